@@ -1,0 +1,573 @@
+//! Columnar batches of rows: Arrow arrays with our schema.
+//!
+//! Integers, timestamps and decimals are all `Int64Array`s inside; lists are their encodings.
+//! [`Batch::to_arrow`] gives the rich Arrow types to the outside.
+
+use std::sync::Arc;
+
+use arrow_array::builder::{
+    BinaryBuilder, BooleanBuilder, Float64Builder, Int64Builder, StringBuilder,
+};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float64Type, Int64Type};
+use arrow_array::{
+    Array, ArrayRef, BooleanArray, Decimal128Array, RecordBatch, TimestampMicrosecondArray,
+};
+use arrow_schema::{DataType as ArrowType, Field, Schema as ArrowSchema, TimeUnit};
+
+use crate::encode;
+use crate::error::{Error, Result};
+use crate::schema::Schema;
+use crate::types::DataType;
+use crate::value::{Row, Value};
+
+/// Rows of one schema, by column. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    schema: Arc<Schema>,
+    columns: Vec<ArrayRef>,
+    len: usize,
+}
+
+impl Batch {
+    /// A batch of these arrays, which must be of the inner types of the schema's columns (see
+    /// [`inner_type`]) and of one length.
+    pub fn new(schema: Arc<Schema>, columns: Vec<ArrayRef>, len: usize) -> Batch {
+        assert_eq!(schema.len(), columns.len(), "a batch has an array for every column");
+        for (column, array) in schema.columns.iter().zip(&columns) {
+            assert_eq!(array.len(), len, "column {}", column.name);
+            assert_eq!(*array.data_type(), inner_type(&column.ty), "column {}", column.name);
+        }
+        Batch { schema, columns, len }
+    }
+
+    /// A batch of these rows, whose values fit the schema.
+    pub fn from_rows<'a>(
+        schema: Arc<Schema>,
+        rows: impl IntoIterator<Item = &'a [Value]>,
+    ) -> Batch {
+        let mut builder = BatchBuilder::new(schema);
+        for row in rows {
+            builder.push(row);
+        }
+        builder.finish()
+    }
+
+    /// The schema.
+    pub fn schema(&self) -> &Arc<Schema> {
+        &self.schema
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The arrays, of the inner types.
+    pub fn columns(&self) -> &[ArrayRef] {
+        &self.columns
+    }
+
+    /// Memory that the columns hold, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.columns.iter().map(|c| c.get_array_memory_size()).sum()
+    }
+
+    /// One value.
+    pub fn value(&self, column: usize, row: usize) -> Value {
+        let array = &self.columns[column];
+        if array.is_null(row) {
+            return Value::Null;
+        }
+        match &self.schema.columns[column].ty {
+            DataType::Int => Value::Int(array.as_primitive::<Int64Type>().value(row)),
+            DataType::Timestamp => Value::Timestamp(array.as_primitive::<Int64Type>().value(row)),
+            DataType::Decimal(s) => {
+                Value::Decimal(array.as_primitive::<Int64Type>().value(row), *s)
+            }
+            DataType::Float => Value::Float(array.as_primitive::<Float64Type>().value(row)),
+            DataType::Bool => Value::Bool(array.as_boolean().value(row)),
+            DataType::Str => Value::Str(array.as_string::<i32>().value(row).into()),
+            DataType::Bytes => Value::Bytes(array.as_binary::<i32>().value(row).into()),
+            DataType::Any => Value::Any(array.as_binary::<i32>().value(row).into()),
+            ty @ DataType::List(_) => {
+                encode::decode(ty, &mut array.as_binary::<i32>().value(row)).unwrap_or(Value::Null)
+            }
+        }
+    }
+
+    /// One row.
+    pub fn row(&self, row: usize) -> Row {
+        (0..self.columns.len()).map(|column| self.value(column, row)).collect()
+    }
+
+    /// All rows, one after another.
+    pub fn rows(&self) -> impl Iterator<Item = Row> + '_ {
+        (0..self.len).map(|row| self.row(row))
+    }
+
+    /// The column as 64-bit integers (int, timestamp, decimal), when it is one without nulls.
+    pub fn ints(&self, column: usize) -> Option<&[i64]> {
+        let array = &self.columns[column];
+        let ints = array.as_primitive_opt::<Int64Type>()?;
+        (ints.null_count() == 0).then(|| &ints.values()[..])
+    }
+
+    /// The column as floats, when it is one without nulls.
+    pub fn floats(&self, column: usize) -> Option<&[f64]> {
+        let floats = self.columns[column].as_primitive_opt::<Float64Type>()?;
+        (floats.null_count() == 0).then(|| &floats.values()[..])
+    }
+
+    /// The column as booleans, when it is one without nulls.
+    pub fn bools(&self, column: usize) -> Option<&BooleanArray> {
+        let bools = self.columns[column].as_boolean_opt()?;
+        (bools.null_count() == 0).then_some(bools)
+    }
+
+    /// The rows from `start`, `len` of them, without copying.
+    pub fn slice(&self, start: usize, len: usize) -> Batch {
+        let columns = self.columns.iter().map(|c| c.slice(start, len)).collect();
+        Batch { schema: self.schema.clone(), columns, len }
+    }
+
+    /// The rows for which `keep` is true.
+    pub fn filter(&self, keep: &BooleanArray) -> Result<Batch> {
+        let columns = self
+            .columns
+            .iter()
+            .map(|c| arrow_select::filter::filter(c, keep))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|e| Error::internal(format!("filtering a batch: {e}")))?;
+        Ok(Batch { schema: self.schema.clone(), columns, len: keep.true_count() })
+    }
+
+    /// As an Arrow record batch with timestamps, decimals (`Decimal128`) and lists.
+    pub fn to_arrow(&self) -> Result<RecordBatch> {
+        let schema = Arc::new(arrow_schema(&self.schema));
+        let columns = (0..self.columns.len()).map(|c| self.arrow_column(c)).collect();
+        let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(self.len));
+        RecordBatch::try_new_with_options(schema, columns, &options)
+            .map_err(|e| Error::internal(format!("making an Arrow batch: {e}")))
+    }
+
+    fn arrow_column(&self, column: usize) -> ArrayRef {
+        let array = &self.columns[column];
+        let ints = || array.as_primitive::<Int64Type>();
+        match &self.schema.columns[column].ty {
+            DataType::Timestamp => Arc::new(
+                TimestampMicrosecondArray::new(ints().values().clone(), ints().nulls().cloned())
+                    .with_timezone("UTC"),
+            ),
+            DataType::Decimal(scale) => {
+                let wide = ints().iter().map(|v| v.map(i128::from));
+                let array = Decimal128Array::from_iter(wide);
+                let sized = array.with_precision_and_scale(DECIMAL_PRECISION, *scale as i8);
+                Arc::new(sized.expect("a 64-bit integer has at most 19 digits"))
+            }
+            DataType::List(inner) => {
+                let mut items =
+                    BatchBuilder::new(Arc::new(Schema::new(vec![crate::schema::Column::new(
+                        "item",
+                        (**inner).clone(),
+                    )
+                    .nullable()])));
+                let mut lengths = Vec::with_capacity(self.len);
+                for row in 0..self.len {
+                    match self.value(column, row) {
+                        Value::List(values) => {
+                            for value in values.iter() {
+                                items.push(std::slice::from_ref(value));
+                            }
+                            lengths.push(Some(values.len()));
+                        }
+                        _ => lengths.push(None),
+                    }
+                }
+                list_array(items.finish().arrow_column(0), &lengths)
+            }
+            _ => array.clone(),
+        }
+    }
+
+    /// From an Arrow record batch whose columns have the names of `schema`, in any order. Integers
+    /// of any width, floats, all string and binary layouts, timestamps of any unit and decimals
+    /// are taken where no value is lost. `owner` says whose rows these are, for the error.
+    pub fn from_arrow(owner: &str, schema: &Arc<Schema>, batch: &RecordBatch) -> Result<Batch> {
+        for field in batch.schema().fields() {
+            schema.find(owner, field.name()).map_err(|mut e| {
+                e.kind = crate::error::Kind::Input;
+                e
+            })?;
+        }
+        let mut columns = Vec::with_capacity(schema.len());
+        for column in &schema.columns {
+            let array = match (batch.column_by_name(&column.name), &column.default) {
+                (Some(array), _) => from_arrow_column(array, column),
+                (None, Some(default)) => {
+                    let rows = std::iter::repeat_n(default, batch.num_rows());
+                    Ok(constant_column(&column.ty, rows))
+                }
+                (None, None) if column.nullable => {
+                    let rows = std::iter::repeat_n(&Value::Null, batch.num_rows());
+                    Ok(constant_column(&column.ty, rows))
+                }
+                (None, None) => Err(format!("has no column '{}'", column.name)),
+            };
+            columns.push(array.map_err(|why| Error::input(format!("{owner}: the data {why}")))?);
+        }
+        Ok(Batch { schema: schema.clone(), columns, len: batch.num_rows() })
+    }
+}
+
+fn constant_column<'a>(ty: &DataType, values: impl Iterator<Item = &'a Value>) -> ArrayRef {
+    let mut builder = ColumnBuilder::new(ty);
+    values.for_each(|v| builder.push(v));
+    builder.finish()
+}
+
+const DECIMAL_PRECISION: u8 = 19;
+
+fn list_array(items: ArrayRef, lengths: &[Option<usize>]) -> ArrayRef {
+    let field = Arc::new(Field::new("item", items.data_type().clone(), true));
+    let offsets = arrow_buffer::OffsetBuffer::from_lengths(lengths.iter().map(|l| l.unwrap_or(0)));
+    let nulls = lengths.iter().map(Option::is_some).collect::<Vec<bool>>();
+    Arc::new(arrow_array::ListArray::new(field, offsets, items, Some(nulls.into())))
+}
+
+fn from_arrow_column(array: &ArrayRef, column: &crate::schema::Column) -> Result<ArrayRef, String> {
+    if array.null_count() > 0 && !column.nullable {
+        return Err(format!(
+            "has {} nulls in column '{}', which may not be null",
+            array.null_count(),
+            column.name
+        ));
+    }
+    // The common case: the array is already what we keep inside.
+    if *array.data_type() == inner_type(&column.ty)
+        && !matches!(column.ty, DataType::Decimal(_) | DataType::List(_))
+    {
+        return Ok(array.clone());
+    }
+    let mut builder = ColumnBuilder::new(&column.ty);
+    for row in 0..array.len() {
+        let value = arrow_value(array, row)
+            .and_then(|v| match (v, &column.ty) {
+                // An integer is taken as a timestamp in microseconds, and bytes as `any`.
+                (Value::Int(i), DataType::Timestamp) => Ok(Value::Timestamp(i)),
+                (Value::Bytes(b), DataType::Any) => Ok(Value::Any(b)),
+                // Rounding input silently would lose what was sent.
+                (Value::Decimal(u, s), DataType::Decimal(t)) if s > *t => {
+                    crate::rules::parse_decimal(&crate::value::format_decimal(u, s), *t)
+                }
+                (v, _) => crate::rules::store(&v, column).map_err(|f| f.to_string()),
+            })
+            .map_err(|why| format!("does not fit column '{}', row {row}: {why}", column.name))?;
+        builder.push(&value);
+    }
+    Ok(builder.finish())
+}
+
+fn arrow_value(array: &ArrayRef, row: usize) -> Result<Value, String> {
+    use arrow_array::types::*;
+    if array.is_null(row) {
+        return Ok(Value::Null);
+    }
+    macro_rules! int {
+        ($ty:ty) => {
+            Value::Int(i64::from(array.as_primitive::<$ty>().value(row)))
+        };
+    }
+    Ok(match array.data_type() {
+        ArrowType::Int8 => int!(Int8Type),
+        ArrowType::Int16 => int!(Int16Type),
+        ArrowType::Int32 => int!(Int32Type),
+        ArrowType::Int64 => int!(Int64Type),
+        ArrowType::UInt8 => int!(UInt8Type),
+        ArrowType::UInt16 => int!(UInt16Type),
+        ArrowType::UInt32 => int!(UInt32Type),
+        ArrowType::UInt64 => {
+            let wide = array.as_primitive::<UInt64Type>().value(row);
+            Value::Int(i64::try_from(wide).map_err(|_| format!("{wide} is out of range"))?)
+        }
+        ArrowType::Float32 => Value::Float(array.as_primitive::<Float32Type>().value(row).into()),
+        ArrowType::Float64 => Value::Float(array.as_primitive::<Float64Type>().value(row)),
+        ArrowType::Boolean => Value::Bool(array.as_boolean().value(row)),
+        ArrowType::Utf8 => Value::str(array.as_string::<i32>().value(row)),
+        ArrowType::LargeUtf8 => Value::str(array.as_string::<i64>().value(row)),
+        ArrowType::Utf8View => Value::str(array.as_string_view().value(row)),
+        ArrowType::Binary => Value::Bytes(array.as_binary::<i32>().value(row).into()),
+        ArrowType::LargeBinary => Value::Bytes(array.as_binary::<i64>().value(row).into()),
+        ArrowType::BinaryView => Value::Bytes(array.as_binary_view().value(row).into()),
+        ArrowType::Timestamp(unit, _) => {
+            let (value, factor, divisor) = match unit {
+                TimeUnit::Second => {
+                    (array.as_primitive::<TimestampSecondType>().value(row), 1_000_000, 1)
+                }
+                TimeUnit::Millisecond => {
+                    (array.as_primitive::<TimestampMillisecondType>().value(row), 1_000, 1)
+                }
+                TimeUnit::Microsecond => {
+                    (array.as_primitive::<TimestampMicrosecondType>().value(row), 1, 1)
+                }
+                TimeUnit::Nanosecond => {
+                    (array.as_primitive::<TimestampNanosecondType>().value(row), 1, 1_000)
+                }
+            };
+            if value % divisor != 0 {
+                return Err(format!("{value}ns is not a whole number of microseconds"));
+            }
+            let us = (value / divisor).checked_mul(factor);
+            Value::Timestamp(us.ok_or_else(|| format!("{value} is out of range"))?)
+        }
+        ArrowType::Date32 => {
+            let days = i64::from(array.as_primitive::<Date32Type>().value(row));
+            Value::Timestamp(days * 86_400_000_000)
+        }
+        ArrowType::Decimal64(_, scale) => {
+            decimal(array.as_primitive::<Decimal64Type>().value(row).into(), *scale)?
+        }
+        ArrowType::Decimal128(_, scale) => {
+            decimal(array.as_primitive::<Decimal128Type>().value(row), *scale)?
+        }
+        ArrowType::List(_) => {
+            let items = array.as_list::<i32>().value(row);
+            let items: Result<Vec<Value>, String> =
+                (0..items.len()).map(|i| arrow_value(&items, i)).collect();
+            Value::List(items?.into())
+        }
+        other => return Err(format!("Arrow type {other} is not supported")),
+    })
+}
+
+fn decimal(units: i128, scale: i8) -> Result<Value, String> {
+    let scale = u8::try_from(scale).ok().filter(|s| *s <= DataType::SCALE_MAX);
+    match (i64::try_from(units), scale) {
+        (Ok(units), Some(scale)) => Ok(Value::Decimal(units, scale)),
+        _ => Err("a decimal is out of range".into()),
+    }
+}
+
+/// The Arrow type that a column has inside a batch.
+pub fn inner_type(ty: &DataType) -> ArrowType {
+    match ty {
+        DataType::Int | DataType::Timestamp | DataType::Decimal(_) => ArrowType::Int64,
+        DataType::Float => ArrowType::Float64,
+        DataType::Bool => ArrowType::Boolean,
+        DataType::Str => ArrowType::Utf8,
+        DataType::Bytes | DataType::Any | DataType::List(_) => ArrowType::Binary,
+    }
+}
+
+/// The Arrow type that a column has outside.
+pub fn arrow_type(ty: &DataType) -> ArrowType {
+    match ty {
+        DataType::Timestamp => ArrowType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+        DataType::Decimal(scale) => ArrowType::Decimal128(DECIMAL_PRECISION, *scale as i8),
+        DataType::List(inner) => {
+            ArrowType::List(Arc::new(Field::new("item", arrow_type(inner), true)))
+        }
+        other => inner_type(other),
+    }
+}
+
+/// The Arrow schema of [`Batch::to_arrow`].
+pub fn arrow_schema(schema: &Schema) -> ArrowSchema {
+    let field = |c: &crate::schema::Column| Field::new(&*c.name, arrow_type(&c.ty), c.nullable);
+    ArrowSchema::new(schema.columns.iter().map(field).collect::<Vec<_>>())
+}
+
+/// Builds a batch row by row.
+#[derive(Debug)]
+pub struct BatchBuilder {
+    schema: Arc<Schema>,
+    columns: Vec<ColumnBuilder>,
+    len: usize,
+}
+
+impl BatchBuilder {
+    /// An empty builder.
+    pub fn new(schema: Arc<Schema>) -> BatchBuilder {
+        let columns = schema.columns.iter().map(|c| ColumnBuilder::new(&c.ty)).collect();
+        BatchBuilder { schema, columns, len: 0 }
+    }
+
+    /// Number of rows so far.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no rows yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends a row, whose values fit the schema.
+    pub fn push(&mut self, row: &[Value]) {
+        assert_eq!(row.len(), self.columns.len(), "a row has a value for every column");
+        for (value, column) in row.iter().zip(&mut self.columns) {
+            column.push(value);
+        }
+        self.len += 1;
+    }
+
+    /// The columns, to be filled one by one; then [`BatchBuilder::advance`] says how far.
+    pub fn columns_mut(&mut self) -> &mut [ColumnBuilder] {
+        &mut self.columns
+    }
+
+    /// Says that `rows` more values were pushed to every column.
+    pub fn advance(&mut self, rows: usize) {
+        self.len += rows;
+    }
+
+    /// The batch; the builder is empty again.
+    pub fn finish(&mut self) -> Batch {
+        let columns = self.columns.iter_mut().map(ColumnBuilder::finish).collect();
+        Batch::new(self.schema.clone(), columns, std::mem::take(&mut self.len))
+    }
+}
+
+/// Builds one column of a batch.
+#[derive(Debug)]
+pub enum ColumnBuilder {
+    /// Int, timestamp and decimal.
+    Int(Int64Builder),
+    /// Float.
+    Float(Float64Builder),
+    /// Bool.
+    Bool(BooleanBuilder),
+    /// Str.
+    Str(StringBuilder),
+    /// Bytes and any; lists, encoded.
+    Bytes(BinaryBuilder),
+}
+
+impl ColumnBuilder {
+    /// A builder for a column of this type.
+    pub fn new(ty: &DataType) -> ColumnBuilder {
+        match inner_type(ty) {
+            ArrowType::Int64 => ColumnBuilder::Int(Int64Builder::new()),
+            ArrowType::Float64 => ColumnBuilder::Float(Float64Builder::new()),
+            ArrowType::Boolean => ColumnBuilder::Bool(BooleanBuilder::new()),
+            ArrowType::Utf8 => ColumnBuilder::Str(StringBuilder::new()),
+            _ => ColumnBuilder::Bytes(BinaryBuilder::new()),
+        }
+    }
+
+    /// Appends a value of the column's type, or null.
+    pub fn push(&mut self, value: &Value) {
+        match (self, value) {
+            (ColumnBuilder::Int(b), Value::Int(i) | Value::Timestamp(i) | Value::Decimal(i, _)) => {
+                b.append_value(*i)
+            }
+            (ColumnBuilder::Float(b), Value::Float(f)) => b.append_value(*f),
+            (ColumnBuilder::Bool(b), Value::Bool(v)) => b.append_value(*v),
+            (ColumnBuilder::Str(b), Value::Str(s)) => b.append_value(s),
+            (ColumnBuilder::Bytes(b), Value::Bytes(v) | Value::Any(v)) => b.append_value(v),
+            (ColumnBuilder::Bytes(b), list @ Value::List(_)) => {
+                let mut bytes = Vec::new();
+                encode::value(list, &mut bytes);
+                b.append_value(bytes);
+            }
+            (builder, Value::Null) => builder.push_null(),
+            (builder, value) => panic!("{value} does not fit {builder:?}"),
+        }
+    }
+
+    /// Appends a null.
+    pub fn push_null(&mut self) {
+        match self {
+            ColumnBuilder::Int(b) => b.append_null(),
+            ColumnBuilder::Float(b) => b.append_null(),
+            ColumnBuilder::Bool(b) => b.append_null(),
+            ColumnBuilder::Str(b) => b.append_null(),
+            ColumnBuilder::Bytes(b) => b.append_null(),
+        }
+    }
+
+    fn finish(&mut self) -> ArrayRef {
+        match self {
+            ColumnBuilder::Int(b) => Arc::new(b.finish()),
+            ColumnBuilder::Float(b) => Arc::new(b.finish()),
+            ColumnBuilder::Bool(b) => Arc::new(b.finish()),
+            ColumnBuilder::Str(b) => Arc::new(b.finish()),
+            ColumnBuilder::Bytes(b) => Arc::new(b.finish()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::Column;
+
+    fn schema() -> Arc<Schema> {
+        Arc::new(Schema::new(vec![
+            Column::new("i", DataType::Int),
+            Column::new("f", DataType::Float).nullable(),
+            Column::new("b", DataType::Bool).nullable(),
+            Column::new("s", DataType::Str).nullable(),
+            Column::new("y", DataType::Bytes).nullable(),
+            Column::new("t", DataType::Timestamp).nullable(),
+            Column::new("d", DataType::Decimal(2)).nullable(),
+            Column::new("l", DataType::List(Box::new(DataType::Str))).nullable(),
+            Column::new("a", DataType::Any).nullable(),
+        ]))
+    }
+
+    fn rows() -> Vec<Vec<Value>> {
+        let mut nulls = vec![Value::Null; 9];
+        nulls[0] = Value::Int(-1);
+        vec![
+            vec![
+                Value::Int(7),
+                Value::Float(-0.0),
+                Value::Bool(true),
+                Value::str("é"),
+                Value::Bytes(vec![0, 1].into()),
+                Value::Timestamp(725_846_400_000_000),
+                Value::Decimal(-1250, 2),
+                Value::List(vec![Value::str("x"), Value::Null].into()),
+                Value::Any(vec![0xc0].into()),
+            ],
+            nulls,
+        ]
+    }
+
+    #[test]
+    fn rows_come_back() {
+        let rows = rows();
+        let batch = Batch::from_rows(schema(), rows.iter().map(|r| &r[..]));
+        assert_eq!(batch.rows().map(|r| r.to_vec()).collect::<Vec<_>>(), rows);
+        assert_eq!(batch.slice(1, 1).row(0).to_vec(), rows[1]);
+        assert_eq!(batch.ints(0), Some(&[7, -1][..]));
+        assert_eq!(batch.ints(6), None, "a column with nulls has no plain slice");
+    }
+
+    #[test]
+    fn arrow_and_back() {
+        let batch = Batch::from_rows(schema(), rows().iter().map(|r| &r[..]));
+        let arrow = batch.to_arrow().unwrap();
+        let back = Batch::from_arrow("stream s", &schema(), &arrow).unwrap();
+        assert_eq!(back.rows().collect::<Vec<_>>(), batch.rows().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn arrow_that_does_not_fit_is_refused() {
+        let narrow = Arc::new(Schema::new(vec![Column::new("d", DataType::Decimal(1))]));
+        let wide = Arc::new(Schema::new(vec![Column::new("d", DataType::Decimal(2))]));
+        let row = [Value::Decimal(125, 2)];
+        let arrow = Batch::from_rows(wide, [&row[..]]).to_arrow().unwrap();
+        let error = Batch::from_arrow("stream s", &narrow, &arrow).unwrap_err();
+        assert!(error.what.contains("more than 1 digits"), "{error}");
+        let other = Arc::new(Schema::new(vec![Column::new("dd", DataType::Decimal(2))]));
+        let error = Batch::from_arrow("stream s", &other, &arrow).unwrap_err();
+        assert_eq!(error.help, "did you mean 'dd'?");
+    }
+}

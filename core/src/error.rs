@@ -1,0 +1,164 @@
+//! Errors. A kind says what the caller must do; the text says what, why and how to mend.
+
+use std::fmt;
+
+/// What the caller must do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Mend the program: a wrong declaration, type, name or key.
+    Program,
+    /// Mend a setting, a flag or the configuration file.
+    Setting,
+    /// Mend or replace the input; the program is right.
+    Input,
+    /// Free or grant something: memory, disk, a file that another process holds.
+    Resource,
+    /// The world failed: a file or a connection could not be read or written.
+    Io,
+    /// Report it: Tidemill broke one of its own promises.
+    Internal,
+}
+
+impl Kind {
+    /// The kind's name, as the Python class and the JSON output have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Program => "ProgramError",
+            Kind::Setting => "SettingError",
+            Kind::Input => "InputError",
+            Kind::Resource => "ResourceError",
+            Kind::Io => "IoError",
+            Kind::Internal => "InternalError",
+        }
+    }
+}
+
+/// An error of Tidemill. Transaction aborts are outcomes, never errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// What the caller must do.
+    pub kind: Kind,
+    /// What went wrong and why.
+    pub what: String,
+    /// How to mend it; empty when `what` says it all.
+    pub help: String,
+    /// The user's line, as `file:line`, when one is to blame.
+    pub at: Option<String>,
+}
+
+impl Error {
+    /// An error of `kind` that says `what`.
+    pub fn new(kind: Kind, what: impl Into<String>) -> Error {
+        Error { kind, what: what.into(), help: String::new(), at: None }
+    }
+
+    /// A wrong program.
+    pub fn program(what: impl Into<String>) -> Error {
+        Error::new(Kind::Program, what)
+    }
+
+    /// A wrong setting.
+    pub fn setting(what: impl Into<String>) -> Error {
+        Error::new(Kind::Setting, what)
+    }
+
+    /// Wrong input.
+    pub fn input(what: impl Into<String>) -> Error {
+        Error::new(Kind::Input, what)
+    }
+
+    /// A resource that ran out or is taken.
+    pub fn resource(what: impl Into<String>) -> Error {
+        Error::new(Kind::Resource, what)
+    }
+
+    /// Failed IO on the thing that `what` names.
+    pub fn io(what: impl fmt::Display, error: &std::io::Error) -> Error {
+        Error::new(Kind::Io, format!("{what}: {error}"))
+    }
+
+    /// A broken promise of Tidemill itself.
+    pub fn internal(what: impl Into<String>) -> Error {
+        Error::new(Kind::Internal, what)
+            .help("this is a bug in Tidemill; please report it with the program and its input")
+    }
+
+    /// Adds how to mend it.
+    pub fn help(mut self, help: impl Into<String>) -> Error {
+        self.help = help.into();
+        self
+    }
+
+    /// Adds the user's line.
+    pub fn at(mut self, at: impl Into<String>) -> Error {
+        let at = at.into();
+        if self.at.is_none() && !at.is_empty() {
+            self.at = Some(at);
+        }
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(at) = &self.at {
+            write!(f, "{at}: ")?;
+        }
+        f.write_str(&self.what)?;
+        if !self.help.is_empty() {
+            write!(f, "\n  help: {}", self.help)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// A result with Tidemill's error.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The name among `known` that `given` was probably meant to be.
+pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .into_iter()
+        .map(|name| (edit_distance(given, name), name))
+        .filter(|(distance, name)| *distance <= 1 + name.chars().count() / 4)
+        .min()
+        .map(|(_, name)| name)
+}
+
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut corner = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let substituted = corner + usize::from(ca != *cb);
+            corner = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(corner + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_has_line_and_help() {
+        let error =
+            Error::program("no column 'balanse'").help("did you mean 'balance'?").at("a.py:3");
+        assert_eq!(
+            error.to_string(),
+            "a.py:3: no column 'balanse'\n  help: did you mean 'balance'?"
+        );
+    }
+
+    #[test]
+    fn nearest_name() {
+        assert_eq!(nearest("balanse", ["id", "balance"]), Some("balance"));
+        assert_eq!(nearest("zzz", ["id", "balance"]), None);
+    }
+}

@@ -1,0 +1,26 @@
+//! The words that every part of Tidemill shares: ids, stamps, cuts, values, rows, schemas,
+//! columnar batches and kinds of error.
+//!
+//! `core` must not know any other part. What stands here is data and pure functions: no IO, no
+//! clocks, no threads. The rules for values (nulls, NaN, overflow, rounding, order) are written
+//! down in `docs/values.md` and implemented once, in [`rules`].
+
+pub mod batch;
+pub mod cut;
+pub mod encode;
+pub mod error;
+pub mod ids;
+pub mod rules;
+pub mod schema;
+pub mod stamp;
+pub mod types;
+pub mod value;
+
+pub use batch::{Batch, BatchBuilder};
+pub use cut::Cut;
+pub use error::{Error, Kind, Result};
+pub use ids::{HandlerId, SourceId, StreamId, TableId};
+pub use schema::{Column, Late, Schema, SourceSpec, StreamSpec, StreamTime, TableSpec};
+pub use stamp::{Path, Position, Stamp};
+pub use types::DataType;
+pub use value::{Key, Row, Value};

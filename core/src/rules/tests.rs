@@ -1,0 +1,176 @@
+use super::*;
+
+fn int(i: i64) -> Value {
+    Value::Int(i)
+}
+
+fn dec(text: &str, scale: u8) -> Value {
+    parse_decimal(text, scale).unwrap()
+}
+
+#[test]
+fn integers_overflow_loudly() {
+    assert_eq!(binary(Binary::Add, &int(i64::MAX), &int(1)), Err(Fault::OVERFLOW));
+    assert_eq!(binary(Binary::FloorDiv, &int(i64::MIN), &int(-1)), Err(Fault::OVERFLOW));
+    assert_eq!(binary(Binary::Mod, &int(i64::MIN), &int(-1)), Ok(int(0)));
+    assert_eq!(unary(&Unary::Neg, &int(i64::MIN)), Err(Fault::OVERFLOW));
+    assert_eq!(unary(&Unary::Abs, &int(i64::MIN)), Err(Fault::OVERFLOW));
+}
+
+#[test]
+fn integer_division_rounds_down() {
+    for (a, b, quotient, rest) in [(7, 2, 3, 1), (-7, 2, -4, 1), (7, -2, -4, -1), (-7, -2, 3, -1)] {
+        assert_eq!(binary(Binary::FloorDiv, &int(a), &int(b)), Ok(int(quotient)));
+        assert_eq!(binary(Binary::Mod, &int(a), &int(b)), Ok(int(rest)));
+    }
+    assert_eq!(binary(Binary::FloorDiv, &int(1), &int(0)), Err(Fault::DIVISION_BY_ZERO));
+    assert_eq!(binary(Binary::Div, &int(1), &int(4)), Ok(Value::Float(0.25)));
+}
+
+#[test]
+fn integer_quotients_are_rounded_once() {
+    // What Python gives for these.
+    let cases = [
+        (9_007_199_254_740_993, 1, 9_007_199_254_740_992.0),
+        (i64::MAX, 3, 3.0744573456182584e18),
+        (1, i64::MAX, 1.0842021724855044e-19),
+        (-9_223_372_036_854_775_807, 9_223_372_036_854_775_805, -1.0),
+        (9_007_199_254_740_993, 9_007_199_254_740_995, 0.9999999999999998),
+    ];
+    for (a, b, quotient) in cases {
+        assert_eq!(binary(Binary::Div, &int(a), &int(b)), Ok(Value::Float(quotient)), "{a}/{b}");
+    }
+}
+
+#[test]
+fn float_remainders_have_the_divisors_sign() {
+    let f = Value::Float;
+    assert_eq!(binary(Binary::Mod, &f(-1.0), &f(3.0)), Ok(f(2.0)));
+    assert_eq!(binary(Binary::FloorDiv, &f(-1.0), &f(3.0)), Ok(f(-1.0)));
+    assert_eq!(binary(Binary::FloorDiv, &f(1.0), &f(0.1)), Ok(f(9.0)));
+    assert_eq!(binary(Binary::Mod, &f(4.0), &f(-2.0)), Ok(f(-0.0)));
+}
+
+#[test]
+fn decimals_are_exact_and_round_half_to_even() {
+    assert_eq!(binary(Binary::Add, &dec("0.10", 2), &dec("0.205", 3)), Ok(dec("0.305", 3)));
+    assert_eq!(binary(Binary::Mul, &dec("1.25", 2), &dec("1.1", 1)), Ok(dec("1.375", 3)));
+    assert_eq!(rescale(125, 2, 1), Ok(Value::Decimal(12, 1)));
+    assert_eq!(rescale(135, 2, 1), Ok(Value::Decimal(14, 1)));
+    assert_eq!(rescale(-125, 2, 1), Ok(Value::Decimal(-12, 1)));
+    assert_eq!(binary(Binary::DivScale(2), &int(2), &int(3)), Ok(dec("0.67", 2)));
+    assert_eq!(binary(Binary::DivScale(0), &dec("-2.5", 1), &int(1)), Ok(dec("-2", 0)));
+    assert_eq!(binary(Binary::Add, &Value::Decimal(i64::MAX, 2), &int(1)), Err(Fault::OVERFLOW));
+    assert_eq!(cast(&Value::Float(2.675), &DataType::Decimal(2)), Ok(dec("2.67", 2)));
+    assert_eq!(cast(&dec("-2.9", 1), &DataType::Int), Ok(int(-2)));
+}
+
+#[test]
+fn decimal_text_is_never_rounded() {
+    assert_eq!(parse_decimal("-12.5", 2), Ok(Value::Decimal(-1250, 2)));
+    assert_eq!(parse_decimal(".5", 2), Ok(Value::Decimal(50, 2)));
+    assert_eq!(parse_decimal("1.2300", 2), Ok(Value::Decimal(123, 2)));
+    assert!(parse_decimal("1.234", 2).unwrap_err().contains("more than 2 digits"));
+    for bad in ["", "-", ".", "1,5", "1e3", "abc", "1.2.3", "١"] {
+        assert!(parse_decimal(bad, 2).is_err(), "{bad}");
+    }
+    assert!(parse_decimal("92233720368547758.08", 2).unwrap_err().contains("out of range"));
+    assert_eq!(parse_decimal("-92233720368547758.08", 2), Ok(Value::Decimal(i64::MIN, 2)));
+}
+
+#[test]
+fn null_equals_null_and_has_no_order_or_arithmetic() {
+    let null = Value::Null;
+    assert_eq!(binary(Binary::Eq, &null, &null), Ok(Value::Bool(true)));
+    assert_eq!(binary(Binary::Eq, &null, &int(0)), Ok(Value::Bool(false)));
+    assert_eq!(binary(Binary::Ne, &null, &int(0)), Ok(Value::Bool(true)));
+    assert_eq!(binary(Binary::Lt, &null, &int(0)), Err(Fault::NULL));
+    assert_eq!(binary(Binary::Add, &null, &int(0)), Err(Fault::NULL));
+    assert_eq!(unary(&Unary::IsNull, &null), Ok(Value::Bool(true)));
+    assert_eq!(unary(&Unary::Not, &null), Err(Fault::NULL));
+}
+
+#[test]
+fn numbers_compare_by_value() {
+    let big = (1i64 << 53) + 1;
+    assert!(!equal(&int(big), &Value::Float(big as f64)));
+    assert_eq!(compare(&int(big), &Value::Float(big as f64)), Ok(Some(Ordering::Greater)));
+    assert_eq!(compare(&int(i64::MAX), &Value::Float(1e19)), Ok(Some(Ordering::Less)));
+    assert_eq!(compare(&int(1), &Value::Float(f64::NAN)), Ok(None));
+    assert!(equal(&dec("1.50", 2), &dec("1.5", 1)));
+    assert!(equal(&dec("2.00", 2), &int(2)));
+    assert!(equal(&Value::Float(0.0), &Value::Float(-0.0)));
+    assert!(!equal(&Value::Float(f64::NAN), &Value::Float(f64::NAN)));
+}
+
+#[test]
+fn strings_compare_by_code_point() {
+    let less = |a: &str, b: &str| binary(Binary::Lt, &Value::str(a), &Value::str(b));
+    assert_eq!(less("Z", "a"), Ok(Value::Bool(true)));
+    assert_eq!(less("z", "é"), Ok(Value::Bool(true)));
+    assert_eq!(less("\u{ffff}", "\u{10000}"), Ok(Value::Bool(true)));
+}
+
+#[test]
+fn columns_refuse_what_they_cannot_hold() {
+    let column = Column::new("n", DataType::Int);
+    assert!(store(&Value::Null, &column).unwrap_err().to_string().contains("null in column 'n'"));
+    assert!(store(&Value::Float(1.0), &column).is_err());
+    let money = Column::new("m", DataType::Decimal(2));
+    assert_eq!(store(&dec("1.005", 3), &money), Ok(dec("1.00", 2)));
+    assert_eq!(store(&int(3), &money), Ok(dec("3.00", 2)));
+    assert_eq!(store(&int(i64::MAX), &money), Err(Fault::OVERFLOW));
+}
+
+#[test]
+fn every_pair_of_types_has_a_value_or_a_refusal() {
+    // Whatever `binary_type` allows must compute or fault, with a value of the type it promised.
+    use DataType as T;
+    let samples = [
+        (T::Int, int(3)),
+        (T::Float, Value::Float(1.5)),
+        (T::Bool, Value::Bool(true)),
+        (T::Str, Value::str("a")),
+        (T::Bytes, Value::Bytes(vec![1].into())),
+        (T::Timestamp, Value::Timestamp(5)),
+        (T::Decimal(2), dec("1.50", 2)),
+        (T::Decimal(0), dec("7", 0)),
+        (T::List(Box::new(T::Int)), Value::List(vec![int(1)].into())),
+        (T::Any, Value::Any(vec![1].into())),
+    ];
+    use Binary::*;
+    let ops = [
+        Add,
+        Sub,
+        Mul,
+        Div,
+        DivScale(3),
+        FloorDiv,
+        Mod,
+        Min,
+        Max,
+        Eq,
+        Ne,
+        Lt,
+        Le,
+        Gt,
+        Ge,
+        And,
+        Or,
+        StartsWith,
+        EndsWith,
+        Contains,
+    ];
+    for op in ops {
+        for (lt, l) in &samples {
+            for (rt, r) in &samples {
+                if let Ok(ty) = binary_type(op, lt, rt) {
+                    let value =
+                        binary(op, l, r).unwrap_or_else(|fault| panic!("{l} {op:?} {r}: {fault}"));
+                    let column = Column::new("c", ty);
+                    assert_eq!(store(&value, &column), Ok(value), "{l} {op:?} {r}");
+                }
+            }
+        }
+    }
+}

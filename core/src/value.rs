@@ -1,0 +1,175 @@
+//! Values, rows and keys.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::encode;
+
+/// One value. `PartialEq` and `Hash` are those of *state*: bit for bit, except that every NaN is
+/// the same NaN. What a program's `==` means is [`crate::rules`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Value {
+    /// No value.
+    Null,
+    /// A boolean.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A float.
+    Float(f64),
+    /// Text.
+    Str(Arc<str>),
+    /// Bytes.
+    Bytes(Arc<[u8]>),
+    /// Microseconds since 1970 (UTC).
+    Timestamp(i64),
+    /// A decimal: units and scale; its value is `units / 10^scale`.
+    Decimal(i64, u8),
+    /// A list.
+    List(Arc<[Value]>),
+    /// A msgpack value, as its bytes.
+    Any(Arc<[u8]>),
+}
+
+/// The values of all columns of a schema, in its order.
+pub type Row = Box<[Value]>;
+
+impl Value {
+    /// Text from a string slice.
+    pub fn str(text: &str) -> Value {
+        Value::Str(text.into())
+    }
+
+    /// Whether this is null.
+    pub fn is_null(&self) -> bool {
+        matches!(self, Value::Null)
+    }
+
+    /// The value as one machine word, or `None` for null and for types without a fixed width.
+    /// Floats are their bits with one NaN; decimals their units.
+    pub fn word(&self) -> Option<u64> {
+        Some(match self {
+            Value::Bool(b) => u64::from(*b),
+            Value::Int(i) | Value::Timestamp(i) | Value::Decimal(i, _) => *i as u64,
+            Value::Float(f) => canonical_f64(*f).to_bits(),
+            _ => return None,
+        })
+    }
+
+    /// Bytes of memory beyond the value itself.
+    pub fn heap_bytes(&self) -> usize {
+        match self {
+            Value::Str(s) => s.len() + 16,
+            Value::Bytes(b) | Value::Any(b) => b.len() + 16,
+            Value::List(l) => {
+                16 + l.iter().map(|v| v.heap_bytes() + std::mem::size_of::<Value>()).sum::<usize>()
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// The one NaN, so that equal state has equal bytes.
+pub fn canonical_f64(f: f64) -> f64 {
+    if f.is_nan() {
+        f64::NAN
+    } else {
+        f
+    }
+}
+
+impl PartialEq for Value {
+    fn eq(&self, other: &Self) -> bool {
+        use Value::*;
+        match (self, other) {
+            (Null, Null) => true,
+            (Bool(a), Bool(b)) => a == b,
+            (Int(a), Int(b)) | (Timestamp(a), Timestamp(b)) => a == b,
+            (Float(a), Float(b)) => canonical_f64(*a).to_bits() == canonical_f64(*b).to_bits(),
+            (Str(a), Str(b)) => a == b,
+            (Bytes(a), Bytes(b)) | (Any(a), Any(b)) => a == b,
+            (Decimal(a, sa), Decimal(b, sb)) => a == b && sa == sb,
+            (List(a), List(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Value {}
+
+impl Hash for Value {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let mut bytes = Vec::with_capacity(16);
+        encode::value(self, &mut bytes);
+        state.write(&bytes);
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Null => f.write_str("null"),
+            Value::Bool(b) => write!(f, "{b}"),
+            Value::Int(i) => write!(f, "{i}"),
+            Value::Float(x) => write!(f, "{x:?}"),
+            Value::Str(s) => write!(f, "{s:?}"),
+            Value::Bytes(b) | Value::Any(b) => {
+                f.write_str("0x")?;
+                b.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+            Value::Timestamp(us) => f.write_str(&format_timestamp(*us)),
+            Value::Decimal(units, scale) => f.write_str(&format_decimal(*units, *scale)),
+            Value::List(items) => {
+                f.write_str("[")?;
+                for (i, item) in items.iter().enumerate() {
+                    if i > 0 {
+                        f.write_str(", ")?;
+                    }
+                    write!(f, "{item}")?;
+                }
+                f.write_str("]")
+            }
+        }
+    }
+}
+
+/// `units / 10^scale` with exactly `scale` digits after the point.
+pub fn format_decimal(units: i64, scale: u8) -> String {
+    if scale == 0 {
+        return units.to_string();
+    }
+    let divisor = 10u64.pow(u32::from(scale));
+    let magnitude = units.unsigned_abs();
+    let sign = if units < 0 { "-" } else { "" };
+    let width = usize::from(scale);
+    format!("{sign}{}.{:0width$}", magnitude / divisor, magnitude % divisor)
+}
+
+/// ISO 8601 in UTC with microseconds; years outside chrono's range as a number.
+pub fn format_timestamp(us: i64) -> String {
+    match chrono::DateTime::from_timestamp_micros(us) {
+        Some(at) => at.format("%Y-%m-%dT%H:%M:%S%.6fZ").to_string(),
+        None => format!("{us}us"),
+    }
+}
+
+/// A row's key: the values of its key columns in an encoding whose byte order is the order of the
+/// values (see [`encode`]). -0.0 and 0.0 are one key, and every NaN is one key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(pub Box<[u8]>);
+
+impl Key {
+    /// The key of these values, in the order of the table's key columns. The caller has refused
+    /// nulls: a null has no place in a key.
+    pub fn of<'a>(values: impl IntoIterator<Item = &'a Value>) -> Key {
+        let mut bytes = Vec::with_capacity(16);
+        for value in values {
+            encode::key(value, &mut bytes);
+        }
+        Key(bytes.into())
+    }
+}
