@@ -1,0 +1,402 @@
+//! The Rust builder of programs. Names are resolved as they are given; a wrong one is an error of
+//! [`Builder::finish`], which checks the whole program.
+
+use std::sync::Arc;
+
+use tidemill_core::rules::{Binary, Unary};
+use tidemill_core::{
+    Column, DataType, Error, HandlerId, Late, Result, Schema, SourceId, SourceSpec, StreamId,
+    StreamSpec, StreamTime, TableId, TableSpec, Value,
+};
+
+use super::check::reason_column;
+use super::expr::{Block, Expr, ExprId};
+use super::handler::{
+    Body, Declared, Handler, Native, NativeBody, Op, Opaque, RowId, RowRef, Step, VarId,
+};
+use super::stream::{Origin, Stage, Stream};
+use super::Program;
+
+/// Builds a [`Program`].
+///
+/// ```
+/// use tidemill_core::{Column, DataType, Value};
+/// use tidemill_txn::program::Builder;
+///
+/// let mut b = Builder::new("ledger");
+/// let money = DataType::Decimal(2);
+/// let accounts = b.table("accounts", &["id"], vec![
+///     Column::new("id", DataType::Int),
+///     Column::new("balance", money.clone()).default(Value::Decimal(0, 2)),
+/// ]);
+/// let payments = b.stream("payments", vec![
+///     Column::new("src", DataType::Int),
+///     Column::new("dst", DataType::Int),
+///     Column::new("amount", money),
+/// ]);
+/// let mut pay = b.handler("pay", payments);
+/// let (src, dst, amount) = (pay.column("src"), pay.column("dst"), pay.column("amount"));
+/// let (src, dst) = (pay.row(accounts, &[src]), pay.row(accounts, &[dst]));
+/// let left = pay.read(src, "balance");
+/// let enough = pay.ge(left, amount);
+/// pay.require(enough, "insufficient funds");
+/// let left = pay.sub(left, amount);
+/// pay.set(src, "balance", left);
+/// let there = pay.read(dst, "balance");
+/// let there = pay.add(there, amount);
+/// pay.set(dst, "balance", there);
+/// pay.done();
+/// let program = b.finish().unwrap();
+/// assert_eq!(&*program.handlers[0].name, "pay");
+/// ```
+pub struct Builder {
+    program: Program,
+    first_error: Option<Error>,
+}
+
+impl Builder {
+    /// An empty program.
+    pub fn new(name: &str) -> Builder {
+        let program = Program {
+            name: name.into(),
+            tables: Vec::new(),
+            streams: Vec::new(),
+            sources: Vec::new(),
+            handlers: Vec::new(),
+            natives: Vec::new(),
+            opaques: Vec::new(),
+        };
+        Builder { program, first_error: None }
+    }
+
+    fn note<T>(&mut self, result: Result<T>) -> Option<T> {
+        result.map_err(|e| self.first_error.get_or_insert(e).clone()).ok()
+    }
+
+    /// A table with this key.
+    pub fn table(&mut self, name: &str, key: &[&str], columns: Vec<Column>) -> TableId {
+        let schema = Schema::new(columns);
+        let owner = format!("table {name}");
+        let key =
+            key.iter().filter_map(|k| self.note(schema.find(&owner, k))).collect::<Vec<usize>>();
+        let spec = TableSpec { name: name.into(), key, schema: schema.into(), at: String::new() };
+        self.program.tables.push(spec);
+        TableId(self.program.tables.len() as u16 - 1)
+    }
+
+    fn add_stream(&mut self, name: &str, columns: Vec<Column>, origin: Origin) -> StreamId {
+        let spec = StreamSpec {
+            name: name.into(),
+            schema: Schema::new(columns).into(),
+            time: StreamTime::Arrival,
+            late: Late::Side,
+            at: String::new(),
+        };
+        self.program.streams.push(Stream { spec, origin });
+        StreamId(self.program.streams.len() as u16 - 1)
+    }
+
+    /// An input stream, in arrival time.
+    pub fn stream(&mut self, name: &str, columns: Vec<Column>) -> StreamId {
+        self.add_stream(name, columns, Origin::Input)
+    }
+
+    /// A stream that handlers emit into by name.
+    pub fn emitted(&mut self, name: &str, columns: Vec<Column>) -> StreamId {
+        self.add_stream(name, columns, Origin::Emitted)
+    }
+
+    /// Gives an input stream event time from a column, and a policy for late events.
+    pub fn event_time(&mut self, stream: StreamId, column: &str, late: Late) {
+        let spec = &self.program.streams[stream.index()].spec;
+        let found = spec.schema.find(&format!("stream {}", spec.name), column);
+        if let Some(column) = self.note(found) {
+            let spec = &mut self.program.streams[stream.index()].spec;
+            spec.time = StreamTime::Event { column };
+            spec.late = late;
+        }
+    }
+
+    /// A source partition of a stream, with its bound on disorder in units of the time column.
+    pub fn source(&mut self, name: &str, stream: StreamId, disorder_us: i64) -> SourceId {
+        let spec = SourceSpec { name: name.into(), stream, disorder_us, idle_us: None };
+        self.program.sources.push(spec);
+        SourceId(self.program.sources.len() as u32 - 1)
+    }
+
+    /// The events of a stream for which `keep` gives true.
+    pub fn filter(
+        &mut self,
+        name: &str,
+        from: StreamId,
+        keep: impl FnOnce(&mut Block, &Schema) -> ExprId,
+    ) -> StreamId {
+        let source = self.program.streams[from.index()].spec.clone();
+        let mut exprs = Block::default();
+        let keep = keep(&mut exprs, &source.schema);
+        let origin = Origin::Derived { from, stage: Stage::Filter { exprs, keep } };
+        self.add_stream(name, source.schema.columns.clone(), origin)
+    }
+
+    /// A declared handler on a stream; end it with [`HandlerBuilder::done`].
+    pub fn handler(&mut self, name: &str, input: StreamId) -> HandlerBuilder<'_> {
+        let body = Body::Declared(Declared::default());
+        let index = self.add_handler(name, input, body, "built in Rust");
+        HandlerBuilder { builder: self, index, declared: Declared::default(), vars: 0 }
+    }
+
+    /// An opaque handler on a stream.
+    pub fn opaque(&mut self, name: &str, input: StreamId, function: Arc<dyn Opaque>) -> usize {
+        self.program.opaques.push(function);
+        let body = Body::Opaque(self.program.opaques.len() - 1);
+        self.add_handler(name, input, body, "a Rust function")
+    }
+
+    /// A native handler: rows given by table and the event columns of their keys, the streams it
+    /// emits to, and a closure over their words.
+    pub fn native(
+        &mut self,
+        name: &str,
+        input: StreamId,
+        rows: &[(TableId, &[&str])],
+        emits: &[StreamId],
+        body: Arc<NativeBody>,
+    ) -> usize {
+        let spec = self.program.streams[input.index()].spec.clone();
+        let owner = format!("stream {}", spec.name);
+        let mut exprs = Block::default();
+        let mut refs = Vec::new();
+        for (table, key) in rows {
+            let mut ids = Vec::new();
+            for column in *key {
+                if let Some(column) = self.note(spec.schema.find(&owner, column)) {
+                    ids.push(exprs.push(Expr::Column(column as u16)));
+                }
+            }
+            refs.push(RowRef { table: *table, key: ids, at: String::new() });
+        }
+        self.program.natives.push(Native { exprs, rows: refs, emits: emits.to_vec(), body });
+        let body = Body::Native(self.program.natives.len() - 1);
+        self.add_handler(name, input, body, "a Rust closure")
+    }
+
+    fn add_handler(&mut self, name: &str, input: StreamId, body: Body, why: &str) -> usize {
+        let index = self.program.handlers.len();
+        let mut columns = self.program.streams[input.index()].spec.schema.columns.clone();
+        columns.push(reason_column());
+        let origin = Origin::Aborted(HandlerId(index as u16));
+        let aborted = self.add_stream(&format!("{name}.aborted"), columns, origin);
+        self.program.handlers.push(Handler {
+            name: name.into(),
+            input,
+            body,
+            output: None,
+            aborted,
+            why: why.into(),
+            at: String::new(),
+        });
+        index
+    }
+
+    /// The stream of a handler's aborted events.
+    pub fn aborted(&self, handler: usize) -> StreamId {
+        self.program.handlers[handler].aborted
+    }
+
+    /// The program, checked.
+    pub fn finish(self) -> Result<Program> {
+        match self.first_error {
+            Some(error) => Err(error),
+            None => self.program.check().map(|()| self.program),
+        }
+    }
+}
+
+/// A row that a handler mentions.
+#[derive(Clone, Copy, Debug)]
+pub struct RowHandle {
+    row: RowId,
+    table: TableId,
+}
+
+/// Builds a declared handler: expressions, and steps in program order.
+pub struct HandlerBuilder<'a> {
+    builder: &'a mut Builder,
+    index: usize,
+    declared: Declared,
+    vars: u16,
+}
+
+impl HandlerBuilder<'_> {
+    fn expr(&mut self, expr: Expr) -> ExprId {
+        self.declared.exprs.push(expr)
+    }
+
+    fn step(&mut self, op: Op) {
+        self.declared.steps.push(Step { op, when: None, at: String::new() });
+    }
+
+    /// Only when `cond` is true: makes the last step depend on it.
+    pub fn when(&mut self, cond: ExprId) {
+        if let Some(step) = self.declared.steps.last_mut() {
+            step.when = Some(cond);
+        }
+    }
+
+    /// A column of the event.
+    pub fn column(&mut self, name: &str) -> ExprId {
+        let input = self.builder.program.handlers[self.index].input;
+        let spec = &self.builder.program.streams[input.index()].spec;
+        let found = spec.schema.find(&format!("stream {}", spec.name), name);
+        let column = self.builder.note(found).unwrap_or(0);
+        self.expr(Expr::Column(column as u16))
+    }
+
+    /// A constant.
+    pub fn value(&mut self, value: Value) -> ExprId {
+        self.expr(Expr::Const(value))
+    }
+
+    /// An integer constant.
+    pub fn int(&mut self, i: i64) -> ExprId {
+        self.value(Value::Int(i))
+    }
+
+    /// An operator with one operand.
+    pub fn unary(&mut self, op: Unary, x: ExprId) -> ExprId {
+        self.expr(Expr::Unary(op, x))
+    }
+
+    /// An operator with two operands.
+    pub fn binary(&mut self, op: Binary, l: ExprId, r: ExprId) -> ExprId {
+        self.expr(Expr::Binary(op, l, r))
+    }
+
+    /// `l + r`.
+    pub fn add(&mut self, l: ExprId, r: ExprId) -> ExprId {
+        self.binary(Binary::Add, l, r)
+    }
+
+    /// `l - r`.
+    pub fn sub(&mut self, l: ExprId, r: ExprId) -> ExprId {
+        self.binary(Binary::Sub, l, r)
+    }
+
+    /// `l >= r`.
+    pub fn ge(&mut self, l: ExprId, r: ExprId) -> ExprId {
+        self.binary(Binary::Ge, l, r)
+    }
+
+    /// `a` where `cond` is true, else `b`.
+    pub fn choose(&mut self, cond: ExprId, a: ExprId, b: ExprId) -> ExprId {
+        self.expr(Expr::Where(cond, a, b))
+    }
+
+    /// A row by table and key.
+    pub fn row(&mut self, table: TableId, key: &[ExprId]) -> RowHandle {
+        self.declared.rows.push(RowRef { table, key: key.to_vec(), at: String::new() });
+        RowHandle { row: RowId(self.declared.rows.len() as u16 - 1), table }
+    }
+
+    fn table_column(&mut self, row: RowHandle, name: &str) -> u16 {
+        let table = &self.builder.program.tables[row.table.index()];
+        let found = table.schema.find(&format!("table {}", table.name), name);
+        self.builder.note(found).unwrap_or(0) as u16
+    }
+
+    fn new_var(&mut self) -> VarId {
+        self.vars += 1;
+        VarId(self.vars - 1)
+    }
+
+    /// Reads a column now, with the transaction's own writes so far.
+    pub fn read(&mut self, row: RowHandle, column: &str) -> ExprId {
+        let (column, var) = (self.table_column(row, column), self.new_var());
+        self.step(Op::Read { row: row.row, column, var });
+        self.expr(Expr::Var(var))
+    }
+
+    /// Whether the row is there now.
+    pub fn exists(&mut self, row: RowHandle) -> ExprId {
+        let var = self.new_var();
+        self.step(Op::Exists { row: row.row, var });
+        self.expr(Expr::Var(var))
+    }
+
+    /// Aborts with `reason` unless `cond` is true.
+    pub fn require(&mut self, cond: ExprId, reason: &str) {
+        let reason = self.value(Value::str(reason));
+        self.step(Op::Require { cond, reason });
+    }
+
+    /// Sets a column.
+    pub fn set(&mut self, row: RowHandle, column: &str, value: ExprId) {
+        let column = self.table_column(row, column);
+        self.step(Op::Set { row: row.row, column, value });
+    }
+
+    fn columns(&mut self, row: RowHandle, values: &[(&str, ExprId)]) -> Vec<(u16, ExprId)> {
+        values.iter().map(|(name, value)| (self.table_column(row, name), *value)).collect()
+    }
+
+    /// Makes a row; aborts when it is there.
+    pub fn insert(&mut self, row: RowHandle, values: &[(&str, ExprId)]) {
+        let values = self.columns(row, values);
+        self.step(Op::Insert { row: row.row, values });
+    }
+
+    /// Sets columns; aborts when the row is missing.
+    pub fn update(&mut self, row: RowHandle, values: &[(&str, ExprId)]) {
+        let values = self.columns(row, values);
+        self.step(Op::Update { row: row.row, values });
+    }
+
+    /// Makes or replaces a row.
+    pub fn upsert(&mut self, row: RowHandle, values: &[(&str, ExprId)]) {
+        let values = self.columns(row, values);
+        self.step(Op::Upsert { row: row.row, values });
+    }
+
+    /// Removes a row.
+    pub fn delete(&mut self, row: RowHandle) {
+        self.step(Op::Delete { row: row.row });
+    }
+
+    /// Emits an event.
+    pub fn emit(&mut self, stream: StreamId, values: &[ExprId]) {
+        self.step(Op::Emit { stream, values: values.to_vec() });
+    }
+
+    /// Emits an event into the handler's own output stream, whose columns take the types of the
+    /// values. Gives the stream.
+    pub fn output(&mut self, values: &[(&str, ExprId)]) -> StreamId {
+        let program = &self.builder.program;
+        let handler = &program.handlers[self.index];
+        let event = &program.streams[handler.input.index()].spec.schema;
+        let types = program.declared_types(&self.declared, event);
+        let name = handler.name.to_string();
+        let types = self.builder.note(types).unwrap_or_default();
+        let columns = values.iter().map(|(name, id)| {
+            let ty = types.get(id.index()).cloned();
+            Column {
+                name: (*name).into(),
+                nullable: ty.as_ref().is_none_or(|t| t.nullable),
+                ty: ty.and_then(|t| t.ty).unwrap_or(DataType::Int),
+                default: None,
+            }
+        });
+        let columns = columns.collect();
+        let origin = Origin::Output(HandlerId(self.index as u16));
+        let stream = self.builder.add_stream(&name, columns, origin);
+        self.builder.program.handlers[self.index].output = Some(stream);
+        let values: Vec<ExprId> = values.iter().map(|(_, id)| *id).collect();
+        self.emit(stream, &values);
+        stream
+    }
+
+    /// Ends the handler; gives its index.
+    pub fn done(self) -> usize {
+        self.builder.program.handlers[self.index].body = Body::Declared(self.declared);
+        self.index
+    }
+}

@@ -1,0 +1,486 @@
+//! Refuses what can't be a program, with the user's line, before anything runs.
+
+use std::collections::HashSet;
+
+use tidemill_core::{Column, DataType, Error, Result, Schema, StreamId, StreamTime, TableId};
+
+use super::expr::{Block, Expr, ExprId, Type};
+use super::handler::{Body, Declared, Handler, Native, Op, RowRef, VarId};
+use super::stream::{Origin, Stage, Stream};
+use super::Program;
+
+impl Program {
+    /// Reads a program from the tracer's JSON and checks it.
+    pub fn from_json(json: &str) -> Result<Program> {
+        let program: Program = serde_json::from_str(json)
+            .map_err(|e| Error::internal(format!("the program's JSON: {e}")))?;
+        Ok(program)
+    }
+
+    /// Refuses wrong names, types, keys and cycles. Everything after this may rely on them.
+    pub fn check(&self) -> Result<()> {
+        unique("table", self.tables.iter().map(|t| (&*t.name, &*t.at)))?;
+        unique("stream", self.streams.iter().map(|s| (&*s.spec.name, &*s.spec.at)))?;
+        unique("handler", self.handlers.iter().map(|h| (&*h.name, &*h.at)))?;
+        unique("source", self.sources.iter().map(|s| (&*s.name, "")))?;
+        self.tables.iter().try_for_each(|table| table.check())?;
+        for stream in &self.streams {
+            self.check_stream(stream).map_err(|e| e.at(stream.spec.at.clone()))?;
+        }
+        for source in &self.sources {
+            let stream = self.stream(source.stream)?;
+            if stream.origin != Origin::Input {
+                return Err(Error::program(format!(
+                    "source {} feeds stream {}, which is not an input",
+                    source.name, stream.spec.name
+                )));
+            }
+            if source.disorder_us < 0 || source.idle_us.is_some_and(|us| us <= 0) {
+                return Err(Error::program(format!(
+                    "source {}: disorder may not be negative, and idle must be positive",
+                    source.name
+                )));
+            }
+        }
+        for (index, handler) in self.handlers.iter().enumerate() {
+            self.check_handler(index, handler).map_err(|e| e.at(handler.at.clone()))?;
+        }
+        self.check_cycles()
+    }
+
+    fn stream(&self, id: StreamId) -> Result<&Stream> {
+        self.streams
+            .get(id.index())
+            .ok_or_else(|| Error::program(format!("there is no stream {}", id.0)))
+    }
+
+    fn check_stream(&self, stream: &Stream) -> Result<()> {
+        let owner = format!("stream {}", stream.spec.name);
+        stream.spec.schema.check(&owner)?;
+        if let StreamTime::Event { column } = stream.spec.time {
+            let Some(column) = stream.spec.schema.columns.get(column) else {
+                return Err(Error::program(format!("{owner}: its time column is not there")));
+            };
+            if !matches!(column.ty, DataType::Timestamp | DataType::Int) || column.nullable {
+                return Err(Error::program(format!(
+                    "{owner}: the time column '{}' must be a timestamp or an int that is never \
+                     null, not {}{}",
+                    column.name,
+                    if column.nullable { "nullable " } else { "" },
+                    column.ty
+                )));
+            }
+        }
+        let Origin::Derived { from, stage } = &stream.origin else { return Ok(()) };
+        let source = self.stream(*from)?;
+        if !matches!(source.origin, Origin::Input | Origin::Derived { .. }) {
+            return Err(Error::program(format!(
+                "{owner} is derived from {}, which is an output: map and filter come before \
+                 transactions",
+                source.spec.name
+            )));
+        }
+        match stage {
+            Stage::Filter { exprs, keep } => {
+                let types = exprs.types(&source.spec.schema, &[])?;
+                expect(&types, *keep, &Column::new("condition", DataType::Bool), &owner)?;
+                if stream.spec.schema != source.spec.schema {
+                    return Err(Error::program(format!("{owner}: a filter keeps all columns")));
+                }
+            }
+            Stage::Map { exprs, columns } => {
+                let types = exprs.types(&source.spec.schema, &[])?;
+                values_fit(&types, columns, &stream.spec.schema, &owner)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_handler(&self, index: usize, handler: &Handler) -> Result<()> {
+        let owner = format!("handler {}", handler.name);
+        let input = self.stream(handler.input)?;
+        let aborted = self.stream(handler.aborted)?;
+        let mut columns = input.spec.schema.columns.clone();
+        columns.push(reason_column());
+        if aborted.origin != Origin::Aborted(tidemill_core::HandlerId(index as u16))
+            || aborted.spec.schema.columns != columns
+        {
+            return Err(Error::internal(format!("{owner}: its aborted stream is another's")));
+        }
+        match &handler.body {
+            Body::Declared(declared) => {
+                self.check_declared(declared, &input.spec.schema, &owner)?;
+            }
+            Body::Native(native) => match self.natives.get(*native) {
+                Some(native) => self.check_native(native, &input.spec.schema, &owner)?,
+                None => return Err(Error::internal(format!("{owner}: its closure is missing"))),
+            },
+            Body::Opaque(opaque) if *opaque >= self.opaques.len() => {
+                return Err(Error::internal(format!("{owner}: its function is missing")));
+            }
+            Body::Opaque(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The types of a declared transaction's nodes.
+    pub(crate) fn declared_types(&self, declared: &Declared, event: &Schema) -> Result<Vec<Type>> {
+        declared.exprs.types(event, &self.var_types(declared)?)
+    }
+
+    fn var_types(&self, declared: &Declared) -> Result<Vec<Type>> {
+        let mut vars: Vec<Option<Type>> = Vec::new();
+        for step in &declared.steps {
+            let (row, var, column) = match &step.op {
+                Op::Read { row, column, var } => (row, var, Some(*column)),
+                Op::Exists { row, var } => (row, var, None),
+                _ => continue,
+            };
+            let table = self.row_table(declared, row.index())?;
+            let ty = match column {
+                None => Type { ty: Some(DataType::Bool), nullable: false },
+                Some(column) => {
+                    let column = table
+                        .schema
+                        .columns
+                        .get(usize::from(column))
+                        .ok_or_else(|| Error::program(format!("no column {column}")))?;
+                    // A missing row has its defaults; without one it reads as null.
+                    Type { ty: Some(column.ty.clone()), nullable: column.default.is_none() }
+                }
+            };
+            if vars.len() <= var.index() {
+                vars.resize(var.index() + 1, None);
+            }
+            if vars[var.index()].replace(ty).is_some() {
+                return Err(Error::internal(format!("variable {} is set twice", var.0)));
+            }
+        }
+        vars.into_iter()
+            .map(|v| v.ok_or_else(|| Error::internal("a variable is never set")))
+            .collect()
+    }
+
+    fn row_table(&self, declared: &Declared, row: usize) -> Result<&tidemill_core::TableSpec> {
+        let row = declared.rows.get(row).ok_or_else(|| Error::internal("no such row"))?;
+        self.table(row.table)
+    }
+
+    fn table(&self, id: TableId) -> Result<&tidemill_core::TableSpec> {
+        self.tables
+            .get(id.index())
+            .ok_or_else(|| Error::program(format!("there is no table {}", id.0)))
+    }
+
+    fn check_declared(&self, declared: &Declared, event: &Schema, owner: &str) -> Result<()> {
+        let types = self.declared_types(declared, event)?;
+        let mut set: HashSet<VarId> = HashSet::new();
+        let known = |set: &HashSet<VarId>, id: ExprId| -> Result<()> {
+            match first_unset(&declared.exprs, id, set) {
+                None => Ok(()),
+                Some(var) => Err(Error::internal(format!(
+                    "{owner}: variable {} is used before its read",
+                    var.0
+                ))),
+            }
+        };
+        for row in &declared.rows {
+            self.check_row(row, &types, owner).map_err(|e| e.at(row.at.clone()))?;
+        }
+        for step in &declared.steps {
+            let check = |set: &mut HashSet<VarId>| -> Result<()> {
+                if let Some(when) = step.when {
+                    expect(&types, when, &Column::new("when", DataType::Bool), owner)?;
+                    known(set, when)?;
+                }
+                if let Some(row) = step.op.row() {
+                    let row = declared
+                        .rows
+                        .get(row.index())
+                        .ok_or_else(|| Error::internal("no such row"))?;
+                    row.key.iter().try_for_each(|key| known(set, *key))?;
+                }
+                match &step.op {
+                    Op::Read { var, .. } | Op::Exists { var, .. } => {
+                        if step.when.is_some() {
+                            return Err(Error::internal("a read can't depend on a condition"));
+                        }
+                        set.insert(*var);
+                    }
+                    Op::Require { cond, reason } => {
+                        expect(&types, *cond, &Column::new("condition", DataType::Bool), owner)?;
+                        expect(&types, *reason, &Column::new("reason", DataType::Str), owner)?;
+                        known(set, *cond)?;
+                        known(set, *reason)?;
+                    }
+                    Op::Set { row, column, value } => {
+                        let table = self.row_table(declared, row.index())?;
+                        settable(table, *column, &types, *value)?;
+                        known(set, *value)?;
+                    }
+                    Op::Insert { row, values }
+                    | Op::Update { row, values }
+                    | Op::Upsert { row, values } => {
+                        let table = self.row_table(declared, row.index())?;
+                        for (i, (column, value)) in values.iter().enumerate() {
+                            settable(table, *column, &types, *value)?;
+                            known(set, *value)?;
+                            if values[..i].iter().any(|(c, _)| c == column) {
+                                return Err(Error::program("a column is set twice"));
+                            }
+                        }
+                        let whole = !matches!(step.op, Op::Update { .. });
+                        let given = |c: usize| values.iter().any(|(v, _)| usize::from(*v) == c);
+                        if let (true, Some(missing)) = (
+                            whole,
+                            (0..table.schema.len()).find(|c| needs_value(table, *c) && !given(*c)),
+                        ) {
+                            return Err(Error::program(format!(
+                                "a new row of table {} needs a value for column '{}'",
+                                table.name, table.schema.columns[missing].name
+                            ))
+                            .help(
+                                "give one, or give the column a default, or make it tm.optional",
+                            ));
+                        }
+                    }
+                    Op::Delete { .. } => {}
+                    Op::Emit { stream, values } => {
+                        let stream = self.stream(*stream)?;
+                        let owner = format!("stream {}", stream.spec.name);
+                        self.emittable(stream)?;
+                        values_fit(&types, values, &stream.spec.schema, &owner)?;
+                        values.iter().try_for_each(|v| known(set, *v))?;
+                    }
+                }
+                Ok(())
+            };
+            check(&mut set).map_err(|e| e.at(step.at.clone()))?;
+        }
+        Ok(())
+    }
+
+    fn emittable(&self, stream: &Stream) -> Result<()> {
+        match stream.origin {
+            Origin::Output(_) | Origin::Emitted => Ok(()),
+            _ => Err(Error::program(format!(
+                "stream {} has sources of its own or is derived; a handler can't emit into it",
+                stream.spec.name
+            ))
+            .help("declare another stream and emit into that")),
+        }
+    }
+
+    fn check_row(&self, row: &RowRef, types: &[Type], owner: &str) -> Result<()> {
+        let table = self.table(row.table)?;
+        if row.key.len() != table.key.len() {
+            let names: Vec<&str> =
+                table.key.iter().map(|c| &*table.schema.columns[*c].name).collect();
+            return Err(Error::program(format!(
+                "{owner}: table {} has the key ({}), but {} values were given",
+                table.name,
+                names.join(", "),
+                row.key.len()
+            )));
+        }
+        for (&expr, &column) in row.key.iter().zip(&table.key) {
+            let column = &table.schema.columns[column];
+            let given = types.get(expr.index()).and_then(|t| t.ty.as_ref());
+            if given != Some(&column.ty) {
+                let given = given.map_or("null".to_string(), ToString::to_string);
+                return Err(Error::program(format!(
+                    "key column '{}' of table {} is {}, but the key given is {given}",
+                    column.name, table.name, column.ty
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_native(&self, native: &Native, event: &Schema, owner: &str) -> Result<()> {
+        let types = native.exprs.types(event, &[])?;
+        if native.rows.len() > 64 {
+            return Err(Error::program(format!("{owner} has more than 64 rows")));
+        }
+        let words = |schema: &Schema, of: &str| -> Result<()> {
+            match schema.columns.iter().find(|c| !c.ty.is_word() || c.nullable) {
+                None => Ok(()),
+                Some(c) => Err(Error::program(format!(
+                    "{owner}: a native closure works on words, but column '{}' of {of} is {}{}",
+                    c.name,
+                    if c.nullable { "nullable " } else { "" },
+                    c.ty
+                ))),
+            }
+        };
+        words(event, "the event")?;
+        for row in &native.rows {
+            self.check_row(row, &types, owner)?;
+            let table = self.table(row.table)?;
+            words(&table.schema, &format!("table {}", table.name))?;
+        }
+        for stream in &native.emits {
+            let stream = self.stream(*stream)?;
+            self.emittable(stream)?;
+            words(&stream.spec.schema, &format!("stream {}", stream.spec.name))?;
+        }
+        Ok(())
+    }
+
+    /// The streams that a handler may add events to.
+    pub fn emits(&self, handler: usize) -> Vec<StreamId> {
+        let handler = &self.handlers[handler];
+        let mut streams: Vec<StreamId> = match &handler.body {
+            Body::Declared(declared) => declared
+                .steps
+                .iter()
+                .filter_map(|s| match &s.op {
+                    Op::Emit { stream, .. } => Some(*stream),
+                    _ => None,
+                })
+                .collect(),
+            Body::Native(native) => self.natives[*native].emits.clone(),
+            // An opaque function may emit into every stream that is there to be emitted into.
+            Body::Opaque(_) => (0..self.streams.len() as u16)
+                .map(StreamId)
+                .filter(|s| self.streams[s.index()].origin == Origin::Emitted)
+                .collect(),
+        };
+        streams.extend(handler.output);
+        streams.push(handler.aborted);
+        streams.sort();
+        streams.dedup();
+        streams
+    }
+
+    /// A cascade must end: no handler may, through outputs, come to feed itself.
+    fn check_cycles(&self) -> Result<()> {
+        // Depth first over handlers; `path` is the chain that led here.
+        fn visit(
+            program: &Program,
+            at: usize,
+            path: &mut Vec<usize>,
+            done: &mut [bool],
+        ) -> Result<()> {
+            if let Some(start) = path.iter().position(|&h| h == at) {
+                let names: Vec<&str> = path[start..]
+                    .iter()
+                    .chain([&at])
+                    .map(|&h| &*program.handlers[h].name)
+                    .collect();
+                return Err(Error::program(format!(
+                    "the outputs of these handlers feed each other without end: {}",
+                    names.join(" -> ")
+                ))
+                .help("emit into a stream that none of them reads")
+                .at(program.handlers[at].at.clone()));
+            }
+            if done[at] {
+                return Ok(());
+            }
+            path.push(at);
+            for stream in program.emits(at) {
+                // An opaque function that reads a stream is trusted not to emit into it; what it
+                // does emit is checked when it runs.
+                let opaque = matches!(program.handlers[at].body, Body::Opaque(_));
+                if opaque && program.streams[stream.index()].origin == Origin::Emitted {
+                    continue;
+                }
+                for next in program.handlers_on(stream).collect::<Vec<_>>() {
+                    visit(program, next, path, done)?;
+                }
+            }
+            path.pop();
+            done[at] = true;
+            Ok(())
+        }
+        let mut done = vec![false; self.handlers.len()];
+        (0..self.handlers.len()).try_for_each(|h| visit(self, h, &mut Vec::new(), &mut done))
+    }
+}
+
+/// The last column of every aborted stream.
+pub(crate) fn reason_column() -> Column {
+    Column::new("reason", DataType::Str)
+}
+
+fn unique<'a>(what: &str, names: impl Iterator<Item = (&'a str, &'a str)>) -> Result<()> {
+    let mut seen = HashSet::new();
+    for (name, at) in names {
+        if name.is_empty() {
+            return Err(Error::program(format!("a {what} has an empty name")).at(at));
+        }
+        if !seen.insert(name) {
+            return Err(Error::program(format!("there are two {what}s named '{name}'")).at(at));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a new row must be given a value for this column.
+fn needs_value(table: &tidemill_core::TableSpec, column: usize) -> bool {
+    let spec = &table.schema.columns[column];
+    !table.is_key(column) && !spec.nullable && spec.default.is_none()
+}
+
+fn expect(types: &[Type], id: ExprId, column: &Column, owner: &str) -> Result<()> {
+    let Some(given) = types.get(id.index()) else {
+        return Err(Error::internal(format!("{owner}: there is no expression {}", id.0)));
+    };
+    match &given.ty {
+        Some(ty) if ty.stores_in(&column.ty) => Ok(()),
+        None if column.nullable => Ok(()),
+        None => Err(Error::program(format!("{owner}: '{}' may not be null", column.name))),
+        Some(ty) => Err(Error::program(format!(
+            "{owner}: '{}' is {}, but the value given is {ty}",
+            column.name, column.ty
+        ))
+        .help(format!("convert it with tm.cast(x, {})", column.ty))),
+    }
+}
+
+fn values_fit(types: &[Type], values: &[ExprId], schema: &Schema, owner: &str) -> Result<()> {
+    if values.len() != schema.len() {
+        return Err(Error::program(format!(
+            "{owner} has {} columns, but {} values were given",
+            schema.len(),
+            values.len()
+        )));
+    }
+    values.iter().zip(&schema.columns).try_for_each(|(v, c)| expect(types, *v, c, owner))
+}
+
+fn settable(
+    table: &tidemill_core::TableSpec,
+    column: u16,
+    types: &[Type],
+    value: ExprId,
+) -> Result<()> {
+    let owner = format!("table {}", table.name);
+    let Some(spec) = table.schema.columns.get(usize::from(column)) else {
+        return Err(Error::program(format!("{owner} has no column {column}")));
+    };
+    if table.is_key(usize::from(column)) {
+        return Err(Error::program(format!(
+            "{owner}: '{}' is part of the key and can't be set",
+            spec.name
+        ))
+        .help("delete the row and insert another"));
+    }
+    expect(types, value, spec, &owner)
+}
+
+/// The first variable in an expression that is not among `set`.
+fn first_unset(exprs: &Block, id: ExprId, set: &HashSet<VarId>) -> Option<VarId> {
+    match exprs.expr(id) {
+        Expr::Var(var) => (!set.contains(var)).then_some(*var),
+        Expr::Const(_) | Expr::FloatBits(_) | Expr::Column(_) => None,
+        Expr::Unary(_, x) => first_unset(exprs, *x, set),
+        Expr::Binary(_, a, b) | Expr::Coalesce(a, b) => {
+            first_unset(exprs, *a, set).or_else(|| first_unset(exprs, *b, set))
+        }
+        Expr::Where(a, b, c) => first_unset(exprs, *a, set)
+            .or_else(|| first_unset(exprs, *b, set))
+            .or_else(|| first_unset(exprs, *c, set)),
+    }
+}

@@ -1,0 +1,337 @@
+//! Handlers: what one transaction does.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{Row, StreamId, TableId, Value};
+
+use super::expr::{Block, ExprId};
+
+/// A variable of a declared transaction, by number: set by one read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct VarId(pub u16);
+
+impl VarId {
+    /// As an index.
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// A row that a declared transaction mentions, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RowId(pub u16);
+
+impl RowId {
+    /// As an index.
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// A handler: each event of `input` becomes one transaction.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Handler {
+    /// Its name, unique among the handlers.
+    pub name: Arc<str>,
+    /// The stream whose events it takes.
+    pub input: StreamId,
+    /// What it does.
+    pub body: Body,
+    /// The stream of what it returns, if it returns anything.
+    #[serde(default)]
+    pub output: Option<StreamId>,
+    /// The stream of its aborted events.
+    pub aborted: StreamId,
+    /// Why it takes the path it takes, for `inspect`: "traced", or what could not be.
+    #[serde(default)]
+    pub why: String,
+    /// The user's line.
+    #[serde(default)]
+    pub at: String,
+}
+
+/// What a handler does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Body {
+    /// Operations known before it runs.
+    Declared(Declared),
+    /// Rows known before it runs and a closure: index into [`super::Program::natives`].
+    Native(usize),
+    /// A function that finds its accesses by running: index into [`super::Program::opaques`].
+    Opaque(usize),
+}
+
+/// A declared transaction: steps in program order over rows and expressions.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Declared {
+    /// The expressions of keys and steps.
+    pub exprs: Block,
+    /// The rows that steps mention.
+    pub rows: Vec<RowRef>,
+    /// What happens, in order.
+    pub steps: Vec<Step>,
+}
+
+/// A row by table and key. Two of them may turn out to be one row: equal keys are one row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowRef {
+    /// The table.
+    pub table: TableId,
+    /// One expression for each key column; they use only variables set before the row's first step.
+    pub key: Vec<ExprId>,
+    /// The user's line.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub at: String,
+}
+
+/// One step of a declared transaction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// What it does.
+    pub op: Op,
+    /// Only when this is true. Expressions of a step that does not happen are not evaluated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when: Option<ExprId>,
+    /// The user's line.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub at: String,
+}
+
+/// What a step does. Operations act in program order and see the transaction's own writes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// Sets a variable to a column of a row; of a missing row, to the column's default or null.
+    Read {
+        /// The row.
+        row: RowId,
+        /// The column.
+        column: u16,
+        /// The variable.
+        var: VarId,
+    },
+    /// Sets a variable to whether the row is there.
+    Exists {
+        /// The row.
+        row: RowId,
+        /// The variable.
+        var: VarId,
+    },
+    /// Aborts the transaction with a reason unless the condition is true.
+    Require {
+        /// The condition.
+        cond: ExprId,
+        /// The reason, a text.
+        reason: ExprId,
+    },
+    /// Sets one column; a missing row is made with its defaults first.
+    Set {
+        /// The row.
+        row: RowId,
+        /// The column; not one of the key.
+        column: u16,
+        /// The value.
+        value: ExprId,
+    },
+    /// Makes a row; aborts when it is there already.
+    Insert {
+        /// The row.
+        row: RowId,
+        /// Columns outside the key and their values; the others get their defaults.
+        values: Vec<(u16, ExprId)>,
+    },
+    /// Sets columns of a row; aborts when it is missing.
+    Update {
+        /// The row.
+        row: RowId,
+        /// Columns outside the key and their values; the others stay.
+        values: Vec<(u16, ExprId)>,
+    },
+    /// Makes a row or replaces it whole.
+    Upsert {
+        /// The row.
+        row: RowId,
+        /// Columns outside the key and their values; the others get their defaults.
+        values: Vec<(u16, ExprId)>,
+    },
+    /// Removes a row; nothing happens when it is missing.
+    Delete {
+        /// The row.
+        row: RowId,
+    },
+    /// Emits an event.
+    Emit {
+        /// The stream.
+        stream: StreamId,
+        /// One for each of its columns.
+        values: Vec<ExprId>,
+    },
+}
+
+impl Op {
+    /// The row that the operation is about.
+    pub fn row(&self) -> Option<RowId> {
+        match self {
+            Op::Read { row, .. }
+            | Op::Exists { row, .. }
+            | Op::Set { row, .. }
+            | Op::Insert { row, .. }
+            | Op::Update { row, .. }
+            | Op::Upsert { row, .. }
+            | Op::Delete { row } => Some(*row),
+            Op::Require { .. } | Op::Emit { .. } => None,
+        }
+    }
+
+    /// Whether it changes its row.
+    pub fn writes(&self) -> bool {
+        matches!(
+            self,
+            Op::Set { .. }
+                | Op::Insert { .. }
+                | Op::Update { .. }
+                | Op::Upsert { .. }
+                | Op::Delete { .. }
+        )
+    }
+}
+
+/// Why a transaction aborted: an outcome, not an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Abort {
+    /// Who says so.
+    pub kind: AbortKind,
+    /// The reason, as the abort event has it.
+    pub reason: String,
+}
+
+/// Who said that a transaction aborts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AbortKind {
+    /// The program: a `require`, an insert over a row, `tm.Abort`.
+    Refused,
+    /// A rule of values: overflow, null, division by zero.
+    Fault,
+    /// An exception that an opaque function did not mean to raise.
+    Raised,
+}
+
+impl Abort {
+    /// The program refused.
+    pub fn refused(reason: impl Into<String>) -> Abort {
+        Abort { kind: AbortKind::Refused, reason: reason.into() }
+    }
+}
+
+impl From<tidemill_core::rules::Fault> for Abort {
+    fn from(fault: tidemill_core::rules::Fault) -> Abort {
+        Abort { kind: AbortKind::Fault, reason: fault.to_string() }
+    }
+}
+
+impl fmt::Display for Abort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+/// What an opaque function may do inside its transaction. It sees its own writes.
+pub trait Tx {
+    /// The row with this key (one value for each key column), or `None` when it is missing.
+    fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort>;
+    /// Makes or replaces a whole row; aborts when a value does not fit its column.
+    fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort>;
+    /// Removes a row; nothing happens when it is missing.
+    fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort>;
+    /// Emits an event with a value for each column; aborts when one does not fit.
+    fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort>;
+}
+
+/// A handler that finds its accesses by running. It must be a function of the event and of what it
+/// reads through `tx`; the engine compares re-runs and reports one that is not.
+pub trait Opaque: Send + Sync {
+    /// Runs one transaction.
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort>;
+}
+
+/// A native handler: rows with keys from the event, and a closure over their words. Every table
+/// and stream it touches has only columns of one word that are not null, so the closure computes
+/// on integers and floats without a conversion.
+#[derive(Clone)]
+pub struct Native {
+    /// The expressions of the keys; event columns and constants only.
+    pub exprs: Block,
+    /// The rows, by the closure's row numbers.
+    pub rows: Vec<RowRef>,
+    /// The streams it may emit to, by the closure's numbers.
+    pub emits: Vec<StreamId>,
+    /// The closure.
+    pub body: Arc<NativeBody>,
+}
+
+/// The closure of a native handler. The error is the abort's reason.
+pub type NativeBody = dyn Fn(&mut NativeTx<'_>) -> Result<(), &'static str> + Send + Sync;
+
+impl fmt::Debug for Native {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Native").field("rows", &self.rows).finish_non_exhaustive()
+    }
+}
+
+/// What a native closure works on: the event's words and its rows' words, in one frame.
+#[derive(Debug)]
+pub struct NativeTx<'a> {
+    /// The event's columns.
+    pub(crate) event: &'a [u64],
+    /// The rows' columns, one row after another.
+    pub(crate) words: &'a mut [u64],
+    /// Per row: where its columns begin in `words`. Rows with equal keys begin at one place.
+    pub(crate) bases: &'a [u32],
+    /// Per row: whether a column was set. Of rows with equal keys, the first one's counts.
+    pub(crate) dirty: u64,
+    /// Per row: whether it was there.
+    pub(crate) present: u64,
+    /// Per emitted event: the stream's number, then its words.
+    pub(crate) emitted: &'a mut Vec<u64>,
+}
+
+impl NativeTx<'_> {
+    /// A column of the event: an int, timestamp, decimal's units, bool or a float's bits.
+    #[inline(always)]
+    pub fn event(&self, column: usize) -> i64 {
+        self.event[column] as i64
+    }
+
+    /// A column of a row.
+    #[inline(always)]
+    pub fn get(&self, row: usize, column: usize) -> i64 {
+        self.words[self.bases[row] as usize + column] as i64
+    }
+
+    /// Sets a column of a row; a missing row is made with its defaults.
+    #[inline(always)]
+    pub fn set(&mut self, row: usize, column: usize, value: i64) {
+        self.words[self.bases[row] as usize + column] = value as u64;
+        self.dirty |= 1 << row;
+    }
+
+    /// Whether the row was there when the transaction began.
+    #[inline(always)]
+    pub fn exists(&self, row: usize) -> bool {
+        self.present >> row & 1 == 1
+    }
+
+    /// Emits an event to the handler's stream number `stream`.
+    #[inline(always)]
+    pub fn emit(&mut self, stream: usize, words: &[i64]) {
+        self.emitted.push(stream as u64);
+        self.emitted.extend(words.iter().map(|w| *w as u64));
+    }
+}

@@ -1,0 +1,65 @@
+//! The transaction program: tables, streams, sources, and handlers that turn each event of a
+//! stream into one transaction.
+//!
+//! A handler is *declared* (operations and expressions known before it runs), *native* (rows known
+//! before it runs, a Rust closure computes on them) or *opaque* (it finds its accesses by
+//! running). A program is data: the Python tracer and the Rust builder both make this one.
+
+mod build;
+mod check;
+mod expr;
+mod handler;
+mod stream;
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{SourceSpec, StreamId, TableSpec};
+
+pub use build::{Builder, HandlerBuilder, RowHandle};
+pub use expr::{evaluate, Block, Expr, ExprId, Node, Scope};
+pub use handler::{
+    Abort, AbortKind, Body, Declared, Handler, Native, NativeBody, NativeTx, Op, Opaque, RowId,
+    RowRef, Step, Tx, VarId,
+};
+pub use stream::{Origin, Stage, Stream};
+
+/// A whole program. Build it with [`Builder`], or read the tracer's JSON with [`Program::from_json`].
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Program {
+    /// The app's name.
+    pub name: Arc<str>,
+    /// Tables by [`tidemill_core::TableId`].
+    pub tables: Vec<TableSpec>,
+    /// Streams by [`StreamId`]: declared, derived by map and filter, outputs, aborts.
+    pub streams: Vec<Stream>,
+    /// Source partitions by [`tidemill_core::SourceId`].
+    pub sources: Vec<SourceSpec>,
+    /// Handlers by [`tidemill_core::HandlerId`], in declaration order.
+    pub handlers: Vec<Handler>,
+    /// The closures of native handlers.
+    #[serde(skip)]
+    pub natives: Vec<Native>,
+    /// The functions of opaque handlers.
+    #[serde(skip)]
+    pub opaques: Vec<Arc<dyn Opaque>>,
+}
+
+impl Program {
+    /// The handlers on a stream, in declaration order, as indices.
+    pub fn handlers_on(&self, stream: StreamId) -> impl Iterator<Item = usize> + '_ {
+        (0..self.handlers.len()).filter(move |&h| self.handlers[h].input == stream)
+    }
+
+    /// The input stream (fed by sources) that a stream derived by map and filter comes from.
+    pub fn root_stream(&self, stream: StreamId) -> StreamId {
+        match &self.streams[stream.index()].origin {
+            Origin::Derived { from, .. } => self.root_stream(*from),
+            _ => stream,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
