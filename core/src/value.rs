@@ -159,7 +159,7 @@ pub fn format_timestamp(us: i64) -> String {
 
 /// A row's key: the values of its key columns in an encoding whose byte order is the order of the
 /// values (see [`encode`]). -0.0 and 0.0 are one key, and every NaN is one key.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(pub Box<[u8]>);
 
 impl Key {

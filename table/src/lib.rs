@@ -1,0 +1,20 @@
+//! Tables: shared, mutable, timestamped state. A table maps a key to a row, and keeps the row in
+//! versions, each bearing the sequence number (the dense rank of the stamp) that wrote it.
+//!
+//! `table` must not know IO, clocks, or threads beyond what it is handed: a table is a plain value
+//! that one thread at a time changes.
+//!
+//! The newest version of a row lives in its *slot*, together with its key and its stamp, so that
+//! one prefetched cache line answers "who wrote this last, and what". Superseded versions move to
+//! an append-only *version log* in stamp order; it is at once the history that readers of the past
+//! walk, and the set of changes since the last commit.
+
+mod cells;
+mod index;
+mod layout;
+mod table;
+mod version;
+
+pub use layout::{Layout, Place};
+pub use table::{row_hash, Change, Table};
+pub use version::Seq;

@@ -1,0 +1,539 @@
+//! A table: slots, index and version log.
+
+use std::sync::Arc;
+
+use tidemill_core::{encode, Batch, Error, Key, Result, Row, TableSpec, Value};
+
+use crate::cells::{prefetch, Cells};
+use crate::index::KeyIndex;
+use crate::layout::{Layout, Place, HEADER_WORDS};
+use crate::version::{stamp_word, Seq, VersionLog, NO_LINK};
+
+/// A slot's words: [`KEY`], [`STAMP`], [`LINK`], null bits, columns.
+const KEY: usize = 0;
+/// Sequence number and presence of the newest version.
+const STAMP: usize = 1;
+/// In the high half the link to the version before; in bit 0 whether the slot is taken.
+const LINK: usize = 2;
+const TAKEN: u64 = 1;
+
+/// Slots may be taken up to this share before the table grows. Lower costs memory, higher costs
+/// probes that the branch predictor misses: 5/8 keeps hits at 1.3 to 1.8 probes.
+const LOAD_MAX: (usize, usize) = (5, 8);
+
+/// A table of rows in versions.
+#[derive(Clone, Debug)]
+pub struct Table {
+    spec: Arc<TableSpec>,
+    layout: Layout,
+    slots: Cells,
+    /// Number of slots: a power of two for word keys, else how many there is room for.
+    capacity: usize,
+    /// Slots taken, by present rows and by rows that are gone.
+    taken: usize,
+    present: usize,
+    /// The values beside each slot.
+    values: Vec<Value>,
+    values_bytes: usize,
+    keys: Option<KeyIndex>,
+    log: VersionLog,
+    /// Versions at or below this that were superseded at or below it are gone.
+    floor: Seq,
+    seed: u64,
+    /// The row that stands for a missing one, laid out like a slot's body; `None` when some
+    /// column has no default.
+    default_body: Option<Vec<u64>>,
+}
+
+/// A row that changed since the last commit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// Its key.
+    pub key: Key,
+    /// What it is now; `None` when it was deleted.
+    pub row: Option<Row>,
+}
+
+impl Table {
+    /// An empty table. `seed` keeps keys chosen by an adversary from meeting in one slot; it
+    /// changes nothing that a program can see.
+    pub fn new(spec: Arc<TableSpec>, seed: u64) -> Table {
+        let layout = Layout::of(&spec);
+        let keys = (!layout.word_key).then(|| KeyIndex::new(seed));
+        let mut table = Table {
+            layout,
+            slots: Cells::default(),
+            capacity: 0,
+            taken: 0,
+            present: 0,
+            values: Vec::new(),
+            values_bytes: 0,
+            keys,
+            log: VersionLog::default(),
+            floor: 0,
+            seed: seed | 1,
+            default_body: None,
+            spec,
+        };
+        table.default_body = table.make_default_body();
+        table.resize(16);
+        table
+    }
+
+    fn make_default_body(&self) -> Option<Vec<u64>> {
+        let mut body = vec![0; self.layout.body_words()];
+        for (place, column) in self.layout.places.iter().zip(&self.spec.schema.columns) {
+            match place {
+                Place::Key => {}
+                Place::Value(_) => return None,
+                Place::Word { word, .. } => {
+                    // A default is stored as the column has it (see `rules::store`).
+                    let default = column.default.as_ref()?;
+                    let stored = tidemill_core::rules::store(default, column).ok()?;
+                    body[self.layout.null_words + word] = stored.word()?;
+                }
+            }
+        }
+        Some(body)
+    }
+
+    /// What the table was declared as.
+    pub fn spec(&self) -> &Arc<TableSpec> {
+        &self.spec
+    }
+
+    /// How its rows are laid out.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.present
+    }
+
+    /// Whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.present == 0
+    }
+
+    /// Memory it holds, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.slots.bytes()
+            + self.values.capacity() * std::mem::size_of::<Value>()
+            + self.values_bytes
+            + self.keys.as_ref().map_or(0, KeyIndex::bytes)
+            + self.log.bytes()
+    }
+
+    // ---- rows as values -------------------------------------------------------------------
+
+    /// The newest version of the row with this key (one value for each key column).
+    pub fn get(&self, key: &[Value]) -> Option<Row> {
+        self.slot_of(key).and_then(|slot| self.row(slot))
+    }
+
+    /// The row with this key as it was after the transaction with number `seq`. An error when
+    /// versions that old are gone.
+    pub fn get_at(&self, key: &[Value], seq: Seq) -> Result<Option<Row>> {
+        if seq < self.floor {
+            return Err(Error::input(format!(
+                "table {} as of {seq}: versions below {} are gone",
+                self.spec.name, self.floor
+            )));
+        }
+        let Some(slot) = self.slot_of(key) else { return Ok(None) };
+        let base = slot as usize * self.layout.slot_words();
+        let words = &self.slots.words()[base..][..self.layout.slot_words()];
+        if words[STAMP] >> 1 <= seq {
+            return Ok(self.row(slot));
+        }
+        let mut link = (words[LINK] >> 32) as u32;
+        while link != NO_LINK {
+            let entry = self.log.entry(link, &self.layout);
+            if entry.stamp >> 1 <= seq {
+                let present = entry.stamp & 1 == 1;
+                let row = || self.make_row(words[KEY], entry.body, entry.values);
+                return Ok(present.then(row));
+            }
+            link = entry.link;
+        }
+        Ok(None)
+    }
+
+    /// Writes a new version at `seq`: the whole row, or `None` for a deletion. The row's values fit
+    /// their columns (see `rules::store`). A second write at one `seq` replaces the first.
+    pub fn put(&mut self, key: &[Value], row: Option<&[Value]>, seq: Seq) {
+        let slot = match self.slot_of(key) {
+            Some(slot) => slot,
+            None if row.is_none() => return,
+            None => self.take_slot(key),
+        };
+        let base = slot as usize * self.layout.slot_words();
+        if row.is_none() && self.slots.words()[base + STAMP] & 1 == 0 {
+            return;
+        }
+        self.supersede(base, seq);
+        let words = &mut self.slots.words_mut()[base..][..self.layout.slot_words()];
+        let was_present = words[STAMP] & 1 == 1;
+        words[STAMP] = stamp_word(seq, row.is_some());
+        self.present = self.present + usize::from(row.is_some()) - usize::from(was_present);
+        let values = slot as usize * self.layout.values;
+        let Some(row) = row else {
+            for value in &mut self.values[values..][..self.layout.values] {
+                self.values_bytes -= value.heap_bytes();
+                *value = Value::Null;
+            }
+            return;
+        };
+        let body = &mut words[HEADER_WORDS..];
+        for (place, value) in self.layout.places.iter().zip(row) {
+            match place {
+                Place::Key => {}
+                Place::Word { word, null_bit } => {
+                    let bits = value.word();
+                    if let Some(bit) = null_bit {
+                        let (at, mask) = (bit / 64, 1u64 << (bit % 64));
+                        body[at] = if bits.is_none() { body[at] | mask } else { body[at] & !mask };
+                    }
+                    body[self.layout.null_words + word] = bits.unwrap_or(0);
+                }
+                Place::Value(at) => {
+                    let held = &mut self.values[values + at];
+                    self.values_bytes = self.values_bytes + value.heap_bytes() - held.heap_bytes();
+                    *held = value.clone();
+                }
+            }
+        }
+    }
+
+    fn slot_of(&self, key: &[Value]) -> Option<u32> {
+        match &self.keys {
+            Some(index) => index.find(&Key::of(key)),
+            None => {
+                let word = key_word(&key[0])?;
+                let base = self.find(word, self.hash(word))?;
+                Some((base / self.layout.slot_words()) as u32)
+            }
+        }
+    }
+
+    /// A new slot, taken and without a row.
+    fn take_slot(&mut self, key: &[Value]) -> u32 {
+        if self.keys.is_none() {
+            let word = key_word(&key[0]).expect("the caller has refused null keys");
+            return (self.take(word, self.hash(word)) / self.layout.slot_words()) as u32;
+        }
+        if self.taken == self.capacity {
+            self.grow();
+        }
+        self.taken += 1;
+        let slot = self.keys.as_mut().expect("not a word key").insert(Key::of(key));
+        let base = slot as usize * self.layout.slot_words();
+        self.slots.words_mut()[base + LINK] = u64::from(NO_LINK) << 32 | TAKEN;
+        slot
+    }
+
+    /// The row in a slot, if it is there.
+    fn row(&self, slot: u32) -> Option<Row> {
+        let stride = self.layout.slot_words();
+        let words = &self.slots.words()[slot as usize * stride..][..stride];
+        let values = &self.values[slot as usize * self.layout.values..][..self.layout.values];
+        (words[STAMP] & 1 == 1).then(|| self.make_row(words[KEY], &words[HEADER_WORDS..], values))
+    }
+
+    fn make_row(&self, key: u64, body: &[u64], values: &[Value]) -> Row {
+        let columns = self.spec.schema.columns.iter();
+        columns
+            .zip(&self.layout.places)
+            .map(|(column, place)| match place {
+                Place::Key => word_value(&column.ty, key),
+                Place::Word { null_bit: Some(bit), .. }
+                    if body[bit / 64] >> (bit % 64) & 1 == 1 =>
+                {
+                    Value::Null
+                }
+                Place::Word { word, .. } => {
+                    word_value(&column.ty, body[self.layout.null_words + word])
+                }
+                Place::Value(at) => values[*at].clone(),
+            })
+            .collect()
+    }
+
+    // ---- rows as words --------------------------------------------------------------------
+
+    /// The hash of a word key: one folded multiplication.
+    #[inline(always)]
+    pub fn hash(&self, key: u64) -> u64 {
+        let wide = u128::from(key ^ self.seed) * 0x9E37_79B9_7F4A_7C15u128;
+        (wide as u64) ^ (wide >> 64) as u64
+    }
+
+    /// Asks for the slot of a key with this hash to be brought into the cache.
+    #[inline(always)]
+    pub fn prefetch(&self, hash: u64) {
+        let slot = hash as usize & (self.capacity - 1);
+        prefetch(self.slots.words(), slot * self.layout.slot_words());
+    }
+
+    /// Where the slot of a word key begins, if the key has one. Its row may be gone.
+    #[inline(always)]
+    pub fn find(&self, key: u64, hash: u64) -> Option<usize> {
+        let (words, stride) = (self.slots.words(), self.layout.slot_words());
+        let mask = self.capacity - 1;
+        let mut slot = hash as usize & mask;
+        loop {
+            let base = slot * stride;
+            let taken = words[base + LINK] & TAKEN != 0;
+            if words[base + KEY] == key && taken {
+                return Some(base);
+            }
+            if !taken {
+                return None;
+            }
+            slot = (slot + 1) & mask;
+        }
+    }
+
+    /// Takes a slot for a word key that has none; gives where it begins. Slots may move: every
+    /// place found before is void.
+    pub fn take(&mut self, key: u64, hash: u64) -> usize {
+        if (self.taken + 1) * LOAD_MAX.1 > self.capacity * LOAD_MAX.0 {
+            self.grow();
+        }
+        self.taken += 1;
+        let (mask, stride) = (self.capacity - 1, self.layout.slot_words());
+        let words = self.slots.words_mut();
+        let mut slot = hash as usize & mask;
+        while words[slot * stride + LINK] & TAKEN != 0 {
+            slot = (slot + 1) & mask;
+        }
+        let base = slot * stride;
+        words[base + KEY] = key;
+        words[base + LINK] = u64::from(NO_LINK) << 32 | TAKEN;
+        base
+    }
+
+    /// Whether the row in the slot at `base` is there.
+    #[inline(always)]
+    pub fn is_present(&self, base: usize) -> bool {
+        self.slots.words()[base + STAMP] & 1 == 1
+    }
+
+    /// The column words of the slot at `base` (null bits first).
+    #[inline(always)]
+    pub fn body(&self, base: usize) -> &[u64] {
+        &self.slots.words()[base + HEADER_WORDS..base + self.layout.slot_words()]
+    }
+
+    /// The column words of the row that stands for a missing one, if every column has a default.
+    pub fn default_body(&self) -> Option<&[u64]> {
+        self.default_body.as_deref()
+    }
+
+    /// Begins a new version at `seq` of the row at `base`, present from now on: the old version
+    /// moves to the log. Gives the column words, still those of the old version, to be changed.
+    #[inline(always)]
+    pub fn write(&mut self, base: usize, seq: Seq) -> &mut [u64] {
+        debug_assert_eq!(self.layout.values, 0, "values beside the slot go through `put`");
+        self.supersede(base, seq);
+        let stride = self.layout.slot_words();
+        let slot = &mut self.slots.words_mut()[base..base + stride];
+        self.present += usize::from(slot[STAMP] & 1 == 0);
+        slot[STAMP] = stamp_word(seq, true);
+        &mut slot[HEADER_WORDS..]
+    }
+
+    /// Moves the newest version to the log, unless it bears this very `seq`.
+    #[inline(always)]
+    fn supersede(&mut self, base: usize, seq: Seq) {
+        let stride = self.layout.slot_words();
+        let slot = &mut self.slots.words_mut()[base..base + stride];
+        let stamp = slot[STAMP];
+        debug_assert!(stamp >> 1 <= seq, "versions are written in stamp order");
+        if stamp >> 1 == seq && seq != 0 {
+            return;
+        }
+        // A version at or below the floor has no reachable predecessor: its link is stale.
+        let link = if stamp >> 1 > self.floor { (slot[LINK] >> 32) as u32 } else { NO_LINK };
+        let index = (base / stride) as u32;
+        let at = self.log.push(index, link, stamp, &slot[HEADER_WORDS..]);
+        slot[LINK] = u64::from(at) << 32 | TAKEN;
+        if self.layout.values > 0 {
+            let values = index as usize * self.layout.values;
+            self.log.push_values(&self.values[values..][..self.layout.values]);
+        }
+    }
+
+    // ---- growth ---------------------------------------------------------------------------
+
+    /// Makes room for `rows` more rows, so that slots do not move while they come.
+    pub fn reserve(&mut self, rows: usize) {
+        if self.room_for(self.taken + rows) > self.capacity {
+            self.resize(self.room_for(self.taken - self.gone() + rows));
+        }
+    }
+
+    /// Slots needed for this many taken ones.
+    fn room_for(&self, taken: usize) -> usize {
+        let slots = match self.keys {
+            Some(_) => taken,
+            None => taken * LOAD_MAX.1 / LOAD_MAX.0 + 1,
+        };
+        slots.next_power_of_two().max(16)
+    }
+
+    /// Whether nobody can reach any version in this slot: its row is gone and so is its history.
+    fn is_gone(&self, words: &[u64]) -> bool {
+        words[STAMP] & 1 == 0 && words[STAMP] >> 1 <= self.floor && words[LINK] & TAKEN != 0
+    }
+
+    fn gone(&self) -> usize {
+        let slots = self.slots.words().chunks_exact(self.layout.slot_words());
+        slots.filter(|words| self.is_gone(words)).count()
+    }
+
+    /// Room for one more; slots that are gone are dropped, so that keys that come and go do not
+    /// fill the table.
+    fn grow(&mut self) {
+        let kept = self.taken - self.gone();
+        // Growing only by what was dropped would soon have to be repeated.
+        self.resize(self.room_for(kept + kept / 2 + 1));
+    }
+
+    fn resize(&mut self, capacity: usize) {
+        let (stride, beside) = (self.layout.slot_words(), self.layout.values);
+        let old = std::mem::replace(&mut self.slots, Cells::zeroed(capacity * stride));
+        let mut old_values = std::mem::take(&mut self.values);
+        self.values = vec![Value::Null; capacity * beside];
+        let mut old_keys = self.keys.replace(KeyIndex::new(self.seed)).map(KeyIndex::into_keys);
+        if old_keys.is_none() {
+            self.keys = None;
+        }
+        self.capacity = capacity;
+        self.taken = 0;
+        let mut moved = vec![NO_LINK; old.words().len() / stride];
+        for (from, words) in old.words().chunks_exact(stride).enumerate() {
+            if words[LINK] & TAKEN == 0 || self.is_gone(words) {
+                continue;
+            }
+            let slot = match (&mut self.keys, &mut old_keys) {
+                (Some(index), Some(keys)) => index.insert(std::mem::take(&mut keys[from])) as usize,
+                _ => {
+                    let mut slot = self.hash(words[KEY]) as usize & (capacity - 1);
+                    while self.slots.words()[slot * stride + LINK] & TAKEN != 0 {
+                        slot = (slot + 1) & (capacity - 1);
+                    }
+                    slot
+                }
+            };
+            self.slots.words_mut()[slot * stride..][..stride].copy_from_slice(words);
+            self.values[slot * beside..][..beside]
+                .swap_with_slice(&mut old_values[from * beside..][..beside]);
+            moved[from] = slot as u32;
+            self.taken += 1;
+        }
+        self.log.remap(&moved, &self.layout);
+    }
+
+    // ---- commit, changes, hashes ----------------------------------------------------------
+
+    /// The rows written since the last commit, by key.
+    pub fn changes(&self) -> Vec<Change> {
+        let mut slots: Vec<u32> =
+            (0..self.log.len() as u32).map(|at| self.log.entry(at, &self.layout).slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let mut changes: Vec<Change> =
+            slots.iter().map(|&s| Change { key: self.key(s), row: self.row(s) }).collect();
+        changes.sort_by(|a, b| a.key.cmp(&b.key));
+        changes
+    }
+
+    /// Number of versions superseded since the last commit.
+    pub fn superseded(&self) -> usize {
+        self.log.len()
+    }
+
+    /// Everything up to `seq` is final, and no reader needs older versions.
+    pub fn commit(&mut self, seq: Seq) {
+        self.floor = seq;
+        self.log.clear();
+    }
+
+    fn key(&self, slot: u32) -> Key {
+        match &self.keys {
+            Some(index) => index.key(slot).clone(),
+            None => {
+                let word = self.slots.words()[slot as usize * self.layout.slot_words() + KEY];
+                let column = &self.spec.schema.columns[self.spec.key[0]];
+                Key::of([&word_value(&column.ty, word)])
+            }
+        }
+    }
+
+    /// The slots that hold a row, in no order.
+    fn present_slots(&self) -> impl Iterator<Item = u32> + '_ {
+        let stride = self.layout.slot_words();
+        let slots = self.slots.words().chunks_exact(stride).enumerate();
+        slots
+            .filter(|(_, w)| w[LINK] & TAKEN != 0 && w[STAMP] & 1 == 1)
+            .map(|(slot, _)| slot as u32)
+    }
+
+    /// All rows, by key.
+    pub fn rows(&self) -> Vec<Row> {
+        let mut rows: Vec<(Key, u32)> = self.present_slots().map(|s| (self.key(s), s)).collect();
+        rows.sort();
+        rows.iter().filter_map(|(_, slot)| self.row(*slot)).collect()
+    }
+
+    /// All rows, by key, as a batch.
+    pub fn to_batch(&self) -> Batch {
+        let rows = self.rows();
+        Batch::from_rows(self.spec.schema.clone(), rows.iter().map(|r| &r[..]))
+    }
+
+    /// The hash of the table's contents: of each row's canonical encoding with the table's name,
+    /// summed, so that it depends neither on layout nor on history.
+    pub fn state_hash(&self) -> u128 {
+        let mut bytes = Vec::new();
+        self.present_slots()
+            .filter_map(|slot| self.row(slot))
+            .fold(0, |sum: u128, row| sum.wrapping_add(row_hash(&self.spec.name, &row, &mut bytes)))
+    }
+}
+
+/// The hash of one row of a table; [`Table::state_hash`] is the sum over its rows. `scratch` is
+/// overwritten.
+pub fn row_hash(table: &str, row: &[Value], scratch: &mut Vec<u8>) -> u128 {
+    scratch.clear();
+    encode::value(&Value::str(table), scratch);
+    row.iter().for_each(|value| encode::value(value, scratch));
+    encode::hash128(scratch)
+}
+
+/// The word of a key value: -0.0 is 0.0.
+fn key_word(value: &Value) -> Option<u64> {
+    match value {
+        Value::Float(f) if *f == 0.0 => Some(0),
+        value => value.word(),
+    }
+}
+
+/// The value of a word of type `ty`.
+fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
+    use tidemill_core::DataType;
+    match ty {
+        DataType::Bool => Value::Bool(word != 0),
+        DataType::Int => Value::Int(word as i64),
+        DataType::Timestamp => Value::Timestamp(word as i64),
+        DataType::Decimal(scale) => Value::Decimal(word as i64, *scale),
+        DataType::Float => Value::Float(f64::from_bits(word)),
+        other => unreachable!("{other} is not one word"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

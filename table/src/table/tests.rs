@@ -1,0 +1,183 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tidemill_core::{Column, DataType, Schema};
+
+use super::*;
+
+fn spec(key: &[usize], columns: Vec<Column>) -> Arc<TableSpec> {
+    let schema = Arc::new(Schema::new(columns));
+    let spec = TableSpec { name: "t".into(), key: key.to_vec(), schema, at: String::new() };
+    spec.check().unwrap();
+    Arc::new(spec)
+}
+
+/// One of each shape: word key; text key; two key columns; nullable words; values beside the slot.
+fn shapes() -> Vec<Arc<TableSpec>> {
+    let int = || Column::new("i", DataType::Int);
+    let text = || Column::new("s", DataType::Str);
+    vec![
+        spec(&[0], vec![int(), Column::new("v", DataType::Decimal(2))]),
+        spec(&[1], vec![Column::new("v", DataType::Int).nullable(), text()]),
+        spec(&[0, 1], vec![int(), text(), Column::new("v", DataType::Float).nullable()]),
+        spec(&[0], vec![int(), text().nullable(), Column::new("b", DataType::Bool).nullable()]),
+    ]
+}
+
+fn row(spec: &TableSpec, key: i64, v: i64) -> Vec<Value> {
+    let columns = spec.schema.columns.iter().enumerate();
+    columns
+        .map(|(i, c)| {
+            let n = if spec.is_key(i) { key } else { v };
+            match c.ty {
+                _ if c.nullable && n % 3 == 0 => Value::Null,
+                DataType::Int => Value::Int(n),
+                DataType::Decimal(s) => Value::Decimal(n, s),
+                DataType::Float => Value::Float(n as f64 / 2.0),
+                DataType::Bool => Value::Bool(n % 2 == 0),
+                _ => Value::str(&format!("{n}")),
+            }
+        })
+        .collect()
+}
+
+fn key_of(spec: &TableSpec, row: &[Value]) -> Vec<Value> {
+    spec.key.iter().map(|c| row[*c].clone()).collect()
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(i64, i64),
+    Delete(i64),
+    Commit,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => (0i64..40, 0i64..100).prop_map(|(k, v)| Step::Put(k, v)),
+        2 => (0i64..40).prop_map(Step::Delete),
+        1 => Just(Step::Commit),
+    ];
+    prop::collection::vec(step, 1..200)
+}
+
+proptest! {
+    /// Against a model that keeps every version of every row: newest rows, rows as of every
+    /// retained transaction, changes, and the hash of a table with another history and seed.
+    #[test]
+    fn a_table_is_its_model(steps in steps(), shape in 0usize..4, seed: u64) {
+        let spec = shapes()[shape].clone();
+        let mut table = Table::new(spec.clone(), seed);
+        let mut model: BTreeMap<i64, Vec<(Seq, Option<Vec<Value>>)>> = BTreeMap::new();
+        let (mut seq, mut floor) = (0, 0);
+        for step in steps {
+            seq += 1;
+            match step {
+                Step::Put(k, v) => {
+                    let row = row(&spec, k, v);
+                    table.put(&key_of(&spec, &row), Some(&row), seq);
+                    model.entry(k).or_default().push((seq, Some(row)));
+                }
+                Step::Delete(k) => {
+                    table.put(&key_of(&spec, &row(&spec, k, 0)), None, seq);
+                    model.entry(k).or_default().push((seq, None));
+                }
+                Step::Commit => {
+                    table.commit(seq);
+                    floor = seq;
+                }
+            }
+        }
+        let as_of = |k: i64, at: Seq| {
+            let versions = model.get(&k).map_or(&[][..], |v| &v[..]);
+            versions.iter().rev().find(|(s, _)| *s <= at).and_then(|(_, r)| r.clone())
+        };
+        for k in 0..40 {
+            let key = key_of(&spec, &row(&spec, k, 0));
+            prop_assert_eq!(table.get(&key).map(|r| r.to_vec()), as_of(k, seq));
+            for at in floor..=seq {
+                let got = table.get_at(&key, at).unwrap();
+                prop_assert_eq!(got.map(|r| r.to_vec()), as_of(k, at), "key {} as of {}", k, at);
+            }
+            if floor > 0 {
+                prop_assert!(table.get_at(&key, floor - 1).is_err());
+            }
+        }
+        for change in table.changes() {
+            let row = change.row.map(|r| r.to_vec());
+            if let Some(row) = row {
+                prop_assert_eq!(Key::of(&key_of(&spec, &row)), change.key);
+            }
+        }
+        // The same rows written once, in another order, into a table with another seed.
+        let mut other = Table::new(spec.clone(), !seed);
+        for k in (0..40).rev() {
+            if let Some(row) = as_of(k, seq) {
+                other.put(&key_of(&spec, &row), Some(&row), 1);
+            }
+        }
+        prop_assert_eq!(table.state_hash(), other.state_hash());
+        prop_assert_eq!(table.rows(), other.rows());
+        prop_assert_eq!(table.len(), other.len());
+    }
+}
+
+#[test]
+fn slots_of_words_keep_their_versions_while_the_table_grows() {
+    let spec = shapes()[0].clone();
+    let mut table = Table::new(spec, 7);
+    for k in 0..1000u64 {
+        let base = table.take(k, table.hash(k));
+        table.write(base, k + 1)[0] = k * 10;
+    }
+    for k in 0..1000u64 {
+        let base = table.find(k, table.hash(k)).unwrap();
+        assert_eq!(table.body(base), &[k * 10]);
+        table.write(base, 2000 + k)[0] += 1;
+    }
+    assert_eq!(table.superseded(), 2000);
+    let row = |v: i64| vec![Value::Int(5), Value::Decimal(v, 2)];
+    let at = |seq| table.get_at(&[Value::Int(5)], seq).unwrap().map(|r| r.to_vec());
+    assert_eq!(at(5), None);
+    assert_eq!(at(6), Some(row(50)));
+    assert_eq!(at(2004), Some(row(50)));
+    assert_eq!(at(2005), Some(row(51)));
+}
+
+#[test]
+fn keys_that_come_and_go_do_not_fill_the_table() {
+    for spec in shapes() {
+        let mut table = Table::new(spec.clone(), 1);
+        for round in 0..2000i64 {
+            let row = row(&spec, round, 1);
+            let key = key_of(&spec, &row);
+            table.put(&key, Some(&row), 2 * round as Seq + 1);
+            table.put(&key, None, 2 * round as Seq + 2);
+            table.commit(2 * round as Seq + 2);
+        }
+        assert!(table.is_empty());
+        assert!(table.capacity <= 64, "{} slots", table.capacity);
+    }
+}
+
+#[test]
+fn floats_as_keys_have_one_zero_and_one_nan() {
+    let spec = spec(&[0], vec![Column::new("f", DataType::Float), Column::new("v", DataType::Int)]);
+    let mut table = Table::new(spec, 1);
+    for (seq, f) in [0.0, -0.0, f64::NAN, -f64::NAN].into_iter().enumerate() {
+        let row = [Value::Float(f), Value::Int(seq as i64)];
+        table.put(&row[..1], Some(&row), seq as Seq + 1);
+    }
+    assert_eq!(table.len(), 2);
+    assert_eq!(table.get(&[Value::Float(0.0)]).unwrap()[1], Value::Int(1));
+}
+
+#[test]
+fn memory_is_counted() {
+    let spec = shapes()[1].clone();
+    let mut table = Table::new(spec, 1);
+    let before = table.bytes();
+    let row = [Value::Int(1), Value::Str("x".repeat(1 << 20).into())];
+    table.put(&row[1..], Some(&row), 1);
+    assert!(table.bytes() > before + (1 << 20));
+}
