@@ -1,0 +1,483 @@
+//! Files and directories.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use crate::clock::system_time_us;
+
+/// Files and directories.
+///
+/// **What survives a crash of the machine**, and what callers may rely on:
+/// - bytes of a file: those written before the last [`WriteFile::sync`] that succeeded. Later ones
+///   may be there in whole, in part, out of order, or not at all;
+/// - names (a file created, renamed or removed): those before the last [`Disk::sync_dir`] of the
+///   directory that succeeded. Later ones may or may not be there, but a rename is never half
+///   done;
+/// - directories made by [`Disk::create_dir_all`], when it has returned.
+///
+/// After a failed sync nothing is known of the bytes concerned: trying again may succeed without
+/// having stored them. The one safe answer is to stop.
+///
+/// Errors have the operating system's kinds; `NotFound` and `StorageFull` are the ones to tell
+/// apart.
+pub trait Disk: Send + Sync {
+    /// Opens a file for reading. It stays readable when its name is removed or replaced.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    fn open_read(&self, path: &Path) -> io::Result<Box<dyn ReadFile>>;
+
+    /// Opens an empty file for writing; one that is there is cut to nothing.
+    ///
+    /// # Errors
+    /// `NotFound` when the directory does not exist.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;
+
+    /// Opens a file for writing at its present end; creates it when there is none. A file has one
+    /// writer: two of them overwrite each other.
+    ///
+    /// # Errors
+    /// `NotFound` when the directory does not exist.
+    fn open_append(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;
+
+    /// Gives a file another name, in one step. A file of that name is replaced.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such file or no such target directory, `IsADirectory` when
+    /// `from` is a directory.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none; another kind when it is a directory.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// The paths of all files and directories directly in `dir` (each `dir` joined with a name),
+    /// sorted.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such directory.
+    fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>>;
+
+    /// What is known of a file or directory.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    fn metadata(&self, path: &Path) -> io::Result<Meta>;
+
+    /// Makes a directory, and those above it that are missing. Each one made is durable when this
+    /// returns. One that is there already is fine.
+    ///
+    /// # Errors
+    /// `NotADirectory` when a file is in the way.
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
+
+    /// Makes the names in a directory durable: files created, renamed and removed there.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such directory.
+    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+
+    /// Whether there is a file or directory of that name.
+    ///
+    /// # Errors
+    /// When the disk cannot tell.
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        match self.metadata(path) {
+            Ok(_) => Ok(true),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// What is known of a file or directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Meta {
+    /// Length in bytes; of no meaning for a directory.
+    pub len: u64,
+    /// Wall time of the last change, in microseconds since 1970.
+    pub modified_us: i64,
+    /// Whether it is a directory.
+    pub is_dir: bool,
+}
+
+/// A file open for reading. Unbuffered.
+pub trait ReadFile: Read + Seek + Send {
+    /// The present length in bytes.
+    ///
+    /// # Errors
+    /// When the disk cannot tell.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Whether the file has no bytes.
+    ///
+    /// # Errors
+    /// When the disk cannot tell.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+}
+
+/// A file open for writing, with a position at which the next byte goes. Unbuffered: a write has
+/// reached the operating system when it returns, and the disk after [`sync`](WriteFile::sync).
+pub trait WriteFile: Write + Send {
+    /// Makes all bytes written so far durable, and the length. (The name needs
+    /// [`Disk::sync_dir`].)
+    ///
+    /// # Errors
+    /// When the disk fails. Then stop: see [`Disk`].
+    fn sync(&mut self) -> io::Result<()>;
+
+    /// Cuts the file or extends it with zeros to `len` bytes. The position stays, but is never
+    /// left behind the end. So after `open_append`, `set_len(valid)` drops a torn tail, and a
+    /// further `set_len(more)` makes room ahead of the position.
+    ///
+    /// # Errors
+    /// `StorageFull` when there is no room (not every disk tells here).
+    fn set_len(&mut self, len: u64) -> io::Result<()>;
+
+    /// The present length in bytes.
+    ///
+    /// # Errors
+    /// When the disk cannot tell.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Whether the file has no bytes.
+    ///
+    /// # Errors
+    /// When the disk cannot tell.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+}
+
+/// The machine's file systems.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct RealDisk;
+
+impl RealDisk {
+    /// The machine's file systems.
+    pub fn new() -> RealDisk {
+        RealDisk
+    }
+}
+
+impl Disk for RealDisk {
+    fn open_read(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
+        Ok(Box::new(RealRead(File::open(path)?)))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+        Ok(Box::new(RealWrite(File::create(path)?)))
+    }
+
+    fn open_append(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+        // Not the system's append mode, in which writes would go behind what `set_len` has added.
+        let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        file.seek(SeekFrom::End(0))?;
+        Ok(Box::new(RealWrite(file)))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        if fs::symlink_metadata(from)?.is_dir() {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
+        let mut paths = fs::read_dir(dir)?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<io::Result<Vec<PathBuf>>>()?;
+        paths.sort_unstable();
+        Ok(paths)
+    }
+
+    fn metadata(&self, path: &Path) -> io::Result<Meta> {
+        let meta = fs::metadata(path)?;
+        Ok(Meta {
+            len: meta.len(),
+            modified_us: system_time_us(meta.modified()?),
+            is_dir: meta.is_dir(),
+        })
+    }
+
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        // The standard library's function of this name does not sync the parents, and a directory
+        // that is lost takes its synced files along.
+        let Some(parent) = dir.parent() else {
+            return Ok(());
+        };
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        match fs::metadata(dir) {
+            Ok(meta) if meta.is_dir() => return Ok(()),
+            Ok(_) => return Err(io::ErrorKind::NotADirectory.into()),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            Err(_) => {}
+        }
+        self.create_dir_all(parent)?;
+        match fs::create_dir(dir) {
+            // Somebody else was faster.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => {}
+            other => other?,
+        }
+        self.sync_dir(parent)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        File::open(dir)?.sync_all()
+    }
+}
+
+struct RealRead(File);
+
+impl Read for RealRead {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buf)
+    }
+
+    // The file knows its length and reserves room at once.
+    fn read_to_end(&mut self, buf: &mut Vec<u8>) -> io::Result<usize> {
+        self.0.read_to_end(buf)
+    }
+}
+
+impl Seek for RealRead {
+    fn seek(&mut self, pos: SeekFrom) -> io::Result<u64> {
+        self.0.seek(pos)
+    }
+}
+
+impl ReadFile for RealRead {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+}
+
+struct RealWrite(File);
+
+impl Write for RealWrite {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.0.write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl WriteFile for RealWrite {
+    fn sync(&mut self) -> io::Result<()> {
+        // Data and length; the times of the file may come later.
+        self.0.sync_data()
+    }
+
+    fn set_len(&mut self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)?;
+        if self.0.stream_position()? > len {
+            self.0.seek(SeekFrom::Start(len))?;
+        }
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+}
+
+/// Checks what [`Disk`] promises, except what a crash leaves. Works in `dir`, which is made when
+/// missing and must be empty; leaves files there.
+///
+/// # Panics
+/// Where a promise is broken.
+pub fn check(disk: &dyn Disk, dir: &Path) {
+    disk.create_dir_all(dir).expect("the directory is made");
+    assert_eq!(disk.list(dir).expect("an empty list"), [] as [PathBuf; 0]);
+    check_bytes(disk, dir);
+    check_positions(disk, dir);
+    check_names(disk, dir);
+    check_directories(disk, dir);
+}
+
+fn put(disk: &dyn Disk, path: &Path, bytes: &[u8]) {
+    let mut file = disk.create(path).expect("the file is created");
+    file.write_all(bytes).expect("the bytes are written");
+    file.sync().expect("the bytes are synced");
+}
+
+fn get(disk: &dyn Disk, path: &Path) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut file = disk.open_read(path).expect("the file opens");
+    file.read_to_end(&mut bytes).expect("the bytes are read");
+    bytes
+}
+
+#[track_caller]
+fn assert_kind<T>(result: io::Result<T>, kind: io::ErrorKind) {
+    match result {
+        Ok(_) => panic!("expected the error {kind:?}"),
+        Err(e) => assert_eq!(e.kind(), kind, "{e}"),
+    }
+}
+
+fn check_bytes(disk: &dyn Disk, dir: &Path) {
+    let path = dir.join("bytes");
+    put(disk, &path, b"first");
+    put(disk, &path, b"one");
+    assert_eq!(get(disk, &path), b"one", "create cuts what was there");
+
+    let mut file = disk.open_append(&path).expect("the file opens");
+    file.write_all(b", two").expect("the bytes are written");
+    assert_eq!(get(disk, &path), b"one, two", "written bytes can be read before they are synced");
+    file.write_all(b", three").expect("the bytes are written");
+    file.flush().expect("flush does nothing");
+    file.sync().expect("the bytes are synced");
+    assert_eq!(file.len().expect("a length"), 15);
+    assert!(!file.is_empty().expect("a length"));
+    drop(file);
+
+    let mut file = disk.open_read(&path).expect("the file opens");
+    assert_eq!(file.len().expect("a length"), 15);
+    let mut three = [0; 3];
+    file.read_exact(&mut three).expect("bytes");
+    assert_eq!(&three, b"one");
+    assert_eq!(file.seek(SeekFrom::Start(5)).expect("a position"), 5);
+    file.read_exact(&mut three).expect("bytes");
+    assert_eq!(&three, b"two");
+    assert_eq!(file.seek(SeekFrom::Current(-2)).expect("a position"), 6);
+    assert_eq!(file.seek(SeekFrom::End(-3)).expect("a position"), 12);
+    file.read_exact(&mut three).expect("bytes");
+    assert_eq!(&three, b"ree");
+    assert_eq!(file.read(&mut three).expect("the end"), 0);
+    assert_kind(file.read_exact(&mut three), io::ErrorKind::UnexpectedEof);
+    assert_eq!(file.seek(SeekFrom::End(9)).expect("a position"), 24);
+    assert_eq!(file.read(&mut three).expect("behind the end"), 0);
+    assert_kind(file.seek(SeekFrom::Current(-25)), io::ErrorKind::InvalidInput);
+
+    let meta = disk.metadata(&path).expect("metadata");
+    assert_eq!((meta.len, meta.is_dir), (15, false));
+    assert!(meta.modified_us > 0);
+
+    let path = dir.join("new");
+    drop(disk.open_append(&path).expect("append creates"));
+    assert!(disk.open_read(&path).expect("a file").is_empty().expect("a length"));
+}
+
+fn check_positions(disk: &dyn Disk, dir: &Path) {
+    let path = dir.join("positions");
+    let mut file = disk.create(&path).expect("the file is created");
+    file.set_len(6).expect("room is made");
+    file.write_all(b"ab").expect("bytes");
+    assert_eq!(get(disk, &path), b"ab\0\0\0\0", "set_len leaves the position");
+    file.write_all(b"cdefgh").expect("bytes");
+    file.set_len(3).expect("the file is cut");
+    file.write_all(b"X").expect("bytes");
+    assert_eq!(get(disk, &path), b"abcX", "the position is not behind the end");
+    drop(file);
+
+    let mut file = disk.open_append(&path).expect("the file opens");
+    file.set_len(2).expect("the tail is dropped");
+    file.set_len(4).expect("room is made");
+    file.write_all(b"Y").expect("bytes");
+    assert_eq!(get(disk, &path), b"abY\0");
+}
+
+fn check_names(disk: &dyn Disk, dir: &Path) {
+    let (a, b) = (dir.join("name-a"), dir.join("name-b"));
+    let missing = dir.join("missing");
+    put(disk, &a, b"A");
+    put(disk, &b, b"B");
+    assert!(disk.exists(&a).expect("an answer"));
+
+    let mut old = disk.open_read(&b).expect("the file opens");
+    disk.rename(&a, &b).expect("the file is renamed");
+    disk.sync_dir(dir).expect("the names are synced");
+    assert!(!disk.exists(&a).expect("an answer"));
+    assert_eq!(get(disk, &b), b"A", "rename replaces");
+    let mut bytes = Vec::new();
+    old.read_to_end(&mut bytes).expect("bytes");
+    assert_eq!(bytes, b"B", "an open file outlives its name");
+
+    disk.rename(&b, &b).expect("a rename to itself is fine");
+    assert_eq!(get(disk, &b), b"A");
+    disk.remove(&b).expect("the file is removed");
+    assert!(!disk.exists(&b).expect("an answer"));
+
+    let not_found = io::ErrorKind::NotFound;
+    assert_kind(disk.open_read(&missing), not_found);
+    assert_kind(disk.remove(&missing), not_found);
+    assert_kind(disk.rename(&missing, &a), not_found);
+    assert_kind(disk.metadata(&missing), not_found);
+    assert_kind(disk.list(&missing), not_found);
+    assert_kind(disk.sync_dir(&missing), not_found);
+    assert_kind(disk.create(&missing.join("file")), not_found);
+    assert_kind(disk.open_append(&missing.join("file")), not_found);
+    put(disk, &a, b"A");
+    assert_kind(disk.rename(&a, &missing.join("file")), not_found);
+    assert_eq!(get(disk, &a), b"A");
+}
+
+fn check_directories(disk: &dyn Disk, dir: &Path) {
+    let sub = dir.join("sub");
+    let deep = sub.join("x").join("y");
+    disk.create_dir_all(&deep).expect("directories are made");
+    disk.create_dir_all(&deep).expect("a second time is fine");
+    assert!(disk.metadata(&deep).expect("metadata").is_dir);
+
+    for name in ["c", "a", "b"] {
+        put(disk, &sub.join(name), b"");
+    }
+    let listed = disk.list(&sub).expect("a list");
+    let expected = ["a", "b", "c", "x"].map(|name| sub.join(name));
+    assert_eq!(listed, expected, "sorted, and only what is directly there");
+    disk.rename(&sub.join("a"), &deep.join("a")).expect("a file moves to another directory");
+    assert_eq!(disk.list(&deep).expect("a list"), [deep.join("a")]);
+
+    let file = deep.join("a");
+    assert_kind(disk.create_dir_all(&file), io::ErrorKind::NotADirectory);
+    assert_kind(disk.create_dir_all(&file.join("below")), io::ErrorKind::NotADirectory);
+    assert_kind(disk.list(&file), io::ErrorKind::NotADirectory);
+    assert_kind(disk.create(&sub), io::ErrorKind::IsADirectory);
+    assert_kind(disk.rename(&sub, &dir.join("sub2")), io::ErrorKind::IsADirectory);
+    let other = dir.join("other");
+    disk.create_dir_all(&other).expect("a directory is made");
+    assert_kind(disk.rename(&file, &other), io::ErrorKind::IsADirectory);
+    assert!(disk.remove(&sub).is_err(), "remove is for files");
+    assert!(disk.exists(&deep).expect("an answer"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn real_disk_keeps_the_contract() {
+        let dir = tempfile::tempdir().expect("a directory");
+        check(&RealDisk::new(), &dir.path().join("some").join("where"));
+    }
+
+    #[test]
+    fn a_relative_directory_is_made_and_the_root_is_there() {
+        let disk = RealDisk::new();
+        disk.create_dir_all(Path::new("/")).expect("the root");
+        disk.create_dir_all(Path::new(".")).expect("here");
+        disk.create_dir_all(Path::new("")).expect("here, too");
+    }
+
+    #[test]
+    fn files_change_now() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("file");
+        put(&RealDisk::new(), &path, b"x");
+        let modified = RealDisk::new().metadata(&path).expect("metadata").modified_us;
+        let now = system_time_us(std::time::SystemTime::now());
+        assert!((now - modified).abs() < 60_000_000);
+    }
+}

@@ -1,0 +1,450 @@
+//! Stream connections between addresses.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{mpsc, Arc};
+use std::time::Duration;
+
+use crate::{Env, Handle};
+
+/// Makes connections: reliable, ordered streams of bytes, as TCP gives them. Names are resolved
+/// elsewhere.
+pub trait Net: Send + Sync {
+    /// Waits for connections at an address. Port 0 takes a free one: see
+    /// [`Listener::local_addr`].
+    ///
+    /// # Errors
+    /// `AddrInUse` when somebody listens there already, `AddrNotAvailable` when the address is not
+    /// this machine's.
+    fn listen(&self, addr: SocketAddr) -> io::Result<Box<dyn Listener>>;
+
+    /// Connects to an address, and gives up after `timeout_us` microseconds.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` when nobody listens there, `TimedOut` when nobody answers,
+    /// `InvalidInput` for a timeout of 0.
+    fn connect(&self, addr: SocketAddr, timeout_us: u64) -> io::Result<Box<dyn Connection>>;
+}
+
+/// Takes connections in. Its address is free again when it is dropped; connections that nobody has
+/// accepted by then are closed.
+pub trait Listener: Send + Sync {
+    /// Blocks until somebody connects; returns the connection and the other side's address.
+    ///
+    /// # Errors
+    /// `NotConnected` once the listener is [closed](Listener::close). Other kinds may pass (the
+    /// other side was gone before it was accepted; no file handle was free): the next call may
+    /// succeed.
+    fn accept(&self) -> io::Result<(Box<dyn Connection>, SocketAddr)>;
+
+    /// The address, with the port that was taken.
+    ///
+    /// # Errors
+    /// When the operating system cannot tell.
+    fn local_addr(&self) -> io::Result<SocketAddr>;
+
+    /// Ends all calls of `accept`, those under way and those to come.
+    fn close(&self);
+}
+
+/// One side of a connection. The other side sees the end of the stream when this one and all its
+/// clones are dropped. Bytes written leave at once, without waiting for more.
+pub trait Connection: Read + Write + Send {
+    /// Another handle of the same side: one thread can read while another writes. Timeouts are
+    /// common to all handles.
+    ///
+    /// # Errors
+    /// When no file handle is free.
+    fn try_clone(&self) -> io::Result<Box<dyn Connection>>;
+
+    /// Ends reading, writing or both, for all handles of this side. The other side reads the end
+    /// of the stream after the last byte written.
+    ///
+    /// # Errors
+    /// `NotConnected` when the connection has gone.
+    fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+
+    /// Lets reads fail with `TimedOut` after so many microseconds without a byte. `None`: never.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a timeout of 0.
+    fn set_read_timeout(&self, timeout_us: Option<u64>) -> io::Result<()>;
+
+    /// Lets writes fail with `TimedOut` when for so many microseconds the other side takes nothing
+    /// and no buffer has room. `None`: never.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a timeout of 0.
+    fn set_write_timeout(&self, timeout_us: Option<u64>) -> io::Result<()>;
+
+    /// The address of this side.
+    ///
+    /// # Errors
+    /// When the operating system cannot tell.
+    fn local_addr(&self) -> io::Result<SocketAddr>;
+
+    /// The address of the other side.
+    ///
+    /// # Errors
+    /// `NotConnected` when the connection has gone.
+    fn peer_addr(&self) -> io::Result<SocketAddr>;
+
+    /// The socket itself, for libraries that ask for one; `None` when there is none behind this
+    /// connection, which is then closed.
+    fn into_tcp(self: Box<Self>) -> Option<TcpStream> {
+        None
+    }
+}
+
+/// TCP.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct RealNet;
+
+impl RealNet {
+    /// TCP.
+    pub fn new() -> RealNet {
+        RealNet
+    }
+}
+
+impl Net for RealNet {
+    fn listen(&self, addr: SocketAddr) -> io::Result<Box<dyn Listener>> {
+        Ok(Box::new(RealListener {
+            socket: TcpListener::bind(addr)?,
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    fn connect(&self, addr: SocketAddr, timeout_us: u64) -> io::Result<Box<dyn Connection>> {
+        let timeout = Duration::from_micros(timeout_us);
+        Ok(RealConnection::boxed(TcpStream::connect_timeout(&addr, timeout)?))
+    }
+}
+
+struct RealListener {
+    socket: TcpListener,
+    closed: AtomicBool,
+}
+
+impl RealListener {
+    /// Connects to itself: the standard library has no other way to end a blocked `accept`.
+    fn wake(&self) {
+        let Ok(mut addr) = self.socket.local_addr() else {
+            return;
+        };
+        if addr.ip().is_unspecified() {
+            addr.set_ip(match addr.ip() {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        // May fail when the queue of waiting connections is full, but then no `accept` is blocked.
+        let _ = TcpStream::connect_timeout(&addr, Duration::from_secs(1));
+    }
+}
+
+impl Listener for RealListener {
+    fn accept(&self) -> io::Result<(Box<dyn Connection>, SocketAddr)> {
+        loop {
+            if self.closed.load(Ordering::SeqCst) {
+                return Err(io::ErrorKind::NotConnected.into());
+            }
+            let accepted = self.socket.accept();
+            if self.closed.load(Ordering::SeqCst) {
+                // One connection wakes one thread: pass it on. The last one stays in the queue.
+                self.wake();
+                return Err(io::ErrorKind::NotConnected.into());
+            }
+            match accepted {
+                Ok((socket, peer)) => return Ok((RealConnection::boxed(socket), peer)),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    fn close(&self) {
+        if !self.closed.swap(true, Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+}
+
+struct RealConnection(TcpStream);
+
+impl RealConnection {
+    fn boxed(socket: TcpStream) -> Box<dyn Connection> {
+        // Only a matter of speed: where it fails, the connection has gone, and its use will tell.
+        let _ = socket.set_nodelay(true);
+        Box::new(RealConnection(socket))
+    }
+}
+
+/// Unix reports a timeout as `WouldBlock`. Nothing else can do so here: all sockets block.
+fn timed_out(e: io::Error) -> io::Error {
+    match e.kind() {
+        io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+        _ => e,
+    }
+}
+
+impl Read for RealConnection {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if buf.is_empty() {
+            // Linux would block until there is a byte not to read.
+            return Ok(0);
+        }
+        self.0.read(buf).map_err(timed_out)
+    }
+}
+
+impl Write for RealConnection {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.0.write(buf).map_err(timed_out)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Connection for RealConnection {
+    fn try_clone(&self) -> io::Result<Box<dyn Connection>> {
+        Ok(Box::new(RealConnection(self.0.try_clone()?)))
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        self.0.shutdown(how)
+    }
+
+    fn set_read_timeout(&self, timeout_us: Option<u64>) -> io::Result<()> {
+        self.0.set_read_timeout(timeout_us.map(Duration::from_micros))
+    }
+
+    fn set_write_timeout(&self, timeout_us: Option<u64>) -> io::Result<()> {
+        self.0.set_write_timeout(timeout_us.map(Duration::from_micros))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+
+    fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.0.peer_addr()
+    }
+
+    fn into_tcp(self: Box<Self>) -> Option<TcpStream> {
+        Some(self.0)
+    }
+}
+
+/// Generous: a check must not fail because the machine is busy.
+const PATIENCE_US: u64 = 20_000_000;
+
+/// Checks what [`Net`] promises, on the loopback address, with the threads and the clock of the
+/// same world.
+///
+/// # Panics
+/// Where a promise is broken.
+pub fn check(env: &Env) {
+    check_streams(env);
+    check_timeouts(env);
+    check_close(env);
+    check_refusals(env);
+}
+
+fn loopback() -> SocketAddr {
+    SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)
+}
+
+fn start(env: &Env, name: &str, body: impl FnOnce() + Send + 'static) -> Handle {
+    env.threads.spawn(name, Box::new(body)).expect("a thread starts")
+}
+
+/// Both sides of a new connection: that which connected, and that which was accepted.
+fn pair(env: &Env) -> (Box<dyn Connection>, Box<dyn Connection>) {
+    let listener = env.net.listen(loopback()).expect("a listener");
+    let addr = listener.local_addr().expect("an address");
+    assert_ne!(addr.port(), 0, "a port was taken");
+    let near = env.net.connect(addr, PATIENCE_US).expect("a connection");
+    let (far, peer) = listener.accept().expect("a connection");
+    assert_eq!(near.peer_addr().expect("an address"), addr);
+    assert_eq!(far.local_addr().expect("an address"), addr);
+    assert_eq!(near.local_addr().expect("an address"), peer);
+    assert_eq!(far.peer_addr().expect("an address"), peer);
+    (near, far)
+}
+
+fn check_streams(env: &Env) {
+    let (mut near, mut far) = pair(env);
+    let mut buf = [0; 5];
+    near.write_all(b"hello").expect("bytes go");
+    near.flush().expect("flush does nothing");
+    far.read_exact(&mut buf).expect("bytes come");
+    assert_eq!(&buf, b"hello");
+    assert_eq!(far.read(&mut []).expect("nothing asked, nothing read"), 0);
+
+    // More than any buffer holds, in both directions at once.
+    let bytes: Vec<u8> = (0..1_000_000_u32).flat_map(u32::to_le_bytes).collect();
+    let (mut echo_in, mut echo_out) = (far.try_clone().expect("a clone"), far);
+    let echo = start(env, "echo", move || {
+        io::copy(&mut echo_in, &mut echo_out).expect("bytes pass");
+    });
+    let mut sending = near.try_clone().expect("a clone");
+    let sent = bytes.clone();
+    let sender = start(env, "sender", move || {
+        sending.write_all(&sent).expect("bytes go");
+        sending.shutdown(Shutdown::Write).expect("an end");
+        assert!(sending.write(b"x").is_err(), "writing has ended");
+    });
+    let mut received = Vec::new();
+    near.read_to_end(&mut received).expect("bytes come");
+    assert!(received == bytes, "all bytes, in order");
+    assert_eq!(near.read(&mut buf).expect("the end stays"), 0);
+    assert_eq!(sender.join(), Ok(()));
+    assert_eq!(echo.join(), Ok(()));
+
+    // The end comes with the last handle, behind the bytes.
+    let (near, mut far) = pair(env);
+    let mut second = near.try_clone().expect("a clone");
+    drop(near);
+    second.write_all(b"last").expect("bytes go");
+    drop(second);
+    let mut received = Vec::new();
+    far.read_to_end(&mut received).expect("bytes come");
+    assert_eq!(received, b"last");
+
+    // Somebody who has gone is noticed by writing on.
+    let (near, mut far) = pair(env);
+    drop(near);
+    let failed = (0..10_000).any(|_| far.write(&[0; 1024]).is_err());
+    assert!(failed, "writing to nobody fails");
+}
+
+fn check_timeouts(env: &Env) {
+    let (near, far) = pair(env);
+    let refused = |result: io::Result<()>| {
+        let kind = result.expect_err("a timeout of 0").kind();
+        assert_eq!(kind, io::ErrorKind::InvalidInput);
+    };
+    refused(near.set_read_timeout(Some(0)));
+    refused(near.set_write_timeout(Some(0)));
+
+    // In a simulated world time passes only while somebody lets it.
+    let (stop, stopped) = mpsc::channel::<()>();
+    let clock = env.clock.clone();
+    let ticker = start(env, "ticker", move || {
+        while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+            clock.sleep_us(1000);
+        }
+    });
+    let mut near = near;
+    let mut far = far;
+    near.set_read_timeout(Some(20_000)).expect("a timeout");
+    let before = env.clock.monotonic_ns();
+    let kind = near.read(&mut [0; 8]).expect_err("a timeout").kind();
+    assert_eq!(kind, io::ErrorKind::TimedOut);
+    // The kernel counts in ticks of up to 10 ms.
+    assert!(env.clock.monotonic_ns() - before >= 10_000_000);
+
+    far.write_all(b"late").expect("bytes go");
+    near.set_read_timeout(None).expect("no timeout");
+    let mut buf = [0; 4];
+    near.read_exact(&mut buf).expect("a timeout does no harm to the stream");
+
+    near.set_write_timeout(Some(20_000)).expect("a timeout");
+    let kind = loop {
+        if let Err(e) = near.write_all(&[0; 65536]) {
+            break e.kind();
+        }
+    };
+    assert_eq!(kind, io::ErrorKind::TimedOut, "nobody reads");
+    drop(stop);
+    assert_eq!(ticker.join(), Ok(()));
+}
+
+fn check_close(env: &Env) {
+    let listener: Arc<dyn Listener> = env.net.listen(loopback()).expect("a listener").into();
+    let (send, receive) = mpsc::channel();
+    let waiting: Vec<Handle> = (0..3)
+        .map(|_| {
+            let (listener, send) = (listener.clone(), send.clone());
+            start(env, "acceptor", move || {
+                send.send(()).expect("the receiver is there");
+                let kind = listener.accept().map(|_| ()).map_err(|e| e.kind());
+                assert_eq!(kind, Err(io::ErrorKind::NotConnected));
+            })
+        })
+        .collect();
+    for _ in &waiting {
+        receive.recv().expect("a thread has started");
+    }
+    // Gives them time to block where time is real; correct either way.
+    env.clock.sleep_us(20_000);
+    listener.close();
+    listener.close();
+    for handle in waiting {
+        assert_eq!(handle.join(), Ok(()));
+    }
+    let kind = listener.accept().map(|_| ()).map_err(|e| e.kind());
+    assert_eq!(kind, Err(io::ErrorKind::NotConnected));
+}
+
+fn check_refusals(env: &Env) {
+    let kind = |result: io::Result<()>| result.expect_err("a refusal").kind();
+    let listener = env.net.listen(loopback()).expect("a listener");
+    let addr = listener.local_addr().expect("an address");
+    assert_eq!(kind(env.net.listen(addr).map(|_| ())), io::ErrorKind::AddrInUse);
+    assert_eq!(kind(env.net.connect(addr, 0).map(|_| ())), io::ErrorKind::InvalidInput);
+
+    // A connection that nobody has accepted ends with the listener.
+    let mut waiting = env.net.connect(addr, PATIENCE_US).expect("a connection");
+    drop(listener);
+    assert!(!matches!(waiting.read(&mut [0; 1]), Ok(1..)));
+    assert_eq!(
+        kind(env.net.connect(addr, PATIENCE_US).map(|_| ())),
+        io::ErrorKind::ConnectionRefused
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn real_net_keeps_the_contract() {
+        check(&Env::real());
+    }
+
+    #[test]
+    fn a_real_connection_gives_its_socket() {
+        let (near, mut far) = pair(&Env::real());
+        let mut socket = near.into_tcp().expect("a socket");
+        assert!(socket.nodelay().expect("an option"));
+        socket.write_all(b"x").expect("a byte goes");
+        far.read_exact(&mut [0; 1]).expect("a byte comes");
+    }
+
+    #[test]
+    fn a_listener_on_all_addresses_closes() {
+        for addr in ["0.0.0.0:0", "[::]:0"] {
+            let addr = addr.parse().expect("an address");
+            // Machines without IPv6 have no such address.
+            let Ok(listener) = RealNet::new().listen(addr) else {
+                continue;
+            };
+            let listener: Arc<dyn Listener> = listener.into();
+            let acceptor = listener.clone();
+            let handle = start(&Env::real(), "acceptor", move || {
+                assert!(acceptor.accept().is_err());
+            });
+            listener.close();
+            assert_eq!(handle.join(), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Starting threads and waiting for them.
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::num::NonZero;
+use std::sync::mpsc;
+
+/// Starts threads.
+pub trait Threads: Send + Sync {
+    /// Starts a thread that runs `body`. The name is for people: panic messages, debuggers,
+    /// `top` (Linux shows its first 15 bytes).
+    ///
+    /// # Errors
+    /// `InvalidInput` when the name holds a NUL byte, else what the operating system says when it
+    /// has no room for another thread.
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<Handle>;
+
+    /// The number of threads that can run at once; at least 1.
+    fn cores(&self) -> usize;
+}
+
+/// A thread that was started. Dropping the handle lets the thread run on unwatched.
+pub struct Handle {
+    name: String,
+    wait: Box<dyn FnOnce() -> Result<(), String> + Send>,
+}
+
+impl Handle {
+    /// A handle whose [`join`](Handle::join) calls `wait`: for implementations of [`Threads`].
+    pub fn new(name: &str, wait: Box<dyn FnOnce() -> Result<(), String> + Send>) -> Handle {
+        Handle { name: name.to_owned(), wait }
+    }
+
+    /// The name that the thread was started with.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits for the thread to end.
+    ///
+    /// # Errors
+    /// The panic's message when the thread panicked.
+    pub fn join(self) -> Result<(), String> {
+        (self.wait)()
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The operating system's threads.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct RealThreads;
+
+impl RealThreads {
+    /// The operating system's threads.
+    pub fn new() -> RealThreads {
+        RealThreads
+    }
+}
+
+impl Threads for RealThreads {
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<Handle> {
+        if name.contains('\0') {
+            // The standard library would panic.
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a thread's name holds a NUL byte",
+            ));
+        }
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
+        let wait = move || thread.join().map_err(|panic| message(&*panic));
+        Ok(Handle::new(name, Box::new(wait)))
+    }
+
+    fn cores(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, NonZero::get)
+    }
+}
+
+/// What a panic says: nearly always a string of either kind.
+fn message(panic: &(dyn Any + Send)) -> String {
+    if let Some(text) = panic.downcast_ref::<&str>() {
+        (*text).to_owned()
+    } else if let Some(text) = panic.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        "a panic without a message".to_owned()
+    }
+}
+
+/// Checks what [`Threads`] promises. Threads that panic on purpose print their message.
+///
+/// # Panics
+/// Where a promise is broken.
+pub fn check(threads: &dyn Threads) {
+    assert!(threads.cores() >= 1);
+
+    let (send, receive) = mpsc::channel();
+    let started: Vec<Handle> = (0..4)
+        .map(|i| {
+            let send = send.clone();
+            let body = move || send.send(i).expect("the receiver is there");
+            threads.spawn(&format!("check-{i}"), Box::new(body)).expect("a thread starts")
+        })
+        .collect();
+    assert_eq!(started[2].name(), "check-2");
+    for handle in started {
+        assert_eq!(handle.join(), Ok(()));
+    }
+    // All have been joined, so all have sent.
+    let mut seen: Vec<i32> = receive.try_iter().collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 1, 2, 3]);
+
+    let text = threads.spawn("check-panic", Box::new(|| panic!("on purpose")));
+    assert_eq!(text.expect("a thread starts").join(), Err("on purpose".to_owned()));
+    let formatted = threads.spawn("check-panic", Box::new(|| panic!("on purpose {}", 2)));
+    assert_eq!(formatted.expect("a thread starts").join(), Err("on purpose 2".to_owned()));
+
+    let refused = threads.spawn("a\0b", Box::new(|| ()));
+    assert_eq!(refused.expect_err("a bad name").kind(), io::ErrorKind::InvalidInput);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn real_threads_keep_the_contract() {
+        check(&RealThreads::new());
+    }
+
+    #[test]
+    fn a_thread_bears_its_name() {
+        let body = || assert_eq!(std::thread::current().name(), Some("miller"));
+        let handle = RealThreads::new().spawn("miller", Box::new(body));
+        assert_eq!(handle.expect("a thread starts").join(), Ok(()));
+    }
+
+    #[test]
+    fn a_panic_without_text_has_a_message() {
+        let handle = RealThreads::new().spawn("odd", Box::new(|| std::panic::panic_any(7)));
+        let message = handle.expect("a thread starts").join();
+        assert_eq!(message, Err("a panic without a message".to_owned()));
+    }
+}

@@ -1,0 +1,102 @@
+//! A simulated world behind the door of `env`, for tests only.
+//!
+//! A [`SimEnv`] is made from a seed and keeps the contracts of `env`; what the real world does
+//! rarely and at bad moments, it does when told:
+//!
+//! - [`SimClock`]: time passes only when told, or by sleeping; the wall clock can be set;
+//! - [`SimRandom`]: numbers from the seed;
+//! - [`SimDisk`]: files in memory, crashes, a full disk, failing calls, flipped bits, and a log of
+//!   the calls;
+//! - [`SimNet`]: connections in memory between simulated hosts, which can be cut and reset;
+//! - [`SimThreads`]: real threads, and a number of cores that is the same on every machine.
+//!
+//! What is not simulated: the scheduling of threads. A test that uses one thread at a time repeats
+//! exactly from its seed; one that uses several repeats as far as it does not depend on their
+//! order.
+//!
+//! This crate knows `env` and nothing of the engine.
+
+mod clock;
+mod disk;
+mod net;
+mod random;
+mod threads;
+
+use std::sync::Arc;
+
+use tidemill_env::Env;
+
+pub use clock::SimClock;
+pub use disk::{DiskCall, DiskOp, SimDisk};
+pub use net::{SimHost, SimNet};
+pub use random::SimRandom;
+pub use threads::SimThreads;
+
+/// A simulated world: its doors, with all that steers them.
+///
+/// ```
+/// use std::path::Path;
+/// let sim = tidemill_sim::SimEnv::new(7);
+/// let env = sim.env(); // this is what the code under test gets
+///
+/// let mut file = env.disk.create(Path::new("/file")).unwrap();
+/// file.write_all(b"never synced").unwrap();
+/// sim.disk.crash();
+/// assert!(!env.disk.exists(Path::new("/file")).unwrap());
+/// ```
+#[derive(Clone)]
+pub struct SimEnv {
+    /// Steers time.
+    pub clock: Arc<SimClock>,
+    /// The numbers that the code under test sees. Drawing from it changes them.
+    pub random: Arc<SimRandom>,
+    /// The number of cores.
+    pub threads: Arc<SimThreads>,
+    /// Crashes, faults and the log of calls.
+    pub disk: Arc<SimDisk>,
+    /// Further hosts, cuts.
+    pub net: Arc<SimNet>,
+}
+
+impl SimEnv {
+    /// A new world: an empty disk, no connections. Equal seeds give equal worlds.
+    pub fn new(seed: u64) -> SimEnv {
+        let random = SimRandom::new(seed);
+        let disk_random = random.fork();
+        let clock = Arc::new(SimClock::new());
+        SimEnv {
+            disk: Arc::new(SimDisk::new(clock.clone(), disk_random)),
+            net: Arc::new(SimNet::new(clock.clone())),
+            threads: Arc::new(SimThreads::new()),
+            random: Arc::new(random),
+            clock,
+        }
+    }
+
+    /// The doors, for the code under test. Its network is that of the host 127.0.0.1; give other
+    /// processes of a simulated cluster a [`SimHost`] each.
+    pub fn env(&self) -> Env {
+        Env {
+            clock: self.clock.clone(),
+            random: self.random.clone(),
+            threads: self.threads.clone(),
+            disk: self.disk.clone(),
+            net: Arc::new(self.net.host(SimNet::LOCALHOST)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_seeds_give_equal_numbers() {
+        let draw = |seed| {
+            let env = SimEnv::new(seed).env();
+            [(); 4].map(|()| env.random.next_u64())
+        };
+        assert_eq!(draw(1), draw(1));
+        assert_ne!(draw(1), draw(2));
+    }
+}
