@@ -136,6 +136,16 @@ impl Batch {
         Batch { schema: self.schema.clone(), columns, len }
     }
 
+    /// The rows at these places.
+    pub fn take(&self, rows: &[u32]) -> Batch {
+        let places = arrow_array::UInt32Array::from(rows.to_vec());
+        let take = |c: &ArrayRef| {
+            arrow_select::take::take(c, &places, None).expect("the places are within the batch")
+        };
+        let columns = self.columns.iter().map(take).collect();
+        Batch { schema: self.schema.clone(), columns, len: rows.len() }
+    }
+
     /// The rows for which `keep` is true.
     pub fn filter(&self, keep: &BooleanArray) -> Result<Batch> {
         let columns = self

@@ -240,8 +240,11 @@ impl TableSpec {
 
     /// The row that stands for a missing one: its key, each column's default, else null.
     pub fn missing_row(&self, key: &[Value]) -> Vec<Value> {
-        let mut row: Vec<Value> =
-            self.schema.columns.iter().map(|c| c.default.clone().unwrap_or(Value::Null)).collect();
+        // A default is stored as its column has it: an int may stand for a decimal.
+        let default = |c: &Column| {
+            c.default.as_ref().and_then(|v| crate::rules::store(v, c).ok()).unwrap_or(Value::Null)
+        };
+        let mut row: Vec<Value> = self.schema.columns.iter().map(default).collect();
         for (value, &column) in key.iter().zip(&self.key) {
             row[column] = value.clone();
         }

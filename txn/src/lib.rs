@@ -5,6 +5,9 @@
 //! obvious, serial executor of the one guarantee; every other path is tested against it, bit for
 //! bit, and it is the best documentation of the semantics.
 
+pub mod execute;
+pub mod order;
 pub mod program;
+pub mod reference;
 
 pub use program::Program;

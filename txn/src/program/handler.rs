@@ -335,3 +335,58 @@ impl NativeTx<'_> {
         self.emitted.extend(words.iter().map(|w| *w as u64));
     }
 }
+
+/// The reasons that the engine itself gives; one text each, whatever path a transaction takes.
+pub(crate) mod reasons {
+    use tidemill_core::{TableSpec, Value};
+
+    use super::{Abort, AbortKind};
+
+    fn row(table: &TableSpec, key: &[Value]) -> String {
+        let key: Vec<String> = key.iter().map(ToString::to_string).collect();
+        format!("{}[{}]", table.name, key.join(", "))
+    }
+
+    pub(crate) fn exists(table: &TableSpec, key: &[Value]) -> Abort {
+        Abort::refused(format!("{} exists already", row(table, key)))
+    }
+
+    pub(crate) fn missing(table: &TableSpec, key: &[Value]) -> Abort {
+        Abort::refused(format!("{} is missing", row(table, key)))
+    }
+
+    pub(crate) fn no_value(table: &TableSpec, key: &[Value], column: usize) -> Abort {
+        let column = &table.schema.columns[column].name;
+        let reason = format!("{} has no value for column '{column}'", row(table, key));
+        Abort { kind: AbortKind::Fault, reason }
+    }
+
+    pub(crate) fn null_key(table: &TableSpec) -> Abort {
+        Abort { kind: AbortKind::Fault, reason: format!("null in the key of {}", table.name) }
+    }
+
+    /// Declared handlers are checked when the program is built; opaque ones only show what they
+    /// emit when they run, so a cascade longer than the chain of all handlers is a cycle.
+    pub(crate) fn endless() -> Abort {
+        Abort::refused("the outputs of opaque handlers feed each other without end")
+    }
+
+    pub(crate) fn wrong_shape(what: &str, columns: usize, given: usize) -> Abort {
+        let reason = format!("{what} has {columns} columns, but {given} values were given");
+        Abort { kind: AbortKind::Fault, reason }
+    }
+
+    pub(crate) fn not_emittable(stream: &str) -> Abort {
+        let reason = format!("stream {stream} can't be emitted into from here");
+        Abort { kind: AbortKind::Fault, reason }
+    }
+}
+
+/// A value as part of a key: -0.0 is 0.0; a null has no place there.
+pub(crate) fn key_value(value: Value, table: &tidemill_core::TableSpec) -> Result<Value, Abort> {
+    match value {
+        Value::Null => Err(reasons::null_key(table)),
+        Value::Float(f) if f == 0.0 => Ok(Value::Float(0.0)),
+        value => Ok(value),
+    }
+}

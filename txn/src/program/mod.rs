@@ -18,6 +18,7 @@ use tidemill_core::{SourceSpec, StreamId, TableSpec};
 
 pub use build::{Builder, HandlerBuilder, RowHandle};
 pub use expr::{evaluate, Block, Expr, ExprId, Node, Scope};
+pub(crate) use handler::{key_value, reasons};
 pub use handler::{
     Abort, AbortKind, Body, Declared, Handler, Native, NativeBody, NativeTx, Op, Opaque, RowId,
     RowRef, Step, Tx, VarId,

@@ -1,0 +1,311 @@
+//! The general path: any transaction, over values. It works on an overlay of the rows it touched,
+//! so an abort leaves nothing to undo, and one commit applies what has changed.
+
+use std::collections::HashMap;
+
+use tidemill_core::{rules, Key, Row, StreamId, TableId, Value};
+use tidemill_table::{Seq, Table};
+
+use crate::program::{
+    evaluate, key_value, reasons, Abort, Declared, Op, Origin, Program, RowId, Scope, Tx, VarId,
+};
+
+/// A row that the transaction has touched.
+#[derive(Debug, PartialEq)]
+struct Touched {
+    table: TableId,
+    key: Vec<Value>,
+    row: Option<Vec<Value>>,
+    written: bool,
+    /// It came to be by setting columns, so in the end they must all be there.
+    made: bool,
+}
+
+/// One transaction at work.
+pub(crate) struct General<'a> {
+    program: &'a Program,
+    tables: &'a [Table],
+    output: Option<StreamId>,
+    rows: Vec<Touched>,
+    by_key: HashMap<(TableId, Key), usize, foldhash::fast::FixedState>,
+    emitted: Vec<(StreamId, Vec<Value>)>,
+}
+
+/// What a transaction comes to when it commits.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Effects {
+    rows: Vec<Touched>,
+    pub(crate) emitted: Vec<(StreamId, Vec<Value>)>,
+}
+
+impl Effects {
+    /// Writes the new versions.
+    pub(crate) fn apply(&self, tables: &mut [Table], seq: Seq) {
+        for touched in self.rows.iter().filter(|t| t.written) {
+            tables[touched.table.index()].put(&touched.key, touched.row.as_deref(), seq);
+        }
+    }
+
+    /// Whether both write and emit the same. Which rows were only read does not matter.
+    pub(crate) fn same_outcome(&self, other: &Effects) -> bool {
+        let written = |e: &Effects| {
+            let mut written: Vec<(TableId, Key, Option<Vec<Value>>)> = e
+                .rows
+                .iter()
+                .filter(|t| t.written)
+                .map(|t| (t.table, Key::of(&t.key), t.row.clone()))
+                .collect();
+            written.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+            written
+        };
+        self.emitted == other.emitted && written(self) == written(other)
+    }
+}
+
+struct Variables<'a> {
+    event: &'a [Value],
+    vars: Vec<Value>,
+}
+
+impl Scope for Variables<'_> {
+    fn column(&self, column: u16) -> Value {
+        self.event[usize::from(column)].clone()
+    }
+
+    fn var(&self, var: VarId) -> Value {
+        self.vars.get(var.index()).cloned().unwrap_or(Value::Null)
+    }
+}
+
+impl<'a> General<'a> {
+    /// A transaction of a handler whose own output stream is `output`.
+    pub(crate) fn new(
+        program: &'a Program,
+        tables: &'a [Table],
+        output: Option<StreamId>,
+    ) -> General<'a> {
+        let (rows, by_key, emitted) = (Vec::new(), HashMap::default(), Vec::new());
+        General { program, tables, output, rows, by_key, emitted }
+    }
+
+    pub(crate) fn effects(self) -> Effects {
+        Effects { rows: self.rows, emitted: self.emitted }
+    }
+
+    /// The touched row with this key; equal keys are one row.
+    fn touch(&mut self, table: TableId, key: Vec<Value>) -> usize {
+        let (tables, rows) = (self.tables, &mut self.rows);
+        *self.by_key.entry((table, Key::of(&key))).or_insert_with(|| {
+            let row = tables[table.index()].get(&key).map(Vec::from);
+            rows.push(Touched { table, key, row, written: false, made: false });
+            rows.len() - 1
+        })
+    }
+
+    /// Runs a declared transaction.
+    pub(crate) fn declared(&mut self, declared: &Declared, event: &[Value]) -> Result<(), Abort> {
+        let program = self.program;
+        let exprs = &declared.exprs;
+        let mut scope = Variables { event, vars: Vec::new() };
+        for step in &declared.steps {
+            if let Some(when) = step.when {
+                if !truth(evaluate(exprs, when, &scope)?)? {
+                    continue;
+                }
+            }
+            let at = match step.op.row() {
+                Some(row) => Some(self.touch_row(declared, row, &scope)?),
+                None => None,
+            };
+            match &step.op {
+                Op::Require { cond, reason } => {
+                    if !truth(evaluate(exprs, *cond, &scope)?)? {
+                        return Err(match evaluate(exprs, *reason, &scope)? {
+                            Value::Str(reason) => Abort::refused(&*reason),
+                            _ => rules::Fault::NULL.into(),
+                        });
+                    }
+                }
+                Op::Emit { stream, values } => {
+                    let columns = &program.streams[stream.index()].spec.schema.columns;
+                    let row: Result<Vec<Value>, rules::Fault> = values
+                        .iter()
+                        .zip(columns)
+                        .map(|(value, c)| rules::store(&evaluate(exprs, *value, &scope)?, c))
+                        .collect();
+                    self.emitted.push((*stream, row?));
+                }
+                op => {
+                    let touched = &mut self.rows[at.expect("the other steps have a row")];
+                    let spec = &program.tables[touched.table.index()];
+                    let assign = |row: &mut Vec<Value>, column: u16, value| {
+                        let column = usize::from(column);
+                        let value = evaluate(exprs, value, &scope)?;
+                        row[column] = rules::store(&value, &spec.schema.columns[column])?;
+                        Ok::<(), Abort>(())
+                    };
+                    match op {
+                        Op::Read { column, var, .. } => {
+                            let value = match &touched.row {
+                                Some(row) => row[usize::from(*column)].clone(),
+                                None => {
+                                    spec.missing_row(&touched.key).swap_remove((*column).into())
+                                }
+                            };
+                            scope.set(*var, value);
+                        }
+                        Op::Exists { var, .. } => {
+                            scope.set(*var, Value::Bool(touched.row.is_some()));
+                        }
+                        Op::Set { column, value, .. } => {
+                            let key = &touched.key;
+                            touched.made |= touched.row.is_none();
+                            let row = touched.row.get_or_insert_with(|| spec.missing_row(key));
+                            assign(row, *column, *value)?;
+                            touched.written = true;
+                        }
+                        Op::Insert { values, .. } | Op::Upsert { values, .. } => {
+                            if touched.row.is_some() && matches!(op, Op::Insert { .. }) {
+                                return Err(reasons::exists(spec, &touched.key));
+                            }
+                            let mut row = spec.missing_row(&touched.key);
+                            for (column, value) in values {
+                                assign(&mut row, *column, *value)?;
+                            }
+                            touched.row = Some(row);
+                            touched.written = true;
+                        }
+                        Op::Update { values, .. } => {
+                            let Some(row) = &mut touched.row else {
+                                return Err(reasons::missing(spec, &touched.key));
+                            };
+                            for (column, value) in values {
+                                assign(row, *column, *value)?;
+                            }
+                            touched.written = true;
+                        }
+                        Op::Delete { .. } => {
+                            touched.row = None;
+                            touched.written = true;
+                        }
+                        Op::Require { .. } | Op::Emit { .. } => unreachable!("handled above"),
+                    }
+                }
+            }
+        }
+        self.check_made()
+    }
+
+    /// Rows that came to be by setting columns must have a value in each that needs one.
+    fn check_made(&self) -> Result<(), Abort> {
+        for touched in self.rows.iter().filter(|t| t.made) {
+            let spec = &self.program.tables[touched.table.index()];
+            let Some(row) = &touched.row else { continue };
+            let lacking = |(c, v): (&tidemill_core::Column, &Value)| v.is_null() && !c.nullable;
+            if let Some(column) = spec.schema.columns.iter().zip(row).position(lacking) {
+                return Err(reasons::no_value(spec, &touched.key, column));
+            }
+        }
+        Ok(())
+    }
+
+    fn touch_row(
+        &mut self,
+        declared: &Declared,
+        row: RowId,
+        scope: &Variables<'_>,
+    ) -> Result<usize, Abort> {
+        let row = &declared.rows[row.index()];
+        let spec = &self.program.tables[row.table.index()];
+        let key: Result<Vec<Value>, Abort> = row
+            .key
+            .iter()
+            .map(|id| key_value(evaluate(&declared.exprs, *id, scope)?, spec))
+            .collect();
+        Ok(self.touch(row.table, key?))
+    }
+
+    fn checked_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
+        let spec = &self.program.tables[table.index()];
+        if key.len() != spec.key.len() {
+            return Err(reasons::wrong_shape(&spec.name, spec.key.len(), key.len()));
+        }
+        let columns = spec.key.iter().map(|c| &spec.schema.columns[*c]);
+        key.iter()
+            .zip(columns)
+            .map(|(value, column)| Ok(rules::store(&key_value(value.clone(), spec)?, column)?))
+            .collect()
+    }
+}
+
+impl Variables<'_> {
+    fn set(&mut self, var: VarId, value: Value) {
+        if self.vars.len() <= var.index() {
+            self.vars.resize(var.index() + 1, Value::Null);
+        }
+        self.vars[var.index()] = value;
+    }
+}
+
+fn truth(value: Value) -> Result<bool, Abort> {
+    match value {
+        Value::Bool(b) => Ok(b),
+        _ => Err(rules::Fault::NULL.into()),
+    }
+}
+
+impl Tx for General<'_> {
+    fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        let key = self.checked_key(table, key)?;
+        let at = self.touch(table, key);
+        Ok(self.rows[at].row.clone().map(Row::from))
+    }
+
+    fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
+        let spec = &self.program.tables[table.index()];
+        if row.len() != spec.schema.len() {
+            return Err(reasons::wrong_shape(&spec.name, spec.schema.len(), row.len()));
+        }
+        let stored: Result<Vec<Value>, rules::Fault> =
+            row.iter().zip(&spec.schema.columns).map(|(v, c)| rules::store(v, c)).collect();
+        let mut stored = stored?;
+        for column in &spec.key {
+            stored[*column] = key_value(stored[*column].clone(), spec)?;
+        }
+        let key = spec.key.iter().map(|c| stored[*c].clone()).collect();
+        let at = self.touch(table, key);
+        self.rows[at].row = Some(stored);
+        self.rows[at].written = true;
+        Ok(())
+    }
+
+    fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        let key = self.checked_key(table, key)?;
+        let at = self.touch(table, key);
+        self.rows[at].row = None;
+        self.rows[at].written = true;
+        Ok(())
+    }
+
+    fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
+        let spec = &self.program.streams[stream.index()];
+        if Some(stream) != self.output && spec.origin != Origin::Emitted {
+            return Err(reasons::not_emittable(&spec.spec.name));
+        }
+        let columns = &spec.spec.schema.columns;
+        if row.len() != columns.len() {
+            return Err(reasons::wrong_shape(&spec.spec.name, columns.len(), row.len()));
+        }
+        let stored: Result<Vec<Value>, rules::Fault> =
+            row.iter().zip(columns).map(|(v, c)| rules::store(v, c)).collect();
+        self.emitted.push((stream, stored?));
+        Ok(())
+    }
+}
+
+impl General<'_> {
+    /// Emits an event whose values fit the stream's columns.
+    pub(crate) fn emit_checked(&mut self, stream: StreamId, row: Vec<Value>) {
+        self.emitted.push((stream, row));
+    }
+}

@@ -1,0 +1,105 @@
+//! Which streams share a watermark: those that touch a common table, through any cascade, when
+//! somebody writes it. Their transactions then run in one order of event time.
+
+use tidemill_core::{DataType, Error, Result, StreamId, StreamTime, TableId};
+
+use crate::program::{Body, Op, Origin, Program};
+
+/// The group of each stream.
+#[derive(Clone, Debug)]
+pub struct Groups {
+    /// Per stream: its group. Derived streams and outputs are in their root's.
+    pub of: Vec<usize>,
+    /// Number of groups.
+    pub len: usize,
+    /// Per group: whether some input stream in it has event time.
+    pub event_time: Vec<bool>,
+}
+
+impl Groups {
+    /// The groups of a program; an error when one mixes units of time.
+    pub fn of(program: &Program) -> Result<Groups> {
+        let mut parent: Vec<usize> = (0..program.streams.len()).collect();
+        fn find(parent: &mut [usize], mut x: usize) -> usize {
+            while parent[x] != x {
+                parent[x] = parent[parent[x]];
+                x = parent[x];
+            }
+            x
+        }
+        let mut join = |a: StreamId, b: StreamId| {
+            let (a, b) = (find(&mut parent, a.index()), find(&mut parent, b.index()));
+            parent[a.max(b)] = a.min(b);
+        };
+        for (id, stream) in program.streams.iter().enumerate() {
+            if let Origin::Derived { from, .. } = stream.origin {
+                join(StreamId(id as u16), from);
+            }
+        }
+        for (index, handler) in program.handlers.iter().enumerate() {
+            for stream in program.emits(index) {
+                join(stream, handler.input);
+            }
+        }
+        for table in 0..program.tables.len() as u16 {
+            let touching: Vec<(StreamId, bool)> = (0..program.handlers.len())
+                .filter_map(|h| {
+                    let (touches, writes) = touch(program, h, TableId(table));
+                    touches.then_some((program.handlers[h].input, writes))
+                })
+                .collect();
+            if touching.iter().any(|(_, writes)| *writes) {
+                touching.windows(2).for_each(|w| join(w[0].0, w[1].0));
+            }
+        }
+        let mut number = vec![usize::MAX; program.streams.len()];
+        let mut len = 0;
+        let mut of = Vec::with_capacity(program.streams.len());
+        for stream in 0..program.streams.len() {
+            let root = find(&mut parent, stream);
+            if number[root] == usize::MAX {
+                number[root] = len;
+                len += 1;
+            }
+            of.push(number[root]);
+        }
+        let mut unit: Vec<Option<(&DataType, &str)>> = vec![None; len];
+        for (stream, &group) in program.streams.iter().zip(&of) {
+            let StreamTime::Event { column } = stream.spec.time else { continue };
+            let ty = &stream.spec.schema.columns[column].ty;
+            match unit[group] {
+                None => unit[group] = Some((ty, &stream.spec.name)),
+                Some((other, name)) if other != ty => {
+                    return Err(Error::program(format!(
+                        "streams {name} and {} share a table, but the time of one is {other} and \
+                         of the other {ty}: their events would have no common order",
+                        stream.spec.name
+                    ))
+                    .help("give both a time column of one type")
+                    .at(stream.spec.at.clone()))
+                }
+                Some(_) => {}
+            }
+        }
+        let event_time = unit.iter().map(Option::is_some).collect();
+        Ok(Groups { of, len, event_time })
+    }
+}
+
+/// Whether a handler touches a table, and whether it may write it.
+fn touch(program: &Program, handler: usize, table: TableId) -> (bool, bool) {
+    match &program.handlers[handler].body {
+        Body::Declared(declared) => {
+            let is = |row: crate::program::RowId| declared.rows[row.index()].table == table;
+            let ops = || declared.steps.iter().map(|s| &s.op);
+            let touches = ops().filter_map(Op::row).any(is);
+            (touches, ops().filter(|op| op.writes()).filter_map(Op::row).any(is))
+        }
+        Body::Native(native) => {
+            let touches = program.natives[*native].rows.iter().any(|r| r.table == table);
+            (touches, touches)
+        }
+        // Nobody knows before it runs.
+        Body::Opaque(_) => (true, true),
+    }
+}

@@ -1,0 +1,13 @@
+//! The one order: from events as they come to epochs in stamp order.
+//!
+//! [`Sequencer`] is the one place where cuts are made. It is pure: told what has come and what the
+//! clock says, it decides what is ready, what waits and what is late. [`Epoch`] is what it gives to
+//! the executors.
+
+mod epoch;
+mod groups;
+mod sequencer;
+
+pub use epoch::{Epoch, Lane, Ranked, Run};
+pub use groups::Groups;
+pub use sequencer::{CutInput, Sequenced, Sequencer};

@@ -1,0 +1,274 @@
+//! The sequencer: makes cuts, keeps what waits for the watermark, finds what is late.
+
+use std::sync::Arc;
+
+use tidemill_core::{Cut, Error, Late, Position, Result, SourceId, StreamId, StreamTime};
+
+use super::epoch::{Epoch, Run};
+use super::groups::Groups;
+use crate::program::{Origin, Program};
+
+/// What has come since the last cut, and what the sequencer is told about the world.
+#[derive(Debug, Default)]
+pub struct CutInput {
+    /// New events. Those of streams without event time need no times.
+    pub runs: Vec<Run>,
+    /// Per source: the offset of the first row that has not come yet.
+    pub offsets: Vec<u64>,
+    /// Per source: the newest event time so far among all its rows, whatever a filter did to them.
+    pub times_max: Vec<Option<i64>>,
+    /// The clock, in microseconds since 1970.
+    pub clock_us: i64,
+    /// Sources that have been silent too long to hold the watermark back.
+    pub idle: Vec<SourceId>,
+    /// Sources that have ended.
+    pub ended: Vec<SourceId>,
+}
+
+/// What a cut decided.
+#[derive(Debug)]
+pub struct Sequenced {
+    /// The cut, to be recorded.
+    pub cut: Cut,
+    /// What is ready, ranked.
+    pub epoch: Epoch,
+    /// What came too late, for the side stream of its input stream.
+    pub late: Vec<Run>,
+}
+
+/// Makes cuts. Its state (what waits, the watermarks) is a function of the events and the cuts so
+/// far.
+#[derive(Debug)]
+pub struct Sequencer {
+    program: Arc<Program>,
+    groups: Groups,
+    /// Per stream: the input stream it comes from.
+    roots: Vec<StreamId>,
+    epoch: u64,
+    clock_us: i64,
+    /// Per group.
+    watermarks: Vec<Position>,
+    parked: Vec<Run>,
+}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Program").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Sequencer {
+    /// A sequencer before its first cut.
+    pub fn new(program: Arc<Program>) -> Result<Sequencer> {
+        let groups = Groups::of(&program)?;
+        let roots =
+            (0..program.streams.len() as u16).map(|s| program.root_stream(StreamId(s))).collect();
+        Ok(Sequencer {
+            watermarks: vec![Position::MIN; groups.len],
+            groups,
+            roots,
+            program,
+            epoch: 0,
+            clock_us: i64::MIN,
+            parked: Vec::new(),
+        })
+    }
+
+    /// Number of epochs so far.
+    pub fn epochs(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Bytes of events that wait for their watermark.
+    pub fn parked_bytes(&self) -> usize {
+        self.parked.iter().map(|r| r.batch.bytes() + r.offsets.len() * 16).sum()
+    }
+
+    /// Number of events that wait for their watermark.
+    pub fn parked_rows(&self) -> usize {
+        self.parked.iter().map(|r| r.offsets.len()).sum()
+    }
+
+    /// The lowest place at which the next event of a source may stand.
+    fn bound(&self, source: usize, input: &CutInput) -> Position {
+        let spec = &self.program.sources[source];
+        match input.times_max[source] {
+            None => Position::MIN,
+            Some(time) => Position {
+                time_us: time.saturating_sub(spec.disorder_us),
+                source: SourceId(source as u32),
+                offset: input.offsets[source],
+            },
+        }
+    }
+
+    /// The new watermark of each group: everything before it has come.
+    fn new_watermarks(&self, input: &CutInput) -> Vec<Position> {
+        let mut marks: Vec<Option<Position>> = vec![None; self.groups.len];
+        let mut newest: Vec<Option<Position>> = vec![None; self.groups.len];
+        let mut all_ended = vec![true; self.groups.len];
+        for (index, source) in self.program.sources.iter().enumerate() {
+            let spec = &self.program.streams[source.stream.index()].spec;
+            if !matches!(spec.time, StreamTime::Event { .. }) {
+                continue;
+            }
+            let group = self.groups.of[source.stream.index()];
+            let id = SourceId(index as u32);
+            if input.ended.contains(&id) {
+                continue;
+            }
+            all_ended[group] = false;
+            if input.idle.contains(&id) {
+                let last = input.times_max[index].map(|time_us| Position {
+                    time_us,
+                    source: id,
+                    offset: input.offsets[index],
+                });
+                newest[group] = newest[group].max(last);
+                continue;
+            }
+            let bound = self.bound(index, input);
+            marks[group] = Some(marks[group].map_or(bound, |m| m.min(bound)));
+        }
+        // With every source idle nothing holds back what has come; with every source ended nothing
+        // will come any more.
+        (0..self.groups.len)
+            .map(|g| {
+                let mark = marks[g].or(newest[g]);
+                let mark = if all_ended[g] { Some(Position::MAX) } else { mark };
+                mark.unwrap_or(Position::MIN).max(self.watermarks[g])
+            })
+            .collect()
+    }
+
+    /// Makes a cut: everything in `input` belongs to this epoch or waits for a later one. An error
+    /// for a late event of a stream that wants one.
+    pub fn cut(&mut self, input: CutInput) -> Result<Sequenced> {
+        assert_eq!(input.offsets.len(), self.program.sources.len());
+        assert_eq!(input.times_max.len(), self.program.sources.len());
+        let marks = self.new_watermarks(&input);
+        self.epoch += 1;
+        // Strictly rising, so that arrivals of two cuts can never have one time.
+        self.clock_us = input.clock_us.max(self.clock_us.saturating_add(1));
+        let (mut ready, mut parked, mut late) = (Vec::new(), Vec::new(), Vec::new());
+        let waiting = std::mem::take(&mut self.parked);
+        for (run, is_new) in
+            waiting.into_iter().map(|r| (r, false)).chain(input.runs.into_iter().map(|r| (r, true)))
+        {
+            let root = &self.program.streams[self.roots[run.stream.index()].index()].spec;
+            let group = self.groups.of[run.stream.index()];
+            let (before, now) = (self.watermarks[group], marks[group]);
+            if !matches!(root.time, StreamTime::Event { .. }) {
+                ready.push(self.arrived(run, group));
+                continue;
+            }
+            let (mut on_time, mut waits, mut too_late) = (Vec::new(), Vec::new(), Vec::new());
+            for row in 0..run.times.len() {
+                let at = run.position(row);
+                let rows = if is_new && at < before {
+                    &mut too_late
+                } else if at < now {
+                    &mut on_time
+                } else {
+                    &mut waits
+                };
+                rows.push(row as u32);
+            }
+            if let Some(&first) = too_late.first() {
+                match root.late {
+                    Late::Side => late.push(run.take(&too_late)),
+                    Late::Admit => {
+                        let mut admitted = run.take(&too_late);
+                        admitted.times.fill(before.time_us);
+                        admitted.admitted = Some((before, self.epoch));
+                        ready.push(admitted);
+                    }
+                    Late::Error => {
+                        let row = first as usize;
+                        let source = &self.program.sources[run.source.index()].name;
+                        return Err(Error::input(format!(
+                            "stream {}: row {} of source {source} is late: its time is {}, and \
+                             the watermark was at {} already",
+                            root.name, run.offsets[row], run.times[row], before.time_us
+                        ))
+                        .help(
+                            "give the source a larger disorder, or the stream late=\"side\" or \
+                             late=\"admit\"",
+                        ));
+                    }
+                }
+            }
+            match (on_time.len(), waits.len()) {
+                (n, 0) if n == run.times.len() => ready.push(run),
+                (0, n) if n == run.times.len() => parked.push(run),
+                _ => {
+                    if !on_time.is_empty() {
+                        ready.push(run.take(&on_time));
+                    }
+                    if !waits.is_empty() {
+                        parked.push(run.take(&waits));
+                    }
+                }
+            }
+        }
+        self.parked = parked;
+        self.watermarks = marks;
+        ready.retain(|run| !run.offsets.is_empty());
+        let epoch = Epoch::rank(&self.program, ready);
+        let watermarks = self.groups.of.iter().map(|g| self.watermarks[*g]).collect();
+        let cut = Cut {
+            epoch: self.epoch,
+            offsets: input.offsets,
+            watermarks,
+            clock_us: self.clock_us,
+            idle: input.idle,
+            ended: input.ended,
+        };
+        Ok(Sequenced { cut, epoch, late })
+    }
+
+    /// Places events without event time: at the clock, or, beside streams with event time, at the
+    /// watermark of the cut before.
+    fn arrived(&self, mut run: Run, group: usize) -> Run {
+        if self.groups.event_time[group] {
+            let before = self.watermarks[group];
+            run.times = vec![before.time_us; run.offsets.len()];
+            run.admitted = Some((before, self.epoch));
+        } else {
+            run.times = vec![self.clock_us; run.offsets.len()];
+        }
+        run
+    }
+
+    /// Whether nothing waits.
+    pub fn is_drained(&self) -> bool {
+        self.parked.is_empty()
+    }
+
+    /// Of the sources that feed parked events, the one that is ahead in time, if any other source
+    /// of its group is behind it: the one to be paused when parked events need too much memory.
+    pub fn source_ahead(&self, times_max: &[Option<i64>]) -> Option<SourceId> {
+        let mut held: Vec<SourceId> = self.parked.iter().map(|r| r.source).collect();
+        held.sort();
+        held.dedup();
+        let group = |s: SourceId| self.groups.of[self.program.sources[s.index()].stream.index()];
+        held.iter()
+            .copied()
+            .filter(|s| {
+                let behind = |other: usize| {
+                    let other_id = SourceId(other as u32);
+                    other_id != *s
+                        && group(other_id) == group(*s)
+                        && times_max[other] < times_max[s.index()]
+                };
+                (0..times_max.len()).any(behind)
+            })
+            .max_by_key(|s| times_max[s.index()])
+    }
+
+    /// Whether a stream's events come from sources with event time.
+    pub fn has_event_time(&self, stream: StreamId) -> bool {
+        let root = &self.program.streams[self.roots[stream.index()].index()];
+        root.origin == Origin::Input && matches!(root.spec.time, StreamTime::Event { .. })
+    }
+}

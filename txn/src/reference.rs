@@ -1,0 +1,570 @@
+//! The one guarantee, executed slowly: all transactions one at a time, in the one order.
+//!
+//! > The outcome — table contents, outputs, aborts — is a function of the program, the initial
+//! > state, the inputs and the recorded cuts.
+//!
+//! This file is the definition; every fast path is tested against it, bit for bit. It shares with
+//! them the rules of values (`tidemill_core::rules`) and the walk over expressions
+//! ([`crate::program::evaluate`]), and nothing else: tables are ordered maps, an abort restores a
+//! copy of all of them, the order is a sort by stamp, and watermarks are computed from the events
+//! seen so far. So it catches what goes wrong in slots, versions, compiled programs, merging,
+//! parking and batching; what it can't catch is a wrong rule, for which `tidemill_core::rules` has
+//! tests of its own.
+
+use std::collections::BTreeMap;
+
+use tidemill_core::stamp::Admission;
+use tidemill_core::{
+    rules, Key, Late, Position, Row, SourceId, Stamp, StreamId, StreamTime, TableId, Value,
+};
+
+use crate::order::Groups;
+use crate::program::{
+    evaluate, key_value, reasons, Abort, Body, Declared, Native, NativeTx, Op, Origin, Program,
+    RowId, Scope, Stage, Tx, VarId,
+};
+
+/// One row of a source, decoded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputRow {
+    /// Its place in the source; rows that could not be decoded leave a gap.
+    pub offset: u64,
+    /// Its values.
+    pub values: Vec<Value>,
+}
+
+/// A cut, as far as it is an input of the outcome; watermarks follow from it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CutAt {
+    /// Per source: the offset of the first row beyond the cut.
+    pub offsets: Vec<u64>,
+    /// The clock in microseconds.
+    pub clock_us: i64,
+    /// Sources held idle.
+    pub idle: Vec<SourceId>,
+    /// Sources that have ended.
+    pub ended: Vec<SourceId>,
+}
+
+/// What a run comes to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Per table: its rows by key.
+    pub tables: Vec<BTreeMap<Key, Row>>,
+    /// Per stream: its output events in order, with their stamps.
+    pub outputs: BTreeMap<StreamId, Vec<(Stamp, Row)>>,
+    /// Per stream (input or derived): the events that came too late.
+    pub late: BTreeMap<StreamId, Vec<Row>>,
+    /// Events that a map or filter could not compute: root stream, offset, reason.
+    pub dead: Vec<(StreamId, u64, String)>,
+    /// Per cut: the watermark of each stream.
+    pub watermarks: Vec<Vec<Position>>,
+    /// Transactions, aborted ones included.
+    pub transactions: u64,
+    /// Aborted transactions.
+    pub aborts: u64,
+    /// The first late event of a stream that wants an error, when there was one: the run ends
+    /// there.
+    pub late_error: Option<(StreamId, u64)>,
+}
+
+/// Runs a program over its sources with these cuts.
+pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outcome {
+    let groups = Groups::of(program).expect("the program was checked");
+    let mut machine = Machine { program, outcome: Outcome::default() };
+    machine.outcome.tables = vec![BTreeMap::new(); program.tables.len()];
+    let mut taken = vec![0usize; sources.len()];
+    let mut waiting: Vec<(Position, &InputRow)> = Vec::new();
+    let mut marks = vec![Position::MIN; groups.len];
+    let mut clock = i64::MIN;
+    for (index, cut) in cuts.iter().enumerate() {
+        let epoch = index as u64 + 1;
+        clock = cut.clock_us.max(clock.saturating_add(1));
+        // What has come since the last cut.
+        let mut fresh: Vec<(SourceId, &InputRow)> = Vec::new();
+        for (source, rows) in sources.iter().enumerate() {
+            while taken[source] < rows.len() && rows[taken[source]].offset < cut.offsets[source] {
+                fresh.push((SourceId(source as u32), &rows[taken[source]]));
+                taken[source] += 1;
+            }
+        }
+        let before = marks.clone();
+        for (group, mark) in marks.iter_mut().enumerate() {
+            *mark = watermark(program, &groups, group, sources, cut).max(*mark);
+        }
+        // Each event's place, if it is ready now.
+        let mut ready: Vec<(Stamp, SourceId, &InputRow)> = Vec::new();
+        for (source, row) in fresh {
+            let stream = program.sources[source.index()].stream;
+            let spec = &program.streams[stream.index()].spec;
+            let group = groups.of[stream.index()];
+            let admission = Admission { epoch, source, offset: row.offset };
+            let StreamTime::Event { column } = spec.time else {
+                let stamp = if groups.event_time[group] {
+                    Stamp::admitted(before[group], admission)
+                } else {
+                    let offset = row.offset;
+                    Stamp::of(Position { time_us: clock, source, offset })
+                };
+                ready.push((stamp, source, row));
+                continue;
+            };
+            let at = Position { time_us: time(&row.values[column]), source, offset: row.offset };
+            if at >= before[group] {
+                waiting.push((at, row));
+                continue;
+            }
+            match spec.late {
+                Late::Side => machine.side(stream, row),
+                Late::Admit => ready.push((Stamp::admitted(before[group], admission), source, row)),
+                Late::Error => {
+                    machine.outcome.late_error = Some((stream, row.offset));
+                    return machine.outcome;
+                }
+            }
+        }
+        waiting.retain(|(at, row)| {
+            let stream = program.sources[at.source.index()].stream;
+            let now = *at < marks[groups.of[stream.index()]];
+            if now {
+                ready.push((Stamp::of(*at), at.source, row));
+            }
+            !now
+        });
+        ready.sort_by(|a, b| a.0.cmp(&b.0));
+        for (stamp, source, row) in ready {
+            let stream = program.sources[source.index()].stream;
+            machine.event(stream, &stamp, row);
+        }
+        let of_stream = groups.of.iter().map(|g| marks[*g]).collect();
+        machine.outcome.watermarks.push(of_stream);
+    }
+    machine.outcome
+}
+
+fn time(value: &Value) -> i64 {
+    match value {
+        Value::Timestamp(t) | Value::Int(t) => *t,
+        other => unreachable!("{other} as a time: the program was checked"),
+    }
+}
+
+/// The place before which everything of a group has come, as the events up to the cut have it.
+fn watermark(
+    program: &Program,
+    groups: &Groups,
+    group: usize,
+    sources: &[Vec<InputRow>],
+    cut: &CutAt,
+) -> Position {
+    let mut live = Vec::new();
+    let mut idle = Vec::new();
+    let mut all_ended = true;
+    for (index, spec) in program.sources.iter().enumerate() {
+        let source = SourceId(index as u32);
+        let stream = &program.streams[spec.stream.index()].spec;
+        let StreamTime::Event { column } = stream.time else { continue };
+        if groups.of[spec.stream.index()] != group || cut.ended.contains(&source) {
+            continue;
+        }
+        all_ended = false;
+        let offset = cut.offsets[index];
+        let newest = sources[index]
+            .iter()
+            .filter(|row| row.offset < offset)
+            .map(|row| time(&row.values[column]))
+            .max();
+        if cut.idle.contains(&source) {
+            idle.extend(newest.map(|time_us| Position { time_us, source, offset }));
+        } else {
+            live.push(newest.map_or(Position::MIN, |t| Position {
+                time_us: t.saturating_sub(spec.disorder_us),
+                source,
+                offset,
+            }));
+        }
+    }
+    if all_ended {
+        return Position::MAX;
+    }
+    live.into_iter().min().or(idle.into_iter().max()).unwrap_or(Position::MIN)
+}
+
+struct Machine<'a> {
+    program: &'a Program,
+    outcome: Outcome,
+}
+
+impl Machine<'_> {
+    /// The streams that an event of an input stream is on, with its columns there; `None` where a
+    /// filter drops it. An error when a stage can't compute.
+    fn views(&self, root: StreamId, row: &InputRow) -> Result<Vec<(StreamId, Vec<Value>)>, String> {
+        let mut views = vec![(root, row.values.clone())];
+        // Derived streams are declared after what they come from.
+        for (index, stream) in self.program.streams.iter().enumerate() {
+            let Origin::Derived { from, stage } = &stream.origin else { continue };
+            let Some((_, values)) = views.iter().find(|(s, _)| s == from) else { continue };
+            let id = StreamId(index as u16);
+            match stage {
+                Stage::Filter { exprs, keep } => {
+                    match evaluate(exprs, *keep, &values[..]).map_err(|f| f.to_string())? {
+                        Value::Bool(true) => views.push((id, values.clone())),
+                        Value::Bool(false) => {}
+                        _ => return Err(rules::Fault::NULL.to_string()),
+                    }
+                }
+                Stage::Map { exprs, columns } => {
+                    let mapped: Result<Vec<Value>, rules::Fault> = columns
+                        .iter()
+                        .zip(&stream.spec.schema.columns)
+                        .map(|(id, column)| {
+                            rules::store(&evaluate(exprs, *id, &values[..])?, column)
+                        })
+                        .collect();
+                    views.push((id, mapped.map_err(|f| f.to_string())?));
+                }
+            }
+        }
+        Ok(views)
+    }
+
+    fn side(&mut self, root: StreamId, row: &InputRow) {
+        match self.views(root, row) {
+            Ok(views) => {
+                for (stream, values) in views {
+                    self.outcome.late.entry(stream).or_default().push(values.into());
+                }
+            }
+            Err(reason) => self.outcome.dead.push((root, row.offset, reason)),
+        }
+    }
+
+    /// One input event: its transactions in the handlers' declaration order, each with its cascade.
+    fn event(&mut self, root: StreamId, stamp: &Stamp, row: &InputRow) {
+        let views = match self.views(root, row) {
+            Ok(views) => views,
+            Err(reason) => return self.outcome.dead.push((root, row.offset, reason)),
+        };
+        for handler in 0..self.program.handlers.len() {
+            let input = self.program.handlers[handler].input;
+            if let Some((_, values)) = views.iter().find(|(s, _)| *s == input) {
+                self.transact(handler, stamp, values);
+            }
+        }
+    }
+
+    /// One transaction, and depth first everything that its outputs set off.
+    fn transact(&mut self, index: usize, stamp: &Stamp, event: &[Value]) {
+        let handler = &self.program.handlers[index];
+        let before = self.outcome.tables.clone();
+        let mut work = Work {
+            program: self.program,
+            tables: &mut self.outcome.tables,
+            output: handler.output,
+            emitted: Vec::new(),
+        };
+        let result = match &handler.body {
+            _ if stamp.path.len() > self.program.handlers.len() => Err(reasons::endless()),
+            Body::Declared(declared) => work.declared(declared, event),
+            Body::Native(native) => work.native(&self.program.natives[*native], event),
+            Body::Opaque(opaque) => self.program.opaques[*opaque].call(event, &mut work),
+        };
+        let emitted = match result {
+            Ok(()) => work.emitted,
+            Err(abort) => {
+                self.outcome.tables = before;
+                self.outcome.aborts += 1;
+                let mut row = event.to_vec();
+                row.push(Value::str(&abort.reason));
+                vec![(handler.aborted, row)]
+            }
+        };
+        self.outcome.transactions += 1;
+        for (ordinal, (stream, row)) in emitted.into_iter().enumerate() {
+            let derived = stamp.derived(index as u16, ordinal as u32);
+            let outputs = self.outcome.outputs.entry(stream).or_default();
+            outputs.push((derived.clone(), row.clone().into()));
+            for next in self.program.handlers_on(stream) {
+                self.transact(next, &derived, &row);
+            }
+        }
+    }
+}
+
+/// One transaction at work, on the tables themselves.
+struct Work<'a> {
+    program: &'a Program,
+    tables: &'a mut Vec<BTreeMap<Key, Row>>,
+    output: Option<StreamId>,
+    emitted: Vec<(StreamId, Vec<Value>)>,
+}
+
+struct Variables<'a> {
+    event: &'a [Value],
+    vars: Vec<Value>,
+}
+
+impl Scope for Variables<'_> {
+    fn column(&self, column: u16) -> Value {
+        self.event[usize::from(column)].clone()
+    }
+
+    fn var(&self, var: VarId) -> Value {
+        self.vars.get(var.index()).cloned().unwrap_or(Value::Null)
+    }
+}
+
+impl Work<'_> {
+    fn declared(&mut self, declared: &Declared, event: &[Value]) -> Result<(), Abort> {
+        let mut scope = Variables { event, vars: Vec::new() };
+        let mut made: Vec<(TableId, Vec<Value>)> = Vec::new();
+        for step in &declared.steps {
+            let eval = |id| evaluate(&declared.exprs, id, &scope);
+            if let Some(when) = step.when {
+                match eval(when)? {
+                    Value::Bool(true) => {}
+                    Value::Bool(false) => continue,
+                    _ => return Err(rules::Fault::NULL.into()),
+                }
+            }
+            let key = match step.op.row() {
+                Some(row) => self.key(declared, row, &scope)?,
+                None => Vec::new(),
+            };
+            let table = step.op.row().map(|row| declared.rows[row.index()].table);
+            let spec = table.map(|t| &self.program.tables[t.index()]);
+            let held = match table {
+                Some(table) => self.tables[table.index()].get(&Key::of(&key)).cloned(),
+                None => None,
+            };
+            let assign = |row: &mut Vec<Value>, values: &[(u16, _)]| -> Result<(), Abort> {
+                for (column, value) in values {
+                    let column = usize::from(*column);
+                    let spec = &spec.expect("it has a row").schema.columns[column];
+                    row[column] = rules::store(&eval(*value)?, spec)?;
+                }
+                Ok(())
+            };
+            match &step.op {
+                Op::Read { column, var, .. } => {
+                    let row = held.map_or_else(|| spec.unwrap().missing_row(&key), Vec::from);
+                    let value = row[usize::from(*column)].clone();
+                    set_var(&mut scope.vars, *var, value);
+                }
+                Op::Exists { var, .. } => {
+                    set_var(&mut scope.vars, *var, Value::Bool(held.is_some()));
+                }
+                Op::Require { cond, reason } => match eval(*cond)? {
+                    Value::Bool(true) => {}
+                    Value::Bool(false) => {
+                        return Err(match eval(*reason)? {
+                            Value::Str(reason) => Abort::refused(&*reason),
+                            _ => rules::Fault::NULL.into(),
+                        })
+                    }
+                    _ => return Err(rules::Fault::NULL.into()),
+                },
+                Op::Set { column, value, .. } => {
+                    let spec = spec.unwrap();
+                    let mut row = match held {
+                        Some(row) => Vec::from(row),
+                        None => {
+                            made.push((table.unwrap(), key.clone()));
+                            spec.missing_row(&key)
+                        }
+                    };
+                    assign(&mut row, &[(*column, *value)])?;
+                    self.tables[table.unwrap().index()].insert(Key::of(&key), row.into());
+                }
+                Op::Insert { values, .. } | Op::Upsert { values, .. } => {
+                    let spec = spec.unwrap();
+                    if held.is_some() && matches!(step.op, Op::Insert { .. }) {
+                        return Err(reasons::exists(spec, &key));
+                    }
+                    let mut row = spec.missing_row(&key);
+                    assign(&mut row, values)?;
+                    self.tables[table.unwrap().index()].insert(Key::of(&key), row.into());
+                }
+                Op::Update { values, .. } => {
+                    let spec = spec.unwrap();
+                    let Some(row) = held else { return Err(reasons::missing(spec, &key)) };
+                    let mut row = Vec::from(row);
+                    assign(&mut row, values)?;
+                    self.tables[table.unwrap().index()].insert(Key::of(&key), row.into());
+                }
+                Op::Delete { .. } => {
+                    self.tables[table.unwrap().index()].remove(&Key::of(&key));
+                }
+                Op::Emit { stream, values } => {
+                    let columns = &self.program.streams[stream.index()].spec.schema.columns;
+                    let row: Result<Vec<Value>, rules::Fault> = values
+                        .iter()
+                        .zip(columns)
+                        .map(|(value, column)| rules::store(&eval(*value)?, column))
+                        .collect();
+                    self.emitted.push((*stream, row?));
+                }
+            }
+        }
+        // A row that came to be by setting its columns must have them all in the end.
+        for (table, key) in made {
+            let spec = &self.program.tables[table.index()];
+            if let Some(row) = self.tables[table.index()].get(&Key::of(&key)) {
+                let columns = spec.schema.columns.iter().zip(row.iter());
+                for (index, (column, value)) in columns.enumerate() {
+                    if value.is_null() && !column.nullable {
+                        return Err(reasons::no_value(spec, &key, index));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn key(&self, declared: &Declared, row: RowId, scope: &Variables) -> Result<Vec<Value>, Abort> {
+        let row = &declared.rows[row.index()];
+        let spec = &self.program.tables[row.table.index()];
+        row.key.iter().map(|id| key_value(evaluate(&declared.exprs, *id, scope)?, spec)).collect()
+    }
+
+    fn native(&mut self, native: &Native, event: &[Value]) -> Result<(), Abort> {
+        let event_words: Vec<u64> = event.iter().map(|v| v.word().expect("checked")).collect();
+        let (mut words, mut bases, mut keys) =
+            (Vec::new(), Vec::new(), Vec::<(TableId, Vec<Value>)>::new());
+        let mut present = 0u64;
+        for (index, row) in native.rows.iter().enumerate() {
+            let spec = &self.program.tables[row.table.index()];
+            let key: Result<Vec<Value>, Abort> = row
+                .key
+                .iter()
+                .map(|id| key_value(evaluate(&native.exprs, *id, event)?, spec))
+                .collect();
+            let key = key?;
+            let held = self.tables[row.table.index()].get(&Key::of(&key));
+            present |= u64::from(held.is_some()) << index;
+            let same = keys.iter().position(|(t, k)| (*t, k) == (row.table, &key));
+            match same {
+                Some(same) => bases.push(bases[same]),
+                None => {
+                    bases.push(words.len() as u32);
+                    let row = held.map_or_else(|| spec.missing_row(&key), |r| r.to_vec());
+                    for value in row {
+                        words.push(value.word().ok_or_else(|| reasons::missing(spec, &key))?);
+                    }
+                }
+            }
+            keys.push((row.table, key));
+        }
+        let mut emitted = Vec::new();
+        let mut tx = NativeTx {
+            event: &event_words,
+            words: &mut words,
+            bases: &bases,
+            dirty: 0,
+            present,
+            emitted: &mut emitted,
+        };
+        (native.body)(&mut tx).map_err(Abort::refused)?;
+        let dirty = tx.dirty;
+        for (index, (table, key)) in keys.iter().enumerate() {
+            if dirty >> index & 1 == 1 {
+                let columns = &self.program.tables[table.index()].schema.columns;
+                let row = columns
+                    .iter()
+                    .enumerate()
+                    .map(|(i, column)| word_value(&column.ty, words[bases[index] as usize + i]));
+                let row = row.collect();
+                self.tables[table.index()].insert(Key::of(key), row);
+            }
+        }
+        let mut rest = &emitted[..];
+        while let Some((stream, tail)) = rest.split_first() {
+            let stream = native.emits[*stream as usize];
+            let columns = &self.program.streams[stream.index()].spec.schema.columns;
+            let (row, tail) = tail.split_at(columns.len());
+            let row = columns.iter().zip(row).map(|(c, w)| word_value(&c.ty, *w)).collect();
+            self.emitted.push((stream, row));
+            rest = tail;
+        }
+        Ok(())
+    }
+}
+
+/// The value of a word; floats get their one NaN.
+pub(crate) fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
+    use tidemill_core::DataType;
+    match ty {
+        DataType::Bool => Value::Bool(word != 0),
+        DataType::Timestamp => Value::Timestamp(word as i64),
+        DataType::Decimal(scale) => Value::Decimal(word as i64, *scale),
+        DataType::Float => Value::Float(tidemill_core::value::canonical_f64(f64::from_bits(word))),
+        _ => Value::Int(word as i64),
+    }
+}
+
+fn set_var(vars: &mut Vec<Value>, var: VarId, value: Value) {
+    if vars.len() <= var.index() {
+        vars.resize(var.index() + 1, Value::Null);
+    }
+    vars[var.index()] = value;
+}
+
+impl Tx for Work<'_> {
+    fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        let key = self.checked_key(table, key)?;
+        Ok(self.tables[table.index()].get(&Key::of(&key)).cloned())
+    }
+
+    fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
+        let spec = &self.program.tables[table.index()];
+        if row.len() != spec.schema.len() {
+            return Err(reasons::wrong_shape(&spec.name, spec.schema.len(), row.len()));
+        }
+        let stored: Result<Vec<Value>, rules::Fault> =
+            row.iter().zip(&spec.schema.columns).map(|(v, c)| rules::store(v, c)).collect();
+        let mut stored = stored?;
+        for column in &spec.key {
+            stored[*column] = key_value(stored[*column].clone(), spec)?;
+        }
+        let key = Key::of(spec.key.iter().map(|c| &stored[*c]));
+        self.tables[table.index()].insert(key, stored.into());
+        Ok(())
+    }
+
+    fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        let key = self.checked_key(table, key)?;
+        self.tables[table.index()].remove(&Key::of(&key));
+        Ok(())
+    }
+
+    fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
+        let spec = &self.program.streams[stream.index()];
+        if Some(stream) != self.output && spec.origin != Origin::Emitted {
+            return Err(reasons::not_emittable(&spec.spec.name));
+        }
+        let columns = &spec.spec.schema.columns;
+        if row.len() != columns.len() {
+            return Err(reasons::wrong_shape(&spec.spec.name, columns.len(), row.len()));
+        }
+        let stored: Result<Vec<Value>, rules::Fault> =
+            row.iter().zip(columns).map(|(v, c)| rules::store(v, c)).collect();
+        self.emitted.push((stream, stored?));
+        Ok(())
+    }
+}
+
+impl Work<'_> {
+    fn checked_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
+        let spec = &self.program.tables[table.index()];
+        if key.len() != spec.key.len() {
+            return Err(reasons::wrong_shape(&spec.name, spec.key.len(), key.len()));
+        }
+        key.iter()
+            .zip(&spec.key)
+            .map(|(value, column)| {
+                let value = key_value(value.clone(), spec)?;
+                Ok(rules::store(&value, &spec.schema.columns[*column])?)
+            })
+            .collect()
+    }
+}
