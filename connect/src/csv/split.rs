@@ -1,0 +1,331 @@
+//! Where CSV records and fields end.
+//!
+//! The `csv` crate does not tell a quoted empty field from one without quotes, has no bound on a
+//! record, and does not say that a quote was left open. So this is our own; that crate is the
+//! oracle of its tests.
+
+use crate::records::Split;
+
+/// How fields are separated and quoted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dialect {
+    pub delimiter: u8,
+    /// `None`: quotes are ordinary characters.
+    pub quote: Option<u8>,
+}
+
+/// How a field was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quoting {
+    Plain,
+    Quoted,
+    /// Quoted, with doubled quotes inside.
+    Escaped,
+    /// Quoted, with more text after the closing quote.
+    Broken,
+}
+
+/// A field's place in its record; without its quotes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Field {
+    pub start: u32,
+    pub end: u32,
+    pub quoting: Quoting,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    FieldStart,
+    Plain,
+    Quoted,
+    /// Behind a quote in a quoted field: its end, or the first of two.
+    QuoteSeen,
+    /// Behind a carriage return after the closing quote.
+    ReturnSeen,
+}
+
+/// Finds the ends of CSV fields and records. Records end with `\n` or `\r\n`; a quoted field may
+/// hold either.
+pub(crate) struct CsvSplit {
+    dialect: Dialect,
+    state: State,
+    scanned: usize,
+    field: Field,
+    pub fields: Vec<Field>,
+    /// Index of the first field with text after its closing quote.
+    pub broken: Option<usize>,
+    newlines: u64,
+    /// The record's beginning is gone: fields have no places any more.
+    dropped: bool,
+    unclosed: bool,
+}
+
+impl CsvSplit {
+    pub fn new(dialect: Dialect) -> CsvSplit {
+        CsvSplit {
+            dialect,
+            state: State::FieldStart,
+            scanned: 0,
+            field: Field { start: 0, end: 0, quoting: Quoting::Plain },
+            fields: Vec::new(),
+            broken: None,
+            newlines: 0,
+            dropped: false,
+            unclosed: false,
+        }
+    }
+
+    fn end_field(&mut self) {
+        if self.dropped {
+            return;
+        }
+        if self.field.quoting == Quoting::Broken && self.broken.is_none() {
+            self.broken = Some(self.fields.len());
+        }
+        self.fields.push(self.field);
+    }
+
+    /// Ends the last field of a record, which ends at `end`; `next` is where the next one begins.
+    fn end_record(&mut self, data: &[u8], end: usize, next: usize) -> Option<usize> {
+        if self.state == State::Plain || self.state == State::FieldStart {
+            let start = self.field.start as usize;
+            let text = data.get(start..end).unwrap_or_default();
+            self.field.end = (end - usize::from(text.last() == Some(&b'\r'))) as u32;
+        }
+        self.end_field();
+        self.scanned = next;
+        Some(next)
+    }
+}
+
+impl Split for CsvSplit {
+    fn scan(&mut self, data: &[u8], last: bool) -> Option<usize> {
+        let Dialect { delimiter, quote } = self.dialect;
+        // Never equal to a byte when there is no quote.
+        let quote = quote.map_or(u32::MAX, u32::from);
+        let mut at = self.scanned;
+        while at < data.len() {
+            match self.state {
+                State::FieldStart => {
+                    if u32::from(data[at]) == quote {
+                        at += 1;
+                        self.state = State::Quoted;
+                        self.field.quoting = Quoting::Quoted;
+                    } else {
+                        self.state = State::Plain;
+                        self.field.quoting = Quoting::Plain;
+                    }
+                    self.field.start = at as u32;
+                }
+                State::Plain => {
+                    let ends = |b: &u8| *b == delimiter || *b == b'\n';
+                    let Some(length) = data[at..].iter().position(ends) else {
+                        at = data.len();
+                        break;
+                    };
+                    at += length;
+                    if data[at] == b'\n' {
+                        return self.end_record(data, at, at + 1);
+                    }
+                    self.field.end = at as u32;
+                    self.end_field();
+                    self.state = State::FieldStart;
+                    at += 1;
+                }
+                State::Quoted => {
+                    while at < data.len() && u32::from(data[at]) != quote {
+                        self.newlines += u64::from(data[at] == b'\n');
+                        at += 1;
+                    }
+                    if at < data.len() {
+                        self.field.end = at as u32;
+                        self.state = State::QuoteSeen;
+                        at += 1;
+                    }
+                }
+                State::QuoteSeen => match data[at] {
+                    byte if u32::from(byte) == quote => {
+                        self.field.quoting = Quoting::Escaped;
+                        self.state = State::Quoted;
+                        at += 1;
+                    }
+                    byte if byte == delimiter => {
+                        self.end_field();
+                        self.state = State::FieldStart;
+                        at += 1;
+                    }
+                    b'\n' => return self.end_record(data, at, at + 1),
+                    b'\r' => {
+                        self.state = State::ReturnSeen;
+                        at += 1;
+                    }
+                    _ => {
+                        self.field.quoting = Quoting::Broken;
+                        self.state = State::Plain;
+                    }
+                },
+                State::ReturnSeen => {
+                    if data[at] == b'\n' {
+                        return self.end_record(data, at, at + 1);
+                    }
+                    self.field.quoting = Quoting::Broken;
+                    self.state = State::Plain;
+                }
+            }
+        }
+        self.scanned = at;
+        if !last {
+            return None;
+        }
+        match self.state {
+            State::FieldStart => {
+                // Behind the last delimiter stands an empty field.
+                self.field = Field { start: at as u32, end: at as u32, quoting: Quoting::Plain };
+            }
+            State::Quoted => {
+                self.field.end = at as u32;
+                self.unclosed = true;
+            }
+            State::Plain | State::QuoteSeen | State::ReturnSeen => {}
+        }
+        self.end_record(data, at, at)
+    }
+
+    fn reset(&mut self) {
+        self.state = State::FieldStart;
+        self.scanned = 0;
+        self.fields.clear();
+        self.broken = None;
+        self.newlines = 0;
+        self.dropped = false;
+        self.unclosed = false;
+    }
+
+    fn scanned(&self) -> usize {
+        self.scanned
+    }
+
+    fn drop_scanned(&mut self) {
+        self.scanned = 0;
+        self.fields.clear();
+        self.dropped = true;
+    }
+
+    fn newlines(&self) -> u64 {
+        self.newlines
+    }
+
+    fn unclosed(&self) -> bool {
+        self.unclosed
+    }
+
+    fn is_blank(record: &[u8]) -> bool {
+        record.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records::{Flaw, Records};
+    use proptest::prelude::*;
+    use std::io::{Cursor, Read};
+
+    /// Gives at most `step` bytes a read.
+    struct Slow(Cursor<Vec<u8>>, usize);
+
+    impl Read for Slow {
+        fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+            let step = self.1.min(buf.len());
+            self.0.read(&mut buf[..step])
+        }
+    }
+
+    type Fields = Vec<(Vec<u8>, Quoting)>;
+
+    fn split(text: &[u8], step: usize, max: usize) -> Vec<(u64, Option<Flaw>, Fields)> {
+        let dialect = Dialect { delimiter: b',', quote: Some(b'"') };
+        let read = Slow(Cursor::new(text.to_vec()), step);
+        let mut records = Records::new(Box::new(read), CsvSplit::new(dialect), 1, max);
+        let mut all = Vec::new();
+        while let Some(found) = records.next().unwrap() {
+            let bytes = records.bytes(&found);
+            let fields = match found.flaw {
+                Some(_) => Vec::new(),
+                None => records
+                    .split
+                    .fields
+                    .iter()
+                    .map(|f| (bytes[f.start as usize..f.end as usize].to_vec(), f.quoting))
+                    .collect(),
+            };
+            all.push((found.line, found.flaw, fields));
+        }
+        assert_eq!(records.consumed(), text.len() as u64);
+        all
+    }
+
+    #[test]
+    fn fields_and_lines() {
+        use Quoting::*;
+        let text = b"a,\"b\nb\",\"\"\r\n\r\n\n,\"x\"\"y\"\r\n\"q\"z,1\r\nlast,";
+        let field = |t: &str, q| (t.as_bytes().to_vec(), q);
+        assert_eq!(
+            split(text, 1000, 1000),
+            [
+                (1, None, vec![field("a", Plain), field("b\nb", Quoted), field("", Quoted)]),
+                (5, None, vec![field("", Plain), field("x\"\"y", Escaped)]),
+                (6, None, vec![field("q\"z", Broken), field("1", Plain)]),
+                (7, None, vec![field("last", Plain), field("", Plain)]),
+            ]
+        );
+    }
+
+    #[test]
+    fn long_and_open_records() {
+        let long =
+            format!("a,b\n{},x\n\"{}\n\",1\nc,d\n\"open\nx", "y".repeat(50), "z\n".repeat(30));
+        for step in [1, 7, 1000] {
+            let flaws: Vec<_> =
+                split(long.as_bytes(), step, 20).iter().map(|r| (r.0, r.1)).collect();
+            assert_eq!(
+                flaws,
+                [
+                    (1, None),
+                    (2, Some(Flaw::TooLong)),
+                    (3, Some(Flaw::TooLong)),
+                    (35, None),
+                    (36, Some(Flaw::Unclosed))
+                ]
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn reads_of_any_size_give_the_same(
+            text in "[ab,\"\r\n]{0,60}", step in 1usize..20, max in 1usize..40,
+        ) {
+            let text = text.as_bytes();
+            prop_assert_eq!(split(text, step, max), split(text, 1000, max));
+        }
+
+        #[test]
+        fn like_the_csv_crate(rows in prop::collection::vec(
+            prop::collection::vec("[a,\"\n é]{0,5}", 1..5), 0..8,
+        )) {
+            let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
+            for row in &rows {
+                writer.write_record(row).unwrap();
+            }
+            let text = writer.into_inner().unwrap();
+            let ours: Vec<Vec<String>> = split(&text, 1000, 1000).into_iter().map(|(_, flaw, fields)| {
+                assert_eq!(flaw, None);
+                fields.into_iter().map(|(text, _)| {
+                    String::from_utf8(text).unwrap().replace("\"\"", "\"")
+                }).collect()
+            }).collect();
+            prop_assert_eq!(ours, rows);
+        }
+    }
+}

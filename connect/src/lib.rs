@@ -1,0 +1,44 @@
+//! Sources and sinks: their contracts, and the formats of files.
+//!
+//! A [`source::Source`] is one partition of a stream's input: rows with offsets, in columnar
+//! batches, bad rows set apart. A [`sink::Sink`] takes the rows of finished epochs. What stands
+//! here knows formats and the disk (through `tidemill_env`), and neither tables nor transactions.
+//!
+//! How each type is written in CSV and JSON, read and written alike:
+//!
+//! | type | CSV | JSON |
+//! | --- | --- | --- |
+//! | int | digits | a number without fraction (`1.0` and `1e3` are integers) |
+//! | float | digits, exponent, `NaN`, `inf`, `-inf` | a number, or one of those three as a string |
+//! | bool | `true`, `false`, `1`, `0` in any case | `true`, `false` |
+//! | str | the text | a string |
+//! | bytes | `0x` and two hexadecimal digits a byte | a string of the same |
+//! | timestamp | ISO 8601; without an offset it is UTC | the same, or microseconds as an integer |
+//! | decimal | digits, never rounded | a number by its text, or a string |
+//! | list | a JSON array | an array |
+//! | any | JSON | any value |
+//!
+//! JSON becomes msgpack in an `any` column: integers in the shortest form, all other numbers as
+//! 64-bit floats, keys in their order. On the way back bytes and extensions become `0x…` strings,
+//! and keys that are not strings become their text: that way is for people, not lossless.
+
+mod csv;
+pub mod files;
+mod input;
+mod json;
+mod jsonl;
+mod msgpack;
+pub mod push;
+mod reader;
+mod records;
+mod row;
+mod settings;
+pub mod sink;
+pub mod source;
+mod text;
+mod time;
+
+pub use files::{FileFormat, FilesSettings};
+pub use push::{push, PushHandle, PushSource};
+pub use sink::{Sink, SinkSettings};
+pub use source::{BadRow, Chunk, Fingerprint, Polled, Source, Waker};

@@ -1,0 +1,310 @@
+//! A source that other threads feed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::Array;
+use arrow_schema::DataType;
+use parking_lot::{Condvar, Mutex};
+use tidemill_core::{Batch, BatchBuilder, Error, Result, Schema};
+
+use crate::source::{Chunk, Polled, Source, Waker};
+
+/// How much may wait in a pushed source before senders wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PushLimits {
+    /// Rows.
+    pub rows: usize,
+    /// Bytes of memory.
+    pub bytes: usize,
+}
+
+impl Default for PushLimits {
+    fn default() -> PushLimits {
+        PushLimits { rows: 1 << 20, bytes: 64 << 20 }
+    }
+}
+
+/// Makes a source and the handle that feeds it.
+///
+/// The source ends when it has been [closed](PushHandle::close), or when all handles have gone.
+pub fn push(schema: Arc<Schema>, limits: PushLimits) -> (PushHandle, PushSource) {
+    let shared = Arc::new(Shared {
+        schema,
+        limits,
+        state: Mutex::new(State {
+            queue: VecDeque::new(),
+            rows: 0,
+            bytes: 0,
+            closed: false,
+            source_gone: false,
+            handles: 1,
+            waker: None,
+        }),
+        room: Condvar::new(),
+    });
+    (PushHandle { shared: shared.clone() }, PushSource { shared, offset: 0, begun: false })
+}
+
+struct Shared {
+    schema: Arc<Schema>,
+    limits: PushLimits,
+    state: Mutex<State>,
+    /// There may be room, or the source has gone, or it was closed.
+    room: Condvar,
+}
+
+struct State {
+    queue: VecDeque<Batch>,
+    rows: usize,
+    bytes: usize,
+    closed: bool,
+    source_gone: bool,
+    handles: usize,
+    waker: Option<Waker>,
+}
+
+/// What became of a batch that was sent without waiting.
+#[derive(Clone, Debug)]
+pub enum TrySend {
+    /// It is in the source.
+    Sent,
+    /// There is no room; here it is back.
+    Full(Batch),
+}
+
+/// Feeds a [`PushSource`]. Clones feed the same source; rows of one sender keep their order.
+pub struct PushHandle {
+    shared: Arc<Shared>,
+}
+
+impl PushHandle {
+    /// The schema that batches must have.
+    pub fn schema(&self) -> &Arc<Schema> {
+        &self.shared.schema
+    }
+
+    /// Sends rows; waits for room. A batch larger than the limits waits for an empty source.
+    ///
+    /// # Errors
+    /// When the batch is not of the stream's schema, and when nobody reads any more.
+    pub fn send(&self, batch: Batch) -> Result<()> {
+        self.fits(&batch)?;
+        let mut state = self.shared.state.lock();
+        loop {
+            self.open(&state)?;
+            if self.has_room(&state, &batch) {
+                break;
+            }
+            self.shared.room.wait(&mut state);
+        }
+        let waker = put(&mut state, batch);
+        drop(state);
+        wake(waker);
+        Ok(())
+    }
+
+    /// Sends rows if there is room.
+    ///
+    /// # Errors
+    /// As [`send`](PushHandle::send).
+    pub fn try_send(&self, batch: Batch) -> Result<TrySend> {
+        self.fits(&batch)?;
+        let mut state = self.shared.state.lock();
+        self.open(&state)?;
+        if !self.has_room(&state, &batch) {
+            return Ok(TrySend::Full(batch));
+        }
+        let waker = put(&mut state, batch);
+        drop(state);
+        wake(waker);
+        Ok(TrySend::Sent)
+    }
+
+    /// Ends the source behind what was sent. Senders that wait give up with an error.
+    pub fn close(&self) {
+        let mut state = self.shared.state.lock();
+        state.closed = true;
+        let waker = state.waker.clone();
+        drop(state);
+        self.shared.room.notify_all();
+        wake(waker);
+    }
+
+    fn fits(&self, batch: &Batch) -> Result<()> {
+        let (theirs, ours) = (batch.schema(), &self.shared.schema);
+        if Arc::ptr_eq(theirs, ours) || theirs == ours {
+            return Ok(());
+        }
+        Err(Error::program("the rows sent are not of the stream's columns"))
+    }
+
+    fn open(&self, state: &State) -> Result<()> {
+        if state.source_gone {
+            return Err(Error::resource("nobody reads these rows: the engine has stopped")
+                .help("send only between the engine's start and its end"));
+        }
+        if state.closed {
+            return Err(Error::program("rows were sent after the stream was closed"));
+        }
+        Ok(())
+    }
+
+    fn has_room(&self, state: &State, batch: &Batch) -> bool {
+        let limits = self.shared.limits;
+        state.queue.is_empty()
+            || state.rows.saturating_add(batch.len()) <= limits.rows
+                && state.bytes.saturating_add(data_bytes(batch)) <= limits.bytes
+    }
+}
+
+fn put(state: &mut State, batch: Batch) -> Option<Waker> {
+    if batch.is_empty() {
+        return None;
+    }
+    state.rows += batch.len();
+    state.bytes += data_bytes(&batch);
+    state.queue.push_back(batch);
+    state.waker.clone()
+}
+
+// Outside the lock: the waker may poll the source at once.
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker();
+    }
+}
+
+impl Clone for PushHandle {
+    fn clone(&self) -> PushHandle {
+        self.shared.state.lock().handles += 1;
+        PushHandle { shared: self.shared.clone() }
+    }
+}
+
+impl Drop for PushHandle {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.handles -= 1;
+        let last = state.handles == 0;
+        let waker = state.waker.clone().filter(|_| last);
+        drop(state);
+        wake(waker);
+    }
+}
+
+/// Rows that other threads send. It is not replayable: who restarts must log what it gave.
+pub struct PushSource {
+    shared: Arc<Shared>,
+    offset: u64,
+    begun: bool,
+}
+
+impl Source for PushSource {
+    fn schema(&self) -> &Arc<Schema> {
+        &self.shared.schema
+    }
+
+    fn poll(&mut self, rows_max: usize) -> Result<Polled> {
+        let mut state = self.shared.state.lock();
+        if state.queue.is_empty() {
+            let ended = state.closed || state.handles == 0;
+            return Ok(if ended { Polled::End } else { Polled::Pending });
+        }
+        let mut taken: Vec<Batch> = Vec::new();
+        let mut rows = 0;
+        while rows < rows_max {
+            let Some(batch) = state.queue.pop_front() else { break };
+            let room = rows_max - rows;
+            let part = if batch.len() > room {
+                state.queue.push_front(batch.slice(room, batch.len() - room));
+                batch.slice(0, room)
+            } else {
+                batch
+            };
+            rows += part.len();
+            state.bytes = state.bytes.saturating_sub(data_bytes(&part));
+            taken.push(part);
+        }
+        state.rows -= rows;
+        if state.queue.is_empty() {
+            state.bytes = 0;
+        }
+        drop(state);
+        self.shared.room.notify_all();
+        let batch = concat(&self.shared.schema, taken)?;
+        let first = self.offset;
+        self.offset += rows as u64;
+        self.begun |= rows > 0;
+        let offsets = (first..self.offset).collect();
+        Ok(Polled::Rows(Chunk { batch, offsets, bad: Vec::new(), next_offset: self.offset }))
+    }
+
+    fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Before the first row any offset may be sought: it is the number of the first row.
+    fn seek(&mut self, offset: u64) -> Result<()> {
+        if self.begun && offset != self.offset {
+            let what = format!("pushed rows can't be read again (row {offset} was asked for)");
+            return Err(Error::input(what).help("send them again, or read them from a file"));
+        }
+        self.offset = offset;
+        Ok(())
+    }
+
+    fn replayable(&self) -> bool {
+        false
+    }
+
+    fn set_waker(&mut self, waker: Waker) {
+        let old = self.shared.state.lock().waker.replace(waker);
+        drop(old);
+    }
+}
+
+impl Drop for PushSource {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.source_gone = true;
+        // Dropped outside the lock: the waker may own a handle of this very source.
+        let dropped = (state.waker.take(), std::mem::take(&mut state.queue));
+        drop(state);
+        drop(dropped);
+        self.shared.room.notify_all();
+    }
+}
+
+/// Bytes of the rows themselves: unlike the memory behind them, slices share none of it.
+fn data_bytes(batch: &Batch) -> usize {
+    let span = |offsets: &[i32]| match (offsets.first(), offsets.last()) {
+        (Some(first), Some(last)) => (last - first) as usize,
+        _ => 0,
+    };
+    let column = |array: &arrow_array::ArrayRef| match array.data_type() {
+        DataType::Boolean => array.len() / 8,
+        DataType::Utf8 => 4 * array.len() + span(array.as_string::<i32>().value_offsets()),
+        DataType::Binary => 4 * array.len() + span(array.as_binary::<i32>().value_offsets()),
+        _ => 8 * array.len(),
+    };
+    batch.columns().iter().map(column).sum()
+}
+
+fn concat(schema: &Arc<Schema>, mut batches: Vec<Batch>) -> Result<Batch> {
+    match batches.len() {
+        0 => return Ok(BatchBuilder::new(schema.clone()).finish()),
+        1 => return Ok(batches.remove(0)),
+        _ => {}
+    }
+    let len = batches.iter().map(Batch::len).sum();
+    let columns = (0..schema.len())
+        .map(|column| {
+            let parts: Vec<&dyn Array> = batches.iter().map(|b| &*b.columns()[column]).collect();
+            arrow_select::concat::concat(&parts)
+        })
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|e| Error::internal(format!("joining pushed batches: {e}")))?;
+    Ok(Batch::new(schema.clone(), columns, len))
+}

@@ -1,0 +1,149 @@
+//! One decoded row, before it goes into a batch: a row whose last column fails must leave nothing.
+
+use tidemill_core::batch::ColumnBuilder;
+use tidemill_core::{encode, BatchBuilder, Column, DataType, Error, Result, Schema, Value};
+
+use crate::files::FilesSettings;
+use crate::time::TimeFormat;
+
+/// A decoded value. Texts and bytes are ranges of a buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Slot {
+    Null,
+    /// The column's default.
+    Default,
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    /// In the record.
+    Text(usize, usize),
+    /// In [`Scratch::text`].
+    Copied(usize, usize),
+    /// In [`Scratch::bytes`].
+    Bytes(usize, usize),
+}
+
+/// A row's values and the buffers behind them; used again for every row.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub slots: Vec<Slot>,
+    pub text: String,
+    pub bytes: Vec<u8>,
+}
+
+impl Scratch {
+    pub fn clear(&mut self) {
+        self.slots.clear();
+        self.text.clear();
+        self.bytes.clear();
+    }
+
+    /// Keeps a text that is not a part of the record.
+    pub fn copy(&mut self, text: &str) -> Slot {
+        let start = self.text.len();
+        self.text.push_str(text);
+        Slot::Copied(start, self.text.len())
+    }
+
+    /// Keeps what `write` appends to the bytes.
+    pub fn write(
+        &mut self,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<(), String>,
+    ) -> Result<Slot, String> {
+        let start = self.bytes.len();
+        write(&mut self.bytes)?;
+        Ok(Slot::Bytes(start, self.bytes.len()))
+    }
+
+    /// Keeps a list in its encoding.
+    pub fn list(&mut self, list: &Value) -> Result<Slot, String> {
+        self.write(|out| {
+            encode::value(list, out);
+            Ok(())
+        })
+    }
+
+    /// Appends the row.
+    pub fn push(&self, record: &str, rules: &[Rule], rows: &mut BatchBuilder) {
+        for ((slot, builder), rule) in self.slots.iter().zip(rows.columns_mut()).zip(rules) {
+            match (*slot, builder) {
+                (Slot::Int(i), ColumnBuilder::Int(b)) => b.append_value(i),
+                (Slot::Float(f), ColumnBuilder::Float(b)) => b.append_value(f),
+                (Slot::Bool(v), ColumnBuilder::Bool(b)) => b.append_value(v),
+                (Slot::Text(from, to), ColumnBuilder::Str(b)) => b.append_value(&record[from..to]),
+                (Slot::Copied(from, to), ColumnBuilder::Str(b)) => {
+                    b.append_value(&self.text[from..to])
+                }
+                (Slot::Bytes(from, to), ColumnBuilder::Bytes(b)) => {
+                    b.append_value(&self.bytes[from..to])
+                }
+                (Slot::Default, builder) => builder.push(&rule.default),
+                (Slot::Null, builder) => builder.push_null(),
+                (slot, builder) => unreachable!("{slot:?} does not fit {builder:?}"),
+            }
+        }
+        rows.advance(1);
+    }
+}
+
+/// What a format needs to know of a column.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    /// Its name in the schema.
+    pub name: String,
+    /// Its name in the file.
+    pub field: String,
+    pub ty: DataType,
+    pub nullable: bool,
+    /// Whether a missing field is the default, or null.
+    pub optional: bool,
+    /// The default, or null.
+    pub default: Value,
+    pub time: TimeFormat,
+}
+
+/// The rules for the columns of `schema`, or an error for a setting that does not fit them.
+pub(crate) fn rules(schema: &Schema, settings: &FilesSettings) -> Result<Vec<Rule>> {
+    for (setting, names) in [
+        ("columns", settings.columns.keys().collect::<Vec<_>>()),
+        ("formats", settings.formats.keys().collect()),
+    ] {
+        for name in names {
+            schema.find(&format!("setting '{setting}': the stream"), name).map_err(as_setting)?;
+        }
+    }
+    schema.columns.iter().map(|column| rule(column, settings)).collect()
+}
+
+fn as_setting(mut error: Error) -> Error {
+    error.kind = tidemill_core::Kind::Setting;
+    error
+}
+
+fn rule(column: &Column, settings: &FilesSettings) -> Result<Rule> {
+    let time = match settings.formats.get(&*column.name) {
+        None => TimeFormat::Iso,
+        Some(format) if column.ty == DataType::Timestamp => TimeFormat::parse(format)
+            .map_err(|why| Error::setting(format!("format of column '{}': {why}", column.name)))?,
+        Some(_) => {
+            let (name, ty) = (&column.name, &column.ty);
+            return Err(Error::setting(format!(
+                "column '{name}' has a format, but is of type {ty}; only timestamps have formats"
+            )));
+        }
+    };
+    let default = match &column.default {
+        Some(default) => tidemill_core::rules::store(default, column)
+            .map_err(|why| Error::program(format!("default of '{}': {why}", column.name)))?,
+        None => Value::Null,
+    };
+    Ok(Rule {
+        name: column.name.to_string(),
+        field: settings.columns.get(&*column.name).map_or(&*column.name, String::as_str).into(),
+        ty: column.ty.clone(),
+        nullable: column.nullable,
+        optional: column.nullable || column.default.is_some(),
+        default,
+        time,
+    })
+}

@@ -1,0 +1,183 @@
+//! What a sink is, and files as sinks.
+
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{Batch, Error, Result, Schema};
+use tidemill_env::Env;
+
+use crate::files::{delimiter_of, FileFormat};
+
+pub mod contract;
+mod csv;
+mod file;
+mod jsonl;
+mod memory;
+
+pub use memory::{memory, MemoryRows, MemorySink};
+
+/// Takes the rows of finished epochs, in order. Implementations call [`contract::check`] in their
+/// tests.
+pub trait Sink: Send {
+    /// Takes rows. They stay hidden until [`commit`](Sink::commit).
+    ///
+    /// # Errors
+    /// When the rows are not of the sink's schema, after [`finish`](Sink::finish), and when the
+    /// sink fails. A sink that has failed stays so.
+    fn write(&mut self, batch: &Batch) -> Result<()>;
+
+    /// Everything up to here belongs to finished epochs: it may be seen.
+    ///
+    /// # Errors
+    /// When the sink fails; then some of the rows may be seen.
+    fn commit(&mut self) -> Result<()>;
+
+    /// Nothing more comes. What was committed is complete and stored safely when this returns;
+    /// rows after the last commit are dropped, so that a run that fails leaves only finished
+    /// epochs behind. A second time does nothing.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    fn finish(&mut self) -> Result<()>;
+}
+
+/// A file to write, and how. Everything but `path` has a default.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SinkSettings {
+    /// The file. Folders that are missing are made. With `.gz` at its end it is packed.
+    pub path: PathBuf,
+    /// The format; by the file's name when absent.
+    #[serde(default)]
+    pub format: Option<FileFormat>,
+    /// Whether a file that is there and not empty is replaced.
+    #[serde(default)]
+    pub overwrite: bool,
+    /// CSV: between fields, one ASCII character; `,` when absent, a tab for `.tsv`.
+    #[serde(default)]
+    pub delimiter: Option<char>,
+    /// CSV: whether the first line has the columns' names; true when absent.
+    #[serde(default)]
+    pub header: Option<bool>,
+    /// CSV: what stands for null; the empty field when absent. Texts that look like it are quoted.
+    #[serde(default)]
+    pub null: Option<String>,
+}
+
+impl SinkSettings {
+    /// Settings for a path, all others as they are by default.
+    pub fn new(path: impl Into<PathBuf>) -> SinkSettings {
+        SinkSettings {
+            path: path.into(),
+            format: None,
+            overwrite: false,
+            delimiter: None,
+            header: None,
+            null: None,
+        }
+    }
+
+    /// Settings from a JSON object.
+    ///
+    /// # Errors
+    /// For a name that is no setting, or a value that does not fit one.
+    pub fn from_json(json: &str) -> Result<SinkSettings> {
+        crate::settings::from_json("sink", json)
+    }
+}
+
+/// Opens a file to write rows of `schema` to.
+///
+/// # Errors
+/// When the file has something in it and may not be overwritten, when a setting does not fit, or
+/// when the disk refuses.
+pub fn open(settings: &SinkSettings, schema: &Arc<Schema>, env: &Env) -> Result<Box<dyn Sink>> {
+    let path = &settings.path;
+    let Some(format) = settings.format.or_else(|| FileFormat::of(path)) else {
+        return Err(Error::setting(format!(
+            "{}: the name does not tell the format",
+            path.display()
+        ))
+        .help("end it with .csv or .jsonl, or say format=\"csv\" or format=\"jsonl\""));
+    };
+    let disk = env.disk.clone();
+    Ok(match format {
+        FileFormat::Csv => {
+            let delimiter = settings.delimiter.or_else(|| delimiter_of(path));
+            let dialect = crate::csv::dialect(delimiter, None)?;
+            let null = settings.null.clone().unwrap_or_default();
+            let header = settings.header.unwrap_or(true);
+            let encode = csv::CsvEncode::new(path, schema, dialect, null, header)?;
+            Box::new(file::FileSink::open(disk, path, settings.overwrite, schema.clone(), encode)?)
+        }
+        FileFormat::Jsonl => {
+            if settings.delimiter.is_some() || settings.header.is_some() || settings.null.is_some()
+            {
+                return Err(Error::setting(format!(
+                    "{}: delimiter, header and null mean nothing for Jsonl files",
+                    path.display()
+                )));
+            }
+            let encode = jsonl::JsonlEncode::new(schema);
+            Box::new(file::FileSink::open(disk, path, settings.overwrite, schema.clone(), encode)?)
+        }
+    })
+}
+
+/// Refuses a program in which two sinks write one file, or a sink writes a file that is read.
+/// Call it before any sink is opened: opening empties the file. Links are not followed.
+///
+/// # Errors
+/// Names the first such file.
+pub fn check_paths(written: &[PathBuf], read: &[PathBuf]) -> Result<()> {
+    let read: Vec<PathBuf> = read.iter().map(|p| plain(p)).collect();
+    let mut seen: Vec<PathBuf> = Vec::with_capacity(written.len());
+    for path in written {
+        let shown = path.display();
+        let path = plain(path);
+        if read.contains(&path) {
+            return Err(Error::program(format!("{shown} is both read and written"))
+                .help("write to another file"));
+        }
+        if seen.contains(&path) {
+            return Err(
+                Error::program(format!("two sinks write {shown}")).help("give each its own file")
+            );
+        }
+        seen.push(path);
+    }
+    Ok(())
+}
+
+/// The path without `.`, and without `..` where that is possible on paper.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir
+                if matches!(plain.components().next_back(), Some(Component::Normal(_))) =>
+            {
+                plain.pop();
+            }
+            part => plain.push(part),
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_writer_a_file() {
+        let paths = |texts: &[&str]| texts.iter().map(PathBuf::from).collect::<Vec<_>>();
+        check_paths(&paths(&["a.csv", "b/a.csv", "../a.csv"]), &paths(&["c.csv"])).unwrap();
+        let error = check_paths(&paths(&["a.csv", "./b/../a.csv"]), &[]).unwrap_err();
+        assert!(error.what.contains("two sinks write"), "{error}");
+        let error = check_paths(&paths(&["a.csv"]), &paths(&["./a.csv"])).unwrap_err();
+        assert!(error.what.contains("both read and written"), "{error}");
+    }
+}

@@ -1,0 +1,162 @@
+//! Rows as CSV that reads back as the same rows: null is an empty field, the empty text is `""`.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float64Type, Int64Type};
+use arrow_array::Array;
+use tidemill_core::value::{format_decimal, format_timestamp};
+use tidemill_core::{Batch, DataType, Error, Result, Schema};
+
+use super::file::Encode;
+use crate::csv::Dialect;
+use crate::json;
+use crate::msgpack;
+
+const QUOTE: u8 = b'"';
+
+/// Encodes rows as CSV.
+pub(super) struct CsvEncode {
+    schema: Arc<Schema>,
+    delimiter: u8,
+    null: Vec<u8>,
+    header: bool,
+    cell: Vec<u8>,
+}
+
+impl CsvEncode {
+    pub fn new(
+        path: &Path,
+        schema: &Arc<Schema>,
+        dialect: Dialect,
+        null: String,
+        header: bool,
+    ) -> Result<CsvEncode> {
+        let special = |b: u8| b == dialect.delimiter || matches!(b, QUOTE | b'\n' | b'\r');
+        if null.bytes().any(special) {
+            let path = path.display();
+            return Err(Error::setting(format!(
+                "{path}: null={null:?} has a delimiter, a quote or a newline in it"
+            )));
+        }
+        if let ([column], true) = (&schema.columns[..], null.is_empty()) {
+            if column.nullable && column.ty == DataType::Str {
+                return Err(Error::setting(format!(
+                    "{}: with '{}' as its only column a row that is null would be a blank line",
+                    path.display(),
+                    column.name
+                ))
+                .help("say null=\"\\\\N\", or write a .jsonl file"));
+            }
+        }
+        Ok(CsvEncode {
+            schema: schema.clone(),
+            delimiter: dialect.delimiter,
+            null: null.into_bytes(),
+            header,
+            cell: Vec::new(),
+        })
+    }
+
+    /// Whether a cell must stand in quotes.
+    fn needs_quotes(&self, cell: &[u8]) -> bool {
+        cell.is_empty()
+            || cell == self.null
+            || cell.iter().any(|&b| b == self.delimiter || matches!(b, QUOTE | b'\n' | b'\r'))
+            // At the beginning of a file it would be a byte order mark.
+            || cell.starts_with("\u{feff}".as_bytes())
+    }
+
+    fn put(&self, cell: &[u8], out: &mut Vec<u8>) {
+        if !self.needs_quotes(cell) {
+            return out.extend_from_slice(cell);
+        }
+        out.push(QUOTE);
+        for &byte in cell {
+            out.push(byte);
+            if byte == QUOTE {
+                out.push(QUOTE);
+            }
+        }
+        out.push(QUOTE);
+    }
+
+    fn put_null(&self, out: &mut Vec<u8>) {
+        // A line with nothing in it would be none; only a text tells quotes from nothing.
+        if self.null.is_empty() && self.schema.len() == 1 {
+            out.extend_from_slice(b"\"\"");
+        }
+        out.extend_from_slice(&self.null);
+    }
+}
+
+impl Encode for CsvEncode {
+    fn header(&self, out: &mut Vec<u8>) {
+        if !self.header {
+            return;
+        }
+        for (i, column) in self.schema.columns.iter().enumerate() {
+            if i > 0 {
+                out.push(self.delimiter);
+            }
+            // White space around a plain name is not part of it.
+            if column.name.trim() != &*column.name && !self.needs_quotes(column.name.as_bytes()) {
+                out.push(QUOTE);
+                out.extend_from_slice(column.name.as_bytes());
+                out.push(QUOTE);
+            } else {
+                self.put(column.name.as_bytes(), out);
+            }
+        }
+        out.push(b'\n');
+    }
+
+    fn rows(&mut self, batch: &Batch, out: &mut Vec<u8>) {
+        let mut cell = std::mem::take(&mut self.cell);
+        let schema = self.schema.clone();
+        for row in 0..batch.len() {
+            for (i, (column, array)) in schema.columns.iter().zip(batch.columns()).enumerate() {
+                if i > 0 {
+                    out.push(self.delimiter);
+                }
+                if array.is_null(row) {
+                    self.put_null(out);
+                    continue;
+                }
+                if let DataType::Str = column.ty {
+                    self.put(array.as_string::<i32>().value(row).as_bytes(), out);
+                    continue;
+                }
+                cell.clear();
+                write_cell(batch, &column.ty, i, row, &mut cell);
+                self.put(&cell, out);
+            }
+            out.push(b'\n');
+        }
+        self.cell = cell;
+    }
+}
+
+fn write_cell(batch: &Batch, ty: &DataType, column: usize, row: usize, cell: &mut Vec<u8>) {
+    let array = &batch.columns()[column];
+    let int = || array.as_primitive::<Int64Type>().value(row);
+    let bytes = || array.as_binary::<i32>().value(row);
+    match ty {
+        DataType::Int => write!(cell, "{}", int()).expect("memory takes it"),
+        DataType::Decimal(scale) => {
+            cell.extend_from_slice(format_decimal(int(), *scale).as_bytes())
+        }
+        DataType::Timestamp => cell.extend_from_slice(format_timestamp(int()).as_bytes()),
+        DataType::Float => json::float_text(array.as_primitive::<Float64Type>().value(row), cell),
+        DataType::Bool => {
+            let text = if array.as_boolean().value(row) { "true" } else { "false" };
+            cell.extend_from_slice(text.as_bytes());
+        }
+        DataType::Str => cell.extend_from_slice(array.as_string::<i32>().value(row).as_bytes()),
+        DataType::Bytes => json::bytes_text(bytes(), cell),
+        DataType::Any => msgpack::to_json(bytes(), cell),
+        DataType::List(_) => json::write_value(&batch.value(column, row), cell),
+    }
+}

@@ -1,0 +1,84 @@
+//! A sink that keeps rows in memory.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tidemill_core::{Batch, Error, Result, Schema};
+
+use super::Sink;
+
+/// Makes a sink in memory, and what reads it.
+pub fn memory(schema: Arc<Schema>) -> (MemorySink, MemoryRows) {
+    let rows = MemoryRows { batches: Arc::default() };
+    (MemorySink { schema, pending: Vec::new(), rows: rows.clone(), finished: false }, rows)
+}
+
+/// Keeps committed rows for a [`MemoryRows`].
+pub struct MemorySink {
+    schema: Arc<Schema>,
+    pending: Vec<Batch>,
+    rows: MemoryRows,
+    finished: bool,
+}
+
+/// The committed rows of a [`MemorySink`]. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryRows {
+    batches: Arc<Mutex<Vec<Batch>>>,
+}
+
+impl MemoryRows {
+    /// All rows so far, in order.
+    pub fn batches(&self) -> Vec<Batch> {
+        self.batches.lock().clone()
+    }
+
+    /// The rows since the last call; they are not kept any longer.
+    pub fn take(&self) -> Vec<Batch> {
+        std::mem::take(&mut *self.batches.lock())
+    }
+}
+
+impl Sink for MemorySink {
+    fn write(&mut self, batch: &Batch) -> Result<()> {
+        super::file::check_schema("the sink in memory", &self.schema, batch)?;
+        if self.finished {
+            return Err(Error::internal("the sink in memory is written after its end"));
+        }
+        if !batch.is_empty() {
+            self.pending.push(batch.clone());
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        self.rows.batches.lock().append(&mut self.pending);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.pending.clear();
+        self.finished = true;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_core::{Column, DataType, Value};
+
+    #[test]
+    fn keeps_the_contract() {
+        let schema = Arc::new(Schema::new(vec![Column::new("a", DataType::Int)]));
+        let rows: Vec<Vec<Value>> = (0..5).map(|i| vec![Value::Int(i)]).collect();
+        let batch = Batch::from_rows(schema.clone(), rows.iter().map(|r| &r[..]));
+        let make = || -> super::super::contract::Made {
+            let (sink, rows) = memory(schema.clone());
+            let read =
+                move || rows.batches().iter().flat_map(|b| b.rows().collect::<Vec<_>>()).collect();
+            (Box::new(sink), Box::new(read))
+        };
+        super::super::contract::check(make, &batch);
+    }
+}

@@ -1,0 +1,126 @@
+//! What every source promises, as a check that panics where a promise is broken.
+
+use tidemill_core::Row;
+
+use super::{BadRow, Chunk, Polled, Source};
+
+/// A row as a source gave it: decoded or bad.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Taken {
+    /// Decoded.
+    Good(Row),
+    /// Not decoded.
+    Bad(BadRow),
+}
+
+/// Checks what [`Source`] promises. `make` makes the same source anew, at offset 0, with all its
+/// input there (a pushed one is closed). Returns all rows, by offset.
+///
+/// # Panics
+/// Where a promise is broken.
+pub fn check(make: impl Fn() -> Box<dyn Source>) -> Vec<Taken> {
+    let all = read_on(&mut *make(), usize::MAX);
+    for rows_max in [1, 2, 7, 1000] {
+        let mut source = make();
+        assert_eq!(source.offset(), 0, "a new source begins at offset 0");
+        assert_eq!(read_on(&mut *source, rows_max), all, "rows_max {rows_max} changes the rows");
+    }
+    check_zero_rows(&mut *make());
+    let source = make();
+    if source.replayable() {
+        assert_eq!(
+            source.fingerprint().expect("a fingerprint"),
+            make().fingerprint().expect("a fingerprint"),
+            "the same content has the same fingerprint"
+        );
+        drop(source);
+        check_seek(&make, &all);
+    }
+    all
+}
+
+fn check_zero_rows(source: &mut dyn Source) {
+    match source.poll(0).expect("a source that can be read") {
+        Polled::Rows(chunk) => assert_eq!((chunk.next_offset, rows(&chunk)), (0, 0)),
+        Polled::Pending | Polled::End => {}
+    }
+    assert_eq!(source.offset(), 0, "asking for no rows moves nothing");
+}
+
+fn check_seek(make: &impl Fn() -> Box<dyn Source>, all: &[Taken]) {
+    let total = all.len() as u64;
+    for to in [0, 1, total / 3, total / 2, total.saturating_sub(1), total] {
+        if to > total {
+            continue;
+        }
+        let rest = &all[to as usize..];
+        let mut fresh = make();
+        fresh.seek(to).expect("a row that is there");
+        assert_eq!(fresh.offset(), to);
+        assert_eq!(read_on(&mut *fresh, 3), rest, "seek({to}) in a new source");
+        // Back from the end, and from somewhere on the way.
+        fresh.seek(to).expect("a row that is there");
+        assert_eq!(read_on(&mut *fresh, 1000), rest, "seek({to}) back from the end");
+        let mut midway = make();
+        let _ = midway.poll(all.len() / 2);
+        midway.seek(to).expect("a row that is there");
+        assert_eq!(read_on(&mut *midway, 5), rest, "seek({to}) from the middle");
+    }
+    assert!(make().seek(total + 1).is_err(), "a row behind the end can't be sought");
+}
+
+/// All rows from the current offset, in polls of `rows_max`, with a check of every chunk.
+///
+/// # Panics
+/// Where a promise is broken.
+pub fn read_on(source: &mut dyn Source, rows_max: usize) -> Vec<Taken> {
+    let mut all = Vec::new();
+    let mut pending = 0;
+    loop {
+        let before = source.offset();
+        match source.poll(rows_max).expect("a source that can be read") {
+            Polled::Rows(chunk) => {
+                assert_eq!(source.offset(), chunk.next_offset, "offset() is the next row's");
+                assert!(rows(&chunk) > 0, "a chunk has rows");
+                assert!(rows(&chunk) <= rows_max, "rows_max is respected");
+                assert_eq!(chunk.batch.schema(), source.schema());
+                take(before, chunk, &mut all);
+                pending = 0;
+            }
+            Polled::Pending => {
+                pending += 1;
+                assert!(pending < 1000, "the source's input is all there, yet it stays pending");
+            }
+            Polled::End => break,
+        }
+    }
+    let end = source.offset();
+    for _ in 0..3 {
+        assert!(matches!(source.poll(rows_max), Ok(Polled::End)), "the end is final");
+        assert_eq!(source.offset(), end);
+    }
+    all
+}
+
+fn rows(chunk: &Chunk) -> usize {
+    chunk.batch.len() + chunk.bad.len()
+}
+
+/// Puts good and bad rows together by offset, which must leave no gap.
+fn take(from: u64, chunk: Chunk, all: &mut Vec<Taken>) {
+    assert_eq!(chunk.offsets.len(), chunk.batch.len(), "every row has an offset");
+    let mut good = chunk.offsets.iter().zip(chunk.batch.rows()).peekable();
+    let mut bad = chunk.bad.into_iter().peekable();
+    for offset in from..chunk.next_offset {
+        if let Some((_, row)) = good.next_if(|(o, _)| **o == offset) {
+            all.push(Taken::Good(row));
+        } else {
+            let row = bad.next_if(|b| b.offset == offset);
+            let row = row.unwrap_or_else(|| panic!("offset {offset} is missing"));
+            assert!(!row.reason.is_empty(), "a bad row has a reason");
+            assert!(row.raw.len() <= BadRow::RAW_BYTES_MAX, "a bad row's text is bounded");
+            all.push(Taken::Bad(row));
+        }
+    }
+    assert!(good.next().is_none() && bad.next().is_none(), "offsets ascend, each once");
+}
