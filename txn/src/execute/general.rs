@@ -17,8 +17,6 @@ struct Touched {
     key: Vec<Value>,
     row: Option<Vec<Value>>,
     written: bool,
-    /// It came to be by setting columns, so in the end they must all be there.
-    made: bool,
 }
 
 /// One transaction at work.
@@ -28,6 +26,8 @@ pub(crate) struct General<'a> {
     output: Option<StreamId>,
     rows: Vec<Touched>,
     by_key: HashMap<(TableId, Key), usize, foldhash::fast::FixedState>,
+    /// Rows that came to be by setting columns, in order: in the end they must have them all.
+    made: Vec<usize>,
     emitted: Vec<(StreamId, Vec<Value>)>,
 }
 
@@ -84,8 +84,9 @@ impl<'a> General<'a> {
         tables: &'a [Table],
         output: Option<StreamId>,
     ) -> General<'a> {
-        let (rows, by_key, emitted) = (Vec::new(), HashMap::default(), Vec::new());
-        General { program, tables, output, rows, by_key, emitted }
+        let (rows, by_key) = (Vec::new(), HashMap::default());
+        let (made, emitted) = (Vec::new(), Vec::new());
+        General { program, tables, output, rows, by_key, made, emitted }
     }
 
     pub(crate) fn effects(self) -> Effects {
@@ -97,7 +98,7 @@ impl<'a> General<'a> {
         let (tables, rows) = (self.tables, &mut self.rows);
         *self.by_key.entry((table, Key::of(&key))).or_insert_with(|| {
             let row = tables[table.index()].get(&key).map(Vec::from);
-            rows.push(Touched { table, key, row, written: false, made: false });
+            rows.push(Touched { table, key, row, written: false });
             rows.len() - 1
         })
     }
@@ -159,7 +160,9 @@ impl<'a> General<'a> {
                         }
                         Op::Set { column, value, .. } => {
                             let key = &touched.key;
-                            touched.made |= touched.row.is_none();
+                            if touched.row.is_none() {
+                                self.made.extend(at);
+                            }
                             let row = touched.row.get_or_insert_with(|| spec.missing_row(key));
                             assign(row, *column, *value)?;
                             touched.written = true;
@@ -198,7 +201,7 @@ impl<'a> General<'a> {
 
     /// Rows that came to be by setting columns must have a value in each that needs one.
     fn check_made(&self) -> Result<(), Abort> {
-        for touched in self.rows.iter().filter(|t| t.made) {
+        for touched in self.made.iter().map(|at| &self.rows[*at]) {
             let spec = &self.program.tables[touched.table.index()];
             let Some(row) = &touched.row else { continue };
             let lacking = |(c, v): (&tidemill_core::Column, &Value)| v.is_null() && !c.nullable;

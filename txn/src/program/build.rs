@@ -182,8 +182,9 @@ impl Builder {
 
     fn add_handler(&mut self, name: &str, input: StreamId, body: Body, why: &str) -> usize {
         let index = self.program.handlers.len();
-        let mut columns = self.program.streams[input.index()].spec.schema.columns.clone();
-        columns.push(reason_column());
+        let event = &self.program.streams[input.index()].spec.schema;
+        let mut columns = event.columns.clone();
+        columns.push(reason_column(event));
         let origin = Origin::Aborted(HandlerId(index as u16));
         let aborted = self.add_stream(&format!("{name}.aborted"), columns, origin);
         self.program.handlers.push(Handler {

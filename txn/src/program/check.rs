@@ -101,7 +101,7 @@ impl Program {
         let input = self.stream(handler.input)?;
         let aborted = self.stream(handler.aborted)?;
         let mut columns = input.spec.schema.columns.clone();
-        columns.push(reason_column());
+        columns.push(reason_column(&input.spec.schema));
         if aborted.origin != Origin::Aborted(tidemill_core::HandlerId(index as u16))
             || aborted.spec.schema.columns != columns
         {
@@ -399,9 +399,14 @@ impl Program {
     }
 }
 
-/// The last column of every aborted stream.
-pub(crate) fn reason_column() -> Column {
-    Column::new("reason", DataType::Str)
+/// The last column of an aborted stream: `reason`, or `abort_reason` (and so on) when the events
+/// have a column of that name themselves, as those of another aborted stream do.
+pub(crate) fn reason_column(event: &Schema) -> Column {
+    let mut name = "reason".to_string();
+    while event.index_of(&name).is_some() {
+        name.insert_str(0, "abort_");
+    }
+    Column::new(&name, DataType::Str)
 }
 
 fn unique<'a>(what: &str, names: impl Iterator<Item = (&'a str, &'a str)>) -> Result<()> {

@@ -1,0 +1,464 @@
+//! Random programs, sources and cuts, from one seed.
+//!
+//! A program has two tables (one of plain words, one of text, nulls and two key columns), two
+//! input streams, a filtered and a mapped one, and handlers of every kind; some feed others.
+
+use std::sync::Arc;
+
+use tidemill_core::rules::{Binary, Unary};
+use tidemill_core::{Column, DataType, Late, SourceId, StreamId, TableId, Value};
+use tidemill_txn::program::{
+    Abort, Builder, Expr, ExprId, HandlerBuilder, Opaque, Program, RowHandle, Tx,
+};
+use tidemill_txn::reference::{CutAt, InputRow};
+
+/// SplitMix64: one seed, one case.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
+        &items[self.below(items.len() as u64) as usize]
+    }
+}
+
+/// What kind of case to make.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Only columns and operations that the register machine has.
+    pub plain: bool,
+    /// Both streams have event time, sources keep to their disorder, and none is ever idle: then
+    /// where cuts fall must not matter.
+    pub orderly: bool,
+}
+
+const MONEY: DataType = DataType::Decimal(2);
+
+fn event_columns(plain: bool) -> Vec<Column> {
+    let mut columns = vec![
+        Column::new("at", DataType::Timestamp),
+        Column::new("k", DataType::Int),
+        Column::new("j", DataType::Int),
+        Column::new("x", DataType::Int),
+        Column::new("f", DataType::Float),
+        Column::new("m", MONEY),
+        Column::new("b", DataType::Bool),
+    ];
+    if !plain {
+        columns.push(Column::new("s", DataType::Str));
+        columns.push(Column::new("o", DataType::Int).nullable());
+    }
+    columns
+}
+
+/// A handler that moves and counts, as a function: what it touches depends on what it reads.
+struct Wanderer {
+    output: Option<StreamId>,
+}
+
+impl Opaque for Wanderer {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let (Value::Int(k), Value::Int(x)) = (&event[1], &event[3]) else { unreachable!() };
+        let mut row = match tx.get(TableId(0), &[Value::Int(*k)])? {
+            Some(row) => row.to_vec(),
+            None => vec![
+                Value::Int(*k),
+                Value::Int(0),
+                Value::Float(0.5),
+                Value::Decimal(0, 2),
+                Value::Bool(false),
+            ],
+        };
+        let Value::Int(a) = row[1] else { unreachable!() };
+        if a % 7 == 6 {
+            return Err(Abort::refused(format!("{k} has had enough")));
+        }
+        row[1] = Value::Int(a.wrapping_add(1));
+        tx.put(TableId(0), &row)?;
+        // Where it goes next depends on what it found.
+        if a % 2 == 0 {
+            tx.delete(TableId(0), &[Value::Int(a % 5)])?;
+        } else if let Some(next) = tx.get(TableId(0), &[Value::Int(*x)])? {
+            let mut next = next.to_vec();
+            next[3] = Value::Decimal(a * 100, 2);
+            tx.put(TableId(0), &next)?;
+        }
+        match self.output {
+            Some(stream) => tx.emit(stream, &[Value::Int(*k), Value::Int(a)]),
+            None => Ok(()),
+        }
+    }
+}
+
+pub fn program(dice: &mut Dice, shape: Shape) -> Program {
+    let mut b = Builder::new("random");
+    let plain_default = dice.chance(70);
+    let mut a = Column::new("a", DataType::Int);
+    if plain_default {
+        a = a.default(Value::Int(0));
+    }
+    b.table(
+        "plain",
+        &["id"],
+        vec![
+            Column::new("id", DataType::Int),
+            a,
+            Column::new("f", DataType::Float).default(Value::Float(0.5)),
+            Column::new("m", MONEY).default(Value::Int(3)),
+            Column::new("b", DataType::Bool).default(Value::Bool(false)),
+        ],
+    );
+    b.table(
+        "rich",
+        &["id", "name"],
+        vec![
+            Column::new("id", DataType::Int),
+            Column::new("name", DataType::Str),
+            Column::new("a", DataType::Int).nullable(),
+            Column::new("note", DataType::Str).default(Value::str("-")),
+            Column::new("m", MONEY),
+        ],
+    );
+    let first = b.stream("first", event_columns(shape.plain));
+    let second = b.stream("second", event_columns(shape.plain));
+    let late = |dice: &mut Dice| if dice.chance(50) { Late::Side } else { Late::Admit };
+    let policy = late(dice);
+    b.event_time(first, "at", policy);
+    if shape.orderly || dice.chance(50) {
+        let policy = late(dice);
+        b.event_time(second, "at", policy);
+    }
+    let sources = 2 + dice.below(2);
+    for index in 0..sources {
+        let stream = if index == 1 { second } else { first };
+        b.source(&format!("source{index}"), stream, dice.below(4) as i64);
+    }
+    let filtered = b.filter("filtered", first, |exprs, schema| {
+        let x = exprs.push(Expr::Column(schema.index_of("x").unwrap() as u16));
+        let zero = exprs.push(Expr::Const(Value::Int(0)));
+        exprs.push(Expr::Binary(Binary::Gt, x, zero))
+    });
+    let side =
+        b.emitted("side", vec![Column::new("k", DataType::Int), Column::new("v", DataType::Int)]);
+    let mut fed = Vec::new();
+    for index in 0..1 + dice.below(4) {
+        let inputs = [first, second, filtered];
+        let input = *dice.pick(&inputs);
+        let name = format!("h{index}");
+        match dice.below(10) {
+            0 => {
+                let function = Wanderer { output: None };
+                b.opaque(&name, input, Arc::new(function));
+            }
+            1 | 2 if plain_default && shape.plain => {
+                let body = |tx: &mut tidemill_txn::program::NativeTx<'_>| {
+                    let (have, x) = (tx.get(0, 1), tx.event(3));
+                    if have < -50 {
+                        return Err("too low");
+                    }
+                    tx.set(0, 1, have.wrapping_sub(x));
+                    tx.set(1, 1, tx.get(1, 1).wrapping_add(x));
+                    tx.set(1, 2, (x as f64 / 0.0).to_bits() as i64);
+                    if !tx.exists(0) {
+                        tx.emit(0, &[tx.event(1), x]);
+                    }
+                    Ok(())
+                };
+                let rows: [(TableId, &[&str]); 2] = [(TableId(0), &["k"]), (TableId(0), &["j"])];
+                b.native(&name, input, &rows, &[side], Arc::new(body));
+            }
+            _ => {
+                let mut h = b.handler(&name, input);
+                declared(dice, &mut h, shape.plain, side);
+                let output = dice.chance(60).then(|| {
+                    let (k, x) = (h.column("k"), h.column("x"));
+                    h.output(&[("k", k), ("v", x)])
+                });
+                let index = h.done();
+                fed.extend(output);
+                if dice.chance(20) {
+                    fed.push(b.aborted(index));
+                }
+            }
+        }
+    }
+    // A cascade: somebody takes what others give.
+    fed.push(side);
+    for (index, stream) in fed.into_iter().enumerate() {
+        if dice.chance(40) {
+            let mut h = b.handler(&format!("after{index}"), stream);
+            let k = h.column("k");
+            let row = h.row(TableId(0), &[k]);
+            let a = h.read(row, "a");
+            let (one, limit) = (h.int(1), h.int(40));
+            let more = h.add(a, one);
+            let low = h.binary(Binary::Lt, more, limit);
+            h.require(low, "after: full");
+            h.set(row, "a", more);
+            h.output(&[("k", k), ("a", more)]);
+            h.done();
+        }
+    }
+    b.finish().unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Steps of a declared handler.
+fn declared(dice: &mut Dice, h: &mut HandlerBuilder<'_>, plain: bool, side: StreamId) {
+    let mut scope = Scope { vars: Vec::new() };
+    let mut rows: Vec<(RowHandle, bool)> = Vec::new();
+    for _ in 0..1 + dice.below(3) {
+        let rich = !plain && dice.chance(40);
+        let key = match dice.below(3) {
+            0 => h.column("k"),
+            1 => h.column("j"),
+            _ => h.int(2),
+        };
+        let row = if rich {
+            let name = h.column("s");
+            h.row(TableId(1), &[key, name])
+        } else if !plain && dice.chance(20) {
+            let computed = scope.expr(dice, h, &DataType::Int, plain, 2);
+            h.row(TableId(0), &[computed])
+        } else {
+            h.row(TableId(0), &[key])
+        };
+        rows.push((row, rich));
+    }
+    for _ in 0..1 + dice.below(7) {
+        let (row, rich) = *dice.pick(&rows);
+        let columns: &[(&str, DataType)] = if rich {
+            &[("a", DataType::Int), ("note", DataType::Str), ("m", MONEY)]
+        } else {
+            &[("a", DataType::Int), ("f", DataType::Float), ("m", MONEY), ("b", DataType::Bool)]
+        };
+        let (name, ty) = dice.pick(columns).clone();
+        match dice.below(if plain { 8 } else { 12 }) {
+            0..=2 => {
+                let var = h.read(row, name);
+                scope.vars.push((var, ty));
+            }
+            3 => {
+                let var = h.exists(row);
+                scope.vars.push((var, DataType::Bool));
+            }
+            4 | 5 => {
+                let value = scope.expr(dice, h, &ty, plain, 3);
+                h.set(row, name, value);
+            }
+            6 => {
+                let cond = scope.expr(dice, h, &DataType::Bool, plain, 2);
+                h.require(cond, *dice.pick(&["no", "never", "not now"]));
+            }
+            7 => {
+                let (k, v) = (h.column("k"), scope.expr(dice, h, &DataType::Int, plain, 2));
+                h.emit(side, &[k, v]);
+            }
+            8 => h.delete(row),
+            step => {
+                let mut values = Vec::new();
+                for (name, ty) in columns {
+                    values.push((*name, scope.expr(dice, h, ty, plain, 2)));
+                }
+                match step {
+                    9 => h.insert(row, &values),
+                    10 => h.update(row, &values[..1]),
+                    _ => h.upsert(row, &values),
+                }
+            }
+        }
+        if !plain && dice.chance(15) {
+            // The last step may be a read, which can't depend on a condition: add one that can.
+            let value = scope.expr(dice, h, &columns[0].1, plain, 1);
+            h.set(row, columns[0].0, value);
+            let cond = scope.expr(dice, h, &DataType::Bool, plain, 2);
+            h.when(cond);
+        }
+    }
+}
+
+struct Scope {
+    vars: Vec<(ExprId, DataType)>,
+}
+
+impl Scope {
+    /// A random expression of a type. Faults are welcome.
+    fn expr(
+        &self,
+        dice: &mut Dice,
+        h: &mut HandlerBuilder<'_>,
+        ty: &DataType,
+        plain: bool,
+        depth: u32,
+    ) -> ExprId {
+        let vars: Vec<ExprId> =
+            self.vars.iter().filter(|(_, t)| t == ty).map(|(id, _)| *id).collect();
+        if depth == 0 || dice.chance(25) {
+            if !vars.is_empty() && dice.chance(60) {
+                return *dice.pick(&vars);
+            }
+            return match ty {
+                DataType::Int if dice.chance(50) => h.column("x"),
+                DataType::Int if !plain && dice.chance(20) => h.column("o"),
+                DataType::Int => {
+                    let rare = dice.chance(3);
+                    h.int(if rare { i64::MAX } else { dice.below(9) as i64 - 4 })
+                }
+                DataType::Float if dice.chance(60) => h.column("f"),
+                DataType::Float => h.value(Value::Float(*dice.pick(&[0.0, -0.0, 1.5, f64::NAN]))),
+                DataType::Bool if dice.chance(50) => h.column("b"),
+                DataType::Bool => {
+                    let value = dice.chance(80);
+                    h.value(Value::Bool(value))
+                }
+                DataType::Str if dice.chance(50) => h.column("s"),
+                DataType::Str => h.value(Value::str(*dice.pick(&["", "x", "é"]))),
+                _ if dice.chance(60) => h.column("m"),
+                _ => h.value(Value::Decimal(dice.below(1000) as i64 - 500, 2)),
+            };
+        }
+        let sub = |dice: &mut Dice, h: &mut HandlerBuilder<'_>, ty: &DataType| {
+            self.expr(dice, h, ty, plain, depth - 1)
+        };
+        if dice.chance(15) {
+            let c = sub(dice, h, &DataType::Bool);
+            let (a, b) = (sub(dice, h, ty), sub(dice, h, ty));
+            return h.choose(c, a, b);
+        }
+        match ty {
+            DataType::Int => {
+                let (a, b) = (sub(dice, h, ty), sub(dice, h, ty));
+                let ops = [
+                    Binary::Add,
+                    Binary::Sub,
+                    Binary::Mul,
+                    Binary::FloorDiv,
+                    Binary::Mod,
+                    Binary::Min,
+                    Binary::Max,
+                ];
+                match dice.below(9) {
+                    7 => h.unary(Unary::Neg, a),
+                    8 => h.unary(Unary::Abs, a),
+                    op => h.binary(ops[op as usize], a, b),
+                }
+            }
+            DataType::Float => {
+                let (a, b) = (sub(dice, h, ty), sub(dice, h, ty));
+                let ops = [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Min];
+                match dice.below(7) {
+                    5 => h.unary(Unary::Neg, a),
+                    6 => {
+                        let i = sub(dice, h, &DataType::Int);
+                        h.unary(Unary::Cast(DataType::Float), i)
+                    }
+                    op => h.binary(ops[op as usize], a, b),
+                }
+            }
+            DataType::Bool => {
+                let ops = [Binary::Eq, Binary::Ne, Binary::Lt, Binary::Le, Binary::Gt, Binary::Ge];
+                let of = dice.pick(&[DataType::Int, DataType::Float, MONEY]).clone();
+                match dice.below(4) {
+                    0 => {
+                        let (a, b) = (sub(dice, h, ty), sub(dice, h, ty));
+                        h.binary(*dice.pick(&[Binary::And, Binary::Or]), a, b)
+                    }
+                    1 => {
+                        let a = sub(dice, h, ty);
+                        h.unary(Unary::Not, a)
+                    }
+                    _ => {
+                        let (a, b) = (sub(dice, h, &of), sub(dice, h, &of));
+                        h.binary(*dice.pick(&ops), a, b)
+                    }
+                }
+            }
+            DataType::Str => {
+                let (a, b) = (sub(dice, h, ty), sub(dice, h, ty));
+                h.add(a, b)
+            }
+            _ => {
+                let (a, b) = (sub(dice, h, ty), sub(dice, h, ty));
+                let i = sub(dice, h, &DataType::Int);
+                match dice.below(5) {
+                    0 => h.binary(Binary::Add, a, i),
+                    1 => h.binary(Binary::Sub, a, b),
+                    2 => h.binary(Binary::Max, a, b),
+                    3 => h.unary(Unary::Neg, a),
+                    _ => h.binary(Binary::Mul, i, a),
+                }
+            }
+        }
+    }
+}
+
+/// Rows of every source: times rise with disorder; now and then one is too late, unless orderly.
+pub fn sources(dice: &mut Dice, program: &Program, shape: Shape) -> Vec<Vec<InputRow>> {
+    program
+        .sources
+        .iter()
+        .map(|source| {
+            let schema = &program.streams[source.stream.index()].spec.schema;
+            let (mut rows, mut offset, mut newest) = (Vec::new(), 0, 0);
+            for _ in 0..dice.below(60) {
+                // Bad rows leave gaps.
+                offset += 1 + u64::from(dice.chance(10));
+                newest += dice.below(3) as i64;
+                let back = dice.below(source.disorder_us as u64 + 1) as i64;
+                let mut at = newest - back;
+                if !shape.orderly && dice.chance(10) {
+                    at -= dice.below(20) as i64;
+                }
+                let values = schema.columns.iter().map(|c| match &*c.name {
+                    "at" => Value::Timestamp(at),
+                    "k" | "j" => Value::Int(dice.below(5) as i64),
+                    "x" => Value::Int(dice.below(60) as i64 - 30),
+                    "f" => Value::Float(*dice.pick(&[0.0, -0.0, 2.5, -1.0, f64::NAN, 1e300])),
+                    "m" => Value::Decimal(dice.below(2000) as i64 - 1000, 2),
+                    "b" => Value::Bool(dice.chance(50)),
+                    "s" => Value::str(*dice.pick(&["", "a", "b\0", "é"])),
+                    _ if dice.chance(30) => Value::Null,
+                    _ => Value::Int(dice.below(9) as i64),
+                });
+                rows.push(InputRow { offset, values: values.collect() });
+            }
+            rows
+        })
+        .collect()
+}
+
+/// Cuts that end with everything taken and every source ended.
+pub fn cuts(dice: &mut Dice, sources: &[Vec<InputRow>], shape: Shape) -> Vec<CutAt> {
+    let ends: Vec<u64> = sources.iter().map(|r| r.last().map_or(0, |r| r.offset + 1)).collect();
+    let ids = || (0..sources.len() as u32).map(SourceId);
+    let mut cuts = Vec::new();
+    let mut offsets = vec![0; sources.len()];
+    for _ in 0..dice.below(8) {
+        for (offset, end) in offsets.iter_mut().zip(&ends) {
+            *offset = (*offset + dice.below(25)).min(*end);
+        }
+        let idle = ids().filter(|_| !shape.orderly && dice.chance(15)).collect();
+        cuts.push(CutAt {
+            offsets: offsets.clone(),
+            clock_us: dice.below(1000) as i64,
+            idle,
+            ended: Vec::new(),
+        });
+    }
+    cuts.push(CutAt { offsets: ends, clock_us: 0, idle: Vec::new(), ended: ids().collect() });
+    cuts
+}

@@ -1,0 +1,216 @@
+//! The serial executor is the reference, bit for bit: random programs, sources, disorder, equal
+//! times, idle sources, late events and cuts; over words, over values, and both mixed.
+
+mod random;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use random::{Dice, Shape};
+use tidemill_core::{Batch, Key, Row, Stamp, StreamId, StreamTime, Value};
+use tidemill_table::Table;
+use tidemill_txn::execute::{Path, Serial};
+use tidemill_txn::order::{CutInput, Run, Sequencer};
+use tidemill_txn::program::{evaluate, Origin, Program, Stage};
+use tidemill_txn::reference::{self, CutAt, InputRow, Outcome};
+
+/// Runs the sequencer and the serial executor, and says what they came to as the reference would.
+fn run_serial(
+    program: &Arc<Program>,
+    sources: &[Vec<InputRow>],
+    cuts: &[CutAt],
+    general_only: bool,
+    dice: &mut Dice,
+) -> Outcome {
+    let mut sequencer = Sequencer::new(program.clone()).unwrap();
+    let mut serial = Serial::new(program.clone(), 3);
+    if general_only {
+        serial = serial.general_only();
+    }
+    let mut tables: Vec<Table> =
+        program.tables.iter().map(|spec| Table::new(Arc::new(spec.clone()), dice.next())).collect();
+    let mut outcome = Outcome::default();
+    let mut taken = vec![0; sources.len()];
+    for cut in cuts {
+        let mut runs = Vec::new();
+        let mut times_max = Vec::new();
+        for (index, rows) in sources.iter().enumerate() {
+            let spec = &program.sources[index];
+            let stream = &program.streams[spec.stream.index()].spec;
+            let time = |row: &InputRow| match stream.time {
+                StreamTime::Arrival => 0,
+                StreamTime::Event { column } => match row.values[column] {
+                    Value::Timestamp(t) => t,
+                    _ => unreachable!(),
+                },
+            };
+            let seen = rows.iter().take_while(|r| r.offset < cut.offsets[index]);
+            times_max.push(seen.clone().map(time).max());
+            let fresh: Vec<&InputRow> = seen.skip(taken[index]).collect();
+            taken[index] += fresh.len();
+            // Batches of any size come from a source.
+            let mut fresh = &fresh[..];
+            while !fresh.is_empty() {
+                let (some, rest) = fresh.split_at(1 + dice.below(fresh.len() as u64) as usize);
+                fresh = rest;
+                runs.extend(views(program, spec.stream, some, index as u32, &time));
+            }
+        }
+        let sequenced = sequencer
+            .cut(CutInput {
+                runs,
+                offsets: cut.offsets.clone(),
+                times_max,
+                clock_us: cut.clock_us,
+                idle: cut.idle.clone(),
+                ended: cut.ended.clone(),
+            })
+            .unwrap();
+        for run in sequenced.late {
+            outcome.late.entry(run.stream).or_default().extend(run.batch.rows());
+        }
+        outcome.watermarks.push(sequenced.cut.watermarks);
+        let epoch = sequenced.epoch;
+        let done = serial.run(&mut tables, &epoch).unwrap();
+        assert!(done.unstable.is_empty(), "these functions are deterministic");
+        for counts in done.counts {
+            outcome.transactions += counts.committed + counts.aborted;
+            outcome.aborts += counts.aborted;
+        }
+        for output in done.outputs {
+            let rows = output
+                .batch
+                .rows()
+                .enumerate()
+                .map(|(i, row)| (output.origins.stamp(i, &epoch, &done.derived), row));
+            outcome.outputs.entry(output.stream).or_default().extend(rows);
+        }
+        tables.iter_mut().for_each(|t| t.commit(done.seq));
+    }
+    assert!(sequencer.is_drained());
+    outcome.tables = tables.iter().map(by_key).collect();
+    outcome
+}
+
+fn by_key(table: &Table) -> BTreeMap<Key, Row> {
+    let key = |row: &Row| Key::of(table.spec().key.iter().map(|c| &row[*c]));
+    table.rows().into_iter().map(|row| (key(&row), row)).collect()
+}
+
+/// The runs of an input stream and of the filtered streams behind it.
+fn views(
+    program: &Program,
+    root: StreamId,
+    rows: &[&InputRow],
+    source: u32,
+    time: &dyn Fn(&InputRow) -> i64,
+) -> Vec<Run> {
+    let mut runs = Vec::new();
+    for index in 0..program.streams.len() as u16 {
+        let stream = StreamId(index);
+        let kept: Vec<&&InputRow> = match &program.streams[stream.index()].origin {
+            Origin::Input if stream == root => rows.iter().collect(),
+            Origin::Derived { from, stage: Stage::Filter { exprs, keep } } if *from == root => rows
+                .iter()
+                .filter(|r| evaluate(exprs, *keep, &r.values[..]) == Ok(Value::Bool(true)))
+                .collect(),
+            _ => continue,
+        };
+        let schema = program.streams[stream.index()].spec.schema.clone();
+        runs.push(Run {
+            stream,
+            source: tidemill_core::SourceId(source),
+            batch: Batch::from_rows(schema, kept.iter().map(|r| &r.values[..])),
+            offsets: kept.iter().map(|r| r.offset).collect(),
+            times: kept.iter().map(|r| time(r)).collect(),
+            admitted: None,
+        });
+    }
+    runs
+}
+
+/// What must not depend on where cuts fall: stamps of events in event time do not.
+fn without_cuts(
+    outcome: &Outcome,
+) -> (Vec<BTreeMap<Key, Row>>, BTreeMap<StreamId, Vec<(Stamp, Row)>>) {
+    (outcome.tables.clone(), outcome.outputs.clone())
+}
+
+fn same(wanted: &Outcome, got: &Outcome) {
+    assert_eq!(wanted.watermarks, got.watermarks, "watermarks");
+    assert_eq!(wanted.late, got.late, "late events");
+    for (stream, wanted) in &wanted.outputs {
+        let got = got.outputs.get(stream).map_or(&[][..], |g| g);
+        for (i, wanted) in wanted.iter().enumerate() {
+            assert_eq!(Some(wanted), got.get(i), "output {i} of stream {stream:?}");
+        }
+    }
+    assert_eq!(wanted.outputs, got.outputs, "outputs");
+    assert_eq!(wanted.tables, got.tables, "tables");
+    assert_eq!(
+        (wanted.transactions, wanted.aborts),
+        (got.transactions, got.aborts),
+        "transactions and aborts"
+    );
+}
+
+/// A share of the seeds in every build; `make soak` runs more.
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
+    ProptestConfig::with_cases(cases.unwrap_or(300))
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn any_program_any_cuts(seed: u64) {
+        let mut dice = Dice(seed);
+        let shape = Shape { plain: dice.chance(50), orderly: false };
+        let program = Arc::new(random::program(&mut dice, shape));
+        let sources = random::sources(&mut dice, &program, shape);
+        let cuts = random::cuts(&mut dice, &sources, shape);
+        let wanted = reference::run(&program, &sources, &cuts);
+        same(&wanted, &run_serial(&program, &sources, &cuts, false, &mut dice));
+        same(&wanted, &run_serial(&program, &sources, &cuts, true, &mut dice));
+    }
+
+    #[test]
+    fn cutting_elsewhere_changes_nothing_but_when(seed: u64) {
+        let mut dice = Dice(seed);
+        let shape = Shape { plain: dice.chance(50), orderly: true };
+        let program = Arc::new(random::program(&mut dice, shape));
+        let sources = random::sources(&mut dice, &program, shape);
+        let cuts = random::cuts(&mut dice, &sources, shape);
+        let others = random::cuts(&mut dice, &sources, shape);
+        let wanted = reference::run(&program, &sources, &cuts);
+        prop_assert!(wanted.late.is_empty());
+        let other = reference::run(&program, &sources, &others);
+        prop_assert_eq!(without_cuts(&wanted), without_cuts(&other));
+        let serial = run_serial(&program, &sources, &others, false, &mut dice);
+        prop_assert_eq!(without_cuts(&wanted), without_cuts(&serial));
+    }
+}
+
+/// The comparison above would be worth little if random programs never took the fast paths.
+#[test]
+fn random_programs_take_every_path() {
+    let (mut words, mut values, mut native, mut opaque) = (0, 0, 0, 0);
+    for seed in 0..300 {
+        let mut dice = Dice(seed);
+        let shape = Shape { plain: dice.chance(50), orderly: false };
+        let program = Arc::new(random::program(&mut dice, shape));
+        for path in Serial::new(program, 0).paths() {
+            match path {
+                Path::Words => words += 1,
+                Path::Values(_) => values += 1,
+                Path::Native => native += 1,
+                Path::Opaque => opaque += 1,
+                Path::NativeValues(why) => panic!("{why}"),
+            }
+        }
+    }
+    let least = words.min(values).min(native).min(opaque);
+    assert!(least > 20, "{words} words, {values} values, {native} native, {opaque} opaque");
+}
