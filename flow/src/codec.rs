@@ -1,0 +1,390 @@
+//! The bytes of parcels and reports between processes. All integers are little-endian.
+//!
+//! A parcel: source (u32), stream (u16), rows (u32), the schema, the columns, the offsets (u64
+//! each), the times (i64 each).
+//!
+//! The schema: number of columns (u16), then for each its name, its type, a byte that says whether
+//! it may be null (1) and has a default (2), and the default as [`encode::value`] writes it. It
+//! travels along, so that a parcel can be read without knowing the program.
+//!
+//! A column: a byte that says whether there are nulls, then if so a byte for each row (1: a value),
+//! then the values of all rows: eight bytes for numbers, one for booleans, length (u32) and bytes
+//! for the rest. What a null has as value means nothing.
+//!
+//! These bytes live as long as a connection between processes of one build: they have no version.
+
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, BinaryArray, BooleanArray, Float64Array};
+use arrow_array::{Int64Array, StringArray};
+use tidemill_core::batch::ColumnBuilder;
+use tidemill_core::{encode, Batch, BatchBuilder, Column, DataType, Error, Result, Schema};
+use tidemill_core::{SourceId, StreamId};
+
+use crate::parcel::{Bad, Parcel, Report};
+
+/// Appends a parcel.
+pub(crate) fn encode_parcel(parcel: &Parcel, out: &mut Vec<u8>) {
+    put_u32(parcel.source.0, out);
+    put_u16(parcel.stream.0, out);
+    put_u32(parcel.batch.len() as u32, out);
+    put_schema(parcel.batch.schema(), out);
+    for column in parcel.batch.columns() {
+        put_column(column, out);
+    }
+    parcel.offsets.iter().for_each(|offset| put_u64(*offset, out));
+    parcel.times.iter().for_each(|time| put_u64(*time as u64, out));
+}
+
+/// Reads a parcel from the front of `input`.
+pub(crate) fn decode_parcel(input: &mut &[u8]) -> Result<Parcel> {
+    let source = SourceId(take_u32(input)?);
+    let stream = StreamId(take_u16(input)?);
+    let rows = take_u32(input)? as usize;
+    let schema = take_schema(input)?;
+    let mut builder = BatchBuilder::new(Arc::new(schema));
+    for column in builder.columns_mut() {
+        take_column(column, rows, input)?;
+    }
+    builder.advance(rows);
+    let batch: Batch = builder.finish();
+    let offsets = take_u64s(rows, input)?.collect();
+    let times = take_u64s(rows, input)?.map(|word| word as i64).collect();
+    Ok(Parcel { source, stream, batch, offsets, times })
+}
+
+/// Appends a report.
+pub(crate) fn encode_report(report: &Report, out: &mut Vec<u8>) {
+    put_u32(report.source.0, out);
+    put_u64(report.next_offset, out);
+    put_u64(report.rows, out);
+    out.push(u8::from(report.time_max.is_some()));
+    put_u64(report.time_max.unwrap_or(0) as u64, out);
+    out.push(u8::from(report.ended));
+    put_u32(report.bad.len() as u32, out);
+    for bad in &report.bad {
+        put_u64(bad.offset, out);
+        put_u64(bad.line, out);
+        for text in [&*bad.origin, &bad.raw, &bad.reason] {
+            put_bytes(text.as_bytes(), out);
+        }
+    }
+}
+
+/// Reads a report from the front of `input`.
+pub(crate) fn decode_report(input: &mut &[u8]) -> Result<Report> {
+    let source = SourceId(take_u32(input)?);
+    let next_offset = take_u64(input)?;
+    let rows = take_u64(input)?;
+    let has_time = take_u8(input)? != 0;
+    let time = take_u64(input)? as i64;
+    let ended = take_u8(input)? != 0;
+    let mut bad = Vec::new();
+    for _ in 0..take_u32(input)? {
+        bad.push(Bad {
+            offset: take_u64(input)?,
+            line: take_u64(input)?,
+            origin: take_text(input)?.into(),
+            raw: take_text(input)?.to_owned(),
+            reason: take_text(input)?.to_owned(),
+        });
+    }
+    Ok(Report { source, next_offset, rows, time_max: has_time.then_some(time), ended, bad })
+}
+
+fn put_schema(schema: &Schema, out: &mut Vec<u8>) {
+    put_u16(schema.len() as u16, out);
+    for column in &schema.columns {
+        put_bytes(column.name.as_bytes(), out);
+        put_type(&column.ty, out);
+        out.push(u8::from(column.nullable) | u8::from(column.default.is_some()) << 1);
+        if let Some(default) = &column.default {
+            encode::value(default, out);
+        }
+    }
+}
+
+fn take_schema(input: &mut &[u8]) -> Result<Schema> {
+    let mut columns = Vec::new();
+    for _ in 0..take_u16(input)? {
+        let name = take_text(input)?.into();
+        let ty = take_type(input, 0)?;
+        let flags = take_u8(input)?;
+        let default = match flags & 2 {
+            0 => None,
+            _ => Some(encode::decode(&ty, input).ok_or_else(damaged)?),
+        };
+        columns.push(Column { name, ty, nullable: flags & 1 != 0, default });
+    }
+    Ok(Schema::new(columns))
+}
+
+fn put_type(ty: &DataType, out: &mut Vec<u8>) {
+    match ty {
+        DataType::Int => out.push(0),
+        DataType::Float => out.push(1),
+        DataType::Bool => out.push(2),
+        DataType::Str => out.push(3),
+        DataType::Bytes => out.push(4),
+        DataType::Timestamp => out.push(5),
+        DataType::Decimal(scale) => out.extend_from_slice(&[6, *scale]),
+        DataType::List(inner) => {
+            out.push(7);
+            put_type(inner, out);
+        }
+        DataType::Any => out.push(8),
+    }
+}
+
+/// Deeper lists than anybody declares; damage must not exhaust the stack.
+const DEPTH_MAX: usize = 64;
+
+fn take_type(input: &mut &[u8], depth: usize) -> Result<DataType> {
+    Ok(match take_u8(input)? {
+        0 => DataType::Int,
+        1 => DataType::Float,
+        2 => DataType::Bool,
+        3 => DataType::Str,
+        4 => DataType::Bytes,
+        5 => DataType::Timestamp,
+        6 => DataType::Decimal(take_u8(input)?),
+        7 if depth < DEPTH_MAX => DataType::List(Box::new(take_type(input, depth + 1)?)),
+        8 => DataType::Any,
+        _ => return Err(damaged()),
+    })
+}
+
+fn put_column(array: &ArrayRef, out: &mut Vec<u8>) {
+    let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0);
+    out.push(u8::from(nulls.is_some()));
+    if let Some(nulls) = nulls {
+        out.extend(nulls.iter().map(u8::from));
+    }
+    let array = array.as_any();
+    if let Some(ints) = array.downcast_ref::<Int64Array>() {
+        ints.values().iter().for_each(|i| put_u64(*i as u64, out));
+    } else if let Some(floats) = array.downcast_ref::<Float64Array>() {
+        floats.values().iter().for_each(|f| put_u64(f.to_bits(), out));
+    } else if let Some(bools) = array.downcast_ref::<BooleanArray>() {
+        out.extend(bools.values().iter().map(u8::from));
+    } else if let Some(texts) = array.downcast_ref::<StringArray>() {
+        (0..texts.len()).for_each(|row| put_bytes(texts.value(row).as_bytes(), out));
+    } else if let Some(texts) = array.downcast_ref::<BinaryArray>() {
+        (0..texts.len()).for_each(|row| put_bytes(texts.value(row), out));
+    } else {
+        unreachable!("a batch has no other arrays inside");
+    }
+}
+
+fn take_column(column: &mut ColumnBuilder, rows: usize, input: &mut &[u8]) -> Result<()> {
+    let present = match take_u8(input)? {
+        0 => None,
+        _ => Some(take_slice(rows, input)?),
+    };
+    let is_there = |row: usize| present.is_none_or(|present| present[row] != 0);
+    match column {
+        ColumnBuilder::Int(ints) => {
+            for (row, word) in take_u64s(rows, input)?.enumerate() {
+                ints.append_option(is_there(row).then_some(word as i64));
+            }
+        }
+        ColumnBuilder::Float(floats) => {
+            for (row, word) in take_u64s(rows, input)?.enumerate() {
+                floats.append_option(is_there(row).then(|| f64::from_bits(word)));
+            }
+        }
+        ColumnBuilder::Bool(bools) => {
+            for (row, byte) in take_slice(rows, input)?.iter().enumerate() {
+                bools.append_option(is_there(row).then_some(*byte != 0));
+            }
+        }
+        ColumnBuilder::Str(texts) => {
+            for row in 0..rows {
+                let text = take_text(input)?;
+                texts.append_option(is_there(row).then_some(text));
+            }
+        }
+        ColumnBuilder::Bytes(values) => {
+            for row in 0..rows {
+                let bytes = take_bytes(input)?;
+                values.append_option(is_there(row).then_some(bytes));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What came is no encoding.
+pub(crate) fn damaged() -> Error {
+    Error::internal("another process of the mesh sent a parcel that cannot be read")
+}
+
+fn put_u16(word: u16, out: &mut Vec<u8>) {
+    out.extend_from_slice(&word.to_le_bytes());
+}
+
+pub(crate) fn put_u32(word: u32, out: &mut Vec<u8>) {
+    out.extend_from_slice(&word.to_le_bytes());
+}
+
+pub(crate) fn put_u64(word: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(&word.to_le_bytes());
+}
+
+fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
+    put_u32(bytes.len() as u32, out);
+    out.extend_from_slice(bytes);
+}
+
+fn take_slice<'a>(len: usize, input: &mut &'a [u8]) -> Result<&'a [u8]> {
+    let (head, rest) = input.split_at_checked(len).ok_or_else(damaged)?;
+    *input = rest;
+    Ok(head)
+}
+
+fn take_array<const N: usize>(input: &mut &[u8]) -> Result<[u8; N]> {
+    take_slice(N, input)?.try_into().map_err(|_| damaged())
+}
+
+pub(crate) fn take_u8(input: &mut &[u8]) -> Result<u8> {
+    take_array::<1>(input).map(|bytes| bytes[0])
+}
+
+fn take_u16(input: &mut &[u8]) -> Result<u16> {
+    take_array(input).map(u16::from_le_bytes)
+}
+
+pub(crate) fn take_u32(input: &mut &[u8]) -> Result<u32> {
+    take_array(input).map(u32::from_le_bytes)
+}
+
+pub(crate) fn take_u64(input: &mut &[u8]) -> Result<u64> {
+    take_array(input).map(u64::from_le_bytes)
+}
+
+fn take_u64s<'a>(count: usize, input: &mut &'a [u8]) -> Result<impl Iterator<Item = u64> + 'a> {
+    let bytes = take_slice(count.checked_mul(8).ok_or_else(damaged)?, input)?;
+    Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)))
+}
+
+fn take_bytes<'a>(input: &mut &'a [u8]) -> Result<&'a [u8]> {
+    let len = take_u32(input)? as usize;
+    take_slice(len, input)
+}
+
+fn take_text<'a>(input: &mut &'a [u8]) -> Result<&'a str> {
+    std::str::from_utf8(take_bytes(input)?).map_err(|_| damaged())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tidemill_core::Value;
+
+    fn schema() -> Arc<Schema> {
+        let list = DataType::List(Box::new(DataType::Str));
+        let mut columns = vec![
+            Column::new("i", DataType::Int),
+            Column::new("f", DataType::Float),
+            Column::new("b", DataType::Bool),
+            Column::new("s", DataType::Str),
+            Column::new("y", DataType::Bytes),
+            Column::new("t", DataType::Timestamp),
+            Column::new("d", DataType::Decimal(2)).default(Value::Decimal(150, 2)),
+            Column::new("l", list),
+            Column::new("a", DataType::Any),
+        ];
+        columns.iter_mut().for_each(|column| column.nullable = true);
+        Arc::new(Schema::new(columns))
+    }
+
+    fn row() -> impl Strategy<Value = Vec<Value>> {
+        let text = ".{0,12}";
+        let bytes = || proptest::collection::vec(any::<u8>(), 0..12);
+        let values = (
+            any::<i64>().prop_map(Value::Int),
+            any::<f64>().prop_map(Value::Float),
+            any::<bool>().prop_map(Value::Bool),
+            text.prop_map(|s| Value::str(&s)),
+            bytes().prop_map(|b| Value::Bytes(b.into())),
+            any::<i64>().prop_map(Value::Timestamp),
+            any::<i64>().prop_map(|u| Value::Decimal(u, 2)),
+            proptest::collection::vec(text.prop_map(|s| Value::str(&s)), 0..3)
+                .prop_map(|l| Value::List(l.into())),
+            bytes().prop_map(|b| Value::Any(b.into())),
+        );
+        (values, any::<u16>()).prop_map(|((i, f, b, s, y, t, d, l, a), nulls)| {
+            let mut row = vec![i, f, b, s, y, t, d, l, a];
+            // Few nulls, so that columns without any come up, too.
+            for (at, value) in row.iter_mut().enumerate() {
+                if nulls >> at & 0x81 == 0x81 {
+                    *value = Value::Null;
+                }
+            }
+            row
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn parcels_come_back(
+            rows in proptest::collection::vec(row(), 0..20),
+            skip in 0..3usize,
+            damage in any::<prop::sample::Index>(),
+        ) {
+            let batch = Batch::from_rows(schema(), rows.iter().map(|r| &r[..]));
+            // A slice: its arrays do not begin where their buffers do.
+            let skip = skip.min(rows.len());
+            let batch = batch.slice(skip, rows.len() - skip);
+            let offsets: Vec<u64> = (0..batch.len() as u64).map(|i| 3 * i + 1).collect();
+            let times = offsets.iter().map(|o| -(*o as i64)).collect();
+            let parcel =
+                Parcel { source: SourceId(70_000), stream: StreamId(9), batch, offsets, times };
+            let mut bytes = Vec::new();
+            encode_parcel(&parcel, &mut bytes);
+            let mut input = &bytes[..];
+            let back = decode_parcel(&mut input).unwrap();
+            prop_assert!(input.is_empty());
+            prop_assert_eq!(back.batch.schema(), parcel.batch.schema());
+            let values = |p: &Parcel| p.batch.rows().collect::<Vec<_>>();
+            prop_assert_eq!(values(&back), values(&parcel));
+            prop_assert_eq!((back.source, back.stream), (parcel.source, parcel.stream));
+            prop_assert_eq!((back.offsets, back.times), (parcel.offsets, parcel.times));
+            // A prefix is no parcel, and other damage is at least no panic.
+            let at = damage.index(bytes.len());
+            prop_assert!(decode_parcel(&mut &bytes[..at]).is_err());
+            bytes[at] ^= 0x55;
+            let _ = decode_parcel(&mut &bytes[..]);
+        }
+    }
+
+    #[test]
+    fn reports_come_back() {
+        let bad = Bad {
+            offset: 4,
+            origin: "a.csv".into(),
+            line: 5,
+            raw: "1;é".into(),
+            reason: "no number".into(),
+        };
+        for time_max in [None, Some(i64::MIN)] {
+            let report = Report {
+                source: SourceId(1),
+                next_offset: u64::MAX,
+                rows: 6,
+                time_max,
+                ended: time_max.is_none(),
+                bad: vec![bad.clone(); 2],
+            };
+            let mut bytes = Vec::new();
+            encode_report(&report, &mut bytes);
+            let mut input = &bytes[..];
+            assert_eq!(decode_report(&mut input).unwrap(), report);
+            assert!(input.is_empty());
+            for cut in 0..bytes.len() {
+                assert!(decode_report(&mut &bytes[..cut]).is_err());
+            }
+        }
+    }
+}

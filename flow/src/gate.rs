@@ -1,0 +1,291 @@
+//! The gate: shared steering, written by the sequencer and obeyed by the workers.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::thread::Thread;
+
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use tidemill_core::SourceId;
+
+/// Steers the workers of one process: which epoch is open, how far each source may be read in it,
+/// which sources pause, how much may wait to be taken, and when to stop.
+///
+/// Epoch 0 is never read: all sources wait until the first epoch is [opened](Gate::open).
+///
+/// A gate serves one run. In a mesh the sequencer writes to the gate of the first process, and its first worker passes
+/// the changes on to the gates of the others.
+pub struct Gate {
+    steering: RwLock<Steering>,
+    /// Counts changes of `steering`, so that nobody needs the lock to see that nothing changed.
+    version: AtomicU64,
+    closed: AtomicU64,
+    deposited: AtomicU64,
+    taken: AtomicU64,
+    bytes_max: u64,
+    stopped: AtomicBool,
+    threads: RwLock<Vec<(Thread, Vec<SourceId>)>>,
+}
+
+/// What changes together.
+///
+/// A worker must never read past the limit of the epoch that it reads for. An epoch and its
+/// limits are therefore one value under one lock: the worker takes a [`Ticket`] with both before
+/// each poll, so it cannot hold the old epoch with the new limit, whatever the sequencer does
+/// meanwhile. If the sequencer opens the next epoch while the worker polls, the poll still counts
+/// for the old epoch: the worker holds timely's capability for that one, so the old epoch is not
+/// closed before the worker has seen the new one, and the cut contains those rows. The lock is
+/// taken once for a whole chunk of rows, not for each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Steering {
+    pub(crate) epoch: u64,
+    /// Per source; no limit where it is shorter.
+    pub(crate) limits: Vec<u64>,
+    /// Per source; not paused where it is shorter.
+    pub(crate) paused: Vec<bool>,
+}
+
+/// What one source may do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    /// The open epoch.
+    pub(crate) epoch: u64,
+    /// The first offset that is not to be read in it.
+    pub(crate) limit: u64,
+    /// Whether to leave the source alone.
+    pub(crate) paused: bool,
+}
+
+impl Gate {
+    /// A gate with epoch 0 open. Workers stop reading while more than `bytes_max` bytes are
+    /// deposited and not taken; one chunk of each source may come on top.
+    pub fn new(bytes_max: u64) -> Arc<Gate> {
+        Arc::new(Gate {
+            steering: RwLock::new(Steering { epoch: 0, limits: vec![], paused: vec![] }),
+            version: AtomicU64::new(0),
+            closed: AtomicU64::new(0),
+            deposited: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            bytes_max,
+            stopped: AtomicBool::new(false),
+            threads: RwLock::new(vec![]),
+        })
+    }
+
+    /// Opens an epoch, later than the one that is open: what is read from now on belongs to it.
+    pub fn open(&self, epoch: u64) {
+        self.open_to(epoch, &[]);
+    }
+
+    /// Opens an epoch in which source `s` is read up to and not including offset `limits[s]`, and
+    /// not at all when it is there already. Sources beyond the end of `limits` have none
+    /// (`u64::MAX` says the same). This repeats a recorded cut exactly: read to the limits, then
+    /// open the next.
+    pub fn open_to(&self, epoch: u64, limits: &[u64]) {
+        self.change(|steering| {
+            assert!(epoch > steering.epoch, "epoch {epoch} comes after {}", steering.epoch);
+            steering.epoch = epoch;
+            steering.limits.clear();
+            steering.limits.extend_from_slice(limits);
+        });
+    }
+
+    /// Pauses a source, or lets it go on.
+    pub fn pause(&self, source: SourceId, paused: bool) {
+        self.change(|steering| {
+            if steering.paused.len() <= source.index() {
+                steering.paused.resize(source.index() + 1, false);
+            }
+            steering.paused[source.index()] = paused;
+        });
+    }
+
+    /// The open epoch.
+    pub fn epoch(&self) -> u64 {
+        self.steering.read().epoch
+    }
+
+    /// Everything of epochs before this one has been deposited, as far as this process knows.
+    pub fn closed(&self) -> u64 {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Bytes that were read in this process and that the conductor has not taken.
+    pub fn bytes(&self) -> u64 {
+        // Taken before deposited: the difference may be too large, never negative.
+        let taken = self.taken.load(Ordering::Acquire);
+        self.deposited.load(Ordering::Acquire).saturating_sub(taken)
+    }
+
+    /// Whether reading has stopped because too much was not taken.
+    pub fn is_full(&self) -> bool {
+        self.bytes() > self.bytes_max
+    }
+
+    /// Ends the run at once: what was not taken is lost. For an orderly end the conductor says
+    /// [`Turn::Stop`](crate::Turn::Stop) when it has what it wants.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Whether somebody said stop.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Wakes all parked workers of this process: there is something new. Cheap when they are
+    /// awake.
+    pub fn wake(&self) {
+        for (thread, _) in self.threads.read().iter() {
+            thread.unpark();
+        }
+    }
+
+    /// Wakes the worker that reads `source`, when it is of this process: rows were pushed.
+    pub fn wake_source(&self, source: SourceId) {
+        for (thread, sources) in self.threads.read().iter() {
+            if sources.contains(&source) {
+                thread.unpark();
+            }
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Steering)) {
+        let mut steering = self.steering.write();
+        change(&mut steering);
+        self.version.fetch_add(1, Ordering::Release);
+        drop(steering);
+        self.wake();
+    }
+
+    pub(crate) fn ticket(&self, source: SourceId) -> Ticket {
+        let steering = self.steering.read();
+        Ticket {
+            epoch: steering.epoch,
+            limit: steering.limits.get(source.index()).copied().unwrap_or(u64::MAX),
+            paused: steering.paused.get(source.index()).copied().unwrap_or(false),
+        }
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// The steering, and a version that is not newer than it.
+    pub(crate) fn steering(&self) -> (u64, Steering) {
+        let version = self.version();
+        (version, self.steering.read().clone())
+    }
+
+    /// Takes over what the first process says.
+    pub(crate) fn obey(&self, steering: Steering, taken: u64) {
+        self.taken.store(taken, Ordering::Release);
+        self.change(|mine| *mine = steering);
+    }
+
+    pub(crate) fn set_closed(&self, closed: u64) {
+        self.closed.store(closed, Ordering::Release);
+    }
+
+    pub(crate) fn charge(&self, bytes: u64) {
+        self.deposited.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// Takes back a charge in the process that made it.
+    pub(crate) fn discharge(&self, bytes: u64) {
+        self.make_room(|| self.deposited.fetch_sub(bytes, Ordering::AcqRel));
+    }
+
+    /// The conductor has taken what was charged. In the first process only: the gates of the
+    /// others [obey](Gate::obey), and a sum of their own would be overwritten.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.make_room(|| self.taken.fetch_add(bytes, Ordering::AcqRel));
+    }
+
+    fn make_room(&self, make: impl FnOnce() -> u64) {
+        let was_full = self.is_full();
+        make();
+        if was_full && !self.is_full() {
+            self.wake();
+        }
+    }
+
+    /// The calling thread is a worker that reads these sources.
+    pub(crate) fn register(&self, sources: Vec<SourceId>) {
+        self.threads.write().push((std::thread::current(), sources));
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate")
+            .field("steering", &*self.steering.read())
+            .field("closed", &self.closed())
+            .field("bytes", &self.bytes())
+            .field("stopped", &self.is_stopped())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_env::Env;
+
+    #[test]
+    fn a_ticket_never_mixes_an_epoch_with_the_limit_of_another() {
+        const EPOCHS: u64 = 20_000;
+        let limit = |epoch: u64, source: u64| epoch * 1000 + source;
+        let env = Env::real();
+        let gate = Gate::new(u64::MAX);
+        gate.open_to(1, &[limit(1, 0), limit(1, 1)]);
+        let readers: Vec<_> = (0..3u32)
+            .map(|reader| {
+                let gate = gate.clone();
+                let body = move || {
+                    let source = reader % 2;
+                    let mut last = 0;
+                    while last < EPOCHS {
+                        let ticket = gate.ticket(SourceId(source));
+                        assert_eq!(ticket.limit, limit(ticket.epoch, source.into()));
+                        assert!(ticket.epoch >= last);
+                        last = ticket.epoch;
+                    }
+                };
+                env.threads.spawn("reader", Box::new(body)).unwrap()
+            })
+            .collect();
+        for epoch in 2..=EPOCHS {
+            gate.open_to(epoch, &[limit(epoch, 0), limit(epoch, 1)]);
+        }
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn full_and_not_full() {
+        let gate = Gate::new(100);
+        gate.charge(100);
+        assert!(!gate.is_full());
+        gate.charge(1);
+        assert!(gate.is_full());
+        gate.give_back(30);
+        gate.discharge(20);
+        assert_eq!(gate.bytes(), 51);
+        assert!(!gate.is_full());
+    }
+
+    #[test]
+    fn sources_without_a_word_are_free() {
+        let gate = Gate::new(0);
+        gate.pause(SourceId(2), true);
+        gate.open_to(7, &[5]);
+        assert_eq!(gate.ticket(SourceId(0)), Ticket { epoch: 7, limit: 5, paused: false });
+        let free = Ticket { epoch: 7, limit: u64::MAX, paused: false };
+        assert_eq!(gate.ticket(SourceId(1)), free);
+        assert_eq!(gate.ticket(SourceId(2)), Ticket { paused: true, ..free });
+    }
+}

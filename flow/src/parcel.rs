@@ -1,0 +1,124 @@
+//! What travels: chunks as a source gives them, parcels of rows, and reports of how far a source
+//! has been read.
+
+use std::sync::Arc;
+
+use arrow_array::BooleanArray;
+use tidemill_core::{Batch, Result, SourceId, StreamId};
+
+/// Rows just read and decoded by an [`Ingress`](crate::Ingress).
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// The good rows.
+    pub batch: Batch,
+    /// Per row: its place in the source; rising.
+    pub offsets: Vec<u64>,
+    /// Per row: its event time; 0 where the stream has none.
+    pub times: Vec<i64>,
+    /// Rows that could not be decoded. They have offsets too.
+    pub bad: Vec<Bad>,
+    /// The first offset after this chunk, bad rows counted.
+    pub next_offset: u64,
+    /// The newest event time in this chunk.
+    pub time_max: Option<i64>,
+}
+
+/// Rows of one stream, on their way from a source to the transactions.
+#[derive(Clone, Debug)]
+pub struct Parcel {
+    /// Where the rows were read.
+    pub source: SourceId,
+    /// The stream whose rows they are.
+    pub stream: StreamId,
+    /// The rows.
+    pub batch: Batch,
+    /// Per row: its place in the source; rising.
+    pub offsets: Vec<u64>,
+    /// Per row: its event time; 0 where the stream has none.
+    pub times: Vec<i64>,
+}
+
+impl Parcel {
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.batch.len()
+    }
+
+    /// Whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.batch.is_empty()
+    }
+
+    /// Memory that it holds, in bytes.
+    pub fn bytes(&self) -> u64 {
+        let words = self.offsets.len() + self.times.len();
+        (size_of::<Parcel>() + self.batch.bytes() + words * size_of::<u64>()) as u64
+    }
+
+    /// The rows for which `keep` is true: what a filter does.
+    pub fn retain(self, keep: &BooleanArray) -> Result<Parcel> {
+        if keep.true_count() == self.len() {
+            return Ok(self);
+        }
+        fn kept<T: Copy>(all: &[T], keep: &BooleanArray) -> Vec<T> {
+            // A null is not true.
+            keep.iter().zip(all).filter(|(keep, _)| *keep == Some(true)).map(|(_, x)| *x).collect()
+        }
+        Ok(Parcel {
+            batch: self.batch.filter(keep)?,
+            offsets: kept(&self.offsets, keep),
+            times: kept(&self.times, keep),
+            ..self
+        })
+    }
+}
+
+/// A row that could not be decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bad {
+    /// Its place in the source.
+    pub offset: u64,
+    /// What holds it, for people: a file's name, a connection's address.
+    pub origin: Arc<str>,
+    /// Its line there.
+    pub line: u64,
+    /// The row as it came.
+    pub raw: String,
+    /// Why it is bad.
+    pub reason: String,
+}
+
+/// How far a source has been read. It does not depend on what filters drop later, so watermarks
+/// made of it do not either.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The source.
+    pub source: SourceId,
+    /// The first offset that has not been read.
+    pub next_offset: u64,
+    /// Rows that were read, bad ones included.
+    pub rows: u64,
+    /// The newest event time among them.
+    pub time_max: Option<i64>,
+    /// Whether nothing will come any more.
+    pub ended: bool,
+    /// The bad ones.
+    pub bad: Vec<Bad>,
+}
+
+impl Report {
+    /// Memory that it holds, in bytes.
+    pub fn bytes(&self) -> u64 {
+        let bad = |b: &Bad| size_of::<Bad>() + b.raw.len() + b.reason.len();
+        (size_of::<Report>() + self.bad.iter().map(bad).sum::<usize>()) as u64
+    }
+
+    /// Adds what was read after this.
+    pub(crate) fn absorb(&mut self, later: Report) {
+        self.next_offset = self.next_offset.max(later.next_offset);
+        self.rows += later.rows;
+        self.time_max = self.time_max.max(later.time_max);
+        self.ended |= later.ended;
+        self.bad.extend(later.bad);
+    }
+}

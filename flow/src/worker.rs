@@ -1,0 +1,174 @@
+//! A worker: builds the dataflow and goes around.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidemill_core::{Error, Result, SourceId};
+use timely::dataflow::operators::Concatenate;
+use timely::dataflow::{Scope, Stream};
+use timely::worker::Worker;
+
+use crate::deposit::{deposit, Deposits, Sunk};
+use crate::filter::filter;
+use crate::gate::Gate;
+use crate::load::{Item, Load, What};
+use crate::map::map;
+use crate::post::Post;
+use crate::run::Fault;
+use crate::source::{source, Tap};
+use crate::spec::{Branch, Conductor, Ingress, Stage, Turn};
+
+/// A stream of loads in timely's dataflow.
+pub(crate) type Loads<'scope> = Stream<'scope, u64, Load>;
+
+/// What all workers of all processes know of an input.
+pub(crate) struct Shape {
+    pub(crate) source: SourceId,
+    pub(crate) branches: Vec<Branch>,
+}
+
+/// What one worker is handed.
+pub(crate) struct Part {
+    pub(crate) shared: Shared,
+    pub(crate) shapes: Arc<Vec<Shape>>,
+    /// Per input: what this worker reads.
+    pub(crate) ingresses: Vec<Option<Box<dyn Ingress>>>,
+    /// In the first worker of the first process.
+    pub(crate) conductor: Option<Box<dyn Conductor>>,
+    /// Whether this is the first worker of its process.
+    pub(crate) leads: bool,
+    pub(crate) processes: usize,
+    pub(crate) workers: usize,
+    pub(crate) park: Duration,
+}
+
+/// What all workers of a process share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) fault: Arc<Fault>,
+    pub(crate) process: u32,
+    pub(crate) rows_max: usize,
+}
+
+/// What operators need of their worker.
+#[derive(Clone)]
+pub(crate) struct Hand {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) rows_max: usize,
+    /// Set by sources that found rows: there may be more, so the worker does not park.
+    pub(crate) busy: Rc<Cell<bool>>,
+    fault: Arc<Fault>,
+    process: u32,
+}
+
+impl Hand {
+    fn new(shared: Shared) -> Hand {
+        let Shared { gate, fault, process, rows_max } = shared;
+        Hand { gate, rows_max, busy: Rc::default(), fault, process }
+    }
+
+    /// Ends the run with an error.
+    pub(crate) fn fail(&self, error: Error) {
+        self.fault.set(error);
+        self.gate.stop();
+    }
+
+    /// An item, charged to the gate of this process.
+    pub(crate) fn charged(&self, what: What) -> Item {
+        let charge = what.bytes();
+        self.gate.charge(charge);
+        Item { process: self.process, charge, what }
+    }
+
+    /// Something that was charged with `old` bytes has `new` now.
+    pub(crate) fn recharge(&self, old: u64, new: u64) {
+        match new.checked_sub(old) {
+            Some(more) => self.gate.charge(more),
+            None => self.gate.discharge(old - new),
+        }
+    }
+}
+
+/// Builds the dataflow and goes around until the gate says stop. `post` is filled in for mesh
+/// runs, and outlives a panic in here.
+pub(crate) fn work(worker: &mut Worker, part: Part, post: &mut Option<Post>) -> Result<()> {
+    let Part { shared, shapes, ingresses, mut conductor, leads, processes, workers, park } = part;
+    let hand = Hand::new(shared);
+    let deposits = Deposits::new(hand.gate.clone(), processes);
+    let sunk = Sunk { deposits: Rc::new(RefCell::new(deposits)), frontier: Rc::new(Cell::new(0)) };
+    let taps = worker.dataflow(|scope| build(scope, &hand, &shapes, ingresses, &sunk));
+    if processes > 1 {
+        *post = Some(Post::new(worker, workers));
+    }
+    let gate = hand.gate.clone();
+    gate.register(taps.iter().map(|tap| tap.source).collect());
+
+    while !gate.is_stopped() {
+        // All sources in every round: this is how they notice a new epoch, and rows that came
+        // without anybody waking us.
+        for tap in taps.iter().filter(|tap| tap.live.get()) {
+            tap.activator.activate();
+        }
+        worker.step();
+        let mut more = hand.busy.take();
+        if leads {
+            if let Some(post) = post {
+                post.read(&gate, &hand.fault);
+            }
+            // Where nothing can come any more, all epochs that were open are closed.
+            gate.set_closed(sunk.frontier.get().min(gate.epoch()));
+        }
+        if let Some(conductor) = &mut conductor {
+            let version = gate.version();
+            match conductor.turn(gate.closed(), &mut sunk.deposits.borrow_mut())? {
+                Turn::Busy => more = true,
+                Turn::Idle => {}
+                Turn::Stop => gate.stop(),
+            }
+            // Our own sources have to follow, too.
+            more |= gate.version() != version;
+            if let Some(post) = post {
+                post.steer(&gate, sunk.deposits.borrow().taken());
+            }
+        }
+        if !more {
+            // Parks only if timely has nothing to do. A wake between our look at the sources and
+            // here is not lost: the thread's token lets it pass.
+            worker.step_or_park(Some(park));
+        }
+    }
+    Ok(())
+}
+
+/// The dataflow. Timely demands that it be the same in all workers of all processes.
+fn build(
+    scope: Scope<'_, u64>,
+    hand: &Hand,
+    shapes: &[Shape],
+    ingresses: Vec<Option<Box<dyn Ingress>>>,
+    sunk: &Sunk,
+) -> Vec<Tap> {
+    let mut taps = Vec::new();
+    let mut ends = Vec::new();
+    for (shape, ingress) in shapes.iter().zip(ingresses) {
+        let (outflow, tap) = source(scope, hand, shape.source, &shape.branches, ingress);
+        taps.extend(tap);
+        ends.push(outflow.direct);
+        let staged = shape.branches.iter().filter(|branch| !branch.stages.is_empty());
+        for (branch, mut stream) in staged.zip(outflow.staged) {
+            for stage in &branch.stages {
+                stream = match stage {
+                    Stage::Map(transform) => map(stream, hand, transform.clone()),
+                    Stage::Filter(transform) => filter(stream, hand, transform.clone()),
+                };
+            }
+            ends.push(stream);
+        }
+    }
+    let all = if ends.len() == 1 { ends.remove(0) } else { scope.concatenate(ends) };
+    deposit(all, hand, sunk);
+    taps
+}
