@@ -18,15 +18,15 @@ pub(crate) fn map<'scope>(
         let rows = parcel.len();
         let mapped = transform.apply(parcel)?;
         // Offsets and times belong to rows one by one; a wrong number would stamp wrong events.
-        if [mapped.len(), mapped.offsets.len(), mapped.times.len()] != [rows; 3] {
+        let left = mapped.len();
+        if left > rows || [mapped.offsets.len(), mapped.times.len()] != [left; 2] {
             return Err(Error::internal(format!(
-                "a map made {} rows, {} offsets and {} times of {rows} rows of stream {}",
-                mapped.len(),
+                "a map made {left} rows, {} offsets and {} times of {rows} rows of stream {}",
                 mapped.offsets.len(),
                 mapped.times.len(),
                 mapped.stream.0
             )));
         }
-        Ok(Some(mapped))
+        Ok((left > 0).then_some(mapped))
     })
 }

@@ -36,8 +36,9 @@ pub enum Polled {
 
 /// A stateless step on the rows of a parcel.
 pub trait Transform: Send + Sync {
-    /// The parcel after the step. A map keeps every row, with its offset and time; a filter keeps
-    /// some of the rows as they are (see [`Parcel::retain`]).
+    /// The parcel after the step. A map makes new columns and keeps every row that it can compute,
+    /// with its offset and time; a filter keeps some of the rows as they are (see
+    /// [`Parcel::retain`]).
     ///
     /// # Errors
     /// End the run.

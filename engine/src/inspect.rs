@@ -1,0 +1,105 @@
+//! What an app is and how it will run: runs nothing.
+
+use std::sync::Arc;
+
+use serde_json::{json, Value};
+use tidemill_core::{Result, StreamTime};
+use tidemill_txn::execute::{Path, Serial};
+use tidemill_txn::order::Groups;
+use tidemill_txn::program::{Origin, Program, Stage};
+
+use crate::spec::AppSpec;
+
+/// A word for how a handler is executed, and why.
+pub(crate) fn path_words(path: &Path) -> (&'static str, String) {
+    match path {
+        Path::Words => ("words", "compiled: all its columns are plain words".into()),
+        Path::Values(why) => ("values", why.clone()),
+        Path::Native => ("native", "a closure over words".into()),
+        Path::NativeValues(why) => ("native", why.clone()),
+        Path::Opaque => ("opaque", "it finds what it touches by running, one at a time".into()),
+    }
+}
+
+pub(crate) fn inspect(spec: &AppSpec) -> Result<Value> {
+    let program = &spec.program;
+    program.check()?;
+    let groups = Groups::of(program)?;
+    let serial = Serial::new(Arc::new(program.clone()), 0);
+    let name = |stream: tidemill_core::StreamId| &*program.streams[stream.index()].spec.name;
+    let handlers: Vec<Value> = program
+        .handlers
+        .iter()
+        .zip(serial.paths())
+        .enumerate()
+        .map(|(index, (handler, path))| {
+            let (path, how) = path_words(path);
+            let emits: Vec<&str> = program.emits(index).into_iter().map(name).collect();
+            json!({
+                "name": handler.name, "input": name(handler.input), "path": path, "why": handler.why,
+                "how": how, "emits": emits, "at": handler.at,
+            })
+        })
+        .collect();
+    let tables: Vec<Value> = program
+        .tables
+        .iter()
+        .map(|table| {
+            let columns = table.schema.columns.iter();
+            let columns: Vec<Value> = columns
+                .map(|c| {
+                    let default = c.default.as_ref().map(ToString::to_string);
+                    json!({"name": c.name, "type": c.ty.to_string(), "nullable": c.nullable,
+                           "default": default})
+                })
+                .collect();
+            let key: Vec<&str> =
+                table.key.iter().map(|c| &*table.schema.columns[*c].name).collect();
+            json!({"name": table.name, "key": key, "columns": columns, "at": table.at})
+        })
+        .collect();
+    let streams: Vec<Value> = program
+        .streams
+        .iter()
+        .enumerate()
+        .map(|(index, stream)| {
+            let columns: Vec<Value> = (stream.spec.schema.columns.iter())
+                .map(|c| json!({"name": c.name, "type": c.ty.to_string(), "nullable": c.nullable}))
+                .collect();
+            let time = match stream.spec.time {
+                _ if !matches!(stream.origin, Origin::Input) => Value::Null,
+                StreamTime::Arrival => json!("arrival"),
+                StreamTime::Event { column } => json!(stream.spec.schema.columns[column].name),
+            };
+            json!({"name": stream.spec.name, "origin": origin(program, &stream.origin),
+                   "columns": columns, "time": time, "watermark_group": groups.of[index],
+                   "at": stream.spec.at})
+        })
+        .collect();
+    let sources: Vec<Value> = (spec.sources.iter())
+        .map(|s| json!({"stream": s.stream, "files": s.files, "at": s.at}))
+        .collect();
+    let sinks: Vec<Value> =
+        (spec.sinks.iter()).map(|s| json!({"stream": s.stream, "files": s.files})).collect();
+    Ok(json!({
+        "app": program.name, "handlers": handlers, "tables": tables, "streams": streams,
+        "sources": sources, "sinks": sinks,
+        "settings": spec.settings,
+    }))
+}
+
+fn origin(program: &Program, origin: &Origin) -> String {
+    match origin {
+        Origin::Input => "input".into(),
+        Origin::Derived { from, stage } => {
+            let from = &program.streams[from.index()].spec.name;
+            match stage {
+                Stage::Filter { .. } => format!("filter of {from}"),
+                Stage::Map { .. } => format!("map of {from}"),
+            }
+        }
+        Origin::Output(h) => format!("output of {}", program.handlers[h.index()].name),
+        Origin::Aborted(h) => format!("aborted by {}", program.handlers[h.index()].name),
+        Origin::Emitted => "emitted".into(),
+    }
+}

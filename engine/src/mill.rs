@@ -1,0 +1,448 @@
+//! A running app.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tidemill_connect::PushHandle;
+use tidemill_core::{Batch, Cut, Error, Result, SourceId};
+use tidemill_env::{Env, Handle};
+use tidemill_flow::{Gate, Spec};
+use tidemill_table::Table;
+use tidemill_txn::execute::{HandlerCounts, Serial};
+use tidemill_txn::order::Sequencer;
+use tidemill_txn::program::Program;
+
+use crate::conduct::{Driver, SourceState};
+use crate::inspect::path_words;
+use crate::open::{open, Opened};
+use crate::outlets::Kept;
+use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
+use crate::spec::AppSpec;
+
+/// Rows that a worker reads of a source at a time.
+const ROWS_MAX: usize = 16_384;
+/// How long an idle worker parks at most.
+const PARK_US: u64 = 1_000;
+
+/// What the engine's threads and the handle share.
+pub(crate) struct Shared {
+    pub(crate) state: Mutex<State>,
+    stop: AtomicBool,
+    drains: Mutex<Drains>,
+    drained: Condvar,
+    end: Mutex<End>,
+    ended: Condvar,
+}
+
+/// Everything that is final up to the last cut.
+pub(crate) struct State {
+    pub(crate) tables: Vec<Table>,
+    pub(crate) kept: Kept,
+    pub(crate) counts: Counts,
+    pub(crate) cuts: Vec<Cut>,
+}
+
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub(crate) events: u64,
+    pub(crate) epochs: u64,
+    pub(crate) dead: u64,
+    pub(crate) late: u64,
+    pub(crate) parked: u64,
+    pub(crate) handlers: Vec<HandlerCounts>,
+    /// By handler: the first event that showed it, and how often it showed.
+    pub(crate) unstable: BTreeMap<usize, (String, u64)>,
+    pub(crate) outputs: BTreeMap<String, u64>,
+    pub(crate) output_hash: u128,
+}
+
+#[derive(Default)]
+struct Drains {
+    /// Number of the last request, and what it waits for: rows of each source.
+    wanted: u64,
+    targets: Vec<u64>,
+    done: u64,
+}
+
+#[derive(Default)]
+struct End {
+    over: bool,
+    seconds: f64,
+    error: Option<Error>,
+}
+
+impl Shared {
+    pub(crate) fn stop_wanted(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn drain_wanted(&self) -> Option<(u64, Vec<u64>)> {
+        let drains = self.drains.lock();
+        (drains.wanted > drains.done).then(|| (drains.wanted, drains.targets.clone()))
+    }
+
+    pub(crate) fn drained(&self, number: u64) {
+        let mut drains = self.drains.lock();
+        drains.done = drains.done.max(number);
+        self.drained.notify_all();
+    }
+
+    pub(crate) fn fail(&self, error: Error) {
+        self.end.lock().error.get_or_insert(error);
+    }
+}
+
+/// A running app. All methods may be called from any thread.
+pub struct Mill {
+    program: Arc<Program>,
+    env: Env,
+    gate: Arc<Gate>,
+    shared: Arc<Shared>,
+    pushed: BTreeMap<String, Pushed>,
+    sources: usize,
+    paths: Vec<String>,
+    started_ns: u64,
+    thread: Mutex<Option<Handle>>,
+}
+
+struct Pushed {
+    source: SourceId,
+    handle: PushHandle,
+    sent: AtomicU64,
+}
+
+impl Mill {
+    /// Opens an app and starts it.
+    ///
+    /// # Errors
+    /// When the program, a setting, a source or a sink is wrong; nothing runs then.
+    pub fn start(spec: AppSpec, env: Env) -> Result<Mill> {
+        let settings = spec.settings.clone();
+        settings.check()?;
+        let Opened { program, inputs, workers, pushed, tables, outlets, failed } =
+            open(spec, &env)?;
+        let started_ns = env.clock.monotonic_ns();
+        let handlers = vec![HandlerCounts::default(); program.handlers.len()];
+        let state = State {
+            tables,
+            kept: Kept::default(),
+            counts: Counts { handlers, output_hash: outlets.hash(), ..Counts::default() },
+            cuts: Vec::new(),
+        };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            stop: AtomicBool::new(false),
+            drains: Mutex::default(),
+            drained: Condvar::new(),
+            end: Mutex::default(),
+            ended: Condvar::new(),
+        });
+        let gate = Gate::new(settings.epoch_bytes_max as u64);
+        // Epochs are numbered from 1.
+        gate.open(1);
+        let serial = Serial::new(program.clone(), settings.rerun_every);
+        let paths = serial.paths().iter().map(|p| path_words(p).0.to_string()).collect();
+        let sources = inputs
+            .iter()
+            .map(|input| SourceState {
+                next_offset: 0,
+                time_max: None,
+                ended: false,
+                is_push: pushed.values().any(|(source, _)| *source == input.source),
+                paused: false,
+                active_ns: started_ns,
+                was_idle: false,
+            })
+            .collect::<Vec<_>>();
+        let source_count = sources.len();
+        let driver = Driver {
+            env: env.clone(),
+            sequencer: Sequencer::new(program.clone())?,
+            program: program.clone(),
+            settings,
+            gate: gate.clone(),
+            shared: shared.clone(),
+            serial,
+            outlets,
+            failed,
+            sources,
+            open: 1,
+            closing: false,
+            first_row_ns: None,
+            draining: None,
+        };
+        let rows_max = ROWS_MAX.min(driver.settings.epoch_rows_max);
+        let flow =
+            Spec { env: env.clone(), workers, mesh: None, inputs, rows_max, park_us: PARK_US };
+        let thread = {
+            let (gate, shared, env) = (gate.clone(), shared.clone(), env.clone());
+            let body = move || {
+                let result = tidemill_flow::run(flow, gate, Box::new(driver));
+                let mut end = shared.end.lock();
+                if let Err(error) = result {
+                    end.error.get_or_insert(error);
+                }
+                end.over = true;
+                end.seconds = (env.clock.monotonic_ns() - started_ns) as f64 / 1e9;
+                drop(end);
+                shared.ended.notify_all();
+                shared.drained.notify_all();
+            };
+            env.threads
+                .spawn("tidemill-engine", Box::new(body))
+                .map_err(|e| Error::io("starting the engine's thread", &e))?
+        };
+        let pushed = pushed
+            .into_iter()
+            .map(|(name, (source, handle))| {
+                (name, Pushed { source, handle, sent: AtomicU64::new(0) })
+            })
+            .collect();
+        Ok(Mill {
+            program,
+            env,
+            gate,
+            shared,
+            pushed,
+            sources: source_count,
+            paths,
+            started_ns,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    fn pushed(&self, stream: &str) -> Result<&Pushed> {
+        self.pushed.get(stream).ok_or_else(|| {
+            let names: Vec<&str> = self.pushed.keys().map(String::as_str).collect();
+            Error::program(format!("stream {stream} is not open for sending")).help(format!(
+                "streams without a source are; here: {}",
+                if names.is_empty() { "none".into() } else { names.join(", ") }
+            ))
+        })
+    }
+
+    /// Sends events into a pushed stream; waits while its queue is full.
+    ///
+    /// # Errors
+    /// When the stream is not pushed, the batch is not of its schema, or the run has ended.
+    pub fn send(&self, stream: &str, batch: Batch) -> Result<()> {
+        let pushed = self.pushed(stream)?;
+        let rows = batch.len() as u64;
+        // A batch larger than a worker's reading would only be cut again.
+        pushed.handle.send(batch).map_err(|e| self.error().unwrap_or(e))?;
+        pushed.sent.fetch_add(rows, Ordering::AcqRel);
+        self.gate.wake_source(pushed.source);
+        Ok(())
+    }
+
+    fn error(&self) -> Option<Error> {
+        self.shared.end.lock().error.clone()
+    }
+
+    /// Waits until everything sent so far is committed and every file is read to its end. Pushed
+    /// streams in event time are flushed: the cut holds them idle.
+    ///
+    /// # Errors
+    /// What ended the run, if it has ended by an error.
+    pub fn drain(&self) -> Result<()> {
+        let mut drains = self.shared.drains.lock();
+        let mut targets = vec![0; self.sources];
+        for pushed in self.pushed.values() {
+            targets[pushed.source.index()] = pushed.sent.load(Ordering::Acquire);
+        }
+        drains.wanted += 1;
+        // Later requests wait for more, so they answer the earlier ones, too.
+        drains.targets = targets;
+        let number = drains.wanted;
+        self.gate.wake();
+        loop {
+            let end = self.shared.end.lock();
+            if let Some(error) = &end.error {
+                return Err(error.clone());
+            }
+            if drains.done >= number || end.over {
+                return Ok(());
+            }
+            drop(end);
+            // Woken at the latest when the run ends; the time-out only guards against a wake-up
+            // that came between the two locks.
+            self.shared.drained.wait_for(&mut drains, Duration::from_millis(10));
+        }
+    }
+
+    /// Ends all input, runs everything to the end and closes the sinks.
+    ///
+    /// # Errors
+    /// What ended the run, if it was an error.
+    pub fn finish(&self) -> Result<Summary> {
+        for pushed in self.pushed.values() {
+            pushed.handle.close();
+        }
+        self.gate.wake();
+        self.join()?;
+        self.summary()
+    }
+
+    /// Ends after what is in work: makes a cut, executes it, closes the sinks. Events that wait
+    /// for their watermark stay unexecuted.
+    ///
+    /// # Errors
+    /// What ended the run, if it was an error.
+    pub fn stop(&self) -> Result<Summary> {
+        self.shared.stop.store(true, Ordering::Release);
+        for pushed in self.pushed.values() {
+            pushed.handle.close();
+        }
+        self.gate.wake();
+        self.join()?;
+        self.summary()
+    }
+
+    fn join(&self) -> Result<()> {
+        // Held while joining: a second caller waits here for the same end.
+        let mut thread = self.thread.lock();
+        if let Some(handle) = thread.take() {
+            handle.join().map_err(|panic| Error::internal(format!("the engine: {panic}")))?;
+        }
+        self.error().map_or(Ok(()), Err)
+    }
+
+    /// Waits up to so long for the end of the run; whether it has come.
+    ///
+    /// # Errors
+    /// What ended the run, if it was an error.
+    pub fn wait(&self, timeout_us: u64) -> Result<bool> {
+        let mut end = self.shared.end.lock();
+        if !end.over {
+            self.shared.ended.wait_for(&mut end, Duration::from_micros(timeout_us));
+        }
+        match &end.error {
+            Some(error) => Err(error.clone()),
+            None => Ok(end.over),
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        let end = self.shared.end.lock();
+        if end.over {
+            return end.seconds;
+        }
+        (self.env.clock.monotonic_ns() - self.started_ns) as f64 / 1e9
+    }
+
+    /// Where the run is.
+    pub fn status(&self) -> Status {
+        let seconds = self.seconds();
+        let ended = self.shared.end.lock().over;
+        let state = self.shared.state.lock();
+        let counts = &state.counts;
+        let sum = |of: fn(&HandlerCounts) -> u64| counts.handlers.iter().map(of).sum::<u64>();
+        let aborted = sum(|h| h.aborted);
+        Status {
+            epoch: counts.epochs,
+            events: counts.events,
+            transactions: sum(|h| h.committed) + aborted,
+            aborted,
+            dead: counts.dead,
+            late: counts.late,
+            parked: counts.parked,
+            seconds,
+            events_per_s: counts.events as f64 / seconds.max(1e-9),
+            ended,
+        }
+    }
+
+    /// A table's rows by key, as the last cut left them.
+    ///
+    /// # Errors
+    /// When there is no such table.
+    pub fn table(&self, name: &str) -> Result<Batch> {
+        let found = self.program.tables.iter().position(|t| &*t.name == name);
+        let index = found.ok_or_else(|| Error::program(format!("there is no table {name}")))?;
+        Ok(self.shared.state.lock().tables[index].to_batch())
+    }
+
+    /// The kept events of a stream, from batch number `from` on.
+    ///
+    /// # Errors
+    /// When there is no such stream.
+    pub fn output(&self, stream: &str, from: usize) -> Result<Vec<Batch>> {
+        let state = self.shared.state.lock();
+        let batches = state.kept.batches.get(stream);
+        Ok(batches.map_or(Vec::new(), |b| b[from.min(b.len())..].to_vec()))
+    }
+
+    /// The cuts so far, when the setting `keep_cuts` is on.
+    pub fn cuts(&self) -> Vec<Cut> {
+        self.shared.state.lock().cuts.clone()
+    }
+
+    /// What has been done so far.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn summary(&self) -> Result<Summary> {
+        let seconds = self.seconds();
+        let state = self.shared.state.lock();
+        let counts = &state.counts;
+        let state_hash = state.tables.iter().fold(0u128, |sum, t| sum.wrapping_add(t.state_hash()));
+        let handlers: Vec<HandlerReport> = (self.program.handlers.iter().zip(&counts.handlers))
+            .zip(&self.paths)
+            .map(|((handler, counts), path)| HandlerReport {
+                name: handler.name.to_string(),
+                path: path.clone(),
+                committed: counts.committed,
+                aborted: counts.aborted,
+            })
+            .collect();
+        let committed: u64 = handlers.iter().map(|h| h.committed).sum();
+        let refused: u64 = handlers.iter().map(|h| h.aborted).sum();
+        let tables = state.tables.iter().map(|t| TableReport {
+            name: t.spec().name.to_string(),
+            rows: t.len() as u64,
+            bytes: t.bytes() as u64,
+        });
+        let unstable = counts.unstable.iter().map(|(handler, (event, times))| UnstableReport {
+            handler: self.program.handlers[*handler].name.to_string(),
+            at: self.program.handlers[*handler].at.clone(),
+            event: event.clone(),
+            times: *times,
+        });
+        Ok(Summary {
+            app: self.program.name.to_string(),
+            events: counts.events,
+            transactions: committed + refused,
+            committed,
+            refused,
+            dead: counts.dead,
+            late: counts.late,
+            epochs: counts.epochs,
+            seconds,
+            events_per_s: counts.events as f64 / seconds.max(1e-9),
+            handlers,
+            tables: tables.collect(),
+            outputs: counts.outputs.clone(),
+            unstable: unstable.collect(),
+            state_hash: format!("{state_hash:032x}"),
+            output_hash: format!("{:032x}", counts.output_hash),
+        })
+    }
+
+    /// What an app is and how it will run: tables, streams, handlers with their paths and why.
+    ///
+    /// # Errors
+    /// When the program is wrong.
+    pub fn inspect(spec: &AppSpec) -> Result<serde_json::Value> {
+        crate::inspect::inspect(spec)
+    }
+}
+
+impl Drop for Mill {
+    fn drop(&mut self) {
+        // A handle that is dropped without an end must not leave threads behind.
+        let _ = self.stop();
+    }
+}

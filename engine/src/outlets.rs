@@ -1,0 +1,116 @@
+//! Where events go: kept in memory, written to sinks, hashed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_connect::Sink;
+use tidemill_core::encode::Hasher128;
+use tidemill_core::{Batch, Column, DataType, Result, Schema, Value};
+
+/// The columns of dead-letter streams.
+pub(crate) fn dead_schema() -> Arc<Schema> {
+    Arc::new(Schema::new(vec![
+        Column::new("source", DataType::Str),
+        Column::new("offset", DataType::Int),
+        Column::new("origin", DataType::Str),
+        Column::new("line", DataType::Int),
+        Column::new("reason", DataType::Str),
+        Column::new("raw", DataType::Str),
+    ]))
+}
+
+/// One stream's way out.
+pub(crate) struct Outlet {
+    pub(crate) schema: Arc<Schema>,
+    pub(crate) sinks: Vec<Box<dyn Sink>>,
+    /// Events are kept for whoever asks.
+    pub(crate) keep: bool,
+    /// It is an output of transactions and counts in the output hash.
+    pub(crate) hashed: bool,
+    hash: Hasher128,
+    rows: u64,
+    dirty: bool,
+}
+
+impl Outlet {
+    pub(crate) fn new(schema: Arc<Schema>, hashed: bool) -> Outlet {
+        let hash = Hasher128::default();
+        Outlet { schema, sinks: Vec::new(), keep: false, hashed, hash, rows: 0, dirty: false }
+    }
+
+    /// Whether somebody wants the events themselves.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.keep || !self.sinks.is_empty()
+    }
+}
+
+/// All ways out, by name of the stream.
+#[derive(Default)]
+pub(crate) struct Outlets {
+    pub(crate) by_name: BTreeMap<String, Outlet>,
+}
+
+/// Events kept in memory, by stream.
+#[derive(Default)]
+pub(crate) struct Kept {
+    pub(crate) batches: BTreeMap<String, Vec<Batch>>,
+    pub(crate) bytes: usize,
+}
+
+impl Outlets {
+    /// Takes events of finished transactions, in stamp order.
+    pub(crate) fn take(&mut self, stream: &str, batch: Batch, kept: &mut Kept) -> Result<()> {
+        let Some(outlet) = self.by_name.get_mut(stream) else { return Ok(()) };
+        outlet.rows += batch.len() as u64;
+        if outlet.hashed {
+            let mut bytes = Vec::with_capacity(64);
+            for row in 0..batch.len() {
+                bytes.clear();
+                batch.encode_row(row, &mut bytes);
+                outlet.hash.update(&bytes);
+            }
+        }
+        for sink in &mut outlet.sinks {
+            sink.write(&batch)?;
+            outlet.dirty = true;
+        }
+        if outlet.keep {
+            kept.bytes += batch.bytes();
+            kept.batches.entry(stream.to_string()).or_default().push(batch);
+        }
+        Ok(())
+    }
+
+    /// The epoch is final: what was written may be seen.
+    pub(crate) fn commit(&mut self) -> Result<()> {
+        for outlet in self.by_name.values_mut().filter(|o| o.dirty) {
+            outlet.sinks.iter_mut().try_for_each(|s| s.commit())?;
+            outlet.dirty = false;
+        }
+        Ok(())
+    }
+
+    /// Nothing more comes.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        let mut sinks = self.by_name.values_mut().flat_map(|o| &mut o.sinks);
+        sinks.try_for_each(|s| s.finish())
+    }
+
+    /// Rows by output stream.
+    pub(crate) fn rows(&self) -> BTreeMap<String, u64> {
+        let hashed = self.by_name.iter().filter(|(_, o)| o.hashed);
+        hashed.map(|(name, outlet)| (name.clone(), outlet.rows)).collect()
+    }
+
+    /// The hash of all outputs: of each stream's name, number of rows and hash, by name. Where
+    /// epochs were cut does not show in it.
+    pub(crate) fn hash(&self) -> u128 {
+        let mut bytes = Vec::new();
+        for (name, outlet) in self.by_name.iter().filter(|(_, o)| o.hashed && o.rows > 0) {
+            tidemill_core::encode::value(&Value::str(name), &mut bytes);
+            bytes.extend_from_slice(&outlet.rows.to_be_bytes());
+            bytes.extend_from_slice(&outlet.hash.digest().to_be_bytes());
+        }
+        tidemill_core::encode::hash128(&bytes)
+    }
+}

@@ -1,0 +1,104 @@
+//! What a run is doing and has done.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// Where a run is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Status {
+    /// Epochs so far.
+    pub epoch: u64,
+    /// Input events executed or set aside so far.
+    pub events: u64,
+    /// Transactions so far, aborted ones included.
+    pub transactions: u64,
+    /// Aborted transactions.
+    pub aborted: u64,
+    /// Rows in dead-letter streams.
+    pub dead: u64,
+    /// Late events.
+    pub late: u64,
+    /// Events that wait for their watermark.
+    pub parked: u64,
+    /// Seconds since the start.
+    pub seconds: f64,
+    /// Events a second since the start.
+    pub events_per_s: f64,
+    /// Whether all input has ended and everything is done.
+    pub ended: bool,
+}
+
+/// What a run has done.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// The app's name.
+    pub app: String,
+    /// Input events: executed, late or parked, and rows that could not be decoded.
+    pub events: u64,
+    /// Transactions, aborted ones included.
+    pub transactions: u64,
+    /// Committed transactions.
+    pub committed: u64,
+    /// Transactions that aborted, for whatever reason.
+    pub refused: u64,
+    /// Rows in dead-letter streams.
+    pub dead: u64,
+    /// Late events.
+    pub late: u64,
+    /// Epochs.
+    pub epochs: u64,
+    /// Seconds from the start to the end.
+    pub seconds: f64,
+    /// Events a second.
+    pub events_per_s: f64,
+    /// By handler, in declaration order.
+    pub handlers: Vec<HandlerReport>,
+    /// By table.
+    pub tables: Vec<TableReport>,
+    /// Rows by output stream.
+    pub outputs: BTreeMap<String, u64>,
+    /// Handlers that did something else when they ran again on the same input.
+    pub unstable: Vec<UnstableReport>,
+    /// Hash of all tables, independent of layout and history: 32 hexadecimal digits.
+    pub state_hash: String,
+    /// Hash of all outputs in order, stream by stream: 32 hexadecimal digits.
+    pub output_hash: String,
+}
+
+/// What a handler has done.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HandlerReport {
+    /// Its name.
+    pub name: String,
+    /// How it is executed: `words`, `values`, `native` or `opaque`.
+    pub path: String,
+    /// Committed transactions.
+    pub committed: u64,
+    /// Aborted transactions.
+    pub aborted: u64,
+}
+
+/// What a table holds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TableReport {
+    /// Its name.
+    pub name: String,
+    /// Rows.
+    pub rows: u64,
+    /// Bytes of memory.
+    pub bytes: u64,
+}
+
+/// Hidden non-determinism: a handler that did something else when it ran again.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct UnstableReport {
+    /// The handler.
+    pub handler: String,
+    /// The user's line.
+    pub at: String,
+    /// The first event that showed it.
+    pub event: String,
+    /// How often it showed among the transactions that were run twice.
+    pub times: u64,
+}

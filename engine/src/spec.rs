@@ -1,0 +1,63 @@
+//! What an app is: its program, where events come from, where outputs go, and settings. The Python
+//! package writes it as JSON; Rust programs make the same value.
+
+use serde::{Deserialize, Serialize};
+use tidemill_txn::Program;
+
+use crate::settings::Settings;
+
+/// A whole app. Unknown fields are errors.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AppSpec {
+    /// Tables, streams and handlers. `program.sources` is filled when the app is opened: one
+    /// source partition for each file and each pushed stream.
+    pub program: Program,
+    /// Where events come from, in declaration order: the order of sources in stamps.
+    #[serde(default)]
+    pub sources: Vec<SourceDecl>,
+    /// Where outputs go.
+    #[serde(default)]
+    pub sinks: Vec<SinkDecl>,
+    /// Streams whose events are kept in memory for [`crate::Mill::output`].
+    #[serde(default)]
+    pub keep: Vec<String>,
+    /// Settings.
+    #[serde(default)]
+    pub settings: Settings,
+}
+
+/// A source of a stream.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceDecl {
+    /// The stream's name.
+    pub stream: String,
+    /// How far behind the newest event time an event may come: microseconds, or units of the time
+    /// column when that is an int.
+    #[serde(default)]
+    pub disorder_us: i64,
+    /// After this long without input the source no longer holds the watermark back; never when
+    /// absent.
+    #[serde(default)]
+    pub idle_us: Option<i64>,
+    /// Files to read (see `tidemill_connect::Files`); the stream is pushed when absent.
+    #[serde(default)]
+    pub files: Option<serde_json::Value>,
+    /// The user's line.
+    #[serde(default)]
+    pub at: String,
+}
+
+/// A sink of a stream.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SinkDecl {
+    /// The stream's name: an output, an aborted stream, a derived stream, `S.late` or `S.dead`.
+    pub stream: String,
+    /// The file to write (see `tidemill_connect::FileSink`).
+    pub files: serde_json::Value,
+    /// The user's line.
+    #[serde(default)]
+    pub at: String,
+}
