@@ -106,6 +106,34 @@ impl Batch {
         (0..self.columns.len()).map(|column| self.value(column, row)).collect()
     }
 
+    /// Appends the canonical encoding of a row's values (see [`encode`]), without making them.
+    pub fn encode_row(&self, row: usize, out: &mut Vec<u8>) {
+        for (array, column) in self.columns.iter().zip(&self.schema.columns) {
+            if array.is_null(row) {
+                encode::value(&Value::Null, out);
+                continue;
+            }
+            match &column.ty {
+                DataType::Int | DataType::Timestamp | DataType::Decimal(_) => {
+                    let word = array.as_primitive::<Int64Type>().value(row) as u64;
+                    encode::word(&column.ty, word, out);
+                }
+                DataType::Float => {
+                    let word = array.as_primitive::<Float64Type>().value(row).to_bits();
+                    encode::word(&column.ty, word, out);
+                }
+                DataType::Bool => {
+                    encode::word(&column.ty, u64::from(array.as_boolean().value(row)), out);
+                }
+                DataType::Str => encode::str(array.as_string::<i32>().value(row), out),
+                // A list is kept encoded.
+                DataType::List(_) => out.extend_from_slice(array.as_binary::<i32>().value(row)),
+                DataType::Bytes => encode::bytes(array.as_binary::<i32>().value(row), out),
+                DataType::Any => encode::any(array.as_binary::<i32>().value(row), out),
+            }
+        }
+    }
+
     /// All rows, one after another.
     pub fn rows(&self) -> impl Iterator<Item = Row> + '_ {
         (0..self.len).map(|row| self.row(row))
@@ -566,6 +594,12 @@ mod tests {
         let arrow = batch.to_arrow().unwrap();
         let back = Batch::from_arrow("stream s", &schema(), &arrow).unwrap();
         assert_eq!(back.rows().collect::<Vec<_>>(), batch.rows().collect::<Vec<_>>());
+        for row in 0..batch.len() {
+            let (mut plain, mut direct) = (Vec::new(), Vec::new());
+            batch.row(row).iter().for_each(|v| encode::value(v, &mut plain));
+            batch.encode_row(row, &mut direct);
+            assert_eq!(plain, direct);
+        }
     }
 
     #[test]

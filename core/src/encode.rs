@@ -26,9 +26,9 @@ pub fn value(value: &Value, out: &mut Vec<u8>) {
         Value::Timestamp(i) => int(3, *i, out),
         Value::Decimal(units, _) => int(4, *units, out),
         Value::Float(f) => float(*f, out),
-        Value::Str(s) => bytes(6, s.as_bytes(), out),
-        Value::Bytes(b) => bytes(7, b, out),
-        Value::Any(b) => bytes(8, b, out),
+        Value::Str(s) => str(s, out),
+        Value::Bytes(b) => bytes(b, out),
+        Value::Any(b) => any(b, out),
         Value::List(items) => {
             out.push(9);
             for item in items.iter() {
@@ -72,7 +72,22 @@ fn float(f: f64, out: &mut Vec<u8>) {
     out.extend_from_slice(&ordered.to_be_bytes());
 }
 
-fn bytes(tag: u8, bytes: &[u8], out: &mut Vec<u8>) {
+/// Appends the encoding of a text.
+pub fn str(text: &str, out: &mut Vec<u8>) {
+    escaped(6, text.as_bytes(), out);
+}
+
+/// Appends the encoding of bytes.
+pub fn bytes(bytes: &[u8], out: &mut Vec<u8>) {
+    escaped(7, bytes, out);
+}
+
+/// Appends the encoding of a msgpack value.
+pub fn any(bytes: &[u8], out: &mut Vec<u8>) {
+    escaped(8, bytes, out);
+}
+
+fn escaped(tag: u8, bytes: &[u8], out: &mut Vec<u8>) {
     out.push(tag);
     for byte in bytes {
         out.push(*byte);
@@ -138,6 +153,22 @@ fn decode_bytes(input: &mut &[u8]) -> Option<Vec<u8>> {
             },
             byte => bytes.push(byte),
         }
+    }
+}
+
+/// [`hash128`] of bytes that come piece by piece.
+#[derive(Clone, Default)]
+pub struct Hasher128(xxhash_rust::xxh3::Xxh3);
+
+impl Hasher128 {
+    /// Takes more bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The hash of all bytes so far.
+    pub fn digest(&self) -> u128 {
+        self.0.digest128()
     }
 }
 

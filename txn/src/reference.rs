@@ -55,7 +55,7 @@ pub struct Outcome {
     pub outputs: BTreeMap<StreamId, Vec<(Stamp, Row)>>,
     /// Per stream (input or derived): the events that came too late.
     pub late: BTreeMap<StreamId, Vec<Row>>,
-    /// Events that a map or filter could not compute: root stream, offset, reason.
+    /// Events that a map or filter could not compute: its stream, the offset, the reason.
     pub dead: Vec<(StreamId, u64, String)>,
     /// Per cut: the watermark of each stream.
     pub watermarks: Vec<Vec<Position>>,
@@ -196,55 +196,34 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// The streams that an event of an input stream is on, with its columns there; `None` where a
-    /// filter drops it. An error when a stage can't compute.
-    fn views(&self, root: StreamId, row: &InputRow) -> Result<Vec<(StreamId, Vec<Value>)>, String> {
+    /// The streams that an event of an input stream is on, with its columns there. Where a stage
+    /// can't compute, the event does not come to that stream or those behind it, and is noted as
+    /// dead.
+    fn views(&mut self, root: StreamId, row: &InputRow) -> Vec<(StreamId, Vec<Value>)> {
         let mut views = vec![(root, row.values.clone())];
         // Derived streams are declared after what they come from.
         for (index, stream) in self.program.streams.iter().enumerate() {
             let Origin::Derived { from, stage } = &stream.origin else { continue };
             let Some((_, values)) = views.iter().find(|(s, _)| s == from) else { continue };
             let id = StreamId(index as u16);
-            match stage {
-                Stage::Filter { exprs, keep } => {
-                    match evaluate(exprs, *keep, &values[..]).map_err(|f| f.to_string())? {
-                        Value::Bool(true) => views.push((id, values.clone())),
-                        Value::Bool(false) => {}
-                        _ => return Err(rules::Fault::NULL.to_string()),
-                    }
-                }
-                Stage::Map { exprs, columns } => {
-                    let mapped: Result<Vec<Value>, rules::Fault> = columns
-                        .iter()
-                        .zip(&stream.spec.schema.columns)
-                        .map(|(id, column)| {
-                            rules::store(&evaluate(exprs, *id, &values[..])?, column)
-                        })
-                        .collect();
-                    views.push((id, mapped.map_err(|f| f.to_string())?));
-                }
+            match apply(stage, &stream.spec.schema.columns, values) {
+                Ok(Some(view)) => views.push((id, view)),
+                Ok(None) => {}
+                Err(fault) => self.outcome.dead.push((id, row.offset, fault.to_string())),
             }
         }
-        Ok(views)
+        views
     }
 
     fn side(&mut self, root: StreamId, row: &InputRow) {
-        match self.views(root, row) {
-            Ok(views) => {
-                for (stream, values) in views {
-                    self.outcome.late.entry(stream).or_default().push(values.into());
-                }
-            }
-            Err(reason) => self.outcome.dead.push((root, row.offset, reason)),
+        for (stream, values) in self.views(root, row) {
+            self.outcome.late.entry(stream).or_default().push(values.into());
         }
     }
 
     /// One input event: its transactions in the handlers' declaration order, each with its cascade.
     fn event(&mut self, root: StreamId, stamp: &Stamp, row: &InputRow) {
-        let views = match self.views(root, row) {
-            Ok(views) => views,
-            Err(reason) => return self.outcome.dead.push((root, row.offset, reason)),
-        };
+        let views = self.views(root, row);
         for handler in 0..self.program.handlers.len() {
             let input = self.program.handlers[handler].input;
             if let Some((_, values)) = views.iter().find(|(s, _)| *s == input) {
@@ -287,6 +266,27 @@ impl Machine<'_> {
             for next in self.program.handlers_on(stream) {
                 self.transact(next, &derived, &row);
             }
+        }
+    }
+}
+
+/// What a stage makes of an event; `None` when a filter drops it.
+pub fn apply(
+    stage: &Stage,
+    columns: &[tidemill_core::Column],
+    event: &[Value],
+) -> Result<Option<Vec<Value>>, rules::Fault> {
+    match stage {
+        Stage::Filter { exprs, keep } => match evaluate(exprs, *keep, event)? {
+            Value::Bool(keep) => Ok(keep.then(|| event.to_vec())),
+            _ => Err(rules::Fault::NULL),
+        },
+        Stage::Map { exprs, columns: values } => {
+            let stored = values
+                .iter()
+                .zip(columns)
+                .map(|(id, column)| rules::store(&evaluate(exprs, *id, event)?, column));
+            stored.collect::<Result<Vec<Value>, _>>().map(Some)
         }
     }
 }
@@ -456,8 +456,10 @@ impl Work<'_> {
             keys.push((row.table, key));
         }
         let mut emitted = Vec::new();
+        let columns: Vec<&[u64]> = event_words.iter().map(std::slice::from_ref).collect();
         let mut tx = NativeTx {
-            event: &event_words,
+            columns: &columns,
+            row: 0,
             words: &mut words,
             bases: &bases,
             dirty: 0,

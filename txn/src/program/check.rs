@@ -24,7 +24,10 @@ impl Program {
         unique("handler", self.handlers.iter().map(|h| (&*h.name, &*h.at)))?;
         unique("source", self.sources.iter().map(|s| (&*s.name, "")))?;
         self.tables.iter().try_for_each(|table| table.check())?;
-        for stream in &self.streams {
+        for (index, stream) in self.streams.iter().enumerate() {
+            if matches!(stream.origin, Origin::Derived { from, .. } if from.index() >= index) {
+                return Err(Error::internal("a derived stream stands before what it comes from"));
+            }
             self.check_stream(stream).map_err(|e| e.at(stream.spec.at.clone()))?;
         }
         for source in &self.sources {

@@ -288,8 +288,10 @@ impl fmt::Debug for Native {
 /// What a native closure works on: the event's words and its rows' words, in one frame.
 #[derive(Debug)]
 pub struct NativeTx<'a> {
-    /// The event's columns.
-    pub(crate) event: &'a [u64],
+    /// The columns of a batch of events.
+    pub(crate) columns: &'a [&'a [u64]],
+    /// The event's row there.
+    pub(crate) row: usize,
     /// The rows' columns, one row after another.
     pub(crate) words: &'a mut [u64],
     /// Per row: where its columns begin in `words`. Rows with equal keys begin at one place.
@@ -306,7 +308,7 @@ impl NativeTx<'_> {
     /// A column of the event: an int, timestamp, decimal's units, bool or a float's bits.
     #[inline(always)]
     pub fn event(&self, column: usize) -> i64 {
-        self.event[column] as i64
+        self.columns[column][self.row] as i64
     }
 
     /// A column of a row.
@@ -331,6 +333,7 @@ impl NativeTx<'_> {
     /// Emits an event to the handler's stream number `stream`.
     #[inline(always)]
     pub fn emit(&mut self, stream: usize, words: &[i64]) {
+        self.emitted.reserve(words.len() + 1);
         self.emitted.push(stream as u64);
         self.emitted.extend(words.iter().map(|w| *w as u64));
     }

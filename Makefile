@@ -1,0 +1,52 @@
+# Tidemill. `make demo` and `make test` do everything on a fresh machine with Rust, Python 3.11+ and
+# a C toolchain; crates and wheels come from the package registries that cargo and pip are set up for.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.tools
+CASES ?= 20000
+
+.PHONY: setup demo test test-rust test-python lint soak bench-peers clean
+
+$(STAMP): python/pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Tidemill needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("python/pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > $(VENV)/requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	touch $(STAMP)
+
+# Builds the extension into .venv, incrementally.
+setup: $(STAMP)
+	cd python && VIRTUAL_ENV=$(CURDIR)/$(VENV) $(CURDIR)/$(BIN)/maturin develop --release --quiet
+
+demo: setup
+	$(BIN)/tidemill run examples/ledger.py --fresh
+
+test: setup lint test-rust test-python
+
+lint: setup
+	cargo fmt --all --check
+	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
+	cd python && ../$(BIN)/ruff check . ../examples && ../$(BIN)/ruff format --check . ../examples
+	cd python && ../$(BIN)/mypy --strict tidemill
+
+test-rust:
+	cargo test --release --workspace --quiet
+
+test-python: setup
+	cd python && ../$(BIN)/python -m pytest -q
+
+# More seeds than a build runs; stop and repeat as you like.
+soak: setup
+	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table
+	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py
+
+# Figures beside other systems, from their published packages. None is compared yet; the anchor is
+# the tight serial loop that every run of the benchmark prints beside its own figure.
+bench-peers: setup
+	$(BIN)/tidemill bench sl --program rust --threads 1 --strategy serial --keys 100000 --json
+	$(BIN)/tidemill bench sl --program traced --threads 1 --strategy serial --keys 100000 --json
+
+clean:
+	rm -rf target $(VENV) out
