@@ -7,7 +7,7 @@ use tidemill_core::{rules, Key, Row, StreamId, TableId, Value};
 use tidemill_table::{Seq, Table};
 
 use crate::program::{
-    evaluate, key_value, reasons, Abort, Declared, Op, Origin, Program, RowId, Scope, Tx, VarId,
+    key_value, reasons, Abort, Block, Declared, Expr, ExprId, Op, Origin, Program, RowId, Tx, VarId,
 };
 
 /// A row that the transaction has touched.
@@ -62,18 +62,53 @@ impl Effects {
     }
 }
 
-struct Variables<'a> {
+/// The expressions of one transaction at work: each node is computed at most once, which is sound
+/// because variables are set once, before they are used.
+struct Memo<'a> {
+    exprs: &'a Block,
     event: &'a [Value],
     vars: Vec<Value>,
+    known: Vec<Option<Value>>,
 }
 
-impl Scope for Variables<'_> {
-    fn column(&self, column: u16) -> Value {
-        self.event[usize::from(column)].clone()
+impl<'a> Memo<'a> {
+    fn new(exprs: &'a Block, event: &'a [Value]) -> Memo<'a> {
+        Memo { exprs, event, vars: Vec::new(), known: vec![None; exprs.nodes.len()] }
     }
 
-    fn var(&self, var: VarId) -> Value {
-        self.vars.get(var.index()).cloned().unwrap_or(Value::Null)
+    fn set(&mut self, var: VarId, value: Value) {
+        if self.vars.len() <= var.index() {
+            self.vars.resize(var.index() + 1, Value::Null);
+        }
+        self.vars[var.index()] = value;
+    }
+
+    fn eval(&mut self, id: ExprId) -> Result<Value, rules::Fault> {
+        if let Some(value) = &self.known[id.index()] {
+            return Ok(value.clone());
+        }
+        let exprs = self.exprs;
+        let value = match exprs.expr(id) {
+            Expr::Const(value) => return Ok(value.clone()),
+            Expr::FloatBits(bits) => return Ok(Value::Float(f64::from_bits(*bits))),
+            Expr::Column(column) => return Ok(self.event[usize::from(*column)].clone()),
+            Expr::Var(var) => {
+                return Ok(self.vars.get(var.index()).cloned().unwrap_or(Value::Null))
+            }
+            Expr::Unary(op, x) => rules::unary(op, &self.eval(*x)?)?,
+            Expr::Binary(op, l, r) => rules::binary(*op, &self.eval(*l)?, &self.eval(*r)?)?,
+            Expr::Where(c, a, b) => match self.eval(*c)? {
+                Value::Bool(true) => self.eval(*a)?,
+                Value::Bool(false) => self.eval(*b)?,
+                _ => return Err(rules::Fault::NULL),
+            },
+            Expr::Coalesce(a, b) => match self.eval(*a)? {
+                Value::Null => self.eval(*b)?,
+                value => value,
+            },
+        };
+        self.known[id.index()] = Some(value.clone());
+        Ok(value)
     }
 }
 
@@ -106,22 +141,30 @@ impl<'a> General<'a> {
     /// Runs a declared transaction.
     pub(crate) fn declared(&mut self, declared: &Declared, event: &[Value]) -> Result<(), Abort> {
         let program = self.program;
-        let exprs = &declared.exprs;
-        let mut scope = Variables { event, vars: Vec::new() };
+        let mut memo = Memo::new(&declared.exprs, event);
+        // A row's key uses variables that are set before its first step, so it never changes.
+        let mut places: Vec<Option<usize>> = vec![None; declared.rows.len()];
         for step in &declared.steps {
             if let Some(when) = step.when {
-                if !truth(evaluate(exprs, when, &scope)?)? {
+                if !truth(memo.eval(when)?)? {
                     continue;
                 }
             }
             let at = match step.op.row() {
-                Some(row) => Some(self.touch_row(declared, row, &scope)?),
                 None => None,
+                Some(row) => Some(match places[row.index()] {
+                    Some(at) => at,
+                    None => {
+                        let at = self.touch_row(declared, row, &mut memo)?;
+                        places[row.index()] = Some(at);
+                        at
+                    }
+                }),
             };
             match &step.op {
                 Op::Require { cond, reason } => {
-                    if !truth(evaluate(exprs, *cond, &scope)?)? {
-                        return Err(match evaluate(exprs, *reason, &scope)? {
+                    if !truth(memo.eval(*cond)?)? {
+                        return Err(match memo.eval(*reason)? {
                             Value::Str(reason) => Abort::refused(&*reason),
                             _ => rules::Fault::NULL.into(),
                         });
@@ -132,31 +175,30 @@ impl<'a> General<'a> {
                     let row: Result<Vec<Value>, rules::Fault> = values
                         .iter()
                         .zip(columns)
-                        .map(|(value, c)| rules::store(&evaluate(exprs, *value, &scope)?, c))
+                        .map(|(value, c)| rules::store(&memo.eval(*value)?, c))
                         .collect();
                     self.emitted.push((*stream, row?));
                 }
                 op => {
                     let touched = &mut self.rows[at.expect("the other steps have a row")];
                     let spec = &program.tables[touched.table.index()];
-                    let assign = |row: &mut Vec<Value>, column: u16, value| {
+                    let columns = &spec.schema.columns;
+                    let mut assign = |row: &mut Vec<Value>, column: u16, value: ExprId| {
                         let column = usize::from(column);
-                        let value = evaluate(exprs, value, &scope)?;
-                        row[column] = rules::store(&value, &spec.schema.columns[column])?;
+                        row[column] = rules::store(&memo.eval(value)?, &columns[column])?;
                         Ok::<(), Abort>(())
                     };
                     match op {
                         Op::Read { column, var, .. } => {
+                            let column = usize::from(*column);
                             let value = match &touched.row {
-                                Some(row) => row[usize::from(*column)].clone(),
-                                None => {
-                                    spec.missing_row(&touched.key).swap_remove((*column).into())
-                                }
+                                Some(row) => row[column].clone(),
+                                None => spec.missing_row(&touched.key).swap_remove(column),
                             };
-                            scope.set(*var, value);
+                            memo.set(*var, value);
                         }
                         Op::Exists { var, .. } => {
-                            scope.set(*var, Value::Bool(touched.row.is_some()));
+                            memo.set(*var, Value::Bool(touched.row.is_some()));
                         }
                         Op::Set { column, value, .. } => {
                             let key = &touched.key;
@@ -216,15 +258,12 @@ impl<'a> General<'a> {
         &mut self,
         declared: &Declared,
         row: RowId,
-        scope: &Variables<'_>,
+        memo: &mut Memo<'_>,
     ) -> Result<usize, Abort> {
         let row = &declared.rows[row.index()];
         let spec = &self.program.tables[row.table.index()];
-        let key: Result<Vec<Value>, Abort> = row
-            .key
-            .iter()
-            .map(|id| key_value(evaluate(&declared.exprs, *id, scope)?, spec))
-            .collect();
+        let key: Result<Vec<Value>, Abort> =
+            row.key.iter().map(|id| key_value(memo.eval(*id)?, spec)).collect();
         Ok(self.touch(row.table, key?))
     }
 
@@ -238,15 +277,6 @@ impl<'a> General<'a> {
             .zip(columns)
             .map(|(value, column)| Ok(rules::store(&key_value(value.clone(), spec)?, column)?))
             .collect()
-    }
-}
-
-impl Variables<'_> {
-    fn set(&mut self, var: VarId, value: Value) {
-        if self.vars.len() <= var.index() {
-            self.vars.resize(var.index() + 1, Value::Null);
-        }
-        self.vars[var.index()] = value;
     }
 }
 

@@ -1,0 +1,120 @@
+//! The borders of the house: who may depend on whom, and what pure parts may not mention.
+//! `ARCHITECTURE.md` tells the architecture by these absences.
+
+#![allow(clippy::disallowed_methods)] // A test that reads the sources of the project.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+/// The packages of the project that directly depend on a package.
+fn users_of(package: &str) -> Vec<String> {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--workspace",
+            "--edges",
+            "normal",
+            "--depth",
+            "1",
+            "--prefix",
+            "depth",
+            "--no-dedupe",
+        ])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (mut users, mut owner) = (Vec::new(), String::new());
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let name = |rest: &str| rest.split(' ').next().unwrap_or_default().to_string();
+        if let Some(rest) = line.strip_prefix('0') {
+            owner = name(rest);
+        } else if let Some(rest) = line.strip_prefix('1') {
+            if name(rest) == package && !users.contains(&owner) {
+                users.push(owner.clone());
+            }
+        }
+    }
+    users.sort();
+    users
+}
+
+#[test]
+fn only_flow_knows_timely() {
+    assert_eq!(users_of("timely"), ["tidemill-flow"]);
+}
+
+#[test]
+fn only_python_knows_pyo3() {
+    assert_eq!(users_of("pyo3"), ["tidemill-python"]);
+    assert_eq!(users_of("pyo3-arrow"), ["tidemill-python"]);
+}
+
+#[test]
+fn the_door_is_only_for_those_who_may_go_out() {
+    // No IO, clock or thread can reach core, place, table or txn, which do not have the door.
+    assert_eq!(
+        users_of("tidemill-env"),
+        [
+            "tidemill-bench",
+            "tidemill-connect",
+            "tidemill-engine",
+            "tidemill-flow",
+            "tidemill-python",
+            "tidemill-sim"
+        ]
+    );
+}
+
+#[test]
+fn parts_do_not_know_what_they_must_not() {
+    for (part, must_not_know) in [
+        ("core", &["tidemill-"][..]),
+        ("env", &["tidemill-"]),
+        ("place", &["tidemill-env", "tidemill-table", "tidemill-txn", "tidemill-engine"]),
+        ("table", &["tidemill-env", "tidemill-txn", "tidemill-connect", "tidemill-flow"]),
+        ("txn", &["tidemill-env", "tidemill-connect", "tidemill-flow", "tidemill-engine"]),
+        ("connect", &["tidemill-table", "tidemill-txn", "tidemill-flow", "tidemill-engine"]),
+        ("flow", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),
+    ] {
+        let manifest = fs::read_to_string(root().join(part).join("Cargo.toml")).unwrap();
+        let normal = manifest.split("[dependencies]").nth(1).unwrap_or_default();
+        let normal = normal.split("\n[").next().unwrap_or_default();
+        for package in must_not_know.iter() {
+            assert!(!normal.contains(package), "{part} must not know {package}");
+        }
+    }
+}
+
+#[test]
+fn pure_parts_mention_no_io() {
+    let refused = ["std::fs", "std::net", "std::io", "std::time", "std::thread", "println!"];
+    for part in ["core", "place", "table", "txn"] {
+        for file in sources(&root().join(part).join("src")) {
+            let text = fs::read_to_string(&file).unwrap();
+            for word in refused {
+                // core's errors hold the text of an IO error that others met.
+                let is_error = file.ends_with("core/src/error.rs") && word == "std::io";
+                assert!(is_error || !text.contains(word), "{}: {word}", file.display());
+            }
+        }
+    }
+}
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(sources(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            files.push(path);
+        }
+    }
+    files
+}

@@ -1,0 +1,86 @@
+//! Where keys live: key to partition to worker, as pure functions.
+//!
+//! `place` must not know anything but `core`: it reads no tables and moves nothing. A partition is
+//! the unit of placement; there is a fixed large number of them, so that moving one moves little,
+//! and the same number routes connections and places state.
+
+use tidemill_core::{DataType, Key, Value};
+
+/// Number of partitions; fixed for ever, because stored state is arranged by it.
+pub const PARTITIONS: u16 = 4096;
+
+/// A partition of the key space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Partition(pub u16);
+
+/// The partition of a key: a stable hash of its encoding.
+///
+/// ```
+/// use tidemill_core::{Key, Value};
+/// let key = Key::of([&Value::Int(7)]);
+/// assert_eq!(tidemill_place::partition(&key), tidemill_place::partition(&key));
+/// ```
+pub fn partition(key: &Key) -> Partition {
+    of_bytes(&key.0)
+}
+
+/// The partition of a composite key by its first columns only, so that rows with one prefix (the
+/// rows of one warehouse, say) live together.
+pub fn partition_by_prefix(prefix: &[Value]) -> Partition {
+    partition(&Key::of(prefix))
+}
+
+/// The partition of an integer key, without making its [`Key`].
+pub fn partition_of_word(ty: &DataType, word: u64) -> Partition {
+    let mut bytes = Vec::with_capacity(9);
+    tidemill_core::encode::word(ty, word, &mut bytes);
+    of_bytes(&bytes)
+}
+
+fn of_bytes(bytes: &[u8]) -> Partition {
+    // xxh3 is stable for ever; the remainder takes its well-mixed low bits.
+    Partition((xxhash_rust::xxh3::xxh3_64(bytes) % u64::from(PARTITIONS)) as u16)
+}
+
+/// The worker of a partition when all workers have equal shares: neighbouring partitions go to one
+/// worker, so that a change of the number of workers moves whole ranges.
+pub fn worker(partition: Partition, workers: usize) -> usize {
+    usize::from(partition.0) * workers / usize::from(PARTITIONS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_are_stable_for_ever() {
+        // Stored state is arranged by these: a change of the numbers is a change of format.
+        let of = |v: Value| partition(&Key::of([&v])).0;
+        let keys = [Value::Int(0), Value::Int(1), Value::str("cash"), Value::Bool(true)];
+        assert_eq!(keys.map(of), [3768, 3300, 4083, 1523]);
+    }
+
+    #[test]
+    fn words_and_values_agree() {
+        for i in [-5i64, 0, 7, i64::MAX] {
+            let key = Key::of([&Value::Int(i)]);
+            assert_eq!(partition_of_word(&DataType::Int, i as u64), partition(&key));
+        }
+    }
+
+    #[test]
+    fn partitions_and_workers_get_even_shares() {
+        let mut counts = vec![0; usize::from(PARTITIONS)];
+        for i in 0..409_600 {
+            counts[usize::from(partition(&Key::of([&Value::Int(i)])).0)] += 1;
+        }
+        // 100 expected; 5 standard deviations of a fair throw.
+        assert!(counts.iter().all(|c| (50..=150).contains(c)));
+        for workers in [1, 2, 3, 8, 100] {
+            let mut shares = vec![0usize; workers];
+            (0..PARTITIONS).for_each(|p| shares[worker(Partition(p), workers)] += 1);
+            let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+            assert!(most - least <= 1, "{workers} workers: {least} to {most}");
+        }
+    }
+}
