@@ -1,0 +1,40 @@
+//! The Python binding of Tidemill: it converts values, releases the interpreter lock, and maps
+//! errors. The typed package around it is `python/tidemill`.
+//!
+//! This is the only crate that knows PyO3. It holds no algorithms: the rules of values are
+//! `tidemill_core::rules`, and everything that runs is in the engine.
+
+mod batches;
+mod errors;
+mod mill;
+mod msgpack;
+mod opaque;
+mod reference;
+mod rules;
+mod values;
+
+use pyo3::prelude::*;
+
+/// The compiled half of the package; `_native.pyi` describes it.
+#[pymodule]
+mod _native {
+    use super::*;
+
+    #[pymodule_export]
+    use super::opaque::NativeTx;
+    #[pymodule_export]
+    use super::reference::run_reference;
+    #[pymodule_export]
+    use super::rules::{binary, binary_type, nearest, unary, unary_type};
+    #[pymodule_export]
+    use super::values::Shape;
+
+    #[pymodule_export]
+    use super::mill::{bench, inspect, NativeMill};
+
+    #[pymodule_init]
+    fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
+        m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        m.add("RUST_VERSION", env!("TIDEMILL_RUSTC"))
+    }
+}

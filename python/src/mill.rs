@@ -1,0 +1,147 @@
+//! A running app. Every call that may wait releases the interpreter lock.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use pyo3_arrow::{PyRecordBatch, PyTable};
+use serde::Serialize;
+use tidemill_core::batch::arrow_schema;
+use tidemill_core::{Batch, Error, Schema};
+use tidemill_engine::{AppSpec, Mill};
+use tidemill_env::Env;
+use tidemill_txn::Program;
+
+use crate::batches;
+use crate::errors::{detached, to_python};
+use crate::opaque::functions;
+
+/// A running app; the package's `Mill` wraps it.
+#[pyclass(frozen, name = "Mill", module = "tidemill._native")]
+pub struct NativeMill {
+    mill: Mill,
+    schemas: HashMap<String, Arc<Schema>>,
+}
+
+fn app_spec(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<AppSpec> {
+    let mut spec: AppSpec = serde_json::from_str(spec)
+        .map_err(|e| to_python(py, &Error::internal(format!("the app's JSON: {e}"))))?;
+    spec.program.opaques = functions(opaques, &spec.program);
+    Ok(spec)
+}
+
+fn json(value: &impl Serialize) -> Result<String, Error> {
+    serde_json::to_string(value).map_err(|e| Error::internal(format!("writing JSON: {e}")))
+}
+
+#[pymethods]
+impl NativeMill {
+    #[new]
+    fn new(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<NativeMill> {
+        let spec = app_spec(py, spec, opaques)?;
+        let streams = &spec.program.streams;
+        let schemas =
+            streams.iter().map(|s| (s.spec.name.to_string(), s.spec.schema.clone())).collect();
+        let mill = detached(py, || Mill::start(spec, Env::real()))?;
+        Ok(NativeMill { mill, schemas })
+    }
+
+    fn send(&self, stream: &str, rows: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = rows.py();
+        let schema = self
+            .schemas
+            .get(stream)
+            .ok_or_else(|| PyValueError::new_err(format!("there is no stream {stream}")))?;
+        // All rows are converted before the first is sent.
+        let batches = batches::from_python(&format!("stream {stream}"), schema, rows)?;
+        detached(py, || batches.into_iter().try_for_each(|b| self.mill.send(stream, b)))
+    }
+
+    fn drain(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, || self.mill.drain())
+    }
+
+    fn finish(&self, py: Python<'_>) -> PyResult<String> {
+        detached(py, || json(&self.mill.finish()?))
+    }
+
+    fn stop(&self, py: Python<'_>) -> PyResult<String> {
+        detached(py, || json(&self.mill.stop()?))
+    }
+
+    fn wait(&self, py: Python<'_>, timeout_us: u64) -> PyResult<bool> {
+        detached(py, || self.mill.wait(timeout_us))
+    }
+
+    fn status(&self, py: Python<'_>) -> PyResult<String> {
+        detached(py, || json(&self.mill.status()))
+    }
+
+    fn summary(&self, py: Python<'_>) -> PyResult<String> {
+        detached(py, || json(&self.mill.summary()?))
+    }
+
+    fn table_rows<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyList>> {
+        let batch = detached(py, || self.mill.table(name))?;
+        batches::to_dicts(py, &batch)
+    }
+
+    fn table_arrow<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        let batch = detached(py, || self.mill.table(name)?.to_arrow())?;
+        PyRecordBatch::new(batch).into_pyarrow(py)
+    }
+
+    fn output_rows<'py>(
+        &self,
+        py: Python<'py>,
+        stream: &str,
+        start: usize,
+    ) -> PyResult<Vec<Bound<'py, PyList>>> {
+        let batches = detached(py, || self.mill.output(stream, start))?;
+        batches.iter().map(|batch| batches::to_dicts(py, batch)).collect()
+    }
+
+    fn output_arrow<'py>(&self, py: Python<'py>, stream: &str) -> PyResult<Bound<'py, PyAny>> {
+        let batches = detached(py, || self.mill.output(stream, 0))?;
+        let schema: Option<Arc<Schema>> = batches
+            .first()
+            .map(|b: &Batch| b.schema().clone())
+            .or(self.schemas.get(stream).cloned());
+        let schema = Arc::new(arrow_schema(schema.as_deref().unwrap_or(&Schema::default())));
+        let arrow = detached(py, || batches.iter().map(Batch::to_arrow).collect::<Result<_, _>>())?;
+        PyTable::try_new(arrow, schema)?.into_pyarrow(py)
+    }
+}
+
+/// What a program is and how it will run; runs nothing.
+#[pyfunction]
+pub fn inspect(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<String> {
+    let spec = app_spec(py, spec, opaques)?;
+    detached(py, || Ok(Mill::inspect(&spec)?.to_string()))
+}
+
+/// Runs a benchmark; gives its line of JSON. `program` is the workload's program as the package
+/// made it, with its opaque functions; `progress` is called with lines for people.
+#[pyfunction]
+pub fn bench(
+    py: Python<'_>,
+    arguments: &str,
+    program: Option<&str>,
+    opaques: Vec<Py<PyAny>>,
+    progress: Py<PyAny>,
+) -> PyResult<String> {
+    let opaques = match program {
+        Some(json) => {
+            let program = Program::from_json(json).map_err(|e| to_python(py, &e))?;
+            functions(opaques, &program)
+        }
+        None => Vec::new(),
+    };
+    let mut report = |line: &str| {
+        // A progress line that can't be shown is not worth ending the run for.
+        let _ = Python::attach(|py| progress.call1(py, (line,)));
+    };
+    detached(py, || tidemill_bench::run_json(arguments, program, opaques, &mut report))
+}

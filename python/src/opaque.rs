@@ -1,0 +1,217 @@
+//! Opaque functions: a Python function as a [`tidemill_txn::program::Opaque`].
+
+use std::sync::{Arc, Mutex};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use tidemill_core::{Row, Schema, StreamId, TableId, Value};
+use tidemill_txn::program::{Abort, AbortKind, Opaque, Tx};
+use tidemill_txn::Program;
+
+use crate::rules::fault;
+use crate::values::{stored, to_tuple};
+
+/// The transaction that an opaque function runs in. It lives as long as the call: kept beyond it,
+/// every method raises.
+#[pyclass(frozen, name = "Tx", module = "tidemill._native")]
+pub struct NativeTx {
+    state: Mutex<State>,
+    shapes: Arc<Shapes>,
+}
+
+struct State {
+    /// The engine's transaction while the call runs.
+    tx: Option<Borrowed>,
+    /// The first abort that the engine answered with. A function that catches the exception does
+    /// not undo it.
+    abort: Option<Abort>,
+}
+
+/// The transaction of the call that is running, without its lifetime.
+struct Borrowed(*mut (dyn Tx + 'static));
+
+// SAFETY: the pointer is used under the state's mutex only, and taken away (see `PyOpaque::call`)
+// before the borrow it was made from ends. What stands behind it is not bound to a thread while
+// the mutex serialises its users: the calling thread waits for the function meanwhile.
+unsafe impl Send for Borrowed {}
+
+/// Columns of the tables and streams of a program.
+pub struct Shapes {
+    tables: Vec<(Arc<Schema>, Vec<usize>)>,
+    streams: Vec<Arc<Schema>>,
+}
+
+impl Shapes {
+    /// Those of this program.
+    pub fn of(program: &Program) -> Shapes {
+        Shapes {
+            tables: program.tables.iter().map(|t| (t.schema.clone(), t.key.clone())).collect(),
+            streams: program.streams.iter().map(|s| s.spec.schema.clone()).collect(),
+        }
+    }
+
+    fn key(&self, table: u16, key: &Bound<'_, PyTuple>) -> PyResult<Vec<Value>> {
+        let (schema, columns) = self
+            .tables
+            .get(usize::from(table))
+            .ok_or_else(|| PyRuntimeError::new_err("there is no such table"))?;
+        let mut values = Vec::with_capacity(columns.len());
+        for (value, column) in key.iter().zip(columns) {
+            let column = &schema.columns[*column];
+            values.push(stored(&value, column).map_err(|f| fault(key.py(), &f))?);
+        }
+        Ok(values)
+    }
+
+    fn row(schema: &Schema, row: &Bound<'_, PyTuple>) -> PyResult<Vec<Value>> {
+        if row.len() != schema.len() {
+            return Err(PyRuntimeError::new_err("a row has a value for every column"));
+        }
+        row.iter()
+            .zip(&schema.columns)
+            .map(|(value, column)| stored(&value, column).map_err(|f| fault(row.py(), &f)))
+            .collect()
+    }
+}
+
+impl NativeTx {
+    /// Runs `work` on the transaction. The interpreter lock is held: what the engine does here is
+    /// short and never waits for another function.
+    fn with<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut dyn Tx) -> Result<T, Abort>,
+    ) -> PyResult<T> {
+        let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(abort) = &state.abort {
+            return Err(raise(py, abort));
+        }
+        let Some(Borrowed(tx)) = state.tx else {
+            return Err(PyRuntimeError::new_err(
+                "the transaction is over: tx and rows can't be kept beyond the handler",
+            ));
+        };
+        // SAFETY: `tx` is set, so the call whose borrow it was made from is still running, and
+        // the mutex makes this the only use.
+        let result = work(unsafe { &mut *tx });
+        result.map_err(|abort| {
+            let error = raise(py, &abort);
+            state.abort = Some(abort);
+            error
+        })
+    }
+}
+
+fn raise(py: Python<'_>, abort: &Abort) -> PyErr {
+    let name = match abort.kind {
+        AbortKind::Refused | AbortKind::Raised => "Abort",
+        AbortKind::Fault => "Fault",
+    };
+    let raised = py
+        .import("tidemill.errors")
+        .and_then(|m| m.getattr(name))
+        .and_then(|class| class.call1((abort.reason.clone(),)));
+    raised.map_or_else(|e| e, PyErr::from_value)
+}
+
+#[pymethods]
+impl NativeTx {
+    /// The row with this key, or None when it is missing.
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        table: u16,
+        key: &Bound<'py, PyTuple>,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let key = self.shapes.key(table, key)?;
+        let row: Option<Row> = self.with(py, |tx| tx.get(TableId(table), &key))?;
+        row.map(|row| to_tuple(py, &row)).transpose()
+    }
+
+    /// Makes or replaces a whole row.
+    fn put(&self, py: Python<'_>, table: u16, row: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let (schema, _) = self
+            .shapes
+            .tables
+            .get(usize::from(table))
+            .ok_or_else(|| PyRuntimeError::new_err("there is no such table"))?;
+        let row = Shapes::row(schema, row)?;
+        self.with(py, |tx| tx.put(TableId(table), &row))
+    }
+
+    /// Removes a row.
+    fn delete(&self, py: Python<'_>, table: u16, key: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let key = self.shapes.key(table, key)?;
+        self.with(py, |tx| tx.delete(TableId(table), &key))
+    }
+
+    /// Emits an event.
+    fn emit(&self, py: Python<'_>, stream: u16, row: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let schema = self
+            .shapes
+            .streams
+            .get(usize::from(stream))
+            .ok_or_else(|| PyRuntimeError::new_err("there is no such stream"))?;
+        let row = Shapes::row(schema, row)?;
+        self.with(py, |tx| tx.emit(StreamId(stream), &row))
+    }
+}
+
+/// A Python function as an opaque function. It takes (event as a tuple, transaction) and gives
+/// None, or (kind, reason) for an abort: the package's `opaque.py` makes it of the user's.
+pub struct PyOpaque {
+    function: Py<PyAny>,
+    shapes: Arc<Shapes>,
+}
+
+impl PyOpaque {
+    /// Of this callable.
+    pub fn new(function: Py<PyAny>, shapes: Arc<Shapes>) -> PyOpaque {
+        PyOpaque { function, shapes }
+    }
+}
+
+/// The opaque functions of a program.
+pub fn functions(opaques: Vec<Py<PyAny>>, program: &Program) -> Vec<Arc<dyn Opaque>> {
+    let shapes = Arc::new(Shapes::of(program));
+    let function = |f| Arc::new(PyOpaque::new(f, shapes.clone())) as Arc<dyn Opaque>;
+    opaques.into_iter().map(function).collect()
+}
+
+impl Opaque for PyOpaque {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let raised = |reason: String| Abort { kind: AbortKind::Raised, reason };
+        // SAFETY: only the lifetime changes. The pointer is taken back below before `tx` ends, and
+        // `NativeTx::with` refuses afterwards.
+        let borrowed =
+            unsafe { std::mem::transmute::<*mut (dyn Tx + '_), *mut (dyn Tx + 'static)>(tx) };
+        Python::attach(|py| {
+            let state = State { tx: Some(Borrowed(borrowed)), abort: None };
+            let native = NativeTx { state: Mutex::new(state), shapes: self.shapes.clone() };
+            let native = Py::new(py, native).map_err(|e| raised(e.to_string()))?;
+            let outcome = to_tuple(py, event)
+                .and_then(|event| self.function.bind(py).call1((event, native.clone_ref(py))));
+            let abort = {
+                let mut state = native.get().state.lock().unwrap_or_else(|e| e.into_inner());
+                state.tx = None;
+                state.abort.take()
+            };
+            if let Some(abort) = abort {
+                return Err(abort);
+            }
+            let outcome = outcome.map_err(|e| raised(e.to_string()))?;
+            if outcome.is_none() {
+                return Ok(());
+            }
+            let (kind, reason): (String, String) =
+                outcome.extract().map_err(|e: PyErr| raised(e.to_string()))?;
+            let kind = match kind.as_str() {
+                "refused" => AbortKind::Refused,
+                "fault" => AbortKind::Fault,
+                _ => AbortKind::Raised,
+            };
+            Err(Abort { kind, reason })
+        })
+    }
+}

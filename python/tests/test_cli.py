@@ -1,0 +1,208 @@
+"""The command line, as its users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+APP = """
+import tidemill as tm
+
+app = tm.App("ledger")
+accounts = app.table("accounts", key="id", id=int, balance=tm.decimal(2, default=100))
+money = tm.decimal(2)
+payments = app.stream("payments", time="at", at=tm.timestamp, src=int, dst=int, amount=money)
+
+@app.transaction(payments)
+def pay(tx, e):
+    src, dst = accounts[e.src], accounts[e.dst]
+    tx.require(src.balance >= e.amount, "insufficient funds")
+    src.balance -= e.amount
+    dst.balance += e.amount
+    return dict(src=e.src, left=src.balance)
+
+@app.transaction(payments)
+def note(tx, e):
+    print(hash("x"), e.src ** 2)
+
+payments.read(tm.files("payments.csv"))
+pay.write(tm.files("out/paid.csv"))
+
+@app.summary
+def total(mill):
+    return {"total": sum(row["balance"] for row in mill.table("accounts").rows())}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "ledger.py").write_text(APP)
+    lines = [f"2024-01-01T00:00:{i % 60:02},{i % 9},{i % 7},{i % 90}.50" for i in range(60)]
+    (tmp_path / "payments.csv").write_text("at,src,dst,amount\n" + "\n".join(lines) + "\n")
+    return tmp_path
+
+
+def tidemill(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    base = {k: v for k, v in os.environ.items() if not k.startswith(("TIDEMILL_", "PYTHONHASH"))}
+    return subprocess.run(
+        [sys.executable, "-m", "tidemill.cli", *arguments],
+        cwd=folder,
+        env={**base, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def line(ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def test_run(folder: Path) -> None:
+    ended = tidemill(folder, "run", "ledger.py", "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = line(ended)
+    assert found["app"] == "ledger"
+    assert found["transactions"] == 120
+    assert found["hash_seed"] == "0"
+    assert found["total"]
+    assert not found["interrupted"]
+    assert (folder / "out/paid.csv").exists()
+    again = tidemill(folder, "run", "ledger.py", "--json")
+    assert again.returncode == 1
+    assert line(again)["error"]["kind"] in ("SettingError", "ResourceError", "IoError")
+    fresh = tidemill(folder, "run", "ledger.py", "--fresh", "--json", "--workers", "1")
+    assert line(fresh)["state_hash"] == found["state_hash"]
+    people = tidemill(folder, "run", "ledger.py", "--fresh")
+    assert "transactions" in people.stdout
+    assert people.stderr == ""
+
+
+def test_a_hash_seed_of_the_users_stays(folder: Path) -> None:
+    ended = tidemill(folder, "run", "ledger.py", "--json", PYTHONHASHSEED="7")
+    assert line(ended)["hash_seed"] == "7"
+
+
+def test_inspect(folder: Path) -> None:
+    ended = tidemill(folder, "inspect", "ledger.py", "--json")
+    assert ended.returncode == 0, ended.stderr
+    handlers = {h["name"]: h for h in line(ended)["handlers"]}
+    assert handlers["pay"]["traced"]
+    assert not handlers["note"]["traced"]
+    assert "ledger.py:19: TypeError: unsupported operand" in handlers["note"]["why"]
+    people = tidemill(folder, "inspect", "ledger.py")
+    assert "ledger.py:19" in people.stdout.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "kind", "what", "at"),
+    [
+        (
+            ("e.amount\n", "e.amuont\n"),
+            (),
+            "ProgramError",
+            "has no column 'amuont'",
+            "ledger.py:13",
+        ),
+        (("app = tm", "app = 1/0; tm"), (), "ProgramError", "ZeroDivisionError", "ledger.py:4"),
+        (("import tidemill", "import ="), (), "ProgramError", "SyntaxError", "ledger.py:2"),
+        (("", ""), ("--set", "wrkers=2"), "SettingError", "no setting 'wrkers'", None),
+        (("", ""), ("--workers", "two"), "SettingError", "is not an integer", None),
+        (('payments.read(tm.files("payments.csv"))', ""), (), "ProgramError", "reads nothing", ""),
+        (('tm.App("ledger")', "None"), (), "ProgramError", "'NoneType' object has no", ""),
+    ],
+)
+def test_errors(
+    folder: Path,
+    change: tuple[str, str],
+    arguments: tuple[str, ...],
+    kind: str,
+    what: str,
+    at: str | None,
+) -> None:
+    (folder / "ledger.py").write_text(APP.replace(*change) if change[0] else APP)
+    ended = tidemill(folder, "run", "ledger.py", "--json", *arguments)
+    assert ended.returncode == 1
+    error = line(ended)["error"]
+    assert error["kind"] == kind
+    assert what in error["what"]
+    assert at is None or at in error["at"]
+    assert "Traceback" not in ended.stderr
+    assert "Traceback" in tidemill(folder, "run", "ledger.py", "--debug", *arguments).stderr
+
+
+def test_usage(folder: Path) -> None:
+    assert tidemill(folder, "fly").returncode == 2
+    assert tidemill(folder, "run").returncode == 2
+    missing = tidemill(folder, "run", "nope.py")
+    assert missing.returncode == 1
+    assert "there is no file nope.py" in missing.stderr
+
+
+def test_several_apps(folder: Path) -> None:
+    (folder / "two.py").write_text("import tidemill as tm\na = tm.App('a')\nb = tm.App('b')\n")
+    ended = tidemill(folder, "inspect", "two.py")
+    assert "makes 2 apps: a, b" in ended.stderr
+    assert tidemill(folder, "inspect", "two.py:b", "--json").returncode == 0
+
+
+def test_settings_come_from_file_environment_and_flag(folder: Path) -> None:
+    (folder / "tidemill.toml").write_text("epoch_rows_max = 1\nepoch_us_max = 7\nworkers = 1\n")
+    ended = tidemill(
+        folder, "inspect", "ledger.py", "--json", "--set", "workers=2", TIDEMILL_EPOCH_US_MAX="8"
+    )
+    found = line(ended)["settings"]
+    assert [found[n] for n in ("epoch_rows_max", "epoch_us_max", "workers")] == [1, 8, 2]
+    wrong = tidemill(folder, "run", "ledger.py", TIDEMILL_WORKER="2")
+    assert "did you mean 'workers'?" in wrong.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_a_run_gracefully(folder: Path, number: int) -> None:
+    slow = APP.replace("print(hash", "import time; time.sleep(0.2); print(hash")
+    (folder / "ledger.py").write_text(slow)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidemill.cli", "run", "ledger.py", "--json", "--set",
+         "epoch_rows_max=1"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.2)
+    process.send_signal(number)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(rest.splitlines()[-1])["interrupted"]
+
+
+def test_bench(folder: Path) -> None:
+    for program in ("rust", "traced", "python"):
+        ended = tidemill(
+            folder, "bench", "sl", "--program", program, "--events", "2000", "--keys", "100",
+            "--repeat", "1", "--json",
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        assert line(ended)["valid"]
+        assert line(ended)["program"] == program
+
+
+def test_doctor(folder: Path) -> None:
+    ended = tidemill(folder, "doctor", "--json")
+    assert ended.returncode == 0
+    found = line(ended)
+    assert found["ok"]
+    assert {"python", "engine", "cores", "memory", "load", "disk", "clock"} <= {
+        finding["name"] for finding in found["findings"]
+    }

@@ -1,0 +1,97 @@
+"""Tidemill: transactions over streams of events, in one order.
+
+>>> import tidemill as tm
+>>> app = tm.App("counter")
+>>> counts = app.table("counts", key="word", word=str, n=tm.column(int, default=0))
+>>> words = app.stream("words", word=str)
+>>> @app.transaction(words)
+... def count(tx, e):
+...     counts[e.word].n += 1
+>>> count.path
+'traced'
+"""
+
+from tidemill._native import __version__
+from tidemill.app import App
+from tidemill.errors import (
+    Abort,
+    Error,
+    Fault,
+    InputError,
+    InternalError,
+    IoError,
+    ProgramError,
+    ResourceError,
+    SettingError,
+)
+from tidemill.expr import col
+from tidemill.files import Files, files
+from tidemill.functions import (
+    abs,
+    cast,
+    coalesce,
+    contains,
+    div,
+    ends_with,
+    is_null,
+    length,
+    lower,
+    max,
+    min,
+    not_,
+    starts_with,
+    strip,
+    upper,
+    where,
+)
+from tidemill.mill import Mill, OutputView, TableView
+from tidemill.stream import Handler, Stream
+from tidemill.table import Table
+from tidemill.types import any_value as any
+from tidemill.types import column, decimal, optional, timestamp
+from tidemill.types import list_of as list
+
+__all__ = [
+    "Abort",
+    "App",
+    "Error",
+    "Fault",
+    "Files",
+    "Handler",
+    "InputError",
+    "InternalError",
+    "IoError",
+    "Mill",
+    "OutputView",
+    "ProgramError",
+    "ResourceError",
+    "SettingError",
+    "Stream",
+    "Table",
+    "TableView",
+    "__version__",
+    "abs",
+    "any",
+    "cast",
+    "coalesce",
+    "col",
+    "column",
+    "contains",
+    "decimal",
+    "div",
+    "ends_with",
+    "files",
+    "is_null",
+    "length",
+    "list",
+    "lower",
+    "max",
+    "min",
+    "not_",
+    "optional",
+    "starts_with",
+    "strip",
+    "timestamp",
+    "upper",
+    "where",
+]

@@ -1,0 +1,274 @@
+"""Apps: tables, streams and handlers, and how to run them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from tidemill import _native
+from tidemill.config import checked_settings
+from tidemill.errors import ProgramError
+from tidemill.source import here
+from tidemill.stream import Handler, Stream
+from tidemill.table import Table
+from tidemill.types import INT, TIMESTAMP, Json, Schema, declared_columns
+
+if TYPE_CHECKING:
+    from tidemill.mill import Mill
+
+Summary = TypeVar("Summary", bound=Callable[..., Mapping[str, Any]])
+
+
+class App:
+    """A program: shared tables, streams, and handlers that turn each event into a transaction.
+
+    >>> app = App("ledger")
+    >>> accounts = app.table("accounts", key="id", id=int, balance=int)
+    >>> payments = app.stream("payments", src=int, dst=int, amount=int)
+    >>> @app.transaction(payments)
+    ... def pay(tx, e):
+    ...     src, dst = accounts[e.src], accounts[e.dst]
+    ...     tx.require(src.balance >= e.amount, "insufficient funds")
+    ...     src.balance -= e.amount
+    ...     dst.balance += e.amount
+    >>> pay
+    <handler pay (traced)>
+    """
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise ProgramError(f"an app's name is a text, not {name!r}", "", here())
+        self.name = name
+        self.at = here()
+        self.tables: dict[str, Table] = {}
+        self.streams: list[Stream] = []
+        self.handlers: list[Handler] = []
+        self.sources: list[Json] = []
+        self.sinks: list[Json] = []
+        self.kept: list[str] = []
+        self.summaries: list[Callable[..., Mapping[str, Any]]] = []
+
+    # Declarations.
+
+    def table(
+        self,
+        name: str,
+        /,
+        *,
+        key: str | Sequence[str],
+        schema: object = None,
+        **columns: object,
+    ) -> Table:
+        """A table: shared state, one row for each key.
+
+        ``key`` names the key column, or several. Columns are keywords; ``schema`` takes those
+        whose names are no keywords, as a dict, a dataclass or a TypedDict.
+        """
+        at = here()
+        self._name("table", name, self.tables, at)
+        made = self._columns(f"table {name}", schema, columns, at)
+        names = (key,) if isinstance(key, str) else tuple(key)
+        table = Table(self, len(self.tables), name, names, made, at)
+        if not names:
+            raise ProgramError(f"table {name} has no key", 'say key="column"', at)
+        for index in table.key_columns:
+            column = made.columns[index]
+            problem = None
+            if table.key_columns.count(index) > 1:
+                problem = "is in the key twice"
+            elif column.nullable or column.json()["default"] is not None:
+                problem = "is in the key and may neither be null nor have a default"
+            elif column.ty.kind in ("list", "any"):
+                problem = f"is {column.ty}, which can't be part of a key"
+            if problem:
+                raise ProgramError(f"table {name}: '{column.name}' {problem}", "", at)
+        self.tables[name] = table
+        return table
+
+    def stream(
+        self,
+        name: str,
+        /,
+        *,
+        time: str | None = None,
+        late: Literal["side", "admit", "error"] = "side",
+        schema: object = None,
+        **columns: object,
+    ) -> Stream:
+        """A stream of events: read from files, pushed by ``mill.send``, or emitted by handlers.
+
+        ``time`` names the column with the event time, a timestamp or an int; without it events
+        have the time at which they arrive. ``late`` says what happens to an event that comes after
+        its time: to a side stream, executed late, or the end of the run.
+        """
+        at = here()
+        self._name("stream", name, [s.name for s in self.streams], at)
+        made = self._columns(f"stream {name}", schema, columns, at)
+        if late not in ("side", "admit", "error"):
+            raise ProgramError(
+                f"stream {name}: late={late!r}", 'it is "side", "admit" or "error"', at
+            )
+        if time is not None:
+            if not isinstance(time, str):
+                raise ProgramError(
+                    f"stream {name}: time= names a column, and {time!r} is not a name",
+                    "give a column that is called time in schema={...}",
+                    at,
+                )
+            column = made.columns[made.find(f"stream {name}", time, at)]
+            if column.ty not in (TIMESTAMP, INT) or column.nullable:
+                raise ProgramError(
+                    f"stream {name}: the time column '{time}' must be a timestamp or an int that "
+                    f"is never null, not {'optional ' if column.nullable else ''}{column.ty}",
+                    "",
+                    at,
+                )
+        return Stream(self, name, made, "input", at, time, late)
+
+    @overload
+    def transaction(
+        self, function: Stream, /, *, name: str | None = None, opaque: bool = False,
+        out: object = None, emits: Iterable[Stream] = (),
+    ) -> Callable[[Callable[..., Any]], Handler]: ...  # fmt: skip
+    @overload
+    def transaction(self, function: Callable[..., Any], /) -> Handler: ...
+    def transaction(
+        self,
+        stream: Any,
+        /,
+        *,
+        name: str | None = None,
+        opaque: bool = False,
+        out: object = None,
+        emits: Iterable[Stream] = (),
+    ) -> Any:
+        """Makes a function the handler of a stream: each event is one transaction.
+
+        The function is called once, now, with symbolic values, and what it does is recorded and
+        runs without Python. What can't be recorded runs as an *opaque* function, with real values;
+        ``opaque=True`` asks for that. The columns that an opaque function returns are given by
+        ``out``, and streams that it emits into by ``emits`` where its code does not name them.
+        """
+        at = here()
+        if not isinstance(stream, Stream):
+            raise ProgramError(
+                "@app.transaction needs the stream whose events it takes",
+                "write @app.transaction(stream)",
+                at,
+            )
+        if stream.app is not self:
+            raise ProgramError(f"stream {stream.name} belongs to another app", "", at)
+        if isinstance(stream, Handler):
+            stream._returns("handled")
+
+        def decorate(function: Callable[..., Any]) -> Handler:
+            chosen = str(name or getattr(function, "__name__", "handler"))
+            self._name("handler", chosen, [h.name for h in self.handlers], at)
+            self._name("stream", chosen, [s.name for s in self.streams], at)
+            made = None if out is None else self._columns(f"out of {chosen}", out, {}, at)
+            return Handler(self, function, stream, chosen, at, opaque, made, emits)
+
+        return decorate
+
+    def summary(self, function: Summary) -> Summary:
+        """Adds what a function of the mill returns, a dict, to the summary of ``tidemill run``."""
+        self.summaries.append(function)
+        return function
+
+    def _name(self, what: str, name: object, known: Iterable[str], at: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise ProgramError(f"a {what}'s name is a text, not {name!r}", "", at)
+        if name in known:
+            raise ProgramError(f"there are two {what}s named '{name}'", "", at)
+
+    def _columns(
+        self, owner: str, schema: object, columns: Mapping[str, object], at: str
+    ) -> Schema:
+        try:
+            return declared_columns(owner, schema, columns)
+        except ProgramError as error:
+            raise ProgramError(error.what, error.help, error.at or at) from None
+
+    def add_stream(self, stream: Stream) -> int:
+        """Takes a stream into the app; gives its number."""
+        self._name("stream", stream.name, [s.name for s in self.streams], stream.at)
+        self.streams.append(stream)
+        return len(self.streams) - 1
+
+    # Running.
+
+    def start(self, **settings: Any) -> Mill:
+        """Starts the app in this process; use it with ``with``. All outputs are kept.
+
+        ``settings`` are those of ``tidemill.toml``: ``workers=2``, say.
+        """
+        from tidemill.mill import Mill
+
+        return Mill(self, checked_settings(settings, "app.start()"), keep_all=True, push=True)
+
+    def inspect(self, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """How the engine will run the app; runs nothing."""
+        checked = checked_settings(settings or {}, "app.inspect()")
+        spec, opaques = self.spec(checked, keep_all=False, push=True)
+        found: dict[str, Any] = json.loads(_native.inspect(json.dumps(spec), opaques))
+        return found
+
+    def spec(
+        self, settings: Mapping[str, Any], *, keep_all: bool, push: bool
+    ) -> tuple[Json, list[Any]]:
+        """The app as the engine reads it, and its opaque functions.
+
+        ``push`` says whether somebody will send: streams without files are then pushed.
+        """
+        from tidemill.opaque import OpaqueHandler
+
+        handlers: list[Json] = []
+        opaques: list[Any] = []
+        for handler in self.handlers:
+            handlers.append(handler.handler_json(len(opaques)))
+            if handler.recorder is None:
+                opaques.append(OpaqueHandler(handler.function, handler, self))
+        sources = [s for s in self.sources if push or s["files"] is not None]
+        if push:
+            for stream in self.streams:
+                if stream.origin == "input" and not stream.has_source:
+                    sources.append(
+                        {
+                            "stream": stream.name,
+                            "disorder_us": 0,
+                            "idle_us": None,
+                            "files": None,
+                            "at": stream.at,
+                        }
+                    )
+        kept = list(self.kept)
+        if keep_all:
+            kept += [n for n in self._all_outputs() if n not in kept]
+        spec = {
+            "program": {
+                "name": self.name,
+                "tables": [table.json() for table in self.tables.values()],
+                "streams": [stream.json() for stream in self.streams],
+                "sources": [],
+                "handlers": handlers,
+            },
+            "sources": sources,
+            "sinks": self.sinks,
+            "keep": kept,
+            "settings": dict(settings),
+        }
+        return spec, opaques
+
+    def _all_outputs(self) -> Iterable[str]:
+        for stream in self.streams:
+            if stream.origin == "input":
+                yield f"{stream.name}.late"
+                yield f"{stream.name}.dead"
+            elif isinstance(stream.origin, dict) and "derived" in stream.origin:
+                yield f"{stream.name}.late"
+            else:
+                yield stream.name
+
+    def __repr__(self) -> str:
+        return f"<app {self.name}>"

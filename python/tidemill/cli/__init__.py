@@ -1,0 +1,78 @@
+"""The command line: ``tidemill run``, ``inspect``, ``bench``, ``doctor``.
+
+Exit codes: 0 fine, 1 an error of the app, its settings or its input, 2 wrong usage, 130
+interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from tidemill import __version__
+from tidemill.cli import bench, doctor, inspect, run
+from tidemill.cli.output import error_line, printed
+from tidemill.errors import Error
+
+OK = 0
+FAILED = 1
+INTERRUPTED = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    made = argparse.ArgumentParser(
+        prog="tidemill", description="Transactions over streams of events, in one order."
+    )
+    made.add_argument("--version", action="version", version=f"tidemill {__version__}")
+    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in (run, inspect, bench, doctor):
+        command.add(commands)
+    for command_parser in commands.choices.values():
+        command_parser.add_argument(
+            "--json", action="store_true", help="print one line of JSON as the last line of stdout"
+        )
+        command_parser.add_argument(
+            "--debug", action="store_true", help="show tracebacks of errors"
+        )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; gives the exit code."""
+    args = parser().parse_args(argv)
+    if argv is None and args.command in ("run", "inspect"):
+        fix_hash_seed()
+    try:
+        code: int = args.execute(args)
+        sys.stdout.flush()
+        return code
+    except Error as error:
+        if args.debug:
+            traceback.print_exc()
+        if args.json:
+            printed(error_line(error))
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone: nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def fix_hash_seed() -> None:
+    """Starts this process over with a fixed hash seed, unless the user has set one.
+
+    Opaque functions may iterate over sets of texts, whose order depends on the seed: one seed for
+    all runs makes their outcome one.
+    """
+    if "PYTHONHASHSEED" not in os.environ:
+        sys.stdout.flush()
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

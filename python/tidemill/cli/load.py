@@ -1,0 +1,71 @@
+"""Loading the app that a command is about."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from tidemill.app import App
+from tidemill.errors import Error, ProgramError
+from tidemill.source import is_library, raised_at, shown
+
+
+def load(argument: str) -> tuple[App, Path]:
+    """The app of a file (``app.py``, or ``app.py:name`` where it has several), and its folder."""
+    text, _, wanted = (
+        argument.partition(":") if not os.path.exists(argument) else (argument, "", "")
+    )
+    path = Path(text)
+    if not path.is_file():
+        raise ProgramError(f"there is no file {text}", "give the Python file that makes the app")
+    module = _imported(path.resolve())
+    apps = {name: value for name, value in vars(module).items() if isinstance(value, App)}
+    distinct = {id(app): app for app in apps.values()}
+    if wanted:
+        if wanted not in apps:
+            raise ProgramError(
+                f"{text} has no app '{wanted}'", f"it has {', '.join(apps) or 'none'}"
+            )
+        return apps[wanted], path.resolve().parent
+    if not distinct:
+        raise ProgramError(f"{text} makes no app", 'write app = tm.App("name") at its top level')
+    if len(distinct) > 1:
+        raise ProgramError(
+            f"{text} makes {len(distinct)} apps: {', '.join(apps)}",
+            f"say which: {text}:{next(iter(apps))}",
+        )
+    return next(iter(distinct.values())), path.resolve().parent
+
+
+def _imported(path: Path) -> ModuleType:
+    sys.path.insert(0, str(path.parent))
+    sys.argv = [str(path)]
+    name = (
+        path.stem if path.stem.isidentifier() and path.stem not in sys.modules else "tidemill_app"
+    )
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ProgramError(f"{path} is not a Python file", "its name ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickles look their module up.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Error:
+        raise
+    except SyntaxError as error:
+        at = f"{shown(error.filename or str(path))}:{error.lineno or 1}"
+        raise ProgramError(f"SyntaxError: {error.msg}", "", at) from error
+    except Exception as error:
+        raise user_error(error, str(path)) from error
+    return module
+
+
+def user_error(error: Exception, default: str) -> ProgramError:
+    """An exception of the user's own code, with the line of theirs that it came from."""
+    place = raised_at(error)
+    at = f"{shown(place[0])}:{place[1]}" if place and not is_library(place[0]) else shown(default)
+    return ProgramError(f"{type(error).__name__}: {error}", "", at)

@@ -1,0 +1,83 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.errors import Error
+
+
+def plain(value: object) -> Any:
+    """A value as JSON has it: NaN is null, what JSON does not know is its text.
+
+    >>> plain({"a": float("nan"), 1: (2, b"x")})
+    {'a': None, '1': [2, "b'x'"]}
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    item = getattr(value, "item", None)
+    if callable(item) and type(value).__module__.startswith("numpy"):
+        return plain(item())
+    return str(value)
+
+
+def printed(value: Mapping[str, Any]) -> None:
+    """Prints one line of JSON on stdout."""
+    print(json.dumps(plain(value), allow_nan=False), flush=True)
+
+
+def error_line(error: Error) -> dict[str, Any]:
+    """An error as commands print it with ``--json``."""
+    return {
+        "error": {
+            "kind": type(error).__name__,
+            "what": error.what,
+            "help": error.help,
+            "at": error.at,
+        }
+    }
+
+
+def shown(value: object) -> str:
+    """A value for people: thousands are set apart.
+
+    >>> shown(1234567), shown(0.123456), shown(None)
+    ('1,234,567', '0.123', '-')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
+    """Lines of names and values; what is nested stands below its name."""
+    width = max((len(str(name)) for name in found), default=0)
+    lines: list[str] = []
+    for name, value in found.items():
+        if isinstance(value, Mapping) and value:
+            lines.append(f"{indent}{name}")
+            lines.extend(fields(value, indent + "  "))
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            lines.append(f"{indent}{name}")
+            for item in value:
+                pairs = (f"{key}={shown(part)}" for key, part in item.items())
+                lines.append(f"{indent}  {'  '.join(pairs)}")
+        else:
+            text = ", ".join(map(shown, value)) if isinstance(value, list) else shown(value)
+            lines.append(f"{indent}{name:<{width}}  {text}")
+    return lines

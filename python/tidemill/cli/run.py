@@ -1,0 +1,165 @@
+"""``tidemill run``: runs an app until its input ends."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tidemill.app import App
+from tidemill.cli.load import load, user_error
+from tidemill.cli.output import fields, printed
+from tidemill.config import load as load_settings
+from tidemill.errors import Error, ProgramError, SettingError
+from tidemill.mill import Mill
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "run", help="run an app until its input ends", description=__doc__
+    )
+    parser.add_argument("app", metavar="APP.py", help="the file that makes the app")
+    parser.add_argument("--fresh", action="store_true", help="replace existing output files")
+    parser.add_argument("--workers", metavar="N", help="worker threads (default: one a core)")
+    add_settings(parser)
+    parser.set_defaults(execute=execute)
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that give settings."""
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, help="instead of tidemill.toml next to the app"
+    )
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="a setting; repeatable"
+    )
+
+
+def flags(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that flags give."""
+    given: dict[str, Any] = {}
+    for text in args.set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SettingError(f"--set {text}: there is no value", "write --set key=value")
+        given[name.strip()] = value.strip()
+    if getattr(args, "workers", None) is not None:
+        given["workers"] = args.workers
+    if getattr(args, "fresh", False):
+        given["fresh"] = True
+    return given
+
+
+class Signals:
+    """The first SIGINT or SIGTERM asks for an end; the second SIGINT takes it."""
+
+    def __init__(self) -> None:
+        self.asked: str | None = None
+
+    def install(self) -> None:
+        """Takes over SIGINT and SIGTERM."""
+        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is not None and number == signal.SIGINT:
+            os._exit(130)
+        self.asked = signal.Signals(number).name
+
+
+class Progress:
+    """A line on stderr that says how far the run is, where somebody looks at it."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.shown = not quiet and sys.stderr.isatty()
+        self._width = 0
+        self._next = 0.0
+
+    def update(self, mill: Mill) -> None:
+        """Shows where the run is, a few times a second."""
+        now = time.monotonic()
+        if not self.shown or now < self._next:
+            return
+        self._next = now + 0.25
+        status = mill.status()
+        parts = [f"{status.get('events', 0):,} events"]
+        if status.get("events_per_s") is not None:
+            parts.append(f"{status['events_per_s']:,.0f}/s")
+        parts.append(f"epoch {status.get('epoch', 0):,}")
+        if status.get("parked"):
+            parts.append(f"{status['parked']:,} wait for their time")
+        if status.get("aborted"):
+            parts.append(f"{status['aborted']:,} aborted")
+        text = "  ".join(parts)
+        print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
+        self._width = len(text)
+
+    def say(self, text: str) -> None:
+        """Shows a line that stays."""
+        if self.shown:
+            print(f"\r{text:<{self._width}}", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self.shown and self._width:
+            print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    app, folder = load(args.app)
+    settings = load_settings(args.config, folder, flags(args), os.environ)
+    if not any(source["files"] is not None for source in app.sources):
+        raise ProgramError(
+            f"app {app.name} reads nothing",
+            'give a stream its files, stream.read(tm.files("name.csv")), or send events from '
+            "Python with app.start()",
+            app.at,
+        )
+    signals = Signals()
+    signals.install()
+    summary = run(app, settings, signals, Progress(args.json))
+    if args.json:
+        printed(summary)
+    else:
+        print("\n".join(fields(summary)))
+    return 130 if signals.asked else 0
+
+
+def run(app: App, settings: dict[str, Any], signals: Signals, progress: Progress) -> dict[str, Any]:
+    """Runs an app to the end of its input, or until a signal; gives the summary."""
+    mill = Mill(app, settings, keep_all=False, push=False)
+    try:
+        while not signals.asked and not mill.wait(0.1):
+            progress.update(mill)
+        progress.clear()
+        if signals.asked:
+            progress.say(f"{signals.asked}: ending; Ctrl-C again ends at once")
+        summary = mill.stop() if signals.asked else mill.finish()
+    except BaseException:
+        progress.clear()
+        raise
+    summary["app"] = app.name
+    summary["hash_seed"] = os.environ.get("PYTHONHASHSEED", "random")
+    summary["interrupted"] = signals.asked is not None
+    for function in app.summaries:
+        summary |= _own_fields(function, mill, app)
+    return summary
+
+
+def _own_fields(function: Any, mill: Mill, app: App) -> dict[str, Any]:
+    try:
+        found = function(mill)
+        if not isinstance(found, dict):
+            raise TypeError(f"@app.summary returned {type(found).__name__}, not a dict")
+        return found
+    except Error:
+        raise
+    except Exception as error:
+        raise user_error(error, app.at) from error

@@ -1,0 +1,57 @@
+"""Which transaction this thread is in: one that is traced, or an opaque one that is running."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tidemill.errors import ProgramError
+from tidemill.source import here
+
+if TYPE_CHECKING:
+    from tidemill.table import Table
+
+
+class Transaction(Protocol):
+    """What a table needs of the transaction that mentions it."""
+
+    def row(self, table: Table, key: tuple[object, ...]) -> Any:
+        """A row by key."""
+
+    def insert(self, table: Table, values: Mapping[str, object], replace: bool) -> Any:
+        """Makes a row; over an existing one only when ``replace``."""
+
+    def contains(self, table: Table, key: tuple[object, ...]) -> bool:
+        """Whether a row is there."""
+
+
+class _Local(threading.local):
+    transaction: Transaction | None = None
+
+
+_local = _Local()
+
+
+def current(what: str) -> Transaction:
+    """The transaction that this thread is in."""
+    if _local.transaction is None:
+        raise ProgramError(
+            f"{what} outside a transaction",
+            "read and write tables inside a function with @app.transaction; to look at a table "
+            "from outside use mill.table(...)",
+            here(),
+        )
+    return _local.transaction
+
+
+@contextmanager
+def inside(transaction: Transaction) -> Iterator[None]:
+    """This thread is in ``transaction`` for a while."""
+    before = _local.transaction
+    _local.transaction = transaction
+    try:
+        yield
+    finally:
+        _local.transaction = before

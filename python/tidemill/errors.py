@@ -1,0 +1,86 @@
+"""Errors, and the exceptions that abort a transaction.
+
+A kind of error says what the caller must do; its text says what went wrong, where, and how to
+mend it. Aborts are outcomes of transactions, not errors: outside a handler nobody raises them.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Abort",
+    "Error",
+    "Fault",
+    "InputError",
+    "InternalError",
+    "IoError",
+    "ProgramError",
+    "ResourceError",
+    "SettingError",
+    "Untraceable",
+]
+
+
+class Error(Exception):
+    """An error of Tidemill: what went wrong, how to mend it, and the user's line to blame.
+
+    >>> print(ProgramError("no column 'balanse'", "did you mean 'balance'?", "a.py:3"))
+    a.py:3: no column 'balanse'
+      help: did you mean 'balance'?
+    """
+
+    def __init__(self, what: str, help: str = "", at: str | None = None) -> None:
+        super().__init__(what, help, at)
+        self.what = what
+        self.help = help
+        self.at = at or None
+
+    def __str__(self) -> str:
+        text = f"{self.at}: {self.what}" if self.at else self.what
+        return f"{text}\n  help: {self.help}" if self.help else text
+
+
+class ProgramError(Error):
+    """Mend the program: a wrong declaration, type, name or key."""
+
+
+class SettingError(Error):
+    """Mend a setting, a flag or the configuration file."""
+
+
+class InputError(Error):
+    """Mend or replace the input; the program is right."""
+
+
+class ResourceError(Error):
+    """Free or grant something: memory, disk, a file that another process holds."""
+
+
+class IoError(Error):
+    """The world failed: a file or a connection could not be read or written."""
+
+
+class InternalError(Error):
+    """Report it: Tidemill broke one of its own promises."""
+
+
+class Abort(Exception):
+    """Raised in a handler: the transaction has no effect but an event in the aborted stream."""
+
+    kind = "refused"
+
+    def __init__(self, reason: str = "aborted") -> None:
+        super().__init__(reason)
+        self.reason = str(reason)
+
+
+class Fault(Abort):
+    """An abort by a rule of values: overflow, null where a value is needed, division by zero."""
+
+    kind = "fault"
+
+
+class Untraceable(TypeError):
+    """A symbolic value was used for something that only a real value can do.
+
+    A handler that raises it while it is traced runs as an opaque function instead.
+    """

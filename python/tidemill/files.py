@@ -1,0 +1,104 @@
+"""Files as sources and sinks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from tidemill.errors import ProgramError
+from tidemill.source import here
+from tidemill.types import Json
+
+_SOURCE_ONLY = (
+    "quote",
+    "encoding",
+    "order",
+    "columns",
+    "nulls",
+    "formats",
+    "unknown_fields",
+    "record_bytes_max",
+)
+_SINK_ONLY = ("overwrite", "null")
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Files to read, or a file to write; made by :func:`files`."""
+
+    path: str
+    options: Mapping[str, Any]
+    at: str
+
+    def source_json(self) -> Json:
+        """As the engine reads it, for a source."""
+        return self._json("read", _SINK_ONLY)
+
+    def sink_json(self) -> Json:
+        """As the engine reads it, for a sink."""
+        return self._json("written", _SOURCE_ONLY)
+
+    def _json(self, use: str, others: Sequence[str]) -> Json:
+        for name in others:
+            if name in self.options:
+                raise ProgramError(
+                    f"{self.path}: {name}= means nothing for files that are {use}", "", self.at
+                )
+        return {"path": self.path, **self.options}
+
+
+def files(
+    path: str | os.PathLike[str],
+    format: Literal["csv", "jsonl"] | None = None,
+    *,
+    delimiter: str | None = None,
+    header: bool | None = None,
+    quote: str | None = None,
+    encoding: str | None = None,
+    order: Sequence[str] | None = None,
+    columns: Mapping[str, str] | None = None,
+    nulls: Sequence[str] | None = None,
+    formats: Mapping[str, str] | None = None,
+    unknown_fields: Literal["ignore", "refuse"] | None = None,
+    record_bytes_max: int | None = None,
+    overwrite: bool | None = None,
+    null: str | None = None,
+) -> Files:
+    """Files to read from or a file to write to.
+
+    ``path`` is a file; for reading also a folder or a name with ``*``. The format is told by the
+    name (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``, each with ``.gz`` or not) or by ``format``.
+
+    Reading and writing: ``delimiter`` and ``header`` of CSV. Reading: ``quote`` ("" for none),
+    ``encoding``, ``order`` (the names of the file's columns, in place of a header), ``columns``
+    (column of the stream to its name in the file), ``nulls`` (what stands for null), ``formats``
+    (timestamp column to "iso", "unix_s", "unix_ms", "unix_us" or a strftime pattern),
+    ``unknown_fields`` of JSON lines, ``record_bytes_max``. Writing: ``overwrite``, ``null``.
+
+    >>> files("in/*.csv", delimiter=";").source_json()
+    {'path': 'in/*.csv', 'delimiter': ';'}
+    """
+    given: dict[str, Any] = {
+        "format": format,
+        "delimiter": delimiter,
+        "header": header,
+        "quote": quote,
+        "encoding": encoding,
+        "order": None if order is None else list(order),
+        "columns": None if columns is None else dict(columns),
+        "nulls": None if nulls is None else [nulls] if isinstance(nulls, str) else list(nulls),
+        "formats": None if formats is None else dict(formats),
+        "unknown_fields": unknown_fields,
+        "record_bytes_max": record_bytes_max,
+        "overwrite": overwrite,
+        "null": null,
+    }
+    at = here()
+    if isinstance(order, str):
+        raise ProgramError("order= is a list of column names", f'write order=["{order}"]', at)
+    if delimiter is not None and len(delimiter) != 1:
+        raise ProgramError(f"delimiter={delimiter!r} is not one character", "", at)
+    options = {name: value for name, value in given.items() if value is not None}
+    return Files(os.fspath(path), options, at)

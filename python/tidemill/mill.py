@@ -1,0 +1,214 @@
+"""A running app, in this process."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from tidemill import _native
+from tidemill.errors import ProgramError
+from tidemill.source import here
+from tidemill.stream import Side, Stream
+from tidemill.table import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidemill.app import App
+
+Result = TypeVar("Result")
+
+
+class Mill:
+    """A running app. Made by :meth:`tidemill.App.start`; use it with ``with``.
+
+    Leaving the ``with`` block runs everything that was sent to its end; leaving it by an exception
+    stops after what is finished.
+    """
+
+    def __init__(
+        self, app: App, settings: Mapping[str, Any], *, keep_all: bool, push: bool
+    ) -> None:
+        self.app = app
+        spec, opaques = app.spec(settings, keep_all=keep_all, push=push)
+        self._native = _native.Mill(json.dumps(spec), opaques)
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._ended:
+            return
+        if kind is None:
+            self.finish()
+        else:
+            self.stop()
+
+    def send(self, stream: Stream | str, rows: object) -> None:
+        """Sends events: a list of dicts, a dict of lists, or a table of pyarrow, pandas or polars.
+
+        Waits while the engine is behind. When one row does not fit, none of the call is sent, and
+        the error names the row and its column.
+        """
+        self._native.send(self._stream_name(stream), rows)
+
+    def drain(self) -> None:
+        """Waits until everything sent so far is committed, and files are read to their end."""
+        _interruptible(self._native.drain)
+
+    def finish(self) -> dict[str, Any]:
+        """Ends all input, runs everything to the end and closes; gives the summary."""
+        self._ended = True
+        return self._summary(_interruptible(self._native.finish))
+
+    def stop(self) -> dict[str, Any]:
+        """Ends after what is in work, without waiting for more input; gives the summary."""
+        self._ended = True
+        return self._summary(_interruptible(self._native.stop))
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the end of all input at most so long; whether it has come."""
+        return self._native.wait(max(0, int(seconds * 1_000_000)))
+
+    def status(self) -> dict[str, Any]:
+        """Where the run is: epoch, events, transactions, rate, lag."""
+        found: dict[str, Any] = json.loads(self._native.status())
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """What has been done so far."""
+        return self._summary(self._native.summary())
+
+    def table(self, table: Table | str) -> TableView:
+        """A table, as the last finished epoch left it."""
+        name = table.name if isinstance(table, Table) else table
+        if name not in self.app.tables:
+            raise ProgramError(
+                f"there is no table '{name}'", f"there are {', '.join(self.app.tables)}", here()
+            )
+        return TableView(self._native, self.app.tables[name])
+
+    def output(self, stream: Side | str) -> OutputView:
+        """The events of a handler's output, its ``aborted``, a stream's ``late`` or ``dead``."""
+        name = stream.name if isinstance(stream, Side) else stream
+        return OutputView(self._native, name)
+
+    def _stream_name(self, stream: Stream | str) -> str:
+        name = stream.name if isinstance(stream, Stream) else stream
+        for known in self.app.streams:
+            if known.name == name:
+                if known.origin != "input":
+                    raise ProgramError(
+                        f"stream {name} is made by the app; nothing can be sent into it",
+                        "send into the stream that it comes from",
+                        here(),
+                    )
+                return name
+        raise ProgramError(
+            f"there is no stream '{name}'",
+            f"there are {', '.join(s.name for s in self.app.streams if s.origin == 'input')}",
+            here(),
+        )
+
+    def _summary(self, text: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
+class TableView:
+    """The rows of a table, as the last finished epoch left them."""
+
+    def __init__(self, native: _native.Mill, table: Table) -> None:
+        self._native = native
+        self._table = table
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, by key."""
+        return self._native.table_rows(self._table.name)
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """All rows, by key."""
+        return self._native.table_arrow(self._table.name)
+
+    def __getitem__(self, key: object) -> dict[str, Any]:
+        """The row with this key; ``KeyError`` when there is none."""
+        wanted = self._table.key_values(key)
+        for row in self.rows():
+            if tuple(row[name] for name in self._table.key) == wanted:
+                return row
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            self[key]
+        except KeyError:
+            return False
+        return True
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows())
+
+    def __len__(self) -> int:
+        return int(self._native.table_arrow(self._table.name).num_rows)
+
+    def __repr__(self) -> str:
+        return f"<table {self._table.name} of a running app>"
+
+
+class OutputView:
+    """The events of an output that were kept, in their order."""
+
+    def __init__(self, native: _native.Mill, name: str) -> None:
+        self._native = native
+        self._name = name
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        index = 0
+        while batches := self._native.output_rows(self._name, index):
+            index += len(batches)
+            for batch in batches:
+                yield from batch
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All events so far."""
+        return list(self)
+
+    def to_arrow(self) -> pa.Table:
+        """All events so far."""
+        return self._native.output_arrow(self._name)
+
+    def __len__(self) -> int:
+        return int(self.to_arrow().num_rows)
+
+    def __repr__(self) -> str:
+        return f"<output {self._name} of a running app>"
+
+
+def _interruptible(work: Callable[[], Result]) -> Result:
+    """Waits for ``work`` so that Ctrl-C is noticed: native calls do not look for signals."""
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    done: list[Result] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="tidemill-wait", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]

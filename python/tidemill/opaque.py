@@ -1,0 +1,441 @@
+"""Opaque handlers: functions that run with real values and find their rows by running.
+
+Rows are fresh copies. Within one transaction equal keys are one row object; what changed is
+written back when the function has returned. On valid data the outcome is that of the traced
+function, reasons included.
+
+What can differ is a fault (overflow, division by zero) in a value that is not needed: Python
+computes it where it stands, the engine only when a step asks for it. And Python's integers do not
+overflow on the way, only where they are stored.
+"""
+
+from __future__ import annotations
+
+import decimal as dec
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tidemill import _native
+from tidemill.context import inside
+from tidemill.errors import Abort, Error, Fault, ProgramError
+from tidemill.source import here, raised_at
+from tidemill.types import MISSING, Column, Schema
+
+if TYPE_CHECKING:
+    from tidemill.app import App
+    from tidemill.stream import Handler, Stream
+    from tidemill.table import Table
+
+# Sums and products of 64-bit decimals are exact with this many digits, as they are in the engine;
+# Python's default of 28 would round some.
+_CONTEXT = dec.Context(prec=60, rounding=dec.ROUND_HALF_EVEN)
+
+_MUTABLE = ("list", "any")
+
+
+class Event:
+    """The event of an opaque handler: its columns as attributes, or by ``e["name"]``."""
+
+    def __init__(self, names: tuple[str, ...], values: tuple[object, ...]) -> None:
+        self.__dict__.update(zip(names, values, strict=True))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.__dict__[name]
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise TypeError("an event can't be changed")
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "keys":
+            return self.__dict__.keys
+        raise AttributeError(f"the event has no column '{name}'")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+    def __repr__(self) -> str:
+        return f"<event {self.__dict__}>"
+
+
+class RowState:
+    """A row of the transaction that is running; all row objects with its key share it."""
+
+    __slots__ = (
+        "before",
+        "dirty",
+        "existed",
+        "exists",
+        "key",
+        "loaded",
+        "made",
+        "table",
+        "values",
+    )
+
+    def __init__(self, table: TableShape, key: tuple[object, ...]) -> None:
+        self.table = table
+        self.key = key
+        self.values: list[Any] = []
+        self.exists = False
+        self.existed = False
+        self.loaded = False
+        self.dirty = False
+        self.made = False
+        self.before = ""
+
+    def missing(self) -> list[Any]:
+        """What a missing row has: its key, defaults, null."""
+        values = self.table.defaults()
+        for value, index in zip(self.key, self.table.key_columns, strict=True):
+            values[index] = value
+        return values
+
+    def mutable(self) -> str:
+        """The values that a function can change in place, as a text that tells them apart."""
+        return repr([self.values[i] for i in self.table.mutable]) if self.table.mutable else ""
+
+    def __str__(self) -> str:
+        shape, columns = self.table.shape, self.table.key_columns
+        shown = [shape.show(c, v) for c, v in zip(columns, self.key, strict=True)]
+        return f"{self.table.name}[{', '.join(shown)}]"
+
+
+class TableShape:
+    """A table, as rows of opaque handlers need it."""
+
+    def __init__(self, table: Table) -> None:
+        self.id = table.id
+        self.name = table.name
+        self.table = table
+        self.key_columns = table.key_columns
+        self.columns = table.schema.columns
+        self.index = table.schema.index
+        self.shape = _native.Shape(json.dumps(table.schema.json()))
+        # Looking a line up for an error costs more than the whole transaction: only then.
+        self.settable = {n: i for n, i in self.index.items() if i not in table.key_columns}
+        self.mutable = [i for i, c in enumerate(self.columns) if c.ty.kind in _MUTABLE]
+        self._defaults = [_default(self.shape, i, c) for i, c in enumerate(self.columns)]
+        self._copied = [
+            i for i in self.mutable if self._defaults[i] is not None and self.columns[i].default
+        ]
+
+    def defaults(self) -> list[Any]:
+        """Fresh copies of the defaults."""
+        values = list(self._defaults)
+        for index in self._copied:
+            values[index] = self.shape.store(index, values[index])
+        return values
+
+
+def _default(shape: _native.Shape, index: int, column: Column) -> Any:
+    if column.default is MISSING or column.default is None:
+        return None
+    return shape.store(index, column.default)
+
+
+class Row:
+    """A row of an opaque handler: its columns as attributes, or by ``row["name"]``."""
+
+    __slots__ = ("_state", "_tx")
+    _state: RowState
+    _tx: Running
+
+    def __init__(self, tx: Running, state: RowState) -> None:
+        object.__setattr__(self, "_tx", tx)
+        object.__setattr__(self, "_state", state)
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        state = self._tx.load(self._state)
+        index = state.table.index.get(name)
+        if index is None:
+            raise AttributeError(f"table {state.table.name} has no column '{name}'")
+        return state.values[index]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self[name] = value
+
+    def __setitem__(self, name: str, value: object) -> None:
+        state = self._tx.load(self._state)
+        index = state.table.settable.get(name)
+        if index is None:
+            index = state.table.table.settable(name, here())
+        self._tx.set(state, index, value)
+
+    def exists(self) -> bool:
+        """Whether the row is there now."""
+        return self._tx.load(self._state).exists
+
+    def update(self, row: Mapping[str, object] | None = None, /, **columns: object) -> None:
+        """Sets columns; the transaction aborts when the row is missing."""
+        state = self._tx.load(self._state)
+        values = {**(row or {}), **columns}
+        for name in values:
+            if name not in state.table.settable:
+                state.table.table.settable(name, here())
+        settable = {state.table.settable[name]: v for name, v in values.items()}
+        if not state.exists:
+            self._tx.refuse(Abort(f"{state} is missing"))
+        for index, value in settable.items():
+            self._tx.set(state, index, value)
+
+    def delete(self) -> None:
+        """Removes the row, if it is there."""
+        self._tx.remove(self._tx.load(self._state))
+
+    def __repr__(self) -> str:
+        return f"<row {self._state}>"
+
+
+class Running:
+    """A transaction that is running an opaque handler: what tables ask for."""
+
+    def __init__(self, handler: OpaqueHandler, native: _native.Tx) -> None:
+        self.handler = handler
+        self.native = native
+        self.states: dict[tuple[object, ...], RowState] = {}
+        self.rows: dict[int, Row] = {}
+        self.refused: Abort | None = None
+
+    def refuse(self, abort: Abort) -> NoReturn:
+        """Aborts. A function that catches the exception does not undo it."""
+        self.refused = self.refused or abort
+        raise self.refused
+
+    def store(self, table: TableShape, index: int, value: object) -> Any:
+        """The value as it will be read back."""
+        try:
+            return table.shape.store(index, value)
+        except Fault as fault:
+            self.refuse(fault)
+
+    def state(self, table: TableShape, key: tuple[object, ...]) -> RowState:
+        """The one state of this key."""
+        stored: list[object] = []
+        for value, index in zip(key, table.key_columns, strict=True):
+            if value is None:
+                self.refuse(Fault(f"null in the key of {table.name}"))
+            # Adding 0.0 makes -0.0 the 0.0 that it is in a key.
+            held = self.store(table, index, value)
+            stored.append(held + 0.0 if isinstance(held, float) else held)
+        # Every NaN is one key, and NaN is not equal to itself.
+        same = (table.id, *("nan" if value != value else (value,) for value in stored))
+        state = self.states.get(same)
+        if state is None:
+            state = self.states[same] = RowState(table, tuple(stored))
+        return state
+
+    def load(self, state: RowState) -> RowState:
+        """Fetches the row, the first time."""
+        if not state.loaded:
+            held = self.native.get(state.table.id, state.key)
+            state.loaded = True
+            state.exists = state.existed = held is not None
+            state.values = state.missing() if held is None else list(held)
+            state.before = state.mutable()
+        return state
+
+    def set(self, state: RowState, index: int, value: object) -> None:
+        """Sets a column; a missing row is made."""
+        if not state.exists:
+            state.values = state.missing()
+            state.exists = True
+            state.made = True
+        state.values[index] = self.store(state.table, index, value)
+        state.dirty = True
+
+    def remove(self, state: RowState) -> None:
+        """Removes a row."""
+        state.exists = False
+        state.dirty = True
+        state.values = state.missing()
+        state.before = state.mutable()
+
+    # What a table asks for.
+
+    def row(self, table: Table, key: tuple[object, ...]) -> Row:
+        """A row by key; equal keys give one object."""
+        state = self.state(self.handler.tables[table.id], key)
+        return self.rows.setdefault(id(state), Row(self, state))
+
+    def contains(self, table: Table, key: tuple[object, ...]) -> bool:
+        """Whether a row is there."""
+        return self.row(table, key).exists()
+
+    def insert(self, table: Table, values: Mapping[str, object], replace: bool) -> Row:
+        """Makes a row."""
+        given = table.row_values(values, "")
+        row = self.row(table, tuple(given[index] for index in table.key_columns))
+        state = self.load(row._state)
+        if state.exists and not replace:
+            self.refuse(Abort(f"{state} exists already"))
+        fresh = state.missing()
+        for index, value in given.items():
+            if index not in table.key_columns:
+                fresh[index] = self.store(state.table, index, value)
+        state.values = fresh
+        state.exists = True
+        state.dirty = True
+        return row
+
+    # The end.
+
+    def write_back(self) -> None:
+        """Writes what has changed."""
+        for state in self.states.values():
+            if not state.loaded or not (state.dirty or state.mutable() != state.before):
+                continue
+            if not state.exists:
+                if not state.dirty:
+                    # A list of a missing row was changed in place: that makes the row, as setting
+                    # the column would.
+                    state.exists = state.made = True
+                else:
+                    if state.existed:
+                        self.native.delete(state.table.id, state.key)
+                    continue
+            if state.made:
+                for index, column in enumerate(state.table.columns):
+                    if state.values[index] is None and not column.nullable:
+                        self.refuse(Fault(f"{state} has no value for column '{column.name}'"))
+            self.native.put(state.table.id, tuple(state.values))
+
+
+class Tx:
+    """The transaction of an opaque handler."""
+
+    __slots__ = ("_running",)
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+
+    def require(self, cond: object, reason: object = "refused") -> None:
+        """The transaction aborts with the reason unless the condition holds."""
+        if cond is True:
+            return
+        if cond is None or (cond is False and reason is None):
+            self._running.refuse(Fault("null where a value is needed"))
+        if cond is not False:
+            # numpy's bools are fine; ~True is the int -2, which Python takes for true.
+            if type(cond).__name__ not in ("bool", "bool_"):
+                raise TypeError(
+                    f"tx.require takes a bool, not {cond!r}; with real values write 'not x' or "
+                    "tm.not_(x) instead of '~x'"
+                )
+            if cond:
+                return
+        self._running.refuse(Abort(str(reason)))
+
+    def when(self, cond: object) -> NoReturn:
+        """Refused: with real values a plain ``if`` does it."""
+        raise TypeError("tx.when is for traced functions: in an opaque function write 'if'")
+
+    def emit(
+        self, stream: Stream, row: Mapping[str, object] | None = None, /, **columns: object
+    ) -> None:
+        """Emits an event into a stream."""
+        handler = self._running.handler
+        if stream.id not in handler.emits:
+            raise TypeError(
+                f"handler {handler.name} was not known to emit into stream {stream.name}; say "
+                f"@app.transaction(..., emits=[{stream.name}])"
+            )
+        self._running.native.emit(stream.id, stream_row(stream.schema, {**(row or {}), **columns}))
+
+
+def stream_row(schema: Schema, values: Mapping[str, object]) -> tuple[object, ...]:
+    """The values of a stream's columns, in their order."""
+    for name in values:
+        if name not in schema.index:
+            raise TypeError(f"there is no column '{name}'; the columns are {schema}")
+    row = []
+    for column in schema.columns:
+        if column.name in values:
+            row.append(values[column.name])
+        elif column.default is not MISSING:
+            row.append(column.default)
+        elif column.nullable:
+            row.append(None)
+        else:
+            raise TypeError(f"column '{column.name}' has no value")
+    return tuple(row)
+
+
+class OpaqueHandler:
+    """A user's function in the form that the engine calls: event and transaction in, nothing or
+    (kind, reason) of an abort out."""
+
+    def __init__(self, function: Callable[..., Any], handler: Handler, app: App) -> None:
+        self.function = function
+        self.name = handler.name
+        self.names = handler.input.schema.names
+        self.tables = [TableShape(table) for table in app.tables.values()]
+        self.output = handler if handler.has_output else None
+        self.emits = {stream.id for stream in handler.emits}
+
+    def __call__(self, event: tuple[object, ...], native: _native.Tx) -> tuple[str, str] | None:
+        """Runs one transaction."""
+        running = Running(self, native)
+        try:
+            with inside(running), dec.localcontext(_CONTEXT):
+                result = self.function(Tx(running), Event(self.names, event))
+                if running.refused is not None:
+                    return running.refused.kind, running.refused.reason
+                if result is not None:
+                    self._emit_result(native, result)
+                running.write_back()
+        except Abort as abort:
+            abort = running.refused or abort
+            return abort.kind, abort.reason
+        except BaseException as error:
+            # Even SystemExit: a function can abort its transaction, and nothing more.
+            if running.refused is not None:
+                return running.refused.kind, running.refused.reason
+            return "raised", described(error)
+        return None
+
+    def _emit_result(self, native: _native.Tx, result: object) -> None:
+        if self.output is None:
+            raise TypeError(
+                f"handler {self.name} returned {type(result).__name__}, but was declared to "
+                "return nothing; say out=dict(column=type, ...)"
+            )
+        if not isinstance(result, Mapping):
+            raise TypeError(f"handler {self.name} returned {type(result).__name__}, not a dict")
+        native.emit(self.output.id, stream_row(self.output.schema, result))
+
+
+def described(error: BaseException) -> str:
+    """An exception as the reason of an abort: the same on every machine, so no folders."""
+    text = error.what if isinstance(error, Error) else str(error)
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    place = raised_at(error)
+    return f"{reason} ({os.path.basename(place[0])}:{place[1]})" if place else reason
+
+
+def check_function(function: Callable[..., Any], name: str, at: str) -> None:
+    """Refuses what can't be a handler in any form."""
+    import inspect
+
+    if not inspect.isfunction(function):
+        raise ProgramError(f"handler {name} is {function!r}, not a function", "", at)
+    if (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
+        raise ProgramError(
+            f"handler {name} is a generator or a coroutine", "write a plain function", at
+        )
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise ProgramError(
+            f"handler {name} can't be called with (tx, e): {error}",
+            f"declare it as def {name}(tx, e):",
+            at,
+        ) from None

@@ -1,0 +1,197 @@
+"""Where in the user's files something happens, and what their source says."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import inspect
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+@lru_cache(maxsize=1024)
+def shown(filename: str) -> str:
+    """The path as messages show it: relative when it lies under the working directory."""
+    try:
+        relative = os.path.relpath(filename)
+    except ValueError:
+        return filename
+    return filename if relative.startswith("..") else relative
+
+
+def user_frame() -> FrameType | None:
+    """The innermost running frame that is not the package's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    return frame
+
+
+def here() -> str:
+    """The user's line that is running, as ``file:line``."""
+    frame = user_frame()
+    return f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
+
+
+def opcode(frame: FrameType) -> str:
+    """The name of the bytecode instruction that a frame is at."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] if frame.f_lasti >= 0 else ""
+
+
+def raised_at(error: BaseException) -> tuple[str, int] | None:
+    """File and line of the innermost frame of the user's that an exception passed through.
+
+    Frames of installed libraries count only when there is no other.
+    """
+    own: tuple[str, int] | None = None
+    other: tuple[str, int] | None = None
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if not filename.startswith(PACKAGE):
+            place = (filename, trace.tb_lineno)
+            other = place
+            if not is_library(filename):
+                own = place
+        trace = trace.tb_next
+    return own or other
+
+
+def is_library(filename: str) -> bool:
+    """Whether a file belongs to Python or to an installed package."""
+    standard = os.path.dirname(os.__file__) + os.sep
+    return filename.startswith(("<", standard)) or "site-packages" in filename
+
+
+def returns_nothing(code: CodeType) -> bool:
+    """Whether every ``return`` of a function gives None.
+
+    >>> def f(x):
+    ...     if x:
+    ...         return
+    ...     print(x)
+    >>> returns_nothing(f.__code__), returns_nothing((lambda: 1).__code__)
+    (True, False)
+    """
+    before: dis.Instruction | None = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
+            return False
+        if instruction.opname == "RETURN_VALUE" and not (
+            before is not None and before.opname == "LOAD_CONST" and before.argval is None
+        ):
+            return False
+        before = instruction
+    return True
+
+
+def referenced(function: Callable[..., Any]) -> Iterator[object]:
+    """What a function's code names in its globals and closure, nested functions included."""
+    closure = inspect.getclosurevars(function)
+    yield from closure.nonlocals.values()
+    names: set[str] = set()
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
+    for name in sorted(names):
+        if name in function.__globals__:
+            yield function.__globals__[name]
+
+
+class Silent:
+    """A construct that tracing would get wrong without noticing."""
+
+    def __init__(self, line: int, what: str, help: str) -> None:
+        self.line = line
+        self.what = what
+        self.help = help
+
+
+def silent_mistakes(function: Callable[..., Any]) -> Silent | None:
+    """The first construct in a function that would be traced without an error, but wrongly.
+
+    These are ``return`` inside ``with tx.when(...)`` and ``is None`` on what the event or a row
+    holds: neither calls anything that a symbolic value could refuse.
+    """
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    definition = tree.body[0]
+    if not isinstance(definition, ast.FunctionDef):
+        return None
+    parameters = [a.arg for a in [*definition.args.posonlyargs, *definition.args.args]]
+    if len(parameters) < 2:
+        return None
+    for found in _walk(definition, parameters):
+        found.line += first - 1
+        return found
+    return None
+
+
+def _walk(definition: ast.FunctionDef, parameters: list[str]) -> Iterator[Silent]:
+    tainted = set(parameters[:2])
+
+    def is_tainted(node: ast.expr) -> bool:
+        return any(isinstance(n, ast.Name) and n.id in tainted for n in ast.walk(node))
+
+    grown = True
+    while grown:
+        grown = False
+        for node in ast.walk(definition):
+            if isinstance(node, ast.Assign) and is_tainted(node.value):
+                targets = node.targets
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                targets = [node.target] if is_tainted(node.value) else []
+            else:
+                continue
+            for name in (n for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)):
+                if isinstance(name.ctx, ast.Store) and name.id not in tainted:
+                    tainted.add(name.id)
+                    grown = True
+    for node in ast.walk(definition):
+        if isinstance(node, ast.With) and any(
+            _is_when(i.context_expr, parameters) for i in node.items
+        ):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Return):
+                    yield Silent(
+                        inner.lineno,
+                        "a return inside 'with tx.when(...)' would end it for every event",
+                        "emit the event inside the block with tx.emit, or return after the block "
+                        "with tm.where(cond, a, b)",
+                    )
+        if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.Is | ast.IsNot):
+            continue
+        if any(_is_value(n) and is_tainted(n) for n in [node.left, *node.comparators]):
+            negated = isinstance(node.ops[0], ast.IsNot)
+            yield Silent(
+                node.lineno,
+                f"'{'is not' if negated else 'is'}' compares Python objects, and a traced "
+                "function has none yet: the result would be the same for every event",
+                "write ~tm.is_null(x)" if negated else "write tm.is_null(x)",
+            )
+
+
+def _is_when(node: ast.expr, parameters: list[str]) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "when"
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == parameters[0]
+    )
+
+
+def _is_value(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute | ast.Subscript)

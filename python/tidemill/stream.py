@@ -1,0 +1,383 @@
+"""Streams: events on their way to handlers and from them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from tidemill.errors import ProgramError
+from tidemill.expr import Block, Traced
+from tidemill.files import Files
+from tidemill.source import here
+from tidemill.trace import NotTraced, Recorder, SymbolicEvent, record_twice
+from tidemill.types import BOOL, STR, TIMESTAMP, Column, Json, Schema, duration_us
+
+if TYPE_CHECKING:
+    from tidemill.app import App
+
+Duration = str | int | dt.timedelta
+
+
+class Side:
+    """A side of an input stream that can be written and kept: its late or its bad events."""
+
+    def __init__(self, app: App, name: str) -> None:
+        self.app = app
+        self.name = name
+
+    def write(self, to: Files) -> None:
+        """Writes the events to a file."""
+        at = here()
+        if not isinstance(to, Files):
+            raise ProgramError(f"write takes tm.files(...), not {to!r}", "", at)
+        self.app.sinks.append({"stream": self.name, "files": to.sink_json(), "at": at})
+
+    def keep(self) -> None:
+        """Keeps the events in memory, for ``mill.output``."""
+        if self.name not in self.app.kept:
+            self.app.kept.append(self.name)
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name}>"
+
+
+class Stream(Side):
+    """A stream of events. Made by :meth:`tidemill.App.stream`, ``filter``, ``map`` and handlers."""
+
+    def __init__(
+        self,
+        app: App,
+        name: str,
+        schema: Schema,
+        origin: Json,
+        at: str,
+        time: str | None = None,
+        late: str = "side",
+    ) -> None:
+        super().__init__(app, name)
+        self.schema = schema
+        self.origin = origin
+        self.at = at
+        self.time = time
+        self.late_policy = late
+        self.pushed = False
+        self.has_source = False
+        self.id = app.add_stream(self)
+
+    # Where events come from.
+
+    def read(
+        self, source: Files, *, disorder: Duration = "0s", idle: Duration | None = None
+    ) -> Stream:
+        """Reads events from files; several times for several sources.
+
+        ``disorder`` says how far behind the newest event time an event may come (in the unit of
+        the time column when that is an int); ``idle`` after how long without input the source no
+        longer holds the others back.
+        """
+        at = here()
+        if not isinstance(source, Files):
+            raise ProgramError(
+                f"read takes tm.files(...), not {source!r}", 'write tm.files("name.csv")', at
+            )
+        self._source(source.source_json(), disorder, idle, at)
+        return self
+
+    def push(self, *, disorder: Duration = "0s", idle: Duration | None = None) -> Stream:
+        """Takes events from ``mill.send``; a stream that reads no files does so by itself."""
+        at = here()
+        if self.pushed:
+            raise ProgramError(f"stream {self.name} is pushed already", "", at)
+        self.pushed = True
+        self._source(None, disorder, idle, at)
+        return self
+
+    def _source(self, files: Json, disorder: Duration, idle: Duration | None, at: str) -> None:
+        if self.origin != "input":
+            raise ProgramError(f"stream {self.name} is made by the app and has no sources", "", at)
+        self.has_source = True
+        try:
+            disorder_us = self._disorder(disorder)
+            idle_us = None if idle is None else duration_us(idle, True, "idle")
+        except ProgramError as error:
+            raise ProgramError(f"stream {self.name}: {error.what}", error.help, at) from None
+        self.app.sources.append(
+            {
+                "stream": self.name,
+                "disorder_us": disorder_us,
+                "idle_us": idle_us,
+                "files": files,
+                "at": at,
+            }
+        )
+
+    def _disorder(self, disorder: Duration) -> int:
+        if disorder == "0s":
+            return 0
+        if self.time is None:
+            raise ProgramError("disorder needs event time", 'declare the stream with time="..."')
+        column = self.schema.columns[self.schema.index[self.time]]
+        return duration_us(disorder, column.ty == TIMESTAMP, "disorder")
+
+    # Steps before transactions.
+
+    def filter(self, keep: object, /, *, name: str | None = None) -> Stream:
+        """The events for which a condition over ``tm.col`` holds."""
+        at = here()
+        block, node = self._expression(keep, at)
+        if node.ty != BOOL:
+            raise ProgramError(f"filter takes a bool, not {node.ty or 'null'}", "compare it", at)
+        stage = {"filter": {"exprs": block.json(), "keep": node.id}}
+        return self._derived(name, "filter", self.schema, stage, at)
+
+    def map(self, /, **columns: object) -> Stream:
+        """Events of new columns, computed over ``tm.col``. ``name=`` names the stream."""
+        at = here()
+        name: str | None = None
+        if isinstance(columns.get("name"), str):
+            name = str(columns.pop("name"))
+        if not columns:
+            raise ProgramError("map needs at least one column", "write map(x=tm.col('x') + 1)", at)
+        block = self._block(at)
+        made: list[Column] = []
+        nodes: list[int] = []
+        for column, expression in columns.items():
+            node = self._lift(block, expression, at)
+            if node.ty is None:
+                raise ProgramError(f"column '{column}' has no type", "cast it", at)
+            made.append(Column(column, node.ty, node.nullable))
+            nodes.append(node.id)
+        stage = {"map": {"exprs": block.json(), "columns": nodes}}
+        return self._derived(name, "map", Schema(made), stage, at)
+
+    def _block(self, at: str) -> Block:
+        if self.origin != "input" and not _is_derived(self.origin):
+            raise ProgramError(
+                f"stream {self.name} is an output: map and filter come before transactions",
+                "filter in the handler that reads it, with tx.when or tx.require",
+                at,
+            )
+        return Block(f"stream {self.name}", self.schema)
+
+    def _expression(self, expression: object, at: str) -> tuple[Block, Traced]:
+        block = self._block(at)
+        return block, self._lift(block, expression, at)
+
+    def _lift(self, block: Block, expression: object, at: str) -> Traced:
+        from tidemill.expr import Symbolic
+
+        if callable(expression) and not isinstance(expression, Symbolic):
+            expression = expression(SymbolicEvent(block))
+        return block.lift(expression, at)
+
+    def _derived(self, name: str | None, kind: str, schema: Schema, stage: Json, at: str) -> Stream:
+        names = {stream.name for stream in self.app.streams}
+        if name is None:
+            name = f"{self.name}.{kind}"
+            count = 1
+            while name in names:
+                count += 1
+                name = f"{self.name}.{kind}{count}"
+        return Stream(self.app, name, schema, {"derived": {"from": self.id, "stage": stage}}, at)
+
+    # Sides.
+
+    @property
+    def dead(self) -> Side:
+        """The rows that could not be decoded or computed, with the reason."""
+        return self._side("dead")
+
+    @property
+    def late(self) -> Side:
+        """The events that came after their time, where ``late="side"``."""
+        return self._side("late")
+
+    def _side(self, which: str) -> Side:
+        if self.origin != "input" and not _is_derived(self.origin):
+            raise ProgramError(
+                f"stream {self.name} has no {which} events: it has no sources", "", here()
+            )
+        return Side(self.app, f"{self.name}.{which}")
+
+    # For handlers.
+
+    def check_emittable(self, at: str) -> None:
+        """Refuses a stream that no handler can emit into."""
+        if self.origin not in ("input", "emitted") or self.has_source:
+            raise ProgramError(
+                f"stream {self.name} has sources of its own or is derived; a handler can't emit "
+                "into it",
+                "declare another stream and emit into that",
+                at,
+            )
+
+    def emitted(self) -> None:
+        """From now on the stream is one that handlers emit into."""
+        self.origin = "emitted"
+
+    def json(self) -> Json:
+        """As the engine reads it."""
+        time: Json = "arrival"
+        if self.time is not None and self.origin == "input":
+            time = {"event": {"column": self.schema.index[self.time]}}
+        return {
+            "name": self.name,
+            "schema": self.schema.json(),
+            "time": time,
+            "late": self.late_policy,
+            "at": self.at,
+            "origin": self.origin,
+        }
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name}: {self.schema}>"
+
+
+def _is_derived(origin: Json) -> bool:
+    return isinstance(origin, dict) and "derived" in origin
+
+
+class Handler(Stream):
+    """A handler, and the stream of what it returns. Made by :meth:`tidemill.App.transaction`."""
+
+    def __init__(
+        self,
+        app: App,
+        function: Callable[..., Any],
+        input: Stream,
+        name: str,
+        at: str,
+        opaque: bool,
+        out: Schema | None,
+        emits: Iterable[Stream],
+    ) -> None:
+        from tidemill.opaque import check_function
+        from tidemill.source import referenced, returns_nothing
+
+        check_function(function, name, at)
+        self.function = function
+        self.input = input
+        self.index = len(app.handlers)
+        self.recorder: Recorder | None = None
+        self.why = "traced"
+        self.emits: set[Stream] = set(emits)
+        for stream in self.emits:
+            stream.check_emittable(at)
+        output_known = out is not None or returns_nothing(function.__code__)
+        if opaque:
+            self.why = "opaque=True"
+            if not output_known:
+                raise ProgramError(
+                    f"handler {name} returns events, and an opaque function does not tell their "
+                    "columns",
+                    "say @app.transaction(..., opaque=True, out=dict(column=type, ...))",
+                    at,
+                )
+        else:
+            try:
+                self.recorder = record_twice(function, name, input.name, input.schema, at)
+            except NotTraced as error:
+                self.why = f"{error.at}: {error.why}"
+                if not output_known:
+                    raise ProgramError(
+                        f"handler {name} could not be traced: {error.why}",
+                        "write it so that it can, or say which columns it returns and it runs as "
+                        "an opaque function: @app.transaction(..., out=dict(column=type, ...))",
+                        error.at,
+                    ) from error.__cause__
+        if self.recorder is None:
+            self.emits |= {
+                found
+                for found in referenced(function)
+                if type(found) is Stream
+                and found.app is app
+                and found is not input
+                and found.origin in ("input", "emitted")
+                and not found.has_source
+                and found.time is None
+            }
+            schema = out
+        else:
+            self.emits |= self.recorder.emits
+            schema = self._result_schema(self.recorder, out, name, at)
+        for stream in self.emits:
+            stream.emitted()
+        self.has_output = schema is not None
+        app.handlers.append(self)
+        if schema is not None:
+            super().__init__(app, name, schema, {"output": self.index}, at)
+            if self.recorder is not None and self.recorder.result is not None:
+                self.recorder.emit_result(self.id, schema)
+        else:
+            Side.__init__(self, app, name)
+            self.schema = Schema(())
+            self.origin = {"output": self.index}
+            self.at = at
+            self.id = -1
+        # A handler on an aborted stream: the first reason keeps its name.
+        reason = "reason"
+        while reason in input.schema.index:
+            reason = f"abort_{reason}"
+        columns = [*input.schema.columns, Column(reason, STR)]
+        #: The events whose transaction aborted, with the reason as their last column.
+        self.aborted = Stream(app, f"{name}.aborted", Schema(columns), {"aborted": self.index}, at)
+
+    @staticmethod
+    def _result_schema(recorder: Recorder, out: Schema | None, name: str, at: str) -> Schema | None:
+        result = recorder.result
+        if result is None or out is not None:
+            return out
+        columns = []
+        for column, node in result:
+            if node.ty is None:
+                raise ProgramError(
+                    f"handler {name} returns a null without a type as '{column}'",
+                    f"say out=dict({column}=tm.optional(type), ...)",
+                    at,
+                )
+            columns.append(Column(column, node.ty, node.nullable))
+        return Schema(columns)
+
+    @property
+    def path(self) -> str:
+        """How the handler runs: "traced" or "opaque"."""
+        return "opaque" if self.recorder is None else "traced"
+
+    def write(self, to: Files) -> None:
+        """Writes what the handler returns to a file."""
+        self._returns("written")
+        super().write(to)
+
+    def keep(self) -> None:
+        """Keeps what the handler returns in memory, for ``mill.output``."""
+        self._returns("kept")
+        super().keep()
+
+    def _returns(self, use: str) -> None:
+        if not self.has_output:
+            raise ProgramError(
+                f"handler {self.name} returns nothing that could be {use}",
+                "return dict(column=value, ...) from it",
+                here(),
+            )
+
+    def __call__(self, tx: Any, e: Any) -> Any:
+        """Runs the function inside the transaction of another handler."""
+        return self.function(tx, e)
+
+    def handler_json(self, opaque: int) -> Json:
+        """As the engine reads it."""
+        body = {"opaque": opaque} if self.recorder is None else {"declared": self.recorder.json()}
+        return {
+            "name": self.name,
+            "input": self.input.id,
+            "body": body,
+            "output": self.id if self.has_output else None,
+            "aborted": self.aborted.id,
+            "why": self.why,
+            "at": self.at,
+        }
+
+    def __repr__(self) -> str:
+        return f"<handler {self.name} ({self.path})>"

@@ -1,0 +1,127 @@
+"""Tables: shared state, read and written inside handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tidemill.context import current
+from tidemill.errors import ProgramError
+from tidemill.source import here
+from tidemill.types import Json, Schema
+
+if TYPE_CHECKING:
+    from tidemill.app import App
+
+
+class Table:
+    """A table of an app. Inside a handler ``table[key]`` is a row; a missing row has its defaults.
+
+    Made by :meth:`tidemill.App.table`.
+    """
+
+    def __init__(
+        self, app: App, id: int, name: str, key: tuple[str, ...], schema: Schema, at: str
+    ) -> None:
+        self.app = app
+        self.id = id
+        self.name = name
+        self.key = key
+        self.schema = schema
+        self.at = at
+        owner = f"table {name}"
+        self.key_columns = tuple(schema.find(owner, column, at) for column in key)
+
+    def __getitem__(self, key: object) -> Any:
+        """The row with this key; for several key columns ``table[a, b]``."""
+        return current(f"table {self.name} is read").row(self, self.key_values(key))
+
+    def __delitem__(self, key: object) -> None:
+        """Removes the row with this key, if it is there."""
+        current(f"a row of table {self.name} is deleted").row(self, self.key_values(key)).delete()
+
+    def __setitem__(self, key: object, value: object) -> None:
+        raise ProgramError(
+            f"a row of table {self.name} can't be assigned whole",
+            f"write {self.name}.upsert(...), or set columns: {self.name}[key].column = value",
+            here(),
+        )
+
+    def __contains__(self, key: object) -> bool:
+        transaction = current(f"table {self.name} is read")
+        return transaction.contains(self, self.key_values(key))
+
+    def __iter__(self) -> NoReturn:
+        raise ProgramError(
+            f"table {self.name} can't be iterated over in a transaction",
+            "a transaction reads rows by their keys; from outside use mill.table(...).rows()",
+            here(),
+        )
+
+    def insert(self, row: Mapping[str, object] | None = None, /, **columns: object) -> Any:
+        """Makes a row; the transaction aborts when it is there already."""
+        values = {**(row or {}), **columns}
+        return current(f"a row of table {self.name} is inserted").insert(self, values, False)
+
+    def upsert(self, row: Mapping[str, object] | None = None, /, **columns: object) -> Any:
+        """Makes a row or replaces it whole; columns that are not given get their defaults."""
+        values = {**(row or {}), **columns}
+        return current(f"a row of table {self.name} is upserted").insert(self, values, True)
+
+    def key_values(self, key: object) -> tuple[object, ...]:
+        """The values of the key columns that a subscript gives."""
+        values = key if isinstance(key, tuple) else (key,)
+        if len(values) != len(self.key):
+            raise ProgramError(
+                f"table {self.name} has the key ({', '.join(self.key)}), but {len(values)} "
+                f"value{'s were' if len(values) != 1 else ' was'} given",
+                f"write {self.name}[{', '.join(self.key)}]",
+                here(),
+            )
+        return values
+
+    def row_values(self, values: Mapping[str, object], at: str) -> dict[int, object]:
+        """Values of a new row by column, checked: no unknown column, none missing."""
+        owner = f"table {self.name}"
+        found = {self.schema.find(owner, name, at): value for name, value in values.items()}
+        for index, column in enumerate(self.schema.columns):
+            in_key = index in self.key_columns
+            if index not in found and (in_key or self.needs_value(index)):
+                raise ProgramError(
+                    f"a new row of {owner} needs a value for column '{column.name}'",
+                    "it is part of the key"
+                    if in_key
+                    else "give one, or give the column a default, or make it tm.optional",
+                    at,
+                )
+        return found
+
+    def settable(self, name: str, at: str) -> int:
+        """The index of a column outside the key."""
+        index = self.schema.find(f"table {self.name}", name, at)
+        if index in self.key_columns:
+            raise ProgramError(
+                f"table {self.name}: '{name}' is part of the key and can't be set",
+                "delete the row and insert another",
+                at,
+            )
+        return index
+
+    def needs_value(self, index: int) -> bool:
+        """Whether a new row must be given a value for a column outside the key."""
+        from tidemill.types import MISSING
+
+        column = self.schema.columns[index]
+        return index not in self.key_columns and not column.nullable and column.default is MISSING
+
+    def json(self) -> Json:
+        """As the engine reads it."""
+        return {
+            "name": self.name,
+            "key": list(self.key_columns),
+            "schema": self.schema.json(),
+            "at": self.at,
+        }
+
+    def __repr__(self) -> str:
+        return f"<table {self.name}: {self.schema}>"

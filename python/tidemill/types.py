@@ -1,0 +1,442 @@
+"""Types of columns.
+
+>>> str(list_of(decimal(2)))
+'list(decimal(2))'
+>>> Column.of("balance", decimal(2, default=0)).json()["default"]
+{'decimal': [0, 2]}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal as dec
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from tidemill.errors import ProgramError
+
+SCALE_MAX: Final = 18
+INT_MIN: Final = -(2**63)
+INT_MAX: Final = 2**63 - 1
+EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+MICROSECOND: Final = dt.timedelta(microseconds=1)
+
+Json: TypeAlias = Any
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = _Missing()
+
+
+@dataclasses.dataclass(frozen=True)
+class DataType:
+    """The type of a column or an expression."""
+
+    kind: str
+    scale: int = 0
+    item: DataType | None = None
+
+    def json(self) -> Json:
+        """As the engine reads it."""
+        if self.kind == "decimal":
+            return {"decimal": self.scale}
+        if self.item is not None:
+            return {"list": self.item.json()}
+        return self.kind
+
+    @staticmethod
+    def from_json(value: Json) -> DataType:
+        """The inverse of :meth:`json`."""
+        if isinstance(value, str):
+            return DataType(value)
+        if "decimal" in value:
+            return DataType("decimal", value["decimal"])
+        return DataType("list", item=DataType.from_json(value["list"]))
+
+    def __str__(self) -> str:
+        if self.kind == "decimal":
+            return f"decimal({self.scale})"
+        if self.item is not None:
+            return f"list({self.item})"
+        return self.kind
+
+    def stores_in(self, column: DataType) -> bool:
+        """Whether a value of this type may be stored in a column of type ``column``."""
+        return (
+            self == column
+            or (self.kind == "int" and column.kind in ("float", "decimal"))
+            or (self.kind == "decimal" and column.kind == "decimal")
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnType:
+    """A type with what a column adds to it: whether it may be null, and its default."""
+
+    ty: DataType
+    nullable: bool = False
+    default: object = MISSING
+
+
+INT: Final = DataType("int")
+FLOAT: Final = DataType("float")
+BOOL: Final = DataType("bool")
+STR: Final = DataType("str")
+BYTES: Final = DataType("bytes")
+TIMESTAMP: Final = DataType("timestamp")
+ANY: Final = DataType("any")
+
+#: Microseconds since 1970 (UTC); a ``datetime`` in Python.
+timestamp: Final = TIMESTAMP
+#: Any msgpack value: None, bool, int, float, str, bytes, list, dict.
+any_value: Final = ANY
+
+#: What may stand for a type in a declaration.
+TypeLike: TypeAlias = "type | DataType | ColumnType | types.UnionType | types.GenericAlias"
+
+_PLAIN: Final[Mapping[object, DataType]] = {
+    int: INT,
+    float: FLOAT,
+    bool: BOOL,
+    str: STR,
+    bytes: BYTES,
+    dt.datetime: TIMESTAMP,
+    Any: ANY,
+}
+
+
+def column_type(given: object) -> ColumnType:
+    """What a declaration says of a column.
+
+    >>> column_type(int).ty == INT, column_type(int | None).nullable
+    (True, True)
+    """
+    if isinstance(given, ColumnType):
+        return given
+    if isinstance(given, DataType):
+        return ColumnType(given)
+    try:
+        plain = _PLAIN.get(given)
+    except TypeError:
+        plain = None
+    if plain is not None:
+        return ColumnType(plain)
+    origin, arguments = typing.get_origin(given), typing.get_args(given)
+    if origin in (typing.Union, types.UnionType) and type(None) in arguments:
+        others = [a for a in arguments if a is not type(None)]
+        if len(others) == 1:
+            return optional(others[0])
+    if origin is list and len(arguments) == 1:
+        return ColumnType(list_of(arguments[0]))
+    if given is dec.Decimal:
+        raise ProgramError("a decimal needs its digits after the point", "write tm.decimal(2)")
+    if given is list:
+        raise ProgramError("a list needs the type of its items", "write tm.list(int)")
+    if callable(given) and getattr(given, "__module__", "").startswith("tidemill"):
+        raise ProgramError(
+            f"tm.{getattr(given, '__name__', given)} is a function, not a type",
+            "call it, for example tm.decimal(2) or tm.list(int)",
+        )
+    raise ProgramError(
+        f"{given!r} is not a type of column",
+        "use int, float, bool, str, bytes, tm.timestamp, tm.decimal(2), tm.list(int), tm.any, or "
+        "tm.optional of one of them",
+    )
+
+
+def data_type(given: object) -> DataType:
+    """A type without null and default, for casts and items of lists."""
+    column = column_type(given)
+    if column.nullable or column.default is not MISSING:
+        raise ProgramError("null and defaults belong to columns, not to types inside others")
+    return column.ty
+
+
+@typing.overload
+def decimal(scale: int) -> DataType: ...
+@typing.overload
+def decimal(scale: int, *, default: object) -> ColumnType: ...
+def decimal(scale: int, *, default: object = MISSING) -> DataType | ColumnType:
+    """A decimal number with ``scale`` digits after the point: exact, 64 bits in all."""
+    if isinstance(scale, bool) or not isinstance(scale, int) or not 0 <= scale <= SCALE_MAX:
+        raise ProgramError(f"a decimal's scale is 0 to {SCALE_MAX}, not {scale!r}")
+    ty = DataType("decimal", scale)
+    return ty if default is MISSING else ColumnType(ty, default=default)
+
+
+def list_of(item: object) -> DataType:
+    """A list of values of one type."""
+    return DataType("list", item=data_type(item))
+
+
+def optional(given: object) -> ColumnType:
+    """A column that may be null."""
+    return dataclasses.replace(column_type(given), nullable=True)
+
+
+def column(given: object, *, default: object = MISSING, optional: bool = False) -> ColumnType:
+    """A column with a default: what a missing row has, and what a new row gets without a value.
+
+    >>> column(int, default=0).default
+    0
+    """
+    base = column_type(given)
+    chosen = base.default if default is MISSING else default
+    return dataclasses.replace(base, default=chosen, nullable=base.nullable or optional)
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A named column of a schema."""
+
+    name: str
+    ty: DataType
+    nullable: bool = False
+    default: object = MISSING
+
+    @staticmethod
+    def of(name: str, given: object) -> Column:
+        """From a declaration."""
+        declared = column_type(given)
+        made = Column(name, declared.ty, declared.nullable, declared.default)
+        made.json()
+        return made
+
+    def json(self) -> Json:
+        """As the engine reads it."""
+        default = None
+        if self.default is not MISSING:
+            default = default_json(self.name, self.default, self.ty)
+        return {
+            "name": self.name,
+            "type": self.ty.json(),
+            "nullable": self.nullable,
+            "default": default,
+        }
+
+
+def default_json(name: str, value: object, ty: DataType) -> Json:
+    """A default as the engine reads it, brought to the column's type."""
+    if ty.kind == "any" and value is not None:
+        raise ProgramError(f"column '{name}': a column of type any has no default but None")
+    if (
+        ty.kind == "decimal"
+        and isinstance(value, int | dec.Decimal)
+        and not isinstance(value, bool)
+    ):
+        scaled = dec.Decimal(value).scaleb(ty.scale, dec.Context(prec=60))
+        if scaled != scaled.to_integral_value():
+            raise ProgramError(f"column '{name}': the default {value} does not fit {ty}")
+        return {"decimal": [checked_int(int(scaled)), ty.scale]}
+    if ty.kind == "float" and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    found, json = constant(value)
+    if found is not None and found != ty and not (value == [] and ty.kind == "list"):
+        raise ProgramError(f"column '{name}' is {ty}, but its default {value!r} is {found}")
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        raise ProgramError(f"column '{name}': a default can't be {value}")
+    return json
+
+
+def checked_int(value: int) -> int:
+    """The integer, refused when it does not fit 64 bits."""
+    if not INT_MIN <= value <= INT_MAX:
+        raise ProgramError(f"{value} is outside the 64 bits of an int")
+    return value
+
+
+def microseconds(value: dt.datetime | dt.timedelta) -> int:
+    """A datetime since 1970 (naive ones are UTC) or a duration, in microseconds."""
+    if isinstance(value, dt.timedelta):
+        return checked_int(value // MICROSECOND)
+    aware = value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value
+    return (aware - EPOCH) // MICROSECOND
+
+
+def constant(value: object) -> tuple[DataType | None, Json]:
+    """Type and JSON of a constant; ``TypeError`` when it is none that a program can hold.
+
+    The type is None for None and for an empty list, which fit every (list) type.
+
+    >>> constant(dec.Decimal("1.50"))
+    (DataType(kind='decimal', scale=2, item=None), {'decimal': [150, 2]})
+    """
+    if value is None:
+        return None, "null"
+    if isinstance(value, bool):
+        return BOOL, {"bool": value}
+    if isinstance(value, int):
+        return INT, {"int": checked_int(int(value))}
+    if isinstance(value, float):
+        return FLOAT, {"float": float(value)}
+    if isinstance(value, str):
+        return STR, {"str": str(value)}
+    if isinstance(value, bytes | bytearray):
+        return BYTES, {"bytes": [*value]}
+    if isinstance(value, dt.datetime):
+        return TIMESTAMP, {"timestamp": microseconds(value)}
+    if isinstance(value, dt.timedelta):
+        return INT, {"int": microseconds(value)}
+    if isinstance(value, dec.Decimal):
+        return _decimal_constant(value)
+    if isinstance(value, list | tuple):
+        found = [constant(item) for item in value]
+        kinds = {ty for ty, _ in found if ty is not None}
+        if len(kinds) > 1:
+            raise ProgramError("the items of a list must be of one type")
+        inner = kinds.pop() if kinds else None
+        ty = None if inner is None else DataType("list", item=inner)
+        return ty, {"list": [json for _, json in found]}
+    item = getattr(value, "item", None)
+    if callable(item) and type(value).__module__.startswith("numpy"):
+        return constant(item())
+    raise TypeError(f"a value of type {type(value).__name__} can't be part of a program")
+
+
+def _decimal_constant(value: dec.Decimal) -> tuple[DataType, Json]:
+    if not value.is_finite():
+        raise ProgramError(f"a decimal can't be {value}")
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    scale = max(0, -exponent)
+    units = int("".join(map(str, digits))) * 10 ** max(0, exponent)
+    while scale > SCALE_MAX and units % 10 == 0:
+        units, scale = units // 10, scale - 1
+    if scale > SCALE_MAX:
+        raise ProgramError(f"{value} has more than {SCALE_MAX} digits after the point")
+    return DataType("decimal", scale), {"decimal": [checked_int(-units if sign else units), scale]}
+
+
+def duration_us(given: object, unit_is_time: bool, what: str) -> int:
+    """A duration in microseconds: text such as "2s" or a timedelta.
+
+    For a stream whose time is a plain int there are no seconds: then an int in its unit.
+
+    >>> duration_us("1.5s", True, "disorder"), duration_us(7, False, "disorder")
+    (1500000, 7)
+    """
+    units = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "min": 60_000_000}
+    units |= {"h": 3_600_000_000, "d": 86_400_000_000}
+    if not unit_is_time:
+        if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+            return given
+        raise ProgramError(
+            f"{what}={given!r}: the stream's time is an int, so {what} is an int in the same unit"
+        )
+    if isinstance(given, dt.timedelta):
+        result = microseconds(given)
+    elif isinstance(given, str):
+        text = given.strip()
+        number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+        unit = text[len(number) :].strip()
+        try:
+            result = int(dec.Decimal(number) * units[unit])
+        except (KeyError, dec.InvalidOperation):
+            raise ProgramError(
+                f"{what}={given!r} is not a duration", 'write it like "5ms", "2s", "1h"'
+            ) from None
+    else:
+        raise ProgramError(
+            f"{what}={given!r} has no unit", 'write it like "5ms", "2s", "1h", or as a timedelta'
+        )
+    if result < 0:
+        raise ProgramError(f"{what}={given!r} is negative")
+    return result
+
+
+class Schema:
+    """The columns of a table or a stream, in order."""
+
+    def __init__(self, columns: typing.Iterable[Column]) -> None:
+        self.columns = tuple(columns)
+        self.index = {column.name: i for i, column in enumerate(self.columns)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.index)
+
+    def find(self, owner: str, name: str, at: str | None = None) -> int:
+        """The index of a column; an error that names the nearest one when there is none."""
+        found = self.index.get(name)
+        if found is None:
+            raise unknown(f"{owner} has no column '{name}'", name, self.names, "columns", at)
+        return found
+
+    def json(self) -> Json:
+        """As the engine reads it."""
+        return [column.json() for column in self.columns]
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{c.name}: {c.ty}{'?' if c.nullable else ''}" for c in self.columns)
+
+
+def unknown(
+    what: str, given: str, known: typing.Iterable[str], plural: str, at: str | None
+) -> ProgramError:
+    """An error that says what exists instead of an unknown name."""
+    from tidemill._native import nearest
+
+    names = list(known)
+    near = nearest(given, names)
+    if near is not None:
+        return ProgramError(what, f"did you mean '{near}'?", at)
+    return ProgramError(what, f"its {plural} are {', '.join(names)}" if names else "", at)
+
+
+def declared_columns(owner: str, schema: object, columns: Mapping[str, object]) -> Schema:
+    """The columns that a declaration gives: those of ``schema`` first, then the keywords."""
+    made: list[Column] = []
+    for name, given in [*_schema_items(owner, schema), *columns.items()]:
+        if not isinstance(name, str) or not name:
+            raise ProgramError(f"{owner}: a column's name is a text, not {name!r}")
+        if any(column.name == name for column in made):
+            raise ProgramError(f"{owner} has two columns named '{name}'")
+        try:
+            made.append(Column.of(name, given))
+        except ProgramError as error:
+            what = (
+                error.what if error.what.startswith("column ") else f"column '{name}': {error.what}"
+            )
+            raise ProgramError(f"{owner}, {what}", error.help) from None
+    if not made:
+        raise ProgramError(f"{owner} has no columns", "give at least one, for example id=int")
+    return Schema(made)
+
+
+def _schema_items(owner: str, schema: object) -> list[tuple[str, object]]:
+    if schema is None:
+        return []
+    if isinstance(schema, Schema):
+        return [(c.name, ColumnType(c.ty, c.nullable, c.default)) for c in schema.columns]
+    if isinstance(schema, Mapping):
+        return list(schema.items())
+    if isinstance(schema, type):
+        try:
+            hints = typing.get_type_hints(schema)
+        except Exception as error:
+            raise ProgramError(f"{owner}: the types of {schema.__name__}: {error}") from None
+        defaults = (
+            {f.name: f.default for f in dataclasses.fields(schema)}
+            if dataclasses.is_dataclass(schema)
+            else {}
+        )
+        items: list[tuple[str, object]] = []
+        for name, hint in hints.items():
+            default = defaults.get(name, dataclasses.MISSING)
+            has = default is not dataclasses.MISSING
+            items.append((name, column(hint, default=default) if has else hint))
+        return items
+    raise ProgramError(
+        f"{owner}: schema= is a dict of names and types, a dataclass or a TypedDict, not {schema!r}"
+    )
