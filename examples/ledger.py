@@ -133,7 +133,7 @@ def compare_with_the_bank(mill: tm.Mill) -> dict[str, Any]:
             for row in mill.output(transfer.aborted)
         ],
         "undecodable": [
-            f"{row['origin']} line {row['line']}: {row['reason']}"
+            f"{Path(row['origin']).name} line {row['line']}: {row['reason']}"
             for stream in (payments, orders)
             for row in mill.output(stream.dead)
         ],

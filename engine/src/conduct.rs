@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidemill_core::{Batch, BatchBuilder, Error, Result, SourceId, StreamId, Value};
+use tidemill_core::{
+    Batch, BatchBuilder, Cut, Error, Position, Result, SourceId, SourceSpec, StreamId, Value,
+};
 use tidemill_env::Env;
 use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Turn};
 use tidemill_txn::execute::{Outcome, Serial};
@@ -217,6 +219,7 @@ impl Driver {
         self.hand_on(&epoch, outcome, &mut state.kept)?;
         self.outlets.commit()?;
         state.counts.parked = self.sequencer.parked_rows() as u64;
+        state.counts.lag_us = self.lag_us(&cut);
         state.counts.outputs = self.outlets.rows();
         state.counts.output_hash = self.outlets.hash();
         if self.settings.keep_cuts {
@@ -237,6 +240,16 @@ impl Driver {
             .help("raise memory_bytes_max, delete rows that are no longer needed, or keep less"));
         }
         Ok(())
+    }
+
+    /// How far the slowest watermark is behind the newest event time of its stream's sources.
+    fn lag_us(&self, cut: &Cut) -> i64 {
+        let behind = |(source, state): (&SourceSpec, &SourceState)| {
+            let mark = cut.watermarks[source.stream.index()];
+            let known = mark != Position::MIN && mark != Position::MAX;
+            state.time_max.filter(|_| known).map(|t| t.saturating_sub(mark.time_us))
+        };
+        self.program.sources.iter().zip(&self.sources).filter_map(behind).max().unwrap_or(0)
     }
 
     fn hand_on(

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tidemill_connect::PushHandle;
-use tidemill_core::{Batch, Cut, Error, Result, SourceId};
+use tidemill_core::{Batch, Cut, Error, Result, Row, Schema, SourceId, Value};
 use tidemill_env::{Env, Handle};
 use tidemill_flow::{Gate, Spec};
 use tidemill_table::Table;
@@ -52,6 +52,7 @@ pub(crate) struct Counts {
     pub(crate) dead: u64,
     pub(crate) late: u64,
     pub(crate) parked: u64,
+    pub(crate) lag_us: i64,
     pub(crate) handlers: Vec<HandlerCounts>,
     /// By handler: the first event that showed it, and how often it showed.
     pub(crate) unstable: BTreeMap<usize, (String, u64)>,
@@ -349,6 +350,7 @@ impl Mill {
             dead: counts.dead,
             late: counts.late,
             parked: counts.parked,
+            lag_us: counts.lag_us,
             seconds,
             events_per_s: counts.events as f64 / seconds.max(1e-9),
             ended,
@@ -360,9 +362,48 @@ impl Mill {
     /// # Errors
     /// When there is no such table.
     pub fn table(&self, name: &str) -> Result<Batch> {
-        let found = self.program.tables.iter().position(|t| &*t.name == name);
-        let index = found.ok_or_else(|| Error::program(format!("there is no table {name}")))?;
+        let index = self.table_index(name)?;
         Ok(self.shared.state.lock().tables[index].to_batch())
+    }
+
+    /// One row of a table, as the last cut left it, by a value for each key column.
+    ///
+    /// # Errors
+    /// When there is no such table, or the values are not a key of it.
+    pub fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {
+        let index = self.table_index(table)?;
+        let state = self.shared.state.lock();
+        let spec = state.tables[index].spec().clone();
+        let columns = spec.key.iter().map(|c| &spec.schema.columns[*c]);
+        if key.len() != spec.key.len() {
+            return Err(Error::input(format!(
+                "a key of table {table} has {} columns, not {}",
+                spec.key.len(),
+                key.len()
+            )));
+        }
+        let key: Vec<Value> = key
+            .iter()
+            .zip(columns)
+            .map(|(value, column)| {
+                tidemill_core::rules::store(value, column)
+                    .map_err(|fault| Error::input(format!("table {table}: {fault}")))
+            })
+            .collect::<Result<_>>()?;
+        Ok(state.tables[index].get(&key))
+    }
+
+    /// The columns of a table.
+    ///
+    /// # Errors
+    /// When there is no such table.
+    pub fn schema(&self, table: &str) -> Result<Arc<Schema>> {
+        Ok(self.program.tables[self.table_index(table)?].schema.clone())
+    }
+
+    fn table_index(&self, name: &str) -> Result<usize> {
+        let found = self.program.tables.iter().position(|t| &*t.name == name);
+        found.ok_or_else(|| Error::program(format!("there is no table {name}")))
     }
 
     /// The kept events of a stream, from batch number `from` on.

@@ -21,6 +21,9 @@ pub struct Status {
     pub late: u64,
     /// Events that wait for their watermark.
     pub parked: u64,
+    /// How far the slowest watermark is behind the newest event time that was read, in
+    /// microseconds (units of the time column when that is an int).
+    pub lag_us: i64,
     /// Seconds since the start.
     pub seconds: f64,
     /// Events a second since the start.

@@ -9,7 +9,7 @@ use pyo3::types::PyList;
 use pyo3_arrow::{PyRecordBatch, PyTable};
 use serde::Serialize;
 use tidemill_core::batch::arrow_schema;
-use tidemill_core::{Batch, Error, Schema};
+use tidemill_core::{Batch, Error, Schema, Value};
 use tidemill_engine::{AppSpec, Mill};
 use tidemill_env::Env;
 use tidemill_txn::Program;
@@ -17,6 +17,7 @@ use tidemill_txn::Program;
 use crate::batches;
 use crate::errors::{detached, to_python};
 use crate::opaque::functions;
+use crate::values::loose;
 
 /// A running app; the package's `Mill` wraps it.
 #[pyclass(frozen, name = "Mill", module = "tidemill._native")]
@@ -86,6 +87,21 @@ impl NativeMill {
     fn table_rows<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyList>> {
         let batch = detached(py, || self.mill.table(name))?;
         batches::to_dicts(py, &batch)
+    }
+
+    /// One row as a dict, or `None`. Key values that do not fit their columns are no row.
+    fn table_row<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        key: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let values = key.iter().map(loose).collect::<Result<Vec<Value>, _>>();
+        let values = values.map_err(|fault| PyValueError::new_err(fault.to_string()))?;
+        let Some(row) = detached(py, || self.mill.row(name, &values))? else { return Ok(None) };
+        let schema = detached(py, || self.mill.schema(name))?;
+        let batch = Batch::from_rows(schema, [&row[..]]);
+        batches::to_dicts(py, &batch)?.get_item(0).map(Some)
     }
 
     fn table_arrow<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {

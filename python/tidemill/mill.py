@@ -141,11 +141,10 @@ class TableView:
 
     def __getitem__(self, key: object) -> dict[str, Any]:
         """The row with this key; ``KeyError`` when there is none."""
-        wanted = self._table.key_values(key)
-        for row in self.rows():
-            if tuple(row[name] for name in self._table.key) == wanted:
-                return row
-        raise KeyError(key)
+        row = self._native.table_row(self._table.name, self._table.key_values(key))
+        if row is None:
+            raise KeyError(key)
+        return row
 
     def __contains__(self, key: object) -> bool:
         try:

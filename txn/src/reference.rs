@@ -4,8 +4,8 @@
 //! > state, the inputs and the recorded cuts.
 //!
 //! This file is the definition; every fast path is tested against it, bit for bit. It shares with
-//! them the rules of values (`tidemill_core::rules`) and the walk over expressions
-//! ([`crate::program::evaluate`]), and nothing else: tables are ordered maps, an abort restores a
+//! them the rules of values (`tidemill_core::rules`), and nothing else: expressions are walked from
+//! the root each time, tables are ordered maps, an abort restores a
 //! copy of all of them, the order is a sort by stamp, and watermarks are computed from the events
 //! seen so far. So it catches what goes wrong in slots, versions, compiled programs, merging,
 //! parking and batching; what it can't catch is a wrong rule, for which `tidemill_core::rules` has
@@ -18,10 +18,11 @@ use tidemill_core::{
     rules, Key, Late, Position, Row, SourceId, Stamp, StreamId, StreamTime, TableId, Value,
 };
 
+use crate::execute::{on_frames, OnFrames};
 use crate::order::Groups;
 use crate::program::{
-    evaluate, key_value, reasons, Abort, Body, Declared, Native, NativeTx, Op, Origin, Program,
-    RowId, Scope, Stage, Tx, VarId,
+    evaluate, key_value, reasons, Abort, Body, Declared, Native, Op, Origin, Program, RowId, Scope,
+    Stage, Tx, VarId,
 };
 
 /// One row of a source, decoded.
@@ -378,18 +379,21 @@ impl Work<'_> {
                 }
                 Op::Insert { values, .. } | Op::Upsert { values, .. } => {
                     let spec = spec.unwrap();
+                    let mut row = spec.missing_row(&key);
+                    assign(&mut row, values)?;
                     if held.is_some() && matches!(step.op, Op::Insert { .. }) {
                         return Err(reasons::exists(spec, &key));
                     }
-                    let mut row = spec.missing_row(&key);
-                    assign(&mut row, values)?;
                     self.tables[table.unwrap().index()].insert(Key::of(&key), row.into());
                 }
                 Op::Update { values, .. } => {
                     let spec = spec.unwrap();
-                    let Some(row) = held else { return Err(reasons::missing(spec, &key)) };
-                    let mut row = Vec::from(row);
+                    let there = held.is_some();
+                    let mut row = held.map_or_else(|| spec.missing_row(&key), Vec::from);
                     assign(&mut row, values)?;
+                    if !there {
+                        return Err(reasons::missing(spec, &key));
+                    }
                     self.tables[table.unwrap().index()].insert(Key::of(&key), row.into());
                 }
                 Op::Delete { .. } => {
@@ -455,19 +459,8 @@ impl Work<'_> {
             }
             keys.push((row.table, key));
         }
-        let mut emitted = Vec::new();
-        let columns: Vec<&[u64]> = event_words.iter().map(std::slice::from_ref).collect();
-        let mut tx = NativeTx {
-            columns: &columns,
-            row: 0,
-            words: &mut words,
-            bases: &bases,
-            dirty: 0,
-            present,
-            emitted: &mut emitted,
-        };
-        (native.body)(&mut tx).map_err(Abort::refused)?;
-        let dirty = tx.dirty;
+        let done = on_frames(self.program, native, &event_words, &mut words, &bases, present);
+        let OnFrames { dirty, emitted } = done.map_err(Abort::refused)?;
         for (index, (table, key)) in keys.iter().enumerate() {
             if dirty >> index & 1 == 1 {
                 let columns = &self.program.tables[table.index()].schema.columns;

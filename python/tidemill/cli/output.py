@@ -77,6 +77,9 @@ def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
             for item in value:
                 pairs = (f"{key}={shown(part)}" for key, part in item.items())
                 lines.append(f"{indent}  {'  '.join(pairs)}")
+        elif isinstance(value, list) and len(value) > 1 and any(len(shown(v)) > 20 for v in value):
+            lines.append(f"{indent}{name}")
+            lines.extend(f"{indent}  {shown(item)}" for item in value)
         else:
             text = ", ".join(map(shown, value)) if isinstance(value, list) else shown(value)
             lines.append(f"{indent}{name:<{width}}  {text}")

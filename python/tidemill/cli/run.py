@@ -92,6 +92,8 @@ class Progress:
         if status.get("events_per_s") is not None:
             parts.append(f"{status['events_per_s']:,.0f}/s")
         parts.append(f"epoch {status.get('epoch', 0):,}")
+        if status.get("lag_us"):
+            parts.append(f"lag {status['lag_us'] / 1e6:,.1f} s")
         if status.get("parked"):
             parts.append(f"{status['parked']:,} wait for their time")
         if status.get("aborted"):

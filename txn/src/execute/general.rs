@@ -209,24 +209,28 @@ impl<'a> General<'a> {
                             assign(row, *column, *value)?;
                             touched.written = true;
                         }
+                        // Values come before what is found, as the arguments of a call do.
                         Op::Insert { values, .. } | Op::Upsert { values, .. } => {
-                            if touched.row.is_some() && matches!(op, Op::Insert { .. }) {
-                                return Err(reasons::exists(spec, &touched.key));
-                            }
                             let mut row = spec.missing_row(&touched.key);
                             for (column, value) in values {
                                 assign(&mut row, *column, *value)?;
+                            }
+                            if touched.row.is_some() && matches!(op, Op::Insert { .. }) {
+                                return Err(reasons::exists(spec, &touched.key));
                             }
                             touched.row = Some(row);
                             touched.written = true;
                         }
                         Op::Update { values, .. } => {
-                            let Some(row) = &mut touched.row else {
-                                return Err(reasons::missing(spec, &touched.key));
-                            };
+                            let mut row = touched.row.take();
+                            let mut scratch = spec.missing_row(&touched.key);
                             for (column, value) in values {
-                                assign(row, *column, *value)?;
+                                assign(row.as_mut().unwrap_or(&mut scratch), *column, *value)?;
                             }
+                            if row.is_none() {
+                                return Err(reasons::missing(spec, &touched.key));
+                            }
+                            touched.row = row;
                             touched.written = true;
                         }
                         Op::Delete { .. } => {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{Row, StreamId, TableId, Value};
 
 use super::expr::{Block, ExprId};
+use crate::execute::NativeTx;
 
 /// A variable of a declared transaction, by number: set by one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -282,60 +283,6 @@ pub type NativeBody = dyn Fn(&mut NativeTx<'_>) -> Result<(), &'static str> + Se
 impl fmt::Debug for Native {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Native").field("rows", &self.rows).finish_non_exhaustive()
-    }
-}
-
-/// What a native closure works on: the event's words and its rows' words, in one frame.
-#[derive(Debug)]
-pub struct NativeTx<'a> {
-    /// The columns of a batch of events.
-    pub(crate) columns: &'a [&'a [u64]],
-    /// The event's row there.
-    pub(crate) row: usize,
-    /// The rows' columns, one row after another.
-    pub(crate) words: &'a mut [u64],
-    /// Per row: where its columns begin in `words`. Rows with equal keys begin at one place.
-    pub(crate) bases: &'a [u32],
-    /// Per row: whether a column was set. Of rows with equal keys, the first one's counts.
-    pub(crate) dirty: u64,
-    /// Per row: whether it was there.
-    pub(crate) present: u64,
-    /// Per emitted event: the stream's number, then its words.
-    pub(crate) emitted: &'a mut Vec<u64>,
-}
-
-impl NativeTx<'_> {
-    /// A column of the event: an int, timestamp, decimal's units, bool or a float's bits.
-    #[inline(always)]
-    pub fn event(&self, column: usize) -> i64 {
-        self.columns[column][self.row] as i64
-    }
-
-    /// A column of a row.
-    #[inline(always)]
-    pub fn get(&self, row: usize, column: usize) -> i64 {
-        self.words[self.bases[row] as usize + column] as i64
-    }
-
-    /// Sets a column of a row; a missing row is made with its defaults.
-    #[inline(always)]
-    pub fn set(&mut self, row: usize, column: usize, value: i64) {
-        self.words[self.bases[row] as usize + column] = value as u64;
-        self.dirty |= 1 << row;
-    }
-
-    /// Whether the row was there when the transaction began.
-    #[inline(always)]
-    pub fn exists(&self, row: usize) -> bool {
-        self.present >> row & 1 == 1
-    }
-
-    /// Emits an event to the handler's stream number `stream`.
-    #[inline(always)]
-    pub fn emit(&mut self, stream: usize, words: &[i64]) {
-        self.emitted.reserve(words.len() + 1);
-        self.emitted.push(stream as u64);
-        self.emitted.extend(words.iter().map(|w| *w as u64));
     }
 }
 

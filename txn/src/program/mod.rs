@@ -16,12 +16,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tidemill_core::{SourceSpec, StreamId, TableSpec};
 
+pub use crate::execute::NativeTx;
 pub use build::{Builder, HandlerBuilder, RowHandle};
 pub use expr::{evaluate, Block, Expr, ExprId, Node, Scope};
 pub(crate) use handler::{key_value, reasons};
 pub use handler::{
-    Abort, AbortKind, Body, Declared, Handler, Native, NativeBody, NativeTx, Op, Opaque, RowId,
-    RowRef, Step, Tx, VarId,
+    Abort, AbortKind, Body, Declared, Handler, Native, NativeBody, Op, Opaque, RowId, RowRef, Step,
+    Tx, VarId,
 };
 pub use stream::{Origin, Stage, Stream};
 
