@@ -325,18 +325,20 @@ impl Driver {
     /// behind.
     fn steer(&mut self) {
         let parked = self.sequencer.parked_bytes();
-        if parked > self.settings.parked_bytes_max {
-            let times: Vec<Option<i64>> = self.sources.iter().map(|s| s.time_max).collect();
-            if let Some(ahead) = self.sequencer.source_ahead(&times) {
-                if !self.sources[ahead.index()].paused {
-                    self.sources[ahead.index()].paused = true;
-                    self.gate.pause(ahead, true);
-                }
+        let times: Vec<Option<i64>> = self.sources.iter().map(|s| s.time_max).collect();
+        let ended: Vec<bool> = self.sources.iter().map(|s| s.ended).collect();
+        for index in 0..self.sources.len() {
+            let id = SourceId(index as u32);
+            let free = parked < self.settings.parked_bytes_max / 2
+                || !self.sequencer.is_ahead(id, &times, &ended);
+            if free && std::mem::take(&mut self.sources[index].paused) {
+                self.gate.pause(id, false);
             }
-        } else if parked < self.settings.parked_bytes_max / 2 {
-            for (index, source) in self.sources.iter_mut().enumerate() {
-                if std::mem::take(&mut source.paused) {
-                    self.gate.pause(SourceId(index as u32), false);
+        }
+        if parked > self.settings.parked_bytes_max {
+            if let Some(ahead) = self.sequencer.farthest_ahead(&times, &ended) {
+                if !std::mem::replace(&mut self.sources[ahead.index()].paused, true) {
+                    self.gate.pause(ahead, true);
                 }
             }
         }

@@ -293,12 +293,14 @@ impl Mill {
     /// # Errors
     /// What ended the run, if it was an error.
     pub fn stop(&self) -> Result<Summary> {
+        // Pushed streams are not closed first: their end would let the watermark go to the end.
         self.shared.stop.store(true, Ordering::Release);
+        self.gate.wake();
+        let ended = self.join();
         for pushed in self.pushed.values() {
             pushed.handle.close();
         }
-        self.gate.wake();
-        self.join()?;
+        ended?;
         self.summary()
     }
 

@@ -162,6 +162,24 @@ impl Sequencer {
                 ready.push(self.arrived(run, group));
                 continue;
             }
+            let mut run = run;
+            if run.is_in_order() {
+                // The usual case: what waits is the end of the run, and nothing is copied but that.
+                let first = run.first_from(before);
+                if !is_new || first == 0 {
+                    match run.first_from(now) {
+                        0 if run.offsets.is_empty() => {}
+                        0 => parked.push(run),
+                        rows => {
+                            if rows < run.offsets.len() {
+                                parked.push(run.split_off(rows));
+                            }
+                            ready.push(run);
+                        }
+                    }
+                    continue;
+                }
+            }
             let (mut on_time, mut waits, mut too_late) = (Vec::new(), Vec::new(), Vec::new());
             for row in 0..run.times.len() {
                 let at = run.position(row);
@@ -245,24 +263,28 @@ impl Sequencer {
         self.parked.is_empty()
     }
 
-    /// Of the sources that feed parked events, the one that is ahead in time, if any other source
-    /// of its group is behind it: the one to be paused when parked events need too much memory.
-    pub fn source_ahead(&self, times_max: &[Option<i64>]) -> Option<SourceId> {
+    /// Whether a source is ahead in time of another one of its group that may still send. The one
+    /// that is behind all others is never ahead, so pausing only those that are can't stop a group.
+    pub fn is_ahead(&self, source: SourceId, times_max: &[Option<i64>], ended: &[bool]) -> bool {
+        let group =
+            |s: usize| self.groups.of[self.program.sources[s].stream.index()];
+        let behind = |other: usize| {
+            other != source.index()
+                && !ended[other]
+                && group(other) == group(source.index())
+                && times_max[other] < times_max[source.index()]
+        };
+        (0..times_max.len()).any(behind)
+    }
+
+    /// Of the sources that feed parked events and are ahead of others, the one that is farthest
+    /// ahead: the one to be paused when parked events need too much memory.
+    pub fn farthest_ahead(&self, times_max: &[Option<i64>], ended: &[bool]) -> Option<SourceId> {
         let mut held: Vec<SourceId> = self.parked.iter().map(|r| r.source).collect();
         held.sort();
         held.dedup();
-        let group = |s: SourceId| self.groups.of[self.program.sources[s.index()].stream.index()];
-        held.iter()
-            .copied()
-            .filter(|s| {
-                let behind = |other: usize| {
-                    let other_id = SourceId(other as u32);
-                    other_id != *s
-                        && group(other_id) == group(*s)
-                        && times_max[other] < times_max[s.index()]
-                };
-                (0..times_max.len()).any(behind)
-            })
+        held.into_iter()
+            .filter(|s| self.is_ahead(*s, times_max, ended))
             .max_by_key(|s| times_max[s.index()])
     }
 
