@@ -1,61 +1,67 @@
 //! Words in memory that begin at a cache line, so that a slot of up to eight words whose size is a
 //! power of two never straddles two lines.
 
-/// Zeroed words, aligned to 64 bytes.
-#[derive(Debug, Default)]
-pub(crate) struct Cells {
-    words: Vec<u64>,
-    /// Where the aligned part begins.
-    start: usize,
-    len: usize,
-}
+/// A cache line of words.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([u64; LINE_WORDS]);
 
 const LINE_WORDS: usize = 8;
 
+/// Zeroed words, aligned to 64 bytes; whole cache lines of them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cells {
+    lines: Vec<Line>,
+}
+
 impl Cells {
+    /// At least `len` words.
     pub(crate) fn zeroed(len: usize) -> Cells {
-        // Never pushed to, so the allocation does not move and `start` stays right.
-        let words = vec![0; len + LINE_WORDS - 1];
-        let start = words.as_ptr().align_offset(64).min(LINE_WORDS - 1);
-        Cells { words, start, len }
+        Cells { lines: vec![Line([0; LINE_WORDS]); len.div_ceil(LINE_WORDS)] }
     }
 
     #[inline(always)]
     pub(crate) fn words(&self) -> &[u64] {
-        &self.words[self.start..self.start + self.len]
+        // SAFETY: a line is eight words and nothing else, without padding, and a vector holds its
+        // items one after another.
+        unsafe {
+            std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * LINE_WORDS)
+        }
+    }
+
+    /// The first word. Asking for it again leaves earlier pointers good.
+    #[inline(always)]
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u64 {
+        self.lines.as_mut_ptr().cast()
     }
 
     #[inline(always)]
     pub(crate) fn words_mut(&mut self) -> &mut [u64] {
-        &mut self.words[self.start..self.start + self.len]
+        let words = self.lines.len() * LINE_WORDS;
+        // SAFETY: as in `words`; the slice borrows `self` mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), words) }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.words.capacity() * 8
-    }
-}
-
-impl Clone for Cells {
-    fn clone(&self) -> Cells {
-        let mut copy = Cells::zeroed(self.len);
-        copy.words_mut().copy_from_slice(self.words());
-        copy
+        self.lines.capacity() * std::mem::size_of::<Line>()
     }
 }
 
 /// Asks the processor to bring the line that holds `words[at]` into its cache.
 #[inline(always)]
-pub(crate) fn prefetch(words: &[u64], at: usize) {
+pub fn prefetch(words: &[u64], at: usize) {
+    prefetch_address(words.as_ptr().wrapping_add(at));
+}
+
+/// Asks the processor to bring the line at an address into its cache, should there be one.
+#[inline(always)]
+pub fn prefetch_address<T>(word: *const T) {
     #[cfg(target_arch = "x86_64")]
-    if let Some(word) = words.get(at) {
-        // SAFETY: a prefetch is a hint that reads and writes nothing, and the pointer comes from a
-        // live reference.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
-                std::ptr::from_ref(word).cast(),
-            );
-        }
+    // SAFETY: a prefetch is a hint: it reads and writes nothing, and an address that is not mapped
+    // is ignored.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(word.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (words, at);
+    let _ = word;
 }

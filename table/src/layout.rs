@@ -5,6 +5,9 @@ use tidemill_core::TableSpec;
 /// Words of a slot before its columns: key, stamp, link.
 pub const HEADER_WORDS: usize = 3;
 
+/// Where a slot has its key, when that is one word.
+pub const KEY_WORD: usize = 0;
+
 /// Where a column of a row lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -63,11 +66,13 @@ impl Layout {
     }
 
     /// Words of a version: null bits and columns.
+    #[inline]
     pub fn body_words(&self) -> usize {
         self.null_words + self.words
     }
 
     /// Words of a slot.
+    #[inline]
     pub fn slot_words(&self) -> usize {
         HEADER_WORDS + self.body_words()
     }

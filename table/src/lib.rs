@@ -9,12 +9,15 @@
 //! an append-only *version log* in stamp order; it is at once the history that readers of the past
 //! walk, and the set of changes since the last commit.
 
+mod at;
 mod cells;
 mod index;
 mod layout;
 mod table;
 mod version;
 
-pub use layout::{Layout, Place};
+pub use at::RowAt;
+pub use cells::{prefetch, prefetch_address};
+pub use layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 pub use table::{row_hash, Change, Table};
 pub use version::Seq;

@@ -6,29 +6,37 @@ use tidemill_core::{encode, Batch, Error, Key, Result, Row, TableSpec, Value};
 
 use crate::cells::{prefetch, Cells};
 use crate::index::KeyIndex;
-use crate::layout::{Layout, Place, HEADER_WORDS};
+use crate::layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 use crate::version::{stamp_word, Seq, VersionLog, NO_LINK};
 
 /// A slot's words: [`KEY`], [`STAMP`], [`LINK`], null bits, columns.
-const KEY: usize = 0;
+const KEY: usize = KEY_WORD;
 /// Sequence number and presence of the newest version.
-const STAMP: usize = 1;
+pub(crate) const STAMP: usize = 1;
 /// In the high half the link to the version before; in bit 0 whether the slot is taken.
-const LINK: usize = 2;
-const TAKEN: u64 = 1;
+pub(crate) const LINK: usize = 2;
+pub(crate) const TAKEN: u64 = 1;
 
-/// Slots may be taken up to this share before the table grows. Lower costs memory, higher costs
-/// probes that the branch predictor misses: 5/8 keeps hits at 1.3 to 1.8 probes.
-const LOAD_MAX: (usize, usize) = (5, 8);
+/// Slots may be taken up to this share before the table grows. Lower costs memory (and at 100,000
+/// keys the cache), higher costs probes that the branch predictor misses. Dense keys meet hardly at
+/// all (see [`Table::hash`]); keys without any pattern take 1.6 to 3 probes.
+const LOAD_MAX: (usize, usize) = (4, 5);
 
 /// A table of rows in versions.
 #[derive(Clone, Debug)]
 pub struct Table {
     spec: Arc<TableSpec>,
     layout: Layout,
+    /// `capacity` times `stride` words, in slots of `stride` words.
     slots: Cells,
-    /// Number of slots: a power of two for word keys, else how many there is room for.
+    /// Words of a slot.
+    stride: usize,
+    /// Number of slots, a power of two.
     capacity: usize,
+    /// How far a hash is shifted to give a slot: its high bits do.
+    shift: u32,
+    /// How often slots have moved.
+    moves: u64,
     /// Slots taken, by present rows and by rows that are gone.
     taken: usize,
     present: usize,
@@ -61,9 +69,12 @@ impl Table {
         let layout = Layout::of(&spec);
         let keys = (!layout.word_key).then(|| KeyIndex::new(seed));
         let mut table = Table {
+            stride: layout.slot_words(),
             layout,
             slots: Cells::default(),
             capacity: 0,
+            shift: 0,
+            moves: 0,
             taken: 0,
             present: 0,
             values: Vec::new(),
@@ -143,8 +154,8 @@ impl Table {
             )));
         }
         let Some(slot) = self.slot_of(key) else { return Ok(None) };
-        let base = slot as usize * self.layout.slot_words();
-        let words = &self.slots.words()[base..][..self.layout.slot_words()];
+        let base = slot as usize * self.stride;
+        let words = &self.slots.words()[base..][..self.stride];
         if words[STAMP] >> 1 <= seq {
             return Ok(self.row(slot));
         }
@@ -169,12 +180,12 @@ impl Table {
             None if row.is_none() => return,
             None => self.take_slot(key),
         };
-        let base = slot as usize * self.layout.slot_words();
+        let base = slot as usize * self.stride;
         if row.is_none() && self.slots.words()[base + STAMP] & 1 == 0 {
             return;
         }
         self.supersede(base, seq);
-        let words = &mut self.slots.words_mut()[base..][..self.layout.slot_words()];
+        let words = &mut self.slots.words_mut()[base..][..self.stride];
         let was_present = words[STAMP] & 1 == 1;
         words[STAMP] = stamp_word(seq, row.is_some());
         self.present = self.present + usize::from(row.is_some()) - usize::from(was_present);
@@ -213,7 +224,7 @@ impl Table {
             None => {
                 let word = key_word(&key[0])?;
                 let base = self.find(word, self.hash(word))?;
-                Some((base / self.layout.slot_words()) as u32)
+                Some((base / self.stride) as u32)
             }
         }
     }
@@ -222,21 +233,21 @@ impl Table {
     fn take_slot(&mut self, key: &[Value]) -> u32 {
         if self.keys.is_none() {
             let word = key_word(&key[0]).expect("the caller has refused null keys");
-            return (self.take(word, self.hash(word)) / self.layout.slot_words()) as u32;
+            return (self.take(word, self.hash(word)) / self.stride) as u32;
         }
         if self.taken == self.capacity {
             self.grow();
         }
         self.taken += 1;
         let slot = self.keys.as_mut().expect("not a word key").insert(Key::of(key));
-        let base = slot as usize * self.layout.slot_words();
+        let base = slot as usize * self.stride;
         self.slots.words_mut()[base + LINK] = u64::from(NO_LINK) << 32 | TAKEN;
         slot
     }
 
     /// The row in a slot, if it is there.
     fn row(&self, slot: u32) -> Option<Row> {
-        let stride = self.layout.slot_words();
+        let stride = self.stride;
         let words = &self.slots.words()[slot as usize * stride..][..stride];
         let values = &self.values[slot as usize * self.layout.values..][..self.layout.values];
         (words[STAMP] & 1 == 1).then(|| self.make_row(words[KEY], &words[HEADER_WORDS..], values))
@@ -263,7 +274,9 @@ impl Table {
 
     // ---- rows as words --------------------------------------------------------------------
 
-    /// The hash of a word key: one folded multiplication.
+    /// The hash of a word key: one folded multiplication. Its high bits, which choose the slot,
+    /// are for keys close to each other those of a multiplication by the golden ratio: they fall
+    /// far apart and evenly.
     #[inline(always)]
     pub fn hash(&self, key: u64) -> u64 {
         let wide = u128::from(key ^ self.seed) * 0x9E37_79B9_7F4A_7C15u128;
@@ -273,27 +286,41 @@ impl Table {
     /// Asks for the slot of a key with this hash to be brought into the cache.
     #[inline(always)]
     pub fn prefetch(&self, hash: u64) {
-        let slot = hash as usize & (self.capacity - 1);
-        prefetch(self.slots.words(), slot * self.layout.slot_words());
+        prefetch(self.slots.words(), self.home(hash) * self.stride);
     }
 
-    /// Where the slot of a word key begins, if the key has one. Its row may be gone.
+    /// The slot where the search for a key with this hash begins: less than `capacity`.
+    #[inline(always)]
+    fn home(&self, hash: u64) -> usize {
+        (hash >> self.shift) as usize
+    }
+
+    /// Where the slot of a word key begins, if the key has one. Its row may be gone. The place
+    /// holds until slots move (see [`Table::moves`]).
     #[inline(always)]
     pub fn find(&self, key: u64, hash: u64) -> Option<usize> {
-        let (words, stride) = (self.slots.words(), self.layout.slot_words());
-        let mask = self.capacity - 1;
-        let mut slot = hash as usize & mask;
+        let (words, mask) = (self.slots.words().as_ptr(), self.capacity - 1);
+        let mut slot = self.home(hash);
         loop {
-            let base = slot * stride;
-            let taken = words[base + LINK] & TAKEN != 0;
-            if words[base + KEY] == key && taken {
+            let base = slot * self.stride;
+            // SAFETY: `slot` is less than `capacity`: `home` gives as many bits as `capacity` has,
+            // and what follows is masked. There are `capacity` slots of `stride` words (see
+            // `resize`), and a slot has at least its header's words.
+            let (found, link) = unsafe { (*words.add(base + KEY), *words.add(base + LINK)) };
+            if (found == key) & (link & TAKEN != 0) {
                 return Some(base);
             }
-            if !taken {
+            if link & TAKEN == 0 {
                 return None;
             }
             slot = (slot + 1) & mask;
         }
+    }
+
+    /// How often slots have moved: a place found before the last move is void.
+    #[inline(always)]
+    pub fn moves(&self) -> u64 {
+        self.moves
     }
 
     /// Takes a slot for a word key that has none; gives where it begins. Slots may move: every
@@ -303,9 +330,9 @@ impl Table {
             self.grow();
         }
         self.taken += 1;
-        let (mask, stride) = (self.capacity - 1, self.layout.slot_words());
+        let (mask, stride) = (self.capacity - 1, self.stride);
+        let mut slot = self.home(hash);
         let words = self.slots.words_mut();
-        let mut slot = hash as usize & mask;
         while words[slot * stride + LINK] & TAKEN != 0 {
             slot = (slot + 1) & mask;
         }
@@ -324,7 +351,7 @@ impl Table {
     /// The column words of the slot at `base` (null bits first).
     #[inline(always)]
     pub fn body(&self, base: usize) -> &[u64] {
-        &self.slots.words()[base + HEADER_WORDS..base + self.layout.slot_words()]
+        &self.slots.words()[base + HEADER_WORDS..base + self.stride]
     }
 
     /// The column words of the row that stands for a missing one, if every column has a default.
@@ -338,32 +365,49 @@ impl Table {
     pub fn write(&mut self, base: usize, seq: Seq) -> &mut [u64] {
         debug_assert_eq!(self.layout.values, 0, "values beside the slot go through `put`");
         self.supersede(base, seq);
-        let stride = self.layout.slot_words();
+        let stride = self.stride;
         let slot = &mut self.slots.words_mut()[base..base + stride];
-        self.present += usize::from(slot[STAMP] & 1 == 0);
-        slot[STAMP] = stamp_word(seq, true);
-        &mut slot[HEADER_WORDS..]
+        let (header, body) = slot.split_at_mut(HEADER_WORDS);
+        self.present += usize::from(header[STAMP] & 1 == 0);
+        header[STAMP] = stamp_word(seq, true);
+        body
     }
 
     /// Moves the newest version to the log, unless it bears this very `seq`.
     #[inline(always)]
     fn supersede(&mut self, base: usize, seq: Seq) {
-        let stride = self.layout.slot_words();
-        let slot = &mut self.slots.words_mut()[base..base + stride];
+        let stride = self.stride;
+        let (slot, body) = self.slots.words_mut()[base..base + stride].split_at_mut(HEADER_WORDS);
         let stamp = slot[STAMP];
         debug_assert!(stamp >> 1 <= seq, "versions are written in stamp order");
         if stamp >> 1 == seq && seq != 0 {
             return;
         }
-        // A version at or below the floor has no reachable predecessor: its link is stale.
-        let link = if stamp >> 1 > self.floor { (slot[LINK] >> 32) as u32 } else { NO_LINK };
-        let index = (base / stride) as u32;
-        let at = self.log.push(index, link, stamp, &slot[HEADER_WORDS..]);
+        let link = (slot[LINK] >> 32) as u32;
+        let at = self.log.push(base, link, stamp, body);
         slot[LINK] = u64::from(at) << 32 | TAKEN;
         if self.layout.values > 0 {
-            let values = index as usize * self.layout.values;
+            let index = base / stride;
+            let values = index * self.layout.values;
             self.log.push_values(&self.values[values..][..self.layout.values]);
         }
+    }
+
+    // ---- for rows in place (see `RowAt`) --------------------------------------------------
+
+    #[inline(always)]
+    pub(crate) fn slots_ptr(&mut self) -> *mut u64 {
+        self.slots.as_mut_ptr()
+    }
+
+    #[inline(always)]
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    #[inline(always)]
+    pub(crate) fn log_mut(&mut self) -> &mut VersionLog {
+        &mut self.log
     }
 
     // ---- growth ---------------------------------------------------------------------------
@@ -390,7 +434,7 @@ impl Table {
     }
 
     fn gone(&self) -> usize {
-        let slots = self.slots.words().chunks_exact(self.layout.slot_words());
+        let slots = self.slots.words().chunks_exact(self.stride);
         slots.filter(|words| self.is_gone(words)).count()
     }
 
@@ -403,7 +447,9 @@ impl Table {
     }
 
     fn resize(&mut self, capacity: usize) {
-        let (stride, beside) = (self.layout.slot_words(), self.layout.values);
+        let (stride, beside) = (self.stride, self.layout.values);
+        // The log keeps in 32 bits where a slot begins.
+        assert!(capacity * stride <= 1 << 32, "table {} is full: 32 GiB of slots", self.spec.name);
         let old = std::mem::replace(&mut self.slots, Cells::zeroed(capacity * stride));
         let mut old_values = std::mem::take(&mut self.values);
         self.values = vec![Value::Null; capacity * beside];
@@ -412,6 +458,8 @@ impl Table {
             self.keys = None;
         }
         self.capacity = capacity;
+        self.shift = u64::BITS - capacity.trailing_zeros();
+        self.moves += 1;
         self.taken = 0;
         let mut moved = vec![NO_LINK; old.words().len() / stride];
         for (from, words) in old.words().chunks_exact(stride).enumerate() {
@@ -421,7 +469,7 @@ impl Table {
             let slot = match (&mut self.keys, &mut old_keys) {
                 (Some(index), Some(keys)) => index.insert(std::mem::take(&mut keys[from])) as usize,
                 _ => {
-                    let mut slot = self.hash(words[KEY]) as usize & (capacity - 1);
+                    let mut slot = self.home(self.hash(words[KEY]));
                     while self.slots.words()[slot * stride + LINK] & TAKEN != 0 {
                         slot = (slot + 1) & (capacity - 1);
                     }
@@ -442,7 +490,7 @@ impl Table {
     /// The rows written since the last commit, by key.
     pub fn changes(&self) -> Vec<Change> {
         let mut slots: Vec<u32> =
-            (0..self.log.len() as u32).map(|at| self.log.entry(at, &self.layout).slot).collect();
+            self.log.links(&self.layout).map(|at| self.log.entry(at, &self.layout).slot).collect();
         slots.sort_unstable();
         slots.dedup();
         let mut changes: Vec<Change> =
@@ -453,7 +501,7 @@ impl Table {
 
     /// Number of versions superseded since the last commit.
     pub fn superseded(&self) -> usize {
-        self.log.len()
+        self.log.len(&self.layout)
     }
 
     /// Everything up to `seq` is final, and no reader needs older versions.
@@ -466,7 +514,7 @@ impl Table {
         match &self.keys {
             Some(index) => index.key(slot).clone(),
             None => {
-                let word = self.slots.words()[slot as usize * self.layout.slot_words() + KEY];
+                let word = self.slots.words()[slot as usize * self.stride + KEY];
                 let column = &self.spec.schema.columns[self.spec.key[0]];
                 Key::of([&word_value(&column.ty, word)])
             }
@@ -475,7 +523,7 @@ impl Table {
 
     /// The slots that hold a row, in no order.
     fn present_slots(&self) -> impl Iterator<Item = u32> + '_ {
-        let stride = self.layout.slot_words();
+        let stride = self.stride;
         let slots = self.slots.words().chunks_exact(stride).enumerate();
         slots
             .filter(|(_, w)| w[LINK] & TAKEN != 0 && w[STAMP] & 1 == 1)

@@ -4,6 +4,10 @@ use proptest::prelude::*;
 use tidemill_core::{Column, DataType, Schema};
 
 use super::*;
+use crate::at::RowAt;
+
+/// What a row was, and since when.
+type Versions = Vec<(Seq, Option<Vec<Value>>)>;
 
 fn spec(key: &[usize], columns: Vec<Column>) -> Arc<TableSpec> {
     let schema = Arc::new(Schema::new(columns));
@@ -68,7 +72,7 @@ proptest! {
     fn a_table_is_its_model(steps in steps(), shape in 0usize..4, seed: u64) {
         let spec = shapes()[shape].clone();
         let mut table = Table::new(spec.clone(), seed);
-        let mut model: BTreeMap<i64, Vec<(Seq, Option<Vec<Value>>)>> = BTreeMap::new();
+        let mut model: BTreeMap<i64, Versions> = BTreeMap::new();
         let (mut seq, mut floor) = (0, 0);
         for step in steps {
             seq += 1;
@@ -180,4 +184,61 @@ fn memory_is_counted() {
     let row = [Value::Int(1), Value::Str("x".repeat(1 << 20).into())];
     table.put(&row[1..], Some(&row), 1);
     assert!(table.bytes() > before + (1 << 20));
+}
+
+/// Two rows written in one transaction in the order that is not theirs, one of them twice; then
+/// taken back.
+#[test]
+fn rows_in_place_are_taken_back() {
+    for columns in 1..3 {
+        let mut schema = vec![Column::new("k", DataType::Int)];
+        schema.extend((0..columns).map(|c| Column::new(&format!("v{c}"), DataType::Int)));
+        let spec = TableSpec {
+            name: "t".into(),
+            key: vec![0],
+            schema: Schema::new(schema).into(),
+            at: String::new(),
+        };
+        let mut table = Table::new(spec.into(), 7);
+        let row = |k: i64, v: i64| -> Vec<Value> {
+            std::iter::once(k).chain((0..columns).map(|c| v + c)).map(Value::Int).collect()
+        };
+        for k in 0..3 {
+            let row = row(k, 10 * k);
+            table.put(&row[..1], Some(&row), 0);
+        }
+        table.commit(0);
+        let base = |table: &Table, k: u64| table.find(k, table.hash(k)).unwrap();
+        let (a, b) = (base(&table, 0), base(&table, 2));
+        let (before, log) = (table.state_hash(), table.bytes());
+        let table_ptr = &raw mut table;
+        // SAFETY: the table is used through this pointer only until the rows are done with, and
+        // the places were found before; no slot moves.
+        let rows = unsafe {
+            let rows = [a, b, a].map(|base| RowAt::find(table_ptr, base).unwrap());
+            rows[1].begin(5);
+            rows[1].set(HEADER_WORDS, 77);
+            rows[0].begin(5);
+            rows[0].set(HEADER_WORDS, 88);
+            rows[2].begin(5);
+            assert_eq!(rows[2].word(HEADER_WORDS), 88, "equal keys are one row");
+            assert_eq!(rows.map(|row| row.undo(5)), [true, true, false]);
+            rows
+        };
+        // SAFETY: as above; both versions have been undone.
+        unsafe { rows[..2].iter().for_each(|row| row.forget()) };
+        assert_eq!((table.state_hash(), table.superseded()), (before, 0));
+        assert!(table.bytes() >= log);
+
+        // And written for good: the past is still there.
+        // SAFETY: as above.
+        unsafe {
+            let row = RowAt::find(&raw mut table, b).unwrap();
+            row.begin(6);
+            row.set(HEADER_WORDS, 99);
+        }
+        assert_eq!(table.get(&[Value::Int(2)]).unwrap()[1], Value::Int(99));
+        assert_eq!(table.get_at(&[Value::Int(2)], 5).unwrap().unwrap().to_vec(), row(2, 20));
+        assert_eq!(table.superseded(), 1);
+    }
 }

@@ -3,37 +3,35 @@
 use std::collections::HashMap;
 
 use tidemill_core::{DataType, StreamId, TableId, Value};
-use tidemill_table::{Layout, Place};
+use tidemill_table::Layout;
 
+use super::closure::{on_frames, OnFrames, Places};
 use super::general::General;
 use super::words::KeyFrom;
-use crate::program::{evaluate, key_value, reasons, Abort, Expr, Native, NativeTx, Program, Tx};
+use crate::program::{evaluate, key_value, reasons, Abort, Expr, Native, Program, Tx};
 use crate::reference::word_value;
 
-/// Where a row of a native handler comes from, when its key is one word.
+/// A row of a native handler, when its key is one word.
 #[derive(Debug)]
 pub(crate) struct NativeRow {
     pub(crate) table: usize,
     pub(crate) key: KeyFrom,
-    /// Per column of the table: its word in the slot's body, or `None` for the key.
-    pub(crate) columns: Vec<Option<u16>>,
-    /// Per column: whether it is a float, which is stored with one NaN.
-    pub(crate) floats: Vec<bool>,
-    /// Where its columns begin in the frame, unless its key equals an earlier row's.
-    pub(crate) base: u32,
-    /// An earlier row of the same table, if there is one.
-    pub(crate) earlier: Vec<u8>,
 }
 
 /// A native handler, prepared for the fast path.
 #[derive(Debug)]
 pub(crate) struct NativeCode {
+    /// At most [`ROWS_MAX`].
     pub(crate) rows: Vec<NativeRow>,
-    pub(crate) words: usize,
-    /// Per emitted stream: its number of columns.
-    pub(crate) widths: Vec<usize>,
-    pub(crate) emits: Vec<StreamId>,
+    pub(crate) places: Places,
+    /// The streams it emits to, by the closure's numbers.
+    pub(crate) streams: Vec<usize>,
+    /// Whether a handler takes events of one of them.
+    pub(crate) consumed: bool,
 }
+
+/// Rows of a native handler, at most.
+pub(crate) const ROWS_MAX: usize = 64;
 
 /// Prepares a handler, or says what it has that needs the general path.
 pub(crate) fn prepare(
@@ -42,7 +40,6 @@ pub(crate) fn prepare(
     native: &Native,
 ) -> Result<NativeCode, String> {
     let mut rows: Vec<NativeRow> = Vec::new();
-    let mut words = 0;
     for row in &native.rows {
         let (table, layout) = (row.table.index(), &layouts[row.table.index()]);
         let spec = &program.tables[table];
@@ -54,25 +51,30 @@ pub(crate) fn prepare(
             Expr::Const(value) => KeyFrom::Const(value.word().ok_or("a key is null")?),
             _ => return Err("a key is computed".into()),
         };
-        let columns = layout
-            .places
-            .iter()
-            .map(|place| match place {
-                Place::Key => Ok(None),
-                Place::Word { word, null_bit: None } => Ok(Some((layout.null_words + word) as u16)),
-                _ => Err("a column is not a plain word".to_string()),
-            })
-            .collect::<Result<Vec<_>, String>>()?;
-        let base = words as u32;
-        words += columns.len();
-        let earlier = (0..rows.len()).filter(|r| rows[*r].table == table).map(|r| r as u8);
-        let earlier = earlier.collect();
-        let floats = spec.schema.columns.iter().map(|c| c.ty == DataType::Float).collect();
-        rows.push(NativeRow { table, key, columns, floats, base, earlier });
+        rows.push(NativeRow { table, key });
     }
-    let width = |s: &StreamId| program.streams[s.index()].spec.schema.len();
-    let widths = native.emits.iter().map(width).collect();
-    Ok(NativeCode { rows, words, widths, emits: native.emits.clone() })
+    if rows.len() > ROWS_MAX {
+        return Err(format!("it has more than {ROWS_MAX} rows"));
+    }
+    let consumed = |stream: &StreamId| program.handlers_on(*stream).next().is_some();
+    let consumed = native.emits.iter().any(consumed);
+    let places = Places::in_slots(program, layouts, native)?;
+    let streams = native.emits.iter().map(|s| s.index()).collect();
+    Ok(NativeCode { rows, places, streams, consumed })
+}
+
+/// Pairs of rows of one table, earlier and later, by the later one.
+pub(crate) fn same_table_pairs(tables: impl Iterator<Item = usize>) -> Vec<(u8, u8)> {
+    let tables: Vec<usize> = tables.collect();
+    let mut pairs = Vec::new();
+    for later in 0..tables.len() {
+        for earlier in 0..later {
+            if tables[earlier] == tables[later] {
+                pairs.push((earlier as u8, later as u8));
+            }
+        }
+    }
+    pairs
 }
 
 /// Runs a native handler over values: keys of any shape, rows that are missing.
@@ -109,17 +111,8 @@ pub(crate) fn general(
         }
         keys.push((row.table, key));
     }
-    let mut emitted = Vec::new();
-    let mut closure = NativeTx {
-        event: &event_words,
-        words: &mut words,
-        bases: &bases,
-        dirty: 0,
-        present,
-        emitted: &mut emitted,
-    };
-    (native.body)(&mut closure).map_err(Abort::refused)?;
-    let dirty = closure.dirty;
+    let done = on_frames(program, native, &event_words, &mut words, &bases, present);
+    let OnFrames { dirty, emitted } = done.map_err(Abort::refused)?;
     for (index, (table, key)) in keys.iter().enumerate() {
         if dirty >> index & 1 == 1 {
             let spec = &program.tables[table.index()];

@@ -12,8 +12,9 @@ use std::collections::HashMap;
 
 use tidemill_core::rules::{Binary, Unary};
 use tidemill_core::{DataType, Schema, StreamId, Value};
-use tidemill_table::{Layout, Place};
+use tidemill_table::{Layout, Place, HEADER_WORDS};
 
+use super::native::{same_table_pairs, ROWS_MAX};
 use crate::program::{Body, Declared, Expr, ExprId, Op, Program, RowId, VarId};
 
 /// The registers of one handler.
@@ -33,12 +34,15 @@ pub(crate) enum KeyFrom {
 pub(crate) struct WordRow {
     pub(crate) table: usize,
     pub(crate) key: KeyFrom,
-    /// Registers to be loaded, and the words of the slot's body they come from.
-    pub(crate) loads: Vec<(u8, u16)>,
-    /// Register for whether the row is there.
-    pub(crate) exists: Option<u8>,
-    /// Words of the slot's body to be written, and the registers they come from.
-    pub(crate) stores: Vec<(u16, u8)>,
+}
+
+/// A word that goes from a row's slot to a register, or back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Move {
+    pub(crate) row: u8,
+    pub(crate) register: u8,
+    /// Counted from the slot's first word.
+    pub(crate) word: u16,
 }
 
 /// An event that the code emits.
@@ -54,6 +58,11 @@ pub(crate) struct WordCode {
     pub(crate) rows: Vec<WordRow>,
     /// Pairs of rows of one table: with equal keys they would be one row.
     pub(crate) pairs: Vec<(u8, u8)>,
+    /// From slots to registers, before the code runs.
+    pub(crate) loads: Vec<Move>,
+    /// Rows of which a new version begins once it has run, and what is written to them.
+    pub(crate) written: Vec<u8>,
+    pub(crate) stores: Vec<Move>,
     /// Event columns and their registers.
     pub(crate) columns: Vec<(u16, u8)>,
     pub(crate) emits: Vec<WordEmit>,
@@ -222,7 +231,6 @@ pub(crate) fn compile(
         done: HashMap::new(),
         held: vec![HashMap::new(); declared.rows.len()],
         original: vec![HashMap::new(); declared.rows.len()],
-        exists: vec![None; declared.rows.len()],
         written: vec![false; declared.rows.len()],
         code: Vec::new(),
         emits: Vec::new(),
@@ -252,7 +260,6 @@ struct Compiler<'a> {
     held: Vec<HashMap<u16, u8>>,
     /// Per row: the register that each column was loaded into.
     original: Vec<HashMap<u16, u8>>,
-    exists: Vec<Option<u8>>,
     written: Vec<bool>,
     code: Vec<Ins>,
     emits: Vec<WordEmit>,
@@ -280,16 +287,9 @@ impl Compiler<'_> {
                 let register = self.read(*row, *column)?;
                 self.vars.insert(*var, register);
             }
-            Op::Exists { row, var } => {
-                let register = if self.written[row.index()] {
-                    self.constant(1)?
-                } else if let Some(register) = self.exists[row.index()] {
-                    register
-                } else {
-                    let register = self.register()?;
-                    self.exists[row.index()] = Some(register);
-                    register
-                };
+            Op::Exists { var, .. } => {
+                // A row that is missing is for the general path.
+                let register = self.constant(1)?;
                 self.vars.insert(*var, register);
             }
             Op::Require { cond, reason } => self.require(*cond, *reason)?,
@@ -574,6 +574,7 @@ impl Compiler<'_> {
 
     fn finish(self) -> Result<WordCode, String> {
         let mut rows = Vec::new();
+        let (mut loads, mut stores, mut written) = (Vec::new(), Vec::new(), Vec::new());
         for (index, row) in self.declared.rows.iter().enumerate() {
             let layout = &self.layouts[row.table.index()];
             let spec = &self.program.tables[row.table.index()];
@@ -590,43 +591,44 @@ impl Compiler<'_> {
                 _ => return Err("a key is computed".into()),
             };
             let id = RowId(index as u16);
-            let mut loads = Vec::new();
+            let slot_word = |column: u16| -> Result<u16, String> {
+                Ok(HEADER_WORDS as u16 + self.body_word(id, column)?)
+            };
+            let number = index as u8;
             for (column, register) in &self.original[index] {
-                loads.push((*register, self.body_word(id, *column)?));
+                let word = slot_word(*column)?;
+                loads.push(Move { row: number, register: *register, word });
             }
-            let mut stores = Vec::new();
             if self.written[index] {
+                written.push(number);
+                let before = stores.len();
                 for (column, register) in &self.held[index] {
                     if self.original[index].get(column) != Some(register) {
-                        stores.push((self.body_word(id, *column)?, *register));
+                        let word = slot_word(*column)?;
+                        stores.push(Move { row: number, register: *register, word });
                     }
                 }
-                if stores.is_empty() {
+                if stores.len() == before {
                     return Err("a column is set to itself".into());
                 }
             }
-            loads.sort_unstable();
-            stores.sort_unstable();
-            let (table, exists) = (row.table.index(), self.exists[index]);
-            rows.push(WordRow { table, key, loads, exists, stores });
+            rows.push(WordRow { table: row.table.index(), key });
         }
-        if rows.len() > 64 {
-            return Err("it has more than 64 rows".into());
+        if rows.len() > ROWS_MAX {
+            return Err(format!("it has more than {ROWS_MAX} rows"));
         }
-        let mut pairs = Vec::new();
-        for b in 0..rows.len() {
-            for a in 0..b {
-                if rows[a].table == rows[b].table {
-                    pairs.push((a as u8, b as u8));
-                }
-            }
-        }
+        loads.sort_unstable();
+        stores.sort_unstable();
+        let pairs = same_table_pairs(rows.iter().map(|r| r.table));
         let mut columns: Vec<(u16, u8)> = self.columns.into_iter().collect();
         columns.sort_unstable();
         let constants = self.constants.into_iter().map(|(word, register)| (register, word));
         Ok(WordCode {
             rows,
             pairs,
+            loads,
+            written,
+            stores,
             columns,
             emits: self.emits,
             reasons: self.reasons,

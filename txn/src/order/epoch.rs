@@ -46,6 +46,34 @@ impl Run {
         Run { batch, offsets, times, ..*self }
     }
 
+    /// Whether its events are in stamp order. Admitted events have one time, and so are in order
+    /// of rows.
+    pub(crate) fn is_in_order(&self) -> bool {
+        let (times, offsets) = (&self.times[..], &self.offsets[..]);
+        // By the block and without branches: almost every run is in order.
+        let pairs = times.windows(2).zip(offsets.windows(2));
+        let rising = |(t, o): (&[i64], &[u64])| (t[0] < t[1]) | ((t[0] == t[1]) & (o[0] < o[1]));
+        pairs.fold(true, |all, pair| all & rising(pair))
+    }
+
+    /// Of a run in order, the row of the first event at or beyond a place.
+    pub(crate) fn first_from(&self, place: Position) -> usize {
+        let from = self.times.partition_point(|t| *t < place.time_us);
+        let ties = self.times[from..].partition_point(|t| *t == place.time_us);
+        // Among equal times the source decides, then the row.
+        let at = |offset: &u64| (self.source, *offset) < (place.source, place.offset);
+        from + self.offsets[from..from + ties].partition_point(at)
+    }
+
+    /// Takes away the events from `row` on, without a copy of the others.
+    pub(crate) fn split_off(&mut self, row: usize) -> Run {
+        let rest = self.slice(row, self.offsets.len() - row);
+        self.batch = self.batch.slice(0, row);
+        self.offsets.truncate(row);
+        self.times.truncate(row);
+        rest
+    }
+
     /// The events from `start` on, `len` of them.
     pub fn slice(&self, start: usize, len: usize) -> Run {
         Run {
@@ -92,7 +120,7 @@ impl Epoch {
     /// in stamp order, so that every lane is walked from front to back.
     pub fn rank(program: &Program, mut runs: Vec<Run>) -> Epoch {
         for run in &mut runs {
-            if !in_order(run) {
+            if !run.is_in_order() {
                 let mut rows: Vec<u32> = (0..run.times.len() as u32).collect();
                 rows.sort_by_key(|&r| (run.times[r as usize], run.offsets[r as usize]));
                 *run = run.take(&rows);
@@ -104,21 +132,19 @@ impl Epoch {
                 lanes.push(Lane { run: run as u32, handler: handler as u32 });
             }
         }
-        let order = match &lanes[..] {
-            [] => Vec::new(),
-            [lane] => {
-                let rows = runs[lane.run as usize].times.len() as u32;
-                (0..rows).map(|row| Ranked { lane: 0, row }).collect()
-            }
-            [a, b] => {
-                let (ra, rb) = (&runs[a.run as usize], &runs[b.run as usize]);
-                if ra.admitted.is_none() && rb.admitted.is_none() && a.run != b.run {
-                    merge_two(ra, rb, a.handler < b.handler)
-                } else {
-                    sort(&runs, &lanes)
+        let one_each = lanes.windows(2).all(|w| w[0].run != w[1].run);
+        let order = if one_each && runs.iter().all(|r| r.admitted.is_none()) {
+            match &chains(&runs, &lanes)[..] {
+                [] => Vec::new(),
+                [only] => {
+                    let all = only.iter().flat_map(|l| ranked(*l, &runs[lanes[*l].run as usize]));
+                    all.collect()
                 }
+                [a, b] => merge_two(&runs, &lanes, a, b),
+                _ => sort(&runs, &lanes),
             }
-            _ => sort(&runs, &lanes),
+        } else {
+            sort(&runs, &lanes)
         };
         Epoch { runs, lanes, order }
     }
@@ -135,35 +161,79 @@ impl Epoch {
     }
 }
 
-/// Whether a run is in stamp order. Admitted events have one time, and so are in order of rows.
-fn in_order(run: &Run) -> bool {
-    let (t, o) = (&run.times, &run.offsets);
-    (1..t.len()).all(|i| (t[i - 1], o[i - 1]) < (t[i], o[i]))
+/// The events of a lane, in order.
+fn ranked(lane: usize, run: &Run) -> impl Iterator<Item = Ranked> {
+    (0..run.times.len() as u32).map(move |row| Ranked { lane: lane as u32, row })
 }
 
-/// Merges two runs in order without a branch that depends on the data: which comes next is not to
-/// be predicted.
-fn merge_two(a: &Run, b: &Run, a_first: bool) -> Vec<Ranked> {
-    let (na, nb) = (a.times.len(), b.times.len());
-    let mut order = Vec::with_capacity(na + nb);
-    let (mut i, mut j) = (0, 0);
-    // Among equal times the source decides, then (one source, two streams) the row, then the
-    // handlers' order.
-    let tie = a.source.cmp(&b.source);
-    while i < na && j < nb {
-        let (ta, tb) = (a.times[i], b.times[j]);
-        let rows = a.offsets[i].cmp(&b.offsets[j]);
-        let own = if a_first { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater };
-        let take_b = (tb < ta) | ((tb == ta) & tie.then(rows).then(own).is_gt());
-        order.push(Ranked {
-            lane: u32::from(take_b),
-            row: if take_b { j as u32 } else { i as u32 },
-        });
-        j += usize::from(take_b);
-        i += usize::from(!take_b);
+/// Lanes put one behind the other where all events of the one come before all of the other: what
+/// was parked comes before what is new. As few chains as come easily, each in stamp order.
+fn chains(runs: &[Run], lanes: &[Lane]) -> Vec<Vec<usize>> {
+    let run = |lane: usize| &runs[lanes[lane].run as usize];
+    let mut chains: Vec<Vec<usize>> = Vec::new();
+    for lane in 0..lanes.len() {
+        let Some(last) = run(lane).times.len().checked_sub(1) else { continue };
+        let first = run(lane).position(0);
+        let follows = |chain: &&mut Vec<usize>| {
+            let before = *chain.last().expect("no chain is empty");
+            let end = run(before).times.len() - 1;
+            run(before).position(end) < first && run(before).source == run(lane).source
+        };
+        debug_assert!(run(lane).position(last) >= first);
+        match chains.iter_mut().find(follows) {
+            Some(chain) => chain.push(lane),
+            None => chains.push(vec![lane]),
+        }
     }
-    order.extend((i..na).map(|row| Ranked { lane: 0, row: row as u32 }));
-    order.extend((j..nb).map(|row| Ranked { lane: 1, row: row as u32 }));
+    chains
+}
+
+/// Merges two chains in order without a branch that depends on the data: which comes next is not
+/// to be predicted.
+fn merge_two(runs: &[Run], lanes: &[Lane], a: &[usize], b: &[usize]) -> Vec<Ranked> {
+    let run = |lane: usize| &runs[lanes[lane].run as usize];
+    let total = a.iter().chain(b).map(|l| run(*l).times.len()).sum();
+    let mut order = vec![Ranked { lane: 0, row: 0 }; total];
+    let (mut at, mut i, mut j) = (0, 0, 0);
+    let (mut a, mut b) = (a, b);
+    while let (Some(&la), Some(&lb)) = (a.first(), b.first()) {
+        let (ra, rb) = (run(la), run(lb));
+        let (na, nb) = (ra.times.len(), rb.times.len());
+        // Among equal times the source decides, then (one source, two streams) the row, then the
+        // handlers' order.
+        let tie = ra.source.cmp(&rb.source);
+        let own = lanes[la].handler.cmp(&lanes[lb].handler);
+        let by_rows = tie.is_eq();
+        let (ta, tb) = (&ra.times[..], &rb.times[..]);
+        while i < na && j < nb {
+            let take_b = if by_rows {
+                let rows = ra.offsets[i].cmp(&rb.offsets[j]);
+                (tb[j] < ta[i]) | ((tb[j] == ta[i]) & rows.then(own).is_gt())
+            } else {
+                (tb[j] < ta[i]) | ((tb[j] == ta[i]) & tie.is_gt())
+            };
+            let (lane, row) = if take_b { (lb, j) } else { (la, i) };
+            order[at] = Ranked { lane: lane as u32, row: row as u32 };
+            at += 1;
+            j += usize::from(take_b);
+            i += usize::from(!take_b);
+        }
+        if i == na {
+            (a, i) = (&a[1..], 0);
+        }
+        if j == nb {
+            (b, j) = (&b[1..], 0);
+        }
+    }
+    for (lanes_left, first) in [(a, i), (b, j)] {
+        for (nth, &lane) in lanes_left.iter().enumerate() {
+            let from = if nth == 0 { first } else { 0 };
+            for row in from..run(lane).times.len() {
+                order[at] = Ranked { lane: lane as u32, row: row as u32 };
+                at += 1;
+            }
+        }
+    }
     order
 }
 

@@ -266,8 +266,7 @@ impl Sequencer {
     /// Whether a source is ahead in time of another one of its group that may still send. The one
     /// that is behind all others is never ahead, so pausing only those that are can't stop a group.
     pub fn is_ahead(&self, source: SourceId, times_max: &[Option<i64>], ended: &[bool]) -> bool {
-        let group =
-            |s: usize| self.groups.of[self.program.sources[s].stream.index()];
+        let group = |s: usize| self.groups.of[self.program.sources[s].stream.index()];
         let behind = |other: usize| {
             other != source.index()
                 && !ended[other]

@@ -160,7 +160,7 @@ impl Builder {
         input: StreamId,
         rows: &[(TableId, &[&str])],
         emits: &[StreamId],
-        body: Arc<NativeBody>,
+        body: Arc<dyn NativeBody>,
     ) -> usize {
         let spec = self.program.streams[input.index()].spec.clone();
         let owner = format!("stream {}", spec.name);

@@ -13,7 +13,7 @@ fn small() -> Builder {
 fn refused(build: impl FnOnce(&mut Builder)) -> String {
     let mut b = small();
     build(&mut b);
-    b.finish().err().expect("the program should be refused").to_string()
+    b.finish().expect_err("the program should be refused").to_string()
 }
 
 #[test]

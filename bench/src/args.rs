@@ -1,0 +1,281 @@
+//! The options of a run, checked before anything runs.
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{Error, Result};
+
+/// How the workload's transactions are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProgramKind {
+    /// Rust closures over the words of rows.
+    #[default]
+    Rust,
+    /// Operations known before they run, as the Python tracer records them.
+    Traced,
+    /// Opaque functions.
+    Python,
+}
+
+impl ProgramKind {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            ProgramKind::Rust => "rust",
+            ProgramKind::Traced => "traced",
+            ProgramKind::Python => "python",
+        }
+    }
+}
+
+/// How transactions are executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// The engine chooses. There is one executor so far: the serial one.
+    Adaptive,
+    /// One thread walks an epoch in order, and asks for memory ahead of time.
+    Serial,
+    /// As [`Strategy::Serial`], without asking for memory: shows what that is worth.
+    SerialNoPrefetch,
+}
+
+/// Their names on the command line.
+const STRATEGIES: &[(&str, Strategy)] = &[
+    ("adaptive", Strategy::Adaptive),
+    ("serial", Strategy::Serial),
+    ("serial-noprefetch", Strategy::SerialNoPrefetch),
+];
+
+/// What survives a crash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durable {
+    /// Nothing.
+    #[default]
+    None,
+    /// Inputs and cuts are logged.
+    Log,
+    /// And snapshots are taken.
+    #[serde(rename = "log+snapshots")]
+    LogSnapshots,
+}
+
+/// The options of a run: a JSON object, every field but `workload` with a default.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Args {
+    /// The workload's name.
+    pub workload: String,
+    /// How its transactions are written.
+    #[serde(default)]
+    pub program: ProgramKind,
+    /// Workers a process.
+    #[serde(default = "one")]
+    pub threads: usize,
+    /// Processes.
+    #[serde(default = "one")]
+    pub processes: usize,
+    /// How transactions are executed; see [`Args::strategy`].
+    #[serde(default = "adaptive")]
+    pub strategy: String,
+    /// Keys of each table.
+    #[serde(default = "default_keys")]
+    pub keys: usize,
+    /// Zipf's θ: 0 draws every key alike.
+    #[serde(default)]
+    pub skew: f64,
+    /// Operations a transaction, for workloads that have such a thing.
+    #[serde(default)]
+    pub length: Option<usize>,
+    /// The share of events, 0 to 1, that are made so that they must abort.
+    #[serde(default)]
+    pub abort: f64,
+    /// Events an epoch.
+    #[serde(default = "default_epoch")]
+    pub epoch: usize,
+    /// Events of a run.
+    #[serde(default = "default_events")]
+    pub events: usize,
+    /// Events and tables are a function of it.
+    #[serde(default = "default_seed")]
+    pub seed: u64,
+    /// Extra work per operation, in nanoseconds.
+    #[serde(default)]
+    pub udf_ns: u64,
+    /// Runs of the engine, each beside one of the baseline.
+    #[serde(default = "default_repeat")]
+    pub repeat: usize,
+    /// The percentage of events that are deposits.
+    #[serde(default = "default_deposits")]
+    pub deposits: f64,
+    /// What is durable.
+    #[serde(default)]
+    pub durable: Durable,
+    /// A file to read the events from.
+    #[serde(default)]
+    pub source: Option<String>,
+    /// A folder to write the outputs to.
+    #[serde(default)]
+    pub sink: Option<String>,
+    /// A file to write the generated events to.
+    #[serde(default)]
+    pub write_source: Option<String>,
+    /// The log server.
+    #[serde(default)]
+    pub log: Option<String>,
+    /// The snapshot store.
+    #[serde(default)]
+    pub snapshots: Option<String>,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn adaptive() -> String {
+    "adaptive".into()
+}
+
+fn default_keys() -> usize {
+    122_880
+}
+
+fn default_epoch() -> usize {
+    10_240
+}
+
+fn default_events() -> usize {
+    3_000_000
+}
+
+fn default_seed() -> u64 {
+    42
+}
+
+fn default_repeat() -> usize {
+    5
+}
+
+fn default_deposits() -> f64 {
+    25.0
+}
+
+impl Args {
+    /// Reads and checks options.
+    pub fn from_json(json: &str) -> Result<Args> {
+        let args: Args = serde_json::from_str(json)
+            .map_err(|e| Error::setting(format!("the options of the benchmark: {e}")))?;
+        args.check()?;
+        Ok(args)
+    }
+
+    /// How transactions are executed.
+    pub fn strategy(&self) -> Result<Strategy> {
+        let found = STRATEGIES.iter().find(|(name, _)| *name == self.strategy);
+        found.map(|(_, strategy)| *strategy).ok_or_else(|| {
+            let names: Vec<&str> = STRATEGIES.iter().map(|(name, _)| *name).collect();
+            Error::setting(format!("--strategy {}: there is no such strategy yet", self.strategy))
+                .help(format!("there are {}", names.join(", ")))
+        })
+    }
+
+    /// Refuses what no workload can do.
+    fn check(&self) -> Result<()> {
+        self.strategy()?;
+        let wrong = |what: String| Err(Error::setting(what));
+        if self.threads != 1 {
+            return wrong(format!("--threads {}: only 1 is possible so far", self.threads));
+        }
+        if self.processes != 1 {
+            return wrong(format!("--processes {}: only 1 is possible so far", self.processes));
+        }
+        let counts = [("epoch", self.epoch), ("events", self.events), ("repeat", self.repeat)];
+        for (name, count) in counts {
+            if count == 0 {
+                return wrong(format!("--{name} 0: it must be at least 1"));
+            }
+        }
+        if self.keys < 2 || self.keys > 1 << 30 {
+            return wrong(format!("--keys {}: it must be 2 to {}", self.keys, 1 << 30));
+        }
+        if !(0.0..=10.0).contains(&self.skew) {
+            return wrong(format!("--skew {}: it must be 0 to 10", self.skew));
+        }
+        if !(0.0..=1.0).contains(&self.abort) {
+            return wrong(format!("--abort {}: it is a share, 0 to 1", self.abort));
+        }
+        if !(0.0..=100.0).contains(&self.deposits) {
+            return wrong(format!("--deposits {}: it is a percentage, 0 to 100", self.deposits));
+        }
+        if self.udf_ns > 0 && self.program != ProgramKind::Rust {
+            return Err(Error::setting(format!(
+                "--udf-ns {}: a program that is not made of Rust closures has no place for extra \
+                 work",
+                self.udf_ns
+            ))
+            .help("use --program rust"));
+        }
+        if self.durable != Durable::None {
+            return Err(Error::setting("--durable: nothing can be logged yet").help("use none"));
+        }
+        let later = [
+            ("source", &self.source),
+            ("sink", &self.sink),
+            ("write-source", &self.write_source),
+            ("log", &self.log),
+            ("snapshots", &self.snapshots),
+        ];
+        for (name, value) in later {
+            if value.is_some() {
+                return Err(Error::setting(format!("--{name} is not possible yet"))
+                    .help("leave it out: events are generated in memory"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(json: &str) -> String {
+        Args::from_json(json).expect_err("it should be refused").to_string()
+    }
+
+    #[test]
+    fn defaults() {
+        let args = Args::from_json(r#"{"workload":"sl"}"#).unwrap();
+        assert_eq!((args.keys, args.epoch, args.repeat), (122_880, 10_240, 5));
+        assert_eq!(args.strategy().unwrap(), Strategy::Adaptive);
+    }
+
+    #[test]
+    fn wrong_options_are_named() {
+        let cases = [
+            (r#""kays":1"#, "kays"),
+            (r#""threads":2"#, "--threads 2: only 1"),
+            (r#""processes":2"#, "--processes 2"),
+            (r#""strategy":"s-store""#, "--strategy s-store"),
+            (r#""strategy":"x""#, "there are adaptive, serial, serial-noprefetch"),
+            (r#""epoch":0"#, "--epoch 0"),
+            (r#""events":0"#, "--events 0"),
+            (r#""repeat":0"#, "--repeat 0"),
+            (r#""keys":1"#, "--keys 1"),
+            (r#""skew":-1"#, "--skew -1"),
+            (r#""abort":1.5"#, "--abort 1.5"),
+            (r#""deposits":101"#, "--deposits 101"),
+            (r#""program":"traced","udf_ns":5"#, "--udf-ns 5"),
+            (r#""durable":"log""#, "--durable"),
+            (r#""source":"x""#, "--source"),
+            (r#""sink":"x""#, "--sink"),
+            (r#""write_source":"x""#, "--write-source"),
+            (r#""log":"kafka""#, "--log"),
+            (r#""snapshots":"s3""#, "--snapshots"),
+            (r#""program":"java""#, "java"),
+        ];
+        for (option, want) in cases {
+            let text = refused(&format!(r#"{{"workload":"sl",{option}}}"#));
+            assert!(text.contains(want), "{option}: {text}");
+        }
+    }
+}

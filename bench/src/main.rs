@@ -1,0 +1,55 @@
+//! `tidemill-bench WORKLOAD [--option value]...`: the benchmarks without Python. Progress goes to
+//! stderr, the report to stdout as one line of JSON.
+
+use std::process::ExitCode;
+
+use serde_json::{Map, Value};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let run = parse(&args).and_then(|json| {
+        tidemill_bench::run_json(&json, None, Vec::new(), &mut |line| eprintln!("{line}"))
+            .map_err(|e| e.to_string())
+    });
+    match run {
+        Ok(report) => {
+            println!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The options as a JSON object: `--udf-ns 5` is `"udf_ns": 5`.
+fn parse(args: &[String]) -> Result<String, String> {
+    let Some((workload, mut rest)) = args.split_first() else {
+        let names: Vec<&str> = tidemill_bench::WORKLOADS.iter().map(|w| w.name).collect();
+        return Err(format!(
+            "usage: tidemill-bench WORKLOAD [--option value]...\nworkloads: {}",
+            names.join(", ")
+        ));
+    };
+    let mut object = Map::new();
+    object.insert("workload".into(), Value::from(workload.as_str()));
+    while let Some((option, tail)) = rest.split_first() {
+        let Some(name) = option.strip_prefix("--") else {
+            return Err(format!("'{option}' is not an option"));
+        };
+        if name == "json" {
+            // There is no other output.
+            rest = tail;
+            continue;
+        }
+        let Some((value, tail)) = tail.split_first() else {
+            return Err(format!("{option} needs a value"));
+        };
+        let number = value.parse::<u64>().map(Value::from);
+        let number = number.or_else(|_| value.parse::<f64>().map(Value::from));
+        object.insert(name.replace('-', "_"), number.unwrap_or_else(|_| value.as_str().into()));
+        rest = tail;
+    }
+    Ok(Value::Object(object).to_string())
+}

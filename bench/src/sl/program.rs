@@ -1,0 +1,254 @@
+//! The transactions of Streaming Ledger, in all the ways they can be written.
+
+use std::sync::Arc;
+
+use tidemill_core::{
+    Column, DataType, Error, Late, Result, Schema, SourceSpec, StreamId, StreamTime, TableId, Value,
+};
+use tidemill_txn::program::{Builder, NativeTx, Opaque};
+use tidemill_txn::Program;
+
+use super::events::Inputs;
+use crate::args::ProgramKind;
+use crate::work::Work;
+use crate::Given;
+
+/// Why a transfer aborts.
+pub(crate) const POOR: &str = "insufficient funds";
+
+/// A program and where its parts are.
+pub(crate) struct Ledger {
+    pub(crate) program: Arc<Program>,
+    pub(crate) accounts: TableId,
+    pub(crate) assets: TableId,
+    pub(crate) inputs: Inputs,
+    /// The stream of transfers that aborted.
+    pub(crate) aborted: StreamId,
+}
+
+/// The program as the options want it.
+pub(crate) fn ledger(kind: ProgramKind, given: Given<'_>, work: Work) -> Result<Ledger> {
+    let program = match (kind, given.program) {
+        (ProgramKind::Rust, _) => native(work)?,
+        (ProgramKind::Traced, None) => declared()?,
+        (ProgramKind::Python, None) => opaque(given.opaques)?,
+        (_, Some(json)) => {
+            let mut program = Program::from_json(json)?;
+            program.opaques = given.opaques;
+            program
+        }
+    };
+    find(program)
+}
+
+/// Names and columns of the tables.
+const TABLES: [(&str, [&str; 2]); 2] =
+    [("accounts", ["id", "balance"]), ("assets", ["id", "balance"])];
+
+/// Names and columns of the streams; the first column is the time.
+const DEPOSITS: (&str, &[&str]) = ("deposits", &["at", "account", "asset", "amount"]);
+const TRANSFERS: (&str, &[&str]) =
+    ("transfers", &["at", "src_account", "src_asset", "dst_account", "dst_asset", "amount"]);
+
+/// Finds the parts of a program and gives it the two sources.
+fn find(mut program: Program) -> Result<Ledger> {
+    let wrong = |what: String| Error::program(format!("this is not Streaming Ledger: {what}"));
+    let stream = |(name, columns): (&str, &[&str])| -> Result<(StreamId, Arc<Schema>)> {
+        let found = program.streams.iter().position(|s| &*s.spec.name == name);
+        let index = found.ok_or_else(|| wrong(format!("it has no stream {name}")))?;
+        let spec = &program.streams[index].spec;
+        if spec.schema.columns != stream_columns(columns) {
+            let columns = columns[1..].join(", ");
+            return Err(wrong(format!(
+                "the columns of stream {name} must be at, a timestamp, and the integers {columns}"
+            )));
+        }
+        if spec.time != (StreamTime::Event { column: 0 }) {
+            return Err(wrong(format!("the time of stream {name} must be its column 'at'")));
+        }
+        Ok((StreamId(index as u16), spec.schema.clone()))
+    };
+    let table = |(name, [key, balance]): (&str, [&str; 2])| -> Result<TableId> {
+        let found = program.tables.iter().position(|t| &*t.name == name);
+        let index = found.ok_or_else(|| wrong(format!("it has no table {name}")))?;
+        let spec = &program.tables[index];
+        let is_int = |at: usize, name: &str| {
+            let column = spec.schema.columns.get(at);
+            column.is_some_and(|c| &*c.name == name && c.ty == DataType::Int && !c.nullable)
+        };
+        if spec.schema.len() != 2 || spec.key != [0] || !is_int(0, key) || !is_int(1, balance) {
+            return Err(wrong(format!(
+                "table {name} must have the integers '{key}', its key, and '{balance}'"
+            )));
+        }
+        Ok(TableId(index as u16))
+    };
+    let (deposits, transfers) = (stream(DEPOSITS)?, stream(TRANSFERS)?);
+    let (accounts, assets) = (table(TABLES[0])?, table(TABLES[1])?);
+    let on_transfers: Vec<usize> = program.handlers_on(transfers.0).collect();
+    let [handler] = on_transfers[..] else {
+        return Err(wrong("one handler must take the transfers".into()));
+    };
+    if program.handlers_on(deposits.0).count() != 1 || program.handlers.len() != 2 {
+        return Err(wrong("one handler must take the deposits, and there are no others".into()));
+    }
+    let aborted = program.handlers[handler].aborted;
+    let source = |name: &str, stream: StreamId| SourceSpec {
+        name: name.into(),
+        stream,
+        disorder_us: 0,
+        idle_us: None,
+    };
+    let sources =
+        vec![source("generated deposits", deposits.0), source("generated transfers", transfers.0)];
+    program.sources = sources;
+    program.check()?;
+    let inputs = Inputs { deposits, transfers };
+    Ok(Ledger { program: program.into(), accounts, assets, inputs, aborted })
+}
+
+fn stream_columns(names: &[&str]) -> Vec<Column> {
+    let ty = |at: usize| if at == 0 { DataType::Timestamp } else { DataType::Int };
+    names.iter().enumerate().map(|(at, name)| Column::new(name, ty(at))).collect()
+}
+
+/// What all ways have in common: tables (accounts, assets) and input streams (deposits, transfers).
+fn begin() -> (Builder, [TableId; 2], [StreamId; 2]) {
+    let mut b = Builder::new("sl");
+    let tables = TABLES.map(|(name, [key, balance])| {
+        let balance = Column::new(balance, DataType::Int).default(Value::Int(0));
+        b.table(name, &[key], vec![Column::new(key, DataType::Int), balance])
+    });
+    let streams = [DEPOSITS, TRANSFERS].map(|(name, columns)| {
+        let stream = b.stream(name, stream_columns(columns));
+        b.event_time(stream, columns[0], Late::Side);
+        stream
+    });
+    (b, tables, streams)
+}
+
+/// The streams of what deposits and transfers come to, for programs that emit by name.
+fn emitted(b: &mut Builder) -> [StreamId; 2] {
+    ["deposit", "transfer"].map(|name| {
+        let columns = ["account", "balance"].map(|c| Column::new(c, DataType::Int));
+        b.emitted(name, columns.to_vec())
+    })
+}
+
+/// Rust closures over the words of rows.
+fn native(work: Work) -> Result<Program> {
+    let (mut b, [accounts, assets], [deposits, transfers]) = begin();
+    let [deposited, transferred] = emitted(&mut b);
+    b.native(
+        "deposit",
+        deposits,
+        &[(accounts, &["account"]), (assets, &["asset"])],
+        &[deposited],
+        Arc::new(move |tx: &mut NativeTx<'_>| {
+            let amount = tx.event(3);
+            let balance = tx.get(0, 1).checked_add(amount).ok_or("overflow")?;
+            let worked = work.run(balance, 0);
+            tx.set(0, 1, balance);
+            let asset = tx.get(1, 1).checked_add(amount).ok_or("overflow")?;
+            work.run(asset, worked);
+            tx.set(1, 1, asset);
+            tx.emit(0, &[tx.event(1), balance]);
+            Ok(())
+        }),
+    );
+    b.native(
+        "transfer",
+        transfers,
+        &[
+            (accounts, &["src_account"]),
+            (assets, &["src_asset"]),
+            (accounts, &["dst_account"]),
+            (assets, &["dst_asset"]),
+        ],
+        &[transferred],
+        Arc::new(move |tx: &mut NativeTx<'_>| {
+            let amount = tx.event(5);
+            let (balance, asset) = (tx.get(0, 1), tx.get(1, 1));
+            let worked = work.run(asset, work.run(balance, 0));
+            if balance < amount || asset < amount {
+                return Err(POOR);
+            }
+            let balance = balance - amount;
+            tx.set(0, 1, balance);
+            tx.set(1, 1, asset - amount);
+            let to = tx.get(2, 1).checked_add(amount).ok_or("overflow")?;
+            let worked = work.run(to, worked);
+            tx.set(2, 1, to);
+            let to = tx.get(3, 1).checked_add(amount).ok_or("overflow")?;
+            work.run(to, worked);
+            tx.set(3, 1, to);
+            tx.emit(0, &[tx.event(1), balance]);
+            Ok(())
+        }),
+    );
+    b.finish()
+}
+
+/// Operations known before they run: what the tracer makes of the Python program.
+fn declared() -> Result<Program> {
+    let (mut b, [accounts, assets], [deposits, transfers]) = begin();
+    let mut h = b.handler("deposit", deposits);
+    let [account, asset, amount] = ["account", "asset", "amount"].map(|c| h.column(c));
+    let (a, s) = (h.row(accounts, &[account]), h.row(assets, &[asset]));
+    let mut balance = account;
+    for (index, row) in [a, s].into_iter().enumerate() {
+        let old = h.read(row, "balance");
+        let new = h.add(old, amount);
+        h.set(row, "balance", new);
+        if index == 0 {
+            balance = new;
+        }
+    }
+    h.output(&[("account", account), ("balance", balance)]);
+    h.done();
+
+    let mut h = b.handler("transfer", transfers);
+    let keys = ["src_account", "src_asset", "dst_account", "dst_asset"].map(|c| h.column(c));
+    let amount = h.column("amount");
+    let tables = [accounts, assets, accounts, assets];
+    let rows = [0, 1, 2, 3].map(|i| h.row(tables[i], &[keys[i]]));
+    let olds = [0, 1].map(|i| {
+        let old = h.read(rows[i], "balance");
+        let enough = h.ge(old, amount);
+        h.require(enough, POOR);
+        old
+    });
+    let mut left = olds[0];
+    for i in 0..2 {
+        let new = h.sub(olds[i], amount);
+        h.set(rows[i], "balance", new);
+        if i == 0 {
+            left = new;
+        }
+    }
+    for row in &rows[2..] {
+        let old = h.read(*row, "balance");
+        let new = h.add(old, amount);
+        h.set(*row, "balance", new);
+    }
+    h.output(&[("account", keys[0]), ("balance", left)]);
+    h.done();
+    b.finish()
+}
+
+/// Opaque functions: one for deposits, one for transfers. They emit into [`OPAQUE_OUTPUTS`].
+fn opaque(functions: Vec<Arc<dyn Opaque>>) -> Result<Program> {
+    let Ok([deposit, transfer]) = <[Arc<dyn Opaque>; 2]>::try_from(functions) else {
+        return Err(Error::setting("--program python: its two functions were not given")
+            .help("use the command line of the Python package: tidemill bench sl"));
+    };
+    let (mut b, _, [deposits, transfers]) = begin();
+    let outputs = emitted(&mut b);
+    debug_assert_eq!(outputs, OPAQUE_OUTPUTS);
+    b.opaque("deposit", deposits, deposit);
+    b.opaque("transfer", transfers, transfer);
+    b.finish()
+}
+
+/// Where the functions of [`opaque`] find their output streams.
+pub(crate) const OPAQUE_OUTPUTS: [StreamId; 2] = [StreamId(2), StreamId(3)];

@@ -1,0 +1,209 @@
+use std::sync::Arc;
+
+use tidemill_core::{Key, SourceId, TableId, Value};
+use tidemill_table::row_hash;
+use tidemill_txn::program::{Abort, Opaque, Tx};
+use tidemill_txn::reference::{self, CutAt, InputRow};
+
+use super::events::{self, Arrivals};
+use super::program::{self, OPAQUE_OUTPUTS, POOR};
+use super::run::{execute, load, state_hash};
+use super::*;
+use crate::args::{Args, ProgramKind, Strategy};
+use crate::work::Work;
+use crate::{run_json, Given};
+
+/// The ledger as an opaque function: what the Python program does.
+enum Function {
+    Deposit,
+    Transfer,
+}
+
+impl Opaque for Function {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let int = |v: &Value| match v {
+            Value::Int(i) => *i,
+            other => panic!("{other}"),
+        };
+        let get = |tx: &mut dyn Tx, table: u16, key: &Value| -> Result<i64, Abort> {
+            let row = tx.get(TableId(table), std::slice::from_ref(key))?;
+            Ok(row.map_or(0, |row| int(&row[1])))
+        };
+        let put = |tx: &mut dyn Tx, table: u16, key: &Value, balance: i64| {
+            tx.put(TableId(table), &[key.clone(), Value::Int(balance)])
+        };
+        match self {
+            Function::Deposit => {
+                let amount = int(&event[3]);
+                let balance = get(tx, 0, &event[1])? + amount;
+                put(tx, 0, &event[1], balance)?;
+                let asset = get(tx, 1, &event[2])? + amount;
+                put(tx, 1, &event[2], asset)?;
+                tx.emit(OPAQUE_OUTPUTS[0], &[event[1].clone(), Value::Int(balance)])
+            }
+            Function::Transfer => {
+                let amount = int(&event[5]);
+                let (balance, asset) = (get(tx, 0, &event[1])?, get(tx, 1, &event[2])?);
+                if balance < amount || asset < amount {
+                    return Err(Abort::refused(POOR));
+                }
+                put(tx, 0, &event[1], balance - amount)?;
+                put(tx, 1, &event[2], asset - amount)?;
+                for (table, key) in [(0, &event[3]), (1, &event[4])] {
+                    let to = get(tx, table, key)? + amount;
+                    put(tx, table, key, to)?;
+                }
+                tx.emit(OPAQUE_OUTPUTS[1], &[event[1].clone(), Value::Int(balance - amount)])
+            }
+        }
+    }
+}
+
+fn opaques() -> Vec<Arc<dyn Opaque>> {
+    vec![Arc::new(Function::Deposit), Arc::new(Function::Transfer)]
+}
+
+fn report(options: &str) -> serde_json::Value {
+    let json = format!(r#"{{"workload":"sl",{options}}}"#);
+    let text = run_json(&json, None, opaques(), &mut |_| {}).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn all_programs_and_epochs_come_to_the_same() {
+    let mut hashes = Vec::new();
+    for program in ["rust", "traced", "python"] {
+        for epoch in [1, 100, 10_000] {
+            let report = report(&format!(
+                r#""program":"{program}","epoch":{epoch},"events":4000,"keys":300,"skew":0.8,
+                   "abort":0.1,"repeat":2"#
+            ));
+            assert_eq!(report["valid"], true, "{report}");
+            hashes.push((report["state_hash"].clone(), report["output_hash"].clone()));
+        }
+    }
+    hashes.dedup();
+    assert_eq!(hashes.len(), 1, "{hashes:?}");
+}
+
+#[test]
+fn mixes_without_one_kind_run() {
+    for deposits in [0, 100] {
+        let options = r#""events":1000,"keys":50,"repeat":1,"epoch":64"#;
+        let report = report(&format!(r#"{options},"deposits":{deposits}"#));
+        assert_eq!(report["valid"], true, "{report}");
+    }
+}
+
+#[test]
+fn the_report_has_what_the_contract_names() {
+    let report =
+        report(r#""events":2000,"keys":100,"repeat":2,"strategy":"serial-noprefetch","udf_ns":3"#);
+    let names = "workload program threads processes strategy events seconds events_per_s \
+                 events_per_s_min events_per_s_max baseline baseline_events_per_s ratio \
+                 ratio_to_serial latency_ms state_hash output_hash valid baseline_valid";
+    for name in names.split_whitespace() {
+        assert!(report.get(name).is_some(), "no {name} in {report}");
+    }
+    assert_eq!(report["valid"], true);
+    assert!(report["ratio_to_serial"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn wrong_options_are_refused() {
+    let run = |options: &str, program: Option<&str>| {
+        run_json(&format!("{{{options}}}"), program, Vec::new(), &mut |_| {})
+            .expect_err(options)
+            .to_string()
+    };
+    assert!(run(r#""workload":"sk""#, None).contains("there is no workload 'sk'"));
+    assert!(run(r#""workload":"sl","length":3"#, None).contains("--length"));
+    assert!(run(r#""workload":"sl","program":"python""#, None).contains("were not given"));
+    let other = r#"{"name":"x","tables":[],"streams":[],"sources":[],"handlers":[]}"#;
+    let text = run(r#""workload":"sl","program":"traced""#, Some(other));
+    assert!(text.contains("not Streaming Ledger: it has no stream deposits"), "{text}");
+}
+
+#[test]
+fn a_program_given_as_json_is_taken() {
+    let ledger = program::ledger(ProgramKind::Traced, Given::default(), no_work()).unwrap();
+    let json = serde_json::to_string(&*ledger.program).unwrap();
+    let options = r#"{"workload":"sl","program":"traced","events":500,"keys":20,"repeat":1}"#;
+    let run = |program| run_json(options, program, Vec::new(), &mut |_| {}).unwrap();
+    let hashes = |text: String| -> (serde_json::Value, serde_json::Value) {
+        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+        (report["state_hash"].clone(), report["output_hash"].clone())
+    };
+    assert_eq!(hashes(run(Some(&json))), hashes(run(None)));
+}
+
+fn no_work() -> Work {
+    Work::calibrated(&tidemill_env::Env::real(), 0)
+}
+
+#[test]
+fn the_reference_comes_to_the_same() {
+    let json = r#"{"workload":"sl","events":300,"keys":12,"skew":0.5,"abort":0.2,"epoch":32}"#;
+    let args = Args::from_json(json).unwrap();
+    let made = events::generate(&args);
+    for kind in [ProgramKind::Rust, ProgramKind::Traced, ProgramKind::Python] {
+        let given = Given { program: None, opaques: opaques() };
+        let ledger = program::ledger(kind, given, no_work()).unwrap();
+        let arrivals = Arrivals::of(&made, args.epoch, &ledger.inputs);
+        let env = tidemill_env::Env::real();
+        let done =
+            execute(&env, &ledger, &arrivals, load(&ledger, &args), Strategy::Serial).unwrap();
+
+        // The reference begins with empty tables, so deposits at the start of time fill them.
+        let fill = (0..args.keys as u32).map(|key| events::Event {
+            account: key,
+            asset: key,
+            to_account: key,
+            to_asset: key,
+            amount: BALANCE,
+        });
+        let all: Vec<events::Event> = fill.chain(made.iter().copied()).collect();
+        let mut sources: [Vec<InputRow>; 2] = Default::default();
+        for (at, event) in (0..).zip(&all) {
+            let rows = &mut sources[usize::from(!event.is_deposit())];
+            let values = events::row(at - args.keys as i64, event);
+            rows.push(InputRow { offset: rows.len() as u64, values });
+        }
+        let cut = CutAt {
+            offsets: sources.iter().map(|rows| rows.len() as u64).collect(),
+            clock_us: 0,
+            idle: Vec::new(),
+            ended: vec![SourceId(0), SourceId(1)],
+        };
+        let outcome = reference::run(&ledger.program, &sources, &[cut]);
+        assert_eq!(outcome.transactions, all.len() as u64);
+        assert!(outcome.aborts > 0);
+        let mut scratch = Vec::new();
+        let mut sum = 0u128;
+        for (spec, rows) in ledger.program.tables.iter().zip(&outcome.tables) {
+            for (key, row) in rows {
+                assert_eq!(*key, Key::of([&row[0]]));
+                sum = sum.wrapping_add(row_hash(&spec.name, row, &mut scratch));
+            }
+        }
+        assert_eq!(format!("{sum:032x}"), state_hash(&done.tables), "{kind:?}");
+
+        // Outputs: the deposits that filled the tables come first in their stream.
+        let mut hash = std::collections::BTreeMap::<&str, Vec<u8>>::new();
+        for (stream, rows) in &outcome.outputs {
+            let name = &*ledger.program.streams[stream.index()].spec.name;
+            let skipped = if name == "deposit" { args.keys } else { 0 };
+            let bytes = hash.entry(name).or_default();
+            for (_, row) in &rows[skipped..] {
+                row.iter().for_each(|value| tidemill_core::encode::value(value, bytes));
+            }
+        }
+        let mut bytes = Vec::new();
+        for (name, rows) in hash {
+            tidemill_core::encode::value(&Value::str(name), &mut bytes);
+            bytes.extend_from_slice(&tidemill_core::encode::hash128(&rows).to_be_bytes());
+        }
+        let want = format!("{:032x}", tidemill_core::encode::hash128(&bytes));
+        assert_eq!(want, done.output_hash, "{kind:?}");
+    }
+}
