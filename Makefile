@@ -28,11 +28,13 @@ test: setup lint test-rust test-python
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
-	cd python && ../$(BIN)/ruff check . ../examples && ../$(BIN)/ruff format --check . ../examples
+	cd python && ../$(BIN)/ruff check --quiet . && ../$(BIN)/ruff format --check --quiet .
+	cd python && ../$(BIN)/ruff check --quiet --config pyproject.toml --ignore C408 ../examples
+	cd python && ../$(BIN)/ruff format --check --quiet --config pyproject.toml ../examples
 	cd python && ../$(BIN)/mypy --strict tidemill
 
 test-rust:
-	cargo test --release --workspace --quiet
+	cargo test --release --workspace --exclude tidemill-python --quiet
 
 test-python: setup
 	cd python && ../$(BIN)/python -m pytest -q

@@ -124,14 +124,16 @@ pub fn unary_type(op: &Unary, ty: &DataType) -> Result<DataType, String> {
         Unary::Lower | Unary::Upper | Unary::Strip if *ty == Str => Ok(Str),
         Unary::Lower | Unary::Upper | Unary::Strip => refuse("a string function"),
         Unary::Cast(to) => {
+            let number = |ty: &DataType| matches!(ty, Int | Float | Decimal(_));
             let possible = ty == to
-                || match (ty, to) {
-                    (Int | Float | Decimal(_), Int | Float | Decimal(_)) => true,
-                    (Bool, Int) | (Timestamp, Int) | (Int, Timestamp) => true,
-                    (Str, Int | Float | Decimal(_)) => true,
-                    (Int | Bool | Decimal(_) | Timestamp, Str) => true,
-                    _ => false,
-                };
+                || (number(ty) && number(to))
+                || matches!(
+                    (ty, to),
+                    (Bool | Timestamp, Int)
+                        | (Int, Timestamp)
+                        | (Str, Int | Float | Decimal(_))
+                        | (Int | Bool | Decimal(_) | Timestamp, Str)
+                );
             if possible {
                 Ok(to.clone())
             } else {

@@ -32,6 +32,9 @@ pub(crate) struct Opened {
     pub(crate) failed: FailedList,
 }
 
+/// A partition's name, its source, and the handle of a pushed one.
+type OpenedSource = (String, Box<dyn Source>, Option<PushHandle>);
+
 /// A source partition before it is given to the flow.
 struct Partition {
     name: String,
@@ -49,7 +52,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env) -> Result<Opened> {
     for decl in sources {
         let stream = input_stream(&program, &decl.stream).map_err(|e| e.at(decl.at.clone()))?;
         let schema = program.streams[stream.index()].spec.schema.clone();
-        let mut open = || -> Result<Vec<(String, Box<dyn Source>, Option<PushHandle>)>> {
+        let mut open = || -> Result<Vec<OpenedSource>> {
             match &decl.files {
                 None => {
                     let (handle, source) = push(schema.clone(), PUSH_LIMITS);

@@ -20,7 +20,9 @@ def blocks(name: str, language: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/guide.md"])
-def test_the_code_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_a_page_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     found = blocks(name, "python")

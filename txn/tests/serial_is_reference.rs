@@ -130,10 +130,11 @@ fn views(
     runs
 }
 
+/// Tables by key, and outputs with their stamps.
+type Effects = (Vec<BTreeMap<Key, Row>>, BTreeMap<StreamId, Vec<(Stamp, Row)>>);
+
 /// What must not depend on where cuts fall: stamps of events in event time do not.
-fn without_cuts(
-    outcome: &Outcome,
-) -> (Vec<BTreeMap<Key, Row>>, BTreeMap<StreamId, Vec<(Stamp, Row)>>) {
+fn without_cuts(outcome: &Outcome) -> Effects {
     (outcome.tables.clone(), outcome.outputs.clone())
 }
 

@@ -32,6 +32,10 @@ impl Dice {
         self.below(100) < percent
     }
 
+    pub fn text(&mut self, items: &[&'static str]) -> &'static str {
+        items[self.below(items.len() as u64) as usize]
+    }
+
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len() as u64) as usize]
     }
@@ -262,7 +266,7 @@ fn declared(dice: &mut Dice, h: &mut HandlerBuilder<'_>, plain: bool, side: Stre
             }
             6 => {
                 let cond = scope.expr(dice, h, &DataType::Bool, plain, 2);
-                h.require(cond, *dice.pick(&["no", "never", "not now"]));
+                h.require(cond, dice.text(&["no", "never", "not now"]));
             }
             7 => {
                 let (k, v) = (h.column("k"), scope.expr(dice, h, &DataType::Int, plain, 2));
@@ -326,7 +330,7 @@ impl Scope {
                     h.value(Value::Bool(value))
                 }
                 DataType::Str if dice.chance(50) => h.column("s"),
-                DataType::Str => h.value(Value::str(*dice.pick(&["", "x", "é"]))),
+                DataType::Str => h.value(Value::str(dice.text(&["", "x", "é"]))),
                 _ if dice.chance(60) => h.column("m"),
                 _ => h.value(Value::Decimal(dice.below(1000) as i64 - 500, 2)),
             };
@@ -430,7 +434,7 @@ pub fn sources(dice: &mut Dice, program: &Program, shape: Shape) -> Vec<Vec<Inpu
                     "f" => Value::Float(*dice.pick(&[0.0, -0.0, 2.5, -1.0, f64::NAN, 1e300])),
                     "m" => Value::Decimal(dice.below(2000) as i64 - 1000, 2),
                     "b" => Value::Bool(dice.chance(50)),
-                    "s" => Value::str(*dice.pick(&["", "a", "b\0", "é"])),
+                    "s" => Value::str(dice.text(&["", "a", "b\0", "é"])),
                     _ if dice.chance(30) => Value::Null,
                     _ => Value::Int(dice.below(9) as i64),
                 });
