@@ -18,7 +18,7 @@ $(STAMP): python/pyproject.toml
 
 # Builds the extension into .venv, incrementally.
 setup: $(STAMP)
-	cd python && VIRTUAL_ENV=$(CURDIR)/$(VENV) $(CURDIR)/$(BIN)/maturin develop --release --quiet
+	cd python && PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(CURDIR)/$(BIN)/maturin develop --release
 
 demo: setup
 	$(BIN)/tidemill run examples/ledger.py --fresh

@@ -191,12 +191,21 @@ pub struct TableSpec {
     pub key: Vec<usize>,
     /// All its columns, key columns included.
     pub schema: Arc<Schema>,
+    /// So many leading key columns choose a row's partition, so that rows with one prefix live
+    /// together; all of them when absent.
+    #[serde(default)]
+    pub partition_prefix: Option<usize>,
     /// The user's line.
     #[serde(default)]
     pub at: String,
 }
 
 impl TableSpec {
+    /// A table whose rows are partitioned by their whole key.
+    pub fn new(name: &str, key: Vec<usize>, schema: Arc<Schema>) -> TableSpec {
+        TableSpec { name: name.into(), key, schema, partition_prefix: None, at: String::new() }
+    }
+
     /// Refuses what can't be a table.
     pub fn check(&self) -> Result<()> {
         let owner = format!("table {}", self.name);
@@ -205,6 +214,12 @@ impl TableSpec {
             if self.key.is_empty() {
                 return Err(Error::program(format!("{owner} has no key"))
                     .help("say key=\"column\", or key=(\"a\", \"b\") for several columns"));
+            }
+            if self.partition_prefix.is_some_and(|n| n == 0 || n > self.key.len()) {
+                return Err(Error::program(format!(
+                    "{owner}: partition_prefix is a number of leading key columns, 1 to {}",
+                    self.key.len()
+                )));
             }
             for (i, &column) in self.key.iter().enumerate() {
                 let Some(spec) = self.schema.columns.get(column) else {

@@ -4,7 +4,7 @@
 //! the unit of placement; there is a fixed large number of them, so that moving one moves little,
 //! and the same number routes connections and places state.
 
-use tidemill_core::{DataType, Key, Value};
+use tidemill_core::{DataType, Key, TableSpec};
 
 /// Number of partitions; fixed for ever, because stored state is arranged by it.
 pub const PARTITIONS: u16 = 4096;
@@ -24,10 +24,17 @@ pub fn partition(key: &Key) -> Partition {
     of_bytes(&key.0)
 }
 
-/// The partition of a composite key by its first columns only, so that rows with one prefix (the
-/// rows of one warehouse, say) live together.
-pub fn partition_by_prefix(prefix: &[Value]) -> Partition {
-    partition(&Key::of(prefix))
+/// The partition of a row of a table, by its key: by all of it, or by the leading columns that the
+/// table's `partition_prefix` names, so that rows with one prefix (the rows of one warehouse, say)
+/// live together.
+pub fn partition_in(spec: &TableSpec, key: &Key) -> Partition {
+    let Some(columns) = spec.partition_prefix else { return partition(key) };
+    let mut rest = &key.0[..];
+    for column in &spec.key[..columns] {
+        let ty = &spec.schema.columns[*column].ty;
+        tidemill_core::encode::decode(ty, &mut rest).expect("the key is of this table");
+    }
+    of_bytes(&key.0[..key.0.len() - rest.len()])
 }
 
 /// The partition of an integer key, without making its [`Key`].
@@ -51,6 +58,22 @@ pub fn worker(partition: Partition, workers: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidemill_core::{Column, Schema, Value};
+
+    #[test]
+    fn rows_with_one_prefix_live_together() {
+        let columns = ["warehouse", "district"].map(|c| Column::new(c, DataType::Str));
+        let schema = Schema::new(columns.to_vec()).into();
+        let mut spec = TableSpec::new("stock", vec![0, 1], schema);
+        let key = |w: &str, d: &str| Key::of([&Value::str(w), &Value::str(d)]);
+        let of = |spec: &TableSpec, w: &str, d: &str| partition_in(spec, &key(w, d));
+        assert_ne!(of(&spec, "w", "1"), of(&spec, "w", "2"));
+        spec.partition_prefix = Some(1);
+        assert_eq!(of(&spec, "w", "1"), of(&spec, "w", "2"));
+        assert_ne!(of(&spec, "w", "1"), of(&spec, "v", "1"));
+        spec.partition_prefix = Some(2);
+        assert_eq!(of(&spec, "w", "1"), partition(&key("w", "1")));
+    }
 
     #[test]
     fn partitions_are_stable_for_ever() {

@@ -58,18 +58,28 @@ class App:
         *,
         key: str | Sequence[str],
         schema: object = None,
+        partition_prefix: int | None = None,
         **columns: object,
     ) -> Table:
         """A table: shared state, one row for each key.
 
         ``key`` names the key column, or several. Columns are keywords; ``schema`` takes those
-        whose names are no keywords, as a dict, a dataclass or a TypedDict.
+        whose names are no keywords, as a dict, a dataclass or a TypedDict. With
+        ``partition_prefix=n`` the first ``n`` key columns choose a row's partition, so that rows
+        with one prefix live together.
         """
         at = here()
         self._name("table", name, self.tables, at)
         made = self._columns(f"table {name}", schema, columns, at)
         names = (key,) if isinstance(key, str) else tuple(key)
-        table = Table(self, len(self.tables), name, names, made, at)
+        if partition_prefix is not None and not 1 <= partition_prefix <= len(names):
+            raise ProgramError(
+                f"table {name}: partition_prefix is a number of leading key columns, "
+                f"1 to {len(names)}",
+                "",
+                at,
+            )
+        table = Table(self, len(self.tables), name, names, made, partition_prefix, at)
         if not names:
             raise ProgramError(f"table {name} has no key", 'say key="column"', at)
         for index in table.key_columns:

@@ -21,13 +21,21 @@ class Table:
     """
 
     def __init__(
-        self, app: App, id: int, name: str, key: tuple[str, ...], schema: Schema, at: str
+        self,
+        app: App,
+        id: int,
+        name: str,
+        key: tuple[str, ...],
+        schema: Schema,
+        partition_prefix: int | None,
+        at: str,
     ) -> None:
         self.app = app
         self.id = id
         self.name = name
         self.key = key
         self.schema = schema
+        self.partition_prefix = partition_prefix
         self.at = at
         owner = f"table {name}"
         self.key_columns = tuple(schema.find(owner, column, at) for column in key)
@@ -120,6 +128,7 @@ class Table:
             "name": self.name,
             "key": list(self.key_columns),
             "schema": self.schema.json(),
+            "partition_prefix": self.partition_prefix,
             "at": self.at,
         }
 

@@ -1,8 +1,10 @@
 //! A table: slots, index and version log.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_core::{encode, Batch, Error, Key, Result, Row, TableSpec, Value};
+use tidemill_place::{partition_in, Partition};
 
 use crate::cells::{prefetch, Cells};
 use crate::index::KeyIndex;
@@ -56,6 +58,8 @@ pub struct Table {
 /// A row that changed since the last commit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
+    /// Where it lives.
+    pub partition: Partition,
     /// Its key.
     pub key: Key,
     /// What it is now; `None` when it was deleted.
@@ -487,15 +491,18 @@ impl Table {
 
     // ---- commit, changes, hashes ----------------------------------------------------------
 
-    /// The rows written since the last commit, by key.
+    /// The rows written since the last commit, by partition and key.
     pub fn changes(&self) -> Vec<Change> {
         let mut slots: Vec<u32> =
             self.log.links(&self.layout).map(|at| self.log.entry(at, &self.layout).slot).collect();
         slots.sort_unstable();
         slots.dedup();
-        let mut changes: Vec<Change> =
-            slots.iter().map(|&s| Change { key: self.key(s), row: self.row(s) }).collect();
-        changes.sort_by(|a, b| a.key.cmp(&b.key));
+        let change = |&slot: &u32| {
+            let key = self.key(slot);
+            Change { partition: partition_in(&self.spec, &key), key, row: self.row(slot) }
+        };
+        let mut changes: Vec<Change> = slots.iter().map(change).collect();
+        changes.sort_by(|a, b| (a.partition, &a.key).cmp(&(b.partition, &b.key)));
         changes
     }
 
@@ -541,6 +548,18 @@ impl Table {
     pub fn to_batch(&self) -> Batch {
         let rows = self.rows();
         Batch::from_rows(self.spec.schema.clone(), rows.iter().map(|r| &r[..]))
+    }
+
+    /// The hash of each partition that has rows; their sum is [`Table::state_hash`].
+    pub fn partition_hashes(&self) -> BTreeMap<Partition, u128> {
+        let (mut hashes, mut bytes) = (BTreeMap::new(), Vec::new());
+        for slot in self.present_slots() {
+            let Some(row) = self.row(slot) else { continue };
+            let partition = partition_in(&self.spec, &self.key(slot));
+            let sum: &mut u128 = hashes.entry(partition).or_default();
+            *sum = sum.wrapping_add(row_hash(&self.spec.name, &row, &mut bytes));
+        }
+        hashes
     }
 
     /// The hash of the table's contents: of each row's canonical encoding with the table's name,

@@ -11,7 +11,7 @@ type Versions = Vec<(Seq, Option<Vec<Value>>)>;
 
 fn spec(key: &[usize], columns: Vec<Column>) -> Arc<TableSpec> {
     let schema = Arc::new(Schema::new(columns));
-    let spec = TableSpec { name: "t".into(), key: key.to_vec(), schema, at: String::new() };
+    let spec = TableSpec::new("t", key.to_vec(), schema);
     spec.check().unwrap();
     Arc::new(spec)
 }
@@ -121,6 +121,10 @@ proptest! {
             }
         }
         prop_assert_eq!(table.state_hash(), other.state_hash());
+        let sum = |sum: u128, part: &u128| sum.wrapping_add(*part);
+        prop_assert_eq!(table.partition_hashes().values().fold(0, sum), table.state_hash());
+        let order = |c: &Change| (c.partition, c.key.clone());
+        prop_assert!(table.changes().windows(2).all(|w| order(&w[0]) < order(&w[1])));
         prop_assert_eq!(table.rows(), other.rows());
         prop_assert_eq!(table.len(), other.len());
     }
@@ -193,12 +197,7 @@ fn rows_in_place_are_taken_back() {
     for columns in 1..3 {
         let mut schema = vec![Column::new("k", DataType::Int)];
         schema.extend((0..columns).map(|c| Column::new(&format!("v{c}"), DataType::Int)));
-        let spec = TableSpec {
-            name: "t".into(),
-            key: vec![0],
-            schema: Schema::new(schema).into(),
-            at: String::new(),
-        };
+        let spec = TableSpec::new("t", vec![0], Schema::new(schema).into());
         let mut table = Table::new(spec.into(), 7);
         let row = |k: i64, v: i64| -> Vec<Value> {
             std::iter::once(k).chain((0..columns).map(|c| v + c)).map(Value::Int).collect()

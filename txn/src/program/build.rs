@@ -79,7 +79,7 @@ impl Builder {
         let owner = format!("table {name}");
         let key =
             key.iter().filter_map(|k| self.note(schema.find(&owner, k))).collect::<Vec<usize>>();
-        let spec = TableSpec { name: name.into(), key, schema: schema.into(), at: String::new() };
+        let spec = TableSpec::new(name, key, schema.into());
         self.program.tables.push(spec);
         TableId(self.program.tables.len() as u16 - 1)
     }
