@@ -37,7 +37,7 @@ test-rust:
 	cargo test --release --workspace --exclude tidemill-python --quiet
 
 test-python: setup
-	cd python && ../$(BIN)/python -m pytest -q
+	cd python && ../$(BIN)/python -m pytest
 
 # More seeds than a build runs; stop and repeat as you like.
 soak: setup
