@@ -367,10 +367,31 @@ fn arithmetic(op: Binary, l: &Value, r: &Value) -> Result<Value, Fault> {
         (Timestamp(a), Timestamp(b)) if op == Binary::Sub => {
             a.checked_sub(*b).map(Int).ok_or(Fault::OVERFLOW)
         }
-        (Str(a), Str(b)) if op == Binary::Add => Ok(Str([&**a, &**b].concat().into())),
-        (Bytes(a), Bytes(b)) if op == Binary::Add => Ok(Bytes([&**a, &**b].concat().into())),
-        (List(a), List(b)) if op == Binary::Add => Ok(List([&**a, &**b].concat().into())),
+        (Str(a), Str(b)) if op == Binary::Add => {
+            bounded(a.len() + b.len())?;
+            Ok(Str([&**a, &**b].concat().into()))
+        }
+        (Bytes(a), Bytes(b)) if op == Binary::Add => {
+            bounded(a.len() + b.len())?;
+            Ok(Bytes([&**a, &**b].concat().into()))
+        }
+        (List(a), List(b)) if op == Binary::Add => {
+            bounded(l.heap_bytes() + r.heap_bytes())?;
+            Ok(List([&**a, &**b].concat().into()))
+        }
         _ => Err(untyped(l)),
+    }
+}
+
+/// The longest text, bytes or list that an operator makes, in bytes. A row that doubles its text
+/// with each event would otherwise take all memory within forty events.
+pub const VALUE_BYTES_MAX: usize = 16 << 20;
+
+fn bounded(bytes: usize) -> Result<(), Fault> {
+    if bytes <= VALUE_BYTES_MAX {
+        Ok(())
+    } else {
+        Err(Fault(Cow::Borrowed("a value longer than 16 MiB")))
     }
 }
 

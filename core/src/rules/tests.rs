@@ -112,6 +112,24 @@ fn strings_compare_by_code_point() {
 }
 
 #[test]
+fn values_do_not_grow_without_end() {
+    let mut text = Value::str("ab");
+    let fault = loop {
+        match binary(Binary::Add, &text, &text) {
+            Ok(longer) => text = longer,
+            Err(fault) => break fault,
+        }
+    };
+    assert_eq!(fault.to_string(), "a value longer than 16 MiB");
+    assert_eq!(text.heap_bytes(), VALUE_BYTES_MAX + 16);
+    let mut list = Value::List(vec![int(1)].into());
+    while let Ok(longer) = binary(Binary::Add, &list, &list) {
+        list = longer;
+    }
+    assert!(list.heap_bytes() <= VALUE_BYTES_MAX);
+}
+
+#[test]
 fn columns_refuse_what_they_cannot_hold() {
     let column = Column::new("n", DataType::Int);
     assert!(store(&Value::Null, &column).unwrap_err().to_string().contains("null in column 'n'"));
