@@ -50,9 +50,6 @@ pub struct Table {
     /// Versions at or below this that were superseded at or below it are gone.
     floor: Seq,
     seed: u64,
-    /// The row that stands for a missing one, laid out like a slot's body; `None` when some
-    /// column has no default.
-    default_body: Option<Vec<u64>>,
 }
 
 /// A row that changed since the last commit.
@@ -87,29 +84,10 @@ impl Table {
             log: VersionLog::default(),
             floor: 0,
             seed: seed | 1,
-            default_body: None,
             spec,
         };
-        table.default_body = table.make_default_body();
         table.resize(16);
         table
-    }
-
-    fn make_default_body(&self) -> Option<Vec<u64>> {
-        let mut body = vec![0; self.layout.body_words()];
-        for (place, column) in self.layout.places.iter().zip(&self.spec.schema.columns) {
-            match place {
-                Place::Key => {}
-                Place::Value(_) => return None,
-                Place::Word { word, .. } => {
-                    // A default is stored as the column has it (see `rules::store`).
-                    let default = column.default.as_ref()?;
-                    let stored = tidemill_core::rules::store(default, column).ok()?;
-                    body[self.layout.null_words + word] = stored.word()?;
-                }
-            }
-        }
-        Some(body)
     }
 
     /// What the table was declared as.
@@ -356,11 +334,6 @@ impl Table {
     #[inline(always)]
     pub fn body(&self, base: usize) -> &[u64] {
         &self.slots.words()[base + HEADER_WORDS..base + self.stride]
-    }
-
-    /// The column words of the row that stands for a missing one, if every column has a default.
-    pub fn default_body(&self) -> Option<&[u64]> {
-        self.default_body.as_deref()
     }
 
     /// Begins a new version at `seq` of the row at `base`, present from now on: the old version

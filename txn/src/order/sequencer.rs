@@ -6,7 +6,7 @@ use tidemill_core::{Cut, Error, Late, Position, Result, SourceId, StreamId, Stre
 
 use super::epoch::{Epoch, Run};
 use super::groups::Groups;
-use crate::program::{Origin, Program};
+use crate::program::Program;
 
 /// What has come since the last cut, and what the sequencer is told about the world.
 #[derive(Debug, Default)]
@@ -72,11 +72,6 @@ impl Sequencer {
             clock_us: i64::MIN,
             parked: Vec::new(),
         })
-    }
-
-    /// Number of epochs so far.
-    pub fn epochs(&self) -> u64 {
-        self.epoch
     }
 
     /// Bytes of events that wait for their watermark.
@@ -285,11 +280,5 @@ impl Sequencer {
         held.into_iter()
             .filter(|s| self.is_ahead(*s, times_max, ended))
             .max_by_key(|s| times_max[s.index()])
-    }
-
-    /// Whether a stream's events come from sources with event time.
-    pub fn has_event_time(&self, stream: StreamId) -> bool {
-        let root = &self.program.streams[self.roots[stream.index()].index()];
-        root.origin == Origin::Input && matches!(root.spec.time, StreamTime::Event { .. })
     }
 }
