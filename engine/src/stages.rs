@@ -8,7 +8,6 @@ use tidemill_core::batch::BatchBuilder;
 use tidemill_core::{Result, Schema, SourceId, StreamId};
 use tidemill_flow::{Parcel, Transform};
 use tidemill_txn::program::Stage;
-use tidemill_txn::reference::apply;
 
 /// An event that a stage could not compute.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,7 +40,7 @@ impl Transform for Step {
         let is_map = matches!(self.stage, Stage::Map { .. });
         for row in 0..parcel.len() {
             let event = parcel.batch.row(row);
-            match apply(&self.stage, &self.schema.columns, &event) {
+            match self.stage.apply(&self.schema, &event) {
                 Ok(Some(event)) => {
                     if is_map {
                         mapped.push(&event);

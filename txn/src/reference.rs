@@ -3,13 +3,14 @@
 //! > The outcome — table contents, outputs, aborts — is a function of the program, the initial
 //! > state, the inputs and the recorded cuts.
 //!
-//! This file is the definition; every fast path is tested against it, bit for bit. It shares with
-//! them the rules of values (`tidemill_core::rules`), and nothing else: expressions are walked from
-//! the root each time, tables are ordered maps, an abort restores a
-//! copy of all of them, the order is a sort by stamp, and watermarks are computed from the events
-//! seen so far. So it catches what goes wrong in slots, versions, compiled programs, merging,
-//! parking and batching; what it can't catch is a wrong rule, for which `tidemill_core::rules` has
-//! tests of its own.
+//! This file is the definition; every fast path is tested against it, bit for bit. What it shares
+//! with them: the rules of values (`tidemill_core::rules`), the meaning of a map or filter
+//! ([`crate::program::Stage::apply`]), which streams share a watermark ([`Groups`]), and how a closure is called on
+//! copies of its rows. All else is its own: expressions are walked from the root each time, tables
+//! are ordered maps, an abort restores a copy of all of them, the order is a sort by stamp, and
+//! watermarks are computed from the events seen so far. So it catches what goes wrong in slots,
+//! versions, compiled programs, merging, parking and batching; what it can't catch is a mistake in
+//! what is shared, for which there are tests beside it.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +23,7 @@ use crate::execute::{on_frames, OnFrames};
 use crate::order::Groups;
 use crate::program::{
     evaluate, key_value, reasons, Abort, Body, Declared, Native, Op, Origin, Program, RowId, Scope,
-    Stage, Tx, VarId,
+    Tx, VarId,
 };
 
 /// One row of a source, decoded.
@@ -207,7 +208,7 @@ impl Machine<'_> {
             let Origin::Derived { from, stage } = &stream.origin else { continue };
             let Some((_, values)) = views.iter().find(|(s, _)| s == from) else { continue };
             let id = StreamId(index as u16);
-            match apply(stage, &stream.spec.schema.columns, values) {
+            match stage.apply(&stream.spec.schema, values) {
                 Ok(Some(view)) => views.push((id, view)),
                 Ok(None) => {}
                 Err(fault) => self.outcome.dead.push((id, row.offset, fault.to_string())),
@@ -267,27 +268,6 @@ impl Machine<'_> {
             for next in self.program.handlers_on(stream) {
                 self.transact(next, &derived, &row);
             }
-        }
-    }
-}
-
-/// What a stage makes of an event; `None` when a filter drops it.
-pub fn apply(
-    stage: &Stage,
-    columns: &[tidemill_core::Column],
-    event: &[Value],
-) -> Result<Option<Vec<Value>>, rules::Fault> {
-    match stage {
-        Stage::Filter { exprs, keep } => match evaluate(exprs, *keep, event)? {
-            Value::Bool(keep) => Ok(keep.then(|| event.to_vec())),
-            _ => Err(rules::Fault::NULL),
-        },
-        Stage::Map { exprs, columns: values } => {
-            let stored = values
-                .iter()
-                .zip(columns)
-                .map(|(id, column)| rules::store(&evaluate(exprs, *id, event)?, column));
-            stored.collect::<Result<Vec<Value>, _>>().map(Some)
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Streams of a program, and the map and filter stages between them.
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{HandlerId, StreamId, StreamSpec};
+use tidemill_core::rules::{self, Fault};
+use tidemill_core::{HandlerId, Schema, StreamId, StreamSpec, Value};
 
-use super::expr::{Block, ExprId};
+use super::expr::{evaluate, Block, ExprId};
 
 /// A stream and where its events come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,4 +56,55 @@ pub enum Stage {
         /// One for each column of the new stream.
         columns: Vec<ExprId>,
     },
+}
+
+impl Stage {
+    /// What the stage makes of an event, as columns of the new stream's `schema`; `None` when a
+    /// filter drops it.
+    ///
+    /// # Errors
+    /// When an expression has no value: the event does not come to the new stream.
+    pub fn apply(&self, schema: &Schema, event: &[Value]) -> Result<Option<Vec<Value>>, Fault> {
+        match self {
+            Stage::Filter { exprs, keep } => match evaluate(exprs, *keep, event)? {
+                Value::Bool(keep) => Ok(keep.then(|| event.to_vec())),
+                _ => Err(Fault::NULL),
+            },
+            Stage::Map { exprs, columns } => columns
+                .iter()
+                .zip(&schema.columns)
+                .map(|(id, column)| rules::store(&evaluate(exprs, *id, event)?, column))
+                .collect::<Result<Vec<Value>, Fault>>()
+                .map(Some),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidemill_core::rules::Binary;
+    use tidemill_core::{Column, DataType};
+
+    use super::*;
+    use crate::program::Expr;
+
+    #[test]
+    fn a_stage_keeps_drops_or_can_not_compute() {
+        let mut exprs = Block::default();
+        let x = exprs.push(Expr::Column(0));
+        let ten = exprs.push(Expr::Const(Value::Int(10)));
+        let (keep, sum) = (
+            exprs.push(Expr::Binary(Binary::Gt, x, ten)),
+            exprs.push(Expr::Binary(Binary::Add, x, ten)),
+        );
+        let schema = Schema::new(vec![Column::new("y", DataType::Int)]);
+        let filter = Stage::Filter { exprs: exprs.clone(), keep };
+        let map = Stage::Map { exprs, columns: vec![sum] };
+        let apply = |stage: &Stage, x: Value| stage.apply(&schema, &[x]);
+        assert_eq!(apply(&filter, Value::Int(11)), Ok(Some(vec![Value::Int(11)])));
+        assert_eq!(apply(&filter, Value::Int(10)), Ok(None));
+        assert_eq!(apply(&filter, Value::Null), Err(Fault::NULL));
+        assert_eq!(apply(&map, Value::Int(1)), Ok(Some(vec![Value::Int(11)])));
+        assert_eq!(apply(&map, Value::Int(i64::MAX)), Err(Fault::OVERFLOW));
+    }
 }
