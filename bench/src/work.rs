@@ -45,6 +45,8 @@ impl Work {
     }
 }
 
+/// Out of line, so that what is worked upon is compiled as if there were no work.
+#[inline(never)]
 fn chain(steps: u64, from: u64) -> u64 {
     (0..steps).fold(from, |x, step| {
         x.wrapping_mul(0x2545_F491_4F6C_DD1D).rotate_left(23).wrapping_add(step)

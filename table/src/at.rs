@@ -1,12 +1,98 @@
-//! A row where it lies, for executors that have found its slot before and come back to it.
+//! Rows where they lie, for executors that ask for their slots ahead of time and come back to them.
 //!
 //! What a transaction writes goes straight to the slot, after the version before has gone to the
 //! log; should the transaction abort, that version comes back. So a row is neither copied nor
 //! looked up again, and a transaction that names one row twice sees one row.
 
-use crate::layout::HEADER_WORDS;
-use crate::table::{Table, LINK, STAMP, TAKEN};
-use crate::version::{stamp_word, Seq};
+use std::marker::PhantomData;
+
+use crate::cells::prefetch_address;
+use crate::table::{hash, Table, KEY, LINK, STAMP, TAKEN};
+use crate::version::{stamp_word, Seq, LOG_AHEAD};
+
+/// A table opened for writing rows in place: no slot moves while it is open, and the log has room
+/// for the versions that were agreed on. Everything a row's version needs is here, so that it costs
+/// no look at the table itself. Dropping it closes it.
+#[derive(Debug)]
+pub struct Opened<'t> {
+    slots: *mut u64,
+    /// The log's first word, and how many it has.
+    log: *mut u64,
+    len: usize,
+    stride: usize,
+    shift: u32,
+    mask: usize,
+    seed: u64,
+    table: *mut Table,
+    lent: PhantomData<&'t mut Table>,
+}
+
+impl Table {
+    /// Opens the table for rows in place, of which at most `versions` new versions are begun.
+    ///
+    /// # Panics
+    /// When its keys are not words, or there are values beside its slots.
+    pub fn open(&mut self, versions: usize) -> Opened<'_> {
+        assert!(self.has_plain_rows(), "table {} has rows of words", self.spec().name);
+        let (stride, mask, shift, seed) = self.shape();
+        self.log_mut().reserve(versions * stride);
+        let table: *mut Table = self;
+        // SAFETY: the table is borrowed by what is returned; all pointers are made from this one.
+        let (slots, (log, len)) = unsafe { ((*table).slots_ptr(), (*table).log_mut().raw()) };
+        Opened { slots, log, len, stride, shift, mask, seed, table, lent: PhantomData }
+    }
+}
+
+impl Drop for Opened<'_> {
+    fn drop(&mut self) {
+        // SAFETY: `len` words have been written, within the log's room; the table has been lent to
+        // `self` alone.
+        unsafe { (*self.table).log_mut().set_len(self.len) };
+    }
+}
+
+impl Opened<'_> {
+    /// Where the search for a key begins.
+    #[inline(always)]
+    pub fn home(&self, key: u64) -> *mut u64 {
+        let slot = (hash(key, self.seed) >> self.shift) as usize;
+        // SAFETY: `shift` leaves as many bits as the number of slots has.
+        unsafe { self.slots.add(slot * self.stride) }
+    }
+
+    /// Asks for a slot to be brought into the cache.
+    #[inline(always)]
+    pub fn prefetch(slot: *const u64) {
+        prefetch_address(slot);
+    }
+
+    /// The row with this key, if it is there.
+    pub fn find(&mut self, key: u64) -> Option<RowAt> {
+        let slot = self.find_slot(key);
+        // SAFETY: the slot is the table's.
+        (!slot.is_null()).then(|| unsafe { RowAt::at(slot, self) })
+    }
+
+    /// Where the slot of the row with this key begins; null when it is not there. For keys that are
+    /// not at their [home](Opened::home).
+    #[cold]
+    #[inline(never)]
+    pub fn find_slot(&self, key: u64) -> *mut u64 {
+        // SAFETY: the table is lent to `self`, which reads it only, as others do between calls.
+        let found = unsafe { (*self.table).find(key, hash(key, self.seed)) };
+        let Some(base) = found else { return std::ptr::null_mut() };
+        debug_assert!(base <= self.mask * self.stride);
+        // SAFETY: a slot begins there, and has a stamp.
+        unsafe {
+            let slot = self.slots.add(base);
+            if *slot.add(STAMP) & 1 == 1 {
+                slot
+            } else {
+                std::ptr::null_mut()
+            }
+        }
+    }
+}
 
 /// A row in its slot, or words that stand for one. It borrows nothing: whoever uses it sees to it
 /// that what it points at is still there.
@@ -14,36 +100,47 @@ use crate::version::{stamp_word, Seq};
 pub struct RowAt {
     /// The slot's first word.
     words: *mut u64,
-    table: *mut Table,
-    base: usize,
+    table: *mut Opened<'static>,
 }
 
 impl RowAt {
-    /// The row in the slot at `base` of a table, when it is there.
+    /// The row whose slot begins at `slot`.
     ///
     /// # Safety
-    /// `table` may be read and written as by a `&mut Table` until the row is no longer used, and
-    /// nobody else does so meanwhile. [`Table::find`] of that table gave `base`, and slots have not
-    /// moved since (see [`Table::moves`]), nor do they while the row is used.
+    /// The slot is one of the table's, from [`Opened::home`] or [`Opened::find`] since the table
+    /// was opened. The table stays open, and nobody else uses it, as long as the row is used.
     #[inline(always)]
-    pub unsafe fn find(table: *mut Table, base: usize) -> Option<RowAt> {
-        // SAFETY: the caller lends the table; a slot begins at `base`, and `STAMP` is in it.
-        let (words, stamp) = unsafe {
-            let words = (*table).slots_ptr().add(base);
-            (words, *words.add(STAMP))
-        };
-        (stamp & 1 == 1).then_some(RowAt { words, table, base })
+    pub unsafe fn at(slot: *mut u64, table: *mut Opened<'_>) -> RowAt {
+        RowAt { words: slot, table: table.cast() }
+    }
+
+    /// Whether this is the slot of the key, and its row is there.
+    ///
+    /// # Safety
+    /// As of [`RowAt::at`].
+    #[inline(always)]
+    pub unsafe fn is(self, key: u64) -> bool {
+        // A free slot has no row, so it needs no look of its own.
+        // SAFETY: the slot has a header.
+        unsafe { (*self.words.add(KEY) == key) & (*self.words.add(STAMP) & 1 == 1) }
+    }
+
+    /// Whether both are one row.
+    #[inline(always)]
+    pub fn is_same(self, other: RowAt) -> bool {
+        self.words == other.words
     }
 
     /// Words that stand for a row. Only [`RowAt::word`] and [`RowAt::set`] may be used on it.
+    #[inline(always)]
     pub fn frame(words: *mut u64) -> RowAt {
-        RowAt { words, table: std::ptr::null_mut(), base: 0 }
+        RowAt { words, table: std::ptr::null_mut() }
     }
 
     /// A word of the slot.
     ///
     /// # Safety
-    /// As of [`RowAt::find`]; `at` is less than the words of a slot, or of the frame.
+    /// As of [`RowAt::at`]; `at` is less than the words of a slot, or of the frame.
     #[inline(always)]
     pub unsafe fn word(self, at: usize) -> u64 {
         // SAFETY: as the caller says.
@@ -63,11 +160,34 @@ impl RowAt {
     /// Begins a new version at `seq`, more than 0; nothing happens when one has begun already.
     ///
     /// # Safety
-    /// As of [`RowAt::find`]; the table has no values beside its slots.
+    /// As of [`RowAt::at`]; fewer versions have been begun than the table was opened for.
     #[inline(always)]
     pub unsafe fn begin(self, seq: Seq) {
-        // SAFETY: as the caller says.
-        unsafe { begin(self.words, self.table, self.base, seq) }
+        // SAFETY: the table is open, says the caller, and a slot of `stride` words
+        // begins at `words`. The log, which is other memory, has room for the version.
+        unsafe {
+            let stamp = *self.words.add(STAMP);
+            debug_assert!(stamp >> 1 <= seq, "versions are written in stamp order");
+            if stamp >> 1 == seq {
+                return;
+            }
+            let table = self.table;
+            let at = (*table).len;
+            let entry = (*table).log.add(at);
+            prefetch_address(entry.wrapping_add(LOG_AHEAD));
+            // Most rows have one column beside the key: two halves of 16 bytes.
+            let (from, to) = (self.words.cast::<[u64; 2]>(), entry.cast::<[u64; 2]>());
+            let stride = (*table).stride;
+            if stride == 4 {
+                *to = *from;
+                *to.add(1) = *from.add(1);
+            } else {
+                copy_slot(self.words, entry, stride);
+            }
+            (*table).len = at + stride;
+            *self.words.add(LINK) = (at as u64) << 32 | TAKEN;
+            *self.words.add(STAMP) = stamp_word(seq, true);
+        }
     }
 
     /// Puts the version before back in its place, if one has begun at `seq`; `true` when so. Once
@@ -75,19 +195,16 @@ impl RowAt {
     /// [`RowAt::forget`].
     ///
     /// # Safety
-    /// As of [`RowAt::begin`].
+    /// As of [`RowAt::at`].
     pub unsafe fn undo(self, seq: Seq) -> bool {
-        // SAFETY: as in `begin`.
+        // SAFETY: the table is open; the link of a version begun while it is leads into the log.
         unsafe {
             if *self.words.add(STAMP) >> 1 != seq {
                 return false;
             }
-            let at = (*self.words.add(LINK) >> 32) as u32;
-            let columns = (*self.table).stride() - HEADER_WORDS;
-            let body = std::slice::from_raw_parts_mut(self.words.add(HEADER_WORDS), columns);
-            let (link, stamp) = (*self.table).log_mut().copy_back(at, body);
-            *self.words.add(LINK) = u64::from(link) << 32 | TAKEN;
-            *self.words.add(STAMP) = stamp;
+            let at = (*self.words.add(LINK) >> 32) as usize;
+            let table = self.table;
+            std::ptr::copy_nonoverlapping((*table).log.add(at), self.words, (*table).stride);
             true
         }
     }
@@ -95,55 +212,22 @@ impl RowAt {
     /// Takes the last version from the log of the row's table.
     ///
     /// # Safety
-    /// As of [`RowAt::begin`]; the version's row was undone.
+    /// As of [`RowAt::at`]; the version's row was undone.
     pub unsafe fn forget(self) {
-        // SAFETY: the caller lends the table.
+        // SAFETY: the table is open, and its log has that version at its end.
         unsafe {
-            let columns = (*self.table).stride() - HEADER_WORDS;
-            (*self.table).log_mut().pop(columns);
+            let table = self.table;
+            (*table).len -= (*table).stride;
         }
     }
 }
 
-/// [`RowAt::begin`], by its parts. The usual case, a row of one column and room in the log, stands
-/// alone and needs few registers; everything else is one call.
+/// Copies a slot to the log.
 ///
 /// # Safety
-/// As of [`RowAt::begin`].
-#[inline(always)]
-unsafe fn begin(words: *mut u64, table: *mut Table, base: usize, seq: Seq) {
-    // SAFETY: the caller lends the table, and a slot of `stride` words begins at `words`. The log
-    // is not the memory of the slots.
-    unsafe {
-        let stamp = *words.add(STAMP);
-        debug_assert!(stamp >> 1 <= seq, "versions are written in stamp order");
-        if stamp >> 1 == seq {
-            return;
-        }
-        let link = (*words.add(LINK) >> 32) as u32;
-        let is_short = (*table).stride() == HEADER_WORDS + 1;
-        let at = match is_short.then_some((*table).log_mut()) {
-            Some(log) if log.has_room() => {
-                log.push_one(base, link, stamp, *words.add(HEADER_WORDS))
-            }
-            _ => push_slowly(words, table, base),
-        };
-        *words.add(LINK) = u64::from(at) << 32 | TAKEN;
-        *words.add(STAMP) = stamp_word(seq, true);
-    }
-}
-
-/// Moves a version to the log, however long it is and wherever the log has room.
-///
-/// # Safety
-/// As of [`RowAt::begin`].
+/// Both have `stride` words.
 #[inline(never)]
-unsafe fn push_slowly(words: *mut u64, table: *mut Table, base: usize) -> u32 {
-    // SAFETY: as in `begin`.
-    unsafe {
-        let (stamp, link) = (*words.add(STAMP), (*words.add(LINK) >> 32) as u32);
-        let columns = (*table).stride() - HEADER_WORDS;
-        let body = std::slice::from_raw_parts(words.add(HEADER_WORDS), columns);
-        (*table).log_mut().push(base, link, stamp, body)
-    }
+unsafe fn copy_slot(slot: *const u64, entry: *mut u64, stride: usize) {
+    // SAFETY: as the caller says; the log and the slots are different memory.
+    unsafe { std::ptr::copy_nonoverlapping(slot, entry, stride) };
 }

@@ -16,7 +16,7 @@ mod layout;
 mod table;
 mod version;
 
-pub use at::RowAt;
+pub use at::{Opened, RowAt};
 pub use cells::{prefetch, prefetch_address};
 pub use layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 pub use table::{row_hash, Change, Table};

@@ -12,7 +12,7 @@ use crate::layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 use crate::version::{stamp_word, Seq, VersionLog, NO_LINK};
 
 /// A slot's words: [`KEY`], [`STAMP`], [`LINK`], null bits, columns.
-const KEY: usize = KEY_WORD;
+pub(crate) const KEY: usize = KEY_WORD;
 /// Sequence number and presence of the newest version.
 pub(crate) const STAMP: usize = 1;
 /// In the high half the link to the version before; in bit 0 whether the slot is taken.
@@ -223,7 +223,9 @@ impl Table {
         self.taken += 1;
         let slot = self.keys.as_mut().expect("not a word key").insert(Key::of(key));
         let base = slot as usize * self.stride;
-        self.slots.words_mut()[base + LINK] = u64::from(NO_LINK) << 32 | TAKEN;
+        let words = self.slots.words_mut();
+        words[base + KEY] = u64::from(slot);
+        words[base + LINK] = u64::from(NO_LINK) << 32 | TAKEN;
         slot
     }
 
@@ -256,13 +258,10 @@ impl Table {
 
     // ---- rows as words --------------------------------------------------------------------
 
-    /// The hash of a word key: one folded multiplication. Its high bits, which choose the slot,
-    /// are for keys close to each other those of a multiplication by the golden ratio: they fall
-    /// far apart and evenly.
+    /// The hash of a word key.
     #[inline(always)]
     pub fn hash(&self, key: u64) -> u64 {
-        let wide = u128::from(key ^ self.seed) * 0x9E37_79B9_7F4A_7C15u128;
-        (wide as u64) ^ (wide >> 64) as u64
+        hash(key, self.seed)
     }
 
     /// Asks for the slot of a key with this hash to be brought into the cache.
@@ -354,14 +353,13 @@ impl Table {
     #[inline(always)]
     fn supersede(&mut self, base: usize, seq: Seq) {
         let stride = self.stride;
-        let (slot, body) = self.slots.words_mut()[base..base + stride].split_at_mut(HEADER_WORDS);
+        let slot = &mut self.slots.words_mut()[base..base + stride];
         let stamp = slot[STAMP];
         debug_assert!(stamp >> 1 <= seq, "versions are written in stamp order");
         if stamp >> 1 == seq && seq != 0 {
             return;
         }
-        let link = (slot[LINK] >> 32) as u32;
-        let at = self.log.push(base, link, stamp, body);
+        let at = self.log.push(slot);
         slot[LINK] = u64::from(at) << 32 | TAKEN;
         if self.layout.values > 0 {
             let index = base / stride;
@@ -377,9 +375,14 @@ impl Table {
         self.slots.as_mut_ptr()
     }
 
-    #[inline(always)]
-    pub(crate) fn stride(&self) -> usize {
-        self.stride
+    /// Words of a slot, number of slots less one, how far hashes are shifted, and the hash's seed.
+    pub(crate) fn shape(&self) -> (usize, usize, u32, u64) {
+        (self.stride, self.capacity - 1, self.shift, self.seed)
+    }
+
+    /// Whether rows are nothing but words in slots, found by a word.
+    pub fn has_plain_rows(&self) -> bool {
+        self.layout.word_key && self.layout.values == 0
     }
 
     #[inline(always)]
@@ -453,21 +456,36 @@ impl Table {
                     slot
                 }
             };
-            self.slots.words_mut()[slot * stride..][..stride].copy_from_slice(words);
+            let to = &mut self.slots.words_mut()[slot * stride..][..stride];
+            to.copy_from_slice(words);
+            if self.keys.is_some() {
+                to[KEY] = slot as u64;
+            }
             self.values[slot * beside..][..beside]
                 .swap_with_slice(&mut old_values[from * beside..][..beside]);
             moved[from] = slot as u32;
             self.taken += 1;
         }
-        self.log.remap(&moved, &self.layout);
+        if self.keys.is_some() {
+            self.log.remap(&moved, &self.layout);
+        }
     }
 
     // ---- commit, changes, hashes ----------------------------------------------------------
 
     /// The rows written since the last commit, by partition and key.
     pub fn changes(&self) -> Vec<Change> {
-        let mut slots: Vec<u32> =
-            self.log.links(&self.layout).map(|at| self.log.entry(at, &self.layout).slot).collect();
+        let slot = |at: u32| {
+            let key = self.log.entry(at, &self.layout).key;
+            match &self.keys {
+                Some(_) => key as u32,
+                None => {
+                    let base = self.find(key, self.hash(key)).expect("slots keep their keys");
+                    (base / self.stride) as u32
+                }
+            }
+        };
+        let mut slots: Vec<u32> = self.log.links(&self.layout).map(slot).collect();
         slots.sort_unstable();
         slots.dedup();
         let change = |&slot: &u32| {
@@ -543,6 +561,15 @@ impl Table {
             .filter_map(|slot| self.row(slot))
             .fold(0, |sum: u128, row| sum.wrapping_add(row_hash(&self.spec.name, &row, &mut bytes)))
     }
+}
+
+/// The hash of a word key: one folded multiplication. Its high bits, which choose the slot, are for
+/// keys close to each other those of a multiplication by the golden ratio: they fall far apart and
+/// evenly.
+#[inline(always)]
+pub(crate) fn hash(key: u64, seed: u64) -> u64 {
+    let wide = u128::from(key ^ seed) * 0x9E37_79B9_7F4A_7C15u128;
+    (wide as u64) ^ (wide >> 64) as u64
 }
 
 /// The hash of one row of a table; [`Table::state_hash`] is the sum over its rows. `scratch` is

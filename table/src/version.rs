@@ -2,8 +2,8 @@
 
 use tidemill_core::Value;
 
-use crate::cells::prefetch_address;
-use crate::layout::Layout;
+use crate::layout::{Layout, HEADER_WORDS, KEY_WORD};
+use crate::table::{LINK, STAMP};
 
 /// The dense rank of a transaction in the one order, from 1. 0 is the initial state.
 pub type Seq = u64;
@@ -17,9 +17,12 @@ pub(crate) fn stamp_word(seq: Seq, present: bool) -> u64 {
     seq << 1 | u64::from(present)
 }
 
-/// Superseded versions. Each entry is two words (where its slot begins and the link to the next
-/// older version, 32 bits each; stamp) and the version's body; the values beside it stand in
-/// `values`. A link is the index of an entry's first word.
+/// Superseded versions. Each entry is the slot as it was, word for word: its key (or, in a table
+/// whose keys are not words, the slot's number), stamp, link and columns; the values beside it stand
+/// in `values`. A link is the index of an entry's first word.
+///
+/// Whole slots, although their keys are known from elsewhere: a slot of four words is copied in two
+/// instructions, and leaving words out would take more.
 ///
 /// The link of a version that was committed before the log was last cleared is stale. Nobody
 /// follows it: whoever reads the past stops at such a version at the latest.
@@ -30,21 +33,19 @@ pub(crate) struct VersionLog {
     values_bytes: usize,
 }
 
-pub(crate) const ENTRY_HEADER: usize = 2;
-
 /// How far ahead of its end the log asks for memory, in words. It is read and written so seldom
 /// that each epoch finds it gone from the caches.
-const LOG_AHEAD: usize = 64;
+pub(crate) const LOG_AHEAD: usize = 64;
 
 impl VersionLog {
     /// Number of entries.
     pub(crate) fn len(&self, layout: &Layout) -> usize {
-        self.words.len() / (ENTRY_HEADER + layout.body_words())
+        self.words.len() / layout.slot_words()
     }
 
     /// Their links.
     pub(crate) fn links(&self, layout: &Layout) -> impl Iterator<Item = u32> {
-        (0..self.words.len() as u32).step_by(ENTRY_HEADER + layout.body_words())
+        (0..self.words.len() as u32).step_by(layout.slot_words())
     }
 
     pub(crate) fn clear(&mut self) {
@@ -59,53 +60,33 @@ impl VersionLog {
             + self.values_bytes
     }
 
-    /// Whether there is room for one more version of one column.
-    #[inline(always)]
-    pub(crate) fn has_room(&self) -> bool {
-        self.words.capacity() - self.words.len() > ENTRY_HEADER
+    /// Room for so many more words.
+    pub(crate) fn reserve(&mut self, words: usize) {
+        self.words.reserve(words);
+        // Links are 32 bits.
+        assert!(self.words.len() + words < NO_LINK as usize, "an epoch has 2^32 words of versions");
     }
 
-    /// As [`VersionLog::push`], of a version of one column.
+    /// The first word, and how many there are. Asking again leaves earlier pointers good.
+    pub(crate) fn raw(&mut self) -> (*mut u64, usize) {
+        (self.words.as_mut_ptr(), self.words.len())
+    }
+
+    /// What was written by pointer belongs to the log.
     ///
     /// # Safety
-    /// There is room for it (see [`VersionLog::has_room`]).
-    #[inline(always)]
-    pub(crate) unsafe fn push_one(&mut self, base: usize, link: u32, stamp: u64, word: u64) -> u32 {
+    /// So many words have been written, within the room that was reserved.
+    pub(crate) unsafe fn set_len(&mut self, words: usize) {
+        debug_assert!(words <= self.words.capacity());
+        // SAFETY: as the caller says.
+        unsafe { self.words.set_len(words) }
+    }
+
+    /// Appends the version that a slot is about to lose; gives its link.
+    pub(crate) fn push(&mut self, slot: &[u64]) -> u32 {
         let at = self.words.len();
-        // SAFETY: there is room behind the vector's first `at` words, its length, says the caller,
-        // and the entry is written before the vector becomes that much longer.
-        unsafe {
-            let end = self.words.as_mut_ptr().add(at);
-            prefetch_address(end.wrapping_add(LOG_AHEAD));
-            end.write((base as u64) << 32 | u64::from(link));
-            end.add(1).write(stamp);
-            end.add(ENTRY_HEADER).write(word);
-            self.words.set_len(at + ENTRY_HEADER + 1);
-        }
+        self.words.extend_from_slice(slot);
         at as u32
-    }
-
-    /// Appends the version that the slot at `base` is about to lose; gives its link.
-    pub(crate) fn push(&mut self, base: usize, link: u32, stamp: u64, body: &[u64]) -> u32 {
-        let at = self.words.len();
-        self.words.reserve(ENTRY_HEADER + body.len());
-        self.words.extend_from_slice(&[(base as u64) << 32 | u64::from(link), stamp]);
-        self.words.extend_from_slice(body);
-        at as u32
-    }
-
-    /// Copies the body of a version of a table without values beside its slots; gives its link and
-    /// stamp.
-    pub(crate) fn copy_back(&self, at: u32, body: &mut [u64]) -> (u32, u64) {
-        let stride = ENTRY_HEADER + body.len();
-        let entry = &self.words[at as usize..][..stride];
-        body.copy_from_slice(&entry[ENTRY_HEADER..]);
-        (entry[0] as u32, entry[1])
-    }
-
-    /// Takes away the version that was pushed last, of a table without values beside its slots.
-    pub(crate) fn pop(&mut self, body_words: usize) {
-        self.words.truncate(self.words.len() - body_words - ENTRY_HEADER);
     }
 
     /// Appends the values beside the version that was pushed last.
@@ -115,29 +96,28 @@ impl VersionLog {
     }
 
     pub(crate) fn entry(&self, at: u32, layout: &Layout) -> Entry<'_> {
-        let stride = ENTRY_HEADER + layout.body_words();
+        let stride = layout.slot_words();
         let words = &self.words[at as usize..][..stride];
         Entry {
-            slot: ((words[0] >> 32) as usize / layout.slot_words()) as u32,
-            link: words[0] as u32,
-            stamp: words[1],
-            body: &words[ENTRY_HEADER..],
+            key: words[KEY_WORD],
+            link: (words[LINK] >> 32) as u32,
+            stamp: words[STAMP],
+            body: &words[HEADER_WORDS..],
             values: &self.values[at as usize / stride * layout.values..][..layout.values],
         }
     }
 
-    /// Slots have moved: `moved[old] = new`.
+    /// Slots of a table whose keys are not words have moved: `moved[old] = new`.
     pub(crate) fn remap(&mut self, moved: &[u32], layout: &Layout) {
-        let (stride, slot_words) = (ENTRY_HEADER + layout.body_words(), layout.slot_words());
-        for entry in self.words.chunks_exact_mut(stride) {
-            let slot = moved[(entry[0] >> 32) as usize / slot_words] as usize;
-            entry[0] = ((slot * slot_words) as u64) << 32 | (entry[0] & u64::from(u32::MAX));
+        for entry in self.words.chunks_exact_mut(layout.slot_words()) {
+            entry[KEY_WORD] = u64::from(moved[entry[KEY_WORD] as usize]);
         }
     }
 }
 
 pub(crate) struct Entry<'a> {
-    pub(crate) slot: u32,
+    /// The slot's first word.
+    pub(crate) key: u64,
     pub(crate) link: u32,
     pub(crate) stamp: u64,
     pub(crate) body: &'a [u64],

@@ -144,7 +144,7 @@ fn native(work: Work) -> Result<Program> {
         deposits,
         &[(accounts, &["account"]), (assets, &["asset"])],
         &[deposited],
-        Arc::new(move |tx: &mut NativeTx<'_>| {
+        move |tx: &mut NativeTx<'_>| {
             let amount = tx.event(3);
             let balance = tx.get(0, 1).checked_add(amount).ok_or("overflow")?;
             let worked = work.run(balance, 0);
@@ -154,7 +154,7 @@ fn native(work: Work) -> Result<Program> {
             tx.set(1, 1, asset);
             tx.emit(0, &[tx.event(1), balance]);
             Ok(())
-        }),
+        },
     );
     b.native(
         "transfer",
@@ -166,7 +166,7 @@ fn native(work: Work) -> Result<Program> {
             (assets, &["dst_asset"]),
         ],
         &[transferred],
-        Arc::new(move |tx: &mut NativeTx<'_>| {
+        move |tx: &mut NativeTx<'_>| {
             let amount = tx.event(5);
             let (balance, asset) = (tx.get(0, 1), tx.get(1, 1));
             let worked = work.run(asset, work.run(balance, 0));
@@ -184,7 +184,7 @@ fn native(work: Work) -> Result<Program> {
             tx.set(3, 1, to);
             tx.emit(0, &[tx.event(1), balance]);
             Ok(())
-        }),
+        },
     );
     b.finish()
 }

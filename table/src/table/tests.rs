@@ -4,7 +4,6 @@ use proptest::prelude::*;
 use tidemill_core::{Column, DataType, Schema};
 
 use super::*;
-use crate::at::RowAt;
 
 /// What a row was, and since when.
 type Versions = Vec<(Seq, Option<Vec<Value>>)>;
@@ -207,14 +206,13 @@ fn rows_in_place_are_taken_back() {
             table.put(&row[..1], Some(&row), 0);
         }
         table.commit(0);
-        let base = |table: &Table, k: u64| table.find(k, table.hash(k)).unwrap();
-        let (a, b) = (base(&table, 0), base(&table, 2));
         let (before, log) = (table.state_hash(), table.bytes());
-        let table_ptr = &raw mut table;
-        // SAFETY: the table is used through this pointer only until the rows are done with, and
-        // the places were found before; no slot moves.
-        let rows = unsafe {
-            let rows = [a, b, a].map(|base| RowAt::find(table_ptr, base).unwrap());
+        let mut open = table.open(2);
+        assert!(open.find(77).is_none());
+        let rows = [0, 2, 0].map(|key| open.find(key).unwrap());
+        assert!(rows[0].is_same(rows[2]) && !rows[0].is_same(rows[1]));
+        // SAFETY: the table is open until the rows are done with; two versions are begun.
+        unsafe {
             rows[1].begin(5);
             rows[1].set(HEADER_WORDS, 77);
             rows[0].begin(5);
@@ -222,20 +220,21 @@ fn rows_in_place_are_taken_back() {
             rows[2].begin(5);
             assert_eq!(rows[2].word(HEADER_WORDS), 88, "equal keys are one row");
             assert_eq!(rows.map(|row| row.undo(5)), [true, true, false]);
-            rows
-        };
-        // SAFETY: as above; both versions have been undone.
-        unsafe { rows[..2].iter().for_each(|row| row.forget()) };
+            rows[..2].iter().for_each(|row| row.forget());
+        }
+        drop(open);
         assert_eq!((table.state_hash(), table.superseded()), (before, 0));
         assert!(table.bytes() >= log);
 
         // And written for good: the past is still there.
+        let mut open = table.open(1);
+        let row_2 = open.find(2).unwrap();
         // SAFETY: as above.
         unsafe {
-            let row = RowAt::find(&raw mut table, b).unwrap();
-            row.begin(6);
-            row.set(HEADER_WORDS, 99);
+            row_2.begin(6);
+            row_2.set(HEADER_WORDS, 99);
         }
+        drop(open);
         assert_eq!(table.get(&[Value::Int(2)]).unwrap()[1], Value::Int(99));
         assert_eq!(table.get_at(&[Value::Int(2)], 5).unwrap().unwrap().to_vec(), row(2, 20));
         assert_eq!(table.superseded(), 1);

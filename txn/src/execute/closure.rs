@@ -1,9 +1,16 @@
 //! What the closure of a native handler works on.
 
-use tidemill_core::DataType;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_core::{Batch, DataType, Schema};
 use tidemill_table::{Layout, Place, RowAt, Seq, HEADER_WORDS, KEY_WORD};
 
-use super::output::{Origin, OutputBuilder};
+use super::lane::{Copies, Lane};
+use super::native::NativeCode;
+use super::output::{Origin, OutputBuilder, WordRows};
+use super::segment::Course;
+use crate::order::Ranked;
 use crate::program::{Native, Program, RowRef};
 
 /// What setting a column needs.
@@ -56,9 +63,9 @@ impl Places {
         })
     }
 
-    /// Of rows whose columns stand one behind the other.
+    /// Of frames: slots whose columns are in the order of the schema.
     fn in_frames(program: &Program, native: &Native) -> Places {
-        let found = Places::of(program, native, |_, column| Ok(column));
+        let found = Places::of(program, native, |_, column| Ok(HEADER_WORDS + column));
         found.expect("every column has its place")
     }
 
@@ -102,90 +109,200 @@ impl Places {
     }
 }
 
-/// Where emitted events go.
+/// The columns of a batch of events. The first ones by pointer, null where there is none.
+#[derive(Debug, Default)]
+pub(crate) struct Columns<'a> {
+    near: [Pointer<u64>; NEAR],
+    all: Vec<&'a [u64]>,
+}
+
+impl<'a> Columns<'a> {
+    pub(crate) fn of(all: Vec<&'a [u64]>) -> Columns<'a> {
+        let mut near = [Pointer::default(); NEAR];
+        for (near, words) in near.iter_mut().zip(&all) {
+            *near = Pointer(words.as_ptr().cast_mut());
+        }
+        Columns { near, all }
+    }
+
+    /// # Safety
+    /// Every column has the event.
+    #[inline(always)]
+    pub(crate) unsafe fn word(&self, column: usize, event: usize) -> u64 {
+        if column < NEAR {
+            let words = self.near[column].0;
+            assert!(!words.is_null(), "no such event column");
+            // SAFETY: as the caller says.
+            return unsafe { *words.add(event) };
+        }
+        self.all[column][event]
+    }
+}
+
+/// Null by default.
 #[derive(Debug)]
-pub(crate) enum Emit<'a> {
-    /// Kept for whoever called: per event the stream's number, then its words.
-    Kept(&'a mut Vec<u64>),
-    /// To the outputs, by the closure's number of the stream.
-    Out {
-        builders: &'a mut [OutputBuilder],
-        streams: &'a [usize],
-        /// See [`Origin::pack`].
-        from: u64,
-        emitted: u32,
-    },
+struct Pointer<T>(*mut T);
+
+impl<T> Clone for Pointer<T> {
+    fn clone(&self) -> Pointer<T> {
+        *self
+    }
+}
+
+impl<T> Copy for Pointer<T> {}
+
+impl<T> Default for Pointer<T> {
+    fn default() -> Pointer<T> {
+        Pointer(std::ptr::null_mut())
+    }
+}
+
+/// Streams that a handler on the fast path may emit to, at most.
+pub(crate) const STREAMS_MAX: usize = 8;
+
+/// Where emitted events go, by the handler's number of the stream: to the outputs, or, when other
+/// handlers take them, to a vector, where they wait for the commit.
+#[derive(Debug, Default)]
+pub(crate) struct Outs {
+    rows: [Pointer<WordRows>; STREAMS_MAX],
+    /// Per event the stream's number, then its words.
+    pub(crate) kept: Vec<u64>,
+    are_kept: bool,
+}
+
+impl Outs {
+    /// Keeps events for whoever calls.
+    pub(crate) fn kept() -> Outs {
+        Outs { are_kept: true, ..Outs::default() }
+    }
+
+    /// Events go to the builders of these streams, at most [`STREAMS_MAX`], all of whose columns
+    /// are words; without streams they are kept.
+    pub(crate) fn attach(&mut self, builders: &mut [OutputBuilder], streams: Option<&[usize]>) {
+        self.are_kept = streams.is_none();
+        for (rows, stream) in self.rows.iter_mut().zip(streams.unwrap_or_default()) {
+            *rows = Pointer(builders[*stream].word_rows());
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn are_kept(&self) -> bool {
+        self.are_kept
+    }
+
+    /// Appends an event to an output.
+    ///
+    /// # Safety
+    /// The builders that were attached are there, and nobody else uses them.
+    #[inline(always)]
+    pub(crate) unsafe fn push(
+        &self,
+        stream: usize,
+        origin: Origin,
+        width: usize,
+        word: impl Fn(usize) -> u64,
+    ) {
+        let rows = self.rows[stream].0;
+        assert!(!rows.is_null(), "no such stream");
+        // SAFETY: as the caller says.
+        unsafe { (*rows).push(origin, width, word) };
+    }
+
+    /// Takes back what a transaction emitted.
+    ///
+    /// # Safety
+    /// As of [`Outs::push`].
+    #[cold]
+    #[inline(never)]
+    pub(crate) unsafe fn take_back(&mut self, origin: Origin) {
+        self.kept.clear();
+        for rows in self.rows.iter().filter(|rows| !rows.0.is_null()) {
+            // SAFETY: as the caller says.
+            unsafe { (*rows.0).take_back(origin) };
+        }
+    }
 }
 
 /// What a native closure works on: the event's words and its rows' words.
 #[derive(Debug)]
 pub struct NativeTx<'a> {
-    /// The columns of a batch of events.
-    columns: &'a [&'a [u64]],
+    columns: &'a Columns<'a>,
     /// The event's row there.
     event: usize,
     /// Where the rows are; those with equal keys at one place.
     rows: &'a [RowAt],
     places: &'a Places,
-    /// Number of the version that setting a column begins; none when the rows are frames.
-    seq: Option<Seq>,
+    /// Number of the version that setting a column begins; 0 when the rows are frames, whose
+    /// versions, with a stamp of 0, have all begun.
+    seq: Seq,
     /// Per row: whether a column was set.
     dirty: u64,
     /// Per row: whether it was there.
     present: u64,
-    emit: Emit<'a>,
+    outs: &'a mut Outs,
+    origin: Origin,
+    emitted: u32,
 }
 
 impl<'a> NativeTx<'a> {
-    /// A transaction on rows in their slots, which are there.
+    /// A transaction at `seq` on rows in their slots, or on frames, where `seq` is 0.
     ///
     /// # Safety
-    /// The rows may be used (see [`RowAt::find`]) as long as the transaction, are of the tables
-    /// that `places` was made of, in its order, and `seq` is more than 0.
+    /// The rows may be used (see [`RowAt::at`]) as long as the transaction, are of the tables
+    /// that `places` was made of, in its order, with room for a version of each. Every column has
+    /// the event. The stamps of frames are 0. The builders attached to `outs` are there.
     #[inline(always)]
-    pub(crate) unsafe fn in_slots(
-        columns: &'a [&'a [u64]],
+    #[allow(clippy::too_many_arguments)] // All of it stays in registers.
+    pub(crate) unsafe fn new(
+        columns: &'a Columns<'a>,
         event: usize,
         rows: &'a [RowAt],
         places: &'a Places,
         seq: Seq,
-        emit: Emit<'a>,
+        present: u64,
+        outs: &'a mut Outs,
+        origin: Origin,
     ) -> NativeTx<'a> {
-        let (seq, present) = (Some(seq), u64::MAX);
-        NativeTx { columns, event, rows, places, seq, dirty: 0, present, emit }
+        let (dirty, emitted) = (0, 0);
+        NativeTx { columns, event, rows, places, seq, dirty, present, outs, origin, emitted }
     }
 
-    /// Takes back what was set and what was emitted to the outputs.
-    #[cold]
-    pub(crate) fn undo(self) {
-        let Some(seq) = self.seq else { return };
-        let set = |row: &usize| self.dirty >> row & 1 == 1;
-        // SAFETY: `in_slots` asks that the rows may be used; theirs are the last versions.
-        let undone: Vec<usize> = (0..self.rows.len())
-            .filter(set)
-            .filter(|row| unsafe { self.rows[*row].undo(seq) })
-            .collect();
-        // SAFETY: as above; all of the transaction's versions have been undone.
-        undone.iter().for_each(|row| unsafe { self.rows[*row].forget() });
-        if let Emit::Out { builders, streams, from, .. } = self.emit {
-            let origin = Origin::unpack(from, 0);
-            streams.iter().for_each(|stream| builders[*stream].take_back(origin));
-        }
+    /// A bit for each row of which a column was set.
+    #[inline(always)]
+    pub(crate) fn dirty(&self) -> u64 {
+        self.dirty
     }
+}
+
+/// Takes back what a transaction at `seq` set, by a bit for each row. (Its parts, and not the transaction itself: what is lent to a function has to be in
+/// memory, and all others would pay for it.)
+///
+/// # Safety
+/// As of [`NativeTx::new`], which was given these rows, and that number.
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn undo<const N: usize>(rows: [RowAt; N], dirty: u64, seq: Seq) {
+    let set = |row: &usize| dirty >> row & 1 == 1;
+    // SAFETY: the rows may be used, and theirs are the last versions.
+    let undone: Vec<usize> =
+        (0..N).filter(set).filter(|row| unsafe { rows[*row].undo(seq) }).collect();
+    // SAFETY: as above; all of the transaction's versions have been undone.
+    undone.iter().for_each(|row| unsafe { rows[*row].forget() });
 }
 
 impl NativeTx<'_> {
     /// A column of the event: an int, timestamp, decimal's units, bool or a float's bits.
     #[inline(always)]
     pub fn event(&self, column: usize) -> i64 {
-        self.columns[column][self.event] as i64
+        // SAFETY: `new` asks that every column has the event.
+        unsafe { self.columns.word(column, self.event) as i64 }
     }
 
     /// A column of a row.
     #[inline(always)]
     pub fn get(&self, row: usize, column: usize) -> i64 {
         let (at, place) = (self.rows[row], self.places.at(row, column));
-        // SAFETY: the row is as `in_slots` or `on_frames` has it, and the place is one of its words.
+        // SAFETY: the row is as `new` has it, and the place is one of its words.
         unsafe { at.word(usize::from(place.word)) as i64 }
     }
 
@@ -209,10 +326,8 @@ impl NativeTx<'_> {
     #[inline(always)]
     fn begin(&mut self, row: usize, at: RowAt) {
         self.dirty |= 1 << row;
-        if let Some(seq) = self.seq {
-            // SAFETY: as `in_slots` asks.
-            unsafe { at.begin(seq) };
-        }
+        // SAFETY: as `new` asks.
+        unsafe { at.begin(self.seq) };
     }
 
     /// Whether the row was there when the transaction began.
@@ -224,18 +339,15 @@ impl NativeTx<'_> {
     /// Emits an event to the handler's stream number `stream`.
     #[inline(always)]
     pub fn emit(&mut self, stream: usize, words: &[i64]) {
-        match &mut self.emit {
-            Emit::Out { builders, streams, from, emitted } => {
-                let builder = &mut builders[streams[stream]];
-                let origin = Origin::unpack(*from, *emitted);
-                builder.push_words(origin, words.len(), |c| words[c] as u64);
-                *emitted += 1;
-            }
-            Emit::Kept(kept) => {
-                kept.push(stream as u64);
-                kept.extend(words.iter().map(|w| *w as u64));
-            }
+        if self.outs.are_kept {
+            self.outs.kept.push(stream as u64);
+            self.outs.kept.extend(words.iter().map(|w| *w as u64));
+            return;
         }
+        let origin = self.origin.output(self.emitted);
+        // SAFETY: as `new` asks.
+        unsafe { self.outs.push(stream, origin, words.len(), |c| words[c] as u64) };
+        self.emitted += 1;
     }
 }
 
@@ -265,28 +377,35 @@ pub(crate) fn on_frames(
     bases: &[u32],
     present: u64,
 ) -> Result<OnFrames, &'static str> {
-    let places = Places::in_frames(program, native);
-    let columns: Vec<&[u64]> = event.iter().map(std::slice::from_ref).collect();
-    let (first, room) = (words.as_mut_ptr(), words.len());
+    // A frame for each place where a row begins, as a slot with a stamp of 0.
+    let mut frames: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
     let row = |(row, base): (&RowRef, &u32)| {
-        let (base, len) = (*base as usize, program.tables[row.table.index()].schema.len());
-        assert!(base + len <= room, "a row lies within the words");
-        // `wrapping_add`, because the check above is all there is to say.
-        RowAt::frame(first.wrapping_add(base))
+        let len = program.tables[row.table.index()].schema.len();
+        let frame = frames.entry(*base).or_insert_with(|| {
+            let header = [0; HEADER_WORDS].into_iter();
+            header.chain(words[*base as usize..][..len].iter().copied()).collect()
+        });
+        RowAt::frame(frame.as_mut_ptr())
     };
     let rows: Vec<RowAt> = native.rows.iter().zip(bases).map(row).collect();
-    let mut emitted = Vec::new();
-    let mut tx = NativeTx {
-        columns: &columns,
-        event: 0,
-        rows: &rows,
-        places: &places,
-        seq: None,
-        dirty: 0,
-        present,
-        emit: Emit::Kept(&mut emitted),
+    let code = NativeCode {
+        rows: Vec::new(),
+        places: Places::in_frames(program, native),
+        streams: Vec::new(),
+        consumed: true,
     };
-    native.body.call(&mut tx)?;
-    let dirty = tx.dirty;
+    let none = Batch::new(Arc::new(Schema::new(Vec::new())), Vec::new(), 1);
+    let mut lane = Lane::copies(&none, event, Copies { rows, present, done: None });
+    let mut course =
+        Course { order: &[Ranked { lane: 0, row: 0 }], at: 0, seq: 0, prefetch: false };
+    // SAFETY: the frames have a stamp of 0 and the columns that `places` says; they stay where they
+    // are until they are read below.
+    unsafe { native.body.run(&mut course, &mut lane, &code) };
+    let done = lane.copies.and_then(|copies| copies.done);
+    let (dirty, emitted) = (done.expect("the closure has run")?, lane.outs.kept);
+    for (base, frame) in frames {
+        let columns = &frame[HEADER_WORDS..];
+        words[base as usize..][..columns.len()].copy_from_slice(columns);
+    }
     Ok(OnFrames { dirty, emitted })
 }

@@ -1,9 +1,11 @@
 //! Lanes: the events of one run for one handler, walked from front to back. Ahead of the walk keys
-//! are hashed and their slots asked for, by the block; at a block's beginning its slots are found.
+//! are hashed and their slots asked for, by the block.
 
 use tidemill_core::Batch;
-use tidemill_table::Table;
+use tidemill_table::{Opened, RowAt};
 
+use super::closure::{Columns, Outs};
+use super::output::OutputBuilder;
 use super::words::KeyFrom;
 
 /// Rows of a lane that are staged together.
@@ -15,9 +17,6 @@ const AHEAD: usize = 2 * BLOCK;
 const EVENTS_AHEAD: usize = 12 * BLOCK;
 /// Staged rows that a lane keeps: at least the block being executed and those ahead.
 const RING: usize = 4 * BLOCK;
-
-/// A slot that is not there: its row is missing.
-pub(crate) const MISSING: usize = usize::MAX;
 
 /// The columns of a batch as words; booleans are unpacked.
 #[derive(Debug)]
@@ -52,12 +51,6 @@ impl<'a> WordColumns<'a> {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum KeySource<'a> {
-    Column(&'a [u64]),
-    Const(u64),
-}
-
 /// What a handler's code wants of its events.
 #[derive(Debug)]
 pub(crate) struct Wants {
@@ -65,34 +58,60 @@ pub(crate) struct Wants {
     pub(crate) columns: Vec<usize>,
     /// Per row: its table and where its key comes from.
     pub(crate) keys: Vec<(usize, KeyFrom)>,
-    /// Pairs of rows of one table, whose keys may turn out equal.
-    pub(crate) pairs: Vec<(u8, u8)>,
+}
+
+/// A row of each transaction of a lane: where its keys are and whose they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowSource {
+    /// A key for each event.
+    keys: *const u64,
+    /// The open table, as of the last [`Lane::attach`].
+    table: *mut Opened<'static>,
+    number: usize,
+}
+
+/// What one transaction on copies of rows works on, and what it came to.
+#[derive(Debug)]
+pub(crate) struct Copies {
+    /// Frames of the rows, whose stamps are 0; those with equal keys are one.
+    pub(crate) rows: Vec<RowAt>,
+    /// A bit for each row that is there.
+    pub(crate) present: u64,
+    /// Set when it has run: a bit for each row that was written, or why it aborts.
+    pub(crate) done: Option<Result<u64, &'static str>>,
 }
 
 /// A lane being walked.
+///
+/// Everything that a transaction needs of it stands in it by pointer, so that a loop over
+/// transactions has nothing to prepare: it is left and entered again after every third one.
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
     pub(crate) batch: &'a Batch,
     pub(crate) handler: usize,
     /// Whether the fast path can take its events.
     pub(crate) fast: bool,
+    /// The lane's index in the epoch.
+    pub(crate) index: u32,
     /// The event columns that the code wants, in its order.
-    pub(crate) columns: Vec<&'a [u64]>,
-    sources: Vec<(usize, KeySource<'a>)>,
+    pub(crate) columns: Columns<'a>,
+    /// Where its transactions emit to.
+    pub(crate) outs: Outs,
+    /// Set when its one transaction works on copies of rows.
+    pub(crate) copies: Option<Copies>,
+    /// From this event on staging must go on.
+    pub(crate) stage_at: usize,
+    sources: Vec<RowSource>,
+    /// For the staged events in a ring, row of the transaction by row: where the search for its
+    /// slot begins.
+    homes: Vec<*mut u64>,
+    /// Keys that are constants, as columns.
+    constants: Vec<Vec<u64>>,
     /// Event columns to be asked for ahead of time.
     ahead: Vec<&'a [u64]>,
-    pairs: Vec<(u8, u8)>,
-    /// Per row of the transaction, for the staged rows of the lane in a ring: its key, the key's
-    /// hash, and where its slot begins.
-    keys: Vec<u64>,
-    hashes: Vec<u64>,
-    bases: Vec<usize>,
+    /// Events before this one are staged.
     staged_to: usize,
-    /// Rows up to here are located, as of [`Lane::moves`].
-    located_to: usize,
-    /// Of the block being executed: which rows have two equal keys in one table.
-    equal: u32,
-    /// How often slots of any table had moved when the block was located.
+    /// How often slots of any table had moved when the lane was attached.
     moves: u64,
 }
 
@@ -100,135 +119,153 @@ impl<'a> Lane<'a> {
     /// A lane; without wants, one that the general path takes.
     pub(crate) fn new(
         batch: &'a Batch,
+        index: usize,
         handler: usize,
-        columns: &'a WordColumns<'a>,
-        wants: Option<&Wants>,
+        wants: Option<(&Wants, &'a WordColumns<'a>)>,
     ) -> Lane<'a> {
         let mut lane = Lane {
             batch,
             handler,
             fast: false,
-            columns: Vec::new(),
+            index: index as u32,
+            columns: Columns::default(),
+            outs: Outs::default(),
+            copies: None,
+            stage_at: 0,
             sources: Vec::new(),
+            homes: Vec::new(),
+            constants: Vec::new(),
             ahead: Vec::new(),
-            pairs: Vec::new(),
-            keys: Vec::new(),
-            hashes: Vec::new(),
-            bases: Vec::new(),
             staged_to: 0,
-            located_to: 0,
-            equal: 0,
-            moves: 0,
+            moves: u64::MAX,
         };
-        let Some(wants) = wants else { return lane };
+        let Some((wants, columns)) = wants else { return lane };
+        let mut found = Vec::new();
         for column in &wants.columns {
             let Some(words) = columns.get(*column) else { return lane };
-            lane.columns.push(words);
+            assert_eq!(words.len(), batch.len(), "a column has a word for each event");
+            found.push(words);
         }
-        for (table, key) in &wants.keys {
-            let source = match key {
-                KeyFrom::Const(word) => KeySource::Const(*word),
+        for (number, key) in &wants.keys {
+            let keys = match key {
+                KeyFrom::Const(word) => {
+                    lane.constants.push(vec![*word; batch.len()]);
+                    lane.constants[lane.constants.len() - 1].as_ptr()
+                }
                 KeyFrom::Column(column) => match columns.get(usize::from(*column)) {
-                    Some(words) => KeySource::Column(words),
+                    Some(words) => {
+                        assert_eq!(words.len(), batch.len(), "a column has a word for each event");
+                        lane.ahead.push(words);
+                        words.as_ptr()
+                    }
                     None => return lane,
                 },
             };
-            lane.sources.push((*table, source));
+            lane.sources.push(RowSource { keys, table: std::ptr::null_mut(), number: *number });
         }
-        let keys = lane.sources.iter().filter_map(|(_, source)| match source {
-            KeySource::Column(words) => Some(*words),
-            KeySource::Const(_) => None,
-        });
-        lane.ahead = lane.columns.iter().copied().chain(keys).collect();
+        lane.ahead.extend(&found);
         lane.ahead.sort_unstable_by_key(|words| words.as_ptr());
         lane.ahead.dedup_by_key(|words| words.as_ptr());
-        lane.pairs.clone_from(&wants.pairs);
-        let room = RING * lane.sources.len();
-        (lane.keys, lane.hashes) = (vec![0; room], vec![0; room]);
-        lane.bases = vec![MISSING; room];
+        lane.homes = vec![std::ptr::null_mut(); RING * lane.sources.len()];
+        lane.columns = Columns::of(found);
         lane.fast = true;
         lane
     }
 
-    /// Sees to it that `row`'s slots are located, and those of the rows ahead asked for. `moves` is
-    /// how often slots of any table have moved.
-    #[inline(always)]
-    pub(crate) fn reach(&mut self, row: usize, tables: &[Table], prefetch: bool, moves: u64) {
-        if row >= self.located_to {
-            self.next_block(tables, prefetch, moves);
-        } else if self.moves != moves {
-            self.locate(row, tables, moves);
+    /// A lane of one event, given by column, whose transaction works on frames.
+    pub(crate) fn copies(batch: &'a Batch, event: &'a [u64], copies: Copies) -> Lane<'a> {
+        let mut lane = Lane::new(batch, 0, 0, None);
+        let none =
+            RowSource { keys: std::ptr::null(), table: std::ptr::null_mut(), number: usize::MAX };
+        lane.sources = vec![none; copies.rows.len()];
+        lane.columns = Columns::of(event.iter().map(std::slice::from_ref).collect());
+        lane.outs = Outs::kept();
+        (lane.copies, lane.stage_at) = (Some(copies), usize::MAX);
+        lane
+    }
+
+    /// The tables that its rows are of have been opened, and its events go to `builders`. `moves`
+    /// is how often slots of any table have moved.
+    pub(crate) fn attach(
+        &mut self,
+        tables: &mut [Option<Opened<'_>>],
+        builders: &mut [OutputBuilder],
+        streams: Option<&[usize]>,
+        moves: u64,
+    ) {
+        for source in &mut self.sources {
+            let table = tables[source.number].as_mut().expect("the tables of fast rows are open");
+            source.table = (&raw mut *table).cast();
+        }
+        self.outs.attach(builders, streams);
+        if self.moves != moves {
+            self.moves = moves;
+            (self.staged_to, self.stage_at) = (0, 0);
         }
     }
 
-    /// Where the slot of a transaction's row number `of` begins, or [`MISSING`]. What is not missing was found in the row's table
-    /// since its slots last moved, when [`Lane::reach`] has been called for the event.
-    #[inline(always)]
-    pub(crate) fn base(&self, of: usize, row: usize) -> usize {
-        self.bases[of * RING + row % RING]
+    /// How many rows each of its transactions has.
+    pub(crate) fn rows(&self) -> usize {
+        self.sources.len()
     }
 
-    /// Whether two rows of a transaction are one.
+    /// Row number `of` of the transaction on an event, when it is there.
+    ///
+    /// # Safety
+    /// The lane has so many rows and is [attached](Lane::attach) to tables that are still open;
+    /// the event is one of its batch and has been [staged](Lane::stage); nobody else uses the
+    /// tables while the row is used.
     #[inline(always)]
-    pub(crate) fn has_equal_keys(&self, row: usize) -> bool {
-        self.equal >> (row % BLOCK) & 1 == 1
+    pub(crate) unsafe fn row(&self, of: usize, event: usize) -> Option<RowAt> {
+        // SAFETY: there are so many rows, `RING` homes for each, and as many keys as events. The
+        // home is a slot of the table, because slots have not moved since it was staged.
+        unsafe {
+            let source = self.sources.get_unchecked(of);
+            let home = *self.homes.get_unchecked(of * RING + event % RING);
+            let key = *source.keys.add(event);
+            let mut row = RowAt::at(home, source.table);
+            if !row.is(key) {
+                let slot = (*source.table).find_slot(key);
+                if slot.is_null() {
+                    return None;
+                }
+                row = RowAt::at(slot, source.table);
+            }
+            Some(row)
+        }
     }
 
+    /// Asks for the slots of the events ahead of `row`, and for the events ahead of those.
     #[inline(never)]
-    fn next_block(&mut self, tables: &[Table], prefetch: bool, moves: u64) {
-        let from = self.located_to;
-        while self.staged_to < (from + BLOCK + AHEAD).min(self.batch.len()) {
-            self.stage(tables, prefetch);
+    pub(crate) fn stage(&mut self, row: usize, prefetch: bool) {
+        let end = self.batch.len();
+        // What is behind is not staged again.
+        self.staged_to = self.staged_to.max(row);
+        self.stage_at = (row / BLOCK + 1) * BLOCK;
+        while self.staged_to < (self.stage_at + AHEAD).min(end) {
+            let from = self.staged_to;
+            self.staged_to = ((from / BLOCK + 1) * BLOCK).min(end);
+            for (of, source) in self.sources.iter().enumerate() {
+                // SAFETY: there is a key for each event, and the lane is attached to open tables.
+                let (keys, table) = unsafe {
+                    let (keys, events) = (source.keys.add(from), self.staged_to - from);
+                    (std::slice::from_raw_parts(keys, events), &*source.table)
+                };
+                let homes = &mut self.homes[of * RING + from % RING..];
+                for (home, key) in homes.iter_mut().zip(keys) {
+                    *home = table.home(*key);
+                    if prefetch {
+                        Opened::prefetch(*home);
+                    }
+                }
+            }
         }
         if prefetch {
             // A block of a column is two cache lines.
             for words in &self.ahead {
-                tidemill_table::prefetch(words, from + EVENTS_AHEAD);
-                tidemill_table::prefetch(words, from + EVENTS_AHEAD + BLOCK / 2);
+                tidemill_table::prefetch(words, row + EVENTS_AHEAD);
+                tidemill_table::prefetch(words, row + EVENTS_AHEAD + BLOCK / 2);
             }
         }
-        self.located_to = (from + BLOCK).min(self.batch.len());
-        self.equal = 0;
-        for (a, b) in &self.pairs {
-            let block = |of: u8| &self.keys[usize::from(of) * RING + from % RING..][..BLOCK];
-            for (at, (a, b)) in block(*a).iter().zip(block(*b)).enumerate() {
-                self.equal |= u32::from(a == b) << at;
-            }
-        }
-        self.locate(from, tables, moves);
-    }
-
-    /// Hashes the keys of the next block and asks for their slots.
-    fn stage(&mut self, tables: &[Table], prefetch: bool) {
-        let (from, to) = (self.staged_to, (self.staged_to + BLOCK).min(self.batch.len()));
-        for (of, (table, source)) in self.sources.iter().enumerate() {
-            let (table, first) = (&tables[*table], of * RING + from % RING);
-            let keys = &mut self.keys[first..][..to - from];
-            match source {
-                KeySource::Column(words) => keys.copy_from_slice(&words[from..to]),
-                KeySource::Const(key) => keys.fill(*key),
-            }
-            for (hash, key) in self.hashes[first..].iter_mut().zip(keys) {
-                *hash = table.hash(*key);
-                if prefetch {
-                    table.prefetch(*hash);
-                }
-            }
-        }
-        self.staged_to = to;
-    }
-
-    /// Finds the slots of the block's rows from `row` on.
-    #[inline(never)]
-    fn locate(&mut self, row: usize, tables: &[Table], moves: u64) {
-        for (of, (table, _)) in self.sources.iter().enumerate() {
-            let (table, first) = (&tables[*table], of * RING + row % RING);
-            let bases = &mut self.bases[first..][..self.located_to - row];
-            let staged = self.keys[first..].iter().zip(&self.hashes[first..]);
-            for (base, (key, hash)) in bases.iter_mut().zip(staged) {
-                *base = table.find(*key, *hash).unwrap_or(MISSING);
-            }
-        }
-        self.moves = moves;
     }
 }

@@ -5,26 +5,27 @@
 //! | `serial` | walks an epoch in order on one thread; prefetches the slots of the transactions ahead |
 //! | `closure` | what a Rust closure works on: rows in their slots, or copies |
 //! | `lane` | the events of one run for one handler; what is fetched ahead of time |
-//! | `fast` | one transaction over words: declared ones and closures |
+//! | `segment` | transactions over words that follow one another: declared ones and closures |
 //! | `words` | declared transactions over word columns, compiled to a register machine |
 //! | `native` | rows of words handed to a Rust closure |
 //! | `general` | every transaction there is, over values; what the fast paths fall back to |
 //! | `output` | output events by column, with their stamps |
 
 mod closure;
-mod fast;
 mod general;
 mod lane;
 mod native;
 mod output;
+mod segment;
 mod serial;
 mod words;
 
 pub use closure::NativeTx;
 pub(crate) use closure::{on_frames, OnFrames};
-#[doc(hidden)]
-pub use fast::{Fast, InSlots};
+pub(crate) use lane::Lane;
+pub(crate) use native::NativeCode;
 pub use output::{Origins, Output};
+pub(crate) use segment::{Course, End};
 pub use serial::{HandlerCounts, Outcome, Path, Serial, Unstable};
 
 #[cfg(test)]

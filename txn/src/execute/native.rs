@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tidemill_core::{DataType, StreamId, TableId, Value};
 use tidemill_table::Layout;
 
-use super::closure::{on_frames, OnFrames, Places};
+use super::closure::{on_frames, OnFrames, Places, STREAMS_MAX};
 use super::general::General;
 use super::words::KeyFrom;
 use crate::program::{evaluate, key_value, reasons, Abort, Expr, Native, Program, Tx};
@@ -55,6 +55,9 @@ pub(crate) fn prepare(
     }
     if rows.len() > ROWS_MAX {
         return Err(format!("it has more than {ROWS_MAX} rows"));
+    }
+    if native.emits.len() > STREAMS_MAX {
+        return Err(format!("it emits to more than {STREAMS_MAX} streams"));
     }
     let consumed = |stream: &StreamId| program.handlers_on(*stream).next().is_some();
     let consumed = native.emits.iter().any(consumed);

@@ -30,18 +30,6 @@ impl Origin {
         Origin { cause: u64::from(root) | u64::from(cause) << 32, step: handler as u64 }
     }
 
-    /// What an output of an input event's transaction comes from, in one word (see `cause`).
-    #[inline(always)]
-    pub(crate) fn pack(root: u32, handler: usize) -> u64 {
-        u64::from(root) | (handler as u64) << 32
-    }
-
-    /// The origin of this output of a transaction, from [`Origin::pack`].
-    #[inline(always)]
-    pub(crate) fn unpack(packed: u64, ordinal: u32) -> Origin {
-        Origin { cause: packed & HALF, step: packed >> 32 | u64::from(ordinal) << 32 }
-    }
-
     /// The origin of this output of the same transaction.
     #[inline(always)]
     pub(crate) fn output(self, ordinal: u32) -> Origin {
@@ -114,105 +102,171 @@ pub(crate) struct OutputBuilder {
     stream: StreamId,
     schema: Arc<Schema>,
     rows: Rows,
-    origins: Vec<Origin>,
-    /// How many events there will be, as far as one can tell.
-    room: usize,
 }
 
 #[derive(Debug)]
 enum Rows {
-    /// All columns are words that are never null: pushed to plain vectors.
-    Words(Vec<Vec<i64>>),
-    Any(BatchBuilder),
+    /// All columns are words that are never null.
+    Words(WordRows),
+    Any(BatchBuilder, Vec<Origin>),
+}
+
+/// Rows of words, by column. Appending one is on the path of every transaction: it costs one check
+/// and a store for each word.
+#[derive(Debug)]
+pub(crate) struct WordRows {
+    len: usize,
+    /// How many rows there will be, as far as one can tell.
+    expected: usize,
+    /// All vectors have room for so many.
+    room: usize,
+    /// The first items of the first columns, and of the origins.
+    near: [*mut i64; NEAR],
+    origin: *mut Origin,
+    /// Longer than their lengths say, until [`WordRows::settle`].
+    columns: Vec<Vec<i64>>,
+    origins: Vec<Origin>,
+}
+
+const NEAR: usize = 8;
+
+impl WordRows {
+    fn new(columns: usize, expected: usize) -> WordRows {
+        WordRows {
+            len: 0,
+            expected,
+            room: 0,
+            near: [std::ptr::null_mut(); NEAR],
+            origin: std::ptr::null_mut(),
+            columns: vec![Vec::new(); columns],
+            origins: Vec::new(),
+        }
+    }
+
+    /// Gives the vectors the lengths that they have.
+    fn settle(&mut self) {
+        // SAFETY: the first `len` items of each have been written, and `len` is at most `room`.
+        unsafe {
+            self.columns.iter_mut().for_each(|column| column.set_len(self.len));
+            self.origins.set_len(self.len);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self) {
+        let more = self.expected.max(self.len).max(16);
+        self.settle();
+        self.origins.reserve(more);
+        self.columns.iter_mut().for_each(|column| column.reserve(more));
+        let rooms = self.columns.iter().map(Vec::capacity);
+        self.room = rooms.chain([self.origins.capacity()]).min().unwrap_or(0);
+        self.origin = self.origins.as_mut_ptr();
+        for (near, column) in self.near.iter_mut().zip(&mut self.columns) {
+            *near = column.as_mut_ptr();
+        }
+    }
+
+    /// Takes back the last events, those of one transaction.
+    pub(crate) fn take_back(&mut self, of: Origin) {
+        self.settle();
+        while self.origins.last().is_some_and(|last| last.cause == of.cause) {
+            self.origins.pop();
+        }
+        self.len = self.origins.len();
+    }
+
+    #[inline(always)]
+    pub(crate) fn push(&mut self, origin: Origin, width: usize, word: impl Fn(usize) -> u64) {
+        assert!(self.columns.len() == width, "an event has a word for every column");
+        if self.len == self.room {
+            self.make_room();
+        }
+        let at = self.len;
+        // SAFETY: there is room for one more in every vector, whose first items `near` and
+        // `origin` are since the last `make_room`.
+        unsafe {
+            // Each epoch's outputs are memory that no cache knows.
+            prefetch_address(self.origin.wrapping_add(at + AHEAD / 2));
+            self.origin.add(at).write(origin);
+            for column in 0..width {
+                let first = match column < NEAR {
+                    true => self.near[column],
+                    false => self.columns[column].as_mut_ptr(),
+                };
+                prefetch_address(first.wrapping_add(at + AHEAD));
+                first.add(at).write(word(column) as i64);
+            }
+        }
+        self.len = at + 1;
+    }
 }
 
 impl OutputBuilder {
     /// For about `room` events.
     pub(crate) fn new(stream: StreamId, schema: Arc<Schema>, room: usize) -> OutputBuilder {
         let words = schema.columns.iter().all(|c| c.ty.is_word() && !c.nullable);
-        let rows = if words {
-            Rows::Words(vec![Vec::new(); schema.len()])
-        } else {
-            Rows::Any(BatchBuilder::new(schema.clone()))
-        };
         // A little more than the last time, which would not have been enough every second time.
         let room = room + room / 8;
-        OutputBuilder { stream, schema, rows, origins: Vec::new(), room }
-    }
-
-    /// Room for as many events as there will be, as far as one can tell.
-    #[cold]
-    #[inline(never)]
-    fn make_room(&mut self) {
-        let room = self.room.max(16);
-        self.origins.reserve(room);
-        if let Rows::Words(columns) = &mut self.rows {
-            columns.iter_mut().for_each(|column| column.reserve(room));
-        }
+        let rows = if words {
+            Rows::Words(WordRows::new(schema.len(), room))
+        } else {
+            Rows::Any(BatchBuilder::new(schema.clone()), Vec::new())
+        };
+        OutputBuilder { stream, schema, rows }
     }
 
     pub(crate) fn push(&mut self, row: &[Value], origin: Origin) {
         match &mut self.rows {
             Rows::Words(_) => {
                 let word = |column: usize| row[column].word().expect("a value that was stored");
-                return self.push_words(origin, row.len(), word);
+                self.push_words(origin, row.len(), word);
             }
-            Rows::Any(builder) => builder.push(row),
+            Rows::Any(builder, origins) => {
+                builder.push(row);
+                origins.push(origin);
+            }
         }
-        self.origins.push(origin);
     }
 
     /// Appends a row of `width` words, by column; only for streams whose columns are all words.
     #[inline(always)]
     pub(crate) fn push_words(&mut self, origin: Origin, width: usize, word: impl Fn(usize) -> u64) {
-        if self.origins.capacity() == 0 {
-            self.make_room();
-        }
-        // Each epoch's outputs are memory that no cache knows.
-        prefetch_address(self.origins.as_ptr().wrapping_add(self.origins.len() + AHEAD / 2));
-        self.origins.push(origin);
         match &mut self.rows {
-            Rows::Words(columns) if columns.len() == width => {
-                for (index, column) in columns.iter_mut().enumerate() {
-                    prefetch_address(column.as_ptr().wrapping_add(column.len() + AHEAD));
-                    column.push(word(index) as i64);
-                }
-            }
-            _ => wrong_width(),
+            Rows::Words(rows) => rows.push(origin, width, word),
+            Rows::Any(..) => only_words(),
         }
     }
 
-    /// Takes back the last events, those of one transaction.
-    pub(crate) fn take_back(&mut self, of: Origin) {
-        while self.origins.last().is_some_and(|last| last.cause == of.cause) {
-            self.origins.pop();
-        }
-        if let Rows::Words(columns) = &mut self.rows {
-            columns.iter_mut().for_each(|column| column.truncate(self.origins.len()));
+    /// Where rows of words go; only for streams whose columns are all words.
+    #[inline(always)]
+    pub(crate) fn word_rows(&mut self) -> *mut WordRows {
+        match &mut self.rows {
+            Rows::Words(rows) => rows,
+            Rows::Any(..) => only_words(),
         }
     }
 
     pub(crate) fn finish(&mut self) -> Option<Output> {
-        let len = self.origins.len();
-        if len == 0 {
-            return None;
-        }
-        let batch = match &mut self.rows {
-            Rows::Any(builder) => builder.finish(),
-            Rows::Words(columns) => {
-                let arrays = columns.iter_mut().zip(&self.schema.columns);
-                let arrays = arrays.map(|(words, c)| word_array(&c.ty, std::mem::take(words)));
-                Batch::new(self.schema.clone(), arrays.collect(), len)
+        let (batch, of) = match &mut self.rows {
+            Rows::Any(builder, origins) => (builder.finish(), std::mem::take(origins)),
+            Rows::Words(rows) => {
+                rows.settle();
+                let WordRows { len, columns, origins, .. } =
+                    std::mem::replace(rows, WordRows::new(self.schema.len(), 0));
+                let arrays = columns.into_iter().zip(&self.schema.columns);
+                let arrays = arrays.map(|(words, c)| word_array(&c.ty, words));
+                (Batch::new(self.schema.clone(), arrays.collect(), len), origins)
             }
         };
-        let origins = Origins { of: std::mem::take(&mut self.origins) };
-        Some(Output { stream: self.stream, batch, origins })
+        let origins = Origins { of };
+        (!batch.is_empty()).then_some(Output { stream: self.stream, batch, origins })
     }
 }
 
 #[cold]
-fn wrong_width() -> ! {
-    panic!("an event has a word for every column, and only words")
+fn only_words() -> ! {
+    panic!("a stream of other columns than words is not emitted to in words")
 }
 
 fn word_array(ty: &DataType, words: Vec<i64>) -> ArrayRef {

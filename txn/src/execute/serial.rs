@@ -2,22 +2,20 @@
 //! transactions ahead of it, so that memory is there when they come.
 //!
 //! It wins whenever operations are cheap: planning who may run beside whom costs more than running.
-//! What it costs itself, on the ledger at 100,000 keys (3.5 rows a transaction, 75 ns): a third is
-//! moving superseded versions to the log and the closure around it, a fifth finding and asking for
-//! slots, a tenth ranking; and about a fifth of all is waiting for memory. Asking for slots ahead
-//! of time saves a quarter there. Events, log and outputs have to be asked for as well: they are
-//! read or written in order, but in too many places at once for the processor to see it in time.
+//! What it costs itself, on the ledger at 100,000 keys (3.5 rows a transaction, 52 to 60 ns): half is
+//! the transactions with their versions and outputs, a quarter asking for slots and finding those
+//! that are not at home, a tenth ranking. Asking for slots ahead of time saves a quarter.
 
 use std::sync::Arc;
 
-use tidemill_core::{Result, Stamp, StreamId, Value};
-use tidemill_table::{Layout, Seq, Table};
+use tidemill_core::{Batch, Result, Stamp, StreamId, Value};
+use tidemill_table::{Layout, Opened, Seq, Table};
 
-use super::fast::{self, Fast, InSlots, Reason};
 use super::general::{Effects, General};
 use super::lane::{Lane, Wants, WordColumns};
 use super::native::{self, NativeCode};
 use super::output::{DerivedEvent, Origin, Output, OutputBuilder};
+use super::segment::{Course, End, Reason};
 use super::words::{self, Frame, WordCode};
 use crate::order::{Epoch, Ranked};
 use crate::program::{reasons, Abort, Body, NativeBody, Program};
@@ -72,6 +70,9 @@ pub struct Outcome {
     pub seq: Seq,
 }
 
+/// Transactions for which the tables are opened at a time: their versions need room before.
+const OPEN: usize = 4096;
+
 enum Code {
     Words(WordCode),
     Native(NativeCode, Arc<dyn NativeBody>),
@@ -85,15 +86,30 @@ impl Code {
             Code::Words(code) => Some(Wants {
                 columns: code.columns.iter().map(|(c, _)| usize::from(*c)).collect(),
                 keys: code.rows.iter().map(|r| (r.table, r.key)).collect(),
-                pairs: code.pairs.clone(),
             }),
-            // A closure sees its own writes where it made them, so two rows may be one.
             Code::Native(code, _) => Some(Wants {
                 columns: (0..columns).collect(),
                 keys: code.rows.iter().map(|r| (r.table, r.key)).collect(),
-                pairs: Vec::new(),
             }),
             Code::General => None,
+        }
+    }
+
+    /// The streams that its fast path emits to, if these are outputs and nothing more.
+    fn streams(&self) -> Option<&[usize]> {
+        match self {
+            Code::Words(code) => (!code.consumed).then_some(&code.streams),
+            Code::Native(code, _) => (!code.consumed).then_some(&code.streams),
+            Code::General => None,
+        }
+    }
+
+    /// How many rows of a table each of its transactions has, on the fast path.
+    fn rows_of(&self, table: usize) -> usize {
+        match self {
+            Code::Words(code) => code.rows.iter().filter(|row| row.table == table).count(),
+            Code::Native(code, _) => code.rows.iter().filter(|row| row.table == table).count(),
+            Code::General => 0,
         }
     }
 
@@ -118,6 +134,10 @@ pub struct Serial {
     rooms: Vec<usize>,
     /// Per stream: whether a handler takes its events.
     consumed: Vec<bool>,
+    /// Per handler: the stream of its aborts.
+    aborted: Vec<usize>,
+    /// Per table: the most rows of it that one transaction on the fast path has.
+    rows_max: Vec<usize>,
     /// Asks for memory ahead of time; off only to measure what that is worth.
     prefetch: bool,
     rerun_every: u64,
@@ -156,6 +176,10 @@ impl Serial {
         let (wants, frames) = code.iter().enumerate().map(of).unzip();
         let streams = 0..program.streams.len() as u16;
         let consumed = streams.map(|s| program.handlers_on(StreamId(s)).next().is_some()).collect();
+        let aborted = program.handlers.iter().map(|h| h.aborted.index()).collect();
+        let rows_max = (0..program.tables.len())
+            .map(|table| code.iter().map(|code| code.rows_of(table)).max().unwrap_or(0))
+            .collect();
         let rooms = vec![0; program.streams.len()];
         let (prefetch, calls, seq) = (true, 0, 0);
         Serial {
@@ -165,6 +189,8 @@ impl Serial {
             frames,
             rooms,
             consumed,
+            aborted,
+            rows_max,
             prefetch,
             rerun_every,
             calls,
@@ -226,75 +252,55 @@ impl Serial {
                 WordColumns::new(&epoch.runs[lane.run as usize].batch, wanted)
             })
             .collect();
-        let mut lanes: Vec<Lane<'_>> = (epoch.lanes.iter().zip(&columns))
-            .map(|(lane, columns)| {
+        let mut lanes: Vec<Lane<'_>> = (epoch.lanes.iter().zip(&columns).enumerate())
+            .map(|(index, (lane, columns))| {
                 let (run, handler) = (&epoch.runs[lane.run as usize], lane.handler as usize);
                 let code = &codes[handler];
                 let fast = !matches!(code, Code::General);
-                Lane::new(&run.batch, handler, columns, wants[handler].as_ref().filter(|_| fast))
+                let wants = wants[handler].as_ref().filter(|_| fast).map(|wants| (wants, columns));
+                Lane::new(&run.batch, index, handler, wants)
             })
             .collect();
         self.wants = wants;
-        let mut moves = moved(tables);
-        let mut kept = Vec::new();
-        for (root, &ranked) in epoch.order.iter().enumerate() {
-            let Ranked { lane, row } = ranked;
-            let lane = &mut lanes[lane as usize];
-            let (handler, row) = (lane.handler, row as usize);
-            let origin = Origin::new(root as u32, 0, handler);
-            self.seq += 1;
-            if lane.fast {
-                lane.reach(row, tables, self.prefetch, moves);
-            }
-            let done = match &codes[handler] {
-                Code::Words(code) if lane.fast => {
-                    let frame = &mut frames[handler];
-                    fast::declared(code, frame, lane, row, tables, self.seq)
-                }
-                Code::Native(code, body) if lane.fast => {
-                    let (lane, builders) = (&*lane, &mut out.builders[..]);
-                    body.call_in_slots(InSlots {
-                        code,
-                        lane,
-                        event: row,
-                        tables,
-                        seq: self.seq,
-                        builders,
-                        from: Origin::pack(root as u32, handler),
-                        kept: &mut kept,
-                    })
-                }
-                _ => Fast::General,
-            };
-            match done {
-                Fast::Committed => {
-                    out.counts[handler].committed += 1;
-                    let out = &mut out;
+        let mut at = 0;
+        while at < epoch.order.len() {
+            let reach = epoch.order.len().min(at + OPEN);
+            let order = &epoch.order[..reach];
+            let end = self.fast(codes, frames, tables, &mut lanes, order, &mut at, &mut out);
+            // Now that the tables are closed, whatever else there is may use them.
+            let lane = |at: usize| &lanes[order[at].lane as usize];
+            let origin = |at: usize| Origin::new(at as u32, 0, lane(at).handler);
+            match end {
+                End::Lane => {}
+                End::Emitted => {
+                    let done = at - 1;
+                    let (out, origin, handler) = (&mut out, origin(done), lane(done).handler);
                     match &codes[handler] {
                         Code::Words(code) => {
-                            let frame = &frames[handler];
-                            if !self.emit_words(code, frame, tables, epoch, out, origin) {
-                                continue;
-                            }
+                            self.emit_words(code, &frames[handler], tables, epoch, out, origin);
                         }
-                        Code::Native(code, _) if code.consumed => {
+                        Code::Native(code, _) => {
+                            let kept = &mut lanes[order[done].lane as usize].outs.kept;
+                            let kept = std::mem::take(kept);
                             self.emit_kept(code, &kept, tables, epoch, out, origin);
                         }
-                        _ => continue,
+                        Code::General => unreachable!("it has no fast path"),
                     }
                 }
-                Fast::Aborted(reason) => {
-                    let mut event = lane.batch.row(row).into_vec();
-                    event.push(Value::str(reason_text(&codes[handler], reason)));
-                    abort(self, tables, epoch, &mut out, event, origin);
+                End::Aborts(reason) => {
+                    self.seq += 1;
+                    let event =
+                        aborted(&codes[lane(at).handler], lane(at).batch, order[at], reason);
+                    abort(self, tables, epoch, &mut out, event, origin(at));
+                    at += 1;
                 }
-                Fast::General => {
-                    let event = lane.batch.row(row);
-                    transact(self, tables, epoch, &mut out, &event, origin);
+                End::General => {
+                    self.seq += 1;
+                    let event = lane(at).batch.row(order[at].row as usize);
+                    transact(self, tables, epoch, &mut out, &event, origin(at));
+                    at += 1;
                 }
             }
-            // What was not on the fast path may have made slots, and so moved others.
-            moves = moved(tables);
         }
         let outputs: Vec<Output> =
             out.builders.iter_mut().filter_map(OutputBuilder::finish).collect();
@@ -310,8 +316,68 @@ impl Serial {
         })
     }
 
-    /// Appends what a declared transaction emitted; `true` when that set off others.
-    #[inline(always)]
+    /// Runs transactions on the fast path from `at` on, until one needs something else or the order
+    /// ends; `at` is then that one.
+    #[allow(clippy::too_many_arguments)] // One loop, cut in two where the tables are closed.
+    fn fast(
+        &mut self,
+        codes: &[Code],
+        frames: &mut [Frame],
+        tables: &mut [Table],
+        lanes: &mut [Lane<'_>],
+        order: &[Ranked],
+        at: &mut usize,
+        out: &mut Sink,
+    ) -> End {
+        if !lanes[order[*at].lane as usize].fast {
+            return End::General;
+        }
+        let (moves, left) = (moved(tables), order.len() - *at);
+        let mut open: Vec<Option<Opened<'_>>> = (tables.iter_mut().zip(&self.rows_max))
+            .map(|(table, rows)| (*rows > 0).then(|| table.open(rows * left)))
+            .collect();
+        for lane in lanes.iter_mut().filter(|lane| lane.fast) {
+            let streams = codes[lane.handler].streams();
+            lane.attach(&mut open, &mut out.builders, streams, moves);
+        }
+        let mut course = Course { order, at: *at, seq: self.seq, prefetch: self.prefetch };
+        while let Some(ranked) = order.get(*at) {
+            let lane = &mut lanes[ranked.lane as usize];
+            let handler = lane.handler;
+            (course.at, course.seq) = (*at, self.seq);
+            let end = match &codes[handler] {
+                // SAFETY: the lane has just been attached to the open tables, which nobody else
+                // uses; each has room for a version of every row that a handler has of it, for all
+                // transactions that are left.
+                Code::Words(code) if lane.fast => unsafe {
+                    course.run_words(lane, code, &mut frames[handler])
+                },
+                // SAFETY: as above.
+                Code::Native(code, body) if lane.fast => unsafe {
+                    body.run(&mut course, lane, code)
+                },
+                _ => End::General,
+            };
+            out.counts[handler].committed += (course.at - *at) as u64;
+            (*at, self.seq) = (course.at, course.seq);
+            match end {
+                End::Lane => {}
+                End::Aborts(reason) if !self.consumed[self.aborted[handler]] => {
+                    self.seq += 1;
+                    let lane = &lanes[order[*at].lane as usize];
+                    let event = aborted(&codes[handler], lane.batch, order[*at], reason);
+                    out.counts[handler].aborted += 1;
+                    let origin = Origin::new(*at as u32, 0, handler);
+                    out.builders[self.aborted[handler]].push(&event, origin);
+                    *at += 1;
+                }
+                end => return end,
+            }
+        }
+        End::Lane
+    }
+
+    /// Appends what a declared transaction emitted, each event with its cascade.
     fn emit_words(
         &mut self,
         code: &WordCode,
@@ -320,22 +386,17 @@ impl Serial {
         epoch: &Epoch,
         out: &mut Sink,
         origin: Origin,
-    ) -> bool {
-        let mut cascaded = false;
+    ) {
         for (ordinal, emit) in code.emits.iter().enumerate() {
             let origin = origin.output(ordinal as u32);
             let stream = usize::from(emit.stream.0);
-            let registers = &emit.registers[..];
-            let word = |c: usize| frame[usize::from(registers[c])];
-            out.builders[stream].push_words(origin, registers.len(), word);
+            let words = emit.registers.iter().map(|r| frame[usize::from(*r)]);
+            let row = row_of(&self.program, emit.stream, words);
+            out.builders[stream].push(&row, origin);
             if self.consumed[stream] {
-                let words = registers.iter().map(|r| frame[usize::from(*r)]);
-                let row = row_of(&self.program, emit.stream, words);
                 cascade(self, tables, epoch, out, emit.stream, &row, origin);
-                cascaded = true;
             }
         }
-        cascaded
     }
 
     /// Appends what a closure emitted that other handlers take, each event with its cascade.
@@ -361,6 +422,13 @@ impl Serial {
             (rest, ordinal) = (tail, ordinal + 1);
         }
     }
+}
+
+/// The abort event of an event's transaction.
+fn aborted(code: &Code, batch: &Batch, ranked: Ranked, reason: Reason) -> Vec<Value> {
+    let mut event = batch.row(ranked.row as usize).into_vec();
+    event.push(Value::str(reason_text(code, reason)));
+    event
 }
 
 /// How often slots of any table have moved.

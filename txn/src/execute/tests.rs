@@ -32,7 +32,7 @@ fn program() -> Program {
         Ok(())
     };
     let rows: [(TableId, &[&str]); 2] = [(TableId(0), &["a"]), (TableId(0), &["b"])];
-    b.native("move", input, &rows, &[moved], Arc::new(body));
+    b.native("move", input, &rows, &[moved], body);
     b.finish().unwrap()
 }
 

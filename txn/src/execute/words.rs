@@ -14,6 +14,7 @@ use tidemill_core::rules::{Binary, Unary};
 use tidemill_core::{DataType, Schema, StreamId, Value};
 use tidemill_table::{Layout, Place, HEADER_WORDS};
 
+use super::closure::STREAMS_MAX;
 use super::native::{same_table_pairs, ROWS_MAX};
 use crate::program::{Body, Declared, Expr, ExprId, Op, Program, RowId, VarId};
 
@@ -66,6 +67,10 @@ pub(crate) struct WordCode {
     /// Event columns and their registers.
     pub(crate) columns: Vec<(u16, u8)>,
     pub(crate) emits: Vec<WordEmit>,
+    /// The stream of each.
+    pub(crate) streams: Vec<usize>,
+    /// Whether a handler takes events of a stream that it emits to.
+    pub(crate) consumed: bool,
     pub(crate) reasons: Vec<String>,
     constants: Vec<(u8, u64)>,
     code: Vec<Ins>,
@@ -622,6 +627,12 @@ impl Compiler<'_> {
         let pairs = same_table_pairs(rows.iter().map(|r| r.table));
         let mut columns: Vec<(u16, u8)> = self.columns.into_iter().collect();
         columns.sort_unstable();
+        if self.emits.len() > STREAMS_MAX {
+            return Err(format!("it emits more than {STREAMS_MAX} events"));
+        }
+        let streams = self.emits.iter().map(|emit| emit.stream.index()).collect();
+        let taken = |emit: &WordEmit| self.program.handlers_on(emit.stream).next().is_some();
+        let consumed = self.emits.iter().any(taken);
         let constants = self.constants.into_iter().map(|(word, register)| (register, word));
         Ok(WordCode {
             rows,
@@ -631,6 +642,8 @@ impl Compiler<'_> {
             stores,
             columns,
             emits: self.emits,
+            consumed,
+            streams,
             reasons: self.reasons,
             constants: constants.collect(),
             code: self.code,

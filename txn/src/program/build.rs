@@ -12,10 +12,11 @@ use tidemill_core::{
 use super::check::reason_column;
 use super::expr::{Block, Expr, ExprId};
 use super::handler::{
-    Body, Declared, Handler, Native, NativeBody, Op, Opaque, RowId, RowRef, Step, VarId,
+    Body, Declared, Handler, Native, OnRows, Op, Opaque, RowId, RowRef, Step, VarId,
 };
 use super::stream::{Origin, Stage, Stream};
 use super::Program;
+use crate::execute::NativeTx;
 
 /// Builds a [`Program`].
 ///
@@ -153,15 +154,19 @@ impl Builder {
     }
 
     /// A native handler: rows given by table and the event columns of their keys, the streams it
-    /// emits to, and a closure over their words.
-    pub fn native(
+    /// emits to, and a closure over their words. Their number is part of the type, so that the
+    /// executor's loop is compiled for just so many.
+    pub fn native<const N: usize, F>(
         &mut self,
         name: &str,
         input: StreamId,
-        rows: &[(TableId, &[&str])],
+        rows: &[(TableId, &[&str]); N],
         emits: &[StreamId],
-        body: Arc<dyn NativeBody>,
-    ) -> usize {
+        body: F,
+    ) -> usize
+    where
+        F: Fn(&mut NativeTx<'_>) -> Result<(), &'static str> + Send + Sync + 'static,
+    {
         let spec = self.program.streams[input.index()].spec.clone();
         let owner = format!("stream {}", spec.name);
         let mut exprs = Block::default();
@@ -175,7 +180,12 @@ impl Builder {
             }
             refs.push(RowRef { table: *table, key: ids, at: String::new() });
         }
-        self.program.natives.push(Native { exprs, rows: refs, emits: emits.to_vec(), body });
+        self.program.natives.push(Native {
+            exprs,
+            rows: refs,
+            emits: emits.to_vec(),
+            body: Arc::new(OnRows::<F, N>(body)),
+        });
         let body = Body::Native(self.program.natives.len() - 1);
         self.add_handler(name, input, body, "a Rust closure")
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{Row, StreamId, TableId, Value};
 
 use super::expr::{Block, ExprId};
-use crate::execute::{Fast, InSlots, NativeTx};
+use crate::execute::{Course, End, Lane, NativeCode, NativeTx};
 
 /// A variable of a declared transaction, by number: set by one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -274,32 +274,31 @@ pub struct Native {
     /// The streams it may emit to, by the closure's numbers.
     pub emits: Vec<StreamId>,
     /// The closure.
-    pub body: Arc<dyn NativeBody>,
+    pub(crate) body: Arc<dyn NativeBody>,
 }
 
-/// The closure of a native handler: any function of this shape is one.
+/// The closure of a native handler.
 ///
-/// It is a trait of its own, and not `Fn`, so that the executor's part of a transaction is compiled
-/// together with each closure: setting a column is then a few instructions in its midst.
-pub trait NativeBody: Send + Sync {
-    /// Runs one transaction. The error is the abort's reason.
-    fn call(&self, tx: &mut NativeTx<'_>) -> Result<(), &'static str>;
-
-    /// Runs one transaction on rows where they lie.
-    #[doc(hidden)]
-    fn call_in_slots(&self, call: InSlots<'_, '_>) -> Fast;
+/// It is a trait of its own, and not `Fn`, so that the executor's loop is compiled together with
+/// each closure: setting a column is then a few instructions in its midst.
+pub(crate) trait NativeBody: Send + Sync {
+    /// Runs it on rows.
+    ///
+    /// # Safety
+    /// As of [`Course::run_native`].
+    unsafe fn run(&self, course: &mut Course<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End;
 }
 
-impl<F> NativeBody for F
+/// A closure on `N` rows.
+pub(crate) struct OnRows<F, const N: usize>(pub(crate) F);
+
+impl<F, const N: usize> NativeBody for OnRows<F, N>
 where
     F: Fn(&mut NativeTx<'_>) -> Result<(), &'static str> + Send + Sync,
 {
-    fn call(&self, tx: &mut NativeTx<'_>) -> Result<(), &'static str> {
-        self(tx)
-    }
-
-    fn call_in_slots(&self, call: InSlots<'_, '_>) -> Fast {
-        call.run(self)
+    unsafe fn run(&self, course: &mut Course<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End {
+        // SAFETY: as the caller says.
+        unsafe { course.run_native::<N>(lane, code, &self.0) }
     }
 }
 

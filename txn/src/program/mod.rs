@@ -19,10 +19,10 @@ use tidemill_core::{SourceSpec, StreamId, TableSpec};
 pub use crate::execute::NativeTx;
 pub use build::{Builder, HandlerBuilder, RowHandle};
 pub use expr::{evaluate, Block, Expr, ExprId, Node, Scope};
+pub(crate) use handler::NativeBody;
 pub(crate) use handler::{key_value, reasons};
 pub use handler::{
-    Abort, AbortKind, Body, Declared, Handler, Native, NativeBody, Op, Opaque, RowId, RowRef, Step,
-    Tx, VarId,
+    Abort, AbortKind, Body, Declared, Handler, Native, Op, Opaque, RowId, RowRef, Step, Tx, VarId,
 };
 pub use stream::{Origin, Stage, Stream};
 

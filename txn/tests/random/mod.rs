@@ -184,7 +184,7 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                     Ok(())
                 };
                 let rows: [(TableId, &[&str]); 2] = [(TableId(0), &["k"]), (TableId(0), &["j"])];
-                b.native(&name, input, &rows, &[side], Arc::new(body));
+                b.native(&name, input, &rows, &[side], body);
             }
             _ => {
                 let mut h = b.handler(&name, input);
