@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use tidemill_env::{Clock, Disk, Meta, ReadFile, WriteFile};
+use tidemill_env::{Clock, Disk, Lock, Meta, ReadFile, WriteFile};
 
 use crate::{SimClock, SimRandom};
 
@@ -61,6 +61,8 @@ struct Inode {
     synced: Vec<u8>,
     pending: Vec<Change>,
     modified_us: i64,
+    /// Whether somebody holds its lock.
+    locked: bool,
 }
 
 /// A change of a file's bytes.
@@ -109,6 +111,10 @@ pub enum DiskOp {
     Create,
     /// [`Disk::open_append`]
     OpenAppend,
+    /// [`Disk::open_at`]
+    OpenAt,
+    /// [`Disk::try_lock`]
+    TryLock,
     /// [`Disk::rename`]
     Rename,
     /// [`Disk::remove`]
@@ -205,6 +211,7 @@ impl SimDisk {
                 data,
                 pending: Vec::new(),
                 modified_us: old.modified_us,
+                locked: false,
             };
             drop(old);
             *file = Arc::new(Mutex::new(inode));
@@ -491,6 +498,29 @@ impl Disk for SimDisk {
         })
     }
 
+    fn open_at(&self, path: &Path, at: u64) -> io::Result<Box<dyn WriteFile>> {
+        let path = &clean(path);
+        self.shared.call(DiskOp::OpenAt, path, |state| {
+            let file = state.file_or_new(path, self.shared.now_us())?;
+            // As the system: positions are signed.
+            let at = i64::try_from(at).map_err(|_| ErrorKind::InvalidInput)?;
+            let handle = self.handle(state, path, file, at as usize);
+            Ok((Box::new(handle) as Box<dyn WriteFile>, 0))
+        })
+    }
+
+    fn try_lock(&self, path: &Path) -> io::Result<Option<Box<dyn Lock>>> {
+        let path = &clean(path);
+        self.shared.call(DiskOp::TryLock, path, |state| {
+            let file = state.file_or_new(path, self.shared.now_us())?;
+            if std::mem::replace(&mut file.lock().locked, true) {
+                return Ok((None, 0));
+            }
+            let lock = Held { shared: self.shared.clone(), file };
+            Ok((Some(Box::new(lock) as Box<dyn Lock>), 0))
+        })
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let (from, to) = (&clean(from), &clean(to));
         self.shared.call(DiskOp::Rename, from, |state| {
@@ -583,6 +613,21 @@ impl Inode {
         change.apply(&mut self.data);
         self.pending.push(change);
         self.modified_us = now_us;
+    }
+}
+
+/// A lock that is held. After a crash the file is another one, which nobody has locked.
+struct Held {
+    shared: Arc<Shared>,
+    file: File,
+}
+
+impl Lock for Held {}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _state = self.shared.state.lock();
+        self.file.lock().locked = false;
     }
 }
 

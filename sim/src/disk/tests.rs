@@ -232,6 +232,19 @@ fn a_full_disk_takes_what_fits_and_no_more() {
 }
 
 #[test]
+fn a_crash_gives_locks_back() {
+    let disk = disk(1);
+    let old = disk.try_lock(&at("lock")).unwrap().unwrap();
+    disk.sync_dir(&dir()).unwrap();
+    disk.crash();
+    let new = disk.try_lock(&at("lock")).unwrap().unwrap();
+    drop(old);
+    assert!(disk.try_lock(&at("lock")).unwrap().is_none(), "the old holder gives nothing back");
+    drop(new);
+    assert!(disk.try_lock(&at("lock")).unwrap().is_some());
+}
+
+#[test]
 fn the_nth_call_fails_once() {
     let disk = disk(1);
     let mut file = store(&*disk, &at("a"), b"");
@@ -262,6 +275,8 @@ fn every_kind_of_call_can_fail() {
     fails(DiskOp::OpenRead, &mut || disk.open_read(&at("a")).map(drop));
     fails(DiskOp::Create, &mut || disk.create(&at("b")).map(drop));
     fails(DiskOp::OpenAppend, &mut || disk.open_append(&at("b")).map(drop));
+    fails(DiskOp::OpenAt, &mut || disk.open_at(&at("b"), 3).map(drop));
+    fails(DiskOp::TryLock, &mut || disk.try_lock(&at("b")).map(drop));
     fails(DiskOp::Rename, &mut || disk.rename(&at("b"), &at("c")));
     fails(DiskOp::Remove, &mut || disk.remove(&at("c")));
     fails(DiskOp::List, &mut || disk.list(&dir()).map(drop));
@@ -423,7 +438,7 @@ fn random_calls(disk: &dyn Disk, root: &Path, random: &SimRandom, check: impl Fn
     let mut open: Vec<Box<dyn WriteFile>> = Vec::new();
     let mut outcome = Vec::new();
     for _ in 0..300 {
-        let text = match random.below(10) {
+        let text = match random.below(11) {
             0 => format!("{:?}", disk.create(&name()).map(|f| open.push(f)).map_err(kind)),
             1 => format!("{:?}", disk.open_append(&name()).map(|f| open.push(f)).map_err(kind)),
             2 => {
@@ -458,6 +473,10 @@ fn random_calls(disk: &dyn Disk, root: &Path, random: &SimRandom, check: impl Fn
                     Ok(meta) if !meta.is_dir => format!("{:?}", read(disk, &path)),
                     _ => "no file".to_owned(),
                 }
+            }
+            9 => {
+                let at = random.below(40);
+                format!("{:?}", disk.open_at(&name(), at).map(|f| open.push(f)).map_err(kind))
             }
             _ if open.is_empty() => continue,
             _ => {
