@@ -1,6 +1,13 @@
+use std::collections::BTreeMap;
+
+use tidemill_env::{Disk, RealDisk, WriteFile};
+
+use super::state::Node;
 use super::*;
 use crate::SimEnv;
-use tidemill_env::RealDisk;
+
+mod faults;
+mod trace;
 
 fn disk(seed: u64) -> Arc<SimDisk> {
     let disk = SimEnv::new(seed).disk;
@@ -420,10 +427,10 @@ fn stored_and_pending_names_make_up_what_is_seen() {
     for seed in 0..200 {
         let disk = disk(seed);
         random_calls(&*disk, Path::new("/d"), &SimRandom::new(seed), || {
-            let state = disk.shared.state.lock();
+            let state = &disk.shared.machine.lock().state;
             let mut names = state.durable.clone();
             for change in &state.pending {
-                NameChange(change.0.clone()).apply(&mut names);
+                change.clone().apply(&mut names);
             }
             assert_eq!(files(&names), files(&state.names), "seed {seed}");
         });
