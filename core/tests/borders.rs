@@ -65,6 +65,7 @@ fn the_door_is_only_for_those_who_may_go_out() {
             "tidemill-connect",
             "tidemill-engine",
             "tidemill-flow",
+            "tidemill-log",
             "tidemill-python",
             "tidemill-sim"
         ]
@@ -79,6 +80,7 @@ fn parts_do_not_know_what_they_must_not() {
         ("place", &["tidemill-env", "tidemill-table", "tidemill-txn", "tidemill-engine"]),
         ("table", &["tidemill-env", "tidemill-txn", "tidemill-connect", "tidemill-flow"]),
         ("txn", &["tidemill-env", "tidemill-connect", "tidemill-flow", "tidemill-engine"]),
+        ("log", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),
         ("connect", &["tidemill-table", "tidemill-txn", "tidemill-flow", "tidemill-engine"]),
         ("flow", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),
     ] {

@@ -1,0 +1,40 @@
+//! Appending, to memory.
+
+use tidemill_core::{Error, Result};
+
+use crate::block::Block;
+use crate::open::Log;
+
+/// The longest record, in bytes.
+pub const RECORD_BYTES_MAX: usize = 1 << 30;
+
+impl Log {
+    /// Appends a record; its number. It is kept in memory until [`commit`](Log::commit), and counts
+    /// only then.
+    ///
+    /// # Errors
+    /// When the record is longer than [`RECORD_BYTES_MAX`], and when the log has stopped.
+    pub fn append(&mut self, kind: u8, bytes: &[u8]) -> Result<u64> {
+        self.check_alive()?;
+        if bytes.len() > RECORD_BYTES_MAX {
+            return Err(Error::input(format!(
+                "a record of {} bytes is too long for the log, which takes {RECORD_BYTES_MAX}",
+                bytes.len()
+            )));
+        }
+        let number = self.next();
+        let takes = |block: &Block| block.takes(bytes.len());
+        if !self.waiting.back().is_some_and(takes) {
+            self.waiting.push_back(Block::new(number));
+        }
+        if let Some(block) = self.waiting.back_mut() {
+            block.push(kind, bytes);
+        }
+        Ok(number)
+    }
+
+    /// The bytes that wait for the next commit, about.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.waiting.iter().map(Block::size).sum()
+    }
+}

@@ -1,0 +1,72 @@
+//! A block that is being filled.
+
+use crate::format::{block_size, seed, Head, ALIGN, BLOCK_HEAD_BYTES, RECORD_HEAD_BYTES};
+
+/// Records that will be written as one.
+pub(crate) struct Block {
+    /// The number of the first record.
+    pub(crate) first: u64,
+    pub(crate) records: u32,
+    /// The head's room and the records; behind `end` padding and a second copy, if sealed.
+    bytes: Vec<u8>,
+    end: usize,
+}
+
+/// How long the payload may get by more than one record, in bytes.
+const PAYLOAD_BYTES_MAX: usize = 64 << 20;
+
+impl Block {
+    pub(crate) fn new(first: u64) -> Block {
+        let bytes = vec![0; BLOCK_HEAD_BYTES];
+        Block { first, records: 0, bytes, end: BLOCK_HEAD_BYTES }
+    }
+
+    /// Whether one more record of this length belongs in here, and not in a block of its own.
+    pub(crate) fn takes(&self, record: usize) -> bool {
+        self.records == 0 || self.end + RECORD_HEAD_BYTES + record <= PAYLOAD_BYTES_MAX
+    }
+
+    pub(crate) fn push(&mut self, kind: u8, record: &[u8]) {
+        self.bytes.truncate(self.end);
+        self.bytes.extend((record.len() as u32).to_le_bytes());
+        self.bytes.push(kind);
+        self.bytes.extend(record);
+        self.records += 1;
+        self.end = self.bytes.len();
+    }
+
+    /// The number of the record behind the last.
+    pub(crate) fn end_number(&self) -> u64 {
+        self.first + u64::from(self.records)
+    }
+
+    /// The length of the payload in bytes.
+    fn payload(&self) -> usize {
+        self.end - BLOCK_HEAD_BYTES
+    }
+
+    /// The length of one copy in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        block_size(self.payload() as u64)
+    }
+
+    /// Makes the bytes for a place in a segment; the chain value behind them. May be called again
+    /// for another place.
+    pub(crate) fn seal(&mut self, header_checksum: u64, at: u64, prev: u64, copies: u64) -> u64 {
+        let payload = self.payload() as u32;
+        let padded = self.end.next_multiple_of(ALIGN);
+        self.bytes.truncate(self.end);
+        self.bytes.resize(padded, 0);
+        let seed = seed(header_checksum, at);
+        let checksum = Head::seal(&mut self.bytes, payload, self.records, self.first, prev, seed);
+        for _ in 1..copies {
+            self.bytes.extend_from_within(..padded);
+        }
+        checksum
+    }
+
+    /// All copies, as they were sealed.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}

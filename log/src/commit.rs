@@ -1,0 +1,77 @@
+//! Making durable what was appended.
+
+use std::io;
+
+use tidemill_core::Result;
+
+use crate::open::Log;
+use crate::refuse;
+
+impl Log {
+    /// Makes everything that was appended durable: as one block, with one write and one sync (very
+    /// long ones apart: a block that has one record takes no more beyond 64 MiB). The number behind
+    /// the last durable record.
+    ///
+    /// # Errors
+    /// A full disk ([`Kind::Resource`]): nothing is lost, and committing again may succeed when there
+    /// is room. Any other failure: what was appended may be durable or not, and the log has stopped.
+    ///
+    /// [`Kind::Resource`]: tidemill_core::Kind::Resource
+    pub fn commit(&mut self) -> Result<u64> {
+        self.check_alive()?;
+        // Each block is durable before the next one is written: a crash may leave no whole block
+        // behind a torn one.
+        while let Some(block) = self.waiting.front() {
+            let (first, size) = (block.first, block.size() * self.spec.kind.copies());
+            self.make_room(first, size)?;
+            self.write_block()?;
+        }
+        Ok(self.durable)
+    }
+
+    /// Writes the first waiting block where there is room for it.
+    fn write_block(&mut self) -> Result<()> {
+        let Some(mut block) = self.waiting.pop_front() else { return Ok(()) };
+        let copies = self.spec.kind.copies();
+        let tail = &mut self.tail;
+        let chain = block.seal(tail.header_checksum, tail.at, tail.chain, copies);
+        let size = block.bytes().len() as u64;
+        match self.write(block.bytes()) {
+            Ok(()) => {}
+            Err(e) if refuse::is_full(&e) => {
+                // Not synced, so that it is as if never written: the next try begins in the same
+                // place with the same records, and if there is none the rest is a torn end.
+                self.tail.close();
+                self.waiting.push_front(block);
+                return Err(refuse::full(&self.last_path(), size, &e));
+            }
+            Err(e) => {
+                let error = refuse::io(&self.last_path(), "writing a block", &e);
+                return Err(self.stop(error));
+            }
+        }
+        if let Err(e) = self.sync() {
+            let error = refuse::io(&self.last_path(), "syncing a block", &e);
+            return Err(self.stop(error));
+        }
+        self.tail.passed(size);
+        self.tail.chain = chain;
+        self.durable = block.end_number();
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let file = match self.tail.blocks.take() {
+            Some(file) => file,
+            None => self.disk.open_at(&self.last_path(), self.tail.at)?,
+        };
+        self.tail.blocks.insert(file).write_all(bytes)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        match &mut self.tail.blocks {
+            Some(file) => file.sync(),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The files of a log: which there are, and whether their headers tell one story.
+//!
+//! Knows headers, and nothing of blocks.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use tidemill_core::{Error, Kind, Result};
+use tidemill_env::Disk;
+
+use crate::format::{Header, NotAHeader, HEADER_BYTES, VERSION};
+use crate::refuse::{self, Damage};
+use crate::{LogKind, LogSpec};
+
+/// A segment whose header is whole.
+#[derive(Debug, Clone)]
+pub(crate) struct Segment {
+    pub(crate) path: PathBuf,
+    pub(crate) header: Header,
+    /// The copy of the header that is not.
+    pub(crate) damaged: Option<Damage>,
+}
+
+/// What a log's directory holds.
+pub(crate) struct Found {
+    /// In order, without gaps.
+    pub(crate) segments: Vec<Segment>,
+    /// Segments that were being made when the machine stopped.
+    pub(crate) unfinished: Vec<PathBuf>,
+}
+
+/// The name of a segment.
+pub(crate) fn path_of(dir: &Path, first: u64) -> PathBuf {
+    dir.join(format!("{first:016x}.log"))
+}
+
+/// The name of a segment that is being made.
+pub(crate) fn unfinished_path_of(dir: &Path, first: u64) -> PathBuf {
+    dir.join(format!("{first:016x}.new"))
+}
+
+/// The number in a segment's name.
+fn first_of(path: &Path) -> Option<u64> {
+    let stem = path.file_stem()?.to_str()?;
+    let digits =
+        stem.len() == 16 && stem.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase());
+    u64::from_str_radix(stem, 16).ok().filter(|_| digits)
+}
+
+/// Reads the headers of all segments. Other files are left alone.
+///
+/// # Errors
+/// What is no segment of this log, is damaged, or has a gap before it.
+pub(crate) fn list(disk: &dyn Disk, spec: &LogSpec) -> Result<Found> {
+    let paths =
+        disk.list(&spec.dir).map_err(|e| refuse::io(&spec.dir, "reading the directory", &e))?;
+    let mut found = Found { segments: Vec::new(), unfinished: Vec::new() };
+    for path in paths {
+        let Some(first) = first_of(&path) else { continue };
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("new") => found.unfinished.push(path),
+            Some("log") => {
+                let segment = open(disk, spec, path, first)?;
+                if let Some(before) = found.segments.last() {
+                    check_order(before, &segment)?;
+                }
+                found.segments.push(segment);
+            }
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Reads the header of one segment.
+fn open(disk: &dyn Disk, spec: &LogSpec, path: PathBuf, first: u64) -> Result<Segment> {
+    let io = |e| refuse::io(&path, "reading the header", &e);
+    let mut file = disk.open_read(&path).map_err(io)?;
+    let len = file.len().map_err(io)?;
+    if len < spec.kind.blocks_at() {
+        let what =
+            format!("the file ends here, within its header of {} bytes", spec.kind.blocks_at());
+        return Err(refuse::damaged(&path, len, what));
+    }
+    let mut copy = || {
+        let mut bytes = [0; HEADER_BYTES];
+        file.read_exact(&mut bytes).map(|()| Header::parse(&bytes)).map_err(io)
+    };
+    let first_copy = copy()?;
+    let second_copy = if spec.kind.copies() > 1 { copy()? } else { first_copy };
+    let damage = |copy: usize| Damage { path: path.clone(), at: (copy * HEADER_BYTES) as u64 };
+    let (header, damaged) = match (first_copy, second_copy) {
+        (Ok(header), second) => (header, (second != Ok(header)).then(|| damage(1))),
+        (Err(_), Ok(second)) => (second, Some(damage(0))),
+        (Err(why), Err(_)) => return Err(not_a_header(&path, why)),
+    };
+    check(spec, &path, &header, first, len)?;
+    Ok(Segment { path, header, damaged })
+}
+
+fn not_a_header(path: &Path, why: NotAHeader) -> Error {
+    match why {
+        NotAHeader::Damaged => refuse::damaged(path, 0, "this is not the header of a log"),
+        NotAHeader::UnknownKind(kind) => {
+            refuse::damaged(path, 10, format_args!("there is no log of kind {kind}"))
+        }
+        NotAHeader::Newer(version) => Error::setting(format!(
+            "{}: written in version {version} of the log's format; this Tidemill reads versions \
+             up to {VERSION}",
+            path.display()
+        ))
+        .help("use the Tidemill that wrote it, or a newer one"),
+    }
+}
+
+/// Checks that a header is of this log and of this file.
+fn check(spec: &LogSpec, path: &Path, header: &Header, first: u64, len: u64) -> Result<()> {
+    let name = path.display();
+    if header.app != spec.app {
+        return Err(Error::setting(format!(
+            "{name}: this is the log of another app ({:032x}, not {:032x})",
+            header.app, spec.app
+        ))
+        .help("give each app a data directory of its own"));
+    }
+    if header.kind != spec.kind {
+        let word = |kind| match kind {
+            LogKind::Input => "input",
+            LogKind::Cuts => "cut",
+        };
+        let (found, wanted) = (word(header.kind), word(spec.kind));
+        return Err(Error::new(
+            Kind::Io,
+            format!("{name}: this is a segment of the {found} log, not of the {wanted} log"),
+        )
+        .help("put the files of the data directory back where they were"));
+    }
+    if header.first != first {
+        let what = format_args!(
+            "the segment begins with record {}, not with {first} as its name says",
+            header.first
+        );
+        return Err(refuse::damaged(path, 16, what));
+    }
+    // So that counting on never ends at the end of the numbers.
+    if header.first > u64::MAX / 2 {
+        return Err(refuse::damaged(path, 16, "no log has so many records"));
+    }
+    if header.length != len {
+        let what = format_args!("the file has {len} bytes, and was made with {}", header.length);
+        return Err(refuse::damaged(path, len.min(header.length), what));
+    }
+    Ok(())
+}
+
+fn check_order(before: &Segment, segment: &Segment) -> Result<()> {
+    if before.header.ordinal.wrapping_add(1) == segment.header.ordinal
+        && before.header.first < segment.header.first
+    {
+        return Ok(());
+    }
+    let what = format_args!(
+        "this is segment {} of the log, and the file before it, {}, is segment {}; a file is missing \
+         or does not belong here",
+        segment.header.ordinal,
+        before.path.display(),
+        before.header.ordinal
+    );
+    Err(refuse::damaged(&segment.path, 12, what))
+}

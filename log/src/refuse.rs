@@ -1,0 +1,58 @@
+//! The errors of a log: what is wrong, where, and what to do.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use tidemill_core::{Error, Kind};
+
+/// A damaged copy of what is stored twice. The other copy is whole, so that nothing is lost; the
+/// disk may want to be looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// The segment.
+    pub path: PathBuf,
+    /// Where the damaged copy begins, in bytes.
+    pub at: u64,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Damage { path, at } = self;
+        write!(f, "{}: the copy at byte {at} is damaged; the other one is whole", path.display())
+    }
+}
+
+/// Something in a file is not as it was written.
+pub(crate) fn damaged(path: &Path, at: u64, what: impl fmt::Display) -> Error {
+    let path = path.display();
+    Error::new(Kind::Io, format!("{path}: damaged at byte {at}: {what}")).help(
+        "the log is left as it is; restore this file, or the whole data directory, from a backup",
+    )
+}
+
+/// A call of the disk failed.
+pub(crate) fn io(path: &Path, doing: &str, error: &io::Error) -> Error {
+    Error::io(format_args!("{}: {doing}", path.display()), error)
+}
+
+/// Whether a failed call says that there is no room.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
+/// There is no room for further blocks.
+pub(crate) fn full(path: &Path, bytes: u64, error: &io::Error) -> Error {
+    let path = path.display();
+    Error::resource(format!("{path}: no room for {bytes} more bytes of the log: {error}"))
+        .help("free space on this disk; what the log holds is good, and it can go on then")
+}
+
+/// A call of a log that has stopped.
+pub(crate) fn stopped(dir: &Path, earlier: &Error) -> Error {
+    let what = format!("{}: the log has stopped: {}", dir.display(), earlier.what);
+    Error::new(earlier.kind, what).help(
+        "after a failed write nobody knows what is on the disk: start again, \
+         so that the log is read from it",
+    )
+}

@@ -1,0 +1,39 @@
+//! Letting go of what nobody needs any more.
+
+use std::io::ErrorKind;
+
+use tidemill_core::Result;
+
+use crate::open::Log;
+use crate::refuse;
+
+impl Log {
+    /// Removes the segments all of whose records have numbers below `below`; how many there were.
+    /// Later records stay, and so do earlier ones in the same segment. The segment that is written
+    /// always stays.
+    ///
+    /// # Errors
+    /// When a file cannot be removed; then it and later ones are still there, and the log goes on.
+    /// When the directory cannot be synced, the log has stopped.
+    pub fn trim(&mut self, below: u64) -> Result<u64> {
+        self.check_alive()?;
+        let mut removed = 0;
+        while self.segments.get(1).is_some_and(|second| second.header.first <= below) {
+            let Some(path) = self.segments.front().map(|first| first.path.clone()) else { break };
+            match self.disk.remove(&path) {
+                Err(e) if e.kind() != ErrorKind::NotFound => {
+                    return Err(refuse::io(&path, "removing a segment", &e));
+                }
+                _ => {}
+            }
+            // One by one: a crash must not leave an older segment and lose a newer one.
+            if let Err(e) = self.disk.sync_dir(&self.spec.dir) {
+                let error = refuse::io(&self.spec.dir, "syncing the directory", &e);
+                return Err(self.stop(error));
+            }
+            self.segments.pop_front();
+            removed += 1;
+        }
+        Ok(removed)
+    }
+}

@@ -1,0 +1,115 @@
+//! What all tests of the log use.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use proptest::test_runner::Config;
+use tidemill_core::Result;
+use tidemill_env::Disk;
+use tidemill_log::{read, Log, LogKind, LogSpec, Record};
+use tidemill_sim::{SimDisk, SimEnv, SimRandom};
+
+pub const DIR: &str = "/data/log";
+pub const APP: u128 = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
+pub const KINDS: [LogKind; 2] = [LogKind::Input, LogKind::Cuts];
+
+/// What was appended, by number.
+pub type Model = Vec<(u8, Vec<u8>)>;
+
+pub fn spec(kind: LogKind, segment_bytes: u64) -> LogSpec {
+    LogSpec { dir: PathBuf::from(DIR), kind, app: APP, segment_bytes }
+}
+
+pub fn sim_disk(seed: u64) -> Arc<SimDisk> {
+    SimEnv::new(seed).disk
+}
+
+/// How many random cases, times `share` of the default for a build; `TIDEMILL_CASES` sets it.
+pub fn cases(default: u32) -> u32 {
+    std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
+pub fn config(default: u32) -> Config {
+    Config { failure_persistence: None, ..Config::with_cases(cases(default)) }
+}
+
+/// A record that any other one differs from, by chance.
+pub fn random_record(random: &SimRandom, longest: u64) -> (u8, Vec<u8>) {
+    let len = random.below(random.below(longest) + 1);
+    let kind = random.below(256) as u8;
+    let byte = random.below(256) as u8;
+    // Long runs of zeros, and bytes that look like the log's own, are as welcome as any.
+    let bytes = match random.below(3) {
+        0 => vec![0; len as usize],
+        1 => b"TIDB".iter().copied().cycle().take(len as usize).collect(),
+        _ => (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(byte)).collect(),
+    };
+    (kind, bytes)
+}
+
+pub fn append(log: &mut Log, model: &mut Model, record: (u8, Vec<u8>)) -> Result<()> {
+    let number = log.append(record.0, &record.1)?;
+    assert_eq!(number, model.len() as u64, "numbers count on");
+    model.push(record);
+    assert_eq!(log.next(), model.len() as u64);
+    Ok(())
+}
+
+/// All records from `from` on, without writing.
+pub fn records(disk: &Arc<SimDisk>, spec: &LogSpec, from: u64) -> Result<Vec<Record>> {
+    let before = disk.used();
+    let records = read(disk.clone() as Arc<dyn Disk>, spec, from)?.collect();
+    assert_eq!(disk.used(), before);
+    records
+}
+
+/// Checks that records are those of the model from `from` on, without a gap.
+#[track_caller]
+pub fn assert_records(records: &[Record], model: &Model, from: u64) {
+    assert!(from as usize + records.len() <= model.len(), "more records than were appended");
+    for (i, record) in records.iter().enumerate() {
+        let number = from + i as u64;
+        assert_eq!(record.number, number);
+        let (kind, bytes) = &model[number as usize];
+        assert_eq!((record.kind, &record.bytes), (*kind, bytes), "record {number}");
+    }
+}
+
+/// Another disk with the same files.
+pub fn copy(disk: &SimDisk) -> Arc<SimDisk> {
+    disk.record();
+    let trace = disk.take_trace();
+    let image = trace.images(1, 0).nth(1).expect("an image with everything");
+    image.disk
+}
+
+/// The segments of the log, in order.
+pub fn segments(disk: &SimDisk) -> Vec<PathBuf> {
+    let paths = disk.list(Path::new(DIR)).unwrap();
+    assert!(paths.iter().all(|path| path.extension().unwrap() == "log"), "{paths:?}");
+    paths
+}
+
+pub fn len(disk: &dyn Disk, path: &Path) -> u64 {
+    disk.metadata(path).unwrap().len
+}
+
+pub fn bytes(disk: &dyn Disk, path: &Path) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    disk.open_read(path).unwrap().read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// A log of several segments with two or three records per block, all committed.
+pub fn small_log(kind: LogKind, segment_bytes: u64, blocks: u64) -> (Arc<SimDisk>, LogSpec, Model) {
+    let (disk, spec) = (sim_disk(1), spec(kind, segment_bytes));
+    let mut log = Log::open(disk.clone(), spec.clone(), 0).unwrap();
+    let mut model = Model::new();
+    for block in 0..blocks {
+        for i in 0..2 + block % 2 {
+            append(&mut log, &mut model, (block as u8, vec![i as u8 + 1; 9 + i as usize])).unwrap();
+        }
+        assert_eq!(log.commit().unwrap(), model.len() as u64);
+    }
+    (disk, spec, model)
+}

@@ -1,0 +1,200 @@
+//! Calls that fail, and disks that are full.
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+
+use tidemill_core::{Error, Kind, Result};
+use tidemill_env::Disk;
+use tidemill_log::{Log, LogSpec};
+use tidemill_sim::{DiskOp, SimDisk};
+
+use crate::common::*;
+
+const OPS: [DiskOp; 13] = [
+    DiskOp::CreateDirAll,
+    DiskOp::Metadata,
+    DiskOp::OpenRead,
+    DiskOp::Read,
+    DiskOp::Create,
+    DiskOp::OpenAt,
+    DiskOp::Rename,
+    DiskOp::Remove,
+    DiskOp::List,
+    DiskOp::SyncDir,
+    DiskOp::Write,
+    DiskOp::SetLen,
+    DiskOp::Sync,
+];
+
+/// Opens and works: the first error, and what was durable by then.
+fn work(disk: &Arc<SimDisk>, spec: &LogSpec, model: &mut Model) -> (u64, Option<Error>) {
+    let mut durable = model.len() as u64;
+    let mut log = match Log::open(disk.clone(), spec.clone(), 0) {
+        Ok(log) => log,
+        Err(error) => return (durable, Some(error)),
+    };
+    let work = |log: &mut Log, durable: &mut u64, model: &mut Model| -> Result<()> {
+        for n in 0..12 {
+            append(log, model, (n, vec![n; 60]))?;
+            append(log, model, (n, vec![n; 70]))?;
+            *durable = log.commit()?;
+            if n % 4 == 3 {
+                log.trim(*durable - 5)?;
+            }
+        }
+        Ok(())
+    };
+    let error = work(&mut log, &mut durable, model).err();
+    if error.as_ref().is_some_and(|error| error.kind != Kind::Resource && !harmless(error)) {
+        // It has stopped, though nothing fails any more.
+        disk.clear_faults();
+        let before = disk.take_calls().len();
+        let refused = [log.append(1, b"").map(drop), log.commit().map(drop), log.trim(9).map(drop)];
+        for refusal in refused {
+            let refusal = refusal.unwrap_err();
+            assert!(refusal.what.contains("the log has stopped"), "{refusal}");
+            assert!(refusal.what.contains("simulated fault"), "{refusal}");
+            assert!(!refusal.help.is_empty());
+        }
+        assert_eq!(disk.take_calls().len(), 0, "{before}");
+        assert_eq!(log.durable(), durable);
+    }
+    (durable, error)
+}
+
+/// A file that cannot be removed stays.
+fn harmless(error: &Error) -> bool {
+    error.what.contains("removing")
+}
+
+/// Everything durable is there, the rest is a prefix; also when the machine stops later.
+fn check(disk: &Arc<SimDisk>, spec: &LogSpec, model: &Model, durable: u64) {
+    disk.clear_faults();
+    disk.kill();
+    let log = Log::open(disk.clone(), spec.clone(), durable).unwrap();
+    let answered = log.durable();
+    let whole: Vec<_> = log.read(log.first()).unwrap().collect::<Result<_>>().unwrap();
+    assert_records(&whole, model, log.first());
+    assert_eq!(log.first() + whole.len() as u64, answered);
+    disk.crash();
+    let log = Log::open(disk.clone(), spec.clone(), answered).unwrap();
+    let again: Vec<_> = log.read(log.first()).unwrap().collect::<Result<_>>().unwrap();
+    assert_eq!(whole, again, "what was answered for is stored");
+}
+
+#[test]
+fn any_failing_call_stops_the_log_and_loses_nothing() {
+    for kind in KINDS {
+        for op in OPS {
+            for error in [ErrorKind::Other, ErrorKind::StorageFull] {
+                let mut failures = 0;
+                for nth in 1.. {
+                    let (disk, spec, mut model) = small_log(kind, 900, 3);
+                    disk.fail_nth(op, nth, error);
+                    let (durable, failed) = work(&disk, &spec, &mut model);
+                    check(&disk, &spec, &model, durable);
+                    let Some(failed) = failed else { break };
+                    assert!(failed.what.contains("simulated fault"), "{failed}");
+                    failures += 1;
+                }
+                // Each kind of call is made, and its failure told.
+                assert!(failures > 0, "{op:?}");
+            }
+        }
+    }
+}
+
+/// After a sync that failed the machine shows bytes that its disk does not have, and the next sync
+/// succeeds. Whoever reads them must not answer for them.
+#[test]
+fn a_block_whose_sync_failed_is_stored_by_the_next_start_or_not_shown() {
+    for kind in KINDS {
+        let (disk, spec, mut model) = small_log(kind, 4096, 3);
+        let mut log = Log::open(disk.clone(), spec.clone(), 0).unwrap();
+        append(&mut log, &mut model, (1, b"in doubt".to_vec())).unwrap();
+        disk.fail_nth(DiskOp::Sync, 1, ErrorKind::Other);
+        assert_eq!(log.commit().unwrap_err().kind, Kind::Io);
+        drop(log);
+        disk.kill();
+        let log = Log::open(disk.clone(), spec.clone(), 0).unwrap();
+        assert_eq!(log.durable(), model.len() as u64, "it is seen");
+        disk.crash();
+        let log = Log::open(disk.clone(), spec.clone(), model.len() as u64).unwrap();
+        assert_eq!(log.durable(), model.len() as u64, "and so it is stored");
+    }
+}
+
+#[test]
+fn a_full_disk_harms_nothing_and_the_log_goes_on() {
+    for kind in KINDS {
+        let (disk, spec, mut model) = small_log(kind, 2000, 3);
+        let mut log = Log::open(disk.clone(), spec.clone(), 0).unwrap();
+        disk.set_capacity(Some(disk.used() + 1500));
+        let full = loop {
+            append(&mut log, &mut model, (1, vec![1; 100])).unwrap();
+            match log.commit() {
+                Ok(durable) => assert_eq!(durable, model.len() as u64),
+                Err(full) => break full,
+            }
+        };
+        assert_eq!(full.kind, Kind::Resource);
+        assert!(full.what.contains("no room") && full.help.contains("free space"), "{full}");
+        let durable = log.durable();
+        assert_eq!(durable, model.len() as u64 - 1);
+        assert_eq!(log.commit().unwrap_err(), full, "still full");
+        append(&mut log, &mut model, (2, vec![2; 200])).unwrap();
+        assert_eq!(log.commit().unwrap_err().kind, Kind::Resource);
+        assert_eq!(segments(&disk).len(), 1, "nothing is left lying about");
+        assert_records(&records(&disk, &spec, 0).unwrap(), &model, 0);
+
+        // A crash now loses what was never committed, and nothing else.
+        let crashed = copy(&disk);
+        crashed.crash();
+        assert_eq!(Log::open(crashed, spec.clone(), 0).unwrap().durable(), durable);
+
+        disk.set_capacity(None);
+        assert_eq!(log.commit().unwrap(), model.len() as u64);
+        append(&mut log, &mut model, (3, vec![3; 20])).unwrap();
+        log.commit().unwrap();
+        assert_records(&records(&disk, &spec, 0).unwrap(), &model, 0);
+        disk.crash();
+        let log = Log::open(disk.clone(), spec.clone(), model.len() as u64).unwrap();
+        assert_eq!(log.durable(), model.len() as u64);
+    }
+}
+
+/// Also where the room of a segment is not had before it is written, as on disks that compress.
+#[test]
+fn a_block_that_meets_a_full_disk_can_be_tried_again() {
+    for kind in KINDS {
+        for retries in 0..3 {
+            let (disk, spec, mut model) = small_log(kind, 4096, 3);
+            disk.set_short_writes(true);
+            let mut log = Log::open(disk.clone(), spec.clone(), 0).unwrap();
+            for n in 0..retries {
+                append(&mut log, &mut model, (1, vec![n; 300])).unwrap();
+                disk.fail_nth(DiskOp::Write, 2, ErrorKind::StorageFull);
+                assert_eq!(log.commit().unwrap_err().kind, Kind::Resource);
+            }
+            let crashed = copy(&disk);
+            let seen = Log::open(crashed.clone(), spec.clone(), 0).unwrap().durable();
+            assert!(seen >= 7 && seen <= model.len() as u64);
+            assert_records(&records(&crashed, &spec, 0).unwrap(), &model, 0);
+            disk.clear_faults();
+            assert_eq!(log.commit().unwrap(), model.len() as u64);
+            assert_records(&records(&disk, &spec, 0).unwrap(), &model, 0);
+        }
+    }
+}
+
+#[test]
+fn a_log_without_its_directory_says_so() {
+    let disk = sim_disk(1);
+    let spec = spec(KINDS[0], 4096);
+    let error = tidemill_log::read(disk.clone(), &spec, 0).unwrap_err();
+    assert!(error.kind == Kind::Io && error.what.contains(DIR), "{error}");
+    disk.create_dir_all("/data".as_ref()).unwrap();
+    disk.create(DIR.as_ref()).unwrap();
+    let error = Log::open(disk, spec, 0).unwrap_err();
+    assert!(error.what.contains("making the directory"), "{error}");
+}
