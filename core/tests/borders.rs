@@ -66,7 +66,8 @@ fn the_door_is_only_for_those_who_may_go_out() {
             "tidemill-engine",
             "tidemill-flow",
             "tidemill-python",
-            "tidemill-sim"
+            "tidemill-sim",
+            "tidemill-snapshot"
         ]
     );
 }
