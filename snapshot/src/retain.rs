@@ -23,29 +23,32 @@ pub struct Kept {
 impl Snapshots {
     /// Keeps the newest `count` snapshots (at least 1) and removes all others, objects that none of
     /// them names, and what failures and crashes have left: except what is being written now.
-    /// `None`, and nothing is removed, while there is no snapshot.
+    /// `None`, and nothing is removed, while there is no snapshot. Snapshots whose publishing
+    /// failed, and which are there all the same, are kept beside them.
     ///
     /// # Errors
     /// When the store fails, or one of the snapshots to keep has a damaged manifest. Nothing that
     /// is needed has been removed, and another call goes on with the rest.
     pub fn retain(&self, count: usize) -> Result<Option<Kept>> {
-        // What is there counts, not what is known here: a manifest whose answer was lost is kept.
+        let Some(newest) = &self.newest else { return Ok(None) };
+        // A manifest whose answer was lost may be there, newer than what is known here: it stays,
+        // but nothing has to give way for it, because it may not survive a crash.
         let mut removed = epochs(&*self.store)?;
-        let kept = removed.split_off(removed.len().saturating_sub(count.max(1)));
+        let counted = removed.partition_point(|epoch| *epoch <= newest.head.epoch);
+        let kept = removed.split_off(counted.saturating_sub(count.max(1)));
         let mut used: BTreeSet<String> = self.layout.iter().map(|o| o.name.clone()).collect();
-        let mut next: Option<(u64, u64)> = None;
+        let (mut input_next, mut cut_next) = (newest.head.input_next, newest.head.cut_next);
         for epoch in &kept {
-            let known = self.newest.as_ref().filter(|newest| newest.head.epoch == *epoch);
-            let manifest = match known {
-                Some(newest) => (**newest).clone(),
-                None => manifest_at(&*self.store, self.app, *epoch)?
-                    .ok_or_else(|| damage::missing(&name_of(*epoch), "the list of snapshots"))?,
+            let manifest = match *epoch == newest.head.epoch {
+                true => newest.clone(),
+                false => manifest_at(&*self.store, self.app, *epoch)?
+                    .ok_or_else(|| damage::missing(&name_of(*epoch), "the list of snapshots"))?
+                    .into(),
             };
             used.extend(manifest.needs().map(|(name, _)| name.to_owned()));
-            let (input, cut) = (manifest.head.input_next, manifest.head.cut_next);
-            next = Some(next.map_or((input, cut), |(i, c)| (i.min(input), c.min(cut))));
+            input_next = input_next.min(manifest.head.input_next);
+            cut_next = cut_next.min(manifest.head.cut_next);
         }
-        let Some((input_next, cut_next)) = next else { return Ok(None) };
 
         // Manifests first: one that is there has its objects, wherever this ends.
         for epoch in &removed {
