@@ -82,6 +82,7 @@ fn parts_do_not_know_what_they_must_not() {
         ("txn", &["tidemill-env", "tidemill-connect", "tidemill-flow", "tidemill-engine"]),
         ("connect", &["tidemill-table", "tidemill-txn", "tidemill-flow", "tidemill-engine"]),
         ("flow", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),
+        ("snapshot", &["tidemill-table", "tidemill-txn", "tidemill-log", "tidemill-engine"]),
     ] {
         let manifest = fs::read_to_string(root().join(part).join("Cargo.toml")).unwrap();
         let normal = manifest.split("[dependencies]").nth(1).unwrap_or_default();

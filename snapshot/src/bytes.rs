@@ -86,6 +86,14 @@ impl<'a> Taker<'a> {
         self.array().map(u128::from_le_bytes)
     }
 
+    /// A number as [`put_short`] makes it.
+    pub(crate) fn short(&mut self) -> Option<u64> {
+        let mut at = 0;
+        let number = take_short(self.0, &mut at)?;
+        self.bytes(at)?;
+        Some(number)
+    }
+
     /// Bytes behind their length.
     pub(crate) fn counted(&mut self) -> Option<&'a [u8]> {
         let len = usize::try_from(self.u64()?).ok()?;

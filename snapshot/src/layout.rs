@@ -7,9 +7,10 @@
 //!
 //! Two kinds of merge keep a layout small:
 //!
-//! 1. A shard whose deltas have at least as many bytes as its base becomes a new base, neighbours
-//!    with it as long as that holds for all of them together. What is written is at most twice the
-//!    deltas, and a delta is part of this once.
+//! 1. Neighbouring shards form groups of up to [`GROUP_BYTES`]. A group whose deltas have at least
+//!    as many bytes as its bases becomes a new base. What is written is at most twice the deltas,
+//!    and a delta is part of this once. (Groups, so that a small state is not 64 small objects; not
+//!    the whole state, so that a step is bounded, and a hot part does not rewrite all of it.)
 //! 2. [`FAN_IN`] neighbouring objects of one *level* become one of the next, except where they are
 //!    bases. A row is written once for each level; there is one for each power of `FAN_IN` in the
 //!    number of snapshots.
@@ -25,7 +26,7 @@ use crate::shard::{shards_in, ShardSet, SHARDS};
 pub(crate) const FAN_IN: usize = 8;
 /// So many objects of one level are merged at once.
 const INPUTS_MAX: usize = 64;
-/// Neighbouring shards are merged together up to so many bytes.
+/// Neighbouring shards are merged together up to so many bytes; one alone may have more.
 const GROUP_BYTES: u64 = 64 << 20;
 
 /// A data object, as a manifest names it.
@@ -100,7 +101,7 @@ pub(crate) fn plan(layout: &[DataObject]) -> Option<Work> {
     plan_base(layout).or_else(|| plan_level(layout))
 }
 
-/// Neighbouring shards whose deltas outweigh their bases.
+/// The first group of shards whose deltas outweigh their bases.
 fn plan_base(layout: &[DataObject]) -> Option<Work> {
     let (mut base, mut deltas) = ([0; SHARDS], [0; SHARDS]);
     let (_, bases) = bases(layout);
@@ -110,22 +111,28 @@ fn plan_base(layout: &[DataObject]) -> Option<Work> {
             sum[shard] += object.shards[shard];
         }
     }
-    let first = (0..SHARDS).find(|s| deltas[*s] > 0 && deltas[*s] >= base[*s])?;
-    let (mut group, mut base_sum, mut deltas_sum) = (1 << first, base[first], deltas[first]);
-    for shard in first + 1..SHARDS {
-        if deltas[shard] == 0 && base[shard] == 0 {
-            continue;
-        }
-        base_sum += base[shard];
-        deltas_sum += deltas[shard];
-        let pays = deltas[shard] > 0 && deltas_sum >= base_sum;
-        if !pays || base_sum + deltas_sum > GROUP_BYTES {
-            break;
-        }
-        group |= 1u64 << shard;
-    }
+    let group = groups(&base, &deltas).into_iter().find(|group| {
+        let sum = |of: &[u64; SHARDS]| shards_in(*group).map(|shard| of[shard]).sum::<u64>();
+        sum(&deltas) >= sum(&base).max(1)
+    })?;
     let inputs = layout.iter().map(|object| (object, object.live() & group));
     Some(Work { inputs: collect(inputs), based: group, level: 0 })
+}
+
+/// All shards, in groups of neighbours.
+fn groups(base: &[u64; SHARDS], deltas: &[u64; SHARDS]) -> Vec<ShardSet> {
+    let (mut groups, mut group, mut bytes) = (Vec::new(), 0, 0);
+    for shard in 0..SHARDS {
+        let more = base[shard] + deltas[shard];
+        if bytes > 0 && bytes + more > GROUP_BYTES {
+            groups.push(std::mem::take(&mut group));
+            bytes = 0;
+        }
+        group |= 1 << shard;
+        bytes += more;
+    }
+    groups.push(group);
+    groups
 }
 
 /// Neighbouring objects of one level, where they are no bases.
@@ -204,52 +211,72 @@ mod tests {
     }
 
     #[test]
-    fn shards_whose_deltas_outweigh_their_base_are_merged() {
-        let mut layout = vec![object("a", 0, u64::MAX, 100), object("b", 0, 0b1110, 60)];
+    fn a_group_whose_deltas_outweigh_its_bases_is_merged() {
+        // Four shards are a group, with 12 MiB of base and up to 4 of deltas each.
+        const MB: u64 = 1 << 20;
+        let mut layout = vec![object("a", 0, u64::MAX, 12 * MB)];
+        layout.push(object("b", 0, 0b1111 << 4, 4 * MB));
         assert_eq!(plan(&layout), None);
-        layout.push(object("c", 0, 0b0110, 60));
+        layout.push(object("c", 0, 0b1111 << 4, 4 * MB));
+        layout.push(object("d", 0, 1 << 5, MB));
+        assert_eq!(plan(&layout), None);
+        layout.push(object("e", 0, 0b0110 << 4, 30 * MB));
         let work = plan(&layout).unwrap();
-        // 3 has less than its base, but can be paid by its neighbours.
-        assert_eq!((work.shards(), work.based, work.level), (0b1110, 0b1110, 0));
-        assert_eq!(names(&work), ["a", "b", "c"]);
-        assert_eq!(work.inputs[2].1, 0b0110);
+        // What has so many deltas is a group of its own.
+        assert_eq!((work.shards(), work.based, work.level), (1 << 5, 1 << 5, 0));
+        assert_eq!(names(&work), ["a", "b", "c", "d", "e"]);
 
         // A snapshot came while it was merged.
-        layout.push(object("d", 0, 0b0010, 1));
-        assert!(replace(&mut layout, &work, Some(object("m", 0, 0b1110, 130))));
+        layout.push(object("f", 0, 1 << 5, 1));
+        assert!(replace(&mut layout, &work, Some(object("m", 0, 1 << 5, 40 * MB))));
         let live: Vec<_> = layout.iter().map(|o| (&*o.name, o.live())).collect();
-        assert_eq!(live, [("a", !0b1110), ("m", 0b1110), ("d", 0b0010)]);
+        let rest =
+            [("b", 0b1101 << 4), ("c", 0b1101 << 4), ("e", 1 << 6), ("m", 1 << 5), ("f", 1 << 5)];
+        assert_eq!(live[0], ("a", !(1 << 5)));
+        assert_eq!(live[1..], rest);
         assert!(!replace(&mut layout, &work, None), "its inputs have gone");
+        assert_eq!(plan(&layout).unwrap().shards(), 1 << 6, "the other one");
+    }
+
+    #[test]
+    fn a_small_state_is_one_group() {
+        let mut layout = vec![object("a", 0, u64::MAX, 100), object("b", 0, 1, 6000)];
         assert_eq!(plan(&layout), None);
+        layout.push(object("c", 0, 2, 500));
+        let work = plan(&layout).unwrap();
+        assert_eq!((work.shards(), names(&work).len()), (u64::MAX, 3));
+        assert!(replace(&mut layout, &work, Some(object("m", 0, u64::MAX, 100))));
+        assert_eq!(layout.len(), 1);
     }
 
     #[test]
     fn nothing_is_left_of_shards_that_become_empty() {
-        let mut layout = vec![object("a", 0, 0b11, 100), object("b", 0, 0b01, 100)];
+        let mut layout = vec![object("a", 0, 0b11, 100), object("b", 0, 0b11, 100)];
         let work = plan(&layout).unwrap();
+        layout.push(object("c", 0, 0b10, 1));
         assert!(replace(&mut layout, &work, None));
-        assert_eq!((layout.len(), layout[0].live()), (1, 0b10));
-        assert_eq!(occupied(&layout), 0b10);
+        assert_eq!((layout.len(), occupied(&layout)), (1, 0b10));
     }
 
     #[test]
     fn objects_of_one_level_become_one() {
-        let mut layout = vec![object("a", 0, !0b100, 1000)];
+        let mut layout = vec![object("a", 0, !0b1100, 1000)];
         // The third begins shard 2.
         let deltas = (0..8).map(|n| object(&format!("d{n}"), 0, if n < 2 { 1 } else { 0b101 }, 1));
         layout.extend(deltas);
-        // Where they stand on nothing large, shards are merged first.
-        let base = plan(&layout).unwrap();
-        assert_eq!((base.based, base.inputs.len()), (0b100, 6));
-        assert!(replace(&mut layout, &base, Some(object("m", 0, 0b100, 1))));
-
         let work = plan(&layout).unwrap();
         assert_eq!((names(&work).len(), work.based, work.level), (8, 0, 1));
-        assert_eq!(work.shards(), 1);
-        assert!(replace(&mut layout, &work, Some(object("l1", 1, 1, 8))));
-        let names: Vec<_> = layout.iter().map(|o| &*o.name).collect();
-        assert_eq!(names, ["a", "l1", "m"], "a base stands in nobody's way");
+        assert_eq!((work.inputs[2].1, work.inputs[3].1), (1, 0b101), "not where it is the base");
+        assert!(replace(&mut layout, &work, Some(object("l1", 1, 0b101, 8))));
+        let live: Vec<_> = layout.iter().map(|o| (&*o.name, o.live())).collect();
+        assert_eq!(live, [("a", !0b1100), ("d2", 0b100), ("l1", 0b101)]);
         assert_eq!(plan(&layout), None);
+
+        // A base stands in nobody's way: seven more of the first level, with a base among them.
+        layout.extend((0..7).map(|n| object(&format!("e{n}"), 1, 1, 1)));
+        layout.insert(5, object("m", 0, 0b1000, 1));
+        assert_eq!(plan(&layout).unwrap().inputs.len(), 8);
+        assert_eq!(plan(&layout).unwrap().level, 2);
     }
 
     #[test]

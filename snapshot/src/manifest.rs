@@ -7,13 +7,13 @@
 //! input_next u64, cut_next u64, program bytes,
 //! internal: name text, length u64, checksum u64
 //! number of data objects u32, each: name text, length u64, root u64, level u8,
-//!     live shards u64 (a bit each), bytes in each of them u64
+//!     live shards u64 (a bit each), bytes in each of them (in the short form of `bytes.rs`)
 //! checksum u64 of all before it
 //! ```
 
 use tidemill_core::Result;
 
-use crate::bytes::{checksum, put_counted, Taker};
+use crate::bytes::{checksum, put_counted, put_short, Taker};
 use crate::damage;
 use crate::layout::DataObject;
 use crate::shard::{shards_in, SHARDS};
@@ -123,7 +123,7 @@ impl Manifest {
             out.push(object.level);
             out.extend_from_slice(&object.live().to_le_bytes());
             for shard in shards_in(object.live()) {
-                out.extend_from_slice(&object.shards[shard].to_le_bytes());
+                put_short(object.shards[shard], &mut out);
             }
         }
         let checksum = checksum(&[&out]);
@@ -170,7 +170,7 @@ fn decode_fields(mut taker: Taker<'_>) -> Option<Manifest> {
         let (name, len, root, level) = (taker.text()?, taker.u64()?, taker.u64()?, taker.u8()?);
         let mut shards = [0; SHARDS];
         for shard in shards_in(taker.u64()?) {
-            shards[shard] = taker.u64()?;
+            shards[shard] = taker.short()?;
         }
         Some(DataObject { name, len, root, level, shards })
     });
@@ -277,6 +277,13 @@ mod tests {
         assert_eq!(other.kind, Kind::Setting);
         let renamed = Manifest::decode(&name_of(0xac), &bytes, 5).unwrap_err();
         assert!(renamed.what.contains("epoch 171"), "{renamed}");
+    }
+
+    #[test]
+    fn the_format_is_that_of_the_golden_store() {
+        let bytes = include_bytes!("../tests/golden/v1/manifest/000000000000000a");
+        let manifest = Manifest::decode("manifest/000000000000000a", bytes, 0xabc).unwrap();
+        assert_eq!(manifest.encode(), bytes, "a change of format: raise VERSION");
     }
 
     #[test]

@@ -33,24 +33,22 @@ impl DataReader {
         root: u64,
     ) -> Result<DataReader> {
         let damaged = |why: &str| damage::damaged(name, why);
-        let read = |from: u64, to: u64| -> Result<Vec<u8>> {
-            let bytes = store.get_range(name, from, to - from)?;
+        let read = |from: u64, to: u64, more: u64| -> Result<Vec<u8>> {
+            let bytes = store.get_range(name, from, to - from + more)?;
             let bytes = bytes.ok_or_else(|| damage::missing(name, "the manifest"))?;
-            if bytes.len() as u64 != to - from {
-                return Err(damage::wrong_length(name, from + bytes.len() as u64, len));
+            match bytes.len() as u64 {
+                found if found == to - from => Ok(bytes),
+                found if found > to - from => Err(damaged("it is longer than it was")),
+                found => Err(damage::wrong_length(name, from + found, len)),
             }
-            Ok(bytes)
         };
         let tail_at = len.saturating_sub(TAIL_BYTES);
-        let mut tail = read(tail_at, len)?;
-        // A longer object is not ours either.
-        if store.get_range(name, len, 1)?.is_some_and(|more| !more.is_empty()) {
-            return Err(damaged("it is longer than it was"));
-        }
+        // One byte more: a longer object is not ours either.
+        let mut tail = read(tail_at, len, 1)?;
         let header = if tail_at == 0 {
             tail.get(..HEADER).map(<[u8]>::to_vec)
         } else {
-            Some(read(0, HEADER as u64)?)
+            Some(read(0, HEADER as u64, 0)?)
         };
         let header = header.ok_or_else(|| damaged("its header is cut off"))?;
         check_header(name, &header, app)?;
@@ -71,7 +69,7 @@ impl DataReader {
         let index = match index_at.checked_sub(tail_at) {
             Some(at) => &tail[at as usize..end],
             None => {
-                tail = read(index_at, len - FOOTER as u64)?;
+                tail = read(index_at, len - FOOTER as u64, 0)?;
                 &tail[..]
             }
         };

@@ -9,7 +9,7 @@ use proptest::prelude::ProptestConfig;
 use tidemill_core::{Result, TableId};
 use tidemill_place::Partition;
 use tidemill_sim::SimRandom;
-use tidemill_snapshot::{load, Delta, Manifest, Store};
+use tidemill_snapshot::{load, Delta, Head, Manifest, MemoryStore, Snapshots, Store};
 
 /// Table, partition and key of a row.
 pub type Place = (u16, u16, Vec<u8>);
@@ -111,4 +111,48 @@ pub fn contents(store: &Arc<dyn Store>, manifest: &Manifest) -> Result<Model> {
 pub fn objects(store: &dyn Store) -> BTreeMap<String, Vec<u8>> {
     let names = store.list("").unwrap().into_iter().map(|object| object.name);
     names.map(|name| (name.clone(), store.get(&name).unwrap().unwrap())).collect()
+}
+
+/// The last epoch of the small store.
+pub const LAST: u64 = 10;
+
+/// The app of the small store.
+pub const APP: u128 = 0xabc;
+
+pub fn head(epoch: u64) -> Head {
+    let program = b"the program".to_vec();
+    Head { epoch, fingerprint: 5, program, input_next: 10 * epoch, cut_next: epoch }
+}
+
+/// Ten snapshots, of which two are kept, and the state at each: rows, changes, a deletion, a row in a shard that had none, and a merge that takes
+/// the place of a part of an object. A format's golden store is made of this: do not change it.
+pub fn small() -> (MemoryStore, BTreeMap<u64, Model>) {
+    let store = MemoryStore::new();
+    let mut snapshots = Snapshots::open(Arc::new(store.clone()), APP, 9).unwrap();
+    let (mut model, mut models) = (Model::new(), BTreeMap::new());
+    for epoch in 1..=LAST {
+        let mut delta = Delta::new();
+        for key in 0..13u8 {
+            let is_new = key == 12 && epoch == 3;
+            let is_changed = u64::from(key) == epoch || (key == 5 && epoch == LAST);
+            if !(is_new || is_changed || epoch == 1 && key != 12) {
+                continue;
+            }
+            let place = (u16::from(key) % 2, u16::from(key) * 330, vec![b'k', key]);
+            let row = (epoch != 4).then(|| vec![epoch as u8; if key == 7 { 200 } else { 3 }]);
+            push(&mut delta, &place, row.as_deref());
+            match row {
+                Some(row) => model.insert(place, row),
+                None => model.remove(&place),
+            };
+        }
+        if epoch == LAST {
+            let merge = snapshots.plan().expect("there are eight deltas");
+            assert!(snapshots.adopt(merge.run().unwrap()));
+        }
+        snapshots.publish(head(epoch), &[epoch as u8; 5], &delta).unwrap();
+        models.insert(epoch, model.clone());
+    }
+    snapshots.retain(2).unwrap();
+    (store, models)
 }
