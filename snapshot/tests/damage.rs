@@ -143,6 +143,30 @@ fn a_missing_object_is_named_and_nothing_older_taken() {
     snapshots.publish(head(LAST), b"again", &Delta::new()).unwrap();
 }
 
+/// Damage does not spread: what is merged is verified.
+#[test]
+fn a_merge_refuses_what_is_damaged() {
+    let memory = MemoryStore::new();
+    let mut snapshots = Snapshots::open(Arc::new(memory.clone()), APP, 1).unwrap();
+    for epoch in 1..3 {
+        let mut delta = Delta::new();
+        delta.push(TableId(0), Partition(0), b"k", Some(&[epoch as u8]));
+        snapshots.publish(head(epoch), b"", &delta).unwrap();
+    }
+    for (name, bytes) in objects(&memory).iter().filter(|(name, _)| name.starts_with("data/")) {
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            memory.put(name, &flipped).unwrap();
+            let error = snapshots.plan().unwrap().run().err().expect("it is damaged");
+            assert!(names(&error, name), "{name}, bit {bit}: {error}");
+        }
+        memory.put(name, bytes).unwrap();
+    }
+    assert!(snapshots.plan().unwrap().run().is_ok());
+    assert_eq!(memory.list("data/").unwrap().len(), 3, "nothing came of the others");
+}
+
 #[test]
 fn objects_mistaken_for_one_another_are_refused() {
     let (store, _) = small();
