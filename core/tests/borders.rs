@@ -67,7 +67,8 @@ fn the_door_is_only_for_those_who_may_go_out() {
             "tidemill-flow",
             "tidemill-log",
             "tidemill-python",
-            "tidemill-sim"
+            "tidemill-sim",
+            "tidemill-snapshot"
         ]
     );
 }
@@ -83,6 +84,7 @@ fn parts_do_not_know_what_they_must_not() {
         ("log", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),
         ("connect", &["tidemill-table", "tidemill-txn", "tidemill-flow", "tidemill-engine"]),
         ("flow", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),
+        ("snapshot", &["tidemill-table", "tidemill-txn", "tidemill-log", "tidemill-engine"]),
     ] {
         let manifest = fs::read_to_string(root().join(part).join("Cargo.toml")).unwrap();
         let normal = manifest.split("[dependencies]").nth(1).unwrap_or_default();

@@ -1,0 +1,170 @@
+//! Merging data objects in the background.
+//!
+//! [`Snapshots::plan`] gives a [`Merge`] that is independent of the [`Snapshots`]: another thread
+//! runs it, in steps, while snapshots go on. What has come of it is handed back to
+//! [`Snapshots::adopt`], and counts from the next snapshot on. A merge that is dropped leaves
+//! nothing but a leftover.
+
+use std::sync::Arc;
+
+use tidemill_core::{Error, Result};
+
+use crate::data::{Cursor, DataReader, DataWriter};
+use crate::layout::{plan, replace, DataObject, Work};
+use crate::merge::{window, Merger};
+use crate::names::Claim;
+use crate::shard::shards_in;
+use crate::snapshots::Snapshots;
+use crate::store::Store;
+use crate::DATA;
+
+/// Data objects that are being merged.
+///
+/// Reads a window of each (32 MiB together, or a block each where that is more), and holds one
+/// block of what it writes.
+pub struct Merge {
+    store: Arc<dyn Store>,
+    app: u128,
+    epoch: u64,
+    work: Work,
+    claim: Option<Claim>,
+    /// `None` before the first step.
+    merger: Option<Merger>,
+    writer: Option<DataWriter>,
+    /// Shards that are still to come, the last one first.
+    shards: Vec<usize>,
+    /// The shard in which the merger is.
+    shard: Option<usize>,
+}
+
+/// What has come of a [`Merge`], for [`Snapshots::adopt`].
+pub struct Merged {
+    work: Work,
+    /// `None` when no row was left.
+    object: Option<DataObject>,
+    _claim: Claim,
+}
+
+impl Snapshots {
+    /// The next merge that is worth its while, if there is one. Reads nothing.
+    ///
+    /// One at a time: a merge that is dropped, or whose result is, can be planned again.
+    pub fn plan(&self) -> Option<Merge> {
+        let work = plan(&self.layout)?;
+        let mut shards: Vec<usize> = shards_in(work.shards()).collect();
+        shards.reverse();
+        Some(Merge {
+            store: self.store.clone(),
+            app: self.app,
+            epoch: self.newest.as_ref().map_or(0, |newest| newest.head.epoch),
+            work,
+            claim: Some(self.names.claim(DATA)),
+            merger: None,
+            writer: None,
+            shards,
+            shard: None,
+        })
+    }
+
+    /// Takes what has come of a merge into the next snapshot. `false`, and nothing changes, when
+    /// it has been overtaken: by another merge of the same objects, or by a snapshot of the whole
+    /// state.
+    pub fn adopt(&mut self, merged: Merged) -> bool {
+        replace(&mut self.layout, &merged.work, merged.object)
+    }
+}
+
+impl Merge {
+    /// Bytes that it will read.
+    pub fn bytes(&self) -> u64 {
+        let of = |(object, shards): &(DataObject, u64)| -> u64 {
+            shards_in(*shards).map(|shard| object.shards[shard]).sum()
+        };
+        self.work.inputs.iter().map(of).sum()
+    }
+
+    /// Merges until it has read about `bytes_max` bytes more; the result when it is complete.
+    ///
+    /// # Errors
+    /// When the store fails; `Io` when an object is damaged. The merge is of no use any more then.
+    pub fn step(&mut self, bytes_max: u64) -> Result<Option<Merged>> {
+        let mut left = bytes_max;
+        loop {
+            if !self.enter_shard()? {
+                return self.finish().map(Some);
+            }
+            if !self.merge_shard(&mut left)? {
+                return Ok(None);
+            }
+            self.shard = None;
+        }
+    }
+
+    /// Merges to the end.
+    ///
+    /// # Errors
+    /// As [`step`](Merge::step).
+    pub fn run(mut self) -> Result<Merged> {
+        loop {
+            if let Some(merged) = self.step(u64::MAX)? {
+                return Ok(merged);
+            }
+        }
+    }
+
+    /// Makes sure that the merger is in a shard; `false` when none is left.
+    fn enter_shard(&mut self) -> Result<bool> {
+        if self.shard.is_some() {
+            return Ok(true);
+        }
+        let Some(shard) = self.shards.pop() else { return Ok(false) };
+        if self.merger.is_none() {
+            self.merger = Some(self.open()?);
+        }
+        let merger = self.merger.as_mut().expect("it is open");
+        merger.begin(shard, |number| self.work.inputs[number].1 >> shard & 1 == 1)?;
+        self.shard = Some(shard);
+        Ok(true)
+    }
+
+    fn open(&self) -> Result<Merger> {
+        let window = window(self.work.inputs.len());
+        let cursors = self.work.inputs.iter().map(|(object, shards)| {
+            let DataObject { name, len, root, .. } = object;
+            let reader = DataReader::open(self.store.clone(), name, self.app, *len, *root)?;
+            Ok(Cursor::new(Arc::new(reader), window, *shards))
+        });
+        Ok(Merger::new(cursors.collect::<Result<_>>()?))
+    }
+
+    /// Writes rows of the shard while there are bytes left; `true` at the end of the shard.
+    fn merge_shard(&mut self, left: &mut u64) -> Result<bool> {
+        let merger = self.merger.as_mut().expect("it has entered a shard");
+        let based = self.shard.is_some_and(|shard| self.work.based >> shard & 1 == 1);
+        while *left > 0 {
+            let Some(cursor) = merger.next()? else { return Ok(true) };
+            *left = left.saturating_sub(cursor.encoded().len() as u64);
+            if based && cursor.row().is_none() {
+                continue;
+            }
+            let writer = match &mut self.writer {
+                Some(writer) => writer,
+                none => {
+                    let name = self.claim.as_ref().map_or("", Claim::name);
+                    none.insert(DataWriter::create(&*self.store, name, self.app, self.epoch)?)
+                }
+            };
+            writer.push(cursor.spot(), cursor.encoded())?;
+        }
+        Ok(false)
+    }
+
+    fn finish(&mut self) -> Result<Merged> {
+        let Some(claim) = self.claim.take() else {
+            return Err(Error::internal("a merge was continued behind its end"));
+        };
+        let written = self.writer.take().map(DataWriter::finish).transpose()?;
+        let object = written.map(|w| DataObject::new(claim.name(), self.work.level, &w));
+        Ok(Merged { work: self.work.clone(), object, _claim: claim })
+    }
+}

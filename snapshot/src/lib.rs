@@ -1,0 +1,84 @@
+//! Snapshots: the rows of tables after one cut, and what the engine keeps beside them, in a store
+//! of objects.
+//!
+//! A [`Store`] keeps objects: names to bytes, put as a whole, never changed. A snapshot is a
+//! [`Manifest`], which is put last and names *data objects* with rows (see `data.rs` for their
+//! format) and one with the internal state. Objects that no manifest names do not count: they are
+//! what is left of a snapshot that was cut short, and are removed later.
+//!
+//! Each snapshot adds one data object with the rows that have changed. So that neither their number
+//! nor the time to load them grows without end, they are merged in the background (`layout.rs` says
+//! which and when).
+//!
+//! What is damaged, missing or mistaken for something else is refused by name. Nothing older is
+//! taken in its place.
+//!
+//! This crate moves keys and rows as bytes. It does not know transactions, tables, logs, threads or
+//! clocks: it is the engine that says when.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use tidemill_core::TableId;
+//! use tidemill_place::Partition;
+//! use tidemill_snapshot::{load, Delta, Head, MemoryStore, Snapshots, Store};
+//!
+//! let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+//! let mut snapshots = Snapshots::open(store.clone(), 7, 1)?;
+//! let mut delta = Delta::new();
+//! delta.push(TableId(0), Partition(5), b"key", Some(b"row"));
+//! snapshots.publish(Head { epoch: 1, ..Head::default() }, b"internal state", &delta)?;
+//!
+//! let snapshots = Snapshots::open(store.clone(), 7, 2)?;
+//! let newest = snapshots.newest().unwrap();
+//! load(&store, newest, |row| {
+//!     assert_eq!((row.key, row.row), (&b"key"[..], &b"row"[..]));
+//!     Ok(())
+//! })?;
+//! # Ok::<(), tidemill_core::Error>(())
+//! ```
+
+mod bytes;
+mod compact;
+mod damage;
+mod data;
+mod delta;
+mod dir;
+mod faulty;
+mod layout;
+mod load;
+mod manifest;
+mod memory;
+mod merge;
+mod names;
+mod publish;
+mod retain;
+mod shard;
+mod snapshots;
+mod store;
+
+pub use compact::{Merge, Merged};
+pub use delta::Delta;
+pub use dir::DirStore;
+pub use faulty::{Fault, FaultyStore, Stall, StoreOp};
+pub use layout::DataObject;
+pub use load::{load, LoadedRow, Loader, Piece};
+pub use manifest::{epochs, manifest_at, Blob, Head, Manifest};
+pub use memory::MemoryStore;
+pub use retain::Kept;
+pub use shard::{shard_of, SHARDS};
+pub use snapshots::{discard_after, newest, open_at, Snapshots};
+pub use store::{Object, ObjectWriter, Store};
+
+/// The version of all formats here: data objects and manifests.
+pub const VERSION: u16 = 1;
+
+/// Where data objects are in a store.
+const DATA: &str = "data/";
+/// Where internal states are.
+const INTERNAL: &str = "internal/";
+
+/// What every implementation of a trait of this crate promises, as checks that panic where a
+/// promise is broken. Meant for tests.
+pub mod contract {
+    pub use crate::store::check as store;
+}

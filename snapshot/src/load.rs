@@ -1,0 +1,123 @@
+//! Loading the rows of a snapshot.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tidemill_core::{Result, TableId};
+use tidemill_place::Partition;
+
+use crate::data::{Cursor, DataReader};
+use crate::layout::DataObject;
+use crate::manifest::Manifest;
+use crate::merge::{window, Merger};
+use crate::shard::{ShardSet, SHARDS};
+use crate::store::Store;
+
+/// A row of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadedRow<'a> {
+    /// Its table.
+    pub table: TableId,
+    /// Its partition.
+    pub partition: Partition,
+    /// Its key.
+    pub key: &'a [u8],
+    /// The row itself.
+    pub row: &'a [u8],
+}
+
+/// A snapshot open for reading: the indexes of its data objects, verified. Several threads may load
+/// pieces of it at the same time.
+pub struct Loader {
+    objects: Vec<(Arc<DataReader>, DataObject)>,
+}
+
+/// Some neighbouring shards, to be loaded by one thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece(Range<usize>);
+
+impl Loader {
+    /// Reads the indexes of all data objects.
+    ///
+    /// # Errors
+    /// When the store fails. `Io` when an object is missing or damaged, or another one than the
+    /// manifest names; `Setting` when one is of another app or of a version to come.
+    pub fn open(store: &Arc<dyn Store>, manifest: &Manifest) -> Result<Loader> {
+        let open = |object: &DataObject| {
+            let DataObject { name, len, root, .. } = object;
+            let reader = DataReader::open(store.clone(), name, manifest.app, *len, *root)?;
+            Ok((Arc::new(reader), object.clone()))
+        };
+        Ok(Loader { objects: manifest.objects.iter().map(open).collect::<Result<_>>()? })
+    }
+
+    /// A number that the rows do not exceed, to make room for them.
+    pub fn rows_max(&self) -> u64 {
+        self.objects.iter().map(|(reader, _)| reader.rows()).sum()
+    }
+
+    /// All rows in at most `count` pieces with about the same number of bytes. A partition is in
+    /// one piece only.
+    pub fn pieces(&self, count: usize) -> Vec<Piece> {
+        let bytes = |shard: usize| self.objects.iter().map(|(_, o)| o.shards[shard]).sum::<u64>();
+        let total: u64 = (0..SHARDS).map(bytes).sum();
+        let share = (total / count.clamp(1, SHARDS) as u64).max(1);
+        let mut pieces = Vec::new();
+        let (mut from, mut before) = (0, 0);
+        for shard in 0..SHARDS {
+            before += bytes(shard);
+            // As many shares as the shards up to here have.
+            if before >= share * (pieces.len() as u64 + 1) && pieces.len() + 1 < count {
+                pieces.push(Piece(from..shard + 1));
+                from = shard + 1;
+            }
+        }
+        if from < SHARDS {
+            pieces.push(Piece(from..SHARDS));
+        }
+        pieces
+    }
+
+    /// Calls `visit` with each row of a piece once, in the order of shard, table, partition and
+    /// key. Reads a window of each object (32 MiB together, or a block each where that is more).
+    ///
+    /// # Errors
+    /// When the store fails; `Io` when an object is damaged; the error of `visit`. Rows that were
+    /// visited before were right.
+    pub fn load(
+        &self,
+        piece: &Piece,
+        mut visit: impl FnMut(LoadedRow<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let inside = piece.0.clone().fold(0, |set: ShardSet, shard| set | 1 << shard);
+        let live = self.objects.iter().map(|(reader, o)| (reader, o.live() & inside));
+        let live: Vec<_> = live.filter(|(_, live)| *live != 0).collect();
+        let window = window(live.len());
+        let cursors =
+            live.iter().map(|(reader, live)| Cursor::new((*reader).clone(), window, *live));
+        let mut merger = Merger::new(cursors.collect());
+        for shard in piece.0.clone() {
+            merger.begin(shard, |number| live[number].1 >> shard & 1 == 1)?;
+            while let Some(cursor) = merger.next()? {
+                let Some(row) = cursor.row() else { continue };
+                let spot = cursor.spot();
+                let (table, partition) = (spot.table(), spot.partition());
+                visit(LoadedRow { table, partition, key: cursor.key(), row })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Calls `visit` with each row of a snapshot once.
+///
+/// # Errors
+/// As [`Loader::open`] and [`Loader::load`].
+pub fn load(
+    store: &Arc<dyn Store>,
+    manifest: &Manifest,
+    mut visit: impl FnMut(LoadedRow<'_>) -> Result<()>,
+) -> Result<()> {
+    let loader = Loader::open(store, manifest)?;
+    loader.pieces(1).iter().try_for_each(|piece| loader.load(piece, &mut visit))
+}

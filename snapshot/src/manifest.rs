@@ -1,0 +1,299 @@
+//! Manifests: what makes objects a snapshot.
+//!
+//! All integers are little-endian; texts and bytes stand behind their length (u64).
+//!
+//! ```text
+//! magic "TIDEMANI", version u16, app u128, epoch u64, writer u64, fingerprint u128,
+//! input_next u64, cut_next u64, program bytes,
+//! internal: name text, length u64, checksum u64
+//! number of data objects u32, each: name text, length u64, root u64, level u8,
+//!     live shards u64 (a bit each), bytes in each of them (in the short form of `bytes.rs`)
+//! checksum u64 of all before it
+//! ```
+
+use tidemill_core::Result;
+
+use crate::bytes::{checksum, put_counted, put_short, Taker};
+use crate::damage;
+use crate::layout::DataObject;
+use crate::shard::{shards_in, SHARDS};
+use crate::store::Store;
+use crate::VERSION;
+
+const MAGIC: &[u8; 8] = b"TIDEMANI";
+/// Where manifests are in a store.
+pub(crate) const MANIFESTS: &str = "manifest/";
+
+/// What a snapshot is of, and its objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// The app that it belongs to.
+    pub app: u128,
+    /// What the engine says of it.
+    pub head: Head,
+    /// Who wrote it: see [`Snapshots::open`](crate::Snapshots::open).
+    pub writer: u64,
+    /// The data objects, in the order in which they apply.
+    pub objects: Vec<DataObject>,
+    /// Where the internal state is.
+    pub internal: Blob,
+}
+
+/// What the engine says of a snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    /// The last epoch whose effects are in it.
+    pub epoch: u64,
+    /// The fingerprint of program and engine.
+    pub fingerprint: u128,
+    /// The program, so that a stopped engine can be read.
+    pub program: Vec<u8>,
+    /// How many records of the input log come before it: the number of the next one.
+    pub input_next: u64,
+    /// How many records of the cut log come before it: the number of the next one.
+    pub cut_next: u64,
+}
+
+/// An object that is read as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blob {
+    /// Its name in the store.
+    pub name: String,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Its checksum.
+    pub checksum: u64,
+}
+
+impl Blob {
+    pub(crate) fn of(name: &str, bytes: &[u8]) -> Blob {
+        let len = bytes.len() as u64;
+        Blob { name: name.to_owned(), len, checksum: checksum(&[bytes]) }
+    }
+}
+
+impl Manifest {
+    /// Its name in the store: sorted by name, manifests are sorted by epoch.
+    pub fn name(&self) -> String {
+        name_of(self.head.epoch)
+    }
+
+    /// The internal state.
+    ///
+    /// # Errors
+    /// `Io` when the object is missing or damaged, or can't be read.
+    pub fn internal(&self, store: &dyn Store) -> Result<Vec<u8>> {
+        let Blob { name, len, checksum: expected } = &self.internal;
+        let bytes = store.get(name)?.ok_or_else(|| damage::missing(name, &self.name()))?;
+        if bytes.len() as u64 != *len {
+            return Err(damage::wrong_length(name, bytes.len() as u64, *len));
+        }
+        if checksum(&[&bytes]) != *expected {
+            return Err(damage::damaged(name, "it fails its checksum"));
+        }
+        Ok(bytes)
+    }
+
+    /// The names of all objects that it needs, with their lengths.
+    pub(crate) fn needs(&self) -> impl Iterator<Item = (&str, u64)> {
+        let data = self.objects.iter().map(|object| (&*object.name, object.len));
+        data.chain([(&*self.internal.name, self.internal.len)])
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let head = &self.head;
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&self.app.to_le_bytes());
+        out.extend_from_slice(&head.epoch.to_le_bytes());
+        out.extend_from_slice(&self.writer.to_le_bytes());
+        out.extend_from_slice(&head.fingerprint.to_le_bytes());
+        out.extend_from_slice(&head.input_next.to_le_bytes());
+        out.extend_from_slice(&head.cut_next.to_le_bytes());
+        put_counted(&head.program, &mut out);
+        put_counted(self.internal.name.as_bytes(), &mut out);
+        out.extend_from_slice(&self.internal.len.to_le_bytes());
+        out.extend_from_slice(&self.internal.checksum.to_le_bytes());
+        out.extend_from_slice(&(self.objects.len() as u32).to_le_bytes());
+        for object in &self.objects {
+            put_counted(object.name.as_bytes(), &mut out);
+            out.extend_from_slice(&object.len.to_le_bytes());
+            out.extend_from_slice(&object.root.to_le_bytes());
+            out.push(object.level);
+            out.extend_from_slice(&object.live().to_le_bytes());
+            for shard in shards_in(object.live()) {
+                put_short(object.shards[shard], &mut out);
+            }
+        }
+        let checksum = checksum(&[&out]);
+        out.extend_from_slice(&checksum.to_le_bytes());
+        out
+    }
+
+    /// Reads a manifest that was found under `name`.
+    fn decode(name: &str, bytes: &[u8], app: u128) -> Result<Manifest> {
+        let damaged = |why: &str| damage::damaged(name, why);
+        let mut taker = Taker(bytes);
+        if taker.bytes(MAGIC.len()) != Some(MAGIC) {
+            return Err(damaged("it does not begin like a manifest"));
+        }
+        // Before the checksum, which a later version may have elsewhere.
+        let version = taker.u16().ok_or_else(|| damaged("it is cut off"))?;
+        if version > VERSION {
+            return Err(damage::newer(name, version));
+        }
+        let end = bytes.len().checked_sub(8).ok_or_else(|| damaged("it is cut off"))?;
+        if checksum(&[&bytes[..end]]).to_le_bytes() != bytes[end..] {
+            return Err(damaged("it fails its checksum"));
+        }
+        let manifest = decode_fields(taker).ok_or_else(|| damaged("its fields do not fit"))?;
+        if manifest.app != app {
+            return Err(damage::other_app(name, manifest.app, app));
+        }
+        if manifest.name() != name {
+            let why = format!("it is the manifest of epoch {}", manifest.head.epoch);
+            return Err(damaged(&why));
+        }
+        Ok(manifest)
+    }
+}
+
+fn decode_fields(mut taker: Taker<'_>) -> Option<Manifest> {
+    let app = taker.u128()?;
+    let (epoch, writer) = (taker.u64()?, taker.u64()?);
+    let fingerprint = taker.u128()?;
+    let (input_next, cut_next) = (taker.u64()?, taker.u64()?);
+    let program = taker.counted()?.to_vec();
+    let internal = Blob { name: taker.text()?, len: taker.u64()?, checksum: taker.u64()? };
+    let objects = (0..taker.u32()?).map(|_| {
+        let (name, len, root, level) = (taker.text()?, taker.u64()?, taker.u64()?, taker.u8()?);
+        let mut shards = [0; SHARDS];
+        for shard in shards_in(taker.u64()?) {
+            shards[shard] = taker.short()?;
+        }
+        Some(DataObject { name, len, root, level, shards })
+    });
+    let objects = objects.collect::<Option<Vec<_>>>()?;
+    let head = Head { epoch, fingerprint, program, input_next, cut_next };
+    // Behind it is the checksum.
+    (taker.0.len() == 8).then_some(Manifest { app, head, writer, objects, internal })
+}
+
+pub(crate) fn name_of(epoch: u64) -> String {
+    format!("{MANIFESTS}{epoch:016x}")
+}
+
+/// The epoch whose manifest has this name; `None` when none has.
+pub(crate) fn epoch_of(name: &str) -> Option<u64> {
+    let epoch = u64::from_str_radix(name.strip_prefix(MANIFESTS)?, 16).ok()?;
+    (name_of(epoch) == name).then_some(epoch)
+}
+
+/// The epochs of all snapshots in a store, in order. Reads names only.
+///
+/// # Errors
+/// When the store fails; `Io` when something among the manifests is none.
+pub fn epochs(store: &dyn Store) -> Result<Vec<u64>> {
+    let objects = store.list(MANIFESTS)?;
+    let epochs = objects.iter().map(|object| {
+        epoch_of(&object.name).ok_or_else(|| {
+            // It may be the newest one under another name: not to be passed over.
+            damage::damaged(&object.name, "its name is not that of a manifest")
+        })
+    });
+    epochs.collect()
+}
+
+/// The manifest of a snapshot, if there is one: for an operator, or for reading beside a running
+/// engine. What it names is not looked at yet.
+///
+/// # Errors
+/// When the store fails. `Io` when it is damaged; `Setting` when it is of another app or of a
+/// version to come.
+pub fn manifest_at(store: &dyn Store, app: u128, epoch: u64) -> Result<Option<Manifest>> {
+    let name = name_of(epoch);
+    store.get(&name)?.map(|bytes| Manifest::decode(&name, &bytes, app)).transpose()
+}
+
+/// Looks whether all that a manifest names is there, with the right length. Reads names only:
+/// reading the objects verifies their bytes.
+pub(crate) fn check_objects(store: &dyn Store, manifest: &Manifest) -> Result<()> {
+    let mut there = store.list(super::DATA)?;
+    there.extend(store.list(super::INTERNAL)?);
+    for (name, len) in manifest.needs() {
+        let Some(object) = there.iter().find(|object| object.name == name) else {
+            return Err(damage::missing(name, &manifest.name()));
+        };
+        if object.len != len {
+            return Err(damage::wrong_length(name, object.len, len));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_core::Kind;
+
+    fn manifest() -> Manifest {
+        let mut shards = [0; SHARDS];
+        (shards[3], shards[63]) = (100, 1);
+        let object =
+            |name: &str| DataObject { name: name.into(), len: 200, root: 7, level: 2, shards };
+        Manifest {
+            app: 5,
+            head: Head {
+                epoch: 0xab,
+                fingerprint: 9,
+                program: b"program".to_vec(),
+                input_next: 11,
+                cut_next: 12,
+            },
+            writer: 4,
+            objects: vec![object("data/a"), object("data/b")],
+            internal: Blob::of("internal/c", b"state"),
+        }
+    }
+
+    #[test]
+    fn a_manifest_comes_back_or_is_refused_by_name() {
+        let manifest = manifest();
+        let (name, bytes) = (manifest.name(), manifest.encode());
+        assert_eq!(name, "manifest/00000000000000ab");
+        assert_eq!(Manifest::decode(&name, &bytes, 5).as_ref(), Ok(&manifest));
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            let error = Manifest::decode(&name, &flipped, 5).unwrap_err();
+            assert!(error.what.contains(&name) && !error.help.is_empty(), "{error}");
+        }
+        for cut in 0..bytes.len() {
+            let error = Manifest::decode(&name, &bytes[..cut], 5).unwrap_err();
+            assert!(error.what.contains(&name), "{error}");
+        }
+        let other = Manifest::decode(&name, &bytes, 6).unwrap_err();
+        assert_eq!(other.kind, Kind::Setting);
+        let renamed = Manifest::decode(&name_of(0xac), &bytes, 5).unwrap_err();
+        assert!(renamed.what.contains("epoch 171"), "{renamed}");
+    }
+
+    #[test]
+    fn the_format_is_that_of_the_golden_store() {
+        let bytes = include_bytes!("../tests/golden/v1/manifest/000000000000000a");
+        let manifest = Manifest::decode("manifest/000000000000000a", bytes, 0xabc).unwrap();
+        assert_eq!(manifest.encode(), bytes, "a change of format: raise VERSION");
+    }
+
+    #[test]
+    fn what_is_no_manifest_is_not_passed_over() {
+        let store = crate::MemoryStore::new();
+        for epoch in [1, 0xffff_ffff_ffff, 2] {
+            store.put(&name_of(epoch), b"").unwrap();
+        }
+        assert_eq!(epochs(&store).unwrap(), [1, 2, 0xffff_ffff_ffff]);
+        store.put("manifest/2", b"").unwrap();
+        assert!(epochs(&store).unwrap_err().what.contains("manifest/2"));
+    }
+}
