@@ -15,6 +15,7 @@ pub mod schema;
 pub mod stamp;
 pub mod types;
 pub mod value;
+pub mod wire;
 
 pub use batch::{Batch, BatchBuilder};
 pub use cut::Cut;

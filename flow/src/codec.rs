@@ -7,19 +7,14 @@
 //! it may be null (1) and has a default (2), and the default as [`encode::value`] writes it. It
 //! travels along, so that a parcel can be read without knowing the program.
 //!
-//! A column: a byte that says whether there are nulls, then if so a byte for each row (1: a value),
-//! then the values of all rows: eight bytes for numbers, one for booleans, length (u32) and bytes
-//! for the rest. What a null has as value means nothing.
+//! Numbers, texts and columns are as [`wire`] has them.
 //!
 //! These bytes live as long as a connection between processes of one build: they have no version.
 
 use std::sync::Arc;
 
-use arrow_array::{Array, ArrayRef, BinaryArray, BooleanArray, Float64Array};
-use arrow_array::{Int64Array, StringArray};
-use tidemill_core::batch::ColumnBuilder;
-use tidemill_core::{encode, Batch, BatchBuilder, Column, DataType, Error, Result, Schema};
-use tidemill_core::{SourceId, StreamId};
+use tidemill_core::wire::{self, put_bytes, put_u16, put_u32, put_u64};
+use tidemill_core::{encode, Column, DataType, Error, Result, Schema, SourceId, StreamId};
 
 use crate::parcel::{Bad, Parcel, Report};
 
@@ -29,9 +24,7 @@ pub(crate) fn encode_parcel(parcel: &Parcel, out: &mut Vec<u8>) {
     put_u16(parcel.stream.0, out);
     put_u32(parcel.batch.len() as u32, out);
     put_schema(parcel.batch.schema(), out);
-    for column in parcel.batch.columns() {
-        put_column(column, out);
-    }
+    wire::put_columns(&parcel.batch, out);
     parcel.offsets.iter().for_each(|offset| put_u64(*offset, out));
     parcel.times.iter().for_each(|time| put_u64(*time as u64, out));
 }
@@ -42,14 +35,10 @@ pub(crate) fn decode_parcel(input: &mut &[u8]) -> Result<Parcel> {
     let stream = StreamId(take_u16(input)?);
     let rows = take_u32(input)? as usize;
     let schema = take_schema(input)?;
-    let mut builder = BatchBuilder::new(Arc::new(schema));
-    for column in builder.columns_mut() {
-        take_column(column, rows, input)?;
-    }
-    builder.advance(rows);
-    let batch: Batch = builder.finish();
-    let offsets = take_u64s(rows, input)?.collect();
-    let times = take_u64s(rows, input)?.map(|word| word as i64).collect();
+    let batch = wire::take_columns(&Arc::new(schema), rows, input).ok_or_else(damaged)?;
+    let offsets = wire::take_u64s(rows, input).ok_or_else(damaged)?;
+    let times = wire::take_u64s(rows, input).ok_or_else(damaged)?;
+    let times = times.into_iter().map(|word| word as i64).collect();
     Ok(Parcel { source, stream, batch, offsets, times })
 }
 
@@ -154,133 +143,39 @@ fn take_type(input: &mut &[u8], depth: usize) -> Result<DataType> {
     })
 }
 
-fn put_column(array: &ArrayRef, out: &mut Vec<u8>) {
-    let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0);
-    out.push(u8::from(nulls.is_some()));
-    if let Some(nulls) = nulls {
-        out.extend(nulls.iter().map(u8::from));
-    }
-    let array = array.as_any();
-    if let Some(ints) = array.downcast_ref::<Int64Array>() {
-        ints.values().iter().for_each(|i| put_u64(*i as u64, out));
-    } else if let Some(floats) = array.downcast_ref::<Float64Array>() {
-        floats.values().iter().for_each(|f| put_u64(f.to_bits(), out));
-    } else if let Some(bools) = array.downcast_ref::<BooleanArray>() {
-        out.extend(bools.values().iter().map(u8::from));
-    } else if let Some(texts) = array.downcast_ref::<StringArray>() {
-        (0..texts.len()).for_each(|row| put_bytes(texts.value(row).as_bytes(), out));
-    } else if let Some(texts) = array.downcast_ref::<BinaryArray>() {
-        (0..texts.len()).for_each(|row| put_bytes(texts.value(row), out));
-    } else {
-        unreachable!("a batch has no other arrays inside");
-    }
-}
-
-fn take_column(column: &mut ColumnBuilder, rows: usize, input: &mut &[u8]) -> Result<()> {
-    let present = match take_u8(input)? {
-        0 => None,
-        _ => Some(take_slice(rows, input)?),
-    };
-    let is_there = |row: usize| present.is_none_or(|present| present[row] != 0);
-    match column {
-        ColumnBuilder::Int(ints) => {
-            for (row, word) in take_u64s(rows, input)?.enumerate() {
-                ints.append_option(is_there(row).then_some(word as i64));
-            }
-        }
-        ColumnBuilder::Float(floats) => {
-            for (row, word) in take_u64s(rows, input)?.enumerate() {
-                floats.append_option(is_there(row).then(|| f64::from_bits(word)));
-            }
-        }
-        ColumnBuilder::Bool(bools) => {
-            for (row, byte) in take_slice(rows, input)?.iter().enumerate() {
-                bools.append_option(is_there(row).then_some(*byte != 0));
-            }
-        }
-        ColumnBuilder::Str(texts) => {
-            for row in 0..rows {
-                let text = take_text(input)?;
-                texts.append_option(is_there(row).then_some(text));
-            }
-        }
-        ColumnBuilder::Bytes(values) => {
-            for row in 0..rows {
-                let bytes = take_bytes(input)?;
-                values.append_option(is_there(row).then_some(bytes));
-            }
-        }
-    }
-    Ok(())
-}
-
 /// What came is no encoding.
 pub(crate) fn damaged() -> Error {
     Error::internal("another process of the mesh sent a parcel that cannot be read")
 }
 
-fn put_u16(word: u16, out: &mut Vec<u8>) {
-    out.extend_from_slice(&word.to_le_bytes());
-}
-
-pub(crate) fn put_u32(word: u32, out: &mut Vec<u8>) {
-    out.extend_from_slice(&word.to_le_bytes());
-}
-
-pub(crate) fn put_u64(word: u64, out: &mut Vec<u8>) {
-    out.extend_from_slice(&word.to_le_bytes());
-}
-
-fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
-    put_u32(bytes.len() as u32, out);
-    out.extend_from_slice(bytes);
-}
-
-fn take_slice<'a>(len: usize, input: &mut &'a [u8]) -> Result<&'a [u8]> {
-    let (head, rest) = input.split_at_checked(len).ok_or_else(damaged)?;
-    *input = rest;
-    Ok(head)
-}
-
-fn take_array<const N: usize>(input: &mut &[u8]) -> Result<[u8; N]> {
-    take_slice(N, input)?.try_into().map_err(|_| damaged())
-}
-
+/// Takes a number.
 pub(crate) fn take_u8(input: &mut &[u8]) -> Result<u8> {
-    take_array::<1>(input).map(|bytes| bytes[0])
+    wire::take_u8(input).ok_or_else(damaged)
 }
 
 fn take_u16(input: &mut &[u8]) -> Result<u16> {
-    take_array(input).map(u16::from_le_bytes)
+    wire::take_u16(input).ok_or_else(damaged)
 }
 
+/// Takes a number.
 pub(crate) fn take_u32(input: &mut &[u8]) -> Result<u32> {
-    take_array(input).map(u32::from_le_bytes)
+    wire::take_u32(input).ok_or_else(damaged)
 }
 
+/// Takes a number.
 pub(crate) fn take_u64(input: &mut &[u8]) -> Result<u64> {
-    take_array(input).map(u64::from_le_bytes)
-}
-
-fn take_u64s<'a>(count: usize, input: &mut &'a [u8]) -> Result<impl Iterator<Item = u64> + 'a> {
-    let bytes = take_slice(count.checked_mul(8).ok_or_else(damaged)?, input)?;
-    Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)))
-}
-
-fn take_bytes<'a>(input: &mut &'a [u8]) -> Result<&'a [u8]> {
-    let len = take_u32(input)? as usize;
-    take_slice(len, input)
+    wire::take_u64(input).ok_or_else(damaged)
 }
 
 fn take_text<'a>(input: &mut &'a [u8]) -> Result<&'a str> {
-    std::str::from_utf8(take_bytes(input)?).map_err(|_| damaged())
+    wire::take_text(input).ok_or_else(damaged)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tidemill_core::Value;
+    use tidemill_core::{Batch, Value};
 
     fn schema() -> Arc<Schema> {
         let list = DataType::List(Box::new(DataType::Str));

@@ -4,7 +4,7 @@
 use std::cell::OnceCell;
 use std::io::Write;
 
-use tidemill_core::{Error, Result};
+use tidemill_core::{wire, Error, Result};
 use timely::bytes::arc::Bytes;
 use timely::dataflow::channels::ContainerBytes;
 use timely::Accountable;
@@ -58,10 +58,10 @@ impl Load {
         self.encoded.get_or_init(|| {
             // Length first, because timely wants multiples of eight bytes.
             let mut out = vec![0; 8];
-            codec::put_u32(self.items.len() as u32, &mut out);
+            wire::put_u32(self.items.len() as u32, &mut out);
             for item in &self.items {
-                codec::put_u32(item.process, &mut out);
-                codec::put_u64(item.charge, &mut out);
+                wire::put_u32(item.process, &mut out);
+                wire::put_u64(item.charge, &mut out);
                 match &item.what {
                     What::Rows(parcel) => {
                         out.push(0);

@@ -1,0 +1,216 @@
+//! Numbers, texts and columns as bytes, little-endian: for logs, snapshots and messages. Whoever
+//! writes a format with them says which version of it; here is only how the parts look.
+//!
+//! - A number: its bytes. Bytes and text: length (u32), bytes.
+//! - Columns of a known schema and number of rows, one after another: a byte that says whether there
+//!   are nulls, then if so a byte for each row (1: a value), then the values of all rows: eight bytes
+//!   for numbers, one for booleans, length and bytes for the rest. What a null has as value means
+//!   nothing.
+//!
+//! What reads gives `None` for bytes that are none of this; it never panics, and takes no more
+//! memory than there are bytes.
+
+use std::sync::Arc;
+
+use arrow_array::{
+    Array, ArrayRef, BinaryArray, BooleanArray, Float64Array, Int64Array, StringArray,
+};
+use arrow_buffer::ScalarBuffer;
+
+use crate::batch::{Batch, BatchBuilder, ColumnBuilder};
+use crate::schema::Schema;
+use crate::types::DataType;
+
+/// Appends a number.
+pub fn put_u16(number: u16, out: &mut Vec<u8>) {
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+/// Appends a number.
+pub fn put_u32(number: u32, out: &mut Vec<u8>) {
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+/// Appends a number.
+pub fn put_u64(number: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+/// Appends a number.
+pub fn put_u128(number: u128, out: &mut Vec<u8>) {
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+/// Appends bytes with their length.
+///
+/// # Panics
+/// When there are 4 GiB of them.
+pub fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
+    put_u32(u32::try_from(bytes.len()).expect("less than 4 GiB"), out);
+    out.extend_from_slice(bytes);
+}
+
+/// Takes bytes off the front.
+pub fn take_slice<'a>(len: usize, input: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (head, rest) = input.split_at_checked(len)?;
+    *input = rest;
+    Some(head)
+}
+
+fn take_array<const N: usize>(input: &mut &[u8]) -> Option<[u8; N]> {
+    take_slice(N, input)?.try_into().ok()
+}
+
+/// Takes a number.
+pub fn take_u8(input: &mut &[u8]) -> Option<u8> {
+    take_array::<1>(input).map(|bytes| bytes[0])
+}
+
+/// Takes a number.
+pub fn take_u16(input: &mut &[u8]) -> Option<u16> {
+    take_array(input).map(u16::from_le_bytes)
+}
+
+/// Takes a number.
+pub fn take_u32(input: &mut &[u8]) -> Option<u32> {
+    take_array(input).map(u32::from_le_bytes)
+}
+
+/// Takes a number.
+pub fn take_u64(input: &mut &[u8]) -> Option<u64> {
+    take_array(input).map(u64::from_le_bytes)
+}
+
+/// Takes a number.
+pub fn take_u128(input: &mut &[u8]) -> Option<u128> {
+    take_array(input).map(u128::from_le_bytes)
+}
+
+/// Takes so many numbers.
+pub fn take_u64s(count: usize, input: &mut &[u8]) -> Option<Vec<u64>> {
+    let bytes = take_slice(count.checked_mul(8)?, input)?;
+    Some(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
+}
+
+/// Takes bytes with their length.
+pub fn take_bytes<'a>(input: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let len = take_u32(input)? as usize;
+    take_slice(len, input)
+}
+
+/// Takes a text.
+pub fn take_text<'a>(input: &mut &'a [u8]) -> Option<&'a str> {
+    std::str::from_utf8(take_bytes(input)?).ok()
+}
+
+/// Appends a batch's columns; neither its schema nor how many rows it has.
+pub fn put_columns(batch: &Batch, out: &mut Vec<u8>) {
+    batch.columns().iter().for_each(|column| put_column(column, out));
+}
+
+/// Takes the columns of a batch.
+pub fn take_columns(schema: &Arc<Schema>, rows: usize, input: &mut &[u8]) -> Option<Batch> {
+    // Each row of each column has a byte at least; a schema without columns has no rows to speak of.
+    if rows > input.len() && !schema.columns.is_empty() {
+        return None;
+    }
+    let has_words = |ty: &DataType| {
+        matches!(ty, DataType::Int | DataType::Timestamp | DataType::Decimal(_) | DataType::Float)
+    };
+    let mut columns: Vec<ArrayRef> = Vec::with_capacity(schema.len());
+    for column in &schema.columns {
+        let array = match input.first()? {
+            // The usual case, by the block.
+            0 if has_words(&column.ty) => {
+                *input = &input[1..];
+                let words = take_u64s(rows, input)?;
+                match column.ty {
+                    DataType::Float => {
+                        let floats = words.into_iter().map(f64::from_bits).collect::<Vec<_>>();
+                        Arc::new(Float64Array::new(ScalarBuffer::from(floats), None)) as ArrayRef
+                    }
+                    _ => {
+                        let ints = words.into_iter().map(|word| word as i64).collect::<Vec<_>>();
+                        Arc::new(Int64Array::new(ScalarBuffer::from(ints), None))
+                    }
+                }
+            }
+            _ => {
+                let one = Arc::new(Schema::new(vec![column.clone()]));
+                let mut builder = BatchBuilder::new(one);
+                take_column(&mut builder.columns_mut()[0], rows, input)?;
+                builder.advance(rows);
+                builder.finish().columns()[0].clone()
+            }
+        };
+        columns.push(array);
+    }
+    Some(Batch::new(schema.clone(), columns, rows))
+}
+
+fn put_column(array: &ArrayRef, out: &mut Vec<u8>) {
+    let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0);
+    out.push(u8::from(nulls.is_some()));
+    if let Some(nulls) = nulls {
+        out.extend(nulls.iter().map(u8::from));
+    }
+    let array = array.as_any();
+    let words = |bytes: &[u8], out: &mut Vec<u8>| {
+        if cfg!(target_endian = "little") {
+            out.extend_from_slice(bytes);
+        } else {
+            out.extend(bytes.as_chunks::<8>().0.iter().flat_map(|word| word.iter().rev()));
+        }
+    };
+    if let Some(ints) = array.downcast_ref::<Int64Array>() {
+        words(ints.values().inner().as_slice(), out);
+    } else if let Some(floats) = array.downcast_ref::<Float64Array>() {
+        words(floats.values().inner().as_slice(), out);
+    } else if let Some(bools) = array.downcast_ref::<BooleanArray>() {
+        out.extend(bools.values().iter().map(u8::from));
+    } else if let Some(texts) = array.downcast_ref::<StringArray>() {
+        (0..texts.len()).for_each(|row| put_bytes(texts.value(row).as_bytes(), out));
+    } else if let Some(values) = array.downcast_ref::<BinaryArray>() {
+        (0..values.len()).for_each(|row| put_bytes(values.value(row), out));
+    } else {
+        unreachable!("a batch has no other arrays inside");
+    }
+}
+
+fn take_column(column: &mut ColumnBuilder, rows: usize, input: &mut &[u8]) -> Option<()> {
+    let present = match take_u8(input)? {
+        0 => None,
+        _ => Some(take_slice(rows, input)?),
+    };
+    let is_there = |row: usize| present.is_none_or(|present| present[row] != 0);
+    match column {
+        ColumnBuilder::Int(ints) => {
+            for (row, word) in take_u64s(rows, input)?.into_iter().enumerate() {
+                ints.append_option(is_there(row).then_some(word as i64));
+            }
+        }
+        ColumnBuilder::Float(floats) => {
+            for (row, word) in take_u64s(rows, input)?.into_iter().enumerate() {
+                floats.append_option(is_there(row).then(|| f64::from_bits(word)));
+            }
+        }
+        ColumnBuilder::Bool(bools) => {
+            for (row, byte) in take_slice(rows, input)?.iter().enumerate() {
+                bools.append_option(is_there(row).then_some(*byte != 0));
+            }
+        }
+        ColumnBuilder::Str(texts) => {
+            for row in 0..rows {
+                let text = take_text(input)?;
+                texts.append_option(is_there(row).then_some(text));
+            }
+        }
+        ColumnBuilder::Bytes(values) => {
+            for row in 0..rows {
+                let bytes = take_bytes(input)?;
+                values.append_option(is_there(row).then_some(bytes));
+            }
+        }
+    }
+    Some(())
+}
