@@ -22,8 +22,10 @@
 //! 64-bit floats, keys in their order. On the way back bytes and extensions become `0x…` strings,
 //! and keys that are not strings become their text: that way is for people, not lossless.
 
+mod checksum;
 mod csv;
 pub mod files;
+mod growing;
 mod input;
 mod json;
 mod jsonl;
@@ -38,7 +40,8 @@ pub mod source;
 mod text;
 mod time;
 
+pub use checksum::Checksum;
 pub use files::{FileFormat, FilesSettings};
 pub use push::{push, PushHandle, PushSource};
 pub use sink::{Sink, SinkSettings};
-pub use source::{BadRow, Chunk, Fingerprint, Polled, Source, Waker};
+pub use source::{BadRow, Chunk, Place, Polled, Source, Waker};
