@@ -4,6 +4,7 @@ mod csv_rows;
 mod damage;
 mod file_sinks;
 mod folders;
+mod followed;
 mod jsonl_rows;
 mod pushed;
 mod rate;
