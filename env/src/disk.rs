@@ -1,6 +1,6 @@
 //! Files and directories.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -40,6 +40,22 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// `NotFound` when the directory does not exist.
     fn open_append(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;
+
+    /// Opens a file for writing at byte `at`, and leaves its bytes and its length alone; creates it
+    /// when there is none. Where `at` is behind the end, the first write fills what is between with
+    /// zeros.
+    ///
+    /// # Errors
+    /// `NotFound` when the directory does not exist, `InvalidInput` when no file can be as long.
+    fn open_at(&self, path: &Path, at: u64) -> io::Result<Box<dyn WriteFile>>;
+
+    /// Takes the lock of a file, which is made when missing and keeps its bytes. `None` when
+    /// another holder has it, be it in this process or in another one. Whoever does not ask is not
+    /// kept from anything. The lock is of the file and not of its name: leave the file where it is.
+    ///
+    /// # Errors
+    /// `NotFound` when the directory does not exist; `Unsupported` where files have no locks.
+    fn try_lock(&self, path: &Path) -> io::Result<Option<Box<dyn Lock>>>;
 
     /// Gives a file another name, in one step. A file of that name is replaced.
     ///
@@ -103,6 +119,9 @@ pub struct Meta {
     /// Whether it is a directory.
     pub is_dir: bool,
 }
+
+/// A lock that is held: until this is dropped, or the process ends in whatever way.
+pub trait Lock: Send + Sync {}
 
 /// A file open for reading. Unbuffered.
 pub trait ReadFile: Read + Seek + Send {
@@ -176,9 +195,24 @@ impl Disk for RealDisk {
 
     fn open_append(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
         // Not the system's append mode, in which writes would go behind what `set_len` has added.
-        let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        let mut file = open_whole(path)?;
         file.seek(SeekFrom::End(0))?;
         Ok(Box::new(RealWrite(file)))
+    }
+
+    fn open_at(&self, path: &Path, at: u64) -> io::Result<Box<dyn WriteFile>> {
+        let mut file = open_whole(path)?;
+        file.seek(SeekFrom::Start(at))?;
+        Ok(Box::new(RealWrite(file)))
+    }
+
+    fn try_lock(&self, path: &Path) -> io::Result<Option<Box<dyn Lock>>> {
+        let file = open_whole(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Box::new(RealLock(file)))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(e)) => Err(e),
+        }
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -235,6 +269,16 @@ impl Disk for RealDisk {
         File::open(dir)?.sync_all()
     }
 }
+
+/// For writing, with all that is in it; made when missing.
+fn open_whole(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(false).open(path)
+}
+
+/// Closing the file gives the lock back, and so does the end of the process.
+struct RealLock(#[expect(dead_code, reason = "held open")] File);
+
+impl Lock for RealLock {}
 
 struct RealRead(File);
 
@@ -302,6 +346,8 @@ pub fn check(disk: &dyn Disk, dir: &Path) {
     assert_eq!(disk.list(dir).expect("an empty list"), [] as [PathBuf; 0]);
     check_bytes(disk, dir);
     check_positions(disk, dir);
+    check_places(disk, dir);
+    check_locks(disk, dir);
     check_names(disk, dir);
     check_directories(disk, dir);
 }
@@ -387,6 +433,60 @@ fn check_positions(disk: &dyn Disk, dir: &Path) {
     file.set_len(4).expect("room is made");
     file.write_all(b"Y").expect("bytes");
     assert_eq!(get(disk, &path), b"abY\0");
+}
+
+fn check_places(disk: &dyn Disk, dir: &Path) {
+    let path = dir.join("places");
+    put(disk, &path, b"abcdef");
+    let mut file = disk.open_at(&path, 2).expect("the file opens");
+    assert_eq!(file.len().expect("a length"), 6, "opening cuts nothing");
+    file.write_all(b"CD").expect("bytes");
+    assert_eq!(get(disk, &path), b"abCDef");
+    file.write_all(b"EFG").expect("bytes");
+    assert_eq!(get(disk, &path), b"abCDEFG", "the position moves on, and beyond the end");
+
+    // Two writers at different places do not disturb each other.
+    let mut other = disk.open_at(&path, 0).expect("the file opens");
+    other.write_all(b"AB").expect("bytes");
+    file.write_all(b"H").expect("bytes");
+    other.sync().expect("the bytes of both are synced");
+    assert_eq!(get(disk, &path), b"ABCDEFGH");
+
+    let mut file = disk.open_at(&path, 11).expect("the file opens behind its end");
+    assert_eq!(file.len().expect("a length"), 8, "only a write extends it");
+    file.write_all(b"").expect("no bytes");
+    assert_eq!(file.len().expect("a length"), 8, "only a write of bytes extends it");
+    file.write_all(b"L").expect("bytes");
+    assert_eq!(get(disk, &path), b"ABCDEFGH\0\0\0L");
+    drop(file);
+    let mut file = disk.open_at(&path, 20).expect("the file opens behind its end");
+    file.set_len(12).expect("the length is set");
+    file.write_all(b"M").expect("bytes");
+    assert_eq!(get(disk, &path), b"ABCDEFGH\0\0\0LM", "set_len brings the position back");
+
+    let new = dir.join("places-new");
+    disk.open_at(&new, 1).expect("the file is made").write_all(b"x").expect("bytes");
+    assert_eq!(get(disk, &new), b"\0x");
+    assert_kind(disk.open_at(&dir.join("missing").join("file"), 0), io::ErrorKind::NotFound);
+    assert_kind(disk.open_at(dir, 0), io::ErrorKind::IsADirectory);
+    assert_kind(disk.open_at(&new, u64::MAX), io::ErrorKind::InvalidInput);
+}
+
+fn check_locks(disk: &dyn Disk, dir: &Path) {
+    let path = dir.join("lock");
+    let lock = disk.try_lock(&path).expect("an answer").expect("nobody has it");
+    assert_eq!(get(disk, &path), b"", "the file is made");
+    assert!(disk.try_lock(&path).expect("an answer").is_none(), "one holder");
+    put(disk, &path, b"who asks nobody writes");
+    let other = disk.try_lock(&dir.join("lock-2")).expect("an answer");
+    assert!(other.is_some(), "each file has a lock of its own");
+    drop(lock);
+    let lock = disk.try_lock(&path).expect("an answer").expect("it was given back");
+    assert_eq!(get(disk, &path), b"who asks nobody writes", "locking keeps the bytes");
+    assert!(disk.try_lock(&path).expect("an answer").is_none(), "one holder");
+    drop(lock);
+    assert_kind(disk.try_lock(&dir.join("missing").join("lock")), io::ErrorKind::NotFound);
+    assert_kind(disk.try_lock(dir), io::ErrorKind::IsADirectory);
 }
 
 fn check_names(disk: &dyn Disk, dir: &Path) {

@@ -27,7 +27,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use clock::{Clock, RealClock};
-pub use disk::{Disk, Meta, ReadFile, RealDisk, WriteFile};
+pub use disk::{Disk, Lock, Meta, ReadFile, RealDisk, WriteFile};
 pub use net::{Connection, Listener, Net, RealNet};
 pub use random::{Random, RealRandom};
 pub use threads::{Handle, RealThreads, Threads};

@@ -5,8 +5,9 @@
 //!
 //! - [`SimClock`]: time passes only when told, or by sleeping; the wall clock can be set;
 //! - [`SimRandom`]: numbers from the seed;
-//! - [`SimDisk`]: files in memory, crashes, a full disk, failing calls, flipped bits, and a log of
-//!   the calls;
+//! - [`SimDisk`]: files in memory, crashes, a full disk, failing, short and stalled calls, damage by
+//!   others, a log of the calls, and a [`Trace`] of all changes that gives every disk which a crash
+//!   anywhere in a run may leave;
 //! - [`SimNet`]: connections in memory between simulated hosts, which can be cut and reset;
 //! - [`SimThreads`]: real threads, and a number of cores that is the same on every machine.
 //!
@@ -27,7 +28,7 @@ use std::sync::Arc;
 use tidemill_env::Env;
 
 pub use clock::SimClock;
-pub use disk::{DiskCall, DiskOp, SimDisk};
+pub use disk::{DiskCall, DiskOp, Image, Left, SimDisk, Stall, Trace, Which};
 pub use net::{SimHost, SimNet};
 pub use random::SimRandom;
 pub use threads::SimThreads;

@@ -1,6 +1,13 @@
+use std::collections::BTreeMap;
+
+use tidemill_env::{Disk, RealDisk, WriteFile};
+
+use super::state::Node;
 use super::*;
 use crate::SimEnv;
-use tidemill_env::RealDisk;
+
+mod faults;
+mod trace;
 
 fn disk(seed: u64) -> Arc<SimDisk> {
     let disk = SimEnv::new(seed).disk;
@@ -232,6 +239,19 @@ fn a_full_disk_takes_what_fits_and_no_more() {
 }
 
 #[test]
+fn a_crash_gives_locks_back() {
+    let disk = disk(1);
+    let old = disk.try_lock(&at("lock")).unwrap().unwrap();
+    disk.sync_dir(&dir()).unwrap();
+    disk.crash();
+    let new = disk.try_lock(&at("lock")).unwrap().unwrap();
+    drop(old);
+    assert!(disk.try_lock(&at("lock")).unwrap().is_none(), "the old holder gives nothing back");
+    drop(new);
+    assert!(disk.try_lock(&at("lock")).unwrap().is_some());
+}
+
+#[test]
 fn the_nth_call_fails_once() {
     let disk = disk(1);
     let mut file = store(&*disk, &at("a"), b"");
@@ -262,6 +282,8 @@ fn every_kind_of_call_can_fail() {
     fails(DiskOp::OpenRead, &mut || disk.open_read(&at("a")).map(drop));
     fails(DiskOp::Create, &mut || disk.create(&at("b")).map(drop));
     fails(DiskOp::OpenAppend, &mut || disk.open_append(&at("b")).map(drop));
+    fails(DiskOp::OpenAt, &mut || disk.open_at(&at("b"), 3).map(drop));
+    fails(DiskOp::TryLock, &mut || disk.try_lock(&at("b")).map(drop));
     fails(DiskOp::Rename, &mut || disk.rename(&at("b"), &at("c")));
     fails(DiskOp::Remove, &mut || disk.remove(&at("c")));
     fails(DiskOp::List, &mut || disk.list(&dir()).map(drop));
@@ -405,10 +427,10 @@ fn stored_and_pending_names_make_up_what_is_seen() {
     for seed in 0..200 {
         let disk = disk(seed);
         random_calls(&*disk, Path::new("/d"), &SimRandom::new(seed), || {
-            let state = disk.shared.state.lock();
+            let state = &disk.shared.machine.lock().state;
             let mut names = state.durable.clone();
             for change in &state.pending {
-                NameChange(change.0.clone()).apply(&mut names);
+                change.clone().apply(&mut names);
             }
             assert_eq!(files(&names), files(&state.names), "seed {seed}");
         });
@@ -423,7 +445,7 @@ fn random_calls(disk: &dyn Disk, root: &Path, random: &SimRandom, check: impl Fn
     let mut open: Vec<Box<dyn WriteFile>> = Vec::new();
     let mut outcome = Vec::new();
     for _ in 0..300 {
-        let text = match random.below(10) {
+        let text = match random.below(11) {
             0 => format!("{:?}", disk.create(&name()).map(|f| open.push(f)).map_err(kind)),
             1 => format!("{:?}", disk.open_append(&name()).map(|f| open.push(f)).map_err(kind)),
             2 => {
@@ -458,6 +480,10 @@ fn random_calls(disk: &dyn Disk, root: &Path, random: &SimRandom, check: impl Fn
                     Ok(meta) if !meta.is_dir => format!("{:?}", read(disk, &path)),
                     _ => "no file".to_owned(),
                 }
+            }
+            9 => {
+                let at = random.below(40);
+                format!("{:?}", disk.open_at(&name(), at).map(|f| open.push(f)).map_err(kind))
             }
             _ if open.is_empty() => continue,
             _ => {
