@@ -43,5 +43,5 @@ mod time;
 pub use checksum::Checksum;
 pub use files::{FileFormat, FilesSettings};
 pub use push::{push, PushHandle, PushSource};
-pub use sink::{Sink, SinkSettings};
+pub use sink::{FileEnd, Sink, SinkPlace, SinkSettings};
 pub use source::{BadRow, Chunk, Place, Polled, Source, Waker};

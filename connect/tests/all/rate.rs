@@ -55,7 +55,7 @@ fn rate() {
     }
     for name in ["out.csv", "out.jsonl"] {
         let settings = SinkSettings::new(folder.path(name));
-        let mut sink = sink::open(&settings, &payments(), &folder.env).unwrap();
+        let mut sink = sink::open(&settings, &payments(), &folder.env, None).unwrap();
         let start = clock.monotonic_ns();
         for batch in &batches {
             sink.write(batch).unwrap();

@@ -152,7 +152,7 @@ fn round(name: &str, nullable: bool, rows: &[Vec<Value>], null: Option<&str>) {
     let schema = every_type(nullable);
     let mut out = SinkSettings::new(folder.path(name));
     out.null = null.map(str::to_string);
-    let mut sink = sink::open(&out, &schema, &folder.env).unwrap();
+    let mut sink = sink::open(&out, &schema, &folder.env, None).unwrap();
     for part in rows.chunks(2) {
         let batch = Batch::from_rows(schema.clone(), part.iter().map(|r| &r[..]));
         sink.write(&batch).unwrap();
