@@ -12,6 +12,7 @@ use tidemill_env::{Clock, Disk, Env};
 use crate::csv::CsvFormat;
 use crate::input::Input;
 use crate::jsonl::JsonlFormat;
+use crate::parquet::ParquetSource;
 use crate::reader::{FileRows, FileSource};
 use crate::source::Source;
 
@@ -29,13 +30,18 @@ pub enum FileFormat {
     Csv,
     /// One JSON object a line.
     Jsonl,
+    /// Columns, packed. A folder may have such files beside others.
+    Parquet,
 }
 
 impl FileFormat {
     /// The format that a file's name tells: `.csv`, `.tsv`, `.jsonl` or `.ndjson`, with `.gz`
-    /// behind it or not.
+    /// behind it or not, or `.parquet`.
     pub fn of(path: &Path) -> Option<FileFormat> {
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+        if name.ends_with(".parquet") {
+            return Some(FileFormat::Parquet);
+        }
         match name.trim_end_matches(".gz").rsplit_once('.')?.1 {
             "csv" | "tsv" => Some(FileFormat::Csv),
             "jsonl" | "ndjson" => Some(FileFormat::Jsonl),
@@ -98,7 +104,8 @@ pub struct FilesSettings {
     /// the syntax of strftime.
     #[serde(default)]
     pub formats: BTreeMap<String, String>,
-    /// JSON lines: what happens to fields that the stream has no column for.
+    /// JSON lines and Parquet: what happens to fields that the stream has no column for. A Parquet
+    /// file with such a column is refused as a whole.
     #[serde(default)]
     pub unknown_fields: Option<UnknownFields>,
     /// Goes on reading, and never ends: a file that grows at its end; or a folder (or pattern) to
@@ -154,14 +161,16 @@ impl FilesSettings {
     /// The settings that were given and mean nothing for any of these formats.
     fn unused(&self, formats: &[FileFormat]) -> Vec<&'static str> {
         const CSV: &[FileFormat] = &[FileFormat::Csv];
-        const JSONL: &[FileFormat] = &[FileFormat::Jsonl];
+        const NAMED: &[FileFormat] = &[FileFormat::Jsonl, FileFormat::Parquet];
+        const TEXT: &[FileFormat] = &[FileFormat::Csv, FileFormat::Jsonl];
         let settings = [
             ("delimiter", self.delimiter.is_some(), CSV),
             ("quote", self.quote.is_some(), CSV),
             ("header", self.header.is_some(), CSV),
             ("order", self.order.is_some(), CSV),
             ("nulls", self.nulls.is_some(), CSV),
-            ("unknown_fields", self.unknown_fields.is_some(), JSONL),
+            ("unknown_fields", self.unknown_fields.is_some(), NAMED),
+            ("encoding", self.encoding.is_some(), TEXT),
         ];
         let used = |of: &[FileFormat]| formats.iter().any(|f| of.contains(f));
         let unused = settings.into_iter().filter(|(_, given, of)| *given && !used(of));
@@ -239,11 +248,12 @@ impl Opener {
 
     /// Refuses to follow a single file that can't be read while it grows.
     fn check_grows(&self, path: &Path) -> Result<()> {
-        if self.input(path)?.can_grow()? {
+        let format = self.settings.format.or_else(|| FileFormat::of(path));
+        if format != Some(FileFormat::Parquet) && self.input(path)?.can_grow()? {
             return Ok(());
         }
         Err(Error::setting(format!(
-            "{} can't be followed: it is packed, or not in UTF-8",
+            "{} can't be followed: it is packed, a Parquet file, or not in UTF-8",
             path.display()
         ))
         .help("follow a plain file, or a folder into which such files are moved"))
@@ -266,6 +276,9 @@ impl Opener {
                 let format = JsonlFormat::new(&schema, settings)?;
                 Box::new(FileSource::open(self.input(path)?, format, schema, max)?)
             }
+            FileFormat::Parquet => {
+                Box::new(ParquetSource::open(self.disk.clone(), path, schema, settings)?)
+            }
         })
     }
 }
@@ -285,7 +298,7 @@ fn check(settings: &FilesSettings) -> Result<()> {
 
 fn unknown(path: &Path) -> Error {
     Error::setting(format!("{}: the name does not tell the format", path.display()))
-        .help("say format=\"csv\" or format=\"jsonl\"")
+        .help("say format=\"csv\", \"jsonl\" or \"parquet\"")
 }
 
 /// The delimiter that a file's name tells.

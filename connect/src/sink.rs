@@ -15,6 +15,7 @@ mod csv;
 mod file;
 mod jsonl;
 mod memory;
+mod parquet;
 mod target;
 
 use target::Start;
@@ -104,7 +105,9 @@ impl SinkPlace {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SinkSettings {
-    /// The file. Folders that are missing are made. With `.gz` at its end it is packed.
+    /// The file. Folders that are missing are made. With `.gz` at its end it is packed. A Parquet
+    /// file is there at the end; before that its rows are in the files of a folder next to it, with
+    /// `.parts` behind its name.
     pub path: PathBuf,
     /// The format; by the file's name when absent.
     #[serde(default)]
@@ -143,6 +146,17 @@ impl SinkSettings {
     pub fn from_json(json: &str) -> Result<SinkSettings> {
         crate::settings::from_json("sink", json)
     }
+
+    /// Refuses settings that mean something for CSV only.
+    fn only_csv(&self, format: FileFormat) -> Result<()> {
+        if self.delimiter.is_none() && self.header.is_none() && self.null.is_none() {
+            return Ok(());
+        }
+        Err(Error::setting(format!(
+            "{}: delimiter, header and null mean nothing for {format:?} files",
+            self.path.display()
+        )))
+    }
 }
 
 /// Opens a file to write rows of `schema` to: a new one, or with `resume` one that was written
@@ -164,7 +178,9 @@ pub fn open(
             "{}: the name does not tell the format",
             path.display()
         ))
-        .help("end it with .csv or .jsonl, or say format=\"csv\" or format=\"jsonl\""));
+        .help(
+            "end it with .csv, .jsonl or .parquet, or say format=\"csv\", \"jsonl\" or \"parquet\"",
+        ));
     };
     let disk = env.disk.clone();
     let start = match resume {
@@ -181,15 +197,13 @@ pub fn open(
             Box::new(file::FileSink::open(disk, path, start, schema.clone(), encode)?)
         }
         FileFormat::Jsonl => {
-            if settings.delimiter.is_some() || settings.header.is_some() || settings.null.is_some()
-            {
-                return Err(Error::setting(format!(
-                    "{}: delimiter, header and null mean nothing for Jsonl files",
-                    path.display()
-                )));
-            }
+            settings.only_csv(format)?;
             let encode = jsonl::JsonlEncode::new(schema);
             Box::new(file::FileSink::open(disk, path, start, schema.clone(), encode)?)
+        }
+        FileFormat::Parquet => {
+            settings.only_csv(format)?;
+            Box::new(parquet::ParquetSink::open(env, path, start, schema)?)
         }
     })
 }

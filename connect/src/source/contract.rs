@@ -1,5 +1,7 @@
 //! What every source promises, as a check that panics where a promise is broken.
 
+use std::collections::BTreeMap;
+
 use tidemill_core::{Kind, Row};
 
 use super::{BadRow, Chunk, Place, Polled, Source};
@@ -44,19 +46,14 @@ fn check_zero_rows(source: &mut dyn Source) {
 
 fn check_resume(make: &impl Fn() -> Box<dyn Source>, all: &[Taken]) {
     let total = all.len() as u64;
+    let places = places(&mut *make(), 1);
+    for (offset, place) in self::places(&mut *make(), 5) {
+        assert_eq!(place, places[&offset], "a place depends on the rows only, here {offset}");
+    }
     for to in [0, 1, total / 3, total / 2, total.saturating_sub(1), total] {
-        if to > total {
-            continue;
-        }
+        let Some(place) = places.get(&to) else { continue };
         let rest = &all[to as usize..];
-        let mut first = make();
-        read_up_to(&mut *first, to, 1);
-        let place = first.place();
-        let mut other = make();
-        read_up_to(&mut *other, to, 5);
-        assert_eq!(other.place(), place, "a place depends on the rows only, here {to}");
-
-        let json = serde_json::to_string(&place).expect("a place is JSON");
+        let json = serde_json::to_string(place).expect("a place is JSON");
         let place: Place = serde_json::from_str(&json).expect("a place is JSON");
         let mut fresh = make();
         fresh.resume(&place).expect("a place that is there");
@@ -71,28 +68,47 @@ fn check_resume(make: &impl Fn() -> Box<dyn Source>, all: &[Taken]) {
         let _ = midway.poll(all.len() / 2);
         midway.resume(&place).expect("a place that is there");
         assert_eq!(read_on(&mut *midway, 5), rest, "resumed at {to} from the middle");
-
-        if to > 0 {
-            let checksum = Checksum(place.checksum.0 ^ 1);
-            for wrong in [
-                Place { checksum, ..place.clone() },
-                Place { bytes: place.bytes + 1, ..place.clone() },
-                Place { bytes: place.bytes + (1 << 40), ..place.clone() },
-            ] {
-                let error = make().resume(&wrong).expect_err("an input that has changed");
-                assert_eq!(error.kind, Kind::Input, "{error}");
-                assert!(!error.help.is_empty(), "it says what to do");
-            }
-        }
+    }
+    if total > 0 {
+        check_other_input(make, total);
     }
 }
 
-fn read_up_to(source: &mut dyn Source, to: u64, rows_max: usize) {
-    while source.offset() < to {
-        let left = usize::try_from(to - source.offset()).unwrap_or(usize::MAX);
-        let _ = source.poll(left.min(rows_max)).expect("a source that can be read");
-        assert_eq!(source.place().offset, source.offset());
+/// A place is refused where the input is not what it says.
+fn check_other_input(make: &impl Fn() -> Box<dyn Source>, total: u64) {
+    let mut source = make();
+    while source.offset() == 0 {
+        let _ = source.poll(total.div_ceil(2) as usize).expect("a source that can be read");
     }
+    let place = source.place();
+    let checksum = Checksum(place.checksum.0 ^ 1);
+    for wrong in [
+        Place { checksum, ..place.clone() },
+        Place { bytes: place.bytes + 1, ..place.clone() },
+        Place { bytes: place.bytes + (1 << 40), ..place.clone() },
+    ] {
+        let error = source.resume(&wrong).expect_err("an input that has changed");
+        assert_eq!(error.kind, Kind::Input, "{error}");
+        assert!(!error.help.is_empty(), "it says what to do");
+        assert_eq!(source.poll(1).expect_err("the error stays"), error);
+    }
+    source.resume(&place).expect("the error has gone");
+}
+
+/// Where a source stands after each poll, by offset.
+fn places(source: &mut dyn Source, rows_max: usize) -> BTreeMap<u64, Place> {
+    let mut places = BTreeMap::new();
+    loop {
+        let place = source.place();
+        assert_eq!(place.offset, source.offset());
+        let before = places.insert(place.offset, place.clone());
+        assert!(before.is_none_or(|before| before == place), "a place depends on the rows only");
+        match source.poll(rows_max).expect("a source that can be read") {
+            Polled::End => break,
+            Polled::Rows(_) | Polled::Pending => {}
+        }
+    }
+    places
 }
 
 /// All rows from the current offset, in polls of `rows_max`, with a check of every chunk.

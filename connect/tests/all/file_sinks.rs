@@ -26,7 +26,7 @@ fn sample() -> Batch {
 
 #[test]
 fn file_sinks_keep_the_contract() {
-    for name in ["deep/er/x.csv", "x.csv.gz", "x.jsonl", "x.ndjson.gz"] {
+    for name in ["deep/er/x.csv", "x.csv.gz", "x.jsonl", "x.ndjson.gz", "x.parquet"] {
         let make = || -> contract::Made {
             let folder = Folder::new();
             let path = folder.path(name);
@@ -127,7 +127,7 @@ fn targets_are_checked() {
     folder.env.disk.create_dir_all(&folder.path("dir.csv")).unwrap();
     assert_eq!(kind(folder.path("dir.csv")), Kind::Setting);
     assert_eq!(kind(folder.path("x.csv/y.csv")), Kind::Setting);
-    assert_eq!(kind(folder.path("x.parquet")), Kind::Setting);
+    assert_eq!(kind(folder.path("x.orc")), Kind::Setting);
     settings.null = Some(",".into());
     assert!(open(&settings).is_err());
     let mut json = SinkSettings::new(folder.path("x.jsonl"));

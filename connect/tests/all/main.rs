@@ -6,6 +6,7 @@ mod file_sinks;
 mod folders;
 mod followed;
 mod jsonl_rows;
+mod parquet_rows;
 mod pushed;
 mod rate;
 mod recovered_sinks;

@@ -59,8 +59,22 @@ impl Disk {
 
     /// What a reader finds, up to the first thing that is wrong.
     fn read(&self) -> Vec<Row> {
+        let mut rows = self.read_file(&self.path);
+        let parts = PathBuf::from(format!("{}.parts", self.path.display()));
+        for part in self.env.disk.list(&parts).unwrap_or_default() {
+            let name = part.file_name().unwrap().to_string_lossy().into_owned();
+            // Those that the file has already are what merging has left.
+            let first = name.split_once('-').and_then(|n| usize::from_str_radix(n.0, 16).ok());
+            if first == Some(rows.len()) {
+                rows.extend(self.read_file(&part));
+            }
+        }
+        rows
+    }
+
+    fn read_file(&self, path: &Path) -> Vec<Row> {
         let mut rows = Vec::new();
-        let settings = FilesSettings::new(&self.path);
+        let settings = FilesSettings::new(path);
         let Ok(mut sources) = files::open(&settings, &columns(), &self.env) else { return rows };
         let source: &mut dyn Source = &mut *sources[0].1;
         while let Ok(Polled::Rows(chunk)) = source.poll(1) {
@@ -70,6 +84,12 @@ impl Disk {
             rows.extend(chunk.batch.rows());
         }
         rows
+    }
+}
+
+impl Disk {
+    fn is_parquet(&self) -> bool {
+        self.path.extension().is_some_and(|e| e == "parquet")
     }
 }
 
@@ -87,6 +107,13 @@ impl World for Disk {
 
     fn content(&self) -> Vec<u8> {
         let bytes = self.bytes(&self.path);
+        if self.is_parquet() {
+            let there = |path: &Path| self.env.disk.exists(path).unwrap();
+            assert!(there(&self.path), "the parts are merged");
+            let parts = PathBuf::from(format!("{}.parts", self.path.display()));
+            assert!(!there(&parts), "the folder of the parts has gone");
+            return format!("{:?}", self.read()).into_bytes();
+        }
         if !self.path.to_string_lossy().ends_with(".gz") {
             return bytes;
         }
@@ -96,7 +123,7 @@ impl World for Disk {
     }
 }
 
-const NAMES: [&str; 4] = ["x.csv", "x.jsonl", "x.csv.gz", "x.jsonl.gz"];
+const NAMES: [&str; 5] = ["x.csv", "x.jsonl", "x.csv.gz", "x.jsonl.gz", "x.parquet"];
 
 /// The content after a run that nothing stopped.
 fn whole(name: &str) -> Vec<u8> {
@@ -116,6 +143,8 @@ fn stopped_at_any_moment() {
         sim.disk.record();
         run(&world, &epochs(), &mut |known| {
             sim.disk.mark(states.len() as u64);
+            // Parts are published by time, too.
+            sim.clock.advance_us(4_000_000);
             states.push(known.clone());
         })
         .unwrap();
@@ -198,7 +227,8 @@ fn other_files_are_refused() {
         let mut last = Known::default();
         run(&world, &epochs(), &mut |known| last = known.clone()).unwrap();
         let place = last.snapshot.1;
-        let len = place.end.unwrap().len;
+        let Some(end) = place.end else { continue };
+        let len = end.len;
         let refused = |why: &str| {
             let error = world.open(Some(&place)).map(|_| ()).unwrap_err();
             assert!(error.what.contains(why) && error.what.contains(name), "{error}");
@@ -219,4 +249,52 @@ fn other_files_are_refused() {
     let place = sink.place();
     assert_eq!(place.end, None, "within a member there is no place");
     assert!(world.open(Some(&place)).is_err());
+}
+
+#[test]
+fn other_parquet_files_are_refused() {
+    let sim = SimEnv::new(1);
+    let world = Disk::new("x.parquet", &sim);
+    let mut sink = world.open(None).unwrap();
+    let mut places = Vec::new();
+    for epoch in epochs() {
+        sink.write(&epoch).unwrap();
+        sink.commit().unwrap();
+        places.push(sink.sync().unwrap());
+    }
+    let parts = Path::new("/out/x.parquet.parts");
+    let names = world.env.disk.list(parts).unwrap();
+    let name = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
+    assert_eq!(
+        names.iter().map(name).collect::<Vec<_>>()[..3],
+        ["0000000000000000-2.parquet", "0000000000000002-1.parquet", "0000000000000003-3.parquet"]
+    );
+    let refused = |place: &SinkPlace, why: &str| {
+        let error = world.open(Some(place)).map(|_| ()).unwrap_err();
+        assert!(error.what.contains(why), "{error}");
+        assert!(error.help.contains("--fresh"), "{error}");
+    };
+    drop(world.open(Some(&places[2])).unwrap());
+    let mut early = world.open(Some(&places[2])).unwrap();
+    assert!(early.settle().unwrap_err().what.contains("40 rows, and 3 were"), "nobody wrote them");
+    let error = world.open(None).map(|_| ()).unwrap_err();
+    assert!(error.what.contains("has files already"), "{error}");
+
+    sim.disk.swap(&names[1], &names[2]).unwrap();
+    refused(&places[2], "row 2 should follow");
+    sim.disk.swap(&names[1], &names[2]).unwrap();
+    sim.disk.truncate(&names[1], 50).unwrap();
+    refused(&places[2], "damaged");
+    world.env.disk.remove(&names[1]).unwrap();
+    refused(&places[2], "row 2 should follow");
+    for name in &names[1..] {
+        let _ = world.env.disk.remove(name);
+    }
+    refused(&places[2], "have 2 rows");
+
+    let settings = SinkSettings { overwrite: true, ..SinkSettings::new(&world.path) };
+    let mut sink = sink::open(&settings, &columns(), &world.env, None).unwrap();
+    sink.finish().unwrap();
+    assert_eq!(world.read(), [] as [Row; 0]);
+    assert!(world.env.disk.exists(&world.path).unwrap(), "a file without rows");
 }
