@@ -7,13 +7,20 @@ use std::sync::Arc;
 use encoding_rs::{Encoding, UTF_8};
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Error, Result, Schema};
-use tidemill_env::{Disk, Env};
+use tidemill_env::{Clock, Disk, Env};
 
 use crate::csv::CsvFormat;
-use crate::input::{not_readable, Input};
+use crate::input::Input;
 use crate::jsonl::JsonlFormat;
-use crate::reader::FileSource;
+use crate::parquet::ParquetSource;
+use crate::reader::{FileRows, FileSource};
 use crate::source::Source;
+
+mod find;
+mod folder;
+
+pub use find::paths;
+use folder::Folder;
 
 /// A format of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,13 +30,18 @@ pub enum FileFormat {
     Csv,
     /// One JSON object a line.
     Jsonl,
+    /// Columns, packed. A folder may have such files beside others.
+    Parquet,
 }
 
 impl FileFormat {
     /// The format that a file's name tells: `.csv`, `.tsv`, `.jsonl` or `.ndjson`, with `.gz`
-    /// behind it or not.
+    /// behind it or not, or `.parquet`.
     pub fn of(path: &Path) -> Option<FileFormat> {
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+        if name.ends_with(".parquet") {
+            return Some(FileFormat::Parquet);
+        }
         match name.trim_end_matches(".gz").rsplit_once('.')?.1 {
             "csv" | "tsv" => Some(FileFormat::Csv),
             "jsonl" | "ndjson" => Some(FileFormat::Jsonl),
@@ -92,9 +104,23 @@ pub struct FilesSettings {
     /// the syntax of strftime.
     #[serde(default)]
     pub formats: BTreeMap<String, String>,
-    /// JSON lines: what happens to fields that the stream has no column for.
+    /// JSON lines and Parquet: what happens to fields that the stream has no column for. A Parquet
+    /// file with such a column is refused as a whole.
     #[serde(default)]
     pub unknown_fields: Option<UnknownFields>,
+    /// Goes on reading, and never ends: a file that grows at its end; or a folder (or pattern) to
+    /// which files are added, as one source partition. What others may do to the files:
+    ///
+    /// - A file that grows is only appended to. A row is read when it has its newline. A file that
+    ///   was cut, exchanged or removed ends the run with an error.
+    /// - Files of a folder are read in the order of their names, each to its end as soon as a later
+    ///   one is there: write no more to a file once the next one is in the folder. A new file's name
+    ///   must sort behind those of all files that were begun. Packed files, files in encodings
+    ///   other than UTF-8, and Parquet files are moved into the folder when they are complete; names that begin
+    ///   with a dot are not looked at, so write them under such a name. What was read may be
+    ///   removed when no recovery needs it: once a snapshot has been taken behind its rows.
+    #[serde(default)]
+    pub follow: bool,
     /// The most bytes that one row may have, at most 64 MiB; a longer one is bad.
     #[serde(default = "default_record_bytes")]
     pub record_bytes_max: usize,
@@ -119,6 +145,7 @@ impl FilesSettings {
             nulls: None,
             formats: BTreeMap::new(),
             unknown_fields: None,
+            follow: false,
             record_bytes_max: default_record_bytes(),
         }
     }
@@ -131,19 +158,23 @@ impl FilesSettings {
         crate::settings::from_json("files", json)
     }
 
-    /// The settings that were given and mean something for one format only.
-    fn only_for(&self, format: FileFormat) -> Vec<&'static str> {
-        let settings = match format {
-            FileFormat::Csv => vec![
-                ("delimiter", self.delimiter.is_some()),
-                ("quote", self.quote.is_some()),
-                ("header", self.header.is_some()),
-                ("order", self.order.is_some()),
-                ("nulls", self.nulls.is_some()),
-            ],
-            FileFormat::Jsonl => vec![("unknown_fields", self.unknown_fields.is_some())],
-        };
-        settings.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
+    /// The settings that were given and mean nothing for any of these formats.
+    fn unused(&self, formats: &[FileFormat]) -> Vec<&'static str> {
+        const CSV: &[FileFormat] = &[FileFormat::Csv];
+        const NAMED: &[FileFormat] = &[FileFormat::Jsonl, FileFormat::Parquet];
+        const TEXT: &[FileFormat] = &[FileFormat::Csv, FileFormat::Jsonl];
+        let settings = [
+            ("delimiter", self.delimiter.is_some(), CSV),
+            ("quote", self.quote.is_some(), CSV),
+            ("header", self.header.is_some(), CSV),
+            ("order", self.order.is_some(), CSV),
+            ("nulls", self.nulls.is_some(), CSV),
+            ("unknown_fields", self.unknown_fields.is_some(), NAMED),
+            ("encoding", self.encoding.is_some(), TEXT),
+        ];
+        let used = |of: &[FileFormat]| formats.iter().any(|f| of.contains(f));
+        let unused = settings.into_iter().filter(|(_, given, of)| *given && !used(of));
+        unused.map(|(name, _, _)| name).collect()
     }
 }
 
@@ -169,27 +200,87 @@ pub fn open(settings: &FilesSettings, schema: &Arc<Schema>, env: &Env) -> Result
         .iter()
         .map(|path| settings.format.or_else(|| FileFormat::of(path)).ok_or_else(|| unknown(path)))
         .collect::<Result<Vec<_>>>()?;
-    for (format, other) in
-        [(FileFormat::Csv, FileFormat::Jsonl), (FileFormat::Jsonl, FileFormat::Csv)]
-    {
-        let unused = settings.only_for(format);
-        if !unused.is_empty() && formats.iter().all(|f| *f == other) {
-            return Err(Error::setting(format!(
-                "{}: {} means nothing for {other:?} files",
-                settings.path.display(),
-                unused.join(", ")
-            )));
-        }
+    if let (unused @ [_, ..], Some(first)) = (&settings.unused(&formats)[..], formats.first()) {
+        return Err(Error::setting(format!(
+            "{}: {} means nothing for {first:?} files",
+            settings.path.display(),
+            unused.join(", ")
+        )));
     }
-    paths
-        .iter()
-        .zip(formats)
-        .map(|(path, format)| {
-            let input = Input::open(env.disk.clone(), path, encoding)?;
-            let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-            Ok((name, open_one(input, path, format, settings, schema)?))
+    let opener = Opener {
+        settings: settings.clone(),
+        schema: schema.clone(),
+        disk: env.disk.clone(),
+        clock: env.clock.clone(),
+        encoding,
+    };
+    if settings.follow && paths != [settings.path.clone()] {
+        return Ok(vec![(name_of(&settings.path), Box::new(Folder::new(opener)))]);
+    }
+    let open = |path: &PathBuf| -> Result<Partition> {
+        if settings.follow {
+            opener.check_grows(path)?;
+        }
+        Ok((name_of(path), opener.open(path)?))
+    };
+    paths.iter().map(open).collect()
+}
+
+/// The last part of a path.
+pub(crate) fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// Opens the files of one stream.
+pub(crate) struct Opener {
+    pub settings: FilesSettings,
+    pub schema: Arc<Schema>,
+    pub disk: Arc<dyn Disk>,
+    pub clock: Arc<dyn Clock>,
+    encoding: &'static Encoding,
+}
+
+impl Opener {
+    fn input(&self, path: &Path) -> Result<Input> {
+        let input = Input::open(self.disk.clone(), path, self.encoding)?;
+        Ok(if self.settings.follow { input.follow(self.clock.clone()) } else { input })
+    }
+
+    /// Refuses to follow a single file that can't be read while it grows.
+    fn check_grows(&self, path: &Path) -> Result<()> {
+        let format = self.settings.format.or_else(|| FileFormat::of(path));
+        if format != Some(FileFormat::Parquet) && self.input(path)?.can_grow()? {
+            return Ok(());
+        }
+        Err(Error::setting(format!(
+            "{} can't be followed: it is packed, a Parquet file, or not in UTF-8",
+            path.display()
+        ))
+        .help("follow a plain file, or a folder into which such files are moved"))
+    }
+
+    /// Opens one file.
+    pub fn open(&self, path: &Path) -> Result<Box<dyn FileRows>> {
+        let Opener { settings, schema, .. } = self;
+        let format = settings.format.or_else(|| FileFormat::of(path)).ok_or_else(|| unknown(path));
+        let (schema, max) = (schema.clone(), settings.record_bytes_max);
+        Ok(match format? {
+            FileFormat::Csv => {
+                let mut settings = settings.clone();
+                settings.delimiter = settings.delimiter.or_else(|| delimiter_of(path));
+                let input = self.input(path)?;
+                let format = CsvFormat::new(&input.origin, &schema, &settings)?;
+                Box::new(FileSource::open(input, format, schema, max)?)
+            }
+            FileFormat::Jsonl => {
+                let format = JsonlFormat::new(&schema, settings)?;
+                Box::new(FileSource::open(self.input(path)?, format, schema, max)?)
+            }
+            FileFormat::Parquet => {
+                Box::new(ParquetSource::open(self.disk.clone(), path, schema, settings)?)
+            }
         })
-        .collect()
+    }
 }
 
 fn check(settings: &FilesSettings) -> Result<()> {
@@ -207,29 +298,7 @@ fn check(settings: &FilesSettings) -> Result<()> {
 
 fn unknown(path: &Path) -> Error {
     Error::setting(format!("{}: the name does not tell the format", path.display()))
-        .help("say format=\"csv\" or format=\"jsonl\"")
-}
-
-fn open_one(
-    input: Input,
-    path: &Path,
-    format: FileFormat,
-    settings: &FilesSettings,
-    schema: &Arc<Schema>,
-) -> Result<Box<dyn Source>> {
-    let (schema, max) = (schema.clone(), settings.record_bytes_max);
-    Ok(match format {
-        FileFormat::Csv => {
-            let mut settings = settings.clone();
-            settings.delimiter = settings.delimiter.or_else(|| delimiter_of(path));
-            let format = CsvFormat::new(&input.origin, &schema, &settings)?;
-            Box::new(FileSource::open(input, format, schema, max)?)
-        }
-        FileFormat::Jsonl => {
-            let format = JsonlFormat::new(&schema, settings)?;
-            Box::new(FileSource::open(input, format, schema, max)?)
-        }
-    })
+        .help("say format=\"csv\", \"jsonl\" or \"parquet\"")
 }
 
 /// The delimiter that a file's name tells.
@@ -238,94 +307,9 @@ pub(crate) fn delimiter_of(path: &Path) -> Option<char> {
     name.trim_end_matches(".gz").ends_with(".tsv").then_some('\t')
 }
 
-/// The files that the settings name, sorted.
-///
-/// # Errors
-/// When there is none.
-pub fn paths(settings: &FilesSettings, disk: &dyn Disk) -> Result<Vec<PathBuf>> {
-    let path = &settings.path;
-    let pattern = path.file_name().and_then(|n| n.to_str()).filter(|n| n.contains('*'));
-    match (disk.metadata(path), pattern) {
-        (Ok(meta), _) if meta.is_dir => {
-            let files = list(disk, path, |name| !name.starts_with('.'))?;
-            if files.is_empty() {
-                return Err(Error::input(format!("the folder {} has no files", path.display())));
-            }
-            Ok(files)
-        }
-        (Ok(_), _) => Ok(vec![path.clone()]),
-        (Err(_), Some(pattern)) => {
-            let folder = match path.parent() {
-                Some(folder) if !folder.as_os_str().is_empty() => folder,
-                _ => Path::new("."),
-            };
-            if folder.to_string_lossy().contains('*') {
-                return Err(Error::setting(format!("{}: * in a folder's name", path.display()))
-                    .help("only the last part of the path may have it"));
-            }
-            let hidden = pattern.starts_with('.');
-            let fits = |name: &str| matches(pattern, name) && (hidden || !name.starts_with('.'));
-            let files = list(disk, folder, fits)?;
-            if files.is_empty() {
-                return Err(Error::input(format!("no file fits {}", path.display())).help(
-                    "check the path; a relative one starts at the folder in which the program runs",
-                ));
-            }
-            Ok(files)
-        }
-        (Err(e), None) => Err(not_readable(disk, path, &e)),
-    }
-}
-
-fn list(disk: &dyn Disk, folder: &Path, fits: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for path in disk.list(folder).map_err(|e| not_readable(disk, folder, &e))? {
-        let name = path.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
-        // What has gone since, or is a dangling link, is not there.
-        if fits(&name) && disk.metadata(&path).is_ok_and(|meta| !meta.is_dir) {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-/// Whether a name fits a pattern, in which `*` stands for anything.
-fn matches(pattern: &str, name: &str) -> bool {
-    let Some((head, rest)) = pattern.split_once('*') else { return pattern == name };
-    let Some(mut name) = name.strip_prefix(head) else { return false };
-    let mut parts = rest.split('*').peekable();
-    while let Some(part) = parts.next() {
-        if parts.peek().is_none() {
-            return name.ends_with(part);
-        }
-        match name.find(part) {
-            Some(place) => name = &name[place + part.len()..],
-            None => return false,
-        }
-    }
-    true
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn patterns() {
-        for (pattern, name, fits) in [
-            ("*.csv", "a.csv", true),
-            ("*.csv", "a.csv.gz", false),
-            ("a*b*c", "abc", true),
-            ("a*b*c", "axbxbxc", true),
-            ("a*b*c", "acb", false),
-            ("a*a", "a", false),
-            ("*", "", true),
-            ("x", "x", true),
-        ] {
-            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
-        }
-    }
 
     #[test]
     fn settings_are_checked() {

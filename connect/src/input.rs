@@ -7,16 +7,18 @@ use std::sync::Arc;
 use encoding_rs::{Decoder, DecoderResult, Encoding, UTF_8};
 use flate2::read::MultiGzDecoder;
 use tidemill_core::error::nearest;
-use tidemill_core::{encode, Error, Result};
-use tidemill_env::{Disk, ReadFile};
+use tidemill_core::{Error, Result};
+use tidemill_env::{Clock, Disk, ReadFile};
 
-use crate::source::Fingerprint;
+use crate::growing::Growing;
 
 /// Bytes read at once from the disk below a decoder.
 const BLOCK_BYTES: usize = 64 << 10;
+/// How a gzip file begins.
+const GZIP: [u8; 3] = [0x1f, 0x8b, 0x08];
 
 /// A file as it was when it was opened: its length is fixed then, and what others append later is
-/// not part of it, so that reading it again gives the same rows.
+/// not part of it, unless the file is followed.
 pub(crate) struct Input {
     disk: Arc<dyn Disk>,
     path: PathBuf,
@@ -24,15 +26,40 @@ pub(crate) struct Input {
     pub origin: Arc<str>,
     len: u64,
     encoding: &'static Encoding,
+    /// The file is followed as it grows, by this clock.
+    follow: Option<Arc<dyn Clock>>,
 }
 
 /// The bytes of an input as UTF-8, without a byte order mark. What was broken in the file's own
 /// encoding comes as a byte that is broken in UTF-8 too.
-pub(crate) struct Bytes {
-    pub read: Box<dyn Read + Send>,
-    /// The place in the file of the first byte, when the bytes are those of the file, so that a
-    /// later reader can begin in the middle.
-    pub base: Option<u64>,
+pub(crate) enum Reading {
+    /// What was there when the file was opened.
+    Whole(Box<dyn Read + Send>),
+    /// A file that is followed.
+    Growing(Growing),
+}
+
+impl Reading {
+    /// Whether more may come when nothing comes.
+    pub fn grows(&self) -> bool {
+        matches!(self, Reading::Growing(growing) if growing.grows())
+    }
+
+    /// Nothing is added any more.
+    pub fn complete(&mut self) {
+        if let Reading::Growing(growing) = self {
+            growing.complete();
+        }
+    }
+}
+
+impl Read for Reading {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Reading::Whole(read) => read.read(buf),
+            Reading::Growing(growing) => growing.read(buf),
+        }
+    }
 }
 
 impl Input {
@@ -43,22 +70,27 @@ impl Input {
         if meta.is_dir {
             return Err(Error::input(format!("{origin} is a folder, not a file")));
         }
-        Ok(Input { disk, path: path.into(), origin, len: meta.len, encoding })
+        Ok(Input { disk, path: path.into(), origin, len: meta.len, encoding, follow: None })
     }
 
-    /// The bytes from the beginning, or from `at`, a place that [`Bytes::base`] made known.
-    pub fn bytes(&self, at: Option<u64>) -> io::Result<Bytes> {
+    /// Follows the file as it grows.
+    pub fn follow(self, clock: Arc<dyn Clock>) -> Input {
+        Input { follow: Some(clock), ..self }
+    }
+
+    /// The bytes from the beginning. A packed file, or one in another encoding, can't be followed:
+    /// it is taken as complete.
+    pub fn bytes(&self) -> io::Result<Reading> {
         let mut file = self.disk.open_read(&self.path)?;
-        if let Some(at) = at {
-            file.seek(SeekFrom::Start(at))?;
-            let left = self.len.saturating_sub(at);
-            return Ok(Bytes { read: Box::new(Limited { file, left }), base: Some(at) });
-        }
         let mut magic = [0; 3];
         let found = read_full(&mut file, &mut magic)?;
         file.seek(SeekFrom::Start(0))?;
+        if let (Some(clock), true) = (&self.follow, self.grows(&magic[..found])) {
+            let (disk, clock) = (self.disk.clone(), clock.clone());
+            return Ok(Reading::Growing(Growing::new(disk, clock, self.path.clone(), file)));
+        }
+        let zipped = magic[..found] == GZIP;
         let limited = Limited { file, left: self.len };
-        let zipped = magic[..found] == [0x1f, 0x8b, 0x08];
         let mut read: Box<dyn Read + Send> = if zipped {
             Box::new(MultiGzDecoder::new(BufReader::with_capacity(BLOCK_BYTES, limited)))
         } else {
@@ -70,28 +102,24 @@ impl Input {
         let (encoding, skipped) = mark.unwrap_or((self.encoding, 0));
         let read = Cursor::new(head[skipped..found].to_vec()).chain(read);
         if encoding == UTF_8 {
-            Ok(Bytes { read: Box::new(read), base: (!zipped).then_some(skipped as u64) })
+            Ok(Reading::Whole(Box::new(read)))
         } else {
             let decoder = encoding.new_decoder_without_bom_handling();
-            Ok(Bytes { read: Box::new(Transcoded::new(read, decoder)), base: None })
+            Ok(Reading::Whole(Box::new(Transcoded::new(read, decoder))))
         }
     }
 
-    /// Length and checksum; reads the whole file, as it is on the disk.
-    pub fn fingerprint(&self) -> io::Result<Fingerprint> {
-        let mut limited = Limited { file: self.disk.open_read(&self.path)?, left: self.len };
-        // Each block is hashed together with the hash of all before it. The block size is part
-        // of the fingerprint.
-        let mut block = vec![0; 16 + (1 << 20)];
-        let mut hash = 0u128;
-        loop {
-            let found = read_full(&mut limited, &mut block[16..])?;
-            if found == 0 {
-                return Ok(Fingerprint { len: self.len, hash });
-            }
-            block[..16].copy_from_slice(&hash.to_le_bytes());
-            hash = encode::hash128(&block[..16 + found]);
-        }
+    /// Whether the file can be read while it grows: it is plain text in UTF-8.
+    pub fn can_grow(&self) -> Result<bool> {
+        let mut magic = [0; 3];
+        let file = self.disk.open_read(&self.path);
+        let found = file.and_then(|mut file| read_full(&mut file, &mut magic));
+        let found = found.map_err(|e| not_readable(&*self.disk, &self.path, &e))?;
+        Ok(self.grows(&magic[..found]))
+    }
+
+    fn grows(&self, magic: &[u8]) -> bool {
+        magic != GZIP && Encoding::for_bom(magic).map_or(self.encoding, |(of, _)| of) == UTF_8
     }
 }
 
@@ -123,7 +151,7 @@ pub(crate) fn not_readable(disk: &dyn Disk, path: &Path, error: &io::Error) -> E
 }
 
 /// Reads until the buffer is full or the end is there; the number of bytes.
-fn read_full(read: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
+pub(crate) fn read_full(read: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buf.len() {
         match read.read(&mut buf[filled..]) {

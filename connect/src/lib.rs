@@ -4,30 +4,34 @@
 //! batches, bad rows set apart. A [`sink::Sink`] takes the rows of finished epochs. What stands
 //! here knows formats and the disk (through `tidemill_env`), and neither tables nor transactions.
 //!
-//! How each type is written in CSV and JSON, read and written alike:
+//! How each type is written, read and written alike; in brackets what Parquet files of others may
+//! have as well:
 //!
-//! | type | CSV | JSON |
-//! | --- | --- | --- |
-//! | int | digits | a number without fraction (`1.0` and `1e3` are integers) |
-//! | float | digits, exponent, `NaN`, `inf`, `-inf` | a number, or one of those three as a string |
-//! | bool | `true`, `false`, `1`, `0` in any case | `true`, `false` |
-//! | str | the text | a string |
-//! | bytes | `0x` and two hexadecimal digits a byte | a string of the same |
-//! | timestamp | ISO 8601; without an offset it is UTC | the same, or microseconds as an integer |
-//! | decimal | digits, never rounded | a number by its text, or a string |
-//! | list | a JSON array | an array |
-//! | any | JSON | any value |
+//! | type | CSV | JSON | Parquet |
+//! | --- | --- | --- | --- |
+//! | int | digits | a number without fraction (`1.0` and `1e3` are integers) | 64 bits (any integer) |
+//! | float | digits, exponent, `NaN`, `inf`, `-inf` | a number, or one of those three as a string | 64 bits (32, any integer) |
+//! | bool | `true`, `false`, `1`, `0` in any case | `true`, `false` | boolean |
+//! | str | the text | a string | string |
+//! | bytes | `0x` and two hexadecimal digits a byte | a string of the same | binary (of fixed length) |
+//! | timestamp | ISO 8601; without an offset it is UTC | the same, or microseconds as an integer | microseconds in UTC (any unit; a date; integers and strings as in JSON) |
+//! | decimal | digits, never rounded | a number by its text, or a string | decimal of 19 digits (any decimal or integer, never rounded; a string) |
+//! | list | a JSON array | an array | list |
+//! | any | JSON | any value | binary, as msgpack (a string, as JSON) |
 //!
 //! JSON becomes msgpack in an `any` column: integers in the shortest form, all other numbers as
 //! 64-bit floats, keys in their order. On the way back bytes and extensions become `0x…` strings,
 //! and keys that are not strings become their text: that way is for people, not lossless.
 
+mod checksum;
 mod csv;
 pub mod files;
+mod growing;
 mod input;
 mod json;
 mod jsonl;
 mod msgpack;
+mod parquet;
 pub mod push;
 mod reader;
 mod records;
@@ -38,7 +42,8 @@ pub mod source;
 mod text;
 mod time;
 
+pub use checksum::Checksum;
 pub use files::{FileFormat, FilesSettings};
 pub use push::{push, PushHandle, PushSource};
-pub use sink::{Sink, SinkSettings};
-pub use source::{BadRow, Chunk, Fingerprint, Polled, Source, Waker};
+pub use sink::{FileEnd, Sink, SinkPlace, SinkSettings};
+pub use source::{BadRow, Chunk, Place, Polled, Source, Waker};

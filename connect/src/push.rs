@@ -9,7 +9,7 @@ use arrow_schema::DataType;
 use parking_lot::{Condvar, Mutex};
 use tidemill_core::{Batch, BatchBuilder, Error, Result, Schema};
 
-use crate::source::{Chunk, Polled, Source, Waker};
+use crate::source::{Chunk, Place, Polled, Source, Waker};
 
 /// How much may wait in a pushed source before senders wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,8 @@ pub fn push(schema: Arc<Schema>, limits: PushLimits) -> (PushHandle, PushSource)
         }),
         room: Condvar::new(),
     });
-    (PushHandle { shared: shared.clone() }, PushSource { shared, offset: 0, begun: false })
+    let source = PushSource { shared, offset: 0, begun: false, replay: None, replayed: None };
+    (PushHandle { shared: source.shared.clone() }, source)
 }
 
 struct Shared {
@@ -194,11 +195,62 @@ impl Drop for PushHandle {
     }
 }
 
-/// Rows that other threads send. It is not replayable: who restarts must log what it gave.
+/// Chunks that were taken from a pushed source before, in order.
+pub type Replay = Box<dyn Iterator<Item = Result<Chunk>> + Send>;
+
+/// Rows that other threads send. It is not replayable: who restarts must log what it gave, and give
+/// it back with [`replay`](PushSource::replay).
 pub struct PushSource {
     shared: Arc<Shared>,
     offset: u64,
     begun: bool,
+    replay: Option<Replay>,
+    /// What is left of the last chunk of `replay`.
+    replayed: Option<Chunk>,
+}
+
+impl PushSource {
+    /// Hands out these chunks before what is sent. The first begins at the present offset, each
+    /// other one where the one before ended. One at a time is held in memory.
+    ///
+    /// # Errors
+    /// When rows were handed out already.
+    pub fn replay(&mut self, chunks: Replay) -> Result<()> {
+        if self.begun {
+            return Err(Error::internal("a pushed stream is to be replayed after its begin"));
+        }
+        self.replay = Some(chunks);
+        Ok(())
+    }
+
+    /// At most `rows_max` rows of those that are replayed.
+    fn poll_replay(&mut self, rows_max: usize) -> Result<Option<Chunk>> {
+        while self.replayed.is_none() {
+            let Some(replay) = &mut self.replay else { return Ok(None) };
+            let Some(chunk) = replay.next() else {
+                self.replay = None;
+                return Ok(None);
+            };
+            let chunk = chunk?;
+            let rows = chunk.rows() as u64;
+            if chunk.next_offset != self.offset + rows || chunk.batch.schema() != self.schema() {
+                return Err(Error::internal(format!(
+                    "replayed rows of a pushed stream end at row {} and not {rows} rows behind row \
+                     {}, or have other columns",
+                    chunk.next_offset, self.offset
+                )));
+            }
+            self.replayed = Some(chunk).filter(|_| rows > 0);
+        }
+        let Some(mut chunk) = self.replayed.take() else { return Ok(None) };
+        if chunk.rows() > rows_max {
+            let front = chunk.split_off_front(rows_max);
+            self.replayed = Some(std::mem::replace(&mut chunk, front));
+        }
+        self.offset = chunk.next_offset;
+        self.begun = true;
+        Ok(Some(chunk))
+    }
 }
 
 impl Source for PushSource {
@@ -207,6 +259,9 @@ impl Source for PushSource {
     }
 
     fn poll(&mut self, rows_max: usize) -> Result<Polled> {
+        if let Some(chunk) = self.poll_replay(rows_max)? {
+            return Ok(Polled::Rows(chunk));
+        }
         let mut state = self.shared.state.lock();
         if state.queue.is_empty() {
             let ended = state.closed || state.handles == 0;
@@ -245,13 +300,18 @@ impl Source for PushSource {
         self.offset
     }
 
-    /// Before the first row any offset may be sought: it is the number of the first row.
-    fn seek(&mut self, offset: u64) -> Result<()> {
-        if self.begun && offset != self.offset {
-            let what = format!("pushed rows can't be read again (row {offset} was asked for)");
+    fn place(&self) -> Place {
+        Place::of_rows(self.offset)
+    }
+
+    /// Before the first row only: the next row has this offset.
+    fn resume(&mut self, place: &Place) -> Result<()> {
+        if self.begun && place.offset != self.offset {
+            let what =
+                format!("pushed rows can't be read again (row {} was asked for)", place.offset);
             return Err(Error::input(what).help("send them again, or read them from a file"));
         }
-        self.offset = offset;
+        self.offset = place.offset;
         Ok(())
     }
 

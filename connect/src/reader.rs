@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
-use tidemill_core::{BatchBuilder, Error, Kind, Result, Schema};
+use tidemill_core::{BatchBuilder, Error, Result, Schema};
 
 use crate::input::Input;
-use crate::records::{Flaw, Found, Records, Split};
-use crate::source::{BadRow, Chunk, Fingerprint, Polled, Source};
+use crate::records::{Flaw, Found, Mark, Next, Records, Skipped, Split};
+use crate::source::{BadRow, Chunk, Place, Polled, Source, RESTORE};
 use crate::text::{cut, shorten};
 
 /// How records become rows.
@@ -33,8 +33,6 @@ pub(crate) trait Format: Send {
     ) -> Result<(), String>;
 }
 
-/// Rows between two places that a later seek may begin at.
-const MARK_ROWS: u64 = 1 << 16;
 /// A chunk ends after this many bytes of records, however many rows were asked for.
 const CHUNK_BYTES: u64 = 8 << 20;
 /// A chunk has at most this many rows, because each may add a column's default, however short it is.
@@ -42,12 +40,10 @@ const CHUNK_ROWS: usize = 1 << 16;
 /// The longest reason of a bad row, in bytes.
 const REASON_BYTES_MAX: usize = 500;
 
-/// A place at which reading can begin.
-#[derive(Clone, Copy)]
-struct Mark {
-    offset: u64,
-    place: u64,
-    line: u64,
+/// A source that reads one file, which may be one of several.
+pub(crate) trait FileRows: Source {
+    /// Nothing is added to the file any more: what is there is all.
+    fn complete(&mut self) {}
 }
 
 /// A file's records as rows.
@@ -58,18 +54,15 @@ pub(crate) struct FileSource<F: Format> {
     record_bytes_max: usize,
     /// `None` before the first poll and after the end: a folder may have more files than a process
     /// may hold open.
-    records: Option<Open<F::Split>>,
+    records: Option<Records<F::Split>>,
+    /// The header is still to be read: a file that is followed may not have it yet.
+    header_due: bool,
+    place: Place,
     offset: u64,
     ended: bool,
+    complete: bool,
     failed: Option<Error>,
-    marks: Vec<Mark>,
     rows: BatchBuilder,
-}
-
-struct Open<S> {
-    records: Records<S>,
-    /// The place in the file of the first byte of `records`, when that has a meaning.
-    base: Option<u64>,
 }
 
 impl<F: Format> FileSource<F> {
@@ -87,10 +80,12 @@ impl<F: Format> FileSource<F> {
             schema,
             record_bytes_max,
             records: None,
+            header_due: false,
+            place: Place::start(),
             offset: 0,
             ended: false,
+            complete: false,
             failed: None,
-            marks: Vec::new(),
         };
         source.start()?;
         source.records = None;
@@ -104,30 +99,35 @@ impl<F: Format> FileSource<F> {
 
     /// Begins at the first row.
     fn start(&mut self) -> Result<()> {
-        let bytes = self.input.bytes(None).map_err(|e| self.io(&e))?;
-        let mut records = Records::new(bytes.read, self.format.split(), 1, self.record_bytes_max);
-        self.offset = 0;
-        if self.format.has_header() {
-            if let Some(header) = records.next().map_err(|e| self.io(&e))? {
-                if let Some(flaw) = header.flaw {
-                    let reason = self.flaw_reason(flaw);
-                    let origin = &self.input.origin;
-                    return Err(Error::input(format!("{origin}: the header is {reason}"))
-                        .help("say header=False when the file has none"));
-                }
-                self.format.header(records.bytes(&header), &records.split)?;
-            }
+        let mut bytes = self.input.bytes().map_err(|e| self.io(&e))?;
+        if self.complete {
+            bytes.complete();
         }
-        self.records = Some(Open { records, base: bytes.base });
-        Ok(())
+        self.offset = 0;
+        self.place = Place::start();
+        self.header_due = self.format.has_header();
+        self.records = Some(Records::new(bytes, self.format.split(), self.record_bytes_max));
+        self.take_header()
     }
 
-    fn start_at(&mut self, mark: Mark) -> Result<()> {
-        let bytes = self.input.bytes(Some(mark.place)).map_err(|e| self.io(&e))?;
-        let split = self.format.split();
-        let records = Records::new(bytes.read, split, mark.line, self.record_bytes_max);
-        self.offset = mark.offset;
-        self.records = Some(Open { records, base: bytes.base });
+    /// Reads the header if it is due, and there.
+    fn take_header(&mut self) -> Result<()> {
+        let (true, Some(records)) = (self.header_due, &mut self.records) else { return Ok(()) };
+        match records.next() {
+            Ok(Next::Found(Found { flaw: Some(flaw), .. })) => {
+                let reason = self.flaw_reason(flaw);
+                let origin = &self.input.origin;
+                return Err(Error::input(format!("{origin}: the header is {reason}"))
+                    .help("say header=False when the file has none"));
+            }
+            Ok(Next::Found(header)) => {
+                self.format.header(records.bytes(&header), &records.split)?;
+                self.header_due = false;
+            }
+            Ok(Next::Pending) => {}
+            Ok(Next::End) => self.header_due = false,
+            Err(e) => return Err(self.io(&e)),
+        }
         Ok(())
     }
 
@@ -144,29 +144,20 @@ impl<F: Format> FileSource<F> {
     }
 
     /// The next record, counted.
-    fn next(&mut self) -> Result<Option<Found>> {
-        let open = self.records.as_mut().expect("the file is open");
-        if self.offset.is_multiple_of(MARK_ROWS)
-            && self.marks.last().is_none_or(|m| m.offset < self.offset)
-        {
-            if let Some(base) = open.base {
-                let place = base + open.records.consumed();
-                self.marks.push(Mark { offset: self.offset, place, line: open.records.line() });
-            }
+    fn next(&mut self) -> Result<Next> {
+        self.take_header()?;
+        if self.header_due {
+            return Ok(Next::Pending);
         }
-        match open.records.next() {
-            Ok(Some(found)) => {
-                self.offset += 1;
-                Ok(Some(found))
-            }
-            Ok(None) => Ok(None),
-            Err(e) => Err(self.io(&e)),
+        let next = self.records.as_mut().expect("the file is open").next();
+        if let Ok(Next::Found(_)) = &next {
+            self.offset += 1;
         }
+        next.map_err(|e| self.io(&e))
     }
 
     fn bad_row(&self, found: &Found, reason: String) -> BadRow {
-        let open = self.records.as_ref().expect("the file is open");
-        let bytes = open.records.bytes(found);
+        let bytes = self.records.as_ref().expect("the file is open").bytes(found);
         let head = &bytes[..bytes.len().min(BadRow::RAW_BYTES_MAX)];
         let raw = cut(&String::from_utf8_lossy(head), BadRow::RAW_BYTES_MAX).to_string();
         BadRow {
@@ -188,10 +179,10 @@ impl<F: Format> FileSource<F> {
         let mut bytes = 0;
         while offsets.len() + bad.len() < rows_max && bytes < CHUNK_BYTES {
             let found = match self.next() {
-                Ok(Some(found)) => found,
-                Ok(None) => {
+                Ok(Next::Found(found)) => found,
+                Ok(Next::Pending) => break,
+                Ok(Next::End) => {
                     self.ended = true;
-                    self.records = None;
                     break;
                 }
                 // What was read before goes out first.
@@ -204,7 +195,7 @@ impl<F: Format> FileSource<F> {
             let decoded = match found.flaw {
                 Some(flaw) => Err(self.flaw_reason(flaw)),
                 None => {
-                    let records = &self.records.as_ref().expect("the file is open").records;
+                    let records = self.records.as_ref().expect("the file is open");
                     self.format.decode(records.bytes(&found), &records.split, &mut self.rows)
                 }
             };
@@ -213,36 +204,62 @@ impl<F: Format> FileSource<F> {
                 Err(reason) => bad.push(self.bad_row(&found, reason)),
             }
         }
+        self.settle();
         if offsets.is_empty() && bad.is_empty() && rows_max > 0 {
             return match &self.failed {
                 Some(error) => Err(error.clone()),
-                None => Ok(Polled::End),
+                None if self.ended => Ok(Polled::End),
+                None => Ok(Polled::Pending),
             };
         }
         let batch = self.rows.finish();
         Ok(Polled::Rows(Chunk { batch, offsets, bad, next_offset: self.offset }))
     }
 
-    /// Brings the reader to `offset`, from the nearest place before it.
-    fn go_to(&mut self, offset: u64) -> Result<()> {
-        let forward = self.records.is_some() && self.failed.is_none() && offset >= self.offset;
-        let mark = self.marks.iter().rev().find(|m| m.offset <= offset).copied();
+    /// Notes where the source stands, and closes the file when all of it was read.
+    fn settle(&mut self) {
+        if self.offset != self.place.offset {
+            let Mark { bytes, checksum, line } =
+                self.records.as_mut().expect("the file is open").mark();
+            self.place = Place { offset: self.offset, bytes, line, checksum, file: None };
+        }
+        if self.ended {
+            self.records = None;
+        }
+    }
+
+    /// Reads up to `place`, without decoding.
+    fn go_to(&mut self, place: &Place) -> Result<()> {
         self.failed = None;
         self.ended = false;
-        match mark {
-            _ if forward && mark.is_none_or(|m| m.offset <= self.offset) => {}
-            Some(mark) => self.start_at(mark)?,
-            None => self.start()?,
+        self.start()?;
+        if place.offset == 0 {
+            return Ok(());
         }
-        while self.offset < offset {
-            if self.next()?.is_none() {
-                let (origin, rows) = (&self.input.origin, self.offset);
-                let what = format!("{origin} has {rows} rows, yet row {offset} was read before");
-                return Err(Error::input(what)
-                    .help("the file was replaced or cut; restore it, or start anew"));
+        let Place { bytes, checksum, line, .. } = *place;
+        let skipped = match (self.header_due, &mut self.records) {
+            (false, Some(records)) => records.skip_to(&Mark { bytes, checksum, line }),
+            _ => Ok(Skipped::Short(0)),
+        };
+        let (origin, rows) = (&self.input.origin, place.offset);
+        let what = match skipped.map_err(|e| self.io(&e))? {
+            Skipped::Same => {
+                self.offset = place.offset;
+                self.place = place.clone();
+                return Ok(());
             }
-        }
-        Ok(())
+            Skipped::Short(found) => {
+                format!("{origin} has {found} bytes; {bytes} were read from it before")
+            }
+            Skipped::Changed => {
+                format!("{origin} has changed: its first {rows} rows are not what was read before")
+            }
+            Skipped::Continued => format!(
+                "{origin}: row {} was read before, without a newline at its end, and now it goes on",
+                rows - 1
+            ),
+        };
+        Err(Error::input(what).help(RESTORE))
     }
 }
 
@@ -265,24 +282,24 @@ impl<F: Format> Source for FileSource<F> {
         self.offset
     }
 
-    fn seek(&mut self, offset: u64) -> Result<()> {
-        if offset == self.offset && self.failed.is_none() {
-            return Ok(());
-        }
-        self.go_to(offset).inspect_err(|error| self.failed = Some(error.clone()))
+    fn place(&self) -> Place {
+        self.place.clone()
+    }
+
+    fn resume(&mut self, place: &Place) -> Result<()> {
+        self.go_to(place).inspect_err(|error| self.failed = Some(error.clone()))
     }
 
     fn replayable(&self) -> bool {
         true
     }
+}
 
-    fn fingerprint(&self) -> Result<Option<Fingerprint>> {
-        match self.input.fingerprint() {
-            Ok(fingerprint) => Ok(Some(fingerprint)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                Err(Error::new(Kind::Io, format!("{} has gone", self.input.origin)))
-            }
-            Err(e) => Err(Error::io(format!("reading {}", self.input.origin), &e)),
+impl<F: Format> FileRows for FileSource<F> {
+    fn complete(&mut self) {
+        self.complete = true;
+        if let Some(records) = &mut self.records {
+            records.complete();
         }
     }
 }

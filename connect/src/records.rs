@@ -3,6 +3,11 @@
 use std::io::{self, Read};
 use std::ops::Range;
 
+use tidemill_core::encode::Hasher128;
+
+use crate::checksum::Checksum;
+use crate::input::Reading;
+
 /// Finds the end of a record. It is fed the record's bytes from its beginning, more of them with
 /// each call, and goes on where it stopped.
 pub(crate) trait Split: Send {
@@ -49,17 +54,60 @@ pub(crate) struct Found {
     pub len: u64,
 }
 
+/// What comes next.
+#[derive(Clone, Debug)]
+pub(crate) enum Next {
+    Found(Found),
+    /// Nothing now; more of the input may come.
+    Pending,
+    End,
+}
+
+/// A place between two records.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    /// Bytes before it.
+    pub bytes: u64,
+    /// Of these bytes.
+    pub checksum: Checksum,
+    /// The line, from 1.
+    pub line: u64,
+}
+
+/// What [`Records::skip_to`] finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Skipped {
+    /// The bytes of the mark.
+    Same,
+    /// Only so many bytes.
+    Short(u64),
+    /// Other bytes.
+    Changed,
+    /// The same bytes, but the last record had no newline and goes on now.
+    Continued,
+}
+
 /// Cuts what it reads into records. Blank lines are none.
 pub(crate) struct Records<S> {
     pub split: S,
-    read: Box<dyn Read + Send>,
+    read: Reading,
     buf: Vec<u8>,
     /// The part of `buf` that is not consumed yet.
     unread: Range<usize>,
     ended: bool,
     line: u64,
     consumed: u64,
+    hasher: Hasher128,
+    /// Up to here the bytes of `buf` are in the hash: never further than the next record's start,
+    /// and in large pieces, which costs next to nothing.
+    hashed: usize,
+    /// Behind the last record, once something that is none was consumed behind it.
+    mark: Option<Mark>,
     record_bytes_max: usize,
+    /// Bytes of the present record that were dropped, because it is too long.
+    dropped: u64,
+    /// The present record was begun by an earlier call, which found no more input.
+    begun: bool,
     /// The beginning of a record that is too long.
     head: Vec<u8>,
 }
@@ -69,36 +117,93 @@ const READ_BYTES_MIN: usize = 4 << 10;
 const HEAD_BYTES: usize = 1024;
 
 impl<S: Split> Records<S> {
-    /// Cuts what `read` gives, whose first byte is in line `line`.
-    pub fn new(read: Box<dyn Read + Send>, split: S, line: u64, record_bytes_max: usize) -> Self {
+    /// Cuts what `read` gives.
+    pub fn new(read: Reading, split: S, record_bytes_max: usize) -> Self {
         Records {
             split,
             read,
             buf: vec![0; BUF_BYTES],
             unread: 0..0,
             ended: false,
-            line,
+            line: 1,
             consumed: 0,
+            hasher: Hasher128::default(),
+            hashed: 0,
+            mark: None,
             record_bytes_max,
+            dropped: 0,
+            begun: false,
             head: Vec::new(),
         }
     }
 
-    /// Bytes of all records so far, and of what was between them.
-    pub fn consumed(&self) -> u64 {
-        self.consumed
+    /// The place behind the last record; blank lines behind it do not count, so that it is the
+    /// same whether they were looked at or not.
+    pub fn mark(&mut self) -> Mark {
+        self.mark.unwrap_or_else(|| self.mark_at(self.unread.start, self.consumed, self.line))
     }
 
-    /// The line in which the next record begins.
-    pub fn line(&self) -> u64 {
-        self.line
+    fn mark_at(&mut self, place: usize, bytes: u64, line: u64) -> Mark {
+        self.hash_to(place);
+        Mark { bytes, checksum: Checksum(self.hasher.digest()), line }
     }
 
-    /// The next record; `None` at the end.
-    pub fn next(&mut self) -> io::Result<Option<Found>> {
+    fn hash_to(&mut self, place: usize) {
+        self.hasher.update(&self.buf[self.hashed..place]);
+        self.hashed = place;
+    }
+
+    /// Goes on to a mark that reading the same input once had; it must not be behind.
+    pub fn skip_to(&mut self, mark: &Mark) -> io::Result<Skipped> {
+        let mut last = b'\n';
+        self.mark = None;
+        while self.consumed < mark.bytes {
+            if self.unread.is_empty() {
+                self.fill()?;
+                if self.unread.is_empty() {
+                    return Ok(Skipped::Short(self.consumed));
+                }
+            }
+            let left = usize::try_from(mark.bytes - self.consumed).unwrap_or(usize::MAX);
+            let taken = self.unread.len().min(left);
+            self.unread.start += taken;
+            self.consumed += taken as u64;
+            last = self.buf[self.unread.start - 1];
+        }
+        self.line = mark.line;
+        if self.consumed != mark.bytes || self.mark().checksum != mark.checksum {
+            return Ok(Skipped::Changed);
+        }
+        if last != b'\n' {
+            if self.unread.is_empty() {
+                self.fill()?;
+            }
+            if !self.unread.is_empty() {
+                return Ok(Skipped::Continued);
+            }
+        }
+        Ok(Skipped::Same)
+    }
+
+    /// Nothing is added to the input any more: what is there is all.
+    pub fn complete(&mut self) {
+        self.read.complete();
+    }
+
+    /// The next record.
+    pub fn next(&mut self) -> io::Result<Next> {
         loop {
             match self.next_line()? {
-                Some(found) if found.flaw.is_none() && S::is_blank(self.bytes(&found)) => {}
+                Next::Found(found) if found.flaw.is_none() && S::is_blank(self.bytes(&found)) => {
+                    if self.mark.is_none() {
+                        let before = self.consumed - found.len;
+                        self.mark = Some(self.mark_at(found.range.start, before, found.line));
+                    }
+                }
+                Next::Found(found) => {
+                    self.mark = None;
+                    return Ok(Next::Found(found));
+                }
                 other => return Ok(other),
             }
         }
@@ -112,30 +217,39 @@ impl<S: Split> Records<S> {
         }
     }
 
-    fn next_line(&mut self) -> io::Result<Option<Found>> {
-        self.split.reset();
-        self.head.clear();
-        let mut dropped = 0u64;
+    fn next_line(&mut self) -> io::Result<Next> {
+        if !std::mem::take(&mut self.begun) {
+            self.split.reset();
+            self.head.clear();
+            self.dropped = 0;
+        }
         let end = loop {
             let data = &self.buf[self.unread.clone()];
-            if data.is_empty() && self.ended && dropped == 0 {
-                return Ok(None);
+            if data.is_empty() && self.ended && self.dropped == 0 {
+                return Ok(Next::End);
             }
             if let Some(end) = self.split.scan(data, self.ended) {
                 break end;
             }
             let scanned = self.split.scanned();
-            if dropped > 0 || scanned > self.record_bytes_max {
+            if self.dropped > 0 || scanned > self.record_bytes_max {
+                if self.mark.is_none() {
+                    let (consumed, line) = (self.consumed, self.line);
+                    self.mark = Some(self.mark_at(self.unread.start, consumed, line));
+                }
                 self.keep_head(scanned);
-                dropped += scanned as u64;
+                self.dropped += scanned as u64;
                 self.unread.start += scanned;
                 self.split.drop_scanned();
             }
-            self.fill()?;
+            if self.fill()? == Filled::Dry {
+                self.begun = true;
+                return Ok(Next::Pending);
+            }
         };
         let mut range = self.unread.start..self.unread.start + end;
         let closed = self.buf[range.clone()].last() == Some(&b'\n');
-        let content = dropped + (end - usize::from(closed)) as u64;
+        let content = self.dropped + (end - usize::from(closed)) as u64;
         let flaw = if content > self.record_bytes_max as u64 {
             self.keep_head(end - usize::from(closed));
             Some(Flaw::TooLong)
@@ -149,11 +263,11 @@ impl<S: Split> Records<S> {
             }
         }
         self.unread.start += end;
-        let len = dropped + end as u64;
+        let len = self.dropped + end as u64;
         self.consumed += len;
         let line = self.line;
         self.line += self.split.newlines() + u64::from(closed);
-        Ok(Some(Found { range, line, flaw, len }))
+        Ok(Next::Found(Found { range, line, flaw, len }))
     }
 
     /// Keeps the next `len` bytes as far as they belong to the head of a record: the same bytes
@@ -165,23 +279,34 @@ impl<S: Split> Records<S> {
     }
 
     /// Reads more behind what is unread.
-    fn fill(&mut self) -> io::Result<()> {
+    fn fill(&mut self) -> io::Result<Filled> {
+        self.hash_to(self.unread.start);
         self.buf.copy_within(self.unread.clone(), 0);
         self.unread = 0..self.unread.len();
+        self.hashed = 0;
         // A decoder needs room for more than a few bytes.
         if self.buf.len() - self.unread.end < READ_BYTES_MIN {
             self.buf.resize(2 * self.buf.len(), 0);
         }
         loop {
             match self.read.read(&mut self.buf[self.unread.end..]) {
+                Ok(0) if self.read.grows() => return Ok(Filled::Dry),
                 Ok(0) => self.ended = true,
                 Ok(found) => self.unread.end += found,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(e),
             }
-            return Ok(());
+            return Ok(Filled::More);
         }
     }
+}
+
+#[derive(PartialEq, Eq)]
+enum Filled {
+    /// There is more, or it is known that the input has ended.
+    More,
+    /// Nothing at present.
+    Dry,
 }
 
 /// One record a line.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{Batch, Error, Result, Schema};
 use tidemill_env::Env;
 
+use crate::checksum::Checksum;
 use crate::files::{delimiter_of, FileFormat};
 
 pub mod contract;
@@ -14,11 +15,20 @@ mod csv;
 mod file;
 mod jsonl;
 mod memory;
+mod parquet;
+mod target;
+
+use target::Start;
 
 pub use memory::{memory, MemoryRows, MemorySink};
 
-/// Takes the rows of finished epochs, in order. Implementations call [`contract::check`] in their
-/// tests.
+/// Takes the rows of finished epochs, in order. Implementations call [`contract::check`] and
+/// [`contract::check_recovery`] in their tests.
+///
+/// **After a crash.** Whoever drives the sink keeps its [`place`](Sink::place) with each cut, and
+/// with each snapshot the place that [`sync`](Sink::sync) gave for the snapshot's cut. It opens the
+/// sink again at the snapshot's place, writes and commits the rows of the later cuts again, calls
+/// [`settle`](Sink::settle), and goes on.
 pub trait Sink: Send {
     /// Takes rows. They stay hidden until [`commit`](Sink::commit).
     ///
@@ -33,6 +43,22 @@ pub trait Sink: Send {
     /// When the sink fails; then some of the rows may be seen.
     fn commit(&mut self) -> Result<()>;
 
+    /// Where the sink stands behind everything written, committed or not.
+    fn place(&self) -> SinkPlace;
+
+    /// Makes everything committed durable. Its place, at which the sink can be opened again.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    fn sync(&mut self) -> Result<SinkPlace>;
+
+    /// What was to be written again has been: what a crash left behind it is cut off. Does nothing
+    /// in a sink that was not opened at a place.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    fn settle(&mut self) -> Result<()>;
+
     /// Nothing more comes. What was committed is complete and stored safely when this returns;
     /// rows after the last commit are dropped, so that a run that fails leaves only finished
     /// epochs behind. A second time does nothing.
@@ -42,11 +68,46 @@ pub trait Sink: Send {
     fn finish(&mut self) -> Result<()>;
 }
 
+/// Where a sink stands. Goes into snapshots: its JSON is stable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SinkPlace {
+    /// Rows written.
+    pub rows: u64,
+    /// Their bytes before they are packed, with what stands before the first row; 0 where bytes
+    /// mean nothing.
+    #[serde(default)]
+    pub bytes: u64,
+    /// Where the file can be continued. A packed file can be only where [`Sink::sync`] has ended a
+    /// part of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<FileEnd>,
+}
+
+/// A place in a file that was written, and what tells the file from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEnd {
+    /// Bytes of the file before it.
+    pub len: u64,
+    /// Of the last 1024 of them, or of all when they are fewer.
+    pub tail: Checksum,
+}
+
+impl SinkPlace {
+    /// Whether the same was written, however it was packed and synced.
+    pub fn is_same(&self, other: &SinkPlace) -> bool {
+        (self.rows, self.bytes) == (other.rows, other.bytes)
+    }
+}
+
 /// A file to write, and how. Everything but `path` has a default.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SinkSettings {
-    /// The file. Folders that are missing are made. With `.gz` at its end it is packed.
+    /// The file. Folders that are missing are made. With `.gz` at its end it is packed. A Parquet
+    /// file is there at the end; before that its rows are in the files of a folder next to it, with
+    /// `.parts` behind its name.
     pub path: PathBuf,
     /// The format; by the file's name when absent.
     #[serde(default)]
@@ -85,23 +146,47 @@ impl SinkSettings {
     pub fn from_json(json: &str) -> Result<SinkSettings> {
         crate::settings::from_json("sink", json)
     }
+
+    /// Refuses settings that mean something for CSV only.
+    fn only_csv(&self, format: FileFormat) -> Result<()> {
+        if self.delimiter.is_none() && self.header.is_none() && self.null.is_none() {
+            return Ok(());
+        }
+        Err(Error::setting(format!(
+            "{}: delimiter, header and null mean nothing for {format:?} files",
+            self.path.display()
+        )))
+    }
 }
 
-/// Opens a file to write rows of `schema` to.
+/// Opens a file to write rows of `schema` to: a new one, or with `resume` one that was written
+/// before, at a place that it had.
 ///
 /// # Errors
-/// When the file has something in it and may not be overwritten, when a setting does not fit, or
-/// when the disk refuses.
-pub fn open(settings: &SinkSettings, schema: &Arc<Schema>, env: &Env) -> Result<Box<dyn Sink>> {
+/// When a setting does not fit, or when the disk refuses. A new one: when the file has something
+/// in it and may not be overwritten. One that was written before: when it is not what was written
+/// up to the place.
+pub fn open(
+    settings: &SinkSettings,
+    schema: &Arc<Schema>,
+    env: &Env,
+    resume: Option<&SinkPlace>,
+) -> Result<Box<dyn Sink>> {
     let path = &settings.path;
     let Some(format) = settings.format.or_else(|| FileFormat::of(path)) else {
         return Err(Error::setting(format!(
             "{}: the name does not tell the format",
             path.display()
         ))
-        .help("end it with .csv or .jsonl, or say format=\"csv\" or format=\"jsonl\""));
+        .help(
+            "end it with .csv, .jsonl or .parquet, or say format=\"csv\", \"jsonl\" or \"parquet\"",
+        ));
     };
     let disk = env.disk.clone();
+    let start = match resume {
+        Some(place) => Start::At(*place),
+        None => Start::New { overwrite: settings.overwrite },
+    };
     Ok(match format {
         FileFormat::Csv => {
             let delimiter = settings.delimiter.or_else(|| delimiter_of(path));
@@ -109,18 +194,16 @@ pub fn open(settings: &SinkSettings, schema: &Arc<Schema>, env: &Env) -> Result<
             let null = settings.null.clone().unwrap_or_default();
             let header = settings.header.unwrap_or(true);
             let encode = csv::CsvEncode::new(path, schema, dialect, null, header)?;
-            Box::new(file::FileSink::open(disk, path, settings.overwrite, schema.clone(), encode)?)
+            Box::new(file::FileSink::open(disk, path, start, schema.clone(), encode)?)
         }
         FileFormat::Jsonl => {
-            if settings.delimiter.is_some() || settings.header.is_some() || settings.null.is_some()
-            {
-                return Err(Error::setting(format!(
-                    "{}: delimiter, header and null mean nothing for Jsonl files",
-                    path.display()
-                )));
-            }
+            settings.only_csv(format)?;
             let encode = jsonl::JsonlEncode::new(schema);
-            Box::new(file::FileSink::open(disk, path, settings.overwrite, schema.clone(), encode)?)
+            Box::new(file::FileSink::open(disk, path, start, schema.clone(), encode)?)
+        }
+        FileFormat::Parquet => {
+            settings.only_csv(format)?;
+            Box::new(parquet::ParquetSink::open(env, path, start, schema)?)
         }
     })
 }

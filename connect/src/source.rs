@@ -5,6 +5,10 @@ use std::sync::Arc;
 use tidemill_core::{Batch, Result, Schema};
 
 pub mod contract;
+mod place;
+
+pub(crate) use place::RESTORE;
+pub use place::{Before, FilePlace, Place};
 
 /// Wakes whoever polls a source; may be called from any thread, and more often than needed.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
@@ -22,43 +26,30 @@ pub trait Source: Send {
     ///
     /// # Errors
     /// When the source itself fails. Rows before the failure have been handed out by earlier
-    /// calls; the error stays until [`seek`](Source::seek).
+    /// calls; the error stays until [`resume`](Source::resume).
     fn poll(&mut self, rows_max: usize) -> Result<Polled>;
 
     /// Offset of the next row.
     fn offset(&self) -> u64;
 
-    /// Continues at this offset.
+    /// Where the source stands, behind all rows that were handed out.
+    fn place(&self) -> Place;
+
+    /// Continues at a place where a source over the same input once stood. What was read before
+    /// it is read again, and compared, but not decoded again.
     ///
     /// # Errors
-    /// When that row is not to be had (any more, or any longer): the input has changed, or the
-    /// source is not [`replayable`](Source::replayable).
-    fn seek(&mut self, offset: u64) -> Result<()>;
+    /// When the input does not begin with what was read then: it is shorter, has changed, or is
+    /// another. Also when the rows are not to be had any more, because the source is not
+    /// [`replayable`](Source::replayable).
+    fn resume(&mut self, place: &Place) -> Result<()>;
 
     /// Whether rows can be read again after a restart, so that the source is its own log.
     fn replayable(&self) -> bool;
 
-    /// What tells whether a replayable source still holds the same rows; `None` when it can't say.
-    /// It may have to read everything once: ask when it is to be recorded or compared.
-    ///
-    /// # Errors
-    /// When the source can't be read.
-    fn fingerprint(&self) -> Result<Option<Fingerprint>> {
-        Ok(None)
-    }
-
     /// Says whom to wake when there may be more after a [`Polled::Pending`]. Sources that are
     /// never pending ignore it.
     fn set_waker(&mut self, _waker: Waker) {}
-}
-
-/// Identity of a source's content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Fingerprint {
-    /// Length in bytes.
-    pub len: u64,
-    /// Checksum of all bytes.
-    pub hash: u128,
 }
 
 /// What [`Source::poll`] finds.
@@ -99,6 +90,39 @@ pub struct BadRow {
     pub raw: String,
     /// Why, naming the column where one is to blame.
     pub reason: String,
+}
+
+impl Chunk {
+    /// Number of rows, bad ones included.
+    pub fn rows(&self) -> usize {
+        self.batch.len() + self.bad.len()
+    }
+
+    /// Takes the first `rows` rows off, which are not all.
+    pub(crate) fn split_off_front(&mut self, rows: usize) -> Chunk {
+        // Good and bad rows are each in order, so that the first of both together are known.
+        let mut bad = 0;
+        while bad < self.bad.len() && bad < rows {
+            let good_before = self.offsets.partition_point(|o| *o < self.bad[bad].offset);
+            if good_before + bad >= rows {
+                break;
+            }
+            bad += 1;
+        }
+        let good = rows - bad;
+        let rest = self.offsets.split_off(good);
+        let rest_bad = self.bad.split_off(bad);
+        let first = rest.first().copied().into_iter();
+        let next = first.chain(rest_bad.first().map(|b| b.offset)).min();
+        let front = Chunk {
+            batch: self.batch.slice(0, good),
+            offsets: std::mem::replace(&mut self.offsets, rest),
+            bad: std::mem::replace(&mut self.bad, rest_bad),
+            next_offset: next.unwrap_or(self.next_offset),
+        };
+        self.batch = self.batch.slice(good, self.batch.len() - good);
+        front
+    }
 }
 
 impl BadRow {

@@ -311,7 +311,8 @@ fn from_arrow_column(array: &ArrayRef, column: &crate::schema::Column) -> Result
     Ok(builder.finish())
 }
 
-fn arrow_value(array: &ArrayRef, row: usize) -> Result<Value, String> {
+/// One value of an Arrow array of any type that we take, or why it is none of ours.
+pub fn arrow_value(array: &dyn Array, row: usize) -> Result<Value, String> {
     use arrow_array::types::*;
     if array.is_null(row) {
         return Ok(Value::Null);
@@ -376,7 +377,7 @@ fn arrow_value(array: &ArrayRef, row: usize) -> Result<Value, String> {
         ArrowType::List(_) => {
             let items = array.as_list::<i32>().value(row);
             let items: Result<Vec<Value>, String> =
-                (0..items.len()).map(|i| arrow_value(&items, i)).collect();
+                (0..items.len()).map(|i| arrow_value(&*items, i)).collect();
             Value::List(items?.into())
         }
         other => return Err(format!("Arrow type {other} is not supported")),
@@ -529,7 +530,8 @@ impl ColumnBuilder {
         }
     }
 
-    fn finish(&mut self) -> ArrayRef {
+    /// The column; the builder is empty again.
+    pub fn finish(&mut self) -> ArrayRef {
         match self {
             ColumnBuilder::Int(b) => Arc::new(b.finish()),
             ColumnBuilder::Float(b) => Arc::new(b.finish()),

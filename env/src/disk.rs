@@ -11,9 +11,9 @@ use crate::clock::system_time_us;
 /// **What survives a crash of the machine**, and what callers may rely on:
 /// - bytes of a file: those written before the last [`WriteFile::sync`] that succeeded. Later ones
 ///   may be there in whole, in part, out of order, or not at all;
-/// - names (a file created, renamed or removed): those before the last [`Disk::sync_dir`] of the
-///   directory that succeeded. Later ones may or may not be there, but a rename is never half
-///   done;
+/// - names (a file created, renamed or removed, a directory removed): those before the last
+///   [`Disk::sync_dir`] of the directory that succeeded. Later ones may or may not be there, but a
+///   rename is never half done;
 /// - directories made by [`Disk::create_dir_all`], when it has returned.
 ///
 /// After a failed sync nothing is known of the bytes concerned: trying again may succeed without
@@ -69,6 +69,13 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// `NotFound` when there is none; another kind when it is a directory.
     fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// Removes a directory that has nothing in it.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none, `NotADirectory` when it is a file, `DirectoryNotEmpty` when
+    /// something is in it.
+    fn remove_dir(&self, dir: &Path) -> io::Result<()>;
 
     /// The paths of all files and directories directly in `dir` (each `dir` joined with a name),
     /// sorted.
@@ -224,6 +231,10 @@ impl Disk for RealDisk {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
+    }
+
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        fs::remove_dir(dir)
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
@@ -551,6 +562,12 @@ fn check_directories(disk: &dyn Disk, dir: &Path) {
     assert_kind(disk.rename(&file, &other), io::ErrorKind::IsADirectory);
     assert!(disk.remove(&sub).is_err(), "remove is for files");
     assert!(disk.exists(&deep).expect("an answer"));
+
+    assert_kind(disk.remove_dir(&deep), io::ErrorKind::DirectoryNotEmpty);
+    assert_kind(disk.remove_dir(&file), io::ErrorKind::NotADirectory);
+    disk.remove_dir(&other).expect("an empty directory is removed");
+    assert_kind(disk.remove_dir(&other), io::ErrorKind::NotFound);
+    disk.create_dir_all(&other).expect("a directory is made again");
 }
 
 #[cfg(test)]

@@ -75,6 +75,8 @@ pub enum DiskOp {
     Rename,
     /// [`Disk::remove`](tidemill_env::Disk::remove)
     Remove,
+    /// [`Disk::remove_dir`](tidemill_env::Disk::remove_dir)
+    RemoveDir,
     /// [`Disk::list`](tidemill_env::Disk::list)
     List,
     /// [`Disk::metadata`](tidemill_env::Disk::metadata), and `len` of an open file

@@ -227,7 +227,9 @@ impl Split for CsvSplit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::{Flaw, Records};
+    use crate::checksum::Checksum;
+    use crate::input::Reading;
+    use crate::records::{Flaw, Next, Records};
     use proptest::prelude::*;
     use std::io::{Cursor, Read};
 
@@ -246,9 +248,10 @@ mod tests {
     fn split(text: &[u8], step: usize, max: usize) -> Vec<(u64, Option<Flaw>, Fields)> {
         let dialect = Dialect { delimiter: b',', quote: Some(b'"') };
         let read = Slow(Cursor::new(text.to_vec()), step);
-        let mut records = Records::new(Box::new(read), CsvSplit::new(dialect), 1, max);
+        let read = Reading::Whole(Box::new(read));
+        let mut records = Records::new(read, CsvSplit::new(dialect), max);
         let mut all = Vec::new();
-        while let Some(found) = records.next().unwrap() {
+        while let Next::Found(found) = records.next().unwrap() {
             let bytes = records.bytes(&found);
             let fields = match found.flaw {
                 Some(_) => Vec::new(),
@@ -261,7 +264,9 @@ mod tests {
             };
             all.push((found.line, found.flaw, fields));
         }
-        assert_eq!(records.consumed(), text.len() as u64);
+        let mark = records.mark();
+        assert!(text[mark.bytes as usize..].trim_ascii().is_empty());
+        assert_eq!(mark.checksum, Checksum::of(&text[..mark.bytes as usize]));
         all
     }
 

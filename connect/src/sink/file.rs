@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use flate2::write::GzEncoder;
 use flate2::Compression;
-use tidemill_core::{Batch, Error, Kind, Result, Schema};
-use tidemill_env::{Disk, WriteFile};
+use tidemill_core::{Batch, Error, Result, Schema};
+use tidemill_env::Disk;
 
-use super::Sink;
+use super::target::{check_schema, folder, io_error, Start, Target};
+use super::{Sink, SinkPlace};
 
-/// How rows become bytes.
+/// How rows become bytes. The same rows become the same bytes.
 pub(super) trait Encode: Send {
     /// What stands before the first row.
     fn header(&self, out: &mut Vec<u8>);
@@ -22,7 +23,9 @@ pub(super) trait Encode: Send {
 /// Writes a file. Rows wait in memory until they are committed.
 ///
 /// A commit hands them to the operating system (of a packed file: to the packer, so they may be
-/// seen only at the end); they are safe from a power cut when `finish` has returned.
+/// seen only when it is synced); they are safe from a power cut when `sync` or `finish` has
+/// returned. What is written again after a crash goes over the same bytes; a packed file is cut at
+/// the place first, because packing again may give other bytes.
 pub(super) struct FileSink<E> {
     disk: Arc<dyn Disk>,
     path: PathBuf,
@@ -31,159 +34,225 @@ pub(super) struct FileSink<E> {
     /// `None` after the end.
     out: Option<Out>,
     pending: Vec<u8>,
+    pending_rows: u64,
+    /// What was committed.
+    rows: u64,
+    bytes: u64,
+    /// There may be something behind the place at which the file was opened.
+    unsettled: bool,
+    /// What was committed is durable; so is the file's name.
+    synced: bool,
+    named: bool,
+    /// Where the sink stood at its end.
+    last: SinkPlace,
     failed: Option<Error>,
 }
 
 enum Out {
-    Plain(Box<dyn WriteFile>),
-    Packed(GzEncoder<Box<dyn WriteFile>>),
+    Plain(Target),
+    /// Within a member of a gzip file.
+    Packed(GzEncoder<Target>),
+    /// Between two of them.
+    Between(Target),
 }
 
 impl Out {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Out::Plain(file) => file.write_all(bytes).and_then(|()| file.flush()),
+            Out::Plain(target) => target.write_all(bytes).and_then(|()| target.flush()),
             Out::Packed(packer) => packer.write_all(bytes),
+            Out::Between(_) => unreachable!("a member is begun before something is written"),
         }
     }
 
-    fn finish(self) -> io::Result<()> {
-        let mut file = match self {
-            Out::Plain(file) => file,
-            Out::Packed(packer) => packer.finish()?,
-        };
-        file.flush()?;
-        file.sync()
+    /// Ready to be written to.
+    fn open(self) -> Out {
+        match self {
+            Out::Between(target) => Out::Packed(GzEncoder::new(target, Compression::fast())),
+            other => other,
+        }
+    }
+
+    /// Nothing of what was written is held back.
+    fn closed(self) -> io::Result<Out> {
+        match self {
+            Out::Packed(packer) => Ok(Out::Between(packer.finish()?)),
+            other => Ok(other),
+        }
+    }
+
+    fn target(&mut self) -> &mut Target {
+        match self {
+            Out::Plain(target) | Out::Between(target) => target,
+            Out::Packed(packer) => packer.get_mut(),
+        }
     }
 }
 
 impl<E: Encode> FileSink<E> {
-    /// Creates the file and writes its header.
+    /// Begins the file with its header, or goes on in it.
     pub fn open(
         disk: Arc<dyn Disk>,
         path: &Path,
-        overwrite: bool,
+        start: Start,
         schema: Arc<Schema>,
         encode: E,
     ) -> Result<FileSink<E>> {
-        check_target(&*disk, path, overwrite)?;
-        let fail = |e: io::Error| io_error(path, &e);
-        disk.create_dir_all(folder(path)).map_err(fail)?;
-        let file = disk.create(path).map_err(fail)?;
         let packed = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gz"));
-        let mut out = match packed {
-            true => Out::Packed(GzEncoder::new(file, Compression::fast())),
-            false => Out::Plain(file),
+        let at = match start {
+            Start::At(place) if place.rows > 0 => Some(place),
+            _ => None,
         };
+        let mut target = match &at {
+            Some(place) => Target::resume(&*disk, path, place)?,
+            None => Target::create(&*disk, path, start)?,
+        };
+        let fail = |e: io::Error| io_error(path, &e);
+        if packed {
+            target.cut().map_err(fail)?;
+        }
+        let mut out = if packed { Out::Between(target) } else { Out::Plain(target) };
         let mut header = Vec::new();
-        encode.header(&mut header);
-        out.write_all(&header).map_err(fail)?;
-        let path = path.into();
+        if at.is_none() {
+            encode.header(&mut header);
+            out = out.open();
+            out.write_all(&header).map_err(fail)?;
+        }
+        let SinkPlace { rows, bytes, .. } =
+            at.unwrap_or(SinkPlace { bytes: header.len() as u64, ..SinkPlace::default() });
         Ok(FileSink {
             disk,
-            path,
+            path: path.into(),
             schema,
             encode,
             out: Some(out),
             pending: Vec::new(),
+            pending_rows: 0,
+            rows,
+            bytes,
+            unsettled: matches!(start, Start::At(_)),
+            synced: false,
+            named: false,
+            last: SinkPlace::default(),
             failed: None,
         })
     }
 
-    fn guard(&mut self, done: io::Result<()>) -> Result<()> {
+    fn check(&self) -> Result<()> {
+        match &self.failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    fn guard<T>(&mut self, done: io::Result<T>) -> Result<T> {
         let done = done.map_err(|e| io_error(&self.path, &e));
         if let Err(error) = &done {
             self.failed = Some(error.clone());
         }
         done
     }
+
+    fn place_with(&self, pending: &[u8], rows: u64) -> SinkPlace {
+        let end = match &self.out {
+            None => return self.last,
+            Some(Out::Plain(target)) => Some(target.end(pending)),
+            Some(Out::Between(target)) if pending.is_empty() => Some(target.end(pending)),
+            Some(_) => None,
+        };
+        SinkPlace { rows: self.rows + rows, bytes: self.bytes + pending.len() as u64, end }
+    }
+
+    fn try_commit(&mut self) -> io::Result<()> {
+        if let Some(out) = self.out.take() {
+            self.out.insert(out.open()).write_all(&self.pending)?;
+        }
+        Ok(())
+    }
+
+    fn try_settle(&mut self) -> io::Result<()> {
+        match (&mut self.out, self.unsettled) {
+            (Some(out), true) => out.target().cut()?,
+            _ => return Ok(()),
+        }
+        self.unsettled = false;
+        self.synced = false;
+        Ok(())
+    }
+
+    fn try_sync(&mut self) -> io::Result<()> {
+        if !self.synced {
+            if let Some(out) = self.out.take() {
+                self.out.insert(out.closed()?).target().sync()?;
+            }
+        }
+        if !self.named {
+            self.disk.sync_dir(folder(&self.path))?;
+        }
+        (self.synced, self.named) = (true, true);
+        Ok(())
+    }
 }
 
 impl<E: Encode> Sink for FileSink<E> {
     fn write(&mut self, batch: &Batch) -> Result<()> {
+        self.check()?;
         let origin = self.path.display();
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
-        }
         if self.out.is_none() {
             return Err(Error::internal(format!("{origin} is written after its end")));
         }
         check_schema(&origin.to_string(), &self.schema, batch)?;
         self.encode.rows(batch, &mut self.pending);
+        self.pending_rows += batch.len() as u64;
         Ok(())
     }
 
     fn commit(&mut self) -> Result<()> {
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
-        }
-        if self.pending.is_empty() {
+        self.check()?;
+        if self.pending_rows == 0 {
             return Ok(());
         }
-        let done = match &mut self.out {
-            Some(out) => out.write_all(&self.pending),
-            None => Ok(()),
-        };
+        let done = self.try_commit();
+        self.guard(done)?;
+        self.rows += std::mem::take(&mut self.pending_rows);
+        self.bytes += self.pending.len() as u64;
+        self.synced = false;
         self.pending.clear();
         // One large epoch must not hold its memory for ever.
         self.pending.shrink_to(1 << 20);
+        Ok(())
+    }
+
+    fn place(&self) -> SinkPlace {
+        self.place_with(&self.pending, self.pending_rows)
+    }
+
+    fn sync(&mut self) -> Result<SinkPlace> {
+        self.check()?;
+        if self.out.is_some() {
+            let done = self.try_sync();
+            self.guard(done)?;
+        }
+        Ok(self.place_with(&[], 0))
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        self.check()?;
+        let done = self.try_settle();
         self.guard(done)
     }
 
     fn finish(&mut self) -> Result<()> {
+        self.check()?;
+        if self.out.is_none() {
+            return Ok(());
+        }
         self.pending = Vec::new();
-        let Some(out) = self.out.take() else { return Ok(()) };
-        let done = out.finish().and_then(|()| self.disk.sync_dir(folder(&self.path)));
-        match &self.failed {
-            Some(error) => Err(error.clone()),
-            None => self.guard(done),
-        }
+        self.pending_rows = 0;
+        let done = self.try_settle().and_then(|()| self.try_sync());
+        self.guard(done)?;
+        self.last = self.place_with(&[], 0);
+        self.out = None;
+        Ok(())
     }
-}
-
-/// The folder that a file is in.
-fn folder(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
-}
-
-fn check_target(disk: &dyn Disk, path: &Path, overwrite: bool) -> Result<()> {
-    let shown = path.display();
-    match disk.metadata(path) {
-        Ok(meta) if meta.is_dir => {
-            Err(Error::setting(format!("{shown} is a folder; a sink writes a file")))
-        }
-        Ok(meta) if meta.len > 0 && !overwrite => {
-            Err(Error::setting(format!("{shown} is there already, with {} bytes in it", meta.len))
-                .help("--fresh starts anew and replaces it; or write to another file"))
-        }
-        Ok(_) => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(io_error(path, &e)),
-    }
-}
-
-fn io_error(path: &Path, error: &io::Error) -> Error {
-    let io = Error::io(format!("writing {}", path.display()), error);
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            Error { kind: Kind::Resource, ..io }.help("free some space, then run again")
-        }
-        io::ErrorKind::PermissionDenied => Error { kind: Kind::Resource, ..io }
-            .help("let this user write there, or choose another file"),
-        io::ErrorKind::NotADirectory => {
-            Error { kind: Kind::Setting, ..io }.help("a file is in the way of a folder of the path")
-        }
-        _ => io,
-    }
-}
-
-/// Refuses rows of another schema.
-pub(super) fn check_schema(origin: &str, schema: &Arc<Schema>, batch: &Batch) -> Result<()> {
-    if Arc::ptr_eq(schema, batch.schema()) || schema == batch.schema() {
-        return Ok(());
-    }
-    Err(Error::internal(format!("rows of another schema are written to {origin}")))
 }

@@ -5,12 +5,20 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tidemill_core::{Batch, Error, Result, Schema};
 
-use super::Sink;
+use super::{Sink, SinkPlace};
 
 /// Makes a sink in memory, and what reads it.
 pub fn memory(schema: Arc<Schema>) -> (MemorySink, MemoryRows) {
     let rows = MemoryRows { batches: Arc::default() };
-    (MemorySink { schema, pending: Vec::new(), rows: rows.clone(), finished: false }, rows)
+    let sink = MemorySink {
+        schema,
+        pending: Vec::new(),
+        rows: rows.clone(),
+        written: 0,
+        committed: 0,
+        finished: false,
+    };
+    (sink, rows)
 }
 
 /// Keeps committed rows for a [`MemoryRows`].
@@ -18,6 +26,8 @@ pub struct MemorySink {
     schema: Arc<Schema>,
     pending: Vec<Batch>,
     rows: MemoryRows,
+    written: u64,
+    committed: u64,
     finished: bool,
 }
 
@@ -41,23 +51,38 @@ impl MemoryRows {
 
 impl Sink for MemorySink {
     fn write(&mut self, batch: &Batch) -> Result<()> {
-        super::file::check_schema("the sink in memory", &self.schema, batch)?;
+        super::target::check_schema("the sink in memory", &self.schema, batch)?;
         if self.finished {
             return Err(Error::internal("the sink in memory is written after its end"));
         }
         if !batch.is_empty() {
             self.pending.push(batch.clone());
+            self.written += batch.len() as u64;
         }
         Ok(())
     }
 
     fn commit(&mut self) -> Result<()> {
         self.rows.batches.lock().append(&mut self.pending);
+        self.committed = self.written;
+        Ok(())
+    }
+
+    fn place(&self) -> SinkPlace {
+        SinkPlace { rows: self.written, ..SinkPlace::default() }
+    }
+
+    fn sync(&mut self) -> Result<SinkPlace> {
+        Ok(SinkPlace { rows: self.committed, ..SinkPlace::default() })
+    }
+
+    fn settle(&mut self) -> Result<()> {
         Ok(())
     }
 
     fn finish(&mut self) -> Result<()> {
         self.pending.clear();
+        self.written = self.committed;
         self.finished = true;
         Ok(())
     }

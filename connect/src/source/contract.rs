@@ -1,8 +1,11 @@
 //! What every source promises, as a check that panics where a promise is broken.
 
-use tidemill_core::Row;
+use std::collections::BTreeMap;
 
-use super::{BadRow, Chunk, Polled, Source};
+use tidemill_core::{Kind, Row};
+
+use super::{BadRow, Chunk, Place, Polled, Source};
+use crate::Checksum;
 
 /// A row as a source gave it: decoded or bad.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,47 +29,86 @@ pub fn check(make: impl Fn() -> Box<dyn Source>) -> Vec<Taken> {
         assert_eq!(read_on(&mut *source, rows_max), all, "rows_max {rows_max} changes the rows");
     }
     check_zero_rows(&mut *make());
-    let source = make();
-    if source.replayable() {
-        assert_eq!(
-            source.fingerprint().expect("a fingerprint"),
-            make().fingerprint().expect("a fingerprint"),
-            "the same content has the same fingerprint"
-        );
-        drop(source);
-        check_seek(&make, &all);
+    if make().replayable() {
+        check_resume(&make, &all);
     }
     all
 }
 
 fn check_zero_rows(source: &mut dyn Source) {
     match source.poll(0).expect("a source that can be read") {
-        Polled::Rows(chunk) => assert_eq!((chunk.next_offset, rows(&chunk)), (0, 0)),
+        Polled::Rows(chunk) => assert_eq!((chunk.next_offset, chunk.rows()), (0, 0)),
         Polled::Pending | Polled::End => {}
     }
     assert_eq!(source.offset(), 0, "asking for no rows moves nothing");
+    assert_eq!(source.place(), Place::start(), "nothing was read");
 }
 
-fn check_seek(make: &impl Fn() -> Box<dyn Source>, all: &[Taken]) {
+fn check_resume(make: &impl Fn() -> Box<dyn Source>, all: &[Taken]) {
     let total = all.len() as u64;
+    let places = places(&mut *make(), 1);
+    for (offset, place) in self::places(&mut *make(), 5) {
+        assert_eq!(place, places[&offset], "a place depends on the rows only, here {offset}");
+    }
     for to in [0, 1, total / 3, total / 2, total.saturating_sub(1), total] {
-        if to > total {
-            continue;
-        }
+        let Some(place) = places.get(&to) else { continue };
         let rest = &all[to as usize..];
+        let json = serde_json::to_string(place).expect("a place is JSON");
+        let place: Place = serde_json::from_str(&json).expect("a place is JSON");
         let mut fresh = make();
-        fresh.seek(to).expect("a row that is there");
-        assert_eq!(fresh.offset(), to);
-        assert_eq!(read_on(&mut *fresh, 3), rest, "seek({to}) in a new source");
+        fresh.resume(&place).expect("a place that is there");
+        assert_eq!((fresh.offset(), fresh.place()), (to, place.clone()));
+        assert_eq!(read_on(&mut *fresh, 3), rest, "resumed at {to} in a new source");
+        let end = fresh.place();
         // Back from the end, and from somewhere on the way.
-        fresh.seek(to).expect("a row that is there");
-        assert_eq!(read_on(&mut *fresh, 1000), rest, "seek({to}) back from the end");
+        fresh.resume(&place).expect("a place that is there");
+        assert_eq!(read_on(&mut *fresh, 1000), rest, "resumed at {to} back from the end");
+        assert_eq!(fresh.place(), end, "the place at the end");
         let mut midway = make();
         let _ = midway.poll(all.len() / 2);
-        midway.seek(to).expect("a row that is there");
-        assert_eq!(read_on(&mut *midway, 5), rest, "seek({to}) from the middle");
+        midway.resume(&place).expect("a place that is there");
+        assert_eq!(read_on(&mut *midway, 5), rest, "resumed at {to} from the middle");
     }
-    assert!(make().seek(total + 1).is_err(), "a row behind the end can't be sought");
+    if total > 0 {
+        check_other_input(make, total);
+    }
+}
+
+/// A place is refused where the input is not what it says.
+fn check_other_input(make: &impl Fn() -> Box<dyn Source>, total: u64) {
+    let mut source = make();
+    while source.offset() == 0 {
+        let _ = source.poll(total.div_ceil(2) as usize).expect("a source that can be read");
+    }
+    let place = source.place();
+    let checksum = Checksum(place.checksum.0 ^ 1);
+    for wrong in [
+        Place { checksum, ..place.clone() },
+        Place { bytes: place.bytes + 1, ..place.clone() },
+        Place { bytes: place.bytes + (1 << 40), ..place.clone() },
+    ] {
+        let error = source.resume(&wrong).expect_err("an input that has changed");
+        assert_eq!(error.kind, Kind::Input, "{error}");
+        assert!(!error.help.is_empty(), "it says what to do");
+        assert_eq!(source.poll(1).expect_err("the error stays"), error);
+    }
+    source.resume(&place).expect("the error has gone");
+}
+
+/// Where a source stands after each poll, by offset.
+fn places(source: &mut dyn Source, rows_max: usize) -> BTreeMap<u64, Place> {
+    let mut places = BTreeMap::new();
+    loop {
+        let place = source.place();
+        assert_eq!(place.offset, source.offset());
+        let before = places.insert(place.offset, place.clone());
+        assert!(before.is_none_or(|before| before == place), "a place depends on the rows only");
+        match source.poll(rows_max).expect("a source that can be read") {
+            Polled::End => break,
+            Polled::Rows(_) | Polled::Pending => {}
+        }
+    }
+    places
 }
 
 /// All rows from the current offset, in polls of `rows_max`, with a check of every chunk.
@@ -81,8 +123,8 @@ pub fn read_on(source: &mut dyn Source, rows_max: usize) -> Vec<Taken> {
         match source.poll(rows_max).expect("a source that can be read") {
             Polled::Rows(chunk) => {
                 assert_eq!(source.offset(), chunk.next_offset, "offset() is the next row's");
-                assert!(rows(&chunk) > 0, "a chunk has rows");
-                assert!(rows(&chunk) <= rows_max, "rows_max is respected");
+                assert!(chunk.rows() > 0, "a chunk has rows");
+                assert!(chunk.rows() <= rows_max, "rows_max is respected");
                 assert_eq!(chunk.batch.schema(), source.schema());
                 take(before, chunk, &mut all);
                 pending = 0;
@@ -100,10 +142,6 @@ pub fn read_on(source: &mut dyn Source, rows_max: usize) -> Vec<Taken> {
         assert_eq!(source.offset(), end);
     }
     all
-}
-
-fn rows(chunk: &Chunk) -> usize {
-    chunk.batch.len() + chunk.bad.len()
 }
 
 /// Puts good and bad rows together by offset, which must leave no gap.

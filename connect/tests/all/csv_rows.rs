@@ -1,5 +1,5 @@
 use tidemill_connect::source::contract::Taken;
-use tidemill_connect::FilesSettings;
+use tidemill_connect::{FilesSettings, Polled};
 use tidemill_core::{Column, DataType, Kind, Value};
 
 use crate::{bad, every_type, good, schema, zipped, Folder};
@@ -316,7 +316,7 @@ fn decoded_records_of_about_a_buffer() {
 }
 
 #[test]
-fn many_rows_and_seeks_between_marks() {
+fn many_rows_and_places() {
     let mut content = "\u{feff}a,b\n".to_string();
     for i in 0..200_000 {
         content.push_str(&format!("{i},\"x\ny\"\n"));
@@ -327,15 +327,24 @@ fn many_rows_and_seeks_between_marks() {
         let settings = FilesSettings::new(folder.put("x.csv", content));
         let schema = schema(vec![int("a"), text("b")]);
         let mut source = folder.open(&settings, &schema).unwrap().remove(0).1;
-        for offset in [0u64, 199_999, 65_536, 65_535, 140_000, 3] {
-            source.seek(offset).unwrap();
-            let tidemill_connect::Polled::Rows(chunk) = source.poll(10).unwrap() else { panic!() };
-            assert_eq!(chunk.batch.value(0, 0), Value::Int(offset as i64));
-            assert_eq!(chunk.offsets[0], offset);
+        let mut places = vec![source.place()];
+        while let Polled::Rows(_) = source.poll(17_001).unwrap() {
+            places.push(source.place());
         }
-        assert!(source.seek(200_001).is_err());
-        assert!(source.poll(1).is_err(), "a failed seek leaves the source failed");
-        source.seek(200_000).unwrap();
-        assert!(matches!(source.poll(1), Ok(tidemill_connect::Polled::End)));
+        for place in places.iter().rev() {
+            source.resume(place).unwrap();
+            assert_eq!((source.offset(), &source.place()), (place.offset, place));
+            match source.poll(10).unwrap() {
+                Polled::Rows(chunk) => {
+                    assert_eq!(chunk.batch.value(0, 0), Value::Int(place.offset as i64));
+                    assert_eq!(chunk.offsets[0], place.offset);
+                }
+                _ => assert_eq!(place.offset, 200_000),
+            }
+        }
+        let mut wrong = places[3].clone();
+        wrong.bytes += 1;
+        assert!(source.resume(&wrong).is_err());
+        assert!(source.poll(1).is_err(), "a failed resume leaves the source failed");
     }
 }

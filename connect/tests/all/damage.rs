@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tidemill_connect::source::contract::{check, Taken};
 use tidemill_connect::{FileFormat, FilesSettings};
 
-use crate::{every_type, Folder};
+use crate::{cases, every_type, Folder};
 
 const CSV: &str = "i,f,b,s,y,t,d,l,a\n\
     1,1.5,true,\"a\"\"b\nc\",0x00,2024-01-01T00:00:00Z,1.25,\"[\"\"x\"\"]\",\"{\"\"a\"\":1}\"\r\n\
@@ -48,7 +48,7 @@ fn mutated(sample: &'static str) -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(60) as u32, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn random_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200), max in 1usize..100) {

@@ -26,11 +26,11 @@ fn sample() -> Batch {
 
 #[test]
 fn file_sinks_keep_the_contract() {
-    for name in ["deep/er/x.csv", "x.csv.gz", "x.jsonl", "x.ndjson.gz"] {
+    for name in ["deep/er/x.csv", "x.csv.gz", "x.jsonl", "x.ndjson.gz", "x.parquet"] {
         let make = || -> contract::Made {
             let folder = Folder::new();
             let path = folder.path(name);
-            let sink = sink::open(&SinkSettings::new(&path), &every_type(true), &folder.env);
+            let sink = sink::open(&SinkSettings::new(&path), &every_type(true), &folder.env, None);
             let seen = move || {
                 let settings = FilesSettings::new(&path);
                 // A packed file whose writer is gone has no end, and nothing to be seen.
@@ -50,7 +50,7 @@ fn written(name: &str, batch: &Batch, set: impl Fn(&mut SinkSettings)) -> String
     let folder = Folder::new();
     let mut settings = SinkSettings::new(folder.path(name));
     set(&mut settings);
-    let mut sink = sink::open(&settings, batch.schema(), &folder.env).unwrap();
+    let mut sink = sink::open(&settings, batch.schema(), &folder.env, None).unwrap();
     sink.write(batch).unwrap();
     sink.commit().unwrap();
     let text = String::from_utf8(folder.get(&settings.path)).unwrap();
@@ -103,16 +103,16 @@ fn one_column_keeps_its_nulls() {
 
     let texts = schema(vec![Column::new("a", DataType::Str).nullable()]);
     let mut settings = SinkSettings::new(folder.path("y.csv"));
-    let error = sink::open(&settings, &texts, &folder.env).map(|_| ()).unwrap_err();
+    let error = sink::open(&settings, &texts, &folder.env, None).map(|_| ()).unwrap_err();
     assert!(error.help.contains("null="), "{error}");
     settings.null = Some("\\N".into());
-    sink::open(&settings, &texts, &folder.env).unwrap();
+    sink::open(&settings, &texts, &folder.env, None).unwrap();
 }
 
 #[test]
 fn targets_are_checked() {
     let folder = Folder::new();
-    let open = |settings: &SinkSettings| sink::open(settings, sample().schema(), &folder.env);
+    let open = |settings: &SinkSettings| sink::open(settings, sample().schema(), &folder.env, None);
     let mut settings = SinkSettings::new(folder.put("x.csv", "precious"));
     let error = open(&settings).map(|_| ()).unwrap_err();
     assert_eq!(error.kind, Kind::Setting);
@@ -127,7 +127,7 @@ fn targets_are_checked() {
     folder.env.disk.create_dir_all(&folder.path("dir.csv")).unwrap();
     assert_eq!(kind(folder.path("dir.csv")), Kind::Setting);
     assert_eq!(kind(folder.path("x.csv/y.csv")), Kind::Setting);
-    assert_eq!(kind(folder.path("x.parquet")), Kind::Setting);
+    assert_eq!(kind(folder.path("x.orc")), Kind::Setting);
     settings.null = Some(",".into());
     assert!(open(&settings).is_err());
     let mut json = SinkSettings::new(folder.path("x.jsonl"));

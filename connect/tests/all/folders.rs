@@ -1,6 +1,6 @@
 use std::io::Write;
 
-use tidemill_connect::{FilesSettings, Polled};
+use tidemill_connect::{FilesSettings, Place, Polled};
 use tidemill_core::{Column, DataType, Kind, Value};
 
 use crate::{schema, zipped, Folder};
@@ -58,14 +58,14 @@ fn what_is_appended_later_is_not_read() {
     let folder = Folder::new();
     let settings = FilesSettings::new(folder.put("x.csv", "a\n1\n"));
     let mut source = folder.open(&settings, &columns()).unwrap().remove(0).1;
-    let before = source.fingerprint().unwrap();
     let mut file = folder.env.disk.open_append(&settings.path).unwrap();
     file.write_all(b"2\n").unwrap();
     assert!(matches!(source.poll(9), Ok(Polled::Rows(chunk)) if chunk.next_offset == 1));
     assert!(matches!(source.poll(9), Ok(Polled::End)));
-    assert_eq!(source.fingerprint().unwrap(), before);
-    let longer = folder.open(&settings, &columns()).unwrap().remove(0).1;
-    assert_ne!(longer.fingerprint().unwrap(), before);
+    let place = source.place();
+    let mut longer = folder.open(&settings, &columns()).unwrap().remove(0).1;
+    longer.resume(&place).unwrap();
+    assert!(matches!(longer.poll(9), Ok(Polled::Rows(chunk)) if chunk.next_offset == 2));
 }
 
 #[test]
@@ -86,13 +86,17 @@ fn files_that_change_while_they_are_read() {
     assert_eq!(error.kind, Kind::Io);
     assert!(error.what.contains("x.csv, row ") && error.what.contains("shrunk"), "{error}");
     assert_eq!(source.poll(1).unwrap_err(), error, "the error stays");
-    assert!(source.seek(5).is_ok() && source.poll(1).is_ok(), "the rows before are there");
-    assert_eq!(source.seek(150_000).unwrap_err().kind, Kind::Io);
+    folder.env.disk.open_append(&settings.path).unwrap().set_len(1000).unwrap();
+    let mut again = folder.open(&settings, &columns()).unwrap().remove(0).1;
+    let error = again.resume(&source.place()).unwrap_err();
+    assert!(error.what.contains("x.csv has 1000 bytes; "), "{error}");
+    assert_eq!(again.poll(1).unwrap_err(), error, "the error stays");
+    again.resume(&Place::start()).unwrap();
+    assert!(matches!(again.poll(5), Ok(Polled::Rows(_))), "the rows before are there");
 
     let mut source = folder.open(&settings, &columns()).unwrap().remove(0).1;
     folder.env.disk.remove(&settings.path).unwrap();
     assert_eq!(source.poll(1).unwrap_err().kind, Kind::Io);
-    assert_eq!(source.fingerprint().unwrap_err().kind, Kind::Io);
 }
 
 #[test]
@@ -128,4 +132,41 @@ fn damaged_and_many_part_gzip() {
             }
         }
     }
+}
+
+#[test]
+fn what_was_read_before_is_compared() {
+    let folder = Folder::new();
+    let source = |content: &[u8], place: Option<&Place>| {
+        let settings = FilesSettings::new(folder.put("x.csv", content));
+        let mut source = folder.open(&settings, &columns()).unwrap().remove(0).1;
+        source.resume(place.unwrap_or(&Place::start())).map(|()| source)
+    };
+    let at = |source: &mut dyn tidemill_connect::Source, rows| {
+        assert!(matches!(source.poll(rows), Ok(Polled::Rows(_))));
+        source.place()
+    };
+    let text = b"a\n1\n\n2\n3";
+    for content in [text.to_vec(), zipped(text), [b"\xef\xbb\xbf", &text[..]].concat()] {
+        let place = at(&mut *source(&content, None).unwrap(), 2);
+        assert_eq!((place.offset, place.bytes, place.line), (2, 7, 5));
+        let mut resumed = source(&content, Some(&place)).unwrap();
+        assert_eq!(at(&mut *resumed, 9).offset, 3);
+        let end = resumed.place();
+        assert!(matches!(source(&content, Some(&end)).unwrap().poll(9), Ok(Polled::End)));
+    }
+    let mut whole = source(text, None).unwrap();
+    let (two, three) = (at(&mut *whole, 2), at(&mut *whole, 9));
+    for (content, place, why) in [
+        (&b"a\n1\n\n2"[..], &two, "x.csv has 6 bytes; 7 were read"),
+        (b"a\n1\n\n4\n3", &two, "x.csv has changed: its first 2 rows"),
+        (b"a\n1\n\n2\n34\n", &three, "x.csv: row 2 was read before, without a newline"),
+        (b"", &two, "x.csv has 0 bytes"),
+    ] {
+        let error = source(content, Some(place)).map(|_| ()).unwrap_err();
+        assert_eq!(error.kind, Kind::Input);
+        assert!(error.what.contains(why), "{error}");
+        assert!(error.help.contains("--fresh"));
+    }
+    source(b"a\n1\n\n2\n34\n", Some(&two)).unwrap();
 }

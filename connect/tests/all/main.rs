@@ -4,9 +4,12 @@ mod csv_rows;
 mod damage;
 mod file_sinks;
 mod folders;
+mod followed;
 mod jsonl_rows;
+mod parquet_rows;
 mod pushed;
 mod rate;
+mod recovered_sinks;
 mod roundtrip;
 
 use std::path::{Path, PathBuf};
@@ -61,6 +64,12 @@ impl Folder {
     pub(crate) fn rows(&self, settings: &FilesSettings, schema: &Arc<Schema>) -> Vec<Taken> {
         check(|| self.open(settings, schema).expect("a source").remove(0).1)
     }
+}
+
+/// How many cases by chance a test tries: `few`, or as many as `TIDEMILL_CASES` says.
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn cases(few: usize) -> usize {
+    std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(few)
 }
 
 pub(crate) fn zipped(bytes: &[u8]) -> Vec<u8> {

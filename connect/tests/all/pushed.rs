@@ -3,7 +3,8 @@ use std::sync::Arc;
 
 use tidemill_connect::push::{PushLimits, TrySend};
 use tidemill_connect::source::contract::check;
-use tidemill_connect::{push, Polled, Source};
+use tidemill_connect::source::contract::read_on;
+use tidemill_connect::{push, BadRow, Chunk, Place, Polled, Source};
 use tidemill_core::{Batch, Column, DataType, Schema, Value};
 use tidemill_env::Env;
 
@@ -65,11 +66,14 @@ fn room_is_bounded() {
 #[test]
 fn offsets_and_ends() {
     let (handle, mut source) = push(columns(), PushLimits::default());
-    source.seek(7).unwrap();
+    let at = |offset| Place { offset, ..Place::start() };
+    source.resume(&at(7)).unwrap();
     handle.send(batch(0..2)).unwrap();
     let Polled::Rows(chunk) = source.poll(9).unwrap() else { panic!() };
     assert_eq!((chunk.offsets, chunk.next_offset), (vec![7, 8], 9));
-    assert!(source.seek(8).is_err() && source.seek(9).is_ok());
+    assert!(source.resume(&at(8)).is_err() && source.resume(&at(9)).is_ok());
+    assert_eq!(source.place(), at(9));
+    assert!(source.replay(Box::new(std::iter::empty())).is_err());
     assert!(!source.replayable());
     let other = schema(vec![Column::new("z", DataType::Int)]);
     assert!(handle.send(Batch::from_rows(other, [&[Value::Int(1)][..]])).is_err());
@@ -158,4 +162,39 @@ fn threads_send_and_the_source_wakes() {
         thread.join().unwrap();
     }
     assert!(woken.load(Ordering::SeqCst) >= 600);
+}
+
+/// Two good rows and a bad one in between.
+fn chunk(first: u64) -> Chunk {
+    let bad = BadRow {
+        offset: first + 1,
+        origin: "push".into(),
+        line: 0,
+        raw: String::new(),
+        reason: "it was bad".into(),
+    };
+    let batch = batch(first as i64..first as i64 + 2);
+    Chunk { batch, offsets: vec![first, first + 2], bad: vec![bad], next_offset: first + 3 }
+}
+
+#[test]
+fn what_was_pushed_before_comes_first() {
+    let all = |rows_max| {
+        let (handle, mut source) = push(columns(), PushLimits::default());
+        handle.send(batch(0..2)).unwrap();
+        handle.close();
+        source.resume(&Place { offset: 10, ..Place::start() }).unwrap();
+        source.replay(Box::new([10, 13, 16].map(|first| Ok(chunk(first))).into_iter())).unwrap();
+        let rows = read_on(&mut source, rows_max);
+        assert_eq!(source.place().offset, 21);
+        rows
+    };
+    let rows = all(usize::MAX);
+    assert_eq!((good(&rows).len(), crate::bad(&rows).len()), (8, 3));
+    for rows_max in 1..5 {
+        assert_eq!(all(rows_max), rows, "in parts of {rows_max}");
+    }
+    let (_handle, mut source) = push(columns(), PushLimits::default());
+    source.replay(Box::new([Ok(chunk(1))].into_iter())).unwrap();
+    assert!(source.poll(9).is_err(), "a gap");
 }

@@ -1,5 +1,8 @@
 //! How fast files are decoded and written; run with `--ignored --nocapture rate`.
 
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Int64Array};
 use tidemill_connect::{sink, FilesSettings, Polled, SinkSettings};
 use tidemill_core::{Batch, Column, DataType, Schema};
 
@@ -7,7 +10,7 @@ use crate::{schema, Folder};
 
 const ROWS: u64 = 2_000_000;
 
-fn payments() -> std::sync::Arc<Schema> {
+fn payments() -> Arc<Schema> {
     schema(vec![
         Column::new("at", DataType::Timestamp),
         Column::new("src", DataType::Int),
@@ -53,16 +56,59 @@ fn rate() {
             report(name, "read", source.offset(), content.len(), clock.monotonic_ns() - start);
         }
     }
-    for name in ["out.csv", "out.jsonl"] {
+    for name in ["out.csv", "out.jsonl", "out.parquet"] {
         let settings = SinkSettings::new(folder.path(name));
-        let mut sink = sink::open(&settings, &payments(), &folder.env).unwrap();
+        let mut sink = sink::open(&settings, &payments(), &folder.env, None).unwrap();
         let start = clock.monotonic_ns();
         for batch in &batches {
             sink.write(batch).unwrap();
             sink.commit().unwrap();
         }
         let taken = clock.monotonic_ns() - start;
+        sink.finish().unwrap();
         report(name, "write", ROWS, folder.get(&settings.path).len(), taken);
+    }
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn rate_of_parquet() {
+    const ROWS: i64 = 10_000_000;
+    let folder = Folder::new();
+    let clock = folder.env.clock.clone();
+    let names = ["a", "b", "c", "d", "e"];
+    let ints = schema(names.map(|name| Column::new(name, DataType::Int)).to_vec());
+    let batch = |first: i64| {
+        let column = |k: i64| -> ArrayRef {
+            let value = |i| (first + i) * k % 100_003;
+            Arc::new(Int64Array::from_iter_values((0..10_000).map(value)))
+        };
+        Batch::new(ints.clone(), [1, 7919, 104_729, 31, 5].map(column).to_vec(), 10_000)
+    };
+    let batches: Vec<Batch> = (0..100).map(|i| batch(i * 10_000)).collect();
+    let settings = SinkSettings::new(folder.path("x.parquet"));
+    let mut sink = sink::open(&settings, &ints, &folder.env, None).unwrap();
+    let start = clock.monotonic_ns();
+    for i in 0..(ROWS / 10_000) as usize {
+        sink.write(&batches[i % batches.len()]).unwrap();
+        sink.commit().unwrap();
+    }
+    sink.sync().unwrap();
+    let written = clock.monotonic_ns() - start;
+    let start = clock.monotonic_ns();
+    sink.finish().unwrap();
+    let merged = clock.monotonic_ns() - start;
+    let bytes = folder.get(&settings.path).len();
+    report("x.parquet", "write", ROWS as u64, bytes, written);
+    report("x.parquet", "merge", ROWS as u64, bytes, merged);
+    for _ in 0..3 {
+        let settings = FilesSettings::new(&settings.path);
+        let mut source = folder.open(&settings, &ints).unwrap().remove(0).1;
+        let start = clock.monotonic_ns();
+        while let Polled::Rows(chunk) = source.poll(16_384).unwrap() {
+            assert!(chunk.bad.is_empty());
+        }
+        report("x.parquet", "read", source.offset(), bytes, clock.monotonic_ns() - start);
     }
 }
 

@@ -5,7 +5,7 @@ use tidemill_connect::source::contract::check;
 use tidemill_connect::{sink, FilesSettings, SinkSettings};
 use tidemill_core::{Batch, DataType, Value};
 
-use crate::{bad, every_type, good, Folder};
+use crate::{bad, cases, every_type, good, Folder};
 
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
@@ -152,7 +152,7 @@ fn round(name: &str, nullable: bool, rows: &[Vec<Value>], null: Option<&str>) {
     let schema = every_type(nullable);
     let mut out = SinkSettings::new(folder.path(name));
     out.null = null.map(str::to_string);
-    let mut sink = sink::open(&out, &schema, &folder.env).unwrap();
+    let mut sink = sink::open(&out, &schema, &folder.env, None).unwrap();
     for part in rows.chunks(2) {
         let batch = Batch::from_rows(schema.clone(), part.iter().map(|r| &r[..]));
         sink.write(&batch).unwrap();
@@ -167,7 +167,7 @@ fn round(name: &str, nullable: bool, rows: &[Vec<Value>], null: Option<&str>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(60) as u32, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn csv(rows in rows(true)) {

@@ -165,6 +165,22 @@ impl Disk for SimDisk {
         })
     }
 
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        let dir = &clean(dir);
+        self.shared.call(DiskOp::RemoveDir, dir, |machine| {
+            machine.state.check_dir(dir)?;
+            if machine.state.names.keys().any(|path| path.parent() == Some(dir))
+                || dir.parent().is_none()
+            {
+                return Err(ErrorKind::DirectoryNotEmpty.into());
+            }
+            // No crash leaves names in a directory that has gone.
+            machine.happens(&self.shared, dir, Event::SyncDir(dir.clone()));
+            machine.change_names(&self.shared, dir, vec![(dir.clone(), None)]);
+            Ok(((), 0))
+        })
+    }
+
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
         let clean_dir = &clean(dir);
         self.shared.call(DiskOp::List, clean_dir, |machine| {

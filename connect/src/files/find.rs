@@ -1,0 +1,99 @@
+//! Which files there are.
+
+use std::path::{Path, PathBuf};
+
+use tidemill_core::{Error, Result};
+use tidemill_env::Disk;
+
+use super::FilesSettings;
+use crate::input::not_readable;
+
+/// The files that the settings name, sorted.
+///
+/// # Errors
+/// When there is none, unless a folder is followed.
+pub fn paths(settings: &FilesSettings, disk: &dyn Disk) -> Result<Vec<PathBuf>> {
+    let path = &settings.path;
+    let pattern = path.file_name().and_then(|n| n.to_str()).filter(|n| n.contains('*'));
+    match (disk.metadata(path), pattern) {
+        (Ok(meta), _) if meta.is_dir => {
+            let files = list(disk, path, |name| !name.starts_with('.'))?;
+            if files.is_empty() && !settings.follow {
+                return Err(Error::input(format!("the folder {} has no files", path.display())));
+            }
+            Ok(files)
+        }
+        (Ok(_), _) => Ok(vec![path.clone()]),
+        (Err(_), Some(pattern)) => {
+            let folder = match path.parent() {
+                Some(folder) if !folder.as_os_str().is_empty() => folder,
+                _ => Path::new("."),
+            };
+            if folder.to_string_lossy().contains('*') {
+                return Err(Error::setting(format!("{}: * in a folder's name", path.display()))
+                    .help("only the last part of the path may have it"));
+            }
+            let hidden = pattern.starts_with('.');
+            let fits = |name: &str| matches(pattern, name) && (hidden || !name.starts_with('.'));
+            let files = list(disk, folder, fits)?;
+            if files.is_empty() && !settings.follow {
+                return Err(Error::input(format!("no file fits {}", path.display())).help(
+                    "check the path; a relative one starts at the folder in which the program runs",
+                ));
+            }
+            Ok(files)
+        }
+        (Err(e), None) => Err(not_readable(disk, path, &e)),
+    }
+}
+
+fn list(disk: &dyn Disk, folder: &Path, fits: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in disk.list(folder).map_err(|e| not_readable(disk, folder, &e))? {
+        let name = path.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
+        // What has gone since, or is a dangling link, is not there.
+        if fits(&name) && disk.metadata(&path).is_ok_and(|meta| !meta.is_dir) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Whether a name fits a pattern, in which `*` stands for anything.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(mut name) = name.strip_prefix(head) else { return false };
+    let mut parts = rest.split('*').peekable();
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return name.ends_with(part);
+        }
+        match name.find(part) {
+            Some(place) => name = &name[place + part.len()..],
+            None => return false,
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        for (pattern, name, fits) in [
+            ("*.csv", "a.csv", true),
+            ("*.csv", "a.csv.gz", false),
+            ("a*b*c", "abc", true),
+            ("a*b*c", "axbxbxc", true),
+            ("a*b*c", "acb", false),
+            ("a*a", "a", false),
+            ("*", "", true),
+            ("x", "x", true),
+        ] {
+            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! A file that others append to while it is read.
+
+use std::io::{self, Read, SeekFrom};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tidemill_env::{Clock, Disk, ReadFile};
+
+use crate::input::read_full;
+
+/// Time between two looks at a file that has nothing new, in nanoseconds: two calls of the system
+/// each, so that an idle file costs next to nothing.
+pub(crate) const LOOK_NS: u64 = 5_000_000;
+/// So many bytes before the end are compared before more is read behind it.
+const TAIL_BYTES: usize = 256;
+/// A byte order mark, which is no part of the text.
+const BOM: &[u8] = "\u{feff}".as_bytes();
+
+/// Reads a file up to its present end, again and again; 0 bytes mean that there is nothing new. What
+/// was read must stay: a file that is cut, exchanged or written anew is an error.
+///
+/// It can't notice a file of which something in the middle is changed; who reads it again from the
+/// beginning, as after a crash, does.
+pub(crate) struct Growing {
+    disk: Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    path: PathBuf,
+    file: Box<dyn ReadFile>,
+    at: u64,
+    /// The last bytes before `at`.
+    tail: Vec<u8>,
+    /// The end was reached, and nothing has come since.
+    dry: bool,
+    /// Not to look again before.
+    look_ns: u64,
+    complete: bool,
+    begun: bool,
+}
+
+impl Growing {
+    /// Reads on from the beginning of `file`, which `path` names.
+    pub fn new(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        path: PathBuf,
+        file: Box<dyn ReadFile>,
+    ) -> Growing {
+        Growing {
+            disk,
+            clock,
+            path,
+            file,
+            at: 0,
+            tail: Vec::new(),
+            dry: false,
+            look_ns: 0,
+            complete: false,
+            begun: false,
+        }
+    }
+
+    /// Whether more may come.
+    pub fn grows(&self) -> bool {
+        !self.complete
+    }
+
+    /// What is in the file now is all that will come.
+    pub fn complete(&mut self) {
+        self.complete = true;
+    }
+
+    /// Whether the file is longer than what was read of it.
+    fn look(&mut self) -> io::Result<bool> {
+        let gone = |e: io::Error| match e.kind() {
+            io::ErrorKind::NotFound => other("the file has gone while it was followed"),
+            _ => e,
+        };
+        let named = self.disk.metadata(&self.path).map_err(gone)?.len;
+        let here = self.file.len()?;
+        if here < self.at {
+            return Err(other("the file was cut while it was followed"));
+        }
+        // The two differ for a moment when something is appended between the questions.
+        if named > here || named < here && self.disk.metadata(&self.path).map_err(gone)?.len < here
+        {
+            return Err(other("another file has taken its name while it was followed"));
+        }
+        if here == self.at {
+            return Ok(false);
+        }
+        let mut tail = vec![0; self.tail.len()];
+        self.file.seek(SeekFrom::Start(self.at - tail.len() as u64))?;
+        self.file.read_exact(&mut tail)?;
+        if tail != self.tail {
+            return Err(other("the file was written anew while it was followed"));
+        }
+        Ok(true)
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        self.at += bytes.len() as u64;
+        let kept = &bytes[bytes.len().saturating_sub(TAIL_BYTES)..];
+        let over = (self.tail.len() + kept.len()).saturating_sub(TAIL_BYTES);
+        self.tail.drain(..over);
+        self.tail.extend_from_slice(kept);
+    }
+}
+
+fn other(what: &str) -> io::Error {
+    io::Error::other(what)
+}
+
+impl Read for Growing {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if self.dry {
+            let now = self.clock.monotonic_ns();
+            if !self.complete && now < self.look_ns {
+                return Ok(0);
+            }
+            self.look_ns = now + LOOK_NS;
+            if !self.look()? {
+                return Ok(0);
+            }
+        }
+        if !self.begun {
+            // The mark comes at once or not at all, like the line that it stands before.
+            let mut head = [0; BOM.len()];
+            let found = read_full(&mut self.file, &mut head)?;
+            if found < BOM.len() && !self.complete && BOM.starts_with(&head[..found]) {
+                self.file.seek(SeekFrom::Start(0))?;
+                self.dry = true;
+                return Ok(0);
+            }
+            self.begun = true;
+            let skipped = if head == BOM { BOM.len() as u64 } else { 0 };
+            self.file.seek(SeekFrom::Start(skipped))?;
+            self.at = skipped;
+        }
+        let found = self.file.read(buf)?;
+        self.dry = found == 0;
+        self.take(&buf[..found]);
+        Ok(found)
+    }
+}

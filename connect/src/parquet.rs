@@ -1,0 +1,336 @@
+//! Parquet files as sources.
+//!
+//! Rows have no lines and no text of their own: a bad row's text is its values as a JSON object.
+//! The types that the file says its columns have are checked when it is opened; a value that does
+//! not fit its column makes its row bad, and nothing else.
+
+use std::io;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::{BooleanArray, RecordBatch};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader,
+    ParquetRecordBatchReaderBuilder,
+};
+use parquet::arrow::ProjectionMask;
+use parquet::errors::ParquetError;
+use tidemill_core::error::nearest;
+use tidemill_core::{Batch, Error, Result, Schema};
+use tidemill_env::Disk;
+
+use crate::checksum::Checksum;
+use crate::files::{FilesSettings, UnknownFields};
+use crate::input::not_readable;
+use crate::reader::FileRows;
+use crate::row::{rules, Rule};
+use crate::source::{BadRow, Chunk, Place, Polled, Source, RESTORE};
+use crate::text::{cut, shorten};
+
+mod chunks;
+mod convert;
+
+pub(crate) use chunks::Chunks;
+use convert::{convert, reading, Bad};
+
+/// Rows that are decoded at a time, at most.
+const BATCH_ROWS: usize = 16 << 10;
+/// Bytes that are decoded at a time, about.
+const BATCH_BYTES: u64 = 8 << 20;
+/// The longest reason of a bad row, in bytes.
+const REASON_BYTES_MAX: usize = 500;
+
+/// The rows of a Parquet file.
+pub(crate) struct ParquetSource {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+    origin: Arc<str>,
+    schema: Arc<Schema>,
+    rules: Vec<Rule>,
+    metadata: ArrowReaderMetadata,
+    mask: ProjectionMask,
+    /// For each column of the schema its place among the columns that are read.
+    fields: Vec<Option<usize>>,
+    /// The file's length, and a checksum of its description.
+    len: u64,
+    checksum: Checksum,
+    /// `None` before the first poll and after the end.
+    reader: Option<ParquetRecordBatchReader>,
+    /// What was decoded and not handed out yet.
+    decoded: Option<Chunk>,
+    offset: u64,
+    failed: Option<Error>,
+}
+
+impl ParquetSource {
+    /// Opens the file and finds the columns of `schema` in it.
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        path: &Path,
+        schema: Arc<Schema>,
+        settings: &FilesSettings,
+    ) -> Result<ParquetSource> {
+        let origin: Arc<str> = path.display().to_string().into();
+        let chunks = Chunks::open(&*disk, path).map_err(|e| not_readable(&*disk, path, &e))?;
+        let checksum = chunks.description().map_err(|e| damaged(&origin, &e))?;
+        // Without the Arrow types that some writers add, a text is a text, however it was kept.
+        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+        let metadata = quiet(|| ArrowReaderMetadata::load(&chunks, options))
+            .map_err(|e| damaged(&origin, &e))?;
+        let rules = rules(&schema, settings)?;
+        let places = places(&origin, &metadata, &rules, settings)?;
+        let roots = places.iter().copied().flatten();
+        let mask = ProjectionMask::roots(metadata.parquet_schema(), roots);
+        let read = |place: usize| places.iter().flatten().filter(|p| **p < place).count();
+        let fields = places.iter().map(|place| place.map(read)).collect();
+        let len = chunks.len();
+        Ok(ParquetSource {
+            disk,
+            path: path.into(),
+            origin,
+            schema,
+            rules,
+            metadata,
+            mask,
+            fields,
+            len,
+            checksum,
+            reader: None,
+            decoded: None,
+            offset: 0,
+            failed: None,
+        })
+    }
+
+    fn rows(&self) -> u64 {
+        self.metadata.metadata().file_metadata().num_rows().max(0) as u64
+    }
+
+    /// A reader from the present row on. Row groups before it are not touched.
+    fn start(&mut self) -> Result<ParquetRecordBatchReader> {
+        let groups = self.metadata.metadata().row_groups();
+        let (mut first, mut skipped) = (0, 0);
+        while let Some(group) = groups.get(first) {
+            let behind = skipped + group.num_rows().max(0) as u64;
+            if behind > self.offset {
+                break;
+            }
+            (first, skipped) = (first + 1, behind);
+        }
+        let bytes: u64 = groups.iter().map(|g| g.total_byte_size().max(0) as u64).sum();
+        let rows = BATCH_BYTES / (bytes / self.rows().max(1)).max(1);
+        let open = Chunks::open(&*self.disk, &self.path);
+        let chunks = open.map_err(|e| Error::io(format!("reading {}", self.origin), &e))?;
+        if chunks.len() != self.len {
+            let what = format!("{} was changed while it was read", self.origin);
+            return Err(Error::input(what).help(RESTORE));
+        }
+        let build = || {
+            ParquetRecordBatchReaderBuilder::new_with_metadata(chunks, self.metadata.clone())
+                .with_projection(self.mask.clone())
+                .with_row_groups((first..groups.len()).collect())
+                .with_offset((self.offset - skipped) as usize)
+                .with_batch_size((rows as usize).clamp(1, BATCH_ROWS))
+                .build()
+        };
+        quiet(build).map_err(|e| damaged(&self.origin, &e))
+    }
+
+    /// Decodes the next rows.
+    fn decode(&mut self) -> Result<Option<Chunk>> {
+        if self.offset == self.rows() {
+            self.reader = None;
+            return Ok(None);
+        }
+        let mut reader = match self.reader.take() {
+            Some(reader) => reader,
+            None => self.start()?,
+        };
+        let next = quiet(|| reader.next().transpose().map_err(ParquetError::from));
+        let arrow = next
+            .and_then(|batch| batch.ok_or(ParquetError::EOF("rows are missing".into())))
+            .map_err(|e| damaged(&format!("{}, row {}", self.origin, self.offset), &e))?;
+        self.reader = Some(reader);
+        self.convert(&arrow).map(Some)
+    }
+
+    fn convert(&self, arrow: &RecordBatch) -> Result<Chunk> {
+        let len = arrow.num_rows();
+        let mut bad = Bad::default();
+        let columns = self.rules.iter().zip(&self.fields).map(|(rule, field)| match field {
+            Some(field) => convert(arrow.column(*field), rule, &mut bad),
+            None => convert::defaults(rule, len),
+        });
+        let batch = Batch::new(self.schema.clone(), columns.collect(), len);
+        let first = self.offset;
+        let next_offset = first + len as u64;
+        if bad.is_empty() {
+            let offsets = (first..next_offset).collect();
+            return Ok(Chunk { batch, offsets, bad: Vec::new(), next_offset });
+        }
+        let good: Vec<bool> = (0..len).map(|row| !bad.has(row)).collect();
+        let offsets = (0..len).filter(|row| good[*row]).map(|row| first + row as u64).collect();
+        let bad_row = |(row, reason): (usize, String)| BadRow {
+            offset: first + row as u64,
+            origin: self.origin.clone(),
+            line: 0,
+            raw: self.raw(arrow, row),
+            reason: shorten(&reason, REASON_BYTES_MAX).into_owned(),
+        };
+        let bad = bad.into_rows().map(bad_row).collect();
+        Ok(Chunk { batch: batch.filter(&BooleanArray::from(good))?, offsets, bad, next_offset })
+    }
+
+    /// A row as text.
+    fn raw(&self, arrow: &RecordBatch, row: usize) -> String {
+        let mut out = Vec::new();
+        for (rule, field) in self.rules.iter().zip(&self.fields) {
+            let Some(field) = field else { continue };
+            out.push(if out.is_empty() { b'{' } else { b',' });
+            crate::json::write_string(&rule.field, &mut out);
+            out.push(b':');
+            convert::show(arrow.column(*field), row, &mut out);
+        }
+        out.push(b'}');
+        cut(&String::from_utf8_lossy(&out), BadRow::RAW_BYTES_MAX).to_string()
+    }
+
+    fn read(&mut self, rows_max: usize) -> Result<Polled> {
+        if rows_max == 0 {
+            return Ok(Polled::Pending);
+        }
+        let mut chunk = match self.decoded.take() {
+            Some(chunk) => chunk,
+            None => match self.decode()? {
+                Some(chunk) => chunk,
+                None => return Ok(Polled::End),
+            },
+        };
+        if chunk.rows() > rows_max {
+            let front = chunk.split_off_front(rows_max);
+            self.decoded = Some(std::mem::replace(&mut chunk, front));
+        }
+        self.offset = chunk.next_offset;
+        Ok(Polled::Rows(chunk))
+    }
+
+    fn go_to(&mut self, place: &Place) -> Result<()> {
+        self.failed = None;
+        self.reader = None;
+        self.decoded = None;
+        self.offset = place.offset;
+        if place.offset == 0 {
+            return Ok(());
+        }
+        let origin = &self.origin;
+        let what = if place.bytes != self.len {
+            format!(
+                "{origin} has {} bytes; it had {} when it was read before",
+                self.len, place.bytes
+            )
+        } else if place.checksum != self.checksum || place.offset > self.rows() {
+            format!("{origin} has changed: it is not what was read before")
+        } else {
+            return Ok(());
+        };
+        Err(Error::input(what).help("restore it as it was, or start anew with --fresh"))
+    }
+}
+
+impl Source for ParquetSource {
+    fn schema(&self) -> &Arc<Schema> {
+        &self.schema
+    }
+
+    fn poll(&mut self, rows_max: usize) -> Result<Polled> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        self.read(rows_max).inspect_err(|error| self.failed = Some(error.clone()))
+    }
+
+    fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    fn place(&self) -> Place {
+        match self.offset {
+            0 => Place::start(),
+            offset => {
+                let (bytes, checksum) = (self.len, self.checksum);
+                Place { offset, bytes, line: 0, checksum, file: None }
+            }
+        }
+    }
+
+    fn resume(&mut self, place: &Place) -> Result<()> {
+        self.go_to(place).inspect_err(|error| self.failed = Some(error.clone()))
+    }
+
+    fn replayable(&self) -> bool {
+        true
+    }
+}
+
+impl FileRows for ParquetSource {}
+
+/// For each rule its place among the file's columns.
+fn places(
+    origin: &str,
+    metadata: &ArrowReaderMetadata,
+    rules: &[Rule],
+    settings: &FilesSettings,
+) -> Result<Vec<Option<usize>>> {
+    let fields = metadata.schema().fields();
+    let names = || fields.iter().map(|f| f.name().as_str());
+    if settings.unknown_fields == Some(UnknownFields::Refuse) {
+        if let Some(name) = names().find(|name| rules.iter().all(|r| r.field != **name)) {
+            return Err(Error::input(format!("{origin}: the stream has no column '{name}'")));
+        }
+    }
+    let place = |rule: &Rule| {
+        let Rule { name, field, .. } = rule;
+        let mut found = names().enumerate().filter(|(_, name)| *name == field).map(|(i, _)| i);
+        match (found.next(), found.next()) {
+            (Some(place), None) => {
+                let why = |why| Error::input(format!("{origin}: column '{field}' {why}"));
+                reading(fields[place].data_type(), rule).map_err(why)?;
+                Ok(Some(place))
+            }
+            (Some(_), Some(_)) => {
+                Err(Error::input(format!("{origin} has two columns named '{field}'")))
+            }
+            (None, _) if rule.optional => Ok(None),
+            (None, _) => {
+                let error = Error::input(format!("{origin} has no column '{field}'"));
+                let near = nearest(field, names());
+                let all = names().collect::<Vec<_>>().join(", ");
+                Err(error.help(match near {
+                    Some(near) => {
+                        format!("did you mean '{near}'? Say columns={{\"{name}\": \"{near}\"}}")
+                    }
+                    None => format!("its columns are {}", shorten(&all, 200)),
+                }))
+            }
+        }
+    };
+    rules.iter().map(place).collect()
+}
+
+/// A damaged file may bring the library to a place that it holds for impossible.
+fn quiet<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
+    let caught = catch_unwind(AssertUnwindSafe(read));
+    caught.unwrap_or_else(|_| Err(ParquetError::General("its bytes contradict each other".into())))
+}
+
+/// The error for a file that can't be decoded, or not be read.
+pub(crate) fn damaged(origin: &str, error: &ParquetError) -> Error {
+    if let ParquetError::External(inner) = error {
+        if let Some(io) = inner.downcast_ref::<io::Error>() {
+            return Error::io(format!("reading {origin}"), io);
+        }
+    }
+    Error::input(format!("{origin} is damaged, or no Parquet file: {error}"))
+        .help("restore the file, or take it out")
+}

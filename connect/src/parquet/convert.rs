@@ -1,0 +1,342 @@
+//! Columns as the file has them into columns as the stream has them, a column at a time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::*;
+use arrow_array::{Array, ArrayRef, ArrowPrimitiveType, Float64Array, Int64Array};
+use arrow_buffer::i256;
+use arrow_schema::{DataType as ArrowType, TimeUnit};
+use tidemill_core::batch::{arrow_value, ColumnBuilder};
+use tidemill_core::value::{canonical_f64, format_decimal};
+use tidemill_core::{rules, Column, DataType, Value};
+
+use crate::row::Rule;
+use crate::text::{self, quoted};
+use crate::time::TimeFormat;
+use crate::{json, msgpack};
+
+/// Rows that can't be taken, each with its first reason.
+#[derive(Default)]
+pub(super) struct Bad(BTreeMap<usize, String>);
+
+impl Bad {
+    fn add(&mut self, row: usize, rule: &Rule, why: &str) {
+        self.0.entry(row).or_insert_with(|| format!("column '{}': {why}", rule.field));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn has(&self, row: usize) -> bool {
+        self.0.contains_key(&row)
+    }
+
+    pub fn into_rows(self) -> impl Iterator<Item = (usize, String)> {
+        self.0.into_iter()
+    }
+}
+
+/// Refuses a type of the file's that a column can't be read from.
+pub(super) fn reading(from: &ArrowType, rule: &Rule) -> Result<(), String> {
+    use ArrowType as A;
+    let fits = match (&rule.ty, from) {
+        (_, A::Null) => true,
+        (DataType::List(inner), A::List(item)) => {
+            let item_rule = Rule {
+                name: rule.name.clone(),
+                field: rule.field.clone(),
+                ty: (**inner).clone(),
+                nullable: true,
+                optional: false,
+                default: Value::Null,
+                time: TimeFormat::Iso,
+            };
+            return reading(item.data_type(), &item_rule);
+        }
+        (DataType::Int | DataType::Float | DataType::Timestamp, from) if from.is_integer() => true,
+        (DataType::Decimal(_), from) => {
+            from.is_integer() || from.is_decimal() || matches!(from, A::Utf8)
+        }
+        (DataType::Float, A::Float32 | A::Float64) => true,
+        (DataType::Timestamp, A::Timestamp(..) | A::Date32 | A::Utf8) => true,
+        (DataType::Bool, A::Boolean) => true,
+        (DataType::Str, A::Utf8) => true,
+        (DataType::Bytes, A::Binary | A::FixedSizeBinary(_)) => true,
+        (DataType::Any, A::Binary | A::Utf8) => true,
+        _ => false,
+    };
+    match fits {
+        true => Ok(()),
+        false => Err(format!("is of type {from}, which can't be read as {}", rule.ty)),
+    }
+}
+
+/// The column of a file that has none.
+pub(super) fn defaults(rule: &Rule, len: usize) -> ArrayRef {
+    let mut builder = ColumnBuilder::new(&rule.ty);
+    (0..len).for_each(|_| builder.push(&rule.default));
+    builder.finish()
+}
+
+/// A column, with anything in the rows that are bad.
+pub(super) fn convert(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
+    if !rule.nullable && array.logical_null_count() > 0 {
+        let nulls = array.logical_nulls();
+        for row in (0..array.len()).filter(|r| nulls.as_ref().is_some_and(|n| n.is_null(*r))) {
+            bad.add(row, rule, "null, but the column may not be null");
+        }
+    }
+    match &rule.ty {
+        DataType::Int => integers(array, rule, bad, Some),
+        DataType::Float if array.data_type().is_integer() => {
+            let ints = integers(array, rule, bad, Some);
+            let ints = ints.as_primitive::<Int64Type>();
+            Arc::new(ints.unary::<_, Float64Type>(|i| i as f64))
+        }
+        DataType::Float => floats(array),
+        DataType::Timestamp => timestamps(array, rule, bad),
+        DataType::Decimal(scale) => decimals(array, *scale, rule, bad),
+        DataType::Bool | DataType::Str | DataType::Bytes | DataType::Any
+            if *array.data_type() == tidemill_core::batch::inner_type(&rule.ty) =>
+        {
+            array.clone()
+        }
+        _ => one_by_one(array, rule, bad),
+    }
+}
+
+/// Applies `f` to every value; where it gives none, the row is bad for the reason that `why` gives.
+fn primitives<T: ArrowPrimitiveType>(
+    array: &dyn Array,
+    rule: &Rule,
+    bad: &mut Bad,
+    f: impl Fn(T::Native) -> Option<i64>,
+    why: impl Fn(T::Native) -> String,
+) -> ArrayRef {
+    let array = array.as_primitive::<T>();
+    let mut fits = true;
+    let convert = |v: &T::Native| {
+        let value = f(*v);
+        fits &= value.is_some();
+        value.unwrap_or_default()
+    };
+    let values: Vec<i64> = array.values().iter().map(convert).collect();
+    // What stands where there is a null does not matter, and seldom does not fit.
+    if !fits {
+        for (row, value) in array.iter().enumerate() {
+            if let Some(value) = value.filter(|v| f(*v).is_none()) {
+                bad.add(row, rule, &why(value));
+            }
+        }
+    }
+    Arc::new(Int64Array::new(values.into(), array.nulls().cloned()))
+}
+
+/// Integers of any width, each through `f`.
+fn integers(
+    array: &ArrayRef,
+    rule: &Rule,
+    bad: &mut Bad,
+    f: impl Fn(i64) -> Option<i64>,
+) -> ArrayRef {
+    macro_rules! of {
+        ($ty:ty) => {
+            primitives::<$ty>(
+                array,
+                rule,
+                bad,
+                |v| i64::try_from(v).ok().and_then(&f),
+                |v| format!("'{v}' is out of range for {}", rule.ty),
+            )
+        };
+    }
+    match array.data_type() {
+        ArrowType::Int64 if rule.ty == DataType::Int => array.clone(),
+        ArrowType::Int64 => of!(Int64Type),
+        ArrowType::Int32 => of!(Int32Type),
+        ArrowType::Int16 => of!(Int16Type),
+        ArrowType::Int8 => of!(Int8Type),
+        ArrowType::UInt64 => of!(UInt64Type),
+        ArrowType::UInt32 => of!(UInt32Type),
+        ArrowType::UInt16 => of!(UInt16Type),
+        ArrowType::UInt8 => of!(UInt8Type),
+        _ => one_by_one(array, rule, bad),
+    }
+}
+
+fn floats(array: &ArrayRef) -> ArrayRef {
+    let floats: Float64Array = match array.data_type() {
+        ArrowType::Float32 => {
+            array.as_primitive::<Float32Type>().unary(|f| canonical_f64(f.into()))
+        }
+        ArrowType::Float64 => array.as_primitive::<Float64Type>().unary(canonical_f64),
+        _ => Float64Array::new_null(array.len()),
+    };
+    Arc::new(floats)
+}
+
+fn timestamps(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
+    let range = |v: i64| format!("{v} is out of range for timestamp");
+    match array.data_type() {
+        ArrowType::Timestamp(TimeUnit::Microsecond, _) => Arc::new(
+            array.as_primitive::<TimestampMicrosecondType>().reinterpret_cast::<Int64Type>(),
+        ),
+        ArrowType::Timestamp(TimeUnit::Second, _) => {
+            let us = |v: i64| v.checked_mul(1_000_000);
+            primitives::<TimestampSecondType>(array, rule, bad, us, range)
+        }
+        ArrowType::Timestamp(TimeUnit::Millisecond, _) => {
+            let us = |v: i64| v.checked_mul(1000);
+            primitives::<TimestampMillisecondType>(array, rule, bad, us, range)
+        }
+        ArrowType::Timestamp(TimeUnit::Nanosecond, _) => {
+            let us = |v: i64| (v % 1000 == 0).then_some(v / 1000);
+            let finer = |v| format!("{v} ns is finer than microseconds");
+            primitives::<TimestampNanosecondType>(array, rule, bad, us, finer)
+        }
+        ArrowType::Date32 => {
+            let us = |days: i32| Some(i64::from(days) * 86_400_000_000);
+            primitives::<Date32Type>(array, rule, bad, us, |_| String::new())
+        }
+        from if from.is_integer() => {
+            // In the unit that the column's format says; without one in microseconds.
+            let factor = match rule.time {
+                TimeFormat::Unix(digits) => 10i64.pow(digits.into()),
+                _ => 1,
+            };
+            integers(array, rule, bad, |v| v.checked_mul(factor))
+        }
+        _ => one_by_one(array, rule, bad),
+    }
+}
+
+fn decimals(array: &ArrayRef, scale: u8, rule: &Rule, bad: &mut Bad) -> ArrayRef {
+    macro_rules! of {
+        ($ty:ty, $from:expr, $wide:expr) => {{
+            let rescale = Rescale::new($from, scale);
+            primitives::<$ty>(
+                array,
+                rule,
+                bad,
+                |v| $wide(v).and_then(|v| rescale.exactly(v)),
+                |v| rescale.why($wide(v)),
+            )
+        }};
+    }
+    match array.data_type() {
+        ArrowType::Decimal32(_, from) => of!(Decimal32Type, *from, |v: i32| Some(i128::from(v))),
+        ArrowType::Decimal64(_, from) => of!(Decimal64Type, *from, |v: i64| Some(i128::from(v))),
+        ArrowType::Decimal128(_, from) => of!(Decimal128Type, *from, Some),
+        ArrowType::Decimal256(_, from) => of!(Decimal256Type, *from, i256::to_i128),
+        from if from.is_integer() => {
+            integers(array, rule, bad, |v| v.checked_mul(10i64.pow(scale.into())))
+        }
+        _ => one_by_one(array, rule, bad),
+    }
+}
+
+/// From one scale to another.
+struct Rescale {
+    from: i32,
+    to: u8,
+    factor: i128,
+    divisor: i128,
+}
+
+impl Rescale {
+    fn new(from: i8, to: u8) -> Rescale {
+        let up = i32::from(to) - i32::from(from);
+        let power = |n: i32| 10i128.checked_pow(n.max(0) as u32).unwrap_or(i128::MAX);
+        Rescale { from: from.into(), to, factor: power(up), divisor: power(-up) }
+    }
+
+    #[inline]
+    fn exactly(&self, units: i128) -> Option<i64> {
+        if self.divisor == 1 && self.factor == 1 {
+            return i64::try_from(units).ok();
+        }
+        if units % self.divisor != 0 {
+            return None;
+        }
+        i64::try_from((units / self.divisor).checked_mul(self.factor)?).ok()
+    }
+
+    fn why(&self, units: Option<i128>) -> String {
+        match units {
+            Some(units) if units % self.divisor != 0 => {
+                let shown = match (i64::try_from(units), u8::try_from(self.from)) {
+                    (Ok(units), Ok(from)) if from <= DataType::SCALE_MAX => {
+                        format_decimal(units, from)
+                    }
+                    _ => format!("{units}e-{}", self.from),
+                };
+                format!("'{shown}' has more than {} digits after the point", self.to)
+            }
+            _ => format!("out of range for decimal({})", self.to),
+        }
+    }
+}
+
+fn one_by_one(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
+    let mut builder = ColumnBuilder::new(&rule.ty);
+    for row in 0..array.len() {
+        match value(array, row).and_then(|value| fit(value, &rule.ty, &rule.time)) {
+            Ok(value) => builder.push(&value),
+            Err(why) => {
+                bad.add(row, rule, &why);
+                builder.push_null();
+            }
+        }
+    }
+    builder.finish()
+}
+
+fn value(array: &ArrayRef, row: usize) -> Result<Value, String> {
+    match array.data_type() {
+        ArrowType::Null => Ok(Value::Null),
+        ArrowType::FixedSizeBinary(_) if !array.is_null(row) => {
+            Ok(Value::Bytes(array.as_fixed_size_binary().value(row).into()))
+        }
+        _ => arrow_value(array, row),
+    }
+}
+
+fn fit(value: Value, ty: &DataType, time: &TimeFormat) -> Result<Value, String> {
+    Ok(match (value, ty) {
+        (Value::Str(text), DataType::Timestamp) => Value::Timestamp(time.read(&text)?),
+        (Value::Int(us), DataType::Timestamp) => Value::Timestamp(us),
+        (Value::Str(text), DataType::Decimal(scale)) => {
+            Value::Decimal(text::decimal(&text, *scale)?, *scale)
+        }
+        // Rounding would lose what was sent.
+        (Value::Decimal(units, from), DataType::Decimal(to)) if from > *to => {
+            Value::Decimal(text::decimal(&format_decimal(units, from), *to)?, *to)
+        }
+        (Value::Str(text), DataType::Any) => {
+            let mut bytes = Vec::new();
+            msgpack::from_json(json::checked(&text)?, &mut bytes)?;
+            Value::Any(bytes.into())
+        }
+        (Value::Bytes(bytes), DataType::Any) => Value::Any(bytes),
+        (Value::List(items), DataType::List(inner)) => {
+            let items = items.iter().map(|item| fit(item.clone(), inner, &TimeFormat::Iso));
+            Value::List(items.collect::<Result<_, _>>()?)
+        }
+        (value, ty) => {
+            let column = Column::new("", ty.clone()).nullable();
+            rules::store(&value, &column)
+                .map_err(|_| format!("{} is no {ty}", quoted(&value.to_string())))?
+        }
+    })
+}
+
+/// Appends a value as JSON, for people.
+pub(super) fn show(array: &ArrayRef, row: usize, out: &mut Vec<u8>) {
+    match value(array, row) {
+        Ok(value) => json::write_value(&value, out),
+        Err(why) => json::write_string(&why, out),
+    }
+}

@@ -1,0 +1,171 @@
+//! Files that sinks write to: whether they may, and where they stand in them.
+
+use std::io::{self, Read, SeekFrom, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use tidemill_core::{Batch, Error, Kind, Result, Schema};
+use tidemill_env::{Disk, WriteFile};
+
+use super::{FileEnd, SinkPlace};
+use crate::checksum::Checksum;
+
+/// So many bytes before a place tell the file from another.
+const TAIL_BYTES: usize = 1024;
+
+/// How a sink begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Start {
+    /// With a new file.
+    New { overwrite: bool },
+    /// At a place in the one that was written before.
+    At(SinkPlace),
+}
+
+/// A file that is written, and its last bytes.
+pub(super) struct Target {
+    file: Box<dyn WriteFile>,
+    at: u64,
+    tail: Vec<u8>,
+}
+
+impl Target {
+    /// Makes the file new, or begins it again: of what was written before a place without rows
+    /// nothing is known, so nothing is compared, and nothing is cut before it was written again.
+    pub fn create(disk: &dyn Disk, path: &Path, start: Start) -> Result<Target> {
+        let fail = |e: io::Error| io_error(path, &e);
+        let file = match start {
+            Start::New { overwrite } => {
+                check_target(disk, path, overwrite)?;
+                disk.create_dir_all(folder(path)).map_err(fail)?;
+                disk.create(path).map_err(fail)?
+            }
+            Start::At(_) => {
+                disk.create_dir_all(folder(path)).map_err(fail)?;
+                disk.open_at(path, 0).map_err(fail)?
+            }
+        };
+        Ok(Target { file, at: 0, tail: Vec::new() })
+    }
+
+    /// Opens the file behind what was written to it before.
+    pub fn resume(disk: &dyn Disk, path: &Path, place: &SinkPlace) -> Result<Target> {
+        let shown = path.display();
+        let Some(end) = place.end else {
+            return Err(Error::internal(format!(
+                "{shown} is to be continued behind row {}, which is no place that it can be \
+                 continued at",
+                place.rows
+            )));
+        };
+        let fail = |e: io::Error| io_error(path, &e);
+        let refuse = |what: String| {
+            let rows = place.rows;
+            Err(Error::new(
+                Kind::Io,
+                format!("{shown} {what}, after {rows} rows were written to it"),
+            )
+            .help("restore it as it was, or start anew with --fresh"))
+        };
+        let mut file = match disk.open_read(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return refuse("has gone".into()),
+            other => other.map_err(fail)?,
+        };
+        let len = file.len().map_err(fail)?;
+        if len < end.len {
+            return refuse(format!("has {len} bytes and had {}", end.len));
+        }
+        let mut tail = vec![0; end.len.min(TAIL_BYTES as u64) as usize];
+        file.seek(SeekFrom::Start(end.len - tail.len() as u64)).map_err(fail)?;
+        file.read_exact(&mut tail).map_err(fail)?;
+        if Checksum::of(&tail) != end.tail {
+            return refuse("was changed, or another file has its name".into());
+        }
+        Ok(Target { file: disk.open_at(path, end.len).map_err(fail)?, at: end.len, tail })
+    }
+
+    /// Where the file stands, and would stand behind these bytes.
+    pub fn end(&self, pending: &[u8]) -> FileEnd {
+        let kept = &pending[pending.len().saturating_sub(TAIL_BYTES)..];
+        let before = &self.tail[(self.tail.len() + kept.len()).saturating_sub(TAIL_BYTES)..];
+        let tail = Checksum::of(&[before, kept].concat());
+        FileEnd { len: self.at + pending.len() as u64, tail }
+    }
+
+    /// Cuts off what is behind.
+    pub fn cut(&mut self) -> io::Result<()> {
+        match self.file.len()? > self.at {
+            true => self.file.set_len(self.at),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes what was written durable.
+    pub fn sync(&mut self) -> io::Result<()> {
+        self.file.flush()?;
+        self.file.sync()
+    }
+}
+
+impl Write for Target {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.at += written as u64;
+        let kept = &bytes[written.saturating_sub(TAIL_BYTES)..written];
+        let over = (self.tail.len() + kept.len()).saturating_sub(TAIL_BYTES);
+        self.tail.drain(..over);
+        self.tail.extend_from_slice(kept);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// The folder that a file is in.
+pub(super) fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+pub(super) fn check_target(disk: &dyn Disk, path: &Path, overwrite: bool) -> Result<()> {
+    let shown = path.display();
+    match disk.metadata(path) {
+        Ok(meta) if meta.is_dir => {
+            Err(Error::setting(format!("{shown} is a folder; a sink writes a file")))
+        }
+        Ok(meta) if meta.len > 0 && !overwrite => {
+            Err(Error::setting(format!("{shown} is there already, with {} bytes in it", meta.len))
+                .help("--fresh starts anew and replaces it; or write to another file"))
+        }
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(io_error(path, &e)),
+    }
+}
+
+pub(super) fn io_error(path: &Path, error: &io::Error) -> Error {
+    let io = Error::io(format!("writing {}", path.display()), error);
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Error { kind: Kind::Resource, ..io }.help("free some space, then run again")
+        }
+        io::ErrorKind::PermissionDenied => Error { kind: Kind::Resource, ..io }
+            .help("let this user write there, or choose another file"),
+        io::ErrorKind::NotADirectory => {
+            Error { kind: Kind::Setting, ..io }.help("a file is in the way of a folder of the path")
+        }
+        _ => io,
+    }
+}
+
+/// Refuses rows of another schema.
+pub(super) fn check_schema(origin: &str, schema: &Arc<Schema>, batch: &Batch) -> Result<()> {
+    if Arc::ptr_eq(schema, batch.schema()) || schema == batch.schema() {
+        return Ok(());
+    }
+    Err(Error::internal(format!("rows of another schema are written to {origin}")))
+}
