@@ -83,7 +83,10 @@ fn segments_follow_each_other_and_are_trimmed() {
             records(&disk, &spec, second - 1).unwrap_err(),
             log.read(second - 1).unwrap_err()
         );
+        disk.take_calls();
         assert_eq!(log.trim(u64::MAX).unwrap(), names.len() as u64 - 2);
+        let ops: Vec<_> = disk.take_calls().iter().map(|call| call.op).collect();
+        assert_eq!(ops, [DiskOp::Remove, DiskOp::SyncDir].repeat(names.len() - 2), "in order");
         assert_eq!(segments(&disk), names[names.len() - 1..], "the last one stays");
         drop(log);
         let log = Log::open(disk.clone(), spec.clone(), model.len() as u64).unwrap();
