@@ -37,6 +37,14 @@ fn records_come_back_by_number() {
     }
 }
 
+/// The log has a thread of its own, and its readers may have others.
+#[test]
+fn a_log_and_its_readers_may_go_to_another_thread() {
+    fn may_go<T: Send>() {}
+    may_go::<Log>();
+    may_go::<tidemill_log::Reader>();
+}
+
 /// One write and one sync: the price of a commit is what the disk asks.
 #[test]
 fn a_commit_is_one_write_and_one_sync() {
