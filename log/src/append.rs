@@ -25,7 +25,8 @@ impl Log {
         let number = self.next();
         let takes = |block: &Block| block.takes(bytes.len());
         if !self.waiting.back().is_some_and(takes) {
-            self.waiting.push_back(Block::new(number));
+            let memory = std::mem::take(&mut self.spare);
+            self.waiting.push_back(Block::new(number, memory));
         }
         if let Some(block) = self.waiting.back_mut() {
             block.push(kind, bytes);

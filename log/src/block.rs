@@ -15,9 +15,15 @@ pub(crate) struct Block {
 /// How long the payload may get by more than one record, in bytes.
 const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 
+/// How much memory is kept between commits, in bytes.
+const KEPT_BYTES_MAX: usize = 8 << 20;
+
 impl Block {
-    pub(crate) fn new(first: u64) -> Block {
-        let bytes = vec![0; BLOCK_HEAD_BYTES];
+    /// An empty block, in memory that an earlier one has used, so that the machine need not hand out
+    /// fresh pages for each commit.
+    pub(crate) fn new(first: u64, mut bytes: Vec<u8>) -> Block {
+        bytes.clear();
+        bytes.resize(BLOCK_HEAD_BYTES, 0);
         Block { first, records: 0, bytes, end: BLOCK_HEAD_BYTES }
     }
 
@@ -63,6 +69,14 @@ impl Block {
             self.bytes.extend_from_within(..padded);
         }
         checksum
+    }
+
+    /// The memory, for another block, unless it is so much that it is better given back.
+    pub(crate) fn into_memory(self) -> Vec<u8> {
+        if self.bytes.capacity() > KEPT_BYTES_MAX {
+            return Vec::new();
+        }
+        self.bytes
     }
 
     /// All copies, as they were sealed.

@@ -57,6 +57,7 @@ impl Log {
         self.tail.passed(size);
         self.tail.chain = chain;
         self.durable = block.end_number();
+        self.spare = block.into_memory();
         Ok(())
     }
 

@@ -27,6 +27,8 @@ mod read;
 mod refuse;
 mod room;
 mod segment;
+#[cfg(test)]
+mod tests;
 mod trim;
 mod window;
 

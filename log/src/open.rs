@@ -25,6 +25,8 @@ pub struct Log {
     pub(crate) durable: u64,
     /// What was appended since, in order; only the last block takes more.
     pub(crate) waiting: VecDeque<Block>,
+    /// Memory for the next block.
+    pub(crate) spare: Vec<u8>,
     /// Why the log has stopped, if it has.
     pub(crate) failed: Option<Error>,
     pub(crate) damaged: Vec<Damage>,
@@ -71,6 +73,7 @@ impl Log {
             tail: Tail::default(),
             durable: 0,
             waiting: VecDeque::new(),
+            spare: Vec::new(),
             failed: None,
             damaged: Vec::new(),
         };

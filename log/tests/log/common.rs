@@ -24,13 +24,12 @@ pub fn sim_disk(seed: u64) -> Arc<SimDisk> {
     SimEnv::new(seed).disk
 }
 
-/// How many random cases, times `share` of the default for a build; `TIDEMILL_CASES` sets it.
-pub fn cases(default: u32) -> u32 {
-    std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
-}
-
-pub fn config(default: u32) -> Config {
-    Config { failure_persistence: None, ..Config::with_cases(cases(default)) }
+/// How many random cases: so many in a build; `TIDEMILL_CASES` sets the number, of which tests whose
+/// cases are long take one in `weight`.
+pub fn config(default: u32, weight: u32) -> Config {
+    let cases: Option<u32> = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
+    let cases = cases.map_or(default, |cases| (cases / weight).max(1));
+    Config { failure_persistence: None, ..Config::with_cases(cases) }
 }
 
 /// A record that any other one differs from, by chance.
@@ -112,4 +111,27 @@ pub fn small_log(kind: LogKind, segment_bytes: u64, blocks: u64) -> (Arc<SimDisk
         assert_eq!(log.commit().unwrap(), model.len() as u64);
     }
     (disk, spec, model)
+}
+
+/// Where the blocks of a whole segment begin, and where the last one ends, by `format.rs`.
+pub fn block_places(kind: LogKind, segment: &[u8]) -> Vec<usize> {
+    let copies = if kind == LogKind::Cuts { 2 } else { 1 };
+    let mut places = vec![64 * copies];
+    while let Some(head) = places.last().and_then(|at| segment.get(*at..at + 40)) {
+        if head[8..12] != *b"TIDB" {
+            break;
+        }
+        let payload = u32::from_le_bytes(head[16..20].try_into().unwrap()) as usize;
+        places.push(places[places.len() - 1] + copies * (40 + payload).next_multiple_of(8));
+    }
+    places
+}
+
+/// Checks that behind the last block of a log there are zeros.
+#[track_caller]
+pub fn assert_clean_end(disk: &SimDisk, kind: LogKind) {
+    let last = bytes(disk, segments(disk).last().unwrap());
+    let end = *block_places(kind, &last).last().unwrap();
+    let dirty = last[end..].iter().rposition(|byte| *byte != 0);
+    assert_eq!(dirty, None, "behind the end at {end} of {}", last.len());
 }

@@ -54,6 +54,7 @@ fn check(run: &Run, image: &Image) {
     let mut model = run.model.clone();
     model.truncate(log.durable() as usize);
     check_records(&log, &model);
+    assert_clean_end(&image.disk, run.spec.kind);
     for record in [b"goes".to_vec(), vec![0; 700]] {
         append(&mut log, &mut model, (7, record)).unwrap();
         assert_eq!(log.commit().unwrap(), model.len() as u64);
@@ -72,7 +73,7 @@ fn check_records(log: &Log, model: &Model) {
 }
 
 proptest! {
-    #![proptest_config(config(12))]
+    #![proptest_config(config(8, 30))]
 
     #[test]
     fn any_moment_of_a_run_can_be_recovered(seed: u64) {
@@ -127,5 +128,27 @@ fn only_the_block_that_was_being_written_is_in_doubt() {
             seen[log.durable() as usize - before] += 1;
         }
         assert!(seen[0] > 50 && seen[1] > 50, "{seen:?}");
+    }
+}
+
+/// What is left of a torn block goes, however long it was.
+#[test]
+fn a_torn_end_is_overwritten() {
+    for kind in KINDS {
+        let (disk, spec, mut model) = small_log(kind, 4 << 20, 3);
+        let mut log = Log::open(disk.clone(), spec.clone(), 0).unwrap();
+        disk.record();
+        append(&mut log, &mut model, (1, vec![1; 1 << 20])).unwrap();
+        log.commit().unwrap();
+        let trace = disk.take_trace();
+        let mut torn = 0;
+        for image in trace.images(1, 10) {
+            let log = Log::open(Arc::clone(&image.disk) as _, spec.clone(), 0).unwrap();
+            torn += u64::from(log.durable() < model.len() as u64);
+            assert_clean_end(&image.disk, kind);
+            image.disk.crash();
+            assert_clean_end(&image.disk, kind);
+        }
+        assert!(torn > 5, "{torn}");
     }
 }

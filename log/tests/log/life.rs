@@ -37,6 +37,14 @@ fn records_come_back_by_number() {
     }
 }
 
+/// The log has a thread of its own, and its readers may have others.
+#[test]
+fn a_log_and_its_readers_may_go_to_another_thread() {
+    fn may_go<T: Send>() {}
+    may_go::<Log>();
+    may_go::<tidemill_log::Reader>();
+}
+
 /// One write and one sync: the price of a commit is what the disk asks.
 #[test]
 fn a_commit_is_one_write_and_one_sync() {
@@ -83,7 +91,10 @@ fn segments_follow_each_other_and_are_trimmed() {
             records(&disk, &spec, second - 1).unwrap_err(),
             log.read(second - 1).unwrap_err()
         );
+        disk.take_calls();
         assert_eq!(log.trim(u64::MAX).unwrap(), names.len() as u64 - 2);
+        let ops: Vec<_> = disk.take_calls().iter().map(|call| call.op).collect();
+        assert_eq!(ops, [DiskOp::Remove, DiskOp::SyncDir].repeat(names.len() - 2), "in order");
         assert_eq!(segments(&disk), names[names.len() - 1..], "the last one stays");
         drop(log);
         let log = Log::open(disk.clone(), spec.clone(), model.len() as u64).unwrap();

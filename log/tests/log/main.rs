@@ -7,3 +7,4 @@ mod faults;
 mod golden;
 mod life;
 mod model;
+mod price;

@@ -163,7 +163,7 @@ fn live(seed: u64) {
 }
 
 proptest! {
-    #![proptest_config(config(300))]
+    #![proptest_config(config(200, 1))]
 
     #[test]
     fn what_was_committed_is_there_after_anything(seed: u64) {
