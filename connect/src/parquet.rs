@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::{BooleanArray, RecordBatch};
+use arrow_schema::{DataType as ArrowType, TimeUnit};
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader,
     ParquetRecordBatchReaderBuilder,
 };
-use parquet::arrow::ProjectionMask;
+use parquet::arrow::{parquet_to_arrow_schema, ProjectionMask};
 use parquet::errors::ParquetError;
 use tidemill_core::error::nearest;
 use tidemill_core::{Batch, Error, Result, Schema};
@@ -27,6 +28,7 @@ use crate::reader::FileRows;
 use crate::row::{rules, Rule};
 use crate::source::{BadRow, Chunk, Place, Polled, Source, RESTORE};
 use crate::text::{cut, shorten};
+use crate::time::TimeFormat;
 
 mod chunks;
 mod convert;
@@ -78,8 +80,9 @@ impl ParquetSource {
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let metadata = quiet(|| ArrowReaderMetadata::load(&chunks, options))
             .map_err(|e| damaged(&origin, &e))?;
-        let rules = rules(&schema, settings)?;
+        let mut rules = rules(&schema, settings)?;
         let places = places(&origin, &metadata, &rules, settings)?;
+        take_units(&metadata, &mut rules, &places);
         let roots = places.iter().copied().flatten();
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots);
         let read = |place: usize| places.iter().flatten().filter(|p| **p < place).count();
@@ -316,6 +319,25 @@ fn places(
         }
     };
     rules.iter().map(place).collect()
+}
+
+/// Parquet knows no seconds, and some writers have plain integers for them, with a hint for Arrow.
+fn take_units(metadata: &ArrowReaderMetadata, rules: &mut [Rule], places: &[Option<usize>]) {
+    let described = metadata.metadata().file_metadata();
+    let hints = described.key_value_metadata();
+    let Ok(hinted) = parquet_to_arrow_schema(described.schema_descr(), hints) else { return };
+    for (rule, place) in rules.iter_mut().zip(places) {
+        let Some(place) = *place else { continue };
+        if metadata.schema().field(place).data_type().is_integer()
+            && matches!(rule.time, TimeFormat::Iso)
+        {
+            match hinted.field(place).data_type() {
+                ArrowType::Timestamp(TimeUnit::Second, _) => rule.time = TimeFormat::Unix(6),
+                ArrowType::Date64 => rule.time = TimeFormat::Unix(3),
+                _ => {}
+            }
+        }
+    }
 }
 
 /// A damaged file may bring the library to a place that it holds for impossible.

@@ -255,6 +255,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_json_of_a_place_is_stable() {
+        let end = FileEnd { len: 9, tail: Checksum::default() };
+        let place = SinkPlace { rows: 2, bytes: 9, end: Some(end) };
+        let json = serde_json::to_string(&place).unwrap();
+        assert_eq!(
+            json,
+            r#"{"rows":2,"bytes":9,"end":{"len":9,"tail":"99aa06d3014798d86001c324468d497f"}}"#
+        );
+        assert_eq!(serde_json::from_str::<SinkPlace>(&json).unwrap(), place);
+        let packed = SinkPlace { end: None, ..place };
+        assert!(packed.is_same(&place));
+        assert_eq!(serde_json::to_string(&packed).unwrap(), r#"{"rows":2,"bytes":9}"#);
+    }
+
+    #[test]
     fn one_writer_a_file() {
         let paths = |texts: &[&str]| texts.iter().map(PathBuf::from).collect::<Vec<_>>();
         check_paths(&paths(&["a.csv", "b/a.csv", "../a.csv"]), &paths(&["c.csv"])).unwrap();

@@ -196,7 +196,9 @@ fn outlets(
                 .at(decl.at.clone())
         })?;
         let schema = outlet.schema.clone();
-        outlet.sinks.push(sink::open(&settings, &schema, env, None).map_err(|e| e.at(decl.at.clone()))?);
+        outlet
+            .sinks
+            .push(sink::open(&settings, &schema, env, None).map_err(|e| e.at(decl.at.clone()))?);
     }
     for name in keep {
         let outlet = outlets

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -157,6 +159,68 @@ def test_files_in_and_out(ledger: Ledger, tmp_path: Path) -> None:
     assert "insufficient funds" in (tmp_path / "refused.csv").read_text()
     assert "amount" in (tmp_path / "dead.jsonl").read_text()
     assert mill.summary()["dead"] == 1
+
+
+def test_parquet_in_and_out(tmp_path: Path) -> None:
+    at = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+    table = pa.table(
+        {
+            "id": pa.array([1, 2, 3], pa.int32()),
+            "at": pa.array([at] * 3, pa.timestamp("ms", "UTC")),
+            "amount": pa.array([Decimal("1.5"), Decimal("2.25"), None], pa.decimal128(9, 2)),
+            "note": pa.array(["a", None, "c"]),
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=2)
+    app = tm.App("copy")
+    rows = app.stream("rows", id=int, at=tm.timestamp, amount=tm.decimal(3), note=str | None)
+    rows.read(tm.files(tmp_path / "in.parquet"))
+
+    @app.transaction(rows, out=dict(id=int, at=tm.timestamp, amount=tm.decimal(3)))
+    def copy(tx, e):
+        return dict(id=e.id, at=e.at, amount=e.amount)
+
+    copy.write(tm.files(tmp_path / "out.parquet"))
+    rows.dead.write(tm.files(tmp_path / "dead.jsonl"))
+    with app.start() as mill:
+        mill.drain()
+    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["id"] for row in found] == [1, 2]
+    assert found[1]["amount"] == Decimal("2.250")
+    assert found[0]["at"] == at
+    dead = (tmp_path / "dead.jsonl").read_text()
+    assert "column 'amount': null" in dead
+    assert '"offset":2' in dead
+
+
+def test_a_file_is_followed(tmp_path: Path) -> None:
+    given = tmp_path / "in.csv"
+    given.write_text("k\n1\n")
+    app = tm.App("follow")
+    counts = app.table("counts", key="k", k=int, n=tm.column(int, default=0))
+    rows = app.stream("rows", k=int)
+    rows.read(tm.files(given, follow=True))
+
+    @app.transaction(rows)
+    def count(tx, e):
+        counts[e.k].n += 1
+
+    def wait_for(events: int) -> None:
+        deadline = time.monotonic() + 20
+        while mill.summary()["events"] < events:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    with app.start() as mill:
+        wait_for(1)
+        with given.open("a") as file:
+            file.write("1\n2\n3")
+        wait_for(3)
+        with given.open("a") as file:
+            file.write("3\n")
+        wait_for(4)
+        assert {row["k"]: row["n"] for row in mill.table(counts)} == {1: 2, 2: 1, 33: 1}
+        mill.stop()
 
 
 def test_an_unstable_function_is_found(ledger: Ledger) -> None:

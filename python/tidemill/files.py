@@ -20,6 +20,7 @@ _SOURCE_ONLY = (
     "formats",
     "unknown_fields",
     "record_bytes_max",
+    "follow",
 )
 _SINK_ONLY = ("overwrite", "null")
 
@@ -51,7 +52,7 @@ class Files:
 
 def files(
     path: str | os.PathLike[str],
-    format: Literal["csv", "jsonl"] | None = None,
+    format: Literal["csv", "jsonl", "parquet"] | None = None,
     *,
     delimiter: str | None = None,
     header: bool | None = None,
@@ -63,19 +64,32 @@ def files(
     formats: Mapping[str, str] | None = None,
     unknown_fields: Literal["ignore", "refuse"] | None = None,
     record_bytes_max: int | None = None,
+    follow: bool | None = None,
     overwrite: bool | None = None,
     null: str | None = None,
 ) -> Files:
     """Files to read from or a file to write to.
 
     ``path`` is a file; for reading also a folder or a name with ``*``. The format is told by the
-    name (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``, each with ``.gz`` or not) or by ``format``.
+    name (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``, each with ``.gz`` or not, and ``.parquet``)
+    or by ``format``.
 
     Reading and writing: ``delimiter`` and ``header`` of CSV. Reading: ``quote`` ("" for none),
     ``encoding``, ``order`` (the names of the file's columns, in place of a header), ``columns``
     (column of the stream to its name in the file), ``nulls`` (what stands for null), ``formats``
     (timestamp column to "iso", "unix_s", "unix_ms", "unix_us" or a strftime pattern),
-    ``unknown_fields`` of JSON lines, ``record_bytes_max``. Writing: ``overwrite``, ``null``.
+    ``unknown_fields`` of JSON lines and Parquet, ``record_bytes_max``, ``follow``. Writing:
+    ``overwrite``, ``null``.
+
+    With ``follow=True`` reading never ends, so the run ends by ``stop()``. A file is read as it
+    grows, each row when it has its newline. Of a folder, or a name with ``*``, the files are read
+    one after another in the order of their names, as they come: each to its end when a later one
+    is there, so write no more to a file then, and give new files names that sort behind all others.
+    Move packed files and Parquet files there when they are complete; names that begin with a dot
+    are not looked at.
+
+    A Parquet file is written when the run ends; before that, its rows are in the files of the
+    folder ``<path>.parts``.
 
     >>> files("in/*.csv", delimiter=";").source_json()
     {'path': 'in/*.csv', 'delimiter': ';'}
@@ -92,6 +106,7 @@ def files(
         "formats": None if formats is None else dict(formats),
         "unknown_fields": unknown_fields,
         "record_bytes_max": record_bytes_max,
+        "follow": follow,
         "overwrite": overwrite,
         "null": null,
     }

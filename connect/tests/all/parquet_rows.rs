@@ -94,9 +94,12 @@ fn timestamps() {
     let at = |us| Ok(Value::Timestamp(us));
     let time = || of(DataType::Timestamp);
     let seconds = Arc::new(TimestampSecondArray::from(vec![1, i64::MAX]));
-    // The format has no seconds: they were written as milliseconds, or as plain integers.
-    let read = column(seconds, time());
-    assert_eq!(read.len(), 2);
+    assert_eq!(
+        column(seconds, time()),
+        [at(1_000_000), bad("'9223372036854775807' is out of range for timestamp")]
+    );
+    let days = Arc::new(Date64Array::from(vec![86_400_000]));
+    assert_eq!(column(days, time()), [at(86_400_000_000)]);
     let millis = Arc::new(TimestampMillisecondArray::from(vec![1, i64::MAX]).with_timezone("UTC"));
     assert_eq!(
         column(millis, time()),
