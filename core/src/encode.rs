@@ -132,6 +132,54 @@ pub fn decode(ty: &DataType, input: &mut &[u8]) -> Option<Value> {
     }
 }
 
+/// Reads one value of a type of one word from the front of `input`: its word (see [`Value::word`]),
+/// or `Some(None)` for null. `None` when it is not an encoding, or not what [`word`] would write.
+#[inline]
+pub fn decode_word(ty: &DataType, input: &mut &[u8]) -> Option<Option<u64>> {
+    let tag = match ty {
+        DataType::Bool => 1,
+        DataType::Int => 2,
+        DataType::Timestamp => 3,
+        DataType::Decimal(_) => 4,
+        DataType::Float => 5,
+        _ => return None,
+    };
+    let (&found, rest) = input.split_first()?;
+    *input = rest;
+    if found != tag {
+        return (found == 0).then_some(None);
+    }
+    if tag == 1 {
+        let [bit] = take::<1>(input)?;
+        return (bit < 2).then_some(Some(u64::from(bit)));
+    }
+    let ordered = u64::from_be_bytes(take::<8>(input)?);
+    if tag < 5 {
+        return Some(Some(ordered ^ (1 << 63)));
+    }
+    let bits = if ordered >> 63 == 1 { ordered ^ (1 << 63) } else { !ordered };
+    (canonical_f64(f64::from_bits(bits)).to_bits() == bits).then_some(Some(bits))
+}
+
+/// Goes past one value of a type that a key column may have; `None` when there is none.
+pub fn skip_key(input: &mut &[u8]) -> Option<()> {
+    match take::<1>(input)?[0] {
+        1 => take::<1>(input).map(|_| ()),
+        2..=5 => take::<8>(input).map(|_| ()),
+        6 | 7 => loop {
+            let zero = input.iter().position(|byte| *byte == 0)?;
+            *input = &input[zero + 1..];
+            match take::<1>(input)?[0] {
+                0xff => {}
+                1 => return Some(()),
+                _ => return None,
+            }
+        },
+        _ => None,
+    }
+}
+
+#[inline]
 fn take<const N: usize>(input: &mut &[u8]) -> Option<[u8; N]> {
     let (head, rest) = input.split_at_checked(N)?;
     *input = rest;
@@ -216,11 +264,22 @@ mod tests {
         for (ty, value) in cases {
             let bytes = encoded(&value);
             let mut input = &bytes[..];
-            assert_eq!(decode(&ty, &mut input), Some(value));
+            assert_eq!(decode(&ty, &mut input), Some(value.clone()));
             assert!(input.is_empty());
+            let mut input = &bytes[..];
+            let skipped = skip_key(&mut input).is_some_and(|()| input.is_empty());
+            assert_eq!(skipped, ty.is_ordered());
+            if ty.is_word() {
+                let mut input = &bytes[..];
+                assert_eq!(decode_word(&ty, &mut input), Some(value.word()));
+                assert!(input.is_empty());
+                assert_eq!(decode_word(&ty, &mut &[0][..]), Some(None));
+            }
             // A prefix is never an encoding: damage is found, not guessed around.
             for cut in 0..bytes.len() {
                 assert_eq!(decode(&ty, &mut &bytes[..cut]), None);
+                assert_eq!(decode_word(&ty, &mut &bytes[..cut]), None);
+                assert_eq!(skip_key(&mut &bytes[..cut]), None);
             }
         }
     }

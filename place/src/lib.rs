@@ -28,13 +28,18 @@ pub fn partition(key: &Key) -> Partition {
 /// table's `partition_prefix` names, so that rows with one prefix (the rows of one warehouse, say)
 /// live together.
 pub fn partition_in(spec: &TableSpec, key: &Key) -> Partition {
-    let Some(columns) = spec.partition_prefix else { return partition(key) };
-    let mut rest = &key.0[..];
-    for column in &spec.key[..columns] {
-        let ty = &spec.schema.columns[*column].ty;
-        tidemill_core::encode::decode(ty, &mut rest).expect("the key is of this table");
+    partition_of_bytes(spec, &key.0)
+}
+
+/// [`partition_in`] of a key's bytes.
+#[inline]
+pub fn partition_of_bytes(spec: &TableSpec, key: &[u8]) -> Partition {
+    let Some(columns) = spec.partition_prefix else { return of_bytes(key) };
+    let mut rest = key;
+    for _ in 0..columns {
+        tidemill_core::encode::skip_key(&mut rest).expect("the key is of this table");
     }
-    of_bytes(&key.0[..key.0.len() - rest.len()])
+    of_bytes(&key[..key.len() - rest.len()])
 }
 
 /// The partition of an integer key, without making its [`Key`].

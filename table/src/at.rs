@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 
 use crate::cells::prefetch_address;
-use crate::table::{hash, Table, KEY, LINK, STAMP, TAKEN};
+use crate::table::{hash, Table, KEY, LINK, SNAPPED, STAMP, TAKEN};
 use crate::version::{stamp_word, Seq, LOG_AHEAD};
 
 /// A table opened for writing rows in place: no slot moves while it is open, and the log has room
@@ -169,6 +169,10 @@ impl RowAt {
             let stamp = *self.words.add(STAMP);
             debug_assert!(stamp >> 1 <= seq, "versions are written in stamp order");
             if stamp >> 1 == seq {
+                debug_assert!(
+                    seq == 0 || *self.words.add(LINK) & SNAPPED == 0,
+                    "a number is not used again behind a snapshot"
+                );
                 return;
             }
             let table = self.table;
@@ -192,7 +196,8 @@ impl RowAt {
 
     /// Puts the version before back in its place, if one has begun at `seq`; `true` when so. Once
     /// that is done for all rows of a transaction, each that gave `true` is to be followed by a
-    /// [`RowAt::forget`].
+    /// [`RowAt::forget`]. It comes back word for word: a row that no snapshot has to take is one
+    /// again.
     ///
     /// # Safety
     /// As of [`RowAt::at`].

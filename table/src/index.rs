@@ -6,7 +6,7 @@
 //! two to four keys at ten million keys).
 
 use foldhash::fast::FixedState;
-use hashbrown::HashTable;
+use hashbrown::hash_table::{Entry, HashTable};
 use std::hash::BuildHasher;
 use tidemill_core::Key;
 
@@ -42,6 +42,30 @@ impl KeyIndex {
         let (keys, hasher) = (&self.keys, &self.hasher);
         self.table.insert_unique(hash, slot, |&s| hasher.hash_one(&keys[s as usize]));
         slot
+    }
+
+    /// Adds a key and gives its slot; nothing when it is there already.
+    pub(crate) fn try_insert(&mut self, key: Key) -> Option<u32> {
+        let hash = self.hasher.hash_one(&key);
+        let (keys, hasher) = (&self.keys, &self.hasher);
+        let entry = self.table.entry(
+            hash,
+            |&slot| keys[slot as usize] == key,
+            |&slot| hasher.hash_one(&keys[slot as usize]),
+        );
+        let Entry::Vacant(entry) = entry else { return None };
+        let slot = self.keys.len() as u32;
+        entry.insert(slot);
+        self.key_bytes += key.0.len();
+        self.keys.push(key);
+        Some(slot)
+    }
+
+    /// Room for so many more keys.
+    pub(crate) fn reserve(&mut self, keys: usize) {
+        self.keys.reserve(keys);
+        let (keys_now, hasher) = (&self.keys, &self.hasher);
+        self.table.reserve(keys, |&slot| hasher.hash_one(&keys_now[slot as usize]));
     }
 
     pub(crate) fn key(&self, slot: u32) -> &Key {

@@ -11,6 +11,7 @@
 
 mod at;
 mod cells;
+mod dirty;
 mod index;
 mod layout;
 mod table;
@@ -19,5 +20,5 @@ mod version;
 pub use at::{Opened, RowAt};
 pub use cells::{prefetch, prefetch_address};
 pub use layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
-pub use table::{row_hash, Change, Table};
+pub use table::{row_hash, Change, Changed, Loading, Table};
 pub use version::Seq;

@@ -7,6 +7,7 @@ use tidemill_core::{encode, Batch, Error, Key, Result, Row, TableSpec, Value};
 use tidemill_place::{partition_in, Partition};
 
 use crate::cells::{prefetch, Cells};
+use crate::dirty::DirtyBlocks;
 use crate::index::KeyIndex;
 use crate::layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 use crate::version::{stamp_word, Seq, VersionLog, NO_LINK};
@@ -15,9 +16,12 @@ use crate::version::{stamp_word, Seq, VersionLog, NO_LINK};
 pub(crate) const KEY: usize = KEY_WORD;
 /// Sequence number and presence of the newest version.
 pub(crate) const STAMP: usize = 1;
-/// In the high half the link to the version before; in bit 0 whether the slot is taken.
+/// In the high half the link to the version before; in bit 0 whether the slot is taken; in bit 1
+/// whether the last snapshot took it as it is. Whoever writes a row sets this word as a whole, and
+/// so takes the latter back at no cost.
 pub(crate) const LINK: usize = 2;
 pub(crate) const TAKEN: u64 = 1;
+pub(crate) const SNAPPED: u64 = 2;
 
 /// Slots may be taken up to this share before the table grows. Lower costs memory (and at 100,000
 /// keys the cache), higher costs probes that the branch predictor misses. Dense keys meet hardly at
@@ -47,6 +51,10 @@ pub struct Table {
     values_bytes: usize,
     keys: Option<KeyIndex>,
     log: VersionLog,
+    /// Whether there are snapshots: slots whose rows are gone stay until one has taken that.
+    tracked: bool,
+    /// Where slots are that are taken and not snapped, of those written before the last commit.
+    dirty: DirtyBlocks,
     /// Versions at or below this that were superseded at or below it are gone.
     floor: Seq,
     seed: u64,
@@ -82,6 +90,8 @@ impl Table {
             values_bytes: 0,
             keys,
             log: VersionLog::default(),
+            tracked: false,
+            dirty: DirtyBlocks::all(),
             floor: 0,
             seed: seed | 1,
             spec,
@@ -117,6 +127,7 @@ impl Table {
             + self.values_bytes
             + self.keys.as_ref().map_or(0, KeyIndex::bytes)
             + self.log.bytes()
+            + self.dirty.bytes()
     }
 
     // ---- rows as values -------------------------------------------------------------------
@@ -357,6 +368,9 @@ impl Table {
         let stamp = slot[STAMP];
         debug_assert!(stamp >> 1 <= seq, "versions are written in stamp order");
         if stamp >> 1 == seq && seq != 0 {
+            // Its number may be that of the last commit, and a snapshot may have come since.
+            slot[LINK] &= !SNAPPED;
+            self.dirty.mark(base);
             return;
         }
         let at = self.log.push(slot);
@@ -408,9 +422,15 @@ impl Table {
         slots.next_power_of_two().max(16)
     }
 
-    /// Whether nobody can reach any version in this slot: its row is gone and so is its history.
+    /// Whether nobody can reach any version in this slot: its row is gone and so is its history,
+    /// and no snapshot has yet to be told.
     fn is_gone(&self, words: &[u64]) -> bool {
-        words[STAMP] & 1 == 0 && words[STAMP] >> 1 <= self.floor && words[LINK] & TAKEN != 0
+        let known = if self.tracked { TAKEN | SNAPPED } else { TAKEN };
+        words[STAMP] & 1 == 0
+            && words[STAMP] >> 1 <= self.floor
+            && words[LINK] & known == known
+            // A version may bear the last commit's number and have come behind it.
+            && !self.log.has((words[LINK] >> 32) as u32, words[KEY])
     }
 
     fn gone(&self) -> usize {
@@ -433,6 +453,9 @@ impl Table {
         let old = std::mem::replace(&mut self.slots, Cells::zeroed(capacity * stride));
         let mut old_values = std::mem::take(&mut self.values);
         self.values = vec![Value::Null; capacity * beside];
+        if self.tracked {
+            self.dirty = std::mem::take(&mut self.dirty).clean(capacity, stride);
+        }
         let mut old_keys = self.keys.replace(KeyIndex::new(self.seed)).map(KeyIndex::into_keys);
         if old_keys.is_none() {
             self.keys = None;
@@ -458,6 +481,9 @@ impl Table {
             };
             let to = &mut self.slots.words_mut()[slot * stride..][..stride];
             to.copy_from_slice(words);
+            if words[LINK] & SNAPPED == 0 {
+                self.dirty.mark(slot * stride);
+            }
             if self.keys.is_some() {
                 to[KEY] = slot as u64;
             }
@@ -503,7 +529,10 @@ impl Table {
     }
 
     /// Everything up to `seq` is final, and no reader needs older versions.
+    ///
+    /// With the number that a recovered state had, it is also what makes the numbers go on there.
     pub fn commit(&mut self, seq: Seq) {
+        self.mark_written();
         self.floor = seq;
         self.log.clear();
     }
@@ -602,5 +631,10 @@ fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
     }
 }
 
+mod changed;
+mod load;
 #[cfg(test)]
 mod tests;
+
+pub use changed::Changed;
+pub use load::Loading;

@@ -48,6 +48,11 @@ impl VersionLog {
         (0..self.words.len() as u32).step_by(layout.slot_words())
     }
 
+    /// The first word of each entry's slot.
+    pub(crate) fn keys(&self, layout: &Layout) -> impl Iterator<Item = u64> + '_ {
+        self.words.chunks_exact(layout.slot_words()).map(|words| words[KEY_WORD])
+    }
+
     pub(crate) fn clear(&mut self) {
         self.words.clear();
         self.values.clear();
@@ -105,6 +110,12 @@ impl VersionLog {
             body: &words[HEADER_WORDS..],
             values: &self.values[at as usize / stride * layout.values..][..layout.values],
         }
+    }
+
+    /// Whether the link of the slot with this first word leads to one of its versions. Of a stale
+    /// link it may say so by chance.
+    pub(crate) fn has(&self, link: u32, key: u64) -> bool {
+        self.words.get(link as usize + KEY_WORD) == Some(&key)
     }
 
     /// Slots of a table whose keys are not words have moved: `moved[old] = new`.

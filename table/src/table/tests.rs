@@ -8,7 +8,7 @@ use super::*;
 /// What a row was, and since when.
 type Versions = Vec<(Seq, Option<Vec<Value>>)>;
 
-fn spec(key: &[usize], columns: Vec<Column>) -> Arc<TableSpec> {
+pub(super) fn spec(key: &[usize], columns: Vec<Column>) -> Arc<TableSpec> {
     let schema = Arc::new(Schema::new(columns));
     let spec = TableSpec::new("t", key.to_vec(), schema);
     spec.check().unwrap();
@@ -16,7 +16,7 @@ fn spec(key: &[usize], columns: Vec<Column>) -> Arc<TableSpec> {
 }
 
 /// One of each shape: word key; text key; two key columns; nullable words; values beside the slot.
-fn shapes() -> Vec<Arc<TableSpec>> {
+pub(super) fn shapes() -> Vec<Arc<TableSpec>> {
     let int = || Column::new("i", DataType::Int);
     let text = || Column::new("s", DataType::Str);
     vec![
@@ -44,7 +44,7 @@ fn row(spec: &TableSpec, key: i64, v: i64) -> Vec<Value> {
         .collect()
 }
 
-fn key_of(spec: &TableSpec, row: &[Value]) -> Vec<Value> {
+pub(super) fn key_of(spec: &TableSpec, row: &[Value]) -> Vec<Value> {
     spec.key.iter().map(|c| row[*c].clone()).collect()
 }
 
@@ -164,6 +164,22 @@ fn keys_that_come_and_go_do_not_fill_the_table() {
         }
         assert!(table.is_empty());
         assert!(table.capacity <= 64, "{} slots", table.capacity);
+    }
+}
+
+/// The table is final up to 0 from the start, and is filled at 0 all the same.
+#[test]
+fn rows_that_come_and_go_before_the_first_commit() {
+    for spec in shapes() {
+        let mut table = Table::new(spec.clone(), 1);
+        for k in 0..100 {
+            let row = row(&spec, k, 1);
+            table.put(&key_of(&spec, &row), Some(&row), 0);
+            table.put(&key_of(&spec, &row), None, 0);
+        }
+        assert_eq!(table.changes().len(), 100);
+        table.commit(0);
+        assert!(table.changes().is_empty() && table.is_empty());
     }
 }
 

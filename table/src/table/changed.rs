@@ -1,0 +1,357 @@
+//! What has changed since the last snapshot.
+//!
+//! A snapshot is taken at a cut, while everything waits, so taking it copies and does nothing else:
+//! words as they stand in their slots, keys and values beside. What costs more, hashing keys to
+//! partitions, sorting and encoding, is left to [`Changed::for_each`], which whoever writes the
+//! snapshot calls in the background.
+//!
+//! Slots tell by one bit whether they have changed (see [`LINK`]); where to look for such, of a
+//! large table, say its [dirty blocks](crate::dirty). Of ten million rows of an int and a decimal,
+//! on one core: all of them changed, 5 ns a row; ten thousand of them, 3 ms; none, 0.1 ms.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tidemill_core::{encode, TableSpec, Value};
+use tidemill_place::{partition_of_bytes, Partition, PARTITIONS};
+
+use super::{Table, HEADER_WORDS, KEY, LINK, SNAPPED, STAMP, TAKEN};
+use crate::cells::{prefetch, prefetch_address};
+use crate::dirty::DirtyBlocks;
+use crate::layout::{Layout, Place};
+use crate::version::NO_LINK;
+
+/// Slots that are looked at before those that have changed are copied: they stay in the cache.
+const PIECE: usize = 128;
+
+/// How many rows ahead [`Changed::for_each`] asks for a row's words.
+const AHEAD: usize = 16;
+
+/// The rows of a table that changed between two snapshots, as they were at the later one. It shares
+/// nothing with the table that changes.
+#[derive(Clone, Debug)]
+pub struct Changed {
+    spec: Arc<TableSpec>,
+    layout: Layout,
+    present: Rows,
+    deleted: Rows,
+}
+
+/// Copies of rows, in the order in which their slots were found.
+#[derive(Clone, Debug)]
+struct Rows {
+    len: usize,
+    /// Per row `width` words: its key, when that is a word; unless it was deleted, null bits and
+    /// columns.
+    words: Vec<u64>,
+    width: usize,
+    /// The values beside each row's slot, unless it was deleted.
+    values: Vec<Value>,
+    /// Of keys that are not words: their bytes, and where each ends.
+    key_bytes: Vec<u8>,
+    key_ends: Vec<usize>,
+}
+
+impl Table {
+    /// From now on changes are taken by [`Table::take_changes`]; the first time, all rows are.
+    ///
+    /// Rows that are deleted keep their slots until their deletion has been taken.
+    pub fn track(&mut self) {
+        self.tracked = true;
+        self.dirty = DirtyBlocks::all();
+    }
+
+    /// The rows that were written since the last call: each one once, as it is now, or as deleted.
+    /// A row that came and went in between is told as deleted, too; one whose writes were undone is
+    /// not told. Whatever is written from now on bears a higher sequence number than anything so
+    /// far.
+    ///
+    /// # Panics
+    /// When changes are not [tracked](Table::track).
+    pub fn take_changes(&mut self) -> Changed {
+        assert!(self.tracked, "table {}: changes are tracked", self.spec.name);
+        self.mark_written();
+        let key_words = usize::from(self.layout.word_key);
+        let mut changed = Changed {
+            spec: self.spec.clone(),
+            layout: self.layout.clone(),
+            present: Rows::new(key_words + self.layout.body_words()),
+            deleted: Rows::new(key_words),
+        };
+        let dirty = std::mem::take(&mut self.dirty);
+        for run in dirty.runs(self.capacity, self.stride) {
+            let behind = run.end;
+            self.take_run(run, &mut changed);
+            // A word key marks the block where the search for it begins, and its slot is somewhere
+            // before the next free one.
+            if self.keys.is_none() {
+                let mut slot = behind & (self.capacity - 1);
+                while self.slots.words()[slot * self.stride + LINK] & TAKEN != 0 {
+                    self.take_run(slot..slot + 1, &mut changed);
+                    slot = (slot + 1) & (self.capacity - 1);
+                }
+            }
+        }
+        self.dirty = dirty.clean(self.capacity, self.stride);
+        changed
+    }
+
+    /// Marks the slots of all versions since the last commit.
+    pub(super) fn mark_written(&mut self) {
+        if !self.tracked || !self.dirty.takes(self.log.len(&self.layout)) {
+            return;
+        }
+        for key in self.log.keys(&self.layout) {
+            let slot = match self.keys {
+                Some(_) => key as usize,
+                None => self.home(self.hash(key)),
+            };
+            self.dirty.mark(slot * self.stride);
+        }
+    }
+
+    /// Takes what has changed in these slots.
+    fn take_run(&mut self, run: Range<usize>, changed: &mut Changed) {
+        let (stride, beside) = (self.stride, self.layout.values);
+        let slots = self.slots.words_mut();
+        let mut found = [0; PIECE];
+        for from in run.clone().step_by(PIECE) {
+            // Without branches first: which slots have changed, nobody can guess.
+            let mut count = 0;
+            for slot in from..run.end.min(from + PIECE) {
+                found[count] = slot;
+                let link = slots[slot * stride + LINK];
+                count += usize::from(link & (TAKEN | SNAPPED) == TAKEN);
+            }
+            for slot in &found[..count] {
+                let words = &mut slots[slot * stride..][..stride];
+                let (link, stamp) = (words[LINK], words[STAMP]);
+                words[LINK] = link | SNAPPED;
+                if stamp == 0 && link >> 32 == u64::from(NO_LINK) {
+                    // Taken for a row that has never been written.
+                    continue;
+                }
+                let is_present = stamp & 1 == 1;
+                let rows = if is_present { &mut changed.present } else { &mut changed.deleted };
+                rows.len += 1;
+                match &self.keys {
+                    None => rows.words.push(words[KEY]),
+                    Some(keys) => {
+                        rows.key_bytes.extend_from_slice(&keys.key(*slot as u32).0);
+                        rows.key_ends.push(rows.key_bytes.len());
+                    }
+                }
+                if is_present {
+                    rows.words.extend_from_slice(&words[HEADER_WORDS..]);
+                    rows.values.extend_from_slice(&self.values[slot * beside..][..beside]);
+                }
+            }
+        }
+    }
+}
+
+impl Changed {
+    /// What the table was declared as.
+    pub fn spec(&self) -> &Arc<TableSpec> {
+        &self.spec
+    }
+
+    /// Number of rows, deleted ones included.
+    pub fn len(&self) -> usize {
+        self.present.len + self.deleted.len
+    }
+
+    /// Whether nothing has changed.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of rows that were deleted.
+    pub fn deleted(&self) -> usize {
+        self.deleted.len
+    }
+
+    /// Memory that it takes, in bytes, without what its values share with the table's.
+    pub fn bytes(&self) -> usize {
+        self.present.bytes() + self.deleted.bytes()
+    }
+
+    /// Calls `visit` with each row's partition, its key, and the row or `None` when it was deleted;
+    /// ordered by partition and key. Keys and rows are in the canonical encoding (see [`encode`]):
+    /// of the key columns in key order, and of all columns. [`Table::loading`] takes them back.
+    ///
+    /// Takes some 90 ns a row of two words, and 6 bytes a row of memory while it lasts.
+    pub fn for_each(&self, mut visit: impl FnMut(Partition, &[u8], Option<&[u8]>)) {
+        let (mut key, mut row) = (Vec::new(), Vec::new());
+        // Rows are numbered: those that are there, then the deleted ones. Their numbers are brought
+        // in the order of their partitions by counting.
+        let mut partitions = Vec::with_capacity(self.len());
+        let mut ends = vec![0; usize::from(PARTITIONS)];
+        for number in 0..self.len() as u32 {
+            let Partition(partition) = partition_of_bytes(&self.spec, self.key(number, &mut key));
+            partitions.push(partition);
+            ends[usize::from(partition)] += 1;
+        }
+        let mut sum = 0u32;
+        for end in &mut ends {
+            // Where the partition's numbers begin; each that is put there moves it on.
+            (*end, sum) = (sum, sum + *end);
+        }
+        let mut numbers = vec![0; self.len()];
+        for (number, partition) in partitions.iter().enumerate() {
+            let end = &mut ends[usize::from(*partition)];
+            numbers[*end as usize] = number as u32;
+            *end += 1;
+        }
+        drop(partitions);
+        let mut sorted = Vec::new();
+        let mut from = 0;
+        for (partition, end) in ends.iter().enumerate() {
+            let to = *end as usize;
+            self.sort(&numbers, from..to, &mut sorted);
+            for (_, number) in &sorted {
+                let key = self.key(*number, &mut key);
+                let row = ((*number as usize) < self.present.len).then(|| {
+                    row.clear();
+                    self.encode_row(*number as usize, &mut row);
+                    &row[..]
+                });
+                visit(Partition(partition as u16), key, row);
+            }
+            from = to;
+        }
+    }
+
+    /// The rows whose numbers stand in `range`, by key: each with some bytes of its key that say
+    /// nearly always which of two comes first.
+    fn sort(&self, numbers: &[u32], range: Range<usize>, sorted: &mut Vec<(u64, u32)>) {
+        sorted.clear();
+        let mut scratch = Vec::new();
+        let Some(first) = numbers[range.clone()].first() else { return };
+        let first = self.key(*first, &mut scratch).to_vec();
+        // Behind what all of them begin with: with keys of words, that is the type at least.
+        let mut shared = first.len();
+        if self.layout.word_key {
+            shared = 1;
+        } else {
+            for at in range.clone() {
+                self.prefetch(numbers, at);
+                let key = self.key(numbers[at], &mut scratch);
+                let same = first[..shared].iter().zip(key).take_while(|(a, b)| a == b);
+                shared = same.count();
+            }
+        }
+        for at in range {
+            self.prefetch(numbers, at);
+            let key = self.key(numbers[at], &mut scratch);
+            sorted.push((head(&key[shared..]), numbers[at]));
+        }
+        sorted.sort_unstable();
+        if self.layout.word_key {
+            return;
+        }
+        let mut other = Vec::new();
+        for equal in sorted.chunk_by_mut(|a, b| a.0 == b.0).filter(|equal| equal.len() > 1) {
+            equal.sort_unstable_by(|a, b| {
+                self.key(a.1, &mut scratch).cmp(self.key(b.1, &mut other))
+            });
+        }
+    }
+
+    /// Asks for the row that comes [`AHEAD`] rows behind the one whose number stands at `at`.
+    #[inline(always)]
+    fn prefetch(&self, numbers: &[u32], at: usize) {
+        let place = |ahead: usize| {
+            let number = *numbers.get(at + ahead)? as usize;
+            let deleted = number.checked_sub(self.present.len);
+            Some(deleted.map_or((&self.present, number), |number| (&self.deleted, number)))
+        };
+        if let Some((rows, number)) = place(AHEAD) {
+            prefetch(&rows.words, number * rows.width);
+            if let Some(end) = rows.key_ends.get(number) {
+                prefetch_address(rows.key_bytes.as_ptr().wrapping_add(*end).wrapping_sub(1));
+                let values = number * self.layout.values;
+                prefetch_address(rows.values.as_ptr().wrapping_add(values));
+            }
+        }
+        if self.layout.word_key {
+            return;
+        }
+        if let Some((rows, number)) = place(2 * AHEAD) {
+            prefetch_address(rows.key_ends.as_ptr().wrapping_add(number));
+        }
+    }
+
+    /// The key of a row. `scratch` is overwritten.
+    #[inline(always)]
+    fn key<'a>(&'a self, number: u32, scratch: &'a mut Vec<u8>) -> &'a [u8] {
+        let number = number as usize;
+        let deleted = number.checked_sub(self.present.len);
+        let (rows, at) = deleted.map_or((&self.present, number), |at| (&self.deleted, at));
+        if !self.layout.word_key {
+            let from = if at == 0 { 0 } else { rows.key_ends[at - 1] };
+            return &rows.key_bytes[from..rows.key_ends[at]];
+        }
+        let column = &self.spec.schema.columns[self.spec.key[0]];
+        scratch.clear();
+        encode::word(&column.ty, rows.words[at * rows.width], scratch);
+        scratch
+    }
+
+    /// Appends the encoding of a row that is there.
+    #[inline(always)]
+    fn encode_row(&self, number: usize, out: &mut Vec<u8>) {
+        let width = self.present.width;
+        let words = &self.present.words[number * width..][..width];
+        let values = &self.present.values[number * self.layout.values..][..self.layout.values];
+        let body = &words[usize::from(self.layout.word_key)..];
+        for (column, place) in self.spec.schema.columns.iter().zip(&self.layout.places) {
+            match place {
+                Place::Key => encode::word(&column.ty, words[0], out),
+                Place::Word { null_bit: Some(bit), .. }
+                    if body[bit / 64] >> (bit % 64) & 1 == 1 =>
+                {
+                    encode::value(&Value::Null, out);
+                }
+                Place::Word { word, .. } => {
+                    encode::word(&column.ty, body[self.layout.null_words + word], out);
+                }
+                Place::Value(at) => encode::value(&values[*at], out),
+            }
+        }
+    }
+}
+
+impl Rows {
+    fn new(width: usize) -> Rows {
+        Rows {
+            len: 0,
+            words: Vec::new(),
+            width,
+            values: Vec::new(),
+            key_bytes: Vec::new(),
+            key_ends: Vec::new(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.words.capacity() * 8
+            + self.values.capacity() * std::mem::size_of::<Value>()
+            + self.key_bytes.capacity()
+            + self.key_ends.capacity() * std::mem::size_of::<usize>()
+    }
+}
+
+/// The first 8 bytes, behind which zeros stand in for what is missing.
+#[inline(always)]
+fn head(key: &[u8]) -> u64 {
+    if let Some((head, _)) = key.split_first_chunk() {
+        return u64::from_be_bytes(*head);
+    }
+    let mut head = [0; 8];
+    head[..key.len()].copy_from_slice(key);
+    u64::from_be_bytes(head)
+}
+
+#[cfg(test)]
+mod tests;
