@@ -1,37 +1,59 @@
-//! The sequencer's driver: closes epochs, makes cuts, executes, hands outputs on.
+//! The sequencer's driver: closes epochs, makes cuts, executes, and sends what epochs came to on.
 //!
 //! The flow calls it between its own steps. It closes the open epoch as soon as something waits in
 //! it and nothing is being executed; rows, bytes and time are upper bounds. When the flow says that
 //! a closed epoch is all there, it makes the cut and runs it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use crossbeam_channel::Sender;
+use tidemill_connect::Place;
 use tidemill_core::{
     Batch, BatchBuilder, Cut, Error, Position, Result, SourceId, SourceSpec, StreamId, Value,
 };
 use tidemill_env::Env;
 use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Turn};
+use tidemill_table::Table;
 use tidemill_txn::execute::{Outcome, Serial};
 use tidemill_txn::order::{CutInput, Epoch, Run, Sequenced, Sequencer};
-use tidemill_txn::program::{Origin, Program};
+use tidemill_txn::program::Program;
 
+use crate::counts::Counts;
+use crate::deliver::{Done, Item};
+use crate::feed::{stopped, Places};
+use crate::internal::{Facts, Internal, SourceFacts};
 use crate::mill::Shared;
-use crate::outlets::{dead_schema, Outlets};
+use crate::outlets::dead_schema;
+use crate::records::Verdict;
+use crate::recover::Recorded;
 use crate::settings::Settings;
+use crate::snapshots::Capture;
 use crate::stages::FailedList;
 
 pub(crate) struct Driver {
     pub(crate) env: Env,
     pub(crate) program: Arc<Program>,
     pub(crate) settings: Settings,
+    pub(crate) counts: Counts,
     pub(crate) gate: Arc<Gate>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) sequencer: Sequencer,
     pub(crate) serial: Serial,
-    pub(crate) outlets: Outlets,
+    /// Where what epochs come to goes.
+    pub(crate) items: Sender<Item>,
+    /// Input and derived streams whose events somebody wants.
+    pub(crate) wanted: BTreeSet<String>,
     pub(crate) failed: FailedList,
     pub(crate) sources: Vec<SourceState>,
+    /// Cuts to be made again.
+    pub(crate) replay: VecDeque<Recorded>,
+    /// What has come of the next one.
+    pub(crate) gathered: Deposit,
+    /// Events that are set aside before they are executed.
+    pub(crate) verdicts: Vec<Verdict>,
+    /// How snapshots are taken; not at all when absent.
+    pub(crate) snapshots: Option<SnapshotPlan>,
     /// The flow's number of the epoch that is open or being closed.
     pub(crate) open: u64,
     /// The next epoch has been opened; what was deposited in this one is being completed.
@@ -42,9 +64,24 @@ pub(crate) struct Driver {
     pub(crate) draining: Option<u64>,
 }
 
+/// When snapshots are taken.
+pub(crate) struct SnapshotPlan {
+    pub(crate) every_ns: u64,
+    /// When the last one was.
+    pub(crate) last_ns: u64,
+    /// Changes are waiting that no snapshot has.
+    pub(crate) is_due: bool,
+}
+
 /// What is known of a source.
 #[derive(Clone, Debug)]
 pub(crate) struct SourceState {
+    pub(crate) name: String,
+    /// Its end has been seen; a cut may not say so yet.
+    pub(crate) end_seen: bool,
+    /// Where it stood at the last cut, and where it has been since.
+    pub(crate) place: Place,
+    pub(crate) places: Option<Places>,
     pub(crate) next_offset: u64,
     pub(crate) time_max: Option<i64>,
     pub(crate) ended: bool,
@@ -58,17 +95,24 @@ pub(crate) struct SourceState {
 
 impl Conductor for Driver {
     fn turn(&mut self, closed: u64, deposits: &mut Deposits) -> Result<Turn> {
+        if self.shared.has_failed() {
+            return Ok(Turn::Stop);
+        }
         if closed > self.open {
-            let deposit = deposits.take(self.open);
+            let deposit = self.gather(deposits);
             self.open += 1;
             self.closing = false;
             self.first_row_ns = None;
             self.cut(deposit)?;
             return Ok(if self.is_done() { Turn::Stop } else { Turn::Busy });
         }
-        if !self.closing && self.should_close(deposits) {
+        if !self.closing && self.should_close(deposits)? {
             self.closing = true;
-            self.gate.open(self.open + 1);
+            // The one behind the one that closes now.
+            match self.replay.get(1) {
+                Some(next) => self.gate.open_to(self.open + 1, &next.record.cut.offsets),
+                None => self.gate.open(self.open + 1),
+            }
             return Ok(Turn::Busy);
         }
         Ok(Turn::Idle)
@@ -76,9 +120,52 @@ impl Conductor for Driver {
 }
 
 impl Driver {
-    fn should_close(&mut self, deposits: &Deposits) -> bool {
+    /// All that has come of the open epoch. Of one that is repeated, what had been taken before it
+    /// was complete, too: it may be larger than what may wait.
+    fn gather(&mut self, deposits: &mut Deposits) -> Deposit {
+        let deposit = deposits.take(self.open);
+        self.gathered.parcels.extend(deposit.parcels);
+        self.gathered.reports.extend(deposit.reports);
+        std::mem::take(&mut self.gathered)
+    }
+
+    /// Whether all that was in a recorded cut has been read again.
+    fn is_complete(&mut self, deposits: &mut Deposits) -> Result<bool> {
+        let Some(recorded) = self.replay.front() else { return Ok(true) };
+        self.gathered = {
+            let deposit = deposits.take(self.open);
+            let mut gathered = std::mem::take(&mut self.gathered);
+            gathered.parcels.extend(deposit.parcels);
+            gathered.reports.extend(deposit.reports);
+            gathered
+        };
+        for (index, (source, wanted)) in
+            self.sources.iter().zip(&recorded.record.cut.offsets).enumerate()
+        {
+            let reports = self.gathered.reports.iter().filter(|r| r.source.index() == index);
+            let reached = reports.clone().map(|r| r.next_offset).max().unwrap_or(0);
+            if reached.max(source.next_offset) >= *wanted {
+                continue;
+            }
+            if source.end_seen || reports.clone().any(|r| r.ended) {
+                return Err(Error::input(format!(
+                    "source {} ends at row {}, and rows up to {wanted} were read before",
+                    source.name,
+                    reached.max(source.next_offset)
+                ))
+                .help("the file was cut off: restore it; --fresh starts anew"));
+            }
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn should_close(&mut self, deposits: &mut Deposits) -> Result<bool> {
+        if !self.replay.is_empty() {
+            return self.is_complete(deposits);
+        }
         if self.shared.stop_wanted() || self.sources.is_empty() {
-            return true;
+            return Ok(true);
         }
         let now = self.env.clock.monotonic_ns();
         if !deposits.is_empty(self.open) {
@@ -86,11 +173,11 @@ impl Driver {
             // epochs grow while the one before is executed.
             let since = *self.first_row_ns.get_or_insert(now);
             let waited_us = (now.saturating_sub(since) / 1000) as i64;
-            return self.settings.epoch_idle
+            return Ok(self.settings.epoch_idle
                 || deposits.rows(self.open) >= self.settings.epoch_rows_max as u64
                 || deposits.bytes(self.open) >= self.settings.epoch_bytes_max as u64 / 2
                 || waited_us >= self.settings.epoch_us_max
-                || self.shared.drain_wanted().is_some();
+                || self.shared.drain_wanted().is_some());
         }
         if let Some((number, targets)) = self.shared.drain_wanted() {
             let reached = self.sources.iter().zip(&targets).all(|(source, target)| {
@@ -102,7 +189,7 @@ impl Driver {
             });
             if reached {
                 self.draining = Some(number);
-                return true;
+                return Ok(true);
             }
         }
         // A source that falls silent lets the watermark go on without any input.
@@ -110,7 +197,7 @@ impl Driver {
             let source = &self.sources[index];
             !source.was_idle && !source.ended && self.is_idle(index, now)
         };
-        (0..self.sources.len()).any(falls_idle) && self.sequencer.parked_rows() > 0
+        Ok((0..self.sources.len()).any(falls_idle) && self.sequencer.parked_rows() > 0)
     }
 
     fn is_idle(&self, index: usize, now: u64) -> bool {
@@ -121,7 +208,12 @@ impl Driver {
 
     /// Whether nothing more is to be done: asked to stop, or all sources have ended.
     fn is_done(&self) -> bool {
-        self.shared.stop_wanted() || self.sources.iter().all(|s| s.ended)
+        // A stop waits for the end of a recovery: what is recorded has been answered for.
+        self.replay.is_empty() && (self.shared.stop_wanted() || self.has_ended())
+    }
+
+    fn has_ended(&self) -> bool {
+        self.sources.iter().all(|s| s.ended)
     }
 
     fn cut(&mut self, deposit: Deposit) -> Result<()> {
@@ -134,58 +226,149 @@ impl Driver {
             }
             source.next_offset = source.next_offset.max(report.next_offset);
             source.time_max = source.time_max.max(report.time_max);
-            source.ended |= report.ended;
+            source.end_seen |= report.ended;
             bad.extend(report.bad.into_iter().map(|b| (report.source, b)));
         }
+        let recorded = self.replay.pop_front();
         let draining = self.draining.take();
         let mut idle = Vec::new();
         for index in 0..self.sources.len() {
+            let id = SourceId(index as u32);
             // A drain flushes pushed streams: whoever pushes has said that nothing is missing.
             let flushed = draining.is_some() && self.sources[index].is_push;
-            self.sources[index].was_idle = flushed || self.is_idle(index, now);
-            if self.sources[index].was_idle && !self.sources[index].ended {
-                idle.push(SourceId(index as u32));
+            let is_idle = flushed || self.is_idle(index, now);
+            let source = &mut self.sources[index];
+            match &recorded {
+                None => (source.was_idle, source.ended) = (is_idle, source.end_seen),
+                Some(Recorded { record, .. }) => {
+                    source.was_idle = record.cut.idle.contains(&id);
+                    source.ended = record.cut.ended.contains(&id);
+                }
+            }
+            if source.was_idle && !source.ended {
+                idle.push(id);
             }
         }
+        let places = self.places(recorded.as_ref())?;
+        let clock_us = match &recorded {
+            None => self.env.clock.now_us(),
+            Some(recorded) => recorded.record.cut.clock_us,
+        };
         let ids = (0..self.sources.len() as u32).map(SourceId);
+        let runs = deposit.parcels.into_iter().map(|p| Run {
+            stream: p.stream,
+            source: p.source,
+            batch: p.batch,
+            offsets: p.offsets,
+            times: p.times,
+            admitted: None,
+        });
+        let runs = runs.map(|run| self.set_aside(run, &mut bad)).collect();
         let input = CutInput {
-            runs: deposit
-                .parcels
-                .into_iter()
-                .map(|p| Run {
-                    stream: p.stream,
-                    source: p.source,
-                    batch: p.batch,
-                    offsets: p.offsets,
-                    times: p.times,
-                    admitted: None,
-                })
-                .collect(),
+            runs,
             offsets: self.sources.iter().map(|s| s.next_offset).collect(),
             times_max: self.sources.iter().map(|s| s.time_max).collect(),
-            clock_us: self.env.clock.now_us(),
+            clock_us,
             idle,
             ended: ids.filter(|s| self.sources[s.index()].ended).collect(),
         };
         let sequenced = self.sequencer.cut(input)?;
-        self.execute(sequenced, bad)?;
-        self.steer();
-        if let Some(number) = draining {
-            self.shared.drained(number);
+        if let Some(Recorded { record, .. }) = &recorded {
+            if record.cut != sequenced.cut {
+                return Err(Error::internal(format!(
+                    "epoch {} was cut again after a restart, and the cut is not the recorded one",
+                    record.cut.epoch
+                ))
+                .help("the input is not what it was: restore the files; --fresh starts anew"));
+            }
         }
+        let was_recorded = recorded.is_some();
+        let done = self.execute(sequenced, bad, places, draining, recorded)?;
+        self.items.send(Item::Epoch(done)).map_err(|_| stopped())?;
+        if was_recorded && self.replay.is_empty() {
+            self.items.send(Item::Settled).map_err(|_| stopped())?;
+            self.shared.recovered();
+        }
+        self.steer();
         Ok(())
     }
 
-    /// Runs an epoch and hands its outputs on, all of it or, on an error, nothing more.
-    fn execute(&mut self, sequenced: Sequenced, bad: Vec<(SourceId, Bad)>) -> Result<()> {
+    /// Takes the events out of a run on which there is a verdict.
+    fn set_aside(&self, run: Run, bad: &mut Vec<(SourceId, Bad)>) -> Run {
+        let verdict = |offset: &u64| {
+            self.verdicts.iter().find(|v| (v.source, v.offset) == (run.source, *offset))
+        };
+        if self.verdicts.is_empty() || !run.offsets.iter().any(|o| verdict(o).is_some()) {
+            return run;
+        }
+        let mut kept = Vec::new();
+        for (row, offset) in run.offsets.iter().enumerate() {
+            let Some(verdict) = verdict(offset) else {
+                kept.push(row as u32);
+                continue;
+            };
+            let values: Vec<String> = run.batch.row(row).iter().map(ToString::to_string).collect();
+            bad.push((
+                run.source,
+                Bad {
+                    offset: *offset,
+                    origin: "engine".into(),
+                    line: 0,
+                    raw: values.join(", "),
+                    reason: verdict.reason.clone(),
+                },
+            ));
+        }
+        run.take(&kept)
+    }
+
+    /// Where sources stand at the cut that is being made, as far as that has changed.
+    fn places(&mut self, recorded: Option<&Recorded>) -> Result<Vec<(SourceId, Place)>> {
+        let mut changed = Vec::new();
+        for (index, source) in self.sources.iter_mut().enumerate() {
+            let id = SourceId(index as u32);
+            let Some(places) = &source.places else { continue };
+            let mut places = places.lock();
+            let mut place = None;
+            while places.front().is_some_and(|p| p.offset <= source.next_offset) {
+                place = places.pop_front();
+            }
+            let Some(place) = place else { continue };
+            if source.place == place {
+                continue;
+            }
+            if let Some((_, before)) =
+                recorded.and_then(|r| r.record.places.iter().find(|(s, _)| *s == id))
+            {
+                place.check(&source.name, before)?;
+            }
+            source.place = place.clone();
+            if !source.is_push {
+                changed.push((id, place));
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Runs an epoch. What it came to is complete, or on an error nothing of it leaves.
+    fn execute(
+        &mut self,
+        sequenced: Sequenced,
+        bad: Vec<(SourceId, Bad)>,
+        places: Vec<(SourceId, Place)>,
+        drained: Option<u64>,
+        recorded: Option<Recorded>,
+    ) -> Result<Box<Done>> {
         let Sequenced { cut, epoch, late } = sequenced;
+        let mut events: Vec<(Arc<str>, Batch)> = Vec::new();
         let shared = self.shared.clone();
         let mut state = shared.state.lock();
         let outcome = self.serial.run(&mut state.tables, &epoch)?;
         for table in &mut state.tables {
             table.commit(outcome.seq);
         }
-        let counts = &mut state.counts;
+        state.epoch = cut.epoch;
+        let counts = &mut self.counts;
         counts.epochs += 1;
         counts.events += bad.len() as u64;
         for run in &epoch.runs {
@@ -202,44 +385,103 @@ impl Driver {
             let entry = counts.unstable.entry(unstable.handler);
             entry.or_insert_with(|| (unstable.stamp.to_string(), 0)).1 += 1;
         }
-        let state = &mut *state;
         let dead = self.dead(&cut.offsets, bad);
         for (stream, batch) in dead {
-            state.counts.dead += batch.len() as u64;
-            self.outlets.take(&format!("{stream}.dead"), batch, &mut state.kept)?;
+            self.counts.dead += batch.len() as u64;
+            events.push((format!("{stream}.dead").into(), batch));
         }
         for run in late {
             if self.program.root_stream(run.stream) == run.stream {
-                state.counts.late += run.offsets.len() as u64;
-                state.counts.events += run.offsets.len() as u64;
+                self.counts.late += run.offsets.len() as u64;
+                self.counts.events += run.offsets.len() as u64;
             }
-            let name = format!("{}.late", self.program.streams[run.stream.index()].spec.name);
-            self.outlets.take(&name, run.batch, &mut state.kept)?;
+            let name = &self.program.streams[run.stream.index()].spec.name;
+            events.push((format!("{name}.late").into(), run.batch));
         }
-        self.hand_on(&epoch, outcome, &mut state.kept)?;
-        self.outlets.commit()?;
-        state.counts.parked = self.sequencer.parked_rows() as u64;
-        state.counts.lag_us = self.lag_us(&cut);
-        state.counts.outputs = self.outlets.rows();
-        state.counts.output_hash = self.outlets.hash();
-        if self.settings.keep_cuts {
-            state.cuts.push(cut);
-        }
+        let seq = outcome.seq;
+        self.hand_on(&epoch, outcome, &mut events);
+        self.counts.parked = self.sequencer.parked_rows() as u64;
+        self.counts.lag_us = self.lag_us(&cut);
         let parked = self.sequencer.parked_bytes();
+        let kept = shared.out.lock().kept.bytes;
         let tables: usize = state.tables.iter().map(tidemill_table::Table::bytes).sum();
-        if tables + parked + state.kept.bytes > self.settings.memory_bytes_max {
+        if tables + parked + kept > self.settings.memory_bytes_max {
             let largest = state.tables.iter().max_by_key(|t| t.bytes());
             let largest = largest.map_or(String::new(), |t| {
                 format!("; the largest table is {} with {} bytes", t.spec().name, t.bytes())
             });
             return Err(Error::resource(format!(
                 "memory_bytes_max is {}, but tables hold {tables} bytes, events that wait for \
-                 their watermark {parked}, and kept outputs {}{largest}",
-                self.settings.memory_bytes_max, state.kept.bytes
+                 their watermark {parked}, and kept outputs {kept}{largest}",
+                self.settings.memory_bytes_max
             ))
             .help("raise memory_bytes_max, delete rows that are no longer needed, or keep less"));
         }
-        Ok(())
+        let is_last = recorded.is_none() && self.is_done();
+        let capture = match recorded {
+            None => self.capture(&mut state.tables, &cut, seq, is_last),
+            Some(_) => None,
+        };
+        let counts = self.counts.clone();
+        let is_last = is_last && self.has_ended();
+        Ok(Box::new(Done {
+            cut,
+            events,
+            counts,
+            places,
+            drained,
+            recorded,
+            capture,
+            is_last,
+            outputs: BTreeMap::new(),
+            output_hash: 0,
+        }))
+    }
+
+    /// Copies the state after this cut, when a snapshot is due.
+    fn capture(
+        &mut self,
+        tables: &mut [Table],
+        cut: &Cut,
+        seq: u64,
+        is_last: bool,
+    ) -> Option<Box<Capture>> {
+        let now = self.env.clock.monotonic_ns();
+        let plan = self.snapshots.as_mut()?;
+        plan.is_due |= now.saturating_sub(plan.last_ns) >= plan.every_ns;
+        if is_last {
+            // The next start then has nothing to repeat.
+            self.shared.wait_for_snapshot();
+        }
+        if !(plan.is_due || is_last) || !self.shared.begin_snapshot() {
+            return None;
+        }
+        (plan.is_due, plan.last_ns) = (false, now);
+        let sources = self.sources.iter().map(|source| SourceFacts {
+            name: source.name.clone(),
+            next_offset: source.next_offset,
+            time_max: source.time_max,
+            ended: source.ended,
+            place: source.place.clone(),
+        });
+        let state = self.sequencer.state();
+        let facts = Facts {
+            epoch: cut.epoch,
+            clock_us: cut.clock_us,
+            watermarks: state.watermarks,
+            seq,
+            sources: sources.collect(),
+            tables: tables.iter().map(|table| table.len() as u64).collect(),
+            counts: self.counts.clone(),
+            outlets: BTreeMap::new(),
+            sinks: Vec::new(),
+        };
+        Some(Box::new(Capture {
+            internal: Internal { facts, parked: state.parked },
+            changed: tables.iter_mut().map(Table::take_changes).collect(),
+            input_next: 0,
+            cut_next: 0,
+        }))
     }
 
     /// How far the slowest watermark is behind the newest event time of its stream's sources.
@@ -252,30 +494,20 @@ impl Driver {
         self.program.sources.iter().zip(&self.sources).filter_map(behind).max().unwrap_or(0)
     }
 
-    fn hand_on(
-        &mut self,
-        epoch: &Epoch,
-        outcome: Outcome,
-        kept: &mut crate::outlets::Kept,
-    ) -> Result<()> {
+    fn hand_on(&self, epoch: &Epoch, outcome: Outcome, events: &mut Vec<(Arc<str>, Batch)>) {
         // Input and derived streams that somebody wants to see pass through in stamp order.
         for index in 0..self.program.streams.len() {
-            let stream = &self.program.streams[index];
-            if !matches!(stream.origin, Origin::Input | Origin::Derived { .. }) {
-                continue;
-            }
-            let name = &stream.spec.name;
-            if self.outlets.by_name.get(&**name).is_some_and(|o| o.is_wanted()) {
+            let name = &self.program.streams[index].spec.name;
+            if self.wanted.contains(&**name) {
                 if let Some(batch) = in_order(epoch, StreamId(index as u16)) {
-                    self.outlets.take(name, batch, kept)?;
+                    events.push((name.clone(), batch));
                 }
             }
         }
         for output in outcome.outputs {
             let name = &self.program.streams[output.stream.index()].spec.name;
-            self.outlets.take(name, output.batch, kept)?;
+            events.push((name.clone(), output.batch));
         }
-        Ok(())
     }
 
     /// The rows that could not be decoded, and the events that a stage could not compute, up to
@@ -341,15 +573,6 @@ impl Driver {
                     self.gate.pause(ahead, true);
                 }
             }
-        }
-    }
-}
-
-impl Drop for Driver {
-    /// Whatever ended the run, what was committed is completed at the sinks.
-    fn drop(&mut self) {
-        if let Err(error) = self.outlets.finish() {
-            self.shared.fail(error);
         }
     }
 }

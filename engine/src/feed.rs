@@ -1,16 +1,37 @@
-//! A source as the flow sees it: with event times.
+//! A source as the flow sees it: with event times, its places noted, and what it can't give a second
+//! time on its way to the input log.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tidemill_connect::{Polled as Read, Source};
-use tidemill_core::{Batch, Error, Result};
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+use tidemill_connect::{Place, Polled as Read, Source};
+use tidemill_core::{Batch, Error, Result, SourceId};
 use tidemill_flow::{Bad, Chunk, Ingress, Polled};
+
+use crate::deliver::Item;
+use crate::records;
+
+/// The places of a source behind each poll, until a cut has taken them. Bounded by what the gate
+/// lets in.
+pub(crate) type Places = Arc<Mutex<VecDeque<Place>>>;
+
+/// Where pushed rows go before anything else.
+pub(crate) struct ToLog {
+    pub(crate) items: Sender<Item>,
+    /// Rows before this one came from the log.
+    pub(crate) from: u64,
+}
 
 /// Reads a source and adds each row's event time.
 pub(crate) struct Feed {
+    pub(crate) id: SourceId,
     pub(crate) source: Box<dyn Source>,
     /// The column of the event time, if the stream has one.
     pub(crate) time: Option<usize>,
+    pub(crate) places: Option<Places>,
+    pub(crate) log: Option<ToLog>,
 }
 
 impl Ingress for Feed {
@@ -20,6 +41,15 @@ impl Ingress for Feed {
             Read::Pending => return Ok(Polled::Pending),
             Read::End => return Ok(Polled::End),
         };
+        if let Some(log) = self.log.as_ref().filter(|log| chunk.next_offset > log.from) {
+            // Before the flow has them, so that a cut that covers them comes behind them.
+            let (record, next_offset) = (records::put_rows(self.id, &chunk), chunk.next_offset);
+            let item = Item::Rows { source: self.id, next_offset, record };
+            log.items.send(item).map_err(|_| stopped())?;
+        }
+        if let Some(places) = &self.places {
+            places.lock().push_back(self.source.place());
+        }
         let times = times(&chunk.batch, self.time)?;
         let time_max = self.time.and_then(|_| times.iter().copied().max());
         let bad = chunk.bad.into_iter().map(|b| Bad {
@@ -42,6 +72,11 @@ impl Ingress for Feed {
     fn offset(&self) -> u64 {
         self.source.offset()
     }
+}
+
+/// What comes of sending to a delivery that has ended by an error of its own.
+pub(crate) fn stopped() -> Error {
+    Error::internal("the engine's delivery has stopped")
 }
 
 fn times(batch: &Batch, column: Option<usize>) -> Result<Vec<i64>> {

@@ -6,25 +6,37 @@
 //! | `spec`, `settings` | what an app is, as data |
 //! | `open` | from an app to everything that runs: sources, branches, sinks, tables |
 //! | `feed`, `stages` | a source and a map or filter as the flow sees them |
-//! | `conduct` | the sequencer's driver: closes epochs, makes cuts, executes, hands outputs on |
+//! | `conduct` | the sequencer's driver: closes epochs, makes cuts, executes |
+//! | `deliver` | the way out: what epochs came to waits until their cuts are durable |
 //! | `outlets` | outputs: kept in memory, written to sinks, hashed |
+//! | `data_dir`, `records`, `internal`, `fingerprint` | what is in a data directory |
+//! | `snapshots` | takes snapshots in the background |
+//! | `recover` | what a data directory holds when the engine starts |
 //! | `mill` | the handle of a running app |
 //! | `report`, `inspect` | what a run is doing, has done, would do |
 //!
 //! The engine must not know Python.
 
 mod conduct;
+mod counts;
+mod data_dir;
+mod deliver;
 mod feed;
+mod fingerprint;
 mod inspect;
+mod internal;
 mod mill;
 mod open;
 mod outlets;
+mod records;
+mod recover;
 mod report;
 mod settings;
+mod snapshots;
 mod spec;
 mod stages;
 
 pub use mill::Mill;
 pub use report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
-pub use settings::Settings;
+pub use settings::{Durable, Settings};
 pub use spec::{AppSpec, SinkDecl, SourceDecl};

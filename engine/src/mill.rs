@@ -9,17 +9,21 @@ use parking_lot::{Condvar, Mutex};
 use tidemill_connect::PushHandle;
 use tidemill_core::{Batch, Cut, Error, Result, Row, Schema, SourceId, Value};
 use tidemill_env::{Env, Handle};
-use tidemill_flow::{Gate, Spec};
+use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_table::Table;
 use tidemill_txn::execute::{HandlerCounts, Serial};
 use tidemill_txn::order::Sequencer;
-use tidemill_txn::program::Program;
+use tidemill_txn::program::{Origin, Program};
 
-use crate::conduct::{Driver, SourceState};
+use crate::conduct::{Driver, SnapshotPlan};
+use crate::counts::Counts;
+use crate::deliver::{self, Delivery, Logs};
 use crate::inspect::path_words;
-use crate::open::{open, Opened};
+use crate::open::{open, Opened, Opening};
 use crate::outlets::Kept;
 use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
+use crate::settings::Durable;
+use crate::snapshots::Keeper;
 use crate::spec::AppSpec;
 
 /// Rows that a worker reads of a source at a time.
@@ -30,34 +34,50 @@ const PARK_US: u64 = 1_000;
 /// What the engine's threads and the handle share.
 pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
+    pub(crate) out: Mutex<Out>,
+    /// There is something new in `out`, or the run has ended.
+    pub(crate) delivered: Condvar,
+    /// Nothing leaves before its cut is durable.
+    pub(crate) is_durable: bool,
     stop: AtomicBool,
+    /// A snapshot is being taken.
+    snapshot: Mutex<bool>,
+    snapshot_done: Condvar,
     drains: Mutex<Drains>,
     drained: Condvar,
     end: Mutex<End>,
     ended: Condvar,
 }
 
-/// Everything that is final up to the last cut.
+/// The tables, as the executor left them.
 pub(crate) struct State {
     pub(crate) tables: Vec<Table>,
-    pub(crate) kept: Kept,
-    pub(crate) counts: Counts,
-    pub(crate) cuts: Vec<Cut>,
+    /// The last epoch that was executed.
+    pub(crate) epoch: u64,
 }
 
+/// What has left the engine, all of it durable where anything is.
 #[derive(Default)]
-pub(crate) struct Counts {
-    pub(crate) events: u64,
-    pub(crate) epochs: u64,
-    pub(crate) dead: u64,
-    pub(crate) late: u64,
-    pub(crate) parked: u64,
-    pub(crate) lag_us: i64,
-    pub(crate) handlers: Vec<HandlerCounts>,
-    /// By handler: the first event that showed it, and how often it showed.
-    pub(crate) unstable: BTreeMap<usize, (String, u64)>,
+pub(crate) struct Out {
+    pub(crate) epoch: u64,
+    /// Per source: rows before this one are in a cut.
+    pub(crate) offsets: Vec<u64>,
+    pub(crate) counts: Counts,
     pub(crate) outputs: BTreeMap<String, u64>,
     pub(crate) output_hash: u128,
+    pub(crate) kept: Kept,
+    pub(crate) cuts: Vec<Cut>,
+    /// Nothing more will come, ever.
+    pub(crate) is_last: bool,
+    /// What is recorded is being executed again.
+    pub(crate) is_recovering: bool,
+    /// Why writing waits, while it does.
+    pub(crate) stalled: Option<Error>,
+    /// The epoch of the newest snapshot, and how many were taken.
+    pub(crate) snapshot_epoch: u64,
+    pub(crate) snapshots: u64,
+    /// Records of the logs (inputs, cuts) below these are needed no more.
+    pub(crate) trim: Option<(u64, u64)>,
 }
 
 #[derive(Default)]
@@ -93,6 +113,60 @@ impl Shared {
 
     pub(crate) fn fail(&self, error: Error) {
         self.end.lock().error.get_or_insert(error);
+        self.delivered.notify_all();
+        // Whoever waits for a snapshot must not wait for one that will never be.
+        *self.snapshot.lock() = false;
+        self.snapshot_done.notify_all();
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.end.lock().error.is_some()
+    }
+
+    /// Whether what can't be done now is not to be tried any more.
+    pub(crate) fn gives_up(&self) -> bool {
+        self.stop_wanted() || self.has_failed()
+    }
+
+    /// Whether a snapshot may begin; it has then.
+    pub(crate) fn begin_snapshot(&self) -> bool {
+        !std::mem::replace(&mut *self.snapshot.lock(), true)
+    }
+
+    pub(crate) fn snapshot_done(&self) {
+        *self.snapshot.lock() = false;
+        self.snapshot_done.notify_all();
+    }
+
+    /// Waits until none is being taken.
+    pub(crate) fn wait_for_snapshot(&self) {
+        let mut taking = self.snapshot.lock();
+        while *taking {
+            self.snapshot_done.wait(&mut taking);
+        }
+    }
+
+    /// Everything recorded has been executed again.
+    pub(crate) fn recovered(&self) {
+        self.out.lock().is_recovering = false;
+    }
+
+    /// Waits until an epoch has left the engine; not beyond the end of the run.
+    fn wait_for(&self, epoch: u64) -> Result<()> {
+        let mut out = self.out.lock();
+        while out.epoch < epoch {
+            let end = self.end.lock();
+            if let Some(error) = &end.error {
+                return Err(error.clone());
+            }
+            if end.over {
+                return Ok(());
+            }
+            drop(end);
+            // The time-out guards against an end between the two locks.
+            self.delivered.wait_for(&mut out, Duration::from_millis(10));
+        }
+        Ok(())
     }
 }
 
@@ -123,18 +197,36 @@ impl Mill {
     pub fn start(spec: AppSpec, env: Env) -> Result<Mill> {
         let settings = spec.settings.clone();
         settings.check()?;
-        let Opened { program, inputs, workers, pushed, tables, outlets, failed } =
-            open(spec, &env)?;
+        let (items, receiver) = deliver::channel();
+        let Opened { program, inputs, workers, pushed, sources, tables, outlets, failed, durable } =
+            open(spec, &env, &items)?;
         let started_ns = env.clock.monotonic_ns();
-        let handlers = vec![HandlerCounts::default(); program.handlers.len()];
-        let state = State {
-            tables,
-            kept: Kept::default(),
-            counts: Counts { handlers, output_hash: outlets.hash(), ..Counts::default() },
-            cuts: Vec::new(),
+        let internal = durable.as_ref().and_then(|d| d.recovered.internal.clone());
+        let counts = match &internal {
+            Some(internal) => internal.facts.counts.clone(),
+            None => {
+                let handlers = vec![HandlerCounts::default(); program.handlers.len()];
+                Counts { handlers, ..Counts::default() }
+            }
+        };
+        let epoch = internal.as_ref().map_or(0, |i| i.facts.epoch);
+        let out = Out {
+            epoch,
+            offsets: sources.iter().map(|s| s.next_offset).collect(),
+            counts: counts.clone(),
+            outputs: outlets.rows(),
+            output_hash: outlets.hash(),
+            is_recovering: durable.as_ref().is_some_and(|d| !d.recovered.cuts.is_empty()),
+            snapshot_epoch: epoch,
+            ..Out::default()
         };
         let shared = Arc::new(Shared {
-            state: Mutex::new(state),
+            state: Mutex::new(State { tables, epoch }),
+            out: Mutex::new(out),
+            delivered: Condvar::new(),
+            is_durable: durable.is_some(),
+            snapshot: Mutex::new(false),
+            snapshot_done: Condvar::new(),
             stop: AtomicBool::new(false),
             drains: Mutex::default(),
             drained: Condvar::new(),
@@ -142,34 +234,80 @@ impl Mill {
             ended: Condvar::new(),
         });
         let gate = Gate::new(settings.epoch_bytes_max as u64);
-        // Epochs are numbered from 1.
-        gate.open(1);
-        let serial = Serial::new(program.clone(), settings.rerun_every);
+        let mut serial = Serial::new(program.clone(), settings.rerun_every);
         let paths = serial.paths().iter().map(|p| path_words(p).0.to_string()).collect();
-        let sources = inputs
-            .iter()
-            .map(|input| SourceState {
-                next_offset: 0,
-                time_max: None,
-                ended: false,
-                is_push: pushed.values().any(|(source, _)| *source == input.source),
-                paused: false,
-                active_ns: started_ns,
-                was_idle: false,
-            })
-            .collect::<Vec<_>>();
         let source_count = sources.len();
+        let sequencer = match &internal {
+            Some(internal) => {
+                serial.resume(internal.facts.seq);
+                Sequencer::restore(program.clone(), internal.sequencer())?
+            }
+            None => Sequencer::new(program.clone())?,
+        };
+        let wanted = outlets.by_name.iter().filter(|(name, outlet)| {
+            let of = program.streams.iter().find(|s| *s.spec.name == ***name);
+            let passes =
+                of.is_some_and(|s| matches!(s.origin, Origin::Input | Origin::Derived { .. }));
+            passes && outlet.is_wanted()
+        });
+        let wanted = wanted.map(|(name, _)| name.clone()).collect();
+        let mut delivery = Delivery {
+            env: env.clone(),
+            shared: shared.clone(),
+            items: receiver,
+            outlets,
+            logs: None,
+            keeper: None,
+            keep_cuts: settings.keep_cuts,
+        };
+        let (mut replay, mut verdicts, mut snapshots, mut dir) = Default::default();
+        if let Some(Opening { dir: held, recovered, fingerprint, program }) = durable {
+            if settings.durable == Durable::LogAndSnapshots {
+                let keeper = Keeper::start(
+                    &env,
+                    shared.clone(),
+                    recovered.store,
+                    held.app,
+                    fingerprint,
+                    program,
+                )?;
+                delivery.keeper = Some(keeper);
+                snapshots = Some(SnapshotPlan {
+                    every_ns: settings.snapshot_us as u64 * 1000,
+                    last_ns: started_ns,
+                    is_due: false,
+                });
+            }
+            delivery.logs = Some(Logs {
+                input: recovered.input,
+                cuts: recovered.cut_log,
+                fingerprint,
+                logged: recovered.logged,
+            });
+            (replay, verdicts, dir) = (recovered.cuts, recovered.verdicts, Some(held));
+        }
+        // Epochs of the flow are numbered from 1.
+        match replay.front() {
+            Some(first) => gate.open_to(1, &first.record.cut.offsets),
+            None => gate.open(1),
+        }
         let driver = Driver {
             env: env.clone(),
-            sequencer: Sequencer::new(program.clone())?,
+            sequencer,
             program: program.clone(),
             settings,
+            counts,
             gate: gate.clone(),
             shared: shared.clone(),
             serial,
-            outlets,
+            items,
+            wanted,
             failed,
             sources,
+            replay,
+            gathered: Deposit::default(),
+            verdicts,
+            snapshots,
             open: 1,
             closing: false,
             first_row_ns: None,
@@ -178,19 +316,33 @@ impl Mill {
         let rows_max = ROWS_MAX.min(driver.settings.epoch_rows_max);
         let flow =
             Spec { env: env.clone(), workers, mesh: None, inputs, rows_max, park_us: PARK_US };
+        let delivering = env
+            .threads
+            .spawn("tidemill-out", Box::new(move || delivery.run()))
+            .map_err(|e| Error::io("starting the engine's delivery", &e))?;
         let thread = {
             let (gate, shared, env) = (gate.clone(), shared.clone(), env.clone());
             let body = move || {
                 let result = tidemill_flow::run(flow, gate, Box::new(driver));
+                // Whoever sends to the delivery has gone with the flow, so that it ends.
+                let delivered = delivering.join();
                 let mut end = shared.end.lock();
+                // What the delivery says is the cause; that it is gone is what others find.
                 if let Err(error) = result {
                     end.error.get_or_insert(error);
+                }
+                if let Err(panic) = delivered {
+                    let what = format!("the engine's delivery: {panic}");
+                    end.error.get_or_insert(Error::internal(what));
                 }
                 end.over = true;
                 end.seconds = (env.clock.monotonic_ns() - started_ns) as f64 / 1e9;
                 drop(end);
+                // Held until nothing is written any more.
+                drop(dir);
                 shared.ended.notify_all();
                 shared.drained.notify_all();
+                shared.delivered.notify_all();
             };
             env.threads
                 .spawn("tidemill-engine", Box::new(body))
@@ -198,8 +350,8 @@ impl Mill {
         };
         let pushed = pushed
             .into_iter()
-            .map(|(name, (source, handle))| {
-                (name, Pushed { source, handle, sent: AtomicU64::new(0) })
+            .map(|(name, (source, handle, known))| {
+                (name, Pushed { source, handle, sent: AtomicU64::new(known) })
             })
             .collect();
         Ok(Mill {
@@ -236,6 +388,38 @@ impl Mill {
         pushed.handle.send(batch).map_err(|e| self.error().unwrap_or(e))?;
         pushed.sent.fetch_add(rows, Ordering::AcqRel);
         self.gate.wake_source(pushed.source);
+        Ok(())
+    }
+
+    /// Rows of a pushed stream that are known to the engine, from whatever run: whoever sends goes
+    /// on behind them after a restart.
+    ///
+    /// # Errors
+    /// When the stream is not pushed.
+    pub fn sent(&self, stream: &str) -> Result<u64> {
+        Ok(self.pushed(stream)?.sent.load(Ordering::Acquire))
+    }
+
+    /// Waits until so many rows of a pushed stream are in a cut that is durable (where anything
+    /// is): their transactions have been executed, or they wait for their watermark.
+    ///
+    /// # Errors
+    /// When the stream is not pushed, and what ended the run, if it has ended before.
+    pub fn acknowledge(&self, stream: &str, rows: u64) -> Result<()> {
+        let source = self.pushed(stream)?.source.index();
+        let mut out = self.shared.out.lock();
+        while out.offsets[source] < rows {
+            let end = self.shared.end.lock();
+            if let Some(error) = &end.error {
+                return Err(error.clone());
+            }
+            if end.over {
+                return Err(Error::resource("the engine has stopped before these rows were taken")
+                    .help("send them again after the next start: sent() says from which on"));
+            }
+            drop(end);
+            self.shared.delivered.wait_for(&mut out, Duration::from_millis(10));
+        }
         Ok(())
     }
 
@@ -340,8 +524,8 @@ impl Mill {
     pub fn status(&self) -> Status {
         let seconds = self.seconds();
         let ended = self.shared.end.lock().over;
-        let state = self.shared.state.lock();
-        let counts = &state.counts;
+        let out = self.shared.out.lock();
+        let counts = &out.counts;
         let sum = |of: fn(&HandlerCounts) -> u64| counts.handlers.iter().map(of).sum::<u64>();
         let aborted = sum(|h| h.aborted);
         Status {
@@ -356,6 +540,10 @@ impl Mill {
             seconds,
             events_per_s: counts.events as f64 / seconds.max(1e-9),
             ended,
+            recovering: out.is_recovering,
+            stalled: out.stalled.as_ref().map(|error| error.what.clone()),
+            snapshot_epoch: out.snapshot_epoch,
+            snapshots: out.snapshots,
         }
     }
 
@@ -365,7 +553,11 @@ impl Mill {
     /// When there is no such table.
     pub fn table(&self, name: &str) -> Result<Batch> {
         let index = self.table_index(name)?;
-        Ok(self.shared.state.lock().tables[index].to_batch())
+        let state = self.shared.state.lock();
+        let (batch, epoch) = (state.tables[index].to_batch(), state.epoch);
+        drop(state);
+        self.shared.wait_for(epoch)?;
+        Ok(batch)
     }
 
     /// One row of a table, as the last cut left it, by a value for each key column.
@@ -392,7 +584,10 @@ impl Mill {
                     .map_err(|fault| Error::input(format!("table {table}: {fault}")))
             })
             .collect::<Result<_>>()?;
-        Ok(state.tables[index].get(&key))
+        let (row, epoch) = (state.tables[index].get(&key), state.epoch);
+        drop(state);
+        self.shared.wait_for(epoch)?;
+        Ok(row)
     }
 
     /// The columns of a table.
@@ -413,14 +608,14 @@ impl Mill {
     /// # Errors
     /// When there is no such stream.
     pub fn output(&self, stream: &str, from: usize) -> Result<Vec<Batch>> {
-        let state = self.shared.state.lock();
-        let batches = state.kept.batches.get(stream);
+        let out = self.shared.out.lock();
+        let batches = out.kept.batches.get(stream);
         Ok(batches.map_or(Vec::new(), |b| b[from.min(b.len())..].to_vec()))
     }
 
     /// The cuts so far, when the setting `keep_cuts` is on.
     pub fn cuts(&self) -> Vec<Cut> {
-        self.shared.state.lock().cuts.clone()
+        self.shared.out.lock().cuts.clone()
     }
 
     /// What has been done so far.
@@ -430,7 +625,8 @@ impl Mill {
     pub fn summary(&self) -> Result<Summary> {
         let seconds = self.seconds();
         let state = self.shared.state.lock();
-        let counts = &state.counts;
+        let out = self.shared.out.lock();
+        let counts = &out.counts;
         let state_hash = state.tables.iter().fold(0u128, |sum, t| sum.wrapping_add(t.state_hash()));
         let handlers: Vec<HandlerReport> = (self.program.handlers.iter().zip(&counts.handlers))
             .zip(&self.paths)
@@ -467,10 +663,10 @@ impl Mill {
             events_per_s: counts.events as f64 / seconds.max(1e-9),
             handlers,
             tables: tables.collect(),
-            outputs: counts.outputs.clone(),
+            outputs: out.outputs.clone(),
             unstable: unstable.collect(),
             state_hash: format!("{state_hash:032x}"),
-            output_hash: format!("{:032x}", counts.output_hash),
+            output_hash: format!("{:032x}", out.output_hash),
         })
     }
 

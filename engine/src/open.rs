@@ -4,16 +4,25 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crossbeam_channel::Sender;
 use tidemill_connect::push::PushLimits;
-use tidemill_connect::{files, push, sink, FilesSettings, PushHandle, SinkSettings, Source};
+use tidemill_connect::{
+    files, push, sink, FilesSettings, Place, PushHandle, PushSource, SinkSettings, Source,
+};
 use tidemill_core::{Error, Result, SourceId, SourceSpec, StreamId, StreamTime};
 use tidemill_env::Env;
 use tidemill_flow::{Branch, Input, Stage as FlowStage};
+use tidemill_log::LogKind;
 use tidemill_table::Table;
 use tidemill_txn::program::{Origin, Program, Stage};
 
-use crate::feed::Feed;
-use crate::outlets::{dead_schema, Outlet, Outlets};
+use crate::conduct::SourceState;
+use crate::data_dir::DataDir;
+use crate::deliver::Item;
+use crate::feed::{Feed, Places, ToLog};
+use crate::outlets::{dead_schema, NamedSink, Outlet, Outlets};
+use crate::recover::{recover, Recovered};
+use crate::settings::{Durable, Settings};
 use crate::spec::AppSpec;
 use crate::stages::{FailedList, Step};
 
@@ -25,26 +34,37 @@ pub(crate) struct Opened {
     pub(crate) program: Arc<Program>,
     pub(crate) inputs: Vec<Input>,
     pub(crate) workers: usize,
-    /// Pushed streams by name, with their sources.
-    pub(crate) pushed: BTreeMap<String, (SourceId, PushHandle)>,
+    /// Pushed streams by name: their sources, and the rows of each that are known already.
+    pub(crate) pushed: BTreeMap<String, (SourceId, PushHandle, u64)>,
+    pub(crate) sources: Vec<SourceState>,
     pub(crate) tables: Vec<Table>,
     pub(crate) outlets: Outlets,
     pub(crate) failed: FailedList,
+    pub(crate) durable: Option<Opening>,
+}
+
+/// What was found in the data directory.
+pub(crate) struct Opening {
+    pub(crate) dir: DataDir,
+    pub(crate) recovered: Recovered,
+    pub(crate) fingerprint: u128,
+    /// The program as manifests have it.
+    pub(crate) program: Vec<u8>,
 }
 
 /// A partition's name, its source, and the handle of a pushed one.
-type OpenedSource = (String, Box<dyn Source>, Option<PushHandle>);
+type OpenedSource = (String, Reader, Option<PushHandle>);
 
 /// A source partition before it is given to the flow.
 struct Partition {
     name: String,
     stream: StreamId,
-    source: Box<dyn Source>,
+    source: Reader,
     push: Option<PushHandle>,
     spec: SourceSpec,
 }
 
-pub(crate) fn open(spec: AppSpec, env: &Env) -> Result<Opened> {
+pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Opened> {
     let AppSpec { mut program, sources, sinks, keep, settings } = spec;
     program.check()?;
     let mut partitions: Vec<Partition> = Vec::new();
@@ -56,13 +76,14 @@ pub(crate) fn open(spec: AppSpec, env: &Env) -> Result<Opened> {
             match &decl.files {
                 None => {
                     let (handle, source) = push(schema.clone(), PUSH_LIMITS);
-                    Ok(vec![("push".into(), Box::new(source), Some(handle))])
+                    Ok(vec![("push".into(), Reader::Pushed(source), Some(handle))])
                 }
                 Some(files_json) => {
                     let settings = FilesSettings::from_json(&files_json.to_string())?;
                     read.extend(files::paths(&settings, &*env.disk)?);
                     let opened = files::open(&settings, &schema, env)?;
-                    Ok(opened.into_iter().map(|(name, source)| (name, source, None)).collect())
+                    let files = opened.into_iter();
+                    Ok(files.map(|(name, source)| (name, Reader::Files(source), None)).collect())
                 }
             }
         };
@@ -83,36 +104,129 @@ pub(crate) fn open(spec: AppSpec, env: &Env) -> Result<Opened> {
     program.sources = partitions.iter().map(|p| p.spec.clone()).collect();
     program.check()?;
     let program = Arc::new(program);
+    let durable = durable(&program, &settings, env)?;
+    let internal = durable.as_ref().and_then(|d| d.recovered.internal.as_ref());
+    let has_snapshots = settings.durable == Durable::LogAndSnapshots;
     let failed = FailedList::default();
     let workers = match settings.workers {
         0 => env.threads.cores().min(partitions.len() + 1),
         n => n,
     };
-    let mut inputs = Vec::new();
+    let now = env.clock.monotonic_ns();
+    let (mut inputs, mut sources) = (Vec::new(), Vec::new());
     let mut pushed = BTreeMap::new();
+    let logged_to = durable.as_ref().map(|d| d.recovered.logged_to()).unwrap_or_default();
     for (index, partition) in partitions.into_iter().enumerate() {
         let source = SourceId(index as u32);
+        let mut state = SourceState {
+            name: partition.spec.name.to_string(),
+            next_offset: 0,
+            time_max: None,
+            ended: false,
+            end_seen: false,
+            is_push: partition.push.is_some(),
+            paused: false,
+            active_ns: now,
+            was_idle: false,
+            place: Place::start(),
+            places: None,
+        };
+        if let Some(internal) = internal {
+            let facts = &internal.facts.sources[index];
+            (state.next_offset, state.time_max) = (facts.next_offset, facts.time_max);
+            (state.ended, state.end_seen) = (facts.ended, facts.ended);
+            state.place = facts.place.clone();
+        }
+        let mut reader = partition.source;
+        let mut log = None;
+        if let Some(Opening { dir, recovered, .. }) = &durable {
+            state.places = Some(Places::default());
+            match reader {
+                Reader::Pushed(ref mut push) => {
+                    let from = state.next_offset;
+                    push.resume(&state.place)?;
+                    let schema = program.streams[partition.stream.index()].spec.schema.clone();
+                    let spec = dir.log(LogKind::Input);
+                    let rows = recovered.rows(&env.disk, spec, source, schema, from)?;
+                    push.replay(Box::new(rows))?;
+                    let from = logged_to.get(&source).copied().unwrap_or(0).max(from);
+                    log = Some(ToLog { items: items.clone(), from });
+                }
+                Reader::Files(ref mut files) => files.resume(&state.place)?,
+            }
+        }
+
         let stream = &program.streams[partition.stream.index()].spec;
         let time = match stream.time {
             StreamTime::Event { column } => Some(column),
             StreamTime::Arrival => None,
         };
         if let Some(handle) = partition.push {
-            pushed.insert(stream.name.to_string(), (source, handle));
+            let known = log.as_ref().map_or(0, |log| log.from);
+            pushed.insert(stream.name.to_string(), (source, handle, known));
         }
         inputs.push(Input {
             source,
             // The first worker executes; the others read as long as there are any.
             worker: (workers - 1) - index % workers,
-            ingress: Some(Box::new(Feed { source: partition.source, time })),
+            ingress: Some(Box::new(Feed {
+                id: source,
+                source: reader.boxed(),
+                time,
+                places: state.places.clone(),
+                log,
+            })),
             branches: branches(&program, partition.stream, &failed),
         });
+        sources.push(state);
     }
     let seed = env.random.next_u64();
-    let tables =
+    let mut tables: Vec<Table> =
         program.tables.iter().map(|spec| Table::new(Arc::new(spec.clone()), seed)).collect();
-    let outlets = outlets(&program, &sinks, &keep, &read, settings.fresh, env)?;
-    Ok(Opened { program, inputs, workers, pushed, tables, outlets, failed })
+    if let Some(durable) = &durable {
+        if has_snapshots {
+            tables.iter_mut().for_each(Table::track);
+        }
+        durable.recovered.load(&mut tables)?;
+    }
+    let outlets = outlets(&program, &sinks, &keep, &read, settings.fresh, durable.as_ref(), env)?;
+    Ok(Opened { program, inputs, workers, pushed, sources, tables, outlets, failed, durable })
+}
+
+/// Takes the data directory and reads what is in it.
+fn durable(program: &Program, settings: &Settings, env: &Env) -> Result<Option<Opening>> {
+    let path = match &settings.data_dir {
+        Some(path) if settings.durable != Durable::None => path,
+        _ => return Ok(None),
+    };
+    let (name, segment_bytes) = (&program.name, settings.log_segment_bytes);
+    let dir = DataDir::open(env, path, name, settings.fresh, segment_bytes)?;
+    let text = crate::fingerprint::text(program);
+    let fingerprint = crate::fingerprint::of(&text);
+    let recovered = recover(&dir, &env.disk, program, fingerprint)?;
+    if let Some(internal) = &recovered.internal {
+        let (then, now) = (&internal.facts.sources, &program.sources);
+        let same = then.len() == now.len() && then.iter().zip(now).all(|(t, n)| *t.name == *n.name);
+        if !same {
+            return Err(Error::internal("the sources of a snapshot are not those of its program"));
+        }
+    }
+    Ok(Some(Opening { dir, recovered, fingerprint, program: text.into_bytes() }))
+}
+
+/// A source that may have to be told more than others.
+enum Reader {
+    Pushed(PushSource),
+    Files(Box<dyn Source>),
+}
+
+impl Reader {
+    fn boxed(self) -> Box<dyn Source> {
+        match self {
+            Reader::Pushed(source) => Box::new(source),
+            Reader::Files(source) => source,
+        }
+    }
 }
 
 fn input_stream(program: &Program, name: &str) -> Result<StreamId> {
@@ -163,8 +277,10 @@ fn outlets(
     keep: &[String],
     read: &[PathBuf],
     fresh: bool,
+    durable: Option<&Opening>,
     env: &Env,
 ) -> Result<Outlets> {
+    let internal = durable.and_then(|d| d.recovered.internal.as_ref());
     let mut outlets = Outlets::default();
     for stream in &program.streams {
         let (name, schema) = (stream.spec.name.to_string(), stream.spec.schema.clone());
@@ -196,9 +312,29 @@ fn outlets(
                 .at(decl.at.clone())
         })?;
         let schema = outlet.schema.clone();
-        outlet
-            .sinks
-            .push(sink::open(&settings, &schema, env, None).map_err(|e| e.at(decl.at.clone()))?);
+        let path = settings.path.display().to_string();
+        let resume = match internal {
+            None => None,
+            Some(internal) => {
+                let sinks = &internal.facts.sinks;
+                let known = sinks.iter().find(|s| s.stream == decl.stream && s.path == path);
+                let missing = || {
+                    Error::setting(format!("{path} is not among the outputs of the runs before"))
+                        .help("leave outputs as they were; --fresh starts anew")
+                        .at(decl.at.clone())
+                };
+                Some(known.ok_or_else(missing)?.place)
+            }
+        };
+        // Without a snapshot everything is written again from the beginning.
+        let mut settings = settings;
+        settings.overwrite |= durable.is_some_and(|d| !d.recovered.cuts.is_empty());
+        let opened = sink::open(&settings, &schema, env, resume.as_ref());
+        let sink = opened.map_err(|e| e.at(decl.at.clone()))?;
+        outlet.sinks.push(NamedSink { path, sink });
+    }
+    if let Some(internal) = internal {
+        outlets.resume(&internal.facts.outlets);
     }
     for name in keep {
         let outlet = outlets

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_connect::Sink;
-use tidemill_core::encode::Hasher128;
+use tidemill_core::encode::Chain128;
 use tidemill_core::{Batch, Column, DataType, Result, Schema, Value};
+
+use crate::internal::{OutletFacts, SinkFacts};
 
 /// The columns of dead-letter streams.
 pub(crate) fn dead_schema() -> Arc<Schema> {
@@ -19,22 +21,28 @@ pub(crate) fn dead_schema() -> Arc<Schema> {
     ]))
 }
 
+/// A sink and the path that names it.
+pub(crate) struct NamedSink {
+    pub(crate) path: String,
+    pub(crate) sink: Box<dyn Sink>,
+}
+
 /// One stream's way out.
 pub(crate) struct Outlet {
     pub(crate) schema: Arc<Schema>,
-    pub(crate) sinks: Vec<Box<dyn Sink>>,
+    pub(crate) sinks: Vec<NamedSink>,
     /// Events are kept for whoever asks.
     pub(crate) keep: bool,
     /// It is an output of transactions and counts in the output hash.
     pub(crate) hashed: bool,
-    hash: Hasher128,
+    hash: Chain128,
     rows: u64,
     dirty: bool,
 }
 
 impl Outlet {
     pub(crate) fn new(schema: Arc<Schema>, hashed: bool) -> Outlet {
-        let hash = Hasher128::default();
+        let hash = Chain128::default();
         Outlet { schema, sinks: Vec::new(), keep: false, hashed, hash, rows: 0, dirty: false }
     }
 
@@ -58,20 +66,26 @@ pub(crate) struct Kept {
 }
 
 impl Outlets {
-    /// Takes events of finished transactions, in stamp order.
-    pub(crate) fn take(&mut self, stream: &str, batch: Batch, kept: &mut Kept) -> Result<()> {
-        let Some(outlet) = self.by_name.get_mut(stream) else { return Ok(()) };
+    /// Counts and hashes events of an epoch, in stamp order.
+    pub(crate) fn count(&mut self, stream: &str, batch: &Batch) {
+        let Some(outlet) = self.by_name.get_mut(stream) else { return };
         outlet.rows += batch.len() as u64;
         if outlet.hashed {
             let mut bytes = Vec::with_capacity(64);
             for row in 0..batch.len() {
                 bytes.clear();
+                bytes.resize(16, 0);
                 batch.encode_row(row, &mut bytes);
-                outlet.hash.update(&bytes);
+                outlet.hash.take(&mut bytes);
             }
         }
+    }
+
+    /// Hands events of an epoch on whose cut is durable.
+    pub(crate) fn write(&mut self, stream: &str, batch: Batch, kept: &mut Kept) -> Result<()> {
+        let Some(outlet) = self.by_name.get_mut(stream) else { return Ok(()) };
         for sink in &mut outlet.sinks {
-            sink.write(&batch)?;
+            sink.sink.write(&batch)?;
             outlet.dirty = true;
         }
         if outlet.keep {
@@ -81,19 +95,39 @@ impl Outlets {
         Ok(())
     }
 
-    /// The epoch is final: what was written may be seen.
+    /// The epochs so far are final: what was written may be seen.
     pub(crate) fn commit(&mut self) -> Result<()> {
         for outlet in self.by_name.values_mut().filter(|o| o.dirty) {
-            outlet.sinks.iter_mut().try_for_each(|s| s.commit())?;
+            outlet.sinks.iter_mut().try_for_each(|s| s.sink.commit())?;
             outlet.dirty = false;
         }
         Ok(())
     }
 
-    /// Nothing more comes.
+    fn sinks(&mut self) -> impl Iterator<Item = &mut NamedSink> {
+        self.by_name.values_mut().flat_map(|o| &mut o.sinks)
+    }
+
+    /// What was to be written again has been.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        self.sinks().try_for_each(|s| s.sink.settle())
+    }
+
+    /// Makes everything committed durable.
+    pub(crate) fn sync(&mut self) -> Result<Vec<SinkFacts>> {
+        let mut facts = Vec::new();
+        for (stream, outlet) in &mut self.by_name {
+            for NamedSink { path, sink } in &mut outlet.sinks {
+                let place = sink.sync()?;
+                facts.push(SinkFacts { stream: stream.clone(), path: path.clone(), place });
+            }
+        }
+        Ok(facts)
+    }
+
+    /// Nothing more comes, ever.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        let mut sinks = self.by_name.values_mut().flat_map(|o| &mut o.sinks);
-        sinks.try_for_each(|s| s.finish())
+        self.sinks().try_for_each(|s| s.sink.finish())
     }
 
     /// Rows by output stream.
@@ -109,8 +143,27 @@ impl Outlets {
         for (name, outlet) in self.by_name.iter().filter(|(_, o)| o.hashed && o.rows > 0) {
             tidemill_core::encode::value(&Value::str(name), &mut bytes);
             bytes.extend_from_slice(&outlet.rows.to_be_bytes());
-            bytes.extend_from_slice(&outlet.hash.digest().to_be_bytes());
+            bytes.extend_from_slice(&outlet.hash.0.to_be_bytes());
         }
         tidemill_core::encode::hash128(&bytes)
+    }
+
+    /// What has come out, for a snapshot.
+    pub(crate) fn facts(&self) -> BTreeMap<String, OutletFacts> {
+        let facts = |outlet: &Outlet| OutletFacts {
+            rows: outlet.rows,
+            hash: format!("{:032x}", outlet.hash.0),
+        };
+        self.by_name.iter().map(|(name, outlet)| (name.clone(), facts(outlet))).collect()
+    }
+
+    /// Goes on behind what a snapshot says has come out.
+    pub(crate) fn resume(&mut self, facts: &BTreeMap<String, OutletFacts>) {
+        for (name, facts) in facts {
+            if let Some(outlet) = self.by_name.get_mut(name) {
+                outlet.rows = facts.rows;
+                outlet.hash = Chain128(u128::from_str_radix(&facts.hash, 16).unwrap_or_default());
+            }
+        }
     }
 }

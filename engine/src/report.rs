@@ -30,6 +30,14 @@ pub struct Status {
     pub events_per_s: f64,
     /// Whether all input has ended and everything is done.
     pub ended: bool,
+    /// Whether what was recorded before is being executed again.
+    pub recovering: bool,
+    /// Why nothing can be written at present: the disk is full. Reading goes on.
+    pub stalled: Option<String>,
+    /// The epoch of the newest snapshot; 0 when there is none.
+    pub snapshot_epoch: u64,
+    /// Snapshots taken since the start.
+    pub snapshots: u64,
 }
 
 /// What a run has done.

@@ -1,7 +1,23 @@
 //! Settings: data, from file < environment < flag. Unknown ones are errors.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Error, Result};
+
+/// What is kept in a data directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Durable {
+    /// Nothing: as if there were none.
+    None,
+    /// Inputs and cuts. A start repeats everything.
+    Log,
+    /// Inputs, cuts and snapshots. A start repeats what came behind the last snapshot.
+    #[default]
+    #[serde(rename = "log+snapshots")]
+    LogAndSnapshots,
+}
 
 /// What a user may set. Names end in their unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,8 +44,19 @@ pub struct Settings {
     pub parked_bytes_max: usize,
     /// Every n-th transaction of an opaque handler is run twice and compared; 0 never.
     pub rerun_every: u64,
-    /// Replaces existing output files.
+    /// Starts anew: empties the data directory and replaces existing output files.
     pub fresh: bool,
+    /// The directory in which everything that must outlive the process is kept. Without one nothing
+    /// does.
+    pub data_dir: Option<PathBuf>,
+    /// What is kept there.
+    pub durable: Durable,
+    /// A snapshot is taken this long after the last one, in microseconds; the next cut makes it.
+    pub snapshot_us: i64,
+    /// Bytes of a segment of the input log.
+    pub log_segment_bytes: u64,
+    /// After an input has killed the process so often it is set aside.
+    pub poison_after: u32,
     /// Remembers every cut of the run, for tests and for comparing runs.
     pub keep_cuts: bool,
 }
@@ -46,6 +73,11 @@ impl Default for Settings {
             parked_bytes_max: 256 << 20,
             rerun_every: 64,
             fresh: false,
+            data_dir: None,
+            durable: Durable::LogAndSnapshots,
+            snapshot_us: 10_000_000,
+            log_segment_bytes: 64 << 20,
+            poison_after: 3,
             keep_cuts: false,
         }
     }
@@ -60,11 +92,17 @@ impl Settings {
             ("epoch_us_max", self.epoch_us_max),
             ("memory_bytes_max", self.memory_bytes_max as i64),
             ("parked_bytes_max", self.parked_bytes_max as i64),
+            ("snapshot_us", self.snapshot_us),
+            ("log_segment_bytes", self.log_segment_bytes as i64),
+            ("poison_after", i64::from(self.poison_after)),
         ];
         for (name, value) in positive {
             if value <= 0 {
                 return Err(Error::setting(format!("{name} must be positive, not {value}")));
             }
+        }
+        if self.log_segment_bytes < 1 << 16 {
+            return Err(Error::setting("log_segment_bytes is at least 65536"));
         }
         if self.workers > 256 {
             return Err(Error::setting(format!("workers is at most 256, not {}", self.workers)));

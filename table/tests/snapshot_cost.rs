@@ -47,9 +47,11 @@ fn measure(name: &str, spec: TableSpec, row: impl Fn(i64, i64) -> Vec<Value>) {
         drop(open.replace(taken));
     }
     let (mut stored, mut ends) = (Vec::new(), Vec::new());
-    timed("  give out without keeping", rows, || all.for_each(|_, key, row| {
-        std::hint::black_box((key, row));
-    }));
+    timed("  give out without keeping", rows, || {
+        all.for_each(|_, key, row| {
+            std::hint::black_box((key, row));
+        })
+    });
     timed("  give out", rows, || {
         all.for_each(|_, key, row| {
             stored.extend_from_slice(key);

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tidemill_core::{Batch, Result, Stamp, StreamId, Value};
 use tidemill_table::{Layout, Opened, Seq, Table};
 
@@ -37,7 +38,7 @@ pub enum Path {
 }
 
 /// Transactions of a handler.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandlerCounts {
     /// Committed.
     pub committed: u64,
@@ -203,6 +204,11 @@ impl Serial {
     pub fn without_prefetch(mut self) -> Serial {
         self.prefetch = false;
         self
+    }
+
+    /// Goes on behind the transaction with this number.
+    pub fn resume(&mut self, seq: Seq) {
+        self.seq = seq;
     }
 
     /// How each handler is executed.

@@ -10,4 +10,4 @@ mod sequencer;
 
 pub use epoch::{Epoch, Lane, Ranked, Run};
 pub use groups::Groups;
-pub use sequencer::{CutInput, Sequenced, Sequencer};
+pub use sequencer::{CutInput, Sequenced, Sequencer, SequencerState};

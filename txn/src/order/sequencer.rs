@@ -51,6 +51,19 @@ pub struct Sequencer {
     parked: Vec<Run>,
 }
 
+/// What a sequencer must be given back to go on where another one stopped.
+#[derive(Clone, Debug)]
+pub struct SequencerState {
+    /// Number of the last cut.
+    pub epoch: u64,
+    /// Its clock.
+    pub clock_us: i64,
+    /// Its watermarks, per stream.
+    pub watermarks: Vec<Position>,
+    /// What waits.
+    pub parked: Vec<Run>,
+}
+
 impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Program").field("name", &self.name).finish_non_exhaustive()
@@ -72,6 +85,34 @@ impl Sequencer {
             clock_us: i64::MIN,
             parked: Vec::new(),
         })
+    }
+
+    /// Its state after the last cut.
+    pub fn state(&self) -> SequencerState {
+        SequencerState {
+            epoch: self.epoch,
+            clock_us: self.clock_us,
+            watermarks: self.groups.of.iter().map(|g| self.watermarks[*g]).collect(),
+            parked: self.parked.clone(),
+        }
+    }
+
+    /// A sequencer that goes on behind a cut. The state is one of the same program.
+    ///
+    /// # Errors
+    /// When the program is wrong, or the state is not one of it.
+    pub fn restore(program: Arc<Program>, state: SequencerState) -> Result<Sequencer> {
+        let mut sequencer = Sequencer::new(program)?;
+        if state.watermarks.len() != sequencer.groups.of.len() {
+            return Err(Error::internal("a sequencer's state is of another program"));
+        }
+        for (stream, watermark) in state.watermarks.into_iter().enumerate() {
+            sequencer.watermarks[sequencer.groups.of[stream]] = watermark;
+        }
+        sequencer.epoch = state.epoch;
+        sequencer.clock_us = state.clock_us;
+        sequencer.parked = state.parked;
+        Ok(sequencer)
     }
 
     /// Bytes of events that wait for their watermark.

@@ -1,0 +1,171 @@
+//! The data directory: whose it is, and that one process at a time has it.
+//!
+//! See `docs/durability.md` for what is in it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{Error, Result};
+use tidemill_env::{Disk, Env, Lock};
+use tidemill_log::{LogKind, LogSpec};
+use tidemill_snapshot::{DirStore, Store};
+
+/// The version of the directory's layout.
+const FORMAT: u32 = 1;
+
+/// What the file `APP` says.
+#[derive(Debug, Serialize, Deserialize)]
+struct Identity {
+    format: u32,
+    /// In hexadecimal.
+    app: String,
+    name: String,
+}
+
+/// A data directory that is held by this process.
+pub(crate) struct DataDir {
+    pub(crate) path: PathBuf,
+    /// The app's id.
+    pub(crate) app: u128,
+    disk: Arc<dyn Disk>,
+    segment_bytes: u64,
+    _lock: Box<dyn Lock>,
+}
+
+impl DataDir {
+    /// Takes the directory; makes it when it is missing. `fresh` empties it first.
+    ///
+    /// # Errors
+    /// When another process has it, when it is no data directory or another app's, or one of a
+    /// newer version.
+    pub(crate) fn open(
+        env: &Env,
+        path: &Path,
+        name: &str,
+        fresh: bool,
+        segment_bytes: u64,
+    ) -> Result<DataDir> {
+        let disk = env.disk.clone();
+        let shown = path.display();
+        let io = |e: std::io::Error| Error::io(format!("data directory {shown}"), &e);
+        disk.create_dir_all(path).map_err(io)?;
+        let lock = disk.try_lock(&path.join("LOCK")).map_err(io)?.ok_or_else(|| {
+            Error::resource(format!("another process runs on data directory {shown}"))
+                .help("stop it first, or give this run another data_dir; tidemill status, query and tail work beside it")
+        })?;
+        let identity = path.join("APP");
+        if fresh {
+            // The identity goes first: without it what is left is nobody's.
+            if disk.exists(&identity).map_err(io)? {
+                disk.remove(&identity).map_err(io)?;
+                disk.sync_dir(path).map_err(io)?;
+            }
+            for part in ["cuts", "input", "store"] {
+                remove_all(&*disk, &path.join(part)).map_err(io)?;
+            }
+        }
+        let app = match disk.exists(&identity).map_err(io)? {
+            true => read_identity(&*disk, path, name)?,
+            false => {
+                let others = |p: &PathBuf| !p.ends_with("LOCK") && !p.ends_with("APP.new");
+                if let Some(other) = disk.list(path).map_err(io)?.iter().find(|p| others(p)) {
+                    return Err(Error::setting(format!(
+                        "{shown} is no data directory: it has no file APP, but {}",
+                        other.display()
+                    ))
+                    .help("give an empty or new folder; --fresh starts anew in this one"));
+                }
+                let random = u128::from(env.random.next_u64()) << 64;
+                let app = random | u128::from(env.random.next_u64());
+                write_identity(&*disk, path, app, name).map_err(io)?;
+                app
+            }
+        };
+        let path = path.to_path_buf();
+        Ok(DataDir { path, app, disk, segment_bytes, _lock: lock })
+    }
+
+    /// Where a log is.
+    pub(crate) fn log(&self, kind: LogKind) -> LogSpec {
+        log_spec(&self.path, self.app, kind, self.segment_bytes)
+    }
+
+    /// Where snapshots are. Leftovers of a crash are swept.
+    pub(crate) fn store(&self) -> Result<Arc<dyn Store>> {
+        let store = DirStore::new(self.disk.clone(), self.path.join("store"));
+        store.sweep()?;
+        Ok(Arc::new(store))
+    }
+}
+
+fn log_spec(path: &Path, app: u128, kind: LogKind, segment_bytes: u64) -> LogSpec {
+    let dir = path.join(match kind {
+        LogKind::Input => "input",
+        LogKind::Cuts => "cuts",
+    });
+    // Cuts are small, and each is there twice.
+    let segment_bytes = match kind {
+        LogKind::Input => segment_bytes,
+        LogKind::Cuts => segment_bytes.min(4 << 20),
+    };
+    LogSpec { dir, kind, app, segment_bytes }
+}
+
+fn read_identity(disk: &dyn Disk, path: &Path, name: &str) -> Result<u128> {
+    let shown = path.display();
+    let file = path.join("APP");
+    let mut text = String::new();
+    disk.open_read(&file)
+        .and_then(|mut open| std::io::Read::read_to_string(&mut open, &mut text))
+        .map_err(|e| Error::io(format!("reading {}", file.display()), &e))?;
+    let damaged = || {
+        Error::setting(format!("{} is damaged", file.display()))
+            .help("restore it from a backup of the data directory; --fresh starts anew")
+    };
+    let identity: Identity = serde_json::from_str(&text).map_err(|_| damaged())?;
+    if identity.format > FORMAT {
+        return Err(Error::setting(format!(
+            "data directory {shown} has format {}, and this version of tidemill knows {FORMAT}",
+            identity.format
+        ))
+        .help("use the version that wrote it, or a newer one"));
+    }
+    if identity.name != name {
+        return Err(Error::setting(format!(
+            "data directory {shown} belongs to app '{}', not to '{name}'",
+            identity.name
+        ))
+        .help("give this app its own data_dir; --fresh starts anew in this one"));
+    }
+    u128::from_str_radix(&identity.app, 16).map_err(|_| damaged())
+}
+
+fn write_identity(disk: &dyn Disk, path: &Path, app: u128, name: &str) -> std::io::Result<()> {
+    let identity = Identity { format: FORMAT, app: format!("{app:032x}"), name: name.to_owned() };
+    let text = serde_json::to_string_pretty(&identity).expect("it is JSON");
+    let new = path.join("APP.new");
+    let mut file = disk.create(&new)?;
+    std::io::Write::write_all(&mut file, text.as_bytes())?;
+    file.sync()?;
+    drop(file);
+    disk.rename(&new, &path.join("APP"))?;
+    disk.sync_dir(path)
+}
+
+/// Removes a folder and what is in it.
+fn remove_all(disk: &dyn Disk, dir: &Path) -> std::io::Result<()> {
+    match disk.list(dir) {
+        Ok(paths) => {
+            for path in paths {
+                match disk.metadata(&path)?.is_dir {
+                    true => remove_all(disk, &path)?,
+                    false => disk.remove(&path)?,
+                }
+            }
+            disk.remove_dir(dir)
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+    }
+}

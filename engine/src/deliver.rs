@@ -1,0 +1,271 @@
+//! The way out. What an epoch came to waits here until its cut is durable; nothing leaves before.
+//!
+//! One thread takes what the executor has done, in order. It hashes the outputs, appends a record
+//! of the cut, commits all that has gathered meanwhile as one group (inputs first, then cuts), and
+//! only then hands outputs to sinks and to whoever keeps them, and answers who waits. Execution runs
+//! ahead by as much as the channel holds.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender};
+use tidemill_connect::Place;
+use tidemill_core::{Batch, Cut, Error, Kind, Result, SourceId};
+use tidemill_env::Env;
+use tidemill_log::Log;
+
+use crate::counts::Counts;
+use crate::mill::Shared;
+use crate::outlets::Outlets;
+use crate::records::{self, CutRecord};
+use crate::recover::{Logged, Recorded};
+use crate::snapshots::{Capture, Keeper};
+
+/// Items that may wait before the executor and the readers wait.
+pub(crate) const ITEMS_MAX: usize = 64;
+/// Items that are committed as one group, at most.
+const GROUP_MAX: usize = 256;
+/// How long a full disk is given before the next try, in microseconds.
+const FULL_US: u64 = 100_000;
+
+/// What comes to be delivered, in order.
+pub(crate) enum Item {
+    /// A rows record for the input log. The cut that covers it comes behind it.
+    Rows { source: SourceId, next_offset: u64, record: Vec<u8> },
+    /// A verdict record for the input log.
+    #[allow(dead_code)] // Nothing gives verdicts yet.
+    Verdict(Vec<u8>),
+    /// An epoch has been executed.
+    Epoch(Box<Done>),
+    /// Everything recorded has been executed again: sinks are where they were.
+    Settled,
+}
+
+/// What an epoch came to.
+pub(crate) struct Done {
+    pub(crate) cut: Cut,
+    /// By stream, each in stamp order.
+    pub(crate) events: Vec<(Arc<str>, Batch)>,
+    /// Counts after it.
+    pub(crate) counts: Counts,
+    /// Where sources stand, as far as that has changed.
+    pub(crate) places: Vec<(SourceId, Place)>,
+    /// Request number of the drain that it answers.
+    pub(crate) drained: Option<u64>,
+    /// The record of it, when it was executed again.
+    pub(crate) recorded: Option<Recorded>,
+    /// The state after it, when it is to be a snapshot.
+    pub(crate) capture: Option<Box<Capture>>,
+    /// Nothing more will come, ever.
+    pub(crate) is_last: bool,
+    /// Rows and hash of all outputs after it; known when it is recorded.
+    pub(crate) outputs: BTreeMap<String, u64>,
+    pub(crate) output_hash: u128,
+}
+
+/// The logs of a data directory.
+pub(crate) struct Logs {
+    pub(crate) input: Log,
+    pub(crate) cuts: Log,
+    pub(crate) fingerprint: u128,
+    /// Rows in the input log that are in no cut yet.
+    pub(crate) logged: VecDeque<Logged>,
+}
+
+impl Logs {
+    /// The first record of the input log that a snapshot after this cut needs.
+    fn input_next(&mut self, cut: &Cut) -> u64 {
+        let is_in = |l: &Logged| l.next_offset <= cut.offsets[l.source.index()];
+        while self.logged.front().is_some_and(is_in) {
+            self.logged.pop_front();
+        }
+        self.logged.front().map_or(self.input.next(), |first| first.number)
+    }
+}
+
+pub(crate) struct Delivery {
+    pub(crate) env: Env,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) items: Receiver<Item>,
+    pub(crate) outlets: Outlets,
+    pub(crate) logs: Option<Logs>,
+    /// Takes snapshots, on a thread of its own.
+    pub(crate) keeper: Option<Keeper>,
+    pub(crate) keep_cuts: bool,
+}
+
+pub(crate) fn channel() -> (Sender<Item>, Receiver<Item>) {
+    crossbeam_channel::bounded(ITEMS_MAX)
+}
+
+impl Delivery {
+    /// Delivers until nobody sends any more. An error ends the run.
+    pub(crate) fn run(mut self) {
+        let result = self.serve();
+        if let Err(error) = &result {
+            self.shared.fail(error.clone());
+        }
+        // The channel is closed, so that whoever sends finds out; whoever waits is woken.
+        let Delivery { shared, items, mut outlets, keeper, .. } = self;
+        drop(items);
+        if let Some(keeper) = keeper {
+            if let Err(error) = keeper.join() {
+                shared.fail(error);
+            }
+        }
+        // Whatever ended the run, what was committed is completed at the sinks; a sink that has
+        // failed says so again.
+        let is_over = shared.out.lock().is_last;
+        let closed = match is_over || !shared.is_durable {
+            true => outlets.finish(),
+            false => outlets.sync().map(drop),
+        };
+        if let Err(error) = closed {
+            shared.fail(error);
+        }
+        shared.delivered.notify_all();
+    }
+
+    fn serve(&mut self) -> Result<()> {
+        let mut group = Vec::new();
+        while let Ok(first) = self.items.recv() {
+            group.push(first);
+            group.extend(self.items.try_iter().take(GROUP_MAX - 1));
+            let mut epochs = Vec::new();
+            for item in group.drain(..) {
+                match item {
+                    Item::Rows { source, next_offset, record } => {
+                        if let Some(logs) = &mut self.logs {
+                            let number = logs.input.append(records::ROWS, &record)?;
+                            logs.logged.push_back(Logged { number, source, next_offset });
+                        }
+                    }
+                    Item::Verdict(record) => {
+                        if let Some(logs) = &mut self.logs {
+                            logs.input.append(records::VERDICT, &record)?;
+                        }
+                    }
+                    Item::Epoch(mut done) => {
+                        self.record(&mut done)?;
+                        epochs.push(*done);
+                    }
+                    Item::Settled => {
+                        self.deliver(std::mem::take(&mut epochs))?;
+                        self.outlets.settle()?;
+                    }
+                }
+            }
+            if !epochs.is_empty() {
+                self.commit()?;
+                self.deliver(epochs)?;
+            }
+            let trim = self.shared.out.lock().trim.take();
+            if let (Some((input, cuts)), Some(logs)) = (trim, &mut self.logs) {
+                logs.cuts.trim(cuts)?;
+                logs.input.trim(input)?;
+            }
+        }
+        // What was pushed and is in no cut was not answered for, but whoever sent it need not send
+        // it again.
+        self.commit()
+    }
+
+    /// Hashes an epoch's outputs and appends its cut, or compares it with the record.
+    fn record(&mut self, done: &mut Done) -> Result<()> {
+        for (stream, batch) in &done.events {
+            self.outlets.count(stream, batch);
+        }
+        let output_hash = self.outlets.hash();
+        (done.outputs, done.output_hash) = (self.outlets.rows(), output_hash);
+        if let Some(capture) = &mut done.capture {
+            capture.internal.facts.outlets = self.outlets.facts();
+        }
+        let Some(logs) = &mut self.logs else { return Ok(()) };
+        let number = match &done.recorded {
+            None => {
+                let record = CutRecord {
+                    cut: done.cut.clone(),
+                    fingerprint: logs.fingerprint,
+                    output_hash,
+                    places: done.places.clone(),
+                };
+                logs.cuts.append(records::CUT, &records::put_cut(&record))?
+            }
+            Some(recorded) if recorded.record.output_hash != output_hash => {
+                return Err(Error::internal(format!(
+                    "epoch {} was executed again after a restart, and its outputs are not those of \
+                     the first time",
+                    done.cut.epoch
+                ))
+                .help(
+                    "a handler is not a function of its event and of what it reads: look for the \
+                     clock, random numbers, files or global variables in it (tidemill inspect names \
+                     the handlers that can't be checked); --fresh starts anew",
+                ));
+            }
+            Some(recorded) => recorded.number,
+        };
+        if let Some(capture) = &mut done.capture {
+            capture.cut_next = number + 1;
+            capture.input_next = logs.input_next(&done.cut);
+        }
+        Ok(())
+    }
+
+    /// Makes everything appended durable. A full disk is waited for: what is there stays readable,
+    /// and the engine goes on when there is room again.
+    fn commit(&mut self) -> Result<()> {
+        let Some(logs) = &mut self.logs else { return Ok(()) };
+        for log in [&mut logs.input, &mut logs.cuts] {
+            loop {
+                match log.commit() {
+                    Ok(_) => break,
+                    Err(error) if error.kind == Kind::Resource => {
+                        if self.shared.gives_up() {
+                            return Err(error);
+                        }
+                        self.shared.out.lock().stalled = Some(error);
+                        self.env.clock.sleep_us(FULL_US);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        self.shared.out.lock().stalled = None;
+        Ok(())
+    }
+
+    /// Hands on what durable epochs came to.
+    fn deliver(&mut self, epochs: Vec<Done>) -> Result<()> {
+        for done in epochs {
+            let Done {
+                cut, events, counts, drained, capture, is_last, outputs, output_hash, ..
+            } = done;
+            let shared = self.shared.clone();
+            let mut out = shared.out.lock();
+            for (stream, batch) in events {
+                self.outlets.write(&stream, batch, &mut out.kept)?;
+            }
+            self.outlets.commit()?;
+            out.counts = counts;
+            out.epoch = cut.epoch;
+            (out.outputs, out.output_hash) = (outputs, output_hash);
+            out.offsets.clone_from(&cut.offsets);
+            out.is_last = is_last;
+            if self.keep_cuts {
+                out.cuts.push(cut);
+            }
+            drop(out);
+            shared.delivered.notify_all();
+            if let Some(number) = drained {
+                shared.drained(number);
+            }
+            if let (Some(mut capture), Some(keeper)) = (capture, &self.keeper) {
+                // Before the manifest is written: what is in the snapshot is never computed again.
+                capture.internal.facts.sinks = self.outlets.sync()?;
+                keeper.take(capture);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+//! What outlives an epoch beside the tables, as the bytes of a snapshot: where sources, sinks,
+//! sequencer and executor stand, what waits for its watermark, what has been counted.
+//!
+//! The bytes: a version (u16), then the length (u32) and JSON of everything but parked events, then
+//! these: number of runs (u32), each with stream (u16), source (u32), whether it was admitted (u8)
+//! and then watermark (time, source, offset) and epoch, number of events (u32), offsets, times,
+//! columns.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use tidemill_connect::{Place, SinkPlace};
+use tidemill_core::wire::{
+    put_bytes, put_u16, put_u32, put_u64, take_bytes, take_columns, take_u16, take_u32, take_u64,
+    take_u64s, take_u8,
+};
+use tidemill_core::{Error, Position, Result, SourceId, StreamId};
+use tidemill_txn::order::{Run, SequencerState};
+use tidemill_txn::program::Program;
+
+use crate::counts::Counts;
+
+const VERSION: u16 = 1;
+
+/// The state of an engine after a cut, without its tables.
+#[derive(Clone, Debug)]
+pub(crate) struct Internal {
+    pub(crate) facts: Facts,
+    pub(crate) parked: Vec<Run>,
+}
+
+/// All of it that is small.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Facts {
+    pub(crate) epoch: u64,
+    pub(crate) clock_us: i64,
+    pub(crate) watermarks: Vec<Position>,
+    /// The number of the last transaction.
+    pub(crate) seq: u64,
+    pub(crate) sources: Vec<SourceFacts>,
+    /// Rows by table, so that there is room for them at once.
+    pub(crate) tables: Vec<u64>,
+    pub(crate) counts: Counts,
+    /// By stream: what of it has come out.
+    pub(crate) outlets: BTreeMap<String, OutletFacts>,
+    /// Where sinks stand, in the order of their declaration.
+    pub(crate) sinks: Vec<SinkFacts>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SourceFacts {
+    pub(crate) name: String,
+    pub(crate) next_offset: u64,
+    pub(crate) time_max: Option<i64>,
+    pub(crate) ended: bool,
+    pub(crate) place: Place,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OutletFacts {
+    pub(crate) rows: u64,
+    /// In hexadecimal.
+    pub(crate) hash: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SinkFacts {
+    pub(crate) stream: String,
+    pub(crate) path: String,
+    pub(crate) place: SinkPlace,
+}
+
+impl Internal {
+    pub(crate) fn sequencer(&self) -> SequencerState {
+        SequencerState {
+            epoch: self.facts.epoch,
+            clock_us: self.facts.clock_us,
+            watermarks: self.facts.watermarks.clone(),
+            parked: self.parked.clone(),
+        }
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_u16(VERSION, &mut out);
+        put_bytes(&serde_json::to_vec(&self.facts).expect("facts are JSON"), &mut out);
+        put_u32(self.parked.len() as u32, &mut out);
+        for run in &self.parked {
+            put_u16(run.stream.0, &mut out);
+            put_u32(run.source.0, &mut out);
+            out.push(u8::from(run.admitted.is_some()));
+            if let Some((at, epoch)) = run.admitted {
+                put_u64(at.time_us as u64, &mut out);
+                put_u32(at.source.0, &mut out);
+                put_u64(at.offset, &mut out);
+                put_u64(epoch, &mut out);
+            }
+            put_u32(run.offsets.len() as u32, &mut out);
+            run.offsets.iter().for_each(|offset| put_u64(*offset, &mut out));
+            run.times.iter().for_each(|time| put_u64(*time as u64, &mut out));
+            tidemill_core::wire::put_columns(&run.batch, &mut out);
+        }
+        out
+    }
+
+    /// The state of an engine that runs this program.
+    pub(crate) fn decode(program: &Program, bytes: &[u8]) -> Result<Internal> {
+        let damaged = || {
+            Error::io(
+                "the internal state of a snapshot",
+                &std::io::Error::new(std::io::ErrorKind::InvalidData, "its bytes make no sense"),
+            )
+            .help(
+                "it was written by another version of tidemill, or it is damaged: restore a backup",
+            )
+        };
+        let mut input = bytes;
+        if take_u16(&mut input) != Some(VERSION) {
+            return Err(damaged());
+        }
+        let facts = take_bytes(&mut input).ok_or_else(damaged)?;
+        let facts: Facts = serde_json::from_slice(facts).map_err(|_| damaged())?;
+        let parked = take_parked(program, &mut input).ok_or_else(damaged)?;
+        Ok(Internal { facts, parked })
+    }
+}
+
+fn take_parked(program: &Program, input: &mut &[u8]) -> Option<Vec<Run>> {
+    let mut parked = Vec::new();
+    for _ in 0..take_u32(input)? {
+        let (stream, source) = (StreamId(take_u16(input)?), SourceId(take_u32(input)?));
+        let admitted = match take_u8(input)? {
+            0 => None,
+            _ => {
+                let time_us = take_u64(input)? as i64;
+                let (source, offset) = (SourceId(take_u32(input)?), take_u64(input)?);
+                Some((Position { time_us, source, offset }, take_u64(input)?))
+            }
+        };
+        let rows = take_u32(input)? as usize;
+        let offsets = take_u64s(rows, input)?;
+        let times = take_u64s(rows, input)?.into_iter().map(|time| time as i64).collect();
+        let schema = &program.streams.get(stream.index())?.spec.schema;
+        let batch = take_columns(schema, rows, input)?;
+        parked.push(Run { stream, source, batch, offsets, times, admitted });
+    }
+    input.is_empty().then_some(parked)
+}

@@ -1,0 +1,246 @@
+//! What the records of the two logs mean, to the byte. Each begins with its version.
+//!
+//! A *rows* record (input log): version (1), source (u32), the offset behind the rows (u64), number
+//! of rows (u32), their offsets (u64 each), their columns; number of bad rows (u32), each with its
+//! offset (u64), line (u64), origin, raw text and reason.
+//!
+//! A *verdict* record (input log): version (1), source (u32), offset (u64), reason. The event at that
+//! offset is set aside.
+//!
+//! A *cut* record (cut log): version (1), epoch (u64), clock (u64), the fingerprint (u128), the hash
+//! of all outputs after it (u128), offsets (u32, u64 each), watermarks (u32; time, source and offset
+//! each), idle and ended sources (u32, u32 each), and for each source whose place has changed since
+//! the cut before (u32): its number (u32) and its place as JSON.
+
+use std::sync::Arc;
+
+use tidemill_connect::{BadRow, Chunk, Place};
+use tidemill_core::wire::{
+    put_bytes, put_u128, put_u32, put_u64, take_bytes, take_columns, take_text, take_u128,
+    take_u32, take_u64, take_u64s, take_u8,
+};
+use tidemill_core::{Cut, Error, Position, Result, Schema, SourceId};
+
+/// Kinds of records.
+pub(crate) const ROWS: u8 = 1;
+pub(crate) const VERDICT: u8 = 2;
+pub(crate) const CUT: u8 = 3;
+
+const VERSION: u8 = 1;
+
+/// Rows that were pushed.
+pub(crate) fn put_rows(source: SourceId, chunk: &Chunk) -> Vec<u8> {
+    let mut out = Vec::with_capacity(64 + chunk.batch.bytes() + 8 * chunk.offsets.len());
+    out.push(VERSION);
+    put_u32(source.0, &mut out);
+    put_u64(chunk.next_offset, &mut out);
+    put_u32(chunk.batch.len() as u32, &mut out);
+    chunk.offsets.iter().for_each(|offset| put_u64(*offset, &mut out));
+    tidemill_core::wire::put_columns(&chunk.batch, &mut out);
+    put_u32(chunk.bad.len() as u32, &mut out);
+    for bad in &chunk.bad {
+        put_u64(bad.offset, &mut out);
+        put_u64(bad.line, &mut out);
+        for text in [&*bad.origin, &bad.raw, &bad.reason] {
+            put_bytes(text.as_bytes(), &mut out);
+        }
+    }
+    out
+}
+
+/// The source of a rows record and the offset behind it, without decoding the rest.
+pub(crate) fn rows_end(bytes: &[u8]) -> Result<(SourceId, u64)> {
+    let take = |mut input: &[u8]| {
+        (take_u8(&mut input)? == VERSION).then_some(())?;
+        Some((SourceId(take_u32(&mut input)?), take_u64(&mut input)?))
+    };
+    take(bytes).ok_or_else(|| unreadable("rows"))
+}
+
+/// The rows of a rows record.
+pub(crate) fn take_rows(schema: &Arc<Schema>, bytes: &[u8]) -> Result<Chunk> {
+    let take = |mut input: &[u8]| {
+        let input = &mut input;
+        (take_u8(input)? == VERSION).then_some(())?;
+        take_u32(input)?;
+        let next_offset = take_u64(input)?;
+        let rows = take_u32(input)? as usize;
+        let offsets = take_u64s(rows, input)?;
+        let batch = take_columns(schema, rows, input)?;
+        let mut bad = Vec::new();
+        for _ in 0..take_u32(input)? {
+            bad.push(BadRow {
+                offset: take_u64(input)?,
+                line: take_u64(input)?,
+                origin: take_text(input)?.into(),
+                raw: take_text(input)?.to_owned(),
+                reason: take_text(input)?.to_owned(),
+            });
+        }
+        input.is_empty().then_some(Chunk { batch, offsets, bad, next_offset })
+    };
+    take(bytes).ok_or_else(|| unreadable("rows"))
+}
+
+/// What became of an epoch.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct CutRecord {
+    pub(crate) cut: Cut,
+    pub(crate) fingerprint: u128,
+    /// Of all outputs up to this cut.
+    pub(crate) output_hash: u128,
+    /// Where sources stand, as far as that has changed.
+    pub(crate) places: Vec<(SourceId, Place)>,
+}
+
+pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
+    let mut out = Vec::with_capacity(256);
+    let CutRecord { cut, fingerprint, output_hash, places } = record;
+    out.push(VERSION);
+    put_u64(cut.epoch, &mut out);
+    put_u64(cut.clock_us as u64, &mut out);
+    put_u128(*fingerprint, &mut out);
+    put_u128(*output_hash, &mut out);
+    put_u32(cut.offsets.len() as u32, &mut out);
+    cut.offsets.iter().for_each(|offset| put_u64(*offset, &mut out));
+    put_u32(cut.watermarks.len() as u32, &mut out);
+    for at in &cut.watermarks {
+        put_u64(at.time_us as u64, &mut out);
+        put_u32(at.source.0, &mut out);
+        put_u64(at.offset, &mut out);
+    }
+    for sources in [&cut.idle, &cut.ended] {
+        put_u32(sources.len() as u32, &mut out);
+        sources.iter().for_each(|source| put_u32(source.0, &mut out));
+    }
+    put_u32(places.len() as u32, &mut out);
+    for (source, place) in places {
+        put_u32(source.0, &mut out);
+        put_bytes(&serde_json::to_vec(place).expect("a place is JSON"), &mut out);
+    }
+    out
+}
+
+pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
+    let take = |mut input: &[u8]| {
+        let input = &mut input;
+        (take_u8(input)? == VERSION).then_some(())?;
+        let (epoch, clock_us) = (take_u64(input)?, take_u64(input)? as i64);
+        let (fingerprint, output_hash) = (take_u128(input)?, take_u128(input)?);
+        let count = take_u32(input)? as usize;
+        let offsets = take_u64s(count, input)?;
+        let mut watermarks = Vec::new();
+        for _ in 0..take_u32(input)? {
+            watermarks.push(Position {
+                time_us: take_u64(input)? as i64,
+                source: SourceId(take_u32(input)?),
+                offset: take_u64(input)?,
+            });
+        }
+        let mut sources = || {
+            let mut sources = Vec::new();
+            for _ in 0..take_u32(input)? {
+                sources.push(SourceId(take_u32(input)?));
+            }
+            Some(sources)
+        };
+        let (idle, ended) = (sources()?, sources()?);
+        let mut places = Vec::new();
+        for _ in 0..take_u32(input)? {
+            let source = SourceId(take_u32(input)?);
+            places.push((source, serde_json::from_slice(take_bytes(input)?).ok()?));
+        }
+        let cut = Cut { epoch, offsets, watermarks, clock_us, idle, ended };
+        input.is_empty().then_some(CutRecord { cut, fingerprint, output_hash, places })
+    };
+    take(bytes).ok_or_else(|| unreadable("a cut"))
+}
+
+/// An event that is set aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) source: SourceId,
+    pub(crate) offset: u64,
+    pub(crate) reason: String,
+}
+
+#[allow(dead_code)] // Nothing gives verdicts yet.
+pub(crate) fn put_verdict(verdict: &Verdict) -> Vec<u8> {
+    let mut out = vec![VERSION];
+    put_u32(verdict.source.0, &mut out);
+    put_u64(verdict.offset, &mut out);
+    put_bytes(verdict.reason.as_bytes(), &mut out);
+    out
+}
+
+pub(crate) fn take_verdict(bytes: &[u8]) -> Result<Verdict> {
+    let take = |mut input: &[u8]| {
+        let input = &mut input;
+        (take_u8(input)? == VERSION).then_some(())?;
+        let (source, offset) = (SourceId(take_u32(input)?), take_u64(input)?);
+        let reason = take_text(input)?.to_owned();
+        input.is_empty().then_some(Verdict { source, offset, reason })
+    };
+    take(bytes).ok_or_else(|| unreadable("a verdict"))
+}
+
+fn unreadable(what: &str) -> Error {
+    Error::io(
+        format!("a record of {what} in the data directory's logs"),
+        &std::io::Error::new(std::io::ErrorKind::InvalidData, "its bytes are no such record"),
+    )
+    .help("it was written by another version of tidemill, or the log is damaged: use the version that wrote it, or restore a backup")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_core::{Batch, Column, DataType, Value};
+
+    #[test]
+    fn records_come_back_and_prefixes_do_not() {
+        let schema = Arc::new(Schema::new(vec![
+            Column::new("i", DataType::Int),
+            Column::new("s", DataType::Str),
+        ]));
+        let rows = [[Value::Int(1), Value::str("a")], [Value::Int(-2), Value::str("é")]];
+        let bad = BadRow {
+            offset: 8,
+            origin: "push".into(),
+            line: 0,
+            raw: "?".into(),
+            reason: "no int".into(),
+        };
+        let chunk = Chunk {
+            batch: Batch::from_rows(schema.clone(), rows.iter().map(|r| &r[..])),
+            offsets: vec![7, 9],
+            bad: vec![bad.clone()],
+            next_offset: 10,
+        };
+        let bytes = put_rows(SourceId(3), &chunk);
+        assert_eq!(rows_end(&bytes).unwrap(), (SourceId(3), 10));
+        let back = take_rows(&schema, &bytes).unwrap();
+        assert_eq!(back.batch.rows().collect::<Vec<_>>(), chunk.batch.rows().collect::<Vec<_>>());
+        assert_eq!((back.offsets, back.bad, back.next_offset), (vec![7, 9], vec![bad], 10));
+        (0..bytes.len()).for_each(|cut| assert!(take_rows(&schema, &bytes[..cut]).is_err()));
+
+        let cut = Cut {
+            epoch: 5,
+            offsets: vec![1, u64::MAX],
+            watermarks: vec![Position::MIN, Position::MAX],
+            clock_us: -4,
+            idle: vec![SourceId(1)],
+            ended: vec![SourceId(0)],
+        };
+        let places = vec![(SourceId(1), Place::start())];
+        let record = CutRecord { cut, fingerprint: 1 << 100, output_hash: 3, places };
+        let bytes = put_cut(&record);
+        assert_eq!(take_cut(&bytes).unwrap(), record);
+        (0..bytes.len()).for_each(|cut| assert!(take_cut(&bytes[..cut]).is_err()));
+
+        let verdict = Verdict { source: SourceId(2), offset: 9, reason: "it kills".into() };
+        let bytes = put_verdict(&verdict);
+        assert_eq!(take_verdict(&bytes).unwrap(), verdict);
+        (0..bytes.len()).for_each(|cut| assert!(take_verdict(&bytes[..cut]).is_err()));
+    }
+}

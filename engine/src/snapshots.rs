@@ -1,0 +1,130 @@
+//! Takes snapshots, on a thread of its own, from what the driver copied at a cut.
+
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use tidemill_core::{Error, Kind, Result, TableId};
+use tidemill_env::{Env, Handle};
+use tidemill_snapshot::{Delta, Head, Snapshots, Store};
+use tidemill_table::Changed;
+
+use crate::internal::Internal;
+use crate::mill::Shared;
+
+/// Snapshots that are kept.
+const KEPT: usize = 2;
+
+/// The state after a cut: what has changed since the one before, and everything else.
+pub(crate) struct Capture {
+    pub(crate) internal: Internal,
+    /// By table.
+    pub(crate) changed: Vec<Changed>,
+    /// How many records of the logs come before it; known when its cut is durable.
+    pub(crate) input_next: u64,
+    pub(crate) cut_next: u64,
+}
+
+/// Hands captures to the thread that stores them.
+pub(crate) struct Keeper {
+    captures: Sender<Box<Capture>>,
+    thread: Handle,
+}
+
+impl Keeper {
+    /// Starts the thread. `program` is stored in each manifest.
+    pub(crate) fn start(
+        env: &Env,
+        shared: Arc<Shared>,
+        store: Arc<dyn Store>,
+        app: u128,
+        fingerprint: u128,
+        program: Vec<u8>,
+    ) -> Result<Keeper> {
+        let snapshots = Snapshots::open(store, app, env.random.next_u64())?;
+        // The driver makes one at a time.
+        let (captures, receiver) = crossbeam_channel::bounded::<Box<Capture>>(1);
+        let body = move || {
+            let mut work = Work { snapshots, fingerprint, program, waiting: None, shared };
+            for capture in receiver {
+                if let Err(error) = work.take(&capture) {
+                    work.shared.fail(error);
+                    return;
+                }
+                work.shared.snapshot_done();
+            }
+        };
+        let thread = env
+            .threads
+            .spawn("tidemill-snap", Box::new(body))
+            .map_err(|e| Error::io("starting the snapshots' thread", &e))?;
+        Ok(Keeper { captures, thread })
+    }
+
+    pub(crate) fn take(&self, capture: Box<Capture>) {
+        // Whoever is gone has said why.
+        let _ = self.captures.send(capture);
+    }
+
+    /// Waits for the last snapshot.
+    pub(crate) fn join(self) -> Result<()> {
+        drop(self.captures);
+        self.thread
+            .join()
+            .map_err(|panic| Error::internal(format!("the snapshots' thread: {panic}")))
+    }
+}
+
+struct Work {
+    snapshots: Snapshots,
+    fingerprint: u128,
+    program: Vec<u8>,
+    /// Changes that are in no snapshot yet, because the disk was full.
+    waiting: Option<Delta>,
+    shared: Arc<Shared>,
+}
+
+impl Work {
+    fn take(&mut self, capture: &Capture) -> Result<()> {
+        let mut delta = match self.waiting.take() {
+            Some(delta) => delta,
+            None if self.snapshots.newest().is_none() => Delta::whole(),
+            None => Delta::new(),
+        };
+        for (table, changed) in capture.changed.iter().enumerate() {
+            let table = TableId(table as u16);
+            changed.for_each(|partition, key, row| delta.push(table, partition, key, row));
+        }
+        let head = Head {
+            epoch: capture.internal.facts.epoch,
+            fingerprint: self.fingerprint,
+            program: self.program.clone(),
+            input_next: capture.input_next,
+            cut_next: capture.cut_next,
+        };
+        match self.snapshots.publish(head, &capture.internal.encode(), &delta) {
+            Ok(manifest) => {
+                let mut out = self.shared.out.lock();
+                out.snapshot_epoch = manifest.head.epoch;
+                out.snapshots += 1;
+            }
+            // The logs have everything; the next one takes these changes, too.
+            Err(error) if error.kind == Kind::Resource => {
+                self.waiting = Some(delta);
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        }
+        if let Some(merge) = self.snapshots.plan() {
+            let merged = match merge.run() {
+                Ok(merged) => merged,
+                Err(error) if error.kind == Kind::Resource => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            self.snapshots.adopt(merged);
+        }
+        if let Some(kept) = self.snapshots.retain(KEPT)? {
+            self.shared.out.lock().trim = Some((kept.input_next, kept.cut_next));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,272 @@
+//! What a run leaves behind is what the next one begins with: random programs over random files and
+//! pushed rows on a simulated disk, stopped, killed and crashed, against one run without a break.
+
+#[path = "../../txn/tests/random/mod.rs"]
+mod random;
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use random::{Dice, Shape};
+use serde_json::json;
+use tidemill_core::{Batch, Row, Schema, Value};
+use tidemill_engine::{AppSpec, Mill, Settings, SinkDecl, SourceDecl, Summary};
+use tidemill_env::Env;
+use tidemill_sim::SimEnv;
+use tidemill_txn::program::Program;
+use tidemill_txn::reference::InputRow;
+
+fn json_value(value: &Value) -> serde_json::Value {
+    match value {
+        Value::Null => json!(null),
+        Value::Bool(b) => json!(b),
+        Value::Int(i) | Value::Timestamp(i) => json!(i),
+        Value::Float(f) if f.is_nan() => json!("NaN"),
+        Value::Float(f) => json!(f),
+        Value::Str(s) => json!(&**s),
+        Value::Decimal(units, scale) => json!(tidemill_core::value::format_decimal(*units, *scale)),
+        other => unreachable!("{other} is not in random rows"),
+    }
+}
+
+fn file(schema: &Schema, rows: &[InputRow]) -> String {
+    let (mut text, mut line) = (String::new(), 0);
+    for row in rows {
+        while line < row.offset {
+            writeln!(text, "oops {line}").unwrap();
+            line += 1;
+        }
+        let fields = schema.columns.iter().zip(&row.values);
+        let object: serde_json::Map<String, serde_json::Value> =
+            fields.map(|(c, v)| (c.name.to_string(), json_value(v))).collect();
+        writeln!(text, "{}", serde_json::Value::from(object)).unwrap();
+        line += 1;
+    }
+    text
+}
+
+/// A program with its input: the first source is pushed, where it has no undecodable rows, and the
+/// others are files.
+struct Case {
+    program: Program,
+    rows: Vec<Vec<InputRow>>,
+    pushed: bool,
+}
+
+impl Case {
+    fn new(dice: &mut Dice) -> Case {
+        // Within their disorder, or where cuts fall would decide what is late.
+        let shape = Shape { plain: dice.chance(50), orderly: true };
+        let program = random::program(dice, shape);
+        let rows = random::sources(dice, &program, shape);
+        // One pushed stream at most has one source only, and no gaps.
+        let first = program.sources[0].stream;
+        let alone = program.sources.iter().filter(|s| s.stream == first).count() == 1;
+        let dense = rows[0].iter().enumerate().all(|(i, r)| r.offset == i as u64);
+        Case { pushed: alone && dense && dice.chance(60), program, rows }
+    }
+
+    fn write_files(&self, env: &Env) {
+        env.disk.create_dir_all(Path::new("/in")).unwrap();
+        env.disk.create_dir_all(Path::new("/out")).unwrap();
+        for (index, rows) in self.rows.iter().enumerate() {
+            let stream = self.program.sources[index].stream;
+            let text = file(&self.program.streams[stream.index()].spec.schema, rows);
+            let mut out = env.disk.create(Path::new(&format!("/in/{index}.jsonl"))).unwrap();
+            std::io::Write::write_all(&mut out, text.as_bytes()).unwrap();
+            out.sync().unwrap();
+        }
+        env.disk.sync_dir(Path::new("/in")).unwrap();
+    }
+
+    fn spec(&self, settings: Settings) -> AppSpec {
+        let program = &self.program;
+        let sources = program.sources.iter().enumerate().map(|(index, source)| SourceDecl {
+            stream: program.streams[source.stream.index()].spec.name.to_string(),
+            disorder_us: source.disorder_us,
+            idle_us: None,
+            files: (!(self.pushed && index == 0))
+                .then(|| json!({"path": format!("/in/{index}.jsonl")})),
+            at: String::new(),
+        });
+        let sinks = program.streams.iter().filter(|s| {
+            !matches!(
+                s.origin,
+                tidemill_txn::program::Origin::Input
+                    | tidemill_txn::program::Origin::Derived { .. }
+            )
+        });
+        let sinks = sinks.map(|s| SinkDecl {
+            stream: s.spec.name.to_string(),
+            files: json!({"path": format!("/out/{}.jsonl", s.spec.name)}),
+            at: String::new(),
+        });
+        AppSpec {
+            program: program.clone(),
+            sources: sources.collect(),
+            sinks: sinks.collect(),
+            keep: Vec::new(),
+            settings,
+        }
+    }
+
+    /// Pushes what the engine does not know yet, in pieces; an error when it has ended.
+    fn push(&self, mill: &Mill, dice: &mut Dice) -> Result<(), tidemill_core::Error> {
+        if !self.pushed {
+            return Ok(());
+        }
+        let stream = &self.program.streams[self.program.sources[0].stream.index()].spec;
+        let mut at = mill.sent(&stream.name)? as usize;
+        let rows: Vec<&[Value]> = self.rows[0].iter().map(|r| &r.values[..]).collect();
+        while at < rows.len() {
+            let end = (at + 1 + dice.below(5) as usize).min(rows.len());
+            let batch = Batch::from_rows(stream.schema.clone(), rows[at..end].iter().copied());
+            mill.send(&stream.name, batch)?;
+            at = end;
+        }
+        Ok(())
+    }
+}
+
+fn settings(dice: &mut Dice, durable: bool) -> Settings {
+    Settings {
+        workers: 1 + dice.below(3) as usize,
+        epoch_idle: dice.chance(70),
+        epoch_rows_max: 1 + dice.below(40) as usize,
+        epoch_us_max: 1,
+        rerun_every: 0,
+        data_dir: durable.then(|| "/data".into()),
+        snapshot_us: if dice.chance(50) { 1 } else { 1_000_000_000 },
+        log_segment_bytes: 1 << 16,
+        ..Settings::default()
+    }
+}
+
+/// Everything that a user can see in the end.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    tables: Vec<Vec<Row>>,
+    files: Vec<(String, String)>,
+    output_hash: String,
+    events: u64,
+}
+
+fn seen(case: &Case, mill: &Mill, summary: &Summary, env: &Env) -> Seen {
+    let tables = case.program.tables.iter();
+    let tables = tables.map(|t| mill.table(&t.name).unwrap().rows().collect()).collect();
+    let files = env.disk.list(Path::new("/out")).unwrap_or_default();
+    let files = files.into_iter().map(|path| {
+        let mut text = String::new();
+        let mut open = env.disk.open_read(&path).unwrap();
+        std::io::Read::read_to_string(&mut open, &mut text).unwrap();
+        (path.display().to_string(), text)
+    });
+    Seen {
+        tables,
+        files: files.collect(),
+        output_hash: summary.output_hash.clone(),
+        events: summary.events,
+    }
+}
+
+/// Compares, and says shortly what differs.
+fn same(again: &Seen, whole: &Seen, seed: u64) {
+    assert!(again.tables == whole.tables, "seed {seed}: the tables differ");
+    for ((name, text), (_, expected)) in again.files.iter().zip(&whole.files) {
+        let lines = |text: &str| text.lines().count();
+        let (n, m) = (lines(text), lines(expected));
+        assert!(text == expected, "seed {seed}: {name} differs: {n} lines, not {m}");
+    }
+    assert!(again == whole, "seed {seed}: hash, events or the list of files differ");
+}
+
+/// Runs to the end.
+fn finish(case: &Case, sim: &SimEnv, dice: &mut Dice, mut settings: Settings) -> Seen {
+    // Only programs in event time are sure to come to the same wherever cuts fall.
+    settings.keep_cuts = false;
+    let env = sim.env();
+    let mill = Mill::start(case.spec(settings), env.clone()).unwrap_or_else(|e| panic!("{e}"));
+    case.push(&mill, dice).unwrap();
+    let closing = Arc::new(mill);
+    let summary = {
+        let clock = sim.clock.clone();
+        let ended = closing.clone();
+        let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let flag = done.clone();
+        let ticking = env
+            .threads
+            .spawn(
+                "clock",
+                Box::new(move || {
+                    while !flag.load(std::sync::atomic::Ordering::Acquire) {
+                        clock.advance_us(1);
+                        let _ = ended.wait(50);
+                    }
+                }),
+            )
+            .unwrap();
+        let summary = closing.finish().unwrap_or_else(|e| panic!("{e}"));
+        done.store(true, std::sync::atomic::Ordering::Release);
+        ticking.join().unwrap();
+        summary
+    };
+    seen(case, &closing, &summary, &env)
+}
+
+/// Runs for a while and is stopped.
+fn run_a_while(case: &Case, sim: &SimEnv, dice: &mut Dice, settings: Settings) {
+    let env = sim.env();
+    let mill = Mill::start(case.spec(settings), env).unwrap_or_else(|e| panic!("{e}"));
+    let _ = case.push(&mill, dice);
+    for _ in 0..dice.below(20) {
+        sim.clock.advance_us(1);
+        if mill.wait(20).unwrap_or(true) {
+            break;
+        }
+    }
+    mill.stop().unwrap_or_else(|e| panic!("{e}"));
+}
+
+fn cases() -> u64 {
+    std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(60)
+}
+
+fn in_event_time(program: &Program) -> bool {
+    use tidemill_core::StreamTime;
+    program
+        .sources
+        .iter()
+        .all(|s| matches!(program.streams[s.stream.index()].spec.time, StreamTime::Event { .. }))
+}
+
+#[test]
+fn stopped_and_started_again_is_as_if_it_had_gone_on() {
+    let mut compared = 0;
+    for seed in 0..cases() {
+        let mut dice = Dice(seed);
+        let case = Case::new(&mut dice);
+        if !in_event_time(&case.program) {
+            continue;
+        }
+        compared += 1;
+        let whole = {
+            let sim = SimEnv::new(seed);
+            case.write_files(&sim.env());
+            finish(&case, &sim, &mut Dice(seed), settings(&mut Dice(seed), false))
+        };
+        let sim = SimEnv::new(seed);
+        case.write_files(&sim.env());
+        for _ in 0..1 + dice.below(3) {
+            let settings = settings(&mut dice, true);
+            run_a_while(&case, &sim, &mut dice, settings);
+            if dice.chance(50) {
+                sim.disk.crash();
+            }
+        }
+        let settings = settings(&mut dice, true);
+        let again = finish(&case, &sim, &mut dice, settings);
+        same(&again, &whole, seed);
+    }
+    assert!(compared > 0);
+}
