@@ -180,12 +180,25 @@ pub struct Mill {
     sources: usize,
     paths: Vec<String>,
     started_ns: u64,
+    /// What was done before the start.
+    before: Before,
     thread: Mutex<Option<Handle>>,
+}
+
+/// What is known of the runs before.
+struct Before {
+    /// The last recorded epoch, and the rows of all sources up to it.
+    epoch: u64,
+    rows: u64,
+    /// Events that are not executed again.
+    events: u64,
 }
 
 struct Pushed {
     source: SourceId,
     handle: PushHandle,
+    /// Rows known when the engine started, and all that are known by now.
+    known: u64,
     sent: AtomicU64,
 }
 
@@ -210,6 +223,15 @@ impl Mill {
             }
         };
         let epoch = internal.as_ref().map_or(0, |i| i.facts.epoch);
+        let last = durable.as_ref().and_then(|d| d.recovered.cuts.back());
+        let before = Before {
+            epoch: last.map_or(epoch, |last| last.record.cut.epoch),
+            rows: match last {
+                Some(last) => last.record.cut.offsets.iter().sum(),
+                None => sources.iter().map(|s| s.next_offset).sum(),
+            },
+            events: counts.events,
+        };
         let out = Out {
             epoch,
             offsets: sources.iter().map(|s| s.next_offset).collect(),
@@ -351,7 +373,7 @@ impl Mill {
         let pushed = pushed
             .into_iter()
             .map(|(name, (source, handle, known))| {
-                (name, Pushed { source, handle, sent: AtomicU64::new(known) })
+                (name, Pushed { source, handle, known, sent: AtomicU64::new(known) })
             })
             .collect();
         Ok(Mill {
@@ -363,6 +385,7 @@ impl Mill {
             sources: source_count,
             paths,
             started_ns,
+            before,
             thread: Mutex::new(Some(thread)),
         })
     }
@@ -377,18 +400,19 @@ impl Mill {
         })
     }
 
-    /// Sends events into a pushed stream; waits while its queue is full.
+    /// Sends events into a pushed stream; waits while its queue is full. Gives the row behind
+    /// them, for [`acknowledge`](Mill::acknowledge): several threads may send.
     ///
     /// # Errors
     /// When the stream is not pushed, the batch is not of its schema, or the run has ended.
-    pub fn send(&self, stream: &str, batch: Batch) -> Result<()> {
+    pub fn send(&self, stream: &str, batch: Batch) -> Result<u64> {
         let pushed = self.pushed(stream)?;
-        let rows = batch.len() as u64;
         // A batch larger than a worker's reading would only be cut again.
-        pushed.handle.send(batch).map_err(|e| self.error().unwrap_or(e))?;
-        pushed.sent.fetch_add(rows, Ordering::AcqRel);
+        let sent = pushed.handle.send(batch).map_err(|e| self.error().unwrap_or(e))?;
+        let sent = pushed.known + sent;
+        pushed.sent.fetch_max(sent, Ordering::AcqRel);
         self.gate.wake_source(pushed.source);
-        Ok(())
+        Ok(sent)
     }
 
     /// Rows of a pushed stream that are known to the engine, from whatever run: whoever sends goes
@@ -520,6 +544,11 @@ impl Mill {
         (self.env.clock.monotonic_ns() - self.started_ns) as f64 / 1e9
     }
 
+    /// Events a second since the start; what was executed before it does not count.
+    fn events_per_s(&self, counts: &Counts, seconds: f64) -> f64 {
+        (counts.events - self.before.events) as f64 / seconds.max(1e-9)
+    }
+
     /// Where the run is.
     pub fn status(&self) -> Status {
         let seconds = self.seconds();
@@ -538,12 +567,14 @@ impl Mill {
             parked: counts.parked,
             lag_us: counts.lag_us,
             seconds,
-            events_per_s: counts.events as f64 / seconds.max(1e-9),
+            events_per_s: self.events_per_s(counts, seconds),
             ended,
             recovering: out.is_recovering,
             stalled: out.stalled.as_ref().map(|error| error.what.clone()),
             snapshot_epoch: out.snapshot_epoch,
             snapshots: out.snapshots,
+            known_epoch: self.before.epoch,
+            known_rows: self.before.rows,
         }
     }
 
@@ -660,7 +691,7 @@ impl Mill {
             late: counts.late,
             epochs: counts.epochs,
             seconds,
-            events_per_s: counts.events as f64 / seconds.max(1e-9),
+            events_per_s: self.events_per_s(counts, seconds),
             handlers,
             tables: tables.collect(),
             outputs: out.outputs.clone(),
