@@ -197,6 +197,8 @@ struct Before {
 struct Pushed {
     source: SourceId,
     handle: PushHandle,
+    /// An earlier run has recorded its end.
+    is_over: bool,
     /// Rows known when the engine started, and all that are known by now.
     known: u64,
     sent: AtomicU64,
@@ -224,6 +226,15 @@ impl Mill {
         };
         let epoch = internal.as_ref().map_or(0, |i| i.facts.epoch);
         let last = durable.as_ref().and_then(|d| d.recovered.cuts.back());
+        let was_over =
+            internal.is_some() && last.is_none() && sources.iter().all(|source| source.ended);
+        let over: Vec<SourceId> = match last {
+            Some(last) => last.record.cut.ended.clone(),
+            None => {
+                let ids = (0..sources.len() as u32).map(SourceId);
+                ids.filter(|s| sources[s.index()].ended).collect()
+            }
+        };
         let before = Before {
             epoch: last.map_or(epoch, |last| last.record.cut.epoch),
             rows: match last {
@@ -240,6 +251,8 @@ impl Mill {
             output_hash: outlets.hash(),
             is_recovering: durable.as_ref().is_some_and(|d| !d.recovered.cuts.is_empty()),
             snapshot_epoch: epoch,
+            // Whoever ended it may not have come to completing the sinks.
+            is_last: was_over,
             ..Out::default()
         };
         let shared = Arc::new(Shared {
@@ -327,6 +340,7 @@ impl Mill {
             failed,
             sources,
             replay,
+            was_over,
             gathered: Deposit::default(),
             verdicts,
             snapshots,
@@ -373,7 +387,8 @@ impl Mill {
         let pushed = pushed
             .into_iter()
             .map(|(name, (source, handle, known))| {
-                (name, Pushed { source, handle, known, sent: AtomicU64::new(known) })
+                let is_over = over.contains(&source);
+                (name, Pushed { source, handle, is_over, known, sent: AtomicU64::new(known) })
             })
             .collect();
         Ok(Mill {
@@ -407,6 +422,10 @@ impl Mill {
     /// When the stream is not pushed, the batch is not of its schema, or the run has ended.
     pub fn send(&self, stream: &str, batch: Batch) -> Result<u64> {
         let pushed = self.pushed(stream)?;
+        if pushed.is_over {
+            return Err(Error::program(format!("stream {stream} was ended for good by an earlier run"))
+                .help("its end is recorded in the data directory: stop instead of finishing when more will come; a fresh start forgets everything"));
+        }
         // A batch larger than a worker's reading would only be cut again.
         let sent = pushed.handle.send(batch).map_err(|e| self.error().unwrap_or(e))?;
         let sent = pushed.known + sent;
