@@ -30,6 +30,7 @@ use crate::recover::Recorded;
 use crate::settings::Settings;
 use crate::snapshots::Capture;
 use crate::stages::FailedList;
+use crate::trial::Trial;
 
 pub(crate) struct Driver {
     pub(crate) env: Env,
@@ -52,6 +53,10 @@ pub(crate) struct Driver {
     pub(crate) gathered: Deposit,
     /// Events that are set aside before they are executed.
     pub(crate) verdicts: Vec<Verdict>,
+    /// Notes what is executed, for the next start.
+    pub(crate) trial: Option<Trial>,
+    /// Epochs that were not durable when we looked last, with their transactions.
+    pub(crate) on_their_way: VecDeque<(u64, u64)>,
     /// How snapshots are taken; not at all when absent.
     pub(crate) snapshots: Option<SnapshotPlan>,
     /// The flow's number of the epoch that is open or being closed.
@@ -263,7 +268,7 @@ impl Driver {
             times: p.times,
             admitted: None,
         });
-        let runs = runs.map(|run| self.set_aside(run, &mut bad)).collect();
+        let runs = runs.collect();
         let input = CutInput {
             runs,
             offsets: self.sources.iter().map(|s| s.next_offset).collect(),
@@ -293,33 +298,62 @@ impl Driver {
         Ok(())
     }
 
-    /// Takes the events out of a run on which there is a verdict.
-    fn set_aside(&self, run: Run, bad: &mut Vec<(SourceId, Bad)>) -> Run {
-        let verdict = |offset: &u64| {
-            self.verdicts.iter().find(|v| (v.source, v.offset) == (run.source, *offset))
-        };
-        if self.verdicts.is_empty() || !run.offsets.iter().any(|o| verdict(o).is_some()) {
-            return run;
+    /// Takes the events out of an epoch on which there is a verdict.
+    fn set_aside(&self, at: u64, epoch: &mut Epoch, bad: &mut Vec<(SourceId, Bad)>) {
+        let (runs, lanes) = (&epoch.runs, &epoch.lanes);
+        let mut told = BTreeSet::new();
+        epoch.order.retain(|ranked| {
+            let run = &runs[lanes[ranked.lane as usize].run as usize];
+            let offset = run.offsets[ranked.row as usize];
+            let is_it =
+                |v: &&Verdict| (v.source, v.offset) == (run.source, offset) && v.from_epoch <= at;
+            let Some(verdict) = self.verdicts.iter().find(is_it) else { return true };
+            if told.insert((run.source, offset)) {
+                let event = run.batch.row(ranked.row as usize);
+                let values: Vec<String> = event.iter().map(ToString::to_string).collect();
+                let (raw, reason) = (values.join(", "), verdict.reason.clone());
+                let origin = "engine".into();
+                bad.push((run.source, Bad { offset, origin, line: 0, raw, reason }));
+            }
+            false
+        });
+    }
+
+    /// Executes an epoch, one transaction at a time where that is wise.
+    fn run(&mut self, tables: &mut [Table], at: u64, epoch: &mut Epoch) -> Result<Outcome> {
+        let Some(trial) = &mut self.trial else { return self.serial.run(tables, epoch) };
+        let durable = self.shared.out.lock().epoch;
+        self.on_their_way.retain(|(epoch, _)| *epoch > durable);
+        self.on_their_way.push_back((at, epoch.order.len() as u64));
+        if !trial.is_careful() {
+            trial.epoch(at, self.on_their_way.iter().map(|(_, count)| count).sum())?;
+            return self.serial.run(tables, epoch);
         }
-        let mut kept = Vec::new();
-        for (row, offset) in run.offsets.iter().enumerate() {
-            let Some(verdict) = verdict(offset) else {
-                kept.push(row as u32);
-                continue;
-            };
-            let values: Vec<String> = run.batch.row(row).iter().map(ToString::to_string).collect();
-            bad.push((
-                run.source,
-                Bad {
-                    offset: *offset,
-                    origin: "engine".into(),
-                    line: 0,
-                    raw: values.join(", "),
-                    reason: verdict.reason.clone(),
-                },
-            ));
+        let mut all: Option<Outcome> = None;
+        let order = std::mem::take(&mut epoch.order);
+        for ranked in &order {
+            let run = &epoch.runs[epoch.lanes[ranked.lane as usize].run as usize];
+            trial.transaction(at, run.source, run.offsets[ranked.row as usize])?;
+            epoch.order = vec![*ranked];
+            let outcome = self.serial.run(tables, epoch)?;
+            match &mut all {
+                None => all = Some(outcome),
+                Some(all) => {
+                    all.outputs.extend(outcome.outputs);
+                    all.unstable.extend(outcome.unstable);
+                    for (total, count) in all.counts.iter_mut().zip(outcome.counts) {
+                        total.committed += count.committed;
+                        total.aborted += count.aborted;
+                    }
+                    all.seq = outcome.seq;
+                }
+            }
         }
-        run.take(&kept)
+        epoch.order = order;
+        match all {
+            Some(all) => Ok(all),
+            None => self.serial.run(tables, epoch),
+        }
     }
 
     /// Where sources stand at the cut that is being made, as far as that has changed.
@@ -359,18 +393,22 @@ impl Driver {
         drained: Option<u64>,
         recorded: Option<Recorded>,
     ) -> Result<Box<Done>> {
-        let Sequenced { cut, epoch, late } = sequenced;
+        let Sequenced { cut, mut epoch, late } = sequenced;
+        let (undecoded, mut bad) = (bad.len() as u64, bad);
+        if !self.verdicts.is_empty() {
+            self.set_aside(cut.epoch, &mut epoch, &mut bad);
+        }
         let mut events: Vec<(Arc<str>, Batch)> = Vec::new();
         let shared = self.shared.clone();
         let mut state = shared.state.lock();
-        let outcome = self.serial.run(&mut state.tables, &epoch)?;
+        let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch)?;
         for table in &mut state.tables {
             table.commit(outcome.seq);
         }
         state.epoch = cut.epoch;
         let counts = &mut self.counts;
         counts.epochs += 1;
-        counts.events += bad.len() as u64;
+        counts.events += undecoded;
         for run in &epoch.runs {
             // Each event once, however many streams it is on.
             if self.program.root_stream(run.stream) == run.stream {

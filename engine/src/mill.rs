@@ -1,13 +1,13 @@
 //! A running app.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tidemill_connect::PushHandle;
-use tidemill_core::{Batch, Cut, Error, Result, Row, Schema, SourceId, Value};
+use tidemill_core::{Batch, Cut, Error, Kind, Result, Row, Schema, SourceId, Value};
 use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_table::Table;
@@ -17,14 +17,18 @@ use tidemill_txn::program::{Origin, Program};
 
 use crate::conduct::{Driver, SnapshotPlan};
 use crate::counts::Counts;
-use crate::deliver::{self, Delivery, Logs};
+use crate::deliver::{self, Delivery, Item, Logs};
+use crate::feed::stopped;
 use crate::inspect::path_words;
 use crate::open::{open, Opened, Opening};
 use crate::outlets::Kept;
+use crate::records::{put_verdict, Verdict};
+use crate::recover::Recorded;
 use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 use crate::settings::Durable;
 use crate::snapshots::Keeper;
 use crate::spec::AppSpec;
+use crate::trial::{Suspect, Trial};
 
 /// Rows that a worker reads of a source at a time.
 const ROWS_MAX: usize = 16_384;
@@ -170,6 +174,27 @@ impl Shared {
     }
 }
 
+/// The verdict on an input that has killed the process too often.
+///
+/// # Errors
+/// When it was executed before and answered for: leaving it out would change that.
+fn judge(suspect: &Suspect, last_epoch: u64, sources: &[String]) -> Result<Verdict> {
+    let Suspect { source, offset, deaths, epoch } = *suspect;
+    let name = sources.get(source.index()).map_or("", String::as_str);
+    if epoch <= last_epoch {
+        return Err(Error::internal(format!(
+            "row {offset} of source {name} ends the process when it is executed again ({deaths} \
+             times now); it was executed in epoch {epoch} before, and answered for"
+        ))
+        .help(
+            "look for what differs now: memory, versions of libraries, the machine; then start \
+             again, or restore a backup",
+        ));
+    }
+    let reason = format!("it ended the process {deaths} times");
+    Ok(Verdict { source, offset, from_epoch: last_epoch + 1, reason })
+}
+
 /// A running app. All methods may be called from any thread.
 pub struct Mill {
     program: Arc<Program>,
@@ -261,6 +286,9 @@ impl Mill {
             keep_cuts: settings.keep_cuts,
         };
         let (mut replay, mut verdicts, mut snapshots, mut dir) = Default::default();
+        let mut trial = None;
+        let program_names: Vec<String> =
+            program.sources.iter().map(|source| source.name.to_string()).collect();
         if let Some(Opening { dir: held, recovered, fingerprint, program }) = durable {
             if settings.durable == Durable::LogAndSnapshots {
                 let keeper = Keeper::start(
@@ -284,7 +312,19 @@ impl Mill {
                 fingerprint,
                 logged: recovered.logged,
             });
-            (replay, verdicts, dir) = (recovered.cuts, recovered.verdicts, Some(held));
+            (replay, verdicts) = (recovered.cuts, recovered.verdicts);
+            let (tried, suspect) = Trial::open(&env.disk, &held.path)?;
+            trial = Some(tried);
+            let last = replay.back().map_or(epoch, |r: &Recorded| r.record.cut.epoch);
+            let limit = settings.poison_after.max(2);
+            if let Some(suspect) = suspect.filter(|suspect| suspect.deaths >= limit) {
+                let verdict = judge(&suspect, last, &program_names)?;
+                // It comes before every cut that obeys it.
+                let record = put_verdict(&verdict);
+                items.send(Item::Verdict(record)).map_err(|_| stopped())?;
+                verdicts.push(verdict);
+            }
+            dir = Some(held);
         }
         // Epochs of the flow are numbered from 1.
         match replay.front() {
@@ -307,6 +347,8 @@ impl Mill {
             replay,
             gathered: Deposit::default(),
             verdicts,
+            trial,
+            on_their_way: VecDeque::new(),
             snapshots,
             open: 1,
             closing: false,
@@ -335,11 +377,15 @@ impl Mill {
                     let what = format!("the engine's delivery: {panic}");
                     end.error.get_or_insert(Error::internal(what));
                 }
-                end.over = true;
                 end.seconds = (env.clock.monotonic_ns() - started_ns) as f64 / 1e9;
                 drop(end);
-                // Held until nothing is written any more.
-                drop(dir);
+                // Held until nothing is written any more. A panic is as good as a death.
+                let panicked =
+                    shared.end.lock().error.as_ref().map(|e| e.kind) == Some(Kind::Internal);
+                if let Some(dir) = dir.filter(|_| !panicked) {
+                    Trial::close(&*env.disk, &dir.path);
+                }
+                shared.end.lock().over = true;
                 shared.ended.notify_all();
                 shared.drained.notify_all();
                 shared.delivered.notify_all();

@@ -318,7 +318,8 @@ fn a_crash_at_any_moment_loses_and_repeats_nothing() {
         let sim = SimEnv::new(seed);
         case.write_files(&sim.env());
         let mut dice = Dice(seed);
-        let chosen = Settings { snapshot_us: 1 + dice.below(3) as i64, ..settings(&mut dice, true) };
+        let chosen =
+            Settings { snapshot_us: 1 + dice.below(3) as i64, ..settings(&mut dice, true) };
         sim.disk.record();
         let disk = sim.disk.clone();
         let first = try_finish(&case, &sim, &mut dice, chosen.clone(), |rows| disk.mark(rows));
@@ -371,7 +372,8 @@ fn damage_is_refused_or_does_not_matter() {
         let sim = SimEnv::new(seed);
         case.write_files(&sim.env());
         let mut dice = Dice(seed);
-        let chosen = Settings { snapshot_us: 1 + dice.below(3) as i64, ..settings(&mut dice, true) };
+        let chosen =
+            Settings { snapshot_us: 1 + dice.below(3) as i64, ..settings(&mut dice, true) };
         run_a_while(&case, &sim, &mut dice, chosen.clone());
         sim.disk.record();
         let trace = sim.disk.take_trace();
@@ -454,4 +456,72 @@ fn a_failing_disk_stops_the_engine_and_harms_nothing() {
         }
     }
     assert!(stopped > 0);
+}
+
+/// An opaque function that ends whoever runs it on one of its events.
+struct Killer;
+
+impl tidemill_txn::program::Opaque for Killer {
+    fn call(
+        &self,
+        event: &[Value],
+        tx: &mut dyn tidemill_txn::program::Tx,
+    ) -> Result<(), tidemill_txn::program::Abort> {
+        assert!(event[0] != Value::Int(13), "thirteen");
+        tx.put(tidemill_core::TableId(0), &[event[0].clone(), Value::Int(1)])
+    }
+}
+
+/// An input that ends the process again and again is set aside in the end, and nothing else is.
+#[test]
+fn an_input_that_kills_is_set_aside() {
+    use tidemill_core::{Column, DataType};
+    let mut b = tidemill_txn::program::Builder::new("deadly");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    b.table("seen", &["n"], vec![int("n"), int("times")]);
+    let stream = b.stream("numbers", vec![int("n")]);
+    b.opaque("look", stream, Arc::new(Killer));
+    let program = b.finish().unwrap();
+    let sim = SimEnv::new(1);
+    let spec = || AppSpec {
+        program: program.clone(),
+        sources: vec![SourceDecl {
+            stream: "numbers".into(),
+            disorder_us: 0,
+            idle_us: None,
+            files: None,
+            at: String::new(),
+        }],
+        sinks: Vec::new(),
+        keep: vec!["numbers.dead".into()],
+        settings: Settings { data_dir: Some("/data".into()), ..Settings::default() },
+    };
+    let schema = program.streams[0].spec.schema.clone();
+    let mut deaths = 0;
+    loop {
+        let mill = Mill::start(spec(), sim.env()).unwrap();
+        let sent = mill.sent("numbers").unwrap() as i64;
+        let rows: Vec<[Value; 1]> = (sent..40).map(|n| [Value::Int(n)]).collect();
+        let batch = Batch::from_rows(schema.clone(), rows.iter().map(|r| &r[..]));
+        let _ = mill.send("numbers", batch);
+        match mill.drain().and_then(|()| mill.stop()) {
+            Ok(summary) => {
+                assert_eq!((summary.events, summary.dead), (40, 1));
+                let dead = mill.output("numbers.dead", 0).unwrap();
+                let row = dead[0].row(0);
+                assert_eq!(row[1], Value::Int(13));
+                assert_eq!(row[4], Value::str("it ended the process 3 times"));
+                assert_eq!(mill.table("seen").unwrap().len(), 39);
+                break;
+            }
+            Err(_) => deaths += 1,
+        }
+        // As if the process had gone.
+        drop(mill);
+        sim.disk.kill();
+    }
+    assert_eq!(deaths, 3);
+    let mill = Mill::start(spec(), sim.env()).unwrap();
+    assert_eq!(mill.table("seen").unwrap().len(), 39);
+    assert_eq!(mill.stop().unwrap().dead, 1);
 }
