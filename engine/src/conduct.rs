@@ -67,6 +67,8 @@ pub(crate) struct Driver {
     pub(crate) first_row_ns: Option<u64>,
     /// Request number of the drain that the next cut answers.
     pub(crate) draining: Option<u64>,
+    /// Request number of the last drain that a cut has answered.
+    pub(crate) drain_cut: u64,
 }
 
 /// When snapshots are taken.
@@ -108,8 +110,8 @@ impl Conductor for Driver {
             self.open += 1;
             self.closing = false;
             self.first_row_ns = None;
-            self.cut(deposit)?;
-            return Ok(if self.is_done() { Turn::Stop } else { Turn::Busy });
+            let is_last = self.cut(deposit)?;
+            return Ok(if is_last { Turn::Stop } else { Turn::Busy });
         }
         if !self.closing && self.should_close(deposits)? {
             self.closing = true;
@@ -182,9 +184,9 @@ impl Driver {
                 || deposits.rows(self.open) >= self.settings.epoch_rows_max as u64
                 || deposits.bytes(self.open) >= self.settings.epoch_bytes_max as u64 / 2
                 || waited_us >= self.settings.epoch_us_max
-                || self.shared.drain_wanted().is_some());
+                || self.drain_wanted().is_some());
         }
-        if let Some((number, targets)) = self.shared.drain_wanted() {
+        if let Some((number, targets)) = self.drain_wanted() {
             let reached = self.sources.iter().zip(&targets).all(|(source, target)| {
                 if source.is_push {
                     source.next_offset >= *target
@@ -193,7 +195,7 @@ impl Driver {
                 }
             });
             if reached {
-                self.draining = Some(number);
+                (self.draining, self.drain_cut) = (Some(number), number);
                 return Ok(true);
             }
         }
@@ -203,6 +205,12 @@ impl Driver {
             !source.was_idle && !source.ended && self.is_idle(index, now)
         };
         Ok((0..self.sources.len()).any(falls_idle) && self.sequencer.parked_rows() > 0)
+    }
+
+    /// The drain that no cut has answered yet: its number, and the rows that it waits for.
+    fn drain_wanted(&self) -> Option<(u64, Vec<u64>)> {
+        // What a cut has answered is told when it is durable.
+        self.shared.drain_wanted().filter(|(number, _)| *number > self.drain_cut)
     }
 
     fn is_idle(&self, index: usize, now: u64) -> bool {
@@ -221,7 +229,8 @@ impl Driver {
         self.sources.iter().all(|s| s.ended)
     }
 
-    fn cut(&mut self, deposit: Deposit) -> Result<()> {
+    /// Makes a cut and executes it; whether it was the last.
+    fn cut(&mut self, deposit: Deposit) -> Result<bool> {
         let now = self.env.clock.monotonic_ns();
         let mut bad: Vec<(SourceId, Bad)> = Vec::new();
         for report in deposit.reports {
@@ -288,14 +297,15 @@ impl Driver {
             }
         }
         let was_recorded = recorded.is_some();
-        let done = self.execute(sequenced, bad, places, draining, recorded)?;
+        // Decided once: a stop that comes later gets a cut of its own.
+        let is_last = self.is_done();
+        let done = self.execute(sequenced, bad, places, draining, recorded, is_last)?;
         self.items.send(Item::Epoch(done)).map_err(|_| stopped())?;
         if was_recorded && self.replay.is_empty() {
             self.items.send(Item::Settled).map_err(|_| stopped())?;
-            self.shared.recovered();
         }
         self.steer();
-        Ok(())
+        Ok(is_last)
     }
 
     /// Takes the events out of an epoch on which there is a verdict.
@@ -392,6 +402,7 @@ impl Driver {
         places: Vec<(SourceId, Place)>,
         drained: Option<u64>,
         recorded: Option<Recorded>,
+        is_last: bool,
     ) -> Result<Box<Done>> {
         let Sequenced { cut, mut epoch, late } = sequenced;
         let (undecoded, mut bad) = (bad.len() as u64, bad);
@@ -455,10 +466,9 @@ impl Driver {
             ))
             .help("raise memory_bytes_max, delete rows that are no longer needed, or keep less"));
         }
-        let is_last = recorded.is_none() && self.is_done();
         let capture = match recorded {
-            None => self.capture(&mut state.tables, &cut, seq, is_last),
-            Some(_) => None,
+            Some(_) if !is_last => None,
+            _ => self.capture(&mut state.tables, &cut, seq, is_last),
         };
         let counts = self.counts.clone();
         let is_last = is_last && self.has_ended();

@@ -151,6 +151,8 @@ impl Delivery {
                     Item::Settled => {
                         self.deliver(std::mem::take(&mut epochs))?;
                         self.outlets.settle()?;
+                        self.shared.out.lock().is_recovering = false;
+                        self.shared.delivered.notify_all();
                     }
                 }
             }

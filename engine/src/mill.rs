@@ -150,15 +150,11 @@ impl Shared {
         }
     }
 
-    /// Everything recorded has been executed again.
-    pub(crate) fn recovered(&self) {
-        self.out.lock().is_recovering = false;
-    }
-
-    /// Waits until an epoch has left the engine; not beyond the end of the run.
+    /// Waits until a recovery is over and an epoch has left the engine; not beyond the end of the
+    /// run.
     fn wait_for(&self, epoch: u64) -> Result<()> {
         let mut out = self.out.lock();
-        while out.epoch < epoch {
+        while out.epoch < epoch || out.is_recovering {
             let end = self.end.lock();
             if let Some(error) = &end.error {
                 return Err(error.clone());
@@ -354,6 +350,7 @@ impl Mill {
             closing: false,
             first_row_ns: None,
             draining: None,
+            drain_cut: 0,
         };
         let rows_max = ROWS_MAX.min(driver.settings.epoch_rows_max);
         let flow =
@@ -599,6 +596,7 @@ impl Mill {
     /// When there is no such table.
     pub fn table(&self, name: &str) -> Result<Batch> {
         let index = self.table_index(name)?;
+        self.shared.wait_for(0)?;
         let state = self.shared.state.lock();
         let (batch, epoch) = (state.tables[index].to_batch(), state.epoch);
         drop(state);
@@ -612,6 +610,7 @@ impl Mill {
     /// When there is no such table, or the values are not a key of it.
     pub fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {
         let index = self.table_index(table)?;
+        self.shared.wait_for(0)?;
         let state = self.shared.state.lock();
         let spec = state.tables[index].spec().clone();
         let columns = spec.key.iter().map(|c| &spec.schema.columns[*c]);
@@ -667,8 +666,9 @@ impl Mill {
     /// What has been done so far.
     ///
     /// # Errors
-    /// None at present.
+    /// What ended the run in the midst of a recovery.
     pub fn summary(&self) -> Result<Summary> {
+        self.shared.wait_for(0)?;
         let seconds = self.seconds();
         let state = self.shared.state.lock();
         let out = self.shared.out.lock();
