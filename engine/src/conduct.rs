@@ -5,6 +5,7 @@
 //! a closed epoch is all there, it makes the cut and runs it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
@@ -93,11 +94,31 @@ pub(crate) struct SourceState {
     pub(crate) time_max: Option<i64>,
     pub(crate) ended: bool,
     pub(crate) is_push: bool,
+    /// It goes on reading and never ends: what is there now is read when it finds nothing more.
+    pub(crate) is_followed: bool,
+    /// How often there was nothing to read, and how often when a drain was seen first.
+    pub(crate) empty_polls: Arc<AtomicU64>,
+    pub(crate) empty_polls_before: Option<(u64, u64)>,
     pub(crate) paused: bool,
     /// When rows came last.
     pub(crate) active_ns: u64,
     /// It counted as idle at the last cut.
     pub(crate) was_idle: bool,
+}
+
+impl SourceState {
+    /// Whether a poll that began after this drain was seen has found nothing.
+    fn has_found_nothing(&mut self, drain: u64) -> bool {
+        let polls = self.empty_polls.load(Ordering::Acquire);
+        match self.empty_polls_before {
+            // The first may have begun before.
+            Some((of, before)) if of == drain => polls >= before + 2,
+            _ => {
+                self.empty_polls_before = Some((drain, polls));
+                false
+            }
+        }
+    }
 }
 
 impl Conductor for Driver {
@@ -187,11 +208,11 @@ impl Driver {
                 || self.drain_wanted().is_some());
         }
         if let Some((number, targets)) = self.drain_wanted() {
-            let reached = self.sources.iter().zip(&targets).all(|(source, target)| {
+            let reached = self.sources.iter_mut().zip(&targets).all(|(source, target)| {
                 if source.is_push {
                     source.next_offset >= *target
                 } else {
-                    source.ended
+                    source.ended || source.is_followed && source.has_found_nothing(number)
                 }
             });
             if reached {
@@ -248,8 +269,10 @@ impl Driver {
         let mut idle = Vec::new();
         for index in 0..self.sources.len() {
             let id = SourceId(index as u32);
-            // A drain flushes pushed streams: whoever pushes has said that nothing is missing.
-            let flushed = draining.is_some() && self.sources[index].is_push;
+            // A drain flushes pushed streams and files that are followed: whoever asks has said that
+            // nothing is missing.
+            let source = &self.sources[index];
+            let flushed = draining.is_some() && (source.is_push || source.is_followed);
             let is_idle = flushed || self.is_idle(index, now);
             let source = &mut self.sources[index];
             match &recorded {

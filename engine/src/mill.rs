@@ -199,6 +199,7 @@ pub struct Mill {
     shared: Arc<Shared>,
     pushed: BTreeMap<String, Pushed>,
     sources: usize,
+    has_followed: bool,
     paths: Vec<String>,
     started_ns: u64,
     thread: Mutex<Option<Handle>>,
@@ -258,6 +259,7 @@ impl Mill {
         let mut serial = Serial::new(program.clone(), settings.rerun_every);
         let paths = serial.paths().iter().map(|p| path_words(p).0.to_string()).collect();
         let source_count = sources.len();
+        let has_followed = sources.iter().any(|source| source.is_followed);
         let sequencer = match &internal {
             Some(internal) => {
                 serial.resume(internal.facts.seq);
@@ -404,6 +406,7 @@ impl Mill {
             shared,
             pushed,
             sources: source_count,
+            has_followed,
             paths,
             started_ns,
             thread: Mutex::new(Some(thread)),
@@ -470,8 +473,9 @@ impl Mill {
         self.shared.end.lock().error.clone()
     }
 
-    /// Waits until everything sent so far is committed and every file is read to its end. Pushed
-    /// streams in event time are flushed: the cut holds them idle.
+    /// Waits until everything sent so far is committed (durably, where anything is) and every file is
+    /// read to its end, one that is followed to its present one. Pushed and followed streams in
+    /// event time are flushed: the cut holds them idle.
     ///
     /// # Errors
     /// What ended the run, if it has ended by an error.
@@ -501,11 +505,17 @@ impl Mill {
         }
     }
 
-    /// Ends all input, runs everything to the end and closes the sinks.
+    /// Ends all input, runs everything to the end and closes the sinks. Files that are followed
+    /// never end: with one of them this is a [`drain`](Mill::drain) and a [`stop`](Mill::stop).
     ///
     /// # Errors
     /// What ended the run, if it was an error.
     pub fn finish(&self) -> Result<Summary> {
+        if self.has_followed {
+            // What is followed never ends by itself.
+            self.drain()?;
+            return self.stop();
+        }
         for pushed in self.pushed.values() {
             pushed.handle.close();
         }

@@ -195,6 +195,79 @@ fn a_full_disk_is_waited_for_and_reading_goes_on() {
     assert_eq!(again.summary().unwrap().events, 40_010);
 }
 
+/// Records that no kept snapshot needs are removed, and what is left is enough.
+#[test]
+fn logs_are_trimmed_behind_snapshots() {
+    let sim = SimEnv::new(1);
+    let settings = || Settings { snapshot_us: 1, ..durable() };
+    let segments = || {
+        let env = sim.env();
+        let count = |dir: &str| env.disk.list(Path::new(dir)).unwrap().len();
+        (count("/data/input"), count("/data/cuts"))
+    };
+    let mut most = (0, 0);
+    for round in 0..6 {
+        let mill = start(&sim, settings()).unwrap();
+        assert_eq!(mill.sent("numbers").unwrap(), round * 20_000);
+        for part in 0..20 {
+            send(&mill, part * 1000..part * 1000 + 1000);
+            mill.drain().unwrap();
+            sim.clock.advance_us(10);
+        }
+        let (input, cuts) = segments();
+        most = (input.max(most.0), cuts.max(most.1));
+        mill.stop().unwrap();
+    }
+    // 120,000 rows of 16 bytes are 30 segments.
+    assert!(most.0 < 20, "{most:?}");
+    let mill = start(&sim, settings()).unwrap();
+    assert_eq!(mill.row("seen", &[Value::Int(7)]).unwrap().unwrap()[1], Value::Int(6));
+}
+
+/// A file that grows is read on, also by the next run; a drain waits for its present end.
+#[test]
+fn a_file_that_is_followed_goes_on_growing() {
+    let sim = SimEnv::new(1);
+    let env = sim.env();
+    env.disk.create_dir_all(Path::new("/in")).unwrap();
+    let append = |numbers: std::ops::Range<i64>| {
+        let mut file = env.disk.open_append(Path::new("/in/numbers.jsonl")).unwrap();
+        for n in numbers {
+            std::io::Write::write_all(&mut file, format!("{{\"n\":{n}}}\n").as_bytes()).unwrap();
+        }
+        file.sync().unwrap();
+    };
+    let spec = || {
+        let mut spec = spec(program("a", false), durable());
+        spec.sources[0].files =
+            Some(serde_json::json!({"path": "/in/numbers.jsonl", "follow": true}));
+        spec
+    };
+    let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (clock, flag, real) = (sim.clock.clone(), over.clone(), tidemill_env::Env::real().clock);
+    let tick = move || {
+        while !flag.load(std::sync::atomic::Ordering::Acquire) {
+            clock.advance_us(1000);
+            real.sleep_us(100);
+        }
+    };
+    let ticking = env.threads.spawn("clock", Box::new(tick)).unwrap();
+    append(0..10);
+    let mill = Mill::start(spec(), sim.env()).unwrap();
+    mill.drain().unwrap();
+    assert_eq!(mill.table("seen").unwrap().len(), 10);
+    append(10..15);
+    mill.drain().unwrap();
+    assert_eq!(mill.table("seen").unwrap().len(), 15);
+    assert_eq!(mill.finish().unwrap().events, 15);
+    append(15..20);
+    let mill = Mill::start(spec(), sim.env()).unwrap();
+    mill.drain().unwrap();
+    assert_eq!(mill.finish().unwrap().events, 20);
+    over.store(true, std::sync::atomic::Ordering::Release);
+    ticking.join().unwrap();
+}
+
 /// What earlier versions wrote can be read: `golden/v1` is the directory of a run that was killed,
 /// with a snapshot, and with cuts and rows behind it.
 #[test]
