@@ -133,15 +133,15 @@ fn log_spec(path: &Path, app: u128, kind: LogKind, segment_bytes: u64) -> LogSpe
 fn read_identity(disk: &dyn Disk, path: &Path, name: &str) -> Result<u128> {
     let shown = path.display();
     let file = path.join("APP");
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     disk.open_read(&file)
-        .and_then(|mut open| std::io::Read::read_to_string(&mut open, &mut text))
+        .and_then(|mut open| std::io::Read::read_to_end(&mut open, &mut bytes))
         .map_err(|e| Error::io(format!("reading {}", file.display()), &e))?;
     let damaged = || {
         Error::setting(format!("{} is damaged", file.display()))
             .help("restore it from a backup of the data directory; --fresh starts anew")
     };
-    let identity: Identity = serde_json::from_str(&text).map_err(|_| damaged())?;
+    let identity: Identity = serde_json::from_slice(&bytes).map_err(|_| damaged())?;
     if identity.format > FORMAT {
         return Err(Error::setting(format!(
             "data directory {shown} has format {}, and this version of tidemill knows {FORMAT}",

@@ -12,6 +12,7 @@
 //! | `data_dir`, `records`, `internal`, `fingerprint` | what is in a data directory |
 //! | `snapshots` | takes snapshots in the background |
 //! | `recover` | what a data directory holds when the engine starts |
+//! | `trial` | inputs that kill the process |
 //! | `mill` | the handle of a running app |
 //! | `report`, `inspect` | what a run is doing, has done, would do |
 //!
@@ -37,6 +38,7 @@ mod settings;
 mod snapshots;
 mod spec;
 mod stages;
+mod trial;
 
 pub use ask::{ask, Replies};
 pub use mill::Mill;

@@ -1,13 +1,13 @@
 //! A running app.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tidemill_connect::PushHandle;
-use tidemill_core::{Batch, Cut, Error, Result, Row, Schema, SourceId, Value};
+use tidemill_core::{Batch, Cut, Error, Kind, Result, Row, Schema, SourceId, Value};
 use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_table::Table;
@@ -17,14 +17,18 @@ use tidemill_txn::program::{Origin, Program};
 
 use crate::conduct::{Driver, SnapshotPlan};
 use crate::counts::Counts;
-use crate::deliver::{self, Delivery, Logs};
+use crate::deliver::{self, Delivery, Item, Logs};
+use crate::feed::stopped;
 use crate::inspect::path_words;
 use crate::open::{open, Opened, Opening};
 use crate::outlets::Kept;
+use crate::records::{put_verdict, Verdict};
+use crate::recover::Recorded;
 use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 use crate::settings::Durable;
 use crate::snapshots::Keeper;
 use crate::spec::AppSpec;
+use crate::trial::{Suspect, Trial};
 
 /// Rows that a worker reads of a source at a time.
 const ROWS_MAX: usize = 16_384;
@@ -146,15 +150,11 @@ impl Shared {
         }
     }
 
-    /// Everything recorded has been executed again.
-    pub(crate) fn recovered(&self) {
-        self.out.lock().is_recovering = false;
-    }
-
-    /// Waits until an epoch has left the engine; not beyond the end of the run.
+    /// Waits until a recovery is over and an epoch has left the engine; not beyond the end of the
+    /// run.
     fn wait_for(&self, epoch: u64) -> Result<()> {
         let mut out = self.out.lock();
-        while out.epoch < epoch {
+        while out.epoch < epoch || out.is_recovering {
             let end = self.end.lock();
             if let Some(error) = &end.error {
                 return Err(error.clone());
@@ -170,6 +170,27 @@ impl Shared {
     }
 }
 
+/// The verdict on an input that has killed the process too often.
+///
+/// # Errors
+/// When it was executed before and answered for: leaving it out would change that.
+fn judge(suspect: &Suspect, last_epoch: u64, sources: &[String]) -> Result<Verdict> {
+    let Suspect { source, offset, deaths, epoch } = *suspect;
+    let name = sources.get(source.index()).map_or("", String::as_str);
+    if epoch <= last_epoch {
+        return Err(Error::internal(format!(
+            "row {offset} of source {name} ends the process when it is executed again ({deaths} \
+             times now); it was executed in epoch {epoch} before, and answered for"
+        ))
+        .help(
+            "look for what differs now: memory, versions of libraries, the machine; then start \
+             again, or restore a backup",
+        ));
+    }
+    let reason = format!("it ended the process {deaths} times");
+    Ok(Verdict { source, offset, from_epoch: last_epoch + 1, reason })
+}
+
 /// A running app. All methods may be called from any thread.
 pub struct Mill {
     program: Arc<Program>,
@@ -178,6 +199,7 @@ pub struct Mill {
     shared: Arc<Shared>,
     pushed: BTreeMap<String, Pushed>,
     sources: usize,
+    has_followed: bool,
     paths: Vec<String>,
     started_ns: u64,
     /// What was done before the start.
@@ -213,8 +235,17 @@ impl Mill {
         let settings = spec.settings.clone();
         settings.check()?;
         let (items, receiver) = deliver::channel();
-        let Opened { program, inputs, workers, pushed, sources, tables, outlets, failed, durable } =
-            open(spec, &env, &items)?;
+        let Opened {
+            program,
+            inputs,
+            workers,
+            pushed,
+            mut sources,
+            tables,
+            outlets,
+            failed,
+            durable,
+        } = open(spec, &env, &items)?;
         let started_ns = env.clock.monotonic_ns();
         let internal = durable.as_ref().and_then(|d| d.recovered.internal.clone());
         let counts = match &internal {
@@ -228,6 +259,10 @@ impl Mill {
         let last = durable.as_ref().and_then(|d| d.recovered.cuts.back());
         let was_over =
             internal.is_some() && last.is_none() && sources.iter().all(|source| source.ended);
+        if was_over {
+            // Its end is to be seen again.
+            sources.iter_mut().for_each(|source| source.end_seen = source.is_push);
+        }
         let over: Vec<SourceId> = match last {
             Some(last) => last.record.cut.ended.clone(),
             None => {
@@ -272,6 +307,7 @@ impl Mill {
         let mut serial = Serial::new(program.clone(), settings.rerun_every);
         let paths = serial.paths().iter().map(|p| path_words(p).0.to_string()).collect();
         let source_count = sources.len();
+        let has_followed = sources.iter().any(|source| source.is_followed);
         let sequencer = match &internal {
             Some(internal) => {
                 serial.resume(internal.facts.seq);
@@ -296,6 +332,9 @@ impl Mill {
             keep_cuts: settings.keep_cuts,
         };
         let (mut replay, mut verdicts, mut snapshots, mut dir) = Default::default();
+        let mut trial = None;
+        let program_names: Vec<String> =
+            program.sources.iter().map(|source| source.name.to_string()).collect();
         if let Some(Opening { dir: held, recovered, fingerprint, program }) = durable {
             if settings.durable == Durable::LogAndSnapshots {
                 let keeper = Keeper::start(
@@ -319,7 +358,19 @@ impl Mill {
                 fingerprint,
                 logged: recovered.logged,
             });
-            (replay, verdicts, dir) = (recovered.cuts, recovered.verdicts, Some(held));
+            (replay, verdicts) = (recovered.cuts, recovered.verdicts);
+            let (tried, suspect) = Trial::open(&env.disk, &held.path)?;
+            trial = Some(tried);
+            let last = replay.back().map_or(epoch, |r: &Recorded| r.record.cut.epoch);
+            let limit = settings.poison_after.max(2);
+            if let Some(suspect) = suspect.filter(|suspect| suspect.deaths >= limit) {
+                let verdict = judge(&suspect, last, &program_names)?;
+                // It comes before every cut that obeys it.
+                let record = put_verdict(&verdict);
+                items.send(Item::Verdict(record)).map_err(|_| stopped())?;
+                verdicts.push(verdict);
+            }
+            dir = Some(held);
         }
         // Epochs of the flow are numbered from 1.
         match replay.front() {
@@ -343,11 +394,14 @@ impl Mill {
             was_over,
             gathered: Deposit::default(),
             verdicts,
+            trial,
+            on_their_way: VecDeque::new(),
             snapshots,
             open: 1,
             closing: false,
             first_row_ns: None,
             draining: None,
+            drain_cut: 0,
         };
         let rows_max = ROWS_MAX.min(driver.settings.epoch_rows_max);
         let flow =
@@ -371,11 +425,15 @@ impl Mill {
                     let what = format!("the engine's delivery: {panic}");
                     end.error.get_or_insert(Error::internal(what));
                 }
-                end.over = true;
                 end.seconds = (env.clock.monotonic_ns() - started_ns) as f64 / 1e9;
                 drop(end);
-                // Held until nothing is written any more.
-                drop(dir);
+                // Held until nothing is written any more. A panic is as good as a death.
+                let panicked =
+                    shared.end.lock().error.as_ref().map(|e| e.kind) == Some(Kind::Internal);
+                if let Some(dir) = dir.filter(|_| !panicked) {
+                    Trial::close(&*env.disk, &dir.path);
+                }
+                shared.end.lock().over = true;
                 shared.ended.notify_all();
                 shared.drained.notify_all();
                 shared.delivered.notify_all();
@@ -398,6 +456,7 @@ impl Mill {
             shared,
             pushed,
             sources: source_count,
+            has_followed,
             paths,
             started_ns,
             before,
@@ -470,8 +529,9 @@ impl Mill {
         self.shared.end.lock().error.clone()
     }
 
-    /// Waits until everything sent so far is committed and every file is read to its end. Pushed
-    /// streams in event time are flushed: the cut holds them idle.
+    /// Waits until everything sent so far is committed (durably, where anything is) and every file is
+    /// read to its end, one that is followed to its present one. Pushed and followed streams in
+    /// event time are flushed: the cut holds them idle.
     ///
     /// # Errors
     /// What ended the run, if it has ended by an error.
@@ -501,11 +561,17 @@ impl Mill {
         }
     }
 
-    /// Ends all input, runs everything to the end and closes the sinks.
+    /// Ends all input, runs everything to the end and closes the sinks. Files that are followed
+    /// never end: with one of them this is a [`drain`](Mill::drain) and a [`stop`](Mill::stop).
     ///
     /// # Errors
     /// What ended the run, if it was an error.
     pub fn finish(&self) -> Result<Summary> {
+        if self.has_followed {
+            // What is followed never ends by itself.
+            self.drain()?;
+            return self.stop();
+        }
         for pushed in self.pushed.values() {
             pushed.handle.close();
         }
@@ -603,6 +669,7 @@ impl Mill {
     /// When there is no such table.
     pub fn table(&self, name: &str) -> Result<Batch> {
         let index = self.table_index(name)?;
+        self.shared.wait_for(0)?;
         let state = self.shared.state.lock();
         let (batch, epoch) = (state.tables[index].to_batch(), state.epoch);
         drop(state);
@@ -616,6 +683,7 @@ impl Mill {
     /// When there is no such table, or the values are not a key of it.
     pub fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {
         let index = self.table_index(table)?;
+        self.shared.wait_for(0)?;
         let state = self.shared.state.lock();
         let spec = state.tables[index].spec().clone();
         let columns = spec.key.iter().map(|c| &spec.schema.columns[*c]);
@@ -671,8 +739,9 @@ impl Mill {
     /// What has been done so far.
     ///
     /// # Errors
-    /// None at present.
+    /// What ended the run in the midst of a recovery.
     pub fn summary(&self) -> Result<Summary> {
+        self.shared.wait_for(0)?;
         let seconds = self.seconds();
         let state = self.shared.state.lock();
         let out = self.shared.out.lock();
