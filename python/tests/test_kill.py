@@ -14,9 +14,7 @@ LIVES = [(101, 5), (102, 4), (103, 6)]
 
 
 @pytest.mark.parametrize(("number", "kills"), LIVES)
-def test_nothing_is_lost_and_nothing_happens_twice(
-    tmp_path: Path, number: int, kills: int
-) -> None:
+def test_nothing_is_lost_and_nothing_happens_twice(tmp_path: Path, number: int, kills: int) -> None:
     lives = Lives(tmp_path)
     first = int(os.environ.get("TIDEMILL_KILL_LIFE", number))
     lives.live(first, kills)

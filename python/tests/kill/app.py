@@ -69,7 +69,11 @@ def build() -> tm.App:
     """The app, reading and writing files of the present folder."""
     app = tm.App("killed")
     accounts = app.table(
-        "accounts", key="id", id=int, balance=tm.decimal(2, default=500), n=tm.column(int, default=0)
+        "accounts",
+        key="id",
+        id=int,
+        balance=tm.decimal(2, default=500),
+        n=tm.column(int, default=0),
     )
     seen = app.table("seen", key=("id", "kind"), id=int, kind=str, times=tm.column(int, default=0))
     texts = app.table("texts", key="n", n=int, text=str)
@@ -137,7 +141,16 @@ def contents(folder: Path) -> dict[str, Any]:
 
 def outcome(mill: tm.Mill, summary: dict[str, Any]) -> dict[str, Any]:
     """What must be the same for every run: all but times, epochs and memory."""
-    same = ("events", "committed", "refused", "dead", "late", "outputs", "state_hash", "output_hash")
+    same = (
+        "events",
+        "committed",
+        "refused",
+        "dead",
+        "late",
+        "outputs",
+        "state_hash",
+        "output_hash",
+    )
     tables = {name: mill.table(name).rows() for name in mill.app.tables}
     return {**{name: summary[name] for name in same}, "tables": repr(tables)}
 
