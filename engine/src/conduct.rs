@@ -14,7 +14,7 @@ use tidemill_core::{
     Batch, BatchBuilder, Cut, Error, Position, Result, SourceId, SourceSpec, StreamId, Value,
 };
 use tidemill_env::Env;
-use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Turn};
+use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Report, Turn};
 use tidemill_table::Table;
 use tidemill_txn::execute::{Outcome, Serial};
 use tidemill_txn::order::{CutInput, Epoch, Run, Sequenced, Sequencer};
@@ -50,6 +50,8 @@ pub(crate) struct Driver {
     pub(crate) sources: Vec<SourceState>,
     /// Cuts to be made again.
     pub(crate) replay: VecDeque<Recorded>,
+    /// All sources had ended before the start.
+    pub(crate) was_over: bool,
     /// What has come of the next one.
     pub(crate) gathered: Deposit,
     /// Events that are set aside before they are executed.
@@ -131,8 +133,16 @@ impl Conductor for Driver {
             self.open += 1;
             self.closing = false;
             self.first_row_ns = None;
+            let was_recorded = !self.replay.is_empty();
             let is_last = self.cut(deposit)?;
+            if was_recorded && is_last && !self.shared.stop_wanted() {
+                self.was_over = true;
+                return Ok(Turn::Busy);
+            }
             return Ok(if is_last { Turn::Stop } else { Turn::Busy });
+        }
+        if self.was_over {
+            return Ok(self.look_again(deposits));
         }
         if !self.closing && self.should_close(deposits)? {
             self.closing = true;
@@ -155,6 +165,30 @@ impl Driver {
         self.gathered.parcels.extend(deposit.parcels);
         self.gathered.reports.extend(deposit.reports);
         std::mem::take(&mut self.gathered)
+    }
+
+    /// Everything had ended in an earlier run, so there is nothing to do; but a file may have grown
+    /// since. Waits for the end of each.
+    fn look_again(&mut self, deposits: &mut Deposits) -> Turn {
+        let deposit = deposits.take(self.open);
+        self.gathered.parcels.extend(deposit.parcels);
+        self.gathered.reports.extend(deposit.reports);
+        let reports = &self.gathered.reports;
+        let has_ended =
+            |index| reports.iter().any(|r: &Report| r.source.index() == index && r.ended);
+        if self.shared.stop_wanted() {
+            return Turn::Stop;
+        }
+        if !(0..self.sources.len()).all(|index| self.sources[index].is_push || has_ended(index)) {
+            return Turn::Idle;
+        }
+        self.was_over = false;
+        if reports.iter().all(|r| r.next_offset <= self.sources[r.source.index()].next_offset) {
+            return Turn::Stop;
+        }
+        self.closing = true;
+        self.gate.open(self.open + 1);
+        Turn::Busy
     }
 
     /// Whether all that was in a recorded cut has been read again.
@@ -494,7 +528,8 @@ impl Driver {
             _ => self.capture(&mut state.tables, &cut, seq, is_last),
         };
         let counts = self.counts.clone();
-        let is_last = is_last && self.has_ended();
+        // Of a recorded one, too: whoever made it may not have come to completing the sinks.
+        let is_last = self.replay.is_empty() && self.has_ended();
         Ok(Box::new(Done {
             cut,
             events,

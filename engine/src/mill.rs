@@ -202,12 +202,27 @@ pub struct Mill {
     has_followed: bool,
     paths: Vec<String>,
     started_ns: u64,
+    /// What was done before the start.
+    before: Before,
     thread: Mutex<Option<Handle>>,
+}
+
+/// What is known of the runs before.
+struct Before {
+    /// The last recorded epoch, and the rows of all sources up to it.
+    epoch: u64,
+    rows: u64,
+    /// Events that are not executed again.
+    events: u64,
 }
 
 struct Pushed {
     source: SourceId,
     handle: PushHandle,
+    /// An earlier run has recorded its end.
+    is_over: bool,
+    /// Rows known when the engine started, and all that are known by now.
+    known: u64,
     sent: AtomicU64,
 }
 
@@ -232,6 +247,24 @@ impl Mill {
             }
         };
         let epoch = internal.as_ref().map_or(0, |i| i.facts.epoch);
+        let last = durable.as_ref().and_then(|d| d.recovered.cuts.back());
+        let was_over =
+            internal.is_some() && last.is_none() && sources.iter().all(|source| source.ended);
+        let over: Vec<SourceId> = match last {
+            Some(last) => last.record.cut.ended.clone(),
+            None => {
+                let ids = (0..sources.len() as u32).map(SourceId);
+                ids.filter(|s| sources[s.index()].ended).collect()
+            }
+        };
+        let before = Before {
+            epoch: last.map_or(epoch, |last| last.record.cut.epoch),
+            rows: match last {
+                Some(last) => last.record.cut.offsets.iter().sum(),
+                None => sources.iter().map(|s| s.next_offset).sum(),
+            },
+            events: counts.events,
+        };
         let out = Out {
             epoch,
             offsets: sources.iter().map(|s| s.next_offset).collect(),
@@ -240,6 +273,8 @@ impl Mill {
             output_hash: outlets.hash(),
             is_recovering: durable.as_ref().is_some_and(|d| !d.recovered.cuts.is_empty()),
             snapshot_epoch: epoch,
+            // Whoever ended it may not have come to completing the sinks.
+            is_last: was_over,
             ..Out::default()
         };
         let shared = Arc::new(Shared {
@@ -343,6 +378,7 @@ impl Mill {
             failed,
             sources,
             replay,
+            was_over,
             gathered: Deposit::default(),
             verdicts,
             trial,
@@ -396,7 +432,8 @@ impl Mill {
         let pushed = pushed
             .into_iter()
             .map(|(name, (source, handle, known))| {
-                (name, Pushed { source, handle, sent: AtomicU64::new(known) })
+                let is_over = over.contains(&source);
+                (name, Pushed { source, handle, is_over, known, sent: AtomicU64::new(known) })
             })
             .collect();
         Ok(Mill {
@@ -409,6 +446,7 @@ impl Mill {
             has_followed,
             paths,
             started_ns,
+            before,
             thread: Mutex::new(Some(thread)),
         })
     }
@@ -423,18 +461,23 @@ impl Mill {
         })
     }
 
-    /// Sends events into a pushed stream; waits while its queue is full.
+    /// Sends events into a pushed stream; waits while its queue is full. Gives the row behind
+    /// them, for [`acknowledge`](Mill::acknowledge): several threads may send.
     ///
     /// # Errors
     /// When the stream is not pushed, the batch is not of its schema, or the run has ended.
-    pub fn send(&self, stream: &str, batch: Batch) -> Result<()> {
+    pub fn send(&self, stream: &str, batch: Batch) -> Result<u64> {
         let pushed = self.pushed(stream)?;
-        let rows = batch.len() as u64;
+        if pushed.is_over {
+            return Err(Error::program(format!("stream {stream} was ended for good by an earlier run"))
+                .help("its end is recorded in the data directory: stop instead of finishing when more will come; a fresh start forgets everything"));
+        }
         // A batch larger than a worker's reading would only be cut again.
-        pushed.handle.send(batch).map_err(|e| self.error().unwrap_or(e))?;
-        pushed.sent.fetch_add(rows, Ordering::AcqRel);
+        let sent = pushed.handle.send(batch).map_err(|e| self.error().unwrap_or(e))?;
+        let sent = pushed.known + sent;
+        pushed.sent.fetch_max(sent, Ordering::AcqRel);
         self.gate.wake_source(pushed.source);
-        Ok(())
+        Ok(sent)
     }
 
     /// Rows of a pushed stream that are known to the engine, from whatever run: whoever sends goes
@@ -573,6 +616,11 @@ impl Mill {
         (self.env.clock.monotonic_ns() - self.started_ns) as f64 / 1e9
     }
 
+    /// Events a second since the start; what was executed before it does not count.
+    fn events_per_s(&self, counts: &Counts, seconds: f64) -> f64 {
+        (counts.events - self.before.events) as f64 / seconds.max(1e-9)
+    }
+
     /// Where the run is.
     pub fn status(&self) -> Status {
         let seconds = self.seconds();
@@ -591,12 +639,14 @@ impl Mill {
             parked: counts.parked,
             lag_us: counts.lag_us,
             seconds,
-            events_per_s: counts.events as f64 / seconds.max(1e-9),
+            events_per_s: self.events_per_s(counts, seconds),
             ended,
             recovering: out.is_recovering,
             stalled: out.stalled.as_ref().map(|error| error.what.clone()),
             snapshot_epoch: out.snapshot_epoch,
             snapshots: out.snapshots,
+            known_epoch: self.before.epoch,
+            known_rows: self.before.rows,
         }
     }
 
@@ -716,7 +766,7 @@ impl Mill {
             late: counts.late,
             epochs: counts.epochs,
             seconds,
-            events_per_s: counts.events as f64 / seconds.max(1e-9),
+            events_per_s: self.events_per_s(counts, seconds),
             handlers,
             tables: tables.collect(),
             outputs: out.outputs.clone(),
