@@ -310,7 +310,7 @@ impl Mill {
         let has_followed = sources.iter().any(|source| source.is_followed);
         let sequencer = match &internal {
             Some(internal) => {
-                serial.resume(internal.facts.seq);
+                serial = serial.after(internal.facts.seq);
                 Sequencer::restore(program.clone(), internal.sequencer())?
             }
             None => Sequencer::new(program.clone())?,

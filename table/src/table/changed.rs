@@ -7,10 +7,11 @@
 //!
 //! Slots tell by one bit whether they have changed (see [`LINK`]); where to look for such, of a
 //! large table, say its [dirty blocks](crate::dirty). `table/tests/snapshot_cost.rs` prints what it
-//! all costs. Of ten million rows of an int and a decimal, on one core of a shared machine: all of
-//! them changed, 13 ns a row, of which memory that is new to the process takes half; a million, 68
+//! all costs. Of ten million rows of an int and a decimal, on a core that nobody else wants: all of
+//! them changed, 13 ns a row, of which memory that is new to the process takes a third; a million, 68
 //! ms; a hundred thousand, 16 ms; ten thousand, 3 ms; none, 0.04 ms. To look at all slots, where
-//! blocks are not marked, takes 47 ms.
+//! blocks are not marked, takes 47 ms. Beside others that want the memory it was up to twice as much,
+//! and several times where the machine had to find the memory first.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -212,11 +212,6 @@ impl Serial {
         self
     }
 
-    /// Goes on behind the transaction with this number.
-    pub fn resume(&mut self, seq: Seq) {
-        self.seq = seq;
-    }
-
     /// How each handler is executed.
     pub fn paths(&self) -> &[Path] {
         &self.paths
