@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tools
 CASES ?= 20000
+KILLS ?= 2000
 
 .PHONY: setup demo test test-rust test-python lint soak bench-peers clean
 
@@ -20,8 +21,9 @@ $(STAMP): python/pyproject.toml
 setup: $(STAMP)
 	cd python && PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(CURDIR)/$(BIN)/maturin develop --release
 
+# Runs the ledger, kills it in the midst, goes on, and compares with a run that nobody has killed.
 demo: setup
-	$(BIN)/tidemill run examples/ledger.py --fresh
+	$(BIN)/python examples/demo.py
 
 test: setup lint test-rust test-python
 
@@ -39,10 +41,11 @@ test-rust:
 test-python: setup
 	cd python && ../$(BIN)/python -m pytest
 
-# More seeds than a build runs; stop and repeat as you like.
+# More seeds than a build runs, and an app that is killed KILLS times; stop and repeat as you like.
 soak: setup
 	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect
 	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py
+	cd python && ../$(BIN)/python -m tests.kill.driver --kills $(KILLS) --progress ../target/soak-kills.json
 
 # Figures beside other systems, from their published packages. None is compared yet; the anchor is
 # the tight serial loop that every run of the benchmark prints beside its own figure.
@@ -51,4 +54,4 @@ bench-peers: setup
 	$(BIN)/tidemill bench sl --program traced --threads 1 --strategy serial --keys 100000 --json
 
 clean:
-	rm -rf target $(VENV) out
+	rm -rf target $(VENV) out *.tidemill

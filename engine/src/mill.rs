@@ -235,8 +235,17 @@ impl Mill {
         let settings = spec.settings.clone();
         settings.check()?;
         let (items, receiver) = deliver::channel();
-        let Opened { program, inputs, workers, pushed, sources, tables, outlets, failed, durable } =
-            open(spec, &env, &items)?;
+        let Opened {
+            program,
+            inputs,
+            workers,
+            pushed,
+            mut sources,
+            tables,
+            outlets,
+            failed,
+            durable,
+        } = open(spec, &env, &items)?;
         let started_ns = env.clock.monotonic_ns();
         let internal = durable.as_ref().and_then(|d| d.recovered.internal.clone());
         let counts = match &internal {
@@ -250,6 +259,10 @@ impl Mill {
         let last = durable.as_ref().and_then(|d| d.recovered.cuts.back());
         let was_over =
             internal.is_some() && last.is_none() && sources.iter().all(|source| source.ended);
+        if was_over {
+            // Its end is to be seen again.
+            sources.iter_mut().for_each(|source| source.end_seen = source.is_push);
+        }
         let over: Vec<SourceId> = match last {
             Some(last) => last.record.cut.ended.clone(),
             None => {

@@ -78,14 +78,52 @@ def test_run(folder: Path) -> None:
     assert found["total"]
     assert not found["interrupted"]
     assert (folder / "out/paid.csv").exists()
-    again = tidemill(folder, "run", "ledger.py", "--json")
-    assert again.returncode == 1
-    assert line(again)["error"]["kind"] in ("SettingError", "ResourceError", "IoError")
+    memory = tidemill(folder, "run", "ledger.py", "--json", "--durable", "none")
+    assert memory.returncode == 1
+    assert line(memory)["error"]["kind"] == "SettingError"
+    assert "--fresh" in line(memory)["error"]["help"]
     fresh = tidemill(folder, "run", "ledger.py", "--fresh", "--json", "--workers", "1")
     assert line(fresh)["state_hash"] == found["state_hash"]
     people = tidemill(folder, "run", "ledger.py", "--fresh")
     assert "transactions" in people.stdout
+    assert people.stdout.startswith("data  ledger.tidemill: begun anew\n")
     assert people.stderr == ""
+
+
+def test_a_finished_run_is_not_done_again(folder: Path) -> None:
+    first = line(tidemill(folder, "run", "ledger.py", "--json"))
+    written = (folder / "out/paid.csv").read_bytes()
+    for durable in ("log+snapshots", "log"):
+        ended = tidemill(folder, "run", "ledger.py", "--json", "--durable", durable)
+        again = line(ended)
+        differs = {"seconds", "events_per_s", "tables", "continued_at_epoch"}
+        assert {k: v for k, v in again.items() if k not in differs} == {
+            k: v for k, v in first.items() if k not in differs
+        }
+        assert again["continued_at_epoch"] == first["epochs"]
+        assert "1 \n" not in ended.stdout
+        assert (folder / "out/paid.csv").read_bytes() == written
+    people = tidemill(folder, "run", "ledger.py").stdout
+    assert people.startswith(
+        f"data  ledger.tidemill: continuing at epoch {first['epochs']}, 60 events known\n"
+    )
+
+
+def test_the_data_directory_is_where_one_says(folder: Path) -> None:
+    (folder / "tidemill.toml").write_text('data_dir = "there"\n')
+    assert line(tidemill(folder, "run", "ledger.py", "--json"))["data_dir"] == "there"
+    here = tidemill(folder, "run", "ledger.py", "--json", "--fresh", "--data-dir", "here")
+    assert line(here)["data_dir"] == "here"
+    assert (folder / "there/APP").exists()
+    assert (folder / "here/APP").exists()
+    other = tidemill(folder, "run", "ledger.py", "--data-dir", ".")
+    assert other.returncode == 1
+    assert "is no data directory" in other.stderr
+    other = tidemill(folder, "run", "ledger.py", "--data-dir", ".", "--fresh")
+    assert "is no data directory" in other.stderr
+    assert tidemill(folder, "run", "ledger.py", "--durable", "some").returncode == 2
+    wrong = tidemill(folder, "run", "ledger.py", "--set", "durable=some")
+    assert "is none of none, log, log+snapshots" in wrong.stderr
 
 
 def test_a_hash_seed_of_the_users_stays(folder: Path) -> None:
@@ -173,18 +211,33 @@ def test_signals_end_a_run_gracefully(folder: Path, number: int) -> None:
     (folder / "ledger.py").write_text(slow)
     process = subprocess.Popen(
         [sys.executable, "-m", "tidemill.cli", "run", "ledger.py", "--json", "--set",
-         "epoch_rows_max=1"],
+         "epoch_rows_max=1", "--set", "epoch_bytes_max=1"],
         cwd=folder,
         stdout=subprocess.PIPE,
         text=True,
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.readline()
-    time.sleep(0.2)
+    # Nobody else may have its data meanwhile.
+    second = tidemill(folder, "run", "ledger.py", "--json")
+    assert line(second)["error"]["kind"] == "ResourceError"
+    assert "another process runs on data directory ledger.tidemill" in second.stderr
     process.send_signal(number)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert json.loads(rest.splitlines()[-1])["interrupted"]
+    stopped = json.loads(rest.splitlines()[-1])
+    assert stopped["interrupted"]
+    assert 0 < stopped["events"] < 60
+    # It has left a snapshot, so that nothing is executed again.
+    (folder / "ledger.py").write_text(APP)
+    ended = tidemill(folder, "run", "ledger.py", "--json")
+    going_on = line(ended)
+    assert going_on["continued_at_epoch"] == stopped["epochs"]
+    assert going_on["transactions"] == 120
+    assert ended.stdout.count("\n") < 60
+    whole = tidemill(folder, "run", "ledger.py", "--json", "--fresh", "--durable", "none")
+    for name in ("state_hash", "output_hash", "total", "events", "outputs"):
+        assert going_on[name] == line(whole)[name]
 
 
 def test_bench(folder: Path) -> None:

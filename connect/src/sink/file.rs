@@ -103,18 +103,20 @@ impl<E: Encode> FileSink<E> {
             Start::At(place) if place.rows > 0 => Some(place),
             _ => None,
         };
+        let mut header = Vec::new();
+        if at.is_none() {
+            encode.header(&mut header);
+        }
         let mut target = match &at {
             Some(place) => Target::resume(&*disk, path, place)?,
-            None => Target::create(&*disk, path, start)?,
+            None => Target::create(&*disk, path, start, &header)?,
         };
         let fail = |e: io::Error| io_error(path, &e);
         if packed {
             target.cut().map_err(fail)?;
         }
         let mut out = if packed { Out::Between(target) } else { Out::Plain(target) };
-        let mut header = Vec::new();
         if at.is_none() {
-            encode.header(&mut header);
             out = out.open();
             out.write_all(&header).map_err(fail)?;
         }

@@ -4,6 +4,7 @@ use std::io::{self, Read, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 
+use flate2::read::MultiGzDecoder;
 use tidemill_core::{Batch, Error, Kind, Result, Schema};
 use tidemill_env::{Disk, WriteFile};
 
@@ -12,6 +13,12 @@ use crate::checksum::Checksum;
 
 /// So many bytes before a place tell the file from another.
 const TAIL_BYTES: usize = 1024;
+
+/// By so many bytes a short text may grow when it is packed.
+const PACKED_BYTES: u64 = 64;
+
+/// How a packed file begins.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// How a sink begins.
 #[derive(Clone, Copy, Debug)]
@@ -32,10 +39,12 @@ pub(super) struct Target {
 impl Target {
     /// Makes the file new, or begins it again: of what was written before a place without rows
     /// nothing is known, so nothing is compared, and nothing is cut before it was written again.
-    pub fn create(disk: &dyn Disk, path: &Path, start: Start) -> Result<Target> {
+    /// What holds nothing but the header that it would get is new.
+    pub fn create(disk: &dyn Disk, path: &Path, start: Start, header: &[u8]) -> Result<Target> {
         let fail = |e: io::Error| io_error(path, &e);
         let file = match start {
             Start::New { overwrite } => {
+                let overwrite = overwrite || holds_at_most(disk, path, header).map_err(fail)?;
                 check_target(disk, path, overwrite)?;
                 disk.create_dir_all(folder(path)).map_err(fail)?;
                 disk.create(path).map_err(fail)?
@@ -129,6 +138,25 @@ pub(super) fn folder(path: &Path) -> &Path {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     }
+}
+
+/// Whether a file holds a header, or less: whoever wrote it was stopped before the first row.
+fn holds_at_most(disk: &dyn Disk, path: &Path, header: &[u8]) -> io::Result<bool> {
+    let mut file = match disk.metadata(path) {
+        Ok(meta) if !meta.is_dir && meta.len <= header.len() as u64 + PACKED_BYTES => {
+            disk.open_read(path)?
+        }
+        _ => return Ok(false),
+    };
+    let mut found = Vec::new();
+    file.read_to_end(&mut found)?;
+    if found.starts_with(&GZIP) {
+        let mut unpacked = Vec::new();
+        // Its end may be missing.
+        let _ = MultiGzDecoder::new(&found[..]).read_to_end(&mut unpacked);
+        found = unpacked;
+    }
+    Ok(header.starts_with(&found))
 }
 
 pub(super) fn check_target(disk: &dyn Disk, path: &Path, overwrite: bool) -> Result<()> {

@@ -122,6 +122,20 @@ fn targets_are_checked() {
     drop(open(&settings).unwrap());
     assert!(folder.get(&settings.path).starts_with(b"i,f"));
     drop(open(&SinkSettings::new(folder.put("empty.csv", ""))).unwrap());
+    // Whoever was stopped before the first row has left its header, or less.
+    for name in ["header.csv", "header.csv.gz"] {
+        let settings = SinkSettings::new(folder.path(name));
+        open(&settings).unwrap().finish().unwrap();
+        let header = folder.get(&settings.path);
+        for len in [header.len(), header.len() / 2] {
+            folder.put(name, &header[..len]);
+            drop(open(&settings).unwrap());
+        }
+        let mut sink = open(&settings).unwrap();
+        sink.write(&sample()).unwrap();
+        sink.finish().unwrap();
+        assert!(open(&settings).is_err());
+    }
 
     let kind = |path| open(&SinkSettings::new(path)).map(|_| ()).unwrap_err().kind;
     folder.env.disk.create_dir_all(&folder.path("dir.csv")).unwrap();
