@@ -2,9 +2,9 @@
 
     python examples/demo.py
 
-Both runs are ordinary: `tidemill run examples/ledger.py`. The kill is a SIGKILL from outside, as soon
-as a quarter of the output is written; the killed run has small epochs and frequent snapshots, so that
-there is a midst in a run of less than a second.
+Both runs are ordinary: `tidemill run examples/ledger.py`. The kill is a SIGKILL from outside, as
+soon as a quarter of the output is written; the killed run has small epochs and frequent snapshots,
+so that there is a midst in a run of less than a second.
 """
 
 import json
@@ -48,7 +48,7 @@ def main() -> int:
     wanted, whole = untouched()
     if killed(whole):
         share = POSTED.stat().st_size / whole
-        print(f"killed with SIGKILL when {share:.0%} of the output was written; going on", flush=True)
+        print(f"killed by SIGKILL with {share:.0%} of the output written; going on", flush=True)
     else:
         print("the run was done before it could be killed", flush=True)
     ended = subprocess.run(RUN, stdout=subprocess.PIPE, text=True, check=True)

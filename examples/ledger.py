@@ -8,7 +8,7 @@ A few bad rows and some orders that must be refused show what refusal looks like
 
     tidemill run examples/ledger.py --fresh
 
-Kill it at any moment and run it again without --fresh: it goes on where it was. `make demo` does so.
+Kill it at any moment and run it again without --fresh: it goes on. `make demo` does so.
 """
 
 import csv

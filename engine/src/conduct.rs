@@ -179,7 +179,7 @@ impl Driver {
         if self.shared.stop_wanted() {
             return Turn::Stop;
         }
-        if !(0..self.sources.len()).all(|index| self.sources[index].end_seen || has_ended(index)) {
+        if !(0..self.sources.len()).all(|index| self.sources[index].is_push || has_ended(index)) {
             return Turn::Idle;
         }
         self.was_over = false;
@@ -528,7 +528,8 @@ impl Driver {
             _ => self.capture(&mut state.tables, &cut, seq, is_last),
         };
         let counts = self.counts.clone();
-        let is_last = is_last && self.has_ended();
+        // Of a recorded one, too: whoever made it may not have come to completing the sinks.
+        let is_last = self.replay.is_empty() && self.has_ended();
         Ok(Box::new(Done {
             cut,
             events,

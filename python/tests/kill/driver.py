@@ -2,10 +2,11 @@
 
     python -m tests.kill.driver --kills 2000 --progress FILE
 
-A *life* is one data directory: the app is started, killed at a random moment, started again, killed
-again, and in the end left alone until it has done everything. Then its tables, hashes and output
-files must be those of a run in memory that nobody has touched, and what it had acknowledged must have
-been known after every kill. Everything follows from the number of the life, but for the moment.
+A *life* is one data directory: the app is started, killed at a random moment, started again,
+killed again, and in the end left alone until it has done everything. Then its tables, hashes and
+output files must be those of a run in memory that nobody has touched, and what it had acknowledged
+must have been known after every kill. All of it follows from the number of the life, but for the
+moments.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Child:
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         command = [sys.executable, "-m", "tests.kill.app", str(folder), json.dumps(settings)]
-        self.errors = tempfile.TemporaryFile("w+")
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             command,
             cwd=Path(__file__).parents[2],

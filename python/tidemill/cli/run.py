@@ -1,8 +1,8 @@
 """``tidemill run``: runs an app until its input ends, and goes on where an earlier run ended.
 
-Everything that must outlive the process is in the data directory, ``<app>.tidemill`` in the present
-folder unless ``--data-dir`` says otherwise. Ctrl-C and SIGTERM end a run after what is in work, with
-a snapshot; the same command goes on later. So it does after a crash.
+Everything that must outlive the process is in the data directory, ``<app>.tidemill`` in the
+present folder unless ``--data-dir`` says otherwise. Ctrl-C and SIGTERM end a run after what is in
+work, with a snapshot; the same command goes on later. So it does after a crash.
 """
 
 from __future__ import annotations
