@@ -30,7 +30,7 @@ use tidemill_core::error::nearest;
 use tidemill_core::{Error, Result};
 use tidemill_txn::program::Opaque;
 
-pub use args::{Args, Durable, ProgramKind, Strategy};
+pub use args::{Args, Durable, ProgramKind, Strategy, DEFAULT_EPOCH};
 pub use report::{Latency, Report};
 pub use rng::Rng;
 pub use zipf::Zipf;

@@ -149,10 +149,10 @@ fn the_reference_comes_to_the_same() {
     for kind in [ProgramKind::Rust, ProgramKind::Traced, ProgramKind::Python] {
         let given = Given { program: None, opaques: opaques() };
         let ledger = program::ledger(kind, given, no_work()).unwrap();
-        let arrivals = Arrivals::of(&made, args.epoch, &ledger.inputs);
+        let arrivals = Arrivals::of(&made, args.epoch(), &ledger.inputs);
         let env = tidemill_env::Env::real();
-        let done =
-            execute(&env, &ledger, &arrivals, load(&ledger, &args), Strategy::Serial).unwrap();
+        let done = execute(&env, &ledger, arrivals.cuts(), load(&ledger, &args), Strategy::Serial)
+            .unwrap();
 
         // The reference begins with empty tables, so deposits at the start of time fill them.
         let fill = (0..args.keys as u32).map(|key| events::Event {
