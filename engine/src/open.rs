@@ -167,8 +167,8 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
         }
         inputs.push(Input {
             source,
-            // The first worker executes; the others read as long as there are any.
-            worker: (workers - 1) - index % workers,
+            // The first worker executes; the others read, where there are any.
+            worker: index.checked_rem(workers - 1).map_or(0, |nth| nth + 1),
             ingress: Some(Box::new(Feed {
                 id: source,
                 source: reader.boxed(),
