@@ -108,6 +108,12 @@ pub struct Args {
     /// The percentage of events that are deposits.
     #[serde(default = "default_deposits")]
     pub deposits: f64,
+    /// Rows that are sent at once, for workloads that send.
+    #[serde(default)]
+    pub batch: Option<usize>,
+    /// Rows a second, sent one at a time, for workloads that send: latency is measured.
+    #[serde(default)]
+    pub rate: Option<f64>,
     /// What is durable.
     #[serde(default)]
     pub durable: Durable,
@@ -130,6 +136,17 @@ pub struct Args {
     /// The snapshot store.
     #[serde(default)]
     pub snapshots: Option<String>,
+}
+
+impl Durable {
+    /// The engine's setting.
+    pub(crate) fn setting(self) -> tidemill_engine::Durable {
+        match self {
+            Durable::None => tidemill_engine::Durable::None,
+            Durable::Log => tidemill_engine::Durable::Log,
+            Durable::LogSnapshots => tidemill_engine::Durable::LogAndSnapshots,
+        }
+    }
 }
 
 fn one() -> usize {
@@ -227,7 +244,17 @@ impl Args {
             ))
             .help("use --program rust"));
         }
-        if self.source.is_none() && (self.durable != Durable::None || self.sink.is_some()) {
+        if self.batch == Some(0) || self.rate.is_some_and(|rate| rate.is_nan() || rate <= 0.0) {
+            return wrong("--batch and --rate must be positive".into());
+        }
+        let is_pushed = self.workload == "push";
+        if (self.batch.is_some() || self.rate.is_some()) && !is_pushed {
+            return wrong(format!("--batch and --rate: {} sends nothing", self.workload));
+        }
+        if self.source.is_none()
+            && !is_pushed
+            && (self.durable != Durable::None || self.sink.is_some())
+        {
             return Err(Error::setting("--durable and --sink: events in memory leave nothing")
                 .help("write them with --write-source, then give them as --source"));
         }
@@ -278,6 +305,8 @@ mod tests {
             (r#""program":"traced","udf_ns":5"#, "--udf-ns 5"),
             (r#""durable":"log""#, "--durable"),
             (r#""sink":"x""#, "--sink"),
+            (r#""rate":5"#, "sends nothing"),
+            (r#""batch":0"#, "--batch"),
             (r#""source":"x","durable":"log""#, "--sink"),
             (r#""source":"x","sink_format":"xml""#, "xml"),
             (r#""log":"kafka""#, "--log"),

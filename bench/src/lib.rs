@@ -14,10 +14,12 @@
 //! | `outputs` | the hash of all output events |
 //! | `measure` | medians and ratios of runs taken in turn |
 //! | `sl` | Streaming Ledger |
+//! | `push` | rows sent into a running app, and acknowledged |
 
 mod args;
 mod measure;
 mod outputs;
+mod push;
 mod report;
 mod rng;
 mod sl;
@@ -57,11 +59,18 @@ pub struct Workload {
 type Run = fn(&Args, Given<'_>, &mut dyn FnMut(&str)) -> Result<Report>;
 
 /// All workloads.
-pub const WORKLOADS: &[Workload] = &[Workload {
-    name: "sl",
-    about: "Streaming Ledger: deposits and transfers over accounts and assets",
-    run: sl::run,
-}];
+pub const WORKLOADS: &[Workload] = &[
+    Workload {
+        name: "sl",
+        about: "Streaming Ledger: deposits and transfers over accounts and assets",
+        run: sl::run,
+    },
+    Workload {
+        name: "push",
+        about: "rows sent into a running app and acknowledged when they are durable",
+        run: push::run,
+    },
+];
 
 /// Runs a workload: `args_json` is an object of options (see [`Args`]), the result is the report
 /// as JSON. `traced` is the program's JSON for `--program traced` and `--program python`; without

@@ -21,7 +21,7 @@ use super::program::{with_openings, Ledger, OPENINGS};
 use super::run::{execute, holds, load, state_hash, TIGHT_KEYS, TIGHT_NS};
 use super::tight::Tight;
 use super::BALANCE;
-use crate::args::{Args, Durable, Strategy};
+use crate::args::{Args, Strategy};
 use crate::measure::{max, median, median_ratio, min};
 use crate::report::Report;
 use crate::work::Work;
@@ -195,11 +195,7 @@ fn app(args: &Args, ledger: &Ledger, path: &str) -> Result<AppSpec> {
     let settings = Settings {
         fresh: true,
         data_dir: args.sink.as_ref().map(|folder| Path::new(folder).join("data")),
-        durable: match args.durable {
-            Durable::None => tidemill_engine::Durable::None,
-            Durable::Log => tidemill_engine::Durable::Log,
-            Durable::LogSnapshots => tidemill_engine::Durable::LogAndSnapshots,
-        },
+        durable: args.durable.setting(),
         snapshot_us: SNAPSHOT_US,
         ..Settings::default()
     };
