@@ -27,6 +27,8 @@ use crate::Given;
 
 /// Rows of a batch.
 const BATCH: usize = 8192;
+/// Rows sent at a rate whose latency does not count.
+const WARM_UP: usize = 1000;
 /// How often snapshots are taken.
 const SNAPSHOT_US: i64 = 1_000_000;
 
@@ -233,7 +235,8 @@ fn paced(env: &Env, mill: &Arc<Mill>, batches: &[Batch], rate: f64) -> Result<Ve
     }
     let waits = waits.recv().map_err(|_| Error::internal("nobody waits any more"))?;
     thread.join().map_err(|panic| Error::internal(format!("waiting: {panic}")))?;
-    waits
+    // The file system still has work with the files of the run before.
+    Ok(waits?.split_off(WARM_UP.min(count / 10)))
 }
 
 fn latency(waits_ns: &mut [u64]) -> Latency {
