@@ -7,9 +7,14 @@ and each account's balance can be compared with the one that the bank itself wro
 A few bad rows and some orders that must be refused show what refusal looks like.
 
     tidemill run examples/ledger.py --fresh
+
+Kill it at any moment and run it again without --fresh: it goes on where it was. `make demo` does so.
 """
 
+import csv
+import json
 from collections import defaultdict
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -97,10 +102,14 @@ transfer.aborted.write(tm.files(OUT / "refused.jsonl"))
 payments.dead.write(tm.files(OUT / "undecodable_payments.jsonl"))
 orders.dead.write(tm.files(OUT / "undecodable_orders.jsonl"))
 
-post.keep()
-transfer.aborted.keep()
-payments.dead.keep()
-orders.dead.keep()
+
+def written(name: str) -> Iterator[dict[str, Any]]:
+    """The rows of an output file: all of them, also those of runs that this one continued."""
+    with (OUT / name).open(newline="") as file:
+        if name.endswith(".csv"):
+            yield from csv.DictReader(file)
+        else:
+            yield from (json.loads(line, parse_float=Decimal) for line in file)
 
 
 @app.summary
@@ -109,12 +118,12 @@ def compare_with_the_bank(mill: tm.Mill) -> dict[str, Any]:
     account's rows so far of the balance that the bank recorded on any row of that day: the bank
     rounds interest to 0.1, and does not say in which order the rows of a day came.
     """
-    ends: dict[tuple[int, Any], tuple[Decimal, int]] = {}
-    recorded: dict[tuple[int, Any], list[Decimal]] = defaultdict(list)
-    for row in mill.output(post):
+    ends: dict[tuple[str, str], tuple[Decimal, int]] = {}
+    recorded: dict[tuple[str, str], list[Decimal]] = defaultdict(list)
+    for row in written("posted.csv"):
         day = row["account"], row["day"]
-        ends[day] = row["balance"], row["entries"]
-        recorded[day].append(row["recorded"])
+        ends[day] = Decimal(row["balance"]), int(row["entries"])
+        recorded[day].append(Decimal(row["recorded"]))
     agree = sum(
         any(abs(end - bank) <= Decimal("0.1") * entries for bank in recorded[day])
         for day, (end, entries) in ends.items()
@@ -130,11 +139,11 @@ def compare_with_the_bank(mill: tm.Mill) -> dict[str, Any]:
         "refusals": [
             f"order {row['order_id']} ({row['src']} -> {row['dst']}, {row['amount']}): "
             f"{row['reason']}"
-            for row in mill.output(transfer.aborted)
+            for row in written("refused.jsonl")
         ],
         "undecodable": [
             f"{Path(row['origin']).name} line {row['line']}: {row['reason']}"
-            for stream in (payments, orders)
-            for row in mill.output(stream.dead)
+            for name in ("undecodable_payments.jsonl", "undecodable_orders.jsonl")
+            for row in written(name)
         ],
     }

@@ -37,6 +37,7 @@ pub fn push(schema: Arc<Schema>, limits: PushLimits) -> (PushHandle, PushSource)
             queue: VecDeque::new(),
             rows: 0,
             bytes: 0,
+            sent: 0,
             closed: false,
             source_gone: false,
             handles: 1,
@@ -60,6 +61,8 @@ struct State {
     queue: VecDeque<Batch>,
     rows: usize,
     bytes: usize,
+    /// Rows sent so far.
+    sent: u64,
     closed: bool,
     source_gone: bool,
     handles: usize,
@@ -86,11 +89,12 @@ impl PushHandle {
         &self.shared.schema
     }
 
-    /// Sends rows; waits for room. A batch larger than the limits waits for an empty source.
+    /// Sends rows; waits for room. A batch larger than the limits waits for an empty source. Gives
+    /// how many rows were sent up to its end, by whatever handle.
     ///
     /// # Errors
     /// When the batch is not of the stream's schema, and when nobody reads any more.
-    pub fn send(&self, batch: Batch) -> Result<()> {
+    pub fn send(&self, batch: Batch) -> Result<u64> {
         self.fits(&batch)?;
         let mut state = self.shared.state.lock();
         loop {
@@ -101,9 +105,10 @@ impl PushHandle {
             self.shared.room.wait(&mut state);
         }
         let waker = put(&mut state, batch);
+        let sent = state.sent;
         drop(state);
         wake(waker);
-        Ok(())
+        Ok(sent)
     }
 
     /// Sends rows if there is room.
@@ -165,6 +170,7 @@ fn put(state: &mut State, batch: Batch) -> Option<Waker> {
         return None;
     }
     state.rows += batch.len();
+    state.sent += batch.len() as u64;
     state.bytes += data_bytes(&batch);
     state.queue.push_back(batch);
     state.waker.clone()

@@ -12,6 +12,7 @@
 //!
 //! A decimal's scale is its column's and not in the encoding.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::types::DataType;
@@ -89,12 +90,13 @@ pub fn any(bytes: &[u8], out: &mut Vec<u8>) {
 
 fn escaped(tag: u8, bytes: &[u8], out: &mut Vec<u8>) {
     out.push(tag);
-    for byte in bytes {
-        out.push(*byte);
-        if *byte == 0 {
-            out.push(0xff);
-        }
+    let mut rest = bytes;
+    while let Some(zero) = rest.iter().position(|byte| *byte == 0) {
+        out.extend_from_slice(&rest[..=zero]);
+        out.push(0xff);
+        rest = &rest[zero + 1..];
     }
+    out.extend_from_slice(rest);
     out.extend_from_slice(&[0, 1]);
 }
 
@@ -114,10 +116,10 @@ pub fn decode(ty: &DataType, input: &mut &[u8]) -> Option<Value> {
             Some(Value::Float(f64::from_bits(bits)))
         }
         (6, DataType::Str) => {
-            String::from_utf8(decode_bytes(input)?).ok().map(|s| Value::Str(s.into()))
+            std::str::from_utf8(&decode_bytes(input)?).ok().map(|s| Value::Str(s.into()))
         }
-        (7, DataType::Bytes) => decode_bytes(input).map(|b| Value::Bytes(b.into())),
-        (8, DataType::Any) => decode_bytes(input).map(|b| Value::Any(b.into())),
+        (7, DataType::Bytes) => decode_bytes(input).map(|b| Value::Bytes((*b).into())),
+        (8, DataType::Any) => decode_bytes(input).map(|b| Value::Any((*b).into())),
         (9, DataType::List(inner)) => {
             let mut items = Vec::new();
             loop {
@@ -190,16 +192,26 @@ fn decode_int(input: &mut &[u8]) -> Option<i64> {
     Some((u64::from_be_bytes(take::<8>(input)?) ^ (1 << 63)) as i64)
 }
 
-fn decode_bytes(input: &mut &[u8]) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
+/// The bytes up to their end, without what was written behind zeros; mostly there are none.
+fn decode_bytes<'a>(input: &mut &'a [u8]) -> Option<Cow<'a, [u8]>> {
+    let mut bytes = Cow::Borrowed(&[][..]);
     loop {
-        match take::<1>(input)?[0] {
-            0 => match take::<1>(input)?[0] {
-                0xff => bytes.push(0),
-                1 => return Some(bytes),
-                _ => return None,
-            },
-            byte => bytes.push(byte),
+        let zero = input.iter().position(|byte| *byte == 0)?;
+        let (piece, rest) = (&input[..zero], &input[zero + 1..]);
+        let (&next, rest) = rest.split_first()?;
+        *input = rest;
+        match (next, &mut bytes) {
+            (1, Cow::Borrowed(_)) => return Some(Cow::Borrowed(piece)),
+            (1, Cow::Owned(bytes)) => {
+                bytes.extend_from_slice(piece);
+                return Some(Cow::Owned(std::mem::take(bytes)));
+            }
+            (0xff, bytes) => {
+                let bytes = bytes.to_mut();
+                bytes.extend_from_slice(piece);
+                bytes.push(0);
+            }
+            _ => return None,
         }
     }
 }

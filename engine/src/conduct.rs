@@ -5,6 +5,7 @@
 //! a closed epoch is all there, it makes the cut and runs it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
@@ -13,7 +14,7 @@ use tidemill_core::{
     Batch, BatchBuilder, Cut, Error, Position, Result, SourceId, SourceSpec, StreamId, Value,
 };
 use tidemill_env::Env;
-use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Turn};
+use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Report, Turn};
 use tidemill_table::Table;
 use tidemill_txn::execute::{Outcome, Serial};
 use tidemill_txn::order::{CutInput, Epoch, Run, Sequenced, Sequencer};
@@ -30,6 +31,7 @@ use crate::recover::Recorded;
 use crate::settings::Settings;
 use crate::snapshots::Capture;
 use crate::stages::FailedList;
+use crate::trial::Trial;
 
 pub(crate) struct Driver {
     pub(crate) env: Env,
@@ -48,10 +50,16 @@ pub(crate) struct Driver {
     pub(crate) sources: Vec<SourceState>,
     /// Cuts to be made again.
     pub(crate) replay: VecDeque<Recorded>,
+    /// All sources had ended before the start.
+    pub(crate) was_over: bool,
     /// What has come of the next one.
     pub(crate) gathered: Deposit,
     /// Events that are set aside before they are executed.
     pub(crate) verdicts: Vec<Verdict>,
+    /// Notes what is executed, for the next start.
+    pub(crate) trial: Option<Trial>,
+    /// Epochs that were not durable when we looked last, with their transactions.
+    pub(crate) on_their_way: VecDeque<(u64, u64)>,
     /// How snapshots are taken; not at all when absent.
     pub(crate) snapshots: Option<SnapshotPlan>,
     /// The flow's number of the epoch that is open or being closed.
@@ -62,6 +70,8 @@ pub(crate) struct Driver {
     pub(crate) first_row_ns: Option<u64>,
     /// Request number of the drain that the next cut answers.
     pub(crate) draining: Option<u64>,
+    /// Request number of the last drain that a cut has answered.
+    pub(crate) drain_cut: u64,
 }
 
 /// When snapshots are taken.
@@ -86,11 +96,31 @@ pub(crate) struct SourceState {
     pub(crate) time_max: Option<i64>,
     pub(crate) ended: bool,
     pub(crate) is_push: bool,
+    /// It goes on reading and never ends: what is there now is read when it finds nothing more.
+    pub(crate) is_followed: bool,
+    /// How often there was nothing to read, and how often when a drain was seen first.
+    pub(crate) empty_polls: Arc<AtomicU64>,
+    pub(crate) empty_polls_before: Option<(u64, u64)>,
     pub(crate) paused: bool,
     /// When rows came last.
     pub(crate) active_ns: u64,
     /// It counted as idle at the last cut.
     pub(crate) was_idle: bool,
+}
+
+impl SourceState {
+    /// Whether a poll that began after this drain was seen has found nothing.
+    fn has_found_nothing(&mut self, drain: u64) -> bool {
+        let polls = self.empty_polls.load(Ordering::Acquire);
+        match self.empty_polls_before {
+            // The first may have begun before.
+            Some((of, before)) if of == drain => polls >= before + 2,
+            _ => {
+                self.empty_polls_before = Some((drain, polls));
+                false
+            }
+        }
+    }
 }
 
 impl Conductor for Driver {
@@ -103,8 +133,16 @@ impl Conductor for Driver {
             self.open += 1;
             self.closing = false;
             self.first_row_ns = None;
-            self.cut(deposit)?;
-            return Ok(if self.is_done() { Turn::Stop } else { Turn::Busy });
+            let was_recorded = !self.replay.is_empty();
+            let is_last = self.cut(deposit)?;
+            if was_recorded && is_last && !self.shared.stop_wanted() {
+                self.was_over = true;
+                return Ok(Turn::Busy);
+            }
+            return Ok(if is_last { Turn::Stop } else { Turn::Busy });
+        }
+        if self.was_over {
+            return Ok(self.look_again(deposits));
         }
         if !self.closing && self.should_close(deposits)? {
             self.closing = true;
@@ -127,6 +165,30 @@ impl Driver {
         self.gathered.parcels.extend(deposit.parcels);
         self.gathered.reports.extend(deposit.reports);
         std::mem::take(&mut self.gathered)
+    }
+
+    /// Everything had ended in an earlier run, so there is nothing to do; but a file may have grown
+    /// since. Waits for the end of each.
+    fn look_again(&mut self, deposits: &mut Deposits) -> Turn {
+        let deposit = deposits.take(self.open);
+        self.gathered.parcels.extend(deposit.parcels);
+        self.gathered.reports.extend(deposit.reports);
+        let reports = &self.gathered.reports;
+        let has_ended =
+            |index| reports.iter().any(|r: &Report| r.source.index() == index && r.ended);
+        if self.shared.stop_wanted() {
+            return Turn::Stop;
+        }
+        if !(0..self.sources.len()).all(|index| self.sources[index].is_push || has_ended(index)) {
+            return Turn::Idle;
+        }
+        self.was_over = false;
+        if reports.iter().all(|r| r.next_offset <= self.sources[r.source.index()].next_offset) {
+            return Turn::Stop;
+        }
+        self.closing = true;
+        self.gate.open(self.open + 1);
+        Turn::Busy
     }
 
     /// Whether all that was in a recorded cut has been read again.
@@ -177,18 +239,18 @@ impl Driver {
                 || deposits.rows(self.open) >= self.settings.epoch_rows_max as u64
                 || deposits.bytes(self.open) >= self.settings.epoch_bytes_max as u64 / 2
                 || waited_us >= self.settings.epoch_us_max
-                || self.shared.drain_wanted().is_some());
+                || self.drain_wanted().is_some());
         }
-        if let Some((number, targets)) = self.shared.drain_wanted() {
-            let reached = self.sources.iter().zip(&targets).all(|(source, target)| {
+        if let Some((number, targets)) = self.drain_wanted() {
+            let reached = self.sources.iter_mut().zip(&targets).all(|(source, target)| {
                 if source.is_push {
                     source.next_offset >= *target
                 } else {
-                    source.ended
+                    source.ended || source.is_followed && source.has_found_nothing(number)
                 }
             });
             if reached {
-                self.draining = Some(number);
+                (self.draining, self.drain_cut) = (Some(number), number);
                 return Ok(true);
             }
         }
@@ -198,6 +260,12 @@ impl Driver {
             !source.was_idle && !source.ended && self.is_idle(index, now)
         };
         Ok((0..self.sources.len()).any(falls_idle) && self.sequencer.parked_rows() > 0)
+    }
+
+    /// The drain that no cut has answered yet: its number, and the rows that it waits for.
+    fn drain_wanted(&self) -> Option<(u64, Vec<u64>)> {
+        // What a cut has answered is told when it is durable.
+        self.shared.drain_wanted().filter(|(number, _)| *number > self.drain_cut)
     }
 
     fn is_idle(&self, index: usize, now: u64) -> bool {
@@ -216,7 +284,8 @@ impl Driver {
         self.sources.iter().all(|s| s.ended)
     }
 
-    fn cut(&mut self, deposit: Deposit) -> Result<()> {
+    /// Makes a cut and executes it; whether it was the last.
+    fn cut(&mut self, deposit: Deposit) -> Result<bool> {
         let now = self.env.clock.monotonic_ns();
         let mut bad: Vec<(SourceId, Bad)> = Vec::new();
         for report in deposit.reports {
@@ -234,8 +303,10 @@ impl Driver {
         let mut idle = Vec::new();
         for index in 0..self.sources.len() {
             let id = SourceId(index as u32);
-            // A drain flushes pushed streams: whoever pushes has said that nothing is missing.
-            let flushed = draining.is_some() && self.sources[index].is_push;
+            // A drain flushes pushed streams and files that are followed: whoever asks has said that
+            // nothing is missing.
+            let source = &self.sources[index];
+            let flushed = draining.is_some() && (source.is_push || source.is_followed);
             let is_idle = flushed || self.is_idle(index, now);
             let source = &mut self.sources[index];
             match &recorded {
@@ -263,7 +334,7 @@ impl Driver {
             times: p.times,
             admitted: None,
         });
-        let runs = runs.map(|run| self.set_aside(run, &mut bad)).collect();
+        let runs = runs.collect();
         let input = CutInput {
             runs,
             offsets: self.sources.iter().map(|s| s.next_offset).collect(),
@@ -283,43 +354,73 @@ impl Driver {
             }
         }
         let was_recorded = recorded.is_some();
-        let done = self.execute(sequenced, bad, places, draining, recorded)?;
+        // Decided once: a stop that comes later gets a cut of its own.
+        let is_last = self.is_done();
+        let done = self.execute(sequenced, bad, places, draining, recorded, is_last)?;
         self.items.send(Item::Epoch(done)).map_err(|_| stopped())?;
         if was_recorded && self.replay.is_empty() {
             self.items.send(Item::Settled).map_err(|_| stopped())?;
-            self.shared.recovered();
         }
         self.steer();
-        Ok(())
+        Ok(is_last)
     }
 
-    /// Takes the events out of a run on which there is a verdict.
-    fn set_aside(&self, run: Run, bad: &mut Vec<(SourceId, Bad)>) -> Run {
-        let verdict = |offset: &u64| {
-            self.verdicts.iter().find(|v| (v.source, v.offset) == (run.source, *offset))
-        };
-        if self.verdicts.is_empty() || !run.offsets.iter().any(|o| verdict(o).is_some()) {
-            return run;
+    /// Takes the events out of an epoch on which there is a verdict.
+    fn set_aside(&self, at: u64, epoch: &mut Epoch, bad: &mut Vec<(SourceId, Bad)>) {
+        let (runs, lanes) = (&epoch.runs, &epoch.lanes);
+        let mut told = BTreeSet::new();
+        epoch.order.retain(|ranked| {
+            let run = &runs[lanes[ranked.lane as usize].run as usize];
+            let offset = run.offsets[ranked.row as usize];
+            let is_it =
+                |v: &&Verdict| (v.source, v.offset) == (run.source, offset) && v.from_epoch <= at;
+            let Some(verdict) = self.verdicts.iter().find(is_it) else { return true };
+            if told.insert((run.source, offset)) {
+                let event = run.batch.row(ranked.row as usize);
+                let values: Vec<String> = event.iter().map(ToString::to_string).collect();
+                let (raw, reason) = (values.join(", "), verdict.reason.clone());
+                let origin = "engine".into();
+                bad.push((run.source, Bad { offset, origin, line: 0, raw, reason }));
+            }
+            false
+        });
+    }
+
+    /// Executes an epoch, one transaction at a time where that is wise.
+    fn run(&mut self, tables: &mut [Table], at: u64, epoch: &mut Epoch) -> Result<Outcome> {
+        let Some(trial) = &mut self.trial else { return self.serial.run(tables, epoch) };
+        let durable = self.shared.out.lock().epoch;
+        self.on_their_way.retain(|(epoch, _)| *epoch > durable);
+        self.on_their_way.push_back((at, epoch.order.len() as u64));
+        if !trial.is_careful() {
+            trial.epoch(at, self.on_their_way.iter().map(|(_, count)| count).sum())?;
+            return self.serial.run(tables, epoch);
         }
-        let mut kept = Vec::new();
-        for (row, offset) in run.offsets.iter().enumerate() {
-            let Some(verdict) = verdict(offset) else {
-                kept.push(row as u32);
-                continue;
-            };
-            let values: Vec<String> = run.batch.row(row).iter().map(ToString::to_string).collect();
-            bad.push((
-                run.source,
-                Bad {
-                    offset: *offset,
-                    origin: "engine".into(),
-                    line: 0,
-                    raw: values.join(", "),
-                    reason: verdict.reason.clone(),
-                },
-            ));
+        let mut all: Option<Outcome> = None;
+        let order = std::mem::take(&mut epoch.order);
+        for ranked in &order {
+            let run = &epoch.runs[epoch.lanes[ranked.lane as usize].run as usize];
+            trial.transaction(at, run.source, run.offsets[ranked.row as usize])?;
+            epoch.order = vec![*ranked];
+            let outcome = self.serial.run(tables, epoch)?;
+            match &mut all {
+                None => all = Some(outcome),
+                Some(all) => {
+                    all.outputs.extend(outcome.outputs);
+                    all.unstable.extend(outcome.unstable);
+                    for (total, count) in all.counts.iter_mut().zip(outcome.counts) {
+                        total.committed += count.committed;
+                        total.aborted += count.aborted;
+                    }
+                    all.seq = outcome.seq;
+                }
+            }
         }
-        run.take(&kept)
+        epoch.order = order;
+        match all {
+            Some(all) => Ok(all),
+            None => self.serial.run(tables, epoch),
+        }
     }
 
     /// Where sources stand at the cut that is being made, as far as that has changed.
@@ -358,19 +459,24 @@ impl Driver {
         places: Vec<(SourceId, Place)>,
         drained: Option<u64>,
         recorded: Option<Recorded>,
+        is_last: bool,
     ) -> Result<Box<Done>> {
-        let Sequenced { cut, epoch, late } = sequenced;
+        let Sequenced { cut, mut epoch, late } = sequenced;
+        let (undecoded, mut bad) = (bad.len() as u64, bad);
+        if !self.verdicts.is_empty() {
+            self.set_aside(cut.epoch, &mut epoch, &mut bad);
+        }
         let mut events: Vec<(Arc<str>, Batch)> = Vec::new();
         let shared = self.shared.clone();
         let mut state = shared.state.lock();
-        let outcome = self.serial.run(&mut state.tables, &epoch)?;
+        let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch)?;
         for table in &mut state.tables {
             table.commit(outcome.seq);
         }
         state.epoch = cut.epoch;
         let counts = &mut self.counts;
         counts.epochs += 1;
-        counts.events += bad.len() as u64;
+        counts.events += undecoded;
         for run in &epoch.runs {
             // Each event once, however many streams it is on.
             if self.program.root_stream(run.stream) == run.stream {
@@ -417,13 +523,13 @@ impl Driver {
             ))
             .help("raise memory_bytes_max, delete rows that are no longer needed, or keep less"));
         }
-        let is_last = recorded.is_none() && self.is_done();
         let capture = match recorded {
-            None => self.capture(&mut state.tables, &cut, seq, is_last),
-            Some(_) => None,
+            Some(_) if !is_last => None,
+            _ => self.capture(&mut state.tables, &cut, seq, is_last),
         };
         let counts = self.counts.clone();
-        let is_last = is_last && self.has_ended();
+        // Of a recorded one, too: whoever made it may not have come to completing the sinks.
+        let is_last = self.replay.is_empty() && self.has_ended();
         Ok(Box::new(Done {
             cut,
             events,

@@ -55,26 +55,36 @@ impl DataDir {
                 .help("stop it first, or give this run another data_dir; tidemill status, query and tail work beside it")
         })?;
         let identity = path.join("APP");
+        let others = |p: &PathBuf| !p.ends_with("LOCK") && !p.ends_with("APP.new");
         if fresh {
-            // The identity goes first: without it what is left is nobody's.
+            // The identity goes first: without it what is left is nobody's. What it is renamed to
+            // says that emptying was begun here: somebody else's folder is never emptied.
+            let old = path.join("APP.old");
             if disk.exists(&identity).map_err(io)? {
-                disk.remove(&identity).map_err(io)?;
+                disk.rename(&identity, &old).map_err(io)?;
                 disk.sync_dir(path).map_err(io)?;
+            } else if !disk.exists(&old).map_err(io)? {
+                if let Some(other) = disk.list(path).map_err(io)?.iter().find(|p| others(p)) {
+                    return Err(foreign(path, other).help("give an empty or new folder"));
+                }
             }
             for part in ["cuts", "input", "store"] {
                 remove_all(&*disk, &path.join(part)).map_err(io)?;
+            }
+            if disk.exists(&old).map_err(io)? {
+                disk.remove(&old).map_err(io)?;
+                disk.sync_dir(path).map_err(io)?;
             }
         }
         let app = match disk.exists(&identity).map_err(io)? {
             true => read_identity(&*disk, path, name)?,
             false => {
-                let others = |p: &PathBuf| !p.ends_with("LOCK") && !p.ends_with("APP.new");
                 if let Some(other) = disk.list(path).map_err(io)?.iter().find(|p| others(p)) {
-                    return Err(Error::setting(format!(
-                        "{shown} is no data directory: it has no file APP, but {}",
-                        other.display()
-                    ))
-                    .help("give an empty or new folder; --fresh starts anew in this one"));
+                    return Err(match disk.exists(&path.join("APP.old")).map_err(io)? {
+                        true => Error::setting(format!("emptying {shown} was interrupted"))
+                            .help("start anew once more: --fresh"),
+                        false => foreign(path, other).help("give an empty or new folder"),
+                    });
                 }
                 let random = u128::from(env.random.next_u64()) << 64;
                 let app = random | u128::from(env.random.next_u64());
@@ -99,6 +109,14 @@ impl DataDir {
     }
 }
 
+fn foreign(path: &Path, other: &Path) -> Error {
+    Error::setting(format!(
+        "{} is no data directory: it has no file APP, but {}",
+        path.display(),
+        other.display()
+    ))
+}
+
 fn log_spec(path: &Path, app: u128, kind: LogKind, segment_bytes: u64) -> LogSpec {
     let dir = path.join(match kind {
         LogKind::Input => "input",
@@ -115,15 +133,15 @@ fn log_spec(path: &Path, app: u128, kind: LogKind, segment_bytes: u64) -> LogSpe
 fn read_identity(disk: &dyn Disk, path: &Path, name: &str) -> Result<u128> {
     let shown = path.display();
     let file = path.join("APP");
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     disk.open_read(&file)
-        .and_then(|mut open| std::io::Read::read_to_string(&mut open, &mut text))
+        .and_then(|mut open| std::io::Read::read_to_end(&mut open, &mut bytes))
         .map_err(|e| Error::io(format!("reading {}", file.display()), &e))?;
     let damaged = || {
         Error::setting(format!("{} is damaged", file.display()))
             .help("restore it from a backup of the data directory; --fresh starts anew")
     };
-    let identity: Identity = serde_json::from_str(&text).map_err(|_| damaged())?;
+    let identity: Identity = serde_json::from_slice(&bytes).map_err(|_| damaged())?;
     if identity.format > FORMAT {
         return Err(Error::setting(format!(
             "data directory {shown} has format {}, and this version of tidemill knows {FORMAT}",

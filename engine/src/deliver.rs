@@ -33,7 +33,6 @@ pub(crate) enum Item {
     /// A rows record for the input log. The cut that covers it comes behind it.
     Rows { source: SourceId, next_offset: u64, record: Vec<u8> },
     /// A verdict record for the input log.
-    #[allow(dead_code)] // Nothing gives verdicts yet.
     Verdict(Vec<u8>),
     /// An epoch has been executed.
     Epoch(Box<Done>),
@@ -152,6 +151,8 @@ impl Delivery {
                     Item::Settled => {
                         self.deliver(std::mem::take(&mut epochs))?;
                         self.outlets.settle()?;
+                        self.shared.out.lock().is_recovering = false;
+                        self.shared.delivered.notify_all();
                     }
                 }
             }

@@ -2,6 +2,7 @@
 //! time on its way to the input log.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
@@ -32,13 +33,18 @@ pub(crate) struct Feed {
     pub(crate) time: Option<usize>,
     pub(crate) places: Option<Places>,
     pub(crate) log: Option<ToLog>,
+    /// How often there was nothing to read.
+    pub(crate) empty_polls: Arc<AtomicU64>,
 }
 
 impl Ingress for Feed {
     fn poll(&mut self, rows_max: usize) -> Result<Polled> {
         let chunk = match self.source.poll(rows_max)? {
             Read::Rows(chunk) => chunk,
-            Read::Pending => return Ok(Polled::Pending),
+            Read::Pending => {
+                self.empty_polls.fetch_add(1, Ordering::AcqRel);
+                return Ok(Polled::Pending);
+            }
             Read::End => return Ok(Polled::End),
         };
         if let Some(log) = self.log.as_ref().filter(|log| chunk.next_offset > log.from) {

@@ -5,19 +5,31 @@ use tidemill_core::encode::hash128;
 use tidemill_txn::program::Program;
 
 /// Raised whenever the engine would come to another outcome on the same input and cuts.
-const ENGINE: u32 = 2;
+const ENGINE: u16 = 2;
 
 /// The program as a manifest keeps it.
 pub(crate) fn text(program: &Program) -> String {
     serde_json::to_string(program).expect("a program is JSON")
 }
 
-/// The fingerprint of a program's [`text`] and of the engine. Where in the user's files things stand
-/// does not count.
+/// The fingerprint of a program's [`text`] and of the engine, whose number are the highest 16 bits.
+/// Where in the user's files things stand does not count.
 pub(crate) fn of(text: &str) -> u128 {
     let mut program: Value = serde_json::from_str(text).expect("it was JSON before");
     forget_lines(&mut program);
-    hash128(format!("{ENGINE} {program}").as_bytes())
+    u128::from(ENGINE) << 112 | hash128(program.to_string().as_bytes()) >> 16
+}
+
+/// Whether a fingerprint is of an engine that comes to the same on the same input and cuts.
+pub(crate) fn is_of_this_engine(fingerprint: u128) -> bool {
+    fingerprint >> 112 == u128::from(ENGINE)
+}
+
+/// Whether the program that a manifest keeps, with the meaning that it has today, is the one with
+/// this fingerprint: what a program is written as may grow from version to version.
+pub(crate) fn is_same_program(kept: &[u8], fingerprint: u128) -> bool {
+    let kept = std::str::from_utf8(kept).ok().and_then(|text| Program::from_json(text).ok());
+    kept.is_some_and(|program| of(&text(&program)) << 16 == fingerprint << 16)
 }
 
 /// Takes the lines of the user's files out.

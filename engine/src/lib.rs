@@ -12,11 +12,13 @@
 //! | `data_dir`, `records`, `internal`, `fingerprint` | what is in a data directory |
 //! | `snapshots` | takes snapshots in the background |
 //! | `recover` | what a data directory holds when the engine starts |
+//! | `trial` | inputs that kill the process |
 //! | `mill` | the handle of a running app |
 //! | `report`, `inspect` | what a run is doing, has done, would do |
 //!
 //! The engine must not know Python.
 
+mod ask;
 mod conduct;
 mod counts;
 mod data_dir;
@@ -31,12 +33,16 @@ mod outlets;
 mod records;
 mod recover;
 mod report;
+mod schema;
 mod settings;
 mod snapshots;
 mod spec;
 mod stages;
+mod trial;
 
+pub use ask::{ask, Replies};
 pub use mill::Mill;
 pub use report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
+pub use schema::schema_diff;
 pub use settings::{Durable, Settings};
 pub use spec::{AppSpec, SinkDecl, SourceDecl};

@@ -1,13 +1,13 @@
 //! A running app.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tidemill_connect::PushHandle;
-use tidemill_core::{Batch, Cut, Error, Result, Row, Schema, SourceId, Value};
+use tidemill_core::{Batch, Cut, Error, Kind, Result, Row, Schema, SourceId, Value};
 use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_table::Table;
@@ -17,14 +17,18 @@ use tidemill_txn::program::{Origin, Program};
 
 use crate::conduct::{Driver, SnapshotPlan};
 use crate::counts::Counts;
-use crate::deliver::{self, Delivery, Logs};
+use crate::deliver::{self, Delivery, Item, Logs};
+use crate::feed::stopped;
 use crate::inspect::path_words;
 use crate::open::{open, Opened, Opening};
 use crate::outlets::Kept;
+use crate::records::{put_verdict, Verdict};
+use crate::recover::Recorded;
 use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 use crate::settings::Durable;
 use crate::snapshots::Keeper;
 use crate::spec::AppSpec;
+use crate::trial::{Suspect, Trial};
 
 /// Rows that a worker reads of a source at a time.
 const ROWS_MAX: usize = 16_384;
@@ -146,15 +150,11 @@ impl Shared {
         }
     }
 
-    /// Everything recorded has been executed again.
-    pub(crate) fn recovered(&self) {
-        self.out.lock().is_recovering = false;
-    }
-
-    /// Waits until an epoch has left the engine; not beyond the end of the run.
+    /// Waits until a recovery is over and an epoch has left the engine; not beyond the end of the
+    /// run.
     fn wait_for(&self, epoch: u64) -> Result<()> {
         let mut out = self.out.lock();
-        while out.epoch < epoch {
+        while out.epoch < epoch || out.is_recovering {
             let end = self.end.lock();
             if let Some(error) = &end.error {
                 return Err(error.clone());
@@ -170,6 +170,27 @@ impl Shared {
     }
 }
 
+/// The verdict on an input that has killed the process too often.
+///
+/// # Errors
+/// When it was executed before and answered for: leaving it out would change that.
+fn judge(suspect: &Suspect, last_epoch: u64, sources: &[String]) -> Result<Verdict> {
+    let Suspect { source, offset, deaths, epoch } = *suspect;
+    let name = sources.get(source.index()).map_or("", String::as_str);
+    if epoch <= last_epoch {
+        return Err(Error::internal(format!(
+            "row {offset} of source {name} ends the process when it is executed again ({deaths} \
+             times now); it was executed in epoch {epoch} before, and answered for"
+        ))
+        .help(
+            "look for what differs now: memory, versions of libraries, the machine; then start \
+             again, or restore a backup",
+        ));
+    }
+    let reason = format!("it ended the process {deaths} times");
+    Ok(Verdict { source, offset, from_epoch: last_epoch + 1, reason })
+}
+
 /// A running app. All methods may be called from any thread.
 pub struct Mill {
     program: Arc<Program>,
@@ -178,14 +199,30 @@ pub struct Mill {
     shared: Arc<Shared>,
     pushed: BTreeMap<String, Pushed>,
     sources: usize,
+    has_followed: bool,
     paths: Vec<String>,
     started_ns: u64,
+    /// What was done before the start.
+    before: Before,
     thread: Mutex<Option<Handle>>,
+}
+
+/// What is known of the runs before.
+struct Before {
+    /// The last recorded epoch, and the rows of all sources up to it.
+    epoch: u64,
+    rows: u64,
+    /// Events that are not executed again.
+    events: u64,
 }
 
 struct Pushed {
     source: SourceId,
     handle: PushHandle,
+    /// An earlier run has recorded its end.
+    is_over: bool,
+    /// Rows known when the engine started, and all that are known by now.
+    known: u64,
     sent: AtomicU64,
 }
 
@@ -210,6 +247,24 @@ impl Mill {
             }
         };
         let epoch = internal.as_ref().map_or(0, |i| i.facts.epoch);
+        let last = durable.as_ref().and_then(|d| d.recovered.cuts.back());
+        let was_over =
+            internal.is_some() && last.is_none() && sources.iter().all(|source| source.ended);
+        let over: Vec<SourceId> = match last {
+            Some(last) => last.record.cut.ended.clone(),
+            None => {
+                let ids = (0..sources.len() as u32).map(SourceId);
+                ids.filter(|s| sources[s.index()].ended).collect()
+            }
+        };
+        let before = Before {
+            epoch: last.map_or(epoch, |last| last.record.cut.epoch),
+            rows: match last {
+                Some(last) => last.record.cut.offsets.iter().sum(),
+                None => sources.iter().map(|s| s.next_offset).sum(),
+            },
+            events: counts.events,
+        };
         let out = Out {
             epoch,
             offsets: sources.iter().map(|s| s.next_offset).collect(),
@@ -218,6 +273,8 @@ impl Mill {
             output_hash: outlets.hash(),
             is_recovering: durable.as_ref().is_some_and(|d| !d.recovered.cuts.is_empty()),
             snapshot_epoch: epoch,
+            // Whoever ended it may not have come to completing the sinks.
+            is_last: was_over,
             ..Out::default()
         };
         let shared = Arc::new(Shared {
@@ -237,9 +294,10 @@ impl Mill {
         let mut serial = Serial::new(program.clone(), settings.rerun_every);
         let paths = serial.paths().iter().map(|p| path_words(p).0.to_string()).collect();
         let source_count = sources.len();
+        let has_followed = sources.iter().any(|source| source.is_followed);
         let sequencer = match &internal {
             Some(internal) => {
-                serial.resume(internal.facts.seq);
+                serial = serial.after(internal.facts.seq);
                 Sequencer::restore(program.clone(), internal.sequencer())?
             }
             None => Sequencer::new(program.clone())?,
@@ -261,6 +319,9 @@ impl Mill {
             keep_cuts: settings.keep_cuts,
         };
         let (mut replay, mut verdicts, mut snapshots, mut dir) = Default::default();
+        let mut trial = None;
+        let program_names: Vec<String> =
+            program.sources.iter().map(|source| source.name.to_string()).collect();
         if let Some(Opening { dir: held, recovered, fingerprint, program }) = durable {
             if settings.durable == Durable::LogAndSnapshots {
                 let keeper = Keeper::start(
@@ -284,7 +345,19 @@ impl Mill {
                 fingerprint,
                 logged: recovered.logged,
             });
-            (replay, verdicts, dir) = (recovered.cuts, recovered.verdicts, Some(held));
+            (replay, verdicts) = (recovered.cuts, recovered.verdicts);
+            let (tried, suspect) = Trial::open(&env.disk, &held.path)?;
+            trial = Some(tried);
+            let last = replay.back().map_or(epoch, |r: &Recorded| r.record.cut.epoch);
+            let limit = settings.poison_after.max(2);
+            if let Some(suspect) = suspect.filter(|suspect| suspect.deaths >= limit) {
+                let verdict = judge(&suspect, last, &program_names)?;
+                // It comes before every cut that obeys it.
+                let record = put_verdict(&verdict);
+                items.send(Item::Verdict(record)).map_err(|_| stopped())?;
+                verdicts.push(verdict);
+            }
+            dir = Some(held);
         }
         // Epochs of the flow are numbered from 1.
         match replay.front() {
@@ -305,13 +378,17 @@ impl Mill {
             failed,
             sources,
             replay,
+            was_over,
             gathered: Deposit::default(),
             verdicts,
+            trial,
+            on_their_way: VecDeque::new(),
             snapshots,
             open: 1,
             closing: false,
             first_row_ns: None,
             draining: None,
+            drain_cut: 0,
         };
         let rows_max = ROWS_MAX.min(driver.settings.epoch_rows_max);
         let flow =
@@ -335,11 +412,15 @@ impl Mill {
                     let what = format!("the engine's delivery: {panic}");
                     end.error.get_or_insert(Error::internal(what));
                 }
-                end.over = true;
                 end.seconds = (env.clock.monotonic_ns() - started_ns) as f64 / 1e9;
                 drop(end);
-                // Held until nothing is written any more.
-                drop(dir);
+                // Held until nothing is written any more. A panic is as good as a death.
+                let panicked =
+                    shared.end.lock().error.as_ref().map(|e| e.kind) == Some(Kind::Internal);
+                if let Some(dir) = dir.filter(|_| !panicked) {
+                    Trial::close(&*env.disk, &dir.path);
+                }
+                shared.end.lock().over = true;
                 shared.ended.notify_all();
                 shared.drained.notify_all();
                 shared.delivered.notify_all();
@@ -351,7 +432,8 @@ impl Mill {
         let pushed = pushed
             .into_iter()
             .map(|(name, (source, handle, known))| {
-                (name, Pushed { source, handle, sent: AtomicU64::new(known) })
+                let is_over = over.contains(&source);
+                (name, Pushed { source, handle, is_over, known, sent: AtomicU64::new(known) })
             })
             .collect();
         Ok(Mill {
@@ -361,8 +443,10 @@ impl Mill {
             shared,
             pushed,
             sources: source_count,
+            has_followed,
             paths,
             started_ns,
+            before,
             thread: Mutex::new(Some(thread)),
         })
     }
@@ -377,18 +461,23 @@ impl Mill {
         })
     }
 
-    /// Sends events into a pushed stream; waits while its queue is full.
+    /// Sends events into a pushed stream; waits while its queue is full. Gives the row behind
+    /// them, for [`acknowledge`](Mill::acknowledge): several threads may send.
     ///
     /// # Errors
     /// When the stream is not pushed, the batch is not of its schema, or the run has ended.
-    pub fn send(&self, stream: &str, batch: Batch) -> Result<()> {
+    pub fn send(&self, stream: &str, batch: Batch) -> Result<u64> {
         let pushed = self.pushed(stream)?;
-        let rows = batch.len() as u64;
+        if pushed.is_over {
+            return Err(Error::program(format!("stream {stream} was ended for good by an earlier run"))
+                .help("its end is recorded in the data directory: stop instead of finishing when more will come; a fresh start forgets everything"));
+        }
         // A batch larger than a worker's reading would only be cut again.
-        pushed.handle.send(batch).map_err(|e| self.error().unwrap_or(e))?;
-        pushed.sent.fetch_add(rows, Ordering::AcqRel);
+        let sent = pushed.handle.send(batch).map_err(|e| self.error().unwrap_or(e))?;
+        let sent = pushed.known + sent;
+        pushed.sent.fetch_max(sent, Ordering::AcqRel);
         self.gate.wake_source(pushed.source);
-        Ok(())
+        Ok(sent)
     }
 
     /// Rows of a pushed stream that are known to the engine, from whatever run: whoever sends goes
@@ -427,8 +516,9 @@ impl Mill {
         self.shared.end.lock().error.clone()
     }
 
-    /// Waits until everything sent so far is committed and every file is read to its end. Pushed
-    /// streams in event time are flushed: the cut holds them idle.
+    /// Waits until everything sent so far is committed (durably, where anything is) and every file is
+    /// read to its end, one that is followed to its present one. Pushed and followed streams in
+    /// event time are flushed: the cut holds them idle.
     ///
     /// # Errors
     /// What ended the run, if it has ended by an error.
@@ -458,11 +548,17 @@ impl Mill {
         }
     }
 
-    /// Ends all input, runs everything to the end and closes the sinks.
+    /// Ends all input, runs everything to the end and closes the sinks. Files that are followed
+    /// never end: with one of them this is a [`drain`](Mill::drain) and a [`stop`](Mill::stop).
     ///
     /// # Errors
     /// What ended the run, if it was an error.
     pub fn finish(&self) -> Result<Summary> {
+        if self.has_followed {
+            // What is followed never ends by itself.
+            self.drain()?;
+            return self.stop();
+        }
         for pushed in self.pushed.values() {
             pushed.handle.close();
         }
@@ -520,6 +616,11 @@ impl Mill {
         (self.env.clock.monotonic_ns() - self.started_ns) as f64 / 1e9
     }
 
+    /// Events a second since the start; what was executed before it does not count.
+    fn events_per_s(&self, counts: &Counts, seconds: f64) -> f64 {
+        (counts.events - self.before.events) as f64 / seconds.max(1e-9)
+    }
+
     /// Where the run is.
     pub fn status(&self) -> Status {
         let seconds = self.seconds();
@@ -538,12 +639,14 @@ impl Mill {
             parked: counts.parked,
             lag_us: counts.lag_us,
             seconds,
-            events_per_s: counts.events as f64 / seconds.max(1e-9),
+            events_per_s: self.events_per_s(counts, seconds),
             ended,
             recovering: out.is_recovering,
             stalled: out.stalled.as_ref().map(|error| error.what.clone()),
             snapshot_epoch: out.snapshot_epoch,
             snapshots: out.snapshots,
+            known_epoch: self.before.epoch,
+            known_rows: self.before.rows,
         }
     }
 
@@ -553,6 +656,7 @@ impl Mill {
     /// When there is no such table.
     pub fn table(&self, name: &str) -> Result<Batch> {
         let index = self.table_index(name)?;
+        self.shared.wait_for(0)?;
         let state = self.shared.state.lock();
         let (batch, epoch) = (state.tables[index].to_batch(), state.epoch);
         drop(state);
@@ -566,6 +670,7 @@ impl Mill {
     /// When there is no such table, or the values are not a key of it.
     pub fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {
         let index = self.table_index(table)?;
+        self.shared.wait_for(0)?;
         let state = self.shared.state.lock();
         let spec = state.tables[index].spec().clone();
         let columns = spec.key.iter().map(|c| &spec.schema.columns[*c]);
@@ -621,8 +726,9 @@ impl Mill {
     /// What has been done so far.
     ///
     /// # Errors
-    /// None at present.
+    /// What ended the run in the midst of a recovery.
     pub fn summary(&self) -> Result<Summary> {
+        self.shared.wait_for(0)?;
         let seconds = self.seconds();
         let state = self.shared.state.lock();
         let out = self.shared.out.lock();
@@ -660,7 +766,7 @@ impl Mill {
             late: counts.late,
             epochs: counts.epochs,
             seconds,
-            events_per_s: counts.events as f64 / seconds.max(1e-9),
+            events_per_s: self.events_per_s(counts, seconds),
             handlers,
             tables: tables.collect(),
             outputs: out.outputs.clone(),

@@ -61,6 +61,7 @@ struct Partition {
     stream: StreamId,
     source: Reader,
     push: Option<PushHandle>,
+    is_followed: bool,
     spec: SourceSpec,
 }
 
@@ -98,7 +99,9 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
                 disorder_us: decl.disorder_us,
                 idle_us: decl.idle_us,
             };
-            partitions.push(Partition { name: base, stream, source, push, spec });
+            let is_followed = decl.files.as_ref().is_some_and(|f| f["follow"] == true);
+            let name = base;
+            partitions.push(Partition { name, stream, source, push, is_followed, spec });
         }
     }
     program.sources = partitions.iter().map(|p| p.spec.clone()).collect();
@@ -130,6 +133,9 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
             ended: false,
             end_seen: false,
             is_push: partition.push.is_some(),
+            is_followed: partition.is_followed,
+            empty_polls: Arc::default(),
+            empty_polls_before: None,
             paused: false,
             active_ns: now,
             was_idle: false,
@@ -179,6 +185,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
                 time,
                 places: state.places.clone(),
                 log,
+                empty_polls: state.empty_polls.clone(),
             })),
             branches: branches(&program, partition.stream, &failed),
         });

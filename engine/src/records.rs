@@ -4,8 +4,8 @@
 //! of rows (u32), their offsets (u64 each), their columns; number of bad rows (u32), each with its
 //! offset (u64), line (u64), origin, raw text and reason.
 //!
-//! A *verdict* record (input log): version (1), source (u32), offset (u64), reason. The event at that
-//! offset is set aside.
+//! A *verdict* record (input log): version (1), source (u32), offset (u64), epoch (u64), reason. The
+//! event at that offset is set aside, from that epoch on.
 //!
 //! A *cut* record (cut log): version (1), epoch (u64), clock (u64), the fingerprint (u128), the hash
 //! of all outputs after it (u128), offsets (u32, u64 each), watermarks (u32; time, source and offset
@@ -161,14 +161,16 @@ pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
 pub(crate) struct Verdict {
     pub(crate) source: SourceId,
     pub(crate) offset: u64,
+    /// Epochs before this one have been executed without it.
+    pub(crate) from_epoch: u64,
     pub(crate) reason: String,
 }
 
-#[allow(dead_code)] // Nothing gives verdicts yet.
 pub(crate) fn put_verdict(verdict: &Verdict) -> Vec<u8> {
     let mut out = vec![VERSION];
     put_u32(verdict.source.0, &mut out);
     put_u64(verdict.offset, &mut out);
+    put_u64(verdict.from_epoch, &mut out);
     put_bytes(verdict.reason.as_bytes(), &mut out);
     out
 }
@@ -178,8 +180,9 @@ pub(crate) fn take_verdict(bytes: &[u8]) -> Result<Verdict> {
         let input = &mut input;
         (take_u8(input)? == VERSION).then_some(())?;
         let (source, offset) = (SourceId(take_u32(input)?), take_u64(input)?);
+        let from_epoch = take_u64(input)?;
         let reason = take_text(input)?.to_owned();
-        input.is_empty().then_some(Verdict { source, offset, reason })
+        input.is_empty().then_some(Verdict { source, offset, from_epoch, reason })
     };
     take(bytes).ok_or_else(|| unreadable("a verdict"))
 }
@@ -238,7 +241,8 @@ mod tests {
         assert_eq!(take_cut(&bytes).unwrap(), record);
         (0..bytes.len()).for_each(|cut| assert!(take_cut(&bytes[..cut]).is_err()));
 
-        let verdict = Verdict { source: SourceId(2), offset: 9, reason: "it kills".into() };
+        let verdict =
+            Verdict { source: SourceId(2), offset: 9, from_epoch: 4, reason: "it kills".into() };
         let bytes = put_verdict(&verdict);
         assert_eq!(take_verdict(&bytes).unwrap(), verdict);
         (0..bytes.len()).for_each(|cut| assert!(take_verdict(&bytes[..cut]).is_err()));

@@ -13,6 +13,7 @@ use tidemill_table::{Loading, Table};
 use tidemill_txn::program::Program;
 
 use crate::data_dir::DataDir;
+use crate::fingerprint::{is_of_this_engine, is_same_program};
 use crate::internal::Internal;
 use crate::records::{self, CutRecord, Verdict};
 
@@ -57,8 +58,14 @@ pub(crate) fn recover(
     let manifest = newest(&*store, dir.app)?;
     let (input_from, cut_from) =
         manifest.as_ref().map_or((0, 0), |m| (m.head.input_next, m.head.cut_next));
+    // What it was written with, which may be an earlier way to write the same program.
+    let mut written = fingerprint;
     if let Some(manifest) = &manifest {
-        check_fingerprint(manifest.head.fingerprint, fingerprint)?;
+        let head = &manifest.head;
+        if head.fingerprint != fingerprint && !is_same_program(&head.program, fingerprint) {
+            return Err(other_program());
+        }
+        written = head.fingerprint;
     }
     let internal = match &manifest {
         Some(manifest) => Some(Internal::decode(program, &manifest.internal(&*store)?)?),
@@ -69,7 +76,17 @@ pub(crate) fn recover(
     for record in cut_log.read(cut_from)? {
         let record = record?;
         let cut = records::take_cut(&record.bytes)?;
-        check_fingerprint(cut.fingerprint, fingerprint)?;
+        if cut.fingerprint != written && cut.fingerprint != fingerprint {
+            return Err(other_program());
+        }
+        if !is_of_this_engine(cut.fingerprint) {
+            return Err(Error::setting(format!(
+                "epoch {} was executed by another version of tidemill, which came to its outcomes \
+                 in another way, and it is in no snapshot",
+                cut.cut.epoch
+            ))
+            .help("start that version once more and stop it: it leaves a snapshot"));
+        }
         cuts.push_back(Recorded { number: record.number, record: cut });
     }
     let input = Log::open(disk.clone(), dir.log(LogKind::Input), input_from)?;
@@ -90,14 +107,11 @@ pub(crate) fn recover(
     Ok(Recovered { store, manifest, internal, cuts, logged, verdicts, input, cut_log, input_from })
 }
 
-fn check_fingerprint(theirs: u128, ours: u128) -> Result<()> {
-    if theirs == ours {
-        return Ok(());
-    }
-    Err(Error::setting("the data directory was written by another version of this program").help(
+fn other_program() -> Error {
+    Error::setting("the data directory was written by another version of this program").help(
         "run the version that wrote it, or see what has changed: tidemill schema diff; --fresh \
-             starts anew and forgets everything",
-    ))
+         starts anew and forgets everything",
+    )
 }
 
 impl Recovered {

@@ -38,6 +38,10 @@ pub struct Status {
     pub snapshot_epoch: u64,
     /// Snapshots taken since the start.
     pub snapshots: u64,
+    /// The last epoch that was recorded before the start.
+    pub known_epoch: u64,
+    /// The rows of all sources up to there.
+    pub known_rows: u64,
 }
 
 /// What a run has done.

@@ -179,7 +179,7 @@ fn tables_beyond_the_limit_end_the_run_by_name() {
     let error = (0..1000)
         .find_map(|i| {
             let batch: Vec<[i64; 3]> = (0..1000).map(|j| [i, i * 1000 + j, 1]).collect();
-            mill.send("left", rows(&program, 0, &batch)).and_then(|()| mill.drain()).err()
+            mill.send("left", rows(&program, 0, &batch)).and_then(|_| mill.drain()).err()
         })
         .expect("a million rows do not fit into a megabyte");
     assert_eq!(error.kind, Kind::Resource);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use random::{Dice, Shape};
 use serde_json::json;
-use tidemill_core::{Batch, Row, Schema, Value};
+use tidemill_core::{Batch, Error, Kind, Row, Schema, Value};
 use tidemill_engine::{AppSpec, Mill, Settings, SinkDecl, SourceDecl, Summary};
 use tidemill_env::Env;
 use tidemill_sim::SimEnv;
@@ -112,7 +112,7 @@ impl Case {
     }
 
     /// Pushes what the engine does not know yet, in pieces; an error when it has ended.
-    fn push(&self, mill: &Mill, dice: &mut Dice) -> Result<(), tidemill_core::Error> {
+    fn push(&self, mill: &Mill, dice: &mut Dice) -> Result<(), Error> {
         if !self.pushed {
             return Ok(());
         }
@@ -182,12 +182,20 @@ fn same(again: &Seen, whole: &Seen, seed: u64) {
 }
 
 /// Runs to the end.
-fn finish(case: &Case, sim: &SimEnv, dice: &mut Dice, mut settings: Settings) -> Seen {
-    // Only programs in event time are sure to come to the same wherever cuts fall.
-    settings.keep_cuts = false;
+fn finish(case: &Case, sim: &SimEnv, dice: &mut Dice, settings: Settings) -> Seen {
+    try_finish(case, sim, dice, settings, |_| {}).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Runs to the end, or to an error. `acknowledged` is told how many pushed rows are safe.
+fn try_finish(
+    case: &Case,
+    sim: &SimEnv,
+    dice: &mut Dice,
+    settings: Settings,
+    acknowledged: impl Fn(u64),
+) -> Result<Seen, Error> {
     let env = sim.env();
-    let mill = Mill::start(case.spec(settings), env.clone()).unwrap_or_else(|e| panic!("{e}"));
-    case.push(&mill, dice).unwrap();
+    let mill = Mill::start(case.spec(settings), env.clone())?;
     let closing = Arc::new(mill);
     let summary = {
         let clock = sim.clock.clone();
@@ -206,12 +214,24 @@ fn finish(case: &Case, sim: &SimEnv, dice: &mut Dice, mut settings: Settings) ->
                 }),
             )
             .unwrap();
-        let summary = closing.finish().unwrap_or_else(|e| panic!("{e}"));
+        let pushed = case.push(&closing, dice).and_then(|()| {
+            if case.pushed && dice.chance(50) {
+                let stream = case.program.sources[0].stream.index();
+                let name = &case.program.streams[stream].spec.name;
+                let rows = closing.sent(name)?;
+                closing.acknowledge(name, rows)?;
+                acknowledged(rows);
+            }
+            Ok(())
+        });
+        let summary = closing.finish();
         done.store(true, std::sync::atomic::Ordering::Release);
         ticking.join().unwrap();
+        let summary = summary?;
+        pushed?;
         summary
     };
-    seen(case, &closing, &summary, &env)
+    Ok(seen(case, &closing, &summary, &env))
 }
 
 /// Runs for a while and is stopped.
@@ -269,4 +289,239 @@ fn stopped_and_started_again_is_as_if_it_had_gone_on() {
         same(&again, &whole, seed);
     }
     assert!(compared > 0);
+}
+
+/// A world with another disk.
+fn on(sim: &SimEnv, disk: &Arc<tidemill_sim::SimDisk>) -> SimEnv {
+    SimEnv { disk: disk.clone(), ..sim.clone() }
+}
+
+/// Programs in event time, with what they come to when nothing goes wrong.
+fn whole_runs(first: u64, count: u64) -> impl Iterator<Item = (u64, Case, Seen)> {
+    (first..first + count).filter_map(|seed| {
+        let case = Case::new(&mut Dice(seed));
+        in_event_time(&case.program).then(|| {
+            let sim = SimEnv::new(seed);
+            case.write_files(&sim.env());
+            let whole = finish(&case, &sim, &mut Dice(seed), settings(&mut Dice(seed), false));
+            (seed, case, whole)
+        })
+    })
+}
+
+/// Whatever a crash leaves, at whatever moment, also in the middle of a recovery: the next run comes
+/// to the same, and knows every row that was acknowledged.
+#[test]
+fn a_crash_at_any_moment_loses_and_repeats_nothing() {
+    let mut images = 0;
+    for (seed, case, whole) in whole_runs(1000, 2 + cases() / 20) {
+        let sim = SimEnv::new(seed);
+        case.write_files(&sim.env());
+        let mut dice = Dice(seed);
+        let chosen =
+            Settings { snapshot_us: 1 + dice.below(3) as i64, ..settings(&mut dice, true) };
+        sim.disk.record();
+        let disk = sim.disk.clone();
+        let first = try_finish(&case, &sim, &mut dice, chosen.clone(), |rows| disk.mark(rows));
+        same(&first.unwrap_or_else(|e| panic!("seed {seed}: {e}")), &whole, seed);
+        let trace = sim.disk.take_trace();
+        let every = 1 + trace.len() * 3 / 60;
+        let skip = dice.below(every as u64) as usize;
+        for image in trace.images(seed, 1).skip(skip).step_by(every) {
+            let place = format!("seed {seed}, a crash at {} after {}", image.at, image.after);
+            let world = on(&sim, &image.disk);
+            let nested = dice.chance(30);
+            if nested {
+                image.disk.record();
+            }
+            let known = Arc::new(std::sync::Mutex::new(Vec::new()));
+            let again = try_finish(&case, &world, &mut dice, chosen.clone(), |rows| {
+                known.lock().unwrap().push(rows);
+            });
+            let again = again.unwrap_or_else(|e| panic!("{place}: {e}"));
+            let acknowledged = known.lock().unwrap().iter().copied().max();
+            if let (Some(before), Some(after)) = (image.mark, acknowledged) {
+                assert!(after >= before, "{place}: {before} rows were acknowledged");
+            }
+            same(&again, &whole, seed);
+            images += 1;
+            if nested {
+                let trace = image.disk.take_trace();
+                let at = dice.below(trace.len() as u64 * 3 + 1) as usize;
+                let second = trace.images(seed, 1).nth(at);
+                if let Some(second) = second {
+                    let world = on(&sim, &second.disk);
+                    let again = try_finish(&case, &world, &mut dice, chosen.clone(), |_| {});
+                    let again = again.unwrap_or_else(|e| panic!("{place}, and again: {e}"));
+                    same(&again, &whole, seed);
+                    images += 1;
+                }
+            }
+        }
+    }
+    assert!(images > 0);
+    println!("{images} crashes");
+}
+
+/// A run that was stopped, and one bit of what it left is another, or a file of it is shorter: the
+/// next run refuses it by name, or comes to the same all the same.
+#[test]
+fn damage_is_refused_or_does_not_matter() {
+    let (mut refused, mut harmless) = (0, 0);
+    for (seed, case, whole) in whole_runs(5000, 2 + cases() / 20) {
+        let sim = SimEnv::new(seed);
+        case.write_files(&sim.env());
+        let mut dice = Dice(seed);
+        let chosen =
+            Settings { snapshot_us: 1 + dice.below(3) as i64, ..settings(&mut dice, true) };
+        run_a_while(&case, &sim, &mut dice, chosen.clone());
+        sim.disk.record();
+        let trace = sim.disk.take_trace();
+        for damage in 0..30 {
+            let image = trace.images(seed, 0).next().expect("a disk");
+            let world = on(&sim, &image.disk);
+            let env = world.env();
+            let mut files = Vec::new();
+            for dir in ["/data", "/data/cuts", "/data/input"] {
+                let paths = env.disk.list(Path::new(dir)).unwrap_or_default();
+                files.extend(paths.into_iter().filter(|p| !p.ends_with("LOCK")));
+            }
+            let mut stack = vec![std::path::PathBuf::from("/data/store")];
+            while let Some(dir) = stack.pop() {
+                for path in env.disk.list(&dir).unwrap_or_default() {
+                    match env.disk.metadata(&path).unwrap().is_dir {
+                        true => stack.push(path),
+                        false => files.push(path),
+                    }
+                }
+            }
+            files.retain(|path| {
+                env.disk.metadata(path).is_ok_and(|meta| !meta.is_dir && meta.len > 0)
+            });
+            let path = dice.pick(&files).clone();
+            let len = env.disk.metadata(&path).unwrap().len;
+            if damage % 3 == 0 {
+                image.disk.truncate(&path, dice.below(len)).unwrap();
+            } else {
+                // Logs are mostly room for more: the beginning is where something is.
+                let within = if dice.chance(80) { len.min(4096) } else { len };
+                image.disk.flip_bit(&path, dice.below(within * 8)).unwrap();
+            }
+            match try_finish(&case, &world, &mut dice, chosen.clone(), |_| {}) {
+                Ok(again) => {
+                    same(&again, &whole, seed);
+                    harmless += 1;
+                }
+                Err(error) => {
+                    assert!(error.kind != Kind::Internal, "{}: {error}", path.display());
+                    assert!(!error.help.is_empty(), "{}: {error}", path.display());
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(refused > 0 && harmless > 0, "{refused} refused, {harmless} harmless");
+    println!("{refused} refused, {harmless} harmless");
+}
+
+/// A disk that fails once stops the engine, by an error and not by a panic; what comes after a
+/// restart is as if it had not.
+#[test]
+fn a_failing_disk_stops_the_engine_and_harms_nothing() {
+    use std::io::ErrorKind;
+    use tidemill_sim::DiskOp;
+    let mut stopped = 0;
+    for (seed, case, whole) in whole_runs(9000, 3 + cases() / 10) {
+        let mut dice = Dice(seed);
+        for op in [DiskOp::Sync, DiskOp::Write, DiskOp::Rename, DiskOp::SyncDir, DiskOp::Create] {
+            let sim = SimEnv::new(seed);
+            case.write_files(&sim.env());
+            let chosen =
+                Settings { snapshot_us: 1 + dice.below(3) as i64, ..settings(&mut dice, true) };
+            sim.disk.fail_nth(op, 1 + dice.below(12), ErrorKind::Other);
+            let failed = try_finish(&case, &sim, &mut dice, chosen.clone(), |_| {});
+            match failed {
+                Ok(seen) => same(&seen, &whole, seed),
+                Err(error) => {
+                    assert!(error.kind == Kind::Io, "seed {seed}, {op:?}: {error}");
+                    stopped += 1;
+                }
+            }
+            sim.disk.clear_faults();
+            if dice.chance(50) {
+                sim.disk.crash();
+            }
+            let again = try_finish(&case, &sim, &mut dice, chosen, |_| {});
+            same(&again.unwrap_or_else(|e| panic!("seed {seed}, {op:?}: {e}")), &whole, seed);
+        }
+    }
+    assert!(stopped > 0);
+}
+
+/// An opaque function that ends whoever runs it on one of its events.
+struct Killer;
+
+impl tidemill_txn::program::Opaque for Killer {
+    fn call(
+        &self,
+        event: &[Value],
+        tx: &mut dyn tidemill_txn::program::Tx,
+    ) -> Result<(), tidemill_txn::program::Abort> {
+        assert!(event[0] != Value::Int(13), "thirteen");
+        tx.put(tidemill_core::TableId(0), &[event[0].clone(), Value::Int(1)])
+    }
+}
+
+/// An input that ends the process again and again is set aside in the end, and nothing else is.
+#[test]
+fn an_input_that_kills_is_set_aside() {
+    use tidemill_core::{Column, DataType};
+    let mut b = tidemill_txn::program::Builder::new("deadly");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    b.table("seen", &["n"], vec![int("n"), int("times")]);
+    let stream = b.stream("numbers", vec![int("n")]);
+    b.opaque("look", stream, Arc::new(Killer));
+    let program = b.finish().unwrap();
+    let sim = SimEnv::new(1);
+    let spec = || AppSpec {
+        program: program.clone(),
+        sources: vec![SourceDecl {
+            stream: "numbers".into(),
+            disorder_us: 0,
+            idle_us: None,
+            files: None,
+            at: String::new(),
+        }],
+        sinks: Vec::new(),
+        keep: vec!["numbers.dead".into()],
+        settings: Settings { data_dir: Some("/data".into()), ..Settings::default() },
+    };
+    let schema = program.streams[0].spec.schema.clone();
+    let mut deaths = 0;
+    loop {
+        let mill = Mill::start(spec(), sim.env()).unwrap();
+        let sent = mill.sent("numbers").unwrap() as i64;
+        let rows: Vec<[Value; 1]> = (sent..40).map(|n| [Value::Int(n)]).collect();
+        let batch = Batch::from_rows(schema.clone(), rows.iter().map(|r| &r[..]));
+        let _ = mill.send("numbers", batch);
+        match mill.drain().and_then(|()| mill.stop()) {
+            Ok(summary) => {
+                assert_eq!((summary.events, summary.dead), (40, 1));
+                let dead = mill.output("numbers.dead", 0).unwrap();
+                let row = dead[0].row(0);
+                assert_eq!(row[1], Value::Int(13));
+                assert_eq!(row[4], Value::str("it ended the process 3 times"));
+                assert_eq!(mill.table("seen").unwrap().len(), 39);
+                break;
+            }
+            Err(_) => deaths += 1,
+        }
+        // As if the process had gone.
+        drop(mill);
+        sim.disk.kill();
+    }
+    assert_eq!(deaths, 3);
+    let mill = Mill::start(spec(), sim.env()).unwrap();
+    assert_eq!(mill.table("seen").unwrap().len(), 39);
+    assert_eq!(mill.stop().unwrap().dead, 1);
 }

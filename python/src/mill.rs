@@ -26,7 +26,7 @@ pub struct NativeMill {
     schemas: HashMap<String, Arc<Schema>>,
 }
 
-fn app_spec(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<AppSpec> {
+pub(crate) fn app_spec(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<AppSpec> {
     let mut spec: AppSpec = serde_json::from_str(spec)
         .map_err(|e| to_python(py, &Error::internal(format!("the app's JSON: {e}"))))?;
     spec.program.opaques = functions(opaques, &spec.program);
@@ -49,7 +49,8 @@ impl NativeMill {
         Ok(NativeMill { mill, schemas })
     }
 
-    fn send(&self, stream: &str, rows: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Sends rows. Gives the number of the row behind them, for `acknowledge`.
+    fn send(&self, stream: &str, rows: &Bound<'_, PyAny>) -> PyResult<u64> {
         let py = rows.py();
         let schema = self
             .schemas
@@ -57,7 +58,20 @@ impl NativeMill {
             .ok_or_else(|| PyValueError::new_err(format!("there is no stream {stream}")))?;
         // All rows are converted before the first is sent.
         let batches = batches::from_python(&format!("stream {stream}"), schema, rows)?;
-        detached(py, || batches.into_iter().try_for_each(|b| self.mill.send(stream, b)))
+        detached(py, || {
+            batches.into_iter().try_fold(0, |sent, batch| match batch.is_empty() {
+                true => Ok(sent),
+                false => self.mill.send(stream, batch),
+            })
+        })
+    }
+
+    fn sent(&self, py: Python<'_>, stream: &str) -> PyResult<u64> {
+        detached(py, || self.mill.sent(stream))
+    }
+
+    fn acknowledge(&self, py: Python<'_>, stream: &str, rows: u64) -> PyResult<()> {
+        detached(py, || self.mill.acknowledge(stream, rows))
     }
 
     fn drain(&self, py: Python<'_>) -> PyResult<()> {

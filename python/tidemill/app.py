@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tidemill import _native
 from tidemill.config import checked_settings
-from tidemill.errors import ProgramError
+from tidemill.errors import ProgramError, SettingError
 from tidemill.source import here
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
@@ -211,11 +211,19 @@ class App:
     def start(self, **settings: Any) -> Mill:
         """Starts the app in this process; use it with ``with``. All outputs are kept.
 
-        ``settings`` are those of ``tidemill.toml``: ``workers=2``, say.
+        ``settings`` are those of ``tidemill.toml``: ``workers=2``, say. With ``data_dir="folder"``
+        everything is durable: the next start with that folder goes on where this one ended, be it
+        by a crash; ``fresh=True`` empties it and starts anew. Without one everything is in memory.
         """
         from tidemill.mill import Mill
 
-        return Mill(self, checked_settings(settings, "app.start()"), keep_all=True, push=True)
+        checked = checked_settings(settings, "app.start()")
+        if "durable" in checked and checked["durable"] != "none" and "data_dir" not in checked:
+            raise SettingError(
+                f"app.start(): durable={checked['durable']!r} without a data directory",
+                'say where to keep things: data_dir="folder"',
+            )
+        return Mill(self, checked, keep_all=True, push=True)
 
     def inspect(self, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """How the engine will run the app; runs nothing."""

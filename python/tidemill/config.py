@@ -2,10 +2,14 @@
 
 >>> checked_settings({"workers": "2"}, "--set")
 {'workers': 2}
+>>> checked_settings({"data_dir": Path("here"), "durable": "log"}, "app.start()")
+{'data_dir': 'here', 'durable': 'log'}
 """
 
 from __future__ import annotations
 
+import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +18,11 @@ from typing import Any, Final
 from tidemill import _native
 from tidemill.errors import SettingError
 
-#: The engine's settings; see the page on configuration for what they mean.
-SETTINGS: Final[Mapping[str, type]] = {
+#: What ``durable`` may be.
+DURABLE: Final = ("none", "log", "log+snapshots")
+
+#: The engine's settings; see the guide for what they mean.
+SETTINGS: Final[Mapping[str, object]] = {
     "workers": int,
     "epoch_rows_max": int,
     "epoch_bytes_max": int,
@@ -24,6 +31,11 @@ SETTINGS: Final[Mapping[str, type]] = {
     "parked_bytes_max": int,
     "rerun_every": int,
     "fresh": bool,
+    "data_dir": Path,
+    "durable": DURABLE,
+    "snapshot_us": int,
+    "log_segment_bytes": int,
+    "poison_after": int,
     "keep_cuts": bool,
 }
 
@@ -49,6 +61,15 @@ def _checked(name: str, value: Any, origin: str) -> Any:
         if found is None:
             raise SettingError(f"{origin}: {name}={value!r} is not true or false")
         return found
+    if kind is Path:
+        return _path(name, value, origin)
+    if kind is DURABLE:
+        if value not in DURABLE:
+            raise SettingError(
+                f"{origin}: {name}={value!r} is none of {', '.join(DURABLE)}",
+                "say none to keep nothing, log to repeat everything at a start, or log+snapshots",
+            )
+        return value
     try:
         if isinstance(value, bool | float):
             raise ValueError
@@ -58,6 +79,40 @@ def _checked(name: str, value: Any, origin: str) -> Any:
     if number < 0:
         raise SettingError(f"{origin}: {name}={value!r} is negative")
     return number
+
+
+def _path(name: str, value: Any, origin: str) -> str:
+    try:
+        path = os.fspath(value)
+    except TypeError:
+        path = None
+    if not isinstance(path, str) or not path:
+        raise SettingError(f"{origin}: {name}={value!r} is not a path", "give the name of a folder")
+    return path
+
+
+def in_memory(settings: Mapping[str, Any]) -> bool:
+    """Whether nothing is to outlive the process."""
+    return settings.get("data_dir") is None or settings.get("durable") == "none"
+
+
+def placed(settings: Mapping[str, Any], app: str) -> dict[str, Any]:
+    """The settings with a data directory: ``<app>.tidemill`` in the present folder by default.
+
+    >>> placed({"workers": 2}, "my app/1")
+    {'workers': 2, 'data_dir': 'my_app_1.tidemill'}
+    >>> placed({"durable": "none"}, "ledger")
+    {'durable': 'none'}
+    """
+    found = dict(settings)
+    if found.get("durable") != "none":
+        found.setdefault("data_dir", default_data_dir(app))
+    return found
+
+
+def default_data_dir(app: str) -> str:
+    """Where ``tidemill run`` keeps an app's data unless it is told."""
+    return re.sub(r"[^\w.-]+", "_", app).lstrip(".") + ".tidemill"
 
 
 def load(

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tidemill import _native
+from tidemill.config import in_memory
 from tidemill.errors import ProgramError
 from tidemill.source import here
 from tidemill.stream import Side, Stream
 from tidemill.table import Table
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
     import pyarrow as pa
 
     from tidemill.app import App
@@ -25,8 +29,12 @@ Result = TypeVar("Result")
 class Mill:
     """A running app. Made by :meth:`tidemill.App.start`; use it with ``with``.
 
-    Leaving the ``with`` block runs everything that was sent to its end; leaving it by an exception
-    stops after what is finished.
+    In memory, leaving the ``with`` block runs everything that was sent to its end. With a data
+    directory it waits until what was sent is safe and stops, so that the next start goes on;
+    :meth:`finish` is for whoever will send no more, ever. Leaving it by an exception stops after
+    what is in work.
+
+    All methods may be called from any thread.
     """
 
     def __init__(
@@ -36,6 +44,10 @@ class Mill:
         spec, opaques = app.spec(settings, keep_all=keep_all, push=push)
         self._native = _native.Mill(json.dumps(spec), opaques)
         self._ended = False
+        self._durable = not in_memory(settings)
+        #: By stream: the row behind what this process has sent.
+        self._sent: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -48,30 +60,67 @@ class Mill:
     ) -> None:
         if self._ended:
             return
-        if kind is None:
+        if kind is None and not self._durable:
             self.finish()
-        else:
+            return
+        try:
+            if kind is None:
+                self._acknowledge_all()
+        finally:
             self.stop()
 
-    def send(self, stream: Stream | str, rows: object) -> None:
-        """Sends events: a list of dicts, a dict of lists, or a table of pyarrow, pandas or polars.
+    def send(self, stream: Stream | str, rows: object, wait: bool = False) -> None:
+        """Sends events: a list of dicts, a dict of lists, or what has Arrow's interface.
 
-        Waits while the engine is behind. When one row does not fit, none of the call is sent, and
-        the error names the row and its column.
+        That is tables and batches of pyarrow, frames of pandas and polars, relations of DuckDB;
+        columns whose type is the stream's already are taken without a copy. When one row does not
+        fit, none of the call is sent, and the error names the row and its column.
+
+        Waits while the engine is behind. With ``wait=True`` it returns when the rows are in a cut:
+        their transactions have been executed, or wait for their time, and where there is a data
+        directory they are on disk for good. Without it, rows may be lost in a crash until
+        then; :meth:`sent` says after a restart from which row on to send again. Many threads may
+        send with ``wait=True``; their rows go to disk together.
         """
-        self._native.send(self._stream_name(stream), rows)
+        name = self._stream_name(stream)
+        behind = self._native.send(name, rows)
+        if self._durable:
+            with self._lock:
+                self._sent[name] = max(behind, self._sent.get(name, 0))
+        if wait and behind:
+            _interruptible(lambda: self._native.acknowledge(name, behind))
+
+    def sent(self, stream: Stream | str) -> int:
+        """How many rows of a stream the engine knows, those of runs before included.
+
+        After a restart whoever sends goes on behind them: they are on disk.
+        """
+        return self._native.sent(self._stream_name(stream))
+
+    def _acknowledge_all(self) -> None:
+        with self._lock:
+            sent = dict(self._sent)
+        for name, behind in sent.items():
+            _interruptible(partial(self._native.acknowledge, name, behind))
 
     def drain(self) -> None:
         """Waits until everything sent so far is committed, and files are read to their end."""
         _interruptible(self._native.drain)
 
     def finish(self) -> dict[str, Any]:
-        """Ends all input, runs everything to the end and closes; gives the summary."""
+        """Ends all input for good, runs everything to the end and closes; gives the summary.
+
+        With a data directory the end is recorded, too: a later start finds everything done, and
+        nothing can be sent any more.
+        """
         self._ended = True
         return self._summary(_interruptible(self._native.finish))
 
     def stop(self) -> dict[str, Any]:
-        """Ends after what is in work, without waiting for more input; gives the summary."""
+        """Ends after what is in work, without waiting for more input; gives the summary.
+
+        With a data directory it takes a snapshot, and the next start goes on from there.
+        """
         self._ended = True
         return self._summary(_interruptible(self._native.stop))
 
@@ -80,7 +129,10 @@ class Mill:
         return self._native.wait(max(0, int(seconds * 1_000_000)))
 
     def status(self) -> dict[str, Any]:
-        """Where the run is: epoch, events, transactions, rate, lag."""
+        """Where the run is: epoch, events, transactions, rate, lag; ``recovering`` while what was
+        recorded before is being executed again, ``stalled`` with the reason while the disk is full,
+        and the epoch of the newest snapshot.
+        """
         found: dict[str, Any] = json.loads(self._native.status())
         return found
 
@@ -139,6 +191,14 @@ class TableView:
         """All rows, by key."""
         return self._native.table_arrow(self._table.name)
 
+    def to_pandas(self) -> pd.DataFrame:
+        """All rows, by key, as a frame of pandas."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """All rows, by key, as a frame of polars."""
+        return _to_polars(self.to_arrow())
+
     def __getitem__(self, key: object) -> dict[str, Any]:
         """The row with this key; ``KeyError`` when there is none."""
         row = self._native.table_row(self._table.name, self._table.key_values(key))
@@ -164,7 +224,11 @@ class TableView:
 
 
 class OutputView:
-    """The events of an output that were kept, in their order."""
+    """The events of an output that were kept, in their order.
+
+    They are kept in memory: with a data directory, those that came out since the last snapshot
+    before the start are here, and all of them in the files that the output is written to.
+    """
 
     def __init__(self, native: _native.Mill, name: str) -> None:
         self._native = native
@@ -185,11 +249,27 @@ class OutputView:
         """All events so far."""
         return self._native.output_arrow(self._name)
 
+    def to_pandas(self) -> pd.DataFrame:
+        """All events so far, as a frame of pandas."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """All events so far, as a frame of polars."""
+        return _to_polars(self.to_arrow())
+
     def __len__(self) -> int:
         return int(self.to_arrow().num_rows)
 
     def __repr__(self) -> str:
         return f"<output {self._name} of a running app>"
+
+
+def _to_polars(found: pa.Table | pa.RecordBatch) -> pl.DataFrame:
+    import polars as pl
+
+    frame = pl.from_arrow(found)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
 
 
 def _interruptible(work: Callable[[], Result]) -> Result:

@@ -8,6 +8,10 @@
 //! one prefetched cache line answers "who wrote this last, and what". Superseded versions move to
 //! an append-only *version log* in stamp order; it is at once the history that readers of the past
 //! walk, and the set of changes since the last commit.
+//!
+//! What has changed since the last *snapshot* stands in the slots themselves: [`Table::take_changes`]
+//! copies it at a cut, [`Changed::for_each`] encodes it in the background, and [`Table::loading`]
+//! brings it back.
 
 mod at;
 mod cells;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tidemill_core::{Column, DataType, Key, Schema, TableSpec, Value};
+use tidemill_core::{Column, DataType, Schema, TableSpec, Value};
 use tidemill_table::Table;
 
 #[allow(clippy::disallowed_methods)] // It measures this machine.
@@ -31,11 +31,16 @@ fn measure(name: &str, spec: TableSpec, row: impl Fn(i64, i64) -> Vec<Value>) {
     }
     table.commit(0);
     table.track();
+    for _ in 0..2 {
+        let mut copy = table.clone();
+        timed("  take all", rows, || copy.take_changes());
+    }
     let all = timed("  take all", rows, || table.take_changes());
     timed("  take none", 1, || table.take_changes());
+    table.track();
+    timed("  take none, looking everywhere", rows, || table.take_changes());
     let mut seq = 0;
     for changed in [100, 10_000, 100_000, 1_000_000].into_iter().filter(|n| *n <= rows) {
-        let mut open = None;
         for i in 0..changed as i64 {
             let k = i.wrapping_mul(0x9E37_79B9_7F4A_7C15_u64 as i64) as u64 % rows as u64;
             let row = row(k as i64, i);
@@ -43,15 +48,16 @@ fn measure(name: &str, spec: TableSpec, row: impl Fn(i64, i64) -> Vec<Value>) {
             table.put(&key(&row), Some(&row), seq);
         }
         timed(&format!("  commit {changed}"), changed, || table.commit(seq));
-        let taken = timed(&format!("  take {changed}"), changed, || table.take_changes());
-        drop(open.replace(taken));
+        timed(&format!("  take {changed}"), changed, || table.take_changes());
     }
     let (mut stored, mut ends) = (Vec::new(), Vec::new());
-    timed("  give out without keeping", rows, || {
-        all.for_each(|_, key, row| {
-            std::hint::black_box((key, row));
-        })
-    });
+    for _ in 0..3 {
+        timed("  give out, and forget", rows, || {
+            all.for_each(|_, key, row| {
+                std::hint::black_box((key, row));
+            });
+        });
+    }
     timed("  give out", rows, || {
         all.for_each(|_, key, row| {
             stored.extend_from_slice(key);
@@ -61,20 +67,19 @@ fn measure(name: &str, spec: TableSpec, row: impl Fn(i64, i64) -> Vec<Value>) {
         });
     });
     println!("  {} bytes a row taken, {} a row stored", all.bytes() / rows, stored.len() / rows);
-    let mut loaded = Table::new(spec.clone(), 9);
-    timed("  load", rows, || {
-        let mut loading = timed("  (reserve)", rows, || loaded.loading(rows));
-        let mut from = 0;
-        for (key, row) in &ends {
-            loading.row(&stored[from..*key], &stored[*key..*row]).unwrap();
-            from = *row;
-        }
-        loading.finish().unwrap();
-    });
-    assert_eq!(loaded.len(), rows);
-    let some = row(5, 0);
-    let key = key(&some);
-    assert_eq!(loaded.get(&key), table.get(&key), "{:?}", Key::of(&key));
+    for _ in 0..3 {
+        let mut loaded = Table::new(spec.clone(), 9);
+        timed("  load", rows, || {
+            let mut loading = timed("  make room", rows, || loaded.loading(rows));
+            let mut from = 0;
+            for (key, row) in &ends {
+                loading.row(&stored[from..*key], &stored[*key..*row]).unwrap();
+                from = *row;
+            }
+            loading.finish().unwrap();
+        });
+        assert_eq!(loaded.len(), rows);
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The serial executor is the reference, bit for bit: random programs, sources, disorder, equal
-//! times, idle sources, late events and cuts; over words, over values, and both mixed.
+//! times, idle sources, late events and cuts; over words, over values, and both mixed; with tables
+//! that come back from snapshots at some of the cuts.
 
 mod random;
 
@@ -15,6 +16,32 @@ use tidemill_txn::order::{CutInput, Run, Sequencer};
 use tidemill_txn::program::{evaluate, Origin, Program, Stage};
 use tidemill_txn::reference::{self, CutAt, InputRow, Outcome};
 
+/// Per table: what snapshots have of it, key to row.
+type Stored = Vec<BTreeMap<Vec<u8>, Vec<u8>>>;
+
+/// Takes a snapshot of what has changed.
+fn snapshot(tables: &mut [Table], stored: &mut Stored) {
+    for (table, stored) in tables.iter_mut().zip(stored) {
+        table.take_changes().for_each(|_, key, row| {
+            match row {
+                Some(row) => stored.insert(key.to_vec(), row.to_vec()),
+                None => stored.remove(key),
+            };
+        });
+    }
+}
+
+/// A table that knows nothing but its snapshots.
+fn recovered(table: &Table, stored: &BTreeMap<Vec<u8>, Vec<u8>>, seq: u64, seed: u64) -> Table {
+    let mut recovered = Table::new(table.spec().clone(), seed);
+    let mut loading = recovered.loading(stored.len());
+    stored.iter().for_each(|(key, row)| loading.row(key, row).unwrap());
+    loading.finish().unwrap();
+    recovered.commit(seq);
+    recovered.track();
+    recovered
+}
+
 /// Runs the sequencer and the serial executor, and says what they came to as the reference would.
 fn run_serial(
     program: &Arc<Program>,
@@ -24,12 +51,19 @@ fn run_serial(
     dice: &mut Dice,
 ) -> Outcome {
     let mut sequencer = Sequencer::new(program.clone()).unwrap();
-    let mut serial = Serial::new(program.clone(), 3);
-    if general_only {
-        serial = serial.general_only();
-    }
+    let serial = || {
+        let serial = Serial::new(program.clone(), 3);
+        if general_only {
+            serial.general_only()
+        } else {
+            serial
+        }
+    };
+    let mut executor = serial();
     let mut tables: Vec<Table> =
         program.tables.iter().map(|spec| Table::new(Arc::new(spec.clone()), dice.next())).collect();
+    tables.iter_mut().for_each(Table::track);
+    let mut stored: Stored = vec![BTreeMap::new(); tables.len()];
     let mut outcome = Outcome::default();
     let mut taken = vec![0; sources.len()];
     for cut in cuts {
@@ -72,7 +106,7 @@ fn run_serial(
         }
         outcome.watermarks.push(sequenced.cut.watermarks);
         let epoch = sequenced.epoch;
-        let done = serial.run(&mut tables, &epoch).unwrap();
+        let done = executor.run(&mut tables, &epoch).unwrap();
         assert!(done.unstable.is_empty(), "these functions are deterministic");
         for counts in done.counts {
             outcome.transactions += counts.committed + counts.aborted;
@@ -87,6 +121,15 @@ fn run_serial(
             outcome.outputs.entry(output.stream).or_default().extend(rows);
         }
         tables.iter_mut().for_each(|t| t.commit(done.seq));
+        if dice.chance(50) {
+            snapshot(&mut tables, &mut stored);
+            if dice.chance(50) {
+                for (table, stored) in tables.iter_mut().zip(&stored) {
+                    *table = recovered(table, stored, done.seq, dice.next());
+                }
+                executor = serial().after(done.seq);
+            }
+        }
     }
     assert!(sequencer.is_drained());
     outcome.tables = tables.iter().map(by_key).collect();

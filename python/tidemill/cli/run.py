@@ -1,4 +1,9 @@
-"""``tidemill run``: runs an app until its input ends."""
+"""``tidemill run``: runs an app until its input ends, and goes on where an earlier run ended.
+
+Everything that must outlive the process is in the data directory, ``<app>.tidemill`` in the present
+folder unless ``--data-dir`` says otherwise. Ctrl-C and SIGTERM end a run after what is in work, with
+a snapshot; the same command goes on later. So it does after a crash.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from typing import Any
 from tidemill.app import App
 from tidemill.cli.load import load, user_error
 from tidemill.cli.output import fields, printed
+from tidemill.config import DURABLE, in_memory, placed
 from tidemill.config import load as load_settings
 from tidemill.errors import Error, ProgramError, SettingError
 from tidemill.mill import Mill
@@ -22,10 +28,22 @@ from tidemill.mill import Mill
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "run", help="run an app until its input ends", description=__doc__
+        "run", help="run an app until its input ends, or go on with it", description=__doc__
     )
     parser.add_argument("app", metavar="APP.py", help="the file that makes the app")
-    parser.add_argument("--fresh", action="store_true", help="replace existing output files")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start anew: empty the data directory and replace existing output files",
+    )
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="where to keep data (default: <app>.tidemill)"
+    )
+    parser.add_argument(
+        "--durable",
+        choices=DURABLE,
+        help="what to keep there (default: log+snapshots); none: everything stays in memory",
+    )
     parser.add_argument("--workers", metavar="N", help="worker threads (default: one a core)")
     add_settings(parser)
     parser.set_defaults(execute=execute)
@@ -53,6 +71,9 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
         given["workers"] = args.workers
     if getattr(args, "fresh", False):
         given["fresh"] = True
+    for name in ("data_dir", "durable"):
+        if getattr(args, name, None) is not None:
+            given[name] = getattr(args, name)
     return given
 
 
@@ -80,14 +101,24 @@ class Progress:
         self.shown = not quiet and sys.stderr.isatty()
         self._width = 0
         self._next = 0.0
+        self._stalled: str | None = None
 
     def update(self, mill: Mill) -> None:
         """Shows where the run is, a few times a second."""
         now = time.monotonic()
-        if not self.shown or now < self._next:
+        if now < self._next:
             return
         self._next = now + 0.25
         status = mill.status()
+        if status["stalled"] != self._stalled:
+            self._stalled = status["stalled"]
+            # Somebody must make room: this is said whoever looks.
+            self.clear()
+            print(self._stalled or "going on", file=sys.stderr, flush=True)
+        if self.shown:
+            self._show(status)
+
+    def _show(self, status: dict[str, Any]) -> None:
         parts = [f"{status.get('events', 0):,} events"]
         if status.get("events_per_s") is not None:
             parts.append(f"{status['events_per_s']:,.0f}/s")
@@ -99,6 +130,8 @@ class Progress:
         if status.get("aborted"):
             parts.append(f"{status['aborted']:,} aborted")
         text = "  ".join(parts)
+        if status["recovering"]:
+            text = f"recovering: epoch {status['epoch']:,} of {status['known_epoch']:,}"
         print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
         self._width = len(text)
 
@@ -124,9 +157,10 @@ def execute(args: argparse.Namespace) -> int:
             "Python with app.start()",
             app.at,
         )
+    settings = placed(settings, app.name)
     signals = Signals()
     signals.install()
-    summary = run(app, settings, signals, Progress(args.json))
+    summary = run(app, settings, signals, Progress(args.json), quiet=args.json)
     if args.json:
         printed(summary)
     else:
@@ -134,9 +168,14 @@ def execute(args: argparse.Namespace) -> int:
     return 130 if signals.asked else 0
 
 
-def run(app: App, settings: dict[str, Any], signals: Signals, progress: Progress) -> dict[str, Any]:
+def run(
+    app: App, settings: dict[str, Any], signals: Signals, progress: Progress, quiet: bool
+) -> dict[str, Any]:
     """Runs an app to the end of its input, or until a signal; gives the summary."""
     mill = Mill(app, settings, keep_all=False, push=False)
+    start = mill.status()
+    if not quiet:
+        print(f"data  {_found(settings, start)}", flush=True)
     try:
         while not signals.asked and not mill.wait(0.1):
             progress.update(mill)
@@ -150,9 +189,22 @@ def run(app: App, settings: dict[str, Any], signals: Signals, progress: Progress
     summary["app"] = app.name
     summary["hash_seed"] = os.environ.get("PYTHONHASHSEED", "random")
     summary["interrupted"] = signals.asked is not None
+    summary["data_dir"] = None if in_memory(settings) else settings["data_dir"]
+    summary["continued_at_epoch"] = start["known_epoch"]
     for function in app.summaries:
         summary |= _own_fields(function, mill, app)
     return summary
+
+
+def _found(settings: dict[str, Any], start: dict[str, Any]) -> str:
+    if in_memory(settings):
+        return "in memory: nothing is kept"
+    if start["known_epoch"] == 0:
+        return f"{settings['data_dir']}: begun anew"
+    return (
+        f"{settings['data_dir']}: continuing at epoch {start['known_epoch']:,}, "
+        f"{start['known_rows']:,} events known"
+    )
 
 
 def _own_fields(function: Any, mill: Mill, app: App) -> dict[str, Any]:

@@ -200,15 +200,16 @@ impl Serial {
         }
     }
 
+    /// Goes on behind a recovered state, of which `seq` is the number of the last transaction.
+    pub fn after(mut self, seq: Seq) -> Serial {
+        self.seq = seq;
+        self
+    }
+
     /// Without prefetching: only to measure what it is worth.
     pub fn without_prefetch(mut self) -> Serial {
         self.prefetch = false;
         self
-    }
-
-    /// Goes on behind the transaction with this number.
-    pub fn resume(&mut self, seq: Seq) {
-        self.seq = seq;
     }
 
     /// How each handler is executed.

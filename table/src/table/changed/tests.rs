@@ -98,6 +98,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
+/// Rows by key; `None` of those that were deleted.
+type Model = BTreeMap<Key, Option<Vec<Value>>>;
+
 /// A table beside a model of it.
 struct Run {
     table: Table,
@@ -105,7 +108,7 @@ struct Run {
     /// Keys of rows written since the last snapshot.
     written: BTreeSet<Key>,
     /// What was taken, and what it should be.
-    taken: Vec<(Changed, BTreeMap<Key, Option<Vec<Value>>>)>,
+    taken: Vec<(Changed, Model)>,
     seq: Seq,
 }
 
