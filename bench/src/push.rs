@@ -186,7 +186,7 @@ fn run_once(
     let begun = env.clock.monotonic_ns();
     let waits_ns = match args.rate {
         None => {
-            batches.iter().try_for_each(|batch| mill.send("deposits", batch.clone()))?;
+            batches.iter().try_for_each(|batch| mill.send("deposits", batch.clone()).map(drop))?;
             mill.acknowledge("deposits", args.events as u64)?;
             Vec::new()
         }
