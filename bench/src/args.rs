@@ -1,6 +1,7 @@
 //! The options of a run, checked before anything runs.
 
 use serde::{Deserialize, Serialize};
+use tidemill_connect::FileFormat;
 use tidemill_core::{Error, Result};
 
 /// How the workload's transactions are written.
@@ -89,9 +90,9 @@ pub struct Args {
     /// The share of events, 0 to 1, that are made so that they must abort.
     #[serde(default)]
     pub abort: f64,
-    /// Events an epoch.
-    #[serde(default = "default_epoch")]
-    pub epoch: usize,
+    /// Events an epoch; [`DEFAULT_EPOCH`] when absent, from files what the engine has as its most.
+    #[serde(default)]
+    pub epoch: Option<usize>,
     /// Events of a run.
     #[serde(default = "default_events")]
     pub events: usize,
@@ -107,16 +108,26 @@ pub struct Args {
     /// The percentage of events that are deposits.
     #[serde(default = "default_deposits")]
     pub deposits: f64,
+    /// Rows that are sent at once, for workloads that send.
+    #[serde(default)]
+    pub batch: Option<usize>,
+    /// Rows a second, sent one at a time, for workloads that send: latency is measured.
+    #[serde(default)]
+    pub rate: Option<f64>,
     /// What is durable.
     #[serde(default)]
     pub durable: Durable,
-    /// A file to read the events from.
+    /// Files to read the events from, as `write_source` has written them: the run is end to end.
     #[serde(default)]
     pub source: Option<String>,
-    /// A folder to write the outputs to.
+    /// A folder for the outputs, and for the data directory.
     #[serde(default)]
     pub sink: Option<String>,
-    /// A file to write the generated events to.
+    /// The format of the outputs: parquet, csv or jsonl.
+    #[serde(default = "parquet")]
+    pub sink_format: FileFormat,
+    /// Where to write the generated events. The name's end is the format; each stream has a file,
+    /// with its name before that end.
     #[serde(default)]
     pub write_source: Option<String>,
     /// The log server.
@@ -125,6 +136,17 @@ pub struct Args {
     /// The snapshot store.
     #[serde(default)]
     pub snapshots: Option<String>,
+}
+
+impl Durable {
+    /// The engine's setting.
+    pub(crate) fn setting(self) -> tidemill_engine::Durable {
+        match self {
+            Durable::None => tidemill_engine::Durable::None,
+            Durable::Log => tidemill_engine::Durable::Log,
+            Durable::LogSnapshots => tidemill_engine::Durable::LogAndSnapshots,
+        }
+    }
 }
 
 fn one() -> usize {
@@ -139,9 +161,12 @@ fn default_keys() -> usize {
     122_880
 }
 
-fn default_epoch() -> usize {
-    10_240
+fn parquet() -> FileFormat {
+    FileFormat::Parquet
 }
+
+/// Events an epoch of runs in memory.
+pub const DEFAULT_EPOCH: usize = 10_240;
 
 fn default_events() -> usize {
     3_000_000
@@ -168,6 +193,11 @@ impl Args {
         Ok(args)
     }
 
+    /// Events an epoch.
+    pub fn epoch(&self) -> usize {
+        self.epoch.unwrap_or(DEFAULT_EPOCH)
+    }
+
     /// How transactions are executed.
     pub fn strategy(&self) -> Result<Strategy> {
         let found = STRATEGIES.iter().find(|(name, _)| *name == self.strategy);
@@ -188,7 +218,7 @@ impl Args {
         if self.processes != 1 {
             return wrong(format!("--processes {}: only 1 is possible so far", self.processes));
         }
-        let counts = [("epoch", self.epoch), ("events", self.events), ("repeat", self.repeat)];
+        let counts = [("epoch", self.epoch()), ("events", self.events), ("repeat", self.repeat)];
         for (name, count) in counts {
             if count == 0 {
                 return wrong(format!("--{name} 0: it must be at least 1"));
@@ -214,20 +244,28 @@ impl Args {
             ))
             .help("use --program rust"));
         }
-        if self.durable != Durable::None {
-            return Err(Error::setting("--durable: nothing can be logged yet").help("use none"));
+        if self.batch == Some(0) || self.rate.is_some_and(|rate| rate.is_nan() || rate <= 0.0) {
+            return wrong("--batch and --rate must be positive".into());
         }
-        let later = [
-            ("source", &self.source),
-            ("sink", &self.sink),
-            ("write-source", &self.write_source),
-            ("log", &self.log),
-            ("snapshots", &self.snapshots),
-        ];
-        for (name, value) in later {
+        let is_pushed = self.workload == "push";
+        if (self.batch.is_some() || self.rate.is_some()) && !is_pushed {
+            return wrong(format!("--batch and --rate: {} sends nothing", self.workload));
+        }
+        if self.source.is_none()
+            && !is_pushed
+            && (self.durable != Durable::None || self.sink.is_some())
+        {
+            return Err(Error::setting("--durable and --sink: events in memory leave nothing")
+                .help("write them with --write-source, then give them as --source"));
+        }
+        if self.durable != Durable::None && self.sink.is_none() {
+            return Err(Error::setting("--durable needs a folder for the data directory")
+                .help("give one with --sink"));
+        }
+        for (name, value) in [("log", &self.log), ("snapshots", &self.snapshots)] {
             if value.is_some() {
                 return Err(Error::setting(format!("--{name} is not possible yet"))
-                    .help("leave it out: events are generated in memory"));
+                    .help("leave it out: logs and snapshots are in the folder of --sink"));
             }
         }
         Ok(())
@@ -245,7 +283,7 @@ mod tests {
     #[test]
     fn defaults() {
         let args = Args::from_json(r#"{"workload":"sl"}"#).unwrap();
-        assert_eq!((args.keys, args.epoch, args.repeat), (122_880, 10_240, 5));
+        assert_eq!((args.keys, args.epoch(), args.repeat), (122_880, 10_240, 5));
         assert_eq!(args.strategy().unwrap(), Strategy::Adaptive);
     }
 
@@ -266,9 +304,11 @@ mod tests {
             (r#""deposits":101"#, "--deposits 101"),
             (r#""program":"traced","udf_ns":5"#, "--udf-ns 5"),
             (r#""durable":"log""#, "--durable"),
-            (r#""source":"x""#, "--source"),
             (r#""sink":"x""#, "--sink"),
-            (r#""write_source":"x""#, "--write-source"),
+            (r#""rate":5"#, "sends nothing"),
+            (r#""batch":0"#, "--batch"),
+            (r#""source":"x","durable":"log""#, "--sink"),
+            (r#""source":"x","sink_format":"xml""#, "xml"),
             (r#""log":"kafka""#, "--log"),
             (r#""snapshots":"s3""#, "--snapshots"),
             (r#""program":"java""#, "java"),

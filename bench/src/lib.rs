@@ -14,10 +14,12 @@
 //! | `outputs` | the hash of all output events |
 //! | `measure` | medians and ratios of runs taken in turn |
 //! | `sl` | Streaming Ledger |
+//! | `push` | rows sent into a running app, and acknowledged |
 
 mod args;
 mod measure;
 mod outputs;
+mod push;
 mod report;
 mod rng;
 mod sl;
@@ -30,7 +32,7 @@ use tidemill_core::error::nearest;
 use tidemill_core::{Error, Result};
 use tidemill_txn::program::Opaque;
 
-pub use args::{Args, Durable, ProgramKind, Strategy};
+pub use args::{Args, Durable, ProgramKind, Strategy, DEFAULT_EPOCH};
 pub use report::{Latency, Report};
 pub use rng::Rng;
 pub use zipf::Zipf;
@@ -57,11 +59,18 @@ pub struct Workload {
 type Run = fn(&Args, Given<'_>, &mut dyn FnMut(&str)) -> Result<Report>;
 
 /// All workloads.
-pub const WORKLOADS: &[Workload] = &[Workload {
-    name: "sl",
-    about: "Streaming Ledger: deposits and transfers over accounts and assets",
-    run: sl::run,
-}];
+pub const WORKLOADS: &[Workload] = &[
+    Workload {
+        name: "sl",
+        about: "Streaming Ledger: deposits and transfers over accounts and assets",
+        run: sl::run,
+    },
+    Workload {
+        name: "push",
+        about: "rows sent into a running app and acknowledged when they are durable",
+        run: push::run,
+    },
+];
 
 /// Runs a workload: `args_json` is an object of options (see [`Args`]), the result is the report
 /// as JSON. `traced` is the program's JSON for `--program traced` and `--program python`; without

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::args::Durable;
+
 /// Time from the moment an event was meant to be sent to its answer, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latency {
@@ -49,6 +51,8 @@ pub struct Report {
     pub ratio: f64,
     /// The same to the engine's own serial executor; 1 where that is what ran.
     pub ratio_to_serial: f64,
+    /// What was durable.
+    pub durable: Durable,
     /// Null where no rate is given.
     pub latency_ms: Option<Latency>,
     /// Sum of the tables' hashes, in hexadecimal.

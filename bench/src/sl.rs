@@ -15,11 +15,13 @@
 //! | `program` | the transactions as closures, as a declared program, as Python gave them |
 //! | `tight` | the baseline |
 //! | `run` | runs in turn, and what they come to |
+//! | `whole` | events in files, and the whole engine from files to files |
 
 mod events;
 mod program;
 mod run;
 mod tight;
+mod whole;
 
 #[cfg(test)]
 mod tests;

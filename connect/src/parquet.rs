@@ -325,13 +325,14 @@ fn places(
 fn take_units(metadata: &ArrowReaderMetadata, rules: &mut [Rule], places: &[Option<usize>]) {
     let described = metadata.metadata().file_metadata();
     let hints = described.key_value_metadata();
-    let Ok(hinted) = parquet_to_arrow_schema(described.schema_descr(), hints) else { return };
+    let hinted = quiet(|| parquet_to_arrow_schema(described.schema_descr(), hints));
+    let Ok(hinted) = hinted else { return };
     for (rule, place) in rules.iter_mut().zip(places) {
         let Some(place) = *place else { continue };
         if metadata.schema().field(place).data_type().is_integer()
             && matches!(rule.time, TimeFormat::Iso)
         {
-            match hinted.field(place).data_type() {
+            match hinted.fields().get(place).map_or(&ArrowType::Null, |f| f.data_type()) {
                 ArrowType::Timestamp(TimeUnit::Second, _) => rule.time = TimeFormat::Unix(6),
                 ArrowType::Date64 => rule.time = TimeFormat::Unix(3),
                 _ => {}

@@ -232,22 +232,6 @@ impl Hasher128 {
     }
 }
 
-/// A hash of a sequence of items that can go on from its value alone: each step hashes the value so
-/// far and the next item. It depends on the items and their order, not on when they came.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Chain128(pub u128);
-
-impl Chain128 {
-    /// Takes the next item: the bytes of `scratch` behind the first 16, which are overwritten.
-    ///
-    /// # Panics
-    /// When there are fewer than 16 bytes.
-    pub fn take(&mut self, scratch: &mut [u8]) {
-        scratch[..16].copy_from_slice(&self.0.to_le_bytes());
-        self.0 = hash128(scratch);
-    }
-}
-
 /// A hash of a canonical encoding; stable for ever.
 pub fn hash128(bytes: &[u8]) -> u128 {
     xxhash_rust::xxh3::xxh3_128(bytes)

@@ -7,6 +7,7 @@
 
 pub mod batch;
 pub mod cut;
+pub mod digest;
 pub mod encode;
 pub mod error;
 pub mod ids;

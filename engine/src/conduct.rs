@@ -674,7 +674,8 @@ impl Driver {
                 self.gate.pause(id, false);
             }
         }
-        if parked > self.settings.parked_bytes_max {
+        // Recorded cuts say how far each source is read.
+        if parked > self.settings.parked_bytes_max && self.replay.is_empty() {
             if let Some(ahead) = self.sequencer.farthest_ahead(&times, &ended) {
                 if !std::mem::replace(&mut self.sources[ahead.index()].paused, true) {
                     self.gate.pause(ahead, true);

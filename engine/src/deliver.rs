@@ -1,8 +1,8 @@
 //! The way out. What an epoch came to waits here until its cut is durable; nothing leaves before.
 //!
 //! One thread takes what the executor has done, in order. It hashes the outputs, appends a record
-//! of the cut, commits all that has gathered meanwhile as one group (inputs first, then cuts), and
-//! only then hands outputs to sinks and to whoever keeps them, and answers who waits. Execution runs
+//! of the cut, commits all that has gathered meanwhile as one group (inputs first, then cuts; inputs
+//! alone while their epoch is still being executed), and only then hands outputs to sinks and to whoever keeps them, and answers who waits. Execution runs
 //! ahead by as much as the channel holds.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -156,10 +156,9 @@ impl Delivery {
                     }
                 }
             }
-            if !epochs.is_empty() {
-                self.commit()?;
-                self.deliver(epochs)?;
-            }
+            // Also without a cut: the rows' own sync is then over, or nearly, when the cut comes.
+            self.commit()?;
+            self.deliver(epochs)?;
             let trim = self.shared.out.lock().trim.take();
             if let (Some((input, cuts)), Some(logs)) = (trim, &mut self.logs) {
                 logs.cuts.trim(cuts)?;

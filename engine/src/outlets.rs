@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_connect::Sink;
-use tidemill_core::encode::Chain128;
-use tidemill_core::{Batch, Column, DataType, Result, Schema, Value};
+use tidemill_core::digest::{streams_hash, RowsHash};
+use tidemill_core::{Batch, Column, DataType, Result, Schema};
 
 use crate::internal::{OutletFacts, SinkFacts};
 
@@ -35,15 +35,14 @@ pub(crate) struct Outlet {
     pub(crate) keep: bool,
     /// It is an output of transactions and counts in the output hash.
     pub(crate) hashed: bool,
-    hash: Chain128,
-    rows: u64,
+    hash: RowsHash,
     dirty: bool,
 }
 
 impl Outlet {
     pub(crate) fn new(schema: Arc<Schema>, hashed: bool) -> Outlet {
-        let hash = Chain128::default();
-        Outlet { schema, sinks: Vec::new(), keep: false, hashed, hash, rows: 0, dirty: false }
+        let hash = RowsHash::default();
+        Outlet { schema, sinks: Vec::new(), keep: false, hashed, hash, dirty: false }
     }
 
     /// Whether somebody wants the events themselves.
@@ -69,15 +68,9 @@ impl Outlets {
     /// Counts and hashes events of an epoch, in stamp order.
     pub(crate) fn count(&mut self, stream: &str, batch: &Batch) {
         let Some(outlet) = self.by_name.get_mut(stream) else { return };
-        outlet.rows += batch.len() as u64;
-        if outlet.hashed {
-            let mut bytes = Vec::with_capacity(64);
-            for row in 0..batch.len() {
-                bytes.clear();
-                bytes.resize(16, 0);
-                batch.encode_row(row, &mut bytes);
-                outlet.hash.take(&mut bytes);
-            }
+        match outlet.hashed {
+            true => outlet.hash.take(batch),
+            false => outlet.hash.rows += batch.len() as u64,
         }
     }
 
@@ -133,26 +126,20 @@ impl Outlets {
     /// Rows by output stream.
     pub(crate) fn rows(&self) -> BTreeMap<String, u64> {
         let hashed = self.by_name.iter().filter(|(_, o)| o.hashed);
-        hashed.map(|(name, outlet)| (name.clone(), outlet.rows)).collect()
+        hashed.map(|(name, outlet)| (name.clone(), outlet.hash.rows)).collect()
     }
 
-    /// The hash of all outputs: of each stream's name, number of rows and hash, by name. Where
-    /// epochs were cut does not show in it.
+    /// The hash of all outputs. Where epochs were cut does not show in it.
     pub(crate) fn hash(&self) -> u128 {
-        let mut bytes = Vec::new();
-        for (name, outlet) in self.by_name.iter().filter(|(_, o)| o.hashed && o.rows > 0) {
-            tidemill_core::encode::value(&Value::str(name), &mut bytes);
-            bytes.extend_from_slice(&outlet.rows.to_be_bytes());
-            bytes.extend_from_slice(&outlet.hash.0.to_be_bytes());
-        }
-        tidemill_core::encode::hash128(&bytes)
+        let hashed = self.by_name.iter().filter(|(_, o)| o.hashed);
+        streams_hash(hashed.map(|(name, outlet)| (&**name, outlet.hash)))
     }
 
     /// What has come out, for a snapshot.
     pub(crate) fn facts(&self) -> BTreeMap<String, OutletFacts> {
         let facts = |outlet: &Outlet| OutletFacts {
-            rows: outlet.rows,
-            hash: format!("{:032x}", outlet.hash.0),
+            rows: outlet.hash.rows,
+            hash: format!("{:032x}", outlet.hash.sum),
         };
         self.by_name.iter().map(|(name, outlet)| (name.clone(), facts(outlet))).collect()
     }
@@ -161,8 +148,8 @@ impl Outlets {
     pub(crate) fn resume(&mut self, facts: &BTreeMap<String, OutletFacts>) {
         for (name, facts) in facts {
             if let Some(outlet) = self.by_name.get_mut(name) {
-                outlet.rows = facts.rows;
-                outlet.hash = Chain128(u128::from_str_radix(&facts.hash, 16).unwrap_or_default());
+                let sum = u128::from_str_radix(&facts.hash, 16).unwrap_or_default();
+                outlet.hash = RowsHash { sum, rows: facts.rows };
             }
         }
     }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{Batch, BatchBuilder, Schema, SourceId, StreamId, Value};
+use tidemill_core::batch::ColumnBuilder;
+use tidemill_core::{Batch, BatchBuilder, Schema, SourceId, StreamId};
 use tidemill_txn::order::{CutInput, Run};
 
 use super::{AMOUNT, IMPOSSIBLE};
@@ -68,82 +69,96 @@ pub(crate) struct Inputs {
     pub(crate) transfers: (StreamId, Arc<Schema>),
 }
 
-/// What came between two cuts, decoded.
-#[derive(Debug)]
-struct Arrival {
-    deposits: Option<Run>,
-    transfers: Option<Run>,
-    offsets: Vec<u64>,
-    times_max: Vec<Option<i64>>,
-    ended: Vec<SourceId>,
-}
-
 /// Decoded events, cut into epochs.
 #[derive(Debug)]
-pub(crate) struct Arrivals(Vec<Arrival>);
+pub(crate) struct Arrivals(Vec<CutInput>);
 
 impl Arrivals {
     /// The events with a cut after every `epoch` of them.
     pub(crate) fn of(events: &[Event], epoch: usize, inputs: &Inputs) -> Arrivals {
-        let all = [
-            events.iter().filter(|e| e.is_deposit()).count() as u64,
-            events.iter().filter(|e| !e.is_deposit()).count() as u64,
-        ];
-        let (mut offsets, mut times_max) = ([0u64; 2], [None; 2]);
-        let arrivals = events.chunks(epoch).enumerate().map(|(index, chunk)| {
-            let first = (index * epoch) as i64;
-            let mut sides = [Side::new(&inputs.deposits), Side::new(&inputs.transfers)];
-            for (at, event) in (first..).zip(chunk) {
-                let source = usize::from(!event.is_deposit());
-                sides[source].push(at, event, offsets[source]);
-                offsets[source] += 1;
-                times_max[source] = Some(at);
-            }
-            // A source that has nothing more to come holds nothing back.
-            let ended = [0, 1].into_iter().filter(|s| offsets[*s] == all[*s]);
-            let ended = ended.map(|s| SourceId(s as u32)).collect();
-            let [deposits, transfers] = sides;
-            Arrival {
-                deposits: deposits.finish(SourceId(0), inputs.deposits.0),
-                transfers: transfers.finish(SourceId(1), inputs.transfers.0),
-                offsets: offsets.to_vec(),
-                times_max: times_max.to_vec(),
-                ended,
-            }
-        });
-        Arrivals(arrivals.collect())
+        Arrivals(cuts(events, epoch, inputs).collect())
     }
 
     /// What the sequencer is told at each cut. The columns are shared, the rest is copied.
-    pub(crate) fn cuts(&self) -> Vec<CutInput> {
-        let cut = |(index, arrival): (usize, &Arrival)| CutInput {
-            runs: arrival.deposits.iter().chain(&arrival.transfers).cloned().collect(),
-            offsets: arrival.offsets.clone(),
-            times_max: arrival.times_max.clone(),
-            clock_us: index as i64,
+    pub(crate) fn cuts(&self) -> impl Iterator<Item = CutInput> + use<> {
+        let copy = |input: &CutInput| CutInput {
+            runs: input.runs.clone(),
+            offsets: input.offsets.clone(),
+            times_max: input.times_max.clone(),
+            clock_us: input.clock_us,
             idle: Vec::new(),
-            ended: arrival.ended.clone(),
+            ended: input.ended.clone(),
         };
-        self.0.iter().enumerate().map(cut).collect()
+        self.0.iter().map(copy).collect::<Vec<_>>().into_iter()
     }
 }
 
+/// The events as the sequencer is told of them, with a cut after every `epoch`, decoded when asked
+/// for.
+pub(crate) fn cuts<'a>(
+    events: &'a [Event],
+    epoch: usize,
+    inputs: &'a Inputs,
+) -> impl Iterator<Item = CutInput> + 'a {
+    let deposits = events.iter().filter(|e| e.is_deposit()).count() as u64;
+    let all = [deposits, events.len() as u64 - deposits];
+    let (mut offsets, mut times_max) = ([0u64; 2], [None; 2]);
+    events.chunks(epoch).enumerate().map(move |(index, chunk)| {
+        let first = (index * epoch) as i64;
+        let mut sides = [Side::new(&inputs.deposits), Side::new(&inputs.transfers)];
+        for (at, event) in (first..).zip(chunk) {
+            let source = usize::from(!event.is_deposit());
+            sides[source].push(at, event, offsets[source]);
+            offsets[source] += 1;
+            times_max[source] = Some(at);
+        }
+        // A source that has nothing more to come holds nothing back.
+        let ended = [0, 1].into_iter().filter(|s| offsets[*s] == all[*s]);
+        let [deposits, transfers] = sides;
+        let deposits = deposits.finish(SourceId(0), inputs.deposits.0);
+        let transfers = transfers.finish(SourceId(1), inputs.transfers.0);
+        CutInput {
+            runs: deposits.into_iter().chain(transfers).collect(),
+            offsets: offsets.to_vec(),
+            times_max: times_max.to_vec(),
+            clock_us: index as i64,
+            idle: Vec::new(),
+            ended: ended.map(|s| SourceId(s as u32)).collect(),
+        }
+    })
+}
+
 /// The events of one stream as they are decoded.
-struct Side {
+pub(crate) struct Side {
     builder: BatchBuilder,
     offsets: Vec<u64>,
     times: Vec<i64>,
 }
 
 impl Side {
-    fn new((_, schema): &(StreamId, Arc<Schema>)) -> Side {
+    pub(crate) fn new((_, schema): &(StreamId, Arc<Schema>)) -> Side {
         Side { builder: BatchBuilder::new(schema.clone()), offsets: Vec::new(), times: Vec::new() }
     }
 
-    fn push(&mut self, at: i64, event: &Event, offset: u64) {
-        self.builder.push(&row(at, event));
+    pub(crate) fn push(&mut self, at: i64, event: &Event, offset: u64) {
+        let words = words(at, event);
+        for (column, word) in self.builder.columns_mut().iter_mut().zip(words) {
+            let ColumnBuilder::Int(column) = column else { unreachable!("all columns are words") };
+            column.append_value(word);
+        }
+        self.builder.advance(1);
         self.offsets.push(offset);
         self.times.push(at);
+    }
+
+    /// The events so far, and none again.
+    pub(crate) fn batch(&mut self) -> Batch {
+        self.builder.finish()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.builder.len()
     }
 
     fn finish(mut self, source: SourceId, stream: StreamId) -> Option<Run> {
@@ -153,15 +168,12 @@ impl Side {
     }
 }
 
-/// An event as a row of its stream.
-pub(crate) fn row(at: i64, event: &Event) -> Vec<Value> {
-    let int = |key: u32| Value::Int(i64::from(key));
-    let at = Value::Timestamp(at);
-    let amount = Value::Int(event.amount);
-    if event.is_deposit() {
-        vec![at, int(event.account), int(event.asset), amount]
-    } else {
-        let (from, to) = (int(event.account), int(event.to_account));
-        vec![at, from, int(event.asset), to, int(event.to_asset), amount]
+/// The columns of an event's row; of a deposit the first four.
+fn words(at: i64, event: &Event) -> [i64; 6] {
+    let [account, asset, to_account, to_asset] =
+        [event.account, event.asset, event.to_account, event.to_asset].map(i64::from);
+    match event.is_deposit() {
+        true => [at, account, asset, event.amount, 0, 0],
+        false => [at, account, asset, to_account, to_asset, event.amount],
     }
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use tidemill_core::{
-    Column, DataType, Error, Late, Result, Schema, SourceSpec, StreamId, StreamTime, TableId, Value,
+    Column, DataType, Error, HandlerId, Late, Result, Schema, SourceSpec, StreamId, StreamTime,
+    TableId, Value,
 };
-use tidemill_txn::program::{Builder, NativeTx, Opaque};
+use tidemill_txn::program::{Body, Builder, NativeTx, Opaque, Origin};
 use tidemill_txn::Program;
 
 use super::events::Inputs;
@@ -234,6 +235,52 @@ fn declared() -> Result<Program> {
     h.output(&[("account", keys[0]), ("balance", left)]);
     h.done();
     b.finish()
+}
+
+/// The stream that fills the tables: each of its events gives the account and the asset of one key
+/// their first balance. Nothing comes out of it, so that outputs are those of a run in memory.
+pub(crate) const OPENINGS: (&str, &[&str]) = ("openings", &["at", "id", "balance"]);
+
+/// The program with the stream [`OPENINGS`] and its handler.
+pub(crate) fn with_openings(ledger: &Ledger) -> Result<(Program, StreamId)> {
+    let mut b = Builder::new("openings");
+    let tables = TABLES.map(|(name, [key, balance])| {
+        let balance = Column::new(balance, DataType::Int).default(Value::Int(0));
+        b.table(name, &[key], vec![Column::new(key, DataType::Int), balance])
+    });
+    let openings = b.stream(OPENINGS.0, stream_columns(OPENINGS.1));
+    b.event_time(openings, OPENINGS.1[0], Late::Side);
+    let mut h = b.handler("open", openings);
+    let (id, balance) = (h.column("id"), h.column("balance"));
+    for table in tables {
+        let row = h.row(table, &[id]);
+        h.set(row, "balance", balance);
+    }
+    h.done();
+    let opening = b.finish()?;
+
+    // Its parts, behind those that are there.
+    let mut program = (*ledger.program).clone();
+    program.sources.clear();
+    let (stream, handler) = (program.streams.len() as u16, program.handlers.len() as u16);
+    for mut added in opening.streams {
+        if let Origin::Aborted(of) = &mut added.origin {
+            *of = HandlerId(handler);
+        }
+        program.streams.push(added);
+    }
+    for mut added in opening.handlers {
+        added.input = StreamId(stream);
+        added.aborted = StreamId(stream + 1);
+        if let Body::Declared(declared) = &mut added.body {
+            for row in &mut declared.rows {
+                row.table = [ledger.accounts, ledger.assets][row.table.index()];
+            }
+        }
+        program.handlers.push(added);
+    }
+    program.check()?;
+    Ok((program, StreamId(stream)))
 }
 
 /// Opaque functions: one for deposits, one for transfers. They emit into [`OPAQUE_OUTPUTS`].

@@ -4,11 +4,12 @@ use tidemill_core::{Error, Result, Value};
 use tidemill_env::Env;
 use tidemill_table::Table;
 use tidemill_txn::execute::Serial;
-use tidemill_txn::order::Sequencer;
+use tidemill_txn::order::{CutInput, Sequencer};
 
 use super::events::{self, Arrivals, Event};
 use super::program::{self, Ledger};
 use super::tight::Tight;
+use super::whole;
 use super::{AMOUNT, BALANCE};
 use crate::args::{Args, Strategy};
 use crate::measure::{max, median, median_ratio, min};
@@ -19,8 +20,8 @@ use crate::Given;
 
 /// Above this many nanoseconds a transaction, at [`TIGHT_KEYS`] keys or fewer, the baseline is not
 /// tight.
-const TIGHT_NS: f64 = 15.0;
-const TIGHT_KEYS: usize = 122_880;
+pub(crate) const TIGHT_NS: f64 = 15.0;
+pub(crate) const TIGHT_KEYS: usize = 122_880;
 
 /// Runs the workload.
 pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
@@ -33,7 +34,13 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
     let ledger = program::ledger(args.program, given, work)?;
     progress(&format!("sl: {} events over {} keys", args.events, args.keys));
     let events = events::generate(args);
-    let arrivals = Arrivals::of(&events, args.epoch, &ledger.inputs);
+    if let Some(path) = &args.write_source {
+        whole::write(&env, &ledger, &events, args.keys, path, progress)?;
+    }
+    if let Some(path) = &args.source {
+        return whole::run(args, &env, &ledger, &events, work, path, progress);
+    }
+    let arrivals = Arrivals::of(&events, args.epoch(), &ledger.inputs);
     let (tables, tight) = (load(&ledger, args), Tight::new(args.keys));
     let beside = (strategy == Strategy::SerialNoPrefetch).then_some(Strategy::Serial);
 
@@ -48,10 +55,10 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
         tight_rates.push(rate(env.clock.monotonic_ns() - begun));
 
         if let Some(beside) = beside {
-            let done = execute(&env, &ledger, &arrivals, tables.clone(), beside)?;
+            let done = execute(&env, &ledger, arrivals.cuts(), tables.clone(), beside)?;
             serial_rates.push(rate(done.ns));
         }
-        let done = execute(&env, &ledger, &arrivals, tables.clone(), strategy)?;
+        let done = execute(&env, &ledger, arrivals.cuts(), tables.clone(), strategy)?;
         rates.push(rate(done.ns));
         valid &= holds(&ledger, &events, &after, &done, args.keys);
         let state = match &hashes {
@@ -93,6 +100,7 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
             Some(_) => median_ratio(&rates, &serial_rates),
             None => 1.0,
         },
+        durable: args.durable,
         latency_ms: None,
         state_hash,
         output_hash,
@@ -103,11 +111,11 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
 /// What a run of the engine comes to.
 pub(crate) struct Done {
     /// Time spent in cuts, execution and commits.
-    ns: u64,
+    pub(crate) ns: u64,
     pub(crate) tables: Vec<Table>,
     pub(crate) output_hash: String,
-    committed: u64,
-    aborted: u64,
+    pub(crate) committed: u64,
+    pub(crate) aborted: u64,
     aborted_times: u64,
 }
 
@@ -132,7 +140,7 @@ pub(crate) fn load(ledger: &Ledger, args: &Args) -> Vec<Table> {
 pub(crate) fn execute(
     env: &Env,
     ledger: &Ledger,
-    arrivals: &Arrivals,
+    cuts: impl Iterator<Item = CutInput>,
     mut tables: Vec<Table>,
     strategy: Strategy,
 ) -> Result<Done> {
@@ -144,7 +152,7 @@ pub(crate) fn execute(
     }
     let mut hash = OutputHash::new(program);
     let (mut ns, mut committed, mut aborted, mut aborted_times) = (0, 0, 0, 0);
-    for input in arrivals.cuts() {
+    for input in cuts {
         let begun = env.clock.monotonic_ns();
         let sequenced = sequencer.cut(input)?;
         let outcome = serial.run(&mut tables, &sequenced.epoch)?;
@@ -167,7 +175,13 @@ pub(crate) fn execute(
 
 /// Whether the invariant holds: verdicts and every balance are the baseline's, and totals have
 /// changed by deposits only.
-fn holds(ledger: &Ledger, events: &[Event], tight: &Tight, done: &Done, keys: usize) -> bool {
+pub(crate) fn holds(
+    ledger: &Ledger,
+    events: &[Event],
+    tight: &Tight,
+    done: &Done,
+    keys: usize,
+) -> bool {
     let same_verdicts = done.committed + done.aborted == events.len() as u64
         && (done.aborted, done.aborted_times) == (tight.aborted, tight.aborted_times);
     let (accounts, assets) =

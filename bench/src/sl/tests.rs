@@ -1,6 +1,9 @@
+#![allow(clippy::disallowed_methods)] // A test that looks at the files it has made.
+
 use std::sync::Arc;
 
-use tidemill_core::{Key, SourceId, TableId, Value};
+use tidemill_core::digest::{streams_hash, RowsHash};
+use tidemill_core::{Batch, Key, SourceId, TableId, Value};
 use tidemill_table::row_hash;
 use tidemill_txn::program::{Abort, Opaque, Tx};
 use tidemill_txn::reference::{self, CutAt, InputRow};
@@ -137,6 +140,17 @@ fn a_program_given_as_json_is_taken() {
     assert_eq!(hashes(run(Some(&json))), hashes(run(None)));
 }
 
+/// An event as a row of its stream.
+fn row(at: i64, event: &events::Event) -> Vec<Value> {
+    let int = |key: u32| Value::Int(i64::from(key));
+    let (from, to) = (int(event.account), int(event.to_account));
+    let (at, amount) = (Value::Timestamp(at), Value::Int(event.amount));
+    match event.is_deposit() {
+        true => vec![at, from, int(event.asset), amount],
+        false => vec![at, from, int(event.asset), to, int(event.to_asset), amount],
+    }
+}
+
 fn no_work() -> Work {
     Work::calibrated(&tidemill_env::Env::real(), 0)
 }
@@ -149,10 +163,10 @@ fn the_reference_comes_to_the_same() {
     for kind in [ProgramKind::Rust, ProgramKind::Traced, ProgramKind::Python] {
         let given = Given { program: None, opaques: opaques() };
         let ledger = program::ledger(kind, given, no_work()).unwrap();
-        let arrivals = Arrivals::of(&made, args.epoch, &ledger.inputs);
+        let arrivals = Arrivals::of(&made, args.epoch(), &ledger.inputs);
         let env = tidemill_env::Env::real();
-        let done =
-            execute(&env, &ledger, &arrivals, load(&ledger, &args), Strategy::Serial).unwrap();
+        let done = execute(&env, &ledger, arrivals.cuts(), load(&ledger, &args), Strategy::Serial)
+            .unwrap();
 
         // The reference begins with empty tables, so deposits at the start of time fill them.
         let fill = (0..args.keys as u32).map(|key| events::Event {
@@ -166,7 +180,7 @@ fn the_reference_comes_to_the_same() {
         let mut sources: [Vec<InputRow>; 2] = Default::default();
         for (at, event) in (0..).zip(&all) {
             let rows = &mut sources[usize::from(!event.is_deposit())];
-            let values = events::row(at - args.keys as i64, event);
+            let values = row(at - args.keys as i64, event);
             rows.push(InputRow { offset: rows.len() as u64, values });
         }
         let cut = CutAt {
@@ -189,21 +203,58 @@ fn the_reference_comes_to_the_same() {
         assert_eq!(format!("{sum:032x}"), state_hash(&done.tables), "{kind:?}");
 
         // Outputs: the deposits that filled the tables come first in their stream.
-        let mut hash = std::collections::BTreeMap::<&str, Vec<u8>>::new();
+        let mut hashes = Vec::new();
         for (stream, rows) in &outcome.outputs {
-            let name = &*ledger.program.streams[stream.index()].spec.name;
-            let skipped = if name == "deposit" { args.keys } else { 0 };
-            let bytes = hash.entry(name).or_default();
-            for (_, row) in &rows[skipped..] {
-                row.iter().for_each(|value| tidemill_core::encode::value(value, bytes));
-            }
+            let spec = &ledger.program.streams[stream.index()].spec;
+            let skipped = if &*spec.name == "deposit" { args.keys } else { 0 };
+            let mut hash = RowsHash::default();
+            let rows = rows[skipped..].iter().map(|(_, row)| &row[..]);
+            hash.take(&Batch::from_rows(spec.schema.clone(), rows));
+            hashes.push((&*spec.name, hash));
         }
-        let mut bytes = Vec::new();
-        for (name, rows) in hash {
-            tidemill_core::encode::value(&Value::str(name), &mut bytes);
-            bytes.extend_from_slice(&tidemill_core::encode::hash128(&rows).to_be_bytes());
-        }
-        let want = format!("{:032x}", tidemill_core::encode::hash128(&bytes));
-        assert_eq!(want, done.output_hash, "{kind:?}");
+        assert_eq!(format!("{:032x}", streams_hash(hashes)), done.output_hash, "{kind:?}");
     }
+}
+
+#[test]
+fn from_files_to_files_it_comes_to_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let made = r#""events":5000,"keys":200,"skew":0.6,"abort":0.1"#;
+    let want = report(&format!(r#"{made},"repeat":1"#));
+    for (end, program, durable, out) in [
+        ("parquet", "rust", "log+snapshots", "parquet"),
+        ("csv", "traced", "log", "csv"),
+        ("jsonl.gz", "python", "none", "jsonl"),
+    ] {
+        let path = at(&format!("sl.{end}"));
+        let written = report(&format!(r#"{made},"repeat":1,"write_source":"{path}""#));
+        assert_eq!(written["valid"], true, "{written}");
+        let report = report(&format!(
+            r#"{made},"repeat":2,"program":"{program}","durable":"{durable}","source":"{path}",
+               "sink":"{}","sink_format":"{out}","epoch":700"#,
+            at(program)
+        ));
+        assert_eq!(report["valid"], true, "{report}");
+        assert_eq!(report["durable"], durable);
+        for hash in ["state_hash", "output_hash"] {
+            assert_eq!(report[hash], want[hash], "{program} {hash}");
+        }
+        let mut sink: Vec<String> = std::fs::read_dir(at(program))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.ends_with(out))
+            .collect();
+        sink.sort();
+        let names = ["deposit.aborted", "deposit", "transfer.aborted", "transfer"];
+        assert_eq!(sink, names.map(|name| format!("{name}.{out}")), "{program}");
+    }
+    // Other events than those in the files are found out.
+    let json = format!(
+        r#"{{"workload":"sl",{made},"repeat":1,"seed":43,"source":"{}"}}"#,
+        at("sl.parquet")
+    );
+    let text = run_json(&json, None, Vec::new(), &mut |_| {}).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["valid"], false);
 }

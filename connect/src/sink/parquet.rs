@@ -21,7 +21,7 @@ use std::sync::Arc;
 use arrow_schema::SchemaRef;
 use parquet::arrow::arrow_writer::{ArrowWriter, ArrowWriterOptions};
 use parquet::arrow::ArrowSchemaConverter;
-use parquet::basic::Compression;
+use parquet::basic::{Compression, Encoding};
 use parquet::column::writer::ColumnCloseResult;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
@@ -251,10 +251,17 @@ impl ParquetSink {
             .set_statistics_enabled(EnabledStatistics::Chunk)
             .set_max_row_group_row_count(Some(PART_ROWS as usize))
             .set_created_by("tidemill".into());
-        // A dictionary pays for texts; for numbers it costs more time than all the rest.
+        // A dictionary pays for texts; for numbers it costs more time than all the rest. Integers
+        // are small as differences, of which packing makes nothing less: it would cost half of the
+        // time of writing, and of reading.
         for column in &self.schema.columns {
+            let path = ColumnPath::from(&*column.name);
+            if matches!(column.ty, DataType::Int | DataType::Timestamp) {
+                properties = properties
+                    .set_column_encoding(path.clone(), Encoding::DELTA_BINARY_PACKED)
+                    .set_column_compression(path.clone(), Compression::UNCOMPRESSED);
+            }
             if !matches!(column.ty, DataType::Str | DataType::List(_)) {
-                let path = ColumnPath::from(&*column.name);
                 properties = properties.set_column_dictionary_enabled(path, false);
             }
         }

@@ -146,7 +146,9 @@ fn holds_at_most(disk: &dyn Disk, path: &Path, header: &[u8]) -> io::Result<bool
         Ok(meta) if !meta.is_dir && meta.len <= header.len() as u64 + PACKED_BYTES => {
             disk.open_read(path)?
         }
-        _ => return Ok(false),
+        Ok(_) => return Ok(false),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(e),
     };
     let mut found = Vec::new();
     file.read_to_end(&mut found)?;

@@ -133,6 +133,7 @@ fn targets_are_checked() {
         }
         let mut sink = open(&settings).unwrap();
         sink.write(&sample()).unwrap();
+        sink.commit().unwrap();
         sink.finish().unwrap();
         assert!(open(&settings).is_err());
     }

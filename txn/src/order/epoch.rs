@@ -56,6 +56,20 @@ impl Run {
         pairs.fold(true, |all, pair| all & rising(pair))
     }
 
+    /// Puts its events in stamp order.
+    pub(crate) fn put_in_order(&mut self) {
+        if !self.is_in_order() {
+            let mut rows: Vec<u32> = (0..self.times.len() as u32).collect();
+            self.sort_rows(&mut rows);
+            *self = self.take(&rows);
+        }
+    }
+
+    /// Puts rows in the order of their events' stamps.
+    pub(crate) fn sort_rows(&self, rows: &mut [u32]) {
+        rows.sort_by_key(|&r| (self.times[r as usize], self.offsets[r as usize]));
+    }
+
     /// Of a run in order, the row of the first event at or beyond a place.
     pub(crate) fn first_from(&self, place: Position) -> usize {
         let from = self.times.partition_point(|t| *t < place.time_us);
@@ -119,13 +133,13 @@ impl Epoch {
     /// Ranks events. They may come in any order, in runs and within them; afterwards each run is
     /// in stamp order, so that every lane is walked from front to back.
     pub fn rank(program: &Program, mut runs: Vec<Run>) -> Epoch {
-        for run in &mut runs {
-            if !run.is_in_order() {
-                let mut rows: Vec<u32> = (0..run.times.len() as u32).collect();
-                rows.sort_by_key(|&r| (run.times[r as usize], run.offsets[r as usize]));
-                *run = run.take(&rows);
-            }
-        }
+        runs.iter_mut().for_each(Run::put_in_order);
+        Epoch::rank_in_order(program, runs)
+    }
+
+    /// Ranks events of runs each of which is in stamp order.
+    pub(crate) fn rank_in_order(program: &Program, runs: Vec<Run>) -> Epoch {
+        debug_assert!(runs.iter().all(Run::is_in_order));
         let mut lanes = Vec::new();
         for (run, events) in runs.iter().enumerate() {
             for handler in program.handlers_on(events.stream) {

@@ -48,6 +48,7 @@ pub struct Sequencer {
     clock_us: i64,
     /// Per group.
     watermarks: Vec<Position>,
+    /// Each in stamp order: it is looked at at every cut until its events are ready.
     parked: Vec<Run>,
 }
 
@@ -112,6 +113,7 @@ impl Sequencer {
         sequencer.epoch = state.epoch;
         sequencer.clock_us = state.clock_us;
         sequencer.parked = state.parked;
+        sequencer.parked.iter_mut().for_each(Run::put_in_order);
         Ok(sequencer)
     }
 
@@ -199,7 +201,7 @@ impl Sequencer {
                 continue;
             }
             let mut run = run;
-            if run.is_in_order() {
+            if !is_new || run.is_in_order() {
                 // The usual case: what waits is the end of the run, and nothing is copied but that.
                 let first = run.first_from(before);
                 if !is_new || first == 0 {
@@ -235,6 +237,7 @@ impl Sequencer {
                         let mut admitted = run.take(&too_late);
                         admitted.times.fill(before.time_us);
                         admitted.admitted = Some((before, self.epoch));
+                        admitted.put_in_order();
                         ready.push(admitted);
                     }
                     Late::Error => {
@@ -252,23 +255,17 @@ impl Sequencer {
                     }
                 }
             }
-            match (on_time.len(), waits.len()) {
-                (n, 0) if n == run.times.len() => ready.push(run),
-                (0, n) if n == run.times.len() => parked.push(run),
-                _ => {
-                    if !on_time.is_empty() {
-                        ready.push(run.take(&on_time));
-                    }
-                    if !waits.is_empty() {
-                        parked.push(run.take(&waits));
-                    }
+            for (mut rows, runs) in [(on_time, &mut ready), (waits, &mut parked)] {
+                if !rows.is_empty() {
+                    run.sort_rows(&mut rows);
+                    runs.push(run.take(&rows));
                 }
             }
         }
         self.parked = parked;
         self.watermarks = marks;
         ready.retain(|run| !run.offsets.is_empty());
-        let epoch = Epoch::rank(&self.program, ready);
+        let epoch = Epoch::rank_in_order(&self.program, ready);
         let watermarks = self.groups.of.iter().map(|g| self.watermarks[*g]).collect();
         let cut = Cut {
             epoch: self.epoch,
@@ -291,6 +288,7 @@ impl Sequencer {
         } else {
             run.times = vec![self.clock_us; run.offsets.len()];
         }
+        run.put_in_order();
         run
     }
 
