@@ -99,7 +99,7 @@ impl Chunk {
     }
 
     /// Takes the first `rows` rows off, which are not all.
-    pub(crate) fn split_off_front(&mut self, rows: usize) -> Chunk {
+    pub fn split_off_front(&mut self, rows: usize) -> Chunk {
         // Good and bad rows are each in order, so that the first of both together are known.
         let mut bad = 0;
         while bad < self.bad.len() && bad < rows {

@@ -163,7 +163,16 @@ impl Recovered {
             };
             match records::rows_end(&record.bytes) {
                 Ok((of, next)) if of == source && next > from => {
-                    Some(records::take_rows(&schema, &record.bytes))
+                    let mut chunk = match records::take_rows(&schema, &record.bytes) {
+                        Ok(chunk) => chunk,
+                        Err(error) => return Some(Err(error)),
+                    };
+                    // A run that reads fewer rows at a time may have cut within the record.
+                    let first = chunk.next_offset - chunk.rows() as u64;
+                    if first < from {
+                        chunk.split_off_front((from - first) as usize);
+                    }
+                    Some(Ok(chunk))
                 }
                 Ok(_) => None,
                 Err(error) => Some(Err(error)),
@@ -174,5 +183,42 @@ impl Recovered {
     /// The offset behind the last row that was logged of each source.
     pub(crate) fn logged_to(&self) -> BTreeMap<SourceId, u64> {
         self.logged.iter().map(|logged| (logged.source, logged.next_offset)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tidemill_core::{Batch, Column, DataType, Value};
+
+    use super::*;
+
+    #[test]
+    fn rows_come_from_the_middle_of_a_record() {
+        let env = tidemill_sim::SimEnv::new(1).env();
+        let dir = DataDir::open(&env, Path::new("/data"), "a", false, 1 << 20).unwrap();
+        let none = r#"{"name": "a", "tables": [], "streams": [], "sources": [], "handlers": []}"#;
+        let program = Program::from_json(none).unwrap();
+        let schema = Arc::new(Schema::new(vec![Column::new("n", DataType::Int)]));
+        let rows: Vec<[Value; 1]> = (0..10).map(|n| [Value::Int(n)]).collect();
+        let chunk = Chunk {
+            batch: Batch::from_rows(schema.clone(), rows.iter().map(|r| &r[..])),
+            offsets: (0..10).collect(),
+            bad: Vec::new(),
+            next_offset: 10,
+        };
+        let source = SourceId(0);
+        let mut recovered = recover(&dir, &env.disk, &program, 1).unwrap();
+        recovered.input.append(records::ROWS, &records::put_rows(source, &chunk)).unwrap();
+        recovered.input.commit().unwrap();
+        drop(recovered);
+        let recovered = recover(&dir, &env.disk, &program, 1).unwrap();
+        for from in 0..=10 {
+            let spec = dir.log(LogKind::Input);
+            let rows = recovered.rows(&env.disk, spec, source, schema.clone(), from).unwrap();
+            let offsets: Vec<u64> = rows.flat_map(|chunk| chunk.unwrap().offsets).collect();
+            assert_eq!(offsets, (from..10).collect::<Vec<_>>());
+        }
     }
 }
