@@ -417,6 +417,7 @@ impl Driver {
             }
         }
         epoch.order = order;
+        trial.executed(at)?;
         match all {
             Some(all) => Ok(all),
             None => self.serial.run(tables, epoch),

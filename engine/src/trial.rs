@@ -90,6 +90,8 @@ impl Trial {
         trial.careful_from = note.transactions.saturating_add(MARGIN);
         trial.careful = trial.careful_from;
         let Some((source, offset)) = note.event else { return Ok((trial, None)) };
+        // Counted once: who dies before executing anything has not died of it.
+        trial.note(Note { event: None, ..note })?;
         let deaths = trial.read("deaths")?.unwrap_or_default();
         let mut deaths: Deaths = serde_json::from_slice(&deaths).unwrap_or_default();
         let count = deaths.entry(format!("{}:{offset}", source.0)).or_default();
@@ -142,6 +144,12 @@ impl Trial {
         self.note(Note { epoch, event: Some((source, offset)), transactions })
     }
 
+    /// The transactions of an epoch that were executed one at a time are done: whoever dies now has
+    /// died of none of them.
+    pub(crate) fn executed(&mut self, epoch: u64) -> Result<()> {
+        self.note(Note { epoch, event: None, transactions: self.careful_from })
+    }
+
     fn note(&self, note: Note) -> Result<()> {
         let written = self
             .disk
@@ -166,6 +174,28 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_event_is_blamed_for_a_death_while_it_is_executed_only() {
+        let disk = tidemill_sim::SimEnv::new(1).env().disk;
+        let dir = Path::new("/data");
+        disk.create_dir_all(dir).unwrap();
+        let open = || {
+            let (trial, suspect) = Trial::open(&disk, dir).unwrap();
+            (trial, suspect.map(|s| s.deaths))
+        };
+        open().0.transaction(1, SourceId(0), 7).unwrap();
+        assert_eq!(open().1, Some(2));
+        assert_eq!(open().1, None, "nothing was executed by the run before");
+        let (mut trial, _) = open();
+        assert!(trial.is_careful());
+        trial.transaction(1, SourceId(0), 7).unwrap();
+        trial.executed(1).unwrap();
+        let (mut trial, deaths) = open();
+        assert_eq!(deaths, None);
+        trial.transaction(1, SourceId(0), 7).unwrap();
+        assert_eq!(open().1, Some(3));
+    }
 
     #[test]
     fn notes_come_back_and_damaged_ones_do_not() {

@@ -85,7 +85,7 @@ def test_run(folder: Path) -> None:
     assert line(fresh)["state_hash"] == found["state_hash"]
     people = tidemill(folder, "run", "ledger.py", "--fresh")
     assert "transactions" in people.stdout
-    assert people.stdout.startswith("data  ledger.tidemill: begun anew\n")
+    assert people.stdout.startswith("data  ledger.tidemill: begun anew")
     assert people.stderr == ""
 
 
@@ -104,7 +104,7 @@ def test_a_finished_run_is_not_done_again(folder: Path) -> None:
         assert (folder / "out/paid.csv").read_bytes() == written
     people = tidemill(folder, "run", "ledger.py").stdout
     assert people.startswith(
-        f"data  ledger.tidemill: continuing at epoch {first['epochs']}, 60 events known\n"
+        f"data  ledger.tidemill: continuing at epoch {first['epochs']}, 60 events known"
     )
 
 
