@@ -5,7 +5,7 @@ use tidemill_core::encode::hash128;
 use tidemill_txn::program::Program;
 
 /// Raised whenever the engine would come to another outcome on the same input and cuts.
-const ENGINE: u16 = 2;
+const ENGINE: u16 = 1;
 
 /// The program as a manifest keeps it.
 pub(crate) fn text(program: &Program) -> String {

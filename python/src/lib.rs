@@ -11,7 +11,6 @@ mod msgpack;
 mod opaque;
 mod reference;
 mod rules;
-mod running;
 mod values;
 
 use pyo3::prelude::*;
@@ -32,8 +31,6 @@ mod _native {
 
     #[pymodule_export]
     use super::mill::{bench, inspect, NativeMill};
-    #[pymodule_export]
-    use super::running::{ask, schema_diff, NativeReplies};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
