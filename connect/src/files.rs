@@ -7,7 +7,7 @@ use std::sync::Arc;
 use encoding_rs::{Encoding, UTF_8};
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Error, Result, Schema};
-use tidemill_env::{Clock, Disk, Env};
+use tidemill_env::{Disk, Env};
 
 use crate::csv::CsvFormat;
 use crate::input::Input;
@@ -211,7 +211,6 @@ pub fn open(settings: &FilesSettings, schema: &Arc<Schema>, env: &Env) -> Result
         settings: settings.clone(),
         schema: schema.clone(),
         disk: env.disk.clone(),
-        clock: env.clock.clone(),
         encoding,
     };
     if settings.follow && paths != [settings.path.clone()] {
@@ -236,14 +235,13 @@ pub(crate) struct Opener {
     pub settings: FilesSettings,
     pub schema: Arc<Schema>,
     pub disk: Arc<dyn Disk>,
-    pub clock: Arc<dyn Clock>,
     encoding: &'static Encoding,
 }
 
 impl Opener {
     fn input(&self, path: &Path) -> Result<Input> {
         let input = Input::open(self.disk.clone(), path, self.encoding)?;
-        Ok(if self.settings.follow { input.follow(self.clock.clone()) } else { input })
+        Ok(if self.settings.follow { input.follow() } else { input })
     }
 
     /// Refuses to follow a single file that can't be read while it grows.

@@ -4,13 +4,10 @@ use std::io::{self, Read, SeekFrom};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tidemill_env::{Clock, Disk, ReadFile};
+use tidemill_env::{Disk, ReadFile};
 
 use crate::input::read_full;
 
-/// Time between two looks at a file that has nothing new, in nanoseconds: two calls of the system
-/// each, so that an idle file costs next to nothing.
-pub(crate) const LOOK_NS: u64 = 5_000_000;
 /// So many bytes before the end are compared before more is read behind it.
 const TAIL_BYTES: usize = 256;
 /// A byte order mark, which is no part of the text.
@@ -23,7 +20,6 @@ const BOM: &[u8] = "\u{feff}".as_bytes();
 /// beginning, as after a crash, does.
 pub(crate) struct Growing {
     disk: Arc<dyn Disk>,
-    clock: Arc<dyn Clock>,
     path: PathBuf,
     file: Box<dyn ReadFile>,
     at: u64,
@@ -31,32 +27,15 @@ pub(crate) struct Growing {
     tail: Vec<u8>,
     /// The end was reached, and nothing has come since.
     dry: bool,
-    /// Not to look again before.
-    look_ns: u64,
     complete: bool,
     begun: bool,
 }
 
 impl Growing {
     /// Reads on from the beginning of `file`, which `path` names.
-    pub fn new(
-        disk: Arc<dyn Disk>,
-        clock: Arc<dyn Clock>,
-        path: PathBuf,
-        file: Box<dyn ReadFile>,
-    ) -> Growing {
-        Growing {
-            disk,
-            clock,
-            path,
-            file,
-            at: 0,
-            tail: Vec::new(),
-            dry: false,
-            look_ns: 0,
-            complete: false,
-            begun: false,
-        }
+    pub fn new(disk: Arc<dyn Disk>, path: PathBuf, file: Box<dyn ReadFile>) -> Growing {
+        let (tail, dry, complete, begun) = (Vec::new(), false, false, false);
+        Growing { disk, path, file, at: 0, tail, dry, complete, begun }
     }
 
     /// Whether more may come.
@@ -112,15 +91,8 @@ fn other(what: &str) -> io::Error {
 
 impl Read for Growing {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        if self.dry {
-            let now = self.clock.monotonic_ns();
-            if !self.complete && now < self.look_ns {
-                return Ok(0);
-            }
-            self.look_ns = now + LOOK_NS;
-            if !self.look()? {
-                return Ok(0);
-            }
+        if self.dry && !self.look()? {
+            return Ok(0);
         }
         if !self.begun {
             // The mark comes at once or not at all, like the line that it stands before.

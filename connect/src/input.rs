@@ -8,7 +8,7 @@ use encoding_rs::{Decoder, DecoderResult, Encoding, UTF_8};
 use flate2::read::MultiGzDecoder;
 use tidemill_core::error::nearest;
 use tidemill_core::{Error, Result};
-use tidemill_env::{Clock, Disk, ReadFile};
+use tidemill_env::{Disk, ReadFile};
 
 use crate::growing::Growing;
 
@@ -26,8 +26,8 @@ pub(crate) struct Input {
     pub origin: Arc<str>,
     len: u64,
     encoding: &'static Encoding,
-    /// The file is followed as it grows, by this clock.
-    follow: Option<Arc<dyn Clock>>,
+    /// The file is followed as it grows.
+    follow: bool,
 }
 
 /// The bytes of an input as UTF-8, without a byte order mark. What was broken in the file's own
@@ -70,12 +70,12 @@ impl Input {
         if meta.is_dir {
             return Err(Error::input(format!("{origin} is a folder, not a file")));
         }
-        Ok(Input { disk, path: path.into(), origin, len: meta.len, encoding, follow: None })
+        Ok(Input { disk, path: path.into(), origin, len: meta.len, encoding, follow: false })
     }
 
     /// Follows the file as it grows.
-    pub fn follow(self, clock: Arc<dyn Clock>) -> Input {
-        Input { follow: Some(clock), ..self }
+    pub fn follow(self) -> Input {
+        Input { follow: true, ..self }
     }
 
     /// The bytes from the beginning. A packed file, or one in another encoding, can't be followed:
@@ -85,9 +85,9 @@ impl Input {
         let mut magic = [0; 3];
         let found = read_full(&mut file, &mut magic)?;
         file.seek(SeekFrom::Start(0))?;
-        if let (Some(clock), true) = (&self.follow, self.grows(&magic[..found])) {
-            let (disk, clock) = (self.disk.clone(), clock.clone());
-            return Ok(Reading::Growing(Growing::new(disk, clock, self.path.clone(), file)));
+        if self.follow && self.grows(&magic[..found]) {
+            let disk = self.disk.clone();
+            return Ok(Reading::Growing(Growing::new(disk, self.path.clone(), file)));
         }
         let zipped = magic[..found] == GZIP;
         let limited = Limited { file, left: self.len };

@@ -57,7 +57,8 @@ pub trait Source: Send {
 pub enum Polled {
     /// Rows, at least one (good or bad) unless `rows_max` was 0.
     Rows(Chunk),
-    /// Nothing now, perhaps later.
+    /// Nothing now, perhaps later: the source has looked, and all that was there when it was asked
+    /// has been handed out.
     Pending,
     /// Nothing more, ever.
     End,

@@ -9,6 +9,7 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use tidemill_connect::{Place, Polled as Read, Source};
 use tidemill_core::{Batch, Error, Result, SourceId};
+use tidemill_env::Clock;
 use tidemill_flow::{Bad, Chunk, Ingress, Polled};
 
 use crate::deliver::Item;
@@ -25,6 +26,19 @@ pub(crate) struct ToLog {
     pub(crate) from: u64,
 }
 
+/// Time between two looks at files that have nothing new, in nanoseconds: a few calls of the system
+/// each, so that idle files cost next to nothing.
+const LOOK_NS: u64 = 5_000_000;
+/// A folder of many files takes long to look at: so much more of the time is spent on other things.
+const LOOK_SHARE: u64 = 50;
+
+/// When files that are followed are looked at.
+pub(crate) struct Pace {
+    pub(crate) clock: Arc<dyn Clock>,
+    /// Not again before.
+    pub(crate) look_ns: u64,
+}
+
 /// Reads a source and adds each row's event time.
 pub(crate) struct Feed {
     pub(crate) id: SourceId,
@@ -33,15 +47,25 @@ pub(crate) struct Feed {
     pub(crate) time: Option<usize>,
     pub(crate) places: Option<Places>,
     pub(crate) log: Option<ToLog>,
-    /// How often there was nothing to read.
+    /// For a source that goes on for ever without saying when there is more.
+    pub(crate) pace: Option<Pace>,
+    /// How often we have looked, and there was nothing to read.
     pub(crate) empty_polls: Arc<AtomicU64>,
 }
 
 impl Ingress for Feed {
     fn poll(&mut self, rows_max: usize) -> Result<Polled> {
+        let from = self.pace.as_ref().map_or(0, |pace| pace.clock.monotonic_ns());
+        if self.pace.as_ref().is_some_and(|pace| from < pace.look_ns) {
+            return Ok(Polled::Pending);
+        }
         let chunk = match self.source.poll(rows_max)? {
             Read::Rows(chunk) => chunk,
             Read::Pending => {
+                if let Some(pace) = &mut self.pace {
+                    let now = pace.clock.monotonic_ns();
+                    pace.look_ns = now + LOOK_NS.max(LOOK_SHARE * (now - from));
+                }
                 self.empty_polls.fetch_add(1, Ordering::AcqRel);
                 return Ok(Polled::Pending);
             }

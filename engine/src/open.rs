@@ -19,7 +19,7 @@ use tidemill_txn::program::{Origin, Program, Stage};
 use crate::conduct::SourceState;
 use crate::data_dir::DataDir;
 use crate::deliver::Item;
-use crate::feed::{Feed, Places, ToLog};
+use crate::feed::{Feed, Pace, Places, ToLog};
 use crate::outlets::{dead_schema, NamedSink, Outlet, Outlets};
 use crate::recover::{recover, Recovered};
 use crate::settings::{Durable, Settings};
@@ -185,6 +185,9 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
                 time,
                 places: state.places.clone(),
                 log,
+                pace: state
+                    .is_followed
+                    .then(|| Pace { clock: env.clock.clone(), look_ns: 0 }),
                 empty_polls: state.empty_polls.clone(),
             })),
             branches: branches(&program, partition.stream, &failed),

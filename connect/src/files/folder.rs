@@ -10,12 +10,8 @@ use std::sync::Arc;
 use tidemill_core::{Error, Result, Schema};
 
 use super::{find, name_of, Opener};
-use crate::growing::LOOK_NS;
 use crate::reader::FileRows;
 use crate::source::{Before, Chunk, FilePlace, Place, Polled, Source, RESTORE};
-
-/// A folder of many files takes long to look at: of the time so much more is spent on other things.
-const LOOK_SHARE: u64 = 50;
 
 /// The files of a folder.
 pub(super) struct Folder {
@@ -28,7 +24,6 @@ pub(super) struct Folder {
     begun: BTreeSet<String>,
     before: Before,
     place: Place,
-    look_ns: u64,
     failed: Option<Error>,
 }
 
@@ -46,20 +41,13 @@ impl Folder {
             begun: BTreeSet::new(),
             before: Before::default(),
             place: Place::start(),
-            look_ns: 0,
             failed: None,
         }
     }
 
-    /// Looks for new files, if it is time.
+    /// Looks for new files.
     fn look(&mut self) -> Result<()> {
-        let now = self.opener.clock.monotonic_ns();
-        if now < self.look_ns {
-            return Ok(());
-        }
         let paths = find::paths(&self.opener.settings, &*self.opener.disk)?;
-        let took = self.opener.clock.monotonic_ns().saturating_sub(now);
-        self.look_ns = now + took + LOOK_NS.max(LOOK_SHARE * took);
         let named = paths.into_iter().map(|path| (name_of(&path), path));
         let last = self.begun.last();
         self.found = named.filter(|(name, _)| !self.begun.contains(name)).collect();
@@ -145,7 +133,6 @@ impl Folder {
         self.begun.clear();
         self.before = Before::default();
         self.place = Place::start();
-        self.look_ns = 0;
         if place.offset == 0 {
             return Ok(());
         }
