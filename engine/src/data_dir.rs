@@ -52,7 +52,7 @@ impl DataDir {
         disk.create_dir_all(path).map_err(io)?;
         let lock = disk.try_lock(&path.join("LOCK")).map_err(io)?.ok_or_else(|| {
             Error::resource(format!("another process runs on data directory {shown}"))
-                .help("stop it first, or give this run another data_dir")
+                .help("stop it first, or give this run another data_dir; tidemill status, query and tail work beside it")
         })?;
         let identity = path.join("APP");
         let others = |p: &PathBuf| !p.ends_with("LOCK") && !p.ends_with("APP.new");

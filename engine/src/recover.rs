@@ -108,8 +108,10 @@ pub(crate) fn recover(
 }
 
 fn other_program() -> Error {
-    Error::setting("the data directory was written by another version of this program")
-        .help("run the version that wrote it; --fresh starts anew and forgets everything")
+    Error::setting("the data directory was written by another version of this program").help(
+        "run the version that wrote it, or see what has changed: tidemill schema diff; --fresh \
+         starts anew and forgets everything",
+    )
 }
 
 impl Recovered {
