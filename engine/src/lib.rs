@@ -18,6 +18,7 @@
 //!
 //! The engine must not know Python.
 
+mod ask;
 mod conduct;
 mod counts;
 mod data_dir;
@@ -32,13 +33,16 @@ mod outlets;
 mod records;
 mod recover;
 mod report;
+mod schema;
 mod settings;
 mod snapshots;
 mod spec;
 mod stages;
 mod trial;
 
+pub use ask::{ask, Replies};
 pub use mill::Mill;
 pub use report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
+pub use schema::schema_diff;
 pub use settings::{Durable, Settings};
 pub use spec::{AppSpec, SinkDecl, SourceDecl};

@@ -11,6 +11,7 @@ mod msgpack;
 mod opaque;
 mod reference;
 mod rules;
+mod running;
 mod values;
 
 use pyo3::prelude::*;
@@ -31,6 +32,8 @@ mod _native {
 
     #[pymodule_export]
     use super::mill::{bench, inspect, NativeMill};
+    #[pymodule_export]
+    use super::running::{ask, schema_diff, NativeReplies};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -26,7 +26,7 @@ pub struct NativeMill {
     schemas: HashMap<String, Arc<Schema>>,
 }
 
-fn app_spec(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<AppSpec> {
+pub(crate) fn app_spec(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<AppSpec> {
     let mut spec: AppSpec = serde_json::from_str(spec)
         .map_err(|e| to_python(py, &Error::internal(format!("the app's JSON: {e}"))))?;
     spec.program.opaques = functions(opaques, &spec.program);

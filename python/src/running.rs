@@ -1,0 +1,47 @@
+//! Asking a running engine, and reading what a stopped one has left.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use pyo3::prelude::*;
+use tidemill_engine::Replies;
+use tidemill_env::Env;
+
+use crate::errors::detached;
+use crate::mill::app_spec;
+
+/// The lines of a reply; see `docs/running.md`.
+#[pyclass(frozen, name = "Replies", module = "tidemill._native")]
+pub struct NativeReplies(Mutex<Replies>);
+
+#[pymethods]
+impl NativeReplies {
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    /// Waits without the interpreter lock. A stream that is followed gives a line a second.
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        detached(py, || {
+            let mut replies = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            Ok(replies.next())
+        })
+    }
+}
+
+/// Asks the engine of a data directory, running or stopped.
+#[pyfunction]
+pub fn ask(py: Python<'_>, data_dir: &str, request: &str) -> PyResult<NativeReplies> {
+    let replies =
+        detached(py, || Ok(tidemill_engine::ask(&Env::real(), Path::new(data_dir), request)))?;
+    Ok(NativeReplies(Mutex::new(replies)))
+}
+
+/// What an upgrade of a data directory to this app would change, as JSON.
+#[pyfunction]
+pub fn schema_diff(py: Python<'_>, spec: &str, data_dir: &str) -> PyResult<String> {
+    let spec = app_spec(py, spec, Vec::new())?;
+    detached(py, || {
+        Ok(tidemill_engine::schema_diff(&Env::real(), Path::new(data_dir), &spec)?.to_string())
+    })
+}
