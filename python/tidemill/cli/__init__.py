@@ -1,4 +1,4 @@
-"""The command line: ``tidemill run``, ``inspect``, ``bench``, ``doctor``.
+"""The command line: ``tidemill run``, ``inspect``, ``status``, ``query`` and the others.
 
 Exit codes: 0 fine, 1 an error of the app, its settings or its input, 2 wrong usage, 130
 interrupted.
@@ -10,10 +10,11 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tidemill import __version__
-from tidemill.cli import bench, doctor, inspect, run
+from tidemill.cli import bench, doctor, engine, inspect, run
 from tidemill.cli.output import error_line, printed
 from tidemill.errors import Error
 
@@ -29,9 +30,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"tidemill {__version__}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, inspect, bench, doctor):
+    for command in (run, inspect, engine, bench, doctor):
         command.add(commands)
-    for command_parser in commands.choices.values():
+    for command_parser in _leaves(commands):
         command_parser.add_argument(
             "--json", action="store_true", help="print one line of JSON as the last line of stdout"
         )
@@ -41,10 +42,21 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _leaves(commands: Any) -> Iterator[argparse.ArgumentParser]:
+    """The commands that have no commands of their own."""
+    for parser in commands.choices.values():
+        nested = [action for action in parser._actions if isinstance(action.choices, dict)]
+        if nested:
+            for action in nested:
+                yield from _leaves(action)
+        else:
+            yield parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; gives the exit code."""
     args = parser().parse_args(argv)
-    if argv is None and args.command in ("run", "inspect"):
+    if argv is None and args.command in ("run", "inspect", "schema"):
         fix_hash_seed()
     try:
         code: int = args.execute(args)

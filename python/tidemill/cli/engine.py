@@ -1,0 +1,398 @@
+"""Commands that ask an engine, running or stopped: status, query, tail, dlq, backup, restore.
+
+They speak with the engine of a data directory; one that is stopped is read from its files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tidemill import _native, errors
+from tidemill.cli.load import load
+from tidemill.cli.output import fields, printed, shown
+from tidemill.cli.run import add_settings, flags
+from tidemill.config import default_data_dir, placed
+from tidemill.config import load as load_settings
+from tidemill.errors import Error, InputError, InternalError, ResourceError, SettingError
+
+Line = dict[str, Any]
+
+
+def add(commands: Any) -> None:
+    """Adds the commands to the parser."""
+    status = _command(commands, "status", "say how an engine is doing", _status)
+    _data_dir(status)
+
+    query = _command(commands, "query", "show rows of a table", _query)
+    query.add_argument("table", metavar="TABLE")
+    query.add_argument("--key", metavar="VALUE", nargs="+", help="the row with this key")
+    query.add_argument("--filter", metavar="TEXT", help="such as: balance >= 10 and name = 'Ann'")
+    query.add_argument("--as-of", metavar="WHEN", help="an epoch, or a time in ISO 8601")
+    query.add_argument("--limit", metavar="N", type=int, help="rows (default: 1000)")
+    _data_dir(query)
+
+    tail = _command(commands, "tail", "show events of an output as they come", _tail)
+    tail.add_argument("stream", metavar="STREAM")
+    tail.add_argument("--from", metavar="ROW", type=int, dest="start", help="the first row to show")
+    tail.add_argument(
+        "--no-follow", action="store_true", help="end with the last event that is there"
+    )
+    _data_dir(tail)
+
+    dlq = commands.add_parser("dlq", help="bad and late events: see them, send them again")
+    dlq_commands = dlq.add_subparsers(dest="dlq_command", metavar="COMMAND", required=True)
+    ls = _command(dlq_commands, "ls", "list bad and late events", _dlq_ls)
+    ls.add_argument("stream", metavar="STREAM", nargs="?", help="such as payments.dead; else all")
+    ls.add_argument("--limit", metavar="N", type=int, help="rows of each stream (default: 1000)")
+    _data_dir(ls)
+    replay = _command(dlq_commands, "replay", "send bad and late events again", _dlq_replay)
+    replay.add_argument("stream", metavar="STREAM", help="such as payments.dead")
+    replay.add_argument(
+        "--row", metavar="N", type=int, action="append", default=[], help="which; repeatable"
+    )
+    replay.add_argument(
+        "--value", metavar="JSON", help="the event as it should have been, in place of one row"
+    )
+    replay.add_argument("--all", action="store_true", help="all that 'dlq ls' lists")
+    _data_dir(replay)
+
+    backup = _command(commands, "backup", "copy a data directory, also of a running app", _backup)
+    backup.add_argument("to", metavar="FOLDER", help="an empty or new folder")
+    _data_dir(backup)
+
+    restore = _command(commands, "restore", "bring a backup back", _restore)
+    restore.add_argument("source", metavar="FOLDER", help="the backup")
+    _data_dir(restore)
+
+    verify = _command(
+        commands, "verify", "read all of a data directory and compare checksums", _verify
+    )
+    _data_dir(verify)
+
+    schema = commands.add_parser("schema", help="compare an app with a data directory")
+    schema_commands = schema.add_subparsers(dest="schema_command", metavar="COMMAND", required=True)
+    diff = _command(schema_commands, "diff", "show what an upgrade would change", _schema_diff)
+    diff.add_argument("app", metavar="APP.py", help="the file that makes the app")
+    _data_dir(diff)
+    add_settings(diff)
+
+
+def _command(
+    commands: Any, name: str, text: str, execute: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(execute=execute)
+    return parser
+
+
+def _data_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="default: the one folder *.tidemill that is here"
+    )
+
+
+def found_data_dir(given: str | None) -> str:
+    """The data directory that a command is about."""
+    if given is not None:
+        return given
+    if set_by := os.environ.get("TIDEMILL_DATA_DIR"):
+        return set_by
+    here = sorted(path.name for path in Path().glob("*.tidemill") if path.is_dir())
+    if len(here) == 1:
+        return here[0]
+    if here:
+        raise SettingError(
+            f"there are several data directories here: {', '.join(here)}",
+            f"say which: --data-dir {here[0]}",
+        )
+    raise SettingError(
+        "there is no data directory here (none is named *.tidemill)",
+        "say where it is: --data-dir DIR; 'tidemill run' names it in its first line",
+    )
+
+
+def ask(data_dir: str, request: Mapping[str, Any]) -> Iterator[Line]:
+    """The lines of a reply; an error in them is raised."""
+    for text in _native.ask(data_dir, json.dumps(request)):
+        line: Line = json.loads(text)
+        if "error" in line:
+            raise _error(line["error"])
+        yield line
+        if line.get("end"):
+            return
+    raise ResourceError("the engine has gone in the midst of a reply", "ask again")
+
+
+def answer(data_dir: str, request: Mapping[str, Any]) -> Line:
+    """A reply of one line."""
+    for line in ask(data_dir, request):
+        return line
+    raise InternalError("the engine has answered nothing")
+
+
+def _error(found: Mapping[str, Any]) -> Error:
+    kind = getattr(errors, str(found.get("kind")), InternalError)
+    if not (isinstance(kind, type) and issubclass(kind, Error)):
+        kind = InternalError
+    return kind(str(found.get("what")), str(found.get("help") or ""))
+
+
+def _without_end(line: Line) -> Line:
+    return {name: value for name, value in line.items() if name != "end"}
+
+
+def _status(args: argparse.Namespace) -> int:
+    data_dir = found_data_dir(args.data_dir)
+    reply = answer(data_dir, {"do": "status"})
+    found = {"data_dir": data_dir, "engine": reply.get("engine"), **reply["status"]}
+    return _shown(args, found)
+
+
+def _shown(args: argparse.Namespace, found: Mapping[str, Any]) -> int:
+    if args.json:
+        printed(found)
+    else:
+        print("\n".join(fields(found)))
+    return 0
+
+
+def _query(args: argparse.Namespace) -> int:
+    data_dir = found_data_dir(args.data_dir)
+    request: Line = {"do": "query", "table": args.table}
+    if args.key is not None:
+        request["key"] = _key(data_dir, args.table, args.key)
+    if args.filter is not None:
+        request["filter"] = args.filter
+    if args.as_of is not None:
+        request["as_of"] = int(args.as_of) if args.as_of.isdecimal() else args.as_of
+    if args.limit is not None:
+        request["limit"] = args.limit
+    head: Line = {}
+    rows: list[Line] = []
+    end: Line = {}
+    for line in ask(data_dir, request):
+        if "row" in line:
+            rows.append(line["row"])
+        elif line.get("end"):
+            end = _without_end(line)
+        else:
+            head = line
+    if args.json:
+        printed({**head, **end, "rows": rows})
+        return 0
+    _print_rows([column["name"] for column in head["columns"]], rows)
+    more = ", and there are more: --limit shows them" if end.get("more") else ""
+    print(
+        f"{len(rows):,} row{'' if len(rows) == 1 else 's'}{more}; as of epoch {end['as_of']:,}, "
+        f"{end['clock']}; the engine is {end.get('engine')}"
+    )
+    return 0
+
+
+def _key(data_dir: str, table: str, given: Sequence[str]) -> list[Any]:
+    """Values of a key from texts: what they are is told by the key's columns."""
+    tables = answer(data_dir, {"do": "inspect"})["inspect"]["tables"]
+    found = next((known for known in tables if known["name"] == table), None)
+    if found is None:
+        # The engine says it better.
+        return list(given)
+    types = {column["name"]: column["type"] for column in found["columns"]}
+    if len(given) != len(found["key"]):
+        raise InputError(
+            f"a key of table {table} has {len(found['key'])} columns "
+            f"({', '.join(found['key'])}), not {len(given)}",
+            "give a value for each: --key VALUE VALUE",
+        )
+    return [_value(name, types[name], text) for name, text in zip(found["key"], given, strict=True)]
+
+
+def _value(column: str, kind: str, text: str) -> Any:
+    """A value of a column from its text, as requests have it.
+
+    >>> _value("id", "int", "7"), _value("name", "str", "7"), _value("ok", "bool", "true")
+    (7, '7', True)
+    """
+    if kind not in ("int", "float", "bool"):
+        return text
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+        return {"true": True, "false": False}[text.lower()]
+    except (ValueError, KeyError):
+        raise InputError(f"'{text}' is no {kind}, and key column '{column}' is one") from None
+
+
+def _tail(args: argparse.Namespace) -> int:
+    request: Line = {"do": "tail", "stream": args.stream, "follow": not args.no_follow}
+    if args.start is not None:
+        request["from"] = args.start
+    for line in ask(found_data_dir(args.data_dir), request):
+        if "row" in line:
+            if args.json:
+                printed(line)
+            else:
+                pairs = (f"{name}={_cell(value)}" for name, value in line["value"].items())
+                print(f"{line['row']:>8}  {'  '.join(pairs)}", flush=True)
+        elif line.get("end") and args.json:
+            printed(_without_end(line))
+    return 0
+
+
+def _dlq(args: argparse.Namespace, stream: str | None) -> tuple[list[Line], Line]:
+    request: Line = {"do": "dlq_ls"}
+    if stream is not None:
+        request["stream"] = stream
+    if getattr(args, "limit", None) is not None:
+        request["limit"] = args.limit
+    rows: list[Line] = []
+    end: Line = {}
+    for line in ask(found_data_dir(args.data_dir), request):
+        if "row" in line:
+            rows.append(line)
+        else:
+            end = _without_end(line)
+    return rows, end
+
+
+def _dlq_ls(args: argparse.Namespace) -> int:
+    rows, end = _dlq(args, args.stream)
+    if args.json:
+        printed({**end, "rows": rows})
+        return 0
+    for stream in dict.fromkeys(row["stream"] for row in rows):
+        events = [{"row": r["row"], **r["value"]} for r in rows if r["stream"] == stream]
+        print(stream)
+        _print_rows(list(events[0]), events)
+        print()
+    for stream, known in end["streams"].items():
+        gone = f", {known['dropped']:,} more were dropped" if known["dropped"] else ""
+        print(f"{stream}: {known['rows']:,} rows{gone}")
+    if not end["streams"]:
+        print("no bad or late events")
+    return 0
+
+
+def _dlq_replay(args: argparse.Namespace) -> int:
+    if bool(args.row) == args.all:
+        raise SettingError(
+            "which rows are to be sent again?", "say --row N, as 'dlq ls' shows them, or --all"
+        )
+    if args.value is not None and len(args.row) != 1:
+        raise SettingError("--value stands for one row", "say which: --row N --value JSON")
+    numbers = args.row or [row["row"] for row in _dlq(args, args.stream)[0]]
+    rows: list[Line] = [{"row": number} for number in numbers]
+    if args.value is not None:
+        try:
+            rows[0]["value"] = json.loads(args.value)
+        except ValueError as error:
+            raise InputError(
+                f"--value is not JSON: {error}", "write it as an object: '{\"column\": value}'"
+            ) from None
+    request = {"do": "dlq_replay", "stream": args.stream, "rows": rows}
+    reply = _without_end(answer(found_data_dir(args.data_dir), request))
+    if args.json:
+        printed(reply)
+    else:
+        print(f"sent {reply['sent']:,} again")
+    return 0
+
+
+def _backup(args: argparse.Namespace) -> int:
+    to = os.path.abspath(args.to)
+    reply = answer(found_data_dir(args.data_dir), {"do": "backup", "to": to})
+    return _shown(args, reply["backup"])
+
+
+def _restore(args: argparse.Namespace) -> int:
+    source = Path(args.source).absolute()
+    data_dir = args.data_dir
+    if data_dir is None:
+        try:
+            data_dir = default_data_dir(json.loads((source / "APP").read_text())["name"])
+        except (OSError, ValueError, KeyError):
+            raise SettingError(
+                f"{args.source} is no backup: it has no file APP that says of which app",
+                "give the folder that 'tidemill backup' wrote",
+            ) from None
+    reply = answer(data_dir, {"do": "restore", "from": str(source)})
+    return _shown(args, {"data_dir": data_dir, **reply["restore"]})
+
+
+def _verify(args: argparse.Namespace) -> int:
+    data_dir = found_data_dir(args.data_dir)
+    reply = answer(data_dir, {"do": "verify"})
+    return _shown(args, {"data_dir": data_dir, **reply["verify"]})
+
+
+def _schema_diff(args: argparse.Namespace) -> int:
+    app, folder = load(args.app)
+    given = flags(args)
+    settings = placed(load_settings(args.config, folder, given, os.environ), app.name)
+    data_dir = settings.get("data_dir")
+    if data_dir is None:
+        raise SettingError("durable=none: there is no data directory", "say --data-dir DIR")
+    # Whether the app was run by 'tidemill run' or by app.start() shows in its pushed streams.
+    found: Line = min(
+        (
+            json.loads(_native.schema_diff(json.dumps(spec), data_dir))
+            for push in (False, True)
+            for spec, _ in [app.spec(settings, keep_all=False, push=push)]
+        ),
+        key=lambda diff: len(diff["changes"]),
+    )
+    if args.json:
+        printed(found)
+    elif found["same"]:
+        print(f"app {app.name} is the one that wrote {data_dir}")
+    else:
+        rows = [
+            {
+                "": f"{change['what']} {change['change']}",
+                "name": change["name"],
+                "from": change.get("from", ""),
+                "to": change.get("to", ""),
+                "an upgrade": change.get("upgrade", ""),
+                "loses": "" if change.get("lossless", True) else "data",
+            }
+            for change in found["changes"]
+        ]
+        _print_rows(list(rows[0]) if rows else [], rows)
+        if found["possible"]:
+            print("an upgrade is possible: run it with --set upgrade=true")
+        else:
+            print("\n".join(["no upgrade is possible:", *(f"  {why}" for why in found["why"])]))
+    return 0 if found["possible"] else 1
+
+
+def _print_rows(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        numbers = all(isinstance(row.get(name), int | float) for row in rows)
+        table.add_column(name, overflow="fold", justify="right" if rows and numbers else "left")
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(name))) for name in names))
+    Console(highlight=False, markup=False, soft_wrap=True).print(table)
+
+
+def _cell(value: object) -> str:
+    """A value of a row for people: as it is, without commas.
+
+    >>> _cell(1234567), _cell(None), _cell(True), _cell("12.50"), _cell([1, "a"])
+    ('1234567', '-', 'true', '12.50', '[1, "a"]')
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float | list | dict):
+        return json.dumps(value)
+    return shown(value)
