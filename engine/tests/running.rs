@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{json, Value as Json};
 use tidemill_core::{Batch, Column, DataType, Late, Row, TableId, Value};
-use tidemill_engine::{ask, AppSpec, LifeSink, Mill, Settings, SourceDecl};
+use tidemill_engine::{ask, AppSpec, Durable, LifeSink, Mill, Settings, SourceDecl};
 use tidemill_env::{Addr, Env};
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::{Abort, Builder, Opaque, Program, Tx};
@@ -34,7 +34,7 @@ fn bank(late: Late) -> Program {
     let row = h.row(table, &[id]);
     let balance = h.read(row, "balance");
     let balance = h.add(balance, amount);
-    let zero = h.constant(Value::Decimal(0, 2));
+    let zero = h.value(Value::Decimal(0, 2));
     let enough = h.ge(balance, zero);
     h.require(enough, "overdrawn");
     h.set(row, "balance", balance);
@@ -60,6 +60,11 @@ fn settings() -> Settings {
 fn app(program: Program, settings: Settings) -> AppSpec {
     let sources = vec![push("payments")];
     AppSpec { program, sources, sinks: Vec::new(), keep: Vec::new(), settings }
+}
+
+/// Without snapshots, so that a start makes all cuts again.
+fn log_only() -> Settings {
+    Settings { durable: Durable::Log, ..settings() }
 }
 
 fn start(sim: &SimEnv, settings: Settings) -> Mill {
@@ -264,7 +269,7 @@ fn with_an_opaque_handler_the_past_is_at_snapshots_only() {
     let columns = vec![Column::new("k", DataType::Int), Column::new("v", DataType::Int)];
     b.table("t", &["k"], columns.clone());
     let stream = b.stream("payments", columns.clone());
-    b.opaque("double", stream, Arc::new(Double), None);
+    b.opaque("double", stream, Arc::new(Double));
     let program = b.finish().unwrap();
     let schema = program.streams[0].spec.schema.clone();
     let mill = Mill::start(app(program, settings()), env.clone()).unwrap();
@@ -282,8 +287,15 @@ fn with_an_opaque_handler_the_past_is_at_snapshots_only() {
     let why = refused(&env, at(json!(snapshot.as_u64().unwrap() + 1)));
     assert!(why.contains("handler double is opaque"), "{why}");
     assert_eq!(rows(&env, json!({"do": "query", "table": "t"}))[0]["v"], 3);
-    mill.stop().unwrap();
-    let last = lines(&env, &json!({"do": "query", "table": "t"}));
+    // As if it had been killed now: a clean stop takes a snapshot.
+    for (path, bytes) in image(&sim) {
+        let path = Path::new("/killed").join(path.strip_prefix("/data/").unwrap());
+        env.disk.create_dir_all(path.parent().unwrap()).unwrap();
+        env.disk.create(&path).unwrap().write_all(&bytes).unwrap();
+    }
+    let request = json!({"do": "query", "table": "t"}).to_string();
+    let killed = ask(&env, Path::new("/killed"), &request);
+    let last: Vec<Json> = killed.map(|line| serde_json::from_str(&line).unwrap()).collect();
     assert_eq!(last[1]["row"]["v"], 2, "as of the snapshot");
     assert!(last[2]["behind"].as_u64().unwrap() > 0 && last[2]["as_of"] == snapshot, "{last:?}");
 }
@@ -292,7 +304,7 @@ fn with_an_opaque_handler_the_past_is_at_snapshots_only() {
 fn a_stream_is_followed_over_a_restart() {
     let sim = SimEnv::new(1);
     let env = sim.env();
-    let mill = start(&sim, settings());
+    let mill = start(&sim, log_only());
     pay(&mill, &[[1, 7, 100], [2, 7, 100]]);
     let mut follow =
         ask(&env, Path::new(DATA), &json!({"do": "tail", "stream": "pay", "from": 1}).to_string());
@@ -315,7 +327,7 @@ fn a_stream_is_followed_over_a_restart() {
     let why = refused(&env, json!({"do": "tail", "stream": "pay"}));
     assert!(why.contains("needs one"), "{why}");
 
-    let mill = start(&sim, settings());
+    let mill = start(&sim, log_only());
     pay(&mill, &[[5, 7, 100]]);
     let tail = lines(&env, &json!({"do": "tail", "stream": "pay", "from": 0, "follow": false}));
     let numbers: Vec<u64> = tail.iter().filter_map(|l| l["row"].as_u64()).collect();
@@ -512,9 +524,9 @@ impl LifeSink for Heard {
 #[test]
 fn its_life_is_told() {
     let sim = SimEnv::new(1);
-    for run in 0..2 {
+    for run in 0..3 {
         let heard = Arc::new(Heard::default());
-        let spec = app(bank(Late::Side), settings());
+        let spec = app(bank(Late::Side), if run < 2 { log_only() } else { settings() });
         let mill = Mill::start_with(spec, sim.env(), Some(heard.clone())).unwrap();
         pay(&mill, &[[1 + run, 7, 100]]);
         mill.stop().unwrap();
@@ -522,7 +534,8 @@ fn its_life_is_told() {
             heard.0.lock().iter().map(|e| e["event"].as_str().unwrap().to_owned()).collect();
         match run {
             0 => assert_eq!(events, ["start", "stop"]),
-            _ => assert_eq!(events, ["start", "recovery begun", "recovery ended", "stop"]),
+            1 => assert_eq!(events, ["start", "recovery begun", "recovery ended", "stop"]),
+            _ => assert_eq!(events[3..], ["snapshot", "stop"]),
         }
     }
     let heard = Arc::new(Heard::default());
