@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tidemill_connect::Chunk;
 use tidemill_core::{Error, Result, Schema, SourceId, TableId};
 use tidemill_env::Disk;
-use tidemill_log::{Log, LogKind, LogSpec};
+use tidemill_log::{Log, LogKind, LogSpec, Record};
 use tidemill_snapshot::{newest, Loader, Manifest, Store};
 use tidemill_table::{Loading, Table};
 use tidemill_txn::program::Program;
@@ -120,23 +120,7 @@ impl Recovered {
         let (Some(manifest), Some(internal)) = (&self.manifest, &self.internal) else {
             return Ok(());
         };
-        let loader = Loader::open(&self.store, manifest)?;
-        let rows = &internal.facts.tables;
-        let mut loading: Vec<Loading<'_>> = (tables.iter_mut().enumerate())
-            .map(|(index, table)| table.loading(rows.get(index).copied().unwrap_or(0) as usize))
-            .collect();
-        for piece in loader.pieces(1) {
-            loader.load(&piece, |row| {
-                let TableId(table) = row.table;
-                let table = loading.get_mut(usize::from(table)).ok_or_else(|| {
-                    Error::internal("a snapshot has a table that the program has not")
-                })?;
-                table.row(row.key, row.row)
-            })?;
-        }
-        loading.into_iter().try_for_each(Loading::finish)?;
-        tables.iter_mut().for_each(|table| table.commit(internal.facts.seq));
-        Ok(())
+        load(&self.store, manifest, internal, tables)
     }
 
     /// The rows of a pushed source that were logged, from an offset on.
@@ -155,24 +139,60 @@ impl Recovered {
             (Ok(_), None) => false,
             (Err(_), _) => true,
         });
-        Ok(rows.filter_map(move |record| {
-            let record = match record {
-                Ok(record) if record.kind == records::ROWS => record,
-                Ok(_) => return None,
-                Err(error) => return Some(Err(error)),
-            };
-            match records::rows_end(&record.bytes) {
-                Ok((of, next)) if of == source && next > from => {
-                    Some(records::take_rows(&schema, &record.bytes))
-                }
-                Ok(_) => None,
-                Err(error) => Some(Err(error)),
-            }
-        }))
+        Ok(rows_of(rows, source, schema, from))
     }
 
     /// The offset behind the last row that was logged of each source.
     pub(crate) fn logged_to(&self) -> BTreeMap<SourceId, u64> {
         self.logged.iter().map(|logged| (logged.source, logged.next_offset)).collect()
     }
+}
+
+/// The rows of a pushed source in the input log's records, from an offset on.
+pub(crate) fn rows_of(
+    records: impl Iterator<Item = Result<Record>> + Send,
+    source: SourceId,
+    schema: Arc<Schema>,
+    from: u64,
+) -> impl Iterator<Item = Result<Chunk>> + Send {
+    records.filter_map(move |record| {
+        let record = match record {
+            Ok(record) if record.kind == records::ROWS => record,
+            Ok(_) => return None,
+            Err(error) => return Some(Err(error)),
+        };
+        match records::rows_end(&record.bytes) {
+            Ok((of, next)) if of == source && next > from => {
+                Some(records::take_rows(&schema, &record.bytes))
+            }
+            Ok(_) => None,
+            Err(error) => Some(Err(error)),
+        }
+    })
+}
+
+/// Fills empty tables from a snapshot.
+pub(crate) fn load(
+    store: &Arc<dyn Store>,
+    manifest: &Manifest,
+    internal: &Internal,
+    tables: &mut [Table],
+) -> Result<()> {
+    let loader = Loader::open(store, manifest)?;
+    let rows = &internal.facts.tables;
+    let mut loading: Vec<Loading<'_>> = (tables.iter_mut().enumerate())
+        .map(|(index, table)| table.loading(rows.get(index).copied().unwrap_or(0) as usize))
+        .collect();
+    for piece in loader.pieces(1) {
+        loader.load(&piece, |row| {
+            let TableId(table) = row.table;
+            let table = loading.get_mut(usize::from(table)).ok_or_else(|| {
+                Error::internal("a snapshot has a table that the program has not")
+            })?;
+            table.row(row.key, row.row)
+        })?;
+    }
+    loading.into_iter().try_for_each(Loading::finish)?;
+    tables.iter_mut().for_each(|table| table.commit(internal.facts.seq));
+    Ok(())
 }
