@@ -60,8 +60,8 @@ pub(crate) fn slot(raw: &str, rule: &Rule, scratch: &mut Scratch) -> Result<Slot
     }
 }
 
-/// A value of a type that is not null, for the items of lists.
-fn value(raw: &str, ty: &DataType, time: &TimeFormat) -> Result<Value, String> {
+/// A value of a type that is not null: the items of lists, and what stands alone.
+pub(crate) fn value(raw: &str, ty: &DataType, time: &TimeFormat) -> Result<Value, String> {
     Ok(match ty {
         DataType::Int => Value::Int(int(raw)?),
         DataType::Float => Value::Float(float(raw)?),

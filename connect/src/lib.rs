@@ -41,6 +41,7 @@ pub mod sink;
 pub mod source;
 mod text;
 mod time;
+pub mod values;
 
 pub use checksum::Checksum;
 pub use files::{FileFormat, FilesSettings};

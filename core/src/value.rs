@@ -19,8 +19,8 @@ pub enum Value {
     Bool(bool),
     /// An integer.
     Int(i64),
-    /// A float.
-    Float(f64),
+    /// A float. JSON has no NaN and no infinities: there they are texts.
+    Float(#[serde(with = "float")] f64),
     /// Text.
     Str(Arc<str>),
     /// Bytes.
@@ -69,6 +69,32 @@ impl Value {
                 16 + l.iter().map(|v| v.heap_bytes() + std::mem::size_of::<Value>()).sum::<usize>()
             }
             _ => 0,
+        }
+    }
+}
+
+/// Floats in JSON.
+mod float {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Text {
+        Number(f64),
+        Other(String),
+    }
+
+    pub(super) fn serialize<S: Serializer>(f: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        match f.is_finite() {
+            true => f.serialize(serializer),
+            false => f.to_string().serialize(serializer),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        match Text::deserialize(deserializer)? {
+            Text::Number(f) => Ok(f),
+            Text::Other(text) => text.parse().map_err(serde::de::Error::custom),
         }
     }
 }
@@ -171,5 +197,18 @@ impl Key {
             encode::key(value, &mut bytes);
         }
         Key(bytes.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_back_from_json() {
+        for f in [0.0, -0.0, 0.1, 1e300, 5.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let json = serde_json::to_string(&Value::Float(f)).unwrap();
+            assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), Value::Float(f), "{json}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 use tidemill_connect::Place;
 use tidemill_core::{
-    Batch, BatchBuilder, Cut, Error, Position, Result, SourceId, SourceSpec, StreamId, Value,
+    Batch, BatchBuilder, Cut, Error, Position, Result, SourceId, SourceSpec, StreamId,
 };
 use tidemill_env::Env;
 use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Report, Turn};
@@ -25,7 +25,6 @@ use crate::deliver::{Done, Item};
 use crate::feed::{stopped, Places};
 use crate::internal::{Facts, Internal, SourceFacts};
 use crate::mill::Shared;
-use crate::outlets::dead_schema;
 use crate::records::Verdict;
 use crate::recover::Recorded;
 use crate::settings::Settings;
@@ -229,6 +228,9 @@ impl Driver {
         if self.shared.stop_wanted() || self.sources.is_empty() {
             return Ok(true);
         }
+        if self.snapshots.is_some() && self.shared.snapshot_is_forced() {
+            return Ok(true);
+        }
         let now = self.env.clock.monotonic_ns();
         if !deposits.is_empty(self.open) {
             // Nothing is being executed while we are asked, so what waits need not wait longer;
@@ -365,27 +367,6 @@ impl Driver {
         Ok(is_last)
     }
 
-    /// Takes the events out of an epoch on which there is a verdict.
-    fn set_aside(&self, at: u64, epoch: &mut Epoch, bad: &mut Vec<(SourceId, Bad)>) {
-        let (runs, lanes) = (&epoch.runs, &epoch.lanes);
-        let mut told = BTreeSet::new();
-        epoch.order.retain(|ranked| {
-            let run = &runs[lanes[ranked.lane as usize].run as usize];
-            let offset = run.offsets[ranked.row as usize];
-            let is_it =
-                |v: &&Verdict| (v.source, v.offset) == (run.source, offset) && v.from_epoch <= at;
-            let Some(verdict) = self.verdicts.iter().find(is_it) else { return true };
-            if told.insert((run.source, offset)) {
-                let event = run.batch.row(ranked.row as usize);
-                let values: Vec<String> = event.iter().map(ToString::to_string).collect();
-                let (raw, reason) = (values.join(", "), verdict.reason.clone());
-                let origin = "engine".into();
-                bad.push((run.source, Bad { offset, origin, line: 0, raw, reason }));
-            }
-            false
-        });
-    }
-
     /// Executes an epoch, one transaction at a time where that is wise.
     fn run(&mut self, tables: &mut [Table], at: u64, epoch: &mut Epoch) -> Result<Outcome> {
         let Some(trial) = &mut self.trial else { return self.serial.run(tables, epoch) };
@@ -463,10 +444,8 @@ impl Driver {
         is_last: bool,
     ) -> Result<Box<Done>> {
         let Sequenced { cut, mut epoch, late } = sequenced;
-        let (undecoded, mut bad) = (bad.len() as u64, bad);
-        if !self.verdicts.is_empty() {
-            self.set_aside(cut.epoch, &mut epoch, &mut bad);
-        }
+        let (undecoded, mut bad) = (bad.len(), bad);
+        crate::aside::set_aside(&self.verdicts, cut.epoch, &mut epoch, &mut bad);
         let mut events: Vec<(Arc<str>, Batch)> = Vec::new();
         let shared = self.shared.clone();
         let mut state = shared.state.lock();
@@ -474,37 +453,12 @@ impl Driver {
         for table in &mut state.tables {
             table.commit(outcome.seq);
         }
-        state.epoch = cut.epoch;
-        let counts = &mut self.counts;
-        counts.epochs += 1;
-        counts.events += undecoded;
-        for run in &epoch.runs {
-            // Each event once, however many streams it is on.
-            if self.program.root_stream(run.stream) == run.stream {
-                counts.events += run.offsets.len() as u64;
-            }
-        }
-        for (total, epoch) in counts.handlers.iter_mut().zip(&outcome.counts) {
-            total.committed += epoch.committed;
-            total.aborted += epoch.aborted;
-        }
-        for unstable in &outcome.unstable {
-            let entry = counts.unstable.entry(unstable.handler);
-            entry.or_insert_with(|| (unstable.stamp.to_string(), 0)).1 += 1;
-        }
-        let dead = self.dead(&cut.offsets, bad);
-        for (stream, batch) in dead {
-            self.counts.dead += batch.len() as u64;
-            events.push((format!("{stream}.dead").into(), batch));
-        }
-        for run in late {
-            if self.program.root_stream(run.stream) == run.stream {
-                self.counts.late += run.offsets.len() as u64;
-                self.counts.events += run.offsets.len() as u64;
-            }
-            let name = &self.program.streams[run.stream.index()].spec.name;
-            events.push((format!("{name}.late").into(), run.batch));
-        }
+        (state.epoch, state.clock_us) = (cut.epoch, cut.clock_us);
+                let dead = crate::aside::dead(&self.program, &self.failed, &cut.offsets, bad);
+        let dead_rows = dead.iter().map(|(_, batch)| batch.len()).sum();
+        self.counts.add(&self.program, &epoch, &outcome, &late, undecoded, dead_rows);
+        events.extend(dead);
+        events.extend(crate::aside::late(&self.program, late));
         let seq = outcome.seq;
         self.hand_on(&epoch, outcome, &mut events);
         self.counts.parked = self.sequencer.parked_rows() as u64;
@@ -555,7 +509,8 @@ impl Driver {
     ) -> Option<Box<Capture>> {
         let now = self.env.clock.monotonic_ns();
         let plan = self.snapshots.as_mut()?;
-        plan.is_due |= now.saturating_sub(plan.last_ns) >= plan.every_ns;
+        let forced = self.shared.force.load(Ordering::Acquire);
+        plan.is_due |= forced || now.saturating_sub(plan.last_ns) >= plan.every_ns;
         if is_last {
             // The next start then has nothing to repeat.
             self.shared.wait_for_snapshot();
@@ -564,6 +519,9 @@ impl Driver {
             return None;
         }
         (plan.is_due, plan.last_ns) = (false, now);
+        if forced {
+            self.shared.force.store(false, Ordering::Release);
+        }
         let sources = self.sources.iter().map(|source| SourceFacts {
             name: source.name.clone(),
             next_offset: source.next_offset,
@@ -584,7 +542,7 @@ impl Driver {
             sinks: Vec::new(),
         };
         Some(Box::new(Capture {
-            internal: Internal { facts, parked: state.parked },
+            internal: Internal { facts, parked: state.parked, dlq: Vec::new() },
             changed: tables.iter_mut().map(Table::take_changes).collect(),
             input_next: 0,
             cut_next: 0,
@@ -615,49 +573,6 @@ impl Driver {
             let name = &self.program.streams[output.stream.index()].spec.name;
             events.push((name.clone(), output.batch));
         }
-    }
-
-    /// The rows that could not be decoded, and the events that a stage could not compute, up to
-    /// this cut: by stream, in order of source and offset.
-    fn dead(&self, offsets: &[u64], bad: Vec<(SourceId, Bad)>) -> Vec<(Arc<str>, Batch)> {
-        let mut rows: BTreeMap<StreamId, BTreeMap<(SourceId, u64), Vec<Value>>> = BTreeMap::new();
-        for (source, bad) in bad {
-            let spec = &self.program.sources[source.index()];
-            let row = vec![
-                Value::str(&spec.name),
-                Value::Int(bad.offset as i64),
-                Value::str(&bad.origin),
-                Value::Int(bad.line as i64),
-                Value::str(&bad.reason),
-                Value::str(&bad.raw),
-            ];
-            rows.entry(spec.stream).or_default().insert((source, bad.offset), row);
-        }
-        let mut waiting = self.failed.lock();
-        // A stage runs once for each branch behind it, and each time notes the same.
-        let due: BTreeSet<_> =
-            waiting.iter().filter(|f| f.offset < offsets[f.source.index()]).cloned().collect();
-        waiting.retain(|f| f.offset >= offsets[f.source.index()]);
-        drop(waiting);
-        for failed in due {
-            let spec = &self.program.sources[failed.source.index()];
-            let row = vec![
-                Value::str(&spec.name),
-                Value::Int(failed.offset as i64),
-                Value::str("stage"),
-                Value::Int(0),
-                Value::str(&failed.reason),
-                Value::str(&failed.raw),
-            ];
-            let rows = rows.entry(failed.stream).or_default();
-            rows.insert((failed.source, failed.offset), row);
-        }
-        rows.into_iter()
-            .map(|(stream, rows)| {
-                let name = self.program.streams[stream.index()].spec.name.clone();
-                (name, Batch::from_rows(dead_schema(), rows.values().map(|r| &r[..])))
-            })
-            .collect()
     }
 
     /// Pauses the source that is ahead in time while too much waits for the others, never the one

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tidemill_txn::execute::HandlerCounts;
+use tidemill_txn::execute::{HandlerCounts, Outcome};
+use tidemill_txn::order::{Epoch, Run};
+use tidemill_txn::program::Program;
 
 /// Counts up to a cut.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -18,4 +20,41 @@ pub(crate) struct Counts {
     pub(crate) handlers: Vec<HandlerCounts>,
     /// By handler: the first event that showed hidden non-determinism, and how often it showed.
     pub(crate) unstable: BTreeMap<usize, (String, u64)>,
+}
+
+impl Counts {
+    /// Before the first epoch.
+    pub(crate) fn none(program: &Program) -> Counts {
+        let handlers = vec![HandlerCounts::default(); program.handlers.len()];
+        Counts { handlers, ..Counts::default() }
+    }
+
+    /// Adds an epoch: its events, what came of them, what came too late, and how many rows could not
+    /// be decoded (`bad`) and are in dead-letter streams (`dead`).
+    pub(crate) fn add(
+        &mut self,
+        program: &Program,
+        epoch: &Epoch,
+        outcome: &Outcome,
+        late: &[Run],
+        bad: usize,
+        dead: usize,
+    ) {
+        // Each event once, however many streams it is on.
+        let once = |run: &&Run| program.root_stream(run.stream) == run.stream;
+        let rows = |runs: &[Run]| runs.iter().filter(once).map(|r| r.offsets.len() as u64).sum();
+        let (events, late): (u64, u64) = (rows(&epoch.runs), rows(late));
+        self.epochs += 1;
+        self.events += bad as u64 + events + late;
+        self.late += late;
+        self.dead += dead as u64;
+        for (total, epoch) in self.handlers.iter_mut().zip(&outcome.counts) {
+            total.committed += epoch.committed;
+            total.aborted += epoch.aborted;
+        }
+        for unstable in &outcome.unstable {
+            let entry = self.unstable.entry(unstable.handler);
+            entry.or_insert_with(|| (unstable.stamp.to_string(), 0)).1 += 1;
+        }
+    }
 }

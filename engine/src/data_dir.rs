@@ -28,6 +28,7 @@ pub(crate) struct DataDir {
     pub(crate) path: PathBuf,
     /// The app's id.
     pub(crate) app: u128,
+    name: String,
     disk: Arc<dyn Disk>,
     segment_bytes: u64,
     _lock: Box<dyn Lock>,
@@ -55,7 +56,7 @@ impl DataDir {
                 .help("stop it first, or give this run another data_dir; tidemill status, query and tail work beside it")
         })?;
         let identity = path.join("APP");
-        let others = |p: &PathBuf| !p.ends_with("LOCK") && !p.ends_with("APP.new");
+        let others = |p: &PathBuf| !["LOCK", "APP.new", "engine.sock"].iter().any(|n| p.ends_with(n));
         if fresh {
             // The identity goes first: without it what is left is nobody's. What it is renamed to
             // says that emptying was begun here: somebody else's folder is never emptied.
@@ -92,8 +93,8 @@ impl DataDir {
                 app
             }
         };
-        let path = path.to_path_buf();
-        Ok(DataDir { path, app, disk, segment_bytes, _lock: lock })
+        let (path, name) = (path.to_path_buf(), name.to_owned());
+        Ok(DataDir { path, app, name, disk, segment_bytes, _lock: lock })
     }
 
     /// Where a log is.
@@ -101,11 +102,67 @@ impl DataDir {
         log_spec(&self.path, self.app, kind, self.segment_bytes)
     }
 
+    /// As who only reads it has it.
+    pub(crate) fn site(&self) -> Site {
+        let (path, disk) = (self.path.clone(), self.disk.clone());
+        Site { path, app: self.app, name: self.name.clone(), disk }
+    }
+
     /// Where snapshots are. Leftovers of a crash are swept.
     pub(crate) fn store(&self) -> Result<Arc<dyn Store>> {
         let store = DirStore::new(self.disk.clone(), self.path.join("store"));
         store.sweep()?;
         Ok(Arc::new(store))
+    }
+}
+
+/// A data directory that is read, whoever holds it.
+#[derive(Clone)]
+pub(crate) struct Site {
+    pub(crate) path: PathBuf,
+    /// The app's id and its name.
+    pub(crate) app: u128,
+    pub(crate) name: String,
+    pub(crate) disk: Arc<dyn Disk>,
+}
+
+impl Site {
+    /// Looks whose it is.
+    ///
+    /// # Errors
+    /// When it is no data directory, or one of a newer version.
+    pub(crate) fn look(disk: &Arc<dyn Disk>, path: &Path) -> Result<Site> {
+        let shown = path.display();
+        let io = |e: std::io::Error| Error::io(format!("data directory {shown}"), &e);
+        if !disk.exists(&path.join("APP")).map_err(io)? {
+            return Err(Error::setting(format!(
+                "{shown} is no data directory: it has no file APP"
+            ))
+            .help("give the data_dir that the app runs with"));
+        }
+        let (app, name) = identity(&**disk, path)?;
+        Ok(Site { path: path.to_path_buf(), app, name, disk: disk.clone() })
+    }
+
+    /// Where a log is.
+    pub(crate) fn log(&self, kind: LogKind) -> LogSpec {
+        log_spec(&self.path, self.app, kind, 1 << 16)
+    }
+
+    /// Where snapshots are.
+    pub(crate) fn store(&self) -> Arc<dyn Store> {
+        Arc::new(DirStore::new(self.disk.clone(), self.path.join("store")))
+    }
+
+    /// Where a running engine answers.
+    pub(crate) fn socket(path: &Path) -> PathBuf {
+        path.join("engine.sock")
+    }
+
+    /// Makes an empty folder the directory of the same app.
+    pub(crate) fn copy_identity(&self, to: &Path) -> Result<()> {
+        write_identity(&*self.disk, to, self.app, &self.name)
+            .map_err(|e| Error::io(format!("writing {}", to.join("APP").display()), &e))
     }
 }
 
@@ -131,6 +188,19 @@ fn log_spec(path: &Path, app: u128, kind: LogKind, segment_bytes: u64) -> LogSpe
 }
 
 fn read_identity(disk: &dyn Disk, path: &Path, name: &str) -> Result<u128> {
+    let (app, found) = identity(disk, path)?;
+    if found != name {
+        return Err(Error::setting(format!(
+            "data directory {} belongs to app '{found}', not to '{name}'",
+            path.display()
+        ))
+        .help("give this app its own data_dir; --fresh starts anew in this one"));
+    }
+    Ok(app)
+}
+
+/// The app's id and its name.
+fn identity(disk: &dyn Disk, path: &Path) -> Result<(u128, String)> {
     let shown = path.display();
     let file = path.join("APP");
     let mut bytes = Vec::new();
@@ -149,14 +219,8 @@ fn read_identity(disk: &dyn Disk, path: &Path, name: &str) -> Result<u128> {
         ))
         .help("use the version that wrote it, or a newer one"));
     }
-    if identity.name != name {
-        return Err(Error::setting(format!(
-            "data directory {shown} belongs to app '{}', not to '{name}'",
-            identity.name
-        ))
-        .help("give this app its own data_dir; --fresh starts anew in this one"));
-    }
-    u128::from_str_radix(&identity.app, 16).map_err(|_| damaged())
+    let app = u128::from_str_radix(&identity.app, 16).map_err(|_| damaged())?;
+    Ok((app, identity.name))
 }
 
 fn write_identity(disk: &dyn Disk, path: &Path, app: u128, name: &str) -> std::io::Result<()> {

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
+use serde_json::json;
 use tidemill_connect::Place;
 use tidemill_core::{Batch, Cut, Error, Kind, Result, SourceId};
 use tidemill_env::Env;
@@ -19,6 +20,7 @@ use crate::mill::Shared;
 use crate::outlets::Outlets;
 use crate::records::{self, CutRecord};
 use crate::recover::{Logged, Recorded};
+use crate::report::LogReport;
 use crate::snapshots::{Capture, Keeper};
 
 /// Items that may wait before the executor and the readers wait.
@@ -123,6 +125,7 @@ impl Delivery {
             shared.fail(error);
         }
         shared.delivered.notify_all();
+        shared.ring_come.notify_all();
     }
 
     fn serve(&mut self) -> Result<()> {
@@ -152,6 +155,7 @@ impl Delivery {
                         self.deliver(std::mem::take(&mut epochs))?;
                         self.outlets.settle()?;
                         self.shared.out.lock().is_recovering = false;
+                        self.shared.life.recovered();
                         self.shared.delivered.notify_all();
                     }
                 }
@@ -159,15 +163,23 @@ impl Delivery {
             // Also without a cut: the rows' own sync is then over, or nearly, when the cut comes.
             self.commit()?;
             self.deliver(epochs)?;
-            let trim = self.shared.out.lock().trim.take();
-            if let (Some((input, cuts)), Some(logs)) = (trim, &mut self.logs) {
-                logs.cuts.trim(cuts)?;
-                logs.input.trim(input)?;
-            }
+            self.trim()?;
         }
         // What was pushed and is in no cut was not answered for, but whoever sent it need not send
         // it again.
         self.commit()
+    }
+
+    /// Removes what no snapshot needs, unless somebody copies it just now.
+    fn trim(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        let Some(_held) = shared.copying.try_lock() else { return Ok(()) };
+        let trim = shared.out.lock().trim.take();
+        if let (Some((input, cuts)), Some(logs)) = (trim, &mut self.logs) {
+            logs.cuts.trim(cuts)?;
+            logs.input.trim(input)?;
+        }
+        Ok(())
     }
 
     /// Hashes an epoch's outputs and appends its cut, or compares it with the record.
@@ -224,14 +236,28 @@ impl Delivery {
                         if self.shared.gives_up() {
                             return Err(error);
                         }
-                        self.shared.out.lock().stalled = Some(error);
+                        let mut out = self.shared.out.lock();
+                        if out.stalled.is_none() {
+                            out.stalls += 1;
+                            self.shared.life.tell("disk full", json!({"what": error.what}));
+                        }
+                        out.stalled = Some(error);
+                        drop(out);
                         self.env.clock.sleep_us(FULL_US);
                     }
                     Err(error) => return Err(error),
                 }
             }
         }
-        self.shared.out.lock().stalled = None;
+        let mut out = self.shared.out.lock();
+        if out.stalled.take().is_some() {
+            self.shared.life.tell("disk has room", json!({}));
+        }
+        out.log = Some([&logs.input, &logs.cuts].map(|log| LogReport {
+            first: log.first(),
+            next: log.durable(),
+            bytes: log.bytes(),
+        }));
         Ok(())
     }
 
@@ -242,13 +268,17 @@ impl Delivery {
                 cut, events, counts, drained, capture, is_last, outputs, output_hash, ..
             } = done;
             let shared = self.shared.clone();
+            let mut rings = shared.rings.lock();
+            events.iter().for_each(|(stream, batch)| rings.push(stream, batch));
+            let dlq = capture.is_some().then(|| rings.facts());
+            drop(rings);
             let mut out = shared.out.lock();
             for (stream, batch) in events {
                 self.outlets.write(&stream, batch, &mut out.kept)?;
             }
             self.outlets.commit()?;
             out.counts = counts;
-            out.epoch = cut.epoch;
+            (out.epoch, out.clock_us) = (cut.epoch, cut.clock_us);
             (out.outputs, out.output_hash) = (outputs, output_hash);
             out.offsets.clone_from(&cut.offsets);
             out.is_last = is_last;
@@ -257,12 +287,14 @@ impl Delivery {
             }
             drop(out);
             shared.delivered.notify_all();
+            shared.ring_come.notify_all();
             if let Some(number) = drained {
                 shared.drained(number);
             }
             if let (Some(mut capture), Some(keeper)) = (capture, &self.keeper) {
                 // Before the manifest is written: what is in the snapshot is never computed again.
                 capture.internal.facts.sinks = self.outlets.sync()?;
+                capture.internal.dlq = dlq.unwrap_or_default();
                 keeper.take(capture);
             }
         }

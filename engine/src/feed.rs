@@ -109,7 +109,8 @@ pub(crate) fn stopped() -> Error {
     Error::internal("the engine's delivery has stopped")
 }
 
-fn times(batch: &Batch, column: Option<usize>) -> Result<Vec<i64>> {
+/// The event times of rows; zeros where the stream has none.
+pub(crate) fn times(batch: &Batch, column: Option<usize>) -> Result<Vec<i64>> {
     match column {
         None => Ok(vec![0; batch.len()]),
         Some(column) => batch

@@ -4,10 +4,12 @@ use serde_json::Value;
 use tidemill_core::encode::hash128;
 use tidemill_txn::program::Program;
 
+use crate::stored::Stored;
+
 /// Raised whenever the engine would come to another outcome on the same input and cuts.
 const ENGINE: u16 = 1;
 
-/// The program as a manifest keeps it.
+/// The program as its fingerprint is taken of it.
 pub(crate) fn text(program: &Program) -> String {
     serde_json::to_string(program).expect("a program is JSON")
 }
@@ -25,11 +27,10 @@ pub(crate) fn is_of_this_engine(fingerprint: u128) -> bool {
     fingerprint >> 112 == u128::from(ENGINE)
 }
 
-/// Whether the program that a manifest keeps, with the meaning that it has today, is the one with
+/// Whether the app that a manifest keeps, with the meaning that it has today, is the one with
 /// this fingerprint: what a program is written as may grow from version to version.
 pub(crate) fn is_same_program(kept: &[u8], fingerprint: u128) -> bool {
-    let kept = std::str::from_utf8(kept).ok().and_then(|text| Program::from_json(text).ok());
-    kept.is_some_and(|program| of(&text(&program)) << 16 == fingerprint << 16)
+    Stored::parse(kept).is_ok_and(|kept| of(&text(&kept.program)) << 16 == fingerprint << 16)
 }
 
 /// Takes the lines of the user's files out.

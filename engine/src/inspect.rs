@@ -6,9 +6,9 @@ use serde_json::{json, Value};
 use tidemill_core::{Result, StreamTime};
 use tidemill_txn::execute::{Path, Serial};
 use tidemill_txn::order::Groups;
-use tidemill_txn::program::{Origin, Program, Stage};
+use tidemill_txn::program::{Body, Handler, Origin, Program, Stage};
 
-use crate::spec::AppSpec;
+use crate::spec::{AppSpec, SinkDecl, SourceDecl};
 
 /// A word for how a handler is executed, and why.
 pub(crate) fn path_words(path: &Path) -> (&'static str, String) {
@@ -22,15 +22,30 @@ pub(crate) fn path_words(path: &Path) -> (&'static str, String) {
 }
 
 pub(crate) fn inspect(spec: &AppSpec) -> Result<Value> {
-    let program = &spec.program;
-    program.check()?;
+    spec.program.check()?;
+    let mut said = describe(&spec.program, &spec.sources, &spec.sinks)?;
+    said["settings"] = json!(spec.settings);
+    Ok(said)
+}
+
+/// What a program is that is known to be right.
+pub(crate) fn describe(
+    program: &Program,
+    sources: &[SourceDecl],
+    sinks: &[SinkDecl],
+) -> Result<Value> {
     let groups = Groups::of(program)?;
-    let serial = Serial::new(Arc::new(program.clone()), 0);
+    // A stored program has lost its closures.
+    let is_whole = |h: &Handler| !matches!(h.body, Body::Native(n) if n >= program.natives.len());
+    let paths = match program.handlers.iter().all(is_whole) {
+        true => Serial::new(Arc::new(program.clone()), 0).paths().to_vec(),
+        false => vec![Path::Native; program.handlers.len()],
+    };
     let name = |stream: tidemill_core::StreamId| &*program.streams[stream.index()].spec.name;
     let handlers: Vec<Value> = program
         .handlers
         .iter()
-        .zip(serial.paths())
+        .zip(&paths)
         .enumerate()
         .map(|(index, (handler, path))| {
             let (path, how) = path_words(path);
@@ -76,15 +91,14 @@ pub(crate) fn inspect(spec: &AppSpec) -> Result<Value> {
                    "at": stream.spec.at})
         })
         .collect();
-    let sources: Vec<Value> = (spec.sources.iter())
+    let sources: Vec<Value> = (sources.iter())
         .map(|s| json!({"stream": s.stream, "files": s.files, "at": s.at}))
         .collect();
     let sinks: Vec<Value> =
-        (spec.sinks.iter()).map(|s| json!({"stream": s.stream, "files": s.files})).collect();
+        (sinks.iter()).map(|s| json!({"stream": s.stream, "files": s.files})).collect();
     Ok(json!({
         "app": program.name, "handlers": handlers, "tables": tables, "streams": streams,
         "sources": sources, "sinks": sinks,
-        "settings": spec.settings,
     }))
 }
 

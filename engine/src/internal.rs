@@ -4,29 +4,43 @@
 //! The bytes: a version (u16), then the length (u32) and JSON of everything but parked events, then
 //! these: number of runs (u32), each with stream (u16), source (u32), whether it was admitted (u8)
 //! and then watermark (time, source, offset) and epoch, number of events (u32), offsets, times,
-//! columns.
+//! columns; then (since version 2) the rows of dead-letter and late streams: number of streams (u32),
+//! each with its name, the number behind its last row (u64), number of batches (u32), each with number of
+//! rows (u32) and columns.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use tidemill_connect::{Place, SinkPlace};
 use tidemill_core::wire::{
-    put_bytes, put_u16, put_u32, put_u64, take_bytes, take_columns, take_u16, take_u32, take_u64,
-    take_u64s, take_u8,
+    put_bytes, put_columns, put_u16, put_u32, put_u64, take_bytes, take_columns, take_text,
+    take_u16, take_u32, take_u64, take_u64s, take_u8,
 };
-use tidemill_core::{Error, Position, Result, SourceId, StreamId};
+use tidemill_core::{Batch, Error, Position, Result, SourceId, StreamId};
 use tidemill_txn::order::{Run, SequencerState};
 use tidemill_txn::program::Program;
 
 use crate::counts::Counts;
+use crate::outlets::dead_schema;
 
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// The state of an engine after a cut, without its tables.
 #[derive(Clone, Debug)]
 pub(crate) struct Internal {
     pub(crate) facts: Facts,
     pub(crate) parked: Vec<Run>,
+    /// The last rows of dead-letter and late streams.
+    pub(crate) dlq: Vec<DlqFacts>,
+}
+
+/// What is kept of a dead-letter or late stream.
+#[derive(Clone, Debug)]
+pub(crate) struct DlqFacts {
+    pub(crate) stream: String,
+    /// The number behind its last row.
+    pub(crate) next: u64,
+    pub(crate) batches: Vec<Batch>,
 }
 
 /// All of it that is small.
@@ -102,7 +116,17 @@ impl Internal {
             put_u32(run.offsets.len() as u32, &mut out);
             run.offsets.iter().for_each(|offset| put_u64(*offset, &mut out));
             run.times.iter().for_each(|time| put_u64(*time as u64, &mut out));
-            tidemill_core::wire::put_columns(&run.batch, &mut out);
+            put_columns(&run.batch, &mut out);
+        }
+        put_u32(self.dlq.len() as u32, &mut out);
+        for DlqFacts { stream, next, batches } in &self.dlq {
+            put_bytes(stream.as_bytes(), &mut out);
+            put_u64(*next, &mut out);
+            put_u32(batches.len() as u32, &mut out);
+            for batch in batches {
+                put_u32(batch.len() as u32, &mut out);
+                put_columns(batch, &mut out);
+            }
         }
         out
     }
@@ -119,13 +143,17 @@ impl Internal {
             )
         };
         let mut input = bytes;
-        if take_u16(&mut input) != Some(VERSION) {
-            return Err(damaged());
-        }
+        let version = take_u16(&mut input).filter(|v| (1..=VERSION).contains(v));
+        let version = version.ok_or_else(damaged)?;
         let facts = take_bytes(&mut input).ok_or_else(damaged)?;
         let facts: Facts = serde_json::from_slice(facts).map_err(|_| damaged())?;
         let parked = take_parked(program, &mut input).ok_or_else(damaged)?;
-        Ok(Internal { facts, parked })
+        let dlq = match version {
+            1 => Some(Vec::new()),
+            _ => take_dlq(program, &mut input),
+        };
+        let dlq = dlq.filter(|_| input.is_empty()).ok_or_else(damaged)?;
+        Ok(Internal { facts, parked, dlq })
     }
 }
 
@@ -148,5 +176,29 @@ fn take_parked(program: &Program, input: &mut &[u8]) -> Option<Vec<Run>> {
         let batch = take_columns(schema, rows, input)?;
         parked.push(Run { stream, source, batch, offsets, times, admitted });
     }
-    input.is_empty().then_some(parked)
+    Some(parked)
+}
+
+fn take_dlq(program: &Program, input: &mut &[u8]) -> Option<Vec<DlqFacts>> {
+    let mut dlq = Vec::new();
+    for _ in 0..take_u32(input)? {
+        let (stream, next) = (take_text(input)?.to_owned(), take_u64(input)?);
+        let schema = match stream.strip_suffix(".late") {
+            None => dead_schema(),
+            Some(name) => {
+                let of = program.streams.iter().find(|s| &*s.spec.name == name)?;
+                of.spec.schema.clone()
+            }
+        };
+        let mut batches = Vec::new();
+        let mut held = 0u64;
+        for _ in 0..take_u32(input)? {
+            let rows = take_u32(input)? as usize;
+            batches.push(take_columns(&schema, rows, input)?);
+            held += rows as u64;
+        }
+        (held <= next).then_some(())?;
+        dlq.push(DlqFacts { stream, next, batches });
+    }
+    Some(dlq)
 }

@@ -13,11 +13,19 @@
 //! | `snapshots` | takes snapshots in the background |
 //! | `recover` | what a data directory holds when the engine starts |
 //! | `trial` | inputs that kill the process |
-//! | `mill` | the handle of a running app |
+//! | `mill`, `view` | the handle of a running app, and what can be asked of it |
+//! | `aside` | what could not be decoded or computed, what is late |
+//! | `rings` | the last rows of streams |
+//! | `serve` | answers on a socket, health and metrics over HTTP |
+//! | `ask`, `stopped` | asking a running engine, reading what a stopped one has left |
+//! | `past`, `stored` | the state at an earlier cut; the app as manifests keep it |
+//! | `schema` | what has changed between two versions of a program, and going from one to the other |
 //! | `report`, `inspect` | what a run is doing, has done, would do |
+//! | `life` | the events of an engine's life |
 //!
 //! The engine must not know Python.
 
+mod aside;
 mod ask;
 mod conduct;
 mod counts;
@@ -27,20 +35,28 @@ mod feed;
 mod fingerprint;
 mod inspect;
 mod internal;
+mod life;
 mod mill;
 mod open;
 mod outlets;
+mod past;
 mod records;
 mod recover;
 mod report;
+mod rings;
 mod schema;
+mod serve;
 mod settings;
 mod snapshots;
 mod spec;
 mod stages;
+mod stopped;
+mod stored;
 mod trial;
+mod view;
 
-pub use ask::{ask, Replies};
+pub use ask::{ask, Next, Replies};
+pub use life::LifeSink;
 pub use mill::Mill;
 pub use report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 pub use schema::schema_diff;

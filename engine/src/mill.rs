@@ -2,33 +2,37 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use tidemill_connect::PushHandle;
+use serde_json::json;
 use tidemill_core::{Batch, Cut, Error, Kind, Result, Row, Schema, SourceId, Value};
 use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_table::Table;
-use tidemill_txn::execute::{HandlerCounts, Serial};
+use tidemill_txn::execute::Serial;
 use tidemill_txn::order::Sequencer;
-use tidemill_txn::program::{Origin, Program};
+use tidemill_txn::program::Origin;
 
 use crate::conduct::{Driver, SnapshotPlan};
 use crate::counts::Counts;
 use crate::deliver::{self, Delivery, Item, Logs};
 use crate::feed::stopped;
 use crate::inspect::path_words;
+use crate::life::{Life, LifeSink};
 use crate::open::{open, Opened, Opening};
 use crate::outlets::Kept;
 use crate::records::{put_verdict, Verdict};
 use crate::recover::Recorded;
-use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
+use crate::report::{LogReport, Status, Summary};
+use crate::rings::Rings;
+use crate::serve::Server;
 use crate::settings::Durable;
 use crate::snapshots::Keeper;
 use crate::spec::AppSpec;
 use crate::trial::{Suspect, Trial};
+use crate::view::{Before, Pushed, View};
 
 /// Rows that a worker reads of a source at a time.
 const ROWS_MAX: usize = 16_384;
@@ -41,6 +45,16 @@ pub(crate) struct Shared {
     pub(crate) out: Mutex<Out>,
     /// There is something new in `out`, or the run has ended.
     pub(crate) delivered: Condvar,
+    /// The last rows of streams.
+    pub(crate) rings: Mutex<Rings>,
+    /// There is something new in `rings`, or the run has ended.
+    pub(crate) ring_come: Condvar,
+    /// Who hears of the engine's life.
+    pub(crate) life: Life,
+    /// Held by who copies what is in the data directory: nothing is removed there meanwhile.
+    pub(crate) copying: Mutex<()>,
+    /// A snapshot is to be taken at once.
+    pub(crate) force: AtomicBool,
     /// Nothing leaves before its cut is durable.
     pub(crate) is_durable: bool,
     stop: AtomicBool,
@@ -49,21 +63,24 @@ pub(crate) struct Shared {
     snapshot_done: Condvar,
     drains: Mutex<Drains>,
     drained: Condvar,
-    end: Mutex<End>,
+    pub(crate) end: Mutex<End>,
     ended: Condvar,
 }
 
 /// The tables, as the executor left them.
 pub(crate) struct State {
     pub(crate) tables: Vec<Table>,
-    /// The last epoch that was executed.
+    /// The last epoch that was executed, and the clock in its cut.
     pub(crate) epoch: u64,
+    pub(crate) clock_us: i64,
 }
 
 /// What has left the engine, all of it durable where anything is.
 #[derive(Default)]
 pub(crate) struct Out {
     pub(crate) epoch: u64,
+    /// The clock in its cut.
+    pub(crate) clock_us: i64,
     /// Per source: rows before this one are in a cut.
     pub(crate) offsets: Vec<u64>,
     pub(crate) counts: Counts,
@@ -80,6 +97,14 @@ pub(crate) struct Out {
     /// The epoch of the newest snapshot, and how many were taken.
     pub(crate) snapshot_epoch: u64,
     pub(crate) snapshots: u64,
+    /// When the last one was taken, in nanoseconds of the monotonic clock.
+    pub(crate) snapshot_ns: Option<u64>,
+    /// Why the last one was not.
+    pub(crate) snapshot_error: Option<Error>,
+    /// How often writing had to wait for room.
+    pub(crate) stalls: u64,
+    /// Of inputs and cuts.
+    pub(crate) log: Option<[LogReport; 2]>,
     /// Records of the logs (inputs, cuts) below these are needed no more.
     pub(crate) trim: Option<(u64, u64)>,
 }
@@ -93,13 +118,28 @@ struct Drains {
 }
 
 #[derive(Default)]
-struct End {
-    over: bool,
-    seconds: f64,
-    error: Option<Error>,
+pub(crate) struct End {
+    pub(crate) over: bool,
+    pub(crate) seconds: f64,
+    pub(crate) error: Option<Error>,
 }
 
 impl Shared {
+    /// Whether a snapshot is to be taken that can begin now.
+    pub(crate) fn snapshot_is_forced(&self) -> bool {
+        self.force.load(Ordering::Acquire) && !*self.snapshot.lock()
+    }
+
+    /// Whether the run has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.end.lock().over
+    }
+
+    /// Why the run has ended or is about to, if it was an error.
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.end.lock().error.clone()
+    }
+
     pub(crate) fn stop_wanted(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
@@ -116,8 +156,10 @@ impl Shared {
     }
 
     pub(crate) fn fail(&self, error: Error) {
+        self.life.error(&error);
         self.end.lock().error.get_or_insert(error);
         self.delivered.notify_all();
+        self.ring_come.notify_all();
         // Whoever waits for a snapshot must not wait for one that will never be.
         *self.snapshot.lock() = false;
         self.snapshot_done.notify_all();
@@ -152,7 +194,7 @@ impl Shared {
 
     /// Waits until a recovery is over and an epoch has left the engine; not beyond the end of the
     /// run.
-    fn wait_for(&self, epoch: u64) -> Result<()> {
+    pub(crate) fn wait_for(&self, epoch: u64) -> Result<()> {
         let mut out = self.out.lock();
         while out.epoch < epoch || out.is_recovering {
             let end = self.end.lock();
@@ -193,37 +235,8 @@ fn judge(suspect: &Suspect, last_epoch: u64, sources: &[String]) -> Result<Verdi
 
 /// A running app. All methods may be called from any thread.
 pub struct Mill {
-    program: Arc<Program>,
-    env: Env,
-    gate: Arc<Gate>,
-    shared: Arc<Shared>,
-    pushed: BTreeMap<String, Pushed>,
-    sources: usize,
-    has_followed: bool,
-    paths: Vec<String>,
-    started_ns: u64,
-    /// What was done before the start.
-    before: Before,
+    view: Arc<View>,
     thread: Mutex<Option<Handle>>,
-}
-
-/// What is known of the runs before.
-struct Before {
-    /// The last recorded epoch, and the rows of all sources up to it.
-    epoch: u64,
-    rows: u64,
-    /// Events that are not executed again.
-    events: u64,
-}
-
-struct Pushed {
-    source: SourceId,
-    handle: PushHandle,
-    /// An earlier run has recorded its end.
-    is_over: bool,
-    /// Rows known when the engine started, and all that are known by now.
-    known: u64,
-    sent: AtomicU64,
 }
 
 impl Mill {
@@ -232,8 +245,23 @@ impl Mill {
     /// # Errors
     /// When the program, a setting, a source or a sink is wrong; nothing runs then.
     pub fn start(spec: AppSpec, env: Env) -> Result<Mill> {
+        Mill::start_with(spec, env, None)
+    }
+
+    /// Opens an app and starts it; `sink` hears of the events of its life.
+    ///
+    /// # Errors
+    /// As [`Mill::start`].
+    pub fn start_with(spec: AppSpec, env: Env, sink: Option<Arc<dyn LifeSink>>) -> Result<Mill> {
+        let life = Life::new(&env, sink);
+        Mill::begin(spec, env, life.clone()).inspect_err(|error| life.error(error))
+    }
+
+    fn begin(spec: AppSpec, env: Env, life: Life) -> Result<Mill> {
         let settings = spec.settings.clone();
         settings.check()?;
+        life.tell("start", json!({"app": spec.program.name, "data_dir": settings.data_dir}));
+        let decls = spec.sources.clone();
         let (items, receiver) = deliver::channel();
         let Opened {
             program,
@@ -250,10 +278,7 @@ impl Mill {
         let internal = durable.as_ref().and_then(|d| d.recovered.internal.clone());
         let counts = match &internal {
             Some(internal) => internal.facts.counts.clone(),
-            None => {
-                let handlers = vec![HandlerCounts::default(); program.handlers.len()];
-                Counts { handlers, ..Counts::default() }
-            }
+            None => Counts::none(&program),
         };
         let epoch = internal.as_ref().map_or(0, |i| i.facts.epoch);
         let last = durable.as_ref().and_then(|d| d.recovered.cuts.back());
@@ -278,8 +303,20 @@ impl Mill {
             },
             events: counts.events,
         };
+        let clock_us = internal.as_ref().map_or(0, |i| i.facts.clock_us);
+        let mut rings = match &durable {
+            Some(_) => Rings::new(&program, &settings),
+            None => Rings::default(),
+        };
+        if let Some(internal) = &internal {
+            rings.resume(internal);
+        }
+        if let Some(recovered) = durable.as_ref().map(|d| &d.recovered) {
+            life.recovering(recovered);
+        }
         let out = Out {
             epoch,
+            clock_us,
             offsets: sources.iter().map(|s| s.next_offset).collect(),
             counts: counts.clone(),
             outputs: outlets.rows(),
@@ -291,9 +328,14 @@ impl Mill {
             ..Out::default()
         };
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { tables, epoch }),
+            state: Mutex::new(State { tables, epoch, clock_us }),
             out: Mutex::new(out),
             delivered: Condvar::new(),
+            rings: Mutex::new(rings),
+            ring_come: Condvar::new(),
+            life,
+            copying: Mutex::new(()),
+            force: AtomicBool::new(false),
             is_durable: durable.is_some(),
             snapshot: Mutex::new(false),
             snapshot_done: Condvar::new(),
@@ -306,7 +348,6 @@ impl Mill {
         let gate = Gate::new(settings.epoch_bytes_max as u64);
         let mut serial = Serial::new(program.clone(), settings.rerun_every);
         let paths = serial.paths().iter().map(|p| path_words(p).0.to_string()).collect();
-        let source_count = sources.len();
         let has_followed = sources.iter().any(|source| source.is_followed);
         let sequencer = match &internal {
             Some(internal) => {
@@ -331,11 +372,13 @@ impl Mill {
             keeper: None,
             keep_cuts: settings.keep_cuts,
         };
-        let (mut replay, mut verdicts, mut snapshots, mut dir) = Default::default();
+        let (mut replay, mut verdicts, mut snapshots) = Default::default();
+        let (mut dir, mut site) = (None, None);
         let mut trial = None;
         let program_names: Vec<String> =
             program.sources.iter().map(|source| source.name.to_string()).collect();
         if let Some(Opening { dir: held, recovered, fingerprint, program }) = durable {
+            site = Some((held.site(), fingerprint));
             if settings.durable == Durable::LogAndSnapshots {
                 let keeper = Keeper::start(
                     &env,
@@ -381,7 +424,7 @@ impl Mill {
             env: env.clone(),
             sequencer,
             program: program.clone(),
-            settings,
+            settings: settings.clone(),
             counts,
             gate: gate.clone(),
             shared: shared.clone(),
@@ -403,6 +446,29 @@ impl Mill {
             draining: None,
             drain_cut: 0,
         };
+        let pushed = pushed
+            .into_iter()
+            .map(|(name, (source, handle, known))| {
+                let is_over = over.contains(&source);
+                (name, Pushed { source, handle, is_over, known, sent: AtomicU64::new(known) })
+            })
+            .collect();
+        let view = Arc::new(View {
+            program,
+            env: env.clone(),
+            gate: gate.clone(),
+            shared: shared.clone(),
+            pushed,
+            paths,
+            started_ns,
+            decls,
+            settings,
+            site,
+            http: OnceLock::new(),
+            has_followed,
+            before,
+        });
+        let server = Server::start(&view)?;
         let rows_max = ROWS_MAX.min(driver.settings.epoch_rows_max);
         let flow =
             Spec { env: env.clone(), workers, mesh: None, inputs, rows_max, park_us: PARK_US };
@@ -426,7 +492,10 @@ impl Mill {
                     end.error.get_or_insert(Error::internal(what));
                 }
                 end.seconds = (env.clock.monotonic_ns() - started_ns) as f64 / 1e9;
+                shared.life.stopped(&end.error);
                 drop(end);
+                shared.ring_come.notify_all();
+                server.stop();
                 // Held until nothing is written any more. A panic is as good as a death.
                 let panicked =
                     shared.end.lock().error.as_ref().map(|e| e.kind) == Some(Kind::Internal);
@@ -442,36 +511,7 @@ impl Mill {
                 .spawn("tidemill-engine", Box::new(body))
                 .map_err(|e| Error::io("starting the engine's thread", &e))?
         };
-        let pushed = pushed
-            .into_iter()
-            .map(|(name, (source, handle, known))| {
-                let is_over = over.contains(&source);
-                (name, Pushed { source, handle, is_over, known, sent: AtomicU64::new(known) })
-            })
-            .collect();
-        Ok(Mill {
-            program,
-            env,
-            gate,
-            shared,
-            pushed,
-            sources: source_count,
-            has_followed,
-            paths,
-            started_ns,
-            before,
-            thread: Mutex::new(Some(thread)),
-        })
-    }
-
-    fn pushed(&self, stream: &str) -> Result<&Pushed> {
-        self.pushed.get(stream).ok_or_else(|| {
-            let names: Vec<&str> = self.pushed.keys().map(String::as_str).collect();
-            Error::program(format!("stream {stream} is not open for sending")).help(format!(
-                "streams without a source are; here: {}",
-                if names.is_empty() { "none".into() } else { names.join(", ") }
-            ))
-        })
+        Ok(Mill { view, thread: Mutex::new(Some(thread)) })
     }
 
     /// Sends events into a pushed stream; waits while its queue is full. Gives the row behind
@@ -480,16 +520,16 @@ impl Mill {
     /// # Errors
     /// When the stream is not pushed, the batch is not of its schema, or the run has ended.
     pub fn send(&self, stream: &str, batch: Batch) -> Result<u64> {
-        let pushed = self.pushed(stream)?;
+        let pushed = self.view.pushed(stream)?;
         if pushed.is_over {
             return Err(Error::program(format!("stream {stream} was ended for good by an earlier run"))
                 .help("its end is recorded in the data directory: stop instead of finishing when more will come; a fresh start forgets everything"));
         }
         // A batch larger than a worker's reading would only be cut again.
-        let sent = pushed.handle.send(batch).map_err(|e| self.error().unwrap_or(e))?;
+        let sent = pushed.handle.send(batch).map_err(|e| self.view.shared.error().unwrap_or(e))?;
         let sent = pushed.known + sent;
         pushed.sent.fetch_max(sent, Ordering::AcqRel);
-        self.gate.wake_source(pushed.source);
+        self.view.gate.wake_source(pushed.source);
         Ok(sent)
     }
 
@@ -499,7 +539,7 @@ impl Mill {
     /// # Errors
     /// When the stream is not pushed.
     pub fn sent(&self, stream: &str) -> Result<u64> {
-        Ok(self.pushed(stream)?.sent.load(Ordering::Acquire))
+        Ok(self.view.pushed(stream)?.sent.load(Ordering::Acquire))
     }
 
     /// Waits until so many rows of a pushed stream are in a cut that is durable (where anything
@@ -508,10 +548,10 @@ impl Mill {
     /// # Errors
     /// When the stream is not pushed, and what ended the run, if it has ended before.
     pub fn acknowledge(&self, stream: &str, rows: u64) -> Result<()> {
-        let source = self.pushed(stream)?.source.index();
-        let mut out = self.shared.out.lock();
+        let source = self.view.pushed(stream)?.source.index();
+        let mut out = self.view.shared.out.lock();
         while out.offsets[source] < rows {
-            let end = self.shared.end.lock();
+            let end = self.view.shared.end.lock();
             if let Some(error) = &end.error {
                 return Err(error.clone());
             }
@@ -520,13 +560,9 @@ impl Mill {
                     .help("send them again after the next start: sent() says from which on"));
             }
             drop(end);
-            self.shared.delivered.wait_for(&mut out, Duration::from_millis(10));
+            self.view.shared.delivered.wait_for(&mut out, Duration::from_millis(10));
         }
         Ok(())
-    }
-
-    fn error(&self) -> Option<Error> {
-        self.shared.end.lock().error.clone()
     }
 
     /// Waits until everything sent so far is committed (durably, where anything is) and every file is
@@ -536,18 +572,18 @@ impl Mill {
     /// # Errors
     /// What ended the run, if it has ended by an error.
     pub fn drain(&self) -> Result<()> {
-        let mut drains = self.shared.drains.lock();
-        let mut targets = vec![0; self.sources];
-        for pushed in self.pushed.values() {
+        let mut drains = self.view.shared.drains.lock();
+        let mut targets = vec![0; self.view.program.sources.len()];
+        for pushed in self.view.pushed.values() {
             targets[pushed.source.index()] = pushed.sent.load(Ordering::Acquire);
         }
         drains.wanted += 1;
         // Later requests wait for more, so they answer the earlier ones, too.
         drains.targets = targets;
         let number = drains.wanted;
-        self.gate.wake();
+        self.view.gate.wake();
         loop {
-            let end = self.shared.end.lock();
+            let end = self.view.shared.end.lock();
             if let Some(error) = &end.error {
                 return Err(error.clone());
             }
@@ -557,7 +593,7 @@ impl Mill {
             drop(end);
             // Woken at the latest when the run ends; the time-out only guards against a wake-up
             // that came between the two locks.
-            self.shared.drained.wait_for(&mut drains, Duration::from_millis(10));
+            self.view.shared.drained.wait_for(&mut drains, Duration::from_millis(10));
         }
     }
 
@@ -567,15 +603,15 @@ impl Mill {
     /// # Errors
     /// What ended the run, if it was an error.
     pub fn finish(&self) -> Result<Summary> {
-        if self.has_followed {
+        if self.view.has_followed {
             // What is followed never ends by itself.
             self.drain()?;
             return self.stop();
         }
-        for pushed in self.pushed.values() {
+        for pushed in self.view.pushed.values() {
             pushed.handle.close();
         }
-        self.gate.wake();
+        self.view.gate.wake();
         self.join()?;
         self.summary()
     }
@@ -587,10 +623,10 @@ impl Mill {
     /// What ended the run, if it was an error.
     pub fn stop(&self) -> Result<Summary> {
         // Pushed streams are not closed first: their end would let the watermark go to the end.
-        self.shared.stop.store(true, Ordering::Release);
-        self.gate.wake();
+        self.view.shared.stop.store(true, Ordering::Release);
+        self.view.gate.wake();
         let ended = self.join();
-        for pushed in self.pushed.values() {
+        for pushed in self.view.pushed.values() {
             pushed.handle.close();
         }
         ended?;
@@ -603,7 +639,7 @@ impl Mill {
         if let Some(handle) = thread.take() {
             handle.join().map_err(|panic| Error::internal(format!("the engine: {panic}")))?;
         }
-        self.error().map_or(Ok(()), Err)
+        self.view.shared.error().map_or(Ok(()), Err)
     }
 
     /// Waits up to so long for the end of the run; whether it has come.
@@ -611,9 +647,9 @@ impl Mill {
     /// # Errors
     /// What ended the run, if it was an error.
     pub fn wait(&self, timeout_us: u64) -> Result<bool> {
-        let mut end = self.shared.end.lock();
+        let mut end = self.view.shared.end.lock();
         if !end.over {
-            self.shared.ended.wait_for(&mut end, Duration::from_micros(timeout_us));
+            self.view.shared.ended.wait_for(&mut end, Duration::from_micros(timeout_us));
         }
         match &end.error {
             Some(error) => Err(error.clone()),
@@ -621,46 +657,9 @@ impl Mill {
         }
     }
 
-    fn seconds(&self) -> f64 {
-        let end = self.shared.end.lock();
-        if end.over {
-            return end.seconds;
-        }
-        (self.env.clock.monotonic_ns() - self.started_ns) as f64 / 1e9
-    }
-
-    /// Events a second since the start; what was executed before it does not count.
-    fn events_per_s(&self, counts: &Counts, seconds: f64) -> f64 {
-        (counts.events - self.before.events) as f64 / seconds.max(1e-9)
-    }
-
     /// Where the run is.
     pub fn status(&self) -> Status {
-        let seconds = self.seconds();
-        let ended = self.shared.end.lock().over;
-        let out = self.shared.out.lock();
-        let counts = &out.counts;
-        let sum = |of: fn(&HandlerCounts) -> u64| counts.handlers.iter().map(of).sum::<u64>();
-        let aborted = sum(|h| h.aborted);
-        Status {
-            epoch: counts.epochs,
-            events: counts.events,
-            transactions: sum(|h| h.committed) + aborted,
-            aborted,
-            dead: counts.dead,
-            late: counts.late,
-            parked: counts.parked,
-            lag_us: counts.lag_us,
-            seconds,
-            events_per_s: self.events_per_s(counts, seconds),
-            ended,
-            recovering: out.is_recovering,
-            stalled: out.stalled.as_ref().map(|error| error.what.clone()),
-            snapshot_epoch: out.snapshot_epoch,
-            snapshots: out.snapshots,
-            known_epoch: self.before.epoch,
-            known_rows: self.before.rows,
-        }
+        self.view.status()
     }
 
     /// A table's rows by key, as the last cut left them.
@@ -668,12 +667,12 @@ impl Mill {
     /// # Errors
     /// When there is no such table.
     pub fn table(&self, name: &str) -> Result<Batch> {
-        let index = self.table_index(name)?;
-        self.shared.wait_for(0)?;
-        let state = self.shared.state.lock();
+        let index = self.view.table_index(name)?;
+        self.view.shared.wait_for(0)?;
+        let state = self.view.shared.state.lock();
         let (batch, epoch) = (state.tables[index].to_batch(), state.epoch);
         drop(state);
-        self.shared.wait_for(epoch)?;
+        self.view.shared.wait_for(epoch)?;
         Ok(batch)
     }
 
@@ -682,9 +681,9 @@ impl Mill {
     /// # Errors
     /// When there is no such table, or the values are not a key of it.
     pub fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {
-        let index = self.table_index(table)?;
-        self.shared.wait_for(0)?;
-        let state = self.shared.state.lock();
+        let index = self.view.table_index(table)?;
+        self.view.shared.wait_for(0)?;
+        let state = self.view.shared.state.lock();
         let spec = state.tables[index].spec().clone();
         let columns = spec.key.iter().map(|c| &spec.schema.columns[*c]);
         if key.len() != spec.key.len() {
@@ -704,7 +703,7 @@ impl Mill {
             .collect::<Result<_>>()?;
         let (row, epoch) = (state.tables[index].get(&key), state.epoch);
         drop(state);
-        self.shared.wait_for(epoch)?;
+        self.view.shared.wait_for(epoch)?;
         Ok(row)
     }
 
@@ -713,12 +712,7 @@ impl Mill {
     /// # Errors
     /// When there is no such table.
     pub fn schema(&self, table: &str) -> Result<Arc<Schema>> {
-        Ok(self.program.tables[self.table_index(table)?].schema.clone())
-    }
-
-    fn table_index(&self, name: &str) -> Result<usize> {
-        let found = self.program.tables.iter().position(|t| &*t.name == name);
-        found.ok_or_else(|| Error::program(format!("there is no table {name}")))
+        Ok(self.view.program.tables[self.view.table_index(table)?].schema.clone())
     }
 
     /// The kept events of a stream, from batch number `from` on.
@@ -726,14 +720,14 @@ impl Mill {
     /// # Errors
     /// When there is no such stream.
     pub fn output(&self, stream: &str, from: usize) -> Result<Vec<Batch>> {
-        let out = self.shared.out.lock();
+        let out = self.view.shared.out.lock();
         let batches = out.kept.batches.get(stream);
         Ok(batches.map_or(Vec::new(), |b| b[from.min(b.len())..].to_vec()))
     }
 
     /// The cuts so far, when the setting `keep_cuts` is on.
     pub fn cuts(&self) -> Vec<Cut> {
-        self.shared.out.lock().cuts.clone()
+        self.view.shared.out.lock().cuts.clone()
     }
 
     /// What has been done so far.
@@ -741,52 +735,8 @@ impl Mill {
     /// # Errors
     /// What ended the run in the midst of a recovery.
     pub fn summary(&self) -> Result<Summary> {
-        self.shared.wait_for(0)?;
-        let seconds = self.seconds();
-        let state = self.shared.state.lock();
-        let out = self.shared.out.lock();
-        let counts = &out.counts;
-        let state_hash = state.tables.iter().fold(0u128, |sum, t| sum.wrapping_add(t.state_hash()));
-        let handlers: Vec<HandlerReport> = (self.program.handlers.iter().zip(&counts.handlers))
-            .zip(&self.paths)
-            .map(|((handler, counts), path)| HandlerReport {
-                name: handler.name.to_string(),
-                path: path.clone(),
-                committed: counts.committed,
-                aborted: counts.aborted,
-            })
-            .collect();
-        let committed: u64 = handlers.iter().map(|h| h.committed).sum();
-        let refused: u64 = handlers.iter().map(|h| h.aborted).sum();
-        let tables = state.tables.iter().map(|t| TableReport {
-            name: t.spec().name.to_string(),
-            rows: t.len() as u64,
-            bytes: t.bytes() as u64,
-        });
-        let unstable = counts.unstable.iter().map(|(handler, (event, times))| UnstableReport {
-            handler: self.program.handlers[*handler].name.to_string(),
-            at: self.program.handlers[*handler].at.clone(),
-            event: event.clone(),
-            times: *times,
-        });
-        Ok(Summary {
-            app: self.program.name.to_string(),
-            events: counts.events,
-            transactions: committed + refused,
-            committed,
-            refused,
-            dead: counts.dead,
-            late: counts.late,
-            epochs: counts.epochs,
-            seconds,
-            events_per_s: self.events_per_s(counts, seconds),
-            handlers,
-            tables: tables.collect(),
-            outputs: out.outputs.clone(),
-            unstable: unstable.collect(),
-            state_hash: format!("{state_hash:032x}"),
-            output_hash: format!("{:032x}", out.output_hash),
-        })
+        self.view.shared.wait_for(0)?;
+        Ok(self.view.summary())
     }
 
     /// What an app is and how it will run: tables, streams, handlers with their paths and why.

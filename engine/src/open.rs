@@ -20,11 +20,12 @@ use crate::conduct::SourceState;
 use crate::data_dir::DataDir;
 use crate::deliver::Item;
 use crate::feed::{Feed, Pace, Places, ToLog};
-use crate::outlets::{dead_schema, NamedSink, Outlet, Outlets};
+use crate::outlets::{NamedSink, Outlets};
 use crate::recover::{recover, Recovered};
 use crate::settings::{Durable, Settings};
-use crate::spec::AppSpec;
+use crate::spec::{AppSpec, SourceDecl};
 use crate::stages::{FailedList, Step};
+use crate::stored::Stored;
 
 /// Rows and bytes that may wait in a pushed stream.
 const PUSH_LIMITS: PushLimits = PushLimits { rows: 1 << 20, bytes: 64 << 20 };
@@ -56,58 +57,25 @@ pub(crate) struct Opening {
 type OpenedSource = (String, Reader, Option<PushHandle>);
 
 /// A source partition before it is given to the flow.
-struct Partition {
+pub(crate) struct Partition {
     name: String,
-    stream: StreamId,
-    source: Reader,
+    pub(crate) stream: StreamId,
+    pub(crate) source: Reader,
     push: Option<PushHandle>,
-    is_followed: bool,
-    spec: SourceSpec,
+    pub(crate) is_followed: bool,
+    pub(crate) spec: SourceSpec,
 }
 
 pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Opened> {
     let AppSpec { mut program, sources, sinks, keep, settings } = spec;
     program.check()?;
-    let mut partitions: Vec<Partition> = Vec::new();
     let mut read: Vec<PathBuf> = Vec::new();
-    for decl in sources {
-        let stream = input_stream(&program, &decl.stream).map_err(|e| e.at(decl.at.clone()))?;
-        let schema = program.streams[stream.index()].spec.schema.clone();
-        let mut open = || -> Result<Vec<OpenedSource>> {
-            match &decl.files {
-                None => {
-                    let (handle, source) = push(schema.clone(), PUSH_LIMITS);
-                    Ok(vec![("push".into(), Reader::Pushed(source), Some(handle))])
-                }
-                Some(files_json) => {
-                    let settings = FilesSettings::from_json(&files_json.to_string())?;
-                    read.extend(files::paths(&settings, &*env.disk)?);
-                    let opened = files::open(&settings, &schema, env)?;
-                    let files = opened.into_iter();
-                    Ok(files.map(|(name, source)| (name, Reader::Files(source), None)).collect())
-                }
-            }
-        };
-        for (partition, source, push) in open().map_err(|e| e.at(decl.at.clone()))? {
-            // Two folders may hold files of one name.
-            let base = format!("{}/{partition}", decl.stream);
-            let same = partitions.iter().filter(|p| p.name == base).count();
-            let name = if same == 0 { base.clone() } else { format!("{base}#{}", same + 1) };
-            let spec = SourceSpec {
-                name: name.clone().into(),
-                stream,
-                disorder_us: decl.disorder_us,
-                idle_us: decl.idle_us,
-            };
-            let is_followed = decl.files.as_ref().is_some_and(|f| f["follow"] == true);
-            let name = base;
-            partitions.push(Partition { name, stream, source, push, is_followed, spec });
-        }
-    }
+    let partitions = partitions(&program, &sources, env, &mut read)?;
     program.sources = partitions.iter().map(|p| p.spec.clone()).collect();
     program.check()?;
     let program = Arc::new(program);
-    let durable = durable(&program, &settings, env)?;
+    let stored = Stored { program: (*program).clone(), sources, sinks: sinks.clone() };
+    let durable = durable(&stored, &settings, env)?;
     let internal = durable.as_ref().and_then(|d| d.recovered.internal.as_ref());
     let has_snapshots = settings.durable == Durable::LogAndSnapshots;
     let failed = FailedList::default();
@@ -207,8 +175,53 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     Ok(Opened { program, inputs, workers, pushed, sources, tables, outlets, failed, durable })
 }
 
+/// Opens all sources; `read` gets the files.
+pub(crate) fn partitions(
+    program: &Program,
+    sources: &[SourceDecl],
+    env: &Env,
+    read: &mut Vec<PathBuf>,
+) -> Result<Vec<Partition>> {
+    let mut partitions: Vec<Partition> = Vec::new();
+    for decl in sources {
+        let stream = input_stream(program, &decl.stream).map_err(|e| e.at(decl.at.clone()))?;
+        let schema = program.streams[stream.index()].spec.schema.clone();
+        let mut open = || -> Result<Vec<OpenedSource>> {
+            match &decl.files {
+                None => {
+                    let (handle, source) = push(schema.clone(), PUSH_LIMITS);
+                    Ok(vec![("push".into(), Reader::Pushed(source), Some(handle))])
+                }
+                Some(files_json) => {
+                    let settings = FilesSettings::from_json(&files_json.to_string())?;
+                    read.extend(files::paths(&settings, &*env.disk)?);
+                    let opened = files::open(&settings, &schema, env)?;
+                    let files = opened.into_iter();
+                    Ok(files.map(|(name, source)| (name, Reader::Files(source), None)).collect())
+                }
+            }
+        };
+        for (partition, source, push) in open().map_err(|e| e.at(decl.at.clone()))? {
+            // Two folders may hold files of one name.
+            let base = format!("{}/{partition}", decl.stream);
+            let same = partitions.iter().filter(|p| p.name == base).count();
+            let name = if same == 0 { base.clone() } else { format!("{base}#{}", same + 1) };
+            let spec = SourceSpec {
+                name: name.clone().into(),
+                stream,
+                disorder_us: decl.disorder_us,
+                idle_us: decl.idle_us,
+            };
+            let is_followed = decl.files.as_ref().is_some_and(|f| f["follow"] == true);
+            partitions.push(Partition { name: base, stream, source, push, is_followed, spec });
+        }
+    }
+    Ok(partitions)
+}
+
 /// Takes the data directory and reads what is in it.
-fn durable(program: &Program, settings: &Settings, env: &Env) -> Result<Option<Opening>> {
+fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Opening>> {
+    let program = &stored.program;
     let path = match &settings.data_dir {
         Some(path) if settings.durable != Durable::None => path,
         _ => return Ok(None),
@@ -225,17 +238,17 @@ fn durable(program: &Program, settings: &Settings, env: &Env) -> Result<Option<O
             return Err(Error::internal("the sources of a snapshot are not those of its program"));
         }
     }
-    Ok(Some(Opening { dir, recovered, fingerprint, program: text.into_bytes() }))
+    Ok(Some(Opening { dir, recovered, fingerprint, program: stored.bytes() }))
 }
 
 /// A source that may have to be told more than others.
-enum Reader {
+pub(crate) enum Reader {
     Pushed(PushSource),
     Files(Box<dyn Source>),
 }
 
 impl Reader {
-    fn boxed(self) -> Box<dyn Source> {
+    pub(crate) fn boxed(self) -> Box<dyn Source> {
         match self {
             Reader::Pushed(source) => Box::new(source),
             Reader::Files(source) => source,
@@ -254,7 +267,7 @@ fn input_stream(program: &Program, name: &str) -> Result<StreamId> {
 
 /// The streams that an input stream feeds, those with someone behind them: handlers, or anybody
 /// who may ask for its events.
-fn branches(program: &Program, root: StreamId, failed: &FailedList) -> Vec<Branch> {
+pub(crate) fn branches(program: &Program, root: StreamId, failed: &FailedList) -> Vec<Branch> {
     let step = |stream: StreamId, stage: &Stage| {
         let transform = Arc::new(Step {
             stage: stage.clone(),
@@ -295,22 +308,7 @@ fn outlets(
     env: &Env,
 ) -> Result<Outlets> {
     let internal = durable.and_then(|d| d.recovered.internal.as_ref());
-    let mut outlets = Outlets::default();
-    for stream in &program.streams {
-        let (name, schema) = (stream.spec.name.to_string(), stream.spec.schema.clone());
-        match stream.origin {
-            Origin::Input | Origin::Derived { .. } => {
-                let late = Outlet::new(schema.clone(), false);
-                outlets.by_name.insert(format!("{name}.late"), late);
-                let dead = Outlet::new(dead_schema(), false);
-                outlets.by_name.insert(format!("{name}.dead"), dead);
-                outlets.by_name.insert(name, Outlet::new(schema, false));
-            }
-            _ => {
-                outlets.by_name.insert(name, Outlet::new(schema, true));
-            }
-        }
-    }
+    let mut outlets = Outlets::of(program);
     let mut settings = Vec::new();
     for decl in sinks {
         let mut parsed =

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tidemill_connect::Sink;
 use tidemill_core::digest::{streams_hash, RowsHash};
 use tidemill_core::{Batch, Column, DataType, Result, Schema};
+use tidemill_txn::program::{Origin, Program};
 
 use crate::internal::{OutletFacts, SinkFacts};
 
@@ -65,6 +66,25 @@ pub(crate) struct Kept {
 }
 
 impl Outlets {
+    /// Of all streams, without any sinks.
+    pub(crate) fn of(program: &Program) -> Outlets {
+        let mut by_name = BTreeMap::new();
+        for stream in &program.streams {
+            let (name, schema) = (stream.spec.name.to_string(), stream.spec.schema.clone());
+            match stream.origin {
+                Origin::Input | Origin::Derived { .. } => {
+                    by_name.insert(format!("{name}.late"), Outlet::new(schema.clone(), false));
+                    by_name.insert(format!("{name}.dead"), Outlet::new(dead_schema(), false));
+                    by_name.insert(name, Outlet::new(schema, false));
+                }
+                _ => {
+                    by_name.insert(name, Outlet::new(schema, true));
+                }
+            }
+        }
+        Outlets { by_name }
+    }
+
     /// Counts and hashes events of an epoch, in stamp order.
     pub(crate) fn count(&mut self, stream: &str, batch: &Batch) {
         let Some(outlet) = self.by_name.get_mut(stream) else { return };

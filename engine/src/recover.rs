@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tidemill_connect::Chunk;
 use tidemill_core::{Error, Result, Schema, SourceId, TableId};
 use tidemill_env::Disk;
-use tidemill_log::{Log, LogKind, LogSpec};
+use tidemill_log::{Log, LogKind, LogSpec, Record};
 use tidemill_snapshot::{newest, Loader, Manifest, Store};
 use tidemill_table::{Loading, Table};
 use tidemill_txn::program::Program;
@@ -58,15 +58,7 @@ pub(crate) fn recover(
     let manifest = newest(&*store, dir.app)?;
     let (input_from, cut_from) =
         manifest.as_ref().map_or((0, 0), |m| (m.head.input_next, m.head.cut_next));
-    // What it was written with, which may be an earlier way to write the same program.
-    let mut written = fingerprint;
-    if let Some(manifest) = &manifest {
-        let head = &manifest.head;
-        if head.fingerprint != fingerprint && !is_same_program(&head.program, fingerprint) {
-            return Err(other_program());
-        }
-        written = head.fingerprint;
-    }
+    let program_of = Written::by(manifest.as_ref(), fingerprint)?;
     let internal = match &manifest {
         Some(manifest) => Some(Internal::decode(program, &manifest.internal(&*store)?)?),
         None => None,
@@ -76,17 +68,7 @@ pub(crate) fn recover(
     for record in cut_log.read(cut_from)? {
         let record = record?;
         let cut = records::take_cut(&record.bytes)?;
-        if cut.fingerprint != written && cut.fingerprint != fingerprint {
-            return Err(other_program());
-        }
-        if !is_of_this_engine(cut.fingerprint) {
-            return Err(Error::setting(format!(
-                "epoch {} was executed by another version of tidemill, which came to its outcomes \
-                 in another way, and it is in no snapshot",
-                cut.cut.epoch
-            ))
-            .help("start that version once more and stop it: it leaves a snapshot"));
-        }
+        program_of.check(&cut)?;
         cuts.push_back(Recorded { number: record.number, record: cut });
     }
     let input = Log::open(disk.clone(), dir.log(LogKind::Input), input_from)?;
@@ -107,6 +89,45 @@ pub(crate) fn recover(
     Ok(Recovered { store, manifest, internal, cuts, logged, verdicts, input, cut_log, input_from })
 }
 
+/// Fingerprints of one program: the one that it has, and the one that it was written with, which may
+/// be of an earlier way to write the same.
+#[derive(Clone, Copy)]
+pub(crate) struct Written {
+    has: u128,
+    had: u128,
+}
+
+impl Written {
+    /// The fingerprints of a program and of the one that took a snapshot.
+    ///
+    /// # Errors
+    /// When the snapshot is another program's.
+    pub(crate) fn by(manifest: Option<&Manifest>, has: u128) -> Result<Written> {
+        let Some(head) = manifest.map(|m| &m.head) else { return Ok(Written { has, had: has }) };
+        if head.fingerprint != has && !is_same_program(&head.program, has) {
+            return Err(other_program());
+        }
+        Ok(Written { has, had: head.fingerprint })
+    }
+
+    /// Refuses a cut that was made by another program, or by an engine that came to its outcomes in
+    /// another way.
+    pub(crate) fn check(self, cut: &CutRecord) -> Result<()> {
+        if cut.fingerprint != self.had && cut.fingerprint != self.has {
+            return Err(other_program());
+        }
+        if !is_of_this_engine(cut.fingerprint) {
+            return Err(Error::setting(format!(
+                "epoch {} was executed by another version of tidemill, which came to its outcomes \
+                 in another way, and it is in no snapshot",
+                cut.cut.epoch
+            ))
+            .help("start that version once more and stop it: it leaves a snapshot"));
+        }
+        Ok(())
+    }
+}
+
 fn other_program() -> Error {
     Error::setting("the data directory was written by another version of this program").help(
         "run the version that wrote it, or see what has changed: tidemill schema diff; --fresh \
@@ -120,23 +141,7 @@ impl Recovered {
         let (Some(manifest), Some(internal)) = (&self.manifest, &self.internal) else {
             return Ok(());
         };
-        let loader = Loader::open(&self.store, manifest)?;
-        let rows = &internal.facts.tables;
-        let mut loading: Vec<Loading<'_>> = (tables.iter_mut().enumerate())
-            .map(|(index, table)| table.loading(rows.get(index).copied().unwrap_or(0) as usize))
-            .collect();
-        for piece in loader.pieces(1) {
-            loader.load(&piece, |row| {
-                let TableId(table) = row.table;
-                let table = loading.get_mut(usize::from(table)).ok_or_else(|| {
-                    Error::internal("a snapshot has a table that the program has not")
-                })?;
-                table.row(row.key, row.row)
-            })?;
-        }
-        loading.into_iter().try_for_each(Loading::finish)?;
-        tables.iter_mut().for_each(|table| table.commit(internal.facts.seq));
-        Ok(())
+        load(&self.store, manifest, internal, tables)
     }
 
     /// The rows of a pushed source that were logged, from an offset on.
@@ -155,35 +160,71 @@ impl Recovered {
             (Ok(_), None) => false,
             (Err(_), _) => true,
         });
-        Ok(rows.filter_map(move |record| {
-            let record = match record {
-                Ok(record) if record.kind == records::ROWS => record,
-                Ok(_) => return None,
-                Err(error) => return Some(Err(error)),
-            };
-            match records::rows_end(&record.bytes) {
-                Ok((of, next)) if of == source && next > from => {
-                    let mut chunk = match records::take_rows(&schema, &record.bytes) {
-                        Ok(chunk) => chunk,
-                        Err(error) => return Some(Err(error)),
-                    };
-                    // A run that reads fewer rows at a time may have cut within the record.
-                    let first = chunk.next_offset - chunk.rows() as u64;
-                    if first < from {
-                        chunk.split_off_front((from - first) as usize);
-                    }
-                    Some(Ok(chunk))
-                }
-                Ok(_) => None,
-                Err(error) => Some(Err(error)),
-            }
-        }))
+        Ok(rows_of(rows, source, schema, from))
     }
 
     /// The offset behind the last row that was logged of each source.
     pub(crate) fn logged_to(&self) -> BTreeMap<SourceId, u64> {
         self.logged.iter().map(|logged| (logged.source, logged.next_offset)).collect()
     }
+}
+
+/// The rows of a pushed source in the input log's records, from an offset on.
+pub(crate) fn rows_of(
+    records: impl Iterator<Item = Result<Record>> + Send,
+    source: SourceId,
+    schema: Arc<Schema>,
+    from: u64,
+) -> impl Iterator<Item = Result<Chunk>> + Send {
+    records.filter_map(move |record| {
+        let record = match record {
+            Ok(record) if record.kind == records::ROWS => record,
+            Ok(_) => return None,
+            Err(error) => return Some(Err(error)),
+        };
+        match records::rows_end(&record.bytes) {
+            Ok((of, next)) if of == source && next > from => {
+                let mut chunk = match records::take_rows(&schema, &record.bytes) {
+                    Ok(chunk) => chunk,
+                    Err(error) => return Some(Err(error)),
+                };
+                // A run that reads fewer rows at a time may have cut within the record.
+                let first = chunk.next_offset - chunk.rows() as u64;
+                if first < from {
+                    chunk.split_off_front((from - first) as usize);
+                }
+                Some(Ok(chunk))
+            }
+            Ok(_) => None,
+            Err(error) => Some(Err(error)),
+        }
+    })
+}
+
+/// Fills empty tables from a snapshot.
+pub(crate) fn load(
+    store: &Arc<dyn Store>,
+    manifest: &Manifest,
+    internal: &Internal,
+    tables: &mut [Table],
+) -> Result<()> {
+    let loader = Loader::open(store, manifest)?;
+    let rows = &internal.facts.tables;
+    let mut loading: Vec<Loading<'_>> = (tables.iter_mut().enumerate())
+        .map(|(index, table)| table.loading(rows.get(index).copied().unwrap_or(0) as usize))
+        .collect();
+    for piece in loader.pieces(1) {
+        loader.load(&piece, |row| {
+            let TableId(table) = row.table;
+            let table = loading.get_mut(usize::from(table)).ok_or_else(|| {
+                Error::internal("a snapshot has a table that the program has not")
+            })?;
+            table.row(row.key, row.row)
+        })?;
+    }
+    loading.into_iter().try_for_each(Loading::finish)?;
+    tables.iter_mut().for_each(|table| table.commit(internal.facts.seq));
+    Ok(())
 }
 
 #[cfg(test)]

@@ -44,6 +44,16 @@ pub struct Status {
     pub known_rows: u64,
 }
 
+/// How much there is of a log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct LogReport {
+    /// The number of the first record that is kept.
+    pub(crate) first: u64,
+    /// The number of the next one.
+    pub(crate) next: u64,
+    pub(crate) bytes: u64,
+}
+
 /// What a run has done.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {

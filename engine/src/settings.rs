@@ -1,5 +1,6 @@
 //! Settings: data, from file < environment < flag. Unknown ones are errors.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,21 @@ pub struct Settings {
     pub log_segment_bytes: u64,
     /// After an input has killed the process so often it is set aside.
     pub poison_after: u32,
+    /// Rows of each output stream that are kept in memory for those who follow it.
+    pub tail_rows: usize,
+    /// They take at most this many bytes, per stream.
+    pub tail_bytes: usize,
+    /// Rows of each dead-letter and late stream that are kept over restarts.
+    pub dlq_rows_max: usize,
+    /// They take at most this many bytes, per stream.
+    pub dlq_bytes_max: usize,
+    /// The port on the loopback address at which health and metrics are to be had; 0 takes a free
+    /// one. Nobody listens when absent.
+    pub http_port: Option<u16>,
+    /// Starts from what another version of the program has left, after a clean stop.
+    pub upgrade: bool,
+    /// For an upgrade: what has another name now, old to new. Tables, and columns as `table.column`.
+    pub renames: BTreeMap<String, String>,
     /// Remembers every cut of the run, for tests and for comparing runs.
     pub keep_cuts: bool,
 }
@@ -78,6 +94,13 @@ impl Default for Settings {
             snapshot_us: 10_000_000,
             log_segment_bytes: 64 << 20,
             poison_after: 3,
+            tail_rows: 10_000,
+            tail_bytes: 4 << 20,
+            dlq_rows_max: 10_000,
+            dlq_bytes_max: 4 << 20,
+            http_port: None,
+            upgrade: false,
+            renames: BTreeMap::new(),
             keep_cuts: false,
         }
     }
@@ -95,6 +118,10 @@ impl Settings {
             ("snapshot_us", self.snapshot_us),
             ("log_segment_bytes", self.log_segment_bytes as i64),
             ("poison_after", i64::from(self.poison_after)),
+            ("tail_rows", self.tail_rows as i64),
+            ("tail_bytes", self.tail_bytes as i64),
+            ("dlq_rows_max", self.dlq_rows_max as i64),
+            ("dlq_bytes_max", self.dlq_bytes_max as i64),
         ];
         for (name, value) in positive {
             if value <= 0 {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use tidemill_core::{Error, Kind, Result, TableId};
-use tidemill_env::{Env, Handle};
+use tidemill_env::{Clock, Env, Handle};
 use tidemill_snapshot::{Delta, Head, Snapshots, Store};
 use tidemill_table::Changed;
 
@@ -41,10 +41,11 @@ impl Keeper {
         program: Vec<u8>,
     ) -> Result<Keeper> {
         let snapshots = Snapshots::open(store, app, env.random.next_u64())?;
+        let clock = env.clock.clone();
         // The driver makes one at a time.
         let (captures, receiver) = crossbeam_channel::bounded::<Box<Capture>>(1);
         let body = move || {
-            let mut work = Work { snapshots, fingerprint, program, waiting: None, shared };
+            let mut work = Work { snapshots, fingerprint, program, waiting: None, shared, clock };
             for capture in receiver {
                 if let Err(error) = work.take(&capture) {
                     work.shared.fail(error);
@@ -81,6 +82,7 @@ struct Work {
     /// Changes that are in no snapshot yet, because the disk was full.
     waiting: Option<Delta>,
     shared: Arc<Shared>,
+    clock: Arc<dyn Clock>,
 }
 
 impl Work {
@@ -105,11 +107,18 @@ impl Work {
             Ok(manifest) => {
                 let mut out = self.shared.out.lock();
                 out.snapshot_epoch = manifest.head.epoch;
+                out.snapshot_ns = Some(self.clock.monotonic_ns());
                 out.snapshots += 1;
+                out.snapshot_error = None;
+                drop(out);
+                self.shared.delivered.notify_all();
+                let epoch = manifest.head.epoch;
+                self.shared.life.tell("snapshot", serde_json::json!({"epoch": epoch}));
             }
             // The logs have everything; the next one takes these changes, too.
             Err(error) if error.kind == Kind::Resource => {
                 self.waiting = Some(delta);
+                self.shared.out.lock().snapshot_error = Some(error);
                 return Ok(());
             }
             Err(error) => return Err(error),
@@ -122,6 +131,9 @@ impl Work {
             };
             self.snapshots.adopt(merged);
         }
+        // The next one removes what somebody copies just now.
+        let shared = self.shared.clone();
+        let Some(_held) = shared.copying.try_lock() else { return Ok(()) };
         if let Some(kept) = self.snapshots.retain(KEPT)? {
             self.shared.out.lock().trim = Some((kept.input_next, kept.cut_next));
         }

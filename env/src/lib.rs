@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 pub use clock::{Clock, RealClock};
 pub use disk::{Disk, Lock, Meta, ReadFile, RealDisk, WriteFile};
-pub use net::{Connection, Listener, Net, RealNet};
+pub use net::{Addr, Connection, Listener, Net, RealNet};
 pub use random::{Random, RealRandom};
 pub use threads::{Handle, RealThreads, Threads};
 

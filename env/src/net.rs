@@ -1,12 +1,77 @@
 //! Stream connections between addresses.
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc};
 use std::time::Duration;
 
 use crate::{Env, Handle};
+
+mod unix;
+
+/// Where somebody listens: `127.0.0.1:80`, `[::1]:80`, `unix:/path`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Addr {
+    /// An address and a port.
+    Tcp(SocketAddr),
+    /// A file that is a socket, of this machine only. Empty: who has connected to one, and has no
+    /// address.
+    Unix(PathBuf),
+}
+
+impl Addr {
+    /// The address and port.
+    ///
+    /// # Errors
+    /// `Unsupported` when it has none.
+    pub fn tcp(&self) -> io::Result<SocketAddr> {
+        match self {
+            Addr::Tcp(addr) => Ok(*addr),
+            Addr::Unix(_) => {
+                let what = format!("{self} has no port");
+                Err(io::Error::new(io::ErrorKind::Unsupported, what))
+            }
+        }
+    }
+}
+
+impl From<SocketAddr> for Addr {
+    fn from(addr: SocketAddr) -> Addr {
+        Addr::Tcp(addr)
+    }
+}
+
+impl From<&Path> for Addr {
+    fn from(path: &Path) -> Addr {
+        Addr::Unix(path.to_path_buf())
+    }
+}
+
+impl fmt::Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Addr::Tcp(addr) => addr.fmt(f),
+            Addr::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Addr {
+    type Err = io::Error;
+
+    fn from_str(text: &str) -> io::Result<Addr> {
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            return Ok(Addr::Unix(path.into()));
+        }
+        let what = || format!("'{text}' is neither address:port nor unix:/path");
+        let tcp = text.parse().map(Addr::Tcp);
+        tcp.map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, what()))
+    }
+}
 
 /// Makes connections: reliable, ordered streams of bytes, as TCP gives them. Names are resolved
 /// elsewhere.
@@ -14,17 +79,23 @@ pub trait Net: Send + Sync {
     /// Waits for connections at an address. Port 0 takes a free one: see
     /// [`Listener::local_addr`].
     ///
+    /// The file of a Unix socket is for its owner only. It is removed when the listener is
+    /// dropped, and one that a dead process has left is replaced. Whoever listens there keeps
+    /// others from trying at the same moment: the later one of them would be the one that is found.
+    ///
     /// # Errors
     /// `AddrInUse` when somebody listens there already, `AddrNotAvailable` when the address is not
-    /// this machine's.
-    fn listen(&self, addr: SocketAddr) -> io::Result<Box<dyn Listener>>;
+    /// this machine's; for Unix sockets `AlreadyExists` when another file has the name,
+    /// `InvalidInput` when the path is too long for this system (Linux takes paths of any length,
+    /// as long as the file's own name is short), `Unsupported` where there are none.
+    fn listen(&self, addr: &Addr) -> io::Result<Box<dyn Listener>>;
 
     /// Connects to an address, and gives up after `timeout_us` microseconds.
     ///
     /// # Errors
-    /// `ConnectionRefused` when nobody listens there, `TimedOut` when nobody answers,
-    /// `InvalidInput` for a timeout of 0.
-    fn connect(&self, addr: SocketAddr, timeout_us: u64) -> io::Result<Box<dyn Connection>>;
+    /// `ConnectionRefused` when nobody listens there (nor is there a file), `TimedOut` when nobody
+    /// answers, `InvalidInput` for a timeout of 0.
+    fn connect(&self, addr: &Addr, timeout_us: u64) -> io::Result<Box<dyn Connection>>;
 }
 
 /// Takes connections in. Its address is free again when it is dropped; connections that nobody has
@@ -36,13 +107,13 @@ pub trait Listener: Send + Sync {
     /// `NotConnected` once the listener is [closed](Listener::close). Other kinds may pass (the
     /// other side was gone before it was accepted; no file handle was free): the next call may
     /// succeed.
-    fn accept(&self) -> io::Result<(Box<dyn Connection>, SocketAddr)>;
+    fn accept(&self) -> io::Result<(Box<dyn Connection>, Addr)>;
 
     /// The address, with the port that was taken.
     ///
     /// # Errors
     /// When the operating system cannot tell.
-    fn local_addr(&self) -> io::Result<SocketAddr>;
+    fn local_addr(&self) -> io::Result<Addr>;
 
     /// Ends all calls of `accept`, those under way and those to come.
     fn close(&self);
@@ -82,13 +153,13 @@ pub trait Connection: Read + Write + Send {
     ///
     /// # Errors
     /// When the operating system cannot tell.
-    fn local_addr(&self) -> io::Result<SocketAddr>;
+    fn local_addr(&self) -> io::Result<Addr>;
 
     /// The address of the other side.
     ///
     /// # Errors
     /// `NotConnected` when the connection has gone.
-    fn peer_addr(&self) -> io::Result<SocketAddr>;
+    fn peer_addr(&self) -> io::Result<Addr>;
 
     /// The socket itself, for libraries that ask for one; `None` when there is none behind this
     /// connection, which is then closed.
@@ -97,28 +168,36 @@ pub trait Connection: Read + Write + Send {
     }
 }
 
-/// TCP.
+/// TCP and Unix sockets.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct RealNet;
 
 impl RealNet {
-    /// TCP.
+    /// TCP and Unix sockets.
     pub fn new() -> RealNet {
         RealNet
     }
 }
 
 impl Net for RealNet {
-    fn listen(&self, addr: SocketAddr) -> io::Result<Box<dyn Listener>> {
-        Ok(Box::new(RealListener {
-            socket: TcpListener::bind(addr)?,
-            closed: AtomicBool::new(false),
-        }))
+    fn listen(&self, addr: &Addr) -> io::Result<Box<dyn Listener>> {
+        match addr {
+            Addr::Tcp(addr) => Ok(Box::new(RealListener {
+                socket: TcpListener::bind(addr)?,
+                closed: AtomicBool::new(false),
+            })),
+            Addr::Unix(path) => unix::listen(path),
+        }
     }
 
-    fn connect(&self, addr: SocketAddr, timeout_us: u64) -> io::Result<Box<dyn Connection>> {
+    fn connect(&self, addr: &Addr, timeout_us: u64) -> io::Result<Box<dyn Connection>> {
         let timeout = Duration::from_micros(timeout_us);
-        Ok(RealConnection::boxed(TcpStream::connect_timeout(&addr, timeout)?))
+        match addr {
+            Addr::Tcp(addr) => {
+                Ok(RealConnection::boxed(TcpStream::connect_timeout(addr, timeout)?))
+            }
+            Addr::Unix(path) => unix::connect(path, timeout),
+        }
     }
 }
 
@@ -145,7 +224,7 @@ impl RealListener {
 }
 
 impl Listener for RealListener {
-    fn accept(&self) -> io::Result<(Box<dyn Connection>, SocketAddr)> {
+    fn accept(&self) -> io::Result<(Box<dyn Connection>, Addr)> {
         loop {
             if self.closed.load(Ordering::SeqCst) {
                 return Err(io::ErrorKind::NotConnected.into());
@@ -157,15 +236,15 @@ impl Listener for RealListener {
                 return Err(io::ErrorKind::NotConnected.into());
             }
             match accepted {
-                Ok((socket, peer)) => return Ok((RealConnection::boxed(socket), peer)),
+                Ok((socket, peer)) => return Ok((RealConnection::boxed(socket), peer.into())),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.socket.local_addr()
+    fn local_addr(&self) -> io::Result<Addr> {
+        self.socket.local_addr().map(Addr::Tcp)
     }
 
     fn close(&self) {
@@ -230,12 +309,12 @@ impl Connection for RealConnection {
         self.0.set_write_timeout(timeout_us.map(Duration::from_micros))
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.0.local_addr()
+    fn local_addr(&self) -> io::Result<Addr> {
+        self.0.local_addr().map(Addr::Tcp)
     }
 
-    fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.0.peer_addr()
+    fn peer_addr(&self) -> io::Result<Addr> {
+        self.0.peer_addr().map(Addr::Tcp)
     }
 
     fn into_tcp(self: Box<Self>) -> Option<TcpStream> {
@@ -246,20 +325,23 @@ impl Connection for RealConnection {
 /// Generous: a check must not fail because the machine is busy.
 const PATIENCE_US: u64 = 20_000_000;
 
-/// Checks what [`Net`] promises, on the loopback address, with the threads and the clock of the
-/// same world.
+/// Checks what [`Net`] promises, on the loopback address and with a Unix socket in the directory
+/// `dir`, with the threads and the clock of the same world.
 ///
 /// # Panics
 /// Where a promise is broken.
-pub fn check(env: &Env) {
-    check_streams(env);
-    check_timeouts(env);
-    check_close(env);
-    check_refusals(env);
-}
-
-fn loopback() -> SocketAddr {
-    SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)
+pub fn check(env: &Env, dir: &Path) {
+    let loopback = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0).into();
+    for addr in [loopback, Addr::Unix(dir.join("check.sock"))] {
+        check_streams(env, &addr);
+        check_timeouts(env, &addr);
+        check_close(env, &addr);
+        check_refusals(env, &addr);
+    }
+    let (one, other) = (Addr::Unix(dir.join("one")), Addr::Unix(dir.join("other")));
+    let _listener = env.net.listen(&one).expect("a listener");
+    let refused = env.net.connect(&other, PATIENCE_US).map(|_| ()).map_err(|e| e.kind());
+    assert_eq!(refused, Err(io::ErrorKind::ConnectionRefused), "paths are told apart");
 }
 
 fn start(env: &Env, name: &str, body: impl FnOnce() + Send + 'static) -> Handle {
@@ -267,11 +349,14 @@ fn start(env: &Env, name: &str, body: impl FnOnce() + Send + 'static) -> Handle 
 }
 
 /// Both sides of a new connection: that which connected, and that which was accepted.
-fn pair(env: &Env) -> (Box<dyn Connection>, Box<dyn Connection>) {
-    let listener = env.net.listen(loopback()).expect("a listener");
+fn pair(env: &Env, at: &Addr) -> (Box<dyn Connection>, Box<dyn Connection>) {
+    let listener = env.net.listen(at).expect("a listener");
     let addr = listener.local_addr().expect("an address");
-    assert_ne!(addr.port(), 0, "a port was taken");
-    let near = env.net.connect(addr, PATIENCE_US).expect("a connection");
+    match &addr {
+        Addr::Tcp(addr) => assert_ne!(addr.port(), 0, "a port was taken"),
+        Addr::Unix(_) => assert_eq!(addr, *at),
+    }
+    let near = env.net.connect(&addr, PATIENCE_US).expect("a connection");
     let (far, peer) = listener.accept().expect("a connection");
     assert_eq!(near.peer_addr().expect("an address"), addr);
     assert_eq!(far.local_addr().expect("an address"), addr);
@@ -280,8 +365,8 @@ fn pair(env: &Env) -> (Box<dyn Connection>, Box<dyn Connection>) {
     (near, far)
 }
 
-fn check_streams(env: &Env) {
-    let (mut near, mut far) = pair(env);
+fn check_streams(env: &Env, at: &Addr) {
+    let (mut near, mut far) = pair(env, at);
     let mut buf = [0; 5];
     near.write_all(b"hello").expect("bytes go");
     near.flush().expect("flush does nothing");
@@ -310,7 +395,7 @@ fn check_streams(env: &Env) {
     assert_eq!(echo.join(), Ok(()));
 
     // The end comes with the last handle, behind the bytes.
-    let (near, mut far) = pair(env);
+    let (near, mut far) = pair(env, at);
     let mut second = near.try_clone().expect("a clone");
     drop(near);
     second.write_all(b"last").expect("bytes go");
@@ -320,14 +405,14 @@ fn check_streams(env: &Env) {
     assert_eq!(received, b"last");
 
     // Somebody who has gone is noticed by writing on.
-    let (near, mut far) = pair(env);
+    let (near, mut far) = pair(env, at);
     drop(near);
     let failed = (0..10_000).any(|_| far.write(&[0; 1024]).is_err());
     assert!(failed, "writing to nobody fails");
 }
 
-fn check_timeouts(env: &Env) {
-    let (near, far) = pair(env);
+fn check_timeouts(env: &Env, at: &Addr) {
+    let (near, far) = pair(env, at);
     let refused = |result: io::Result<()>| {
         let kind = result.expect_err("a timeout of 0").kind();
         assert_eq!(kind, io::ErrorKind::InvalidInput);
@@ -368,8 +453,8 @@ fn check_timeouts(env: &Env) {
     assert_eq!(ticker.join(), Ok(()));
 }
 
-fn check_close(env: &Env) {
-    let listener: Arc<dyn Listener> = env.net.listen(loopback()).expect("a listener").into();
+fn check_close(env: &Env, at: &Addr) {
+    let listener: Arc<dyn Listener> = env.net.listen(at).expect("a listener").into();
     let (send, receive) = mpsc::channel();
     let waiting: Vec<Handle> = (0..3)
         .map(|_| {
@@ -395,19 +480,19 @@ fn check_close(env: &Env) {
     assert_eq!(kind, Err(io::ErrorKind::NotConnected));
 }
 
-fn check_refusals(env: &Env) {
+fn check_refusals(env: &Env, at: &Addr) {
     let kind = |result: io::Result<()>| result.expect_err("a refusal").kind();
-    let listener = env.net.listen(loopback()).expect("a listener");
+    let listener = env.net.listen(at).expect("a listener");
     let addr = listener.local_addr().expect("an address");
-    assert_eq!(kind(env.net.listen(addr).map(|_| ())), io::ErrorKind::AddrInUse);
-    assert_eq!(kind(env.net.connect(addr, 0).map(|_| ())), io::ErrorKind::InvalidInput);
+    assert_eq!(kind(env.net.listen(&addr).map(|_| ())), io::ErrorKind::AddrInUse);
+    assert_eq!(kind(env.net.connect(&addr, 0).map(|_| ())), io::ErrorKind::InvalidInput);
 
     // A connection that nobody has accepted ends with the listener.
-    let mut waiting = env.net.connect(addr, PATIENCE_US).expect("a connection");
+    let mut waiting = env.net.connect(&addr, PATIENCE_US).expect("a connection");
     drop(listener);
     assert!(!matches!(waiting.read(&mut [0; 1]), Ok(1..)));
     assert_eq!(
-        kind(env.net.connect(addr, PATIENCE_US).map(|_| ())),
+        kind(env.net.connect(&addr, PATIENCE_US).map(|_| ())),
         io::ErrorKind::ConnectionRefused
     );
 }
@@ -418,12 +503,13 @@ mod tests {
 
     #[test]
     fn real_net_keeps_the_contract() {
-        check(&Env::real());
+        let dir = tempfile::tempdir().expect("a directory");
+        check(&Env::real(), dir.path());
     }
 
     #[test]
     fn a_real_connection_gives_its_socket() {
-        let (near, mut far) = pair(&Env::real());
+        let (near, mut far) = pair(&Env::real(), &"127.0.0.1:0".parse().expect("an address"));
         let mut socket = near.into_tcp().expect("a socket");
         assert!(socket.nodelay().expect("an option"));
         socket.write_all(b"x").expect("a byte goes");
@@ -431,11 +517,21 @@ mod tests {
     }
 
     #[test]
+    fn addresses_as_text() {
+        for text in ["127.0.0.1:80", "[::1]:80", "unix:/run/engine.sock"] {
+            assert_eq!(text.parse::<Addr>().expect("an address").to_string(), text);
+        }
+        for text in ["", "unix:", "127.0.0.1", "/run/engine.sock"] {
+            assert!(text.parse::<Addr>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn a_listener_on_all_addresses_closes() {
         for addr in ["0.0.0.0:0", "[::]:0"] {
             let addr = addr.parse().expect("an address");
             // Machines without IPv6 have no such address.
-            let Ok(listener) = RealNet::new().listen(addr) else {
+            let Ok(listener) = RealNet::new().listen(&addr) else {
                 continue;
             };
             let listener: Arc<dyn Listener> = listener.into();

@@ -192,7 +192,7 @@ fn call(
     hello: &[u8],
     left_us: u64,
 ) -> io::Result<(Box<dyn Connection>, [u8; HELLO_LEN])> {
-    let mut connection = env.net.connect(address, left_us)?;
+    let mut connection = env.net.connect(&address.into(), left_us)?;
     connection.set_read_timeout(Some(left_us))?;
     connection.write_all(hello)?;
     let mut answer = [0; HELLO_LEN];

@@ -17,7 +17,7 @@ const ROLE: &str = "TIDEMILL_FLOW_ROLE";
 const ADDRESS: &str = "TIDEMILL_FLOW_ADDRESS";
 
 fn loopback(env: &Env) -> Arc<dyn Listener> {
-    env.net.listen(([127, 0, 0, 1], 0).into()).unwrap().into()
+    env.net.listen(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap().into()
 }
 
 fn plan(rank: usize, first: std::net::SocketAddr) -> MeshPlan {
@@ -87,7 +87,7 @@ fn second(role: &str, address: std::net::SocketAddr) -> Child {
 fn first(role: &str) -> (tidemill_core::Result<()>, Taken, Arc<Gate>, std::process::ExitStatus) {
     let env = Env::real();
     let listener = loopback(&env);
-    let address = listener.local_addr().unwrap();
+    let address = listener.local_addr().unwrap().tcp().unwrap();
     let mut child = second(role, address);
     let mesh = Mesh::form(&env, listener, &plan(0, address)).unwrap();
     let gate = Gate::new(3000);
@@ -155,7 +155,7 @@ fn a_process_that_dies_ends_the_run() {
 fn a_mesh_has_a_deadline_and_turns_strangers_away() {
     let env = Env::real();
     let listener = loopback(&env);
-    let address = listener.local_addr().unwrap();
+    let address = listener.local_addr().unwrap().tcp().unwrap();
     let stranger = {
         let (env, plan) = (env.clone(), MeshPlan { token: 43, ..plan(1, address) });
         let body = move || {

@@ -2,7 +2,7 @@
 //! refused.
 //!
 //! A log is a sequence of records, numbered from 0: a kind and bytes. A [`Log`] appends to it and
-//! trims it, [`read`] gives the records back. [`Log::commit`] groups what was appended into one
+//! trims it, [`read`] gives the records back, [`copy`](copy()) copies them. [`Log::commit`] groups what was appended into one
 //! block and returns when it is durable.
 //!
 //! A log has one writer, who holds a lock elsewhere. What is on disk is described in
@@ -20,6 +20,7 @@
 mod append;
 mod block;
 mod commit;
+mod copy;
 mod dir;
 mod format;
 mod open;
@@ -35,6 +36,7 @@ mod window;
 use std::path::PathBuf;
 
 pub use append::RECORD_BYTES_MAX;
+pub use copy::copy;
 pub use open::Log;
 pub use read::{read, Reader};
 pub use refuse::Damage;

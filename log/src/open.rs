@@ -181,6 +181,11 @@ impl Log {
         &self.damaged
     }
 
+    /// Bytes of all its segments' files.
+    pub fn bytes(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.header.length).sum()
+    }
+
     /// The log's directory, kind, app and length of segments.
     pub fn spec(&self) -> &LogSpec {
         &self.spec

@@ -140,3 +140,33 @@ fn any_length_of_segment_goes_on() {
         }
     }
 }
+
+/// While a log goes on being written, a copy has what was asked for and can be gone on with.
+#[test]
+fn a_copy_is_a_log() {
+    for kind in [LogKind::Input, LogKind::Cuts] {
+        let disk = SimEnv::new(1).disk;
+        let mut log = Log::open(disk.clone(), spec(kind), 0).unwrap();
+        let bytes = |number: u64| vec![number as u8; 300];
+        for number in 0..40 {
+            log.append(1, &bytes(number)).unwrap();
+            if number % 2 == 1 {
+                log.commit().unwrap();
+            }
+        }
+        for (from, until) in [(0, 0), (0, 1), (0, 40), (7, 7), (7, 20), (39, 40), (40, 40)] {
+            let to = PathBuf::from(format!("/copy/{from}-{until}"));
+            crate::copy(&*disk, &spec(kind), from, until, &to).unwrap();
+            let copied = LogSpec { dir: to, ..spec(kind) };
+            let all: Vec<Record> =
+                read(disk.clone(), &copied, from).unwrap().map(Result::unwrap).collect();
+            assert!(all.len() as u64 >= until - from && all.len() as u64 <= until + 2 - from);
+            assert!(all.iter().zip(from..).all(|(r, n)| r.number == n && r.bytes == bytes(n)));
+            let mut log = Log::open(disk.clone(), copied, until).unwrap();
+            log.append(1, b"more").unwrap();
+            log.commit().unwrap();
+        }
+        let too_many = crate::copy(&*disk, &spec(kind), 0, 41, Path::new("/copy/too-many"));
+        assert!(too_many.unwrap_err().what.contains("41"));
+    }
+}

@@ -4,11 +4,14 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use pyo3::prelude::*;
-use tidemill_engine::Replies;
+use tidemill_engine::{Next, Replies};
 use tidemill_env::Env;
 
 use crate::errors::detached;
 use crate::mill::app_spec;
+
+/// How often signals are looked for, in microseconds.
+const LOOK_US: u64 = 200_000;
 
 /// The lines of a reply; see `docs/running.md`.
 #[pyclass(frozen, name = "Replies", module = "tidemill._native")]
@@ -20,12 +23,19 @@ impl NativeReplies {
         this
     }
 
-    /// Waits without the interpreter lock. A stream that is followed gives a line a second.
+    /// Waits without the interpreter lock, and looks for signals from time to time.
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        detached(py, || {
-            let mut replies = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            Ok(replies.next())
-        })
+        loop {
+            let next = detached(py, || {
+                let mut replies = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                Ok(replies.within(LOOK_US))
+            })?;
+            match next {
+                Next::Line(line) => return Ok(Some(line)),
+                Next::End => return Ok(None),
+                Next::Waiting => py.check_signals()?,
+            }
+        }
     }
 }
 

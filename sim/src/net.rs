@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
-use tidemill_env::{Clock, Connection, Listener, Net};
+use tidemill_env::{Addr, Clock, Connection, Listener, Net};
 
 use crate::SimClock;
 
@@ -21,7 +22,8 @@ pub struct SimNet {
 }
 
 /// The network as one host sees it. It can listen on its own address and connect to any; loopback
-/// and unspecified addresses mean the host itself.
+/// and unspecified addresses mean the host itself. A Unix socket is a name on the host, with a port
+/// behind it that nobody is told; there is no file on the simulated disk.
 pub struct SimHost {
     shared: Arc<Shared>,
     ip: IpAddr,
@@ -37,6 +39,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     listeners: BTreeMap<SocketAddr, Waiting>,
+    /// Unix sockets of hosts: where they are in `listeners`.
+    paths: BTreeMap<(IpAddr, PathBuf), SocketAddr>,
     links: BTreeMap<u64, Link>,
     next_link: u64,
     /// Pairs of hosts, the lower first.
@@ -200,8 +204,11 @@ fn check_timeout(timeout_us: u64) -> io::Result<()> {
 }
 
 impl Net for SimHost {
-    fn listen(&self, addr: SocketAddr) -> io::Result<Box<dyn Listener>> {
-        let mut addr = self.resolve(addr);
+    fn listen(&self, addr: &Addr) -> io::Result<Box<dyn Listener>> {
+        let (mut addr, path) = match addr {
+            Addr::Tcp(addr) => (self.resolve(*addr), None),
+            Addr::Unix(path) => (SocketAddr::new(self.ip, 0), Some(path.clone())),
+        };
         if addr.ip() != self.ip {
             return Err(ErrorKind::AddrNotAvailable.into());
         }
@@ -209,17 +216,31 @@ impl Net for SimHost {
         if addr.port() == 0 {
             addr = state.take_port(self.ip);
         }
+        if let Some(path) = &path {
+            let name = (self.ip, path.clone());
+            if state.paths.contains_key(&name) {
+                return Err(ErrorKind::AddrInUse.into());
+            }
+            state.paths.insert(name, addr);
+        }
         if state.listeners.contains_key(&addr) {
             return Err(ErrorKind::AddrInUse.into());
         }
         state.listeners.insert(addr, Waiting::default());
-        Ok(Box::new(SimListener { shared: self.shared.clone(), addr }))
+        Ok(Box::new(SimListener { shared: self.shared.clone(), addr, path }))
     }
 
     /// When the path is cut, this sleeps through the whole timeout.
-    fn connect(&self, addr: SocketAddr, timeout_us: u64) -> io::Result<Box<dyn Connection>> {
+    fn connect(&self, addr: &Addr, timeout_us: u64) -> io::Result<Box<dyn Connection>> {
         check_timeout(timeout_us)?;
-        let addr = self.resolve(addr);
+        let (addr, path) = match addr {
+            Addr::Tcp(addr) => (self.resolve(*addr), None),
+            Addr::Unix(path) => {
+                let name = (self.ip, path.clone());
+                let there = self.shared.state.lock().paths.get(&name).copied();
+                (there.ok_or(ErrorKind::ConnectionRefused)?, Some(path.clone()))
+            }
+        };
         let mut guard = self.shared.state.lock();
         let state = &mut *guard;
         if state.cuts.contains(&both(self.ip, addr.ip())) {
@@ -240,6 +261,7 @@ impl Net for SimHost {
                 link: id,
                 side,
                 addrs: [own, addr],
+                path: path.clone(),
                 read_timeout_us: AtomicU64::new(NEVER),
                 write_timeout_us: AtomicU64::new(NEVER),
             }))
@@ -256,10 +278,11 @@ impl Net for SimHost {
 struct SimListener {
     shared: Arc<Shared>,
     addr: SocketAddr,
+    path: Option<PathBuf>,
 }
 
 impl Listener for SimListener {
-    fn accept(&self) -> io::Result<(Box<dyn Connection>, SocketAddr)> {
+    fn accept(&self) -> io::Result<(Box<dyn Connection>, Addr)> {
         let connection = self.shared.wait(None, |state| {
             let waiting = state.listeners.get_mut(&self.addr)?;
             if waiting.closed {
@@ -271,8 +294,8 @@ impl Listener for SimListener {
         Ok((Box::new(connection), peer))
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.addr)
+    fn local_addr(&self) -> io::Result<Addr> {
+        Ok(self.path.as_deref().map_or(self.addr.into(), Addr::from))
     }
 
     fn close(&self) {
@@ -286,7 +309,12 @@ impl Listener for SimListener {
 
 impl Drop for SimListener {
     fn drop(&mut self) {
-        let waiting = self.shared.state.lock().listeners.remove(&self.addr);
+        let mut state = self.shared.state.lock();
+        if let Some(path) = self.path.take() {
+            state.paths.remove(&(self.addr.ip(), path));
+        }
+        let waiting = state.listeners.remove(&self.addr);
+        drop(state);
         // Without the lock: connections that nobody has accepted take it when they end.
         drop(waiting);
     }
@@ -302,6 +330,8 @@ struct Side {
     /// 0 or 1: see [`Link`].
     side: usize,
     addrs: [SocketAddr; 2],
+    /// Of a Unix socket, the listener's path.
+    path: Option<PathBuf>,
     read_timeout_us: AtomicU64,
     write_timeout_us: AtomicU64,
 }
@@ -310,6 +340,15 @@ struct Side {
 const NEVER: u64 = u64::MAX;
 
 impl Side {
+    /// The address of a side.
+    fn addr(&self, side: usize) -> Addr {
+        match &self.path {
+            None => self.addrs[side].into(),
+            Some(path) if side == 1 => Addr::Unix(path.clone()),
+            Some(_) => Path::new("").into(),
+        }
+    }
+
     fn shutdown(&self, how: Shutdown) {
         let mut state = self.shared.state.lock();
         let link = state.link(self.link);
@@ -416,12 +455,12 @@ impl Connection for SimConnection {
         set_timeout(&self.0.write_timeout_us, timeout_us)
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.0.addrs[self.0.side])
+    fn local_addr(&self) -> io::Result<Addr> {
+        Ok(self.0.addr(self.0.side))
     }
 
-    fn peer_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.0.addrs[1 - self.0.side])
+    fn peer_addr(&self) -> io::Result<Addr> {
+        Ok(self.0.addr(1 - self.0.side))
     }
 }
 
@@ -438,11 +477,11 @@ mod tests {
 
     /// A connection from host A to host B, the side of A first, and a listener on B.
     fn pair(sim: &SimEnv) -> (Box<dyn Connection>, Box<dyn Connection>, Box<dyn Listener>) {
-        let listener = sim.net.host(B).listen(SocketAddr::new(B, 0)).unwrap();
+        let listener = sim.net.host(B).listen(&SocketAddr::new(B, 0).into()).unwrap();
         let addr = listener.local_addr().unwrap();
-        let near = sim.net.host(A).connect(addr, SECOND_US).unwrap();
+        let near = sim.net.host(A).connect(&addr, SECOND_US).unwrap();
         let (far, peer) = listener.accept().unwrap();
-        assert_eq!(peer.ip(), A);
+        assert_eq!(peer.tcp().unwrap().ip(), A);
         (near, far, listener)
     }
 
@@ -468,28 +507,28 @@ mod tests {
     #[test]
     fn the_network_keeps_the_contract() {
         let sim = SimEnv::new(1);
-        tidemill_env::contract::net(&sim.env());
+        tidemill_env::contract::net(&sim.env(), Path::new("/run"));
         let mut elsewhere = sim.env();
         elsewhere.net = Arc::new(sim.net.host(A));
-        tidemill_env::contract::net(&elsewhere);
+        tidemill_env::contract::net(&elsewhere, Path::new("/run"));
         let state = sim.net.shared.state.lock();
         assert!(state.links.is_empty(), "all has been cleared away");
-        assert!(state.listeners.is_empty());
+        assert!(state.listeners.is_empty() && state.paths.is_empty());
     }
 
     #[test]
     fn a_host_listens_on_its_own_addresses_only() {
         let sim = SimEnv::new(1);
         let (a, b) = (sim.net.host(A), sim.net.host(B));
-        let at = |ip, port| SocketAddr::new(ip, port);
-        let elsewhere = a.listen(at(B, 80));
+        let at = |ip, port| Addr::from(SocketAddr::new(ip, port));
+        let elsewhere = a.listen(&at(B, 80));
         assert_eq!(kind(elsewhere), ErrorKind::AddrNotAvailable);
         let everywhere = at(Ipv4Addr::UNSPECIFIED.into(), 80);
-        let listener = a.listen(everywhere).unwrap();
+        let listener = a.listen(&everywhere).unwrap();
         assert_eq!(listener.local_addr().unwrap(), at(A, 80));
-        b.connect(at(A, 80), SECOND_US).unwrap();
+        b.connect(&at(A, 80), SECOND_US).unwrap();
         // The loopback of B is B.
-        let own = b.connect(at(SimNet::LOCALHOST, 80), SECOND_US);
+        let own = b.connect(&at(SimNet::LOCALHOST, 80), SECOND_US);
         assert_eq!(kind(own), ErrorKind::ConnectionRefused);
     }
 
@@ -528,13 +567,13 @@ mod tests {
         let addr = listener.local_addr().unwrap();
         sim.net.cut(A, B);
         let before = sim.clock.monotonic_ns();
-        let cut = sim.net.host(A).connect(addr, SECOND_US);
+        let cut = sim.net.host(A).connect(&addr, SECOND_US);
         assert_eq!(kind(cut), ErrorKind::TimedOut);
         assert_eq!(sim.clock.monotonic_ns() - before, SECOND_US * 1000);
         // Others are not concerned.
-        sim.net.host(B).connect(addr, SECOND_US).unwrap();
+        sim.net.host(B).connect(&addr, SECOND_US).unwrap();
         sim.net.heal(A, B);
-        sim.net.host(A).connect(addr, SECOND_US).unwrap();
+        sim.net.host(A).connect(&addr, SECOND_US).unwrap();
     }
 
     #[test]
@@ -548,7 +587,7 @@ mod tests {
         assert_eq!(kind(far.write(b"x")), reset);
         assert_eq!(kind(near.read(&mut [0])), reset);
         let addr = listener.local_addr().unwrap();
-        let mut again = sim.net.host(A).connect(addr, SECOND_US).unwrap();
+        let mut again = sim.net.host(A).connect(&addr, SECOND_US).unwrap();
         again.write_all(b"x").unwrap();
     }
 

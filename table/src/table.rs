@@ -1,6 +1,6 @@
 //! A table: slots, index and version log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 use tidemill_core::{encode, Batch, Error, Key, Result, Row, TableSpec, Value};
@@ -562,6 +562,28 @@ impl Table {
         let mut rows: Vec<(Key, u32)> = self.present_slots().map(|s| (self.key(s), s)).collect();
         rows.sort();
         rows.iter().filter_map(|(_, slot)| self.row(*slot)).collect()
+    }
+
+    /// The first rows, by key, of those that `keep` wants: at most `limit`, and whether there are
+    /// more. Looks at all rows, and holds as many as it gives.
+    pub fn select(&self, limit: usize, mut keep: impl FnMut(&[Value]) -> bool) -> (Vec<Row>, bool) {
+        let mut first: BinaryHeap<(Key, u32)> = BinaryHeap::new();
+        for slot in self.present_slots() {
+            let key = self.key(slot);
+            let is_full = first.len() > limit;
+            if is_full && first.peek().is_some_and(|(last, _)| *last < key) {
+                continue;
+            }
+            if self.row(slot).is_some_and(|row| keep(&row)) {
+                first.push((key, slot));
+                if first.len() > limit + 1 {
+                    first.pop();
+                }
+            }
+        }
+        let more = first.len() > limit;
+        let slots = first.into_sorted_vec();
+        (slots.iter().take(limit).filter_map(|(_, slot)| self.row(*slot)).collect(), more)
     }
 
     /// All rows, by key, as a batch.

@@ -256,3 +256,27 @@ fn rows_in_place_are_taken_back() {
         assert_eq!(table.superseded(), 1);
     }
 }
+
+#[test]
+fn the_first_rows_that_are_wanted() {
+    for spec in shapes() {
+        let mut table = Table::new(spec.clone(), 3);
+        for (seq, k) in [5, 3, 9, 1, 7, 2, 8].into_iter().enumerate() {
+            let row = row(&spec, k, k);
+            table.put(&key_of(&spec, &row), Some(&row), 1 + seq as Seq);
+        }
+        let gone = key_of(&spec, &row(&spec, 3, 3));
+        table.put(&gone, None, 20);
+        let all = table.rows();
+        assert_eq!(all.len(), 6);
+        for limit in 0..8 {
+            for skip in [false, true] {
+                let keep = |row: &[Value]| !skip || row != &*all[1];
+                let wanted: Vec<_> = all.iter().filter(|row| keep(row)).cloned().collect();
+                let (rows, more) = table.select(limit, keep);
+                assert_eq!(rows, wanted[..limit.min(wanted.len())]);
+                assert_eq!(more, limit < wanted.len(), "limit {limit} of {}", wanted.len());
+            }
+        }
+    }
+}

@@ -32,7 +32,7 @@ pub struct Sequenced {
     pub cut: Cut,
     /// What is ready, ranked.
     pub epoch: Epoch,
-    /// What came too late, for the side stream of its input stream.
+    /// What came too late, for the side stream of its input stream: by stream, source and row.
     pub late: Vec<Run>,
 }
 
@@ -262,6 +262,8 @@ impl Sequencer {
                 }
             }
         }
+        // Runs of different sources come in any order.
+        late.sort_by_key(|run| (run.stream, run.source, run.offsets[0]));
         self.parked = parked;
         self.watermarks = marks;
         ready.retain(|run| !run.offsets.is_empty());

@@ -1,0 +1,75 @@
+//! The events of an engine's life, one JSON object on a line each, for whoever wants them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use serde_json::{json, Value};
+use tidemill_core::value::format_timestamp;
+use tidemill_core::Error;
+use tidemill_env::{Clock, Env};
+
+use crate::recover::Recovered;
+
+/// Takes the events of an engine's life.
+pub trait LifeSink: Send + Sync {
+    /// An event, as JSON without a newline. Called from the engine's threads, which wait.
+    fn line(&self, line: &str);
+}
+
+/// Tells of events. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Life {
+    sink: Option<Arc<dyn LifeSink>>,
+    clock: Arc<dyn Clock>,
+    /// When the recovery began, and how many epochs it has to execute again.
+    recovery: Arc<(AtomicU64, AtomicU64)>,
+}
+
+impl Life {
+    pub(crate) fn new(env: &Env, sink: Option<Arc<dyn LifeSink>>) -> Life {
+        let recovery = Arc::new((AtomicU64::new(env.clock.monotonic_ns()), AtomicU64::new(0)));
+        Life { sink, clock: env.clock.clone(), recovery }
+    }
+
+    /// Tells of an event; `fields` is an object.
+    pub(crate) fn tell(&self, event: &str, fields: Value) {
+        let Some(sink) = &self.sink else { return };
+        let mut line = json!({"at": format_timestamp(self.clock.now_us()), "event": event});
+        if let (Some(line), Value::Object(fields)) = (line.as_object_mut(), fields) {
+            line.extend(fields);
+        }
+        sink.line(&line.to_string());
+    }
+
+    pub(crate) fn error(&self, error: &Error) {
+        let Error { kind, what, help, .. } = error;
+        self.tell("error", json!({"kind": kind.name(), "what": what, "help": help}));
+    }
+
+    /// What was found in the data directory.
+    pub(crate) fn recovering(&self, recovered: &Recovered) {
+        let logs = [&recovered.input, &recovered.cut_log];
+        for damage in logs.iter().flat_map(|log| log.damaged()) {
+            self.tell("damage", json!({"what": damage.to_string()}));
+        }
+        let epochs = recovered.cuts.len() as u64;
+        let snapshot = recovered.manifest.as_ref().map(|m| m.head.epoch);
+        if epochs > 0 {
+            self.recovery.1.store(epochs, Ordering::Relaxed);
+            self.tell("recovery begun", json!({"snapshot_epoch": snapshot, "epochs": epochs}));
+        }
+    }
+
+    /// All that was recorded has been executed again.
+    pub(crate) fn recovered(&self) {
+        let (since, epochs) =
+            (self.recovery.0.load(Ordering::Relaxed), self.recovery.1.load(Ordering::Relaxed));
+        let seconds = self.clock.monotonic_ns().saturating_sub(since) as f64 / 1e9;
+        self.tell("recovery ended", json!({"epochs": epochs, "seconds": seconds}));
+    }
+
+    /// The run has ended.
+    pub(crate) fn stopped(&self, error: &Option<Error>) {
+        self.tell("stop", json!({"failed": error.is_some()}));
+    }
+}

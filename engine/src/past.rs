@@ -1,0 +1,430 @@
+//! The state of an app at some cut, on tables of its own: the newest snapshot at or before it, and
+//! the recorded cuts behind that made again. Writes nothing, so that it works beside a running engine
+//! and on what a stopped one has left.
+
+use std::sync::Arc;
+
+use tidemill_connect::{Polled, Source};
+use tidemill_core::{Error, Kind, Result, SourceId, StreamTime};
+use tidemill_env::Env;
+use tidemill_flow::{Bad, Branch, Parcel, Stage};
+use tidemill_log::{LogKind, Reader as LogReader};
+use tidemill_snapshot::{epochs, open_at, Manifest, Store};
+use tidemill_table::Table;
+use tidemill_txn::execute::Serial;
+use tidemill_txn::order::{CutInput, Run, Sequencer};
+use tidemill_txn::program::Program;
+
+use crate::aside;
+use crate::counts::Counts;
+use crate::data_dir::Site;
+use crate::internal::{Facts, Internal};
+use crate::open::{branches, partitions, Reader};
+use crate::outlets::Outlets;
+use crate::records::{self, CutRecord, Verdict};
+use crate::recover::{load, rows_of, Written};
+use crate::rings::Rings;
+use crate::settings::Settings;
+use crate::spec::SourceDecl;
+use crate::stages::FailedList;
+use crate::stored::without_body;
+
+/// Rows that are read of a source at a time.
+const ROWS_MAX: u64 = 16_384;
+/// How often somebody else may remove, while we load, what we are loading.
+const TRIES: usize = 3;
+
+/// Which cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// That of an epoch.
+    Epoch(u64),
+    /// The last one whose clock is not after this.
+    Time(i64),
+    /// The last one that is recorded.
+    Newest,
+}
+
+/// What is needed to look back.
+pub(crate) struct Basis<'a> {
+    pub(crate) env: &'a Env,
+    pub(crate) site: &'a Site,
+    pub(crate) program: &'a Arc<Program>,
+    pub(crate) fingerprint: u128,
+    pub(crate) decls: &'a [SourceDecl],
+    pub(crate) settings: &'a Settings,
+    /// Asked from time to time: an error gives up.
+    pub(crate) go_on: &'a dyn Fn() -> Result<()>,
+}
+
+/// The state after a cut.
+pub(crate) struct Past {
+    pub(crate) tables: Vec<Table>,
+    pub(crate) epoch: u64,
+    pub(crate) clock_us: i64,
+    pub(crate) rings: Rings,
+    /// Recorded cuts behind it that were not made again, because a handler's function is not to be
+    /// had.
+    pub(crate) behind: u64,
+}
+
+impl Basis<'_> {
+    /// The state at a moment.
+    ///
+    /// # Errors
+    /// When it is no longer or not yet to be had, when something is damaged, when the input is not
+    /// what it was.
+    pub(crate) fn at(&self, moment: Moment) -> Result<Past> {
+        let store = self.site.store();
+        for _ in 1..TRIES {
+            let before = epochs(&*store)?;
+            match self.try_at(&store, &before, moment) {
+                // A running engine has taken the next snapshot, and removed this one.
+                Err(error) if error.kind == Kind::Io && epochs(&*store)? != before => {}
+                done => return done,
+            }
+        }
+        self.try_at(&store, &epochs(&*store)?, moment)
+    }
+
+    fn try_at(&self, store: &Arc<dyn Store>, epochs: &[u64], moment: Moment) -> Result<Past> {
+        let mut found = None;
+        for epoch in epochs.iter().rev() {
+            if matches!(moment, Moment::Epoch(wanted) if wanted < *epoch) {
+                continue;
+            }
+            let manifest = open_at(&**store, self.site.app, *epoch)?;
+            Written::by(Some(&manifest), self.fingerprint)?;
+            let internal = Internal::decode(self.program, &manifest.internal(&**store)?)?;
+            if matches!(moment, Moment::Time(us) if us < internal.facts.clock_us) {
+                continue;
+            }
+            found = Some((manifest, internal));
+            break;
+        }
+        let mut replay = Replay::new(self, store, found)?;
+        if replay.is_there(moment) {
+            return Ok(replay.past(0));
+        }
+        if let Some((handler, what)) = without_body(self.program) {
+            if moment == Moment::Newest {
+                let behind = replay.cuts.try_fold(0, |count, cut| cut.map(|_| count + 1))?;
+                return Ok(replay.past(behind));
+            }
+            let at = replay.facts.epoch;
+            return Err(Error::setting(format!(
+                "cuts behind epoch {at} would have to be made again, and handler {handler} is {what}"
+            ))
+            .help(format!("ask as of epoch {at}, where there is a snapshot, or for the present")));
+        }
+        while let Some(record) = replay.next()? {
+            if matches!(moment, Moment::Time(us) if record.cut.clock_us > us) {
+                break;
+            }
+            (self.go_on)()?;
+            replay.make(record)?;
+            if replay.is_there(moment) {
+                break;
+            }
+        }
+        match moment {
+            Moment::Epoch(epoch) if replay.facts.epoch < epoch => {
+                let last = replay.facts.epoch;
+                Err(Error::setting(format!("epoch {epoch} has not come yet; the last is {last}")))
+            }
+            _ => Ok(replay.past(0)),
+        }
+    }
+
+    /// What to say when there is no snapshot to begin with, and the first cuts are gone.
+    fn gone(&self, store: &dyn Store) -> Error {
+        let oldest = epochs(store).ok().and_then(|epochs| epochs.first().copied());
+        let error = Error::setting("what was before the oldest snapshot is no longer kept");
+        match oldest {
+            Some(epoch) => error.help(format!("ask for epoch {epoch} or later")),
+            None => error,
+        }
+    }
+}
+
+/// A source that is read again.
+struct Reading {
+    id: SourceId,
+    source: Box<dyn Source>,
+    is_push: bool,
+    time: Option<usize>,
+    time_max: Option<i64>,
+    next_offset: u64,
+    branches: Vec<Branch>,
+}
+
+/// Makes recorded cuts again.
+struct Replay<'a> {
+    basis: &'a Basis<'a>,
+    manifest: Option<Manifest>,
+    written: Written,
+    facts: Facts,
+    tables: Vec<Table>,
+    rings: Rings,
+    cuts: LogReader,
+    /// What is needed from the first cut on.
+    works: Option<Works>,
+    parked: Vec<Run>,
+}
+
+struct Works {
+    readings: Vec<Reading>,
+    sequencer: Sequencer,
+    serial: Serial,
+    outlets: Outlets,
+    verdicts: Vec<Verdict>,
+    failed: FailedList,
+}
+
+impl<'a> Replay<'a> {
+    fn new(
+        basis: &'a Basis<'a>,
+        store: &Arc<dyn Store>,
+        found: Option<(Manifest, Internal)>,
+    ) -> Result<Replay<'a>> {
+        let program = basis.program;
+        let seed = basis.env.random.next_u64();
+        let mut tables: Vec<Table> =
+            program.tables.iter().map(|spec| Table::new(Arc::new(spec.clone()), seed)).collect();
+        let mut rings = Rings::new(program, basis.settings);
+        let mut facts = Facts { counts: Counts::none(program), ..Facts::default() };
+        let mut parked = Vec::new();
+        let mut manifest = None;
+        if let Some((of, internal)) = found {
+            load(store, &of, &internal, &mut tables)?;
+            rings.resume(&internal);
+            (facts, parked, manifest) = (internal.facts, internal.parked, Some(of));
+        }
+        let from = manifest.as_ref().map_or(0, |m| m.head.cut_next);
+        let cuts =
+            tidemill_log::read(basis.site.disk.clone(), &basis.site.log(LogKind::Cuts), from)
+                .map_err(|error| match (&manifest, error.kind) {
+                    (None, Kind::Input) => basis.gone(&**store),
+                    _ => error,
+                })?;
+        let written = Written::by(manifest.as_ref(), basis.fingerprint)?;
+        Ok(Replay { basis, manifest, written, facts, tables, rings, cuts, works: None, parked })
+    }
+
+    fn is_there(&self, moment: Moment) -> bool {
+        matches!(moment, Moment::Epoch(epoch) if epoch == self.facts.epoch)
+    }
+
+    fn past(self, behind: u64) -> Past {
+        let Facts { epoch, clock_us, .. } = self.facts;
+        Past { tables: self.tables, epoch, clock_us, rings: self.rings, behind }
+    }
+
+    fn next(&mut self) -> Result<Option<CutRecord>> {
+        let Some(record) = self.cuts.next() else { return Ok(None) };
+        let record = records::take_cut(&record?.bytes)?;
+        self.written.check(&record)?;
+        Ok(Some(record))
+    }
+
+    /// Opens the sources where the snapshot has left them.
+    fn begin(&mut self) -> Result<Works> {
+        let Basis { site, program, env, .. } = *self.basis;
+        let input_from = self.manifest.as_ref().map_or(0, |m| m.head.input_next);
+        let mut verdicts = Vec::new();
+        let log = site.log(LogKind::Input);
+        for record in tidemill_log::read(site.disk.clone(), &log, input_from)? {
+            let record = record?;
+            if record.kind == records::VERDICT {
+                verdicts.push(records::take_verdict(&record.bytes)?);
+            }
+        }
+        let partitions = partitions(program, self.basis.decls, env, &mut Vec::new())?;
+        let same = partitions.len() == program.sources.len()
+            && partitions.iter().zip(&program.sources).all(|(p, s)| p.spec.name == s.name);
+        if !same {
+            return Err(Error::input("the sources are not the files that they were")
+                .help("put them back; as of a snapshot's epoch they are not needed"));
+        }
+        let failed = FailedList::default();
+        let mut readings = Vec::new();
+        for (index, partition) in partitions.into_iter().enumerate() {
+            let id = SourceId(index as u32);
+            let stream = &program.streams[partition.stream.index()].spec;
+            let facts = self.facts.sources.get(index);
+            let next_offset = facts.map_or(0, |f| f.next_offset);
+            let is_push = matches!(partition.source, Reader::Pushed(_));
+            let source: Box<dyn Source> = match partition.source {
+                Reader::Pushed(mut push) => {
+                    if let Some(facts) = facts {
+                        push.resume(&facts.place)?;
+                    }
+                    let records = tidemill_log::read(site.disk.clone(), &log, input_from)?;
+                    push.replay(Box::new(rows_of(
+                        records,
+                        id,
+                        stream.schema.clone(),
+                        next_offset,
+                    )))?;
+                    Box::new(push)
+                }
+                Reader::Files(mut files) => {
+                    if let Some(facts) = facts {
+                        files.resume(&facts.place)?;
+                    }
+                    files
+                }
+            };
+            readings.push(Reading {
+                id,
+                source,
+                is_push,
+                time: match stream.time {
+                    StreamTime::Event { column } => Some(column),
+                    StreamTime::Arrival => None,
+                },
+                time_max: facts.and_then(|f| f.time_max),
+                next_offset,
+                branches: branches(program, partition.stream, &failed),
+            });
+        }
+        let mut serial = Serial::new(program.clone(), 0);
+        let mut outlets = Outlets::of(program);
+        let sequencer = match &self.manifest {
+            None => Sequencer::new(program.clone())?,
+            Some(_) => {
+                serial = serial.after(self.facts.seq);
+                outlets.resume(&self.facts.outlets);
+                let parked = std::mem::take(&mut self.parked);
+                let internal = Internal { facts: self.facts.clone(), parked, dlq: Vec::new() };
+                Sequencer::restore(program.clone(), internal.sequencer())?
+            }
+        };
+        Ok(Works { readings, sequencer, serial, outlets, verdicts, failed })
+    }
+
+    /// Makes a cut again, and compares what comes of it with the record.
+    fn make(&mut self, record: CutRecord) -> Result<()> {
+        let mut works = match self.works.take() {
+            Some(works) => works,
+            None => self.begin()?,
+        };
+        let program = self.basis.program;
+        let CutRecord { cut, output_hash, places, .. } = record;
+        let (mut runs, mut bad) = (Vec::new(), Vec::new());
+        for (reading, wanted) in works.readings.iter_mut().zip(&cut.offsets) {
+            reading.read_to(*wanted, &mut runs, &mut bad)?;
+            let recorded = places.iter().find(|(source, _)| *source == reading.id);
+            if let (false, Some((_, place))) = (reading.is_push, recorded) {
+                let name = &program.sources[reading.id.index()].name;
+                reading.source.place().check(name, place)?;
+            }
+        }
+        let input = CutInput {
+            runs,
+            offsets: cut.offsets.clone(),
+            times_max: works.readings.iter().map(|r| r.time_max).collect(),
+            clock_us: cut.clock_us,
+            idle: cut.idle.clone(),
+            ended: cut.ended.clone(),
+        };
+        let other = |what: &str| {
+            Error::internal(format!("epoch {} was made again, and {what}", cut.epoch))
+                .help("the input is not what it was: restore the files")
+        };
+        let sequenced = works.sequencer.cut(input)?;
+        if sequenced.cut != cut {
+            return Err(other("the cut is not the recorded one"));
+        }
+        let (mut epoch, late) = (sequenced.epoch, sequenced.late);
+        let undecoded = bad.len();
+        aside::set_aside(&works.verdicts, cut.epoch, &mut epoch, &mut bad);
+        let outcome = works.serial.run(&mut self.tables, &epoch)?;
+        self.tables.iter_mut().for_each(|table| table.commit(outcome.seq));
+        let dead = aside::dead(program, &works.failed, &cut.offsets, bad);
+        let dead_rows = dead.iter().map(|(_, batch)| batch.len()).sum();
+        self.facts.counts.add(program, &epoch, &outcome, &late, undecoded, dead_rows);
+        self.facts.counts.parked = works.sequencer.parked_rows() as u64;
+        let outputs = outcome
+            .outputs
+            .into_iter()
+            .map(|output| (program.streams[output.stream.index()].spec.name.clone(), output.batch));
+        for (stream, batch) in dead.into_iter().chain(aside::late(program, late)).chain(outputs) {
+            works.outlets.count(&stream, &batch);
+            self.rings.push(&stream, &batch);
+        }
+        if works.outlets.hash() != output_hash {
+            return Err(other("its outputs are not those of the first time"));
+        }
+        (self.facts.epoch, self.facts.clock_us) = (cut.epoch, cut.clock_us);
+        let bytes: usize = self.tables.iter().map(Table::bytes).sum();
+        let max = self.basis.settings.memory_bytes_max;
+        if bytes + works.sequencer.parked_bytes() > max {
+            return Err(Error::resource(format!(
+                "the tables as of epoch {} take more than memory_bytes_max ({max})",
+                cut.epoch
+            )));
+        }
+        self.works = Some(works);
+        Ok(())
+    }
+}
+
+impl Reading {
+    /// Reads up to an offset, through all stages.
+    fn read_to(
+        &mut self,
+        wanted: u64,
+        runs: &mut Vec<Run>,
+        bad: &mut Vec<(SourceId, Bad)>,
+    ) -> Result<()> {
+        let mut pending = 0;
+        while self.next_offset < wanted {
+            let rows_max = (wanted - self.next_offset).min(ROWS_MAX);
+            let chunk = match self.source.poll(rows_max as usize)? {
+                Polled::Rows(chunk) => chunk,
+                // A folder that is followed may have to be looked at more than once.
+                Polled::Pending if pending < 100 => {
+                    pending += 1;
+                    continue;
+                }
+                Polled::Pending | Polled::End => {
+                    return Err(Error::input(format!(
+                        "a source ends at row {}, and rows up to {wanted} were read before",
+                        self.next_offset
+                    ))
+                    .help("restore what it was read from"));
+                }
+            };
+            pending = 0;
+            let times = crate::feed::times(&chunk.batch, self.time)?;
+            if self.time.is_some() {
+                self.time_max = self.time_max.max(times.iter().copied().max());
+            }
+            self.next_offset = chunk.next_offset;
+            bad.extend(chunk.bad.into_iter().map(|b| {
+                let (offset, origin, line) = (b.offset, b.origin, b.line);
+                (self.id, Bad { offset, origin, line, raw: b.raw, reason: b.reason })
+            }));
+            for branch in &self.branches {
+                let mut parcel = Parcel {
+                    source: self.id,
+                    stream: branch.stream,
+                    batch: chunk.batch.clone(),
+                    offsets: chunk.offsets.clone(),
+                    times: times.clone(),
+                };
+                for stage in &branch.stages {
+                    parcel = match stage {
+                        Stage::Map(transform) | Stage::Filter(transform) => {
+                            transform.apply(parcel)?
+                        }
+                    };
+                }
+                let Parcel { source, stream, batch, offsets, times } = parcel;
+                runs.push(Run { stream, source, batch, offsets, times, admitted: None });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! The last rows of streams: of outputs for those who follow them, of dead-letter and late streams
+//! for whoever looks later. Filled at delivery only, so that nothing is seen before its cut is
+//! durable, and bounded in rows and bytes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use tidemill_core::{Batch, Schema};
+use tidemill_txn::program::{Origin, Program};
+
+use crate::internal::{DlqFacts, Internal};
+use crate::outlets::dead_schema;
+use crate::settings::Settings;
+
+/// The last rows of a stream. They are numbered from 0, from the first start of the app on.
+pub(crate) struct Ring {
+    pub(crate) schema: Arc<Schema>,
+    /// It is kept over restarts.
+    is_dlq: bool,
+    rows_max: usize,
+    bytes_max: usize,
+    /// The number behind the last row.
+    next: u64,
+    batches: VecDeque<(Batch, usize)>,
+    rows: usize,
+    bytes: usize,
+}
+
+/// The last rows of all streams, by name.
+#[derive(Default)]
+pub(crate) struct Rings {
+    pub(crate) by_name: BTreeMap<String, Ring>,
+}
+
+impl Ring {
+    /// The number of the first row that is there.
+    pub(crate) fn first(&self) -> u64 {
+        self.next - self.rows as u64
+    }
+
+    /// The number behind the last one.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    fn push(&mut self, mut batch: Batch) {
+        self.next += batch.len() as u64;
+        // What is cut off is copied: a slice would hold all of it.
+        let last = |batch: &Batch, rows: usize| {
+            let from = batch.len() - rows;
+            batch.take(&(from as u32..batch.len() as u32).collect::<Vec<u32>>())
+        };
+        if batch.len() > self.rows_max {
+            batch = last(&batch, self.rows_max);
+        }
+        while batch.bytes() > self.bytes_max && batch.len() > 1 {
+            batch = last(&batch, batch.len() / 2);
+        }
+        let bytes = batch.bytes();
+        self.rows += batch.len();
+        self.bytes += bytes;
+        self.batches.push_back((batch, bytes));
+        while self.bytes > self.bytes_max && self.batches.len() > 1 {
+            self.drop_front();
+        }
+        while self.rows > self.rows_max {
+            let over = self.rows - self.rows_max;
+            match self.batches.front_mut() {
+                Some((front, _)) if front.len() > over => {
+                    *front = front.slice(over, front.len() - over);
+                    self.rows -= over;
+                }
+                _ => self.drop_front(),
+            }
+        }
+    }
+
+    fn drop_front(&mut self) {
+        if let Some((batch, bytes)) = self.batches.pop_front() {
+            self.rows -= batch.len();
+            self.bytes -= bytes;
+        }
+    }
+
+    /// At most `rows_max` rows from number `from` on, which is there: each with its number.
+    pub(crate) fn rows(&self, from: u64, rows_max: usize) -> Vec<(u64, Batch)> {
+        let (mut at, mut left, mut found) = (self.first(), rows_max, Vec::new());
+        for (batch, _) in &self.batches {
+            let behind = at + batch.len() as u64;
+            if behind > from && left > 0 {
+                let skip = from.saturating_sub(at) as usize;
+                let taken = left.min(batch.len() - skip);
+                found.push((at + skip as u64, batch.slice(skip, taken)));
+                left -= taken;
+            }
+            at = behind;
+        }
+        found
+    }
+}
+
+impl Rings {
+    /// Of all streams whose rows have stable numbers. Events of inputs pass through only where
+    /// somebody wants them.
+    pub(crate) fn new(program: &Program, settings: &Settings) -> Rings {
+        let mut by_name = BTreeMap::new();
+        let ring = |schema: &Arc<Schema>, is_dlq: bool| {
+            let (rows_max, bytes_max) = match is_dlq {
+                true => (settings.dlq_rows_max, settings.dlq_bytes_max),
+                false => (settings.tail_rows, settings.tail_bytes),
+            };
+            Ring {
+                schema: schema.clone(),
+                is_dlq,
+                rows_max,
+                bytes_max,
+                next: 0,
+                batches: VecDeque::new(),
+                rows: 0,
+                bytes: 0,
+            }
+        };
+        for stream in &program.streams {
+            let (name, schema) = (&stream.spec.name, &stream.spec.schema);
+            match stream.origin {
+                Origin::Input | Origin::Derived { .. } => {
+                    by_name.insert(format!("{name}.late"), ring(schema, true));
+                    by_name.insert(format!("{name}.dead"), ring(&dead_schema(), true));
+                }
+                _ => {
+                    by_name.insert(name.to_string(), ring(schema, false));
+                }
+            }
+        }
+        Rings { by_name }
+    }
+
+    /// Goes on behind a snapshot.
+    pub(crate) fn resume(&mut self, internal: &Internal) {
+        for (name, ring) in &mut self.by_name {
+            ring.next = internal.facts.outlets.get(name).map_or(0, |facts| facts.rows);
+        }
+        for facts in &internal.dlq {
+            let Some(ring) = self.by_name.get_mut(&facts.stream) else { continue };
+            ring.next = facts.next - facts.batches.iter().map(|b| b.len() as u64).sum::<u64>();
+            facts.batches.iter().for_each(|batch| ring.push(batch.clone()));
+        }
+    }
+
+    /// Takes events of an epoch whose cut is durable.
+    pub(crate) fn push(&mut self, stream: &str, batch: &Batch) {
+        if let Some(ring) = self.by_name.get_mut(stream).filter(|_| !batch.is_empty()) {
+            ring.push(batch.clone());
+        }
+    }
+
+    /// Dead-letter and late streams that have had rows.
+    pub(crate) fn dlq(&self) -> impl Iterator<Item = (&str, &Ring)> {
+        let had = self.by_name.iter().filter(|(_, ring)| ring.is_dlq && ring.next > 0);
+        had.map(|(name, ring)| (&**name, ring))
+    }
+
+    /// What a snapshot keeps of them.
+    pub(crate) fn facts(&self) -> Vec<DlqFacts> {
+        let facts = |(stream, ring): (&str, &Ring)| DlqFacts {
+            stream: stream.to_owned(),
+            next: ring.next,
+            batches: ring.batches.iter().map(|(batch, _)| batch.clone()).collect(),
+        };
+        self.dlq().map(facts).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_core::{Column, DataType, Value};
+    use tidemill_txn::program::Builder;
+
+    fn batch(from: i64, rows: i64) -> Batch {
+        let schema = Arc::new(Schema::new(vec![Column::new("x", DataType::Int)]));
+        let rows: Vec<[Value; 1]> = (from..from + rows).map(|x| [Value::Int(x)]).collect();
+        Batch::from_rows(schema, rows.iter().map(|r| &r[..]))
+    }
+
+    #[test]
+    fn the_last_rows_are_there_with_their_numbers() {
+        let mut b = Builder::new("app");
+        b.stream("s", vec![Column::new("x", DataType::Int)]);
+        let program = b.finish().unwrap();
+        let settings = Settings { dlq_rows_max: 10, ..Settings::default() };
+        let mut rings = Rings::new(&program, &settings);
+        let mut next = 0;
+        for rows in [0, 3, 1, 4, 4, 7, 25, 2] {
+            rings.push("s.late", &batch(next, rows));
+            next += rows;
+            let ring = &rings.by_name["s.late"];
+            assert_eq!((ring.first(), ring.next()), ((next - 10).max(0) as u64, next as u64));
+            for from in ring.first()..ring.next() {
+                let mut at = from;
+                for (number, batch) in ring.rows(from, 4) {
+                    for row in 0..batch.len() {
+                        assert_eq!(
+                            (number + row as u64, batch.value(0, row)),
+                            (at, Value::Int(at as i64))
+                        );
+                        at += 1;
+                    }
+                }
+                assert_eq!(at, ring.next().min(from + 4));
+            }
+        }
+        rings.push("s.late", &batch(next, 1 << 20));
+        assert!(rings.by_name["s.late"].bytes < 4096, "no large batch is held by its end");
+    }
+}

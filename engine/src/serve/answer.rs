@@ -1,0 +1,202 @@
+//! The answers of a running engine.
+
+use std::io::{self, Write as _};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::json;
+use tidemill_core::{Error, Result};
+use tidemill_env::Connection;
+
+use super::query::{Plan, Rows};
+use super::{backup, dlq, status, tail, Answer, Fields, Lines, Ls, Query, Reply, Stop};
+use crate::past::{Basis, Moment};
+use crate::view::View;
+
+/// Bytes of a request.
+const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// How long a connection may be idle, in microseconds.
+const IDLE_US: u64 = 300_000_000;
+
+/// One look back at a time, and one scan: each needs memory, or holds the tables.
+static ONE_PAST: Mutex<()> = Mutex::new(());
+static ONE_SCAN: Mutex<()> = Mutex::new(());
+
+/// Answers all requests of a connection.
+pub(super) fn serve(view: &View, connection: Box<dyn Connection>, stopping: &AtomicBool) {
+    let Ok(mut out) = connection.try_clone() else { return };
+    if connection.set_read_timeout(Some(IDLE_US)).is_err() {
+        return;
+    }
+    let mut lines = Lines::new(connection, REQUEST_BYTES_MAX);
+    let mut put = |bytes: &[u8]| out.write_all(bytes);
+    let mut reply = Reply::new(&mut put, "running");
+    loop {
+        let request = match lines.next() {
+            Ok(Some(request)) => request,
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                let what = format!("a request has at most {REQUEST_BYTES_MAX} bytes");
+                let _ = reply.close(Err(Error::input(what).into()));
+                return;
+            }
+            Ok(None) | Err(_) => return,
+        };
+        let answer =
+            catch_unwind(AssertUnwindSafe(|| answer(view, stopping, &request, &mut reply)));
+        let answer = answer.unwrap_or_else(|_| {
+            Err(Error::internal("answering has failed; the engine goes on").into())
+        });
+        if reply.close(answer).is_err() || stopping.load(Ordering::Acquire) {
+            return;
+        }
+    }
+}
+
+fn answer(view: &View, stopping: &AtomicBool, request: &[u8], reply: &mut Reply<'_>) -> Answer {
+    let mut fields = Fields::parse(request)?;
+    let stops = || {
+        if stopping.load(Ordering::Acquire) {
+            return Err(Error::resource("the engine stops")
+                .help("ask again: when it has stopped, its files are read"));
+        }
+        Ok(())
+    };
+    match fields.verb() {
+        "status" => {
+            fields.done()?;
+            reply.end(json!({"status": status::running(view)}))
+        }
+        "summary" => {
+            fields.done()?;
+            reply.end(json!({"summary": view.summary()}))
+        }
+        "inspect" => {
+            fields.done()?;
+            reply.end(json!({"inspect": status::inspect(view)?}))
+        }
+        "query" => {
+            let query = Query::take(&mut fields)?;
+            fields.done()?;
+            let plan = query.plan(&view.program)?;
+            plan.head(reply)?;
+            let rows = rows(view, &plan, query.as_of, &stops)?;
+            plan.rows(&rows, reply)
+        }
+        "tail" => {
+            let tail = tail::Tail::take(&mut fields)?;
+            fields.done()?;
+            tail.answer(view, stopping, reply)
+        }
+        "dlq_ls" => {
+            let ls = Ls::take(&mut fields)?;
+            fields.done()?;
+            let rings = view.shared.rings.lock();
+            let found = ls.find(&rings)?;
+            drop(rings);
+            let as_of = view.shared.out.lock().epoch;
+            ls.rows(&found, as_of, reply)
+        }
+        "dlq_replay" => {
+            let replay = dlq::Replay::take(&mut fields)?;
+            fields.done()?;
+            let sent = replay.send(view)?;
+            reply.end(json!({"sent": sent}))
+        }
+        "backup" => {
+            let to: std::path::PathBuf = fields.need("to")?;
+            fields.done()?;
+            let report = backup::running(view, &to, &stops)?;
+            reply.end(json!({"backup": report}))
+        }
+        "restore" | "verify" => {
+            let what = format!("'{}' is for a stopped engine, and this one runs", fields.verb());
+            Err(Error::resource(what).help("stop it first").into())
+        }
+        other => Err(unknown(other)),
+    }
+}
+
+/// What comes of a verb that nobody knows.
+pub(crate) fn unknown(verb: &str) -> Stop {
+    let verbs = [
+        "status",
+        "summary",
+        "inspect",
+        "query",
+        "tail",
+        "dlq_ls",
+        "dlq_replay",
+        "backup",
+        "restore",
+        "verify",
+    ];
+    let error = Error::input(format!("there is no request '{verb}'"));
+    let error = match tidemill_core::error::nearest(verb, verbs) {
+        Some(near) => error.help(format!("did you mean '{near}'?")),
+        None => error.help(format!("there are {}", verbs.join(", "))),
+    };
+    error.into()
+}
+
+/// The rows as of a moment, the present when there is none.
+fn rows(
+    view: &View,
+    plan: &Plan,
+    as_of: Option<Moment>,
+    stops: &dyn Fn() -> Result<()>,
+) -> Result<Rows> {
+    let shared = &view.shared;
+    let last = {
+        let out = shared.out.lock();
+        (out.epoch, out.clock_us)
+    };
+    let past = match as_of {
+        None | Some(Moment::Newest) => None,
+        Some(Moment::Epoch(epoch)) if epoch > last.0 => {
+            let what = format!("epoch {epoch} has not come yet; the last durable is {}", last.0);
+            return Err(Error::setting(what));
+        }
+        // What is later than the last cut has not changed it.
+        Some(Moment::Time(us)) if us >= last.1 && last.0 == shared.state.lock().epoch => None,
+        Some(Moment::Time(us)) if us >= last.1 => Some(Moment::Epoch(last.0)),
+        Some(Moment::Epoch(epoch)) if epoch == shared.state.lock().epoch => None,
+        Some(moment) => Some(moment),
+    };
+    if let (Some(moment), Some((site, fingerprint))) = (past, &view.site) {
+        let _one = loop {
+            match ONE_PAST.try_lock_for(Duration::from_millis(100)) {
+                Some(one) => break one,
+                None => stops()?,
+            }
+        };
+        let basis = Basis {
+            env: &view.env,
+            site,
+            program: &view.program,
+            fingerprint: *fingerprint,
+            decls: &view.decls,
+            settings: &view.settings,
+            go_on: stops,
+        };
+        let past = basis.at(moment)?;
+        return Ok(plan.select(&past.tables, past.epoch, past.clock_us, 0));
+    }
+    let is_scan = !plan.is_point();
+    let _one = is_scan.then(|| ONE_SCAN.lock());
+    let before = view.env.clock.monotonic_ns();
+    let state = shared.state.lock();
+    let rows = plan.select(&state.tables, state.epoch, state.clock_us, 0);
+    drop(state);
+    if is_scan {
+        // The engine waits while we look at all rows. It has at least as long for itself before
+        // the next one may.
+        let us = (view.env.clock.monotonic_ns() - before) / 1000;
+        if us > 1000 {
+            view.env.clock.sleep_us(us);
+        }
+    }
+    shared.wait_for(rows.as_of)?;
+    Ok(rows)
+}

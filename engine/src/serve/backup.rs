@@ -1,0 +1,207 @@
+//! Copies of a data directory: making them, bringing them back, and reading all of one.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{json, Value};
+use tidemill_core::{Error, Result};
+use tidemill_env::Disk;
+use tidemill_log::{LogKind, Record};
+use tidemill_snapshot::{epochs, load, newest, open_at, DirStore, Manifest, Store};
+
+use crate::data_dir::Site;
+use crate::view::View;
+
+/// Bytes of an object that are copied at a time.
+const PIECE_BYTES: u64 = 4 << 20;
+
+/// How often somebody who waits looks whether there is still something to wait for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Copies a snapshot of a running engine, taken now, and what it needs of the logs.
+pub(super) fn running(view: &View, to: &Path, stops: &dyn Fn() -> Result<()>) -> Result<Value> {
+    let Some((site, _)) = &view.site else {
+        return Err(Error::internal("a running engine without a data directory was asked"));
+    };
+    check_target(&*site.disk, to)?;
+    let Some(_held) = view.shared.copying.try_lock_for(LOOK) else {
+        return Err(Error::resource("another backup is being made").help("wait for it"));
+    };
+    let manifest = match view.settings.durable {
+        crate::settings::Durable::LogAndSnapshots => {
+            force(view, stops)?;
+            newest(&*site.store(), site.app)?
+        }
+        _ => None,
+    };
+    // What is known to be durable, and so can't change while it is copied.
+    let log = view.shared.out.lock().log;
+    let [input, cuts] = log.map_or([0, 0], |logs| logs.map(|log| log.next));
+    let cuts = manifest.as_ref().map_or(cuts, |m| m.head.cut_next);
+    copy(site, manifest.as_ref(), input, cuts, to)
+}
+
+/// Has a snapshot taken, and waits for it.
+fn force(view: &View, stops: &dyn Fn() -> Result<()>) -> Result<()> {
+    let shared = &view.shared;
+    let executed = shared.state.lock().epoch;
+    let mut out = shared.out.lock();
+    let before = out.snapshot_epoch;
+    out.snapshot_error = None;
+    shared.force.store(true, std::sync::atomic::Ordering::Release);
+    view.gate.wake();
+    // One that was under way may be older than what has been executed.
+    while out.snapshot_epoch < executed.max(before + 1) {
+        if let Some(error) = &out.snapshot_error {
+            return Err(error.clone());
+        }
+        stops()?;
+        if let Some(error) = shared.error() {
+            return Err(error);
+        }
+        if shared.is_over() {
+            return Err(Error::resource("the run has ended").help("ask again: it is stopped now"));
+        }
+        shared.delivered.wait_for(&mut out, LOOK);
+    }
+    Ok(())
+}
+
+/// Copies what a stopped engine has left.
+pub(crate) fn stopped(site: &Site, to: &Path) -> Result<Value> {
+    check_target(&*site.disk, to)?;
+    let manifest = newest(&*site.store(), site.app)?;
+    let (input, cuts) = manifest.as_ref().map_or((0, 0), |m| (m.head.input_next, m.head.cut_next));
+    let input = end(site, LogKind::Input, input)?;
+    let cuts = end(site, LogKind::Cuts, cuts)?;
+    copy(site, manifest.as_ref(), input, cuts, to)
+}
+
+/// Brings a backup back.
+pub(crate) fn restore(disk: &Arc<dyn Disk>, from: &Path, to: &Path) -> Result<Value> {
+    let site = Site::look(disk, from)
+        .map_err(|error| error.help("give the folder that a backup was made into"))?;
+    stopped(&site, to)
+}
+
+/// How many records a log has.
+fn end(site: &Site, kind: LogKind, from: u64) -> Result<u64> {
+    let mut reader = tidemill_log::read(site.disk.clone(), &site.log(kind), from)?;
+    reader.by_ref().try_for_each(|record: Result<Record>| record.map(drop))?;
+    Ok(reader.next_number())
+}
+
+/// Refuses a folder that has something in it, or whose place depends on who asks.
+fn check_target(disk: &dyn Disk, to: &Path) -> Result<()> {
+    if !to.is_absolute() {
+        let what = format!("'{}' is not an absolute path", to.display());
+        return Err(Error::setting(what).help("the engine may run in another folder"));
+    }
+    let io = |e: std::io::Error| Error::io(to.display(), &e);
+    let found = match disk.list(to) {
+        Ok(found) => found,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(io(e)),
+    };
+    match found.iter().find(|path| !path.ends_with("LOCK")) {
+        None => Ok(()),
+        Some(other) => Err(Error::setting(format!(
+            "{} is not empty: there is {}",
+            to.display(),
+            other.display()
+        ))
+        .help("give an empty or a new folder")),
+    }
+}
+
+fn copy(
+    site: &Site,
+    manifest: Option<&Manifest>,
+    input: u64,
+    cuts: u64,
+    to: &Path,
+) -> Result<Value> {
+    let disk = &site.disk;
+    let io = |e: std::io::Error| Error::io(to.display(), &e);
+    disk.create_dir_all(to).map_err(io)?;
+    let from = manifest.map_or((0, 0), |m| (m.head.input_next, m.head.cut_next));
+    for (kind, from, until) in [(LogKind::Cuts, from.1, cuts), (LogKind::Input, from.0, input)] {
+        let log = site.log(kind);
+        let dir = to.join(log.dir.file_name().unwrap_or_default());
+        tidemill_log::copy(&**disk, &log, from, until.max(from), &dir)?;
+    }
+    if let Some(manifest) = manifest {
+        let (source, target) = (site.store(), DirStore::new(disk.clone(), to.join("store")));
+        let objects = manifest.objects.iter().map(|object| object.name.clone());
+        // The manifest last, as always.
+        for name in objects.chain([manifest.internal.name.clone(), manifest.name()]) {
+            copy_object(&*source, &target, &name)?;
+        }
+    }
+    // The identity at the end: what has none is no data directory.
+    site.copy_identity(to)?;
+    let copied = Site::look(disk, to)?;
+    let mut report = verify(&copied)?;
+    report["to"] = json!(to);
+    Ok(report)
+}
+
+fn copy_object(source: &dyn Store, target: &dyn Store, name: &str) -> Result<()> {
+    let mut writer = target.create(name)?;
+    let mut at = 0;
+    loop {
+        let piece = source.get_range(name, at, PIECE_BYTES)?;
+        let piece = piece.ok_or_else(|| {
+            Error::new(tidemill_core::Kind::Io, format!("{name} is missing in the snapshots"))
+        })?;
+        writer.write(&piece)?;
+        at += piece.len() as u64;
+        if (piece.len() as u64) < PIECE_BYTES {
+            return writer.finish();
+        }
+    }
+}
+
+/// Reads all that counts in a data directory, and compares all checksums.
+pub(crate) fn verify(site: &Site) -> Result<Value> {
+    let store = site.store();
+    let mut from = (0, 0);
+    let (mut rows, mut last) = (0u64, None);
+    let all = epochs(&*store)?;
+    for (index, epoch) in all.iter().enumerate() {
+        let manifest = open_at(&*store, site.app, *epoch)?;
+        manifest.internal(&*store)?;
+        rows = 0;
+        load(&store, &manifest, |_| {
+            rows += 1;
+            Ok(())
+        })?;
+        if index == 0 {
+            from = (manifest.head.input_next, manifest.head.cut_next);
+        }
+        last = Some(*epoch);
+    }
+    let (input, cuts) = (end(site, LogKind::Input, from.0)?, end(site, LogKind::Cuts, from.1)?);
+    let (mut files, mut bytes) = (0u64, 0u64);
+    count(&*site.disk, &site.path, &mut files, &mut bytes)
+        .map_err(|e| Error::io(site.path.display(), &e))?;
+    Ok(json!({
+        "app": site.name, "epoch": last, "snapshots": all.len(), "rows": rows, "input": input,
+        "cuts": cuts, "files": files, "bytes": bytes,
+    }))
+}
+
+fn count(disk: &dyn Disk, dir: &Path, files: &mut u64, bytes: &mut u64) -> std::io::Result<()> {
+    for path in disk.list(dir)? {
+        let meta = disk.metadata(&path)?;
+        match meta.is_dir {
+            true => count(disk, &path, files, bytes)?,
+            false => {
+                *files += 1;
+                *bytes += meta.len;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! Dead-letter and late streams: what is in them, and sending it again.
+
+use std::sync::atomic::Ordering;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{json, Map};
+use tidemill_connect::push::TrySend;
+use tidemill_connect::values;
+use tidemill_core::{Batch, Error, Result, Row, Value};
+
+use super::tail::ring;
+use super::{Answer, Fields, Reply};
+use crate::rings::Rings;
+use crate::view::View;
+
+/// Rows of each stream when nobody says how many, and the most.
+const LIMIT: usize = 1000;
+const LIMIT_MAX: usize = 1_000_000;
+/// Rows that are sent again at a time.
+const REPLAY_MAX: usize = 10_000;
+
+/// Which rows to list.
+pub(crate) struct Ls {
+    stream: Option<String>,
+    limit: usize,
+}
+
+/// What was found of a stream.
+pub(crate) struct Found {
+    stream: String,
+    first: u64,
+    next: u64,
+    rows: Vec<(u64, Batch)>,
+}
+
+impl Ls {
+    pub(crate) fn take(fields: &mut Fields) -> Result<Ls> {
+        let stream = fields.take("stream")?;
+        Ok(Ls { stream, limit: fields.limit(LIMIT, LIMIT_MAX)? })
+    }
+
+    pub(crate) fn find(&self, rings: &Rings) -> Result<Vec<Found>> {
+        if let Some(stream) = &self.stream {
+            ring(rings, stream)?;
+            if !is_dlq(stream, rings) {
+                let what = format!("{stream} is no dead-letter or late stream");
+                return Err(Error::setting(what).help("they end with .dead and .late"));
+            }
+        }
+        let wanted = |name: &str| self.stream.as_ref().is_none_or(|stream| stream == name);
+        let found = rings.dlq().filter(|(name, _)| wanted(name)).map(|(name, ring)| {
+            let from = ring.next().saturating_sub(self.limit as u64).max(ring.first());
+            let rows = ring.rows(from, self.limit);
+            Found { stream: name.to_owned(), first: ring.first(), next: ring.next(), rows }
+        });
+        Ok(found.collect())
+    }
+
+    pub(crate) fn rows(&self, found: &[Found], as_of: u64, reply: &mut Reply<'_>) -> Answer {
+        let (mut rows, mut streams) = (0, Map::new());
+        for Found { stream, first, next, rows: batches } in found {
+            let name = serde_json::Value::from(stream.as_str());
+            for (number, batch) in batches {
+                for row in 0..batch.len() {
+                    let number = number + row as u64;
+                    let head = format!("{{\"stream\":{name},\"row\":{number},\"value\":");
+                    let mut line = head.into_bytes();
+                    values::write_row(batch.schema(), &batch.row(row), &mut line);
+                    line.push(b'}');
+                    reply.raw(line)?;
+                    rows += 1;
+                }
+            }
+            streams.insert(stream.clone(), json!({"rows": next, "dropped": first}));
+        }
+        reply.end(json!({"rows": rows, "streams": streams, "as_of": as_of}))
+    }
+}
+
+fn is_dlq(stream: &str, rings: &Rings) -> bool {
+    let (Some(base), true) = (stream.rsplit_once('.'), rings.by_name.contains_key(stream)) else {
+        return false;
+    };
+    matches!(base.1, "dead" | "late")
+}
+
+/// A row to be sent again, and what it is instead.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Again {
+    row: u64,
+    #[serde(default)]
+    value: Option<Box<RawValue>>,
+}
+
+/// Rows to be sent again.
+pub(super) struct Replay {
+    stream: String,
+    rows: Vec<Again>,
+}
+
+impl Replay {
+    pub(super) fn take(fields: &mut Fields) -> Result<Replay> {
+        let (stream, rows): (String, Vec<Again>) = (fields.need("stream")?, fields.need("rows")?);
+        if rows.len() > REPLAY_MAX {
+            return Err(Error::input(format!(
+                "at most {REPLAY_MAX} rows are sent again at a time"
+            )));
+        }
+        Ok(Replay { stream, rows })
+    }
+
+    /// Sends them all, or none; how many.
+    pub(super) fn send(&self, view: &View) -> Result<u64> {
+        let base = self.stream.strip_suffix(".dead").or(self.stream.strip_suffix(".late"));
+        let base = base.ok_or_else(|| {
+            Error::setting(format!("{} is no dead-letter or late stream", self.stream))
+                .help("they end with .dead and .late")
+        })?;
+        // Rows of a derived stream come from its input.
+        let pushed = view.pushed(base).map_err(|error| {
+            let help = format!(
+                "mend what {base} is read from: a file that is followed takes corrected rows at its \
+                 end; {}",
+                error.help
+            );
+            Error::setting(format!("{base} is not a stream that rows are sent into")).help(help)
+        })?;
+        let schema = pushed.handle.schema().clone();
+        let is_late = self.stream.ends_with(".late");
+        let rings = view.shared.rings.lock();
+        let ring = ring(&rings, &self.stream)?;
+        let row = |again: &Again| -> Result<Row> {
+            let of = |why: String| Error::input(format!("row {}: {why}", again.row));
+            if again.row < ring.first() || again.row >= ring.next() {
+                return Err(of("it is not there".into()).help(format!(
+                    "rows from {} up to {} are",
+                    ring.first(),
+                    ring.next()
+                )));
+            }
+            if let Some(value) = &again.value {
+                return values::read_row(value.get(), &schema).map_err(of);
+            }
+            let (_, batch) = &ring.rows(again.row, 1)[0];
+            let found = batch.row(0);
+            if is_late {
+                return Ok(found);
+            }
+            match found.last() {
+                Some(Value::Str(raw)) => values::read_row(raw, &schema).map_err(|why| {
+                    of(format!("its raw text can't be sent as it is: {why}"))
+                        .help("give the corrected event as \"value\"")
+                }),
+                _ => Err(Error::internal("a dead-letter row has no raw text")),
+            }
+        };
+        let rows = self.rows.iter().map(row).collect::<Result<Vec<Row>>>()?;
+        drop(rings);
+        let batch = Batch::from_rows(schema, rows.iter().map(|row| &row[..]));
+        if let TrySend::Full(_) = pushed.handle.try_send(batch)? {
+            return Err(Error::resource(format!("{base} takes no more rows at the moment"))
+                .help("try again when the engine has caught up"));
+        }
+        pushed.sent.fetch_add(rows.len() as u64, Ordering::AcqRel);
+        view.gate.wake_source(pushed.source);
+        Ok(rows.len() as u64)
+    }
+}

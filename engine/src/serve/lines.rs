@@ -1,0 +1,61 @@
+//! Lines from a connection, of bounded length.
+
+use std::io::{self, ErrorKind};
+
+use tidemill_env::Connection;
+
+/// Bytes that are read at a time.
+const PIECE: usize = 16 << 10;
+
+/// Reads lines. What a read that timed out has left stays for the next.
+pub(crate) struct Lines {
+    connection: Box<dyn Connection>,
+    buffer: Vec<u8>,
+    /// Bytes of the buffer that hold no newline.
+    seen: usize,
+    /// The longest line.
+    max: usize,
+}
+
+impl Lines {
+    pub(crate) fn new(connection: Box<dyn Connection>, max: usize) -> Lines {
+        Lines { connection, buffer: Vec::new(), seen: 0, max }
+    }
+
+    /// As [`next`](Lines::next), within so many microseconds; for ever when absent.
+    ///
+    /// # Errors
+    /// `TimedOut` when no byte has come.
+    pub(crate) fn next_within(&mut self, timeout_us: Option<u64>) -> io::Result<Option<Vec<u8>>> {
+        self.connection.set_read_timeout(timeout_us)?;
+        self.next()
+    }
+
+    /// The next line, without its newline; `None` at the end.
+    ///
+    /// # Errors
+    /// `InvalidData` when a line is too long; what the connection says.
+    pub(crate) fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(at) = self.buffer[self.seen..].iter().position(|b| *b == b'\n') {
+                let rest = self.buffer.split_off(self.seen + at + 1);
+                let mut line = std::mem::replace(&mut self.buffer, rest);
+                self.seen = 0;
+                line.pop();
+                return Ok(Some(line));
+            }
+            self.seen = self.buffer.len();
+            if self.seen > self.max {
+                return Err(ErrorKind::InvalidData.into());
+            }
+            let mut piece = [0; PIECE];
+            match self.connection.read(&mut piece) {
+                // What has no newline was cut off.
+                Ok(0) => return Ok(None),
+                Ok(read) => self.buffer.extend_from_slice(&piece[..read]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Answers on a socket: a thread takes connections in, and each has one of its own.
+//!
+//! Nobody who comes may stop the engine or make it hold unbounded memory: connections, requests and
+//! what is held for a reader are bounded, waiting has limits, and a panic in an answer ends that
+//! answer. `docs/running.md` is the protocol.
+
+mod answer;
+mod backup;
+mod dlq;
+mod filter;
+mod http;
+mod lines;
+mod query;
+mod reply;
+mod request;
+mod status;
+mod tail;
+
+use std::collections::BTreeMap;
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tidemill_core::{Error, Result};
+use tidemill_env::{Addr, Connection, Handle, Listener};
+
+use crate::data_dir::Site;
+use crate::view::View;
+
+pub(crate) use answer::unknown;
+pub(crate) use backup::{restore, stopped as backup_stopped, verify};
+pub(crate) use dlq::Ls;
+pub(crate) use lines::Lines;
+pub(crate) use query::Query;
+pub(crate) use reply::{Answer, Reply, Stop};
+pub(crate) use request::Fields;
+pub(crate) use status::{add, streams};
+
+/// Connections at a time, of each kind.
+const CONNECTIONS_MAX: usize = 32;
+/// How long answers under way are given at the end.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long somebody who asked for lines may take none of them, in microseconds.
+const WRITE_US: u64 = 10_000_000;
+
+/// What serves one connection. It ends when the connection does, or soon after `stopping`.
+type Serve = Arc<dyn Fn(Box<dyn Connection>, &AtomicBool) + Send + Sync>;
+
+/// Answers while an engine with a data directory runs.
+pub(crate) struct Server {
+    doors: Vec<Door>,
+}
+
+/// A listener with its connections.
+struct Door {
+    listener: Arc<dyn Listener>,
+    sessions: Arc<Sessions>,
+    view: Arc<View>,
+    thread: Handle,
+}
+
+#[derive(Default)]
+struct Sessions {
+    stopping: AtomicBool,
+    open: Mutex<Open>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Open {
+    next: u64,
+    /// Another handle of each connection, to end it.
+    connections: BTreeMap<u64, Box<dyn Connection>>,
+}
+
+impl Server {
+    /// Begins to answer: on the socket, when there is a data directory, and over HTTP, when a port is
+    /// set.
+    ///
+    /// # Errors
+    /// When the address can't be had.
+    pub(crate) fn start(view: &Arc<View>) -> Result<Server> {
+        let mut doors = Vec::new();
+        if let Some((site, _)) = &view.site {
+            let path = Site::socket(&site.path);
+            let of = view.clone();
+            let serve: Serve = Arc::new(move |connection, stopping| {
+                answer::serve(&of, connection, stopping);
+            });
+            doors.push(Door::open(view, Addr::Unix(path), "tidemill-sock", serve)?);
+        }
+        if let Some(port) = view.settings.http_port {
+            let addr = Addr::Tcp(([127, 0, 0, 1], port).into());
+            let of = view.clone();
+            let serve: Serve = Arc::new(move |connection, _| http::serve(&of, connection));
+            let door = Door::open(view, addr, "tidemill-http", serve)?;
+            if let Ok(addr) = door.listener.local_addr() {
+                let _ = view.http.set(addr);
+            }
+            doors.push(door);
+        }
+        Ok(Server { doors })
+    }
+
+    /// Ends all answers, and waits for that.
+    pub(crate) fn stop(self) {
+        self.doors.into_iter().for_each(Door::close);
+    }
+}
+
+impl Door {
+    fn open(view: &Arc<View>, addr: Addr, name: &str, serve: Serve) -> Result<Door> {
+        let listener: Arc<dyn Listener> = view
+            .env
+            .net
+            .listen(&addr)
+            .map_err(|e| Error::io(format!("listening on {addr}"), &e))?
+            .into();
+        let sessions = Arc::new(Sessions::default());
+        let accept = {
+            let (listener, sessions, view) = (listener.clone(), sessions.clone(), view.clone());
+            move || sessions.accept(&*listener, &view, &serve)
+        };
+        let thread = view
+            .env
+            .threads
+            .spawn(name, Box::new(accept))
+            .map_err(|e| Error::io("starting the thread that answers", &e))?;
+        Ok(Door { listener, sessions, view: view.clone(), thread })
+    }
+
+    fn close(self) {
+        self.sessions.stopping.store(true, Ordering::Release);
+        self.view.shared.ring_come.notify_all();
+        self.listener.close();
+        // Its end has no news: what it would say, nobody asks.
+        let _ = self.thread.join();
+        // The name is free before anybody may start anew.
+        drop(self.listener);
+        let mut open = self.sessions.open.lock();
+        // Who has asked for nothing need not be waited for.
+        open.connections.values().for_each(|c| drop(c.shutdown(Shutdown::Read)));
+        while !open.connections.is_empty() {
+            if self.sessions.ended.wait_for(&mut open, GRACE).timed_out() {
+                open.connections.values().for_each(|c| drop(c.shutdown(Shutdown::Both)));
+            }
+        }
+    }
+}
+
+impl Sessions {
+    fn accept(self: &Arc<Sessions>, listener: &dyn Listener, view: &Arc<View>, serve: &Serve) {
+        loop {
+            match listener.accept() {
+                Ok((connection, _)) => self.begin(connection, view, serve),
+                Err(e) if e.kind() == std::io::ErrorKind::NotConnected => return,
+                // No file handle is free: somebody will have closed one soon.
+                Err(_) => view.env.clock.sleep_us(10_000),
+            }
+            if self.stopping.load(Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+
+    fn begin(
+        self: &Arc<Sessions>,
+        connection: Box<dyn Connection>,
+        view: &Arc<View>,
+        serve: &Serve,
+    ) {
+        let Ok(handle) = connection.try_clone() else { return };
+        if connection.set_write_timeout(Some(WRITE_US)).is_err() {
+            return;
+        }
+        let mut open = self.open.lock();
+        if open.connections.len() >= CONNECTIONS_MAX {
+            // Closed without a word: to say one may mean to wait.
+            return;
+        }
+        let number = open.next;
+        open.next += 1;
+        open.connections.insert(number, handle);
+        drop(open);
+        let (sessions, serve) = (self.clone(), serve.clone());
+        let body = move || {
+            let answer = || serve(connection, &sessions.stopping);
+            // What an answer dies of concerns nobody else.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
+            sessions.end(number);
+        };
+        if view.env.threads.spawn("tidemill-answer", Box::new(body)).is_err() {
+            self.end(number);
+        }
+    }
+
+    fn end(&self, number: u64) {
+        let ended = self.open.lock().connections.remove(&number);
+        drop(ended);
+        self.ended.notify_all();
+    }
+}

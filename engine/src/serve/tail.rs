@@ -1,0 +1,110 @@
+//! The events of a stream, as they become durable.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+use tidemill_connect::values;
+use tidemill_core::error::nearest;
+use tidemill_core::{Error, Result};
+
+use super::query::columns;
+use super::{Answer, Fields, Reply, Stop};
+use crate::rings::{Ring, Rings};
+use crate::view::View;
+
+/// Rows that are taken at a time.
+const ROWS: usize = 256;
+/// After so long without an event comes a sign of life.
+const LIFE: Duration = Duration::from_secs(1);
+
+pub(super) struct Tail {
+    stream: String,
+    from: Option<u64>,
+    follow: bool,
+}
+
+/// A stream whose rows are kept.
+pub(super) fn ring<'a>(rings: &'a Rings, stream: &str) -> Result<&'a Ring> {
+    rings.by_name.get(stream).ok_or_else(|| {
+        let names = || rings.by_name.keys().map(String::as_str);
+        let error = Error::setting(format!("stream {stream} is none whose events are kept"));
+        match nearest(stream, names()) {
+            Some(near) => error.help(format!("did you mean '{near}'?")),
+            None => error.help(format!("there are {}", names().collect::<Vec<_>>().join(", "))),
+        }
+    })
+}
+
+impl Tail {
+    pub(super) fn take(fields: &mut Fields) -> Result<Tail> {
+        Ok(Tail {
+            stream: fields.need("stream")?,
+            from: fields.take("from")?,
+            follow: fields.take("follow")?.unwrap_or(true),
+        })
+    }
+
+    pub(super) fn answer(
+        &self,
+        view: &View,
+        stopping: &AtomicBool,
+        reply: &mut Reply<'_>,
+    ) -> Answer {
+        let shared = &view.shared;
+        let (schema, mut at) = {
+            let rings = shared.rings.lock();
+            let ring = ring(&rings, &self.stream)?;
+            let (first, next) = (ring.first(), ring.next());
+            let from = self.from.unwrap_or(next);
+            if from < first || from > next {
+                let error = match from < first {
+                    true => Error::input(format!("row {from} of {} is gone", self.stream)),
+                    false => Error::input(format!("row {from} of {} has not come", self.stream)),
+                };
+                let help = format!("rows from {first} up to {next} are there");
+                return Err(Stop::Failed(error.help(help), json!({"first": first, "next": next})));
+            }
+            (ring.schema.clone(), from)
+        };
+        let head = json!({"stream": self.stream, "columns": columns(&schema), "from": at});
+        reply.line(&head)?;
+        loop {
+            // Looked at first: what comes before the end is there then.
+            let is_over = stopping.load(Ordering::Acquire) || shared.is_over();
+            let mut rings = shared.rings.lock();
+            let ring = ring(&rings, &self.stream)?;
+            if at < ring.first() {
+                let what = format!("rows from {at} on went before they were read");
+                let error = Error::resource(what)
+                    .help("read faster, follow fewer events, or raise tail_rows and tail_bytes");
+                let fields = json!({"next": at, "first": ring.first()});
+                return Err(Stop::Failed(error, fields));
+            }
+            let rows = ring.rows(at, ROWS);
+            if rows.is_empty() {
+                if !self.follow || is_over {
+                    drop(rings);
+                    return reply.end(json!({"next": at}));
+                }
+                let waited = shared.ring_come.wait_for(&mut rings, LIFE);
+                drop(rings);
+                if waited.timed_out() {
+                    reply.line(&json!({"next": at}))?;
+                }
+                continue;
+            }
+            drop(rings);
+            for (first, batch) in rows {
+                for row in 0..batch.len() {
+                    let number = first + row as u64;
+                    let mut line = format!("{{\"row\":{number},\"value\":").into_bytes();
+                    values::write_row(&schema, &batch.row(row), &mut line);
+                    line.push(b'}');
+                    reply.raw(line)?;
+                    at = number + 1;
+                }
+            }
+        }
+    }
+}

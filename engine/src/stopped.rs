@@ -1,0 +1,158 @@
+//! The answers of a stopped engine: from its files, without writing a byte.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{json, Value};
+use tidemill_core::{Error, Result};
+use tidemill_env::Env;
+use tidemill_log::LogKind;
+use tidemill_snapshot::{newest, Manifest};
+use tidemill_txn::program::{Origin, Program, Stream};
+
+use crate::data_dir::Site;
+use crate::inspect::describe;
+use crate::internal::Internal;
+use crate::past::{Basis, Moment, Past};
+use crate::rings::Rings;
+use crate::serve::{self, Answer, Fields, Ls, Query, Reply};
+use crate::settings::Settings;
+use crate::stored::Stored;
+
+/// What is in a data directory.
+struct Left<'a> {
+    env: &'a Env,
+    site: Site,
+    stored: Stored,
+    program: Arc<Program>,
+    manifest: Manifest,
+    settings: Settings,
+}
+
+pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_>) -> Answer {
+    let mut fields = Fields::parse(request.as_bytes())?;
+    match fields.verb() {
+        "status" => {
+            fields.done()?;
+            reply.end(Left::open(env, path)?.status()?)
+        }
+        "inspect" => {
+            fields.done()?;
+            let said = Left::open(env, path)?.inspect()?;
+            reply.end(json!({"inspect": said}))
+        }
+        "query" => {
+            let query = Query::take(&mut fields)?;
+            fields.done()?;
+            let left = Left::open(env, path)?;
+            let plan = query.plan(&left.program)?;
+            plan.head(reply)?;
+            let past = left.at(query.as_of.unwrap_or(Moment::Newest))?;
+            let rows = plan.select(&past.tables, past.epoch, past.clock_us, past.behind);
+            plan.rows(&rows, reply)
+        }
+        "dlq_ls" => {
+            let ls = Ls::take(&mut fields)?;
+            fields.done()?;
+            let past = Left::open(env, path)?.at(Moment::Newest)?;
+            ls.rows(&ls.find(&past.rings)?, past.epoch, reply)
+        }
+        "backup" => {
+            let to: std::path::PathBuf = fields.need("to")?;
+            fields.done()?;
+            let report = serve::backup_stopped(&Site::look(&env.disk, path)?, &to)?;
+            reply.end(json!({"backup": report}))
+        }
+        "restore" => {
+            let from: std::path::PathBuf = fields.need("from")?;
+            fields.done()?;
+            let report = serve::restore(&env.disk, &from, path)?;
+            reply.end(json!({"restore": report}))
+        }
+        "verify" => {
+            fields.done()?;
+            let report = serve::verify(&Site::look(&env.disk, path)?)?;
+            reply.end(json!({"verify": report}))
+        }
+        verb @ ("tail" | "summary" | "dlq_replay") => {
+            let what = format!("no engine runs on {}, and '{verb}' needs one", path.display());
+            Err(Error::resource(what).help("start it first").into())
+        }
+        other => Err(serve::unknown(other)),
+    }
+}
+
+impl Left<'_> {
+    fn open<'a>(env: &'a Env, path: &Path) -> Result<Left<'a>> {
+        let site = Site::look(&env.disk, path)?;
+        let manifest = newest(&*site.store(), site.app)?.ok_or_else(|| {
+            Error::setting(format!("{} has no snapshot yet", path.display()))
+                .help("start the engine: it goes on from its logs, and can be asked then")
+        })?;
+        let stored = Stored::parse(&manifest.head.program)?;
+        let program = Arc::new(stored.program.clone());
+        Ok(Left { env, site, stored, program, manifest, settings: Settings::default() })
+    }
+
+    fn at(&self, moment: Moment) -> Result<Past> {
+        let basis = Basis {
+            env: self.env,
+            site: &self.site,
+            program: &self.program,
+            fingerprint: self.manifest.head.fingerprint,
+            decls: &self.stored.sources,
+            settings: &self.settings,
+            go_on: &|| Ok(()),
+        };
+        basis.at(moment)
+    }
+
+    fn internal(&self) -> Result<Internal> {
+        Internal::decode(&self.program, &self.manifest.internal(&*self.site.store())?)
+    }
+
+    /// The number of recorded cuts behind the snapshot.
+    fn behind(&self) -> Result<u64> {
+        let log = self.site.log(LogKind::Cuts);
+        let from = self.manifest.head.cut_next;
+        let mut cuts = tidemill_log::read(self.site.disk.clone(), &log, from)?;
+        cuts.try_fold(0, |count, cut| cut.map(|_| count + 1))
+    }
+
+    /// As of the snapshot: nothing is made again to say it.
+    fn status(&self) -> Result<Value> {
+        let (facts, behind) = (self.internal()?.facts, self.behind()?);
+        let counts = &facts.counts;
+        let aborted: u64 = counts.handlers.iter().map(|h| h.aborted).sum();
+        let committed: u64 = counts.handlers.iter().map(|h| h.committed).sum();
+        Ok(json!({
+            "status": {
+                "app": self.program.name, "state": "stopped", "why": null, "epoch": facts.epoch + behind,
+                "events": counts.events, "transactions": committed + aborted, "aborted": aborted,
+                "dead": counts.dead, "late": counts.late, "parked": counts.parked,
+                "lag_us": counts.lag_us, "recovering": false, "snapshot_epoch": facts.epoch,
+                "as_of": facts.epoch, "http": null,
+            },
+            "as_of": facts.epoch, "behind": behind,
+        }))
+    }
+
+    fn inspect(&self) -> Result<Value> {
+        let internal = self.internal()?;
+        let facts = &internal.facts;
+        let mut said = describe(&self.program, &self.stored.sources, &self.stored.sinks)?;
+        let rows: Vec<usize> = facts.tables.iter().map(|rows| *rows as usize).collect();
+        let offsets: Vec<u64> = facts.sources.iter().map(|s| s.next_offset).collect();
+        let passes = |s: &Stream| matches!(s.origin, Origin::Input | Origin::Derived { .. });
+        let streams = self.program.streams.iter().filter(|s| !passes(s));
+        let is_output = |name: &str| streams.clone().any(|s| &*s.spec.name == name);
+        let outputs = facts.outlets.iter().filter(|(name, _)| is_output(name));
+        let outputs = outputs.map(|(name, facts)| (name.clone(), facts.rows)).collect();
+        serve::add(&mut said, &self.program, &rows, &offsets, outputs);
+        let mut rings = Rings::new(&self.program, &self.settings);
+        rings.resume(&internal);
+        serve::streams(&mut said, &rings);
+        said["status"] = self.status()?["status"].take();
+        Ok(said)
+    }
+}

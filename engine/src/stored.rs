@@ -1,0 +1,39 @@
+//! The app as a manifest keeps it, so that what a stopped engine has left can be read without the
+//! program's source.
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{Error, Result};
+use tidemill_txn::program::{Body, Program};
+
+use crate::spec::{SinkDecl, SourceDecl};
+
+/// A program and what it is connected to. Closures and opaque functions are not in it.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Stored {
+    pub(crate) program: Program,
+    pub(crate) sources: Vec<SourceDecl>,
+    pub(crate) sinks: Vec<SinkDecl>,
+}
+
+impl Stored {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("an app is JSON")
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Stored> {
+        serde_json::from_slice(bytes).map_err(|e| {
+            Error::setting(format!("the program in the newest snapshot can't be read: {e}"))
+                .help("it was written by another version of tidemill: use that one")
+        })
+    }
+}
+
+/// A handler whose function is not in the data directory, and what it is.
+pub(crate) fn without_body(program: &Program) -> Option<(&str, &'static str)> {
+    program.handlers.iter().find_map(|handler| match handler.body {
+        Body::Declared(_) => None,
+        Body::Native(_) => Some((&*handler.name, "native")),
+        Body::Opaque(_) => Some((&*handler.name, "opaque")),
+    })
+}

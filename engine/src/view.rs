@@ -1,0 +1,171 @@
+//! What can be asked of a running app, by its handle and by whoever comes to its socket.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use tidemill_connect::PushHandle;
+use tidemill_core::{Error, Result, SourceId};
+use tidemill_env::{Addr, Env};
+use tidemill_flow::Gate;
+use tidemill_txn::execute::HandlerCounts;
+use tidemill_txn::program::Program;
+
+use crate::counts::Counts;
+use crate::data_dir::Site;
+use crate::mill::Shared;
+use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
+use crate::settings::Settings;
+use crate::spec::SourceDecl;
+
+/// A running app as it is seen from outside.
+pub(crate) struct View {
+    pub(crate) program: Arc<Program>,
+    pub(crate) env: Env,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) pushed: BTreeMap<String, Pushed>,
+    /// By handler: how it is executed.
+    pub(crate) paths: Vec<String>,
+    pub(crate) started_ns: u64,
+    pub(crate) decls: Vec<SourceDecl>,
+    pub(crate) settings: Settings,
+    /// Its data directory, and the fingerprint of what runs.
+    pub(crate) site: Option<(Site, u128)>,
+    /// Where it answers over HTTP.
+    pub(crate) http: OnceLock<Addr>,
+    /// A source never ends: files that are followed.
+    pub(crate) has_followed: bool,
+    /// What was done before the start.
+    pub(crate) before: Before,
+}
+
+/// What is known of the runs before.
+pub(crate) struct Before {
+    /// The last recorded epoch, and the rows of all sources up to it.
+    pub(crate) epoch: u64,
+    pub(crate) rows: u64,
+    /// Events that are not executed again.
+    pub(crate) events: u64,
+}
+
+/// A stream that others feed.
+pub(crate) struct Pushed {
+    pub(crate) source: SourceId,
+    pub(crate) handle: PushHandle,
+    /// An earlier run has recorded its end.
+    pub(crate) is_over: bool,
+    /// Rows known when the engine started, and all that are known by now.
+    pub(crate) known: u64,
+    pub(crate) sent: AtomicU64,
+}
+
+impl View {
+    /// A pushed stream.
+    pub(crate) fn pushed(&self, stream: &str) -> Result<&Pushed> {
+        self.pushed.get(stream).ok_or_else(|| {
+            let names: Vec<&str> = self.pushed.keys().map(String::as_str).collect();
+            Error::program(format!("stream {stream} is not open for sending")).help(format!(
+                "streams without a source are; here: {}",
+                if names.is_empty() { "none".into() } else { names.join(", ") }
+            ))
+        })
+    }
+
+    fn seconds(&self) -> f64 {
+        let end = self.shared.end.lock();
+        if end.over {
+            return end.seconds;
+        }
+        (self.env.clock.monotonic_ns() - self.started_ns) as f64 / 1e9
+    }
+
+    /// Events a second since the start; what was executed before it does not count.
+    fn events_per_s(&self, counts: &Counts, seconds: f64) -> f64 {
+        (counts.events - self.before.events) as f64 / seconds.max(1e-9)
+    }
+
+    /// Where the run is.
+    pub(crate) fn status(&self) -> Status {
+        let seconds = self.seconds();
+        let ended = self.shared.end.lock().over;
+        let out = self.shared.out.lock();
+        let counts = &out.counts;
+        let sum = |of: fn(&HandlerCounts) -> u64| counts.handlers.iter().map(of).sum::<u64>();
+        let aborted = sum(|h| h.aborted);
+        Status {
+            epoch: counts.epochs,
+            events: counts.events,
+            transactions: sum(|h| h.committed) + aborted,
+            aborted,
+            dead: counts.dead,
+            late: counts.late,
+            parked: counts.parked,
+            lag_us: counts.lag_us,
+            seconds,
+            events_per_s: self.events_per_s(counts, seconds),
+            ended,
+            recovering: out.is_recovering,
+            stalled: out.stalled.as_ref().map(|error| error.what.clone()),
+            snapshot_epoch: out.snapshot_epoch,
+            snapshots: out.snapshots,
+            known_epoch: self.before.epoch,
+            known_rows: self.before.rows,
+        }
+    }
+
+    /// The number of a table.
+    pub(crate) fn table_index(&self, name: &str) -> Result<usize> {
+        let found = self.program.tables.iter().position(|t| &*t.name == name);
+        found.ok_or_else(|| Error::program(format!("there is no table {name}")))
+    }
+
+    /// What has been done so far.
+    pub(crate) fn summary(&self) -> Summary {
+        let seconds = self.seconds();
+        let state = self.shared.state.lock();
+        let out = self.shared.out.lock();
+        let counts = &out.counts;
+        let state_hash = state.tables.iter().fold(0u128, |sum, t| sum.wrapping_add(t.state_hash()));
+        let handlers: Vec<HandlerReport> = (self.program.handlers.iter().zip(&counts.handlers))
+            .zip(&self.paths)
+            .map(|((handler, counts), path)| HandlerReport {
+                name: handler.name.to_string(),
+                path: path.clone(),
+                committed: counts.committed,
+                aborted: counts.aborted,
+            })
+            .collect();
+        let committed: u64 = handlers.iter().map(|h| h.committed).sum();
+        let refused: u64 = handlers.iter().map(|h| h.aborted).sum();
+        let tables = state.tables.iter().map(|t| TableReport {
+            name: t.spec().name.to_string(),
+            rows: t.len() as u64,
+            bytes: t.bytes() as u64,
+        });
+        let unstable = counts.unstable.iter().map(|(handler, (event, times))| UnstableReport {
+            handler: self.program.handlers[*handler].name.to_string(),
+            at: self.program.handlers[*handler].at.clone(),
+            event: event.clone(),
+            times: *times,
+        });
+        Summary {
+            app: self.program.name.to_string(),
+            events: counts.events,
+            transactions: committed + refused,
+            committed,
+            refused,
+            dead: counts.dead,
+            late: counts.late,
+            epochs: counts.epochs,
+            seconds,
+            events_per_s: self.events_per_s(counts, seconds),
+            handlers,
+            tables: tables.collect(),
+            outputs: out.outputs.clone(),
+            unstable: unstable.collect(),
+            state_hash: format!("{state_hash:032x}"),
+            output_hash: format!("{:032x}", out.output_hash),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Copying a log while it is written.
+
+use std::io::{Read, Write};
+use std::path::Path;
+
+use tidemill_core::Result;
+use tidemill_env::Disk;
+
+use crate::dir::{self, Segment};
+use crate::refuse;
+use crate::segment::{Blocks, Next};
+use crate::LogSpec;
+
+/// Bytes that are copied at a time.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Copies the segments that hold records from number `from` on into the directory `to`, which need
+/// not be there, up to the whole block that holds the last record before number `until`; how many
+/// bytes it has written. The log may be appended to meanwhile, but not be trimmed: what is copied
+/// of its last segment ends with a block, and zeros follow. The copy is durable when this returns.
+///
+/// # Errors
+/// When the log has fewer records, or is damaged; when the disk fails or is full.
+pub fn copy(disk: &dyn Disk, spec: &LogSpec, from: u64, until: u64, to: &Path) -> Result<u64> {
+    disk.create_dir_all(to).map_err(|e| refuse::io(to, "making the directory", &e))?;
+    let mut segments = dir::list(disk, spec)?.segments;
+    let behind = segments.partition_point(|segment| segment.header.first <= from);
+    segments.drain(..behind.saturating_sub(1));
+    let mut bytes = 0;
+    let mut end = segments.first().map_or(0, |segment| segment.header.first);
+    for segment in segments {
+        if end >= until && bytes > 0 {
+            break;
+        }
+        let (records, blocks_end) = blocks_until(disk, &segment, until)?;
+        end = records;
+        copy_segment(disk, &segment, blocks_end, to)?;
+        bytes += segment.header.length;
+    }
+    if end < until {
+        let what =
+            format_args!("the log has {end} records here, and {until} are known to be there");
+        return Err(refuse::damaged(&spec.dir, 0, what));
+    }
+    disk.sync_dir(to).map_err(|e| refuse::io(to, "syncing the directory", &e))?;
+    Ok(bytes)
+}
+
+/// Where the block ends after which there are `until` records, or the last block of the segment; and
+/// the number behind it.
+fn blocks_until(disk: &dyn Disk, segment: &Segment, until: u64) -> Result<(u64, u64)> {
+    let mut blocks = Blocks::open(disk, segment.clone())?;
+    while blocks.number < until {
+        if let Next::End { .. } = blocks.next()? {
+            break;
+        }
+    }
+    Ok((blocks.number, blocks.at))
+}
+
+fn copy_segment(disk: &dyn Disk, segment: &Segment, len: u64, to: &Path) -> Result<()> {
+    let name = segment.path.file_name().unwrap_or_default();
+    let path = to.join(name);
+    let reading = |e| refuse::io(&segment.path, "reading the segment", &e);
+    let writing = |e: std::io::Error| match refuse::is_full(&e) {
+        true => refuse::full(&path, segment.header.length, &e),
+        false => refuse::io(&path, "writing the copy", &e),
+    };
+    let mut source = disk.open_read(&segment.path).map_err(reading)?.take(len);
+    let mut copy = disk.create(&path).map_err(writing)?;
+    let mut piece = vec![0; PIECE_BYTES.min(len as usize)];
+    let mut left = len;
+    while left > 0 {
+        let wanted = piece.len().min(left as usize);
+        source.read_exact(&mut piece[..wanted]).map_err(reading)?;
+        copy.write_all(&piece[..wanted]).map_err(writing)?;
+        left -= wanted as u64;
+    }
+    crate::room::write_zeros(&mut *copy, segment.header.length - len).map_err(writing)?;
+    copy.sync().map_err(writing)
+}
