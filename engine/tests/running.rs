@@ -356,7 +356,7 @@ fn who_reads_too_slowly_is_told_where_to_go_on() {
         pay(&mill, &rows);
     }
     let (mut next, mut last) = (0, Json::Null);
-    while let Some(line) = follow.next() {
+    for line in follow {
         last = serde_json::from_str(&line).unwrap();
         if let Some(row) = last["row"].as_u64() {
             assert_eq!(row, next, "no row is left out silently");
