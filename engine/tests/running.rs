@@ -306,7 +306,7 @@ fn a_stream_is_followed_over_a_restart() {
     let env = sim.env();
     let mill = start(&sim, log_only());
     pay(&mill, &[[1, 7, 100], [2, 7, 100]]);
-    let mut follow =
+    let follow =
         ask(&env, Path::new(DATA), &json!({"do": "tail", "stream": "pay", "from": 1}).to_string());
     let mut event = || -> Json {
         loop {
@@ -348,7 +348,7 @@ fn who_reads_too_slowly_is_told_where_to_go_on() {
     let env = sim.env();
     let mill = start(&sim, Settings { tail_rows: 10, ..settings() });
     pay(&mill, &[[1, 7, 1]]);
-    let mut follow =
+    let follow =
         ask(&env, Path::new(DATA), &json!({"do": "tail", "stream": "pay", "from": 0}).to_string());
     // More than a connection holds, so that the engine has to wait for us.
     for n in 0..100 {
