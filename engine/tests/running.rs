@@ -306,7 +306,7 @@ fn a_stream_is_followed_over_a_restart() {
     let env = sim.env();
     let mill = start(&sim, log_only());
     pay(&mill, &[[1, 7, 100], [2, 7, 100]]);
-    let follow =
+    let mut follow =
         ask(&env, Path::new(DATA), &json!({"do": "tail", "stream": "pay", "from": 1}).to_string());
     let mut event = || -> Json {
         loop {
