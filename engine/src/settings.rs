@@ -20,6 +20,9 @@ pub enum Durable {
     LogAndSnapshots,
 }
 
+/// The fewest bytes of a segment of the input log.
+pub(crate) const SEGMENT_BYTES_MIN: u64 = 1 << 16;
+
 /// What a user may set. Names end in their unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -69,6 +72,9 @@ pub struct Settings {
     /// The port on the loopback address at which health and metrics are to be had; 0 takes a free
     /// one. Nobody listens when absent.
     pub http_port: Option<u16>,
+    /// Where the events of the engine's life are written, one JSON object on a line each: a file that
+    /// they are appended to, or `-` for the standard error.
+    pub log_to: Option<PathBuf>,
     /// Starts from what another version of the program has left, after a clean stop.
     pub upgrade: bool,
     /// For an upgrade: what has another name now, old to new. Tables, and columns as `table.column`.
@@ -99,6 +105,7 @@ impl Default for Settings {
             dlq_rows_max: 10_000,
             dlq_bytes_max: 4 << 20,
             http_port: None,
+            log_to: None,
             upgrade: false,
             renames: BTreeMap::new(),
             keep_cuts: false,
@@ -128,7 +135,7 @@ impl Settings {
                 return Err(Error::setting(format!("{name} must be positive, not {value}")));
             }
         }
-        if self.log_segment_bytes < 1 << 16 {
+        if self.log_segment_bytes < SEGMENT_BYTES_MIN {
             return Err(Error::setting("log_segment_bytes is at least 65536"));
         }
         if self.workers > 256 {
