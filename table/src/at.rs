@@ -7,8 +7,9 @@
 use std::marker::PhantomData;
 
 use crate::cells::prefetch_address;
+use crate::layout::HEADER_WORDS;
 use crate::table::{hash, Table, KEY, LINK, SNAPPED, STAMP, TAKEN};
-use crate::version::{stamp_word, Seq, LOG_AHEAD};
+use crate::version::{stamp_word, Seq, LOG_AHEAD, NO_LINK};
 
 /// A table opened for writing rows in place: no slot moves while it is open, and the log has room
 /// for the versions that were agreed on. Everything a row's version needs is here, so that it costs
@@ -23,6 +24,10 @@ pub struct Opened<'t> {
     shift: u32,
     mask: usize,
     seed: u64,
+    /// How many more slots may be taken before they have to move.
+    room: usize,
+    /// Where rows stand that were not there when somebody asked for them.
+    placed: Vec<*mut u64>,
     table: *mut Table,
     lent: PhantomData<&'t mut Table>,
 }
@@ -36,18 +41,28 @@ impl Table {
         assert!(self.has_plain_rows(), "table {} has rows of words", self.spec().name);
         let (stride, mask, shift, seed) = self.shape();
         self.log_mut().reserve(versions * stride);
+        let (room, placed) = (self.room(), Vec::new());
         let table: *mut Table = self;
         // SAFETY: the table is borrowed by what is returned; all pointers are made from this one.
         let (slots, (log, len)) = unsafe { ((*table).slots_ptr(), (*table).log_mut().raw()) };
-        Opened { slots, log, len, stride, shift, mask, seed, table, lent: PhantomData }
+        let lent = PhantomData;
+        Opened { slots, log, len, stride, shift, mask, seed, room, placed, table, lent }
     }
 }
 
 impl Drop for Opened<'_> {
     fn drop(&mut self) {
+        self.placed.sort_unstable();
+        self.placed.dedup();
+        // SAFETY: what was placed are slots, and whoever wrote to them is done.
+        let is_there = |slot: &&*mut u64| unsafe { *slot.add(STAMP) & 1 == 1 };
+        let come = self.placed.iter().filter(is_there).count();
         // SAFETY: `len` words have been written, within the log's room; the table has been lent to
         // `self` alone.
-        unsafe { (*self.table).log_mut().set_len(self.len) };
+        unsafe {
+            (*self.table).log_mut().set_len(self.len);
+            (*self.table).have_come(come);
+        }
     }
 }
 
@@ -73,23 +88,66 @@ impl Opened<'_> {
         (!slot.is_null()).then(|| unsafe { RowAt::at(slot, self) })
     }
 
+    /// The slot of a key, or the free one where the search for it ends.
+    fn search(&self, key: u64) -> *mut u64 {
+        let mut at = (hash(key, self.seed) >> self.shift) as usize;
+        loop {
+            // SAFETY: `shift` and `mask` leave as many bits as the number of slots has, and some
+            // slots are always free.
+            unsafe {
+                let slot = self.slots.add(at * self.stride);
+                if *slot.add(LINK) & TAKEN == 0 || *slot.add(KEY) == key {
+                    return slot;
+                }
+            }
+            at = (at + 1) & self.mask;
+        }
+    }
+
     /// Where the slot of the row with this key begins; null when it is not there. For keys that are
     /// not at their [home](Opened::home).
     #[cold]
     #[inline(never)]
     pub fn find_slot(&self, key: u64) -> *mut u64 {
-        // SAFETY: the table is lent to `self`, which reads it only, as others do between calls.
-        let found = unsafe { (*self.table).find(key, hash(key, self.seed)) };
-        let Some(base) = found else { return std::ptr::null_mut() };
-        debug_assert!(base <= self.mask * self.stride);
-        // SAFETY: a slot begins there, and has a stamp.
+        let slot = self.search(key);
+        // SAFETY: a slot has a header. A free one has no row.
+        match unsafe { *slot.add(KEY) == key && *slot.add(STAMP) & 1 == 1 } {
+            true => slot,
+            false => std::ptr::null_mut(),
+        }
+    }
+
+    /// As [`Opened::find_slot`], and whether the row is there. One that is not stands in its slot
+    /// with the defaults of its columns, to be read, and written as if it were there. Null when a
+    /// column has no default, or when slots would have to move.
+    #[cold]
+    #[inline(never)]
+    pub fn find_or_place(&mut self, key: u64) -> (*mut u64, bool) {
+        const NONE: (*mut u64, bool) = (std::ptr::null_mut(), false);
+        let slot = self.search(key);
+        // SAFETY: a slot has a header, and behind it as many words as a missing row has; nobody else
+        // uses the table, says who has opened it.
         unsafe {
-            let slot = self.slots.add(base);
-            if *slot.add(STAMP) & 1 == 1 {
-                slot
-            } else {
-                std::ptr::null_mut()
+            let is_taken = *slot.add(LINK) & TAKEN != 0;
+            if is_taken && *slot.add(STAMP) & 1 == 1 {
+                return (slot, true);
             }
+            let Some(missing) = (*self.table).missing() else { return NONE };
+            if !is_taken {
+                if self.room == 0 {
+                    return NONE;
+                }
+                self.room -= 1;
+                (*self.table).has_taken();
+                *slot.add(KEY) = key;
+                *slot.add(STAMP) = stamp_word(0, false);
+                // No snapshot has to be told of a row that never was.
+                *slot.add(LINK) = u64::from(NO_LINK) << 32 | TAKEN | SNAPPED;
+            }
+            let body = slot.add(HEADER_WORDS);
+            std::ptr::copy_nonoverlapping(missing.as_ptr(), body, missing.len());
+            self.placed.push(slot);
+            (slot, false)
         }
     }
 }

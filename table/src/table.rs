@@ -50,6 +50,8 @@ pub struct Table {
     values: Vec<Value>,
     values_bytes: usize,
     keys: Option<KeyIndex>,
+    /// The column words of a row that is not there, when each column has a default in a word.
+    missing: Option<Vec<u64>>,
     log: VersionLog,
     /// Whether there are snapshots: slots whose rows are gone stay until one has taken that.
     tracked: bool,
@@ -89,6 +91,7 @@ impl Table {
             values: Vec::new(),
             values_bytes: 0,
             keys,
+            missing: missing(&spec),
             log: VersionLog::default(),
             tracked: false,
             dirty: DirtyBlocks::all(),
@@ -399,6 +402,26 @@ impl Table {
         self.layout.word_key && self.layout.values == 0
     }
 
+    /// How many slots may be taken before they have to move.
+    pub(crate) fn room(&self) -> usize {
+        (self.capacity * LOAD_MAX.0 / LOAD_MAX.1).saturating_sub(self.taken)
+    }
+
+    /// Somebody has taken a slot.
+    pub(crate) fn has_taken(&mut self) {
+        self.taken += 1;
+    }
+
+    /// Rows have come that were not there.
+    pub(crate) fn have_come(&mut self, rows: usize) {
+        self.present += rows;
+    }
+
+    /// The column words of a row that is not there.
+    pub(crate) fn missing(&self) -> Option<&[u64]> {
+        self.missing.as_deref()
+    }
+
     #[inline(always)]
     pub(crate) fn log_mut(&mut self) -> &mut VersionLog {
         &mut self.log
@@ -630,6 +653,21 @@ pub fn row_hash(table: &str, row: &[Value], scratch: &mut Vec<u8>) -> u128 {
     encode::value(&Value::str(table), scratch);
     row.iter().for_each(|value| encode::value(value, scratch));
     encode::hash128(scratch)
+}
+
+/// The column words of a row that is not there, when each column has a default in a word.
+fn missing(spec: &TableSpec) -> Option<Vec<u64>> {
+    let layout = Layout::of(spec);
+    let none = vec![Value::Null; spec.key.len()];
+    let mut words = vec![0; layout.body_words()];
+    for (place, value) in layout.places.iter().zip(spec.missing_row(&none)) {
+        match place {
+            Place::Key => {}
+            Place::Word { word, .. } => words[layout.null_words + word] = value.word()?,
+            Place::Value(_) => return None,
+        }
+    }
+    Some(words)
 }
 
 /// The word of a key value: -0.0 is 0.0.

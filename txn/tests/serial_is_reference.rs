@@ -132,6 +132,7 @@ fn run_serial(
         }
     }
     assert!(sequencer.is_drained());
+    tables.iter().for_each(|table| assert_eq!(table.len(), table.rows().len(), "rows counted"));
     outcome.tables = tables.iter().map(by_key).collect();
     outcome
 }

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use tidemill_core::{Column, DataType, Schema};
 
 use super::*;
+use crate::at::{Opened, RowAt};
 
 /// What a row was, and since when.
 type Versions = Vec<(Seq, Option<Vec<Value>>)>;
@@ -255,6 +256,59 @@ fn rows_in_place_are_taken_back() {
         assert_eq!(table.get_at(&[Value::Int(2)], 5).unwrap().unwrap().to_vec(), row(2, 20));
         assert_eq!(table.superseded(), 1);
     }
+}
+
+/// Rows that are not there are read with their defaults; those are there from now on that were
+/// written and not taken back, and no others.
+#[test]
+fn rows_that_are_not_there_are_placed() {
+    let columns = vec![
+        Column::new("k", DataType::Int),
+        Column::new("v", DataType::Int).default(Value::Int(7)),
+    ];
+    let mut table = Table::new(spec(&[0], columns), 3);
+    table.track();
+    let gone = [Value::Int(3), Value::Int(30)];
+    table.put(&gone[..1], Some(&gone), 1);
+    table.put(&gone[..1], None, 2);
+    table.commit(2);
+    let mut open = table.open(8);
+    let placed = |open: &mut Opened<'_>, key| {
+        let (slot, is_there) = open.find_or_place(key);
+        // SAFETY: the slot is the table's, which is open until the row is done with.
+        let row = unsafe { RowAt::at(slot, &raw mut *open) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { row.word(HEADER_WORDS) }, if is_there { 99 } else { 7 });
+        (row, is_there)
+    };
+    for (key, seq, aborts) in
+        [(1, 3, false), (2, 4, true), (2, 5, false), (3, 6, true), (4, 7, true)]
+    {
+        let (row, is_there) = placed(&mut open, key);
+        assert!(!is_there && open.find_slot(key).is_null());
+        // SAFETY: as above; as many versions are begun as it was opened for.
+        unsafe {
+            row.begin(seq);
+            row.set(HEADER_WORDS, 99);
+            if aborts {
+                assert!(row.undo(seq));
+                row.forget();
+            }
+        }
+        assert_eq!(placed(&mut open, key).1, !aborts);
+    }
+    placed(&mut open, 5);
+    drop(open);
+    let two = [1, 2].map(|k| [Value::Int(k), Value::Int(99)].into());
+    assert_eq!((table.rows(), table.len()), (two.to_vec(), 2));
+    assert_eq!(table.get_at(&[Value::Int(1)], 2).unwrap(), None);
+    // As many as there is room for, without moving.
+    let mut open = table.open(0);
+    let found = (10..100).take_while(|key| !open.find_or_place(*key).0.is_null()).count();
+    assert!((1..16).contains(&found), "{found}");
+    drop(open);
+    assert_eq!(table.len(), 2);
+    assert!(table.gone() >= found, "what nobody wrote is dropped when the table grows");
 }
 
 #[test]

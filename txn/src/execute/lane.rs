@@ -58,6 +58,8 @@ pub(crate) struct Wants {
     pub(crate) columns: Vec<usize>,
     /// Per row: its table and where its key comes from.
     pub(crate) keys: Vec<(usize, KeyFrom)>,
+    /// Whether it may work on rows that are not there.
+    pub(crate) places: bool,
 }
 
 /// A row of each transaction of a lane: where its keys are and whose they are.
@@ -97,6 +99,8 @@ pub(crate) struct Lane<'a> {
     pub(crate) columns: Columns<'a>,
     /// Where its transactions emit to.
     pub(crate) outs: Outs,
+    /// Whether its code may work on rows that are not there.
+    pub(crate) places: bool,
     /// Set when its one transaction works on copies of rows.
     pub(crate) copies: Option<Copies>,
     /// From this event on staging must go on.
@@ -130,6 +134,7 @@ impl<'a> Lane<'a> {
             index: index as u32,
             columns: Columns::default(),
             outs: Outs::default(),
+            places: false,
             copies: None,
             stage_at: 0,
             sources: Vec::new(),
@@ -168,7 +173,7 @@ impl<'a> Lane<'a> {
         lane.ahead.dedup_by_key(|words| words.as_ptr());
         lane.homes = vec![std::ptr::null_mut(); RING * lane.sources.len()];
         lane.columns = Columns::of(found);
-        lane.fast = true;
+        (lane.fast, lane.places) = (true, wants.places);
         lane
     }
 
@@ -209,29 +214,31 @@ impl<'a> Lane<'a> {
         self.sources.len()
     }
 
-    /// Row number `of` of the transaction on an event, when it is there.
+    /// Row number `of` of the transaction on an event, and whether it is there: one that is not has
+    /// the defaults of its columns, if all have one and there is room for it, and the lane
+    /// [places](Lane::places) rows.
     ///
     /// # Safety
     /// The lane has so many rows and is [attached](Lane::attach) to tables that are still open;
     /// the event is one of its batch and has been [staged](Lane::stage); nobody else uses the
     /// tables while the row is used.
     #[inline(always)]
-    pub(crate) unsafe fn row(&self, of: usize, event: usize) -> Option<RowAt> {
+    pub(crate) unsafe fn row(&self, of: usize, event: usize) -> Option<(RowAt, bool)> {
         // SAFETY: there are so many rows, `RING` homes for each, and as many keys as events. The
         // home is a slot of the table, because slots have not moved since it was staged.
         unsafe {
             let source = self.sources.get_unchecked(of);
             let home = *self.homes.get_unchecked(of * RING + event % RING);
             let key = *source.keys.add(event);
-            let mut row = RowAt::at(home, source.table);
-            if !row.is(key) {
-                let slot = (*source.table).find_slot(key);
-                if slot.is_null() {
-                    return None;
-                }
-                row = RowAt::at(slot, source.table);
+            let row = RowAt::at(home, source.table);
+            if row.is(key) {
+                return Some((row, true));
             }
-            Some(row)
+            let (slot, is_there) = match self.places {
+                true => (*source.table).find_or_place(key),
+                false => ((*source.table).find_slot(key), true),
+            };
+            (!slot.is_null()).then(|| (RowAt::at(slot, source.table), is_there))
         }
     }
 

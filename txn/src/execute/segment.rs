@@ -90,7 +90,10 @@ impl Course<'_> {
                 for (of, row) in rows.iter_mut().enumerate() {
                     // SAFETY: as the caller says; the event has been staged.
                     match unsafe { lane.row(of, event) } {
-                        Some(found) => *row = found,
+                        Some((found, is_there)) => {
+                            *row = found;
+                            present &= !(u64::from(!is_there) << of);
+                        }
                         None => {
                             all = false;
                             break;
@@ -163,7 +166,7 @@ impl Course<'_> {
             for (of, row) in rows.iter_mut().enumerate() {
                 // SAFETY: as the caller says; the event has been staged.
                 match unsafe { lane.row(of, event) } {
-                    Some(found) => *row = found,
+                    Some((found, _)) => *row = found,
                     None => return End::General,
                 }
             }

@@ -87,10 +87,12 @@ impl Code {
             Code::Words(code) => Some(Wants {
                 columns: code.columns.iter().map(|(c, _)| usize::from(*c)).collect(),
                 keys: code.rows.iter().map(|r| (r.table, r.key)).collect(),
+                places: !code.asks,
             }),
             Code::Native(code, _) => Some(Wants {
                 columns: (0..columns).collect(),
                 keys: code.rows.iter().map(|r| (r.table, r.key)).collect(),
+                places: true,
             }),
             Code::General => None,
         }

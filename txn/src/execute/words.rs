@@ -57,6 +57,8 @@ pub(crate) struct WordEmit {
 #[derive(Debug)]
 pub(crate) struct WordCode {
     pub(crate) rows: Vec<WordRow>,
+    /// Whether it asks if a row is there; it takes those only that are.
+    pub(crate) asks: bool,
     /// Pairs of rows of one table: with equal keys they would be one row.
     pub(crate) pairs: Vec<(u8, u8)>,
     /// From slots to registers, before the code runs.
@@ -240,6 +242,7 @@ pub(crate) fn compile(
         code: Vec::new(),
         emits: Vec::new(),
         reasons: Vec::new(),
+        asks: false,
     };
     for step in &declared.steps {
         if step.when.is_some() {
@@ -269,6 +272,7 @@ struct Compiler<'a> {
     code: Vec<Ins>,
     emits: Vec<WordEmit>,
     reasons: Vec<String>,
+    asks: bool,
 }
 
 impl Compiler<'_> {
@@ -293,7 +297,8 @@ impl Compiler<'_> {
                 self.vars.insert(*var, register);
             }
             Op::Exists { var, .. } => {
-                // A row that is missing is for the general path.
+                // Then a row that is missing is for the general path.
+                self.asks = true;
                 let register = self.constant(1)?;
                 self.vars.insert(*var, register);
             }
@@ -636,6 +641,7 @@ impl Compiler<'_> {
         let constants = self.constants.into_iter().map(|(word, register)| (register, word));
         Ok(WordCode {
             rows,
+            asks: self.asks,
             pairs,
             loads,
             written,

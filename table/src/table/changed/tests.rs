@@ -5,6 +5,7 @@ use tidemill_core::{Column, DataType, Error, Key, Kind, Row, Schema};
 use tidemill_place::partition_in;
 
 use super::*;
+use crate::at::RowAt;
 use crate::table::tests::{key_of, shapes, spec};
 use crate::Seq;
 
@@ -32,6 +33,10 @@ fn specs() -> Vec<Arc<TableSpec>> {
         ),
         prefix.into(),
         spec(&[0], vec![column("k", DataType::Float), column("v", DataType::Int)]),
+        spec(
+            &[0],
+            vec![column("k", DataType::Int), column("v", DataType::Int).default(Value::Int(9))],
+        ),
         spec(
             &[0],
             vec![
@@ -152,7 +157,12 @@ impl Run {
             let values = key_of(&spec, &row(&spec, *key, 0));
             let key = Key::of(&values);
             let word = super::super::key_word(&values[0]).unwrap();
-            let Some(found) = open.find(word) else { continue };
+            let (slot, _) = open.find_or_place(word);
+            if slot.is_null() {
+                continue;
+            }
+            // SAFETY: the slot is the table's, which is open until the row is done with.
+            let found = unsafe { RowAt::at(slot, &raw mut open) };
             // SAFETY: the table is open until the rows are done with; as many versions are begun as
             // it was opened for, and the column is a word of the slot.
             unsafe {
