@@ -253,6 +253,7 @@ impl Args {
         }
         if self.source.is_none()
             && !is_pushed
+            && self.workload != "recovery"
             && (self.durable != Durable::None || self.sink.is_some())
         {
             return Err(Error::setting("--durable and --sink: events in memory leave nothing")

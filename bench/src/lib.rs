@@ -15,11 +15,13 @@
 //! | `measure` | medians and ratios of runs taken in turn |
 //! | `sl` | Streaming Ledger |
 //! | `push` | rows sent into a running app, and acknowledged |
+//! | `recovery` | a start that finds many rows |
 
 mod args;
 mod measure;
 mod outputs;
 mod push;
+mod recovery;
 mod report;
 mod rng;
 mod sl;
@@ -69,6 +71,11 @@ pub const WORKLOADS: &[Workload] = &[
         name: "push",
         about: "rows sent into a running app and acknowledged when they are durable",
         run: push::run,
+    },
+    Workload {
+        name: "recovery",
+        about: "a start that finds a table of many rows",
+        run: recovery::run,
     },
 ];
 

@@ -32,7 +32,8 @@ const WARM_UP: usize = 1000;
 /// How often snapshots are taken.
 const SNAPSHOT_US: i64 = 1_000_000;
 
-fn program(kind: ProgramKind) -> Result<Program> {
+/// The program, of which `recovery` is another use.
+pub(crate) fn program(kind: ProgramKind) -> Result<Program> {
     let mut b = Builder::new("push");
     let balance = Column::new("balance", DataType::Int).default(Value::Int(0));
     let accounts = b.table("accounts", &["id"], vec![Column::new("id", DataType::Int), balance]);
@@ -145,6 +146,19 @@ fn rows(args: &Args, program: &Program, size: usize) -> (Vec<Batch>, Vec<Option<
     (batches, balances)
 }
 
+/// The app.
+pub(crate) fn spec(program: &Program, settings: Settings) -> AppSpec {
+    let source = SourceDecl {
+        stream: "deposits".into(),
+        disorder_us: 0,
+        idle_us: None,
+        files: None,
+        at: String::new(),
+    };
+    let (program, sources) = (program.clone(), vec![source]);
+    AppSpec { program, sources, sinks: Vec::new(), keep: Vec::new(), settings }
+}
+
 struct Ended {
     seconds: f64,
     waits_ns: Vec<u64>,
@@ -168,21 +182,7 @@ fn run_once(
         snapshot_us: SNAPSHOT_US,
         ..Settings::default()
     };
-    let source = SourceDecl {
-        stream: "deposits".into(),
-        disorder_us: 0,
-        idle_us: None,
-        files: None,
-        at: String::new(),
-    };
-    let spec = AppSpec {
-        program: program.clone(),
-        sources: vec![source],
-        sinks: Vec::new(),
-        keep: Vec::new(),
-        settings,
-    };
-    let mill = Arc::new(Mill::start(spec, env.clone())?);
+    let mill = Arc::new(Mill::start(spec(program, settings), env.clone())?);
     let begun = env.clock.monotonic_ns();
     let waits_ns = match args.rate {
         None => {

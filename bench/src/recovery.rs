@@ -1,0 +1,143 @@
+//! Recovery: how long a start takes that finds a table of so many rows.
+//!
+//! Each row of the table comes of one pushed row. With `--durable log+snapshots` the engine is
+//! stopped then, and the start loads the snapshot that the stop has left; with `--durable log` there
+//! is none, and the start makes all cuts again. The clock runs from the start until all that was
+//! acknowledged is there. What it is compared with is pushing the same rows into an engine that
+//! keeps nothing.
+//!
+//! What must hold: the table is bit for bit what it was.
+
+use std::path::Path;
+
+use tidemill_core::batch::ColumnBuilder;
+use tidemill_core::{Batch, BatchBuilder, Error, Result};
+use tidemill_engine::{AppSpec, Mill, Settings};
+use tidemill_env::Env;
+
+use crate::args::{Args, Durable};
+use crate::measure::{max, median, median_ratio, min};
+use crate::push;
+use crate::report::Report;
+use crate::Given;
+
+/// Rows of a batch.
+const BATCH: usize = 1 << 16;
+/// How often a start is looked at, in microseconds.
+const LOOK_US: u64 = 1_000;
+
+/// Runs the workload.
+pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+    let (Some(folder), true) = (&args.sink, args.durable != Durable::None) else {
+        return Err(Error::setting("--durable none: there is nothing to recover")
+            .help("give --durable log or log+snapshots, and a folder with --sink"));
+    };
+    let env = Env::real();
+    let data = Path::new(folder).join("data");
+    let settings = |fresh: bool, durable: Durable| Settings {
+        fresh,
+        data_dir: Some(data.clone()).filter(|_| durable != Durable::None),
+        durable: durable.setting(),
+        // What is measured is the start, not what snapshots cost beside it.
+        snapshot_us: i64::MAX / 1000,
+        ..Settings::default()
+    };
+    let program = push::program(args.program)?;
+    let spec = |settings| -> AppSpec { push::spec(&program, settings) };
+    let (mut rates, mut bare_rates) = (Vec::new(), Vec::new());
+    let (mut state_hash, mut valid) = (String::new(), true);
+    let now = || env.clock.monotonic_ns();
+    let rate = |ns: u64| args.keys as f64 * 1e9 / ns.max(1) as f64;
+    for repeat in 1..=args.repeat {
+        let fill = |durable: Durable| -> Result<(u64, String)> {
+            let mill = Mill::start(spec(settings(true, durable)), env.clone())?;
+            let begun = now();
+            for from in (0..args.keys).step_by(BATCH) {
+                mill.send("deposits", batch(&program, from..args.keys.min(from + BATCH)))?;
+            }
+            mill.acknowledge("deposits", args.keys as u64)?;
+            Ok((now() - begun, mill.stop()?.state_hash))
+        };
+        let (bare_ns, wanted) = fill(Durable::None)?;
+        bare_rates.push(rate(bare_ns));
+        valid &= fill(args.durable)?.1 == wanted;
+        let begun = now();
+        let mill = Mill::start(spec(settings(false, args.durable)), env.clone())?;
+        while mill.status().recovering {
+            env.clock.sleep_us(LOOK_US);
+        }
+        let ns = now() - begun;
+        rates.push(rate(ns));
+        let ended = mill.stop()?;
+        valid &= ended.state_hash == wanted && ended.events == args.keys as u64;
+        state_hash = wanted;
+        let seconds = ns as f64 / 1e9;
+        progress(&format!(
+            "run {repeat} of {}: {} rows are back after {seconds:.3} s",
+            args.repeat, args.keys
+        ));
+    }
+    let events_per_s = median(&rates);
+    Ok(Report {
+        workload: "recovery",
+        program: args.program.name(),
+        threads: args.threads,
+        processes: args.processes,
+        strategy: args.strategy.clone(),
+        events: args.keys,
+        seconds: args.keys as f64 / events_per_s,
+        events_per_s,
+        events_per_s_min: min(&rates),
+        events_per_s_max: max(&rates),
+        baseline: "pushed again, nothing durable",
+        baseline_events_per_s: median(&bare_rates),
+        baseline_ns: 1e9 / max(&bare_rates),
+        baseline_valid: None,
+        ratio: median_ratio(&rates, &bare_rates),
+        ratio_to_serial: 1.0,
+        durable: args.durable,
+        latency_ms: None,
+        state_hash,
+        // Nothing comes out.
+        output_hash: format!("{:032x}", tidemill_core::digest::streams_hash([])),
+        valid,
+    })
+}
+
+/// A row for each account.
+fn batch(program: &tidemill_txn::Program, accounts: std::ops::Range<usize>) -> Batch {
+    let mut builder = BatchBuilder::new(program.streams[0].spec.schema.clone());
+    for account in accounts {
+        let words = [account as i64, 1 + account as i64 % 100];
+        for (column, word) in builder.columns_mut().iter_mut().zip(words) {
+            let ColumnBuilder::Int(column) = column else { unreachable!("both are integers") };
+            column.append_value(word);
+        }
+        builder.advance(1);
+    }
+    builder.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::run_json;
+
+    #[test]
+    fn what_was_there_is_there_again() {
+        let folder = tempfile::tempdir().unwrap();
+        for options in [
+            r#""program":"rust","durable":"log","keys":100000"#,
+            r#""program":"traced","durable":"log+snapshots","keys":70000"#,
+        ] {
+            let sink = folder.path().display();
+            let json =
+                format!(r#"{{"workload":"recovery","repeat":1,"sink":"{sink}",{options}}}"#);
+            let text = run_json(&json, None, Vec::new(), &mut |_| {}).unwrap();
+            let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(report["valid"], true, "{report}");
+        }
+        let nothing = r#"{"workload":"recovery"}"#;
+        let refused = run_json(nothing, None, Vec::new(), &mut |_| {}).unwrap_err();
+        assert!(refused.what.contains("nothing to recover"), "{refused}");
+    }
+}
