@@ -130,8 +130,7 @@ mod tests {
             r#""program":"traced","durable":"log+snapshots","keys":70000"#,
         ] {
             let sink = folder.path().display();
-            let json =
-                format!(r#"{{"workload":"recovery","repeat":1,"sink":"{sink}",{options}}}"#);
+            let json = format!(r#"{{"workload":"recovery","repeat":1,"sink":"{sink}",{options}}}"#);
             let text = run_json(&json, None, Vec::new(), &mut |_| {}).unwrap();
             let report: serde_json::Value = serde_json::from_str(&text).unwrap();
             assert_eq!(report["valid"], true, "{report}");
