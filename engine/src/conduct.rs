@@ -454,7 +454,7 @@ impl Driver {
             table.commit(outcome.seq);
         }
         (state.epoch, state.clock_us) = (cut.epoch, cut.clock_us);
-                let dead = crate::aside::dead(&self.program, &self.failed, &cut.offsets, bad);
+        let dead = crate::aside::dead(&self.program, &self.failed, &cut.offsets, bad);
         let dead_rows = dead.iter().map(|(_, batch)| batch.len()).sum();
         self.counts.add(&self.program, &epoch, &outcome, &late, undecoded, dead_rows);
         events.extend(dead);

@@ -22,10 +22,11 @@ use crate::deliver::Item;
 use crate::feed::{Feed, Pace, Places, ToLog};
 use crate::outlets::{NamedSink, Outlets};
 use crate::recover::{recover, Recovered};
-use crate::settings::{Durable, Settings};
+use crate::settings::{Durable, Settings, Upgrade};
 use crate::spec::{AppSpec, SourceDecl};
 use crate::stages::{FailedList, Step};
 use crate::stored::Stored;
+use crate::upgrade::upgrade;
 
 /// Rows and bytes that may wait in a pushed stream.
 const PUSH_LIMITS: PushLimits = PushLimits { rows: 1 << 20, bytes: 64 << 20 };
@@ -51,6 +52,8 @@ pub(crate) struct Opening {
     pub(crate) fingerprint: u128,
     /// The program as manifests have it.
     pub(crate) program: Vec<u8>,
+    /// What an upgrade has done.
+    pub(crate) upgraded: Option<serde_json::Value>,
 }
 
 /// A partition's name, its source, and the handle of a pushed one.
@@ -153,9 +156,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
                 time,
                 places: state.places.clone(),
                 log,
-                pace: state
-                    .is_followed
-                    .then(|| Pace { clock: env.clock.clone(), look_ns: 0 }),
+                pace: state.is_followed.then(|| Pace { clock: env.clock.clone(), look_ns: 0 }),
                 empty_polls: state.empty_polls.clone(),
             })),
             branches: branches(&program, partition.stream, &failed),
@@ -228,6 +229,10 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
     };
     let (name, segment_bytes) = (&program.name, settings.log_segment_bytes);
     let dir = DataDir::open(env, path, name, settings.fresh, segment_bytes)?;
+    let upgraded = match settings.upgrade {
+        Upgrade::Off => None,
+        Upgrade::Lossless | Upgrade::Lossy => upgrade(env, &dir, stored, settings)?,
+    };
     let text = crate::fingerprint::text(program);
     let fingerprint = crate::fingerprint::of(&text);
     let recovered = recover(&dir, &env.disk, program, fingerprint)?;
@@ -238,7 +243,7 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
             return Err(Error::internal("the sources of a snapshot are not those of its program"));
         }
     }
-    Ok(Some(Opening { dir, recovered, fingerprint, program: stored.bytes() }))
+    Ok(Some(Opening { dir, recovered, fingerprint, program: stored.bytes(), upgraded }))
 }
 
 /// A source that may have to be told more than others.
