@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 
 use tidemill_connect::{Place, SinkPlace};
 use tidemill_core::{
-    Batch, BatchBuilder, Error, Position, Result, Row, SourceId, StreamId, StreamTime,
+    Batch, BatchBuilder, Error, Position, Result, Row, Schema, SourceId, StreamId, StreamTime,
 };
 use tidemill_env::Env;
 use tidemill_txn::order::{Groups, Run};
 use tidemill_txn::program::{Origin, Program, Stage, Stream};
 
 use crate::changes::{counted, Change, Found};
-use crate::convert::{Columns, Owner};
+use crate::convert::{names_of, Columns, Owner};
 use crate::counts::Counts;
 use crate::fingerprint::forget_lines;
-use crate::internal::{DlqFacts, Facts, Internal, SinkFacts, SourceFacts};
-use crate::outlets::{sink_keys, Outlets};
+use crate::internal::{DlqFacts, Facts, Internal, OutletFacts, SinkFacts, SourceFacts};
+use crate::outlets::{dead_schema, sink_keys, Outlets};
 use crate::stored::Stored;
 
 /// The internal state of `to`, when it goes on where `from` was: as of one epoch later, because a
@@ -83,11 +83,10 @@ impl<'a> Carry<'a> {
     /// The number of an old input stream that is one still, or of an old derived stream.
     fn stream(&self, old: StreamId) -> Option<StreamId> {
         let old = &self.from.streams[old.index()];
-        let passes = |s: &Stream| matches!(s.origin, Origin::Input | Origin::Derived { .. });
         let is_same = |new: &&Stream| {
             new.spec.name == old.spec.name
-                && passes(new)
-                && passes(old)
+                && !is_output(new)
+                && !is_output(old)
                 && (new.origin == Origin::Input) == (old.origin == Origin::Input)
         };
         let index = self.to.streams.iter().position(|new| is_same(&new));
@@ -151,7 +150,7 @@ impl<'a> Carry<'a> {
     fn events(&mut self, internal: &Internal) -> (Vec<Run>, Vec<DlqFacts>) {
         let (mut parked, mut dlq) = (Vec::new(), Vec::new());
         for (index, old) in self.from.streams.iter().enumerate() {
-            if !matches!(old.origin, Origin::Input | Origin::Derived { .. }) {
+            if is_output(old) {
                 self.output(old);
                 continue;
             }
@@ -184,7 +183,7 @@ impl<'a> Carry<'a> {
                 let mut columns = columns.clone();
                 parked.extend(self.input(new_id, runs.clone(), &mut columns));
                 let held = waiting + kept(late);
-                let names = crate::convert::names_of(&old.spec.schema);
+                let names = names_of(&old.spec.schema);
                 let owner =
                     Owner { what: "stream", name, old: name, row: "event", rows: waiting, held };
                 self.found.extend(columns.found(&names, &owner));
@@ -198,10 +197,7 @@ impl<'a> Carry<'a> {
             for facts in [late, dead].into_iter().flatten() {
                 let mut columns = match facts.stream.ends_with(".late") {
                     true => columns.clone(),
-                    false => Columns::by_name(
-                        &crate::outlets::dead_schema(),
-                        &crate::outlets::dead_schema(),
-                    ),
+                    false => Columns::by_name(&dead_schema(), &dead_schema()),
                 };
                 dlq.push(self.ring(facts, &mut columns));
             }
@@ -224,7 +220,8 @@ impl<'a> Carry<'a> {
                 (Origin::Input, None) => self.added(new),
                 (Origin::Aborted(_), _) => {}
                 _ => {
-                    if !self.from.streams.iter().any(|s| s.spec.name == new.spec.name) {
+                    let is_same = |old: &Stream| is_output(old) && old.spec.name == new.spec.name;
+                    if !self.from.streams.iter().any(is_same) {
                         self.added(new);
                     }
                 }
@@ -245,7 +242,7 @@ impl<'a> Carry<'a> {
             return;
         }
         let name = &*old.spec.name;
-        match self.to.streams.iter().find(|new| new.spec.name == old.spec.name) {
+        match self.to.streams.iter().find(|new| is_output(new) && *new.spec.name == *name) {
             None => {
                 let upgrade = "its events are counted no more";
                 self.found.push(Change::new("stream", "removed", name, upgrade));
@@ -458,9 +455,16 @@ impl<'a> Carry<'a> {
     }
 
     /// What has come out of streams that are there still.
-    fn outlets(&self) -> BTreeMap<String, crate::internal::OutletFacts> {
-        let mut outlets = Outlets::of(self.to);
-        outlets.resume(&self.facts.outlets);
+    fn outlets(&self) -> BTreeMap<String, OutletFacts> {
+        let (before, mut outlets) = (Outlets::of(self.from), Outlets::of(self.to));
+        // An output of handlers may have had the name of what is an input now.
+        let is_one = |name: &String| {
+            let is_hashed = |of: &Outlets| of.by_name.get(name).map(|outlet| outlet.hashed);
+            is_hashed(&before) == is_hashed(&outlets)
+        };
+        let facts = self.facts.outlets.iter().filter(|(name, _)| is_one(name));
+        let facts = facts.map(|(name, facts)| (name.clone(), facts.clone())).collect();
+        outlets.resume(&facts);
         outlets.facts()
     }
 
@@ -514,12 +518,17 @@ impl<'a> Carry<'a> {
     }
 }
 
+/// Whether its events come from handlers.
+fn is_output(stream: &Stream) -> bool {
+    !matches!(stream.origin, Origin::Input | Origin::Derived { .. })
+}
+
 fn has_time(stream: &Stream) -> bool {
     stream.origin == Origin::Input && matches!(stream.spec.time, StreamTime::Event { .. })
 }
 
 /// What a file of rows knows of its columns.
-fn columns_of(schema: &tidemill_core::Schema) -> Vec<(String, String, bool)> {
+fn columns_of(schema: &Schema) -> Vec<(String, String, bool)> {
     let columns = schema.columns.iter();
     columns.map(|c| (c.name.to_string(), c.ty.to_string(), c.nullable)).collect()
 }
@@ -533,10 +542,7 @@ fn is_there(env: &Env, path: &str) -> bool {
 
 /// The input stream that a derived one comes from, and the steps from there, each with the schema of
 /// what it makes.
-fn stages(
-    program: &Program,
-    stream: StreamId,
-) -> (StreamId, Vec<(&Stage, &tidemill_core::Schema)>) {
+fn stages(program: &Program, stream: StreamId) -> (StreamId, Vec<(&Stage, &Schema)>) {
     let (mut at, mut stages) = (stream, Vec::new());
     while let Origin::Derived { from, stage } = &program.streams[at.index()].origin {
         stages.push((stage, &*program.streams[at.index()].spec.schema));

@@ -132,12 +132,17 @@ impl Columns {
         for (index, column) in self.to.columns.iter().enumerate() {
             let (origin, tally) = (&self.origins[index], &self.tallies[index]);
             let full = format!("{name}.{}", column.name);
+            // What waits can be executed by who has taken it in.
+            let or_wait = match what {
+                "stream" => ", or run the version before until no event of it waits",
+                _ => "",
+            };
             let refused = match origin {
-                Origin::Nowhere(why, mend) if rows > 0 => Some(format!("{why}: {mend}")),
+                Origin::Nowhere(why, mend) if rows > 0 => Some(format!("{why}: {mend}{or_wait}")),
                 _ if tally.refused > 0 => Some(format!(
-                    "{} can't be converted ({}): keep the type, or mend them with the version that \
-                     wrote them",
-                    counted(tally.refused, row),
+                    "has {} that can't be converted ({}): leave its type as it is, or mend them \
+                     with the version that wrote them{or_wait}",
+                    counted(tally.refused, "value"),
                     tally.fault
                 )),
                 _ => None,

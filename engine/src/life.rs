@@ -1,11 +1,14 @@
 //! The events of an engine's life, one JSON object on a line each, for whoever wants them.
 
+use std::io::Write;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde_json::{json, Value};
 use tidemill_core::value::format_timestamp;
-use tidemill_core::Error;
+use tidemill_core::{Error, Result};
 use tidemill_env::{Clock, Env};
 
 use crate::recover::Recovered;
@@ -14,6 +17,31 @@ use crate::recover::Recovered;
 pub trait LifeSink: Send + Sync {
     /// An event, as JSON without a newline. Called from the engine's threads, which wait.
     fn line(&self, line: &str);
+}
+
+/// Writes events to a file or to the standard error. What can't be written is let go: an engine does
+/// not stop for its log.
+struct ToFile(Mutex<Box<dyn Write + Send>>);
+
+impl LifeSink for ToFile {
+    fn line(&self, line: &str) {
+        let _ = self.0.lock().write_all(format!("{line}\n").as_bytes());
+    }
+}
+
+/// The sink that a path stands for: a file that is appended to, or `-` for the standard error.
+///
+/// # Errors
+/// When the file can't be opened.
+pub(crate) fn sink(env: &Env, path: &Path) -> Result<Arc<dyn LifeSink>> {
+    if path == Path::new("-") {
+        return Ok(Arc::new(ToFile(Mutex::new(Box::new(std::io::stderr())))));
+    }
+    let file = env.disk.open_append(path).map_err(|e| {
+        Error::io(format!("opening the log {}", path.display()), &e)
+            .help("log_to is a file in a folder that is there, or - for the standard error")
+    })?;
+    Ok(Arc::new(ToFile(Mutex::new(Box::new(file)))))
 }
 
 /// Tells of events. Cheap to clone.

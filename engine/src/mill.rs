@@ -20,7 +20,7 @@ use crate::counts::Counts;
 use crate::deliver::{self, Delivery, Item, Logs};
 use crate::feed::stopped;
 use crate::inspect::path_words;
-use crate::life::{Life, LifeSink};
+use crate::life::{self, Life, LifeSink};
 use crate::open::{open, Opened, Opening};
 use crate::outlets::Kept;
 use crate::records::{put_verdict, Verdict};
@@ -245,10 +245,14 @@ impl Mill {
     /// # Errors
     /// When the program, a setting, a source or a sink is wrong; nothing runs then.
     pub fn start(spec: AppSpec, env: Env) -> Result<Mill> {
-        Mill::start_with(spec, env, None)
+        let sink = match &spec.settings.log_to {
+            Some(path) => Some(life::sink(&env, path)?),
+            None => None,
+        };
+        Mill::start_with(spec, env, sink)
     }
 
-    /// Opens an app and starts it; `sink` hears of the events of its life.
+    /// Opens an app and starts it; `sink` hears of the events of its life, in place of `log_to`.
     ///
     /// # Errors
     /// As [`Mill::start`].

@@ -22,7 +22,7 @@ use crate::deliver::Item;
 use crate::feed::{Feed, Pace, Places, ToLog};
 use crate::outlets::{NamedSink, Outlets};
 use crate::recover::{recover, Recovered};
-use crate::settings::{Durable, Settings, Upgrade};
+use crate::settings::{Durable, Settings, Upgrade, SEGMENT_BYTES_MIN};
 use crate::spec::{AppSpec, SourceDecl};
 use crate::stages::{FailedList, Step};
 use crate::stored::Stored;
@@ -227,7 +227,10 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
         Some(path) if settings.durable != Durable::None => path,
         _ => return Ok(None),
     };
-    let (name, segment_bytes) = (&program.name, settings.log_segment_bytes);
+    // Without pushed streams the input log holds verdicts at most.
+    let has_pushed = stored.sources.iter().any(|source| source.files.is_none());
+    let segment_bytes = if has_pushed { settings.log_segment_bytes } else { SEGMENT_BYTES_MIN };
+    let name = &program.name;
     let dir = DataDir::open(env, path, name, settings.fresh, segment_bytes)?;
     let upgraded = match settings.upgrade {
         Upgrade::Off => None,

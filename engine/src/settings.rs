@@ -20,6 +20,9 @@ pub enum Durable {
     LogAndSnapshots,
 }
 
+/// The fewest bytes of a segment of the input log.
+pub(crate) const SEGMENT_BYTES_MIN: u64 = 1 << 16;
+
 /// Whether a start takes over what another version of the program has left. In JSON `false`, `true`
 /// or `"lossy"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +109,9 @@ pub struct Settings {
     /// The port on the loopback address at which health and metrics are to be had; 0 takes a free
     /// one. Nobody listens when absent.
     pub http_port: Option<u16>,
+    /// Where the events of the engine's life are written, one JSON object on a line each: a file that
+    /// they are appended to, or `-` for the standard error.
+    pub log_to: Option<PathBuf>,
     /// Starts from what another version of the program has left, after a clean stop.
     pub upgrade: Upgrade,
     /// For an upgrade: what has another name now, old to new. Tables, and columns as `table.column`.
@@ -136,6 +142,8 @@ impl Default for Settings {
             dlq_rows_max: 10_000,
             dlq_bytes_max: 4 << 20,
             http_port: None,
+            log_to: None,
+
             upgrade: Upgrade::Off,
             renames: BTreeMap::new(),
             keep_cuts: false,
@@ -165,7 +173,7 @@ impl Settings {
                 return Err(Error::setting(format!("{name} must be positive, not {value}")));
             }
         }
-        if self.log_segment_bytes < 1 << 16 {
+        if self.log_segment_bytes < SEGMENT_BYTES_MIN {
             return Err(Error::setting("log_segment_bytes is at least 65536"));
         }
         if self.workers > 256 {

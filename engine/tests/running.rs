@@ -343,12 +343,29 @@ fn a_stream_is_followed_over_a_restart() {
 }
 
 #[test]
+fn its_life_is_appended_to_a_file() {
+    let sim = SimEnv::new(1);
+    let settings = Settings { log_to: Some("/life.jsonl".into()), ..settings() };
+    for _ in 0..2 {
+        start(&sim, settings.clone()).stop().unwrap();
+    }
+    let mut text = String::new();
+    sim.env().disk.open_read(Path::new("/life.jsonl")).unwrap().read_to_string(&mut text).unwrap();
+    let events: Vec<Json> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let events: Vec<&str> = events.iter().map(|e| e["event"].as_str().unwrap()).collect();
+    assert_eq!(events, ["start", "snapshot", "stop", "start", "snapshot", "stop"]);
+    let nowhere = Settings { log_to: Some("/no/folder".into()), ..settings };
+    let refused = Mill::start(app(bank(Late::Side), nowhere), sim.env()).map(|_| ()).unwrap_err();
+    assert!(refused.what.contains("/no/folder"), "{refused}");
+}
+
+#[test]
 fn who_reads_too_slowly_is_told_where_to_go_on() {
     let sim = SimEnv::new(1);
     let env = sim.env();
     let mill = start(&sim, Settings { tail_rows: 10, ..settings() });
     pay(&mill, &[[1, 7, 1]]);
-    let mut follow =
+    let follow =
         ask(&env, Path::new(DATA), &json!({"do": "tail", "stream": "pay", "from": 0}).to_string());
     // More than a connection holds, so that the engine has to wait for us.
     for n in 0..100 {
@@ -356,7 +373,7 @@ fn who_reads_too_slowly_is_told_where_to_go_on() {
         pay(&mill, &rows);
     }
     let (mut next, mut last) = (0, Json::Null);
-    while let Some(line) = follow.next() {
+    for line in follow {
         last = serde_json::from_str(&line).unwrap();
         if let Some(row) = last["row"].as_u64() {
             assert_eq!(row, next, "no row is left out silently");

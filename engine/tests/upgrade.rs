@@ -286,7 +286,10 @@ fn columns_are_widened_by_the_rules_of_values() {
     refused(float.start(&sim, upgrading(&[])), &["lose data", "lossy"]);
     let decimal = people().with(vec![int("id"), text("name"), money("n", 2)]);
     let diff = decimal.diff(&sim, &[]);
-    assert!(diff["why"][0].as_str().unwrap().contains("t.n 1 row can't be converted"), "{diff}");
+    assert!(
+        diff["why"][0].as_str().unwrap().contains("t.n has 1 value that can't be converted"),
+        "{diff}"
+    );
     refused(decimal.start(&sim, lossy()), &["t.n", "overflow"]);
     let mill = float.start(&sim, lossy()).unwrap();
     assert_eq!(rows(&mill, "t")[0][2], Value::Float((1u64 << 53) as f64));

@@ -250,6 +250,22 @@ def test_bench(folder: Path) -> None:
         assert line(ended)["program"] == program
 
 
+def test_bench_from_files_and_pushed(folder: Path) -> None:
+    made = ("--events", "2000", "--keys", "100", "--repeat", "1", "--json")
+    whole = ("--write-source", "sl.parquet", "--source", "sl.parquet", "--durable", "log")
+    runs = [
+        ("sl", "--program", "traced", *whole),
+        ("push", "--durable", "log+snapshots"),
+        ("push", "--program", "python", "--form", "arrow", "--durable", "log"),
+        ("push", "--program", "python", "--form", "columns"),
+        ("push", "--program", "python", "--form", "dicts", "--rate", "4000"),
+    ]
+    for run in runs:
+        ended = tidemill(folder, "bench", *run, "--sink", "out", *made)
+        assert ended.returncode == 0, ended.stderr
+        assert line(ended)["valid"], run
+
+
 def test_doctor(folder: Path) -> None:
     ended = tidemill(folder, "doctor", "--json")
     assert ended.returncode == 0

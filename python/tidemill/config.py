@@ -24,6 +24,7 @@ DURABLE: Final = ("none", "log", "log+snapshots")
 #: The engine's settings; see the guide for what they mean.
 SETTINGS: Final[Mapping[str, object]] = {
     "workers": int,
+    "epoch_idle": bool,
     "epoch_rows_max": int,
     "epoch_bytes_max": int,
     "epoch_us_max": int,
@@ -36,6 +37,12 @@ SETTINGS: Final[Mapping[str, object]] = {
     "snapshot_us": int,
     "log_segment_bytes": int,
     "poison_after": int,
+    "tail_rows": int,
+    "tail_bytes": int,
+    "dlq_rows_max": int,
+    "dlq_bytes_max": int,
+    "http_port": int,
+    "log_to": Path,
     "keep_cuts": bool,
 }
 

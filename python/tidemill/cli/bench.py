@@ -9,7 +9,7 @@ from typing import Any
 
 from tidemill import _native
 from tidemill.cli.output import fields, printed
-from tidemill.workloads import WORKLOADS
+from tidemill.workloads import WORKLOADS, push
 
 #: Flags of a workload: name, type, what it says.
 FLAGS: tuple[tuple[str, type, str], ...] = (
@@ -26,10 +26,14 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("events", int, "number of events"),
     ("seed", int, "seed of the events"),
     ("udf-ns", int, "extra work an operation, in nanoseconds"),
+    ("batch", int, "rows sent at once (push)"),
+    ("rate", float, "rows a second, sent one at a time: measures latency (push)"),
+    ("form", str, "how Python gives rows: arrow, columns or dicts (push --program python)"),
     ("durable", str, "none, log or log+snapshots"),
-    ("write-source", str, "write the generated events to this file"),
-    ("source", str, "run end to end from this file"),
-    ("sink", str, "write outputs into this folder"),
+    ("write-source", str, "write the generated events to files: sl.parquet, sl.csv or sl.jsonl"),
+    ("source", str, "run end to end from the files written so"),
+    ("sink", str, "folder for the outputs and the data directory"),
+    ("sink-format", str, "parquet, csv or jsonl"),
     ("log", str, "kafka for a real log"),
     ("snapshots", str, "s3 for real snapshots"),
     ("repeat", int, "number of runs"),
@@ -55,9 +59,12 @@ def execute(args: argparse.Namespace) -> int:
         value = getattr(args, attribute)
         if value is not None:
             given[attribute] = value
-    program, opaques = _program(args.workload, args.program)
-    line = _native.bench(json.dumps(given), program, opaques, _progress)
-    found: dict[str, Any] = json.loads(line)
+    if args.workload == "push" and args.program == "python":
+        found = push.run(given)
+    else:
+        program, opaques = _program(args.workload, args.program)
+        line = _native.bench(json.dumps(given), program, opaques, _progress)
+        found = json.loads(line)
     if args.json:
         printed(found)
     else:

@@ -325,7 +325,7 @@ def _restore(args: argparse.Namespace) -> int:
                 f"{args.source} is no backup: it has no file APP that says of which app",
                 "give the folder that 'tidemill backup' wrote",
             ) from None
-    reply = answer(data_dir, {"do": "restore", "from": str(source)})
+    reply = answer(str(Path(data_dir).absolute()), {"do": "restore", "from": str(source)})
     return _shown(args, {"data_dir": data_dir, **reply["restore"]})
 
 

@@ -1,4 +1,6 @@
-"""``tidemill inspect``: how an app will run, without running it."""
+"""``tidemill inspect``: how an app will run, without running it; or, of a data directory, what its
+engine runs and how far it is.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,40 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.cli.engine import answer, found_data_dir
 from tidemill.cli.load import load
 from tidemill.cli.output import fields, printed
 from tidemill.cli.run import add_settings, flags
 from tidemill.config import load as load_settings
+from tidemill.errors import SettingError
 
 
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "inspect", help="show how an app will run", description=__doc__
+        "inspect", help="show how an app will run, or what an engine runs", description=__doc__
     )
-    parser.add_argument("app", metavar="APP.py", help="the file that makes the app")
+    parser.add_argument(
+        "app",
+        metavar="APP.py",
+        nargs="?",
+        help="the file that makes the app; else an engine is asked",
+    )
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="of the engine (default: the one folder *.tidemill here)"
+    )
     add_settings(parser)
     parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Runs the command."""
+    if args.app is None:
+        return _engine(args)
+    if args.data_dir is not None:
+        raise SettingError(
+            "inspect shows an app or a data directory, not both", f"leave out {args.app}"
+        )
     app, folder = load(args.app)
     settings = load_settings(args.config, folder, flags(args), os.environ)
     found = app.inspect(settings)
@@ -38,8 +56,36 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         printed(found)
         return 0
+    console = _shown(app.name, found)
+    changed = {k: v for k, v in found.get("settings", {}).items() if k in settings}
+    if changed:
+        console.print("\n".join(["", "settings", *fields(changed, "  ")]))
+    return 0
+
+
+def _engine(args: argparse.Namespace) -> int:
+    """Of a data directory."""
+    data_dir = found_data_dir(args.data_dir)
+    reply = answer(data_dir, {"do": "inspect"})
+    found: dict[str, Any] = {"data_dir": data_dir, "engine": reply["engine"], **reply["inspect"]}
+    if args.json:
+        printed(found)
+        return 0
+    for handler in found["handlers"]:
+        handler["traced"] = handler["why"] == "traced"
+    for stream in found["streams"]:
+        stream["rows"] = found["outputs"].get(stream["name"])
+        stream["dead"] = found["dead"].get(stream["name"])
+        stream["late"] = found["late"].get(stream["name"])
+    console = _shown(found["app"], found)
+    console.print("\n".join(["", "status", *fields(found["status"], "  ")]))
+    return 0
+
+
+def _shown(name: str, found: dict[str, Any]) -> Console:
+    """Prints what both are asked for."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"app {app.name}")
+    console.print(f"app {name}")
     _table(
         console,
         "handlers",
@@ -55,14 +101,13 @@ def execute(args: argparse.Namespace) -> int:
         stream["columns"] = _columns(stream["columns"])
     for source in [*found["sources"], *found["sinks"]]:
         source["path"] = source["files"]["path"] if source.get("files") else "pushed"
-    _table(console, "tables", ["name", "key", "columns", "at"], found["tables"])
-    _table(console, "streams", ["name", "origin", "time", "columns", "at"], found["streams"])
-    _table(console, "sources", ["stream", "path", "at"], found["sources"])
+    _table(console, "tables", ["name", "key", "rows", "columns", "at"], found["tables"])
+    names = ["name", "origin", "time", "rows", "dead", "late", "columns", "at"]
+    _table(console, "streams", names, found["streams"])
+    names = ["stream", "name", "offset", "ended"] if "status" in found else ["stream", "path", "at"]
+    _table(console, "sources", names, found["sources"])
     _table(console, "sinks", ["stream", "path"], found["sinks"])
-    changed = {k: v for k, v in found.get("settings", {}).items() if k in settings}
-    if changed:
-        console.print("\n".join(["", "settings", *fields(changed, "  ")]))
-    return 0
+    return console
 
 
 def _columns(columns: list[dict[str, Any]]) -> str:
@@ -73,10 +118,24 @@ def _table(console: Console, title: str, names: list[str], rows: list[dict[str, 
     if not rows:
         return
     table = Table(box=None, pad_edge=False)
+    names = [name for name in names if any(row.get(name) is not None for row in rows)]
     for name in names:
         table.add_column(name, overflow="fold")
     for row in rows:
         cells = [row.get(name) for name in names]
-        table.add_row(*(Text(", ".join(c) if isinstance(c, list) else str(c or "")) for c in cells))
+        table.add_row(
+            *(
+                Text(
+                    ", ".join(c)
+                    if isinstance(c, list)
+                    else ""
+                    if c is None
+                    else f"{c:,}"
+                    if type(c) is int
+                    else str(c)
+                )
+                for c in cells
+            )
+        )
     console.print(f"\n{title}")
     console.print(table)
