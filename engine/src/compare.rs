@@ -45,6 +45,8 @@ struct TableNow<'a> {
     /// The names of the old columns, as they are now.
     names: Vec<String>,
     columns: Columns,
+    /// Rows stay as they are, and where they are.
+    is_same: bool,
 }
 
 impl<'a> Comparison<'a> {
@@ -114,6 +116,10 @@ impl<'a> Comparison<'a> {
                 Error::internal("a snapshot has a table that its program has not")
             })?;
             let Some(to) = plan.to.as_mut().filter(|_| wanted[index]) else { return Ok(()) };
+            if to.is_same {
+                take(to.id, loaded.partition, loaded.key, loaded.row);
+                return Ok(());
+            }
             let row = decode(plan.from, loaded.row)?;
             let Some(row) = to.columns.row(&row) else { return Ok(()) };
             key.clear();
@@ -148,7 +154,9 @@ impl<'a> TableNow<'a> {
         let names = names.iter().map(|c| renames.column(&from.name, c).to_owned());
         let names: Vec<String> = names.collect();
         let columns = Columns::of(&from.schema, &spec.schema, &names);
-        Some(TableNow { id: TableId(index as u16), spec, names, columns })
+        let is_same = columns.is_same()
+            && (&from.key, from.partition_prefix) == (&spec.key, spec.partition_prefix);
+        Some(TableNow { id: TableId(index as u16), spec, names, columns, is_same })
     }
 }
 
