@@ -455,6 +455,22 @@ fn renames_that_make_no_sense_are_refused() {
     people().start(&sim, settings()).unwrap().stop().unwrap();
 }
 
+#[test]
+fn the_setting_is_a_bool_or_lossy() {
+    for (text, wanted) in
+        [("false", Upgrade::Off), ("true", Upgrade::Lossless), ("\"lossy\"", Upgrade::Lossy)]
+    {
+        let settings: Settings = serde_json::from_str(&format!("{{\"upgrade\": {text}}}")).unwrap();
+        assert_eq!(settings.upgrade, wanted);
+        assert_eq!(serde_json::to_string(&settings.upgrade).unwrap(), text);
+    }
+    for text in ["1", "\"yes\"", "null", "{}"] {
+        let error = serde_json::from_str::<Settings>(&format!("{{\"upgrade\": {text}}}"));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("true, false or \"lossy\""), "{error}");
+    }
+}
+
 /// Only who recorded a cut can make it again.
 #[test]
 fn recorded_cuts_stand_against_it() {
@@ -857,7 +873,15 @@ fn what_was_before_can_not_be_asked_for() {
     let sim = SimEnv::new(1);
     people().written(&sim, &two());
     let new = people().with(vec![int("id"), text("name"), int("n"), text("note").nullable()]);
-    let mill = new.start(&sim, upgrading(&[])).unwrap();
+    let mill = new
+        .start(&sim, Settings { log_to: Some("/life".into()), ..upgrading(&[]) })
+        .unwrap_or_else(|e| panic!("{e}"));
+    let mut life = String::new();
+    let mut file = sim.disk.open_read(Path::new("/life")).unwrap();
+    std::io::Read::read_to_string(&mut file, &mut life).unwrap();
+    let told = life.lines().map(|line| serde_json::from_str::<Json>(line).unwrap());
+    let told = told.into_iter().find(|event| event["event"] == "upgrade").unwrap();
+    assert_eq!(told["changes"][0]["name"], "t.note");
     let query = |as_of: u64| -> Json {
         let request = json!({"do": "query", "table": "t", "as_of": as_of}).to_string();
         let last = ask(&sim.env(), Path::new(DATA), &request).last().unwrap();
@@ -868,6 +892,7 @@ fn what_was_before_can_not_be_asked_for() {
     )
     .unwrap();
     let epoch = status["status"]["snapshot_epoch"].as_u64().unwrap();
+    assert_eq!(told["epoch"], epoch);
     assert_eq!(query(epoch)["rows"], json!(2));
     assert!(query(epoch - 1)["error"]["what"].as_str().unwrap().contains("before an upgrade"));
     mill.stop().unwrap();
