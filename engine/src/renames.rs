@@ -27,7 +27,8 @@ impl Renames {
         let mut renames = Renames::default();
         let columns = |name: &str| name.contains('.');
         for (old, new) in given.iter().filter(|(old, new)| !columns(old) && !columns(new)) {
-            find_table(from, THERE, old)?;
+            find_table(from, THERE, old)
+                .map_err(|error| done_before(error, find_table(from, THERE, new).is_ok()))?;
             find_table(to, APP, new)?;
             renames.tables.insert(old.clone(), new.clone());
         }
@@ -52,7 +53,8 @@ impl Renames {
                     renames.table(old_table)
                 )));
             }
-            find_column(from_table, THERE, old)?;
+            find_column(from_table, THERE, old)
+                .map_err(|error| done_before(error, find_column(from_table, THERE, new).is_ok()))?;
             find_column(to_table, APP, new)?;
             renames.columns.insert((old_table.to_owned(), old.to_owned()), new.to_owned());
         }
@@ -109,6 +111,14 @@ fn find_column(table: &TableSpec, owner: &str, name: &str) -> Result<()> {
             table.schema.columns.iter().map(|column| &*column.name).collect()
         })
     })
+}
+
+/// What is not there under its old name may be there under the new one.
+fn done_before(error: Error, is_done: bool) -> Error {
+    match is_done {
+        true => error.help("the new name is there already: take it out of renames"),
+        false => error,
+    }
 }
 
 fn missing<'a>(what: &str, name: &str, names: impl Fn() -> Vec<&'a str>) -> Error {
