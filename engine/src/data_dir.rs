@@ -190,14 +190,19 @@ fn log_spec(path: &Path, app: u128, kind: LogKind, segment_bytes: u64) -> LogSpe
 
 fn read_identity(disk: &dyn Disk, path: &Path, name: &str) -> Result<u128> {
     let (app, found) = identity(disk, path)?;
-    if found != name {
-        return Err(Error::setting(format!(
-            "data directory {} belongs to app '{found}', not to '{name}'",
-            path.display()
-        ))
-        .help("give this app its own data_dir; --fresh starts anew in this one"));
+    match found == name {
+        true => Ok(app),
+        false => Err(other_app(path, &found, name)),
     }
-    Ok(app)
+}
+
+/// A directory belongs to app `found`, and `name` asks for it.
+pub(crate) fn other_app(path: &Path, found: &str, name: &str) -> Error {
+    Error::setting(format!(
+        "data directory {} belongs to app '{found}', not to '{name}'",
+        path.display()
+    ))
+    .help("give this app its own data_dir; --fresh starts anew in this one")
 }
 
 /// The app's id and its name.

@@ -19,7 +19,8 @@
 //! | `serve` | answers on a socket, health and metrics over HTTP |
 //! | `ask`, `stopped` | asking a running engine, reading what a stopped one has left |
 //! | `past`, `stored` | the state at an earlier cut; the app as manifests keep it |
-//! | `schema` | what has changed between two versions of a program, and going from one to the other |
+//! | `schema`, `compare`, `renames`, `changes` | what is different between two versions of a program |
+//! | `upgrade`, `convert`, `carry` | going from one to the other: its rows, and everything beside them |
 //! | `report`, `inspect` | what a run is doing, has done, would do |
 //! | `life` | the events of an engine's life |
 //!
@@ -27,7 +28,11 @@
 
 mod aside;
 mod ask;
+mod carry;
+mod changes;
+mod compare;
 mod conduct;
+mod convert;
 mod counts;
 mod data_dir;
 mod deliver;
@@ -42,6 +47,7 @@ mod outlets;
 mod past;
 mod records;
 mod recover;
+mod renames;
 mod report;
 mod rings;
 mod schema;
@@ -53,6 +59,7 @@ mod stages;
 mod stopped;
 mod stored;
 mod trial;
+mod upgrade;
 mod view;
 
 pub use ask::{ask, Next, Replies};
@@ -60,5 +67,5 @@ pub use life::LifeSink;
 pub use mill::Mill;
 pub use report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 pub use schema::schema_diff;
-pub use settings::{Durable, Settings};
+pub use settings::{Durable, Settings, Upgrade};
 pub use spec::{AppSpec, SinkDecl, SourceDecl};

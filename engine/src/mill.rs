@@ -315,8 +315,11 @@ impl Mill {
         if let Some(internal) = &internal {
             rings.resume(internal);
         }
-        if let Some(recovered) = durable.as_ref().map(|d| &d.recovered) {
-            life.recovering(recovered);
+        if let Some(opening) = &durable {
+            if let Some(upgraded) = &opening.upgraded {
+                life.tell("upgrade", upgraded.clone());
+            }
+            life.recovering(&opening.recovered);
         }
         let out = Out {
             epoch,
@@ -381,7 +384,7 @@ impl Mill {
         let mut trial = None;
         let program_names: Vec<String> =
             program.sources.iter().map(|source| source.name.to_string()).collect();
-        if let Some(Opening { dir: held, recovered, fingerprint, program }) = durable {
+        if let Some(Opening { dir: held, recovered, fingerprint, program, .. }) = durable {
             site = Some((held.site(), fingerprint));
             if settings.durable == Durable::LogAndSnapshots {
                 let keeper = Keeper::start(

@@ -22,10 +22,11 @@ use crate::deliver::Item;
 use crate::feed::{Feed, Pace, Places, ToLog};
 use crate::outlets::{NamedSink, Outlets};
 use crate::recover::{recover, Recovered};
-use crate::settings::{Durable, Settings, SEGMENT_BYTES_MIN};
+use crate::settings::{Durable, Settings, Upgrade, SEGMENT_BYTES_MIN};
 use crate::spec::{AppSpec, SourceDecl};
 use crate::stages::{FailedList, Step};
 use crate::stored::Stored;
+use crate::upgrade::upgrade;
 
 /// Rows and bytes that may wait in a pushed stream.
 const PUSH_LIMITS: PushLimits = PushLimits { rows: 1 << 20, bytes: 64 << 20 };
@@ -51,6 +52,8 @@ pub(crate) struct Opening {
     pub(crate) fingerprint: u128,
     /// The program as manifests have it.
     pub(crate) program: Vec<u8>,
+    /// What an upgrade has done.
+    pub(crate) upgraded: Option<serde_json::Value>,
 }
 
 /// A partition's name, its source, and the handle of a pushed one.
@@ -229,6 +232,10 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
     let segment_bytes = if has_pushed { settings.log_segment_bytes } else { SEGMENT_BYTES_MIN };
     let name = &program.name;
     let dir = DataDir::open(env, path, name, settings.fresh, segment_bytes)?;
+    let upgraded = match settings.upgrade {
+        Upgrade::Off => None,
+        Upgrade::Lossless | Upgrade::Lossy => upgrade(env, &dir, stored, settings)?,
+    };
     let text = crate::fingerprint::text(program);
     let fingerprint = crate::fingerprint::of(&text);
     let recovered = recover(&dir, &env.disk, program, fingerprint)?;
@@ -239,7 +246,7 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
             return Err(Error::internal("the sources of a snapshot are not those of its program"));
         }
     }
-    Ok(Some(Opening { dir, recovered, fingerprint, program: stored.bytes() }))
+    Ok(Some(Opening { dir, recovered, fingerprint, program: stored.bytes(), upgraded }))
 }
 
 /// A source that may have to be told more than others.

@@ -1,14 +1,15 @@
 //! Where events go: kept in memory, written to sinks, hashed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidemill_connect::Sink;
+use tidemill_connect::{Sink, SinkSettings};
 use tidemill_core::digest::{streams_hash, RowsHash};
 use tidemill_core::{Batch, Column, DataType, Result, Schema};
 use tidemill_txn::program::{Origin, Program};
 
 use crate::internal::{OutletFacts, SinkFacts};
+use crate::spec::SinkDecl;
 
 /// The columns of dead-letter streams.
 pub(crate) fn dead_schema() -> Arc<Schema> {
@@ -20,6 +21,19 @@ pub(crate) fn dead_schema() -> Arc<Schema> {
         Column::new("reason", DataType::Str),
         Column::new("raw", DataType::Str),
     ]))
+}
+
+/// What tells sinks from one another: stream and path.
+///
+/// # Errors
+/// When a declaration is wrong.
+pub(crate) fn sink_keys(sinks: &[SinkDecl]) -> Result<BTreeSet<(String, String)>> {
+    let key = |decl: &SinkDecl| {
+        let settings =
+            SinkSettings::from_json(&decl.files.to_string()).map_err(|e| e.at(decl.at.clone()))?;
+        Ok((decl.stream.clone(), settings.path.display().to_string()))
+    };
+    sinks.iter().map(key).collect()
 }
 
 /// A sink and the path that names it.

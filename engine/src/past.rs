@@ -88,13 +88,16 @@ impl Basis<'_> {
     }
 
     fn try_at(&self, store: &Arc<dyn Store>, epochs: &[u64], moment: Moment) -> Result<Past> {
-        let mut found = None;
+        let (mut found, mut later) = (None, None);
         for epoch in epochs.iter().rev() {
             if matches!(moment, Moment::Epoch(wanted) if wanted < *epoch) {
+                later = Some(*epoch);
                 continue;
             }
             let manifest = open_at(&**store, self.site.app, *epoch)?;
-            Written::by(Some(&manifest), self.fingerprint)?;
+            let written = Written::by(Some(&manifest), self.fingerprint).map(drop);
+            written.map_err(|error| later.map_or(error, before_upgrade))?;
+            later = Some(*epoch);
             let internal = Internal::decode(self.program, &manifest.internal(&**store)?)?;
             if matches!(moment, Moment::Time(us) if us < internal.facts.clock_us) {
                 continue;
@@ -145,6 +148,12 @@ impl Basis<'_> {
             None => error,
         }
     }
+}
+
+/// What to say of a moment before the program became another one, at epoch `first`.
+fn before_upgrade(first: u64) -> Error {
+    Error::setting("another version of the program ran then, before an upgrade")
+        .help(format!("ask for epoch {first} or later"))
 }
 
 /// A source that is read again.

@@ -130,8 +130,9 @@ impl Written {
 
 fn other_program() -> Error {
     Error::setting("the data directory was written by another version of this program").help(
-        "run the version that wrote it, or see what has changed: tidemill schema diff; --fresh \
-         starts anew and forgets everything",
+        "see what is different: tidemill schema diff; take the data over: --upgrade \
+         (upgrade=True); or run the version that wrote it; --fresh starts anew and forgets \
+         everything",
     )
 }
 

@@ -1,17 +1,123 @@
-//! What has changed between the program that wrote a data directory and another one.
+//! What is different between the program that wrote a data directory and another version of it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{json, Value};
-use tidemill_core::Result;
-use tidemill_env::Env;
+use tidemill_core::{Kind, Result};
+use tidemill_env::{Addr, Env};
+use tidemill_log::LogKind;
+use tidemill_snapshot::{epochs, Manifest, Store};
 
+use crate::changes::{counted, Found};
+use crate::compare::Comparison;
+use crate::data_dir::{other_app, Site};
+use crate::fingerprint;
+use crate::internal::Internal;
+use crate::outlets::sink_keys;
+use crate::recover::Written;
 use crate::spec::AppSpec;
+use crate::stopped::no_snapshot;
+use crate::stored::Stored;
 
-/// What is different in `app`.
+/// How long a running engine may take to accept, in microseconds.
+const CONNECT_US: u64 = 2_000_000;
+/// How often a running engine may remove, while we look, what we are looking at.
+const TRIES: usize = 3;
+
+/// What is different between the program in a data directory's newest snapshot and `app`, and what an
+/// upgrade would make of it, as `docs/running.md` has it. Writes nothing; an engine may run on the
+/// directory meanwhile.
 ///
 /// # Errors
-/// When there is no such data directory.
-pub fn schema_diff(_env: &Env, _data_dir: &Path, _app: &AppSpec) -> Result<Value> {
-    Ok(json!({"same": true, "possible": true, "why": [], "changes": []}))
+/// When there is no such data directory, when it is another app's or has no snapshot yet, and when
+/// the setting `renames` names what is not there.
+pub fn schema_diff(env: &Env, data_dir: &Path, app: &AppSpec) -> Result<Value> {
+    let site = Site::look(&env.disk, data_dir)?;
+    if site.name != *app.program.name {
+        return Err(other_app(data_dir, &site.name, &app.program.name));
+    }
+    let to = Stored::of(app, env)?;
+    let store: Arc<dyn Store> = site.store();
+    let renames = &app.settings.renames;
+    for _ in 1..TRIES {
+        let before = epochs(&*store)?;
+        match diff(env, &site, &store, &to, renames) {
+            // A running engine has taken the next snapshot, and removed this one.
+            Err(error) if error.kind == Kind::Io && epochs(&*store)? != before => {}
+            done => return done,
+        }
+    }
+    diff(env, &site, &store, &to, renames)
+}
+
+fn diff(
+    env: &Env,
+    site: &Site,
+    store: &Arc<dyn Store>,
+    to: &Stored,
+    renames: &BTreeMap<String, String>,
+) -> Result<Value> {
+    let Some(left) = Left::newest(&**store, site.app)? else {
+        return Err(no_snapshot(&site.path));
+    };
+    if left.is_of(to) {
+        return Ok(json!({"same": true, "possible": true, "why": [], "changes": []}));
+    }
+    let mut comparison = Comparison::of(env, &left, to, renames)?;
+    comparison.look(store, &left.manifest)?;
+    let mut found = comparison.found();
+    // A running one has no last cut yet: what it leaves when it stops will do.
+    let socket = Addr::Unix(Site::socket(&site.path));
+    if env.net.connect(&socket, CONNECT_US).is_err() {
+        found.why.extend(behind(site, &left.manifest)?);
+    }
+    let Found { changes, why } = found;
+    Ok(json!({"same": false, "possible": why.is_empty(), "why": why, "changes": changes}))
+}
+
+/// What the newest snapshot holds beside rows.
+pub(crate) struct Left {
+    pub(crate) manifest: Manifest,
+    pub(crate) stored: Stored,
+    pub(crate) internal: Internal,
+}
+
+impl Left {
+    /// Reads it, if there is a snapshot.
+    pub(crate) fn newest(store: &dyn Store, app: u128) -> Result<Option<Left>> {
+        let Some(manifest) = tidemill_snapshot::newest(store, app)? else { return Ok(None) };
+        let stored = Stored::parse(&manifest.head.program)?;
+        let internal = Internal::decode(&stored.program, &manifest.internal(store)?)?;
+        Ok(Some(Left { manifest, stored, internal }))
+    }
+
+    /// Whether this app wrote it: a start has nothing to change.
+    pub(crate) fn is_of(&self, app: &Stored) -> bool {
+        let fingerprint = fingerprint::of(&fingerprint::text(&app.program));
+        let sinks = self.internal.facts.sinks.iter().map(|s| (s.stream.clone(), s.path.clone()));
+        let sinks: BTreeSet<(String, String)> = sinks.collect();
+        Written::by(Some(&self.manifest), fingerprint).is_ok()
+            && sink_keys(&app.sinks).is_ok_and(|wanted| wanted == sinks)
+    }
+}
+
+/// What is recorded behind a snapshot, if anything is: it stands against an upgrade, because only
+/// the program that recorded it can make it again.
+pub(crate) fn behind(site: &Site, manifest: &Manifest) -> Result<Option<String>> {
+    let count = |kind, from| -> Result<u64> {
+        let mut records = tidemill_log::read(site.disk.clone(), &site.log(kind), from)?;
+        records.try_fold(0, |count, record| record.map(|_| count + 1))
+    };
+    let cuts = count(LogKind::Cuts, manifest.head.cut_next)?;
+    let rows = count(LogKind::Input, manifest.head.input_next)?;
+    Ok((cuts + rows > 0).then(|| {
+        format!(
+            "{} and {} come behind the newest snapshot, and only the version that wrote them can \
+             make them again: start that version, stop it (it leaves a snapshot then), and upgrade",
+            counted(cuts, "recorded cut"),
+            counted(rows, "record") + " of pushed rows"
+        )
+    }))
 }

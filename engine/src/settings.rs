@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{Error, Result};
+use tidemill_core::Error;
 
 /// What is kept in a data directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +22,43 @@ pub enum Durable {
 
 /// The fewest bytes of a segment of the input log.
 pub(crate) const SEGMENT_BYTES_MIN: u64 = 1 << 16;
+
+/// Whether a start takes over what another version of the program has left. In JSON `false`, `true`
+/// or `"lossy"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "serde_json::Value", into = "serde_json::Value")]
+pub enum Upgrade {
+    /// It is refused.
+    #[default]
+    Off,
+    /// It does, when nothing is lost.
+    Lossless,
+    /// It does, and drops what the new version has no place for.
+    Lossy,
+}
+
+impl TryFrom<serde_json::Value> for Upgrade {
+    type Error = String;
+
+    fn try_from(value: serde_json::Value) -> Result<Upgrade, String> {
+        match &value {
+            serde_json::Value::Bool(false) => Ok(Upgrade::Off),
+            serde_json::Value::Bool(true) => Ok(Upgrade::Lossless),
+            serde_json::Value::String(text) if text == "lossy" => Ok(Upgrade::Lossy),
+            other => Err(format!("upgrade is true, false or \"lossy\", not {other}")),
+        }
+    }
+}
+
+impl From<Upgrade> for serde_json::Value {
+    fn from(upgrade: Upgrade) -> serde_json::Value {
+        match upgrade {
+            Upgrade::Off => false.into(),
+            Upgrade::Lossless => true.into(),
+            Upgrade::Lossy => "lossy".into(),
+        }
+    }
+}
 
 /// What a user may set. Names end in their unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -76,7 +113,7 @@ pub struct Settings {
     /// they are appended to, or `-` for the standard error.
     pub log_to: Option<PathBuf>,
     /// Starts from what another version of the program has left, after a clean stop.
-    pub upgrade: bool,
+    pub upgrade: Upgrade,
     /// For an upgrade: what has another name now, old to new. Tables, and columns as `table.column`.
     pub renames: BTreeMap<String, String>,
     /// Remembers every cut of the run, for tests and for comparing runs.
@@ -106,7 +143,8 @@ impl Default for Settings {
             dlq_bytes_max: 4 << 20,
             http_port: None,
             log_to: None,
-            upgrade: false,
+
+            upgrade: Upgrade::Off,
             renames: BTreeMap::new(),
             keep_cuts: false,
         }
@@ -115,7 +153,7 @@ impl Default for Settings {
 
 impl Settings {
     /// Refuses what can't work.
-    pub fn check(&self) -> Result<()> {
+    pub fn check(&self) -> tidemill_core::Result<()> {
         let positive = [
             ("epoch_rows_max", self.epoch_rows_max as i64),
             ("epoch_bytes_max", self.epoch_bytes_max as i64),

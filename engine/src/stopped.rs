@@ -82,13 +82,16 @@ pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_
     }
 }
 
+/// A directory can't be read without its engine.
+pub(crate) fn no_snapshot(path: &Path) -> Error {
+    Error::setting(format!("{} has no snapshot yet", path.display()))
+        .help("start the engine: it goes on from its logs, and can be asked then")
+}
+
 impl Left<'_> {
     fn open<'a>(env: &'a Env, path: &Path) -> Result<Left<'a>> {
         let site = Site::look(&env.disk, path)?;
-        let manifest = newest(&*site.store(), site.app)?.ok_or_else(|| {
-            Error::setting(format!("{} has no snapshot yet", path.display()))
-                .help("start the engine: it goes on from its logs, and can be asked then")
-        })?;
+        let manifest = newest(&*site.store(), site.app)?.ok_or_else(|| no_snapshot(path))?;
         let stored = Stored::parse(&manifest.head.program)?;
         let program = Arc::new(stored.program.clone());
         Ok(Left { env, site, stored, program, manifest, settings: Settings::default() })

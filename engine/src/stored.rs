@@ -3,9 +3,11 @@
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Error, Result};
+use tidemill_env::Env;
 use tidemill_txn::program::{Body, Program};
 
-use crate::spec::{SinkDecl, SourceDecl};
+use crate::open::partitions;
+use crate::spec::{AppSpec, SinkDecl, SourceDecl};
 
 /// A program and what it is connected to. Closures and opaque functions are not in it.
 #[derive(Clone, Serialize, Deserialize)]
@@ -17,6 +19,16 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
+    /// An app as its manifests would have it: its files are looked up, and nothing is written.
+    pub(crate) fn of(app: &AppSpec, env: &Env) -> Result<Stored> {
+        let mut program = app.program.clone();
+        program.check()?;
+        let partitions = partitions(&program, &app.sources, env, &mut Vec::new())?;
+        program.sources = partitions.into_iter().map(|partition| partition.spec).collect();
+        program.check()?;
+        Ok(Stored { program, sources: app.sources.clone(), sinks: app.sinks.clone() })
+    }
+
     pub(crate) fn bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("an app is JSON")
     }

@@ -4,6 +4,8 @@
 {'workers': 2}
 >>> checked_settings({"data_dir": Path("here"), "durable": "log"}, "app.start()")
 {'data_dir': 'here', 'durable': 'log'}
+>>> checked_settings({"upgrade": "lossy", "renames": {"t.a": "t.b"}}, "tidemill.toml")
+{'upgrade': 'lossy', 'renames': {'t.a': 't.b'}}
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from tidemill.errors import SettingError
 
 #: What ``durable`` may be.
 DURABLE: Final = ("none", "log", "log+snapshots")
+
+#: What ``upgrade`` may be, beside true and false.
+LOSSY: Final = "lossy"
 
 #: The engine's settings; see the guide for what they mean.
 SETTINGS: Final[Mapping[str, object]] = {
@@ -43,6 +48,8 @@ SETTINGS: Final[Mapping[str, object]] = {
     "dlq_bytes_max": int,
     "http_port": int,
     "log_to": Path,
+    "upgrade": LOSSY,
+    "renames": dict,
     "keep_cuts": bool,
 }
 
@@ -63,11 +70,16 @@ def _checked(name: str, value: Any, origin: str) -> Any:
             f"{origin}: there is no setting '{name}'",
             f"did you mean '{near}'?" if near else f"the settings are {', '.join(SETTINGS)}",
         )
-    if kind is bool:
+    if kind is LOSSY and value == LOSSY:
+        return value
+    if kind is bool or kind is LOSSY:
         found = value if isinstance(value, bool) else _BOOLS.get(str(value).lower())
         if found is None:
-            raise SettingError(f"{origin}: {name}={value!r} is not true or false")
+            others = "true or false" if kind is bool else f"true, false or {LOSSY}"
+            raise SettingError(f"{origin}: {name}={value!r} is not {others}")
         return found
+    if kind is dict:
+        return _names(name, value, origin)
     if kind is Path:
         return _path(name, value, origin)
     if kind is DURABLE:
@@ -96,6 +108,30 @@ def _path(name: str, value: Any, origin: str) -> str:
     if not isinstance(path, str) or not path:
         raise SettingError(f"{origin}: {name}={value!r} is not a path", "give the name of a folder")
     return path
+
+
+def _names(name: str, value: Any, origin: str) -> dict[str, str]:
+    """Old names and new ones, as a mapping or as text.
+
+    >>> _names("renames", "accounts=clients, accounts.holder=clients.owner", "--set")
+    {'accounts': 'clients', 'accounts.holder': 'clients.owner'}
+    """
+    if isinstance(value, str):
+        pairs = (pair.partition("=") for pair in value.split(",") if pair.strip())
+        value = {old.strip(): new.strip() for old, _, new in pairs}
+    if isinstance(value, Mapping) and any(isinstance(new, Mapping) for new in value.values()):
+        raise SettingError(
+            f"{origin}: {name}={value!r} has names without quotes",
+            f'put names with a dot in quotes: {name} = {{"accounts.holder" = "accounts.owner"}}',
+        )
+    if not isinstance(value, Mapping) or not all(
+        isinstance(text, str) and text for pair in value.items() for text in pair
+    ):
+        raise SettingError(
+            f"{origin}: {name}={value!r} does not say what has which name now",
+            "give old names with new ones: accounts=clients, accounts.holder=clients.owner",
+        )
+    return dict(value)
 
 
 def in_memory(settings: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from rich.text import Text
 from tidemill import _native, errors
 from tidemill.cli.load import load
 from tidemill.cli.output import fields, printed, shown
-from tidemill.cli.run import add_settings, flags
+from tidemill.cli.run import add_renames, add_settings, flags
 from tidemill.config import default_data_dir, placed
 from tidemill.config import load as load_settings
 from tidemill.errors import Error, InputError, InternalError, ResourceError, SettingError
@@ -83,6 +83,7 @@ def add(commands: Any) -> None:
     diff = _command(schema_commands, "diff", "show what an upgrade would change", _schema_diff)
     diff.add_argument("app", metavar="APP.py", help="the file that makes the app")
     _data_dir(diff)
+    add_renames(diff)
     add_settings(diff)
 
 
@@ -368,10 +369,12 @@ def _schema_diff(args: argparse.Namespace) -> int:
             for change in found["changes"]
         ]
         _print_rows(list(rows[0]) if rows else [], rows)
-        if found["possible"]:
-            print("an upgrade is possible: run it with --set upgrade=true")
-        else:
+        if not found["possible"]:
             print("\n".join(["no upgrade is possible:", *(f"  {why}" for why in found["why"])]))
+        elif all(change.get("lossless", True) for change in found["changes"]):
+            print("an upgrade is possible: tidemill run --upgrade")
+        else:
+            print("an upgrade is possible, and loses data: tidemill run --upgrade --lossy")
     return 0 if found["possible"] else 1
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from tidemill.app import App
 from tidemill.cli.load import load, user_error
 from tidemill.cli.output import fields, printed
-from tidemill.config import DURABLE, in_memory, placed
+from tidemill.config import DURABLE, LOSSY, in_memory, placed
 from tidemill.config import load as load_settings
 from tidemill.errors import Error, ProgramError, SettingError
 from tidemill.mill import Mill
@@ -45,8 +45,31 @@ def add(commands: Any) -> None:
         help="what to keep there (default: log+snapshots); none: everything stays in memory",
     )
     parser.add_argument("--workers", metavar="N", help="worker threads (default: one a core)")
+    parser.add_argument(
+        "--upgrade",
+        action="store_true",
+        help="take over what another version of the app has left ('tidemill schema diff' says what "
+        "becomes of it)",
+    )
+    parser.add_argument(
+        "--lossy",
+        action="store_true",
+        help="with --upgrade: drop what this version has no place for",
+    )
+    add_renames(parser)
     add_settings(parser)
     parser.set_defaults(execute=execute)
+
+
+def add_renames(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that says what has another name now."""
+    parser.add_argument(
+        "--rename",
+        metavar="OLD=NEW",
+        action="append",
+        default=[],
+        help="a table, or a column as table.column, that has another name now; repeatable",
+    )
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +94,12 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
         given["workers"] = args.workers
     if getattr(args, "fresh", False):
         given["fresh"] = True
+    if getattr(args, "lossy", False) and not args.upgrade:
+        raise SettingError("--lossy says nothing alone", "say --upgrade --lossy")
+    if getattr(args, "upgrade", False):
+        given["upgrade"] = LOSSY if args.lossy else True
+    if renames := getattr(args, "rename", []):
+        given["renames"] = ",".join(renames)
     for name in ("data_dir", "durable"):
         if getattr(args, name, None) is not None:
             given[name] = getattr(args, name)

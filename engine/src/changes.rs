@@ -1,0 +1,80 @@
+//! What is different between two versions of a program, for people.
+
+use serde::Serialize;
+
+/// A difference, and what an upgrade does about it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Change {
+    /// `table`, `column`, `stream`, `handler`, `source` or `sink`.
+    what: &'static str,
+    /// `added`, `removed`, `renamed`, `widened` or `changed`.
+    change: &'static str,
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    to: Option<String>,
+    upgrade: String,
+    lossless: bool,
+}
+
+impl Change {
+    /// A change by which nothing is lost.
+    pub(crate) fn new(
+        what: &'static str,
+        change: &'static str,
+        name: impl Into<String>,
+        upgrade: impl Into<String>,
+    ) -> Change {
+        let (name, upgrade) = (name.into(), upgrade.into());
+        Change { what, change, name, from: None, to: None, upgrade, lossless: true }
+    }
+
+    /// What it was.
+    pub(crate) fn from(self, from: impl Into<String>) -> Change {
+        Change { from: Some(from.into()), ..self }
+    }
+
+    /// What it is.
+    pub(crate) fn to(self, to: impl Into<String>) -> Change {
+        Change { to: Some(to.into()), ..self }
+    }
+
+    /// Whether something is lost by it.
+    pub(crate) fn loses(self, something: bool) -> Change {
+        Change { lossless: !something, ..self }
+    }
+}
+
+/// All that was found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) changes: Vec<Change>,
+    /// What stands against an upgrade, each with what to do.
+    pub(crate) why: Vec<String>,
+}
+
+impl Found {
+    pub(crate) fn push(&mut self, change: Change) {
+        self.changes.push(change);
+    }
+
+    pub(crate) fn extend(&mut self, other: Found) {
+        self.changes.extend(other.changes);
+        self.why.extend(other.why);
+    }
+
+    /// What would be lost, one after the other.
+    pub(crate) fn losses(&self) -> Vec<String> {
+        let lossy = self.changes.iter().filter(|change| !change.lossless);
+        lossy.map(|c| format!("{} {}: {}", c.what, c.name, c.upgrade)).collect()
+    }
+}
+
+/// A number of things, in words.
+pub(crate) fn counted(count: u64, what: &str) -> String {
+    match count {
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
+    }
+}

@@ -1,0 +1,322 @@
+//! Two versions of a program side by side: what is different, and what becomes of the tables' rows.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{json, Value};
+use tidemill_core::{encode, Error, Kind, Result, Row, TableId, TableSpec};
+use tidemill_env::Env;
+use tidemill_place::{partition_of_bytes, Partition};
+use tidemill_snapshot::{load, Manifest, Store};
+use tidemill_txn::program::{Handler, Program};
+
+use crate::carry::carry;
+use crate::changes::{counted, Change, Found};
+use crate::convert::{names_of, Columns, Owner};
+use crate::fingerprint::forget_lines;
+use crate::internal::Internal;
+use crate::renames::Renames;
+use crate::schema::Left;
+use crate::stored::Stored;
+
+/// What there is, beside another version of the program.
+pub(crate) struct Comparison<'a> {
+    /// By table of the old program.
+    tables: Vec<TablePlan<'a>>,
+    /// Tables that are new.
+    added: Vec<&'a str>,
+    /// The internal state of the new program.
+    pub(crate) internal: Internal,
+    /// What was found beside the tables.
+    rest: Found,
+}
+
+/// A table of the old program, and what becomes of its rows.
+struct TablePlan<'a> {
+    from: &'a TableSpec,
+    rows: u64,
+    /// What it is now, if it is there.
+    to: Option<TableNow<'a>>,
+}
+
+struct TableNow<'a> {
+    id: TableId,
+    spec: &'a TableSpec,
+    /// The names of the old columns, as they are now.
+    names: Vec<String>,
+    columns: Columns,
+    /// Rows stay as they are, and where they are.
+    is_same: bool,
+}
+
+impl<'a> Comparison<'a> {
+    /// Compares. What becomes of rows is known when they have been looked at.
+    ///
+    /// # Errors
+    /// When the setting `renames` or a sink is wrong.
+    pub(crate) fn of(
+        env: &Env,
+        left: &'a Left,
+        to: &'a Stored,
+        renames: &BTreeMap<String, String>,
+    ) -> Result<Comparison<'a>> {
+        let from = &left.stored;
+        let renames = Renames::of(renames, &from.program, &to.program)?;
+        let rows = &left.internal.facts.tables;
+        let tables = from.program.tables.iter().enumerate().map(|(index, table)| {
+            let rows = rows.get(index).copied().unwrap_or(0);
+            TablePlan { from: table, rows, to: TableNow::of(table, &to.program, &renames) }
+        });
+        let tables: Vec<TablePlan<'_>> = tables.collect();
+        let old = |id: usize| {
+            tables.iter().find(|plan| plan.to.as_ref().is_some_and(|to| to.id.index() == id))
+        };
+        let all = to.program.tables.iter().enumerate();
+        let added = all.clone().filter(|(id, _)| old(*id).is_none());
+        let added = added.map(|(_, table)| &*table.name).collect();
+        let rows = all.map(|(id, _)| old(id).map_or(0, |plan| plan.rows)).collect();
+        let (internal, mut rest) = carry(env, from, &left.internal, to, rows)?;
+        handlers(&from.program, &to.program, &renames, &mut rest);
+        Ok(Comparison { tables, added, internal, rest })
+    }
+
+    /// Looks at the rows whose values decide whether they can be converted.
+    pub(crate) fn look(&mut self, store: &Arc<dyn Store>, manifest: &Manifest) -> Result<()> {
+        let depends = |plan: &TablePlan<'_>| {
+            plan.to.as_ref().is_some_and(|to| to.columns.depends_on_values())
+        };
+        match self.tables.iter().any(depends) {
+            true => self.rows(store, manifest, depends, |_, _, _, _| {}),
+            false => Ok(()),
+        }
+    }
+
+    /// Converts all rows: `take` gets table, partition, key and row in the canonical encoding.
+    pub(crate) fn convert(
+        &mut self,
+        store: &Arc<dyn Store>,
+        manifest: &Manifest,
+        take: impl FnMut(TableId, Partition, &[u8], &[u8]),
+    ) -> Result<()> {
+        self.rows(store, manifest, |plan| plan.to.is_some(), take)
+    }
+
+    fn rows(
+        &mut self,
+        store: &Arc<dyn Store>,
+        manifest: &Manifest,
+        wanted: impl Fn(&TablePlan<'_>) -> bool,
+        mut take: impl FnMut(TableId, Partition, &[u8], &[u8]),
+    ) -> Result<()> {
+        let wanted: Vec<bool> = self.tables.iter().map(wanted).collect();
+        let (mut key, mut encoded) = (Vec::new(), Vec::new());
+        load(store, manifest, |loaded| {
+            let index = loaded.table.index();
+            let plan = self.tables.get_mut(index).ok_or_else(|| {
+                Error::internal("a snapshot has a table that its program has not")
+            })?;
+            let Some(to) = plan.to.as_mut().filter(|_| wanted[index]) else { return Ok(()) };
+            if to.is_same {
+                take(to.id, loaded.partition, loaded.key, loaded.row);
+                return Ok(());
+            }
+            let row = decode(plan.from, loaded.row)?;
+            let Some(row) = to.columns.row(&row) else { return Ok(()) };
+            key.clear();
+            encoded.clear();
+            to.spec.key.iter().for_each(|column| encode::key(&row[*column], &mut key));
+            row.iter().for_each(|value| encode::value(value, &mut encoded));
+            take(to.id, partition_of_bytes(to.spec, &key), &key, &encoded);
+            Ok(())
+        })
+    }
+
+    /// All that is different, and what stands against an upgrade.
+    pub(crate) fn found(&self) -> Found {
+        let mut found = Found::default();
+        for plan in &self.tables {
+            plan.found(&mut found);
+        }
+        for name in &self.added {
+            found.push(Change::new("table", "added", *name, "empty"));
+        }
+        found.extend(self.rest.clone());
+        found
+    }
+}
+
+impl<'a> TableNow<'a> {
+    fn of(from: &TableSpec, to: &'a Program, renames: &Renames) -> Option<TableNow<'a>> {
+        let name = renames.table(&from.name);
+        let index = to.tables.iter().position(|table| *table.name == *name)?;
+        let spec = &to.tables[index];
+        let names = names_of(&from.schema);
+        let names = names.iter().map(|c| renames.column(&from.name, c).to_owned());
+        let names: Vec<String> = names.collect();
+        let columns = Columns::of(&from.schema, &spec.schema, &names);
+        let is_same = columns.is_same()
+            && (&from.key, from.partition_prefix) == (&spec.key, spec.partition_prefix);
+        Some(TableNow { id: TableId(index as u16), spec, names, columns, is_same })
+    }
+}
+
+impl TablePlan<'_> {
+    fn found(&self, found: &mut Found) {
+        let (from, rows) = (self.from, self.rows);
+        let Some(TableNow { spec, names, columns, .. }) = &self.to else {
+            let upgrade = match rows {
+                0 => "it has no rows".to_owned(),
+                _ => format!("its {} are dropped", counted(rows, "row")),
+            };
+            found.push(Change::new("table", "removed", &*from.name, upgrade).loses(rows > 0));
+            return;
+        };
+        let name = &*spec.name;
+        if from.name != spec.name {
+            found.push(Change::new("table", "renamed", name, "kept").from(&*from.name));
+        }
+        let key = |spec: &TableSpec, names: &[String]| {
+            let key: Vec<&str> = spec.key.iter().map(|column| &*names[*column]).collect();
+            format!("key ({})", key.join(", "))
+        };
+        let (before, now) = (key(from, names), key(spec, &names_of(&spec.schema)));
+        if before != now {
+            let upgrade = match rows {
+                0 => "it has no rows",
+                _ => "it stands against an upgrade",
+            };
+            let change = Change::new("table", "changed", name, upgrade).loses(rows > 0);
+            found.push(change.from(before.clone()).to(now.clone()));
+            if rows > 0 {
+                found.why.push(format!(
+                    "table {name} has rows with the {before}, and a {now}: leave the key as it is, \
+                     or give the table with the other key another name"
+                ));
+            }
+        } else if let Some(column) = spec.key.iter().find(|column| columns.rounds(**column)) {
+            found.why.push(format!(
+                "key column {name}.{} would be rounded, and rows might become one: leave its type \
+                 as it is",
+                spec.schema.columns[*column].name
+            ));
+        }
+        if from.partition_prefix != spec.partition_prefix {
+            let prefix = |spec: &TableSpec| match spec.partition_prefix {
+                Some(columns) => format!("partition_prefix {columns}"),
+                None => "no partition_prefix".to_owned(),
+            };
+            let change = Change::new("table", "changed", name, "its rows are placed anew");
+            found.push(change.from(prefix(from)).to(prefix(spec)));
+        }
+        let old = &*from.name;
+        let owner = Owner { what: "table", name, old, row: "row", rows, held: rows };
+        found.extend(columns.found(names, &owner));
+    }
+}
+
+/// A row of a snapshot.
+fn decode(spec: &TableSpec, mut bytes: &[u8]) -> Result<Row> {
+    let columns = spec.schema.columns.iter();
+    let row: Option<Row> = columns.map(|c| encode::decode(&c.ty, &mut bytes)).collect();
+    row.filter(|_| bytes.is_empty()).ok_or_else(|| {
+        Error::new(Kind::Io, format!("table {}: a stored row is damaged", spec.name))
+            .help("restore a backup: tidemill restore")
+    })
+}
+
+/// Handlers come and go and change: what they have done stays.
+fn handlers(from: &Program, to: &Program, renames: &Renames, found: &mut Found) {
+    let nothing = Renames::default();
+    let by_name = |program: &Program, renames: &Renames| -> BTreeMap<String, Value> {
+        let all = program.handlers.iter();
+        all.map(|h| (h.name.to_string(), in_words(program, h, renames))).collect()
+    };
+    let (before, now) = (by_name(from, renames), by_name(to, &nothing));
+    for (name, body) in &now {
+        let change = match before.get(name) {
+            None => Change::new("handler", "added", name, "it takes the events from now on"),
+            Some(old) if old != body => {
+                Change::new("handler", "changed", name, "it does the new from now on")
+            }
+            Some(_) => continue,
+        };
+        found.push(change);
+    }
+    for name in before.keys().filter(|name| !now.contains_key(*name)) {
+        let upgrade = "what it has done stays";
+        found.push(Change::new("handler", "removed", name, upgrade));
+    }
+    let order = |program: &Program| -> Vec<String> {
+        let names = program.handlers.iter().map(|h| h.name.to_string());
+        names.filter(|name| before.contains_key(name) && now.contains_key(name)).collect()
+    };
+    let (before, now) = (order(from), order(to));
+    if let Some((_, moved)) = before.iter().zip(&now).find(|(before, now)| before != now) {
+        let upgrade = "handlers take their turns in another order from now on";
+        found.push(Change::new("handler", "changed", moved, upgrade));
+    }
+}
+
+/// A handler with names in place of numbers, which change when something is declared before it.
+fn in_words(program: &Program, handler: &Handler, renames: &Renames) -> Value {
+    let mut said = serde_json::to_value(handler).unwrap_or_default();
+    forget_lines(&mut said);
+    let stream = |id: usize| {
+        let stream = program.streams.get(id);
+        let columns = stream.map(|s| names_of(&s.spec.schema)).unwrap_or_default();
+        (stream.map_or(String::new(), |s| s.spec.name.to_string()), columns)
+    };
+    let table = |id: usize| {
+        let Some(table) = program.tables.get(id) else { return (String::new(), Vec::new()) };
+        let columns = names_of(&table.schema);
+        let columns = columns.iter().map(|c| renames.column(&table.name, c).to_owned());
+        (renames.table(&table.name).to_owned(), columns.collect::<Vec<String>>())
+    };
+    let number = |value: &Value| value.as_u64().map_or(usize::MAX, |n| n as usize);
+    let named = |value: &Value, names: &[String]| match names.get(number(value)) {
+        Some(name) => json!(name),
+        None => value.clone(),
+    };
+    let (input, event) = stream(handler.input.index());
+    said["input"] = json!(input);
+    said["output"] = json!(handler.output.map(|output| stream(output.index())));
+    said["aborted"] = Value::Null;
+    said["why"] = Value::Null;
+    let Some(declared) = said["body"].get_mut("declared") else {
+        // The number of a function says nothing of it.
+        said["body"] = match &said["body"] {
+            Value::Object(body) => json!(body.keys().next()),
+            other => other.clone(),
+        };
+        return said;
+    };
+    for node in declared["exprs"].as_array_mut().into_iter().flatten() {
+        if let Some(column) = node["expr"].get_mut("column") {
+            *column = named(column, &event);
+        }
+    }
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for row in declared["rows"].as_array_mut().into_iter().flatten() {
+        let (name, columns) = table(number(&row["table"]));
+        row["table"] = json!(name);
+        rows.push(columns);
+    }
+    for step in declared["steps"].as_array_mut().into_iter().flatten() {
+        let Some((_, op)) = step["op"].as_object_mut().and_then(|op| op.iter_mut().next()) else {
+            continue;
+        };
+        if let Some(emitted) = op.get_mut("stream") {
+            *emitted = json!(stream(number(emitted)));
+            continue;
+        }
+        let columns = op.get("row").and_then(|row| rows.get(number(row))).cloned();
+        let columns = columns.unwrap_or_default();
+        if let Some(column) = op.get_mut("column") {
+            *column = named(column, &columns);
+        }
+        for pair in op.get_mut("values").and_then(Value::as_array_mut).into_iter().flatten() {
+            pair[0] = named(&pair[0], &columns);
+        }
+    }
+    said
+}
