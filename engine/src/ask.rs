@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use tidemill_core::Error;
 use tidemill_env::{Addr, Connection, Env};
 
@@ -16,13 +17,28 @@ const CONNECT_US: u64 = 2_000_000;
 /// Bytes of a line of a reply: rows are as long as their values.
 const LINE_BYTES_MAX: usize = 1 << 30;
 
+/// How often a request is sent to engines that end before they have said anything.
+const TRIES: u32 = 3;
+
 /// The lines of a reply, each a JSON object without its newline. The last one has `"end": true`.
-pub struct Replies(From);
+pub struct Replies {
+    from: From,
+    /// The request, until a line has come: an engine that ends before is asked again, or what it has
+    /// left is read.
+    request: Option<Request>,
+}
 
 enum From {
     Running(Box<Lines>),
     Made(VecDeque<String>),
     Ended,
+}
+
+struct Request {
+    env: Env,
+    data_dir: PathBuf,
+    text: String,
+    tries: u32,
 }
 
 /// What may come within some time.
@@ -39,25 +55,49 @@ pub enum Next {
 /// Asks the engine of a data directory, or reads what it has left when none runs. What goes wrong
 /// is the last line.
 pub fn ask(env: &Env, data_dir: &Path, request: &str) -> Replies {
-    let path = Site::socket(data_dir);
-    match env.net.connect(&Addr::Unix(path.clone()), CONNECT_US) {
-        Ok(connection) => running(connection, request).unwrap_or_else(|e| {
-            Replies::failed(Error::io(format!("asking {}", path.display()), &e))
-        }),
-        Err(e) if is_nobody(&e) => {
-            let mut lines = VecDeque::new();
-            let mut put = |bytes: &[u8]| {
-                let line = bytes.strip_suffix(b"\n").unwrap_or(bytes);
-                lines.push_back(String::from_utf8_lossy(line).into_owned());
-                Ok(())
-            };
-            let mut reply = Reply::new(&mut put, "stopped");
-            let answer = stopped::answer(env, data_dir, request, &mut reply);
-            // It goes into memory.
-            let _ = reply.close(answer);
-            Replies(From::Made(lines))
+    // On one line, however it was written.
+    let text = request.replace(['\n', '\r'], " ");
+    // What was heard without an answer may have been done: rows would be sent twice.
+    let asked: Option<Value> = serde_json::from_str(&text).ok();
+    let tries = if asked.is_some_and(|asked| asked["do"] == "dlq_replay") { 1 } else { TRIES };
+    let request = Request { env: env.clone(), data_dir: data_dir.into(), text, tries };
+    let mut replies = Replies { from: From::Ended, request: Some(request) };
+    replies.from = replies.again().unwrap_or(From::Ended);
+    replies
+}
+
+impl Request {
+    /// Asks whoever is there.
+    fn send(&mut self) -> From {
+        self.tries -= 1;
+        let path = Site::socket(&self.data_dir);
+        match self.env.net.connect(&Addr::Unix(path.clone()), CONNECT_US) {
+            Ok(connection) => match self.write(connection) {
+                Ok(lines) => From::Running(Box::new(lines)),
+                Err(_) if self.tries > 0 => self.send(),
+                Err(e) => failed(Error::io(format!("asking {}", path.display()), &e)),
+            },
+            Err(e) if is_nobody(&e) => {
+                let mut lines = VecDeque::new();
+                let mut put = |bytes: &[u8]| {
+                    let line = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+                    lines.push_back(String::from_utf8_lossy(line).into_owned());
+                    Ok(())
+                };
+                let mut reply = Reply::new(&mut put, "stopped");
+                let answer = stopped::answer(&self.env, &self.data_dir, &self.text, &mut reply);
+                // It goes into memory.
+                let _ = reply.close(answer);
+                From::Made(lines)
+            }
+            Err(e) => failed(Error::io(format!("connecting to {}", path.display()), &e)),
         }
-        Err(e) => Replies::failed(Error::io(format!("connecting to {}", path.display()), &e)),
+    }
+
+    fn write(&self, mut connection: Box<dyn Connection>) -> io::Result<Lines> {
+        connection.write_all(self.text.as_bytes())?;
+        connection.write_all(b"\n")?;
+        Ok(Lines::new(connection, LINE_BYTES_MAX))
     }
 }
 
@@ -66,23 +106,21 @@ fn is_nobody(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionRefused | NotFound | Unsupported)
 }
 
-fn running(mut connection: Box<dyn Connection>, request: &str) -> io::Result<Replies> {
-    // On one line, however it was written.
-    let line = request.replace(['\n', '\r'], " ");
-    connection.write_all(line.as_bytes())?;
-    connection.write_all(b"\n")?;
-    Ok(Replies(From::Running(Box::new(Lines::new(connection, LINE_BYTES_MAX)))))
+/// One line that says what is wrong.
+fn failed(error: Error) -> From {
+    let mut lines = VecDeque::new();
+    let mut put = |bytes: &[u8]| {
+        lines.push_back(String::from_utf8_lossy(bytes).trim_end().to_owned());
+        Ok(())
+    };
+    let _ = Reply::new(&mut put, "unknown").close(Err(error.into()));
+    From::Made(lines)
 }
 
 impl Replies {
-    fn failed(error: Error) -> Replies {
-        let mut lines = VecDeque::new();
-        let mut put = |bytes: &[u8]| {
-            lines.push_back(String::from_utf8_lossy(bytes).trim_end().to_owned());
-            Ok(())
-        };
-        let _ = Reply::new(&mut put, "unknown").close(Err(error.into()));
-        Replies(From::Made(lines))
+    /// Asks once more, if nothing has come of it yet.
+    fn again(&mut self) -> Option<From> {
+        self.request.as_mut().filter(|request| request.tries > 0).map(Request::send)
     }
 
     /// The next line, if it comes within so many microseconds.
@@ -91,7 +129,7 @@ impl Replies {
     }
 
     fn step(&mut self, timeout_us: Option<u64>) -> Next {
-        let line = match &mut self.0 {
+        let line = match &mut self.from {
             From::Made(lines) => match lines.pop_front() {
                 Some(line) => return Next::Line(line),
                 None => return Next::End,
@@ -101,10 +139,11 @@ impl Replies {
         };
         let why = match line {
             Ok(Some(line)) => {
+                self.request = None;
                 let line = String::from_utf8_lossy(&line).into_owned();
                 // Ours and no other's: nothing in a row comes before it.
                 if is_end(&line) {
-                    self.0 = From::Ended;
+                    self.from = From::Ended;
                 }
                 return Next::Line(line);
             }
@@ -112,10 +151,11 @@ impl Replies {
             Ok(None) => io::ErrorKind::UnexpectedEof.into(),
             Err(e) => e,
         };
-        *self = Replies::failed(
+        let ended = || {
             Error::io("the engine has ended in the midst of its answer, or is busy", &why)
-                .help("ask again: when it has stopped, its files are read"),
-        );
+                .help("ask again: when it has stopped, its files are read")
+        };
+        self.from = self.again().unwrap_or_else(|| failed(ended()));
         self.step(timeout_us)
     }
 }

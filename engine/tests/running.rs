@@ -383,8 +383,9 @@ fn who_reads_too_slowly_is_told_where_to_go_on() {
             return; // The scheduler let it read along.
         }
     }
-    assert_eq!(last["next"], next, "{last}");
-    assert_eq!(last["error"]["kind"], "ResourceError", "{last}");
+    // When the scheduler was slow to let the engine begin, the first row was gone by then.
+    let late = next == 0 && last["error"]["kind"] == "InputError";
+    assert!(late || last["error"]["kind"] == "ResourceError" && last["next"] == next, "{last}");
 }
 
 #[test]
@@ -762,13 +763,7 @@ fn compare(mill: &Mill, env: &Env, program: &Program, inputs: &[Vec<InputRow>], 
         for (table, wanted) in program.tables.iter().zip(&wanted.tables) {
             let request =
                 json!({"do": "query", "table": table.name, "as_of": epoch, "limit": 100_000});
-            // One whose input has ended stops while it is asked.
-            let found = loop {
-                let found = lines(env, &request);
-                if found.last().unwrap()["error"]["what"] != "the engine stops" {
-                    break found;
-                }
-            };
+            let found = lines(env, &request);
             let last = found.last().unwrap();
             if last.get("error").is_some() {
                 let what = last["error"]["what"].as_str().unwrap();

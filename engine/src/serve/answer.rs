@@ -48,6 +48,14 @@ pub(super) fn serve(view: &View, connection: Box<dyn Connection>, stopping: &Ato
         let answer = answer.unwrap_or_else(|_| {
             Err(Error::internal("answering has failed; the engine goes on").into())
         });
+        if matches!(answer, Err(Stop::Failed(..)))
+            && stopping.load(Ordering::Acquire)
+            && !reply.has_begun
+        {
+            // Who hears nothing asks again, and then what the engine has left is read.
+            return;
+        }
+        reply.has_begun = false;
         if reply.close(answer).is_err() || stopping.load(Ordering::Acquire) {
             return;
         }
@@ -58,8 +66,7 @@ fn answer(view: &View, stopping: &AtomicBool, request: &[u8], reply: &mut Reply<
     let mut fields = Fields::parse(request)?;
     let stops = || {
         if stopping.load(Ordering::Acquire) {
-            return Err(Error::resource("the engine stops")
-                .help("ask again: when it has stopped, its files are read"));
+            return Err(Error::resource("the engine stops").help("ask again: its files are read"));
         }
         Ok(())
     };
@@ -80,8 +87,8 @@ fn answer(view: &View, stopping: &AtomicBool, request: &[u8], reply: &mut Reply<
             let query = Query::take(&mut fields)?;
             fields.done()?;
             let plan = query.plan(&view.program)?;
-            plan.head(reply)?;
             let rows = rows(view, &plan, query.as_of, &stops)?;
+            plan.head(reply)?;
             plan.rows(&rows, reply)
         }
         "tail" => {

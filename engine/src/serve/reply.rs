@@ -35,6 +35,8 @@ pub(crate) struct Reply<'a> {
     put: &'a mut dyn FnMut(&[u8]) -> io::Result<()>,
     /// `running` or `stopped`.
     pub(crate) engine: &'static str,
+    /// A line has been put since the last request.
+    pub(crate) has_begun: bool,
 }
 
 impl Reply<'_> {
@@ -42,12 +44,13 @@ impl Reply<'_> {
         put: &'a mut dyn FnMut(&[u8]) -> io::Result<()>,
         engine: &'static str,
     ) -> Reply<'a> {
-        Reply { put, engine }
+        Reply { put, engine, has_begun: false }
     }
 
     /// A line that is JSON already, without its newline.
     pub(crate) fn raw(&mut self, mut line: Vec<u8>) -> Answer {
         line.push(b'\n');
+        self.has_begun = true;
         Ok((self.put)(&line)?)
     }
 
