@@ -370,7 +370,7 @@ impl Driver {
     /// Executes an epoch, one transaction at a time where that is wise.
     fn run(&mut self, tables: &mut [Table], at: u64, epoch: &mut Epoch) -> Result<Outcome> {
         let Some(trial) = &mut self.trial else { return self.serial.run(tables, epoch) };
-        let durable = self.shared.out.lock().epoch;
+        let durable = self.shared.left();
         self.on_their_way.retain(|(epoch, _)| *epoch > durable);
         self.on_their_way.push_back((at, epoch.order.len() as u64));
         if !trial.is_careful() {
@@ -448,13 +448,13 @@ impl Driver {
         crate::aside::set_aside(&self.verdicts, cut.epoch, &mut epoch, &mut bad);
         let mut events: Vec<(Arc<str>, Batch)> = Vec::new();
         let shared = self.shared.clone();
+        // How far execution runs ahead of a full disk is bounded by what was under way.
+        shared.wait_for_room();
         let mut state = shared.state.lock();
+        state.release(shared.left());
         let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch)?;
-        for table in &mut state.tables {
-            table.commit(outcome.seq);
-        }
-        (state.epoch, state.clock_us) = (cut.epoch, cut.clock_us);
-                let dead = crate::aside::dead(&self.program, &self.failed, &cut.offsets, bad);
+        state.executed(&cut, outcome.seq);
+        let dead = crate::aside::dead(&self.program, &self.failed, &cut.offsets, bad);
         let dead_rows = dead.iter().map(|(_, batch)| batch.len()).sum();
         self.counts.add(&self.program, &epoch, &outcome, &late, undecoded, dead_rows);
         events.extend(dead);

@@ -56,7 +56,8 @@ impl DataDir {
                 .help("stop it first, or give this run another data_dir; tidemill status, query and tail work beside it")
         })?;
         let identity = path.join("APP");
-        let others = |p: &PathBuf| !["LOCK", "APP.new", "engine.sock"].iter().any(|n| p.ends_with(n));
+        let others =
+            |p: &PathBuf| !["LOCK", "APP.new", "engine.sock"].iter().any(|n| p.ends_with(n));
         if fresh {
             // The identity goes first: without it what is left is nobody's. What it is renamed to
             // says that emptying was begun here: somebody else's folder is never emptied.

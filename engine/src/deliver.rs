@@ -6,6 +6,7 @@
 //! ahead by as much as the channel holds.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -93,6 +94,8 @@ pub(crate) struct Delivery {
     /// Takes snapshots, on a thread of its own.
     pub(crate) keeper: Option<Keeper>,
     pub(crate) keep_cuts: bool,
+    /// What is recorded is being executed again.
+    pub(crate) is_recovering: bool,
 }
 
 pub(crate) fn channel() -> (Sender<Item>, Receiver<Item>) {
@@ -152,16 +155,17 @@ impl Delivery {
                         epochs.push(*done);
                     }
                     Item::Settled => {
+                        self.commit_for(&epochs)?;
                         self.deliver(std::mem::take(&mut epochs))?;
                         self.outlets.settle()?;
                         self.shared.out.lock().is_recovering = false;
+                        self.is_recovering = false;
                         self.shared.life.recovered();
                         self.shared.delivered.notify_all();
                     }
                 }
             }
-            // Also without a cut: the rows' own sync is then over, or nearly, when the cut comes.
-            self.commit()?;
+            self.commit_for(&epochs)?;
             self.deliver(epochs)?;
             self.trim()?;
         }
@@ -224,6 +228,18 @@ impl Delivery {
         Ok(())
     }
 
+    /// Makes durable what these epochs are to leave with; also when there are none: the rows' own
+    /// sync is then over, or nearly, when their cut comes.
+    ///
+    /// What is executed again was durable before. Only a snapshot of it needs more: it counts
+    /// records. So a recovery comes to its end on a full disk, and the tables can be read.
+    fn commit_for(&mut self, epochs: &[Done]) -> Result<()> {
+        match self.is_recovering && epochs.iter().all(|done| done.capture.is_none()) {
+            true => Ok(()),
+            false => self.commit(),
+        }
+    }
+
     /// Makes everything appended durable. A full disk is waited for: what is there stays readable,
     /// and the engine goes on when there is room again.
     fn commit(&mut self) -> Result<()> {
@@ -243,6 +259,7 @@ impl Delivery {
                         }
                         out.stalled = Some(error);
                         drop(out);
+                        self.shared.is_full.store(true, Ordering::Release);
                         self.env.clock.sleep_us(FULL_US);
                     }
                     Err(error) => return Err(error),
@@ -251,6 +268,7 @@ impl Delivery {
         }
         let mut out = self.shared.out.lock();
         if out.stalled.take().is_some() {
+            self.shared.is_full.store(false, Ordering::Release);
             self.shared.life.tell("disk has room", json!({}));
         }
         out.log = Some([&logs.input, &logs.cuts].map(|log| LogReport {
@@ -278,7 +296,8 @@ impl Delivery {
             }
             self.outlets.commit()?;
             out.counts = counts;
-            (out.epoch, out.clock_us) = (cut.epoch, cut.clock_us);
+            let epoch = cut.epoch;
+            out.epoch = epoch;
             (out.outputs, out.output_hash) = (outputs, output_hash);
             out.offsets.clone_from(&cut.offsets);
             out.is_last = is_last;
@@ -286,6 +305,7 @@ impl Delivery {
                 out.cuts.push(cut);
             }
             drop(out);
+            shared.left.store(epoch, Ordering::Release);
             shared.delivered.notify_all();
             shared.ring_come.notify_all();
             if let Some(number) = drained {

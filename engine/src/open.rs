@@ -153,9 +153,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
                 time,
                 places: state.places.clone(),
                 log,
-                pace: state
-                    .is_followed
-                    .then(|| Pace { clock: env.clock.clone(), look_ns: 0 }),
+                pace: state.is_followed.then(|| Pace { clock: env.clock.clone(), look_ns: 0 }),
                 empty_polls: state.empty_polls.clone(),
             })),
             branches: branches(&program, partition.stream, &failed),

@@ -12,7 +12,7 @@ use crate::view::View;
 /// What `status` says of a running engine.
 pub(super) fn running(view: &View) -> Value {
     let mut said = json!(view.status());
-    let executed = view.shared.state.lock().epoch;
+    let executed = view.shared.state.lock().epoch();
     let error = view.shared.error();
     let out = view.shared.out.lock();
     let (state, why) = match (&error, &out.stalled) {
@@ -44,7 +44,7 @@ pub(super) fn running(view: &View) -> Value {
 pub(super) fn inspect(view: &View) -> Result<Value> {
     let mut said = describe(&view.program, &view.decls, &[])?;
     let state = view.shared.state.lock();
-    let rows: Vec<usize> = state.tables.iter().map(|table| table.len()).collect();
+    let rows = state.as_of(view.shared.left()).rows.clone();
     drop(state);
     let out = view.shared.out.lock();
     let (offsets, outputs) = (out.offsets.clone(), out.outputs.clone());

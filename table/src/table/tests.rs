@@ -53,6 +53,9 @@ enum Step {
     Put(i64, i64),
     Delete(i64),
     Commit,
+    Seal,
+    /// Up to that many transactions ago.
+    Release(u64),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -60,6 +63,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (0i64..40, 0i64..100).prop_map(|(k, v)| Step::Put(k, v)),
         2 => (0i64..40).prop_map(Step::Delete),
         1 => Just(Step::Commit),
+        1 => Just(Step::Seal),
+        1 => (0u64..40).prop_map(Step::Release),
     ];
     prop::collection::vec(step, 1..200)
 }
@@ -72,7 +77,7 @@ proptest! {
         let spec = shapes()[shape].clone();
         let mut table = Table::new(spec.clone(), seed);
         let mut model: BTreeMap<i64, Versions> = BTreeMap::new();
-        let (mut seq, mut floor) = (0, 0);
+        let (mut seq, mut floor, mut released) = (0, 0, 0);
         for step in steps {
             seq += 1;
             match step {
@@ -89,8 +94,15 @@ proptest! {
                     table.commit(seq);
                     floor = seq;
                 }
+                Step::Seal => table.seal(seq),
+                Step::Release(back) => {
+                    let at = seq.saturating_sub(back);
+                    table.release(at);
+                    released = released.max(at);
+                }
             }
         }
+        let (committed, floor) = (floor, floor.max(released));
         let as_of = |k: i64, at: Seq| {
             let versions = model.get(&k).map_or(&[][..], |v| &v[..]);
             versions.iter().rev().find(|(s, _)| *s <= at).and_then(|(_, r)| r.clone())
@@ -99,13 +111,21 @@ proptest! {
             let key = key_of(&spec, &row(&spec, k, 0));
             prop_assert_eq!(table.get(&key).map(|r| r.to_vec()), as_of(k, seq));
             for at in floor..=seq {
-                let got = table.get_at(&key, at).unwrap();
+                let got = table.as_of(at).unwrap().get(&key);
                 prop_assert_eq!(got.map(|r| r.to_vec()), as_of(k, at), "key {} as of {}", k, at);
             }
-            if floor > 0 {
-                prop_assert!(table.get_at(&key, floor - 1).is_err());
+            if committed > 0 {
+                prop_assert!(table.as_of(committed - 1).is_err());
             }
         }
+        let mut past = Table::new(spec.clone(), seed);
+        for k in 0..40 {
+            if let Some(row) = as_of(k, floor) {
+                past.put(&key_of(&spec, &row), Some(&row), 1);
+            }
+        }
+        prop_assert_eq!(table.as_of(floor).unwrap().rows(), past.rows());
+        prop_assert_eq!(table.as_of(floor).unwrap().state_hash(), past.state_hash());
         for change in table.changes() {
             let row = change.row.map(|r| r.to_vec());
             if let Some(row) = row {
@@ -144,7 +164,7 @@ fn slots_of_words_keep_their_versions_while_the_table_grows() {
     }
     assert_eq!(table.superseded(), 2000);
     let row = |v: i64| vec![Value::Int(5), Value::Decimal(v, 2)];
-    let at = |seq| table.get_at(&[Value::Int(5)], seq).unwrap().map(|r| r.to_vec());
+    let at = |seq| table.as_of(seq).unwrap().get(&[Value::Int(5)]).map(|r| r.to_vec());
     assert_eq!(at(5), None);
     assert_eq!(at(6), Some(row(50)));
     assert_eq!(at(2004), Some(row(50)));
@@ -252,7 +272,7 @@ fn rows_in_place_are_taken_back() {
         }
         drop(open);
         assert_eq!(table.get(&[Value::Int(2)]).unwrap()[1], Value::Int(99));
-        assert_eq!(table.get_at(&[Value::Int(2)], 5).unwrap().unwrap().to_vec(), row(2, 20));
+        assert_eq!(table.as_of(5).unwrap().get(&[Value::Int(2)]).unwrap().to_vec(), row(2, 20));
         assert_eq!(table.superseded(), 1);
     }
 }
