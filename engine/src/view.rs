@@ -13,7 +13,7 @@ use tidemill_txn::program::Program;
 
 use crate::counts::Counts;
 use crate::data_dir::Site;
-use crate::mill::Shared;
+use crate::mill::{Out, Shared};
 use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 use crate::settings::Settings;
 use crate::spec::SourceDecl;
@@ -72,7 +72,7 @@ impl View {
         })
     }
 
-    fn seconds(&self) -> f64 {
+    pub(crate) fn seconds(&self) -> f64 {
         let end = self.shared.end.lock();
         if end.over {
             return end.seconds;
@@ -87,9 +87,12 @@ impl View {
 
     /// Where the run is.
     pub(crate) fn status(&self) -> Status {
-        let seconds = self.seconds();
-        let ended = self.shared.end.lock().over;
-        let out = self.shared.out.lock();
+        let (seconds, ended) = (self.seconds(), self.shared.is_over());
+        self.status_at(&self.shared.out.lock(), seconds, ended)
+    }
+
+    /// The same, of what has left the engine.
+    pub(crate) fn status_at(&self, out: &Out, seconds: f64, ended: bool) -> Status {
         let counts = &out.counts;
         let sum = |of: fn(&HandlerCounts) -> u64| counts.handlers.iter().map(of).sum::<u64>();
         let aborted = sum(|h| h.aborted);

@@ -749,7 +749,8 @@ fn compare(mill: &Mill, env: &Env, program: &Program, inputs: &[Vec<InputRow>], 
             // One whose input has ended stops while it is asked.
             let found = loop {
                 let found = lines(env, &request);
-                if found.last().unwrap()["error"]["what"] != "the engine stops" {
+                let what = found.last().unwrap()["error"]["what"].as_str().unwrap_or_default();
+                if what != "the engine stops" && !what.contains("in the midst of its answer") {
                     break found;
                 }
             };
@@ -837,24 +838,20 @@ fn a_slow_disk_keeps_nobody_from_reading() {
 #[test]
 fn a_full_disk_keeps_nobody_from_reading() {
     let sim = SimEnv::new(1);
-    let env = sim.env();
-    let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let (clock, flag) = (sim.clock.clone(), over.clone());
+    // Who waits for room sleeps: that must not move the clock.
     let real = Env::real().clock;
-    let ticks = real.clone();
-    let ticking = beside(move || {
-        while !flag.load(std::sync::atomic::Ordering::Acquire) {
-            clock.advance_us(1000);
-            ticks.sleep_us(1000);
-        }
-    });
+    let env = Env { clock: real.clone(), ..sim.env() };
     let settings = || Settings {
         http_port: Some(0),
         epoch_rows_max: 100,
         log_segment_bytes: 1 << 16,
         ..settings()
     };
-    let mut mill = Arc::new(start(&sim, settings()));
+    let start = || {
+        let spec = app(bank(Late::Side), settings());
+        Mill::start(spec, env.clone()).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let mut mill = Arc::new(start());
     pay(&mill, &[[0, 7, 100], [0, 8, 100]]);
     let mut at = 1;
     for round in 0..2 {
@@ -893,7 +890,7 @@ fn a_full_disk_keeps_nobody_from_reading() {
         ];
         let of = mill.clone();
         let table = soon("a table", move || of.table("accounts").unwrap());
-        assert_eq!(table.rows().map(Vec::from).collect::<Vec<_>>(), expected, "{now}");
+        assert_eq!(table.rows().map(Vec::from).collect::<Vec<_>>(), expected, "{now} {}", status());
         let of = mill.clone();
         let row = soon("a row", move || of.row("accounts", &[Value::Int(7)]).unwrap());
         assert_eq!(row.map(Vec::from).as_ref(), expected.first());
@@ -940,7 +937,7 @@ fn a_full_disk_keeps_nobody_from_reading() {
             sim.disk.kill();
             assert!(mill.stop().is_err());
             sending.join().unwrap();
-            mill = Arc::new(start(&sim, settings()));
+            mill = Arc::new(start());
             let of = mill.clone();
             let row = soon("a row", move || of.row("accounts", &[Value::Int(7)]).unwrap());
             let Value::Decimal(again, 2) = row.as_ref().unwrap()[1] else { panic!("{row:?}") };
@@ -953,6 +950,4 @@ fn a_full_disk_keeps_nobody_from_reading() {
         }
     }
     mill.stop().unwrap();
-    over.store(true, std::sync::atomic::Ordering::Release);
-    ticking.join().unwrap();
 }
