@@ -393,6 +393,10 @@ impl Driver {
                         total.committed += count.committed;
                         total.aborted += count.aborted;
                     }
+                    for (handler, hash) in outcome.written {
+                        let sum = all.written.entry(handler).or_default();
+                        *sum = sum.wrapping_add(hash);
+                    }
                     all.seq = outcome.seq;
                 }
             }
@@ -459,7 +463,7 @@ impl Driver {
         self.counts.add(&self.program, &epoch, &outcome, &late, undecoded, dead_rows);
         events.extend(dead);
         events.extend(crate::aside::late(&self.program, late));
-        let seq = outcome.seq;
+        let (seq, written) = (outcome.seq, outcome.written.clone());
         self.hand_on(&epoch, outcome, &mut events);
         self.counts.parked = self.sequencer.parked_rows() as u64;
         self.counts.lag_us = self.lag_us(&cut);
@@ -489,6 +493,7 @@ impl Driver {
             cut,
             events,
             counts,
+            written,
             places,
             drained,
             recorded,

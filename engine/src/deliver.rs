@@ -15,6 +15,7 @@ use tidemill_connect::Place;
 use tidemill_core::{Batch, Cut, Error, Kind, Result, SourceId};
 use tidemill_env::Env;
 use tidemill_log::Log;
+use tidemill_txn::program::Program;
 
 use crate::counts::Counts;
 use crate::mill::Shared;
@@ -50,6 +51,8 @@ pub(crate) struct Done {
     pub(crate) events: Vec<(Arc<str>, Batch)>,
     /// Counts after it.
     pub(crate) counts: Counts,
+    /// Hashes of what opaque handlers have written.
+    pub(crate) written: BTreeMap<usize, u64>,
     /// Where sources stand, as far as that has changed.
     pub(crate) places: Vec<(SourceId, Place)>,
     /// Request number of the drain that it answers.
@@ -88,6 +91,7 @@ impl Logs {
 pub(crate) struct Delivery {
     pub(crate) env: Env,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) program: Arc<Program>,
     pub(crate) items: Receiver<Item>,
     pub(crate) outlets: Outlets,
     pub(crate) logs: Option<Logs>,
@@ -204,22 +208,14 @@ impl Delivery {
                     fingerprint: logs.fingerprint,
                     output_hash,
                     places: done.places.clone(),
+                    written: done.written.clone(),
                 };
                 logs.cuts.append(records::CUT, &records::put_cut(&record))?
             }
-            Some(recorded) if recorded.record.output_hash != output_hash => {
-                return Err(Error::internal(format!(
-                    "epoch {} was executed again after a restart, and its outputs are not those of \
-                     the first time",
-                    done.cut.epoch
-                ))
-                .help(
-                    "a handler is not a function of its event and of what it reads: look for the \
-                     clock, random numbers, files or global variables in it (tidemill inspect names \
-                     the handlers that can't be checked); --fresh starts anew",
-                ));
+            Some(recorded) => {
+                compare(&self.program, &recorded.record, done)?;
+                recorded.number
             }
-            Some(recorded) => recorded.number,
         };
         if let Some(capture) = &mut done.capture {
             capture.cut_next = number + 1;
@@ -320,4 +316,30 @@ impl Delivery {
         }
         Ok(())
     }
+}
+
+/// Refuses an epoch that has come to something else than the first time.
+fn compare(program: &Program, before: &CutRecord, now: &Done) -> Result<()> {
+    let what = if !before.has_written(&now.written) {
+        let handlers = program.handlers.iter().enumerate();
+        let others = handlers
+            .filter(|(index, _)| before.written.get(index) != now.written.get(index))
+            .map(|(_, handler)| &*handler.name);
+        let names = others.collect::<Vec<_>>().join(", ");
+        format!("the rows that {names} has written")
+    } else if before.output_hash != now.output_hash {
+        "its outputs".into()
+    } else {
+        return Ok(());
+    };
+    let epoch = now.cut.epoch;
+    Err(Error::internal(format!(
+        "epoch {epoch} was executed again after a restart, and {what} are not those of the first \
+         time"
+    ))
+    .help(
+        "a handler is not a function of its event and of what it reads: look for the clock, \
+         random numbers, files or global variables in it (tidemill inspect names the handlers \
+         that can't be checked); --fresh starts anew",
+    ))
 }

@@ -443,6 +443,7 @@ impl Mill {
         let mut delivery = Delivery {
             env: env.clone(),
             shared: shared.clone(),
+            program: program.clone(),
             items: receiver,
             outlets,
             logs: None,

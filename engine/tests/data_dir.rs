@@ -453,3 +453,59 @@ fn an_output_keeps_its_rows_when_all_comes_again() {
         }
     }
 }
+
+/// An opaque function that writes what nobody but itself knows, and emits nothing.
+struct Fickle(Arc<std::sync::atomic::AtomicI64>);
+
+impl tidemill_txn::program::Opaque for Fickle {
+    fn call(
+        &self,
+        event: &[Value],
+        tx: &mut dyn tidemill_txn::program::Tx,
+    ) -> Result<(), tidemill_txn::program::Abort> {
+        let hidden = self.0.load(std::sync::atomic::Ordering::SeqCst);
+        // Only on one event of the two.
+        let times = if event[0] == Value::Int(2) { hidden } else { 1 };
+        tx.put(tidemill_core::TableId(0), &[event[0].clone(), Value::Int(times)])
+    }
+}
+
+/// A function that writes other rows when it is called again is found out by its writes alone.
+#[test]
+fn a_handler_that_writes_something_else_is_named() {
+    let hidden = Arc::new(std::sync::atomic::AtomicI64::new(1));
+    let mut b = Builder::new("fickle");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    b.table("seen", &["n"], vec![int("n"), int("times")]);
+    let stream = b.stream("numbers", vec![int("n")]);
+    b.opaque("steady", stream, Arc::new(Fickle(Arc::new(1.into()))));
+    b.opaque("fickle", stream, Arc::new(Fickle(hidden.clone())));
+    let program = b.finish().unwrap();
+    let sim = SimEnv::new(1);
+    let start = || {
+        let settings = Settings { durable: tidemill_engine::Durable::Log, ..durable() };
+        Mill::start(spec(program.clone(), settings), sim.env()).unwrap()
+    };
+    let mill = start();
+    for n in 0..4 {
+        send(&mill, n..n + 1);
+        mill.drain().unwrap();
+    }
+    mill.stop().unwrap();
+    let mill = start();
+    assert_eq!(mill.summary().unwrap().events, 4);
+    mill.stop().unwrap();
+    hidden.store(2, std::sync::atomic::Ordering::SeqCst);
+    let mill = start();
+    let error = mill.summary().expect_err("it has written something else");
+    let text = error.to_string();
+    for words in ["epoch ", "the rows that fickle has written", "not those of the first time"] {
+        assert!(text.contains(words), "{text}");
+    }
+    assert!(!error.help.is_empty() && !text.contains("steady"), "{text}");
+    drop(mill);
+    // With what it did before, it goes on.
+    hidden.store(1, std::sync::atomic::Ordering::SeqCst);
+    let mill = start();
+    assert_eq!(mill.table("seen").unwrap().len(), 4);
+}
