@@ -370,7 +370,7 @@ impl Driver {
     /// Executes an epoch, one transaction at a time where that is wise.
     fn run(&mut self, tables: &mut [Table], at: u64, epoch: &mut Epoch) -> Result<Outcome> {
         let Some(trial) = &mut self.trial else { return self.serial.run(tables, epoch) };
-        let durable = self.shared.out.lock().epoch;
+        let durable = self.shared.left();
         self.on_their_way.retain(|(epoch, _)| *epoch > durable);
         self.on_their_way.push_back((at, epoch.order.len() as u64));
         if !trial.is_careful() {
@@ -392,6 +392,10 @@ impl Driver {
                     for (total, count) in all.counts.iter_mut().zip(outcome.counts) {
                         total.committed += count.committed;
                         total.aborted += count.aborted;
+                    }
+                    for (handler, hash) in outcome.written {
+                        let sum = all.written.entry(handler).or_default();
+                        *sum = sum.wrapping_add(hash);
                     }
                     all.seq = outcome.seq;
                 }
@@ -448,18 +452,18 @@ impl Driver {
         crate::aside::set_aside(&self.verdicts, cut.epoch, &mut epoch, &mut bad);
         let mut events: Vec<(Arc<str>, Batch)> = Vec::new();
         let shared = self.shared.clone();
+        // How far execution runs ahead of a full disk is bounded by what was under way.
+        shared.wait_for_room();
         let mut state = shared.state.lock();
+        state.release(shared.left());
         let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch)?;
-        for table in &mut state.tables {
-            table.commit(outcome.seq);
-        }
-        (state.epoch, state.clock_us) = (cut.epoch, cut.clock_us);
+        state.executed(&cut, outcome.seq);
         let dead = crate::aside::dead(&self.program, &self.failed, &cut.offsets, bad);
         let dead_rows = dead.iter().map(|(_, batch)| batch.len()).sum();
         self.counts.add(&self.program, &epoch, &outcome, &late, undecoded, dead_rows);
         events.extend(dead);
         events.extend(crate::aside::late(&self.program, late));
-        let seq = outcome.seq;
+        let (seq, written) = (outcome.seq, outcome.written.clone());
         self.hand_on(&epoch, outcome, &mut events);
         self.counts.parked = self.sequencer.parked_rows() as u64;
         self.counts.lag_us = self.lag_us(&cut);
@@ -489,6 +493,7 @@ impl Driver {
             cut,
             events,
             counts,
+            written,
             places,
             drained,
             recorded,

@@ -6,6 +6,7 @@
 //! ahead by as much as the channel holds.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -14,6 +15,7 @@ use tidemill_connect::Place;
 use tidemill_core::{Batch, Cut, Error, Kind, Result, SourceId};
 use tidemill_env::Env;
 use tidemill_log::Log;
+use tidemill_txn::program::Program;
 
 use crate::counts::Counts;
 use crate::mill::Shared;
@@ -49,6 +51,8 @@ pub(crate) struct Done {
     pub(crate) events: Vec<(Arc<str>, Batch)>,
     /// Counts after it.
     pub(crate) counts: Counts,
+    /// Hashes of what opaque handlers have written.
+    pub(crate) written: BTreeMap<usize, u64>,
     /// Where sources stand, as far as that has changed.
     pub(crate) places: Vec<(SourceId, Place)>,
     /// Request number of the drain that it answers.
@@ -87,12 +91,15 @@ impl Logs {
 pub(crate) struct Delivery {
     pub(crate) env: Env,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) program: Arc<Program>,
     pub(crate) items: Receiver<Item>,
     pub(crate) outlets: Outlets,
     pub(crate) logs: Option<Logs>,
     /// Takes snapshots, on a thread of its own.
     pub(crate) keeper: Option<Keeper>,
     pub(crate) keep_cuts: bool,
+    /// What is recorded is being executed again.
+    pub(crate) is_recovering: bool,
 }
 
 pub(crate) fn channel() -> (Sender<Item>, Receiver<Item>) {
@@ -152,16 +159,17 @@ impl Delivery {
                         epochs.push(*done);
                     }
                     Item::Settled => {
+                        self.commit_for(&epochs)?;
                         self.deliver(std::mem::take(&mut epochs))?;
                         self.outlets.settle()?;
                         self.shared.out.lock().is_recovering = false;
+                        self.is_recovering = false;
                         self.shared.life.recovered();
                         self.shared.delivered.notify_all();
                     }
                 }
             }
-            // Also without a cut: the rows' own sync is then over, or nearly, when the cut comes.
-            self.commit()?;
+            self.commit_for(&epochs)?;
             self.deliver(epochs)?;
             self.trim()?;
         }
@@ -200,28 +208,32 @@ impl Delivery {
                     fingerprint: logs.fingerprint,
                     output_hash,
                     places: done.places.clone(),
+                    written: done.written.clone(),
                 };
                 logs.cuts.append(records::CUT, &records::put_cut(&record))?
             }
-            Some(recorded) if recorded.record.output_hash != output_hash => {
-                return Err(Error::internal(format!(
-                    "epoch {} was executed again after a restart, and its outputs are not those of \
-                     the first time",
-                    done.cut.epoch
-                ))
-                .help(
-                    "a handler is not a function of its event and of what it reads: look for the \
-                     clock, random numbers, files or global variables in it (tidemill inspect names \
-                     the handlers that can't be checked); --fresh starts anew",
-                ));
+            Some(recorded) => {
+                compare(&self.program, &recorded.record, done)?;
+                recorded.number
             }
-            Some(recorded) => recorded.number,
         };
         if let Some(capture) = &mut done.capture {
             capture.cut_next = number + 1;
             capture.input_next = logs.input_next(&done.cut);
         }
         Ok(())
+    }
+
+    /// Makes durable what these epochs are to leave with; also when there are none: the rows' own
+    /// sync is then over, or nearly, when their cut comes.
+    ///
+    /// What is executed again was durable before. Only a snapshot of it needs more: it counts
+    /// records. So a recovery comes to its end on a full disk, and the tables can be read.
+    fn commit_for(&mut self, epochs: &[Done]) -> Result<()> {
+        match self.is_recovering && epochs.iter().all(|done| done.capture.is_none()) {
+            true => Ok(()),
+            false => self.commit(),
+        }
     }
 
     /// Makes everything appended durable. A full disk is waited for: what is there stays readable,
@@ -243,6 +255,7 @@ impl Delivery {
                         }
                         out.stalled = Some(error);
                         drop(out);
+                        self.shared.is_full.store(true, Ordering::Release);
                         self.env.clock.sleep_us(FULL_US);
                     }
                     Err(error) => return Err(error),
@@ -251,6 +264,7 @@ impl Delivery {
         }
         let mut out = self.shared.out.lock();
         if out.stalled.take().is_some() {
+            self.shared.is_full.store(false, Ordering::Release);
             self.shared.life.tell("disk has room", json!({}));
         }
         out.log = Some([&logs.input, &logs.cuts].map(|log| LogReport {
@@ -278,7 +292,8 @@ impl Delivery {
             }
             self.outlets.commit()?;
             out.counts = counts;
-            (out.epoch, out.clock_us) = (cut.epoch, cut.clock_us);
+            let epoch = cut.epoch;
+            out.epoch = epoch;
             (out.outputs, out.output_hash) = (outputs, output_hash);
             out.offsets.clone_from(&cut.offsets);
             out.is_last = is_last;
@@ -286,6 +301,7 @@ impl Delivery {
                 out.cuts.push(cut);
             }
             drop(out);
+            shared.left.store(epoch, Ordering::Release);
             shared.delivered.notify_all();
             shared.ring_come.notify_all();
             if let Some(number) = drained {
@@ -300,4 +316,30 @@ impl Delivery {
         }
         Ok(())
     }
+}
+
+/// Refuses an epoch that has come to something else than the first time.
+fn compare(program: &Program, before: &CutRecord, now: &Done) -> Result<()> {
+    let what = if !before.has_written(&now.written) {
+        let handlers = program.handlers.iter().enumerate();
+        let others = handlers
+            .filter(|(index, _)| before.written.get(index) != now.written.get(index))
+            .map(|(_, handler)| &*handler.name);
+        let names = others.collect::<Vec<_>>().join(", ");
+        format!("the rows that {names} has written")
+    } else if before.output_hash != now.output_hash {
+        "its outputs".into()
+    } else {
+        return Ok(());
+    };
+    let epoch = now.cut.epoch;
+    Err(Error::internal(format!(
+        "epoch {epoch} was executed again after a restart, and {what} are not those of the first \
+         time"
+    ))
+    .help(
+        "a handler is not a function of its event and of what it reads: look for the clock, \
+         random numbers, files or global variables in it (tidemill inspect names the handlers \
+         that can't be checked); --fresh starts anew",
+    ))
 }

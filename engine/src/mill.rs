@@ -10,7 +10,7 @@ use serde_json::json;
 use tidemill_core::{Batch, Cut, Error, Kind, Result, Row, Schema, SourceId, Value};
 use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
-use tidemill_table::Table;
+use tidemill_table::{Seq, Table};
 use tidemill_txn::execute::Serial;
 use tidemill_txn::order::Sequencer;
 use tidemill_txn::program::Origin;
@@ -45,6 +45,10 @@ pub(crate) struct Shared {
     pub(crate) out: Mutex<Out>,
     /// There is something new in `out`, or the run has ended.
     pub(crate) delivered: Condvar,
+    /// The last epoch in `out`, for those who must not wait for it.
+    pub(crate) left: AtomicU64,
+    /// Writing waits for room; `out` says why.
+    pub(crate) is_full: AtomicBool,
     /// The last rows of streams.
     pub(crate) rings: Mutex<Rings>,
     /// There is something new in `rings`, or the run has ended.
@@ -67,20 +71,79 @@ pub(crate) struct Shared {
     ended: Condvar,
 }
 
-/// The tables, as the executor left them.
+/// The tables, as the executor left them. Where anything is durable they hold all versions since the
+/// last cut that had left the engine when the last epoch was begun, so that nobody who looks sees
+/// anything newer, or has to wait for it.
 pub(crate) struct State {
     pub(crate) tables: Vec<Table>,
-    /// The last epoch that was executed, and the clock in its cut.
+    is_durable: bool,
+    /// That cut, and those executed since; the last one where nothing is durable.
+    cuts: VecDeque<AtCut>,
+}
+
+/// Where the tables stood after a cut.
+#[derive(Clone)]
+pub(crate) struct AtCut {
     pub(crate) epoch: u64,
     pub(crate) clock_us: i64,
+    /// The number of its last transaction.
+    pub(crate) seq: Seq,
+    /// Rows by table.
+    pub(crate) rows: Vec<usize>,
+}
+
+impl State {
+    fn new(tables: Vec<Table>, is_durable: bool, at: (u64, i64, Seq)) -> State {
+        let mut state = State { tables, is_durable, cuts: VecDeque::new() };
+        state.push(at);
+        state
+    }
+
+    fn push(&mut self, (epoch, clock_us, seq): (u64, i64, Seq)) {
+        let rows = self.tables.iter().map(Table::len).collect();
+        self.cuts.push_back(AtCut { epoch, clock_us, seq, rows });
+    }
+
+    /// An epoch has been executed.
+    pub(crate) fn executed(&mut self, cut: &Cut, seq: Seq) {
+        if self.is_durable {
+            self.tables.iter_mut().for_each(|table| table.seal(seq));
+        } else {
+            self.tables.iter_mut().for_each(|table| table.commit(seq));
+            self.cuts.clear();
+        }
+        self.push((cut.epoch, cut.clock_us, seq));
+    }
+
+    /// An epoch has left the engine: nobody wants to see what was before.
+    pub(crate) fn release(&mut self, epoch: u64) {
+        if !self.is_durable {
+            return;
+        }
+        while self.cuts.get(1).is_some_and(|next| next.epoch <= epoch) {
+            self.cuts.pop_front();
+        }
+        let seq = self.as_of(epoch).seq;
+        self.tables.iter_mut().for_each(|table| table.release(seq));
+    }
+
+    /// The last epoch that was executed.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.as_of(u64::MAX).epoch
+    }
+
+    /// The cut of an epoch that has left the engine, and was the last one to do so since the state
+    /// was locked, or is about to be.
+    pub(crate) fn as_of(&self, epoch: u64) -> &AtCut {
+        let behind = self.cuts.partition_point(|cut| cut.epoch <= epoch);
+        &self.cuts[behind.saturating_sub(1)]
+    }
 }
 
 /// What has left the engine, all of it durable where anything is.
 #[derive(Default)]
 pub(crate) struct Out {
     pub(crate) epoch: u64,
-    /// The clock in its cut.
-    pub(crate) clock_us: i64,
     /// Per source: rows before this one are in a cut.
     pub(crate) offsets: Vec<u64>,
     pub(crate) counts: Counts,
@@ -125,6 +188,11 @@ pub(crate) struct End {
 }
 
 impl Shared {
+    /// The last epoch that has left the engine.
+    pub(crate) fn left(&self) -> u64 {
+        self.left.load(Ordering::Acquire)
+    }
+
     /// Whether a snapshot is to be taken that can begin now.
     pub(crate) fn snapshot_is_forced(&self) -> bool {
         self.force.load(Ordering::Acquire) && !*self.snapshot.lock()
@@ -192,11 +260,18 @@ impl Shared {
         }
     }
 
-    /// Waits until a recovery is over and an epoch has left the engine; not beyond the end of the
-    /// run.
-    pub(crate) fn wait_for(&self, epoch: u64) -> Result<()> {
+    /// Waits while there is no room to write, unless that is not to be tried any more.
+    pub(crate) fn wait_for_room(&self) {
+        while self.is_full.load(Ordering::Acquire) && !self.gives_up() {
+            let mut out = self.out.lock();
+            self.delivered.wait_for(&mut out, Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until a recovery is over; not beyond the end of the run.
+    pub(crate) fn wait_for_recovery(&self) -> Result<()> {
         let mut out = self.out.lock();
-        while out.epoch < epoch || out.is_recovering {
+        while out.is_recovering {
             let end = self.end.lock();
             if let Some(error) = &end.error {
                 return Err(error.clone());
@@ -307,7 +382,7 @@ impl Mill {
             },
             events: counts.events,
         };
-        let clock_us = internal.as_ref().map_or(0, |i| i.facts.clock_us);
+        let (clock_us, seq) = internal.as_ref().map_or((0, 0), |i| (i.facts.clock_us, i.facts.seq));
         let mut rings = match &durable {
             Some(_) => Rings::new(&program, &settings),
             None => Rings::default(),
@@ -321,23 +396,25 @@ impl Mill {
             }
             life.recovering(&opening.recovered);
         }
+        let is_recovering = last.is_some();
         let out = Out {
             epoch,
-            clock_us,
             offsets: sources.iter().map(|s| s.next_offset).collect(),
             counts: counts.clone(),
             outputs: outlets.rows(),
             output_hash: outlets.hash(),
-            is_recovering: durable.as_ref().is_some_and(|d| !d.recovered.cuts.is_empty()),
+            is_recovering,
             snapshot_epoch: epoch,
             // Whoever ended it may not have come to completing the sinks.
             is_last: was_over,
             ..Out::default()
         };
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { tables, epoch, clock_us }),
+            state: Mutex::new(State::new(tables, durable.is_some(), (epoch, clock_us, seq))),
             out: Mutex::new(out),
             delivered: Condvar::new(),
+            left: AtomicU64::new(epoch),
+            is_full: AtomicBool::new(false),
             rings: Mutex::new(rings),
             ring_come: Condvar::new(),
             life,
@@ -373,11 +450,13 @@ impl Mill {
         let mut delivery = Delivery {
             env: env.clone(),
             shared: shared.clone(),
+            program: program.clone(),
             items: receiver,
             outlets,
             logs: None,
             keeper: None,
             keep_cuts: settings.keep_cuts,
+            is_recovering,
         };
         let (mut replay, mut verdicts, mut snapshots) = Default::default();
         let (mut dir, mut site) = (None, None);
@@ -669,29 +748,27 @@ impl Mill {
         self.view.status()
     }
 
-    /// A table's rows by key, as the last cut left them.
+    /// A table's rows by key, as the last cut left them that is durable; the last one of all where
+    /// nothing is.
     ///
     /// # Errors
     /// When there is no such table.
     pub fn table(&self, name: &str) -> Result<Batch> {
         let index = self.view.table_index(name)?;
-        self.view.shared.wait_for(0)?;
+        self.view.shared.wait_for_recovery()?;
         let state = self.view.shared.state.lock();
-        let (batch, epoch) = (state.tables[index].to_batch(), state.epoch);
-        drop(state);
-        self.view.shared.wait_for(epoch)?;
-        Ok(batch)
+        let seq = state.as_of(self.view.shared.left()).seq;
+        Ok(state.tables[index].as_of(seq)?.to_batch())
     }
 
-    /// One row of a table, as the last cut left it, by a value for each key column.
+    /// One row of a table, as in [`table`](Mill::table), by a value for each key column.
     ///
     /// # Errors
     /// When there is no such table, or the values are not a key of it.
     pub fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {
         let index = self.view.table_index(table)?;
-        self.view.shared.wait_for(0)?;
-        let state = self.view.shared.state.lock();
-        let spec = state.tables[index].spec().clone();
+        self.view.shared.wait_for_recovery()?;
+        let spec = &self.view.program.tables[index];
         let columns = spec.key.iter().map(|c| &spec.schema.columns[*c]);
         if key.len() != spec.key.len() {
             return Err(Error::input(format!(
@@ -708,10 +785,9 @@ impl Mill {
                     .map_err(|fault| Error::input(format!("table {table}: {fault}")))
             })
             .collect::<Result<_>>()?;
-        let (row, epoch) = (state.tables[index].get(&key), state.epoch);
-        drop(state);
-        self.view.shared.wait_for(epoch)?;
-        Ok(row)
+        let state = self.view.shared.state.lock();
+        let seq = state.as_of(self.view.shared.left()).seq;
+        Ok(state.tables[index].as_of(seq)?.get(&key))
     }
 
     /// The columns of a table.
@@ -742,8 +818,8 @@ impl Mill {
     /// # Errors
     /// What ended the run in the midst of a recovery.
     pub fn summary(&self) -> Result<Summary> {
-        self.view.shared.wait_for(0)?;
-        Ok(self.view.summary())
+        self.view.shared.wait_for_recovery()?;
+        self.view.summary()
     }
 
     /// What an app is and how it will run: tables, streams, handlers with their paths and why.

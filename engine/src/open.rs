@@ -7,7 +7,8 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 use tidemill_connect::push::PushLimits;
 use tidemill_connect::{
-    files, push, sink, FilesSettings, Place, PushHandle, PushSource, SinkSettings, Source,
+    files, push, sink, FilesSettings, Place, PushHandle, PushSource, SinkPlace, SinkSettings,
+    Source,
 };
 use tidemill_core::{Error, Result, SourceId, SourceSpec, StreamId, StreamTime};
 use tidemill_env::Env;
@@ -316,6 +317,7 @@ fn outlets(
     env: &Env,
 ) -> Result<Outlets> {
     let internal = durable.and_then(|d| d.recovered.internal.as_ref());
+    let has_cuts = durable.is_some_and(|d| !d.recovered.cuts.is_empty());
     let mut outlets = Outlets::of(program);
     let mut settings = Vec::new();
     for decl in sinks {
@@ -334,7 +336,8 @@ fn outlets(
         let schema = outlet.schema.clone();
         let path = settings.path.display().to_string();
         let resume = match internal {
-            None => None,
+            // Everything is written again, from the beginning, over what is there.
+            None => has_cuts.then(SinkPlace::default),
             Some(internal) => {
                 let sinks = &internal.facts.sinks;
                 let known = sinks.iter().find(|s| s.stream == decl.stream && s.path == path);
@@ -346,15 +349,16 @@ fn outlets(
                 Some(known.ok_or_else(missing)?.place)
             }
         };
-        // Without a snapshot everything is written again from the beginning.
-        let mut settings = settings;
-        settings.overwrite |= durable.is_some_and(|d| !d.recovered.cuts.is_empty());
         let opened = sink::open(&settings, &schema, env, resume.as_ref());
         let sink = opened.map_err(|e| e.at(decl.at.clone()))?;
         outlet.sinks.push(NamedSink { path, sink });
     }
     if let Some(internal) = internal {
         outlets.resume(&internal.facts.outlets);
+    }
+    if !has_cuts {
+        // Nothing comes again, so whatever is behind what was written is not ours.
+        outlets.settle()?;
     }
     for name in keep {
         let outlet = outlets

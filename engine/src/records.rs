@@ -7,11 +7,14 @@
 //! A *verdict* record (input log): version (1), source (u32), offset (u64), epoch (u64), reason. The
 //! event at that offset is set aside, from that epoch on.
 //!
-//! A *cut* record (cut log): version (1), epoch (u64), clock (u64), the fingerprint (u128), the hash
+//! A *cut* record (cut log): version (1 or 2), epoch (u64), clock (u64), the fingerprint (u128), the hash
 //! of all outputs after it (u128), offsets (u32, u64 each), watermarks (u32; time, source and offset
 //! each), idle and ended sources (u32, u32 each), and for each source whose place has changed since
-//! the cut before (u32): its number (u32) and its place as JSON.
+//! the cut before (u32): its number (u32) and its place as JSON. In version 2 for each opaque handler
+//! that has committed in the epoch (u32): its number (u32), the hash of all that it wrote (u64). In
+//! version 1 none has, or nobody has looked.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_connect::{BadRow, Chunk, Place};
@@ -27,6 +30,8 @@ pub(crate) const VERDICT: u8 = 2;
 pub(crate) const CUT: u8 = 3;
 
 const VERSION: u8 = 1;
+/// Of a cut record that says what opaque handlers have written.
+const WRITTEN_VERSION: u8 = 2;
 
 /// Rows that were pushed.
 pub(crate) fn put_rows(source: SourceId, chunk: &Chunk) -> Vec<u8> {
@@ -91,12 +96,21 @@ pub(crate) struct CutRecord {
     pub(crate) output_hash: u128,
     /// Where sources stand, as far as that has changed.
     pub(crate) places: Vec<(SourceId, Place)>,
+    /// Hashes of what opaque handlers have written, by their numbers.
+    pub(crate) written: BTreeMap<usize, u64>,
+}
+
+impl CutRecord {
+    /// Whether the same was written, as far as that is known.
+    pub(crate) fn has_written(&self, written: &BTreeMap<usize, u64>) -> bool {
+        self.written.is_empty() || self.written == *written
+    }
 }
 
 pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
-    let CutRecord { cut, fingerprint, output_hash, places } = record;
-    out.push(VERSION);
+    let CutRecord { cut, fingerprint, output_hash, places, written } = record;
+    out.push(if written.is_empty() { VERSION } else { WRITTEN_VERSION });
     put_u64(cut.epoch, &mut out);
     put_u64(cut.clock_us as u64, &mut out);
     put_u128(*fingerprint, &mut out);
@@ -118,13 +132,20 @@ pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
         put_u32(source.0, &mut out);
         put_bytes(&serde_json::to_vec(place).expect("a place is JSON"), &mut out);
     }
+    if !written.is_empty() {
+        put_u32(written.len() as u32, &mut out);
+    }
+    for (handler, hash) in written {
+        put_u32(*handler as u32, &mut out);
+        put_u64(*hash, &mut out);
+    }
     out
 }
 
 pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
     let take = |mut input: &[u8]| {
         let input = &mut input;
-        (take_u8(input)? == VERSION).then_some(())?;
+        let version = take_u8(input).filter(|v| (VERSION..=WRITTEN_VERSION).contains(v))?;
         let (epoch, clock_us) = (take_u64(input)?, take_u64(input)? as i64);
         let (fingerprint, output_hash) = (take_u128(input)?, take_u128(input)?);
         let count = take_u32(input)? as usize;
@@ -150,8 +171,14 @@ pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
             let source = SourceId(take_u32(input)?);
             places.push((source, serde_json::from_slice(take_bytes(input)?).ok()?));
         }
+        let mut written = BTreeMap::new();
+        if version == WRITTEN_VERSION {
+            for _ in 0..take_u32(input)? {
+                written.insert(take_u32(input)? as usize, take_u64(input)?);
+            }
+        }
         let cut = Cut { epoch, offsets, watermarks, clock_us, idle, ended };
-        input.is_empty().then_some(CutRecord { cut, fingerprint, output_hash, places })
+        input.is_empty().then_some(CutRecord { cut, fingerprint, output_hash, places, written })
     };
     take(bytes).ok_or_else(|| unreadable("a cut"))
 }
@@ -236,10 +263,14 @@ mod tests {
             ended: vec![SourceId(0)],
         };
         let places = vec![(SourceId(1), Place::start())];
-        let record = CutRecord { cut, fingerprint: 1 << 100, output_hash: 3, places };
-        let bytes = put_cut(&record);
-        assert_eq!(take_cut(&bytes).unwrap(), record);
-        (0..bytes.len()).for_each(|cut| assert!(take_cut(&bytes[..cut]).is_err()));
+        let written = BTreeMap::new();
+        let mut record = CutRecord { cut, fingerprint: 1 << 100, output_hash: 3, places, written };
+        for handlers in 0..3 {
+            let bytes = put_cut(&record);
+            assert_eq!(take_cut(&bytes).unwrap(), record);
+            (0..bytes.len()).for_each(|cut| assert!(take_cut(&bytes[..cut]).is_err()));
+            record.written.insert(handlers, u64::MAX - handlers as u64);
+        }
 
         let verdict =
             Verdict { source: SourceId(2), offset: 9, from_epoch: 4, reason: "it kills".into() };

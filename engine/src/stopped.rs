@@ -48,8 +48,7 @@ pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_
             let plan = query.plan(&left.program)?;
             plan.head(reply)?;
             let past = left.at(query.as_of.unwrap_or(Moment::Newest))?;
-            let rows = plan.select(&past.tables, past.epoch, past.clock_us, past.behind);
-            plan.rows(&rows, reply)
+            plan.rows(&plan.past(&past), reply)
         }
         "dlq_ls" => {
             let ls = Ls::take(&mut fields)?;

@@ -13,7 +13,7 @@ use tidemill_txn::program::Program;
 
 use crate::counts::Counts;
 use crate::data_dir::Site;
-use crate::mill::Shared;
+use crate::mill::{Out, Shared};
 use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 use crate::settings::Settings;
 use crate::spec::SourceDecl;
@@ -72,7 +72,7 @@ impl View {
         })
     }
 
-    fn seconds(&self) -> f64 {
+    pub(crate) fn seconds(&self) -> f64 {
         let end = self.shared.end.lock();
         if end.over {
             return end.seconds;
@@ -87,9 +87,12 @@ impl View {
 
     /// Where the run is.
     pub(crate) fn status(&self) -> Status {
-        let seconds = self.seconds();
-        let ended = self.shared.end.lock().over;
-        let out = self.shared.out.lock();
+        let (seconds, ended) = (self.seconds(), self.shared.is_over());
+        self.status_at(&self.shared.out.lock(), seconds, ended)
+    }
+
+    /// The same, of what has left the engine.
+    pub(crate) fn status_at(&self, out: &Out, seconds: f64, ended: bool) -> Status {
         let counts = &out.counts;
         let sum = |of: fn(&HandlerCounts) -> u64| counts.handlers.iter().map(of).sum::<u64>();
         let aborted = sum(|h| h.aborted);
@@ -121,12 +124,19 @@ impl View {
     }
 
     /// What has been done so far.
-    pub(crate) fn summary(&self) -> Summary {
+    ///
+    /// # Errors
+    /// When the tables no longer have what they should.
+    pub(crate) fn summary(&self) -> Result<Summary> {
         let seconds = self.seconds();
         let state = self.shared.state.lock();
         let out = self.shared.out.lock();
         let counts = &out.counts;
-        let state_hash = state.tables.iter().fold(0u128, |sum, t| sum.wrapping_add(t.state_hash()));
+        let at = state.as_of(out.epoch);
+        let mut state_hash = 0u128;
+        for table in &state.tables {
+            state_hash = state_hash.wrapping_add(table.as_of(at.seq)?.state_hash());
+        }
         let handlers: Vec<HandlerReport> = (self.program.handlers.iter().zip(&counts.handlers))
             .zip(&self.paths)
             .map(|((handler, counts), path)| HandlerReport {
@@ -138,9 +148,9 @@ impl View {
             .collect();
         let committed: u64 = handlers.iter().map(|h| h.committed).sum();
         let refused: u64 = handlers.iter().map(|h| h.aborted).sum();
-        let tables = state.tables.iter().map(|t| TableReport {
+        let tables = state.tables.iter().zip(&at.rows).map(|(t, rows)| TableReport {
             name: t.spec().name.to_string(),
-            rows: t.len() as u64,
+            rows: *rows as u64,
             bytes: t.bytes() as u64,
         });
         let unstable = counts.unstable.iter().map(|(handler, (event, times))| UnstableReport {
@@ -149,7 +159,7 @@ impl View {
             event: event.clone(),
             times: *times,
         });
-        Summary {
+        Ok(Summary {
             app: self.program.name.to_string(),
             events: counts.events,
             transactions: committed + refused,
@@ -166,6 +176,6 @@ impl View {
             unstable: unstable.collect(),
             state_hash: format!("{state_hash:032x}"),
             output_hash: format!("{:032x}", out.output_hash),
-        }
+        })
     }
 }

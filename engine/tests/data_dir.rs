@@ -328,3 +328,184 @@ fn copy(from: &dyn tidemill_env::Disk, path: &Path, to: &dyn tidemill_env::Disk,
         }
     }
 }
+
+fn read(sim: &SimEnv, path: &str) -> String {
+    let mut text = String::new();
+    let mut file = sim.env().disk.open_read(Path::new(path)).unwrap();
+    std::io::Read::read_to_string(&mut file, &mut text).unwrap();
+    text
+}
+
+fn append(sim: &SimEnv, path: &str, text: &str) {
+    let mut file = sim.env().disk.open_append(Path::new(path)).unwrap();
+    std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
+    file.sync().unwrap();
+}
+
+/// With two outputs: of what each number has come to.
+fn start_writing(sim: &SimEnv, settings: Settings) -> Result<Mill, Error> {
+    let mut spec = spec(program("a", false), settings);
+    spec.sinks = ["/out/counts.csv", "/out/counts.jsonl"]
+        .map(|path| tidemill_engine::SinkDecl {
+            stream: "count".into(),
+            files: serde_json::json!({"path": path}),
+            at: String::new(),
+        })
+        .into();
+    Mill::start(spec, sim.env())
+}
+
+/// Whatever somebody appends to an output between two runs is cut off, also when nothing is to be
+/// written again; an output that was cut off, exchanged or removed is refused by name.
+#[test]
+fn outputs_are_brought_to_what_was_written() {
+    let outputs = ["/out/counts.csv", "/out/counts.jsonl"];
+    let run = |sim: &SimEnv, numbers| {
+        let mill = start_writing(sim, durable()).unwrap();
+        send(&mill, numbers);
+        mill.drain().unwrap();
+        mill.stop().unwrap();
+    };
+    let whole = SimEnv::new(1);
+    run(&whole, 0..10);
+    run(&whole, 5..8);
+
+    let sim = SimEnv::new(1);
+    run(&sim, 0..10);
+    let garbage = "somebody else's line\n".repeat(1000);
+    outputs.iter().for_each(|path| append(&sim, path, &garbage));
+    run(&sim, 5..8);
+    for path in outputs {
+        assert!(read(&sim, path) == read(&whole, path), "{path} has something behind its end");
+        append(&sim, path, &garbage);
+    }
+    // Also when nothing is written any more.
+    start_writing(&sim, durable()).unwrap().stop().unwrap();
+    outputs.iter().for_each(|path| assert!(read(&sim, path) == read(&whole, path), "{path}"));
+
+    let help = ["restore it as it was", "--fresh"];
+    for path in outputs {
+        sim.disk.record();
+        let image = || {
+            let disk = sim.disk.take_trace().images(0, 0).next().unwrap().disk;
+            sim.disk.record();
+            SimEnv { disk, ..sim.clone() }
+        };
+        let cut = image();
+        let len = read(&sim, path).len() as u64;
+        cut.disk.truncate(Path::new(path), len - 1).unwrap();
+        let words = [path, &format!("has {} bytes and had {len}", len - 1), help[0], help[1]];
+        refused(start_writing(&cut, durable()), Kind::Io, &words);
+        let other = image();
+        append(&other, "/out/letter", &"Dear Sir or Madam, ".repeat(1000));
+        other.disk.swap(Path::new(path), Path::new("/out/letter")).unwrap();
+        let words = [path, "was changed, or another file has its name", help[0], help[1]];
+        refused(start_writing(&other, durable()), Kind::Io, &words);
+        let gone = image();
+        gone.env().disk.remove(Path::new(path)).unwrap();
+        refused(start_writing(&gone, durable()), Kind::Io, &[path, "has gone", help[0], help[1]]);
+    }
+}
+
+/// Also without a snapshot an output that somebody reads never gets shorter: what comes again is
+/// written over the same bytes.
+#[test]
+fn an_output_keeps_its_rows_when_all_comes_again() {
+    for durable in [
+        Settings { durable: tidemill_engine::Durable::Log, ..durable() },
+        Settings { snapshot_us: i64::MAX / 2000, ..durable() },
+    ] {
+        let sim = SimEnv::new(1);
+        let mill = start_writing(&sim, durable.clone()).unwrap();
+        for round in 0..20 {
+            send(&mill, round..round + 10);
+            mill.drain().unwrap();
+        }
+        sim.disk.kill();
+        assert!(mill.stop().is_err(), "it can't write any more");
+        let paths = ["/out/counts.csv", "/out/counts.jsonl"];
+        let before = paths.map(|path| read(&sim, path));
+        assert_eq!(before[1].lines().count(), 200);
+        paths.iter().for_each(|path| append(&sim, path, "what a crash has left"));
+        // Before every write to an output somebody looks at it.
+        let slow = paths.map(|path| sim.disk.stall_nth(tidemill_sim::DiskOp::Write.under(path), 2));
+        let (of, settings) = (sim.clone(), durable.clone());
+        let starting = sim.env().threads.spawn(
+            "start",
+            Box::new(move || {
+                let mill = start_writing(&of, settings).unwrap();
+                assert_eq!(mill.summary().unwrap().events, 200);
+                send(&mill, 7..8);
+                mill.drain().unwrap();
+                mill.stop().unwrap();
+            }),
+        );
+        for (slow, (path, before)) in slow.iter().zip(paths.iter().zip(&before)) {
+            slow.wait();
+            assert!(read(&sim, path).starts_with(before), "{path} has got shorter");
+            slow.release();
+        }
+        starting.unwrap().join().unwrap();
+        for (path, before) in paths.iter().zip(&before) {
+            let after = read(&sim, path);
+            assert!(after.starts_with(before), "{path} has lost rows");
+            assert_eq!(after.lines().count(), before.lines().count() + 1, "{path}");
+        }
+    }
+}
+
+/// An opaque function that writes what nobody but itself knows, and emits nothing.
+struct Fickle(Arc<std::sync::atomic::AtomicI64>);
+
+impl tidemill_txn::program::Opaque for Fickle {
+    fn call(
+        &self,
+        event: &[Value],
+        tx: &mut dyn tidemill_txn::program::Tx,
+    ) -> Result<(), tidemill_txn::program::Abort> {
+        let hidden = self.0.load(std::sync::atomic::Ordering::SeqCst);
+        // Only on one event of the two.
+        let times = if event[0] == Value::Int(2) { hidden } else { 1 };
+        tx.put(tidemill_core::TableId(0), &[event[0].clone(), Value::Int(times)])
+    }
+}
+
+/// A function that writes other rows when it is called again is found out by its writes alone.
+#[test]
+fn a_handler_that_writes_something_else_is_named() {
+    let hidden = Arc::new(std::sync::atomic::AtomicI64::new(1));
+    let mut b = Builder::new("fickle");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    b.table("seen", &["n"], vec![int("n"), int("times")]);
+    let stream = b.stream("numbers", vec![int("n")]);
+    b.opaque("steady", stream, Arc::new(Fickle(Arc::new(1.into()))));
+    b.opaque("fickle", stream, Arc::new(Fickle(hidden.clone())));
+    let program = b.finish().unwrap();
+    let sim = SimEnv::new(1);
+    let start = || {
+        let settings = Settings { durable: tidemill_engine::Durable::Log, ..durable() };
+        Mill::start(spec(program.clone(), settings), sim.env()).unwrap()
+    };
+    let mill = start();
+    for n in 0..4 {
+        send(&mill, n..n + 1);
+        mill.drain().unwrap();
+    }
+    mill.stop().unwrap();
+    let mill = start();
+    assert_eq!(mill.summary().unwrap().events, 4);
+    mill.stop().unwrap();
+    hidden.store(2, std::sync::atomic::Ordering::SeqCst);
+    let mill = start();
+    let error = mill.summary().expect_err("it has written something else");
+    let text = error.to_string();
+    for words in ["epoch ", "the rows that fickle has written", "not those of the first time"] {
+        assert!(text.contains(words), "{text}");
+    }
+    assert!(!error.help.is_empty() && !text.contains("steady"), "{text}");
+    drop(mill);
+    // With what it did before, it goes on.
+    hidden.store(1, std::sync::atomic::Ordering::SeqCst);
+    let mill = start();
+    assert_eq!(mill.table("seen").unwrap().len(), 4);
+}

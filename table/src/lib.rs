@@ -9,6 +9,9 @@
 //! an append-only *version log* in stamp order; it is at once the history that readers of the past
 //! walk, and the set of changes since the last commit.
 //!
+//! Who reads what is safe while newer epochs have been executed reads the table [as of](Table::as_of)
+//! an earlier transaction.
+//!
 //! What has changed since the last *snapshot* stands in the slots themselves: [`Table::take_changes`]
 //! copies it at a cut, [`Changed::for_each`] encodes it in the background, and [`Table::loading`]
 //! brings it back.
@@ -24,5 +27,5 @@ mod version;
 pub use at::{Opened, RowAt};
 pub use cells::{prefetch, prefetch_address};
 pub use layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
-pub use table::{row_hash, Change, Changed, Loading, Table};
+pub use table::{row_hash, AsOf, Change, Changed, Loading, Table};
 pub use version::Seq;

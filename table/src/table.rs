@@ -1,9 +1,9 @@
 //! A table: slots, index and version log.
 
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_core::{encode, Batch, Error, Key, Result, Row, TableSpec, Value};
+use tidemill_core::{encode, Key, Row, TableSpec, Value};
 use tidemill_place::{partition_in, Partition};
 
 use crate::cells::{prefetch, Cells};
@@ -53,6 +53,8 @@ pub struct Table {
     /// The column words of a row that is not there, when each column has a default in a word.
     missing: Option<Vec<u64>>,
     log: VersionLog,
+    /// Of epochs that are not [released](Table::release).
+    sealed: Sealed,
     /// Whether there are snapshots: slots whose rows are gone stay until one has taken that.
     tracked: bool,
     /// Where slots are that are taken and not snapped, of those written before the last commit.
@@ -93,6 +95,7 @@ impl Table {
             keys,
             missing: missing(&spec),
             log: VersionLog::default(),
+            sealed: Sealed::default(),
             tracked: false,
             dirty: DirtyBlocks::all(),
             floor: 0,
@@ -130,6 +133,7 @@ impl Table {
             + self.values_bytes
             + self.keys.as_ref().map_or(0, KeyIndex::bytes)
             + self.log.bytes()
+            + self.sealed.bytes()
             + self.dirty.bytes()
     }
 
@@ -138,34 +142,6 @@ impl Table {
     /// The newest version of the row with this key (one value for each key column).
     pub fn get(&self, key: &[Value]) -> Option<Row> {
         self.slot_of(key).and_then(|slot| self.row(slot))
-    }
-
-    /// The row with this key as it was after the transaction with number `seq`. An error when
-    /// versions that old are gone.
-    pub fn get_at(&self, key: &[Value], seq: Seq) -> Result<Option<Row>> {
-        if seq < self.floor {
-            return Err(Error::input(format!(
-                "table {} as of {seq}: versions below {} are gone",
-                self.spec.name, self.floor
-            )));
-        }
-        let Some(slot) = self.slot_of(key) else { return Ok(None) };
-        let base = slot as usize * self.stride;
-        let words = &self.slots.words()[base..][..self.stride];
-        if words[STAMP] >> 1 <= seq {
-            return Ok(self.row(slot));
-        }
-        let mut link = (words[LINK] >> 32) as u32;
-        while link != NO_LINK {
-            let entry = self.log.entry(link, &self.layout);
-            if entry.stamp >> 1 <= seq {
-                let present = entry.stamp & 1 == 1;
-                let row = || self.make_row(words[KEY], entry.body, entry.values);
-                return Ok(present.then(row));
-            }
-            link = entry.link;
-        }
-        Ok(None)
     }
 
     /// Writes a new version at `seq`: the whole row, or `None` for a deletion. The row's values fit
@@ -516,7 +492,8 @@ impl Table {
             self.taken += 1;
         }
         if self.keys.is_some() {
-            self.log.remap(&moved, &self.layout);
+            let logs = self.sealed.logs_mut().chain([&mut self.log]);
+            logs.for_each(|log| log.remap(&moved, &self.layout));
         }
     }
 
@@ -558,6 +535,7 @@ impl Table {
         self.mark_written();
         self.floor = seq;
         self.log.clear();
+        self.sealed = Sealed::default();
     }
 
     fn key(&self, slot: u32) -> Key {
@@ -571,55 +549,20 @@ impl Table {
         }
     }
 
-    /// The slots that hold a row, in no order.
-    fn present_slots(&self) -> impl Iterator<Item = u32> + '_ {
-        let stride = self.stride;
-        let slots = self.slots.words().chunks_exact(stride).enumerate();
-        slots
-            .filter(|(_, w)| w[LINK] & TAKEN != 0 && w[STAMP] & 1 == 1)
-            .map(|(slot, _)| slot as u32)
-    }
-
     /// All rows, by key.
     pub fn rows(&self) -> Vec<Row> {
-        let mut rows: Vec<(Key, u32)> = self.present_slots().map(|s| (self.key(s), s)).collect();
-        rows.sort();
-        rows.iter().filter_map(|(_, slot)| self.row(*slot)).collect()
+        self.newest().rows()
     }
 
-    /// The first rows, by key, of those that `keep` wants: at most `limit`, and whether there are
-    /// more. Looks at all rows, and holds as many as it gives.
-    pub fn select(&self, limit: usize, mut keep: impl FnMut(&[Value]) -> bool) -> (Vec<Row>, bool) {
-        let mut first: BinaryHeap<(Key, u32)> = BinaryHeap::new();
-        for slot in self.present_slots() {
-            let key = self.key(slot);
-            let is_full = first.len() > limit;
-            if is_full && first.peek().is_some_and(|(last, _)| *last < key) {
-                continue;
-            }
-            if self.row(slot).is_some_and(|row| keep(&row)) {
-                first.push((key, slot));
-                if first.len() > limit + 1 {
-                    first.pop();
-                }
-            }
-        }
-        let more = first.len() > limit;
-        let slots = first.into_sorted_vec();
-        (slots.iter().take(limit).filter_map(|(_, slot)| self.row(*slot)).collect(), more)
-    }
-
-    /// All rows, by key, as a batch.
-    pub fn to_batch(&self) -> Batch {
-        let rows = self.rows();
-        Batch::from_rows(self.spec.schema.clone(), rows.iter().map(|r| &r[..]))
+    /// See [`AsOf::select`].
+    pub fn select(&self, limit: usize, keep: impl FnMut(&[Value]) -> bool) -> (Vec<Row>, bool) {
+        self.newest().select(limit, keep)
     }
 
     /// The hash of each partition that has rows; their sum is [`Table::state_hash`].
     pub fn partition_hashes(&self) -> BTreeMap<Partition, u128> {
         let (mut hashes, mut bytes) = (BTreeMap::new(), Vec::new());
-        for slot in self.present_slots() {
-            let Some(row) = self.row(slot) else { continue };
+        for (slot, row) in self.newest().unordered() {
             let partition = partition_in(&self.spec, &self.key(slot));
             let sum: &mut u128 = hashes.entry(partition).or_default();
             *sum = sum.wrapping_add(row_hash(&self.spec.name, &row, &mut bytes));
@@ -627,13 +570,9 @@ impl Table {
         hashes
     }
 
-    /// The hash of the table's contents: of each row's canonical encoding with the table's name,
-    /// summed, so that it depends neither on layout nor on history.
+    /// See [`AsOf::state_hash`].
     pub fn state_hash(&self) -> u128 {
-        let mut bytes = Vec::new();
-        self.present_slots()
-            .filter_map(|slot| self.row(slot))
-            .fold(0, |sum: u128, row| sum.wrapping_add(row_hash(&self.spec.name, &row, &mut bytes)))
+        self.newest().state_hash()
     }
 }
 
@@ -693,8 +632,11 @@ fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
 
 mod changed;
 mod load;
+mod past;
 #[cfg(test)]
 mod tests;
 
 pub use changed::Changed;
 pub use load::Loading;
+pub use past::AsOf;
+use past::Sealed;

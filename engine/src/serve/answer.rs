@@ -77,7 +77,7 @@ fn answer(view: &View, stopping: &AtomicBool, request: &[u8], reply: &mut Reply<
         }
         "summary" => {
             fields.done()?;
-            reply.end(json!({"summary": view.summary()}))
+            reply.end(json!({"summary": view.summary()?}))
         }
         "inspect" => {
             fields.done()?;
@@ -154,47 +154,53 @@ fn rows(
     as_of: Option<Moment>,
     stops: &dyn Fn() -> Result<()>,
 ) -> Result<Rows> {
-    let shared = &view.shared;
-    let last = {
-        let out = shared.out.lock();
-        (out.epoch, out.clock_us)
-    };
-    let past = match as_of {
-        None | Some(Moment::Newest) => None,
-        Some(Moment::Epoch(epoch)) if epoch > last.0 => {
-            let what = format!("epoch {epoch} has not come yet; the last durable is {}", last.0);
-            return Err(Error::setting(what));
-        }
-        // What is later than the last cut has not changed it.
-        Some(Moment::Time(us)) if us >= last.1 && last.0 == shared.state.lock().epoch => None,
-        Some(Moment::Time(us)) if us >= last.1 => Some(Moment::Epoch(last.0)),
-        Some(Moment::Epoch(epoch)) if epoch == shared.state.lock().epoch => None,
-        Some(moment) => Some(moment),
-    };
-    if let (Some(moment), Some((site, fingerprint))) = (past, &view.site) {
-        let _one = loop {
-            match ONE_PAST.try_lock_for(Duration::from_millis(100)) {
-                Some(one) => break one,
-                None => stops()?,
-            }
-        };
-        let basis = Basis {
-            env: &view.env,
-            site,
-            program: &view.program,
-            fingerprint: *fingerprint,
-            decls: &view.decls,
-            settings: &view.settings,
-            go_on: stops,
-        };
-        let past = basis.at(moment)?;
-        return Ok(plan.select(&past.tables, past.epoch, past.clock_us, 0));
+    view.shared.wait_for_recovery()?;
+    if let Some(rows) = present(view, plan, as_of)? {
+        return Ok(rows);
     }
+    let (Some(moment), Some((site, fingerprint))) = (as_of, &view.site) else {
+        return Err(Error::internal("a running engine without a data directory was asked"));
+    };
+    let _one = loop {
+        match ONE_PAST.try_lock_for(Duration::from_millis(100)) {
+            Some(one) => break one,
+            None => stops()?,
+        }
+    };
+    let basis = Basis {
+        env: &view.env,
+        site,
+        program: &view.program,
+        fingerprint: *fingerprint,
+        decls: &view.decls,
+        settings: &view.settings,
+        go_on: stops,
+    };
+    Ok(plan.past(&basis.at(moment)?))
+}
+
+/// The rows as of a moment, when that is the present: the last epoch that is durable. Nobody waits
+/// for one that is not yet.
+fn present(view: &View, plan: &Plan, as_of: Option<Moment>) -> Result<Option<Rows>> {
+    let shared = &view.shared;
     let is_scan = !plan.is_point();
     let _one = is_scan.then(|| ONE_SCAN.lock());
     let before = view.env.clock.monotonic_ns();
     let state = shared.state.lock();
-    let rows = plan.select(&state.tables, state.epoch, state.clock_us, 0);
+    // Behind the lock: what has left by now is not let go of before it is open again.
+    let left = shared.left();
+    match as_of {
+        None | Some(Moment::Newest) => {}
+        Some(Moment::Epoch(epoch)) if epoch > left => {
+            let what = format!("epoch {epoch} has not come yet; the last durable is {left}");
+            return Err(Error::setting(what));
+        }
+        Some(Moment::Epoch(epoch)) if epoch == left => {}
+        // What is later than the last cut has not changed it.
+        Some(Moment::Time(us)) if us >= state.as_of(left).clock_us => {}
+        Some(_) => return Ok(None),
+    }
+    let rows = plan.present(&state, left)?;
     drop(state);
     if is_scan {
         // The engine waits while we look at all rows. It has at least as long for itself before
@@ -204,6 +210,5 @@ fn rows(
             view.env.clock.sleep_us(us);
         }
     }
-    shared.wait_for(rows.as_of)?;
-    Ok(rows)
+    Ok(Some(rows))
 }

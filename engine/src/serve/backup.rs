@@ -45,7 +45,7 @@ pub(super) fn running(view: &View, to: &Path, stops: &dyn Fn() -> Result<()>) ->
 /// Has a snapshot taken, and waits for it.
 fn force(view: &View, stops: &dyn Fn() -> Result<()>) -> Result<()> {
     let shared = &view.shared;
-    let executed = shared.state.lock().epoch;
+    let executed = shared.state.lock().epoch();
     let mut out = shared.out.lock();
     let before = out.snapshot_epoch;
     out.snapshot_error = None;
@@ -53,7 +53,7 @@ fn force(view: &View, stops: &dyn Fn() -> Result<()>) -> Result<()> {
     view.gate.wake();
     // One that was under way may be older than what has been executed.
     while out.snapshot_epoch < executed.max(before + 1) {
-        if let Some(error) = &out.snapshot_error {
+        if let Some(error) = out.snapshot_error.as_ref().or(out.stalled.as_ref()) {
             return Err(error.clone());
         }
         stops()?;

@@ -111,7 +111,7 @@ fn metrics(view: &View) -> String {
     let (durable, stalls, log) = (out.epoch, out.stalls, out.log.unwrap_or_default());
     let stalled = u64::from(out.stalled.is_some());
     drop(out);
-    let executed = view.shared.state.lock().epoch;
+    let executed = view.shared.state.lock().epoch();
     let mut text = String::new();
     let mut add = |name: &str, kind: &str, help: &str, values: &[(&str, f64)]| {
         let _ = writeln!(text, "# HELP tidemill_{name} {help}\n# TYPE tidemill_{name} {kind}");

@@ -8,12 +8,13 @@ use tidemill_connect::values;
 use tidemill_core::error::nearest;
 use tidemill_core::value::format_timestamp;
 use tidemill_core::{Column, DataType, Error, Result, Row, Schema, TableSpec, Value};
-use tidemill_table::Table;
+use tidemill_table::AsOf;
 use tidemill_txn::program::Program;
 
 use super::filter::Filter;
 use super::{Answer, Fields, Reply};
-use crate::past::Moment;
+use crate::mill::State;
+use crate::past::{Moment, Past};
 
 /// Rows when nobody says how many, and the most.
 const LIMIT: usize = 1000;
@@ -41,7 +42,7 @@ pub(crate) struct Plan {
 pub(crate) struct Rows {
     rows: Vec<Row>,
     more: bool,
-    pub(crate) as_of: u64,
+    as_of: u64,
     clock_us: i64,
     /// Recorded cuts that it does not have.
     behind: u64,
@@ -131,9 +132,23 @@ impl Plan {
         reply.line(&json!({"table": self.spec.name, "columns": columns(schema), "key": key}))
     }
 
-    /// Looks in the tables as they are.
-    pub(crate) fn select(&self, tables: &[Table], as_of: u64, clock_us: i64, behind: u64) -> Rows {
-        let table = &tables[self.index];
+    /// Looks in tables of an earlier time.
+    pub(crate) fn past(&self, past: &Past) -> Rows {
+        let table = past.tables[self.index].newest();
+        self.select(&table, past.epoch, past.clock_us, past.behind)
+    }
+
+    /// Looks in the engine's tables, as the last epoch left them that has left the engine.
+    ///
+    /// # Errors
+    /// When it is another one.
+    pub(crate) fn present(&self, state: &State, epoch: u64) -> Result<Rows> {
+        let at = state.as_of(epoch);
+        let table = state.tables[self.index].as_of(at.seq)?;
+        Ok(self.select(&table, at.epoch, at.clock_us, 0))
+    }
+
+    fn select(&self, table: &AsOf<'_>, as_of: u64, clock_us: i64, behind: u64) -> Rows {
         let keep = |row: &[Value]| self.filter.as_ref().is_none_or(|filter| filter.keeps(row));
         let (rows, more) = match &self.key {
             Some(key) => {

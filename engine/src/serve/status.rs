@@ -11,15 +11,16 @@ use crate::view::View;
 
 /// What `status` says of a running engine.
 pub(super) fn running(view: &View) -> Value {
-    let mut said = json!(view.status());
-    let executed = view.shared.state.lock().epoch;
-    let error = view.shared.error();
+    let executed = view.shared.state.lock().epoch();
+    let (error, ended) = (view.shared.error(), view.shared.is_over());
+    let seconds = view.seconds();
     let out = view.shared.out.lock();
+    let mut said = json!(view.status_at(&out, seconds, ended));
     let (state, why) = match (&error, &out.stalled) {
         (Some(error), _) => ("failed", Some(error.what.clone())),
         (None, Some(error)) => ("stalled", Some(error.what.clone())),
         _ if out.is_recovering => ("recovering", None),
-        _ if view.shared.is_over() || out.is_last => ("ended", None),
+        _ if ended || out.is_last => ("ended", None),
         _ if view.shared.stop_wanted() => ("stopping", None),
         _ => ("running", None),
     };
@@ -44,7 +45,7 @@ pub(super) fn running(view: &View) -> Value {
 pub(super) fn inspect(view: &View) -> Result<Value> {
     let mut said = describe(&view.program, &view.decls, &[])?;
     let state = view.shared.state.lock();
-    let rows: Vec<usize> = state.tables.iter().map(|table| table.len()).collect();
+    let rows = state.as_of(view.shared.left()).rows.clone();
     drop(state);
     let out = view.shared.out.lock();
     let (offsets, outputs) = (out.offsets.clone(), out.outputs.clone());

@@ -3,8 +3,8 @@
     python -m tests.kill.app FOLDER SETTINGS
 
 runs it in a folder with a data directory and goes on where an earlier run ended. What it has to say
-it writes to stdout at once, one line of JSON for each thing: that it starts, what the engine knows,
-each acknowledgement, and at the end the summary.
+it writes to stdout at once, one line of JSON for each thing: that it starts, what the engine knows
+and whether it recovers, that it has recovered, each acknowledgement, and at the end the summary.
 """
 
 from __future__ import annotations
@@ -172,6 +172,12 @@ def send(mill: tm.Mill, stream: str, rows: list[Row], dice: random.Random) -> No
             say(stream=stream, acknowledged=at)
 
 
+def recover(mill: tm.Mill) -> None:
+    """Says when everything recorded has been done again."""
+    mill.summary()
+    say(recovered=True)
+
+
 def main() -> None:
     """Runs the app to its end."""
     os.chdir(sys.argv[1])
@@ -181,12 +187,15 @@ def main() -> None:
     app = build()
     say(starts=True)
     mill = app.start(data_dir="data", **settings)
-    say(known={name: mill.sent(name) for name in ("orders", "notes")})
-    # Two threads send, each into its own stream.
-    with ThreadPoolExecutor(1) as pool:
+    known = {name: mill.sent(name) for name in ("orders", "notes")}
+    say(known=known, recovering=mill.status()["recovering"])
+    # Two threads send, each into its own stream, also while the engine recovers.
+    with ThreadPoolExecutor(2) as pool:
+        recovered = pool.submit(recover, mill)
         other = pool.submit(send, mill, "notes", rows["notes"], random.Random(dice.random()))
         send(mill, "orders", rows["orders"], dice)
         other.result()
+        recovered.result()
     say(summary=outcome(mill, mill.finish()))
 
 

@@ -1,12 +1,12 @@
 """Kills an app with SIGKILL, again and again, and looks at what becomes of it.
 
-    python -m tests.kill.driver --kills 2000 --progress FILE
+    python -m tests.kill.driver --kills 2000 --recovery-kills 300 --progress FILE
 
 A *life* is one data directory: the app is started, killed at a random moment, started again,
 killed again, and in the end left alone until it has done everything. Then its tables, hashes and
 output files must be those of a run in memory that nobody has touched, and what it had acknowledged
-must have been known after every kill. All of it follows from the number of the life, but for the
-moments.
+must have been known after every kill. Kills while a start does again what is recorded are counted
+apart. All of it follows from the number of the life, but for the moments.
 """
 
 from __future__ import annotations
@@ -107,6 +107,9 @@ class Life:
         self.kills = kills
         #: What had been done when it was killed, and how often.
         self.moments: Counter[str] = Counter()
+        #: Whether it has said that it recovers, and not that it has; and kills meanwhile.
+        self.recovers = False
+        self.recovery_kills = 0
         self.acknowledged = {"orders": 0, "notes": 0}
         self.acknowledgements = 0
         self.folder.mkdir(parents=True)
@@ -128,7 +131,8 @@ class Life:
     def run(self) -> dict[str, Any]:
         """Lives it; gives the outcome."""
         for _ in range(self.kills):
-            found = self.start(self.dice.choice(["start", "start", "known", "known", "ack", "end"]))
+            moments = ["start", "start", "known", "known", "recovery", "recovery", "ack", "end"]
+            found = self.start(self.dice.choice(moments))
             if found is not None:
                 return found
         found = self.start(None)
@@ -146,6 +150,7 @@ class Life:
         said = "nothing"
         outcome: dict[str, Any] | None = None
         stopped = False
+        self.recovers = False
         while not stopped:
             stopped = True
             for line in child.lines(min(deadline, moment or deadline)):
@@ -156,6 +161,7 @@ class Life:
                     child.kill()
                     # What it had said before is still in the pipe.
                     for rest in child.lines(deadline):
+                        said = next(iter(rest or {}), said)
                         self.hear(rest or {})
                         outcome = (rest or {}).get("summary", outcome)
                     break
@@ -167,6 +173,9 @@ class Life:
                     delay = self.dice.choice([0.004, 0.02, 0.08])
                 elif when == "known" and said == "known":
                     delay = self.dice.choice([0.01, 0.1, 0.5, 1.0])
+                elif when == "recovery" and said == "known":
+                    # With nothing to recover it is killed later, so that the next start has.
+                    delay = self.dice.choice([0.002, 0.01, 0.05] if self.recovers else [0.5])
                 elif when == "ack" and "acknowledged" in line:
                     wanted -= 1
                     delay = 0.004 if wanted == 0 else None
@@ -179,6 +188,7 @@ class Life:
         code, errors = child.end()
         if code == -signal.SIGKILL:
             self.moments[said] += 1
+            self.recovery_kills += self.recovers
             return None
         if code != 0 or outcome is None:
             raise Differs(f"the app ended with {code}, settings {settings}:\n{errors}")
@@ -186,6 +196,8 @@ class Life:
 
     def hear(self, line: dict[str, Any]) -> None:
         """Takes down what was acknowledged, and compares what is known with it."""
+        if "known" in line or "recovered" in line:
+            self.recovers = line.get("recovering", False)
         if "acknowledged" in line:
             self.acknowledged[line["stream"]] = line["acknowledged"]
             self.acknowledgements += 1
@@ -221,6 +233,7 @@ class Lives:
         self.folder = folder
         self.wanted: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self.kills = 0
+        self.recovery_kills = 0
         self.acknowledgements = 0
         self.moments: Counter[str] = Counter()
 
@@ -235,6 +248,7 @@ class Lives:
             raise Differs(f"life {number} in {life.folder}: {error}") from None
         shutil.rmtree(life.folder)
         self.kills += life.moments.total()
+        self.recovery_kills += life.recovery_kills
         self.acknowledgements += life.acknowledgements
         self.moments += life.moments
 
@@ -243,29 +257,39 @@ def main() -> None:
     """Kills as often as it is told, and goes on where it was stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=12)
+    parser.add_argument(
+        "--recovery-kills", type=int, default=0, help="how many of them, at least, in a recovery"
+    )
     parser.add_argument("--first", type=int, help="the number of the first life")
     parser.add_argument("--progress", type=Path, help="a file that says where to go on")
     args = parser.parse_args()
-    state = {"life": args.first or 0, "kills": 0, "acknowledgements": 0}
+    state = {"life": args.first or 0, "kills": 0, "recovery_kills": 0, "acknowledgements": 0}
     if args.progress is not None and args.progress.exists() and args.first is None:
         state = json.loads(args.progress.read_text())
     lives = Lives(Path(tempfile.mkdtemp(prefix="tidemill-kill-")))
     lives.kills, lives.acknowledgements = state["kills"], state["acknowledgements"]
+    lives.recovery_kills = state["recovery_kills"]
     number = state["life"]
-    while lives.kills < args.kills:
-        lives.live(number, min(random.Random(number).randrange(1, 9), args.kills - lives.kills))
+    while lives.kills < args.kills or lives.recovery_kills < args.recovery_kills:
+        kills = random.Random(number).randrange(1, 9)
+        left = max(args.kills - lives.kills, args.recovery_kills - lives.recovery_kills)
+        lives.live(number, min(kills, left))
         number += 1
         print(
-            f"{lives.kills} of {args.kills} kills, {number} lives, "
+            f"{lives.kills} of {args.kills} kills, {lives.recovery_kills} of "
+            f"{args.recovery_kills} in a recovery, {number} lives, "
             f"{lives.acknowledgements} acknowledgements, 0 lost, 0 twice",
             flush=True,
         )
         if args.progress is not None:
-            done = {"life": number, "kills": lives.kills}
+            state = {
+                "life": number,
+                "kills": lives.kills,
+                "recovery_kills": lives.recovery_kills,
+                "acknowledgements": lives.acknowledgements,
+            }
             args.progress.parent.mkdir(parents=True, exist_ok=True)
-            args.progress.write_text(
-                json.dumps({**done, "acknowledgements": lives.acknowledgements})
-            )
+            args.progress.write_text(json.dumps(state))
     if args.progress is not None:
         args.progress.unlink(missing_ok=True)
     shutil.rmtree(lives.folder)

@@ -54,6 +54,9 @@ enum Step {
     Put(i64, i64),
     Delete(i64),
     Commit,
+    Seal,
+    /// Up to that many transactions ago.
+    Release(u64),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -61,6 +64,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (0i64..40, 0i64..100).prop_map(|(k, v)| Step::Put(k, v)),
         2 => (0i64..40).prop_map(Step::Delete),
         1 => Just(Step::Commit),
+        1 => Just(Step::Seal),
+        1 => (0u64..40).prop_map(Step::Release),
     ];
     prop::collection::vec(step, 1..200)
 }
@@ -73,7 +78,7 @@ proptest! {
         let spec = shapes()[shape].clone();
         let mut table = Table::new(spec.clone(), seed);
         let mut model: BTreeMap<i64, Versions> = BTreeMap::new();
-        let (mut seq, mut floor) = (0, 0);
+        let (mut seq, mut floor, mut released) = (0, 0, 0);
         for step in steps {
             seq += 1;
             match step {
@@ -90,8 +95,15 @@ proptest! {
                     table.commit(seq);
                     floor = seq;
                 }
+                Step::Seal => table.seal(seq),
+                Step::Release(back) => {
+                    let at = seq.saturating_sub(back);
+                    table.release(at);
+                    released = released.max(at);
+                }
             }
         }
+        let (committed, floor) = (floor, floor.max(released));
         let as_of = |k: i64, at: Seq| {
             let versions = model.get(&k).map_or(&[][..], |v| &v[..]);
             versions.iter().rev().find(|(s, _)| *s <= at).and_then(|(_, r)| r.clone())
@@ -100,13 +112,21 @@ proptest! {
             let key = key_of(&spec, &row(&spec, k, 0));
             prop_assert_eq!(table.get(&key).map(|r| r.to_vec()), as_of(k, seq));
             for at in floor..=seq {
-                let got = table.get_at(&key, at).unwrap();
+                let got = table.as_of(at).unwrap().get(&key);
                 prop_assert_eq!(got.map(|r| r.to_vec()), as_of(k, at), "key {} as of {}", k, at);
             }
-            if floor > 0 {
-                prop_assert!(table.get_at(&key, floor - 1).is_err());
+            if committed > 0 {
+                prop_assert!(table.as_of(committed - 1).is_err());
             }
         }
+        let mut past = Table::new(spec.clone(), seed);
+        for k in 0..40 {
+            if let Some(row) = as_of(k, floor) {
+                past.put(&key_of(&spec, &row), Some(&row), 1);
+            }
+        }
+        prop_assert_eq!(table.as_of(floor).unwrap().rows(), past.rows());
+        prop_assert_eq!(table.as_of(floor).unwrap().state_hash(), past.state_hash());
         for change in table.changes() {
             let row = change.row.map(|r| r.to_vec());
             if let Some(row) = row {
@@ -145,7 +165,7 @@ fn slots_of_words_keep_their_versions_while_the_table_grows() {
     }
     assert_eq!(table.superseded(), 2000);
     let row = |v: i64| vec![Value::Int(5), Value::Decimal(v, 2)];
-    let at = |seq| table.get_at(&[Value::Int(5)], seq).unwrap().map(|r| r.to_vec());
+    let at = |seq| table.as_of(seq).unwrap().get(&[Value::Int(5)]).map(|r| r.to_vec());
     assert_eq!(at(5), None);
     assert_eq!(at(6), Some(row(50)));
     assert_eq!(at(2004), Some(row(50)));
@@ -253,7 +273,7 @@ fn rows_in_place_are_taken_back() {
         }
         drop(open);
         assert_eq!(table.get(&[Value::Int(2)]).unwrap()[1], Value::Int(99));
-        assert_eq!(table.get_at(&[Value::Int(2)], 5).unwrap().unwrap().to_vec(), row(2, 20));
+        assert_eq!(table.as_of(5).unwrap().get(&[Value::Int(2)]).unwrap().to_vec(), row(2, 20));
         assert_eq!(table.superseded(), 1);
     }
 }
@@ -301,7 +321,7 @@ fn rows_that_are_not_there_are_placed() {
     drop(open);
     let two = [1, 2].map(|k| [Value::Int(k), Value::Int(99)].into());
     assert_eq!((table.rows(), table.len()), (two.to_vec(), 2));
-    assert_eq!(table.get_at(&[Value::Int(1)], 2).unwrap(), None);
+    assert_eq!(table.as_of(2).unwrap().get(&[Value::Int(1)]), None);
     // As many as there is room for, without moving.
     let mut open = table.open(0);
     let found = (10..100).take_while(|key| !open.find_or_place(*key).0.is_null()).count();

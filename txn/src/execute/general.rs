@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use tidemill_core::{rules, Key, Row, StreamId, TableId, Value};
+use tidemill_core::{encode, rules, Key, Row, StreamId, TableId, Value};
 use tidemill_table::{Seq, Table};
 
 use crate::program::{
@@ -44,6 +44,22 @@ impl Effects {
         for touched in self.rows.iter().filter(|t| t.written) {
             tables[touched.table.index()].put(&touched.key, touched.row.as_deref(), seq);
         }
+    }
+
+    /// The hash of what transaction number `seq` writes: of each row with its key, summed, because the
+    /// order in which rows were touched does not matter.
+    pub(crate) fn written_hash(&self, seq: Seq) -> u64 {
+        let (mut sum, mut bytes) = (0u64, Vec::new());
+        for touched in self.rows.iter().filter(|t| t.written) {
+            bytes.clear();
+            bytes.extend_from_slice(&seq.to_le_bytes());
+            bytes.extend_from_slice(&touched.table.0.to_le_bytes());
+            touched.key.iter().for_each(|value| encode::value(value, &mut bytes));
+            bytes.push(u8::from(touched.row.is_some()));
+            touched.row.iter().flatten().for_each(|value| encode::value(value, &mut bytes));
+            sum = sum.wrapping_add(encode::hash128(&bytes) as u64);
+        }
+        sum
     }
 
     /// Whether both write and emit the same. Which rows were only read does not matter.

@@ -6,6 +6,7 @@
 //! the transactions with their versions and outputs, a quarter asking for slots and finding those
 //! that are not at home, a tenth ranking. Asking for slots ahead of time saves a quarter.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,9 @@ pub struct Outcome {
     pub counts: Vec<HandlerCounts>,
     /// Re-runs that differed.
     pub unstable: Vec<Unstable>,
+    /// The hash of all rows that each opaque handler has written, of those that committed: nothing
+    /// else tells whether they do the same when they are called again.
+    pub written: BTreeMap<usize, u64>,
     /// The number of the last transaction.
     pub seq: Seq,
 }
@@ -253,6 +257,7 @@ impl Serial {
             derived: Vec::new(),
             counts: vec![HandlerCounts::default(); codes.len()],
             unstable: Vec::new(),
+            written: BTreeMap::new(),
         };
         let wants = std::mem::take(&mut self.wants);
         let columns: Vec<WordColumns<'_>> = (epoch.lanes.iter())
@@ -321,6 +326,7 @@ impl Serial {
             derived: out.derived,
             counts: out.counts,
             unstable: out.unstable,
+            written: out.written,
             seq: self.seq,
         })
     }
@@ -450,6 +456,7 @@ struct Sink {
     derived: Vec<DerivedEvent>,
     counts: Vec<HandlerCounts>,
     unstable: Vec<Unstable>,
+    written: BTreeMap<usize, u64>,
 }
 
 fn reason_text(code: &Code, reason: Reason) -> &str {
@@ -519,6 +526,10 @@ fn transact(
     match result {
         Ok(effects) => {
             effects.apply(tables, serial.seq);
+            if let Body::Opaque(_) = program.handlers[handler].body {
+                let sum = out.written.entry(handler).or_default();
+                *sum = sum.wrapping_add(effects.written_hash(serial.seq));
+            }
             out.counts[handler].committed += 1;
             for (ordinal, (stream, row)) in effects.emitted.iter().enumerate() {
                 let origin = origin.output(ordinal as u32);

@@ -85,6 +85,8 @@ enum Step {
     /// A transaction on rows in place, which sets them to other words, and perhaps aborts.
     InPlace(Vec<i64>, bool),
     Commit,
+    Seal,
+    Release,
     Take,
     Reserve(usize),
 }
@@ -97,6 +99,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (prop::collection::vec(key(), 1..6), any::<bool>())
             .prop_map(|(keys, aborts)| Step::InPlace(keys, aborts)),
         3 => Just(Step::Commit),
+        2 => Just(Step::Seal),
+        2 => Just(Step::Release),
         2 => Just(Step::Take),
         1 => (0usize..80).prop_map(Step::Reserve),
     ];
@@ -227,6 +231,8 @@ proptest! {
                 Step::InPlace(keys, aborts) if run.seq > 0 => run.in_place(&keys, aborts),
                 Step::InPlace(..) => {}
                 Step::Commit => run.table.commit(run.seq),
+                Step::Seal => run.table.seal(run.seq),
+                Step::Release => run.table.release(run.seq),
                 Step::Take => run.take(),
                 Step::Reserve(rows) => run.table.reserve(rows),
             }
@@ -269,7 +275,7 @@ proptest! {
         prop_assert_eq!(loaded.rows(), run.table.rows());
         prop_assert_eq!(loaded.len(), run.table.len());
         prop_assert_eq!(loaded.values_bytes, run.table.values_bytes);
-        prop_assert!(loaded.get_at(&key_of(&spec, &row(&spec, 0, 0)), run.seq - 1).is_err());
+        prop_assert!(loaded.as_of(run.seq - 1).is_err());
 
         // A snapshot has nothing to take of what a snapshot gave, and from there on all that is
         // written.
