@@ -300,8 +300,9 @@ impl Delivery {
             if self.keep_cuts {
                 out.cuts.push(cut);
             }
-            drop(out);
+            // Before anybody finds in `out` that rows are safe: they can be seen then.
             shared.left.store(epoch, Ordering::Release);
+            drop(out);
             shared.delivered.notify_all();
             shared.ring_come.notify_all();
             if let Some(number) = drained {

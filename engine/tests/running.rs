@@ -961,3 +961,32 @@ fn a_full_disk_keeps_nobody_from_reading() {
     }
     mill.stop().unwrap();
 }
+
+/// Rows that are acknowledged can be seen, by whoever asks.
+#[test]
+fn what_is_acknowledged_can_be_seen() {
+    let sim = SimEnv::new(1);
+    let mut b = Builder::new("seen");
+    b.table("seen", &["n"], vec![Column::new("n", DataType::Int)]);
+    let stream = b.stream("payments", vec![Column::new("n", DataType::Int)]);
+    b.opaque("see", stream, Arc::new(See));
+    let program = b.finish().unwrap();
+    let schema = program.streams[0].spec.schema.clone();
+    let mill = Mill::start(app(program, settings()), sim.env()).unwrap();
+    for n in 0..3000 {
+        let row = [Value::Int(n)];
+        let rows = mill.send("payments", Batch::from_rows(schema.clone(), [&row[..]])).unwrap();
+        mill.acknowledge("payments", rows).unwrap();
+        assert!(mill.row("seen", &row).unwrap().is_some(), "{n} was acknowledged");
+    }
+    mill.stop().unwrap();
+}
+
+/// Writes its event.
+struct See;
+
+impl Opaque for See {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        tx.put(TableId(0), event)
+    }
+}

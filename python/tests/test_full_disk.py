@@ -65,13 +65,11 @@ print("done")
 
 
 def test_a_full_disk_keeps_nobody_from_reading(tmp_path: Path) -> None:
-    own = [shutil.which("unshare") or "", "--user", "--map-root-user", "--mount", "sh", "-ec"]
-    small = 'mount -t tmpfs -o size=24m none "$0"; exec "$@"'
-    if (
-        not own[0]
-        or subprocess.run([*own, small, tmp_path, "true"], capture_output=True).returncode
-    ):
+    mount = 'mount -t tmpfs -o size=24m none "$0"; exec "$@"'
+    own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", mount, tmp_path]
+    has = shutil.which("unshare")
+    if not has or subprocess.run([*own, "true"], capture_output=True).returncode:
         pytest.skip("no file system of its own to be had here")
-    command = [*own, small, tmp_path, sys.executable, "-c", APP, tmp_path]
+    command = [*own, sys.executable, "-c", APP, tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout == "done\n", done.stderr
