@@ -15,7 +15,7 @@ use tidemill_core::{
 };
 use tidemill_env::Env;
 use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Report, Turn};
-use tidemill_table::Table;
+use tidemill_table::{Changed, Table};
 use tidemill_txn::execute::{Outcome, Serial};
 use tidemill_txn::order::{CutInput, Epoch, Run, Sequenced, Sequencer};
 use tidemill_txn::program::Program;
@@ -31,6 +31,9 @@ use crate::settings::Settings;
 use crate::snapshots::Capture;
 use crate::stages::FailedList;
 use crate::trial::Trial;
+
+/// Bytes of rows that wait for others which are coming: some epochs of them.
+const PARKED_BYTES: usize = 8 << 20;
 
 pub(crate) struct Driver {
     pub(crate) env: Env,
@@ -103,6 +106,8 @@ pub(crate) struct SourceState {
     pub(crate) paused: bool,
     /// When rows came last.
     pub(crate) active_ns: u64,
+    /// Rows of it are in the last cut.
+    pub(crate) gives: bool,
     /// It counted as idle at the last cut.
     pub(crate) was_idle: bool,
 }
@@ -290,10 +295,11 @@ impl Driver {
     fn cut(&mut self, deposit: Deposit) -> Result<bool> {
         let now = self.env.clock.monotonic_ns();
         let mut bad: Vec<(SourceId, Bad)> = Vec::new();
+        self.sources.iter_mut().for_each(|source| source.gives = false);
         for report in deposit.reports {
             let source = &mut self.sources[report.source.index()];
             if report.rows > 0 || report.next_offset > source.next_offset {
-                source.active_ns = now;
+                (source.active_ns, source.gives) = (now, true);
             }
             source.next_offset = source.next_offset.max(report.next_offset);
             source.time_max = source.time_max.max(report.time_max);
@@ -546,9 +552,13 @@ impl Driver {
             outlets: BTreeMap::new(),
             sinks: Vec::new(),
         };
+        let changed: Vec<_> = tables.iter_mut().map(Table::take_changes).collect();
+        let is_all =
+            |(changed, table): (&Changed, &Table)| changed.len() - changed.deleted() == table.len();
         Some(Box::new(Capture {
+            is_whole: changed.iter().zip(&*tables).all(is_all),
             internal: Internal { facts, parked: state.parked, dlq: Vec::new() },
-            changed: tables.iter_mut().map(Table::take_changes).collect(),
+            changed,
             input_next: 0,
             cut_next: 0,
         }))
@@ -588,20 +598,34 @@ impl Driver {
         let ended: Vec<bool> = self.sources.iter().map(|s| s.ended).collect();
         for index in 0..self.sources.len() {
             let id = SourceId(index as u32);
-            let free = parked < self.settings.parked_bytes_max / 2
-                || !self.sequencer.is_ahead(id, &times, &ended);
+            let limit = self.parked_limit(id, &times, &ended);
+            let free = limit.is_none_or(|limit| parked < limit / 2);
             if free && std::mem::take(&mut self.sources[index].paused) {
                 self.gate.pause(id, false);
             }
         }
+        let Some(ahead) = self.sequencer.farthest_ahead(&times, &ended) else { return };
+        let is_over = |limit| parked > limit;
         // Recorded cuts say how far each source is read.
-        if parked > self.settings.parked_bytes_max && self.replay.is_empty() {
-            if let Some(ahead) = self.sequencer.farthest_ahead(&times, &ended) {
-                if !std::mem::replace(&mut self.sources[ahead.index()].paused, true) {
-                    self.gate.pause(ahead, true);
-                }
-            }
+        if self.replay.is_empty()
+            && self.parked_limit(ahead, &times, &ended).is_some_and(is_over)
+            && !std::mem::replace(&mut self.sources[ahead.index()].paused, true)
+        {
+            self.gate.pause(ahead, true);
         }
+    }
+
+    /// How many bytes may wait before a source is paused that is ahead of others; none when it is
+    /// not.
+    ///
+    /// Where those behind give rows, what waits for them is soon had again: little of it is enough,
+    /// and costs less to hold, and to store in snapshots.
+    fn parked_limit(&self, of: SourceId, times: &[Option<i64>], ended: &[bool]) -> Option<usize> {
+        let mut behind = self.sequencer.behind(of, times, ended).peekable();
+        behind.peek()?;
+        let max = self.settings.parked_bytes_max;
+        let comes = behind.any(|source| self.sources[source.index()].gives);
+        Some(if comes { max.min(PARKED_BYTES) } else { max })
     }
 }
 

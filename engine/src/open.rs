@@ -110,6 +110,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
             empty_polls_before: None,
             paused: false,
             active_ns: now,
+            gives: false,
             was_idle: false,
             place: Place::start(),
             places: None,

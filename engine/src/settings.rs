@@ -126,7 +126,7 @@ impl Default for Settings {
             workers: 0,
             epoch_idle: true,
             epoch_rows_max: 65_536,
-            epoch_bytes_max: 64 << 20,
+            epoch_bytes_max: 8 << 20,
             epoch_us_max: 5_000,
             memory_bytes_max: 8 << 30,
             parked_bytes_max: 256 << 20,

@@ -19,6 +19,9 @@ pub(crate) struct Capture {
     pub(crate) internal: Internal,
     /// By table.
     pub(crate) changed: Vec<Changed>,
+    /// These are all rows that there are: what earlier snapshots hold is of no use any more, and
+    /// nothing has to be merged with it.
+    pub(crate) is_whole: bool,
     /// How many records of the logs come before it; known when its cut is durable.
     pub(crate) input_next: u64,
     pub(crate) cut_next: u64,
@@ -56,7 +59,7 @@ impl Keeper {
         };
         let thread = env
             .threads
-            .spawn("tidemill-snap", Box::new(body))
+            .spawn_background("tidemill-snap", Box::new(body))
             .map_err(|e| Error::io("starting the snapshots' thread", &e))?;
         Ok(Keeper { captures, thread })
     }
@@ -87,9 +90,11 @@ struct Work {
 
 impl Work {
     fn take(&mut self, capture: &Capture) -> Result<()> {
+        let is_first = self.snapshots.newest().is_none();
         let mut delta = match self.waiting.take() {
+            _ if capture.is_whole => Delta::whole(),
             Some(delta) => delta,
-            None if self.snapshots.newest().is_none() => Delta::whole(),
+            None if is_first => Delta::whole(),
             None => Delta::new(),
         };
         for (table, changed) in capture.changed.iter().enumerate() {

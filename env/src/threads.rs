@@ -6,6 +6,10 @@ use std::io;
 use std::num::NonZero;
 use std::sync::mpsc;
 
+/// How much a background thread yields to others: it gets a tenth of a core that another one wants.
+#[cfg(target_os = "linux")]
+const NICE: i32 = 10;
+
 /// Starts threads.
 pub trait Threads: Send + Sync {
     /// Starts a thread that runs `body`. The name is for people: panic messages, debuggers,
@@ -15,6 +19,15 @@ pub trait Threads: Send + Sync {
     /// `InvalidInput` when the name holds a NUL byte, else what the operating system says when it
     /// has no room for another thread.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<Handle>;
+
+    /// Starts a thread for work that nobody waits for: where the system can, it runs on what the
+    /// others leave of the cores.
+    ///
+    /// # Errors
+    /// As [`spawn`](Threads::spawn).
+    fn spawn_background(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<Handle> {
+        self.spawn(name, body)
+    }
 
     /// The number of threads that can run at once; at least 1.
     fn cores(&self) -> usize;
@@ -75,6 +88,16 @@ impl Threads for RealThreads {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
         let wait = move || thread.join().map_err(|panic| message(&*panic));
         Ok(Handle::new(name, Box::new(wait)))
+    }
+
+    fn spawn_background(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<Handle> {
+        let yielding = move || {
+            // Of this thread alone, on Linux. Where it is refused, the thread is like any other.
+            #[cfg(target_os = "linux")]
+            let _ = rustix::process::nice(NICE);
+            body();
+        };
+        self.spawn(name, Box::new(yielding))
     }
 
     fn cores(&self) -> usize {

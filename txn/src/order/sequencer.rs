@@ -299,17 +299,22 @@ impl Sequencer {
         self.parked.is_empty()
     }
 
-    /// Whether a source is ahead in time of another one of its group that may still send. The one
+    /// The sources that a source is ahead of in time: those of its group that may still send. The one
     /// that is behind all others is never ahead, so pausing only those that are can't stop a group.
-    pub fn is_ahead(&self, source: SourceId, times_max: &[Option<i64>], ended: &[bool]) -> bool {
+    pub fn behind<'a>(
+        &'a self,
+        source: SourceId,
+        times_max: &'a [Option<i64>],
+        ended: &'a [bool],
+    ) -> impl Iterator<Item = SourceId> + 'a {
         let group = |s: usize| self.groups.of[self.program.sources[s].stream.index()];
-        let behind = |other: usize| {
-            other != source.index()
-                && !ended[other]
-                && group(other) == group(source.index())
-                && times_max[other] < times_max[source.index()]
+        let is_behind = move |other: &usize| {
+            *other != source.index()
+                && !ended[*other]
+                && group(*other) == group(source.index())
+                && times_max[*other] < times_max[source.index()]
         };
-        (0..times_max.len()).any(behind)
+        (0..times_max.len()).filter(is_behind).map(|other| SourceId(other as u32))
     }
 
     /// Of the sources that feed parked events and are ahead of others, the one that is farthest
@@ -319,7 +324,7 @@ impl Sequencer {
         held.sort();
         held.dedup();
         held.into_iter()
-            .filter(|s| self.is_ahead(*s, times_max, ended))
+            .filter(|s| self.behind(*s, times_max, ended).next().is_some())
             .max_by_key(|s| times_max[s.index()])
     }
 }
