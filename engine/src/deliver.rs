@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
-use serde_json::json;
 use tidemill_connect::Place;
 use tidemill_core::{Batch, Cut, Error, Kind, Result, SourceId};
 use tidemill_env::Env;
@@ -20,6 +19,7 @@ use tidemill_txn::program::Program;
 use crate::counts::Counts;
 use crate::mill::Shared;
 use crate::outlets::Outlets;
+use crate::patient::FULL_US;
 use crate::records::{self, CutRecord};
 use crate::recover::{Logged, Recorded};
 use crate::report::LogReport;
@@ -29,8 +29,6 @@ use crate::snapshots::{Capture, Keeper};
 pub(crate) const ITEMS_MAX: usize = 64;
 /// Items that are committed as one group, at most.
 const GROUP_MAX: usize = 256;
-/// How long a full disk is given before the next try, in microseconds.
-const FULL_US: u64 = 100_000;
 
 /// What comes to be delivered, in order.
 pub(crate) enum Item {
@@ -248,26 +246,15 @@ impl Delivery {
                         if self.shared.gives_up() {
                             return Err(error);
                         }
-                        let mut out = self.shared.out.lock();
-                        if out.stalled.is_none() {
-                            out.stalls += 1;
-                            self.shared.life.tell("disk full", json!({"what": error.what}));
-                        }
-                        out.stalled = Some(error);
-                        drop(out);
-                        self.shared.is_full.store(true, Ordering::Release);
+                        self.shared.stall(error);
                         self.env.clock.sleep_us(FULL_US);
                     }
                     Err(error) => return Err(error),
                 }
             }
         }
-        let mut out = self.shared.out.lock();
-        if out.stalled.take().is_some() {
-            self.shared.is_full.store(false, Ordering::Release);
-            self.shared.life.tell("disk has room", json!({}));
-        }
-        out.log = Some([&logs.input, &logs.cuts].map(|log| LogReport {
+        self.shared.has_room();
+        self.shared.out.lock().log = Some([&logs.input, &logs.cuts].map(|log| LogReport {
             first: log.first(),
             next: log.durable(),
             bytes: log.bytes(),
@@ -286,11 +273,15 @@ impl Delivery {
             events.iter().for_each(|(stream, batch)| rings.push(stream, batch));
             let dlq = capture.is_some().then(|| rings.facts());
             drop(rings);
-            let mut out = shared.out.lock();
-            for (stream, batch) in events {
-                self.outlets.write(&stream, batch, &mut out.kept)?;
+            // Outputs may have to wait for room, and nobody else with them.
+            for (stream, batch) in &events {
+                self.outlets.write(stream, batch)?;
             }
             self.outlets.commit()?;
+            let mut out = shared.out.lock();
+            for (stream, batch) in events {
+                self.outlets.keep(&stream, batch, &mut out.kept);
+            }
             out.counts = counts;
             let epoch = cut.epoch;
             out.epoch = epoch;

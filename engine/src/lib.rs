@@ -45,6 +45,7 @@ mod mill;
 mod open;
 mod outlets;
 mod past;
+mod patient;
 mod records;
 mod recover;
 mod renames;

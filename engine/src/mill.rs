@@ -260,6 +260,26 @@ impl Shared {
         }
     }
 
+    /// Writing waits for room, and why.
+    pub(crate) fn stall(&self, error: Error) {
+        let mut out = self.out.lock();
+        if out.stalled.is_none() {
+            out.stalls += 1;
+            self.life.tell("disk full", json!({"what": error.what}));
+        }
+        out.stalled = Some(error);
+        drop(out);
+        self.is_full.store(true, Ordering::Release);
+    }
+
+    /// Writing goes on.
+    pub(crate) fn has_room(&self) {
+        if self.out.lock().stalled.take().is_some() {
+            self.is_full.store(false, Ordering::Release);
+            self.life.tell("disk has room", json!({}));
+        }
+    }
+
     /// Waits while there is no room to write, unless that is not to be tried any more.
     pub(crate) fn wait_for_room(&self) {
         while self.is_full.load(Ordering::Acquire) && !self.gives_up() {
@@ -350,6 +370,7 @@ impl Mill {
             mut sources,
             tables,
             outlets,
+            waits,
             failed,
             durable,
         } = open(spec, &env, &items)?;
@@ -429,6 +450,8 @@ impl Mill {
             end: Mutex::default(),
             ended: Condvar::new(),
         });
+        // Nobody else has set it.
+        let _ = waits.set(Arc::downgrade(&shared));
         let gate = Gate::new(settings.epoch_bytes_max as u64);
         let mut serial = Serial::new(program.clone(), settings.rerun_every);
         let paths = serial.paths().iter().map(|p| path_words(p).0.to_string()).collect();

@@ -22,6 +22,7 @@ use crate::data_dir::DataDir;
 use crate::deliver::Item;
 use crate::feed::{Feed, Pace, Places, ToLog};
 use crate::outlets::{NamedSink, Outlets};
+use crate::patient::{patient, Waits};
 use crate::recover::{recover, Recovered};
 use crate::settings::{Durable, Settings, Upgrade, SEGMENT_BYTES_MIN};
 use crate::spec::{AppSpec, SourceDecl};
@@ -42,6 +43,8 @@ pub(crate) struct Opened {
     pub(crate) sources: Vec<SourceState>,
     pub(crate) tables: Vec<Table>,
     pub(crate) outlets: Outlets,
+    /// Whom outputs tell that they wait for room.
+    pub(crate) waits: Waits,
     pub(crate) failed: FailedList,
     pub(crate) durable: Option<Opening>,
 }
@@ -174,8 +177,22 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
         }
         durable.recovered.load(&mut tables)?;
     }
-    let outlets = outlets(&program, &sinks, &keep, &read, settings.fresh, durable.as_ref(), env)?;
-    Ok(Opened { program, inputs, workers, pushed, sources, tables, outlets, failed, durable })
+    let waits = Waits::default();
+    let patient = patient(env, &waits);
+    let outlets =
+        outlets(&program, &sinks, &keep, &read, settings.fresh, durable.as_ref(), &patient)?;
+    Ok(Opened {
+        program,
+        inputs,
+        workers,
+        pushed,
+        sources,
+        tables,
+        outlets,
+        waits,
+        failed,
+        durable,
+    })
 }
 
 /// Opens all sources; `read` gets the files.

@@ -108,18 +108,22 @@ impl Outlets {
         }
     }
 
-    /// Hands events of an epoch on whose cut is durable.
-    pub(crate) fn write(&mut self, stream: &str, batch: Batch, kept: &mut Kept) -> Result<()> {
+    /// Writes events of an epoch whose cut is durable.
+    pub(crate) fn write(&mut self, stream: &str, batch: &Batch) -> Result<()> {
         let Some(outlet) = self.by_name.get_mut(stream) else { return Ok(()) };
         for sink in &mut outlet.sinks {
-            sink.sink.write(&batch)?;
+            sink.sink.write(batch)?;
             outlet.dirty = true;
         }
-        if outlet.keep {
+        Ok(())
+    }
+
+    /// Keeps such events in memory, where somebody wants them.
+    pub(crate) fn keep(&self, stream: &str, batch: Batch, kept: &mut Kept) {
+        if self.by_name.get(stream).is_some_and(|outlet| outlet.keep) {
             kept.bytes += batch.bytes();
             kept.batches.entry(stream.to_string()).or_default().push(batch);
         }
-        Ok(())
     }
 
     /// The epochs so far are final: what was written may be seen.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tidemill_core::{Batch, Column, DataType, Error, Kind, Value};
-use tidemill_engine::{AppSpec, Mill, Settings, SourceDecl};
+use tidemill_engine::{AppSpec, Mill, Settings, SinkDecl, SourceDecl};
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::{Builder, Program};
 
@@ -193,6 +193,61 @@ fn a_full_disk_is_waited_for_and_reading_goes_on() {
     ticking.unwrap().join().unwrap();
     let again = start(&sim, durable()).unwrap();
     assert_eq!(again.summary().unwrap().events, 40_010);
+}
+
+/// Outputs that find no room wait for it, and nobody waits with them who only reads; then they are
+/// what they would have been.
+#[test]
+fn an_output_on_a_full_disk_is_waited_for() {
+    let real = tidemill_env::Env::real().clock;
+    let paths = ["/out/counts.csv", "/out/counts.jsonl", "/out/counts.parquet"];
+    for durable in [true, false] {
+        let run = |full: bool| -> Vec<Vec<u8>> {
+            let sim = SimEnv::new(1);
+            // Who waits for room sleeps: that must not move the clock.
+            let env = tidemill_env::Env { clock: real.clone(), ..sim.env() };
+            env.disk.create_dir_all(Path::new("/out")).unwrap();
+            let data_dir = durable.then(|| "/data".into());
+            let mut spec = spec(program("a", false), Settings { data_dir, ..Settings::default() });
+            spec.sinks = paths
+                .map(|path| SinkDecl {
+                    stream: "count".into(),
+                    files: serde_json::json!({"path": path}),
+                    at: String::new(),
+                })
+                .into();
+            let mill = Mill::start(spec, env.clone()).unwrap();
+            send(&mill, 0..10);
+            mill.drain().unwrap();
+            if full {
+                // The logs have made room ahead.
+                sim.disk.set_capacity(Some(sim.disk.used() + 1000));
+            }
+            (0..20).for_each(|round| send(&mill, round * 1000..round * 1000 + 1000));
+            while full && mill.status().stalled.is_none() {
+                real.sleep_us(100);
+            }
+            if full {
+                let why = mill.status().stalled.unwrap();
+                assert!(why.contains("/out/") && why.contains("no room"), "{why}");
+                assert!(mill.table("seen").unwrap().len() >= 10);
+                sim.disk.set_capacity(None);
+            }
+            mill.drain().unwrap();
+            assert!(mill.status().stalled.is_none());
+            assert_eq!(mill.finish().unwrap().events, 20_010);
+            let read = |path: &str| {
+                let mut bytes = Vec::new();
+                env.disk.open_read(Path::new(path)).unwrap().read_to_end(&mut bytes).unwrap();
+                bytes
+            };
+            let [csv, jsonl, parquet] = paths.map(read);
+            assert!(parquet.starts_with(b"PAR1") && parquet.ends_with(b"PAR1"));
+            // Rows of Parquet are grouped by when they came.
+            vec![csv, jsonl]
+        };
+        assert!(run(true) == run(false), "the outputs differ");
+    }
 }
 
 /// Records that no kept snapshot needs are removed, and what is left is enough.

@@ -197,7 +197,6 @@ def frame_app() -> tuple[tm.App, tm.Stream, tm.Handler]:
 
 
 def test_frames_of_pandas() -> None:
-    pd = pytest.importorskip("pandas")
     app, rows, keep = frame_app()
     with app.start() as mill:
         mill.send(rows, pd.DataFrame(FRAME), wait=True)
@@ -211,7 +210,6 @@ def test_frames_of_pandas() -> None:
 
 
 def test_frames_of_polars() -> None:
-    pl = pytest.importorskip("polars")
     app, rows, keep = frame_app()
     with app.start() as mill:
         mill.send(rows, pl.DataFrame(FRAME), wait=True)

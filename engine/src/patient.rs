@@ -1,0 +1,164 @@
+//! A disk for outputs: when it is full, whoever writes waits until there is room.
+//!
+//! A write that finds no room has written nothing, so it is made again as it was. A failed sync is
+//! another thing, and never made again.
+
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, Weak};
+
+use tidemill_core::Error;
+use tidemill_env::{Clock, Disk, Env, Lock, Meta, ReadFile, WriteFile};
+
+use crate::mill::Shared;
+
+/// How long to wait before the next look whether there is room, in microseconds.
+pub(crate) const FULL_US: u64 = 100_000;
+
+/// Whom to tell of waiting, as soon as there is an engine: before, nobody waits.
+pub(crate) type Waits = Arc<OnceLock<Weak<Shared>>>;
+
+/// The world, with a disk that waits when it is full.
+pub(crate) fn patient(env: &Env, waits: &Waits) -> Env {
+    let (disk, clock, waits) = (env.disk.clone(), env.clock.clone(), waits.clone());
+    Env { disk: Arc::new(Patient { disk, room: Room { clock, waits } }), ..env.clone() }
+}
+
+#[derive(Clone)]
+struct Room {
+    clock: Arc<dyn Clock>,
+    waits: Waits,
+}
+
+impl Room {
+    /// Calls until it does not find the disk full.
+    fn wait<T>(&self, path: &Path, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        let mut waited = None;
+        loop {
+            let error = match call() {
+                Err(error) if is_full(&error) => error,
+                done => {
+                    waited.inspect(|shared: &Arc<Shared>| shared.has_room());
+                    return done;
+                }
+            };
+            let shared = self.waits.get().and_then(Weak::upgrade);
+            let Some(shared) = shared.filter(|shared| !shared.gives_up()) else {
+                return Err(error);
+            };
+            shared.stall(
+                Error::resource(format!(
+                    "{}: no room for more of the output: {error}",
+                    path.display()
+                ))
+                .help("free space on this disk; what is written is good, and it goes on then"),
+            );
+            waited = Some(shared);
+            self.clock.sleep_us(FULL_US);
+        }
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
+struct Patient {
+    disk: Arc<dyn Disk>,
+    room: Room,
+}
+
+impl Patient {
+    fn file(
+        &self,
+        path: &Path,
+        open: impl FnMut() -> io::Result<Box<dyn WriteFile>>,
+    ) -> io::Result<Box<dyn WriteFile>> {
+        let file = self.room.wait(path, open)?;
+        Ok(Box::new(File { file, path: path.into(), room: self.room.clone() }))
+    }
+}
+
+impl Disk for Patient {
+    fn open_read(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
+        self.disk.open_read(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+        self.file(path, || self.disk.create(path))
+    }
+
+    fn open_append(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+        self.file(path, || self.disk.open_append(path))
+    }
+
+    fn open_at(&self, path: &Path, at: u64) -> io::Result<Box<dyn WriteFile>> {
+        self.file(path, || self.disk.open_at(path, at))
+    }
+
+    fn try_lock(&self, path: &Path) -> io::Result<Option<Box<dyn Lock>>> {
+        self.disk.try_lock(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.room.wait(to, || self.disk.rename(from, to))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        self.disk.remove_dir(dir)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
+        self.disk.list(dir)
+    }
+
+    fn metadata(&self, path: &Path) -> io::Result<Meta> {
+        self.disk.metadata(path)
+    }
+
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.room.wait(dir, || self.disk.create_dir_all(dir))
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.disk.sync_dir(dir)
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        self.disk.exists(path)
+    }
+}
+
+struct File {
+    file: Box<dyn WriteFile>,
+    path: PathBuf,
+    room: Room,
+}
+
+impl Write for File {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.room.wait(&self.path, || self.file.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl WriteFile for File {
+    fn sync(&mut self) -> io::Result<()> {
+        self.file.sync()
+    }
+
+    fn set_len(&mut self, len: u64) -> io::Result<()> {
+        self.room.wait(&self.path, || self.file.set_len(len))
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+}
