@@ -323,49 +323,82 @@ fn a_file_that_is_followed_goes_on_growing() {
     ticking.join().unwrap();
 }
 
-/// What earlier versions wrote can be read: `golden/v1` is the directory of a run that was killed,
-/// with a snapshot, and with cuts and rows behind it.
-#[test]
-fn a_directory_of_format_1_is_read() {
-    let sim = SimEnv::new(1);
-    let env = sim.env();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1");
-    let real = tidemill_env::Env::real();
-    copy(&*real.disk, &golden, &*env.disk, Path::new("/data"));
-    let mill = start(&sim, durable()).unwrap();
-    assert_eq!(mill.sent("numbers").unwrap(), 9);
-    mill.drain().unwrap();
-    let seen = mill.table("seen").unwrap();
-    let seen: Vec<_> = seen.rows().map(|row| row.to_vec()).collect();
-    let times = |n, times| vec![Value::Int(n), Value::Int(times)];
-    assert_eq!(seen, [times(0, 1), times(1, 1), times(2, 2), times(3, 3), times(4, 2)]);
+/// Two programs of which the golden directories are: one that is declared, and an opaque one, whose
+/// cuts say what it has written, too.
+fn golden() -> [(&'static str, Program); 2] {
+    let mut b = Builder::new("a");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    b.table("seen", &["n"], vec![int("n"), int("times").default(Value::Int(0))]);
+    let stream = b.stream("numbers", vec![int("n")]);
+    b.opaque("count", stream, Arc::new(Count));
+    [("v1", program("a", false)), ("v1_opaque", b.finish().unwrap())]
 }
 
-/// Writes a directory as the one above: only when there is a new format.
+struct Count;
+
+impl tidemill_txn::program::Opaque for Count {
+    fn call(
+        &self,
+        event: &[Value],
+        tx: &mut dyn tidemill_txn::program::Tx,
+    ) -> Result<(), tidemill_txn::program::Abort> {
+        let table = tidemill_core::TableId(0);
+        let times = tx.get(table, event)?.map_or(0, |row| row[1].word().unwrap() as i64);
+        tx.put(table, &[event[0].clone(), Value::Int(times + 1)])
+    }
+}
+
+fn golden_dir(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+/// What earlier versions wrote can be read: each is the directory of a run that was killed, with a
+/// snapshot, and with cuts and rows behind it.
 #[test]
-#[ignore = "writes the golden directory of a new format"]
+fn directories_of_format_1_are_read() {
+    for (name, program) in golden() {
+        let sim = SimEnv::new(1);
+        let env = sim.env();
+        let real = tidemill_env::Env::real();
+        copy(&*real.disk, &golden_dir(name), &*env.disk, Path::new("/data"));
+        let mill = Mill::start(spec(program, durable()), env).unwrap();
+        assert_eq!(mill.sent("numbers").unwrap(), 9);
+        mill.drain().unwrap();
+        let seen = mill.table("seen").unwrap();
+        let seen: Vec<_> = seen.rows().map(|row| row.to_vec()).collect();
+        let times = |n, times| vec![Value::Int(n), Value::Int(times)];
+        assert_eq!(seen, [times(0, 1), times(1, 1), times(2, 2), times(3, 3), times(4, 2)]);
+    }
+}
+
+/// Writes directories as those above: only when there is a new format.
+#[test]
+#[ignore = "writes the golden directories of a new format"]
 fn write_golden() {
-    let sim = SimEnv::new(7);
-    let settings = Settings { snapshot_us: 1, ..durable() };
-    let mill = start(&sim, settings).unwrap();
-    send(&mill, 0..4);
-    mill.drain().unwrap();
-    send(&mill, 2..3);
-    mill.drain().unwrap();
-    mill.stop().unwrap();
-    let settings = Settings { snapshot_us: i64::MAX / 2000, ..durable() };
-    let mill = start(&sim, settings).unwrap();
-    send(&mill, 3..5);
-    mill.drain().unwrap();
-    send(&mill, 3..5);
-    mill.drain().unwrap();
-    // As a process that is killed leaves it.
-    sim.disk.record();
-    let trace = sim.disk.take_trace();
-    let image = trace.images(0, 0).next().unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1");
-    let real = tidemill_env::Env::real();
-    copy(&*image.disk, Path::new("/data"), &*real.disk, &golden);
+    for (name, program) in golden() {
+        let sim = SimEnv::new(7);
+        let start = |snapshot_us| {
+            let settings = Settings { snapshot_us, ..durable() };
+            Mill::start(spec(program.clone(), settings), sim.env()).unwrap()
+        };
+        let mill = start(1);
+        send(&mill, 0..4);
+        mill.drain().unwrap();
+        send(&mill, 2..3);
+        mill.drain().unwrap();
+        mill.stop().unwrap();
+        let mill = start(i64::MAX / 2000);
+        send(&mill, 3..5);
+        mill.drain().unwrap();
+        send(&mill, 3..5);
+        mill.drain().unwrap();
+        // As a process that is killed leaves it.
+        sim.disk.record();
+        let trace = sim.disk.take_trace();
+        let image = trace.images(0, 0).next().unwrap();
+        let real = tidemill_env::Env::real();
+        copy(&*image.disk, Path::new("/data"), &*real.disk, &golden_dir(name));
+    }
 }
 
 fn copy(from: &dyn tidemill_env::Disk, path: &Path, to: &dyn tidemill_env::Disk, target: &Path) {
