@@ -512,16 +512,21 @@ impl Mill {
             });
             (replay, verdicts) = (recovered.cuts, recovered.verdicts);
             let (tried, suspect) = Trial::open(&env.disk, &held.path)?;
-            trial = Some(tried);
             let last = replay.back().map_or(epoch, |r: &Recorded| r.record.cut.epoch);
             let limit = settings.poison_after.max(2);
             if let Some(suspect) = suspect.filter(|suspect| suspect.deaths >= limit) {
-                let verdict = judge(&suspect, last, &program_names)?;
+                let verdict = judge(&suspect, last, &program_names).or_else(|error| {
+                    // Said once: whoever starts again means to try, and may have been killed by
+                    // something else.
+                    tried.forget(&suspect)?;
+                    Err(error)
+                })?;
                 // It comes before every cut that obeys it.
                 let record = put_verdict(&verdict);
                 items.send(Item::Verdict(record)).map_err(|_| stopped())?;
                 verdicts.push(verdict);
             }
+            trial = Some(tried);
             dir = Some(held);
         }
         // Epochs of the flow are numbered from 1.

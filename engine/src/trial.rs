@@ -103,6 +103,15 @@ impl Trial {
         Ok((trial, Some(suspect)))
     }
 
+    /// Counts the deaths at an event from the beginning again.
+    pub(crate) fn forget(&self, suspect: &Suspect) -> Result<()> {
+        let deaths = self.read("deaths")?.unwrap_or_default();
+        let mut deaths: Deaths = serde_json::from_slice(&deaths).unwrap_or_default();
+        deaths.remove(&format!("{}:{}", suspect.source.0, suspect.offset));
+        let text = serde_json::to_vec(&deaths).expect("counts are JSON");
+        self.replace("deaths", &text).map_err(|e| self.io(&e))
+    }
+
     fn io(&self, error: &io::Error) -> Error {
         Error::io(format!("the notes of what is executed in {}", self.dir.display()), error)
     }
@@ -194,7 +203,12 @@ mod tests {
         let (mut trial, deaths) = open();
         assert_eq!(deaths, None);
         trial.transaction(1, SourceId(0), 7).unwrap();
-        assert_eq!(open().1, Some(3));
+        let (trial, suspect) = Trial::open(&disk, dir).unwrap();
+        let suspect = suspect.unwrap();
+        assert_eq!(suspect.deaths, 3);
+        trial.forget(&suspect).unwrap();
+        open().0.transaction(1, SourceId(0), 7).unwrap();
+        assert_eq!(open().1, Some(2), "counted anew");
     }
 
     #[test]

@@ -186,7 +186,8 @@ def main() -> None:
     dice = random.Random(settings.pop("dice"))
     app = build()
     say(starts=True)
-    mill = app.start(data_dir="data", **settings)
+    # It is killed from outside, and no event is to blame.
+    mill = app.start(data_dir="data", poison_after=1_000_000, **settings)
     known = {name: mill.sent(name) for name in ("orders", "notes")}
     say(known=known, recovering=mill.status()["recovering"])
     # Two threads send, each into its own stream, also while the engine recovers.
