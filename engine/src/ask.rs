@@ -102,8 +102,8 @@ impl Request {
 }
 
 fn is_nobody(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionRefused, NotFound, Unsupported};
-    matches!(error.kind(), ConnectionRefused | NotFound | Unsupported)
+    use io::ErrorKind::{ConnectionRefused, NotADirectory, NotFound, Unsupported};
+    matches!(error.kind(), ConnectionRefused | NotADirectory | NotFound | Unsupported)
 }
 
 /// One line that says what is wrong.
