@@ -90,8 +90,8 @@ pub struct SinkPlace {
 pub struct FileEnd {
     /// Bytes of the file before it.
     pub len: u64,
-    /// Of the last 1024 of them, or of all when they are fewer.
-    pub tail: Checksum,
+    /// Of all of them.
+    pub checksum: Checksum,
 }
 
 impl SinkPlace {
@@ -256,12 +256,12 @@ mod tests {
 
     #[test]
     fn the_json_of_a_place_is_stable() {
-        let end = FileEnd { len: 9, tail: Checksum::default() };
+        let end = FileEnd { len: 9, checksum: Checksum::default() };
         let place = SinkPlace { rows: 2, bytes: 9, end: Some(end) };
         let json = serde_json::to_string(&place).unwrap();
         assert_eq!(
             json,
-            r#"{"rows":2,"bytes":9,"end":{"len":9,"tail":"99aa06d3014798d86001c324468d497f"}}"#
+            r#"{"rows":2,"bytes":9,"end":{"len":9,"checksum":"99aa06d3014798d86001c324468d497f"}}"#
         );
         assert_eq!(serde_json::from_str::<SinkPlace>(&json).unwrap(), place);
         let packed = SinkPlace { end: None, ..place };

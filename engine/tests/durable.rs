@@ -382,7 +382,7 @@ fn damage_is_refused_or_does_not_matter() {
             let world = on(&sim, &image.disk);
             let env = world.env();
             let mut files = Vec::new();
-            for dir in ["/data", "/data/cuts", "/data/input"] {
+            for dir in ["/data", "/data/cuts", "/data/input", "/out"] {
                 let paths = env.disk.list(Path::new(dir)).unwrap_or_default();
                 files.extend(paths.into_iter().filter(|p| !p.ends_with("LOCK")));
             }

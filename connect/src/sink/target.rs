@@ -1,18 +1,19 @@
 //! Files that sinks write to: whether they may, and where they stand in them.
 
-use std::io::{self, Read, SeekFrom, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
+use tidemill_core::encode::Hasher128;
 use tidemill_core::{Batch, Error, Kind, Result, Schema};
 use tidemill_env::{Disk, WriteFile};
 
 use super::{FileEnd, SinkPlace};
 use crate::checksum::Checksum;
 
-/// So many bytes before a place tell the file from another.
-const TAIL_BYTES: usize = 1024;
+/// Bytes that are read at a time when a file is compared with what was written.
+const PIECE_BYTES: usize = 1 << 18;
 
 /// By so many bytes a short text may grow when it is packed.
 const PACKED_BYTES: u64 = 64;
@@ -29,11 +30,11 @@ pub(super) enum Start {
     At(SinkPlace),
 }
 
-/// A file that is written, and its last bytes.
+/// A file that is written, and the hash of what it holds.
 pub(super) struct Target {
     file: Box<dyn WriteFile>,
     at: u64,
-    tail: Vec<u8>,
+    hash: Hasher128,
 }
 
 impl Target {
@@ -54,10 +55,10 @@ impl Target {
                 disk.open_at(path, 0).map_err(fail)?
             }
         };
-        Ok(Target { file, at: 0, tail: Vec::new() })
+        Ok(Target { file, at: 0, hash: Hasher128::default() })
     }
 
-    /// Opens the file behind what was written to it before.
+    /// Opens the file behind what was written to it before, all of which is read and compared.
     pub fn resume(disk: &dyn Disk, path: &Path, place: &SinkPlace) -> Result<Target> {
         let shown = path.display();
         let Some(end) = place.end else {
@@ -84,21 +85,26 @@ impl Target {
         if len < end.len {
             return refuse(format!("has {len} bytes and had {}", end.len));
         }
-        let mut tail = vec![0; end.len.min(TAIL_BYTES as u64) as usize];
-        file.seek(SeekFrom::Start(end.len - tail.len() as u64)).map_err(fail)?;
-        file.read_exact(&mut tail).map_err(fail)?;
-        if Checksum::of(&tail) != end.tail {
+        let mut hash = Hasher128::default();
+        let mut piece = vec![0; end.len.min(PIECE_BYTES as u64) as usize];
+        let mut left = end.len;
+        while left > 0 {
+            let wanted = piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            file.read_exact(&mut piece[..wanted]).map_err(fail)?;
+            hash.update(&piece[..wanted]);
+            left -= wanted as u64;
+        }
+        if Checksum(hash.digest()) != end.checksum {
             return refuse("was changed, or another file has its name".into());
         }
-        Ok(Target { file: disk.open_at(path, end.len).map_err(fail)?, at: end.len, tail })
+        Ok(Target { file: disk.open_at(path, end.len).map_err(fail)?, at: end.len, hash })
     }
 
     /// Where the file stands, and would stand behind these bytes.
     pub fn end(&self, pending: &[u8]) -> FileEnd {
-        let kept = &pending[pending.len().saturating_sub(TAIL_BYTES)..];
-        let before = &self.tail[(self.tail.len() + kept.len()).saturating_sub(TAIL_BYTES)..];
-        let tail = Checksum::of(&[before, kept].concat());
-        FileEnd { len: self.at + pending.len() as u64, tail }
+        let mut hash = self.hash.clone();
+        hash.update(pending);
+        FileEnd { len: self.at + pending.len() as u64, checksum: Checksum(hash.digest()) }
     }
 
     /// Cuts off what is behind.
@@ -120,10 +126,7 @@ impl Write for Target {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.at += written as u64;
-        let kept = &bytes[written.saturating_sub(TAIL_BYTES)..written];
-        let over = (self.tail.len() + kept.len()).saturating_sub(TAIL_BYTES);
-        self.tail.drain(..over);
-        self.tail.extend_from_slice(kept);
+        self.hash.update(&bytes[..written]);
         Ok(written)
     }
 
