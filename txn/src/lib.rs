@@ -7,7 +7,9 @@
 
 pub mod execute;
 pub mod order;
+pub mod pool;
 pub mod program;
 pub mod reference;
+pub mod schedule;
 
 pub use program::Program;

@@ -2,6 +2,7 @@
 //!
 //! | file | what it is |
 //! | --- | --- |
+//! | `executor` | picks a strategy for each epoch |
 //! | `serial` | walks an epoch in order on one thread; prefetches the slots of the transactions ahead |
 //! | `closure` | what a Rust closure works on: rows in their slots, or copies |
 //! | `lane` | the events of one run for one handler; what is fetched ahead of time |
@@ -12,6 +13,7 @@
 //! | `output` | output events by column, with their stamps |
 
 mod closure;
+mod executor;
 mod general;
 mod lane;
 mod native;
@@ -22,6 +24,7 @@ mod words;
 
 pub use closure::NativeTx;
 pub(crate) use closure::{on_frames, OnFrames};
+pub use executor::Executor;
 pub(crate) use lane::Lane;
 pub(crate) use native::NativeCode;
 pub use output::{Origins, Output};
