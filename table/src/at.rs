@@ -5,32 +5,56 @@
 //! looked up again, and a transaction that names one row twice sees one row.
 
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::cells::prefetch_address;
+use crate::cells::{prefetch_address, prefetch_to_write};
 use crate::layout::HEADER_WORDS;
 use crate::table::{hash, Table, KEY, LINK, SNAPPED, STAMP, TAKEN};
-use crate::version::{stamp_word, Seq, LOG_AHEAD, NO_LINK};
+use crate::version::{stamp_word, PartAt, Seq, LOG_AHEAD, NO_LINK};
 
 /// A table opened for writing rows in place: no slot moves while it is open, and the log has room
 /// for the versions that were agreed on. Everything a row's version needs is here, so that it costs
 /// no look at the table itself. Dropping it closes it.
+///
+/// A table may be opened for several threads at once ([`Table::open_for`]). Each row is then used
+/// by one of them at a time, and what one has done to it happens before another uses it; whose turn
+/// it is, is for them to agree on. All that they see of each other's rows is a slot's header, which
+/// is read and written as a whole word at a time.
 #[derive(Debug)]
 pub struct Opened<'t> {
     slots: *mut u64,
-    /// The log's first word, and how many it has.
+    /// Where the log's first word would be, were it one piece; and the place behind the last
+    /// version.
     log: *mut u64,
-    len: usize,
+    end: usize,
+    /// The part of the log, and where it ended when it was opened.
+    part: usize,
+    begun: usize,
     stride: usize,
     shift: u32,
     mask: usize,
     seed: u64,
-    /// How many more slots may be taken before they have to move.
-    room: usize,
-    /// Where rows stand that were not there when somebody asked for them.
-    placed: Vec<*mut u64>,
+    placing: Arc<Mutex<Placing>>,
     table: *mut Table,
     lent: PhantomData<&'t mut Table>,
 }
+
+/// Rows that were not there when somebody asked for them.
+#[derive(Debug)]
+struct Placing {
+    /// How many more slots may be taken before they have to move.
+    room: usize,
+    taken: usize,
+    /// Where they stand.
+    placed: Vec<*mut u64>,
+}
+
+// SAFETY: what the pointers lead to is lent to whoever holds this, and shared as its type says.
+unsafe impl Send for Opened<'_> {}
+
+// SAFETY: the pointers are only compared, until all threads are done with the table.
+unsafe impl Send for Placing {}
 
 impl Table {
     /// Opens the table for rows in place, of which at most `versions` new versions are begun.
@@ -38,32 +62,87 @@ impl Table {
     /// # Panics
     /// When its keys are not words, or there are values beside its slots.
     pub fn open(&mut self, versions: usize) -> Opened<'_> {
+        let stride = self.plain_stride();
+        let part = self.log_mut().reserve(versions * stride);
+        let mut opened = self.opened(vec![part]);
+        opened.pop().expect("one part, one opening")
+    }
+
+    /// Opens the table for several threads: member `i` begins at most `versions[i]` new versions.
+    ///
+    /// # Panics
+    /// As [`Table::open`].
+    pub fn open_for(&mut self, versions: &[usize]) -> Vec<Opened<'_>> {
+        let stride = self.plain_stride();
+        let words: Vec<usize> = versions.iter().map(|versions| versions * stride).collect();
+        let parts = self.log_mut().reserve_parts(&words);
+        self.opened(parts)
+    }
+
+    fn plain_stride(&self) -> usize {
         assert!(self.has_plain_rows(), "table {} has rows of words", self.spec().name);
+        self.shape().0
+    }
+
+    fn opened(&mut self, parts: Vec<PartAt>) -> Vec<Opened<'_>> {
         let (stride, mask, shift, seed) = self.shape();
-        self.log_mut().reserve(versions * stride);
-        let (room, placed) = (self.room(), Vec::new());
+        let placing = Placing { room: self.room(), taken: 0, placed: Vec::new() };
+        let placing = Arc::new(Mutex::new(placing));
         let table: *mut Table = self;
         // SAFETY: the table is borrowed by what is returned; all pointers are made from this one.
-        let (slots, (log, len)) = unsafe { ((*table).slots_ptr(), (*table).log_mut().raw()) };
-        let lent = PhantomData;
-        Opened { slots, log, len, stride, shift, mask, seed, room, placed, table, lent }
+        let slots = unsafe { (*table).slots_ptr() };
+        let open = |part: PartAt| Opened {
+            slots,
+            log: part.origin,
+            end: part.end,
+            part: part.number,
+            begun: part.end,
+            stride,
+            shift,
+            mask,
+            seed,
+            placing: placing.clone(),
+            table,
+            lent: PhantomData,
+        };
+        parts.into_iter().map(open).collect()
     }
 }
 
 impl Drop for Opened<'_> {
     fn drop(&mut self) {
-        self.placed.sort_unstable();
-        self.placed.dedup();
+        // SAFETY: all words up to the end have been written, within the part's room. Openings of one
+        // table borrow it together, so whoever drops them has all of them, and nobody uses the
+        // table meanwhile.
+        unsafe { (*self.table).log_mut().set_end(self.part, self.end) };
+        let Some(placing) = Arc::get_mut(&mut self.placing) else { return };
+        let placing = placing.get_mut().unwrap_or_else(PoisonError::into_inner);
+        placing.placed.sort_unstable();
+        placing.placed.dedup();
         // SAFETY: what was placed are slots, and whoever wrote to them is done.
         let is_there = |slot: &&*mut u64| unsafe { *slot.add(STAMP) & 1 == 1 };
-        let come = self.placed.iter().filter(is_there).count();
-        // SAFETY: `len` words have been written, within the log's room; the table has been lent to
-        // `self` alone.
+        let come = placing.placed.iter().filter(is_there).count();
+        // SAFETY: as above.
         unsafe {
-            (*self.table).log_mut().set_len(self.len);
+            (*self.table).have_taken(placing.taken);
             (*self.table).have_come(come);
         }
     }
+}
+
+/// A word of a slot's header, of which others may look at it meanwhile.
+#[inline(always)]
+unsafe fn look(word: *const u64, order: Ordering) -> u64 {
+    // SAFETY: the caller gives a word of a slot, which is aligned. Whoever writes it meanwhile does
+    // so by `show`.
+    unsafe { AtomicU64::from_ptr(word.cast_mut()).load(order) }
+}
+
+/// Writes a word of a slot's header that others may look at meanwhile.
+#[inline(always)]
+unsafe fn show(word: *mut u64, value: u64, order: Ordering) {
+    // SAFETY: as of `look`; the slot is the caller's.
+    unsafe { AtomicU64::from_ptr(word).store(value, order) }
 }
 
 impl Opened<'_> {
@@ -75,10 +154,28 @@ impl Opened<'_> {
         unsafe { self.slots.add(slot * self.stride) }
     }
 
+    /// Which of the slots that is: less than 2^32.
+    #[inline(always)]
+    pub fn home_number(&self, key: u64) -> u32 {
+        (hash(key, self.seed) >> self.shift) as u32
+    }
+
+    /// The slot with this number.
+    #[inline(always)]
+    pub fn slot(&self, number: u32) -> *mut u64 {
+        self.slots.wrapping_add((number as usize & self.mask) * self.stride)
+    }
+
     /// Asks for a slot to be brought into the cache.
     #[inline(always)]
     pub fn prefetch(slot: *const u64) {
         prefetch_address(slot);
+    }
+
+    /// Asks for a slot to be brought into the cache of whoever is going to write it.
+    #[inline(always)]
+    pub fn prefetch_to_write(slot: *const u64) {
+        prefetch_to_write(slot);
     }
 
     /// The row with this key, if it is there.
@@ -96,7 +193,9 @@ impl Opened<'_> {
             // slots are always free.
             unsafe {
                 let slot = self.slots.add(at * self.stride);
-                if *slot.add(LINK) & TAKEN == 0 || *slot.add(KEY) == key {
+                // A slot is taken for good once its key is there.
+                let link = look(slot.add(LINK), Ordering::Acquire);
+                if link & TAKEN == 0 || look(slot.add(KEY), Ordering::Relaxed) == key {
                     return slot;
                 }
             }
@@ -111,7 +210,7 @@ impl Opened<'_> {
     pub fn find_slot(&self, key: u64) -> *mut u64 {
         let slot = self.search(key);
         // SAFETY: a slot has a header. A free one has no row.
-        match unsafe { *slot.add(KEY) == key && *slot.add(STAMP) & 1 == 1 } {
+        match unsafe { RowAt::frame(slot).is(key) } {
             true => slot,
             false => std::ptr::null_mut(),
         }
@@ -124,31 +223,55 @@ impl Opened<'_> {
     #[inline(never)]
     pub fn find_or_place(&mut self, key: u64) -> (*mut u64, bool) {
         const NONE: (*mut u64, bool) = (std::ptr::null_mut(), false);
-        let slot = self.search(key);
-        // SAFETY: a slot has a header, and behind it as many words as a missing row has; nobody else
-        // uses the table, says who has opened it.
+        // SAFETY: a slot has a header, and behind it as many words as a missing row has. A taken slot
+        // of this key is the caller's row; one that is free is taken under the lock.
         unsafe {
-            let is_taken = *slot.add(LINK) & TAKEN != 0;
-            if is_taken && *slot.add(STAMP) & 1 == 1 {
+            let mut slot = self.search(key);
+            let is_taken = |slot: *mut u64| look(slot.add(LINK), Ordering::Acquire) & TAKEN != 0;
+            if is_taken(slot) && *slot.add(STAMP) & 1 == 1 {
                 return (slot, true);
             }
             let Some(missing) = (*self.table).missing() else { return NONE };
-            if !is_taken {
-                if self.room == 0 {
+            let mut placing = self.placing.lock().unwrap_or_else(PoisonError::into_inner);
+            if !is_taken(slot) {
+                // Another key may have come to be there.
+                slot = self.search(key);
+                if placing.room == 0 {
                     return NONE;
                 }
-                self.room -= 1;
-                (*self.table).has_taken();
-                *slot.add(KEY) = key;
-                *slot.add(STAMP) = stamp_word(0, false);
+                placing.room -= 1;
+                placing.taken += 1;
+                show(slot.add(KEY), key, Ordering::Relaxed);
+                show(slot.add(STAMP), stamp_word(0, false), Ordering::Relaxed);
                 // No snapshot has to be told of a row that never was.
-                *slot.add(LINK) = u64::from(NO_LINK) << 32 | TAKEN | SNAPPED;
+                let link = u64::from(NO_LINK) << 32 | TAKEN | SNAPPED;
+                show(slot.add(LINK), link, Ordering::Release);
             }
+            placing.placed.push(slot);
             let body = slot.add(HEADER_WORDS);
             std::ptr::copy_nonoverlapping(missing.as_ptr(), body, missing.len());
-            self.placed.push(slot);
             (slot, false)
         }
+    }
+
+    /// Takes back everything that has been written since the table was opened: every row becomes
+    /// what it was, word for word. All openings are given at once.
+    pub fn roll_back(mut openings: Vec<Opened<'_>>) {
+        for opened in &openings {
+            for at in (opened.begun..opened.end).step_by(opened.stride) {
+                // SAFETY: these are the versions that were superseded meanwhile; each is a whole
+                // slot, whose key has one still. The oldest of a row is what it was: its number is
+                // the lowest.
+                unsafe {
+                    let entry = opened.log.wrapping_add(at);
+                    let slot = opened.search(*entry.add(KEY));
+                    if *entry.add(STAMP) >> 1 < *slot.add(STAMP) >> 1 {
+                        std::ptr::copy_nonoverlapping(entry, slot, opened.stride);
+                    }
+                }
+            }
+        }
+        openings.iter_mut().for_each(|opened| opened.end = opened.begun);
     }
 }
 
@@ -180,7 +303,11 @@ impl RowAt {
     pub unsafe fn is(self, key: u64) -> bool {
         // A free slot has no row, so it needs no look of its own.
         // SAFETY: the slot has a header.
-        unsafe { (*self.words.add(KEY) == key) & (*self.words.add(STAMP) & 1 == 1) }
+        unsafe {
+            let found = look(self.words.add(KEY), Ordering::Relaxed);
+            let stamp = look(self.words.add(STAMP), Ordering::Relaxed);
+            (found == key) & (stamp & 1 == 1)
+        }
     }
 
     /// Whether both are one row.
@@ -218,7 +345,7 @@ impl RowAt {
     /// Begins a new version at `seq`, more than 0; nothing happens when one has begun already.
     ///
     /// # Safety
-    /// As of [`RowAt::at`]; fewer versions have been begun than the table was opened for.
+    /// As of [`RowAt::at`]; fewer versions have been begun than the opening was made for.
     #[inline(always)]
     pub unsafe fn begin(self, seq: Seq) {
         // SAFETY: the table is open, says the caller, and a slot of `stride` words
@@ -234,8 +361,8 @@ impl RowAt {
                 return;
             }
             let table = self.table;
-            let at = (*table).len;
-            let entry = (*table).log.add(at);
+            let at = (*table).end;
+            let entry = (*table).log.wrapping_add(at);
             prefetch_address(entry.wrapping_add(LOG_AHEAD));
             // Most rows have one column beside the key: two halves of 16 bytes.
             let (from, to) = (self.words.cast::<[u64; 2]>(), entry.cast::<[u64; 2]>());
@@ -246,9 +373,9 @@ impl RowAt {
             } else {
                 copy_slot(self.words, entry, stride);
             }
-            (*table).len = at + stride;
-            *self.words.add(LINK) = (at as u64) << 32 | TAKEN;
-            *self.words.add(STAMP) = stamp_word(seq, true);
+            (*table).end = at + stride;
+            show(self.words.add(LINK), (at as u64) << 32 | TAKEN, Ordering::Relaxed);
+            show(self.words.add(STAMP), stamp_word(seq, true), Ordering::Relaxed);
         }
     }
 
@@ -267,7 +394,11 @@ impl RowAt {
             }
             let at = (*self.words.add(LINK) >> 32) as usize;
             let table = self.table;
-            std::ptr::copy_nonoverlapping((*table).log.add(at), self.words, (*table).stride);
+            let (entry, stride) = ((*table).log.wrapping_add(at), (*table).stride);
+            show(self.words.add(LINK), *entry.add(LINK), Ordering::Relaxed);
+            show(self.words.add(STAMP), *entry.add(STAMP), Ordering::Relaxed);
+            let (from, to) = (entry.add(HEADER_WORDS), self.words.add(HEADER_WORDS));
+            std::ptr::copy_nonoverlapping(from, to, stride - HEADER_WORDS);
             true
         }
     }
@@ -280,7 +411,7 @@ impl RowAt {
         // SAFETY: the table is open, and its log has that version at its end.
         unsafe {
             let table = self.table;
-            (*table).len -= (*table).stride;
+            (*table).end -= (*table).stride;
         }
     }
 }

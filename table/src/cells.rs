@@ -65,3 +65,15 @@ pub fn prefetch_address<T>(word: *const T) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = word;
 }
+
+/// As [`prefetch_address`], for a line that is going to be written: no other core keeps a copy.
+#[inline(always)]
+pub fn prefetch_to_write<T>(word: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above; a processor that can't do this takes it for the same hint without the write.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(word.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = word;
+}

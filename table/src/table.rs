@@ -383,9 +383,9 @@ impl Table {
         (self.capacity * LOAD_MAX.0 / LOAD_MAX.1).saturating_sub(self.taken)
     }
 
-    /// Somebody has taken a slot.
-    pub(crate) fn has_taken(&mut self) {
-        self.taken += 1;
+    /// Slots have been taken.
+    pub(crate) fn have_taken(&mut self, slots: usize) {
+        self.taken += slots;
     }
 
     /// Rows have come that were not there.

@@ -1,4 +1,4 @@
-//! The version log: superseded versions in stamp order.
+//! The version log: superseded versions, in stamp order by thread.
 
 use tidemill_core::Value;
 
@@ -19,110 +19,195 @@ pub(crate) fn stamp_word(seq: Seq, present: bool) -> u64 {
 
 /// Superseded versions. Each entry is the slot as it was, word for word: its key (or, in a table
 /// whose keys are not words, the slot's number), stamp, link and columns; the values beside it stand
-/// in `values`. A link is the index of an entry's first word.
+/// in `values`. A link is the place of an entry's first word.
 ///
 /// Whole slots, although their keys are known from elsewhere: a slot of four words is copied in two
 /// instructions, and leaving words out would take more.
 ///
+/// The log is in parts, one for each thread that writes versions at a time; those of a part are in
+/// stamp order. A part begins at a place where none before it can reach.
+///
 /// The link of a version that was committed before the log was last cleared is stale. Nobody
 /// follows it: whoever reads the past stops at such a version at the latest.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct VersionLog {
-    words: Vec<u64>,
-    values: Vec<Value>,
+    /// At least one; in order of their bases.
+    parts: Vec<Part>,
+    /// Emptied parts.
+    spare: Vec<Part>,
     values_bytes: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Part {
+    /// The place of its first word.
+    base: usize,
+    words: Vec<u64>,
+    /// Beside each entry.
+    values: Vec<Value>,
 }
 
 /// How far ahead of its end the log asks for memory, in words. It is read and written so seldom
 /// that each epoch finds it gone from the caches.
 pub(crate) const LOG_AHEAD: usize = 64;
 
+impl Default for VersionLog {
+    fn default() -> VersionLog {
+        VersionLog { parts: vec![Part::default()], spare: Vec::new(), values_bytes: 0 }
+    }
+}
+
 impl VersionLog {
+    fn words(&self) -> usize {
+        self.parts.iter().map(|part| part.words.len()).sum()
+    }
+
     /// Number of entries.
     pub(crate) fn len(&self, layout: &Layout) -> usize {
-        self.words.len() / layout.slot_words()
+        self.words() / layout.slot_words()
     }
 
     /// Their links.
-    pub(crate) fn links(&self, layout: &Layout) -> impl Iterator<Item = u32> {
-        (0..self.words.len() as u32).step_by(layout.slot_words())
+    pub(crate) fn links(&self, layout: &Layout) -> impl Iterator<Item = u32> + '_ {
+        let stride = layout.slot_words();
+        let of = move |part: &Part| (part.base..part.base + part.words.len()).step_by(stride);
+        self.parts.iter().flat_map(of).map(|at| at as u32)
     }
 
     /// The first word of each entry's slot.
     pub(crate) fn keys(&self, layout: &Layout) -> impl Iterator<Item = u64> + '_ {
-        self.words.chunks_exact(layout.slot_words()).map(|words| words[KEY_WORD])
+        let stride = layout.slot_words();
+        let entries = self.parts.iter().flat_map(move |part| part.words.chunks_exact(stride));
+        entries.map(|words| words[KEY_WORD])
     }
 
     pub(crate) fn clear(&mut self) {
-        self.words.clear();
-        self.values.clear();
+        while self.parts.len() > 1 {
+            self.spare.extend(self.parts.pop());
+        }
+        for part in self.parts.iter_mut().chain(&mut self.spare) {
+            part.words.clear();
+            part.values.clear();
+        }
         self.values_bytes = 0;
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.words.capacity() * 8
-            + self.values.capacity() * std::mem::size_of::<Value>()
-            + self.values_bytes
+        let of = |part: &Part| {
+            part.words.capacity() * 8 + part.values.capacity() * std::mem::size_of::<Value>()
+        };
+        self.parts.iter().chain(&self.spare).map(of).sum::<usize>() + self.values_bytes
     }
 
-    /// Room for so many more words.
-    pub(crate) fn reserve(&mut self, words: usize) {
-        self.words.reserve(words);
+    fn last(&mut self) -> &mut Part {
+        self.parts.last_mut().expect("a log has a part")
+    }
+
+    /// The last part, with room for so many more words.
+    pub(crate) fn reserve(&mut self, words: usize) -> PartAt {
+        let number = self.parts.len() - 1;
+        let part = self.last();
+        part.words.reserve(words);
         // Links are 32 bits.
-        assert!(self.words.len() + words < NO_LINK as usize, "an epoch has 2^32 words of versions");
+        assert!(
+            part.base + part.words.len() + words < NO_LINK as usize,
+            "an epoch has 2^32 words of versions"
+        );
+        PartAt::of(number, part)
     }
 
-    /// The first word, and how many there are. Asking again leaves earlier pointers good.
-    pub(crate) fn raw(&mut self) -> (*mut u64, usize) {
-        (self.words.as_mut_ptr(), self.words.len())
+    /// Parts behind the last one, with room for so many words each.
+    pub(crate) fn reserve_parts(&mut self, words: &[usize]) -> Vec<PartAt> {
+        let first = self.parts.len();
+        for words in words {
+            let last = self.last();
+            let base = last.base + last.words.capacity();
+            let mut part = self.spare.pop().unwrap_or_default();
+            part.base = base;
+            part.words.reserve(*words);
+            assert!(base + *words < NO_LINK as usize, "an epoch has 2^32 words of versions");
+            self.parts.push(part);
+        }
+        let parts = self.parts[first..].iter_mut().enumerate();
+        parts.map(|(number, part)| PartAt::of(first + number, part)).collect()
     }
 
-    /// What was written by pointer belongs to the log.
+    /// What was written by pointer belongs to a part: it ends at this place.
     ///
     /// # Safety
-    /// So many words have been written, within the room that was reserved.
-    pub(crate) unsafe fn set_len(&mut self, words: usize) {
-        debug_assert!(words <= self.words.capacity());
+    /// All words up to there have been written, within the room that was reserved.
+    pub(crate) unsafe fn set_end(&mut self, part: usize, end: usize) {
+        let part = &mut self.parts[part];
+        debug_assert!(end - part.base <= part.words.capacity());
         // SAFETY: as the caller says.
-        unsafe { self.words.set_len(words) }
+        unsafe { part.words.set_len(end - part.base) }
     }
 
     /// Appends the version that a slot is about to lose; gives its link.
     pub(crate) fn push(&mut self, slot: &[u64]) -> u32 {
-        let at = self.words.len();
-        self.words.extend_from_slice(slot);
+        let part = self.last();
+        let at = part.base + part.words.len();
+        part.words.extend_from_slice(slot);
         at as u32
     }
 
     /// Appends the values beside the version that was pushed last.
     pub(crate) fn push_values(&mut self, values: &[Value]) {
         self.values_bytes += values.iter().map(Value::heap_bytes).sum::<usize>();
-        self.values.extend_from_slice(values);
+        self.last().values.extend_from_slice(values);
+    }
+
+    fn part(&self, at: usize) -> &Part {
+        let after = self.parts.iter().rposition(|part| part.base <= at);
+        &self.parts[after.unwrap_or(0)]
     }
 
     pub(crate) fn entry(&self, at: u32, layout: &Layout) -> Entry<'_> {
         let stride = layout.slot_words();
-        let words = &self.words[at as usize..][..stride];
+        let part = self.part(at as usize);
+        let at = at as usize - part.base;
+        let words = &part.words[at..][..stride];
         Entry {
             key: words[KEY_WORD],
             link: (words[LINK] >> 32) as u32,
             stamp: words[STAMP],
             body: &words[HEADER_WORDS..],
-            values: &self.values[at as usize / stride * layout.values..][..layout.values],
+            values: &part.values[at / stride * layout.values..][..layout.values],
         }
     }
 
     /// Whether the link of the slot with this first word leads to one of its versions. Of a stale
     /// link it may say so by chance.
     pub(crate) fn has(&self, link: u32, key: u64) -> bool {
-        self.words.get(link as usize + KEY_WORD) == Some(&key)
+        let part = self.part(link as usize);
+        part.words.get(link as usize - part.base + KEY_WORD) == Some(&key)
     }
 
     /// Slots of a table whose keys are not words have moved: `moved[old] = new`.
     pub(crate) fn remap(&mut self, moved: &[u32], layout: &Layout) {
-        for entry in self.words.chunks_exact_mut(layout.slot_words()) {
+        for entry in
+            self.parts.iter_mut().flat_map(|p| p.words.chunks_exact_mut(layout.slot_words()))
+        {
             entry[KEY_WORD] = u64::from(moved[entry[KEY_WORD] as usize]);
         }
+    }
+}
+
+/// A part of the log, to be written by pointer. Reserving again leaves the pointers of other parts
+/// good.
+#[derive(Debug)]
+pub(crate) struct PartAt {
+    pub(crate) number: usize,
+    /// Where place 0 of the log would be if the part began there.
+    pub(crate) origin: *mut u64,
+    /// The place behind the last word.
+    pub(crate) end: usize,
+}
+
+impl PartAt {
+    fn of(number: usize, part: &mut Part) -> PartAt {
+        let origin = part.words.as_mut_ptr().wrapping_sub(part.base);
+        PartAt { number, origin, end: part.base + part.words.len() }
     }
 }
 

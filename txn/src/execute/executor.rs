@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tidemill_core::Result;
 use tidemill_table::{Seq, Table};
 
-use super::serial::{Outcome, Path, Serial};
+use super::codes::Path;
+use super::serial::{Outcome, Serial};
 use crate::order::Epoch;
 use crate::pool::Pool;
 use crate::program::Program;

@@ -3,6 +3,7 @@
 //! | file | what it is |
 //! | --- | --- |
 //! | `executor` | picks a strategy for each epoch |
+//! | `codes` | what the handlers of a program are compiled to |
 //! | `serial` | walks an epoch in order on one thread; prefetches the slots of the transactions ahead |
 //! | `closure` | what a Rust closure works on: rows in their slots, or copies |
 //! | `lane` | the events of one run for one handler; what is fetched ahead of time |
@@ -13,6 +14,7 @@
 //! | `output` | output events by column, with their stamps |
 
 mod closure;
+mod codes;
 mod executor;
 mod general;
 mod lane;
@@ -24,12 +26,13 @@ mod words;
 
 pub use closure::NativeTx;
 pub(crate) use closure::{on_frames, OnFrames};
+pub use codes::Path;
 pub use executor::Executor;
 pub(crate) use lane::Lane;
 pub(crate) use native::NativeCode;
 pub use output::{Origins, Output};
-pub(crate) use segment::{Course, End};
-pub use serial::{HandlerCounts, Outcome, Path, Serial, Unstable};
+pub(crate) use segment::{run_native, Course, End};
+pub use serial::{HandlerCounts, Outcome, Serial, Unstable};
 
 #[cfg(test)]
 mod tests;

@@ -10,33 +10,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{Batch, Result, Stamp, StreamId, Value};
-use tidemill_table::{Layout, Opened, Seq, Table};
+use tidemill_core::{Result, Stamp, StreamId, Value};
+use tidemill_table::{Opened, Seq, Table};
 
+use super::codes::{aborted, moved, Code, Codes, Path};
 use super::general::{Effects, General};
-use super::lane::{Lane, Wants, WordColumns};
+use super::lane::Lane;
 use super::native::{self, NativeCode};
 use super::output::{DerivedEvent, Origin, Output, OutputBuilder};
-use super::segment::{Course, End, Reason};
-use super::words::{self, Frame, WordCode};
+use super::segment::{run_words, Course, End};
+use super::words::{Frame, WordCode};
 use crate::order::{Epoch, Ranked};
-use crate::program::{reasons, Abort, Body, NativeBody, Program};
+use crate::program::{reasons, Abort, Body, Program};
 use crate::reference::word_value;
-
-/// How a handler is executed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Path {
-    /// Declared, over words.
-    Words,
-    /// Declared, over values; why not over words.
-    Values(String),
-    /// A closure over words.
-    Native,
-    /// A closure, through values; why.
-    NativeValues(String),
-    /// An opaque function.
-    Opaque,
-}
 
 /// Transactions of a handler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,132 +64,27 @@ pub struct Outcome {
 /// Transactions for which the tables are opened at a time: their versions need room before.
 const OPEN: usize = 4096;
 
-enum Code {
-    Words(WordCode),
-    Native(NativeCode, Arc<dyn NativeBody>),
-    General,
-}
-
-impl Code {
-    /// What it wants of its events; nothing when it has no fast path.
-    fn wants(&self, columns: usize) -> Option<Wants> {
-        match self {
-            Code::Words(code) => Some(Wants {
-                columns: code.columns.iter().map(|(c, _)| usize::from(*c)).collect(),
-                keys: code.rows.iter().map(|r| (r.table, r.key)).collect(),
-                places: !code.asks,
-            }),
-            Code::Native(code, _) => Some(Wants {
-                columns: (0..columns).collect(),
-                keys: code.rows.iter().map(|r| (r.table, r.key)).collect(),
-                places: true,
-            }),
-            Code::General => None,
-        }
-    }
-
-    /// The streams that its fast path emits to, if these are outputs and nothing more.
-    fn streams(&self) -> Option<&[usize]> {
-        match self {
-            Code::Words(code) => (!code.consumed).then_some(&code.streams),
-            Code::Native(code, _) => (!code.consumed).then_some(&code.streams),
-            Code::General => None,
-        }
-    }
-
-    /// How many rows of a table each of its transactions has, on the fast path.
-    fn rows_of(&self, table: usize) -> usize {
-        match self {
-            Code::Words(code) => code.rows.iter().filter(|row| row.table == table).count(),
-            Code::Native(code, _) => code.rows.iter().filter(|row| row.table == table).count(),
-            Code::General => 0,
-        }
-    }
-
-    /// The registers that its transactions work in.
-    fn frame(&self) -> Frame {
-        let mut frame = [0; 256];
-        if let Code::Words(code) = self {
-            code.prepare(&mut frame);
-        }
-        frame
-    }
-}
-
 /// Executes epochs one transaction at a time.
 pub struct Serial {
-    program: Arc<Program>,
-    code: Vec<Code>,
-    paths: Vec<Path>,
-    wants: Vec<Option<Wants>>,
+    pub(super) codes: Arc<Codes>,
     frames: Vec<Frame>,
     /// Per stream: its output events of the last epoch, so that the next one needs no growing.
-    rooms: Vec<usize>,
-    /// Per stream: whether a handler takes its events.
-    consumed: Vec<bool>,
-    /// Per handler: the stream of its aborts.
-    aborted: Vec<usize>,
-    /// Per table: the most rows of it that one transaction on the fast path has.
-    rows_max: Vec<usize>,
+    pub(super) rooms: Vec<usize>,
     /// Asks for memory ahead of time; off only to measure what that is worth.
     prefetch: bool,
     rerun_every: u64,
     calls: u64,
-    seq: Seq,
+    pub(super) seq: Seq,
 }
 
 impl Serial {
     /// An executor. Every `rerun_every`-th call of an opaque handler is run twice and compared;
     /// never when 0.
     pub fn new(program: Arc<Program>, rerun_every: u64) -> Serial {
-        let layouts: Vec<Layout> = program.tables.iter().map(Layout::of).collect();
-        let (mut code, mut paths) = (Vec::new(), Vec::new());
-        for (index, handler) in program.handlers.iter().enumerate() {
-            let (c, p) = match &handler.body {
-                Body::Declared(_) => match words::compile(&program, &layouts, index) {
-                    Ok(code) => (Code::Words(code), Path::Words),
-                    Err(why) => (Code::General, Path::Values(why)),
-                },
-                Body::Native(n) => {
-                    match native::prepare(&program, &layouts, &program.natives[*n]) {
-                        Ok(code) => {
-                            (Code::Native(code, program.natives[*n].body.clone()), Path::Native)
-                        }
-                        Err(why) => (Code::General, Path::NativeValues(why)),
-                    }
-                }
-                Body::Opaque(_) => (Code::General, Path::Opaque),
-            };
-            code.push(c);
-            paths.push(p);
-        }
-        let columns =
-            |h: usize| program.streams[program.handlers[h].input.index()].spec.schema.len();
-        let of = |(h, code): (usize, &Code)| (code.wants(columns(h)), code.frame());
-        let (wants, frames) = code.iter().enumerate().map(of).unzip();
-        let streams = 0..program.streams.len() as u16;
-        let consumed = streams.map(|s| program.handlers_on(StreamId(s)).next().is_some()).collect();
-        let aborted = program.handlers.iter().map(|h| h.aborted.index()).collect();
-        let rows_max = (0..program.tables.len())
-            .map(|table| code.iter().map(|code| code.rows_of(table)).max().unwrap_or(0))
-            .collect();
         let rooms = vec![0; program.streams.len()];
-        let (prefetch, calls, seq) = (true, 0, 0);
-        Serial {
-            code,
-            paths,
-            wants,
-            frames,
-            rooms,
-            consumed,
-            aborted,
-            rows_max,
-            prefetch,
-            rerun_every,
-            calls,
-            seq,
-            program,
-        }
+        let codes = Arc::new(Codes::new(program));
+        let frames = codes.frames();
+        Serial { codes, frames, rooms, prefetch: true, rerun_every, calls: 0, seq: 0 }
     }
 
     /// Goes on behind a recovered state, of which `seq` is the number of the last transaction.
@@ -220,62 +101,45 @@ impl Serial {
 
     /// How each handler is executed.
     pub fn paths(&self) -> &[Path] {
-        &self.paths
+        &self.codes.paths
     }
 
     /// Sends declared transactions over words and closures through the general path, too: for
     /// tests that compare the two.
     pub fn general_only(mut self) -> Serial {
-        self.code = self.code.into_iter().map(|_| Code::General).collect();
+        let mut codes = Codes::new(self.codes.program.clone());
+        codes.general_only();
+        self.codes = Arc::new(codes);
         self
     }
 
     /// Executes an epoch on the tables, which belong to the program.
     pub fn run(&mut self, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
-        // Cascades need the executor while its code is walked.
-        let code = std::mem::take(&mut self.code);
+        let codes = self.codes.clone();
+        // Cascades need the executor while its frames are in use.
         let mut frames = std::mem::take(&mut self.frames);
-        assert_eq!(tables.len(), self.program.tables.len(), "the tables are the program's");
-        let outcome = self.walk(&code, &mut frames, tables, epoch);
-        (self.code, self.frames) = (code, frames);
+        assert_eq!(tables.len(), codes.program.tables.len(), "the tables are the program's");
+        let outcome = self.walk(&codes, &mut frames, tables, epoch);
+        self.frames = frames;
         outcome
     }
 
     fn walk(
         &mut self,
-        codes: &[Code],
+        codes: &Codes,
         frames: &mut [Frame],
         tables: &mut [Table],
         epoch: &Epoch,
     ) -> Result<Outcome> {
-        let program = self.program.clone();
-        let builder = |(i, s): (usize, &crate::program::Stream)| {
-            OutputBuilder::new(StreamId(i as u16), s.spec.schema.clone(), self.rooms[i])
-        };
         let mut out = Sink {
-            builders: program.streams.iter().enumerate().map(builder).collect(),
+            builders: codes.builders(&self.rooms),
             derived: Vec::new(),
-            counts: vec![HandlerCounts::default(); codes.len()],
+            counts: vec![HandlerCounts::default(); codes.code.len()],
             unstable: Vec::new(),
             written: BTreeMap::new(),
         };
-        let wants = std::mem::take(&mut self.wants);
-        let columns: Vec<WordColumns<'_>> = (epoch.lanes.iter())
-            .map(|lane| {
-                let wanted = wants[lane.handler as usize].is_some();
-                WordColumns::new(&epoch.runs[lane.run as usize].batch, wanted)
-            })
-            .collect();
-        let mut lanes: Vec<Lane<'_>> = (epoch.lanes.iter().zip(&columns).enumerate())
-            .map(|(index, (lane, columns))| {
-                let (run, handler) = (&epoch.runs[lane.run as usize], lane.handler as usize);
-                let code = &codes[handler];
-                let fast = !matches!(code, Code::General);
-                let wants = wants[handler].as_ref().filter(|_| fast).map(|wants| (wants, columns));
-                Lane::new(&run.batch, index, handler, wants)
-            })
-            .collect();
-        self.wants = wants;
+        let columns = codes.columns(epoch);
+        let mut lanes = codes.lanes(epoch, &columns);
         let mut at = 0;
         while at < epoch.order.len() {
             let reach = epoch.order.len().min(at + OPEN);
@@ -289,7 +153,7 @@ impl Serial {
                 End::Emitted => {
                     let done = at - 1;
                     let (out, origin, handler) = (&mut out, origin(done), lane(done).handler);
-                    match &codes[handler] {
+                    match &codes.code[handler] {
                         Code::Words(code) => {
                             self.emit_words(code, &frames[handler], tables, epoch, out, origin);
                         }
@@ -304,7 +168,7 @@ impl Serial {
                 End::Aborts(reason) => {
                     self.seq += 1;
                     let event =
-                        aborted(&codes[lane(at).handler], lane(at).batch, order[at], reason);
+                        aborted(&codes.code[lane(at).handler], lane(at).batch, order[at], reason);
                     abort(self, tables, epoch, &mut out, event, origin(at));
                     at += 1;
                 }
@@ -336,7 +200,7 @@ impl Serial {
     #[allow(clippy::too_many_arguments)] // One loop, cut in two where the tables are closed.
     fn fast(
         &mut self,
-        codes: &[Code],
+        codes: &Codes,
         frames: &mut [Frame],
         tables: &mut [Table],
         lanes: &mut [Lane<'_>],
@@ -348,11 +212,11 @@ impl Serial {
             return End::General;
         }
         let (moves, left) = (moved(tables), order.len() - *at);
-        let mut open: Vec<Option<Opened<'_>>> = (tables.iter_mut().zip(&self.rows_max))
+        let mut open: Vec<Option<Opened<'_>>> = (tables.iter_mut().zip(&codes.rows_max))
             .map(|(table, rows)| (*rows > 0).then(|| table.open(rows * left)))
             .collect();
         for lane in lanes.iter_mut().filter(|lane| lane.fast) {
-            let streams = codes[lane.handler].streams();
+            let streams = codes.code[lane.handler].streams();
             lane.attach(&mut open, &mut out.builders, streams, moves);
         }
         let mut course = Course { order, at: *at, seq: self.seq, prefetch: self.prefetch };
@@ -360,12 +224,12 @@ impl Serial {
             let lane = &mut lanes[ranked.lane as usize];
             let handler = lane.handler;
             (course.at, course.seq) = (*at, self.seq);
-            let end = match &codes[handler] {
+            let end = match &codes.code[handler] {
                 // SAFETY: the lane has just been attached to the open tables, which nobody else
                 // uses; each has room for a version of every row that a handler has of it, for all
                 // transactions that are left.
                 Code::Words(code) if lane.fast => unsafe {
-                    course.run_words(lane, code, &mut frames[handler])
+                    run_words(&mut course, lane, code, &mut frames[handler])
                 },
                 // SAFETY: as above.
                 Code::Native(code, body) if lane.fast => unsafe {
@@ -377,13 +241,13 @@ impl Serial {
             (*at, self.seq) = (course.at, course.seq);
             match end {
                 End::Lane => {}
-                End::Aborts(reason) if !self.consumed[self.aborted[handler]] => {
+                End::Aborts(reason) if !codes.consumed[codes.aborted[handler]] => {
                     self.seq += 1;
                     let lane = &lanes[order[*at].lane as usize];
-                    let event = aborted(&codes[handler], lane.batch, order[*at], reason);
+                    let event = aborted(&codes.code[handler], lane.batch, order[*at], reason);
                     out.counts[handler].aborted += 1;
                     let origin = Origin::new(*at as u32, 0, handler);
-                    out.builders[self.aborted[handler]].push(&event, origin);
+                    out.builders[codes.aborted[handler]].push(&event, origin);
                     *at += 1;
                 }
                 end => return end,
@@ -406,9 +270,9 @@ impl Serial {
             let origin = origin.output(ordinal as u32);
             let stream = usize::from(emit.stream.0);
             let words = emit.registers.iter().map(|r| frame[usize::from(*r)]);
-            let row = row_of(&self.program, emit.stream, words);
+            let row = row_of(&self.codes.program, emit.stream, words);
             out.builders[stream].push(&row, origin);
-            if self.consumed[stream] {
+            if self.codes.consumed[stream] {
                 cascade(self, tables, epoch, out, emit.stream, &row, origin);
             }
         }
@@ -427,28 +291,16 @@ impl Serial {
         let (mut rest, mut ordinal) = (kept, 0);
         while let Some((number, tail)) = rest.split_first() {
             let stream = code.streams[*number as usize];
-            let (words, tail) = tail.split_at(self.program.streams[stream].spec.schema.len());
+            let (words, tail) = tail.split_at(self.codes.program.streams[stream].spec.schema.len());
             let (id, origin) = (StreamId(stream as u16), origin.output(ordinal));
-            let row = row_of(&self.program, id, words.iter().copied());
+            let row = row_of(&self.codes.program, id, words.iter().copied());
             out.builders[stream].push(&row, origin);
-            if self.consumed[stream] {
+            if self.codes.consumed[stream] {
                 cascade(self, tables, epoch, out, id, &row, origin);
             }
             (rest, ordinal) = (tail, ordinal + 1);
         }
     }
-}
-
-/// The abort event of an event's transaction.
-fn aborted(code: &Code, batch: &Batch, ranked: Ranked, reason: Reason) -> Vec<Value> {
-    let mut event = batch.row(ranked.row as usize).into_vec();
-    event.push(Value::str(reason_text(code, reason)));
-    event
-}
-
-/// How often slots of any table have moved.
-fn moved(tables: &[Table]) -> u64 {
-    tables.iter().map(Table::moves).sum()
 }
 
 struct Sink {
@@ -457,14 +309,6 @@ struct Sink {
     counts: Vec<HandlerCounts>,
     unstable: Vec<Unstable>,
     written: BTreeMap<usize, u64>,
-}
-
-fn reason_text(code: &Code, reason: Reason) -> &str {
-    match (code, reason) {
-        (Code::Words(code), Reason::Number(number)) => &code.reasons[usize::from(number)],
-        (_, Reason::Text(text)) => text,
-        _ => unreachable!("only compiled code numbers its reasons"),
-    }
 }
 
 /// The values of a row of words.
@@ -485,7 +329,7 @@ fn cascade(
 ) {
     out.derived.push(DerivedEvent(origin));
     let cause = out.derived.len() as u32;
-    let handlers: Vec<usize> = serial.program.handlers_on(stream).collect();
+    let handlers: Vec<usize> = serial.codes.program.handlers_on(stream).collect();
     for handler in handlers {
         serial.seq += 1;
         let origin = Origin::new(origin.root(), cause, handler);
@@ -502,7 +346,7 @@ fn transact(
     event: &[Value],
     origin: Origin,
 ) {
-    let program = serial.program.clone();
+    let program = serial.codes.program.clone();
     let handler = origin.handler();
     let result = if depth(out, origin) > program.handlers.len() {
         Err(reasons::endless())
@@ -534,7 +378,7 @@ fn transact(
             for (ordinal, (stream, row)) in effects.emitted.iter().enumerate() {
                 let origin = origin.output(ordinal as u32);
                 out.builders[stream.index()].push(row, origin);
-                if serial.consumed[stream.index()] {
+                if serial.codes.consumed[stream.index()] {
                     cascade(serial, tables, epoch, out, *stream, row, origin);
                 }
             }
@@ -584,9 +428,9 @@ fn abort(
 ) {
     let handler = origin.handler();
     out.counts[handler].aborted += 1;
-    let stream = serial.program.handlers[handler].aborted;
+    let stream = serial.codes.program.handlers[handler].aborted;
     out.builders[stream.index()].push(&event, origin);
-    if serial.consumed[stream.index()] {
+    if serial.codes.consumed[stream.index()] {
         cascade(serial, tables, epoch, out, stream, &event, origin);
     }
 }

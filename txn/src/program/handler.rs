@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{Row, StreamId, TableId, Value};
 
 use super::expr::{Block, ExprId};
-use crate::execute::{Course, End, Lane, NativeCode, NativeTx};
+use crate::execute::{run_native, Course, End, Lane, NativeCode, NativeTx};
 
 /// A variable of a declared transaction, by number: set by one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -285,7 +285,7 @@ pub(crate) trait NativeBody: Send + Sync {
     /// Runs it on rows.
     ///
     /// # Safety
-    /// As of [`Course::run_native`].
+    /// As of [`run_native`].
     unsafe fn run(&self, course: &mut Course<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End;
 }
 
@@ -298,7 +298,7 @@ where
 {
     unsafe fn run(&self, course: &mut Course<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End {
         // SAFETY: as the caller says.
-        unsafe { course.run_native::<N>(lane, code, &self.0) }
+        unsafe { run_native::<N, _>(course, lane, code, &self.0) }
     }
 }
 

@@ -1,0 +1,199 @@
+//! What the handlers of a program are compiled to, for every executor.
+
+use std::sync::Arc;
+
+use tidemill_core::{Batch, StreamId, Value};
+use tidemill_table::{Layout, Table};
+
+use super::lane::{Lane, Wants, WordColumns};
+use super::native::{self, NativeCode};
+use super::output::OutputBuilder;
+use super::segment::Reason;
+use super::words::{self, Frame, WordCode};
+use crate::order::{Epoch, Ranked};
+use crate::program::{Body, NativeBody, Program};
+
+/// How a handler is executed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Declared, over words.
+    Words,
+    /// Declared, over values; why not over words.
+    Values(String),
+    /// A closure over words.
+    Native,
+    /// A closure, through values; why.
+    NativeValues(String),
+    /// An opaque function.
+    Opaque,
+}
+
+/// A handler, ready to be executed.
+pub(crate) enum Code {
+    Words(WordCode),
+    Native(NativeCode, Arc<dyn NativeBody>),
+    General,
+}
+
+impl Code {
+    /// What it wants of its events; nothing when it has no fast path.
+    fn wants(&self, columns: usize) -> Option<Wants> {
+        match self {
+            Code::Words(code) => Some(Wants {
+                columns: code.columns.iter().map(|(c, _)| usize::from(*c)).collect(),
+                keys: code.rows.iter().map(|r| (r.table, r.key)).collect(),
+                places: !code.asks,
+            }),
+            Code::Native(code, _) => Some(Wants {
+                columns: (0..columns).collect(),
+                keys: code.rows.iter().map(|r| (r.table, r.key)).collect(),
+                places: true,
+            }),
+            Code::General => None,
+        }
+    }
+
+    /// The streams that its fast path emits to, if these are outputs and nothing more.
+    pub(crate) fn streams(&self) -> Option<&[usize]> {
+        match self {
+            Code::Words(code) => (!code.consumed).then_some(&code.streams),
+            Code::Native(code, _) => (!code.consumed).then_some(&code.streams),
+            Code::General => None,
+        }
+    }
+
+    /// How many rows of a table each of its transactions has, on the fast path.
+    pub(crate) fn rows_of(&self, table: usize) -> usize {
+        match self {
+            Code::Words(code) => code.rows.iter().filter(|row| row.table == table).count(),
+            Code::Native(code, _) => code.rows.iter().filter(|row| row.table == table).count(),
+            Code::General => 0,
+        }
+    }
+
+    /// The registers that its transactions work in.
+    fn frame(&self) -> Frame {
+        let mut frame = [0; 256];
+        if let Code::Words(code) = self {
+            code.prepare(&mut frame);
+        }
+        frame
+    }
+}
+
+/// The handlers of a program, ready to be executed.
+pub(crate) struct Codes {
+    pub(crate) program: Arc<Program>,
+    /// By handler.
+    pub(crate) code: Vec<Code>,
+    pub(crate) paths: Vec<Path>,
+    wants: Vec<Option<Wants>>,
+    /// Per stream: whether a handler takes its events.
+    pub(crate) consumed: Vec<bool>,
+    /// Per handler: the stream of its aborts.
+    pub(crate) aborted: Vec<usize>,
+    /// Per table: the most rows of it that one transaction on the fast path has.
+    pub(crate) rows_max: Vec<usize>,
+}
+
+impl Codes {
+    /// Of a program.
+    pub(crate) fn new(program: Arc<Program>) -> Codes {
+        let layouts: Vec<Layout> = program.tables.iter().map(Layout::of).collect();
+        let (mut code, mut paths) = (Vec::new(), Vec::new());
+        for (index, handler) in program.handlers.iter().enumerate() {
+            let (c, p) = match &handler.body {
+                Body::Declared(_) => match words::compile(&program, &layouts, index) {
+                    Ok(code) => (Code::Words(code), Path::Words),
+                    Err(why) => (Code::General, Path::Values(why)),
+                },
+                Body::Native(n) => {
+                    match native::prepare(&program, &layouts, &program.natives[*n]) {
+                        Ok(code) => {
+                            (Code::Native(code, program.natives[*n].body.clone()), Path::Native)
+                        }
+                        Err(why) => (Code::General, Path::NativeValues(why)),
+                    }
+                }
+                Body::Opaque(_) => (Code::General, Path::Opaque),
+            };
+            code.push(c);
+            paths.push(p);
+        }
+        let columns =
+            |h: usize| program.streams[program.handlers[h].input.index()].spec.schema.len();
+        let wants = |(h, code): (usize, &Code)| code.wants(columns(h));
+        let wants = code.iter().enumerate().map(wants).collect();
+        let streams = 0..program.streams.len() as u16;
+        let consumed = streams.map(|s| program.handlers_on(StreamId(s)).next().is_some()).collect();
+        let aborted = program.handlers.iter().map(|h| h.aborted.index()).collect();
+        let rows_max = (0..program.tables.len())
+            .map(|table| code.iter().map(|code| code.rows_of(table)).max().unwrap_or(0))
+            .collect();
+        Codes { program, code, paths, wants, consumed, aborted, rows_max }
+    }
+
+    /// The registers that each handler's transactions work in.
+    pub(crate) fn frames(&self) -> Vec<Frame> {
+        self.code.iter().map(Code::frame).collect()
+    }
+
+    /// Where output events go, with about so much room by stream.
+    pub(crate) fn builders(&self, rooms: &[usize]) -> Vec<OutputBuilder> {
+        let streams = self.program.streams.iter().zip(rooms).enumerate();
+        streams
+            .map(|(i, (s, room))| {
+                OutputBuilder::new(StreamId(i as u16), s.spec.schema.clone(), *room)
+            })
+            .collect()
+    }
+
+    /// The columns of each lane's events as words, as far as its handler wants them.
+    pub(crate) fn columns<'e>(&self, epoch: &'e Epoch) -> Vec<WordColumns<'e>> {
+        let of = |lane: &crate::order::Lane| {
+            let wanted = self.wants[lane.handler as usize].is_some();
+            WordColumns::new(&epoch.runs[lane.run as usize].batch, wanted)
+        };
+        epoch.lanes.iter().map(of).collect()
+    }
+
+    /// The lanes of an epoch.
+    pub(crate) fn lanes<'e>(
+        &self,
+        epoch: &'e Epoch,
+        columns: &'e [WordColumns<'e>],
+    ) -> Vec<Lane<'e>> {
+        let of = |(index, (lane, columns)): (usize, (&crate::order::Lane, &'e WordColumns<'e>))| {
+            let (run, handler) = (&epoch.runs[lane.run as usize], lane.handler as usize);
+            let fast = !matches!(self.code[handler], Code::General);
+            let wants = self.wants[handler].as_ref().filter(|_| fast).map(|wants| (wants, columns));
+            Lane::new(&run.batch, index, handler, wants)
+        };
+        epoch.lanes.iter().zip(columns).enumerate().map(of).collect()
+    }
+
+    /// Sends everything through the general path.
+    pub(crate) fn general_only(&mut self) {
+        self.code.iter_mut().for_each(|code| *code = Code::General);
+    }
+}
+
+/// The abort event of an event's transaction.
+pub(crate) fn aborted(code: &Code, batch: &Batch, ranked: Ranked, reason: Reason) -> Vec<Value> {
+    let mut event = batch.row(ranked.row as usize).into_vec();
+    event.push(Value::str(reason_text(code, reason)));
+    event
+}
+
+/// How often slots of any table have moved.
+pub(crate) fn moved(tables: &[Table]) -> u64 {
+    tables.iter().map(Table::moves).sum()
+}
+
+fn reason_text(code: &Code, reason: Reason) -> &str {
+    match (code, reason) {
+        (Code::Words(code), Reason::Number(number)) => &code.reasons[usize::from(number)],
+        (_, Reason::Text(text)) => text,
+        _ => unreachable!("only compiled code numbers its reasons"),
+    }
+}
