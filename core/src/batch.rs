@@ -174,6 +174,18 @@ impl Batch {
         Batch { schema: self.schema.clone(), columns, len: rows.len() }
     }
 
+    /// Rows of several batches of one schema, each given by its batch and its row there.
+    pub fn interleave(batches: &[&Batch], rows: &[(u32, u32)]) -> Batch {
+        let rows: Vec<(usize, usize)> = rows.iter().map(|r| (r.0 as usize, r.1 as usize)).collect();
+        let schema = batches[0].schema.clone();
+        let columns = (0..schema.len()).map(|column| {
+            let arrays: Vec<&dyn Array> =
+                batches.iter().map(|batch| batch.columns[column].as_ref()).collect();
+            arrow_select::interleave::interleave(&arrays, &rows).expect("arrays of one type")
+        });
+        Batch::new(schema.clone(), columns.collect(), rows.len())
+    }
+
     /// The rows for which `keep` is true.
     pub fn filter(&self, keep: &BooleanArray) -> Result<Batch> {
         let columns = self

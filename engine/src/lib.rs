@@ -62,6 +62,7 @@ mod stored;
 mod trial;
 mod upgrade;
 mod view;
+mod workers;
 
 pub use ask::{ask, Next, Replies};
 pub use life::LifeSink;
@@ -70,3 +71,4 @@ pub use report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 pub use schema::schema_diff;
 pub use settings::{Durable, Settings, Upgrade};
 pub use spec::{AppSpec, SinkDecl, SourceDecl};
+pub use workers::Workers;

@@ -154,16 +154,12 @@ impl Opened<'_> {
         unsafe { self.slots.add(slot * self.stride) }
     }
 
-    /// Which of the slots that is: less than 2^32.
+    /// Where the search for a key begins, and its hash.
     #[inline(always)]
-    pub fn home_number(&self, key: u64) -> u32 {
-        (hash(key, self.seed) >> self.shift) as u32
-    }
-
-    /// The slot with this number.
-    #[inline(always)]
-    pub fn slot(&self, number: u32) -> *mut u64 {
-        self.slots.wrapping_add((number as usize & self.mask) * self.stride)
+    pub fn home_and_hash(&self, key: u64) -> (*mut u64, u64) {
+        let hash = hash(key, self.seed);
+        // SAFETY: as in `home`.
+        (unsafe { self.slots.add((hash >> self.shift) as usize * self.stride) }, hash)
     }
 
     /// Asks for a slot to be brought into the cache.

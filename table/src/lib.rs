@@ -25,7 +25,7 @@ mod table;
 mod version;
 
 pub use at::{Opened, RowAt};
-pub use cells::{prefetch, prefetch_address};
+pub use cells::{prefetch, prefetch_address, prefetch_to_write};
 pub use layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 pub use table::{row_hash, AsOf, Change, Changed, Loading, Table};
 pub use version::Seq;

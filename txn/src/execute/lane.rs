@@ -224,11 +224,25 @@ impl<'a> Lane<'a> {
     /// tables while the row is used.
     #[inline(always)]
     pub(crate) unsafe fn row(&self, of: usize, event: usize) -> Option<(RowAt, bool)> {
-        // SAFETY: there are so many rows, `RING` homes for each, and as many keys as events. The
-        // home is a slot of the table, because slots have not moved since it was staged.
+        // SAFETY: there are so many rows, and `RING` homes for each. The home is a slot of the table,
+        // because slots have not moved since it was staged.
+        unsafe { self.row_from(of, event, *self.homes.get_unchecked(of * RING + event % RING)) }
+    }
+
+    /// As [`Lane::row`], where it is known at which slot the search for it begins.
+    ///
+    /// # Safety
+    /// As of [`Lane::row`], without being staged; the slot is one of the row's table.
+    #[inline(always)]
+    pub(crate) unsafe fn row_from(
+        &self,
+        of: usize,
+        event: usize,
+        home: *mut u64,
+    ) -> Option<(RowAt, bool)> {
+        // SAFETY: there are so many rows, and as many keys as events.
         unsafe {
             let source = self.sources.get_unchecked(of);
-            let home = *self.homes.get_unchecked(of * RING + event % RING);
             let key = *source.keys.add(event);
             let row = RowAt::at(home, source.table);
             if row.is(key) {
@@ -239,6 +253,29 @@ impl<'a> Lane<'a> {
                 false => ((*source.table).find_slot(key), true),
             };
             (!slot.is_null()).then(|| (RowAt::at(slot, source.table), is_there))
+        }
+    }
+
+    /// For row number `of` of the transactions on these events: where the search for it begins, and a
+    /// hash of table and key.
+    #[inline(always)]
+    pub(crate) fn homes_of(
+        &self,
+        of: usize,
+        events: std::ops::Range<usize>,
+        mut each: impl FnMut(*mut u64, u64),
+    ) {
+        let source = &self.sources[of];
+        assert!(events.end <= self.batch.len() && !source.table.is_null(), "an attached lane's");
+        let salt = (source.number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        // SAFETY: there is a key for each event, and the table is open.
+        let (keys, table) = unsafe {
+            let keys = source.keys.add(events.start);
+            (std::slice::from_raw_parts(keys, events.len()), &*source.table)
+        };
+        for key in keys {
+            let (home, hash) = table.home_and_hash(*key);
+            each(home, hash.wrapping_add(salt));
         }
     }
 
@@ -268,11 +305,17 @@ impl<'a> Lane<'a> {
             }
         }
         if prefetch {
-            // A block of a column is two cache lines.
-            for words in &self.ahead {
-                tidemill_table::prefetch(words, row + EVENTS_AHEAD);
-                tidemill_table::prefetch(words, row + EVENTS_AHEAD + BLOCK / 2);
-            }
+            self.ask_ahead(row);
+        }
+    }
+
+    /// Asks for the events ahead of `row`. Once every [`BLOCK`] rows is enough.
+    #[inline(always)]
+    pub(crate) fn ask_ahead(&self, row: usize) {
+        // A block of a column is two cache lines.
+        for words in &self.ahead {
+            tidemill_table::prefetch(words, row + EVENTS_AHEAD);
+            tidemill_table::prefetch(words, row + EVENTS_AHEAD + BLOCK / 2);
         }
     }
 }

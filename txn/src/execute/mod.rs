@@ -11,6 +11,7 @@
 //! | `words` | declared transactions over word columns, compiled to a register machine |
 //! | `native` | rows of words handed to a Rust closure |
 //! | `general` | every transaction there is, over values; what the fast paths fall back to |
+//! | `lists` | several threads, each with a list of transactions that it executes in place |
 //! | `output` | output events by column, with their stamps |
 
 mod closure;
@@ -18,6 +19,7 @@ mod codes;
 mod executor;
 mod general;
 mod lane;
+mod lists;
 mod native;
 mod output;
 mod segment;
@@ -27,8 +29,9 @@ mod words;
 pub use closure::NativeTx;
 pub(crate) use closure::{on_frames, OnFrames};
 pub use codes::Path;
-pub use executor::Executor;
+pub use executor::{Executor, Ran};
 pub(crate) use lane::Lane;
+pub(crate) use lists::ListWalk;
 pub(crate) use native::NativeCode;
 pub use output::{Origins, Output};
 pub(crate) use segment::{run_native, Course, End};

@@ -128,6 +128,13 @@ pub(crate) struct WordRows {
     origins: Vec<Origin>,
 }
 
+/// Rows of words that have been collected.
+#[derive(Debug, Default)]
+pub(crate) struct RawRows {
+    pub(crate) columns: Vec<Vec<i64>>,
+    pub(crate) origins: Vec<Origin>,
+}
+
 const NEAR: usize = 8;
 
 impl WordRows {
@@ -247,20 +254,44 @@ impl OutputBuilder {
         }
     }
 
+    pub(crate) fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        match &self.rows {
+            Rows::Words(rows) => rows.len == 0,
+            Rows::Any(_, origins) => origins.is_empty(),
+        }
+    }
+
     pub(crate) fn finish(&mut self) -> Option<Output> {
-        let (batch, of) = match &mut self.rows {
-            Rows::Any(builder, origins) => (builder.finish(), std::mem::take(origins)),
-            Rows::Words(rows) => {
-                rows.settle();
-                let WordRows { len, columns, origins, .. } =
-                    std::mem::replace(rows, WordRows::new(self.schema.len(), 0));
-                let arrays = columns.into_iter().zip(&self.schema.columns);
-                let arrays = arrays.map(|(words, c)| word_array(&c.ty, words));
-                (Batch::new(self.schema.clone(), arrays.collect(), len), origins)
-            }
-        };
+        if let Some(raw) = self.take_raw() {
+            return self.finish_raw(raw);
+        }
+        let Rows::Any(builder, origins) = &mut self.rows else { return None };
+        let (batch, of) = (builder.finish(), std::mem::take(origins));
         let origins = Origins { of };
         (!batch.is_empty()).then_some(Output { stream: self.stream, batch, origins })
+    }
+
+    /// What has been collected, if all columns are words.
+    pub(crate) fn take_raw(&mut self) -> Option<RawRows> {
+        let Rows::Words(rows) = &mut self.rows else { return None };
+        rows.settle();
+        let WordRows { columns, origins, .. } =
+            std::mem::replace(rows, WordRows::new(self.schema.len(), 0));
+        Some(RawRows { columns, origins })
+    }
+
+    /// Rows of words as an output.
+    pub(crate) fn finish_raw(&self, raw: RawRows) -> Option<Output> {
+        let RawRows { columns, origins: of } = raw;
+        let len = of.len();
+        let arrays = columns.into_iter().zip(&self.schema.columns);
+        let arrays = arrays.map(|(words, c)| word_array(&c.ty, words));
+        let batch = Batch::new(self.schema.clone(), arrays.collect(), len);
+        (len > 0).then_some(Output { stream: self.stream, batch, origins: Origins { of } })
     }
 }
 

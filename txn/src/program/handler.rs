@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{Row, StreamId, TableId, Value};
 
 use super::expr::{Block, ExprId};
-use crate::execute::{run_native, Course, End, Lane, NativeCode, NativeTx};
+use crate::execute::{run_native, Course, End, Lane, ListWalk, NativeCode, NativeTx};
 
 /// A variable of a declared transaction, by number: set by one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -287,6 +287,17 @@ pub(crate) trait NativeBody: Send + Sync {
     /// # Safety
     /// As of [`run_native`].
     unsafe fn run(&self, course: &mut Course<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End;
+
+    /// As [`run`](NativeBody::run), along a thread's list.
+    ///
+    /// # Safety
+    /// As of [`run_native`].
+    unsafe fn run_list(
+        &self,
+        walk: &mut ListWalk<'_>,
+        lane: &mut Lane<'_>,
+        code: &NativeCode,
+    ) -> End;
 }
 
 /// A closure on `N` rows.
@@ -299,6 +310,16 @@ where
     unsafe fn run(&self, course: &mut Course<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End {
         // SAFETY: as the caller says.
         unsafe { run_native::<N, _>(course, lane, code, &self.0) }
+    }
+
+    unsafe fn run_list(
+        &self,
+        walk: &mut ListWalk<'_>,
+        lane: &mut Lane<'_>,
+        code: &NativeCode,
+    ) -> End {
+        // SAFETY: as the caller says.
+        unsafe { run_native::<N, _>(walk, lane, code, &self.0) }
     }
 }
 

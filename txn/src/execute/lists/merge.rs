@@ -1,0 +1,147 @@
+//! The threads' outputs, put into stamp order.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use tidemill_core::Batch;
+
+use super::member::Part;
+use crate::execute::output::{Origin, Origins, Output, OutputBuilder, RawRows};
+use crate::execute::serial::{HandlerCounts, Outcome};
+use crate::pool::Pool;
+
+/// What all threads together have come to, `transactions` in number.
+pub(super) fn merge(pool: &dyn Pool, parts: Vec<Part>, transactions: usize) -> Outcome {
+    let handlers = parts.first().map_or(0, |part| part.counts.len());
+    let mut counts = vec![HandlerCounts::default(); handlers];
+    let mut by_stream: Vec<Vec<OutputBuilder>> = Vec::new();
+    for Part { builders, counts: of } in parts {
+        for (sum, of) in counts.iter_mut().zip(of) {
+            sum.committed += of.committed;
+            sum.aborted += of.aborted;
+        }
+        by_stream.resize_with(builders.len(), Vec::new);
+        for (all, builder) in by_stream.iter_mut().zip(builders) {
+            all.extend((!builder.is_empty()).then_some(builder));
+        }
+    }
+    let outputs = by_stream.into_iter().filter(|parts| !parts.is_empty());
+    let outputs = outputs.filter_map(|parts| in_order(pool, parts, transactions)).collect();
+    Outcome {
+        outputs,
+        derived: Vec::new(),
+        counts,
+        unstable: Vec::new(),
+        written: BTreeMap::new(),
+        seq: 0,
+    }
+}
+
+/// Outputs of one stream, each in stamp order, as one. No transaction is in two of them.
+fn in_order(pool: &dyn Pool, mut parts: Vec<OutputBuilder>, transactions: usize) -> Option<Output> {
+    if parts.len() == 1 {
+        return parts[0].finish();
+    }
+    let stream = parts[0].stream();
+    let raw: Option<Vec<RawRows>> = parts.iter_mut().map(OutputBuilder::take_raw).collect();
+    let Some(raw) = raw else {
+        let parts: Vec<Output> = parts.iter_mut().filter_map(OutputBuilder::finish).collect();
+        let of: Vec<&[Origin]> = parts.iter().map(|part| &part.origins.of[..]).collect();
+        let mut rows = Vec::new();
+        let whole: Vec<Range<usize>> = of.iter().map(|of| 0..of.len()).collect();
+        let mut origins = Vec::new();
+        walk(&of, &whole, |part, row| {
+            rows.push((part as u32, row as u32));
+            origins.push(of[part][row]);
+        });
+        let batches: Vec<&Batch> = parts.iter().map(|part| &part.batch).collect();
+        let batch = Batch::interleave(&batches, &rows);
+        return Some(Output { stream, batch, origins: Origins { of: origins } });
+    };
+    // Every thread puts a range of transactions in order.
+    let of: Vec<&[Origin]> = raw.iter().map(|raw| &raw.origins[..]).collect();
+    let len = of.iter().map(|of| of.len()).sum();
+    let mut all = RawRows {
+        columns: vec![vec![0; len]; raw[0].columns.len()],
+        origins: vec![Origin::default(); len],
+    };
+    let mut rest = Piece {
+        of: Vec::new(),
+        columns: all.columns.iter_mut().map(|column| &mut column[..]).collect(),
+        origins: &mut all.origins,
+    };
+    let pieces = pool.threads();
+    let work: Vec<Mutex<Piece<'_>>> = (0..pieces)
+        .map(|piece| {
+            let cut = |of: &[Origin], piece: usize| {
+                let first = (transactions * piece).div_ceil(pieces) as u32;
+                of.partition_point(|origin| origin.root() < first)
+            };
+            let of = of.iter().map(|of| cut(of, piece)..cut(of, piece + 1)).collect();
+            Mutex::new(rest.split(of))
+        })
+        .collect();
+    pool.run(&|member| {
+        let mut piece = work[member].lock().unwrap_or_else(PoisonError::into_inner);
+        piece.fill(&raw, &of);
+    });
+    drop(work);
+    parts[0].finish_raw(all)
+}
+
+/// A range of an output that is being put together.
+struct Piece<'p> {
+    /// The rows of each part that belong here.
+    of: Vec<Range<usize>>,
+    columns: Vec<&'p mut [i64]>,
+    origins: &'p mut [Origin],
+}
+
+impl<'p> Piece<'p> {
+    /// Takes the first rows away: so many as these are.
+    fn split(&mut self, of: Vec<Range<usize>>) -> Piece<'p> {
+        let len = of.iter().map(ExactSizeIterator::len).sum();
+        let columns = self.columns.iter_mut().map(|column| take_first(column, len)).collect();
+        Piece { of, columns, origins: take_first(&mut self.origins, len) }
+    }
+
+    fn fill(&mut self, raw: &[RawRows], of: &[&[Origin]]) {
+        let mut rows: Vec<(u32, u32)> = Vec::with_capacity(self.origins.len());
+        walk(of, &self.of, |part, row| rows.push((part as u32, row as u32)));
+        for (origin, (part, row)) in self.origins.iter_mut().zip(&rows) {
+            *origin = of[*part as usize][*row as usize];
+        }
+        for (number, column) in self.columns.iter_mut().enumerate() {
+            let columns: Vec<&[i64]> = raw.iter().map(|raw| &raw.columns[number][..]).collect();
+            for (word, (part, row)) in column.iter_mut().zip(&rows) {
+                *word = columns[*part as usize][*row as usize];
+            }
+        }
+    }
+}
+
+fn take_first<'p, T>(slice: &mut &'p mut [T], len: usize) -> &'p mut [T] {
+    let (first, rest) = std::mem::take(slice).split_at_mut(len);
+    *slice = rest;
+    first
+}
+
+/// Calls `each` with part and row of every output in these ranges, in stamp order.
+fn walk(of: &[&[Origin]], ranges: &[Range<usize>], mut each: impl FnMut(usize, usize)) {
+    let mut heads: Vec<usize> = ranges.iter().map(|range| range.start).collect();
+    let next = |part: usize, at: usize| {
+        (at < ranges[part].end).then(|| u64::from(of[part][at].root())).unwrap_or(u64::MAX)
+    };
+    let mut roots: Vec<u64> = (0..of.len()).map(|part| next(part, heads[part])).collect();
+    for _ in 0..ranges.iter().map(ExactSizeIterator::len).sum() {
+        let mut first = 0;
+        for part in 1..roots.len() {
+            // A choice that nobody can guess: it must not become a branch.
+            first = if roots[part] < roots[first] { part } else { first };
+        }
+        each(first, heads[first]);
+        heads[first] += 1;
+        roots[first] = next(first, heads[first]);
+    }
+}

@@ -1,0 +1,83 @@
+//! What the planner wants to know of each transaction, found out by the block and ahead of time: the
+//! rows that it uses, by cell and by slot.
+
+use super::walk::SlotAt;
+use crate::execute::lane::Lane;
+use crate::plan::lists::{Planner, Use};
+
+/// Events of a lane that are staged at a time.
+const BLOCK: usize = 16;
+/// How many events ahead of a block's first one are staged.
+const AHEAD: usize = 2 * BLOCK;
+/// Staged events that are kept.
+const RING: usize = 4 * BLOCK;
+
+/// A lane's events, staged.
+#[derive(Debug)]
+pub(super) struct Stage {
+    rows: usize,
+    /// As many as `rows`, in whole groups.
+    width: usize,
+    /// Of the staged events, row by row.
+    uses: Vec<Use>,
+    slots: Vec<SlotAt>,
+    /// Events before this one are staged.
+    staged_to: usize,
+    /// From this event on staging must go on.
+    stage_at: usize,
+}
+
+impl Stage {
+    /// Of a lane whose handler writes these of its rows.
+    pub(super) fn new(writes: &[bool], planner: &Planner) -> Stage {
+        let rows = writes.len();
+        let width = rows.next_multiple_of(Use::GROUP);
+        let mut uses = vec![planner.no_use(); width * RING];
+        for uses in uses.chunks_exact_mut(width.max(1)) {
+            for (used, writes) in uses.iter_mut().zip(writes) {
+                *used = Use::of(0, *writes);
+            }
+        }
+        let slots = vec![SlotAt(std::ptr::null_mut()); width * RING];
+        Stage { rows, width, uses, slots, staged_to: 0, stage_at: 0 }
+    }
+
+    /// What the transaction on an event uses, in whole groups; how many slots count. Events are asked for in their order.
+    #[inline(always)]
+    pub(super) fn of(
+        &mut self,
+        event: usize,
+        lane: &Lane<'_>,
+        planner: &Planner,
+    ) -> (&[Use], (usize, &[SlotAt])) {
+        if event >= self.stage_at {
+            self.go_on(event, lane, planner);
+        }
+        let from = event % RING * self.width;
+        (&self.uses[from..from + self.width], (self.rows, &self.slots[from..from + self.width]))
+    }
+
+    #[inline(never)]
+    fn go_on(&mut self, event: usize, lane: &Lane<'_>, planner: &Planner) {
+        let end = lane.batch.len();
+        self.staged_to = self.staged_to.max(event);
+        self.stage_at = (event / BLOCK + 1) * BLOCK;
+        let mask = planner.cells() as u64 - 1;
+        while self.staged_to < (self.stage_at + AHEAD).min(end) {
+            let from = self.staged_to;
+            self.staged_to = ((from / BLOCK + 1) * BLOCK).min(end);
+            let first = from % RING * self.width;
+            for of in 0..self.rows {
+                let mut at = first + of;
+                lane.homes_of(of, from..self.staged_to, |home, hash| {
+                    let cell = (hash & mask) as u32;
+                    tidemill_table::prefetch_to_write(planner.cell_address(cell));
+                    self.uses[at].cell = cell;
+                    self.slots[at] = SlotAt(home);
+                    at += self.width;
+                });
+            }
+        }
+        lane.ask_ahead(event);
+    }
+}

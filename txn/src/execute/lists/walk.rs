@@ -1,0 +1,280 @@
+//! Walking a list.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tidemill_table::{Opened, RowAt};
+
+use super::feed::{Appender, Feed};
+use super::Shared;
+use crate::execute::lane::Lane;
+use crate::execute::segment::{Turn, Walk};
+use crate::order::Ranked;
+use crate::plan::lists::{Use, Wait};
+use crate::pool;
+
+/// A transaction of a list.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    /// Its place in the epoch's order.
+    rank: u32,
+    lane: u32,
+    /// The event's row in its lane.
+    row: u32,
+    /// How many rows it uses, and how many transactions it waits for.
+    rows: u16,
+    waits: u16,
+}
+
+/// Where a slot begins. Whoever follows it sees to it that it may.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SlotAt(pub(super) *mut u64);
+
+// SAFETY: an address is no access.
+unsafe impl Send for SlotAt {}
+// SAFETY: as above.
+unsafe impl Sync for SlotAt {}
+
+/// One thread's transactions, and how far they are done.
+#[derive(Debug)]
+pub(super) struct List {
+    entries: Feed<Entry>,
+    /// For each row of each transaction, where the search for its slot begins.
+    slots: Feed<SlotAt>,
+    waits: Feed<Wait>,
+    done: Done,
+}
+
+/// How far a list is done; alone in its cache lines, because one thread writes it all the time, and
+/// others look at it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Done {
+    /// One more than the rank of the last transaction.
+    rank: AtomicUsize,
+    /// How many transactions.
+    count: AtomicUsize,
+}
+
+impl Default for List {
+    fn default() -> List {
+        let (entries, slots, waits) = (Feed::new(0), Feed::new(0), Feed::new(0));
+        List { entries, slots, waits, done: Done::default() }
+    }
+}
+
+impl List {
+    /// Room for so many transactions that use so many rows in all.
+    pub(super) fn make_room(&mut self, transactions: usize, uses: usize) {
+        if self.entries.room() < transactions || self.slots.room() < uses {
+            self.entries = Feed::new(transactions);
+            self.slots = Feed::new(uses + Use::GROUP);
+            // It may wait for somebody of every other list for each row.
+            self.waits = Feed::new(uses);
+        }
+    }
+
+    /// Begins anew.
+    pub(super) fn begin(&mut self) {
+        self.done = Done::default();
+        self.entries.reset();
+        self.slots.reset();
+        self.waits.reset();
+    }
+
+    /// How many transactions are done.
+    pub(super) fn done(&self) -> usize {
+        self.done.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether the transaction of this rank is done, which is in the list.
+    #[inline(always)]
+    fn has_done(&self, rank: u32) -> bool {
+        self.done.rank.load(Ordering::Acquire) > rank as usize
+    }
+
+    /// How many transactions may be executed.
+    pub(super) fn published(&self) -> usize {
+        self.entries.published()
+    }
+
+    /// Whether there will be no more of them. Ask before [`List::published`].
+    pub(super) fn is_closed(&self) -> bool {
+        self.entries.is_closed()
+    }
+}
+
+/// Who makes a list.
+pub(super) struct Appenders<'l> {
+    entries: Appender<'l, Entry>,
+    slots: Appender<'l, SlotAt>,
+    waits: Appender<'l, Wait>,
+}
+
+impl<'l> Appenders<'l> {
+    /// Of a list that has just [begun](List::begin).
+    pub(super) fn of(list: &'l List) -> Appenders<'l> {
+        let (entries, slots) = (list.entries.appender(), list.slots.appender());
+        Appenders { entries, slots, waits: list.waits.appender() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    #[inline(always)]
+    pub(super) fn push(
+        &mut self,
+        rank: u32,
+        ranked: Ranked,
+        (rows, slots): (usize, &[SlotAt]),
+        waits: &[Wait],
+    ) {
+        let Ranked { lane, row } = ranked;
+        self.entries.push(Entry { rank, lane, row, rows: rows as u16, waits: waits.len() as u16 });
+        let (groups, _) = slots.as_chunks::<{ Use::GROUP }>();
+        let mut left = rows;
+        for group in groups {
+            let len = left.min(Use::GROUP);
+            self.slots.push_first(group, len);
+            left -= len;
+        }
+        waits.iter().for_each(|wait| self.waits.push(*wait));
+    }
+
+    /// What has been appended may be executed. The entries come last: they say how much there is of
+    /// the others.
+    pub(super) fn publish(&self) {
+        self.slots.publish();
+        self.waits.publish();
+        self.entries.publish();
+    }
+
+    pub(super) fn close(&self) {
+        self.slots.publish();
+        self.waits.publish();
+        self.entries.close();
+    }
+}
+
+/// How many rows ahead slots are asked for.
+const AHEAD: usize = 32;
+
+/// How far the walk through a list has come.
+#[derive(Clone, Copy)]
+pub(crate) struct ListWalk<'w> {
+    shared: &'w Shared<'w>,
+    list: &'w List,
+    /// The next transaction, and the one up to which may be gone.
+    pub(super) at: usize,
+    end: usize,
+    /// The next transaction's first slot, and how many have been published.
+    slot: usize,
+    slots_end: usize,
+    /// The next wait.
+    wait: usize,
+    /// The others have stopped.
+    pub(super) stopped: bool,
+}
+
+impl<'w> ListWalk<'w> {
+    /// From the beginning of a list.
+    pub(super) fn new(shared: &'w Shared<'w>, list: usize) -> ListWalk<'w> {
+        let list = &shared.lists[list];
+        let (at, slot, wait) = (0, 0, 0);
+        ListWalk { shared, list, at, end: 0, slot, slots_end: 0, wait, stopped: false }
+    }
+
+    /// May go up to `end`, which is published.
+    pub(super) fn go_to(&mut self, end: usize) {
+        self.end = end;
+        self.slots_end = self.list.slots.published();
+    }
+
+    /// The lane of the next transaction.
+    pub(super) fn lane(&self) -> Option<usize> {
+        // SAFETY: all transactions before `end` are published.
+        (self.at < self.end).then(|| unsafe { self.list.entries.get(self.at) }.lane as usize)
+    }
+
+    /// The next transaction, as the epoch's order has it, and its rank.
+    pub(super) fn ranked(&self) -> (Ranked, usize) {
+        assert!(self.at < self.end, "there is a next one");
+        // SAFETY: all transactions before `end` are published.
+        let entry = unsafe { self.list.entries.get(self.at) };
+        (Ranked { lane: entry.lane, row: entry.row }, entry.rank as usize)
+    }
+
+    /// The next transaction has been dealt with otherwise.
+    pub(super) fn skip(&mut self) {
+        assert!(self.at < self.end, "there is a next one");
+        self.pass();
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_for(&mut self, waits: usize) {
+        let Shared { lists, pool, .. } = self.shared;
+        for _ in 0..waits {
+            // SAFETY: waits are published before the transactions that have them.
+            let Wait { list, rank } = unsafe { self.list.waits.get(self.wait) };
+            self.wait += 1;
+            let other = &lists[list as usize];
+            let mut stopped = false;
+            pool::wait(*pool, || {
+                stopped = self.shared.has_failed();
+                stopped || other.has_done(rank)
+            });
+            self.stopped |= stopped;
+        }
+    }
+}
+
+impl Walk for ListWalk<'_> {
+    #[inline(always)]
+    fn turn(&mut self, lane: &mut Lane<'_>) -> Option<Turn> {
+        if self.at >= self.end {
+            return None;
+        }
+        // SAFETY: all transactions before `end` are published.
+        let entry = unsafe { self.list.entries.get(self.at) };
+        if entry.lane != lane.index {
+            return None;
+        }
+        for of in 0..usize::from(entry.rows) {
+            let ahead = self.slot + AHEAD + of;
+            if ahead < self.slots_end {
+                // SAFETY: so many slots are published.
+                Opened::prefetch_to_write(unsafe { self.list.slots.get(ahead) }.0);
+            }
+        }
+        if entry.waits > 0 {
+            self.wait_for(usize::from(entry.waits));
+            if self.stopped {
+                return None;
+            }
+        }
+        let rank = entry.rank as usize;
+        let seq = self.shared.before + 1 + u64::from(entry.rank);
+        Some(Turn { event: entry.row as usize, rank, seq })
+    }
+
+    #[inline(always)]
+    unsafe fn row(&self, lane: &Lane<'_>, of: usize, turn: Turn) -> Option<(RowAt, bool)> {
+        // SAFETY: the transaction is published, and has a slot for each of its rows; it begins one
+        // of the table's.
+        unsafe {
+            let slot = self.list.slots.get(self.slot + of).0;
+            lane.row_from(of, turn.event, slot)
+        }
+    }
+
+    #[inline(always)]
+    fn pass(&mut self) {
+        // SAFETY: it is published: it has just been executed.
+        let entry = unsafe { self.list.entries.get(self.at) };
+        self.slot += usize::from(entry.rows);
+        self.at += 1;
+        self.list.done.count.store(self.at, Ordering::Relaxed);
+        self.list.done.rank.store(entry.rank as usize + 1, Ordering::Release);
+    }
+}
