@@ -162,6 +162,8 @@ impl Course<'_> {
         let mut rows = [RowAt::frame(std::ptr::null_mut()); N];
         let rows = &mut rows[..code.rows.len()];
         assert_eq!(lane.rows(), rows.len(), "the handler's rows");
+        assert_eq!(lane.columns.len(), code.columns.len(), "the handler's columns");
+        let machine = code.machine();
         while let Some(event) = self.event(self.at, lane) {
             for (of, row) in rows.iter_mut().enumerate() {
                 // SAFETY: as the caller says; the event has been staged.
@@ -170,22 +172,10 @@ impl Course<'_> {
                     None => return End::General,
                 }
             }
-            // Values are read before any is written, so two rows must not be one.
-            let same = |(a, b): &(u8, u8)| rows[usize::from(*a)].is_same(rows[usize::from(*b)]);
-            if code.pairs.iter().any(same) {
-                return End::General;
-            }
-            for (column, (_, register)) in code.columns.iter().enumerate() {
-                // SAFETY: every column has the event.
-                frame[usize::from(*register)] = unsafe { lane.columns.word(column, event) };
-            }
-            for load in &code.loads {
-                // SAFETY: the row is in an open table; the word is one of its columns, by the
-                // table's layout.
-                let word = unsafe { rows[usize::from(load.row)].word(usize::from(load.word)) };
-                frame[usize::from(load.register)] = word;
-            }
-            match code.run(frame) {
+            // SAFETY: as the caller says: the rows are of open tables, and the lane has the columns
+            // that the code wants.
+            let decided = unsafe { code.decide(machine, rows, &lane.columns, event, frame) };
+            match decided {
                 Ok(()) => {}
                 Err(Stop::Abort(reason)) => return End::Aborts(Reason::Number(reason)),
                 Err(Stop::Trap) => return End::General,

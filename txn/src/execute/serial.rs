@@ -230,6 +230,17 @@ impl Serial {
         self
     }
 
+    /// Interprets declared transactions over words, also where they would be machine code: for tests
+    /// that compare the two.
+    pub fn interpreted(mut self) -> Serial {
+        let interpreted = |code| match code {
+            Code::Words(code) => Code::Words(code.interpreted()),
+            code => code,
+        };
+        self.code = self.code.into_iter().map(interpreted).collect();
+        self
+    }
+
     /// Executes an epoch on the tables, which belong to the program.
     pub fn run(&mut self, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
         // Cascades need the executor while its code is walked.
