@@ -146,13 +146,19 @@ impl Course<'_> {
         // SAFETY: as the caller says.
         unsafe {
             match code.rows.len() {
-                rows if rows <= 8 => self.run_words_on::<8>(lane, code, frame),
+                0 => self.run_words_on::<0>(lane, code, frame),
+                1 => self.run_words_on::<1>(lane, code, frame),
+                2 => self.run_words_on::<2>(lane, code, frame),
+                3 => self.run_words_on::<3>(lane, code, frame),
+                4 => self.run_words_on::<4>(lane, code, frame),
+                5..=8 => self.run_words_on::<8>(lane, code, frame),
                 _ => self.run_words_on::<ROWS_MAX>(lane, code, frame),
             }
         }
     }
 
-    /// [`Course::run_words`] on at most `N` rows.
+    /// [`Course::run_words`] on at most `N` rows; on just as many when these are few, so that
+    /// walking them is no loop.
     unsafe fn run_words_on<const N: usize>(
         &mut self,
         lane: &mut Lane<'_>,
@@ -160,7 +166,7 @@ impl Course<'_> {
         frame: &mut Frame,
     ) -> End {
         let mut rows = [RowAt::frame(std::ptr::null_mut()); N];
-        let rows = &mut rows[..code.rows.len()];
+        let rows = &mut rows[..if N <= 4 { N } else { code.rows.len() }];
         assert_eq!(lane.rows(), rows.len(), "the handler's rows");
         assert_eq!(lane.columns.len(), code.columns.len(), "the handler's columns");
         let machine = code.machine();
@@ -181,9 +187,11 @@ impl Course<'_> {
                 Err(Stop::Trap) => return End::General,
             }
             let seq = self.seq + 1;
-            for row in &code.written {
-                // SAFETY: as above; numbers of transactions are more than 0.
-                unsafe { rows[usize::from(*row)].begin(seq) };
+            for (of, row) in rows.iter().enumerate() {
+                if code.written >> of & 1 == 1 {
+                    // SAFETY: as above; numbers of transactions are more than 0.
+                    unsafe { row.begin(seq) };
+                }
             }
             for store in &code.stores {
                 let word = frame[usize::from(store.register)];

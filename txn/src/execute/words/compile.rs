@@ -383,8 +383,11 @@ impl Compiler<'_> {
     }
 
     fn finish(self) -> Result<WordCode, String> {
+        if self.declared.rows.len() > ROWS_MAX {
+            return Err(format!("it has more than {ROWS_MAX} rows"));
+        }
         let mut rows = Vec::new();
-        let (mut loads, mut stores, mut written) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut loads, mut stores, mut written) = (Vec::new(), Vec::new(), 0u64);
         for (index, row) in self.declared.rows.iter().enumerate() {
             let layout = &self.layouts[row.table.index()];
             let spec = &self.program.tables[row.table.index()];
@@ -410,7 +413,7 @@ impl Compiler<'_> {
                 loads.push(Move { row: number, register: *register, word });
             }
             if self.written[index] {
-                written.push(number);
+                written |= 1 << index;
                 let before = stores.len();
                 for (column, register) in &self.held[index] {
                     if self.original[index].get(column) != Some(register) {
@@ -423,9 +426,6 @@ impl Compiler<'_> {
                 }
             }
             rows.push(WordRow { table: row.table.index(), key });
-        }
-        if rows.len() > ROWS_MAX {
-            return Err(format!("it has more than {ROWS_MAX} rows"));
         }
         loads.sort_unstable();
         stores.sort_unstable();

@@ -79,8 +79,8 @@ pub(crate) struct WordCode {
     pub(crate) pairs: Vec<(u8, u8)>,
     /// From slots to registers, before the code runs.
     pub(crate) loads: Vec<Move>,
-    /// Rows of which a new version begins once it has run, and what is written to them.
-    pub(crate) written: Vec<u8>,
+    /// A bit for each row of which a new version begins once it has run, and what is written.
+    pub(crate) written: u64,
     pub(crate) stores: Vec<Move>,
     /// Event columns and their registers.
     pub(crate) columns: Vec<(u16, u8)>,

@@ -133,7 +133,7 @@ impl Random {
             asks: false,
             pairs,
             loads,
-            written: vec![0],
+            written: 1,
             stores: written.iter().map(store).collect(),
             columns: columns_at,
             emits: vec![WordEmit { stream: StreamId(0), registers: emitted.to_vec() }],
