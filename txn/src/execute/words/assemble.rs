@@ -10,7 +10,9 @@ use std::sync::{Mutex, OnceLock};
 use cranelift_codegen::cursor::{Cursor, FuncCursor};
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::types::{F64, I64};
-use cranelift_codegen::ir::{AbiParam, Block, Function, InstBuilder, MemFlagsData, Signature, Value};
+use cranelift_codegen::ir::{
+    AbiParam, Block, Function, InstBuilder, MemFlagsData, Signature, Value,
+};
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::settings::{self, Configurable};
 use cranelift_codegen::Context;
@@ -88,9 +90,8 @@ impl Machine {
         // SAFETY: the code reads what the caller says is there: each row's address, the words of
         // rows and columns that it was compiled for; it writes to registers of the frame, whose
         // numbers have 8 bits.
-        let verdict = unsafe {
-            (self.entry)(rows.as_ptr(), columns.pointers(), event, frame.as_mut_ptr())
-        };
+        let verdict =
+            unsafe { (self.entry)(rows.as_ptr(), columns.pointers(), event, frame.as_mut_ptr()) };
         match verdict as i64 {
             DONE => Ok(()),
             TRAP => Err(Stop::Trap),
@@ -124,11 +125,13 @@ fn host() -> Result<OwnedTargetIsa, String> {
 fn function(code: &WordCode, signature: Signature) -> Function {
     let mut function = Function::with_name_signature(Default::default(), signature);
     let entry = function.dfg.make_block();
-    let [rows, columns, event, frame] = [(); 4].map(|()| function.dfg.append_block_param(entry, I64));
+    let [rows, columns, event, frame] =
+        [(); 4].map(|()| function.dfg.append_block_param(entry, I64));
     let trap = function.dfg.make_block();
     let mut cursor = FuncCursor::new(&mut function);
     cursor.insert_block(entry);
-    let mut translator = Translator { at: cursor, registers: [None; 256], trap, aborts: Vec::new() };
+    let mut translator =
+        Translator { at: cursor, registers: [None; 256], trap, aborts: Vec::new() };
     let t = &mut translator;
     for (register, word) in &code.constants {
         let word = t.at.ins().iconst(I64, *word as i64);
@@ -413,7 +416,8 @@ impl Translator<'_> {
             Ins::LeFloat(d, a, b) => self.compare_floats(d, a, b, FloatCC::LessThanOrEqual),
             Ins::Select(d, c, a, b) => {
                 let (condition, x, y) = (self.word(c), self.get(a), self.get(b));
-                let (x, y) = match self.at.func.dfg.value_type(x) == self.at.func.dfg.value_type(y) {
+                let (x, y) = match self.at.func.dfg.value_type(x) == self.at.func.dfg.value_type(y)
+                {
                     true => (x, y),
                     false => (self.word(a), self.word(b)),
                 };

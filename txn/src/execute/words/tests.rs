@@ -152,7 +152,8 @@ impl Random {
 fn instruction(dice: &mut Dice, kinds: &mut Vec<Kind>, reasons: &mut u16) -> Ins {
     use Kind::*;
     let of = |dice: &mut Dice, kinds: &[Kind], kind: Kind| {
-        let all: Vec<u8> = (0..kinds.len()).filter(|r| kinds[*r] == kind).map(|r| r as u8).collect();
+        let all: Vec<u8> =
+            (0..kinds.len()).filter(|r| kinds[*r] == kind).map(|r| r as u8).collect();
         // Rather a new one, so that one thing builds on the other.
         match dice.below(2) {
             0 => all[all.len() - 1 - dice.below(all.len().min(3))],
