@@ -133,6 +133,7 @@ impl<'a> Columns<'a> {
     }
 
     /// The first word of each column.
+    #[allow(dead_code)] // A build without machine code does not ask.
     #[inline(always)]
     pub(crate) fn pointers(&self) -> *const *const u64 {
         self.pointers.as_ptr().cast()

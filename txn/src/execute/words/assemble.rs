@@ -35,7 +35,7 @@ const ABORT: i64 = 2;
 pub(crate) struct Machine {
     entry: Entry,
     /// Owns the memory where the code is. Nobody touches it before the end.
-    module: Mutex<Option<JITModule>>,
+    module: Mutex<Option<Box<JITModule>>>,
 }
 
 impl fmt::Debug for Machine {
@@ -72,7 +72,7 @@ impl Machine {
         // SAFETY: the function has been made with this signature and the host's convention, and
         // its memory is kept as long as `entry` is.
         let entry = unsafe { std::mem::transmute::<*const u8, Entry>(entry) };
-        Ok(Machine { entry, module: Mutex::new(Some(module)) })
+        Ok(Machine { entry, module: Mutex::new(Some(Box::new(module))) })
     }
 
     /// Decides a transaction; what it writes and emits is in the frame afterwards.

@@ -285,6 +285,12 @@ proptest! {
     }
 }
 
+#[test]
+fn code_is_for_any_thread() {
+    fn shared<T: Send + Sync>() {}
+    shared::<WordCode>();
+}
+
 /// The comparison above would be worth little if some instruction were never run to the end.
 #[test]
 fn random_code_has_every_instruction() {
