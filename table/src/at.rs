@@ -281,6 +281,9 @@ pub struct RowAt {
 }
 
 impl RowAt {
+    /// Where the address of the row's words is among its bytes, for machine code.
+    pub const WORDS: usize = std::mem::offset_of!(RowAt, words);
+
     /// The row whose slot begins at `slot`.
     ///
     /// # Safety

@@ -42,21 +42,30 @@ fn recovered(table: &Table, stored: &BTreeMap<Vec<u8>, Vec<u8>>, seq: u64, seed:
     recovered
 }
 
+/// How declared transactions and closures over words are executed.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Fast,
+    /// Declared ones without machine code.
+    Interpreted,
+    General,
+}
+
 /// Runs the sequencer and the serial executor, and says what they came to as the reference would.
 fn run_serial(
     program: &Arc<Program>,
     sources: &[Vec<InputRow>],
     cuts: &[CutAt],
-    general_only: bool,
+    how: How,
     dice: &mut Dice,
 ) -> Outcome {
     let mut sequencer = Sequencer::new(program.clone()).unwrap();
     let serial = || {
         let serial = Serial::new(program.clone(), 3);
-        if general_only {
-            serial.general_only()
-        } else {
-            serial
+        match how {
+            How::Fast => serial,
+            How::Interpreted => serial.interpreted(),
+            How::General => serial.general_only(),
         }
     };
     let mut executor = serial();
@@ -217,8 +226,9 @@ proptest! {
         let sources = random::sources(&mut dice, &program, shape);
         let cuts = random::cuts(&mut dice, &sources, shape);
         let wanted = reference::run(&program, &sources, &cuts);
-        same(&wanted, &run_serial(&program, &sources, &cuts, false, &mut dice));
-        same(&wanted, &run_serial(&program, &sources, &cuts, true, &mut dice));
+        for how in [How::Fast, How::Interpreted, How::General] {
+            same(&wanted, &run_serial(&program, &sources, &cuts, how, &mut dice));
+        }
     }
 
     #[test]
@@ -233,7 +243,7 @@ proptest! {
         prop_assert!(wanted.late.is_empty());
         let other = reference::run(&program, &sources, &others);
         prop_assert_eq!(without_cuts(&wanted), without_cuts(&other));
-        let serial = run_serial(&program, &sources, &others, false, &mut dice);
+        let serial = run_serial(&program, &sources, &others, How::Fast, &mut dice);
         prop_assert_eq!(without_cuts(&wanted), without_cuts(&serial));
     }
 }

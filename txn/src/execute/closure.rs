@@ -114,15 +114,29 @@ impl Places {
 pub(crate) struct Columns<'a> {
     near: [Pointer<u64>; NEAR],
     all: Vec<&'a [u64]>,
+    /// The same by pointer, as machine code takes them.
+    pointers: Vec<Pointer<u64>>,
 }
 
 impl<'a> Columns<'a> {
     pub(crate) fn of(all: Vec<&'a [u64]>) -> Columns<'a> {
         let mut near = [Pointer::default(); NEAR];
-        for (near, words) in near.iter_mut().zip(&all) {
-            *near = Pointer(words.as_ptr().cast_mut());
+        let pointers: Vec<_> = all.iter().map(|w| Pointer(w.as_ptr().cast_mut())).collect();
+        for (near, pointer) in near.iter_mut().zip(&pointers) {
+            *near = *pointer;
         }
-        Columns { near, all }
+        Columns { near, all, pointers }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// The first word of each column.
+    #[allow(dead_code)] // A build without machine code does not ask.
+    #[inline(always)]
+    pub(crate) fn pointers(&self) -> *const *const u64 {
+        self.pointers.as_ptr().cast()
     }
 
     /// # Safety
@@ -141,6 +155,7 @@ impl<'a> Columns<'a> {
 
 /// Null by default.
 #[derive(Debug)]
+#[repr(transparent)]
 struct Pointer<T>(*mut T);
 
 impl<T> Clone for Pointer<T> {

@@ -172,6 +172,16 @@ impl Codes {
         epoch.lanes.iter().zip(columns).enumerate().map(of).collect()
     }
 
+    /// Interprets what would be machine code.
+    pub(crate) fn interpreted(&mut self) {
+        let code = std::mem::take(&mut self.code);
+        let interpreted = |code| match code {
+            Code::Words(code) => Code::Words(code.interpreted()),
+            code => code,
+        };
+        self.code = code.into_iter().map(interpreted).collect();
+    }
+
     /// Sends everything through the general path.
     pub(crate) fn general_only(&mut self) {
         self.code.iter_mut().for_each(|code| *code = Code::General);

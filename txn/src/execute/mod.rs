@@ -8,7 +8,7 @@
 //! | `closure` | what a Rust closure works on: rows in their slots, or copies |
 //! | `lane` | the events of one run for one handler; what is fetched ahead of time |
 //! | `segment` | transactions over words that follow one another: declared ones and closures |
-//! | `words` | declared transactions over word columns, compiled to a register machine |
+//! | `words` | declared transactions over word columns, compiled to a register machine, and that to machine code |
 //! | `native` | rows of words handed to a Rust closure |
 //! | `general` | every transaction there is, over values; what the fast paths fall back to |
 //! | `lists` | several threads, each with a list of transactions that it executes in place |

@@ -186,13 +186,19 @@ pub(crate) unsafe fn run_words<W: Walk>(
     // SAFETY: as the caller says.
     unsafe {
         match code.rows.len() {
-            rows if rows <= 8 => run_words_on::<8, W>(walk, lane, code, frame),
+            0 => run_words_on::<0, W>(walk, lane, code, frame),
+            1 => run_words_on::<1, W>(walk, lane, code, frame),
+            2 => run_words_on::<2, W>(walk, lane, code, frame),
+            3 => run_words_on::<3, W>(walk, lane, code, frame),
+            4 => run_words_on::<4, W>(walk, lane, code, frame),
+            5..=8 => run_words_on::<8, W>(walk, lane, code, frame),
             _ => run_words_on::<ROWS_MAX, W>(walk, lane, code, frame),
         }
     }
 }
 
-/// [`run_words`] on at most `N` rows.
+/// [`run_words`] on at most `N` rows; on just as many when these are few, so that
+/// walking them is no loop.
 unsafe fn run_words_on<const N: usize, W: Walk>(
     walk: &mut W,
     lane: &mut Lane<'_>,
@@ -200,8 +206,10 @@ unsafe fn run_words_on<const N: usize, W: Walk>(
     frame: &mut Frame,
 ) -> End {
     let mut rows = [RowAt::frame(std::ptr::null_mut()); N];
-    let rows = &mut rows[..code.rows.len()];
+    let rows = &mut rows[..if N <= 4 { N } else { code.rows.len() }];
     assert_eq!(lane.rows(), rows.len(), "the handler's rows");
+    assert_eq!(lane.columns.len(), code.columns.len(), "the handler's columns");
+    let machine = code.machine();
     while let Some(turn) = walk.turn(lane) {
         for (of, row) in rows.iter_mut().enumerate() {
             // SAFETY: as the caller says; the event has been staged.
@@ -210,30 +218,20 @@ unsafe fn run_words_on<const N: usize, W: Walk>(
                 None => return End::General,
             }
         }
-        // Values are read before any is written, so two rows must not be one.
-        let same = |(a, b): &(u8, u8)| rows[usize::from(*a)].is_same(rows[usize::from(*b)]);
-        if code.pairs.iter().any(same) {
-            return End::General;
-        }
-        for (column, (_, register)) in code.columns.iter().enumerate() {
-            // SAFETY: every column has the event.
-            frame[usize::from(*register)] = unsafe { lane.columns.word(column, turn.event) };
-        }
-        for load in &code.loads {
-            // SAFETY: the row is in an open table; the word is one of its columns, by the
-            // table's layout.
-            let word = unsafe { rows[usize::from(load.row)].word(usize::from(load.word)) };
-            frame[usize::from(load.register)] = word;
-        }
-        match code.run(frame) {
+        // SAFETY: as the caller says: the rows are of open tables, and the lane has the columns
+        // that the code wants.
+        let decided = unsafe { code.decide(machine, rows, &lane.columns, turn.event, frame) };
+        match decided {
             Ok(()) => {}
             Err(Stop::Abort(reason)) => return End::Aborts(Reason::Number(reason)),
             Err(Stop::Trap) => return End::General,
         }
         let seq = turn.seq;
-        for row in &code.written {
-            // SAFETY: as above; numbers of transactions are more than 0.
-            unsafe { rows[usize::from(*row)].begin(seq) };
+        for (of, row) in rows.iter().enumerate() {
+            if code.written >> of & 1 == 1 {
+                // SAFETY: as above; numbers of transactions are more than 0.
+                unsafe { row.begin(seq) };
+            }
         }
         for store in &code.stores {
             let word = frame[usize::from(store.register)];

@@ -113,6 +113,15 @@ impl Serial {
         self
     }
 
+    /// Interprets declared transactions over words, also where they would be machine code: for tests
+    /// that compare the two.
+    pub fn interpreted(mut self) -> Serial {
+        let mut codes = Codes::new(self.codes.program.clone());
+        codes.interpreted();
+        self.codes = Arc::new(codes);
+        self
+    }
+
     /// Executes an epoch on the tables, which belong to the program.
     pub fn run(&mut self, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
         let codes = self.codes.clone();

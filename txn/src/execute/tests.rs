@@ -1,9 +1,10 @@
 use std::sync::Arc;
 
+use tidemill_core::rules::Binary;
 use tidemill_core::{Batch, Column, DataType, SourceId, StreamId, TableId, Value};
 use tidemill_table::Table;
 
-use super::{NativeTx, Outcome, Serial};
+use super::{NativeTx, Outcome, Path, Serial};
 use crate::order::{Epoch, Run};
 use crate::program::Builder;
 use crate::Program;
@@ -52,6 +53,39 @@ fn run(mut serial: Serial, program: &Program, events: &[[i64; 3]]) -> (Vec<Table
     let mut tables = vec![Table::new(spec.into(), 3)];
     let outcome = serial.run(&mut tables, &Epoch::rank(program, vec![run])).unwrap();
     (tables, outcome)
+}
+
+/// A program of very many handlers, each of which moves a counter of its own by its own step.
+#[test]
+fn thousands_of_declared_handlers() {
+    const HANDLERS: i64 = 3000;
+    let mut b = Builder::new("many");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    let value = int("v").default(Value::Int(0));
+    b.table("t", &["k"], vec![int("k"), value, int("n").default(Value::Int(0))]);
+    let input = b.stream("s", vec![int("a"), int("b"), int("x")]);
+    b.source("source", input, 0);
+    for number in 0..HANDLERS {
+        let mut h = b.handler(&format!("h{number}"), input);
+        let (key, limit, x) = (h.int(number), h.int(number / 2), h.column("x"));
+        let row = h.row(TableId(0), &[key]);
+        let old = h.read(row, "v");
+        let low = h.binary(Binary::Le, old, limit);
+        h.require(low, "too much");
+        let new = h.add(old, x);
+        h.set(row, "v", new);
+        h.done();
+    }
+    let program = Arc::new(b.finish().unwrap());
+    let serial = || Serial::new(program.clone(), 0);
+    assert!(serial().paths().iter().all(|path| *path == Path::Words));
+    let events = [[0, 0, 700], [0, 0, 1], [0, 0, i64::MAX]];
+    let (fast, a) = run(serial(), &program, &events);
+    let (slow, b) = run(serial().general_only(), &program, &events);
+    assert_eq!(fast[0].rows(), slow[0].rows());
+    assert_eq!(a.counts, b.counts);
+    let aborted: u64 = a.counts.iter().map(|counts| counts.aborted).sum();
+    assert!(aborted > 1000, "{aborted}");
 }
 
 #[test]

@@ -90,7 +90,7 @@ impl Lists {
     pub(super) fn new(codes: &Codes, threads: usize) -> Lists {
         let writes = |code: &Code| match code {
             Code::Words(code) => {
-                let written = |row: usize| code.written.iter().any(|w| usize::from(*w) == row);
+                let written = |row: usize| code.written >> row & 1 == 1;
                 (0..code.rows.len()).map(written).collect()
             }
             Code::Native(code, _) => vec![true; code.rows.len()],

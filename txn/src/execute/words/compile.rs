@@ -1,216 +1,16 @@
-//! Declared transactions whose columns are all words, compiled to a small register machine.
-//!
-//! A frame of 256 words holds constants, the event's columns, the columns read, and what is
-//! computed from them; registers are assigned once, so a read after a write is a matter of naming.
-//! Nothing is written to tables before the verdict, so whatever the machine does not want to decide
-//! itself (an overflow, two keys that turn out equal, a missing row without defaults) is a *trap*:
-//! the general path runs the transaction instead and decides.
-//!
-//! Measured on the ledger's transfer: 8-10 ns in this form against 35 ns for a walk of the tree.
+//! Compiles a declared handler whose columns are all words.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use tidemill_core::rules::{Binary, Unary};
-use tidemill_core::{DataType, Schema, StreamId, Value};
+use tidemill_core::{DataType, Schema, Value};
 use tidemill_table::{Layout, Place, HEADER_WORDS};
 
-use super::closure::STREAMS_MAX;
-use super::native::{same_table_pairs, ROWS_MAX};
+use super::{Ins, KeyFrom, Move, WordCode, WordEmit, WordRow};
+use crate::execute::closure::STREAMS_MAX;
+use crate::execute::native::{same_table_pairs, ROWS_MAX};
 use crate::program::{Body, Declared, Expr, ExprId, Op, Program, RowId, VarId};
-
-/// The registers of one handler.
-pub(crate) type Frame = [u64; 256];
-
-/// Where a row's key comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KeyFrom {
-    /// A column of the event.
-    Column(u16),
-    /// A constant.
-    Const(u64),
-}
-
-/// A row that the code works on.
-#[derive(Debug)]
-pub(crate) struct WordRow {
-    pub(crate) table: usize,
-    pub(crate) key: KeyFrom,
-}
-
-/// A word that goes from a row's slot to a register, or back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Move {
-    pub(crate) row: u8,
-    pub(crate) register: u8,
-    /// Counted from the slot's first word.
-    pub(crate) word: u16,
-}
-
-/// An event that the code emits.
-#[derive(Debug)]
-pub(crate) struct WordEmit {
-    pub(crate) stream: StreamId,
-    pub(crate) registers: Vec<u8>,
-}
-
-/// A compiled declared transaction.
-#[derive(Debug)]
-pub(crate) struct WordCode {
-    pub(crate) rows: Vec<WordRow>,
-    /// Whether it asks if a row is there; it takes those only that are.
-    pub(crate) asks: bool,
-    /// Pairs of rows of one table: with equal keys they would be one row.
-    pub(crate) pairs: Vec<(u8, u8)>,
-    /// From slots to registers, before the code runs.
-    pub(crate) loads: Vec<Move>,
-    /// Rows of which a new version begins once it has run, and what is written to them.
-    pub(crate) written: Vec<u8>,
-    pub(crate) stores: Vec<Move>,
-    /// Event columns and their registers.
-    pub(crate) columns: Vec<(u16, u8)>,
-    pub(crate) emits: Vec<WordEmit>,
-    /// The stream of each.
-    pub(crate) streams: Vec<usize>,
-    /// Whether a handler takes events of a stream that it emits to.
-    pub(crate) consumed: bool,
-    pub(crate) reasons: Vec<String>,
-    constants: Vec<(u8, u64)>,
-    code: Vec<Ins>,
-}
-
-/// Why the machine stopped before the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// A requirement failed: the reason by number.
-    Abort(u16),
-    /// The general path must decide.
-    Trap,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Ins {
-    AddInt(u8, u8, u8),
-    SubInt(u8, u8, u8),
-    MulInt(u8, u8, u8),
-    FloorDivInt(u8, u8, u8),
-    ModInt(u8, u8, u8),
-    NegInt(u8, u8),
-    AbsInt(u8, u8),
-    AddFloat(u8, u8, u8),
-    SubFloat(u8, u8, u8),
-    MulFloat(u8, u8, u8),
-    DivFloat(u8, u8, u8),
-    NegFloat(u8, u8),
-    AbsFloat(u8, u8),
-    /// One NaN, as every stored float has it.
-    Canonical(u8, u8),
-    IntToFloat(u8, u8),
-    Not(u8, u8),
-    And(u8, u8, u8),
-    Or(u8, u8, u8),
-    EqInt(u8, u8, u8),
-    NeInt(u8, u8, u8),
-    LtInt(u8, u8, u8),
-    LeInt(u8, u8, u8),
-    EqFloat(u8, u8, u8),
-    NeFloat(u8, u8, u8),
-    LtFloat(u8, u8, u8),
-    LeFloat(u8, u8, u8),
-    /// Destination, condition, and the two it chooses between.
-    Select(u8, u8, u8, u8),
-    Require(u8, u16),
-    /// `a <= b`, and the reason.
-    RequireLeInt(u8, u8, u16),
-}
-
-impl WordCode {
-    /// Writes the constants into a frame; once is enough.
-    pub(crate) fn prepare(&self, frame: &mut Frame) {
-        for (register, word) in &self.constants {
-            frame[usize::from(*register)] = *word;
-        }
-    }
-
-    /// Runs the code on a frame with columns and rows loaded.
-    #[inline]
-    pub(crate) fn run(&self, f: &mut Frame) -> Result<(), Stop> {
-        macro_rules! r {
-            ($x:expr) => {
-                f[$x as usize]
-            };
-        }
-        macro_rules! checked {
-            ($d:expr, $value:expr) => {
-                match $value {
-                    Some(value) => r!($d) = value as u64,
-                    None => return Err(Stop::Trap),
-                }
-            };
-        }
-        let float = f64::from_bits;
-        for ins in &self.code {
-            match *ins {
-                Ins::AddInt(d, a, b) => checked!(d, (r!(a) as i64).checked_add(r!(b) as i64)),
-                Ins::SubInt(d, a, b) => checked!(d, (r!(a) as i64).checked_sub(r!(b) as i64)),
-                Ins::MulInt(d, a, b) => checked!(d, (r!(a) as i64).checked_mul(r!(b) as i64)),
-                Ins::FloorDivInt(d, a, b) => {
-                    let (a, b) = (r!(a) as i64, r!(b) as i64);
-                    if b == 0 {
-                        return Err(Stop::Trap);
-                    }
-                    checked!(d, tidemill_core::rules::floor_div(a, b));
-                }
-                Ins::ModInt(d, a, b) => {
-                    let (a, b) = (r!(a) as i64, r!(b) as i64);
-                    if b == 0 {
-                        return Err(Stop::Trap);
-                    }
-                    r!(d) = tidemill_core::rules::floor_mod(a, b) as u64;
-                }
-                Ins::NegInt(d, a) => checked!(d, (r!(a) as i64).checked_neg()),
-                Ins::AbsInt(d, a) => checked!(d, (r!(a) as i64).checked_abs()),
-                Ins::AddFloat(d, a, b) => r!(d) = (float(r!(a)) + float(r!(b))).to_bits(),
-                Ins::SubFloat(d, a, b) => r!(d) = (float(r!(a)) - float(r!(b))).to_bits(),
-                Ins::MulFloat(d, a, b) => r!(d) = (float(r!(a)) * float(r!(b))).to_bits(),
-                Ins::DivFloat(d, a, b) => {
-                    if float(r!(b)) == 0.0 {
-                        return Err(Stop::Trap);
-                    }
-                    r!(d) = (float(r!(a)) / float(r!(b))).to_bits();
-                }
-                Ins::NegFloat(d, a) => r!(d) = (-float(r!(a))).to_bits(),
-                Ins::AbsFloat(d, a) => r!(d) = float(r!(a)).abs().to_bits(),
-                Ins::Canonical(d, a) => {
-                    r!(d) = tidemill_core::value::canonical_f64(float(r!(a))).to_bits();
-                }
-                Ins::IntToFloat(d, a) => r!(d) = (r!(a) as i64 as f64).to_bits(),
-                Ins::Not(d, a) => r!(d) = r!(a) ^ 1,
-                Ins::And(d, a, b) => r!(d) = r!(a) & r!(b),
-                Ins::Or(d, a, b) => r!(d) = r!(a) | r!(b),
-                Ins::EqInt(d, a, b) => r!(d) = u64::from(r!(a) == r!(b)),
-                Ins::NeInt(d, a, b) => r!(d) = u64::from(r!(a) != r!(b)),
-                Ins::LtInt(d, a, b) => r!(d) = u64::from((r!(a) as i64) < r!(b) as i64),
-                Ins::LeInt(d, a, b) => r!(d) = u64::from(r!(a) as i64 <= r!(b) as i64),
-                Ins::EqFloat(d, a, b) => r!(d) = u64::from(float(r!(a)) == float(r!(b))),
-                Ins::NeFloat(d, a, b) => r!(d) = u64::from(float(r!(a)) != float(r!(b))),
-                Ins::LtFloat(d, a, b) => r!(d) = u64::from(float(r!(a)) < float(r!(b))),
-                Ins::LeFloat(d, a, b) => r!(d) = u64::from(float(r!(a)) <= float(r!(b))),
-                Ins::Select(d, c, a, b) => r!(d) = if r!(c) != 0 { r!(a) } else { r!(b) },
-                Ins::Require(c, reason) => {
-                    if r!(c) == 0 {
-                        return Err(Stop::Abort(reason));
-                    }
-                }
-                Ins::RequireLeInt(a, b, reason) => {
-                    if r!(a) as i64 > r!(b) as i64 {
-                        return Err(Stop::Abort(reason));
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Compiles a handler, or says what it has that words can't do.
 pub(crate) fn compile(
@@ -583,8 +383,11 @@ impl Compiler<'_> {
     }
 
     fn finish(self) -> Result<WordCode, String> {
+        if self.declared.rows.len() > ROWS_MAX {
+            return Err(format!("it has more than {ROWS_MAX} rows"));
+        }
         let mut rows = Vec::new();
-        let (mut loads, mut stores, mut written) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut loads, mut stores, mut written) = (Vec::new(), Vec::new(), 0u64);
         for (index, row) in self.declared.rows.iter().enumerate() {
             let layout = &self.layouts[row.table.index()];
             let spec = &self.program.tables[row.table.index()];
@@ -610,7 +413,7 @@ impl Compiler<'_> {
                 loads.push(Move { row: number, register: *register, word });
             }
             if self.written[index] {
-                written.push(number);
+                written |= 1 << index;
                 let before = stores.len();
                 for (column, register) in &self.held[index] {
                     if self.original[index].get(column) != Some(register) {
@@ -623,9 +426,6 @@ impl Compiler<'_> {
                 }
             }
             rows.push(WordRow { table: row.table.index(), key });
-        }
-        if rows.len() > ROWS_MAX {
-            return Err(format!("it has more than {ROWS_MAX} rows"));
         }
         loads.sort_unstable();
         stores.sort_unstable();
@@ -653,6 +453,7 @@ impl Compiler<'_> {
             reasons: self.reasons,
             constants: constants.collect(),
             code: self.code,
+            machine: OnceLock::new(),
         })
     }
 }

@@ -1,0 +1,210 @@
+//! Declared transactions whose columns are all words, compiled to a small register machine.
+//!
+//! A frame of 256 words holds constants, the event's columns, the columns read, and what is
+//! computed from them; registers are assigned once, so a read after a write is a matter of naming.
+//! Nothing is written to tables before the verdict, so whatever the code does not want to decide
+//! itself (an overflow, two keys that turn out equal, a missing row without defaults) is a *trap*:
+//! the general path runs the transaction instead and decides.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `compile` | makes the code from a handler |
+//! | `interpret` | runs the code, one instruction after the other |
+//! | `assemble` | makes machine code of it, which is called once a transaction |
+//!
+//! Whether code is interpreted or assembled can't be seen but by the clock.
+
+use std::sync::OnceLock;
+
+use tidemill_core::StreamId;
+use tidemill_table::RowAt;
+
+use super::closure::Columns;
+
+#[cfg(all(feature = "compiled", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod assemble;
+mod compile;
+mod interpret;
+#[cfg(all(test, feature = "compiled", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod tests;
+
+#[cfg(all(feature = "compiled", any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) use assemble::Machine;
+pub(crate) use compile::compile;
+#[cfg(not(all(feature = "compiled", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+pub(crate) use without::Machine;
+
+/// The registers of one handler.
+pub(crate) type Frame = [u64; 256];
+
+/// Where a row's key comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyFrom {
+    /// A column of the event.
+    Column(u16),
+    /// A constant.
+    Const(u64),
+}
+
+/// A row that the code works on.
+#[derive(Debug)]
+pub(crate) struct WordRow {
+    pub(crate) table: usize,
+    pub(crate) key: KeyFrom,
+}
+
+/// A word that goes from a row's slot to a register, or back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Move {
+    pub(crate) row: u8,
+    pub(crate) register: u8,
+    /// Counted from the slot's first word.
+    pub(crate) word: u16,
+}
+
+/// An event that the code emits.
+#[derive(Debug)]
+pub(crate) struct WordEmit {
+    pub(crate) stream: StreamId,
+    pub(crate) registers: Vec<u8>,
+}
+
+/// A compiled declared transaction.
+#[derive(Debug)]
+pub(crate) struct WordCode {
+    pub(crate) rows: Vec<WordRow>,
+    /// Whether it asks if a row is there; it takes those only that are.
+    pub(crate) asks: bool,
+    /// Pairs of rows of one table: with equal keys they would be one row.
+    pub(crate) pairs: Vec<(u8, u8)>,
+    /// From slots to registers, before the code runs.
+    pub(crate) loads: Vec<Move>,
+    /// A bit for each row of which a new version begins once it has run, and what is written.
+    pub(crate) written: u64,
+    pub(crate) stores: Vec<Move>,
+    /// Event columns and their registers.
+    pub(crate) columns: Vec<(u16, u8)>,
+    pub(crate) emits: Vec<WordEmit>,
+    /// The stream of each.
+    pub(crate) streams: Vec<usize>,
+    /// Whether a handler takes events of a stream that it emits to.
+    pub(crate) consumed: bool,
+    pub(crate) reasons: Vec<String>,
+    constants: Vec<(u8, u64)>,
+    code: Vec<Ins>,
+    /// The same as machine code, made when it first runs; nothing where that can't be.
+    machine: OnceLock<Option<Machine>>,
+}
+
+/// Why the machine stopped before the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// A requirement failed: the reason by number.
+    Abort(u16),
+    /// The general path must decide.
+    Trap,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Ins {
+    AddInt(u8, u8, u8),
+    SubInt(u8, u8, u8),
+    MulInt(u8, u8, u8),
+    FloorDivInt(u8, u8, u8),
+    ModInt(u8, u8, u8),
+    NegInt(u8, u8),
+    AbsInt(u8, u8),
+    AddFloat(u8, u8, u8),
+    SubFloat(u8, u8, u8),
+    MulFloat(u8, u8, u8),
+    DivFloat(u8, u8, u8),
+    NegFloat(u8, u8),
+    AbsFloat(u8, u8),
+    /// One NaN, as every stored float has it.
+    Canonical(u8, u8),
+    IntToFloat(u8, u8),
+    Not(u8, u8),
+    And(u8, u8, u8),
+    Or(u8, u8, u8),
+    EqInt(u8, u8, u8),
+    NeInt(u8, u8, u8),
+    LtInt(u8, u8, u8),
+    LeInt(u8, u8, u8),
+    EqFloat(u8, u8, u8),
+    NeFloat(u8, u8, u8),
+    LtFloat(u8, u8, u8),
+    LeFloat(u8, u8, u8),
+    /// Destination, condition, and the two it chooses between.
+    Select(u8, u8, u8, u8),
+    Require(u8, u16),
+    /// `a <= b`, and the reason.
+    RequireLeInt(u8, u8, u16),
+}
+
+impl WordCode {
+    /// Writes the constants into a frame; once is enough.
+    pub(crate) fn prepare(&self, frame: &mut Frame) {
+        for (register, word) in &self.constants {
+            frame[usize::from(*register)] = *word;
+        }
+    }
+
+    /// The code as machine code, if there is one for this machine. It is made at the first call.
+    pub(crate) fn machine(&self) -> Option<&Machine> {
+        self.machine.get_or_init(|| Machine::assemble(self).ok()).as_ref()
+    }
+
+    /// Interprets this code, also where machine code can be made.
+    pub(crate) fn interpreted(self) -> WordCode {
+        WordCode { machine: OnceLock::from(None), ..self }
+    }
+
+    /// Decides a transaction; what it writes and emits is in the frame afterwards.
+    ///
+    /// # Safety
+    /// The machine is this code's. There are as many rows and columns as the code has, of the
+    /// tables and with the words that it was compiled for; the rows can be used and each column has
+    /// the event.
+    #[inline(always)]
+    pub(crate) unsafe fn decide(
+        &self,
+        machine: Option<&Machine>,
+        rows: &[RowAt],
+        columns: &Columns<'_>,
+        event: usize,
+        frame: &mut Frame,
+    ) -> Result<(), Stop> {
+        // SAFETY: as the caller says.
+        unsafe {
+            match machine {
+                Some(machine) => machine.run(rows, columns, event, frame),
+                None => self.interpret(rows, columns, event, frame),
+            }
+        }
+    }
+}
+
+/// No machine code is made in this build.
+#[cfg(not(all(feature = "compiled", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod without {
+    use super::{Columns, Frame, RowAt, Stop, WordCode};
+
+    #[derive(Debug)]
+    pub(crate) enum Machine {}
+
+    impl Machine {
+        pub(crate) fn assemble(_: &WordCode) -> Result<Machine, String> {
+            Err("this build interprets".into())
+        }
+
+        pub(crate) unsafe fn run(
+            &self,
+            _: &[RowAt],
+            _: &Columns<'_>,
+            _: usize,
+            _: &mut Frame,
+        ) -> Result<(), Stop> {
+            match *self {}
+        }
+    }
+}
