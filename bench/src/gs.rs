@@ -1,7 +1,7 @@
 //! GrepSum: a table of large records; each transaction reads some and writes what they come to into
 //! the first.
 //!
-//! A record is 16 words, 128 bytes: key, value, and 14 that nobody reads but whoever moves the
+//! A record is 16 words, 128 bytes: its id, value, and 14 that nobody reads but whoever moves the
 //! record. A transaction of length l reads the values of l records and writes their sum, or with
 //! `--average` their integer average, to the first. Sums are taken modulo 2^20, so values stay
 //! from 0 to below that and nothing overflows. A transaction aborts when the sum is less than what

@@ -18,7 +18,7 @@ pub(super) const SMALL: &str = "the sum is too small";
 
 /// Names of the records' columns; the first is the key.
 const COLUMNS: [&str; WORDS] = [
-    "key", "value", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9", "p10", "p11", "p12",
+    "id", "value", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9", "p10", "p11", "p12",
     "p13", "p14",
 ];
 /// Names of the keys in an event.

@@ -102,13 +102,13 @@ fn opening(case: &GrepSum, keys: usize) -> Opening {
     let spec = &program.tables[0];
     let names: Vec<&str> = spec.schema.columns.iter().map(|c| &*c.name).collect();
     let mut b = Builder::new("opening");
-    let records = b.table("records", &["key"], spec.schema.columns.clone());
+    let records = b.table("records", &["id"], spec.schema.columns.clone());
     let at = Column::new("at", DataType::Timestamp);
     let columns = names.iter().map(|name| Column::new(name, DataType::Int));
     let stream = b.stream("opening", std::iter::once(at).chain(columns).collect());
     b.event_time(stream, "at", Late::Side);
     let mut h = b.handler("open", stream);
-    let key = h.column("key");
+    let key = h.column("id");
     let row = h.row(records, &[key]);
     for name in &names[1..] {
         let value = h.column(name);
