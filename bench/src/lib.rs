@@ -1,4 +1,4 @@
-//! Workloads of the papers, one file each, with the invariant that each must keep.
+//! Workloads of the papers, one file or folder each, with the invariant that each must keep.
 //!
 //! A workload makes its events from a seed, runs them through the engine and through a baseline
 //! written for it alone, run by run in turn, and checks what the engine came to against the
