@@ -84,9 +84,24 @@ pub struct Args {
     /// Zipf's θ: 0 draws every key alike.
     #[serde(default)]
     pub skew: f64,
+    /// The share of keys, 0 to 1, that are drawn again from those used before.
+    #[serde(default)]
+    pub overlap: f64,
     /// Operations a transaction, for workloads that have such a thing.
     #[serde(default)]
     pub length: Option<usize>,
+    /// Whether dependencies between keys rise from level to level and never come back.
+    #[serde(default)]
+    pub acyclic: bool,
+    /// Whether the average is written and not the sum.
+    #[serde(default)]
+    pub average: bool,
+    /// The share of transactions, 0 to 1, one of whose keys is only known when another row was read.
+    #[serde(default)]
+    pub computed: f64,
+    /// Whether the shape changes in phases.
+    #[serde(default)]
+    pub dynamic: bool,
     /// The share of events, 0 to 1, that are made so that they must abort.
     #[serde(default)]
     pub abort: f64,
@@ -208,6 +223,31 @@ impl Args {
         })
     }
 
+    /// Refuses options that were given and are not among those that a workload has of its own.
+    pub(crate) fn only(&self, own: &[&str]) -> Result<()> {
+        let given = [
+            ("overlap", self.overlap != 0.0),
+            ("length", self.length.is_some()),
+            ("acyclic", self.acyclic),
+            ("average", self.average),
+            ("computed", self.computed != 0.0),
+            ("dynamic", self.dynamic),
+            ("deposits", self.deposits != default_deposits()),
+            ("batch", self.batch.is_some()),
+            ("rate", self.rate.is_some()),
+            ("source", self.source.is_some()),
+            ("write-source", self.write_source.is_some()),
+        ];
+        match given.iter().find(|(name, given)| *given && !own.contains(name)) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let what = format!("--{name}: {} has no such option", self.workload);
+                let own = if own.is_empty() { "none".into() } else { own.join(", ") };
+                Err(Error::setting(what).help(format!("those it has of its own: {own}")))
+            }
+        }
+    }
+
     /// Refuses what no workload can do.
     fn check(&self) -> Result<()> {
         self.strategy()?;
@@ -230,8 +270,12 @@ impl Args {
         if !(0.0..=10.0).contains(&self.skew) {
             return wrong(format!("--skew {}: it must be 0 to 10", self.skew));
         }
-        if !(0.0..=1.0).contains(&self.abort) {
-            return wrong(format!("--abort {}: it is a share, 0 to 1", self.abort));
+        let shares =
+            [("abort", self.abort), ("overlap", self.overlap), ("computed", self.computed)];
+        for (name, share) in shares {
+            if !(0.0..=1.0).contains(&share) {
+                return wrong(format!("--{name} {share}: it is a share, 0 to 1"));
+            }
         }
         if !(0.0..=100.0).contains(&self.deposits) {
             return wrong(format!("--deposits {}: it is a percentage, 0 to 100", self.deposits));
@@ -247,12 +291,8 @@ impl Args {
         if self.batch == Some(0) || self.rate.is_some_and(|rate| rate.is_nan() || rate <= 0.0) {
             return wrong("--batch and --rate must be positive".into());
         }
-        let is_pushed = self.workload == "push";
-        if (self.batch.is_some() || self.rate.is_some()) && !is_pushed {
-            return wrong(format!("--batch and --rate: {} sends nothing", self.workload));
-        }
         if self.source.is_none()
-            && !is_pushed
+            && self.workload != "push"
             && self.workload != "recovery"
             && (self.durable != Durable::None || self.sink.is_some())
         {
@@ -306,7 +346,8 @@ mod tests {
             (r#""program":"traced","udf_ns":5"#, "--udf-ns 5"),
             (r#""durable":"log""#, "--durable"),
             (r#""sink":"x""#, "--sink"),
-            (r#""rate":5"#, "sends nothing"),
+            (r#""overlap":2"#, "--overlap 2"),
+            (r#""computed":-0.1"#, "--computed -0.1"),
             (r#""batch":0"#, "--batch"),
             (r#""source":"x","durable":"log""#, "--sink"),
             (r#""source":"x","sink_format":"xml""#, "xml"),

@@ -1,4 +1,4 @@
-//! Workloads of the papers, one file each, with the invariant that each must keep.
+//! Workloads of the papers, one file or folder each, with the invariant that each must keep.
 //!
 //! A workload makes its events from a seed, runs them through the engine and through a baseline
 //! written for it alone, run by run in turn, and checks what the engine came to against the
@@ -11,20 +11,38 @@
 //! | `report` | the JSON object that a run comes to |
 //! | `rng`, `zipf` | seeded random numbers, keys with skew |
 //! | `work` | extra work per operation, calibrated |
+//! | `keys` | keys drawn again, keys without a cycle |
+//! | `events` | events as the sequencer takes them |
+//! | `shape` | the parts of a program that a workload speaks of |
+//! | `slots` | the open addressing of the baselines |
+//! | `execute` | the one place where the engine's executor is made and executes epochs |
+//! | `run` | what a workload that runs in memory has to tell, and its runs beside the baseline |
 //! | `outputs` | the hash of all output events |
 //! | `measure` | medians and ratios of runs taken in turn |
 //! | `sl` | Streaming Ledger |
+//! | `gs` | GrepSum |
+//! | `tp` | Toll Processing |
 //! | `push` | rows sent into a running app, and acknowledged |
 //! | `recovery` | a start that finds many rows |
 
 mod args;
+mod events;
+mod execute;
+mod gs;
+mod keys;
 mod measure;
 mod outputs;
 mod push;
 mod recovery;
 mod report;
 mod rng;
+mod run;
+#[cfg(test)]
+mod same;
+mod shape;
 mod sl;
+mod slots;
+mod tp;
 mod work;
 mod zipf;
 
@@ -35,7 +53,7 @@ use tidemill_core::{Error, Result};
 use tidemill_txn::program::Opaque;
 
 pub use args::{Args, Durable, ProgramKind, Strategy, DEFAULT_EPOCH};
-pub use report::{Latency, Report};
+pub use report::{Latency, Phase, Report};
 pub use rng::Rng;
 pub use zipf::Zipf;
 
@@ -54,6 +72,8 @@ pub struct Workload {
     pub name: &'static str,
     /// What it is, in a line.
     pub about: &'static str,
+    /// The options that it has of its own, beside those of all.
+    pub options: &'static [&'static str],
     run: Run,
 }
 
@@ -65,16 +85,31 @@ pub const WORKLOADS: &[Workload] = &[
     Workload {
         name: "sl",
         about: "Streaming Ledger: deposits and transfers over accounts and assets",
+        options: &["deposits", "overlap", "dynamic", "source", "write-source"],
         run: sl::run,
+    },
+    Workload {
+        name: "gs",
+        about: "GrepSum: reads records and writes their sum to the first",
+        options: &["length", "overlap", "acyclic", "average", "computed"],
+        run: gs::run,
+    },
+    Workload {
+        name: "tp",
+        about: "Toll Processing: the mean speed of road segments and the vehicles seen there",
+        options: &["overlap"],
+        run: tp::run,
     },
     Workload {
         name: "push",
         about: "rows sent into a running app and acknowledged when they are durable",
+        options: &["batch", "rate"],
         run: push::run,
     },
     Workload {
         name: "recovery",
         about: "a start that finds a table of many rows",
+        options: &[],
         run: recovery::run,
     },
 ];
@@ -100,6 +135,7 @@ pub fn run_json(
             None => error.help(format!("there are {}", names.collect::<Vec<_>>().join(", "))),
         }
     })?;
+    args.only(workload.options)?;
     let report = (workload.run)(&args, Given { program: traced, opaques }, progress)?;
     serde_json::to_string(&report).map_err(|e| Error::internal(format!("writing the report: {e}")))
 }

@@ -23,6 +23,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// Options without a value.
+const SWITCHES: &[&str] = &["acyclic", "average", "dynamic"];
+
 /// The options as a JSON object: `--udf-ns 5` is `"udf_ns": 5`.
 fn parse(args: &[String]) -> Result<String, String> {
     let Some((workload, mut rest)) = args.split_first() else {
@@ -43,12 +46,18 @@ fn parse(args: &[String]) -> Result<String, String> {
             rest = tail;
             continue;
         }
+        let name = name.replace('-', "_");
+        if SWITCHES.contains(&&*name) {
+            object.insert(name, true.into());
+            rest = tail;
+            continue;
+        }
         let Some((value, tail)) = tail.split_first() else {
             return Err(format!("{option} needs a value"));
         };
         let number = value.parse::<u64>().map(Value::from);
         let number = number.or_else(|_| value.parse::<f64>().map(Value::from));
-        object.insert(name.replace('-', "_"), number.unwrap_or_else(|_| value.as_str().into()));
+        object.insert(name, number.unwrap_or_else(|_| value.as_str().into()));
         rest = tail;
     }
     Ok(Value::Object(object).to_string())

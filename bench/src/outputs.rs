@@ -30,3 +30,8 @@ impl<'a> OutputHash<'a> {
         format!("{:032x}", streams_hash(self.streams))
     }
 }
+
+/// The hash where nothing comes out.
+pub(crate) fn none() -> String {
+    format!("{:032x}", streams_hash([]))
+}

@@ -11,7 +11,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tidemill_core::batch::ColumnBuilder;
 use tidemill_core::{Batch, BatchBuilder, Column, DataType, Error, Result, Value};
 use tidemill_engine::{AppSpec, Mill, Settings, SourceDecl};
 use tidemill_env::Env;
@@ -19,8 +18,8 @@ use tidemill_txn::program::{Builder, NativeTx};
 use tidemill_txn::Program;
 
 use crate::args::{Args, Durable, ProgramKind};
-use crate::measure::{max, median, median_ratio, min};
-use crate::report::{Latency, Report};
+use crate::events::push_words;
+use crate::report::{Latency, Measured, Report};
 use crate::rng::Rng;
 use crate::zipf::Zipf;
 use crate::Given;
@@ -66,58 +65,34 @@ pub(crate) fn program(kind: ProgramKind) -> Result<Program> {
 
 /// Runs the workload.
 pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
-    if args.source.is_some() || args.write_source.is_some() {
-        return Err(Error::setting("--source: what is pushed comes from memory"));
-    }
     let env = Env::real();
     let program = program(args.program)?;
     let size = if args.rate.is_some() { 1 } else { args.batch.unwrap_or(BATCH) };
     let (batches, balances) = rows(args, &program, size);
-    let (mut rates, mut bare_rates, mut waits) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut state_hash, mut valid) = (String::new(), true);
+    let mut measured = Measured::new(args.events, "nothing durable");
+    let mut waits = Vec::new();
     for repeat in 1..=args.repeat {
         let mut once = |durable: Durable, waits: &mut Vec<u64>| -> Result<f64> {
             let ended = run_once(args, &env, &program, &batches, durable)?;
-            valid &= ended.balances == balances && ended.events == args.events as u64;
-            valid &= state_hash.is_empty() || state_hash == ended.state_hash;
-            state_hash = ended.state_hash;
+            let before = &mut measured.state_hash;
+            measured.valid &= ended.balances == balances && ended.events == args.events as u64;
+            measured.valid &= before.is_empty() || *before == ended.state_hash;
+            *before = ended.state_hash;
             waits.extend(ended.waits_ns);
             Ok(args.events as f64 / ended.seconds)
         };
-        bare_rates.push(once(Durable::None, &mut Vec::new())?);
-        rates.push(once(args.durable, &mut waits)?);
+        let (bare, rate) = (once(Durable::None, &mut Vec::new())?, once(args.durable, &mut waits)?);
+        measured.baseline_rates.push(bare);
+        measured.rates.push(rate);
         progress(&format!(
             "run {repeat} of {}: {:.3} million rows a second, and {:.3} without a log",
             args.repeat,
-            rates[repeat - 1] / 1e6,
-            bare_rates[repeat - 1] / 1e6
+            rate / 1e6,
+            bare / 1e6
         ));
     }
-    let events_per_s = median(&rates);
-    Ok(Report {
-        workload: "push",
-        program: args.program.name(),
-        threads: args.threads,
-        processes: args.processes,
-        strategy: args.strategy.clone(),
-        events: args.events,
-        seconds: args.events as f64 / events_per_s,
-        events_per_s,
-        events_per_s_min: min(&rates),
-        events_per_s_max: max(&rates),
-        baseline: "nothing durable",
-        baseline_events_per_s: median(&bare_rates),
-        baseline_ns: 1e9 / max(&bare_rates),
-        baseline_valid: None,
-        ratio: median_ratio(&rates, &bare_rates),
-        ratio_to_serial: 1.0,
-        durable: args.durable,
-        latency_ms: args.rate.map(|_| latency(&mut waits)),
-        state_hash,
-        // Nothing comes out.
-        output_hash: format!("{:032x}", tidemill_core::digest::streams_hash([])),
-        valid,
-    })
+    measured.latency_ms = args.rate.map(|_| latency(&mut waits));
+    Ok(Report::of(args, measured))
 }
 
 /// The rows in batches, and what they come to.
@@ -134,11 +109,7 @@ fn rows(args: &Args, program: &Program, size: usize) -> (Vec<Batch>, Vec<Option<
             let account = accounts.draw(&mut rng);
             let amount = 1 + rng.below(100) as i64;
             *balances[account as usize].get_or_insert(0) += amount;
-            for (column, word) in builder.columns_mut().iter_mut().zip([account.into(), amount]) {
-                let ColumnBuilder::Int(column) = column else { unreachable!("both are integers") };
-                column.append_value(word);
-            }
-            builder.advance(1);
+            push_words(&mut builder, [account.into(), amount]);
         }
         left -= builder.len();
         batches.push(builder.finish());

@@ -10,15 +10,14 @@
 
 use std::path::Path;
 
-use tidemill_core::batch::ColumnBuilder;
 use tidemill_core::{Batch, BatchBuilder, Error, Result};
 use tidemill_engine::{AppSpec, Mill, Settings};
 use tidemill_env::Env;
 
 use crate::args::{Args, Durable};
-use crate::measure::{max, median, median_ratio, min};
+use crate::events::push_words;
 use crate::push;
-use crate::report::Report;
+use crate::report::{Measured, Report};
 use crate::Given;
 
 /// Rows of a batch.
@@ -44,8 +43,7 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
     };
     let program = push::program(args.program)?;
     let spec = |settings| -> AppSpec { push::spec(&program, settings) };
-    let (mut rates, mut bare_rates) = (Vec::new(), Vec::new());
-    let (mut state_hash, mut valid) = (String::new(), true);
+    let mut measured = Measured::new(args.keys, "pushed again, nothing durable");
     let now = || env.clock.monotonic_ns();
     let rate = |ns: u64| args.keys as f64 * 1e9 / ns.max(1) as f64;
     for repeat in 1..=args.repeat {
@@ -59,61 +57,32 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
             Ok((now() - begun, mill.stop()?.state_hash))
         };
         let (bare_ns, wanted) = fill(Durable::None)?;
-        bare_rates.push(rate(bare_ns));
-        valid &= fill(args.durable)?.1 == wanted;
+        measured.baseline_rates.push(rate(bare_ns));
+        measured.valid &= fill(args.durable)?.1 == wanted;
         let begun = now();
         let mill = Mill::start(spec(settings(false, args.durable)), env.clone())?;
         while mill.status().recovering {
             env.clock.sleep_us(LOOK_US);
         }
         let ns = now() - begun;
-        rates.push(rate(ns));
+        measured.rates.push(rate(ns));
         let ended = mill.stop()?;
-        valid &= ended.state_hash == wanted && ended.events == args.keys as u64;
-        state_hash = wanted;
+        measured.valid &= ended.state_hash == wanted && ended.events == args.keys as u64;
+        measured.state_hash = wanted;
         let seconds = ns as f64 / 1e9;
         progress(&format!(
             "run {repeat} of {}: {} rows are back after {seconds:.3} s",
             args.repeat, args.keys
         ));
     }
-    let events_per_s = median(&rates);
-    Ok(Report {
-        workload: "recovery",
-        program: args.program.name(),
-        threads: args.threads,
-        processes: args.processes,
-        strategy: args.strategy.clone(),
-        events: args.keys,
-        seconds: args.keys as f64 / events_per_s,
-        events_per_s,
-        events_per_s_min: min(&rates),
-        events_per_s_max: max(&rates),
-        baseline: "pushed again, nothing durable",
-        baseline_events_per_s: median(&bare_rates),
-        baseline_ns: 1e9 / max(&bare_rates),
-        baseline_valid: None,
-        ratio: median_ratio(&rates, &bare_rates),
-        ratio_to_serial: 1.0,
-        durable: args.durable,
-        latency_ms: None,
-        state_hash,
-        // Nothing comes out.
-        output_hash: format!("{:032x}", tidemill_core::digest::streams_hash([])),
-        valid,
-    })
+    Ok(Report::of(args, measured))
 }
 
 /// A row for each account.
 fn batch(program: &tidemill_txn::Program, accounts: std::ops::Range<usize>) -> Batch {
     let mut builder = BatchBuilder::new(program.streams[0].spec.schema.clone());
     for account in accounts {
-        let words = [account as i64, 1 + account as i64 % 100];
-        for (column, word) in builder.columns_mut().iter_mut().zip(words) {
-            let ColumnBuilder::Int(column) = column else { unreachable!("both are integers") };
-            column.append_value(word);
-        }
-        builder.advance(1);
+        push_words(&mut builder, [account as i64, 1 + account as i64 % 100]);
     }
     builder.finish()
 }

@@ -1,8 +1,12 @@
 //! What a run comes to.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use crate::args::Durable;
+use crate::args::{Args, Durable};
+use crate::measure::{max, median, median_ratio, min};
+use crate::outputs;
 
 /// Time from the moment an event was meant to be sent to its answer, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -15,11 +19,29 @@ pub struct Latency {
     pub max: f64,
 }
 
+/// A part of a run with a shape of its own.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Phase {
+    /// What it has of its own, by option.
+    #[serde(flatten)]
+    pub shape: BTreeMap<&'static str, f64>,
+    /// Its events.
+    pub events: usize,
+    /// Seconds of its median run.
+    pub seconds: f64,
+    /// Their rate.
+    pub events_per_s: f64,
+    /// The strategy that executed most of its epochs.
+    pub strategy: &'static str,
+    /// Median over the repeats of its rate to that of the engine's own serial executor.
+    pub ratio_to_serial: f64,
+}
+
 /// The JSON object of a run. Rates are events a second.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The workload's name.
-    pub workload: &'static str,
+    pub workload: String,
     /// How its transactions were written.
     pub program: &'static str,
     /// Workers a process.
@@ -44,8 +66,8 @@ pub struct Report {
     pub baseline_events_per_s: f64,
     /// Nanoseconds an event of the baseline's fastest run.
     pub baseline_ns: f64,
-    /// Whether the baseline is as fast as one written for the purpose should be: at most 15 ns a
-    /// transaction; null where that figure says nothing (more keys than about 100,000, extra work).
+    /// Whether the baseline is as fast as one written for the purpose should be (at most 15 ns a
+    /// transaction of `sl`); null where that says nothing: more keys than about 100,000, extra work.
     pub baseline_valid: Option<bool>,
     /// Median over the repeats of the engine's rate to the baseline's beside it.
     pub ratio: f64,
@@ -61,4 +83,83 @@ pub struct Report {
     pub output_hash: String,
     /// Whether the workload's invariant holds, in every repeat.
     pub valid: bool,
+    /// Its parts, where it has several; `seconds` is the median of their sum.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<Phase>,
+}
+
+/// What was measured, run by run; rates are events a second.
+#[derive(Clone, Debug)]
+pub(crate) struct Measured {
+    /// Events of one run.
+    pub(crate) events: usize,
+    pub(crate) rates: Vec<f64>,
+    /// What the engine is compared with.
+    pub(crate) baseline: &'static str,
+    /// Its rates, each beside one of the engine's.
+    pub(crate) baseline_rates: Vec<f64>,
+    /// Nanoseconds an event above which the baseline is not what it should be, where that is known.
+    pub(crate) baseline_ns_max: Option<f64>,
+    /// Rates of the engine's own serial executor, each beside one of `rates`; none where that is
+    /// what ran.
+    pub(crate) serial_rates: Vec<f64>,
+    pub(crate) latency_ms: Option<Latency>,
+    pub(crate) state_hash: String,
+    pub(crate) output_hash: String,
+    pub(crate) valid: bool,
+    pub(crate) phases: Vec<Phase>,
+}
+
+impl Measured {
+    /// Nothing yet, and nothing wrong with it; nothing comes out.
+    pub(crate) fn new(events: usize, baseline: &'static str) -> Measured {
+        Measured {
+            events,
+            rates: Vec::new(),
+            baseline,
+            baseline_rates: Vec::new(),
+            baseline_ns_max: None,
+            serial_rates: Vec::new(),
+            latency_ms: None,
+            state_hash: String::new(),
+            output_hash: outputs::none(),
+            valid: true,
+            phases: Vec::new(),
+        }
+    }
+}
+
+impl Report {
+    /// Of these options and measurements.
+    pub(crate) fn of(args: &Args, measured: Measured) -> Report {
+        let events_per_s = median(&measured.rates);
+        let baseline_ns = 1e9 / max(&measured.baseline_rates);
+        Report {
+            workload: args.workload.clone(),
+            program: args.program.name(),
+            threads: args.threads,
+            processes: args.processes,
+            strategy: args.strategy.clone(),
+            events: measured.events,
+            seconds: measured.events as f64 / events_per_s,
+            events_per_s,
+            events_per_s_min: min(&measured.rates),
+            events_per_s_max: max(&measured.rates),
+            baseline: measured.baseline,
+            baseline_events_per_s: median(&measured.baseline_rates),
+            baseline_ns,
+            baseline_valid: measured.baseline_ns_max.map(|ns| baseline_ns <= ns),
+            ratio: median_ratio(&measured.rates, &measured.baseline_rates),
+            ratio_to_serial: match measured.serial_rates.is_empty() {
+                true => 1.0,
+                false => median_ratio(&measured.rates, &measured.serial_rates),
+            },
+            durable: args.durable,
+            latency_ms: measured.latency_ms,
+            state_hash: measured.state_hash,
+            output_hash: measured.output_hash,
+            valid: measured.valid,
+            phases: measured.phases,
+        }
+    }
 }

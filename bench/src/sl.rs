@@ -11,13 +11,15 @@
 //!
 //! | file | what it is |
 //! | --- | --- |
-//! | `events` | the generator, and the events as the sequencer takes them |
+//! | `events` | the generator |
+//! | `mix` | what events are made of, in phases where wanted |
 //! | `program` | the transactions as closures, as a declared program, as Python gave them |
 //! | `tight` | the baseline |
-//! | `run` | runs in turn, and what they come to |
+//! | `run` | all of it as the harness takes it |
 //! | `whole` | events in files, and the whole engine from files to files |
 
 mod events;
+mod mix;
 mod program;
 mod run;
 mod tight;

@@ -240,14 +240,27 @@ def test_signals_end_a_run_gracefully(folder: Path, number: int) -> None:
 
 
 def test_bench(folder: Path) -> None:
-    for program in ("rust", "traced", "python"):
-        ended = tidemill(
-            folder, "bench", "sl", "--program", program, "--events", "2000", "--keys", "100",
-            "--repeat", "1", "--json",
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
-        assert line(ended)["valid"]
-        assert line(ended)["program"] == program
+    made = ("--events", "2000", "--keys", "100", "--abort", "0.1", "--repeat", "1", "--json")
+    for workload in ("sl", "gs", "gs --length 4 --average", "gs --computed 0.2", "tp"):
+        found = []
+        programs = ("rust", "traced", "python")
+        for program in programs[1:] if "computed" in workload else programs:
+            ended = tidemill(folder, "bench", *workload.split(), "--program", program, *made)
+            assert ended.returncode == 0, ended.stderr
+            assert line(ended)["valid"]
+            assert line(ended)["program"] == program
+            found.append((line(ended)["state_hash"], line(ended)["output_hash"]))
+        assert len(set(found)) == 1, workload
+
+
+def test_bench_in_phases(folder: Path) -> None:
+    made = ("--events", "2600", "--keys", "100", "--repeat", "1")
+    ended = tidemill(folder, "bench", "sl", "--dynamic", *made, "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert [phase["events"] for phase in line(ended)["phases"]] == [200] * 13
+    ended = tidemill(folder, "bench", "tp", "--dynamic", *made)
+    assert ended.returncode != 0
+    assert "--dynamic" in ended.stderr
 
 
 def test_bench_from_files_and_pushed(folder: Path) -> None:

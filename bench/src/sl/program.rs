@@ -2,33 +2,20 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{
-    Column, DataType, Error, HandlerId, Late, Result, Schema, SourceSpec, StreamId, StreamTime,
-    TableId, Value,
-};
-use tidemill_txn::program::{Body, Builder, NativeTx, Opaque, Origin};
+use tidemill_core::{Column, DataType, Error, Late, Result, StreamId, TableId, Value};
+use tidemill_txn::program::{Builder, NativeTx, Opaque};
 use tidemill_txn::Program;
 
-use super::events::Inputs;
 use crate::args::ProgramKind;
+use crate::shape::{self, Parts};
 use crate::work::Work;
 use crate::Given;
 
 /// Why a transfer aborts.
 pub(crate) const POOR: &str = "insufficient funds";
 
-/// A program and where its parts are.
-pub(crate) struct Ledger {
-    pub(crate) program: Arc<Program>,
-    pub(crate) accounts: TableId,
-    pub(crate) assets: TableId,
-    pub(crate) inputs: Inputs,
-    /// The stream of transfers that aborted.
-    pub(crate) aborted: StreamId,
-}
-
 /// The program as the options want it.
-pub(crate) fn ledger(kind: ProgramKind, given: Given<'_>, work: Work) -> Result<Ledger> {
+pub(crate) fn ledger(kind: ProgramKind, given: Given<'_>, work: Work) -> Result<Parts> {
     let program = match (kind, given.program) {
         (ProgramKind::Rust, _) => native(work)?,
         (ProgramKind::Traced, None) => declared()?,
@@ -39,74 +26,20 @@ pub(crate) fn ledger(kind: ProgramKind, given: Given<'_>, work: Work) -> Result<
             program
         }
     };
-    find(program)
+    shape::find("Streaming Ledger", program, &begin().0.finish()?)
 }
 
 /// Names and columns of the tables.
 const TABLES: [(&str, [&str; 2]); 2] =
     [("accounts", ["id", "balance"]), ("assets", ["id", "balance"])];
+/// Where they are among the parts of the program.
+pub(crate) const ACCOUNTS: usize = 0;
+pub(crate) const ASSETS: usize = 1;
 
 /// Names and columns of the streams; the first column is the time.
 const DEPOSITS: (&str, &[&str]) = ("deposits", &["at", "account", "asset", "amount"]);
 const TRANSFERS: (&str, &[&str]) =
     ("transfers", &["at", "src_account", "src_asset", "dst_account", "dst_asset", "amount"]);
-
-/// Finds the parts of a program and gives it the two sources.
-fn find(mut program: Program) -> Result<Ledger> {
-    let wrong = |what: String| Error::program(format!("this is not Streaming Ledger: {what}"));
-    let stream = |(name, columns): (&str, &[&str])| -> Result<(StreamId, Arc<Schema>)> {
-        let found = program.streams.iter().position(|s| &*s.spec.name == name);
-        let index = found.ok_or_else(|| wrong(format!("it has no stream {name}")))?;
-        let spec = &program.streams[index].spec;
-        if spec.schema.columns != stream_columns(columns) {
-            let columns = columns[1..].join(", ");
-            return Err(wrong(format!(
-                "the columns of stream {name} must be at, a timestamp, and the integers {columns}"
-            )));
-        }
-        if spec.time != (StreamTime::Event { column: 0 }) {
-            return Err(wrong(format!("the time of stream {name} must be its column 'at'")));
-        }
-        Ok((StreamId(index as u16), spec.schema.clone()))
-    };
-    let table = |(name, [key, balance]): (&str, [&str; 2])| -> Result<TableId> {
-        let found = program.tables.iter().position(|t| &*t.name == name);
-        let index = found.ok_or_else(|| wrong(format!("it has no table {name}")))?;
-        let spec = &program.tables[index];
-        let is_int = |at: usize, name: &str| {
-            let column = spec.schema.columns.get(at);
-            column.is_some_and(|c| &*c.name == name && c.ty == DataType::Int && !c.nullable)
-        };
-        if spec.schema.len() != 2 || spec.key != [0] || !is_int(0, key) || !is_int(1, balance) {
-            return Err(wrong(format!(
-                "table {name} must have the integers '{key}', its key, and '{balance}'"
-            )));
-        }
-        Ok(TableId(index as u16))
-    };
-    let (deposits, transfers) = (stream(DEPOSITS)?, stream(TRANSFERS)?);
-    let (accounts, assets) = (table(TABLES[0])?, table(TABLES[1])?);
-    let on_transfers: Vec<usize> = program.handlers_on(transfers.0).collect();
-    let [handler] = on_transfers[..] else {
-        return Err(wrong("one handler must take the transfers".into()));
-    };
-    if program.handlers_on(deposits.0).count() != 1 || program.handlers.len() != 2 {
-        return Err(wrong("one handler must take the deposits, and there are no others".into()));
-    }
-    let aborted = program.handlers[handler].aborted;
-    let source = |name: &str, stream: StreamId| SourceSpec {
-        name: name.into(),
-        stream,
-        disorder_us: 0,
-        idle_us: None,
-    };
-    let sources =
-        vec![source("generated deposits", deposits.0), source("generated transfers", transfers.0)];
-    program.sources = sources;
-    program.check()?;
-    let inputs = Inputs { deposits, transfers };
-    Ok(Ledger { program: program.into(), accounts, assets, inputs, aborted })
-}
 
 fn stream_columns(names: &[&str]) -> Vec<Column> {
     let ty = |at: usize| if at == 0 { DataType::Timestamp } else { DataType::Int };
@@ -116,16 +49,20 @@ fn stream_columns(names: &[&str]) -> Vec<Column> {
 /// What all ways have in common: tables (accounts, assets) and input streams (deposits, transfers).
 fn begin() -> (Builder, [TableId; 2], [StreamId; 2]) {
     let mut b = Builder::new("sl");
-    let tables = TABLES.map(|(name, [key, balance])| {
-        let balance = Column::new(balance, DataType::Int).default(Value::Int(0));
-        b.table(name, &[key], vec![Column::new(key, DataType::Int), balance])
-    });
+    let tables = tables(&mut b);
     let streams = [DEPOSITS, TRANSFERS].map(|(name, columns)| {
         let stream = b.stream(name, stream_columns(columns));
         b.event_time(stream, columns[0], Late::Side);
         stream
     });
     (b, tables, streams)
+}
+
+fn tables(b: &mut Builder) -> [TableId; 2] {
+    TABLES.map(|(name, [key, balance])| {
+        let balance = Column::new(balance, DataType::Int).default(Value::Int(0));
+        b.table(name, &[key], vec![Column::new(key, DataType::Int), balance])
+    })
 }
 
 /// The streams of what deposits and transfers come to, for programs that emit by name.
@@ -242,12 +179,9 @@ fn declared() -> Result<Program> {
 pub(crate) const OPENINGS: (&str, &[&str]) = ("openings", &["at", "id", "balance"]);
 
 /// The program with the stream [`OPENINGS`] and its handler.
-pub(crate) fn with_openings(ledger: &Ledger) -> Result<(Program, StreamId)> {
+pub(crate) fn with_openings(ledger: &Parts) -> Result<(Program, StreamId)> {
     let mut b = Builder::new("openings");
-    let tables = TABLES.map(|(name, [key, balance])| {
-        let balance = Column::new(balance, DataType::Int).default(Value::Int(0));
-        b.table(name, &[key], vec![Column::new(key, DataType::Int), balance])
-    });
+    let tables = tables(&mut b);
     let openings = b.stream(OPENINGS.0, stream_columns(OPENINGS.1));
     b.event_time(openings, OPENINGS.1[0], Late::Side);
     let mut h = b.handler("open", openings);
@@ -257,30 +191,7 @@ pub(crate) fn with_openings(ledger: &Ledger) -> Result<(Program, StreamId)> {
         h.set(row, "balance", balance);
     }
     h.done();
-    let opening = b.finish()?;
-
-    // Its parts, behind those that are there.
-    let mut program = (*ledger.program).clone();
-    program.sources.clear();
-    let (stream, handler) = (program.streams.len() as u16, program.handlers.len() as u16);
-    for mut added in opening.streams {
-        if let Origin::Aborted(of) = &mut added.origin {
-            *of = HandlerId(handler);
-        }
-        program.streams.push(added);
-    }
-    for mut added in opening.handlers {
-        added.input = StreamId(stream);
-        added.aborted = StreamId(stream + 1);
-        if let Body::Declared(declared) = &mut added.body {
-            for row in &mut declared.rows {
-                row.table = [ledger.accounts, ledger.assets][row.table.index()];
-            }
-        }
-        program.handlers.push(added);
-    }
-    program.check()?;
-    Ok((program, StreamId(stream)))
+    shape::with_opening(ledger, b.finish()?)
 }
 
 /// Opaque functions: one for deposits, one for transfers. They emit into [`OPAQUE_OUTPUTS`].

@@ -2,17 +2,14 @@
 
 use std::sync::Arc;
 
-use tidemill_core::digest::{streams_hash, RowsHash};
-use tidemill_core::{Batch, Key, SourceId, TableId, Value};
-use tidemill_table::row_hash;
+use tidemill_core::{TableId, Value};
 use tidemill_txn::program::{Abort, Opaque, Tx};
-use tidemill_txn::reference::{self, CutAt, InputRow};
 
-use super::events::{self, Arrivals};
 use super::program::{self, OPAQUE_OUTPUTS, POOR};
-use super::run::{execute, load, state_hash};
+use super::run::Ledger;
 use super::*;
-use crate::args::{Args, ProgramKind, Strategy};
+use crate::args::{Args, ProgramKind};
+use crate::same::same_as_reference;
 use crate::work::Work;
 use crate::{run_json, Given};
 
@@ -124,7 +121,7 @@ fn wrong_options_are_refused() {
     assert!(run(r#""workload":"sl","program":"python""#, None).contains("were not given"));
     let other = r#"{"name":"x","tables":[],"streams":[],"sources":[],"handlers":[]}"#;
     let text = run(r#""workload":"sl","program":"traced""#, Some(other));
-    assert!(text.contains("not Streaming Ledger: it has no stream deposits"), "{text}");
+    assert!(text.contains("not Streaming Ledger: it has no table accounts"), "{text}");
 }
 
 #[test]
@@ -140,17 +137,6 @@ fn a_program_given_as_json_is_taken() {
     assert_eq!(hashes(run(Some(&json))), hashes(run(None)));
 }
 
-/// An event as a row of its stream.
-fn row(at: i64, event: &events::Event) -> Vec<Value> {
-    let int = |key: u32| Value::Int(i64::from(key));
-    let (from, to) = (int(event.account), int(event.to_account));
-    let (at, amount) = (Value::Timestamp(at), Value::Int(event.amount));
-    match event.is_deposit() {
-        true => vec![at, from, int(event.asset), amount],
-        false => vec![at, from, int(event.asset), to, int(event.to_asset), amount],
-    }
-}
-
 fn no_work() -> Work {
     Work::calibrated(&tidemill_env::Env::real(), 0)
 }
@@ -159,60 +145,33 @@ fn no_work() -> Work {
 fn the_reference_comes_to_the_same() {
     let json = r#"{"workload":"sl","events":300,"keys":12,"skew":0.5,"abort":0.2,"epoch":32}"#;
     let args = Args::from_json(json).unwrap();
-    let made = events::generate(&args);
-    for kind in [ProgramKind::Rust, ProgramKind::Traced, ProgramKind::Python] {
+    for program in [ProgramKind::Rust, ProgramKind::Traced, ProgramKind::Python] {
+        let args = Args { program, ..args.clone() };
         let given = Given { program: None, opaques: opaques() };
-        let ledger = program::ledger(kind, given, no_work()).unwrap();
-        let arrivals = Arrivals::of(&made, args.epoch(), &ledger.inputs);
-        let env = tidemill_env::Env::real();
-        let done = execute(&env, &ledger, arrivals.cuts(), load(&ledger, &args), Strategy::Serial)
-            .unwrap();
+        let ledger = Ledger::new(&args, given, no_work()).unwrap();
+        let rows = (0..args.keys as i64).map(|key| vec![Value::Int(key), Value::Int(BALANCE)]);
+        let opening = (program::with_openings(&ledger.parts).unwrap(), rows.collect());
+        assert!(same_as_reference(&ledger, args.epoch(), Some(opening)) > 0, "{program:?}");
+    }
+}
 
-        // The reference begins with empty tables, so deposits at the start of time fill them.
-        let fill = (0..args.keys as u32).map(|key| events::Event {
-            account: key,
-            asset: key,
-            to_account: key,
-            to_asset: key,
-            amount: BALANCE,
-        });
-        let all: Vec<events::Event> = fill.chain(made.iter().copied()).collect();
-        let mut sources: [Vec<InputRow>; 2] = Default::default();
-        for (at, event) in (0..).zip(&all) {
-            let rows = &mut sources[usize::from(!event.is_deposit())];
-            let values = row(at - args.keys as i64, event);
-            rows.push(InputRow { offset: rows.len() as u64, values });
-        }
-        let cut = CutAt {
-            offsets: sources.iter().map(|rows| rows.len() as u64).collect(),
-            clock_us: 0,
-            idle: Vec::new(),
-            ended: vec![SourceId(0), SourceId(1)],
-        };
-        let outcome = reference::run(&ledger.program, &sources, &[cut]);
-        assert_eq!(outcome.transactions, all.len() as u64);
-        assert!(outcome.aborts > 0);
-        let mut scratch = Vec::new();
-        let mut sum = 0u128;
-        for (spec, rows) in ledger.program.tables.iter().zip(&outcome.tables) {
-            for (key, row) in rows {
-                assert_eq!(*key, Key::of([&row[0]]));
-                sum = sum.wrapping_add(row_hash(&spec.name, row, &mut scratch));
-            }
-        }
-        assert_eq!(format!("{sum:032x}"), state_hash(&done.tables), "{kind:?}");
-
-        // Outputs: the deposits that filled the tables come first in their stream.
-        let mut hashes = Vec::new();
-        for (stream, rows) in &outcome.outputs {
-            let spec = &ledger.program.streams[stream.index()].spec;
-            let skipped = if &*spec.name == "deposit" { args.keys } else { 0 };
-            let mut hash = RowsHash::default();
-            let rows = rows[skipped..].iter().map(|(_, row)| &row[..]);
-            hash.take(&Batch::from_rows(spec.schema.clone(), rows));
-            hashes.push((&*spec.name, hash));
-        }
-        assert_eq!(format!("{:032x}", streams_hash(hashes)), done.output_hash, "{kind:?}");
+#[test]
+fn phases_are_told_apart() {
+    let options = r#""events":2600,"keys":200,"dynamic":true,"repeat":2,"epoch":64"#;
+    let report = report(options);
+    assert_eq!(report["valid"], true, "{report}");
+    let phases = report["phases"].as_array().unwrap();
+    assert_eq!(phases.len(), 13);
+    let sum: u64 = phases.iter().map(|phase| phase["events"].as_u64().unwrap()).sum();
+    assert_eq!(sum, 2600);
+    for phase in phases {
+        assert!(phase["seconds"].as_f64().unwrap() > 0.0, "{phase}");
+        assert_eq!(phase["strategy"], "serial");
+    }
+    for refused in [r#""skew":0.5"#, r#""abort":0.5"#, r#""events":12"#] {
+        let json = format!(r#"{{"workload":"sl","dynamic":true,{refused}}}"#);
+        let text = run_json(&json, None, Vec::new(), &mut |_| {}).unwrap_err().to_string();
+        assert!(text.contains("--dynamic"), "{text}");
     }
 }
 

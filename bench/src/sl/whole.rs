@@ -16,15 +16,17 @@ use tidemill_env::Env;
 use tidemill_txn::program::Origin;
 use tidemill_txn::Program;
 
-use super::events::{self, Event, Side};
-use super::program::{with_openings, Ledger, OPENINGS};
-use super::run::{execute, holds, load, state_hash, TIGHT_KEYS, TIGHT_NS};
+use super::events::Event;
+use super::program::{with_openings, ACCOUNTS, ASSETS, OPENINGS};
+use super::run::Ledger;
 use super::tight::Tight;
 use super::BALANCE;
 use crate::args::{Args, Strategy};
-use crate::measure::{max, median, median_ratio, min};
-use crate::report::Report;
-use crate::work::Work;
+use crate::events::{self, epochs, Events, Side};
+use crate::execute::{execute, state_hash, How};
+use crate::report::{Measured, Report};
+use crate::run::{baseline_ns_max, is_right, total_ns, Case, BASELINE};
+use crate::shape::Parts;
 
 /// Rows that are written at a time.
 const ROWS: usize = 1 << 16;
@@ -48,7 +50,7 @@ fn file_of(path: &str, stream: &str) -> Result<PathBuf> {
 /// Writes the events to files, and the openings of the tables.
 pub(crate) fn write(
     env: &Env,
-    ledger: &Ledger,
+    ledger: &Parts,
     events: &[Event],
     keys: usize,
     path: &str,
@@ -68,9 +70,8 @@ pub(crate) fn write(
         builder.finish()
     });
     write_stream(env, &file_of(path, OPENINGS.0)?, filled)?;
-    let inputs = &ledger.inputs;
-    for (input, is_deposit) in [(&inputs.deposits, true), (&inputs.transfers, false)] {
-        let mut of_stream = (0i64..).zip(events).filter(|(_, e)| e.is_deposit() == is_deposit);
+    for (number, input) in ledger.inputs.iter().enumerate() {
+        let mut of_stream = (0..events.count()).filter(|at| events.stream(*at) == number);
         let mut side = Side::new(input);
         let mut ended = false;
         // A stream without events has a file all the same.
@@ -79,8 +80,8 @@ pub(crate) fn write(
                 return None;
             }
             while side.len() < ROWS {
-                let Some((at, event)) = of_stream.next() else { break };
-                side.push(at, event, 0);
+                let Some(at) = of_stream.next() else { break };
+                side.push(events, at, 0);
             }
             ended = side.len() < ROWS;
             Some(side.batch())
@@ -108,89 +109,68 @@ fn write_stream(env: &Env, path: &Path, mut batches: impl Iterator<Item = Batch>
 pub(crate) fn run(
     args: &Args,
     env: &Env,
-    ledger: &Ledger,
-    events: &[Event],
-    work: Work,
+    case: &Ledger,
     path: &str,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report> {
     if args.strategy()? == Strategy::SerialNoPrefetch {
         return Err(Error::setting("--strategy serial-noprefetch: the engine always prefetches"));
     }
+    let (ledger, count) = (&case.parts, case.events.len());
     let spec = app(args, ledger, path)?;
-    let mut after = Tight::new(args.keys);
-    after.run(events, work);
+    let mut after = case.baseline();
+    let verdicts = case.run_baseline(&mut after);
     // The same events in memory: outputs, and every balance against the loop's.
-    let cuts = events::cuts(events, args.epoch(), &ledger.inputs);
-    let done = execute(env, ledger, cuts, load(ledger, args), Strategy::Serial)?;
-    let mut valid = holds(ledger, events, &after, &done, args.keys);
-    let want = (state_hash(&done.tables), done.output_hash.clone());
-    let (committed, aborted) = (done.committed + args.keys as u64, done.aborted);
-    let serial_rate = events.len() as f64 * 1e9 / done.ns.max(1) as f64;
+    let epochs = epochs(&[count], args.epoch());
+    let cuts = events::cuts(&case.events[..], &epochs, &ledger.inputs);
+    let done = execute(env, &ledger.program, cuts, case.tables(), How::SERIAL)?;
+    let mut measured = Measured::new(args.events, BASELINE);
+    measured.baseline_ns_max = baseline_ns_max(args, case);
+    measured.valid = is_right(case, &done, verdicts, &after);
+    measured.state_hash = state_hash(&done.tables);
+    measured.output_hash.clone_from(&done.output_hash);
+    let (committed, aborted) = (done.committed + args.keys as u64, done.verdicts.aborted);
+    let serial_rate = count as f64 * 1e9 / total_ns(&done.epochs).max(1) as f64;
     drop(done);
 
-    let (mut rates, mut serial_rates, mut tight_rates) = (Vec::new(), Vec::new(), Vec::new());
     for repeat in 1..=args.repeat {
-        let mut again = Tight::new(args.keys);
+        let mut again = case.baseline();
         let begun = env.clock.monotonic_ns();
-        again.run(events, work);
+        case.run_baseline(&mut again);
         let ns = env.clock.monotonic_ns() - begun;
-        tight_rates.push(events.len() as f64 * 1e9 / ns.max(1) as f64);
+        measured.baseline_rates.push(count as f64 * 1e9 / ns.max(1) as f64);
         let (summary, seconds, balances) = run_once(env, &spec, ledger)?;
-        rates.push(events.len() as f64 / seconds);
-        serial_rates.push(serial_rate);
-        valid &= (&summary.state_hash, &summary.output_hash) == (&want.0, &want.1)
+        let rate = count as f64 / seconds;
+        measured.rates.push(rate);
+        measured.serial_rates.push(serial_rate);
+        let hashes = (&summary.state_hash, &summary.output_hash);
+        measured.valid &= hashes == (&measured.state_hash, &measured.output_hash)
             && (summary.committed, summary.refused) == (committed, aborted)
             && (summary.dead, summary.late) == (0, 0)
             && is_balanced(&balances, &after, args.keys);
         progress(&format!(
             "run {repeat} of {}: {:.2} million events a second in {seconds:.2} s and {} epochs",
             args.repeat,
-            rates[repeat - 1] / 1e6,
+            rate / 1e6,
             summary.epochs,
         ));
     }
-    let baseline_ns = 1e9 / max(&tight_rates);
-    let events_per_s = median(&rates);
-    let is_small = args.keys <= TIGHT_KEYS && args.udf_ns == 0;
-    Ok(Report {
-        workload: "sl",
-        program: args.program.name(),
-        threads: args.threads,
-        processes: args.processes,
-        strategy: args.strategy.clone(),
-        events: args.events,
-        seconds: args.events as f64 / events_per_s,
-        events_per_s,
-        events_per_s_min: min(&rates),
-        events_per_s_max: max(&rates),
-        baseline: "tight loop",
-        baseline_events_per_s: median(&tight_rates),
-        baseline_ns,
-        baseline_valid: is_small.then_some(baseline_ns <= TIGHT_NS),
-        ratio: median_ratio(&rates, &tight_rates),
-        ratio_to_serial: median_ratio(&rates, &serial_rates),
-        durable: args.durable,
-        latency_ms: None,
-        state_hash: want.0,
-        output_hash: want.1,
-        valid,
-    })
+    Ok(Report::of(args, measured))
 }
 
 /// The app: three files in, and where a folder is given a file for each stream that comes out.
-fn app(args: &Args, ledger: &Ledger, path: &str) -> Result<AppSpec> {
+fn app(args: &Args, ledger: &Parts, path: &str) -> Result<AppSpec> {
     let (program, openings) = with_openings(ledger)?;
     let name = |stream: StreamId| program.streams[stream.index()].spec.name.to_string();
-    let inputs = [openings, ledger.inputs.deposits.0, ledger.inputs.transfers.0];
-    let sources = inputs.map(|stream| -> Result<SourceDecl> {
+    let inputs = std::iter::once(openings).chain(ledger.inputs.iter().map(|input| input.0));
+    let source = |stream| -> Result<SourceDecl> {
         let file = file_of(path, &name(stream))?;
         // Times are written as CSV and JSON have them, and read so.
         let files = Some(json!({ "path": file }));
         let (stream, at) = (name(stream), String::new());
         Ok(SourceDecl { stream, disorder_us: 0, idle_us: None, files, at })
-    });
-    let sources = sources.into_iter().collect::<Result<Vec<_>>>()?;
+    };
+    let sources = inputs.map(source).collect::<Result<Vec<_>>>()?;
     let sinks = args.sink.as_ref().map_or(Vec::new(), |folder| sinks(&program, args, folder));
     let settings = Settings {
         fresh: true,
@@ -225,13 +205,14 @@ fn sinks(program: &Program, args: &Args, folder: &str) -> Vec<SinkDecl> {
 }
 
 /// One run: what it came to, how long it took, and the tables in the end.
-fn run_once(env: &Env, spec: &AppSpec, ledger: &Ledger) -> Result<(Summary, f64, [Batch; 2])> {
+fn run_once(env: &Env, spec: &AppSpec, ledger: &Parts) -> Result<(Summary, f64, [Batch; 2])> {
     let begun = env.clock.monotonic_ns();
     let mill = Mill::start(spec.clone(), env.clone())?;
     mill.finish()?;
     let seconds = (env.clock.monotonic_ns() - begun) as f64 / 1e9;
     let name = |at: usize| ledger.program.tables[at].name.to_string();
-    let [accounts, assets] = [ledger.accounts, ledger.assets].map(|t| mill.table(&name(t.index())));
+    let table = |at: usize| mill.table(&name(ledger.tables[at].index()));
+    let (accounts, assets) = (table(ACCOUNTS), table(ASSETS));
     Ok((mill.summary()?, seconds, [accounts?, assets?]))
 }
 

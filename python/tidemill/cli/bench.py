@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from tidemill import _native
@@ -19,9 +20,11 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("strategy", str, "adaptive, serial, s-store, tstream, or such as ns-chain-lazy"),
     ("keys", int, "number of keys"),
     ("skew", float, "Zipf's theta of the keys"),
-    ("length", int, "operations a transaction"),
+    ("overlap", float, "share of keys drawn again from those used before (sl, gs, tp)"),
+    ("length", int, "records a transaction, 1 to 10 (gs)"),
+    ("computed", float, "share of transactions with a key that another row tells (gs)"),
     ("abort", float, "share of transactions that abort"),
-    ("deposits", float, "percentage of deposits (Streaming Ledger)"),
+    ("deposits", float, "percentage of deposits (sl)"),
     ("epoch", int, "events an epoch"),
     ("events", int, "number of events"),
     ("seed", int, "seed of the events"),
@@ -39,6 +42,13 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("repeat", int, "number of runs"),
 )
 
+#: Flags that are there or not.
+SWITCHES: tuple[tuple[str, str], ...] = (
+    ("acyclic", "records are written from those of lower levels only (gs)"),
+    ("average", "write the average and not the sum (gs)"),
+    ("dynamic", "13 phases: skew up, deposits down, aborts up (sl)"),
+)
+
 
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
@@ -48,13 +58,15 @@ def add(commands: Any) -> None:
     parser.add_argument("workload", metavar="WORKLOAD", help="sl, gs, tp, ...")
     for name, kind, text in FLAGS:
         parser.add_argument(f"--{name}", type=kind, help=text, metavar=kind.__name__.upper())
+    for name, text in SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true", default=None, help=text)
     parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Runs the command."""
     given: dict[str, Any] = {"workload": args.workload}
-    for name, _, _ in FLAGS:
+    for name in [*(flag[0] for flag in FLAGS), *(switch[0] for switch in SWITCHES)]:
         attribute = name.replace("-", "_")
         value = getattr(args, attribute)
         if value is not None:
@@ -62,7 +74,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.workload == "push" and args.program == "python":
         found = push.run(given)
     else:
-        program, opaques = _program(args.workload, args.program)
+        program, opaques = _program(given)
         line = _native.bench(json.dumps(given), program, opaques, _progress)
         found = json.loads(line)
     if args.json:
@@ -72,11 +84,13 @@ def execute(args: argparse.Namespace) -> int:
     return 0 if found.get("valid", True) else 1
 
 
-def _program(workload: str, kind: str | None) -> tuple[str | None, list[Any]]:
+def _program(given: Mapping[str, Any]) -> tuple[str | None, list[Any]]:
     """The workload's program, where it is to be the one in Python."""
+    workload, kind = given["workload"], given.get("program")
     if kind not in ("traced", "python") or workload not in WORKLOADS:
         return None, []
-    spec, opaques = WORKLOADS[workload](kind == "python").spec({}, keep_all=False, push=False)
+    app = WORKLOADS[workload](kind == "python", given)
+    spec, opaques = app.spec({}, keep_all=False, push=False)
     return json.dumps(spec["program"]), opaques
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tidemill.app import App
-from tidemill.workloads import sl
+from tidemill.workloads import gs, sl, tp
 
-#: Each makes its app; the argument says whether as opaque functions.
-WORKLOADS: dict[str, Callable[[bool], App]] = {"sl": sl.app}
+#: Each makes its app: whether as opaque functions, and the options of the run.
+WORKLOADS: dict[str, Callable[[bool, Mapping[str, Any]], App]] = {
+    "sl": lambda opaque, _: sl.app(opaque),
+    "gs": gs.app,
+    "tp": lambda opaque, _: tp.app(opaque),
+}

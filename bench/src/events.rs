@@ -1,0 +1,143 @@
+//! Events of a workload as the sequencer takes them: decoded batches, with cuts between them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tidemill_core::batch::ColumnBuilder;
+use tidemill_core::{Batch, BatchBuilder, Schema, SourceId, StreamId};
+use tidemill_txn::order::{CutInput, Run};
+
+/// The events of a run by their place in it, which is also their time. All columns are words.
+pub(crate) trait Events {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Which of the workload's streams an event is of.
+    fn stream(&self, at: usize) -> usize;
+
+    /// The words of its columns, the time first. There may be more than the stream has columns.
+    fn words(&self, at: usize) -> impl Iterator<Item = i64>;
+}
+
+/// A stream that events come in, from a source of its own: its id and its columns.
+pub(crate) type Input = (StreamId, Arc<Schema>);
+
+/// Where to cut: after every `epoch` events, and where a phase ends. Phases are given by their
+/// numbers of events; the result has the phase of each epoch.
+pub(crate) fn epochs(phases: &[usize], epoch: usize) -> Vec<(usize, Range<usize>)> {
+    let mut epochs = Vec::new();
+    let mut begun = 0;
+    for (phase, events) in phases.iter().enumerate() {
+        let end = begun + events;
+        while begun < end {
+            let to = end.min(begun + epoch);
+            epochs.push((phase, begun..to));
+            begun = to;
+        }
+    }
+    epochs
+}
+
+/// Decoded events, cut into epochs.
+#[derive(Debug)]
+pub(crate) struct Arrivals(Vec<CutInput>);
+
+impl Arrivals {
+    /// The events of these epochs.
+    pub(crate) fn of(
+        events: &(impl Events + ?Sized),
+        epochs: &[(usize, Range<usize>)],
+        inputs: &[Input],
+    ) -> Arrivals {
+        Arrivals(cuts(events, epochs, inputs).collect())
+    }
+
+    /// What the sequencer is told at each cut. The columns are shared, the rest is copied.
+    pub(crate) fn cuts(&self) -> impl Iterator<Item = CutInput> + use<> {
+        let copy = |input: &CutInput| CutInput {
+            runs: input.runs.clone(),
+            offsets: input.offsets.clone(),
+            times_max: input.times_max.clone(),
+            clock_us: input.clock_us,
+            idle: Vec::new(),
+            ended: input.ended.clone(),
+        };
+        self.0.iter().map(copy).collect::<Vec<_>>().into_iter()
+    }
+}
+
+/// The events as the sequencer is told of them, decoded when asked for.
+pub(crate) fn cuts<'a, E: Events + ?Sized>(
+    events: &'a E,
+    epochs: &'a [(usize, Range<usize>)],
+    inputs: &'a [Input],
+) -> impl Iterator<Item = CutInput> + 'a {
+    let mut all = vec![0u64; inputs.len()];
+    (0..events.count()).for_each(|at| all[events.stream(at)] += 1);
+    let (mut offsets, mut times_max) = (vec![0u64; inputs.len()], vec![None; inputs.len()]);
+    epochs.iter().enumerate().map(move |(index, (_, range))| {
+        let mut sides: Vec<Side> = inputs.iter().map(Side::new).collect();
+        for at in range.clone() {
+            let source = events.stream(at);
+            sides[source].push(events, at, offsets[source]);
+            offsets[source] += 1;
+            times_max[source] = Some(at as i64);
+        }
+        // A source that has nothing more to come holds nothing back.
+        let ended = (0..inputs.len()).filter(|s| offsets[*s] == all[*s]);
+        let ended = ended.map(|s| SourceId(s as u32)).collect();
+        let runs = sides.into_iter().zip(inputs).enumerate();
+        CutInput {
+            runs: runs.filter_map(|(s, (side, i))| side.finish(SourceId(s as u32), i.0)).collect(),
+            offsets: offsets.clone(),
+            times_max: times_max.clone(),
+            clock_us: index as i64,
+            idle: Vec::new(),
+            ended,
+        }
+    })
+}
+
+/// The events of one stream as they are decoded.
+pub(crate) struct Side {
+    builder: BatchBuilder,
+    offsets: Vec<u64>,
+    times: Vec<i64>,
+}
+
+impl Side {
+    pub(crate) fn new((_, schema): &Input) -> Side {
+        Side { builder: BatchBuilder::new(schema.clone()), offsets: Vec::new(), times: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, events: &(impl Events + ?Sized), at: usize, offset: u64) {
+        push_words(&mut self.builder, events.words(at));
+        self.offsets.push(offset);
+        self.times.push(at as i64);
+    }
+
+    /// The events so far, and none again.
+    pub(crate) fn batch(&mut self) -> Batch {
+        self.builder.finish()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.builder.len()
+    }
+
+    fn finish(mut self, source: SourceId, stream: StreamId) -> Option<Run> {
+        let batch: Batch = self.builder.finish();
+        let (offsets, times) = (self.offsets, self.times);
+        (!batch.is_empty()).then_some(Run { stream, source, batch, offsets, times, admitted: None })
+    }
+}
+
+/// Appends a row of integers and times.
+pub(crate) fn push_words(builder: &mut BatchBuilder, words: impl IntoIterator<Item = i64>) {
+    for (column, word) in builder.columns_mut().iter_mut().zip(words) {
+        let ColumnBuilder::Int(column) = column else { unreachable!("all columns are integers") };
+        column.append_value(word);
+    }
+    builder.advance(1);
+}

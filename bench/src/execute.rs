@@ -1,0 +1,157 @@
+//! The one place where the engine's executor is made and executes epochs.
+
+use std::sync::Arc;
+
+use tidemill_core::{Error, Result, Value};
+use tidemill_env::Env;
+use tidemill_table::Table;
+use tidemill_txn::execute::{Outcome, Serial};
+use tidemill_txn::order::{CutInput, Epoch, Sequencer};
+use tidemill_txn::program::Origin;
+use tidemill_txn::Program;
+
+use crate::args::Strategy;
+use crate::outputs::OutputHash;
+
+/// How a run is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct How {
+    pub(crate) strategy: Strategy,
+    pub(crate) threads: usize,
+}
+
+impl How {
+    /// By the engine's own serial executor, which others are compared with.
+    pub(crate) const SERIAL: How = How { strategy: Strategy::Serial, threads: 1 };
+}
+
+/// The engine's executor.
+struct Executor(Serial);
+
+impl Executor {
+    fn new(program: &Arc<Program>, how: How) -> Executor {
+        debug_assert_eq!(how.threads, 1, "the options allow one thread");
+        let serial = Serial::new(program.clone(), 0);
+        Executor(match how.strategy {
+            Strategy::Adaptive | Strategy::Serial => serial,
+            Strategy::SerialNoPrefetch => serial.without_prefetch(),
+        })
+    }
+
+    fn run(&mut self, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
+        self.0.run(tables, epoch)
+    }
+
+    /// The strategy that the last epoch was executed by.
+    fn strategy(&self) -> &'static str {
+        "serial"
+    }
+}
+
+/// What a run of the engine comes to.
+pub(crate) struct Done {
+    /// One for each cut.
+    pub(crate) epochs: Vec<EpochDone>,
+    pub(crate) tables: Vec<Table>,
+    pub(crate) output_hash: String,
+    pub(crate) committed: u64,
+    pub(crate) verdicts: Verdicts,
+}
+
+/// How an epoch was executed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EpochDone {
+    /// Time spent in the cut, execution and commit.
+    pub(crate) ns: u64,
+    pub(crate) strategy: &'static str,
+}
+
+/// Which transactions aborted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Verdicts {
+    pub(crate) aborted: u64,
+    /// The sum of their times, which are the events' places: which ones they were.
+    pub(crate) aborted_times: u64,
+}
+
+impl Verdicts {
+    /// The transaction on the event at this place aborts.
+    #[inline(always)]
+    pub(crate) fn abort(&mut self, at: usize) {
+        self.aborted += 1;
+        self.aborted_times += at as u64;
+    }
+}
+
+/// Executes all events: cut by cut, execution and commit on the clock, hashing off it.
+pub(crate) fn execute(
+    env: &Env,
+    program: &Arc<Program>,
+    cuts: impl Iterator<Item = CutInput>,
+    mut tables: Vec<Table>,
+    how: How,
+) -> Result<Done> {
+    let mut sequencer = Sequencer::new(program.clone())?;
+    let mut executor = Executor::new(program, how);
+    let mut hash = OutputHash::new(program);
+    let (mut epochs, mut committed, mut verdicts) = (Vec::new(), 0, Verdicts::default());
+    for input in cuts {
+        let begun = env.clock.monotonic_ns();
+        let sequenced = sequencer.cut(input)?;
+        let outcome = executor.run(&mut tables, &sequenced.epoch)?;
+        tables.iter_mut().for_each(|table| table.commit(outcome.seq));
+        let ns = env.clock.monotonic_ns() - begun;
+        epochs.push(EpochDone { ns, strategy: executor.strategy() });
+        hash.add(&outcome.outputs);
+        committed += outcome.counts.iter().map(|c| c.committed).sum::<u64>();
+        verdicts.aborted += outcome.counts.iter().map(|c| c.aborted).sum::<u64>();
+        let is_abort = |origin: &Origin| matches!(origin, Origin::Aborted(_));
+        for output in &outcome.outputs {
+            if is_abort(&program.streams[output.stream.index()].origin) {
+                let times = output.batch.ints(0).unwrap_or(&[]);
+                verdicts.aborted_times += times.iter().map(|t| *t as u64).sum::<u64>();
+            }
+        }
+    }
+    if !sequencer.is_drained() {
+        return Err(Error::internal("events are left over when all sources have ended"));
+    }
+    Ok(Done { epochs, tables, output_hash: hash.finish(), committed, verdicts })
+}
+
+/// Empty tables with room for `keys` rows each.
+pub(crate) fn empty_tables(program: &Program, keys: usize, seed: u64) -> Vec<Table> {
+    let made = program.tables.iter().enumerate().map(|(index, spec)| {
+        let mut table = Table::new(spec.clone().into(), seed ^ index as u64);
+        table.reserve(keys);
+        table
+    });
+    made.collect()
+}
+
+/// Puts a row for each key into a table, as part of the state before the first event. The key is the
+/// row's first column.
+pub(crate) fn fill<const N: usize>(
+    table: &mut Table,
+    keys: usize,
+    row: impl Fn(i64) -> [Value; N],
+) {
+    for key in 0..keys as i64 {
+        let row = row(key);
+        table.put(&row[..1], Some(&row), 0);
+    }
+    table.commit(0);
+}
+
+/// The words behind the key of a row, if it is there.
+pub(crate) fn words(table: &Table, key: u32) -> Option<&[u64]> {
+    let key = u64::from(key);
+    let base = table.find(key, table.hash(key))?;
+    table.is_present(base).then(|| table.body(base))
+}
+
+/// The hashes of all tables, in hexadecimal.
+pub(crate) fn state_hash(tables: &[Table]) -> String {
+    let sum = tables.iter().fold(0u128, |sum, table| sum.wrapping_add(table.state_hash()));
+    format!("{sum:032x}")
+}

@@ -1,0 +1,87 @@
+//! The events of GrepSum.
+
+use crate::args::Args;
+use crate::events::Events;
+use crate::keys::Keys;
+use crate::rng::Rng;
+
+use super::{Form, IMPOSSIBLE};
+
+/// The events of a run, packed for the baseline.
+#[derive(Clone, Debug)]
+pub(super) struct Made {
+    length: usize,
+    /// So many for each event; of one with a computed key the first counts.
+    keys: Vec<u32>,
+    /// What the sum must come to at least.
+    least: Vec<i64>,
+    /// Which have a computed key; empty when none have.
+    computed: Vec<bool>,
+}
+
+impl Made {
+    /// Those that the options ask for: a function of them.
+    pub(super) fn new(args: &Args, form: Form) -> Made {
+        let mut rng = Rng::new(args.seed);
+        let mut keys = Keys::new(args, args.skew, rng.next_u64());
+        let Form { length, computed, .. } = form;
+        let mut made = Made { length, keys: Vec::new(), least: Vec::new(), computed: Vec::new() };
+        let mut chosen = Vec::with_capacity(length);
+        for _ in 0..args.events {
+            let impossible = rng.unit() < args.abort;
+            made.least.push(if impossible { IMPOSSIBLE } else { 0 });
+            if computed {
+                made.computed.push(rng.unit() < args.computed);
+            }
+            chosen.clear();
+            for _ in 0..length {
+                chosen.push(keys.draw_other(&mut rng, &chosen));
+            }
+            if args.acyclic {
+                keys.rise(&mut chosen);
+            }
+            made.keys.extend_from_slice(&chosen);
+        }
+        made
+    }
+
+    /// The keys of an event.
+    #[inline(always)]
+    pub(super) fn keys(&self, at: usize) -> &[u32] {
+        &self.keys[at * self.length..][..self.length]
+    }
+
+    /// The keys of `N` records each.
+    #[inline(always)]
+    pub(super) fn all<const N: usize>(&self) -> &[[u32; N]] {
+        self.keys.as_chunks().0
+    }
+
+    /// What an event's sum must come to at least.
+    #[inline(always)]
+    pub(super) fn least(&self, at: usize) -> i64 {
+        self.least[at]
+    }
+
+    /// Whether a key of an event is computed.
+    #[inline(always)]
+    pub(super) fn is_computed(&self, at: usize) -> bool {
+        !self.computed.is_empty() && self.computed[at]
+    }
+}
+
+impl Events for Made {
+    fn count(&self) -> usize {
+        self.least.len()
+    }
+
+    fn stream(&self, at: usize) -> usize {
+        usize::from(self.is_computed(at))
+    }
+
+    fn words(&self, at: usize) -> impl Iterator<Item = i64> {
+        let keys = if self.is_computed(at) { &self.keys(at)[..1] } else { self.keys(at) };
+        let keys = keys.iter().map(|key| i64::from(*key));
+        std::iter::once(at as i64).chain(keys).chain([self.least(at)])
+    }
+}

@@ -1,0 +1,181 @@
+//! Runs in memory: the engine and the baseline in turn, and what they come to.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_core::Result;
+use tidemill_env::Env;
+use tidemill_table::Table;
+use tidemill_txn::Program;
+
+use crate::args::{Args, Strategy};
+use crate::events::{epochs, Arrivals, Events, Input};
+use crate::execute::{execute, state_hash, Done, EpochDone, How, Verdicts};
+use crate::measure::{median, median_ratio};
+use crate::report::{Measured, Phase, Report};
+
+/// What every workload's baseline is called.
+pub(crate) const BASELINE: &str = "tight loop";
+/// The most keys for which it is said how fast a baseline has to be.
+const TIGHT_KEYS: usize = 122_880;
+
+/// A workload as the options want it: a program, its events, and a baseline written for it alone.
+pub(crate) trait Case {
+    /// The baseline's state.
+    type Baseline: Clone;
+
+    /// The program, with a source for each input.
+    fn program(&self) -> &Arc<Program>;
+
+    /// Its input streams, by the number that events have them by.
+    fn inputs(&self) -> &[Input];
+
+    /// All events.
+    fn events(&self) -> &(impl Events + ?Sized);
+
+    /// The parts of the run that have a shape of their own.
+    fn phases(&self) -> Vec<PhaseShape> {
+        vec![PhaseShape { shape: BTreeMap::new(), events: self.events().count() }]
+    }
+
+    /// The tables before the first event.
+    fn tables(&self) -> Vec<Table>;
+
+    /// The baseline before the first event.
+    fn baseline(&self) -> Self::Baseline;
+
+    /// Lets the baseline execute all events, which is on the clock.
+    fn run_baseline(&self, baseline: &mut Self::Baseline) -> Verdicts;
+
+    /// Nanoseconds an event above which the baseline, with a table that fits into the caches and
+    /// without extra work, is not tight.
+    fn baseline_ns_max(&self) -> f64;
+
+    /// Whether the invariant holds: every row is the baseline's, and whatever else must be so.
+    fn holds(&self, baseline: &Self::Baseline, tables: &[Table]) -> bool;
+}
+
+/// A part of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct PhaseShape {
+    /// What it has of its own, by option.
+    pub(crate) shape: BTreeMap<&'static str, f64>,
+    /// How many events it has.
+    pub(crate) events: usize,
+}
+
+/// Whether verdicts and rows are the baseline's.
+pub(crate) fn is_right<C: Case>(
+    case: &C,
+    done: &Done,
+    verdicts: Verdicts,
+    baseline: &C::Baseline,
+) -> bool {
+    done.committed + done.verdicts.aborted == case.events().count() as u64
+        && done.verdicts == verdicts
+        && case.holds(baseline, &done.tables)
+}
+
+/// Nanoseconds an event above which the baseline is not tight, where that can be said.
+pub(crate) fn baseline_ns_max(args: &Args, case: &impl Case) -> Option<f64> {
+    (args.keys <= TIGHT_KEYS && args.udf_ns == 0).then(|| case.baseline_ns_max())
+}
+
+/// Runs the baseline, the engine's serial executor unless that is what is asked for, and the engine
+/// as it is asked for, in turn.
+pub(crate) fn run<C: Case>(
+    args: &Args,
+    env: &Env,
+    case: &C,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Report> {
+    let how = How { strategy: args.strategy()?, threads: args.threads };
+    let shapes = case.phases();
+    let counts: Vec<usize> = shapes.iter().map(|phase| phase.events).collect();
+    let epochs = epochs(&counts, args.epoch());
+    let arrivals = Arrivals::of(case.events(), &epochs, case.inputs());
+    let (tables, first) = (case.tables(), case.baseline());
+
+    let rate = |ns: u64| args.events as f64 * 1e9 / ns.max(1) as f64;
+    let mut measured = Measured::new(args.events, BASELINE);
+    measured.baseline_ns_max = baseline_ns_max(args, case);
+    let (mut runs, mut serial_runs) = (Vec::new(), Vec::new());
+    for repeat in 1..=args.repeat {
+        let mut after = first.clone();
+        let begun = env.clock.monotonic_ns();
+        let verdicts = case.run_baseline(&mut after);
+        let baseline_rate = rate(env.clock.monotonic_ns() - begun);
+        measured.baseline_rates.push(baseline_rate);
+
+        let mut once = |how: How| -> Result<Done> {
+            let done = execute(env, case.program(), arrivals.cuts(), tables.clone(), how)?;
+            measured.valid &= is_right(case, &done, verdicts, &after);
+            if repeat == 1 && measured.state_hash.is_empty() {
+                // Later runs are compared with the baseline, row by row.
+                measured.state_hash = state_hash(&done.tables);
+                measured.output_hash.clone_from(&done.output_hash);
+            }
+            measured.valid &= measured.output_hash == done.output_hash;
+            Ok(done)
+        };
+        if how.strategy != Strategy::Serial {
+            let done = once(How::SERIAL)?;
+            measured.serial_rates.push(rate(total_ns(&done.epochs)));
+            serial_runs.push(done.epochs);
+        }
+        let done = once(how)?;
+        let engine_rate = rate(total_ns(&done.epochs));
+        measured.rates.push(engine_rate);
+        runs.push(done.epochs);
+        progress(&format!(
+            "run {repeat} of {}: {:.1} ns a transaction, the baseline {:.1}",
+            args.repeat,
+            1e9 / engine_rate,
+            1e9 / baseline_rate,
+        ));
+    }
+    if shapes.len() > 1 {
+        let phase_of: Vec<usize> = epochs.iter().map(|(phase, _)| *phase).collect();
+        let phases = shapes.into_iter().enumerate();
+        let phase = |(at, shape)| phase(at, shape, &phase_of, &runs, &serial_runs);
+        measured.phases = phases.map(phase).collect();
+    }
+    Ok(Report::of(args, measured))
+}
+
+pub(crate) fn total_ns(epochs: &[EpochDone]) -> u64 {
+    epochs.iter().map(|epoch| epoch.ns).sum()
+}
+
+/// What a phase came to. `phase_of` has the phase of each epoch.
+fn phase(
+    at: usize,
+    PhaseShape { shape, events }: PhaseShape,
+    phase_of: &[usize],
+    runs: &[Vec<EpochDone>],
+    serial_runs: &[Vec<EpochDone>],
+) -> Phase {
+    let of_phase = |run: &Vec<EpochDone>| -> Vec<EpochDone> {
+        let epochs = run.iter().zip(phase_of).filter(|(_, phase)| **phase == at);
+        epochs.map(|(epoch, _)| *epoch).collect()
+    };
+    let rates = |runs: &[Vec<EpochDone>]| -> Vec<f64> {
+        let ns = runs.iter().map(|run| total_ns(&of_phase(run)).max(1));
+        ns.map(|ns| events as f64 * 1e9 / ns as f64).collect()
+    };
+    let (engine, serial) = (rates(runs), rates(serial_runs));
+    let mut strategies: BTreeMap<&str, usize> = BTreeMap::new();
+    for epoch in runs.iter().flat_map(of_phase) {
+        *strategies.entry(epoch.strategy).or_default() += 1;
+    }
+    let most = strategies.into_iter().max_by_key(|(_, epochs)| *epochs);
+    let events_per_s = median(&engine);
+    Phase {
+        shape,
+        events,
+        seconds: events as f64 / events_per_s,
+        events_per_s,
+        strategy: most.map_or("", |(strategy, _)| strategy),
+        ratio_to_serial: if serial.is_empty() { 1.0 } else { median_ratio(&engine, &serial) },
+    }
+}

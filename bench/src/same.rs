@@ -1,0 +1,83 @@
+//! Compares a workload with the reference, which knows nothing of epochs and executors.
+
+use tidemill_core::digest::{streams_hash, RowsHash};
+use tidemill_core::{Batch, DataType, Key, Schema, SourceId, SourceSpec, StreamId, Value};
+use tidemill_env::Env;
+use tidemill_table::row_hash;
+use tidemill_txn::reference::{self, CutAt, InputRow};
+use tidemill_txn::Program;
+
+use crate::events::{cuts, epochs, Events};
+use crate::execute::{execute, state_hash, How};
+use crate::run::Case;
+
+/// What fills the tables of the reference, which begins with empty ones: the workload's program with
+/// a stream and a handler for it, and that stream's rows but for the time.
+pub(crate) type Opening = ((Program, StreamId), Vec<Vec<Value>>);
+
+/// Asserts that tables and outputs are those of the reference; gives the number of aborts.
+pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option<Opening>) -> u64 {
+    let (events, inputs) = (case.events(), case.inputs());
+    let epochs = epochs(&[events.count()], epoch);
+    let cuts = cuts(events, &epochs, inputs);
+    let done = execute(&Env::real(), case.program(), cuts, case.tables(), How::SERIAL).unwrap();
+
+    let mut sources: Vec<Vec<InputRow>> = vec![Vec::new(); inputs.len()];
+    for at in 0..events.count() {
+        let rows = &mut sources[events.stream(at)];
+        let values = row(&inputs[events.stream(at)].1, events.words(at));
+        rows.push(InputRow { offset: rows.len() as u64, values });
+    }
+    let (mut program, mut transactions) = ((**case.program()).clone(), events.count());
+    if let Some(((with_opening, stream), rows)) = opening {
+        let sources_of = std::mem::take(&mut program.sources);
+        program = with_opening;
+        program.sources = sources_of;
+        let (name, disorder_us, idle_us) = ("opening".into(), 0, None);
+        program.sources.push(SourceSpec { name, stream, disorder_us, idle_us });
+        let count = rows.len() as i64;
+        let opened = (0i64..).zip(rows).map(|(at, mut values)| {
+            values.insert(0, Value::Timestamp(at - count));
+            InputRow { offset: at as u64, values }
+        });
+        sources.push(opened.collect());
+        transactions += count as usize;
+    }
+    let cut = CutAt {
+        offsets: sources.iter().map(|rows| rows.len() as u64).collect(),
+        clock_us: 0,
+        idle: Vec::new(),
+        ended: (0..sources.len() as u32).map(SourceId).collect(),
+    };
+    let outcome = reference::run(&program, &sources, &[cut]);
+    assert_eq!(outcome.transactions, transactions as u64);
+    assert_eq!(outcome.aborts, done.verdicts.aborted);
+
+    let (mut scratch, mut sum) = (Vec::new(), 0u128);
+    for (spec, rows) in program.tables.iter().zip(&outcome.tables) {
+        for (key, row) in rows {
+            assert_eq!(*key, Key::of([&row[0]]));
+            sum = sum.wrapping_add(row_hash(&spec.name, row, &mut scratch));
+        }
+    }
+    assert_eq!(format!("{sum:032x}"), state_hash(&done.tables));
+
+    let mut hashes = Vec::new();
+    for (stream, rows) in &outcome.outputs {
+        let spec = &program.streams[stream.index()].spec;
+        let mut hash = RowsHash::default();
+        hash.take(&Batch::from_rows(spec.schema.clone(), rows.iter().map(|(_, row)| &row[..])));
+        hashes.push((&*spec.name, hash));
+    }
+    assert_eq!(format!("{:032x}", streams_hash(hashes)), done.output_hash);
+    outcome.aborts
+}
+
+/// An event as a row of its stream.
+fn row(schema: &Schema, words: impl Iterator<Item = i64>) -> Vec<Value> {
+    let value = |(column, word): (&tidemill_core::Column, i64)| match column.ty {
+        DataType::Timestamp => Value::Timestamp(word),
+        _ => Value::Int(word),
+    };
+    schema.columns.iter().zip(words).map(value).collect()
+}
