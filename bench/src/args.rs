@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidemill_connect::FileFormat;
 use tidemill_core::{Error, Result};
+use tidemill_txn::schedule::Strategy;
 
 /// How the workload's transactions are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,23 +29,11 @@ impl ProgramKind {
     }
 }
 
-/// How transactions are executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strategy {
-    /// The engine chooses. There is one executor so far: the serial one.
-    Adaptive,
-    /// One thread walks an epoch in order, and asks for memory ahead of time.
-    Serial,
-    /// As [`Strategy::Serial`], without asking for memory: shows what that is worth.
-    SerialNoPrefetch,
-}
+/// The serial executor without asking for memory ahead of time: shows what that is worth.
+const NO_PREFETCH: &str = "serial-noprefetch";
 
-/// Their names on the command line.
-const STRATEGIES: &[(&str, Strategy)] = &[
-    ("adaptive", Strategy::Adaptive),
-    ("serial", Strategy::Serial),
-    ("serial-noprefetch", Strategy::SerialNoPrefetch),
-];
+/// Threads, at most.
+const THREADS_MAX: usize = 64;
 
 /// What survives a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -215,12 +204,15 @@ impl Args {
 
     /// How transactions are executed.
     pub fn strategy(&self) -> Result<Strategy> {
-        let found = STRATEGIES.iter().find(|(name, _)| *name == self.strategy);
-        found.map(|(_, strategy)| *strategy).ok_or_else(|| {
-            let names: Vec<&str> = STRATEGIES.iter().map(|(name, _)| *name).collect();
-            Error::setting(format!("--strategy {}: there is no such strategy yet", self.strategy))
-                .help(format!("there are {}", names.join(", ")))
-        })
+        match self.prefetches() {
+            true => self.strategy.parse(),
+            false => Ok(Strategy::Serial),
+        }
+    }
+
+    /// Whether the executor asks for memory ahead of time.
+    pub(crate) fn prefetches(&self) -> bool {
+        self.strategy != NO_PREFETCH
     }
 
     /// Refuses options that were given and are not among those that a workload has of its own.
@@ -252,8 +244,8 @@ impl Args {
     fn check(&self) -> Result<()> {
         self.strategy()?;
         let wrong = |what: String| Err(Error::setting(what));
-        if self.threads != 1 {
-            return wrong(format!("--threads {}: only 1 is possible so far", self.threads));
+        if !(1..=THREADS_MAX).contains(&self.threads) {
+            return wrong(format!("--threads {}: 1 to {THREADS_MAX} are possible", self.threads));
         }
         if self.processes != 1 {
             return wrong(format!("--processes {}: only 1 is possible so far", self.processes));
@@ -332,10 +324,9 @@ mod tests {
     fn wrong_options_are_named() {
         let cases = [
             (r#""kays":1"#, "kays"),
-            (r#""threads":2"#, "--threads 2: only 1"),
+            (r#""threads":0"#, "--threads 0: 1 to 64"),
             (r#""processes":2"#, "--processes 2"),
-            (r#""strategy":"s-store""#, "--strategy s-store"),
-            (r#""strategy":"x""#, "there are adaptive, serial, serial-noprefetch"),
+            (r#""strategy":"x""#, "it is one of adaptive, serial, lists, s-store"),
             (r#""epoch":0"#, "--epoch 0"),
             (r#""events":0"#, "--events 0"),
             (r#""repeat":0"#, "--repeat 0"),

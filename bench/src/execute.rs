@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use tidemill_core::{Error, Result, Value};
+use tidemill_engine::Workers;
 use tidemill_env::Env;
 use tidemill_table::Table;
-use tidemill_txn::execute::{Outcome, Serial};
-use tidemill_txn::order::{CutInput, Epoch, Sequencer};
+use tidemill_txn::execute::Executor;
+use tidemill_txn::order::{CutInput, Sequencer};
 use tidemill_txn::program::Origin;
+use tidemill_txn::schedule::Strategy;
 use tidemill_txn::Program;
 
-use crate::args::Strategy;
+use crate::args::Args;
 use crate::outputs::OutputHash;
 
 /// How a run is executed.
@@ -18,33 +20,17 @@ use crate::outputs::OutputHash;
 pub(crate) struct How {
     pub(crate) strategy: Strategy,
     pub(crate) threads: usize,
+    pub(crate) prefetches: bool,
 }
 
 impl How {
     /// By the engine's own serial executor, which others are compared with.
-    pub(crate) const SERIAL: How = How { strategy: Strategy::Serial, threads: 1 };
-}
+    pub(crate) const SERIAL: How = How { strategy: Strategy::Serial, threads: 1, prefetches: true };
 
-/// The engine's executor.
-struct Executor(Serial);
-
-impl Executor {
-    fn new(program: &Arc<Program>, how: How) -> Executor {
-        debug_assert_eq!(how.threads, 1, "the options allow one thread");
-        let serial = Serial::new(program.clone(), 0);
-        Executor(match how.strategy {
-            Strategy::Adaptive | Strategy::Serial => serial,
-            Strategy::SerialNoPrefetch => serial.without_prefetch(),
-        })
-    }
-
-    fn run(&mut self, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
-        self.0.run(tables, epoch)
-    }
-
-    /// The strategy that the last epoch was executed by.
-    fn strategy(&self) -> &'static str {
-        "serial"
+    /// As the options say.
+    pub(crate) fn of(args: &Args) -> Result<How> {
+        let (strategy, prefetches) = (args.strategy()?, args.prefetches());
+        Ok(How { strategy, threads: args.threads, prefetches })
     }
 }
 
@@ -63,7 +49,7 @@ pub(crate) struct Done {
 pub(crate) struct EpochDone {
     /// Time spent in the cut, execution and commit.
     pub(crate) ns: u64,
-    pub(crate) strategy: &'static str,
+    pub(crate) strategy: Strategy,
 }
 
 /// Which transactions aborted.
@@ -92,16 +78,20 @@ pub(crate) fn execute(
     how: How,
 ) -> Result<Done> {
     let mut sequencer = Sequencer::new(program.clone())?;
-    let mut executor = Executor::new(program, how);
+    let pool = Workers::start(env, how.threads)?;
+    let mut executor = Executor::new(program.clone(), how.strategy, 0);
+    if !how.prefetches {
+        executor = executor.without_prefetch();
+    }
     let mut hash = OutputHash::new(program);
     let (mut epochs, mut committed, mut verdicts) = (Vec::new(), 0, Verdicts::default());
     for input in cuts {
         let begun = env.clock.monotonic_ns();
         let sequenced = sequencer.cut(input)?;
-        let outcome = executor.run(&mut tables, &sequenced.epoch)?;
+        let outcome = executor.run(&pool, &mut tables, &sequenced.epoch)?;
         tables.iter_mut().for_each(|table| table.commit(outcome.seq));
         let ns = env.clock.monotonic_ns() - begun;
-        epochs.push(EpochDone { ns, strategy: executor.strategy() });
+        epochs.push(EpochDone { ns, strategy: executor.ran().strategy });
         hash.add(&outcome.outputs);
         committed += outcome.counts.iter().map(|c| c.committed).sum::<u64>();
         verdicts.aborted += outcome.counts.iter().map(|c| c.aborted).sum::<u64>();

@@ -52,7 +52,7 @@ use tidemill_core::error::nearest;
 use tidemill_core::{Error, Result};
 use tidemill_txn::program::Opaque;
 
-pub use args::{Args, Durable, ProgramKind, Strategy, DEFAULT_EPOCH};
+pub use args::{Args, Durable, ProgramKind, DEFAULT_EPOCH};
 pub use report::{Latency, Phase, Report};
 pub use rng::Rng;
 pub use zipf::Zipf;

@@ -31,8 +31,8 @@ pub struct Phase {
     pub seconds: f64,
     /// Their rate.
     pub events_per_s: f64,
-    /// The strategy that executed most of its epochs.
-    pub strategy: &'static str,
+    /// How many epochs each strategy executed.
+    pub ran: BTreeMap<String, usize>,
     /// Median over the repeats of its rate to that of the engine's own serial executor.
     pub ratio_to_serial: f64,
 }
@@ -50,6 +50,9 @@ pub struct Report {
     pub processes: usize,
     /// How transactions were executed, as asked for.
     pub strategy: String,
+    /// How many epochs each strategy executed, where that is known.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub ran: BTreeMap<String, usize>,
     /// Events of one run.
     pub events: usize,
     /// Seconds of the median run.
@@ -94,6 +97,8 @@ pub(crate) struct Measured {
     /// Events of one run.
     pub(crate) events: usize,
     pub(crate) rates: Vec<f64>,
+    /// How many epochs each strategy executed.
+    pub(crate) ran: BTreeMap<String, usize>,
     /// What the engine is compared with.
     pub(crate) baseline: &'static str,
     /// Its rates, each beside one of the engine's.
@@ -116,6 +121,7 @@ impl Measured {
         Measured {
             events,
             rates: Vec::new(),
+            ran: BTreeMap::new(),
             baseline,
             baseline_rates: Vec::new(),
             baseline_ns_max: None,
@@ -140,6 +146,7 @@ impl Report {
             threads: args.threads,
             processes: args.processes,
             strategy: args.strategy.clone(),
+            ran: measured.ran,
             events: measured.events,
             seconds: measured.events as f64 / events_per_s,
             events_per_s,

@@ -8,7 +8,7 @@ use tidemill_env::Env;
 use tidemill_table::Table;
 use tidemill_txn::Program;
 
-use crate::args::{Args, Strategy};
+use crate::args::Args;
 use crate::events::{epochs, Arrivals, Events, Input};
 use crate::execute::{execute, state_hash, Done, EpochDone, How, Verdicts};
 use crate::measure::{median, median_ratio};
@@ -89,7 +89,7 @@ pub(crate) fn run<C: Case>(
     case: &C,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report> {
-    let how = How { strategy: args.strategy()?, threads: args.threads };
+    let how = How::of(args)?;
     let shapes = case.phases();
     let counts: Vec<usize> = shapes.iter().map(|phase| phase.events).collect();
     let epochs = epochs(&counts, args.epoch());
@@ -118,7 +118,7 @@ pub(crate) fn run<C: Case>(
             measured.valid &= measured.output_hash == done.output_hash;
             Ok(done)
         };
-        if how.strategy != Strategy::Serial {
+        if how != How::SERIAL {
             let done = once(How::SERIAL)?;
             measured.serial_rates.push(rate(total_ns(&done.epochs)));
             serial_runs.push(done.epochs);
@@ -134,6 +134,7 @@ pub(crate) fn run<C: Case>(
             1e9 / baseline_rate,
         ));
     }
+    measured.ran = ran(runs.iter().flatten().copied());
     if shapes.len() > 1 {
         let phase_of: Vec<usize> = epochs.iter().map(|(phase, _)| *phase).collect();
         let phases = shapes.into_iter().enumerate();
@@ -145,6 +146,15 @@ pub(crate) fn run<C: Case>(
 
 pub(crate) fn total_ns(epochs: &[EpochDone]) -> u64 {
     epochs.iter().map(|epoch| epoch.ns).sum()
+}
+
+/// How many epochs each strategy executed.
+fn ran(epochs: impl Iterator<Item = EpochDone>) -> BTreeMap<String, usize> {
+    let mut ran = BTreeMap::new();
+    for epoch in epochs {
+        *ran.entry(epoch.strategy.to_string()).or_default() += 1;
+    }
+    ran
 }
 
 /// What a phase came to. `phase_of` has the phase of each epoch.
@@ -164,18 +174,14 @@ fn phase(
         ns.map(|ns| events as f64 * 1e9 / ns as f64).collect()
     };
     let (engine, serial) = (rates(runs), rates(serial_runs));
-    let mut strategies: BTreeMap<&str, usize> = BTreeMap::new();
-    for epoch in runs.iter().flat_map(of_phase) {
-        *strategies.entry(epoch.strategy).or_default() += 1;
-    }
-    let most = strategies.into_iter().max_by_key(|(_, epochs)| *epochs);
+    let ran = ran(runs.iter().flat_map(of_phase));
     let events_per_s = median(&engine);
     Phase {
         shape,
         events,
         seconds: events as f64 / events_per_s,
         events_per_s,
-        strategy: most.map_or("", |(strategy, _)| strategy),
+        ran,
         ratio_to_serial: if serial.is_empty() { 1.0 } else { median_ratio(&engine, &serial) },
     }
 }

@@ -166,7 +166,7 @@ fn phases_are_told_apart() {
     assert_eq!(sum, 2600);
     for phase in phases {
         assert!(phase["seconds"].as_f64().unwrap() > 0.0, "{phase}");
-        assert_eq!(phase["strategy"], "serial");
+        assert!(phase["ran"]["serial"].as_u64().unwrap() > 0);
     }
     for refused in [r#""skew":0.5"#, r#""abort":0.5"#, r#""events":12"#] {
         let json = format!(r#"{{"workload":"sl","dynamic":true,{refused}}}"#);

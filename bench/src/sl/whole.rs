@@ -21,7 +21,7 @@ use super::program::{with_openings, ACCOUNTS, ASSETS, OPENINGS};
 use super::run::Ledger;
 use super::tight::Tight;
 use super::BALANCE;
-use crate::args::{Args, Strategy};
+use crate::args::Args;
 use crate::events::{self, epochs, Events, Side};
 use crate::execute::{execute, state_hash, How};
 use crate::report::{Measured, Report};
@@ -113,7 +113,7 @@ pub(crate) fn run(
     path: &str,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report> {
-    if args.strategy()? == Strategy::SerialNoPrefetch {
+    if !args.prefetches() {
         return Err(Error::setting("--strategy serial-noprefetch: the engine always prefetches"));
     }
     let (ledger, count) = (&case.parts, case.events.len());
