@@ -55,13 +55,15 @@ impl Drop for Opened<'_> {
         self.placed.sort_unstable();
         self.placed.dedup();
         // SAFETY: what was placed are slots, and whoever wrote to them is done.
-        let is_there = |slot: &&*mut u64| unsafe { *slot.add(STAMP) & 1 == 1 };
-        let come = self.placed.iter().filter(is_there).count();
+        let is_there = |slot: &*mut u64| unsafe { *slot.add(STAMP) & 1 == 1 };
+        self.placed.retain(is_there);
+        // SAFETY: as above.
+        let keys = self.placed.iter().map(|slot| unsafe { *slot.add(KEY) }).collect();
         // SAFETY: `len` words have been written, within the log's room; the table has been lent to
         // `self` alone.
         unsafe {
             (*self.table).log_mut().set_len(self.len);
-            (*self.table).have_come(come);
+            (*self.table).have_come(keys);
         }
     }
 }

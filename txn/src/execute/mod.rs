@@ -9,6 +9,7 @@
 //! | `words` | declared transactions over word columns, compiled to a register machine |
 //! | `native` | rows of words handed to a Rust closure |
 //! | `general` | every transaction there is, over values; what the fast paths fall back to |
+//! | `window` | windows over versions, and aggregates |
 //! | `output` | output events by column, with their stamps |
 
 mod closure;
@@ -18,6 +19,7 @@ mod native;
 mod output;
 mod segment;
 mod serial;
+mod window;
 mod words;
 
 pub use closure::NativeTx;

@@ -46,6 +46,9 @@ pub(crate) fn prepare(
         if !layout.word_key || spec.schema.columns[spec.key[0]].ty == DataType::Float {
             return Err(format!("the key of table {} is not an integer word", spec.name));
         }
+        if spec.history.is_some() {
+            return Err(format!("table {} keeps versions", spec.name));
+        }
         let key = match native.exprs.expr(row.key[0]) {
             Expr::Column(column) => KeyFrom::Column(*column),
             Expr::Const(value) => KeyFrom::Const(value.word().ok_or("a key is null")?),
