@@ -7,6 +7,7 @@
 use std::marker::PhantomData;
 
 use crate::cells::prefetch_address;
+use crate::history::{RowHistory, Shape, Versions};
 use crate::layout::HEADER_WORDS;
 use crate::table::{hash, Table, KEY, LINK, SNAPPED, STAMP, TAKEN};
 use crate::version::{stamp_word, Seq, LOG_AHEAD, NO_LINK};
@@ -28,6 +29,14 @@ pub struct Opened<'t> {
     room: usize,
     /// Where rows stand that were not there when somebody asked for them.
     placed: Vec<*mut u64>,
+    /// Whether a version is four words, and nothing is to be done but copying them.
+    is_short: bool,
+    /// Where versions that are kept go; null when none are.
+    histories: *mut RowHistory,
+    /// The time of the versions that are begun now.
+    now_us: i64,
+    /// By how many bytes versions that are kept have grown.
+    grown: isize,
     table: *mut Table,
     lent: PhantomData<&'t mut Table>,
 }
@@ -39,14 +48,30 @@ impl Table {
     /// When its keys are not words, or there are values beside its slots.
     pub fn open(&mut self, versions: usize) -> Opened<'_> {
         assert!(self.has_plain_rows(), "table {} has rows of words", self.spec().name);
-        let (stride, mask, shift, seed) = self.shape();
+        let (stride, mask, shift, seed) = self.slots_shape();
         self.log_mut().reserve(versions * stride);
         let (room, placed) = (self.room(), Vec::new());
         let table: *mut Table = self;
         // SAFETY: the table is borrowed by what is returned; all pointers are made from this one.
         let (slots, (log, len)) = unsafe { ((*table).slots_ptr(), (*table).log_mut().raw()) };
-        let lent = PhantomData;
-        Opened { slots, log, len, stride, shift, mask, seed, room, placed, table, lent }
+        let histories = self.histories_ptr();
+        Opened {
+            slots,
+            log,
+            len,
+            stride,
+            shift,
+            mask,
+            seed,
+            room,
+            placed,
+            is_short: stride == 4 && histories.is_null(),
+            histories,
+            now_us: i64::MIN,
+            grown: 0,
+            table,
+            lent: PhantomData,
+        }
     }
 }
 
@@ -64,11 +89,23 @@ impl Drop for Opened<'_> {
         unsafe {
             (*self.table).log_mut().set_len(self.len);
             (*self.table).have_come(keys);
+            (*self.table).histories_have_grown(self.grown);
         }
     }
 }
 
 impl Opened<'_> {
+    /// Whether versions of its rows are kept. If so, it wants to be [told](Opened::at_time) the time.
+    pub fn keeps_versions(&self) -> bool {
+        !self.histories.is_null()
+    }
+
+    /// The time of the versions that are begun from now on.
+    #[inline(always)]
+    pub fn at_time(&mut self, time_us: i64) {
+        self.now_us = time_us;
+    }
+
     /// Where the search for a key begins.
     #[inline(always)]
     pub fn home(&self, key: u64) -> *mut u64 {
@@ -242,11 +279,11 @@ impl RowAt {
             // Most rows have one column beside the key: two halves of 16 bytes.
             let (from, to) = (self.words.cast::<[u64; 2]>(), entry.cast::<[u64; 2]>());
             let stride = (*table).stride;
-            if stride == 4 {
+            if (*table).is_short {
                 *to = *from;
                 *to.add(1) = *from.add(1);
             } else {
-                copy_slot(self.words, entry, stride);
+                copy_slot(self.words, entry, table);
             }
             (*table).len = at + stride;
             *self.words.add(LINK) = (at as u64) << 32 | TAKEN;
@@ -270,7 +307,59 @@ impl RowAt {
             let at = (*self.words.add(LINK) >> 32) as usize;
             let table = self.table;
             std::ptr::copy_nonoverlapping((*table).log.add(at), self.words, (*table).stride);
+            if let (Some((history, shape)), true) = (self.history(), self.is_there()) {
+                (*history).pop(shape);
+            }
             true
+        }
+    }
+
+    /// Whether the row is there.
+    ///
+    /// # Safety
+    /// As of [`RowAt::at`].
+    unsafe fn is_there(self) -> bool {
+        // SAFETY: a slot has a header.
+        unsafe { *self.words.add(STAMP) & 1 == 1 }
+    }
+
+    /// Where the row's versions are, and their shape, if any are kept.
+    ///
+    /// # Safety
+    /// As of [`RowAt::at`], and the shape is not used beyond that.
+    #[inline(always)]
+    unsafe fn history<'t>(self) -> Option<(*mut RowHistory, &'t Shape)> {
+        // SAFETY: the table is open, and there is a history for each of its slots. The table's
+        // shape does not change.
+        unsafe {
+            let table = self.table;
+            if (*table).histories.is_null() {
+                return None;
+            }
+            let slot = self.words.offset_from((*table).slots) as usize / (*table).stride;
+            let shape = (*(*table).table).shape()?;
+            Some(((*table).histories.add(slot), &*std::ptr::from_ref(shape)))
+        }
+    }
+
+    /// The row's versions, that which has begun included; none when the table keeps none.
+    ///
+    /// # Safety
+    /// As of [`RowAt::at`], as long as the versions are used; the row is not written meanwhile.
+    #[inline(always)]
+    pub unsafe fn versions<'t>(self) -> Option<Versions<'t>> {
+        // SAFETY: as the caller says; a slot has `stride` words.
+        unsafe {
+            let (history, shape) = self.history()?;
+            let (body, table) = (self.words.add(HEADER_WORDS), self.table);
+            let body = std::slice::from_raw_parts(body, (*table).stride - HEADER_WORDS);
+            Some(Versions {
+                table: &*(*table).table,
+                shape,
+                history: &*history,
+                key: *self.words.add(KEY),
+                newest: self.is_there().then_some((body, &[])),
+            })
         }
     }
 
@@ -287,12 +376,24 @@ impl RowAt {
     }
 }
 
-/// Copies a slot to the log.
+/// Copies a slot to the log, and to the row's history, when versions are kept.
 ///
 /// # Safety
-/// Both have `stride` words.
+/// The slot is one of the open table's, and the entry has as many words.
 #[inline(never)]
-unsafe fn copy_slot(slot: *const u64, entry: *mut u64, stride: usize) {
-    // SAFETY: as the caller says; the log and the slots are different memory.
-    unsafe { std::ptr::copy_nonoverlapping(slot, entry, stride) };
+unsafe fn copy_slot(slot: *mut u64, entry: *mut u64, table: *mut Opened<'static>) {
+    // SAFETY: as the caller says; the log, the slots and histories are different memory, and nobody
+    // else uses the row.
+    unsafe {
+        let stride = (*table).stride;
+        std::ptr::copy_nonoverlapping(slot, entry, stride);
+        let row = RowAt { words: slot, table };
+        let Some((history, shape)) = row.history() else { return };
+        if row.is_there() {
+            let floor = (*(*table).table).floor();
+            let body = std::slice::from_raw_parts(slot.add(HEADER_WORDS), stride - HEADER_WORDS);
+            (*table).grown += (*history).push(shape, floor, (*slot.add(STAMP), body), &[]);
+        }
+        (*history).newest_us = (*table).now_us;
+    }
 }

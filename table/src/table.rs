@@ -400,7 +400,7 @@ impl Table {
     }
 
     /// Words of a slot, number of slots less one, how far hashes are shifted, and the hash's seed.
-    pub(crate) fn shape(&self) -> (usize, usize, u32, u64) {
+    pub(crate) fn slots_shape(&self) -> (usize, usize, u32, u64) {
         (self.stride, self.capacity - 1, self.shift, self.seed)
     }
 

@@ -24,7 +24,7 @@ use crate::execute::{on_frames, OnFrames};
 use crate::order::Groups;
 use crate::program::{
     evaluate, key_value, reasons, Abort, Aggregate, Body, Declared, Native, Op, Origin, Program,
-    RowId, Scope, Tx, VarId, Window,
+    RowId, Scope, Tx, VarId, Window, WindowRead,
 };
 
 /// One row of a source, decoded.
@@ -512,7 +512,12 @@ impl Work<'_> {
             }
             keys.push((row.table, key));
         }
-        let done = on_frames(self.program, native, &event_words, &mut words, &bases, present);
+        let windows = |row: usize, own: Option<Vec<Value>>, read: &WindowRead| {
+            let (table, key): &(TableId, Vec<Value>) = &keys[row];
+            self.over_copy(*table, key, own, &read.window, read.column, &read.aggregate)
+        };
+        let (program, frames) = (self.program, &mut words);
+        let done = on_frames(program, native, &event_words, frames, &bases, present, &windows);
         let OnFrames { dirty, emitted } = done.map_err(Abort::refused)?;
         for (index, (table, key)) in keys.iter().enumerate() {
             if dirty >> index & 1 == 1 {
@@ -695,13 +700,26 @@ impl Work<'_> {
         column: u16,
         aggregate: &Aggregate,
     ) -> Result<Value, Abort> {
+        let is_written = self.written.contains(&(table, Key::of(key)));
+        let own = self.tables[table.index()].get(&Key::of(key)).filter(|_| is_written);
+        let own = own.map(|row| row.to_vec());
+        self.over_copy(table, key, own, window, column, aggregate)
+    }
+
+    /// The same, with the row as the transaction has written it.
+    fn over_copy(
+        &self,
+        table: TableId,
+        key: &[Value],
+        own: Option<Vec<Value>>,
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
         let (spec, key) = (&self.program.tables[table.index()], Key::of(key));
         let now = self.time_us;
         let mut versions = self.histories[table.index()].get(&key).cloned().unwrap_or_default();
-        let own = self.written.contains(&(table, key.clone()));
-        if let (true, Some(row)) = (own, self.tables[table.index()].get(&key)) {
-            versions.push((versions.len() as u64, now, row.clone()));
-        }
+        versions.extend(own.map(|row| (versions.len() as u64, now, row.into())));
         let len = versions.len() as u64;
         let wide = i128::from;
         if let Window::Session { gap_us } = window {

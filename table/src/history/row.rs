@@ -56,12 +56,6 @@ impl RowHistory {
         self.first() == self.end(shape)
     }
 
-    /// Numbers of an empty history go on from here, as those of a recovered one do.
-    pub(crate) fn begin_at(&mut self, number: u64) {
-        debug_assert!(self.records.is_empty(), "numbers do not jump");
-        self.base = number;
-    }
-
     #[inline(always)]
     fn record(&self, number: u64, shape: &Shape) -> &[u64] {
         let at = (number - self.base) as usize * shape.width;

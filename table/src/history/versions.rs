@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tidemill_core::{Row, Value};
+use tidemill_core::{Row, TableSpec, Value};
 
 use super::row::{signed, RowHistory};
 use super::Shape;
@@ -21,7 +21,12 @@ pub struct Versions<'t> {
     pub(crate) newest: Option<(&'t [u64], &'t [Value])>,
 }
 
-impl Versions<'_> {
+impl<'t> Versions<'t> {
+    /// What the table was declared as.
+    pub fn spec(&self) -> &'t TableSpec {
+        self.table.spec()
+    }
+
     /// The number of the oldest version that is there.
     pub fn first(&self) -> u64 {
         self.history.first()

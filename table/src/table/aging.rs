@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tidemill_core::{Key, Row, Value};
 
 use super::{AsOf, Table, HEADER_WORDS, KEY, STAMP, TAKEN};
-use crate::history::{Floor, RowHistory, Versions};
+use crate::history::{Floor, RowHistory, Shape, Versions};
 use crate::table::LINK;
 use crate::version::Seq;
 
@@ -94,6 +94,26 @@ impl Table {
         let version = (words[STAMP], &words[HEADER_WORDS..]);
         let grown = self.histories[slot].push(shape, self.aging.floor, version, values);
         self.aging.bytes = self.aging.bytes.saturating_add_signed(grown);
+    }
+
+    /// The versions of the first slot's row; null when none are kept.
+    pub(crate) fn histories_ptr(&mut self) -> *mut RowHistory {
+        match self.shape {
+            Some(_) => self.histories.as_mut_ptr(),
+            None => std::ptr::null_mut(),
+        }
+    }
+
+    pub(crate) fn shape(&self) -> Option<&Shape> {
+        self.shape.as_ref()
+    }
+
+    pub(crate) fn floor(&self) -> Floor {
+        self.aging.floor
+    }
+
+    pub(crate) fn histories_have_grown(&mut self, bytes: isize) {
+        self.aging.bytes = self.aging.bytes.saturating_add_signed(bytes);
     }
 
     pub(super) fn histories_bytes(&self) -> usize {

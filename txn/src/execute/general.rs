@@ -10,7 +10,7 @@ use tidemill_table::{Seq, Table};
 use super::window::{made_of, Seen};
 use crate::program::{
     key_value, reasons, Abort, Aggregate, Block, Declared, Expr, ExprId, Op, Origin, Program,
-    RowId, Tx, VarId, Window,
+    RowId, Tx, VarId, Window, WindowRead,
 };
 
 /// A row that the transaction has touched.
@@ -327,6 +327,21 @@ impl<'a> General<'a> {
             time_us: self.time_us,
         };
         seen.made_of(seen.window(window, spec.history), spec, column, aggregate)
+    }
+
+    /// The same of a row of which a closure has a copy: its columns as the closure has written them.
+    pub(crate) fn over_copy(
+        &self,
+        table: TableId,
+        key: &[Value],
+        own: Option<&[Value]>,
+        read: &WindowRead,
+    ) -> Result<Value, Abort> {
+        let spec = &self.program.tables[table.index()];
+        let versions = self.tables[table.index()].versions(key);
+        let seen = Seen { versions, own, time_us: self.time_us };
+        let numbers = seen.window(&read.window, spec.history);
+        seen.made_of(numbers, spec, read.column, &read.aggregate)
     }
 
     /// The first rows whose keys are in a range, in key order, with the transaction's own writes.

@@ -101,6 +101,8 @@ pub(crate) struct Lane<'a> {
     pub(crate) outs: Outs,
     /// Whether its code may work on rows that are not there.
     pub(crate) places: bool,
+    /// Whether a table of its rows keeps versions, and wants to know their time.
+    pub(crate) ages: bool,
     /// Set when its one transaction works on copies of rows.
     pub(crate) copies: Option<Copies>,
     /// From this event on staging must go on.
@@ -135,6 +137,7 @@ impl<'a> Lane<'a> {
             columns: Columns::default(),
             outs: Outs::default(),
             places: false,
+            ages: false,
             copies: None,
             stage_at: 0,
             sources: Vec::new(),
@@ -201,12 +204,24 @@ impl<'a> Lane<'a> {
         for source in &mut self.sources {
             let table = tables[source.number].as_mut().expect("the tables of fast rows are open");
             source.table = (&raw mut *table).cast();
+            self.ages |= table.keeps_versions();
         }
         self.outs.attach(builders, streams);
         if self.moves != moves {
             self.moves = moves;
             (self.staged_to, self.stage_at) = (0, 0);
         }
+    }
+
+    /// Tells its tables the time of an event.
+    ///
+    /// # Safety
+    /// The lane is [attached](Lane::attach) to tables that are still open.
+    #[inline(never)]
+    pub(crate) unsafe fn tell_time(&self, event: usize) {
+        let time_us = self.columns.times[event];
+        // SAFETY: as the caller says.
+        self.sources.iter().for_each(|source| unsafe { (*source.table).at_time(time_us) });
     }
 
     /// How many rows each of its transactions has.

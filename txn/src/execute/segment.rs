@@ -86,6 +86,10 @@ impl Course<'_> {
                 rows.copy_from_slice(&copies.rows);
                 (present, number) = (copies.present, 0);
             } else {
+                if lane.ages {
+                    // SAFETY: as the caller says.
+                    unsafe { lane.tell_time(event) };
+                }
                 let mut all = true;
                 for (of, row) in rows.iter_mut().enumerate() {
                     // SAFETY: as the caller says; the event has been staged.
@@ -163,6 +167,10 @@ impl Course<'_> {
         let rows = &mut rows[..code.rows.len()];
         assert_eq!(lane.rows(), rows.len(), "the handler's rows");
         while let Some(event) = self.event(self.at, lane) {
+            if lane.ages {
+                // SAFETY: as the caller says.
+                unsafe { lane.tell_time(event) };
+            }
             for (of, row) in rows.iter_mut().enumerate() {
                 // SAFETY: as the caller says; the event has been staged.
                 match unsafe { lane.row(of, event) } {

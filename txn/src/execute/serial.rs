@@ -272,7 +272,10 @@ impl Serial {
                 let code = &codes[handler];
                 let fast = !matches!(code, Code::General);
                 let wants = wants[handler].as_ref().filter(|_| fast).map(|wants| (wants, columns));
-                Lane::new(&run.batch, index, handler, wants)
+                let mut lane = Lane::new(&run.batch, index, handler, wants);
+                // Of admitted events these are the times of their stamps, too.
+                lane.columns.times = &run.times;
+                lane
             })
             .collect();
         self.wants = wants;

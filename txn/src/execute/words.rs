@@ -223,10 +223,6 @@ pub(crate) fn compile(
         return Err("it is not declared".into());
     };
     let event = &program.streams[handler.input.index()].spec.schema;
-    let table = |row: &crate::program::RowRef| &program.tables[row.table.index()];
-    if let Some(table) = declared.rows.iter().map(table).find(|table| table.history.is_some()) {
-        return Err(format!("table {} keeps versions", table.name));
-    }
     let types = program.declared_types(declared, event).map_err(|e| e.to_string())?;
     let types = types.into_iter().map(|t| t.ty).collect();
     let mut compiler = Compiler {

@@ -15,7 +15,7 @@ use super::handler::{
     Body, Declared, Handler, Native, OnRows, Op, Opaque, RowId, RowRef, Step, VarId,
 };
 use super::stream::{Origin, Stage, Stream};
-use super::window::{Aggregate, Window};
+use super::window::{Aggregate, Window, WindowRead};
 use super::Program;
 use crate::execute::NativeTx;
 
@@ -94,6 +94,27 @@ impl Builder {
     /// Keeps a table's keys in order, for ranges.
     pub fn ordered(&mut self, table: TableId) {
         self.program.tables[table.index()].ordered = true;
+    }
+
+    /// A window read for a closure to make of its rows of a table, whose history has been
+    /// [declared](Builder::history).
+    pub fn window_read(
+        &mut self,
+        table: TableId,
+        column: &str,
+        window: Window,
+        aggregate: Aggregate,
+    ) -> WindowRead {
+        let spec = self.program.tables[table.index()].clone();
+        let found = spec.schema.find(&format!("table {}", spec.name), column);
+        let column = self.note(found).unwrap_or(0) as u16;
+        let checked = window.check(&spec).and_then(|()| aggregate.result(&spec, column));
+        let is_word = |ty: Option<DataType>| match ty {
+            Some(ty) if ty.is_word() => Ok(()),
+            _ => Err(Error::program("a closure's window comes to one word")),
+        };
+        self.note(checked.and_then(|result| is_word(result.ty)));
+        WindowRead { table, column, window, aggregate }
     }
 
     fn add_stream(&mut self, name: &str, columns: Vec<Column>, origin: Origin) -> StreamId {

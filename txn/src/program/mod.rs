@@ -28,7 +28,7 @@ pub use handler::{
     Abort, AbortKind, Body, Declared, Handler, Native, Op, Opaque, RowId, RowRef, Step, Tx, VarId,
 };
 pub use stream::{Origin, Stage, Stream};
-pub use window::{Aggregate, Fold, Window};
+pub use window::{Aggregate, Fold, Window, WindowRead};
 
 /// A whole program. Build it with [`Builder`], or read the tracer's JSON with [`Program::from_json`].
 #[derive(Clone, Serialize, Deserialize)]

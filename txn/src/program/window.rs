@@ -2,7 +2,7 @@
 //! made of them. `docs/values.md` has the rules.
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{DataType, Error, History, Result, TableSpec, Value};
+use tidemill_core::{DataType, Error, History, Result, TableId, TableSpec, Value};
 
 use super::expr::{type_of, Block, Expr, ExprId, Type};
 
@@ -83,6 +83,15 @@ pub struct Fold {
     pub start: ExprId,
     /// The next state, of the same type.
     pub step: ExprId,
+}
+
+/// A window read of a closure: checked when it is made (see [`super::Builder::window_read`]).
+#[derive(Clone, Debug)]
+pub struct WindowRead {
+    pub(crate) table: TableId,
+    pub(crate) column: u16,
+    pub(crate) window: Window,
+    pub(crate) aggregate: Aggregate,
 }
 
 impl Window {

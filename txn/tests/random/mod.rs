@@ -275,14 +275,37 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                 b.opaque(&name, input, Arc::new(function));
             }
             1 | 2 if plain_default && shape.plain => {
-                let body = |tx: &mut tidemill_txn::program::NativeTx<'_>| {
+                let reads = extras.histories[0].map(|history| {
+                    let mut read = |column: &str, aggregate| {
+                        let window = window(dice, history);
+                        b.window_read(TableId(0), column, window, aggregate)
+                    };
+                    let extreme =
+                        if history.versions.is_some() { Aggregate::Min } else { Aggregate::Max };
+                    [read("a", Aggregate::Sum), read("f", extreme), read("m", Aggregate::Avg)]
+                });
+                let body = move |tx: &mut tidemill_txn::program::NativeTx<'_>| {
                     let (have, x) = (tx.get(0, 1), tx.event(3));
+                    if let Some([sum, extreme, _]) = &reads {
+                        if tx.window(0, sum)?.is_some_and(|sum| sum % 5 == 4) {
+                            tx.set(0, 3, tx.window(1, extreme)?.map_or(7, |f| f % 1000));
+                        }
+                    }
                     if have < -50 {
                         return Err("too low");
                     }
                     tx.set(0, 1, have.wrapping_sub(x));
                     tx.set(1, 1, tx.get(1, 1).wrapping_add(x));
                     tx.set(1, 2, (x as f64 / 0.0).to_bits() as i64);
+                    if let Some([_, extreme, mean]) = &reads {
+                        // With what was set above, be it by another number.
+                        let mean = tx.window(0, mean)?.unwrap_or(-1) % 100;
+                        let extreme = tx.window(0, extreme)?.unwrap_or(0) >> 50;
+                        if mean == 3 {
+                            return Err("three");
+                        }
+                        tx.set(1, 3, mean + extreme);
+                    }
                     if !tx.exists(0) {
                         tx.emit(0, &[tx.event(1), x]);
                     }
