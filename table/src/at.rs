@@ -120,6 +120,27 @@ impl Opened<'_> {
         prefetch_address(slot);
     }
 
+    /// Asks for what is kept of the versions of the row in a slot: first for where they are, and
+    /// some time later, when that `is_known`, for the last of them.
+    ///
+    /// # Safety
+    /// The slot is one of the table's, which keeps versions.
+    #[inline(always)]
+    pub unsafe fn prefetch_versions(&self, slot: *const u64, is_known: bool) {
+        // SAFETY: there is a history for each slot.
+        unsafe {
+            let at = slot.offset_from(self.slots) as usize / self.stride;
+            let history = self.histories.add(at);
+            match is_known {
+                true => (*history).prefetch(),
+                false => {
+                    prefetch_address(history);
+                    prefetch_address(history.cast::<u8>().add(size_of::<RowHistory>() - 1));
+                }
+            }
+        }
+    }
+
     /// The row with this key, if it is there.
     pub fn find(&mut self, key: u64) -> Option<RowAt> {
         let slot = self.find_slot(key);

@@ -6,6 +6,7 @@ use tidemill_core::Value;
 
 use super::levels::{Level, FAN};
 use super::{Floor, Shape, HEADER, STAMP_AT, TIME};
+use crate::cells::prefetch_address;
 use crate::version::Seq;
 
 /// Superseded versions of a row, oldest first. The newest version, if the row is there, has the next
@@ -22,6 +23,9 @@ pub(crate) struct RowHistory {
     base: u64,
     /// So many versions at the front of `records` are gone.
     gone: usize,
+    /// The time of the oldest version in `records` that is not gone, if there is one: who looks for
+    /// a time need not fetch it.
+    oldest_us: i64,
     /// The time of the newest version.
     pub(crate) newest_us: i64,
 }
@@ -34,6 +38,7 @@ impl Default for RowHistory {
             levels: Vec::new(),
             base: 0,
             gone: 0,
+            oldest_us: i64::MIN,
             newest_us: i64::MIN,
         }
     }
@@ -98,6 +103,9 @@ impl RowHistory {
             self.settle(shape, end);
         }
         let last = self.records.len().checked_sub(shape.width);
+        if self.first() == end {
+            self.oldest_us = self.newest_us;
+        }
         self.records.extend_from_slice(&[self.newest_us as u64, stamp]);
         self.records.extend_from_slice(body);
         for (nth, word) in shape.sums.iter().enumerate() {
@@ -163,6 +171,9 @@ impl RowHistory {
             if self.records.is_empty() {
                 self.levels.clear();
             }
+        }
+        if !self.is_empty(shape) {
+            self.oldest_us = self.time(self.first(), shape);
         }
         bytes
     }
@@ -245,7 +256,7 @@ impl RowHistory {
     #[inline(always)]
     pub(crate) fn since(&self, time_us: i64, shape: &Shape) -> u64 {
         let (first, end) = (self.first(), self.end(shape));
-        if first == end || self.time(first, shape) >= time_us {
+        if first == end || self.oldest_us >= time_us {
             return first;
         }
         let last = end - 1;
@@ -253,7 +264,7 @@ impl RowHistory {
             return end;
         }
         // From here on: time(first) < time_us <= time(last).
-        let (oldest, newest) = (self.time(first, shape), self.time(last, shape));
+        let (oldest, newest) = (self.oldest_us, self.time(last, shape));
         let span = newest.wrapping_sub(oldest) as u64 as f64;
         let part = time_us.wrapping_sub(oldest) as u64 as f64;
         let guess = first + ((last - first) as f64 * (part / span)) as u64;
@@ -291,6 +302,14 @@ impl RowHistory {
             }
         }
         low
+    }
+
+    /// Asks for where the next version goes, which is beside the last one.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self) {
+        let end = self.records.as_ptr().wrapping_add(self.records.len());
+        prefetch_address(end.wrapping_sub(1));
+        prefetch_address(end.wrapping_add(7));
     }
 
     /// Memory it takes, in bytes, without what its values point at.

@@ -257,6 +257,29 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Asks for what is kept of the versions of rows: of those of the events just staged where it is,
+    /// and of those of the events that come sooner for the last of it.
+    #[cold]
+    fn stage_versions(&self, row: usize) {
+        let end = self.staged_to;
+        for (of, source) in self.sources.iter().enumerate() {
+            // SAFETY: the lane is attached to open tables.
+            let table = unsafe { &*source.table };
+            if !table.keeps_versions() {
+                continue;
+            }
+            let home = |event: usize| self.homes[of * RING + event % RING];
+            let near = self.stage_at..(self.stage_at + BLOCK).min(end);
+            let far = self.stage_at + BLOCK..(self.stage_at + AHEAD).min(end);
+            debug_assert!(row < self.stage_at);
+            // SAFETY: these are events that are staged, whose homes are slots of the table.
+            unsafe {
+                near.for_each(|event| table.prefetch_versions(home(event), true));
+                far.for_each(|event| table.prefetch_versions(home(event), false));
+            }
+        }
+    }
+
     /// Asks for the slots of the events ahead of `row`, and for the events ahead of those.
     #[inline(never)]
     pub(crate) fn stage(&mut self, row: usize, prefetch: bool) {
@@ -281,6 +304,9 @@ impl<'a> Lane<'a> {
                     }
                 }
             }
+        }
+        if prefetch && self.ages {
+            self.stage_versions(row);
         }
         if prefetch {
             // A block of a column is two cache lines.
