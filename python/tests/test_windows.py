@@ -11,7 +11,8 @@ import tidemill as tm
 from .conftest import reference, refusal
 
 EVENTS = [
-    {"at": at, "id": at % 3, "n": n} for at, n in [(1, 5), (2, -2), (4, 7), (9, 1), (10, 3), (13, 8)]
+    {"at": at, "id": at % 3, "n": n}
+    for at, n in [(1, 5), (2, -2), (4, 7), (9, 1), (10, 3), (13, 8)]
 ]
 
 
@@ -43,11 +44,6 @@ def sensors(opaque: bool, **given: Any) -> tuple[tm.App, tm.Stream]:
     return app, stream
 
 
-OUT = {
-    name: int for name in ("before", "sum", "count", "mixed")
-} | {name: tm.optional(int) for name in ("low", "high", "first", "last")}
-
-
 def test_windows_of_every_kind() -> None:
     app, stream = sensors(False)
     rows = reference(app, (stream, EVENTS)).outputs["take"]
@@ -68,10 +64,10 @@ def test_windows_of_every_kind() -> None:
 def test_real_values_and_the_engine_agree() -> None:
     app, stream = sensors(False)
     wanted = reference(app, (stream, EVENTS))
-    out = {"before": int, "sum": int, "mean": tm.optional(float)} | {
-        name: OUT[name] for name in ("low", "high", "count", "first", "last", "mixed")
-    }
-    other, its_stream = sensors(True, out=out)
+    optional = dict.fromkeys(("low", "high"), tm.optional(int))
+    ends = dict.fromkeys(("first", "last"), tm.optional(int))
+    out = {"before": int, "sum": int, "mean": tm.optional(float), **optional, "count": int, **ends}
+    other, its_stream = sensors(True, out={**out, "mixed": int})
     assert reference(other, (its_stream, EVENTS)).outputs["take"] == wanted.outputs["take"]
     with app.start() as mill:
         mill.send(stream, EVENTS)
@@ -143,7 +139,11 @@ def test_ranges_see_own_writes() -> None:
     assert (traced.path, walked.path) == ("traced", "opaque")
     events = [{"a": 2, "b": "b"}, {"a": 1, "b": "z"}, {"a": 3, "b": "a"}]
     outputs = reference(app, (stream, events)).outputs
-    assert outputs["traced"] == [{"rows": 1, "sum": 1}, {"rows": 3, "sum": 3}, {"rows": 4, "sum": 4}]
+    assert outputs["traced"] == [
+        {"rows": 1, "sum": 1},
+        {"rows": 3, "sum": 3},
+        {"rows": 4, "sum": 4},
+    ]
     assert [row["keys"] for row in outputs["walked"]] == ["2b 2x", "1x 1z 2b", "1x 1z 2b"]
 
 

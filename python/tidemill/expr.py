@@ -250,7 +250,7 @@ class Traced(Symbolic):
         self.nullable = nullable
 
     def over(self, window: object) -> Any:
-        """The versions in a window of a row's column: ``accounts[e.id].balance.over(tm.last(9))``."""
+        """The versions in a window of a row's column, as in ``row.price.over(tm.last(9))``."""
         transaction: Any = current("a window is read")
         return transaction.over_value(self, window)
 
