@@ -65,7 +65,8 @@ class Table:
 
     def scan(self, start: object = None, end: object = None, *, limit: int | None = None) -> Any:
         """The rows whose keys are not before ``start`` and are before ``end``, in key order;
-        without bound where it is None. For several key columns a bound is a tuple of the leading ones.
+        without bound where it is None. For several key columns a bound is a tuple of the leading
+        ones.
 
         In a handler that is traced it can be aggregated: ``accounts.scan(10, 20).balance.sum()``.
         A function that runs with real values (``opaque=True``) gets the rows, at most ``limit``.

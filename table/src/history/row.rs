@@ -99,7 +99,7 @@ impl RowHistory {
         let room = self.records.capacity() - self.records.len();
         let before = if room < shape.width { self.room(shape, floor) } else { None };
         let end = self.end(shape);
-        if end % FAN == 0 && end > self.base {
+        if end.is_multiple_of(FAN) && end > self.base {
             self.settle(shape, end);
         }
         let last = self.records.len().checked_sub(shape.width);
@@ -202,7 +202,7 @@ impl RowHistory {
                 self.levels.push(Level::default());
             }
             self.levels[level].push(number, &ranks);
-            if (number + 1) % FAN != 0 {
+            if !(number + 1).is_multiple_of(FAN) {
                 return;
             }
             (number, level) = ((number + 1) / FAN - 1, level + 1);

@@ -50,6 +50,8 @@ pub struct Shape {
     /// Both streams have event time, sources keep to their disorder, and none is ever idle: then
     /// where cuts fall must not matter.
     pub orderly: bool,
+    /// Tables may keep versions.
+    pub histories: bool,
 }
 
 const MONEY: DataType = DataType::Decimal(2);
@@ -79,12 +81,12 @@ struct Extras {
 }
 
 impl Extras {
-    fn any(dice: &mut Dice) -> Extras {
+    fn any(dice: &mut Dice, shape: Shape) -> Extras {
         let mut history = || {
             let versions = dice.chance(60).then(|| 1 + dice.below(12));
             let time_us =
                 (versions.is_none() || dice.chance(50)).then(|| 1 + dice.below(40) as i64);
-            dice.chance(50).then_some(History { time_us, versions })
+            (shape.histories && dice.chance(50)).then_some(History { time_us, versions })
         };
         let histories = [history(), history()];
         Extras { histories, ordered: [dice.chance(40), dice.chance(50)] }
@@ -228,7 +230,7 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
             Column::new("m", MONEY),
         ],
     );
-    let extras = Extras::any(dice);
+    let extras = Extras::any(dice, shape);
     for table in [TableId(0), TableId(1)] {
         if let Some(history) = extras.histories[table.index()] {
             b.history(table, history);
