@@ -405,7 +405,7 @@ fn int_arithmetic(op: Binary, a: i64, b: i64) -> Result<Value, Fault> {
         }
         Binary::FloorDiv => floor_div(a, b),
         Binary::Mod => Some(floor_mod(a, b)),
-        Binary::Div => return Ok(Value::Float(int_quotient(a, b))),
+        Binary::Div => return Ok(Value::Float(int_quotient(i128::from(a), b))),
         Binary::DivScale(scale) => return div_half_even(i128::from(a), 0, i128::from(b), 0, scale),
         _ => None,
     };
@@ -429,15 +429,15 @@ pub fn floor_mod(a: i64, b: i64) -> i64 {
 }
 
 /// The float nearest to a / b, which dividing two rounded floats would miss for large integers.
-fn int_quotient(a: i64, b: i64) -> f64 {
+fn int_quotient(a: i128, b: i64) -> f64 {
     const EXACT: u64 = 1 << 53;
-    if a.unsigned_abs() <= EXACT && b.unsigned_abs() <= EXACT {
+    if a.unsigned_abs() <= u128::from(EXACT) && b.unsigned_abs() <= EXACT {
         return a as f64 / b as f64;
     }
     if a == 0 {
         return 0.0;
     }
-    let (numerator, divisor) = (u128::from(a.unsigned_abs()), u128::from(b.unsigned_abs()));
+    let (numerator, divisor) = (a.unsigned_abs(), u128::from(b.unsigned_abs()));
     // At least 64 bits of quotient; a sticky last bit makes the one rounding below right.
     let shift = numerator.leading_zeros();
     let shifted = numerator << shift;
@@ -447,6 +447,27 @@ fn int_quotient(a: i64, b: i64) -> f64 {
         magnitude
     } else {
         -magnitude
+    }
+}
+
+/// The sum of integers or of decimals of one scale, from the exact sum of their units.
+pub fn sum_of(exact: i128, ty: &DataType) -> Result<Value, Fault> {
+    let units = i64::try_from(exact).map_err(|_| Fault::OVERFLOW)?;
+    Ok(match ty {
+        DataType::Decimal(scale) => Value::Decimal(units, *scale),
+        _ => Value::Int(units),
+    })
+}
+
+/// Their mean: of integers the nearest float, of decimals one of their scale, rounded half to even.
+/// `count` is not 0.
+pub fn mean_of(exact: i128, count: u64, ty: &DataType) -> Value {
+    match ty {
+        // A mean lies between the smallest and the largest.
+        DataType::Decimal(scale) => {
+            Value::Decimal(round_half_even(exact, i128::from(count)) as i64, *scale)
+        }
+        _ => Value::Float(int_quotient(exact, count as i64)),
     }
 }
 

@@ -182,6 +182,47 @@ pub struct SourceSpec {
     pub idle_us: Option<i64>,
 }
 
+/// How long a table keeps the versions of its rows, so that windows can be read over them: a version
+/// is kept as long as either wants it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct History {
+    /// Versions that are younger than this, in microseconds of event time (in the unit of the time
+    /// column when that is an int).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_us: Option<i64>,
+    /// So many newest versions of each row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub versions: Option<u64>,
+}
+
+impl History {
+    /// The most versions that may be kept by count: they are numbered with 32 bits.
+    pub const VERSIONS_MAX: u64 = 1 << 30;
+
+    /// The time of the oldest version that is kept by time when nothing older than `frontier_us`
+    /// can come any more.
+    pub fn kept_from(&self, frontier_us: i64) -> Option<i64> {
+        self.time_us.map(|time_us| frontier_us.saturating_sub(time_us - 1))
+    }
+
+    fn check(&self, owner: &str) -> Result<()> {
+        let wrong = |what: String| {
+            Err(Error::program(format!("{owner}: {what}"))
+                .help("say history=\"1h\" (by time), history=1000 (by count) or both, as a tuple"))
+        };
+        match (self.time_us, self.versions) {
+            (None, None) => wrong("its history keeps nothing".into()),
+            (Some(us), _) if us <= 0 => wrong(format!("a history of {us} us keeps nothing")),
+            (_, Some(n)) if n == 0 || n > History::VERSIONS_MAX => wrong(format!(
+                "a history has 1 to {} versions of a row, not {n}",
+                History::VERSIONS_MAX
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableSpec {
@@ -195,6 +236,12 @@ pub struct TableSpec {
     /// together; all of them when absent.
     #[serde(default)]
     pub partition_prefix: Option<usize>,
+    /// How long versions of its rows are kept; only as long as an epoch needs them when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<History>,
+    /// Whether its rows can be read by ranges of keys.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ordered: bool,
     /// The user's line.
     #[serde(default)]
     pub at: String,
@@ -203,7 +250,16 @@ pub struct TableSpec {
 impl TableSpec {
     /// A table whose rows are partitioned by their whole key.
     pub fn new(name: &str, key: Vec<usize>, schema: Arc<Schema>) -> TableSpec {
-        TableSpec { name: name.into(), key, schema, partition_prefix: None, at: String::new() }
+        let (partition_prefix, history, ordered) = (None, None, false);
+        TableSpec {
+            name: name.into(),
+            key,
+            schema,
+            partition_prefix,
+            history,
+            ordered,
+            at: String::new(),
+        }
     }
 
     /// Refuses what can't be a table.
@@ -221,6 +277,7 @@ impl TableSpec {
                     self.key.len()
                 )));
             }
+            self.history.map_or(Ok(()), |history| history.check(&owner))?;
             for (i, &column) in self.key.iter().enumerate() {
                 let Some(spec) = self.schema.columns.get(column) else {
                     return Err(Error::program(format!(

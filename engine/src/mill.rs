@@ -12,7 +12,7 @@ use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_table::{Seq, Table};
 use tidemill_txn::execute::Serial;
-use tidemill_txn::order::Sequencer;
+use tidemill_txn::order::{Groups, Sequencer};
 use tidemill_txn::program::Origin;
 
 use crate::conduct::{Driver, SnapshotPlan};
@@ -77,6 +77,7 @@ pub(crate) struct Shared {
 pub(crate) struct State {
     pub(crate) tables: Vec<Table>,
     is_durable: bool,
+    groups: Groups,
     /// That cut, and those executed since; the last one where nothing is durable.
     cuts: VecDeque<AtCut>,
 }
@@ -93,8 +94,8 @@ pub(crate) struct AtCut {
 }
 
 impl State {
-    fn new(tables: Vec<Table>, is_durable: bool, at: (u64, i64, Seq)) -> State {
-        let mut state = State { tables, is_durable, cuts: VecDeque::new() };
+    fn new(tables: Vec<Table>, groups: Groups, is_durable: bool, at: (u64, i64, Seq)) -> State {
+        let mut state = State { tables, is_durable, groups, cuts: VecDeque::new() };
         state.push(at);
         state
     }
@@ -106,6 +107,9 @@ impl State {
 
     /// An epoch has been executed.
     pub(crate) fn executed(&mut self, cut: &Cut, seq: Seq) {
+        let frontiers_us = self.groups.frontiers_us(&cut.watermarks, cut.clock_us);
+        let tables = self.tables.iter_mut();
+        tables.zip(frontiers_us).for_each(|(table, frontier_us)| table.frontier(frontier_us));
         if self.is_durable {
             self.tables.iter_mut().for_each(|table| table.seal(seq));
         } else {
@@ -430,8 +434,10 @@ impl Mill {
             is_last: was_over,
             ..Out::default()
         };
+        let groups = Groups::of(&program)?;
+        let at = (epoch, clock_us, seq);
         let shared = Arc::new(Shared {
-            state: Mutex::new(State::new(tables, durable.is_some(), (epoch, clock_us, seq))),
+            state: Mutex::new(State::new(tables, groups, durable.is_some(), at)),
             out: Mutex::new(out),
             delivered: Condvar::new(),
             left: AtomicU64::new(epoch),

@@ -57,7 +57,7 @@ struct Case {
 impl Case {
     fn new(dice: &mut Dice) -> Case {
         // Within their disorder, or where cuts fall would decide what is late.
-        let shape = Shape { plain: dice.chance(50), orderly: true };
+        let shape = Shape { plain: dice.chance(50), orderly: true, histories: false };
         let program = random::program(dice, shape);
         let rows = random::sources(dice, &program, shape);
         // One pushed stream at most has one source only, and no gaps.

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tidemill_core::{Row, Schema, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, AbortKind, Opaque, Tx};
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, Opaque, Tx, Window};
 use tidemill_txn::Program;
 
 use crate::rules::fault;
@@ -127,6 +127,39 @@ impl NativeTx {
         let key = self.shapes.key(table, key)?;
         let row: Option<Row> = self.with(py, |tx| tx.get(TableId(table), &key))?;
         row.map(|row| to_tuple(py, &row)).transpose()
+    }
+
+    /// What a window over the versions of a row comes to; window and aggregate as JSON.
+    fn window<'py>(
+        &self,
+        py: Python<'py>,
+        table: u16,
+        key: &Bound<'py, PyTuple>,
+        column: u16,
+        window: &str,
+        aggregate: &str,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let json = |e: serde_json::Error| PyRuntimeError::new_err(e.to_string());
+        let window: Window = serde_json::from_str(window).map_err(json)?;
+        let aggregate: Aggregate = serde_json::from_str(aggregate).map_err(json)?;
+        let key = self.shapes.key(table, key)?;
+        let found =
+            self.with(py, |tx| tx.window(TableId(table), &key, &window, column, &aggregate))?;
+        to_tuple(py, &[found])?.get_item(0)
+    }
+
+    /// The first rows whose keys are in a range, in key order.
+    fn scan<'py>(
+        &self,
+        py: Python<'py>,
+        table: u16,
+        from: &Bound<'py, PyTuple>,
+        to: &Bound<'py, PyTuple>,
+        limit: usize,
+    ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let (from, to) = (self.shapes.key(table, from)?, self.shapes.key(table, to)?);
+        let rows = self.with(py, |tx| tx.scan(TableId(table), &from, &to, limit))?;
+        rows.iter().map(|row| to_tuple(py, row)).collect()
     }
 
     /// Makes or replaces a whole row.

@@ -50,6 +50,7 @@ from tidemill.table import Table
 from tidemill.types import any_value as any
 from tidemill.types import column, decimal, optional, timestamp
 from tidemill.types import list_of as list
+from tidemill.window import Window, last, session, sliding, tumbling
 
 __all__ = [
     "Abort",
@@ -69,6 +70,7 @@ __all__ = [
     "Stream",
     "Table",
     "TableView",
+    "Window",
     "__version__",
     "abs",
     "any",
@@ -82,6 +84,7 @@ __all__ = [
     "ends_with",
     "files",
     "is_null",
+    "last",
     "length",
     "list",
     "lower",
@@ -89,9 +92,12 @@ __all__ = [
     "min",
     "not_",
     "optional",
+    "session",
+    "sliding",
     "starts_with",
     "strip",
     "timestamp",
+    "tumbling",
     "upper",
     "where",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -12,7 +13,7 @@ from tidemill.errors import ProgramError, SettingError
 from tidemill.source import here
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
-from tidemill.types import INT, TIMESTAMP, Json, Schema, declared_columns
+from tidemill.types import INT, TIMESTAMP, Json, Schema, declared_columns, duration_us
 
 if TYPE_CHECKING:
     from tidemill.mill import Mill
@@ -59,6 +60,8 @@ class App:
         key: str | Sequence[str],
         schema: object = None,
         partition_prefix: int | None = None,
+        history: str | int | dt.timedelta | tuple[object, int | None] | None = None,
+        ordered: bool = False,
         **columns: object,
     ) -> Table:
         """A table: shared state, one row for each key.
@@ -67,6 +70,11 @@ class App:
         whose names are no keywords, as a dict, a dataclass or a TypedDict. With
         ``partition_prefix=n`` the first ``n`` key columns choose a row's partition, so that rows
         with one prefix live together.
+
+        With ``history`` a table keeps versions of its rows, so that windows can be read over them:
+        for a time (``history="1h"``, by event time), by count (``history=1000`` of each row), or
+        as long as either wants them (``history=("1h", 1000)``; the first is an int where streams
+        have an int as time). With ``ordered=True`` rows can be read by ranges of keys.
         """
         at = here()
         self._name("table", name, self.tables, at)
@@ -79,7 +87,12 @@ class App:
                 "",
                 at,
             )
-        table = Table(self, len(self.tables), name, names, made, partition_prefix, at)
+        kept = None if history is None else _history(f"table {name}", history, at)
+        if not isinstance(ordered, bool):
+            raise ProgramError(f"table {name}: ordered={ordered!r} is not True or False", "", at)
+        table = Table(
+            self, len(self.tables), name, names, made, partition_prefix, at, kept, ordered
+        )
         if not names:
             raise ProgramError(f"table {name} has no key", 'say key="column"', at)
         for index in table.key_columns:
@@ -291,3 +304,29 @@ class App:
 
     def __repr__(self) -> str:
         return f"<app {self.name}>"
+
+
+def _history(owner: str, given: Any, at: str) -> tuple[int | None, int | None]:
+    """What a table keeps of its rows' versions: a time, and a number."""
+    if isinstance(given, tuple) and len(given) == 2:
+        time, versions = given
+    elif isinstance(given, int):
+        time, versions = None, given
+    else:
+        time, versions = given, None
+    for kept in (time, versions):
+        if isinstance(kept, bool) or (isinstance(kept, int) and kept <= 0):
+            raise ProgramError(f"{owner}: history={given!r} keeps nothing", "", at)
+    if versions is not None and not isinstance(versions, int):
+        raise ProgramError(f"{owner}: history keeps a number of versions, not {versions!r}", "", at)
+    if time is None and versions is None:
+        raise ProgramError(f"{owner}: history={given!r} keeps nothing", "", at)
+    if time is None or isinstance(time, int):
+        return time, versions
+    try:
+        time_us = duration_us(time, True, f"{owner}: history")
+    except ProgramError as error:
+        raise ProgramError(error.what, error.help, at) from None
+    if time_us == 0:
+        raise ProgramError(f"{owner}: history={given!r} keeps nothing", "", at)
+    return time_us, versions

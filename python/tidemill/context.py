@@ -26,6 +26,11 @@ class Transaction(Protocol):
     def contains(self, table: Table, key: tuple[object, ...]) -> bool:
         """Whether a row is there."""
 
+    def scan(
+        self, table: Table, start: tuple[object, ...], end: tuple[object, ...], limit: int | None
+    ) -> Any:
+        """The rows of a range of keys."""
+
 
 class _Local(threading.local):
     transaction: Transaction | None = None

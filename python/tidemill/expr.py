@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from tidemill import _native
+from tidemill.context import current
 from tidemill.errors import ProgramError, Untraceable
 from tidemill.source import here, opcode, shown, user_frame
 from tidemill.types import BOOL, FLOAT, DataType, Json, Schema, constant
@@ -247,6 +248,11 @@ class Traced(Symbolic):
         self.id = id
         self.ty = ty
         self.nullable = nullable
+
+    def over(self, window: object) -> Any:
+        """The versions in a window of a row's column, as in ``row.price.over(tm.last(9))``."""
+        transaction: Any = current("a window is read")
+        return transaction.over_value(self, window)
 
     def __repr__(self) -> str:
         return f"<{self.ty or 'null'} that is not known yet>"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import decimal as dec
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +23,7 @@ from tidemill.context import inside
 from tidemill.errors import Abort, Error, Fault, ProgramError
 from tidemill.source import here, raised_at
 from tidemill.types import MISSING, Column, Schema
+from tidemill.window import Over, Window, checked, plain, result_type
 
 if TYPE_CHECKING:
     from tidemill.app import App
@@ -170,6 +172,10 @@ class Row:
         """Whether the row is there now."""
         return self._tx.load(self._state).exists
 
+    def over(self, window: Window) -> Over:
+        """The versions of the row in a window, up to now: ``.over(tm.last(9)).column.sum()``."""
+        return self._tx.over(self._state, window)
+
     def update(self, row: Mapping[str, object] | None = None, /, **columns: object) -> None:
         """Sets columns; the transaction aborts when the row is missing."""
         state = self._tx.load(self._state)
@@ -281,6 +287,55 @@ class Running:
         state.exists = True
         state.dirty = True
         return row
+
+    def over(self, state: RowState, window: Window) -> Over:
+        """The versions of a row in a window."""
+        table = state.table.table
+        window_json = json.dumps(checked(window, table, here()).json)
+
+        def read(name: str | None, aggregate: Any) -> Any:
+            column = table.key_columns[0] if name is None else state.table.index[name]
+            result_type(table, column, aggregate, here())
+            self.flush(table)
+            made = json.dumps(plain(aggregate))
+            return self.native.window(table.id, state.key, column, window_json, made)
+
+        return Over(read, table)
+
+    def scan(
+        self, table: Table, start: tuple[object, ...], end: tuple[object, ...], limit: int | None
+    ) -> list[Row]:
+        """The rows of a range of keys, in key order."""
+        self.flush(table)
+        shape = self.handler.tables[table.id]
+        most = sys.maxsize if limit is None else max(limit, 0)
+        rows = []
+        for values in self.native.scan(table.id, start, end, most):
+            row = self.row(table, tuple(values[index] for index in table.key_columns))
+            state = row._state
+            if not state.loaded:
+                state.loaded = state.exists = state.existed = True
+                state.values = list(values)
+                state.before = state.mutable()
+            assert state.table is shape
+            rows.append(row)
+        return rows
+
+    def flush(self, table: Table) -> None:
+        """Writes what has changed in a table, for reads that the engine makes. A new row that still
+        lacks a column waits."""
+        for state in self.states.values():
+            changed = state.loaded and (state.dirty or state.mutable() != state.before)
+            if state.table.id != table.id or not changed:
+                continue
+            if state.exists:
+                columns = zip(state.values, state.table.columns, strict=True)
+                if any(value is None and not column.nullable for value, column in columns):
+                    continue
+                self.native.put(table.id, tuple(state.values))
+            elif state.existed:
+                self.native.delete(table.id, state.key)
+            state.existed, state.dirty, state.before = state.exists, False, state.mutable()
 
     # The end.
 

@@ -29,6 +29,8 @@ class Table:
         schema: Schema,
         partition_prefix: int | None,
         at: str,
+        history: tuple[int | None, int | None] | None = None,
+        ordered: bool = False,
     ) -> None:
         self.app = app
         self.id = id
@@ -37,6 +39,8 @@ class Table:
         self.schema = schema
         self.partition_prefix = partition_prefix
         self.at = at
+        self.history = history
+        self.ordered = ordered
         owner = f"table {name}"
         self.key_columns = tuple(schema.find(owner, column, at) for column in key)
 
@@ -59,10 +63,41 @@ class Table:
         transaction = current(f"table {self.name} is read")
         return transaction.contains(self, self.key_values(key))
 
+    def scan(self, start: object = None, end: object = None, *, limit: int | None = None) -> Any:
+        """The rows whose keys are not before ``start`` and are before ``end``, in key order;
+        without bound where it is None. For several key columns a bound is a tuple of the leading
+        ones.
+
+        In a handler that is traced it can be aggregated: ``accounts.scan(10, 20).balance.sum()``.
+        A function that runs with real values (``opaque=True``) gets the rows, at most ``limit``.
+        """
+        at = here()
+        if not self.ordered:
+            raise ProgramError(
+                f"table {self.name} can't be read by ranges: its keys are in no order",
+                "declare it with ordered=True",
+                at,
+            )
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            raise ProgramError(f"limit is a number of rows, not {limit!r}", "", at)
+        bounds = []
+        for bound in (start, end):
+            values = () if bound is None else bound if isinstance(bound, tuple) else (bound,)
+            if len(values) > len(self.key):
+                raise ProgramError(
+                    f"table {self.name} has the key ({', '.join(self.key)}), but a bound with "
+                    f"{len(values)} values was given",
+                    "",
+                    at,
+                )
+            bounds.append(values)
+        return current(f"table {self.name} is read").scan(self, bounds[0], bounds[1], limit)
+
     def __iter__(self) -> NoReturn:
         raise ProgramError(
             f"table {self.name} can't be iterated over in a transaction",
-            "a transaction reads rows by their keys; from outside use mill.table(...).rows()",
+            "read rows by their keys, or a range with scan(); from outside use "
+            "mill.table(...).rows()",
             here(),
         )
 
@@ -129,8 +164,15 @@ class Table:
             "key": list(self.key_columns),
             "schema": self.schema.json(),
             "partition_prefix": self.partition_prefix,
+            **({"history": self._history_json()} if self.history else {}),
+            **({"ordered": True} if self.ordered else {}),
             "at": self.at,
         }
+
+    def _history_json(self) -> Json:
+        time_us, versions = self.history or (None, None)
+        given = {"time_us": time_us, "versions": versions}
+        return {name: value for name, value in given.items() if value is not None}
 
     def __repr__(self) -> str:
         return f"<table {self.name}: {self.schema}>"

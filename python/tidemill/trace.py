@@ -14,6 +14,7 @@ from tidemill.errors import Abort, Error, ProgramError, Untraceable
 from tidemill.expr import Block, Traced, is_symbolic
 from tidemill.source import here, is_library, raised_at, shown, silent_mistakes
 from tidemill.types import BOOL, MISSING, STR, Json, Schema
+from tidemill.window import Over, OverColumn, Window, checked, plain, result_type
 
 if TYPE_CHECKING:
     from tidemill.stream import Stream
@@ -88,6 +89,10 @@ class SymbolicRow:
     def exists(self) -> Traced:
         """Whether the row is there now."""
         return self._recorder.exists(self._table, self._id)
+
+    def over(self, window: Window) -> Over:
+        """The versions of the row in a window, up to now: ``.over(tm.last(9)).column.sum()``."""
+        return self._recorder.over(self._table, self._id, window)
 
     def update(self, row: Mapping[str, object] | None = None, /, **columns: object) -> None:
         """Sets columns; the transaction aborts when the row is missing."""
@@ -165,6 +170,8 @@ class Recorder:
         self.emits: set[Stream] = set()
         self.result: list[tuple[str, Traced]] | None = None
         self.result_at = ""
+        # Values that were read of a row's column, by their nodes.
+        self._columns: dict[int, tuple[Table, int, str]] = {}
         self._vars = 0
         self._row_ids: dict[tuple[int, tuple[int, ...]], int] = {}
         # Reads that still hold: (row, column) -> value; a write forgets its table's.
@@ -175,8 +182,18 @@ class Recorder:
     def row(self, table: Table, key: tuple[object, ...]) -> SymbolicRow:
         """A row by key."""
         at = here()
+        nodes = self._key(table, key, at)
+        known = (table.id, tuple(nodes))
+        id = self._row_ids.get(known)
+        if id is None:
+            id = self._row_ids[known] = len(self.rows)
+            self.rows.append({"table": table.id, "key": nodes, "at": at})
+        return SymbolicRow(self, table, id)
+
+    def _key(self, table: Table, key: tuple[object, ...], at: str) -> list[int]:
+        """The nodes of a key, or of its leading columns."""
         nodes = []
-        for value, index in zip(key, table.key_columns, strict=True):
+        for value, index in zip(key, table.key_columns, strict=False):
             column = table.schema.columns[index]
             node = self.block.lift(value, at)
             if node.ty is None:
@@ -191,12 +208,7 @@ class Recorder:
                     )
                 node = self.block.node("unary", {"cast": column.ty.json()}, [node], at)
             nodes.append(node.id)
-        known = (table.id, tuple(nodes))
-        id = self._row_ids.get(known)
-        if id is None:
-            id = self._row_ids[known] = len(self.rows)
-            self.rows.append({"table": table.id, "key": nodes, "at": at})
-        return SymbolicRow(self, table, id)
+        return nodes
 
     def insert(self, table: Table, values: Mapping[str, object], replace: bool) -> SymbolicRow:
         """Makes a row."""
@@ -249,7 +261,56 @@ class Recorder:
             column = table.schema.columns[index]
             nullable = column.default is MISSING or column.default is None
             held[row, index] = self.block.push({"var": var}, column.ty, nullable, at)
+            self._columns[held[row, index].id] = (table, row, name)
         return held[row, index]
+
+    def over(self, table: Table, row: int, window: Window) -> Over:
+        """The versions of a row in a window."""
+        window = checked(window, table, here())
+
+        def read(name: str | None, aggregate: Json) -> Traced:
+            body = {"row": row, "window": window.json}
+            return self._aggregate("window", body, table, name, aggregate)
+
+        return Over(read, table)
+
+    def over_value(self, value: Traced, window: Window) -> OverColumn:
+        """The versions of a column that was read of a row."""
+        found = self._columns.get(value.id)
+        if found is None:
+            raise ProgramError(
+                "over takes the column of a row, as in accounts[e.id].balance.over(...)", "", here()
+            )
+        table, row, name = found
+        return self.over(table, row, window)[name]
+
+    def scan(
+        self, table: Table, start: tuple[object, ...], end: tuple[object, ...], limit: int | None
+    ) -> Over:
+        """The rows of a range of keys."""
+        at = here()
+        if limit is not None:
+            raise Untraceable("a limit is for rows that are iterated over")
+        bounds = [self._key(table, bound, at) for bound in (start, end)]
+
+        def read(name: str | None, aggregate: Json) -> Traced:
+            body = {"table": table.id, "from": bounds[0], "to": bounds[1]}
+            return self._aggregate("range", body, table, name, aggregate)
+
+        return Over(read, table)
+
+    def _aggregate(
+        self, kind: str, body: Json, table: Table, name: str | None, aggregate: Json
+    ) -> Traced:
+        at = here()
+        column = table.key_columns[0]
+        if name is not None:
+            column = table.schema.find(f"table {table.name}", name, at)
+        ty, nullable = result_type(table, column, aggregate, at)
+        var = self._new_var()
+        step = {**body, "column": column, "aggregate": plain(aggregate), "var": var}
+        self._step({kind: step}, conditional=False)
+        return self.block.push({"var": var}, ty, nullable, at)
 
     def exists(self, table: Table, row: int) -> Traced:
         """Whether a row is there, now."""

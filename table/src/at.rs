@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cells::{prefetch_address, prefetch_to_write};
+use crate::history::{RowHistory, Shape, Versions};
 use crate::layout::HEADER_WORDS;
 use crate::table::{hash, Table, KEY, LINK, SNAPPED, STAMP, TAKEN};
 use crate::version::{stamp_word, PartAt, Seq, LOG_AHEAD, NO_LINK};
@@ -36,6 +37,14 @@ pub struct Opened<'t> {
     mask: usize,
     seed: u64,
     placing: Arc<Mutex<Placing>>,
+    /// Whether a version is four words, and nothing is to be done but copying them.
+    is_short: bool,
+    /// Where versions that are kept go; null when none are.
+    histories: *mut RowHistory,
+    /// The time of the versions that are begun now.
+    now_us: i64,
+    /// By how many bytes versions that are kept have grown.
+    grown: isize,
     table: *mut Table,
     lent: PhantomData<&'t mut Table>,
 }
@@ -81,13 +90,14 @@ impl Table {
 
     fn plain_stride(&self) -> usize {
         assert!(self.has_plain_rows(), "table {} has rows of words", self.spec().name);
-        self.shape().0
+        self.slots_shape().0
     }
 
     fn opened(&mut self, parts: Vec<PartAt>) -> Vec<Opened<'_>> {
-        let (stride, mask, shift, seed) = self.shape();
+        let (stride, mask, shift, seed) = self.slots_shape();
         let placing = Placing { room: self.room(), taken: 0, placed: Vec::new() };
         let placing = Arc::new(Mutex::new(placing));
+        let histories = self.histories_ptr();
         let table: *mut Table = self;
         // SAFETY: the table is borrowed by what is returned; all pointers are made from this one.
         let slots = unsafe { (*table).slots_ptr() };
@@ -102,6 +112,10 @@ impl Table {
             mask,
             seed,
             placing: placing.clone(),
+            is_short: stride == 4 && histories.is_null(),
+            histories,
+            now_us: i64::MIN,
+            grown: 0,
             table,
             lent: PhantomData,
         };
@@ -114,18 +128,23 @@ impl Drop for Opened<'_> {
         // SAFETY: all words up to the end have been written, within the part's room. Openings of one
         // table borrow it together, so whoever drops them has all of them, and nobody uses the
         // table meanwhile.
-        unsafe { (*self.table).log_mut().set_end(self.part, self.end) };
+        unsafe {
+            (*self.table).log_mut().set_end(self.part, self.end);
+            (*self.table).histories_have_grown(self.grown);
+        }
         let Some(placing) = Arc::get_mut(&mut self.placing) else { return };
         let placing = placing.get_mut().unwrap_or_else(PoisonError::into_inner);
         placing.placed.sort_unstable();
         placing.placed.dedup();
         // SAFETY: what was placed are slots, and whoever wrote to them is done.
-        let is_there = |slot: &&*mut u64| unsafe { *slot.add(STAMP) & 1 == 1 };
-        let come = placing.placed.iter().filter(is_there).count();
+        let is_there = |slot: &*mut u64| unsafe { *slot.add(STAMP) & 1 == 1 };
+        placing.placed.retain(is_there);
+        // SAFETY: as above.
+        let keys = placing.placed.iter().map(|slot| unsafe { *slot.add(KEY) }).collect();
         // SAFETY: as above.
         unsafe {
             (*self.table).have_taken(placing.taken);
-            (*self.table).have_come(come);
+            (*self.table).have_come(keys);
         }
     }
 }
@@ -146,6 +165,17 @@ unsafe fn show(word: *mut u64, value: u64, order: Ordering) {
 }
 
 impl Opened<'_> {
+    /// Whether versions of its rows are kept. If so, it wants to be [told](Opened::at_time) the time.
+    pub fn keeps_versions(&self) -> bool {
+        !self.histories.is_null()
+    }
+
+    /// The time of the versions that are begun from now on.
+    #[inline(always)]
+    pub fn at_time(&mut self, time_us: i64) {
+        self.now_us = time_us;
+    }
+
     /// Where the search for a key begins.
     #[inline(always)]
     pub fn home(&self, key: u64) -> *mut u64 {
@@ -172,6 +202,27 @@ impl Opened<'_> {
     #[inline(always)]
     pub fn prefetch_to_write(slot: *const u64) {
         prefetch_to_write(slot);
+    }
+
+    /// Asks for what is kept of the versions of the row in a slot: first for where they are, and
+    /// some time later, when that `is_known`, for the last of them.
+    ///
+    /// # Safety
+    /// The slot is one of the table's, which keeps versions.
+    #[inline(always)]
+    pub unsafe fn prefetch_versions(&self, slot: *const u64, is_known: bool) {
+        // SAFETY: there is a history for each slot.
+        unsafe {
+            let at = slot.offset_from(self.slots) as usize / self.stride;
+            let history = self.histories.add(at);
+            match is_known {
+                true => (*history).prefetch(),
+                false => {
+                    prefetch_address(history);
+                    prefetch_address(history.cast::<u8>().add(size_of::<RowHistory>() - 1));
+                }
+            }
+        }
     }
 
     /// The row with this key, if it is there.
@@ -253,16 +304,21 @@ impl Opened<'_> {
     /// Takes back everything that has been written since the table was opened: every row becomes
     /// what it was, word for word. All openings are given at once.
     pub fn roll_back(mut openings: Vec<Opened<'_>>) {
-        for opened in &openings {
+        for opened in &mut openings {
             for at in (opened.begun..opened.end).step_by(opened.stride) {
                 // SAFETY: these are the versions that were superseded meanwhile; each is a whole
                 // slot, whose key has one still. The oldest of a row is what it was: its number is
-                // the lowest.
+                // the lowest. Of the row's history each has added one, if it was there.
                 unsafe {
                     let entry = opened.log.wrapping_add(at);
                     let slot = opened.search(*entry.add(KEY));
                     if *entry.add(STAMP) >> 1 < *slot.add(STAMP) >> 1 {
                         std::ptr::copy_nonoverlapping(entry, slot, opened.stride);
+                    }
+                    if let (Some((history, shape)), true) =
+                        (RowAt::at(slot, opened).history(), *entry.add(STAMP) & 1 == 1)
+                    {
+                        (*history).pop(shape);
                     }
                 }
             }
@@ -366,11 +422,11 @@ impl RowAt {
             // Most rows have one column beside the key: two halves of 16 bytes.
             let (from, to) = (self.words.cast::<[u64; 2]>(), entry.cast::<[u64; 2]>());
             let stride = (*table).stride;
-            if stride == 4 {
+            if (*table).is_short {
                 *to = *from;
                 *to.add(1) = *from.add(1);
             } else {
-                copy_slot(self.words, entry, stride);
+                copy_slot(self.words, entry, table);
             }
             (*table).end = at + stride;
             show(self.words.add(LINK), (at as u64) << 32 | TAKEN, Ordering::Relaxed);
@@ -398,7 +454,59 @@ impl RowAt {
             show(self.words.add(STAMP), *entry.add(STAMP), Ordering::Relaxed);
             let (from, to) = (entry.add(HEADER_WORDS), self.words.add(HEADER_WORDS));
             std::ptr::copy_nonoverlapping(from, to, stride - HEADER_WORDS);
+            if let (Some((history, shape)), true) = (self.history(), self.is_there()) {
+                (*history).pop(shape);
+            }
             true
+        }
+    }
+
+    /// Whether the row is there.
+    ///
+    /// # Safety
+    /// As of [`RowAt::at`].
+    unsafe fn is_there(self) -> bool {
+        // SAFETY: a slot has a header.
+        unsafe { *self.words.add(STAMP) & 1 == 1 }
+    }
+
+    /// Where the row's versions are, and their shape, if any are kept.
+    ///
+    /// # Safety
+    /// As of [`RowAt::at`], and the shape is not used beyond that.
+    #[inline(always)]
+    unsafe fn history<'t>(self) -> Option<(*mut RowHistory, &'t Shape)> {
+        // SAFETY: the table is open, and there is a history for each of its slots. The table's
+        // shape does not change.
+        unsafe {
+            let table = self.table;
+            if (*table).histories.is_null() {
+                return None;
+            }
+            let slot = self.words.offset_from((*table).slots) as usize / (*table).stride;
+            let shape = (*(*table).table).shape()?;
+            Some(((*table).histories.add(slot), &*std::ptr::from_ref(shape)))
+        }
+    }
+
+    /// The row's versions, that which has begun included; none when the table keeps none.
+    ///
+    /// # Safety
+    /// As of [`RowAt::at`], as long as the versions are used; the row is not written meanwhile.
+    #[inline(always)]
+    pub unsafe fn versions<'t>(self) -> Option<Versions<'t>> {
+        // SAFETY: as the caller says; a slot has `stride` words.
+        unsafe {
+            let (history, shape) = self.history()?;
+            let (body, table) = (self.words.add(HEADER_WORDS), self.table);
+            let body = std::slice::from_raw_parts(body, (*table).stride - HEADER_WORDS);
+            Some(Versions {
+                table: &*(*table).table,
+                shape,
+                history: &*history,
+                key: *self.words.add(KEY),
+                newest: self.is_there().then_some((body, &[])),
+            })
         }
     }
 
@@ -415,12 +523,24 @@ impl RowAt {
     }
 }
 
-/// Copies a slot to the log.
+/// Copies a slot to the log, and to the row's history, when versions are kept.
 ///
 /// # Safety
-/// Both have `stride` words.
+/// The slot is one of the open table's, and the entry has as many words.
 #[inline(never)]
-unsafe fn copy_slot(slot: *const u64, entry: *mut u64, stride: usize) {
-    // SAFETY: as the caller says; the log and the slots are different memory.
-    unsafe { std::ptr::copy_nonoverlapping(slot, entry, stride) };
+unsafe fn copy_slot(slot: *mut u64, entry: *mut u64, table: *mut Opened<'static>) {
+    // SAFETY: as the caller says; the log, the slots and histories are different memory, and nobody
+    // else uses the row.
+    unsafe {
+        let stride = (*table).stride;
+        std::ptr::copy_nonoverlapping(slot, entry, stride);
+        let row = RowAt { words: slot, table };
+        let Some((history, shape)) = row.history() else { return };
+        if row.is_there() {
+            let floor = (*(*table).table).floor();
+            let body = std::slice::from_raw_parts(slot.add(HEADER_WORDS), stride - HEADER_WORDS);
+            (*table).grown += (*history).push(shape, floor, (*slot.add(STAMP), body), &[]);
+        }
+        (*history).newest_us = (*table).now_us;
+    }
 }

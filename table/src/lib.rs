@@ -19,6 +19,7 @@
 mod at;
 mod cells;
 mod dirty;
+mod history;
 mod index;
 mod layout;
 mod table;
@@ -26,6 +27,7 @@ mod version;
 
 pub use at::{Opened, RowAt};
 pub use cells::{prefetch, prefetch_address, prefetch_to_write};
+pub use history::Versions;
 pub use layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 pub use table::{row_hash, AsOf, Change, Changed, Loading, Table};
 pub use version::Seq;

@@ -1,6 +1,6 @@
 //! A table: slots, index and version log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidemill_core::{encode, Key, Row, TableSpec, Value};
@@ -8,6 +8,7 @@ use tidemill_place::{partition_in, Partition};
 
 use crate::cells::{prefetch, Cells};
 use crate::dirty::DirtyBlocks;
+use crate::history::{RowHistory, Shape};
 use crate::index::KeyIndex;
 use crate::layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 use crate::version::{stamp_word, Seq, VersionLog, NO_LINK};
@@ -61,6 +62,12 @@ pub struct Table {
     dirty: DirtyBlocks,
     /// Versions at or below this that were superseded at or below it are gone.
     floor: Seq,
+    /// Versions of each slot's row, and what they look like; of a table that keeps any.
+    histories: Vec<RowHistory>,
+    shape: Option<Shape>,
+    aging: Aging,
+    /// The keys of the rows that are there, of a table that is ordered.
+    order: Option<BTreeSet<Key>>,
     seed: u64,
 }
 
@@ -83,6 +90,10 @@ impl Table {
         let keys = (!layout.word_key).then(|| KeyIndex::new(seed));
         let mut table = Table {
             stride: layout.slot_words(),
+            shape: Shape::of(&spec, &layout),
+            histories: Vec::new(),
+            aging: Aging::default(),
+            order: spec.ordered.then(BTreeSet::new),
             layout,
             slots: Cells::default(),
             capacity: 0,
@@ -135,6 +146,7 @@ impl Table {
             + self.log.bytes()
             + self.sealed.bytes()
             + self.dirty.bytes()
+            + self.histories_bytes()
     }
 
     // ---- rows as values -------------------------------------------------------------------
@@ -147,6 +159,11 @@ impl Table {
     /// Writes a new version at `seq`: the whole row, or `None` for a deletion. The row's values fit
     /// their columns (see `rules::store`). A second write at one `seq` replaces the first.
     pub fn put(&mut self, key: &[Value], row: Option<&[Value]>, seq: Seq) {
+        self.put_at(key, row, seq, i64::MIN);
+    }
+
+    /// As [`Table::put`], of a transaction at this time, for the row's history.
+    pub fn put_at(&mut self, key: &[Value], row: Option<&[Value]>, seq: Seq, time_us: i64) {
         let slot = match self.slot_of(key) {
             Some(slot) => slot,
             None if row.is_none() => return,
@@ -161,6 +178,13 @@ impl Table {
         let was_present = words[STAMP] & 1 == 1;
         words[STAMP] = stamp_word(seq, row.is_some());
         self.present = self.present + usize::from(row.is_some()) - usize::from(was_present);
+        if let Some(history) = self.histories.get_mut(slot as usize) {
+            history.newest_us = time_us;
+        }
+        if was_present != row.is_some() {
+            self.order_changes(key, row.is_some());
+        }
+        let words = &mut self.slots.words_mut()[base..][..self.stride];
         let values = slot as usize * self.layout.values;
         let Some(row) = row else {
             for value in &mut self.values[values..][..self.layout.values] {
@@ -227,23 +251,26 @@ impl Table {
         (words[STAMP] & 1 == 1).then(|| self.make_row(words[KEY], &words[HEADER_WORDS..], values))
     }
 
-    fn make_row(&self, key: u64, body: &[u64], values: &[Value]) -> Row {
-        let columns = self.spec.schema.columns.iter();
-        columns
-            .zip(&self.layout.places)
-            .map(|(column, place)| match place {
-                Place::Key => word_value(&column.ty, key),
-                Place::Word { null_bit: Some(bit), .. }
-                    if body[bit / 64] >> (bit % 64) & 1 == 1 =>
-                {
-                    Value::Null
-                }
-                Place::Word { word, .. } => {
-                    word_value(&column.ty, body[self.layout.null_words + word])
-                }
-                Place::Value(at) => values[*at].clone(),
-            })
-            .collect()
+    pub(crate) fn make_row(&self, key: u64, body: &[u64], values: &[Value]) -> Row {
+        (0..self.layout.places.len()).map(|c| self.make_value(c, key, body, values)).collect()
+    }
+
+    pub(crate) fn make_value(
+        &self,
+        column: usize,
+        key: u64,
+        body: &[u64],
+        values: &[Value],
+    ) -> Value {
+        let ty = &self.spec.schema.columns[column].ty;
+        match &self.layout.places[column] {
+            Place::Key => word_value(ty, key),
+            Place::Word { null_bit: Some(bit), .. } if body[bit / 64] >> (bit % 64) & 1 == 1 => {
+                Value::Null
+            }
+            Place::Word { word, .. } => word_value(ty, body[self.layout.null_words + word]),
+            Place::Value(at) => values[*at].clone(),
+        }
     }
 
     // ---- rows as words --------------------------------------------------------------------
@@ -352,6 +379,10 @@ impl Table {
             self.dirty.mark(base);
             return;
         }
+        if self.shape.is_some() && stamp & 1 == 1 {
+            self.append_version(base);
+        }
+        let slot = &mut self.slots.words_mut()[base..base + stride];
         let at = self.log.push(slot);
         slot[LINK] = u64::from(at) << 32 | TAKEN;
         if self.layout.values > 0 {
@@ -369,7 +400,7 @@ impl Table {
     }
 
     /// Words of a slot, number of slots less one, how far hashes are shifted, and the hash's seed.
-    pub(crate) fn shape(&self) -> (usize, usize, u32, u64) {
+    pub(crate) fn slots_shape(&self) -> (usize, usize, u32, u64) {
         (self.stride, self.capacity - 1, self.shift, self.seed)
     }
 
@@ -388,9 +419,14 @@ impl Table {
         self.taken += slots;
     }
 
-    /// Rows have come that were not there.
-    pub(crate) fn have_come(&mut self, rows: usize) {
-        self.present += rows;
+    /// Rows with these keys have come that were not there.
+    pub(crate) fn have_come(&mut self, keys: Vec<u64>) {
+        self.present += keys.len();
+        if self.order.is_some() {
+            let ty = &self.spec.schema.columns[self.spec.key[0]].ty;
+            let keys: Vec<Value> = keys.iter().map(|key| word_value(ty, *key)).collect();
+            keys.iter().for_each(|key| self.order_changes(std::slice::from_ref(key), true));
+        }
     }
 
     /// The column words of a row that is not there.
@@ -423,18 +459,19 @@ impl Table {
 
     /// Whether nobody can reach any version in this slot: its row is gone and so is its history,
     /// and no snapshot has yet to be told.
-    fn is_gone(&self, words: &[u64]) -> bool {
+    fn is_gone(&self, words: &[u64], history: Option<&RowHistory>) -> bool {
         let known = if self.tracked { TAKEN | SNAPPED } else { TAKEN };
         words[STAMP] & 1 == 0
             && words[STAMP] >> 1 <= self.floor
             && words[LINK] & known == known
             // A version may bear the last commit's number and have come behind it.
             && !self.log.has((words[LINK] >> 32) as u32, words[KEY])
+            && self.shape.as_ref().zip(history).is_none_or(|(shape, h)| h.is_empty(shape))
     }
 
     fn gone(&self) -> usize {
-        let slots = self.slots.words().chunks_exact(self.stride);
-        slots.filter(|words| self.is_gone(words)).count()
+        let slots = self.slots.words().chunks_exact(self.stride).enumerate();
+        slots.filter(|(slot, words)| self.is_gone(words, self.histories.get(*slot))).count()
     }
 
     /// Room for one more; slots that are gone are dropped, so that keys that come and go do not
@@ -455,6 +492,10 @@ impl Table {
         if self.tracked {
             self.dirty = std::mem::take(&mut self.dirty).clean(capacity, stride);
         }
+        let mut old_histories = std::mem::take(&mut self.histories);
+        if self.shape.is_some() {
+            self.histories.resize_with(capacity, RowHistory::default);
+        }
         let mut old_keys = self.keys.replace(KeyIndex::new(self.seed)).map(KeyIndex::into_keys);
         if old_keys.is_none() {
             self.keys = None;
@@ -465,7 +506,7 @@ impl Table {
         self.taken = 0;
         let mut moved = vec![NO_LINK; old.words().len() / stride];
         for (from, words) in old.words().chunks_exact(stride).enumerate() {
-            if words[LINK] & TAKEN == 0 || self.is_gone(words) {
+            if words[LINK] & TAKEN == 0 || self.is_gone(words, old_histories.get(from)) {
                 continue;
             }
             let slot = match (&mut self.keys, &mut old_keys) {
@@ -488,6 +529,9 @@ impl Table {
             }
             self.values[slot * beside..][..beside]
                 .swap_with_slice(&mut old_values[from * beside..][..beside]);
+            if self.shape.is_some() {
+                self.histories[slot] = std::mem::take(&mut old_histories[from]);
+            }
             moved[from] = slot as u32;
             self.taken += 1;
         }
@@ -536,6 +580,8 @@ impl Table {
         self.floor = seq;
         self.log.clear();
         self.sealed = Sealed::default();
+        self.aging.commit(seq);
+        self.sweep();
     }
 
     fn key(&self, slot: u32) -> Key {
@@ -594,6 +640,25 @@ pub fn row_hash(table: &str, row: &[Value], scratch: &mut Vec<u8>) -> u128 {
     encode::hash128(scratch)
 }
 
+/// The hash of what a table keeps of the versions of one row: of the key, and of each version's
+/// number, time and columns.
+fn history_hash(
+    table: &str,
+    key: &Key,
+    versions: &[(u64, i64, Row)],
+    scratch: &mut Vec<u8>,
+) -> u128 {
+    scratch.clear();
+    encode::value(&Value::str(table), scratch);
+    encode::value(&Value::Bytes((*key.0).into()), scratch);
+    for (number, time_us, row) in versions {
+        encode::value(&Value::Int(*number as i64), scratch);
+        encode::value(&Value::Int(*time_us), scratch);
+        row.iter().for_each(|value| encode::value(value, scratch));
+    }
+    encode::hash128(scratch)
+}
+
 /// The column words of a row that is not there, when each column has a default in a word.
 fn missing(spec: &TableSpec) -> Option<Vec<u64>> {
     let layout = Layout::of(spec);
@@ -618,7 +683,7 @@ fn key_word(value: &Value) -> Option<u64> {
 }
 
 /// The value of a word of type `ty`.
-fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
+pub(crate) fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
     use tidemill_core::DataType;
     match ty {
         DataType::Bool => Value::Bool(word != 0),
@@ -630,12 +695,14 @@ fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
     }
 }
 
+mod aging;
 mod changed;
 mod load;
 mod past;
 #[cfg(test)]
 mod tests;
 
+use aging::Aging;
 pub use changed::Changed;
 pub use load::Loading;
 pub use past::AsOf;

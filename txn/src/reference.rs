@@ -9,21 +9,22 @@
 //! copies of its rows. All else is its own: expressions are walked from the root each time, tables
 //! are ordered maps, an abort restores a copy of all of them, the order is a sort by stamp, and
 //! watermarks are computed from the events seen so far. So it catches what goes wrong in slots,
-//! versions, compiled programs, merging, parking and batching; what it can't catch is a mistake in
+//! versions, histories, indexes, compiled programs, merging, parking and batching; what it can't catch is a mistake in
 //! what is shared, for which there are tests beside it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tidemill_core::stamp::Admission;
 use tidemill_core::{
-    rules, Key, Late, Position, Row, SourceId, Stamp, StreamId, StreamTime, TableId, Value,
+    encode, rules, Column, DataType, Key, Late, Position, Row, SourceId, Stamp, StreamId,
+    StreamTime, TableId, TableSpec, Value,
 };
 
 use crate::execute::{on_frames, OnFrames};
 use crate::order::Groups;
 use crate::program::{
-    evaluate, key_value, reasons, Abort, Body, Declared, Native, Op, Origin, Program, RowId, Scope,
-    Tx, VarId,
+    evaluate, key_value, reasons, Abort, Aggregate, Body, Declared, Native, Op, Origin, Program,
+    RowId, Scope, Tx, VarId, Window, WindowRead,
 };
 
 /// One row of a source, decoded.
@@ -48,11 +49,17 @@ pub struct CutAt {
     pub ended: Vec<SourceId>,
 }
 
+/// A version of a row: its number among the versions of the row, its time, and the row.
+pub type Version = (u64, i64, Row);
+
 /// What a run comes to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Per table: its rows by key.
     pub tables: Vec<BTreeMap<Key, Row>>,
+    /// Per table: the versions of its rows by key, oldest first. In the end these are what the
+    /// history keeps.
+    pub histories: Vec<BTreeMap<Key, Vec<Version>>>,
     /// Per stream: its output events in order, with their stamps.
     pub outputs: BTreeMap<StreamId, Vec<(Stamp, Row)>>,
     /// Per stream (input or derived): the events that came too late.
@@ -75,6 +82,7 @@ pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outc
     let groups = Groups::of(program).expect("the program was checked");
     let mut machine = Machine { program, outcome: Outcome::default() };
     machine.outcome.tables = vec![BTreeMap::new(); program.tables.len()];
+    machine.outcome.histories = vec![BTreeMap::new(); program.tables.len()];
     let mut taken = vec![0usize; sources.len()];
     let mut waiting: Vec<(Position, &InputRow)> = Vec::new();
     let mut marks = vec![Position::MIN; groups.len];
@@ -140,6 +148,10 @@ pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outc
         }
         let of_stream = groups.of.iter().map(|g| marks[*g]).collect();
         machine.outcome.watermarks.push(of_stream);
+    }
+    if let Some(marks) = machine.outcome.watermarks.last() {
+        let frontiers = groups.frontiers_us(marks, clock);
+        machine.forget(&frontiers);
     }
     machine.outcome
 }
@@ -217,6 +229,27 @@ impl Machine<'_> {
         views
     }
 
+    /// Takes from the histories what they do not keep.
+    fn forget(&mut self, frontiers_us: &[i64]) {
+        for (index, table) in self.program.tables.iter().enumerate() {
+            let history = table.history.unwrap_or_default();
+            let from = history.kept_from(frontiers_us[index]);
+            self.outcome.histories[index].retain(|_, versions| {
+                let len = versions.len() as u64;
+                versions.retain(|(number, time, _)| {
+                    from.is_some_and(|from| *time >= from)
+                        || history.versions.is_some_and(|kept| number + kept >= len)
+                });
+                // Where nothing may be kept of a row, nobody knows how many versions there were.
+                let base = versions.first().map_or(0, |version| version.0);
+                if history.versions.is_none() {
+                    versions.iter_mut().for_each(|version| version.0 -= base);
+                }
+                !versions.is_empty()
+            });
+        }
+    }
+
     fn side(&mut self, root: StreamId, row: &InputRow) {
         for (stream, values) in self.views(root, row) {
             self.outcome.late.entry(stream).or_default().push(values.into());
@@ -241,6 +274,9 @@ impl Machine<'_> {
         let mut work = Work {
             program: self.program,
             tables: &mut self.outcome.tables,
+            histories: &self.outcome.histories,
+            time_us: stamp.at.time_us,
+            written: BTreeSet::new(),
             output: handler.output,
             emitted: Vec::new(),
         };
@@ -251,7 +287,11 @@ impl Machine<'_> {
             Body::Opaque(opaque) => self.program.opaques[*opaque].call(event, &mut work),
         };
         let emitted = match result {
-            Ok(()) => work.emitted,
+            Ok(()) => {
+                let (written, emitted) = (work.written, work.emitted);
+                self.append(written, stamp.at.time_us);
+                emitted
+            }
             Err(abort) => {
                 self.outcome.tables = before;
                 self.outcome.aborts += 1;
@@ -272,10 +312,30 @@ impl Machine<'_> {
     }
 }
 
+impl Machine<'_> {
+    /// The rows that a transaction has written and left there are versions now. A deletion is none.
+    fn append(&mut self, written: BTreeSet<(TableId, Key)>, time_us: i64) {
+        for (table, key) in written {
+            let table = table.index();
+            if self.program.tables[table].history.is_none() {
+                continue;
+            }
+            if let Some(row) = self.outcome.tables[table].get(&key) {
+                let versions = self.outcome.histories[table].entry(key).or_default();
+                versions.push((versions.len() as u64, time_us, row.clone()));
+            }
+        }
+    }
+}
+
 /// One transaction at work, on the tables themselves.
 struct Work<'a> {
     program: &'a Program,
     tables: &'a mut Vec<BTreeMap<Key, Row>>,
+    histories: &'a [BTreeMap<Key, Vec<Version>>],
+    time_us: i64,
+    /// The rows it has written.
+    written: BTreeSet<(TableId, Key)>,
     output: Option<StreamId>,
     emitted: Vec<(StreamId, Vec<Value>)>,
 }
@@ -335,6 +395,19 @@ impl Work<'_> {
                 Op::Exists { var, .. } => {
                     set_var(&mut scope.vars, *var, Value::Bool(held.is_some()));
                 }
+                Op::Window { window, column, aggregate, var, .. } => {
+                    let value = self.over(table.unwrap(), &key, window, *column, aggregate)?;
+                    set_var(&mut scope.vars, *var, value);
+                }
+                Op::Range { table, from, to, column, aggregate, var } => {
+                    let bound = |ids: &[_]| ids.iter().map(|id| eval(*id)).collect();
+                    let (from, to): (Result<Vec<_>, _>, Result<Vec<_>, _>) =
+                        (bound(from), bound(to));
+                    let rows = self.between(*table, &from?, &to?)?;
+                    let spec = &self.program.tables[table.index()];
+                    let value = made_of(rows, spec, *column, aggregate)?;
+                    set_var(&mut scope.vars, *var, value);
+                }
                 Op::Require { cond, reason } => match eval(*cond)? {
                     Value::Bool(true) => {}
                     Value::Bool(false) => {
@@ -355,7 +428,7 @@ impl Work<'_> {
                         }
                     };
                     assign(&mut row, &[(*column, *value)])?;
-                    self.tables[table.unwrap().index()].insert(Key::of(&key), row.into());
+                    self.write(table.unwrap(), &key, row);
                 }
                 Op::Insert { values, .. } | Op::Upsert { values, .. } => {
                     let spec = spec.unwrap();
@@ -364,7 +437,7 @@ impl Work<'_> {
                     if held.is_some() && matches!(step.op, Op::Insert { .. }) {
                         return Err(reasons::exists(spec, &key));
                     }
-                    self.tables[table.unwrap().index()].insert(Key::of(&key), row.into());
+                    self.write(table.unwrap(), &key, row);
                 }
                 Op::Update { values, .. } => {
                     let spec = spec.unwrap();
@@ -374,10 +447,10 @@ impl Work<'_> {
                     if !there {
                         return Err(reasons::missing(spec, &key));
                     }
-                    self.tables[table.unwrap().index()].insert(Key::of(&key), row.into());
+                    self.write(table.unwrap(), &key, row);
                 }
                 Op::Delete { .. } => {
-                    self.tables[table.unwrap().index()].remove(&Key::of(&key));
+                    self.write_none(table.unwrap(), &key);
                 }
                 Op::Emit { stream, values } => {
                     let columns = &self.program.streams[stream.index()].spec.schema.columns;
@@ -439,7 +512,12 @@ impl Work<'_> {
             }
             keys.push((row.table, key));
         }
-        let done = on_frames(self.program, native, &event_words, &mut words, &bases, present);
+        let windows = |row: usize, own: Option<Vec<Value>>, read: &WindowRead| {
+            let (table, key): &(TableId, Vec<Value>) = &keys[row];
+            self.over_copy(*table, key, own, &read.window, read.column, &read.aggregate)
+        };
+        let (program, frames) = (self.program, &mut words);
+        let done = on_frames(program, native, &event_words, frames, &bases, present, &windows);
         let OnFrames { dirty, emitted } = done.map_err(Abort::refused)?;
         for (index, (table, key)) in keys.iter().enumerate() {
             if dirty >> index & 1 == 1 {
@@ -449,7 +527,7 @@ impl Work<'_> {
                     .enumerate()
                     .map(|(i, column)| word_value(&column.ty, words[bases[index] as usize + i]));
                 let row = row.collect();
-                self.tables[table.index()].insert(Key::of(key), row);
+                self.write(*table, key, row);
             }
         }
         let mut rest = &emitted[..];
@@ -463,6 +541,50 @@ impl Work<'_> {
         }
         Ok(())
     }
+}
+
+/// What an aggregate makes of the values of a column.
+fn made_of(
+    rows: impl IntoIterator<Item = Row>,
+    spec: &TableSpec,
+    column: u16,
+    aggregate: &Aggregate,
+) -> Result<Value, Abort> {
+    let rows: Vec<Row> = rows.into_iter().collect();
+    if let Aggregate::Fold(fold) = aggregate {
+        return rows.iter().try_fold(fold.start(), |state, row| {
+            let scope = Variables { event: row, vars: vec![state] };
+            Ok(evaluate(&fold.exprs, fold.step, &scope)?)
+        });
+    }
+    let Column { ty, .. } = &spec.schema.columns[usize::from(column)];
+    let all: Vec<Value> = rows.iter().map(|row| row[usize::from(column)].clone()).collect();
+    let values: Vec<&Value> = all.iter().filter(|value| !value.is_null()).collect();
+    let exact = || values.iter().map(|v| i128::from(v.word().expect("a number") as i64)).sum();
+    let floats = || {
+        values.iter().fold(0.0, |sum, v| match v {
+            Value::Float(f) => sum + f,
+            _ => unreachable!("the program was checked"),
+        })
+    };
+    let order = |value: &&&Value| {
+        let mut bytes = Vec::new();
+        encode::value(value, &mut bytes);
+        bytes
+    };
+    Ok(match aggregate {
+        Aggregate::Count => Value::Int(values.len() as i64),
+        Aggregate::Sum if *ty == DataType::Float => Value::Float(floats()),
+        Aggregate::Sum => rules::sum_of(exact(), ty)?,
+        Aggregate::Avg if values.is_empty() => Value::Null,
+        Aggregate::Avg if *ty == DataType::Float => Value::Float(floats() / values.len() as f64),
+        Aggregate::Avg => rules::mean_of(exact(), values.len() as u64, ty),
+        Aggregate::Min => values.iter().min_by_key(order).map_or(Value::Null, |v| (*v).clone()),
+        Aggregate::Max => values.iter().max_by_key(order).map_or(Value::Null, |v| (*v).clone()),
+        Aggregate::First => all.first().cloned().unwrap_or(Value::Null),
+        Aggregate::Last => all.last().cloned().unwrap_or(Value::Null),
+        Aggregate::Fold(_) => unreachable!("handled above"),
+    })
 }
 
 /// The value of a word; floats get their one NaN.
@@ -490,6 +612,35 @@ impl Tx for Work<'_> {
         Ok(self.tables[table.index()].get(&Key::of(&key)).cloned())
     }
 
+    fn window(
+        &mut self,
+        table: TableId,
+        key: &[Value],
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
+        let key = self.checked_key(table, key)?;
+        let spec = &self.program.tables[table.index()];
+        let checked = window.check(spec).and_then(|()| aggregate.result(spec, column));
+        checked.map_err(|error| reasons::refused(&error))?;
+        self.over(table, &key, window, column, aggregate)
+    }
+
+    fn scan(
+        &mut self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        limit: usize,
+    ) -> Result<Vec<Row>, Abort> {
+        if !self.program.tables[table.index()].ordered {
+            return Err(reasons::not_ordered(&self.program.tables[table.index()]));
+        }
+        let (from, to) = (self.checked_bound(table, from)?, self.checked_bound(table, to)?);
+        Ok(self.between(table, &from, &to)?.into_iter().take(limit).collect())
+    }
+
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
         let spec = &self.program.tables[table.index()];
         if row.len() != spec.schema.len() {
@@ -501,14 +652,14 @@ impl Tx for Work<'_> {
         for column in &spec.key {
             stored[*column] = key_value(stored[*column].clone(), spec)?;
         }
-        let key = Key::of(spec.key.iter().map(|c| &stored[*c]));
-        self.tables[table.index()].insert(key, stored.into());
+        let key: Vec<Value> = spec.key.iter().map(|c| stored[*c].clone()).collect();
+        self.write(table, &key, stored);
         Ok(())
     }
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
         let key = self.checked_key(table, key)?;
-        self.tables[table.index()].remove(&Key::of(&key));
+        self.write_none(table, &key);
         Ok(())
     }
 
@@ -529,6 +680,110 @@ impl Tx for Work<'_> {
 }
 
 impl Work<'_> {
+    fn write(&mut self, table: TableId, key: &[Value], row: Vec<Value>) {
+        self.written.insert((table, Key::of(key)));
+        self.tables[table.index()].insert(Key::of(key), row.into());
+    }
+
+    fn write_none(&mut self, table: TableId, key: &[Value]) {
+        self.written.insert((table, Key::of(key)));
+        self.tables[table.index()].remove(&Key::of(key));
+    }
+
+    /// What a window comes to. All versions are there, whatever the history keeps: a program can't
+    /// see what is gone.
+    fn over(
+        &self,
+        table: TableId,
+        key: &[Value],
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
+        let is_written = self.written.contains(&(table, Key::of(key)));
+        let own = self.tables[table.index()].get(&Key::of(key)).filter(|_| is_written);
+        let own = own.map(|row| row.to_vec());
+        self.over_copy(table, key, own, window, column, aggregate)
+    }
+
+    /// The same, with the row as the transaction has written it.
+    fn over_copy(
+        &self,
+        table: TableId,
+        key: &[Value],
+        own: Option<Vec<Value>>,
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
+        let (spec, key) = (&self.program.tables[table.index()], Key::of(key));
+        let now = self.time_us;
+        let mut versions = self.histories[table.index()].get(&key).cloned().unwrap_or_default();
+        versions.extend(own.map(|row| (versions.len() as u64, now, row.into())));
+        let len = versions.len() as u64;
+        let wide = i128::from;
+        if let Window::Session { gap_us } = window {
+            // It may not go further back than the history does.
+            let from = spec.history.and_then(|h| h.kept_from(now)).unwrap_or(now);
+            let (mut last, mut first) = (now, versions.len());
+            while first > 0 {
+                let time = versions[first - 1].1;
+                if time < from || wide(last) - wide(time) > wide(*gap_us) {
+                    break;
+                }
+                (last, first) = (time, first - 1);
+            }
+            versions.drain(..first);
+        }
+        let floor = |size: i64| wide(now).div_euclid(wide(size)) * wide(size);
+        versions.retain(|(number, time, _)| {
+            let time = wide(*time);
+            match *window {
+                Window::Sliding { size_us } => time > wide(now) - wide(size_us),
+                Window::Tumbling { size_us } => time >= floor(size_us),
+                Window::Hopping { size_us, slide_us } => {
+                    time >= floor(slide_us) - wide(size_us) && time < floor(slide_us)
+                }
+                Window::Session { .. } => true,
+                Window::Last { versions } => number + versions >= len,
+                Window::TumblingVersions { versions } => {
+                    number / versions == len.saturating_sub(1) / versions
+                }
+            }
+        });
+        made_of(versions.into_iter().map(|(_, _, row)| row), spec, column, aggregate)
+    }
+
+    /// The rows whose keys are in a range, in key order.
+    fn between(&self, table: TableId, from: &[Value], to: &[Value]) -> Result<Vec<Row>, Abort> {
+        let spec = &self.program.tables[table.index()];
+        let bytes = |bound: &[Value]| -> Result<Vec<u8>, Abort> {
+            let mut bytes = Vec::new();
+            for value in bound {
+                encode::key(&key_value(value.clone(), spec)?, &mut bytes);
+            }
+            Ok(bytes)
+        };
+        let (from, to) = (bytes(from)?, bytes(to)?);
+        let rows = self.tables[table.index()].iter();
+        Ok(rows
+            .filter(|(key, _)| *key.0 >= from[..] && (to.is_empty() || *key.0 < to[..]))
+            .map(|(_, row)| row.clone())
+            .collect())
+    }
+
+    fn checked_bound(&self, table: TableId, bound: &[Value]) -> Result<Vec<Value>, Abort> {
+        let spec = &self.program.tables[table.index()];
+        if bound.len() > spec.key.len() {
+            return Err(reasons::wrong_shape(&spec.name, spec.key.len(), bound.len()));
+        }
+        let columns = spec.key.iter().map(|column| &spec.schema.columns[*column]);
+        let stored = bound
+            .iter()
+            .zip(columns)
+            .map(|(value, column)| Ok(rules::store(&key_value(value.clone(), spec)?, column)?));
+        stored.collect()
+    }
     fn checked_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
         let spec = &self.program.tables[table.index()];
         if key.len() != spec.key.len() {

@@ -96,6 +96,7 @@ impl Loading<'_> {
         while self.placed < self.given {
             self.place()?;
         }
+        self.table.order_all();
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use tidemill_core::{Batch, Error, Key, Result, Row, Value};
 
-use super::{row_hash, Table, KEY, LINK, STAMP, TAKEN};
+use super::{history_hash, row_hash, Table, KEY, LINK, STAMP, TAKEN};
 use crate::version::{Seq, VersionLog, NO_LINK};
 
 /// Emptied logs that are kept, so that the next epochs find memory that the process has already.
@@ -39,8 +39,8 @@ impl Sealed {
 /// A table as it was after a transaction.
 #[derive(Clone, Copy, Debug)]
 pub struct AsOf<'t> {
-    table: &'t Table,
-    seq: Seq,
+    pub(super) table: &'t Table,
+    pub(super) seq: Seq,
 }
 
 impl Table {
@@ -51,6 +51,9 @@ impl Table {
         if self.log.len(&self.layout) > 0 {
             let empty = self.sealed.spare.pop().unwrap_or_default();
             self.sealed.logs.push_back((seq, std::mem::replace(&mut self.log, empty)));
+        }
+        if self.shape.is_some() {
+            self.aging.seal(seq);
         }
     }
 
@@ -65,6 +68,10 @@ impl Table {
                 log.clear();
                 spare.push(log);
             }
+        }
+        if self.shape.is_some() {
+            self.aging.release(seq);
+            self.sweep();
         }
     }
 
@@ -174,11 +181,15 @@ impl<'t> AsOf<'t> {
     }
 
     /// The hash of the table's contents: of each row's canonical encoding with the table's name,
-    /// summed, so that it depends neither on layout nor on history.
+    /// and of the [versions](AsOf::histories) that the table keeps of each row, summed, so that it
+    /// depends neither on layout nor on what else there has been.
     pub fn state_hash(&self) -> u128 {
-        let mut bytes = Vec::new();
-        self.unordered().fold(0, |sum: u128, (_, row)| {
-            sum.wrapping_add(row_hash(&self.table.spec.name, &row, &mut bytes))
+        let (name, mut bytes) = (&*self.table.spec.name, Vec::new());
+        let rows = self
+            .unordered()
+            .fold(0, |sum: u128, (_, row)| sum.wrapping_add(row_hash(name, &row, &mut bytes)));
+        self.histories().fold(rows, |sum, (key, versions)| {
+            sum.wrapping_add(history_hash(name, &key, &versions, &mut bytes))
         })
     }
 }

@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_core::{Batch, DataType, Schema};
+use tidemill_core::{Batch, DataType, Schema, TableId, Value};
 use tidemill_table::{Layout, Place, RowAt, Seq, HEADER_WORDS, KEY_WORD};
 
 use super::lane::{Copies, Lane};
 use super::native::NativeCode;
 use super::output::{Origin, OutputBuilder, WordRows};
 use super::segment::Course;
+use super::window::Seen;
 use crate::order::Ranked;
-use crate::program::{Native, Program, RowRef};
+use crate::program::{Abort, Native, Program, RowRef, WindowRead};
+use crate::reference::word_value;
 
 /// What setting a column needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +45,8 @@ pub(crate) struct Places {
     all: Vec<Position>,
     rows: usize,
     width: usize,
+    /// Whose each row is.
+    tables: Vec<TableId>,
 }
 
 const NEAR: usize = 8;
@@ -96,7 +100,8 @@ impl Places {
                 }
             }
         }
-        Ok(Places { near, all, rows, width })
+        let tables = native.rows.iter().map(|row| row.table).collect();
+        Ok(Places { near, all, rows, width, tables })
     }
 
     #[inline(always)]
@@ -109,13 +114,28 @@ impl Places {
     }
 }
 
+/// What a window over the versions of a row comes to: the row's number, and its columns as the
+/// closure has written them, if it has.
+pub(crate) type Windows<'w> =
+    dyn Fn(usize, Option<Vec<Value>>, &WindowRead) -> Result<Value, Abort> + 'w;
+
+impl std::fmt::Debug for Columns<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Columns").field("all", &self.all).finish_non_exhaustive()
+    }
+}
+
 /// The columns of a batch of events. The first ones by pointer, null where there is none.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Columns<'a> {
     near: [Pointer<u64>; NEAR],
     all: Vec<&'a [u64]>,
     /// The same by pointer, as machine code takes them.
     pointers: Vec<Pointer<u64>>,
+    /// The time of each event's stamp; of copies none.
+    pub(crate) times: &'a [i64],
+    /// Reads windows for copies of rows.
+    pub(crate) windows: Option<&'a Windows<'a>>,
 }
 
 impl<'a> Columns<'a> {
@@ -125,7 +145,7 @@ impl<'a> Columns<'a> {
         for (near, pointer) in near.iter_mut().zip(&pointers) {
             *near = *pointer;
         }
-        Columns { near, all, pointers }
+        Columns { near, all, pointers, times: &[], windows: None }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -351,6 +371,48 @@ impl NativeTx<'_> {
         self.present >> row & 1 == 1
     }
 
+    /// What a window over the versions of a row comes to now, with what was set so far: an int, a
+    /// timestamp, a decimal's units, a bool or a float's bits; nothing when it is null.
+    ///
+    /// # Errors
+    /// When the result is out of range, or the read is of another table: to be handed on.
+    #[inline]
+    pub fn window(&self, row: usize, read: &WindowRead) -> Result<Option<i64>, &'static str> {
+        if self.places.tables.get(row) != Some(&read.table) {
+            return Err("a window read of another table");
+        }
+        let found = match self.columns.windows {
+            Some(windows) => windows(row, self.own_frame(row), read),
+            None => {
+                // SAFETY: the row is as `new` has it, and nothing is written before this returns.
+                let versions = unsafe { self.rows[row].versions() };
+                let Some(versions) = versions else { return Ok(None) };
+                let time_us = self.columns.times[self.event];
+                let spec = versions.spec();
+                let seen = Seen { versions: Some(versions), own: None, time_us };
+                let numbers = seen.window(&read.window, spec.history);
+                seen.made_of(numbers, spec, read.column, &read.aggregate)
+            }
+        };
+        // A window is checked when it is made, and what is left to go wrong is this.
+        found.map(|value| value.word().map(|word| word as i64)).map_err(|_| "overflow")
+    }
+
+    /// The columns of a frame, if the closure has set any.
+    #[cold]
+    fn own_frame(&self, row: usize) -> Option<Vec<Value>> {
+        let is_set = |other: &usize| {
+            self.dirty >> other & 1 == 1 && self.rows[*other].is_same(self.rows[row])
+        };
+        (0..self.rows.len()).find(is_set)?;
+        let width = self.places.width;
+        // SAFETY: the row is a frame with these columns.
+        let word = |column: usize| unsafe {
+            self.rows[row].word(usize::from(self.places.at(row, column).word))
+        };
+        Some((0..width).map(|column| Value::Int(word(column) as i64)).collect())
+    }
+
     /// Emits an event to the handler's stream number `stream`.
     #[inline(always)]
     pub fn emit(&mut self, stream: usize, words: &[i64]) {
@@ -391,6 +453,7 @@ pub(crate) fn on_frames(
     words: &mut [u64],
     bases: &[u32],
     present: u64,
+    windows: &Windows<'_>,
 ) -> Result<OnFrames, &'static str> {
     // A frame for each place where a row begins, as a slot with a stamp of 0.
     let mut frames: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
@@ -410,7 +473,17 @@ pub(crate) fn on_frames(
         consumed: true,
     };
     let none = Batch::new(Arc::new(Schema::new(Vec::new())), Vec::new(), 1);
+    // Rows of words come back as the values they are.
+    let values = |row: usize, own: Option<Vec<Value>>, read: &WindowRead| {
+        let columns = &program.tables[native.rows[row].table.index()].schema.columns;
+        let typed = own.map(|own| {
+            let word = |value: &Value| value.word().unwrap_or_default();
+            columns.iter().zip(&own).map(|(c, value)| word_value(&c.ty, word(value))).collect()
+        });
+        windows(row, typed, read)
+    };
     let mut lane = Lane::copies(&none, event, Copies { rows, present, done: None });
+    lane.columns.windows = Some(&values);
     let mut course =
         Course { order: &[Ranked { lane: 0, row: 0 }], at: 0, seq: 0, prefetch: false };
     // SAFETY: the frames have a stamp of 0 and the columns that `places` says; they stay where they

@@ -167,7 +167,10 @@ impl Codes {
             let (run, handler) = (&epoch.runs[lane.run as usize], lane.handler as usize);
             let fast = !matches!(self.code[handler], Code::General);
             let wants = self.wants[handler].as_ref().filter(|_| fast).map(|wants| (wants, columns));
-            Lane::new(&run.batch, index, handler, wants)
+            let mut lane = Lane::new(&run.batch, index, handler, wants);
+            // Of admitted events these are the times of their stamps, too.
+            lane.columns.times = &run.times;
+            lane
         };
         epoch.lanes.iter().zip(columns).enumerate().map(of).collect()
     }

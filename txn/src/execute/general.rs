@@ -1,13 +1,16 @@
 //! The general path: any transaction, over values. It works on an overlay of the rows it touched,
 //! so an abort leaves nothing to undo, and one commit applies what has changed.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use tidemill_core::{encode, rules, Key, Row, StreamId, TableId, Value};
 use tidemill_table::{Seq, Table};
 
+use super::window::{made_of, Seen};
 use crate::program::{
-    key_value, reasons, Abort, Block, Declared, Expr, ExprId, Op, Origin, Program, RowId, Tx, VarId,
+    key_value, reasons, Abort, Aggregate, Block, Declared, Expr, ExprId, Op, Origin, Program,
+    RowId, Tx, VarId, Window, WindowRead,
 };
 
 /// A row that the transaction has touched.
@@ -24,6 +27,8 @@ pub(crate) struct General<'a> {
     program: &'a Program,
     tables: &'a [Table],
     output: Option<StreamId>,
+    /// The time of its stamp.
+    time_us: i64,
     rows: Vec<Touched>,
     by_key: HashMap<(TableId, Key), usize, foldhash::fast::FixedState>,
     /// Rows that came to be by setting columns, in order: in the end they must have them all.
@@ -40,9 +45,10 @@ pub(crate) struct Effects {
 
 impl Effects {
     /// Writes the new versions.
-    pub(crate) fn apply(&self, tables: &mut [Table], seq: Seq) {
+    pub(crate) fn apply(&self, tables: &mut [Table], seq: Seq, time_us: i64) {
         for touched in self.rows.iter().filter(|t| t.written) {
-            tables[touched.table.index()].put(&touched.key, touched.row.as_deref(), seq);
+            let (key, row) = (&touched.key, touched.row.as_deref());
+            tables[touched.table.index()].put_at(key, row, seq, time_us);
         }
     }
 
@@ -129,15 +135,16 @@ impl<'a> Memo<'a> {
 }
 
 impl<'a> General<'a> {
-    /// A transaction of a handler whose own output stream is `output`.
+    /// A transaction at a time, of a handler whose own output stream is `output`.
     pub(crate) fn new(
         program: &'a Program,
         tables: &'a [Table],
         output: Option<StreamId>,
+        time_us: i64,
     ) -> General<'a> {
         let (rows, by_key) = (Vec::new(), HashMap::default());
         let (made, emitted) = (Vec::new(), Vec::new());
-        General { program, tables, output, rows, by_key, made, emitted }
+        General { program, tables, output, time_us, rows, by_key, made, emitted }
     }
 
     pub(crate) fn effects(self) -> Effects {
@@ -185,6 +192,20 @@ impl<'a> General<'a> {
                             _ => rules::Fault::NULL.into(),
                         });
                     }
+                }
+                Op::Window { window, column, aggregate, var, .. } => {
+                    let at = at.expect("a window has a row");
+                    memo.set(*var, self.over(at, window, *column, aggregate)?);
+                }
+                Op::Range { table, from, to, column, aggregate, var } => {
+                    let mut bound = |ids: &[ExprId]| -> Result<Vec<Value>, rules::Fault> {
+                        ids.iter().map(|id| memo.eval(*id)).collect()
+                    };
+                    let (from, to) = (bound(from)?, bound(to)?);
+                    let rows = self.between(*table, &from, &to, usize::MAX)?;
+                    let spec = &program.tables[table.index()];
+                    let column = usize::from(*column);
+                    memo.set(*var, made_of(rows.into_iter(), spec, column, aggregate)?);
                 }
                 Op::Emit { stream, values } => {
                     let columns = &program.streams[stream.index()].spec.schema.columns;
@@ -253,7 +274,10 @@ impl<'a> General<'a> {
                             touched.row = None;
                             touched.written = true;
                         }
-                        Op::Require { .. } | Op::Emit { .. } => unreachable!("handled above"),
+                        Op::Window { .. }
+                        | Op::Range { .. }
+                        | Op::Require { .. }
+                        | Op::Emit { .. } => unreachable!("handled above"),
                     }
                 }
             }
@@ -287,11 +311,103 @@ impl<'a> General<'a> {
         Ok(self.touch(row.table, key?))
     }
 
+    /// What a window over the versions of a touched row comes to.
+    fn over(
+        &self,
+        at: usize,
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
+        let touched = &self.rows[at];
+        let spec = &self.program.tables[touched.table.index()];
+        let seen = Seen {
+            versions: self.tables[touched.table.index()].versions(&touched.key),
+            own: touched.row.as_deref().filter(|_| touched.written),
+            time_us: self.time_us,
+        };
+        seen.made_of(seen.window(window, spec.history), spec, column, aggregate)
+    }
+
+    /// The same of a row of which a closure has a copy: its columns as the closure has written them.
+    pub(crate) fn over_copy(
+        &self,
+        table: TableId,
+        key: &[Value],
+        own: Option<&[Value]>,
+        read: &WindowRead,
+    ) -> Result<Value, Abort> {
+        let spec = &self.program.tables[table.index()];
+        let versions = self.tables[table.index()].versions(key);
+        let seen = Seen { versions, own, time_us: self.time_us };
+        let numbers = seen.window(&read.window, spec.history);
+        seen.made_of(numbers, spec, read.column, &read.aggregate)
+    }
+
+    /// The first rows whose keys are in a range, in key order, with the transaction's own writes.
+    fn between(
+        &self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        limit: usize,
+    ) -> Result<Vec<Row>, Abort> {
+        let spec = &self.program.tables[table.index()];
+        let bound = |bound: &[Value]| -> Result<Key, Abort> {
+            let values: Result<Vec<Value>, Abort> =
+                bound.iter().map(|value| key_value(value.clone(), spec)).collect();
+            Ok(Key::of(&values?))
+        };
+        let (from, to) = (bound(from)?, bound(to)?);
+        // What the transaction has touched stands in for what the table has.
+        let is_in = |key: &Key| *key >= from && (to.0.is_empty() || *key < to);
+        let mut own: Vec<(Key, Option<&[Value]>)> = (self.rows.iter())
+            .filter(|touched| touched.table == table)
+            .map(|touched| (Key::of(&touched.key), touched.row.as_deref()))
+            .filter(|(key, _)| is_in(key))
+            .collect();
+        own.sort_by(|a, b| a.0.cmp(&b.0));
+        let held = &self.tables[table.index()];
+        let (mut keys, mut own) = (held.keys(&from, &to).peekable(), own.into_iter().peekable());
+        let mut rows = Vec::new();
+        while rows.len() < limit {
+            let order = match (keys.peek(), own.peek()) {
+                (Some(held), Some((own, _))) => (*held).cmp(own),
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (None, None) => break,
+            };
+            if order.is_lt() {
+                rows.extend(keys.next().and_then(|key| held.get_by_key(key)));
+                continue;
+            }
+            if order.is_eq() {
+                keys.next();
+            }
+            rows.extend(own.next().and_then(|(_, row)| row.map(Row::from)));
+        }
+        Ok(rows)
+    }
+
+    fn checked_bound(&self, table: TableId, bound: &[Value]) -> Result<Vec<Value>, Abort> {
+        let spec = &self.program.tables[table.index()];
+        if bound.len() > spec.key.len() {
+            return Err(reasons::wrong_shape(&spec.name, spec.key.len(), bound.len()));
+        }
+        self.stored_key(table, bound)
+    }
+
     fn checked_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
         let spec = &self.program.tables[table.index()];
         if key.len() != spec.key.len() {
             return Err(reasons::wrong_shape(&spec.name, spec.key.len(), key.len()));
         }
+        self.stored_key(table, key)
+    }
+
+    /// Values as the leading key columns have them.
+    fn stored_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
+        let spec = &self.program.tables[table.index()];
         let columns = spec.key.iter().map(|c| &spec.schema.columns[*c]);
         key.iter()
             .zip(columns)
@@ -312,6 +428,36 @@ impl Tx for General<'_> {
         let key = self.checked_key(table, key)?;
         let at = self.touch(table, key);
         Ok(self.rows[at].row.clone().map(Row::from))
+    }
+
+    fn window(
+        &mut self,
+        table: TableId,
+        key: &[Value],
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
+        let key = self.checked_key(table, key)?;
+        let spec = &self.program.tables[table.index()];
+        let checked = window.check(spec).and_then(|()| aggregate.result(spec, column));
+        checked.map_err(|error| reasons::refused(&error))?;
+        let at = self.touch(table, key);
+        self.over(at, window, column, aggregate)
+    }
+
+    fn scan(
+        &mut self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        limit: usize,
+    ) -> Result<Vec<Row>, Abort> {
+        if !self.program.tables[table.index()].ordered {
+            return Err(reasons::not_ordered(&self.program.tables[table.index()]));
+        }
+        let (from, to) = (self.checked_bound(table, from)?, self.checked_bound(table, to)?);
+        self.between(table, &from, &to, limit)
     }
 
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {

@@ -101,6 +101,8 @@ pub(crate) struct Lane<'a> {
     pub(crate) outs: Outs,
     /// Whether its code may work on rows that are not there.
     pub(crate) places: bool,
+    /// Whether a table of its rows keeps versions, and wants to know their time.
+    pub(crate) ages: bool,
     /// Set when its one transaction works on copies of rows.
     pub(crate) copies: Option<Copies>,
     /// From this event on staging must go on.
@@ -135,6 +137,7 @@ impl<'a> Lane<'a> {
             columns: Columns::default(),
             outs: Outs::default(),
             places: false,
+            ages: false,
             copies: None,
             stage_at: 0,
             sources: Vec::new(),
@@ -201,12 +204,24 @@ impl<'a> Lane<'a> {
         for source in &mut self.sources {
             let table = tables[source.number].as_mut().expect("the tables of fast rows are open");
             source.table = (&raw mut *table).cast();
+            self.ages |= table.keeps_versions();
         }
         self.outs.attach(builders, streams);
         if self.moves != moves {
             self.moves = moves;
             (self.staged_to, self.stage_at) = (0, 0);
         }
+    }
+
+    /// Tells its tables the time of an event.
+    ///
+    /// # Safety
+    /// The lane is [attached](Lane::attach) to tables that are still open.
+    #[inline(never)]
+    pub(crate) unsafe fn tell_time(&self, event: usize) {
+        let time_us = self.columns.times[event];
+        // SAFETY: as the caller says.
+        self.sources.iter().for_each(|source| unsafe { (*source.table).at_time(time_us) });
     }
 
     /// How many rows each of its transactions has.
@@ -279,6 +294,29 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Asks for what is kept of the versions of rows: of those of the events just staged where it is,
+    /// and of those of the events that come sooner for the last of it.
+    #[cold]
+    fn stage_versions(&self, row: usize) {
+        let end = self.staged_to;
+        for (of, source) in self.sources.iter().enumerate() {
+            // SAFETY: the lane is attached to open tables.
+            let table = unsafe { &*source.table };
+            if !table.keeps_versions() {
+                continue;
+            }
+            let home = |event: usize| self.homes[of * RING + event % RING];
+            let near = self.stage_at..(self.stage_at + BLOCK).min(end);
+            let far = self.stage_at + BLOCK..(self.stage_at + AHEAD).min(end);
+            debug_assert!(row < self.stage_at);
+            // SAFETY: these are events that are staged, whose homes are slots of the table.
+            unsafe {
+                near.for_each(|event| table.prefetch_versions(home(event), true));
+                far.for_each(|event| table.prefetch_versions(home(event), false));
+            }
+        }
+    }
+
     /// Asks for the slots of the events ahead of `row`, and for the events ahead of those.
     #[inline(never)]
     pub(crate) fn stage(&mut self, row: usize, prefetch: bool) {
@@ -303,6 +341,9 @@ impl<'a> Lane<'a> {
                     }
                 }
             }
+        }
+        if prefetch && self.ages {
+            self.stage_versions(row);
         }
         if prefetch {
             self.ask_ahead(row);

@@ -12,6 +12,7 @@
 //! | `native` | rows of words handed to a Rust closure |
 //! | `general` | every transaction there is, over values; what the fast paths fall back to |
 //! | `lists` | several threads, each with a list of transactions that it executes in place |
+//! | `window` | windows over versions, and aggregates |
 //! | `output` | output events by column, with their stamps |
 
 mod closure;
@@ -24,6 +25,7 @@ mod native;
 mod output;
 mod segment;
 mod serial;
+mod window;
 mod words;
 
 pub use closure::NativeTx;

@@ -8,7 +8,7 @@ use tidemill_table::Layout;
 use super::closure::{on_frames, OnFrames, Places, STREAMS_MAX};
 use super::general::General;
 use super::words::KeyFrom;
-use crate::program::{evaluate, key_value, reasons, Abort, Expr, Native, Program, Tx};
+use crate::program::{evaluate, key_value, reasons, Abort, Expr, Native, Program, Tx, WindowRead};
 use crate::reference::word_value;
 
 /// A row of a native handler, when its key is one word.
@@ -114,7 +114,10 @@ pub(crate) fn general(
         }
         keys.push((row.table, key));
     }
-    let done = on_frames(program, native, &event_words, &mut words, &bases, present);
+    let windows = |row: usize, own: Option<Vec<Value>>, read: &WindowRead| {
+        tx.over_copy(keys[row].0, &keys[row].1, own.as_deref(), read)
+    };
+    let done = on_frames(program, native, &event_words, &mut words, &bases, present, &windows);
     let OnFrames { dirty, emitted } = done.map_err(Abort::refused)?;
     for (index, (table, key)) in keys.iter().enumerate() {
         if dirty >> index & 1 == 1 {

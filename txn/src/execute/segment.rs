@@ -126,6 +126,10 @@ pub(crate) unsafe fn run_native<const N: usize, W: Walk>(
             rows.copy_from_slice(&copies.rows);
             (present, number) = (copies.present, 0);
         } else {
+            if lane.ages {
+                // SAFETY: as the caller says.
+                unsafe { lane.tell_time(turn.event) };
+            }
             let mut all = true;
             for (of, row) in rows.iter_mut().enumerate() {
                 // SAFETY: as the caller says; the event has been staged.
@@ -211,6 +215,10 @@ unsafe fn run_words_on<const N: usize, W: Walk>(
     assert_eq!(lane.columns.len(), code.columns.len(), "the handler's columns");
     let machine = code.machine();
     while let Some(turn) = walk.turn(lane) {
+        if lane.ages {
+            // SAFETY: as the caller says.
+            unsafe { lane.tell_time(turn.event) };
+        }
         for (of, row) in rows.iter_mut().enumerate() {
             // SAFETY: as the caller says; the event has been staged.
             match unsafe { walk.row(lane, of, turn) } {

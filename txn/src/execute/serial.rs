@@ -357,15 +357,16 @@ fn transact(
 ) {
     let program = serial.codes.program.clone();
     let handler = origin.handler();
+    let time_us = epoch.time_us(epoch.order[origin.root() as usize]);
     let result = if depth(out, origin) > program.handlers.len() {
         Err(reasons::endless())
     } else {
-        call(&program, tables, handler, event)
+        call(&program, tables, handler, event, time_us)
     };
     if let Body::Opaque(_) = program.handlers[handler].body {
         serial.calls += 1;
         if serial.rerun_every > 0 && serial.calls.is_multiple_of(serial.rerun_every) {
-            let same = match (&result, &call(&program, tables, handler, event)) {
+            let same = match (&result, &call(&program, tables, handler, event, time_us)) {
                 (Ok(a), Ok(b)) => a.same_outcome(b),
                 (Err(a), Err(b)) => a == b,
                 _ => false,
@@ -378,7 +379,7 @@ fn transact(
     }
     match result {
         Ok(effects) => {
-            effects.apply(tables, serial.seq);
+            effects.apply(tables, serial.seq, time_us);
             if let Body::Opaque(_) = program.handlers[handler].body {
                 let sum = out.written.entry(handler).or_default();
                 *sum = sum.wrapping_add(effects.written_hash(serial.seq));
@@ -415,9 +416,10 @@ fn call(
     tables: &[Table],
     handler: usize,
     event: &[Value],
+    time_us: i64,
 ) -> Result<Effects, Abort> {
     let handler = &program.handlers[handler];
-    let mut tx = General::new(program, tables, handler.output);
+    let mut tx = General::new(program, tables, handler.output, time_us);
     match &handler.body {
         Body::Declared(declared) => tx.declared(declared, event)?,
         Body::Native(n) => native::general(&mut tx, program, &program.natives[*n], event)?,

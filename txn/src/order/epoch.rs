@@ -168,6 +168,12 @@ impl Epoch {
         self.runs.iter().map(|r| r.batch.len()).sum()
     }
 
+    /// The time in the stamp of a transaction's input event.
+    pub fn time_us(&self, ranked: Ranked) -> i64 {
+        let run = &self.runs[self.lanes[ranked.lane as usize].run as usize];
+        run.admitted.map_or(run.times[ranked.row as usize], |(at, _)| at.time_us)
+    }
+
     /// The stamp of a transaction's input event.
     pub fn stamp(&self, ranked: Ranked) -> Stamp {
         let lane = self.lanes[ranked.lane as usize];

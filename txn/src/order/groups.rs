@@ -1,9 +1,9 @@
 //! Which streams share a watermark: those that touch a common table, through any cascade, when
 //! somebody writes it. Their transactions then run in one order of event time.
 
-use tidemill_core::{DataType, Error, Result, StreamId, StreamTime, TableId};
+use tidemill_core::{DataType, Error, Position, Result, StreamId, StreamTime, TableId};
 
-use crate::program::{Body, Op, Origin, Program};
+use crate::program::{Footprint, Origin, Program};
 
 /// The group of each stream.
 #[derive(Clone, Debug)]
@@ -14,6 +14,8 @@ pub struct Groups {
     pub len: usize,
     /// Per group: whether some input stream in it has event time.
     pub event_time: Vec<bool>,
+    /// Per table: the group of those that touch it, if anybody writes it.
+    pub tables: Vec<Option<usize>>,
 }
 
 impl Groups {
@@ -41,14 +43,19 @@ impl Groups {
                 join(stream, handler.input);
             }
         }
+        let footprints: Vec<Footprint> =
+            (0..program.handlers.len()).map(|h| Footprint::of(program, h)).collect();
+        let mut writers = Vec::new();
         for table in 0..program.tables.len() as u16 {
             let touching: Vec<(StreamId, bool)> = (0..program.handlers.len())
                 .filter_map(|h| {
-                    let (touches, writes) = touch(program, h, TableId(table));
+                    let (touches, writes) = footprints[h].touches(TableId(table));
                     touches.then_some((program.handlers[h].input, writes))
                 })
                 .collect();
-            if touching.iter().any(|(_, writes)| *writes) {
+            let writer = touching.iter().find(|(_, writes)| *writes);
+            writers.push(writer.map(|(input, _)| input.index()));
+            if writer.is_some() {
                 touching.windows(2).for_each(|w| join(w[0].0, w[1].0));
             }
         }
@@ -82,24 +89,21 @@ impl Groups {
             }
         }
         let event_time = unit.iter().map(Option::is_some).collect();
-        Ok(Groups { of, len, event_time })
+        let tables = writers.into_iter().map(|writer| Some(of[writer?])).collect();
+        Ok(Groups { of, len, event_time, tables })
     }
-}
 
-/// Whether a handler touches a table, and whether it may write it.
-fn touch(program: &Program, handler: usize, table: TableId) -> (bool, bool) {
-    match &program.handlers[handler].body {
-        Body::Declared(declared) => {
-            let is = |row: crate::program::RowId| declared.rows[row.index()].table == table;
-            let ops = || declared.steps.iter().map(|s| &s.op);
-            let touches = ops().filter_map(Op::row).any(is);
-            (touches, ops().filter(|op| op.writes()).filter_map(Op::row).any(is))
-        }
-        Body::Native(native) => {
-            let touches = program.natives[*native].rows.iter().any(|r| r.table == table);
-            (touches, touches)
-        }
-        // Nobody knows before it runs.
-        Body::Opaque(_) => (true, true),
+    /// Per table: before which time nothing can be read or written any more behind a cut that left
+    /// the streams at these watermarks. What a table keeps by time counts from there.
+    pub fn frontiers_us(&self, watermarks: &[Position], clock_us: i64) -> Vec<i64> {
+        let of = |group: &Option<usize>| {
+            let Some(group) = *group else { return i64::MIN };
+            if !self.event_time[group] {
+                return clock_us;
+            }
+            let stream = self.of.iter().position(|of| *of == group);
+            stream.map_or(i64::MIN, |stream| watermarks[stream].time_us)
+        };
+        self.tables.iter().map(of).collect()
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tidemill_core::rules::{Binary, Unary};
 use tidemill_core::{
-    Column, DataType, Error, HandlerId, Late, Result, Schema, SourceId, SourceSpec, StreamId,
-    StreamSpec, StreamTime, TableId, TableSpec, Value,
+    Column, DataType, Error, HandlerId, History, Late, Result, Schema, SourceId, SourceSpec,
+    StreamId, StreamSpec, StreamTime, TableId, TableSpec, Value,
 };
 
 use super::check::reason_column;
@@ -15,6 +15,7 @@ use super::handler::{
     Body, Declared, Handler, Native, OnRows, Op, Opaque, RowId, RowRef, Step, VarId,
 };
 use super::stream::{Origin, Stage, Stream};
+use super::window::{Aggregate, Window, WindowRead};
 use super::Program;
 use crate::execute::NativeTx;
 
@@ -83,6 +84,37 @@ impl Builder {
         let spec = TableSpec::new(name, key, schema.into());
         self.program.tables.push(spec);
         TableId(self.program.tables.len() as u16 - 1)
+    }
+
+    /// Keeps versions of a table's rows, for windows.
+    pub fn history(&mut self, table: TableId, history: History) {
+        self.program.tables[table.index()].history = Some(history);
+    }
+
+    /// Keeps a table's keys in order, for ranges.
+    pub fn ordered(&mut self, table: TableId) {
+        self.program.tables[table.index()].ordered = true;
+    }
+
+    /// A window read for a closure to make of its rows of a table, whose history has been
+    /// [declared](Builder::history).
+    pub fn window_read(
+        &mut self,
+        table: TableId,
+        column: &str,
+        window: Window,
+        aggregate: Aggregate,
+    ) -> WindowRead {
+        let spec = self.program.tables[table.index()].clone();
+        let found = spec.schema.find(&format!("table {}", spec.name), column);
+        let column = self.note(found).unwrap_or(0) as u16;
+        let checked = window.check(&spec).and_then(|()| aggregate.result(&spec, column));
+        let is_word = |ty: Option<DataType>| match ty {
+            Some(ty) if ty.is_word() => Ok(()),
+            _ => Err(Error::program("a closure's window comes to one word")),
+        };
+        self.note(checked.and_then(|result| is_word(result.ty)));
+        WindowRead { table, column, window, aggregate }
     }
 
     fn add_stream(&mut self, name: &str, columns: Vec<Column>, origin: Origin) -> StreamId {
@@ -309,8 +341,8 @@ impl HandlerBuilder<'_> {
         RowHandle { row: RowId(self.declared.rows.len() as u16 - 1), table }
     }
 
-    fn table_column(&mut self, row: RowHandle, name: &str) -> u16 {
-        let table = &self.builder.program.tables[row.table.index()];
+    fn table_column(&mut self, table: TableId, name: &str) -> u16 {
+        let table = &self.builder.program.tables[table.index()];
         let found = table.schema.find(&format!("table {}", table.name), name);
         self.builder.note(found).unwrap_or(0) as u16
     }
@@ -322,7 +354,7 @@ impl HandlerBuilder<'_> {
 
     /// Reads a column now, with the transaction's own writes so far.
     pub fn read(&mut self, row: RowHandle, column: &str) -> ExprId {
-        let (column, var) = (self.table_column(row, column), self.new_var());
+        let (column, var) = (self.table_column(row.table, column), self.new_var());
         self.step(Op::Read { row: row.row, column, var });
         self.expr(Expr::Var(var))
     }
@@ -334,6 +366,34 @@ impl HandlerBuilder<'_> {
         self.expr(Expr::Var(var))
     }
 
+    /// What a window over the row's versions comes to now.
+    pub fn window(
+        &mut self,
+        row: RowHandle,
+        column: &str,
+        window: Window,
+        aggregate: Aggregate,
+    ) -> ExprId {
+        let (column, var) = (self.table_column(row.table, column), self.new_var());
+        self.step(Op::Window { row: row.row, window, column, aggregate, var });
+        self.expr(Expr::Var(var))
+    }
+
+    /// What the rows whose keys are in a range come to now: not before `from`, and before `to`, each
+    /// given by leading key columns, without bound when empty.
+    pub fn range(
+        &mut self,
+        table: TableId,
+        (from, to): (&[ExprId], &[ExprId]),
+        column: &str,
+        aggregate: Aggregate,
+    ) -> ExprId {
+        let (column, var) = (self.table_column(table, column), self.new_var());
+        let (from, to) = (from.to_vec(), to.to_vec());
+        self.step(Op::Range { table, from, to, column, aggregate, var });
+        self.expr(Expr::Var(var))
+    }
+
     /// Aborts with `reason` unless `cond` is true.
     pub fn require(&mut self, cond: ExprId, reason: &str) {
         let reason = self.value(Value::str(reason));
@@ -342,12 +402,12 @@ impl HandlerBuilder<'_> {
 
     /// Sets a column.
     pub fn set(&mut self, row: RowHandle, column: &str, value: ExprId) {
-        let column = self.table_column(row, column);
+        let column = self.table_column(row.table, column);
         self.step(Op::Set { row: row.row, column, value });
     }
 
     fn columns(&mut self, row: RowHandle, values: &[(&str, ExprId)]) -> Vec<(u16, ExprId)> {
-        values.iter().map(|(name, value)| (self.table_column(row, name), *value)).collect()
+        values.iter().map(|(name, value)| (self.table_column(row.table, name), *value)).collect()
     }
 
     /// Makes a row; aborts when it is there.

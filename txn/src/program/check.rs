@@ -134,24 +134,8 @@ impl Program {
     fn var_types(&self, declared: &Declared) -> Result<Vec<Type>> {
         let mut vars: Vec<Option<Type>> = Vec::new();
         for step in &declared.steps {
-            let (row, var, column) = match &step.op {
-                Op::Read { row, column, var } => (row, var, Some(*column)),
-                Op::Exists { row, var } => (row, var, None),
-                _ => continue,
-            };
-            let table = self.row_table(declared, row.index())?;
-            let ty = match column {
-                None => Type { ty: Some(DataType::Bool), nullable: false },
-                Some(column) => {
-                    let column = table
-                        .schema
-                        .columns
-                        .get(usize::from(column))
-                        .ok_or_else(|| Error::program(format!("no column {column}")))?;
-                    // A missing row has its defaults; without one it reads as null.
-                    Type { ty: Some(column.ty.clone()), nullable: column.default.is_none() }
-                }
-            };
+            let Some(var) = step.op.var() else { continue };
+            let ty = self.var_type(declared, &step.op).map_err(|e| e.at(step.at.clone()))?;
             if vars.len() <= var.index() {
                 vars.resize(var.index() + 1, None);
             }
@@ -162,6 +146,26 @@ impl Program {
         vars.into_iter()
             .map(|v| v.ok_or_else(|| Error::internal("a variable is never set")))
             .collect()
+    }
+
+    /// The type of the variable that an operation sets.
+    fn var_type(&self, declared: &Declared, op: &Op) -> Result<Type> {
+        match op {
+            Op::Read { row, column, .. } => {
+                let table = self.row_table(declared, row.index())?;
+                let column = (table.schema.columns.get(usize::from(*column)))
+                    .ok_or_else(|| Error::program(format!("no column {column}")))?;
+                // A missing row has its defaults; without one it reads as null.
+                Ok(Type { ty: Some(column.ty.clone()), nullable: column.default.is_none() })
+            }
+            Op::Window { row, column, aggregate, .. } => {
+                aggregate.result(self.row_table(declared, row.index())?, *column)
+            }
+            Op::Range { table, column, aggregate, .. } => {
+                aggregate.result(self.table(*table)?, *column)
+            }
+            _ => Ok(Type { ty: Some(DataType::Bool), nullable: false }),
+        }
     }
 
     fn row_table(&self, declared: &Declared, row: usize) -> Result<&tidemill_core::TableSpec> {
@@ -203,12 +207,30 @@ impl Program {
                         .ok_or_else(|| Error::internal("no such row"))?;
                     row.key.iter().try_for_each(|key| known(set, *key))?;
                 }
+                if let Some(var) = step.op.var() {
+                    if step.when.is_some() {
+                        return Err(Error::internal("a read can't depend on a condition"));
+                    }
+                    set.insert(var);
+                }
                 match &step.op {
-                    Op::Read { var, .. } | Op::Exists { var, .. } => {
-                        if step.when.is_some() {
-                            return Err(Error::internal("a read can't depend on a condition"));
+                    Op::Read { .. } | Op::Exists { .. } => {}
+                    Op::Window { row, window, .. } => {
+                        window.check(self.row_table(declared, row.index())?)?;
+                    }
+                    Op::Range { table, from, to, .. } => {
+                        let table = self.table(*table)?;
+                        if !table.ordered {
+                            return Err(Error::program(format!(
+                                "table {} can't be read by ranges: its keys are in no order",
+                                table.name
+                            ))
+                            .help("declare it with ordered=True"));
                         }
-                        set.insert(*var);
+                        for bound in [from, to] {
+                            check_key(table, bound, &types, owner, true)?;
+                            bound.iter().try_for_each(|key| known(set, *key))?;
+                        }
                     }
                     Op::Require { cond, reason } => {
                         expect(&types, *cond, &Column::new("condition", DataType::Bool), owner)?;
@@ -275,29 +297,7 @@ impl Program {
     }
 
     fn check_row(&self, row: &RowRef, types: &[Type], owner: &str) -> Result<()> {
-        let table = self.table(row.table)?;
-        if row.key.len() != table.key.len() {
-            let names: Vec<&str> =
-                table.key.iter().map(|c| &*table.schema.columns[*c].name).collect();
-            return Err(Error::program(format!(
-                "{owner}: table {} has the key ({}), but {} values were given",
-                table.name,
-                names.join(", "),
-                row.key.len()
-            )));
-        }
-        for (&expr, &column) in row.key.iter().zip(&table.key) {
-            let column = &table.schema.columns[column];
-            let given = types.get(expr.index()).and_then(|t| t.ty.as_ref());
-            if given != Some(&column.ty) {
-                let given = given.map_or("null".to_string(), ToString::to_string);
-                return Err(Error::program(format!(
-                    "key column '{}' of table {} is {}, but the key given is {given}",
-                    column.name, table.name, column.ty
-                )));
-            }
-        }
-        Ok(())
+        check_key(self.table(row.table)?, &row.key, types, owner, false)
     }
 
     fn check_native(&self, native: &Native, event: &Schema, owner: &str) -> Result<()> {
@@ -400,6 +400,37 @@ impl Program {
         let mut done = vec![false; self.handlers.len()];
         (0..self.handlers.len()).try_for_each(|h| visit(self, h, &mut Vec::new(), &mut done))
     }
+}
+
+/// Refuses what can't be a key of a table, or, when it is a `bound` of a range, the beginning of one.
+fn check_key(
+    table: &tidemill_core::TableSpec,
+    key: &[ExprId],
+    types: &[Type],
+    owner: &str,
+    bound: bool,
+) -> Result<()> {
+    if if bound { key.len() > table.key.len() } else { key.len() != table.key.len() } {
+        let names: Vec<&str> = table.key.iter().map(|c| &*table.schema.columns[*c].name).collect();
+        return Err(Error::program(format!(
+            "{owner}: table {} has the key ({}), but {} values were given",
+            table.name,
+            names.join(", "),
+            key.len()
+        )));
+    }
+    for (&expr, &column) in key.iter().zip(&table.key) {
+        let column = &table.schema.columns[column];
+        let given = types.get(expr.index()).and_then(|t| t.ty.as_ref());
+        if given != Some(&column.ty) {
+            let given = given.map_or("null".to_string(), ToString::to_string);
+            return Err(Error::program(format!(
+                "key column '{}' of table {} is {}, but the key given is {given}",
+                column.name, table.name, column.ty
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The last column of an aborted stream: `reason`, or `abort_reason` (and so on) when the events

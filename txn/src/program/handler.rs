@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{Row, StreamId, TableId, Value};
 
 use super::expr::{Block, ExprId};
+use super::window::{Aggregate, Window};
 use crate::execute::{run_native, Course, End, Lane, ListWalk, NativeCode, NativeTx};
 
 /// A variable of a declared transaction, by number: set by one read.
@@ -125,6 +126,34 @@ pub enum Op {
         /// The variable.
         var: VarId,
     },
+    /// Sets a variable to what a window over the row's versions comes to.
+    Window {
+        /// The row.
+        row: RowId,
+        /// Which versions.
+        window: Window,
+        /// The column of theirs.
+        column: u16,
+        /// What is made of it.
+        aggregate: Aggregate,
+        /// The variable.
+        var: VarId,
+    },
+    /// Sets a variable to what the rows of a range of keys come to, in key order.
+    Range {
+        /// The table.
+        table: TableId,
+        /// Leading key columns of the first key; from the table's first row when empty.
+        from: Vec<ExprId>,
+        /// Leading key columns of the first key behind the range; to its last row when empty.
+        to: Vec<ExprId>,
+        /// The rows' column.
+        column: u16,
+        /// What is made of it.
+        aggregate: Aggregate,
+        /// The variable.
+        var: VarId,
+    },
     /// Aborts the transaction with a reason unless the condition is true.
     Require {
         /// The condition.
@@ -182,12 +211,32 @@ impl Op {
         match self {
             Op::Read { row, .. }
             | Op::Exists { row, .. }
+            | Op::Window { row, .. }
             | Op::Set { row, .. }
             | Op::Insert { row, .. }
             | Op::Update { row, .. }
             | Op::Upsert { row, .. }
             | Op::Delete { row } => Some(*row),
-            Op::Require { .. } | Op::Emit { .. } => None,
+            Op::Range { .. } | Op::Require { .. } | Op::Emit { .. } => None,
+        }
+    }
+
+    /// The variable that the operation sets.
+    pub fn var(&self) -> Option<VarId> {
+        match self {
+            Op::Read { var, .. }
+            | Op::Exists { var, .. }
+            | Op::Window { var, .. }
+            | Op::Range { var, .. } => Some(*var),
+            _ => None,
+        }
+    }
+
+    /// The table whose rows it reads by a range of keys.
+    pub fn range(&self) -> Option<TableId> {
+        match self {
+            Op::Range { table, .. } => Some(*table),
+            _ => None,
         }
     }
 
@@ -247,6 +296,26 @@ impl fmt::Display for Abort {
 pub trait Tx {
     /// The row with this key (one value for each key column), or `None` when it is missing.
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort>;
+    /// What a window over the versions of the row with this key comes to; aborts when the table's
+    /// history does not hold it, or the column has no such aggregate.
+    fn window(
+        &mut self,
+        table: TableId,
+        key: &[Value],
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort>;
+    /// The first `limit` rows, in key order, whose keys are not before `from` and are before `to`,
+    /// each given by leading key columns; without bound when empty. Aborts when the table is not
+    /// ordered.
+    fn scan(
+        &mut self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        limit: usize,
+    ) -> Result<Vec<Row>, Abort>;
     /// Makes or replaces a whole row; aborts when a value does not fit its column.
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort>;
     /// Removes a row; nothing happens when it is missing.
@@ -351,6 +420,16 @@ pub(crate) mod reasons {
     pub(crate) fn no_value(table: &TableSpec, key: &[Value], column: usize) -> Abort {
         let column = &table.schema.columns[column].name;
         let reason = format!("{} has no value for column '{column}'", row(table, key));
+        Abort { kind: AbortKind::Fault, reason }
+    }
+
+    /// What the program's check would have refused, had it known.
+    pub(crate) fn refused(error: &tidemill_core::Error) -> Abort {
+        Abort { kind: AbortKind::Fault, reason: error.what.clone() }
+    }
+
+    pub(crate) fn not_ordered(table: &TableSpec) -> Abort {
+        let reason = format!("table {} is not ordered: it has no ranges", table.name);
         Abort { kind: AbortKind::Fault, reason }
     }
 

@@ -8,8 +8,10 @@
 mod build;
 mod check;
 mod expr;
+mod footprint;
 mod handler;
 mod stream;
+mod window;
 
 use std::sync::Arc;
 
@@ -19,12 +21,14 @@ use tidemill_core::{SourceSpec, StreamId, TableSpec};
 pub use crate::execute::NativeTx;
 pub use build::{Builder, HandlerBuilder, RowHandle};
 pub use expr::{evaluate, Block, Expr, ExprId, Node, Scope};
+pub use footprint::{Access, Footprint, RowUse};
 pub(crate) use handler::NativeBody;
 pub(crate) use handler::{key_value, reasons};
 pub use handler::{
     Abort, AbortKind, Body, Declared, Handler, Native, Op, Opaque, RowId, RowRef, Step, Tx, VarId,
 };
 pub use stream::{Origin, Stage, Stream};
+pub use window::{Aggregate, Fold, Window, WindowRead};
 
 /// A whole program. Build it with [`Builder`], or read the tracer's JSON with [`Program::from_json`].
 #[derive(Clone, Serialize, Deserialize)]

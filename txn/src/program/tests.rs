@@ -119,3 +119,93 @@ fn emitting_into_an_input_is_refused() {
     });
     assert!(text.contains("can't emit into it"), "{text}");
 }
+
+#[test]
+fn a_footprint_says_what_is_touched() {
+    use super::{Access, Aggregate, Footprint, Window};
+    use tidemill_core::History;
+
+    let mut b = Builder::new("app");
+    let columns = || vec![Column::new("id", DataType::Int), Column::new("n", DataType::Int)];
+    let table = b.table("t", &["id"], columns());
+    b.history(table, History { time_us: Some(10), versions: None });
+    b.ordered(table);
+    let events = b.stream("e", columns());
+    let mut h = b.handler("h", events);
+    let id = h.column("id");
+    let row = h.row(table, &[id]);
+    let sum = h.window(row, "n", Window::Sliding { size_us: 10 }, Aggregate::Sum);
+    let other = h.row(table, &[sum]);
+    h.update(other, &[("n", id)]);
+    h.range(table, (&[id], &[]), "n", Aggregate::Count);
+    h.done();
+    let program = b.finish().unwrap();
+    let found = Footprint::of(&program, 0);
+    let none = Access::default();
+    assert_eq!(found.rows[0].access, Access { reads: true, reads_versions: true, ..none });
+    assert_eq!(found.rows[1].access, Access { reads: true, writes: true, ..none });
+    assert_eq!((found.rows[0].computed, found.rows[1].computed), (false, true));
+    assert_eq!(found.ranges, [table]);
+    assert_eq!((found.is_known(), found.touches(table)), (false, (true, true)));
+    // An update makes no row, so no reader of ranges has to mind.
+    assert_eq!(found.tokens(&program, table), (true, false));
+}
+
+#[test]
+fn windows_beyond_the_history_are_refused() {
+    use super::{Aggregate, Window};
+    use tidemill_core::History;
+
+    let refusal = |history: Option<History>, window: Window, column: &str| {
+        let mut b = Builder::new("app");
+        let columns = vec![Column::new("id", DataType::Int), Column::new("s", DataType::Str)];
+        let table = b.table("t", &["id"], columns);
+        if let Some(history) = history {
+            b.history(table, history);
+        }
+        let events = b.stream("e", vec![Column::new("id", DataType::Int)]);
+        let mut h = b.handler("h", events);
+        let id = h.column("id");
+        let row = h.row(table, &[id]);
+        h.window(row, column, window, Aggregate::Sum);
+        h.done();
+        b.finish().err().map(|e| e.what)
+    };
+    let kept = |time_us, versions| Some(History { time_us, versions });
+    let sliding = |size_us| Window::Sliding { size_us };
+    assert_eq!(refusal(kept(Some(10), None), sliding(10), "id"), None);
+    for (history, window, column, what) in [
+        (None, sliding(1), "id", "table t keeps no history to read windows over"),
+        (kept(None, None), sliding(1), "id", "table t: its history keeps nothing"),
+        (kept(Some(0), None), sliding(1), "id", "table t: a history of 0 us keeps nothing"),
+        (
+            kept(Some(10), None),
+            sliding(11),
+            "id",
+            "the window needs 11 us of the history of table t, which keeps 10 us",
+        ),
+        (
+            kept(Some(10), None),
+            Window::Hopping { size_us: 8, slide_us: 3 },
+            "id",
+            "the window needs 11 us of the history of table t, which keeps 10 us",
+        ),
+        (
+            kept(None, Some(3)),
+            Window::Last { versions: 4 },
+            "id",
+            "the window needs 4 versions of the history of table t, which keeps 3 versions of a row",
+        ),
+        (
+            kept(Some(10), None),
+            Window::Last { versions: 1 },
+            "id",
+            "the window needs 1 versions of the history of table t, which keeps versions by time \
+             only",
+        ),
+        (kept(Some(10), None), sliding(0), "id", "a window's size must be more than 0"),
+        (kept(Some(10), None), sliding(1), "s", "column 's' of table t is str: it has no sum"),
+    ] {
+        assert_eq!(refusal(history, window, column).as_deref(), Some(what));
+    }
+}

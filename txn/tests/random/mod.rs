@@ -1,14 +1,15 @@
 //! Random programs, sources and cuts, from one seed.
 //!
-//! A program has two tables (one of plain words, one of text, nulls and two key columns), two
-//! input streams, a filtered and a mapped one, and handlers of every kind; some feed others.
+//! A program has two tables (one of plain words, one of text, nulls and two key columns; both may
+//! keep versions or be ordered), two input streams, a filtered and a mapped one, and handlers of every kind; some feed others.
 
 use std::sync::Arc;
 
 use tidemill_core::rules::{Binary, Unary};
-use tidemill_core::{Column, DataType, Late, SourceId, StreamId, TableId, Value};
+use tidemill_core::{Column, DataType, History, Late, SourceId, StreamId, TableId, Value};
 use tidemill_txn::program::{
-    Abort, Builder, Expr, ExprId, HandlerBuilder, Opaque, Program, RowHandle, Tx,
+    Abort, Aggregate, Block, Builder, Expr, ExprId, Fold, HandlerBuilder, Opaque, Program,
+    RowHandle, Tx, Window,
 };
 use tidemill_txn::reference::{CutAt, InputRow};
 
@@ -49,6 +50,8 @@ pub struct Shape {
     /// Both streams have event time, sources keep to their disorder, and none is ever idle: then
     /// where cuts fall must not matter.
     pub orderly: bool,
+    /// Tables may keep versions.
+    pub histories: bool,
 }
 
 const MONEY: DataType = DataType::Decimal(2);
@@ -70,9 +73,86 @@ fn event_columns(plain: bool) -> Vec<Column> {
     columns
 }
 
+/// What the tables can do besides rows.
+#[derive(Clone, Copy)]
+struct Extras {
+    histories: [Option<History>; 2],
+    ordered: [bool; 2],
+}
+
+impl Extras {
+    fn any(dice: &mut Dice, shape: Shape) -> Extras {
+        let mut history = || {
+            let versions = dice.chance(60).then(|| 1 + dice.below(12));
+            let time_us =
+                (versions.is_none() || dice.chance(50)).then(|| 1 + dice.below(40) as i64);
+            (shape.histories && dice.chance(50)).then_some(History { time_us, versions })
+        };
+        let histories = [history(), history()];
+        Extras { histories, ordered: [dice.chance(40), dice.chance(50)] }
+    }
+}
+
+/// A window that a history holds.
+fn window(dice: &mut Dice, history: History) -> Window {
+    let by_time = history.time_us.filter(|_| history.versions.is_none() || dice.chance(60));
+    match (by_time, history.versions) {
+        (Some(most), _) => {
+            let size_us = 1 + dice.below(most as u64) as i64;
+            match dice.below(5) {
+                0 | 1 => Window::Sliding { size_us },
+                2 => Window::Tumbling { size_us },
+                3 if size_us < most => {
+                    let slide_us = 1 + dice.below((most - size_us) as u64) as i64;
+                    Window::Hopping { size_us, slide_us }
+                }
+                _ => Window::Session { gap_us: 1 + size_us / 4 },
+            }
+        }
+        (None, versions) => {
+            let versions = 1 + dice.below(versions.expect("it keeps something"));
+            match dice.chance(60) {
+                true => Window::Last { versions },
+                false => Window::TumblingVersions { versions },
+            }
+        }
+    }
+}
+
+/// An aggregate of a column of this type, and the type of what it comes to.
+fn aggregate(dice: &mut Dice, ty: &DataType) -> (Aggregate, DataType) {
+    let own = |aggregate| (aggregate, ty.clone());
+    match dice.below(8) {
+        0 => (Aggregate::Count, DataType::Int),
+        1 | 2 if ty.is_number() => own(Aggregate::Sum),
+        3 if *ty == DataType::Int => (Aggregate::Avg, DataType::Float),
+        3 if ty.is_number() => own(Aggregate::Avg),
+        4 => own(Aggregate::Min),
+        5 => own(Aggregate::Max),
+        6 => own(Aggregate::First),
+        _ => own(Aggregate::Last),
+    }
+}
+
+/// A user's aggregate, over column 1 or 2, which is an int that may be null.
+fn fold(column: u16) -> Aggregate {
+    let mut exprs = Block::default();
+    let start = exprs.push(Expr::Const(Value::Int(1)));
+    let three = exprs.push(Expr::Const(Value::Int(3)));
+    let state = exprs.push(Expr::Var(tidemill_txn::program::VarId(0)));
+    let column = exprs.push(Expr::Column(column));
+    let value = exprs.push(Expr::Coalesce(column, start));
+    let product = exprs.push(Expr::Binary(Binary::Mod, state, three));
+    let step = exprs.push(Expr::Binary(Binary::Add, product, value));
+    Aggregate::Fold(Box::new(Fold { exprs, start, step }))
+}
+
 /// A handler that moves and counts, as a function: what it touches depends on what it reads.
 struct Wanderer {
     output: Option<StreamId>,
+    /// What it looks at on its way.
+    window: (Window, Aggregate),
+    ranges: bool,
 }
 
 impl Opaque for Wanderer {
@@ -88,7 +168,19 @@ impl Opaque for Wanderer {
                 Value::Bool(false),
             ],
         };
-        let Value::Int(a) = row[1] else { unreachable!() };
+        let Value::Int(mut a) = row[1] else { unreachable!() };
+        if x % 3 == 0 {
+            let (window, aggregate) = &self.window;
+            match tx.window(TableId(0), &[Value::Int(x % 5)], window, 1, aggregate)? {
+                Value::Int(found) => a = a.wrapping_add(found) % 1000,
+                other => assert!(other.is_null(), "{other}"),
+            }
+        }
+        if self.ranges && x % 4 == 0 {
+            for row in tx.scan(TableId(0), &[Value::Int(x % 3)], &[], 2)? {
+                a = (a * 3 + i64::from(row[4] == Value::Bool(true))) % 1000;
+            }
+        }
         if a % 7 == 6 {
             return Err(Abort::refused(format!("{k} has had enough")));
         }
@@ -138,6 +230,15 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
             Column::new("m", MONEY),
         ],
     );
+    let extras = Extras::any(dice, shape);
+    for table in [TableId(0), TableId(1)] {
+        if let Some(history) = extras.histories[table.index()] {
+            b.history(table, history);
+        }
+        if extras.ordered[table.index()] {
+            b.ordered(table);
+        }
+    }
     let first = b.stream("first", event_columns(shape.plain));
     let second = b.stream("second", event_columns(shape.plain));
     let late = |dice: &mut Dice| if dice.chance(50) { Late::Side } else { Late::Admit };
@@ -166,18 +267,47 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
         let name = format!("h{index}");
         match dice.below(10) {
             0 => {
-                let function = Wanderer { output: None };
+                // Now and then a window that is refused when it runs.
+                let history = extras.histories[0].filter(|_| dice.chance(90));
+                let window =
+                    window(dice, history.unwrap_or(History { time_us: Some(50), versions: None }));
+                let sum = dice.pick(&[Aggregate::Sum, Aggregate::Min, fold(1)]).clone();
+                let ranges = extras.ordered[0] || dice.chance(10);
+                let function = Wanderer { output: None, window: (window, sum), ranges };
                 b.opaque(&name, input, Arc::new(function));
             }
             1 | 2 if plain_default && shape.plain => {
-                let body = |tx: &mut tidemill_txn::program::NativeTx<'_>| {
+                let reads = extras.histories[0].map(|history| {
+                    let mut read = |column: &str, aggregate| {
+                        let window = window(dice, history);
+                        b.window_read(TableId(0), column, window, aggregate)
+                    };
+                    let extreme =
+                        if history.versions.is_some() { Aggregate::Min } else { Aggregate::Max };
+                    [read("a", Aggregate::Sum), read("f", extreme), read("m", Aggregate::Avg)]
+                });
+                let body = move |tx: &mut tidemill_txn::program::NativeTx<'_>| {
                     let (have, x) = (tx.get(0, 1), tx.event(3));
+                    if let Some([sum, extreme, _]) = &reads {
+                        if tx.window(0, sum)?.is_some_and(|sum| sum % 5 == 4) {
+                            tx.set(0, 3, tx.window(1, extreme)?.map_or(7, |f| f % 1000));
+                        }
+                    }
                     if have < -50 {
                         return Err("too low");
                     }
                     tx.set(0, 1, have.wrapping_sub(x));
                     tx.set(1, 1, tx.get(1, 1).wrapping_add(x));
                     tx.set(1, 2, (x as f64 / 0.0).to_bits() as i64);
+                    if let Some([_, extreme, mean]) = &reads {
+                        // With what was set above, be it by another number.
+                        let mean = tx.window(0, mean)?.unwrap_or(-1) % 100;
+                        let extreme = tx.window(0, extreme)?.unwrap_or(0) >> 50;
+                        if mean == 3 {
+                            return Err("three");
+                        }
+                        tx.set(1, 3, mean + extreme);
+                    }
                     if !tx.exists(0) {
                         tx.emit(0, &[tx.event(1), x]);
                     }
@@ -188,7 +318,7 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
             }
             _ => {
                 let mut h = b.handler(&name, input);
-                declared(dice, &mut h, shape.plain, side);
+                declared(dice, &mut h, shape.plain, side, extras);
                 let output = dice.chance(60).then(|| {
                     let (k, x) = (h.column("k"), h.column("x"));
                     h.output(&[("k", k), ("v", x)])
@@ -222,7 +352,13 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
 }
 
 /// Steps of a declared handler.
-fn declared(dice: &mut Dice, h: &mut HandlerBuilder<'_>, plain: bool, side: StreamId) {
+fn declared(
+    dice: &mut Dice,
+    h: &mut HandlerBuilder<'_>,
+    plain: bool,
+    side: StreamId,
+    extras: Extras,
+) {
     let mut scope = Scope { vars: Vec::new() };
     let mut rows: Vec<(RowHandle, bool)> = Vec::new();
     for _ in 0..1 + dice.below(3) {
@@ -251,6 +387,26 @@ fn declared(dice: &mut Dice, h: &mut HandlerBuilder<'_>, plain: bool, side: Stre
             &[("a", DataType::Int), ("f", DataType::Float), ("m", MONEY), ("b", DataType::Bool)]
         };
         let (name, ty) = dice.pick(columns).clone();
+        if let (Some(history), true) = (extras.histories[usize::from(rich)], dice.chance(35)) {
+            let window = window(dice, history);
+            if dice.chance(15) {
+                let column = if rich { 2 } else { 1 };
+                let var = h.window(row, name, window, fold(column));
+                scope.vars.push((var, DataType::Int));
+            } else {
+                let (aggregate, ty) = aggregate(dice, &ty);
+                let var = h.window(row, name, window, aggregate);
+                scope.vars.push((var, ty));
+            }
+        }
+        if extras.ordered[usize::from(rich)] && dice.chance(10) {
+            let (from, to) = (h.int(dice.below(3) as i64), h.column("k"));
+            let from = &[from][..dice.below(2) as usize];
+            let to = &[to][..dice.below(2) as usize];
+            let (aggregate, ty) = aggregate(dice, &ty);
+            let var = h.range(TableId(u16::from(rich)), (from, to), name, aggregate);
+            scope.vars.push((var, ty));
+        }
         match dice.below(if plain { 8 } else { 12 }) {
             0..=2 => {
                 let var = h.read(row, name);

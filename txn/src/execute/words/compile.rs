@@ -125,6 +125,7 @@ impl Compiler<'_> {
                 }
                 self.emits.push(WordEmit { stream: *stream, registers });
             }
+            Op::Window { .. } | Op::Range { .. } => return Err("it reads windows or ranges".into()),
             Op::Insert { .. } | Op::Update { .. } | Op::Upsert { .. } | Op::Delete { .. } => {
                 return Err("it inserts or deletes rows".into());
             }

@@ -1,0 +1,56 @@
+//! The smallest and the largest of blocks of versions, of blocks of blocks, and so on: those of any
+//! range are found by looking at a few blocks of each size.
+
+use std::ops::Range;
+
+/// Versions in a block, and blocks in a block of the next level. A window has up to two unfinished
+/// blocks of each level, which are walked; more levels mean more memory to be touched.
+pub(crate) const FAN: u64 = 8;
+
+/// Blocks of one size: of each block, the lowest and the highest rank of each column.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Level {
+    /// The number of the first block that is there.
+    first: u64,
+    ranks: Vec<u64>,
+}
+
+impl Level {
+    /// The number behind the last block, when a block has so many words.
+    pub(crate) fn end(&self, width: usize) -> u64 {
+        self.first + (self.ranks.len() / width) as u64
+    }
+
+    /// Appends block `number`, the next one, unless it is there.
+    pub(crate) fn push(&mut self, number: u64, ranks: &[u64]) {
+        if self.ranks.is_empty() {
+            self.first = number;
+        }
+        if self.end(ranks.len()) == number {
+            self.ranks.extend_from_slice(ranks);
+        }
+    }
+
+    /// The blocks with these numbers, as far as they are there.
+    pub(crate) fn blocks(
+        &self,
+        numbers: Range<u64>,
+        width: usize,
+    ) -> impl Iterator<Item = &[u64]> + '_ {
+        let from = numbers.start.saturating_sub(self.first) as usize * width;
+        let to = numbers.end.saturating_sub(self.first) as usize * width;
+        let to = to.min(self.ranks.len());
+        self.ranks[from.min(to)..to].chunks_exact(width)
+    }
+
+    /// Drops the blocks before `number`.
+    pub(crate) fn drop_before(&mut self, number: u64, width: usize) {
+        let gone = number.clamp(self.first, self.end(width)) - self.first;
+        self.ranks.drain(..gone as usize * width);
+        self.first += gone;
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.ranks.capacity() * 8
+    }
+}

@@ -1,0 +1,127 @@
+//! The versions of one row, to be read: those of its history, and the newest in its slot.
+
+use std::ops::Range;
+
+use tidemill_core::{Row, TableSpec, Value};
+
+use super::row::{signed, RowHistory};
+use super::Shape;
+use crate::layout::Place;
+use crate::table::{word_value, Table};
+
+/// The versions of a row, by number; see the [module](crate::history).
+#[derive(Clone, Copy, Debug)]
+pub struct Versions<'t> {
+    pub(crate) table: &'t Table,
+    pub(crate) shape: &'t Shape,
+    pub(crate) history: &'t RowHistory,
+    /// The slot's first word.
+    pub(crate) key: u64,
+    /// The columns of the newest version, if the row is there: words, and values beside them.
+    pub(crate) newest: Option<(&'t [u64], &'t [Value])>,
+}
+
+impl<'t> Versions<'t> {
+    /// What the table was declared as.
+    pub fn spec(&self) -> &'t TableSpec {
+        self.table.spec()
+    }
+
+    /// The number of the oldest version that is there.
+    pub fn first(&self) -> u64 {
+        self.history.first()
+    }
+
+    /// The number behind the newest version.
+    pub fn end(&self) -> u64 {
+        self.history.end(self.shape) + u64::from(self.newest.is_some())
+    }
+
+    /// Whether this is the version in the slot.
+    fn newest(&self, number: u64) -> Option<(&[u64], &[Value])> {
+        self.newest.filter(|_| number == self.history.end(self.shape))
+    }
+
+    /// The time of a version.
+    pub fn time_us(&self, number: u64) -> i64 {
+        match self.newest(number) {
+            Some(_) => self.history.newest_us,
+            None => self.history.time(number, self.shape),
+        }
+    }
+
+    /// The number of the first version that is not older than `time_us`; [`Versions::end`] when all
+    /// are.
+    pub fn since(&self, time_us: i64) -> u64 {
+        let since = self.history.since(time_us, self.shape);
+        let is_newest = since == self.history.end(self.shape) && self.newest.is_some();
+        since + u64::from(is_newest && self.history.newest_us < time_us)
+    }
+
+    /// A version's row.
+    pub fn row(&self, number: u64) -> Row {
+        let (body, values) = self.body(number);
+        self.table.make_row(self.key, body, values)
+    }
+
+    fn body(&self, number: u64) -> (&[u64], &[Value]) {
+        let history = || {
+            let values = self.history.values(number, self.shape);
+            (self.history.body(number, self.shape), values)
+        };
+        self.newest(number).unwrap_or_else(history)
+    }
+
+    /// A column of a version.
+    pub fn value(&self, number: u64, column: usize) -> Value {
+        let (body, values) = self.body(number);
+        self.table.make_value(column, self.key, body, values)
+    }
+
+    /// The exact sum of a column of integers or decimals that are never null; nothing of others.
+    pub fn sum(&self, column: usize, numbers: Range<u64>) -> Option<i128> {
+        let word = self.word(column)?;
+        let nth = self.shape.sums.iter().position(|summed| *summed == word)?;
+        if numbers.is_empty() {
+            return Some(0);
+        }
+        let (end, mut sum) = (self.history.end(self.shape), 0);
+        if let Some((body, _)) = self.newest(numbers.end - 1) {
+            sum += signed(body[word]);
+        }
+        let to = numbers.end.min(end);
+        if numbers.start < to {
+            let last = self.history.body(to - 1, self.shape)[word];
+            sum += self.history.sum_before(self.shape, to - 1, nth) + signed(last);
+            sum -= self.history.sum_before(self.shape, numbers.start, nth);
+        }
+        Some(sum)
+    }
+
+    /// The smallest, or the largest, of a column of one word that is never null; nothing of others,
+    /// and of no versions.
+    pub fn extreme(&self, column: usize, numbers: Range<u64>, largest: bool) -> Option<Value> {
+        let word = self.word(column)?;
+        let nth = self.shape.orders.iter().position(|(ordered, _)| *ordered == word)?;
+        let order = self.shape.orders[nth].1;
+        let to = numbers.end.min(self.history.end(self.shape));
+        let superseded = (numbers.start < to)
+            .then(|| self.history.extremes(self.shape, numbers.start..to, nth))
+            .map(|pair| pair[usize::from(largest)]);
+        let newest = (!numbers.is_empty())
+            .then(|| self.newest(numbers.end - 1))
+            .flatten()
+            .map(|(body, _)| order.rank(body[word]));
+        let both = superseded.into_iter().chain(newest);
+        let rank = if largest { both.max() } else { both.min() }?;
+        Some(word_value(&self.table.spec().schema.columns[column].ty, order.word(rank)))
+    }
+
+    /// Where a version has a column of one word that is never null, besides the key.
+    fn word(&self, column: usize) -> Option<usize> {
+        match self.table.layout().places[column] {
+            Place::Word { word, null_bit: None } => Some(self.table.layout().null_words + word),
+            _ => None,
+        }
+    }
+}

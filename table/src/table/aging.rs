@@ -1,0 +1,209 @@
+//! Versions that are kept for windows come, are read, and go; see [`crate::history`].
+
+use std::collections::VecDeque;
+
+use tidemill_core::{Key, Row, Value};
+
+use super::{AsOf, Table, HEADER_WORDS, KEY, STAMP, TAKEN};
+use crate::history::{Floor, RowHistory, Shape, Versions};
+use crate::table::LINK;
+use crate::version::Seq;
+
+/// Slots whose versions are looked through at each cut: all of them in time, without a cut that
+/// takes long.
+const SWEEP: usize = 256;
+
+/// What a table knows of the age of its versions.
+#[derive(Clone, Debug)]
+pub(super) struct Aging {
+    /// Nothing older than this comes behind the last cut.
+    frontier_us: i64,
+    /// That of earlier cuts which somebody may want to look at: by the last transaction of each.
+    sealed: VecDeque<(Seq, i64)>,
+    /// What may go.
+    floor: Floor,
+    /// The slot to be swept next.
+    next: usize,
+    /// Memory of all versions.
+    bytes: usize,
+}
+
+impl Default for Aging {
+    fn default() -> Aging {
+        let (sealed, floor) = (VecDeque::new(), Floor::NONE);
+        Aging { frontier_us: i64::MIN, sealed, floor, next: 0, bytes: 0 }
+    }
+}
+
+impl Aging {
+    pub(super) fn commit(&mut self, seq: Seq) {
+        self.floor = Floor { seq, frontier_us: self.frontier_us };
+        self.sealed.clear();
+    }
+
+    pub(super) fn seal(&mut self, seq: Seq) {
+        self.sealed.push_back((seq, self.frontier_us));
+    }
+
+    pub(super) fn release(&mut self, until: Seq) {
+        while let Some((seq, frontier_us)) = self.sealed.front().filter(|(s, _)| *s <= until) {
+            self.floor = Floor { seq: *seq, frontier_us: *frontier_us };
+            self.sealed.pop_front();
+        }
+    }
+
+    /// Before which time nothing came behind the cut with this last transaction.
+    fn frontier_us(&self, seq: Seq) -> i64 {
+        match self.sealed.partition_point(|(until, _)| *until <= seq) {
+            0 if self.sealed.is_empty() => self.frontier_us,
+            0 => self.floor.frontier_us,
+            _ if seq == Seq::MAX => self.frontier_us,
+            behind => self.sealed[behind - 1].1,
+        }
+    }
+}
+
+impl Table {
+    /// Behind the cut that comes next, nothing is older than this: what the history keeps by time
+    /// counts from here. To be told before [`Table::seal`] or [`Table::commit`].
+    pub fn frontier(&mut self, frontier_us: i64) {
+        self.aging.frontier_us = self.aging.frontier_us.max(frontier_us);
+    }
+
+    /// The versions of the row with this key, as they are now, if there ever was such a row.
+    pub fn versions(&self, key: &[Value]) -> Option<Versions<'_>> {
+        self.versions_in(self.slot_of(key)? as usize)
+    }
+
+    fn versions_in(&self, slot: usize) -> Option<Versions<'_>> {
+        let (shape, history) = (self.shape.as_ref()?, self.histories.get(slot)?);
+        let words = &self.slots.words()[slot * self.stride..][..self.stride];
+        let values = &self.values[slot * self.layout.values..][..self.layout.values];
+        let newest = (words[STAMP] & 1 == 1).then_some((&words[HEADER_WORDS..], values));
+        Some(Versions { table: self, shape, history, key: words[KEY], newest })
+    }
+
+    /// The version in the slot at `base` is about to be superseded.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn append_version(&mut self, base: usize) {
+        let Some(shape) = &self.shape else { return };
+        let slot = base / self.stride;
+        let words = &self.slots.words()[base..base + self.stride];
+        let values = &self.values[slot * self.layout.values..][..self.layout.values];
+        let version = (words[STAMP], &words[HEADER_WORDS..]);
+        let grown = self.histories[slot].push(shape, self.aging.floor, version, values);
+        self.aging.bytes = self.aging.bytes.saturating_add_signed(grown);
+    }
+
+    /// The versions of the first slot's row; null when none are kept.
+    pub(crate) fn histories_ptr(&mut self) -> *mut RowHistory {
+        match self.shape {
+            Some(_) => self.histories.as_mut_ptr(),
+            None => std::ptr::null_mut(),
+        }
+    }
+
+    pub(crate) fn shape(&self) -> Option<&Shape> {
+        self.shape.as_ref()
+    }
+
+    pub(crate) fn floor(&self) -> Floor {
+        self.aging.floor
+    }
+
+    pub(crate) fn histories_have_grown(&mut self, bytes: isize) {
+        self.aging.bytes = self.aging.bytes.saturating_add_signed(bytes);
+    }
+
+    pub(super) fn histories_bytes(&self) -> usize {
+        self.histories.capacity() * std::mem::size_of::<RowHistory>() + self.aging.bytes
+    }
+
+    /// Drops what nobody wants of some rows' versions.
+    pub(super) fn sweep(&mut self) {
+        let Some(shape) = &self.shape else { return };
+        for _ in 0..SWEEP.min(self.capacity) {
+            self.aging.next = (self.aging.next + 1) % self.capacity;
+            let history = &mut self.histories[self.aging.next];
+            if !history.is_empty(shape) {
+                let went = history.expire(shape, self.aging.floor);
+                self.aging.bytes = self.aging.bytes.saturating_sub(went);
+            }
+        }
+    }
+
+    /// A row has come or gone.
+    pub(super) fn order_changes(&mut self, key: &[Value], is_there: bool) {
+        match &mut self.order {
+            Some(order) if is_there => drop(order.insert(Key::of(key))),
+            Some(order) => drop(order.remove(&Key::of(key))),
+            None => {}
+        }
+    }
+
+    /// All keys are put in order: many rows have come.
+    pub(super) fn order_all(&mut self) {
+        if self.order.is_some() {
+            let keys = self.newest().unordered().map(|(slot, _)| self.key(slot)).collect();
+            self.order = Some(keys);
+        }
+    }
+
+    /// The keys from `from` on and before `to` of rows that are there, in order; `to` without bytes
+    /// is no bound. Of a table that is not ordered, none.
+    pub fn keys<'a>(&'a self, from: &'a Key, to: &'a Key) -> impl Iterator<Item = &'a Key> {
+        use std::ops::Bound::{Excluded, Included, Unbounded};
+        let is_empty = !to.0.is_empty() && to <= from;
+        let to = if to.0.is_empty() { Unbounded } else { Excluded(to) };
+        let order = self.order.as_ref().filter(|_| !is_empty);
+        order.into_iter().flat_map(move |order| order.range::<Key, _>((Included(from), to)))
+    }
+
+    /// The row with this encoded key.
+    pub fn get_by_key(&self, key: &Key) -> Option<Row> {
+        let slot = match &self.keys {
+            Some(index) => index.find(key)?,
+            None => {
+                let ty = &self.spec.schema.columns[self.spec.key[0]].ty;
+                let word = tidemill_core::encode::decode_word(ty, &mut &key.0[..])??;
+                (self.find(word, self.hash(word))? / self.stride) as u32
+            }
+        };
+        self.row(slot)
+    }
+}
+
+impl<'t> AsOf<'t> {
+    /// The versions that the history keeps of each row: its key, and of each version its number
+    /// among the row's versions, its time and the row, oldest first. In no order of keys.
+    ///
+    /// What is kept is a function of the cut, whatever has gone already: versions that are young
+    /// enough at its frontier, and so many of each row as the history wants. Numbers are counted
+    /// from the first version that is kept unless versions are kept by count: then one always is,
+    /// and knows how many there have been.
+    pub fn histories(self) -> impl Iterator<Item = (Key, Vec<(u64, i64, Row)>)> + 't {
+        let (table, seq) = (self.table, self.seq);
+        let history = table.spec.history.unwrap_or_default();
+        let from_us = history.kept_from(table.aging.frontier_us(seq));
+        let slots = (0..table.histories.len())
+            .filter(move |slot| table.slots.words()[slot * table.stride + LINK] & TAKEN != 0);
+        slots.filter_map(move |slot| {
+            let versions = table.versions_in(slot)?;
+            let words = &table.slots.words()[slot * table.stride..][..table.stride];
+            let is_known = versions.newest.is_none() || words[STAMP] >> 1 <= seq;
+            let (first, end) = (versions.first(), versions.history.end(versions.shape));
+            let superseded = versions
+                .history
+                .partition(first..end, |n| versions.history.seq(n, versions.shape) <= seq);
+            let end = if is_known && superseded == end { versions.end() } else { superseded };
+            let by_count = history.versions.map_or(end, |kept| end.saturating_sub(kept));
+            let by_time = from_us.map_or(end, |from| versions.since(from).min(end));
+            let from = by_count.min(by_time).max(first);
+            let base = if history.versions.is_some() { 0 } else { from };
+            let kept: Vec<(u64, i64, Row)> =
+                (from..end).map(|n| (n - base, versions.time_us(n), versions.row(n))).collect();
+            (!kept.is_empty()).then(|| (table.key(slot as u32), kept))
+        })
+    }
+}

@@ -1,0 +1,164 @@
+//! What a handler's transactions touch, as far as the program says: for whoever plans which of them
+//! may run beside each other.
+//!
+//! Rows are read and written by key. A range of keys is read, and rows come and go, by *token*: one
+//! for each partition of a table. Whoever reads a range reads the tokens of all its partitions;
+//! whoever may make or remove a row writes that of the row's partition. So no row can come or go in
+//! a range behind the back of its reader.
+
+use std::ops::BitOr;
+
+use tidemill_core::TableId;
+
+use super::expr::{Block, Expr, ExprId};
+use super::handler::{Body, Declared, Native, Op, RowId};
+use super::Program;
+
+/// What the transactions of a handler touch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Footprint {
+    /// The rows that are known by their keys, by [`RowId`] of a declared handler and by row number of
+    /// a native one. Two of them may turn out to be one row.
+    pub rows: Vec<RowUse>,
+    /// The tables of which ranges are read. Their tokens are read, and any row of theirs may be.
+    pub ranges: Vec<TableId>,
+    /// It finds what it touches by running, and may touch anything: nothing above says it all.
+    pub opaque: bool,
+}
+
+/// How a handler's transactions use a row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowUse {
+    /// The table.
+    pub table: TableId,
+    /// One expression for each key column, of the handler's expressions.
+    pub key: Vec<ExprId>,
+    /// The key depends on what the transaction reads: it is known only once it runs.
+    pub computed: bool,
+    /// What is done with it.
+    pub access: Access,
+}
+
+/// What may be done with a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Columns are read, or whether it is there.
+    pub reads: bool,
+    /// Versions before the newest are read.
+    pub reads_versions: bool,
+    /// It is written. What a step writes under a condition counts.
+    pub writes: bool,
+    /// It may come or go: then the token of its partition is written, where the table is ordered.
+    pub comes_or_goes: bool,
+}
+
+impl BitOr for Access {
+    type Output = Access;
+
+    fn bitor(self, other: Access) -> Access {
+        Access {
+            reads: self.reads | other.reads,
+            reads_versions: self.reads_versions | other.reads_versions,
+            writes: self.writes | other.writes,
+            comes_or_goes: self.comes_or_goes | other.comes_or_goes,
+        }
+    }
+}
+
+impl Footprint {
+    /// What a handler of a program touches.
+    pub fn of(program: &Program, handler: usize) -> Footprint {
+        match &program.handlers[handler].body {
+            Body::Declared(declared) => Footprint::declared(declared),
+            Body::Native(native) => Footprint::native(&program.natives[*native]),
+            Body::Opaque(_) => Footprint { opaque: true, ..Footprint::default() },
+        }
+    }
+
+    /// Whether everything that a transaction touches is known before it runs, from its event.
+    pub fn is_known(&self) -> bool {
+        !self.opaque && !self.rows.iter().any(|row| row.computed)
+    }
+
+    /// Whether transactions may touch a table, and whether they may write it.
+    pub fn touches(&self, table: TableId) -> (bool, bool) {
+        let rows = || self.rows.iter().filter(|row| row.table == table);
+        let touches = self.opaque || rows().next().is_some() || self.ranges.contains(&table);
+        (touches, self.opaque || rows().any(|row| row.access.writes))
+    }
+
+    /// Whether transactions read the tokens of a table, and whether they may write one.
+    pub fn tokens(&self, program: &Program, table: TableId) -> (bool, bool) {
+        let comes_or_goes = |row: &RowUse| row.table == table && row.access.comes_or_goes;
+        let writes = self.opaque || self.rows.iter().any(comes_or_goes);
+        (
+            self.opaque || self.ranges.contains(&table),
+            writes && program.tables[table.index()].ordered,
+        )
+    }
+
+    fn declared(declared: &Declared) -> Footprint {
+        let mut rows: Vec<RowUse> = (declared.rows.iter())
+            .map(|row| RowUse {
+                table: row.table,
+                key: row.key.clone(),
+                computed: row.key.iter().any(|key| has_variables(&declared.exprs, *key)),
+                access: Access::default(),
+            })
+            .collect();
+        let mut ranges = Vec::new();
+        for step in &declared.steps {
+            ranges.extend(step.op.range());
+            if let Some(RowId(row)) = step.op.row() {
+                let used = &mut rows[usize::from(row)];
+                used.access = used.access | access(&step.op);
+            }
+        }
+        ranges.sort_unstable();
+        ranges.dedup();
+        Footprint { rows, ranges, opaque: false }
+    }
+
+    /// A closure reads and writes the rows it was given; a row it writes comes to be.
+    fn native(native: &Native) -> Footprint {
+        let (reads, writes) = (true, true);
+        let access = Access { reads, writes, reads_versions: true, comes_or_goes: true };
+        let row = |row: &super::RowRef| {
+            let (table, key) = (row.table, row.key.clone());
+            RowUse { table, key, computed: false, access }
+        };
+        let rows = native.rows.iter().map(row).collect();
+        Footprint { rows, ranges: Vec::new(), opaque: false }
+    }
+}
+
+/// What an operation does with its row.
+fn access(op: &Op) -> Access {
+    let none = Access::default();
+    let reads = Access { reads: true, ..none };
+    let writes = Access { writes: true, ..none };
+    let comes_or_goes = Access { comes_or_goes: true, ..writes };
+    match op {
+        Op::Read { .. } | Op::Exists { .. } => reads,
+        Op::Window { .. } => Access { reads_versions: true, ..reads },
+        // A missing row is made, and of one that is there only one column is set.
+        Op::Set { .. } => reads | comes_or_goes,
+        Op::Insert { .. } => reads | comes_or_goes,
+        Op::Update { .. } => reads | writes,
+        Op::Upsert { .. } | Op::Delete { .. } => comes_or_goes,
+        Op::Range { .. } | Op::Require { .. } | Op::Emit { .. } => none,
+    }
+}
+
+/// Whether an expression depends on what the transaction reads.
+fn has_variables(exprs: &Block, id: ExprId) -> bool {
+    match exprs.expr(id) {
+        Expr::Var(_) => true,
+        Expr::Const(_) | Expr::FloatBits(_) | Expr::Column(_) => false,
+        Expr::Unary(_, x) => has_variables(exprs, *x),
+        Expr::Binary(_, a, b) | Expr::Coalesce(a, b) => {
+            has_variables(exprs, *a) || has_variables(exprs, *b)
+        }
+        Expr::Where(a, b, c) => [a, b, c].into_iter().any(|id| has_variables(exprs, *id)),
+    }
+}

@@ -1,0 +1,214 @@
+//! Windows: ranges of a row's versions that end at the transaction which reads them, and what is
+//! made of them. `docs/values.md` has the rules.
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{DataType, Error, History, Result, TableId, TableSpec, Value};
+
+use super::expr::{type_of, Block, Expr, ExprId, Type};
+
+/// Which versions of a row a window has, of those up to the transaction at time T that reads it, its
+/// own included. Sizes are in microseconds of event time (in the unit of the time column when that
+/// is an int).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Window {
+    /// The last `size_us`: times in (T - size, T].
+    Sliding {
+        /// Its length.
+        size_us: i64,
+    },
+    /// The last window of `size_us` that was complete at a multiple B of `slide_us`, the newest up
+    /// to T: times in [B - size, B).
+    Hopping {
+        /// Its length.
+        size_us: i64,
+        /// How far apart windows end.
+        slide_us: i64,
+    },
+    /// Since the newest multiple of `size_us`: times in [floor(T / size) * size, T].
+    Tumbling {
+        /// Its length.
+        size_us: i64,
+    },
+    /// Back from T as long as two neighbours are at most `gap_us` apart, within what the table keeps
+    /// by time.
+    Session {
+        /// The longest time without a version.
+        gap_us: i64,
+    },
+    /// The last `versions` versions.
+    Last {
+        /// How many.
+        versions: u64,
+    },
+    /// Versions are numbered from 0, and each multiple of `versions` begins a window: the versions
+    /// since then.
+    TumblingVersions {
+        /// How many a window has at most.
+        versions: u64,
+    },
+}
+
+/// What is made of the values of a column in a window, or in a range of rows. Nulls are left out,
+/// but by `First` and `Last`. Of no values at all the count and the sum are 0, and the others null.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aggregate {
+    /// How many there are.
+    Count,
+    /// Their sum; of integers and decimals it is exact, and only a result that is out of range
+    /// aborts. Floats are added in the order of versions.
+    Sum,
+    /// Their mean: of integers the float nearest to it, of decimals rounded half to even.
+    Avg,
+    /// The smallest, in the order of keys (so NaN is the largest float).
+    Min,
+    /// The largest.
+    Max,
+    /// The first, be it null.
+    First,
+    /// The last, be it null.
+    Last,
+    /// The user's.
+    Fold(Box<Fold>),
+}
+
+/// A user-defined aggregate: a state, and what each version makes of it, in the order of versions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fold {
+    /// Columns are the version's; variable 0 is the state.
+    pub exprs: Block,
+    /// The state to begin with, a constant.
+    pub start: ExprId,
+    /// The next state, of the same type.
+    pub step: ExprId,
+}
+
+/// A window read of a closure: checked when it is made (see [`super::Builder::window_read`]).
+#[derive(Clone, Debug)]
+pub struct WindowRead {
+    pub(crate) table: TableId,
+    pub(crate) column: u16,
+    pub(crate) window: Window,
+    pub(crate) aggregate: Aggregate,
+}
+
+impl Window {
+    /// Refuses a window that the table's history does not hold, or that holds nothing.
+    pub fn check(&self, table: &TableSpec) -> Result<()> {
+        let name = &table.name;
+        let Some(History { time_us, versions }) = table.history else {
+            return Err(Error::program(format!(
+                "table {name} keeps no history to read windows over"
+            ))
+            .help(format!("declare it with {}", self.wants())));
+        };
+        let positive = match *self {
+            Window::Sliding { size_us } | Window::Tumbling { size_us } => size_us > 0,
+            Window::Hopping { size_us, slide_us } => size_us > 0 && slide_us > 0,
+            Window::Session { gap_us } => gap_us > 0,
+            Window::Last { versions } | Window::TumblingVersions { versions } => versions > 0,
+        };
+        if !positive {
+            return Err(Error::program("a window's size must be more than 0"));
+        }
+        let needs_us = match *self {
+            Window::Sliding { size_us } | Window::Tumbling { size_us } => Some(size_us),
+            Window::Hopping { size_us, slide_us } => Some(size_us.saturating_add(slide_us)),
+            Window::Session { gap_us } => Some(gap_us),
+            Window::Last { .. } | Window::TumblingVersions { .. } => None,
+        };
+        let needs_versions = match *self {
+            Window::Last { versions } | Window::TumblingVersions { versions } => Some(versions),
+            _ => None,
+        };
+        let kept = match (needs_us, needs_versions) {
+            (Some(needs), _) if time_us.is_none_or(|us| us < needs) => match time_us {
+                Some(us) => format!("{us} us"),
+                None => "versions by count only".into(),
+            },
+            (_, Some(needs)) if versions.is_none_or(|kept| kept < needs) => match versions {
+                Some(kept) => format!("{kept} versions of a row"),
+                None => "versions by time only".into(),
+            },
+            _ => return Ok(()),
+        };
+        let needs = match (needs_us, needs_versions) {
+            (Some(us), _) => format!("{us} us"),
+            (_, versions) => format!("{} versions", versions.unwrap_or(0)),
+        };
+        Err(Error::program(format!(
+            "the window needs {needs} of the history of table {name}, which keeps {kept}"
+        ))
+        .help(format!("declare the table with {}, or take a shorter window", self.wants())))
+    }
+
+    fn wants(&self) -> String {
+        match self {
+            Window::Last { versions } | Window::TumblingVersions { versions } => {
+                format!("history={versions}")
+            }
+            _ => "a history=\"...\" at least as long as the window".into(),
+        }
+    }
+}
+
+impl Aggregate {
+    /// The type of what is made of a column of a table, or why there is none.
+    pub fn result(&self, table: &TableSpec, column: u16) -> Result<Type> {
+        let Some(spec) = table.schema.columns.get(usize::from(column)) else {
+            return Err(Error::program(format!("table {} has no column {column}", table.name)));
+        };
+        let ty = &spec.ty;
+        let refuse = |what: &str| {
+            Err(Error::program(format!(
+                "column '{}' of table {} is {ty}: it has no {what}",
+                spec.name, table.name
+            )))
+        };
+        let known = |ty: DataType, nullable| Ok(Type { ty: Some(ty), nullable });
+        match self {
+            Aggregate::Count => known(DataType::Int, false),
+            Aggregate::Sum if ty.is_number() => known(ty.clone(), false),
+            Aggregate::Sum => refuse("sum"),
+            Aggregate::Avg if *ty == DataType::Int => known(DataType::Float, true),
+            Aggregate::Avg if ty.is_number() => known(ty.clone(), true),
+            Aggregate::Avg => refuse("mean"),
+            Aggregate::Min | Aggregate::Max if ty.is_ordered() => known(ty.clone(), true),
+            Aggregate::Min | Aggregate::Max => refuse("order"),
+            Aggregate::First | Aggregate::Last => known(ty.clone(), true),
+            Aggregate::Fold(fold) => fold.result(table),
+        }
+    }
+}
+
+impl Fold {
+    /// The state to begin with.
+    pub fn start(&self) -> Value {
+        match self.exprs.nodes.get(self.start.index()).map(|node| &node.expr) {
+            Some(Expr::Const(value)) => value.clone(),
+            Some(Expr::FloatBits(bits)) => Value::Float(f64::from_bits(*bits)),
+            _ => Value::Null,
+        }
+    }
+
+    fn result(&self, table: &TableSpec) -> Result<Type> {
+        let start = self.start();
+        let Some(ty) = type_of(&start) else {
+            return Err(Error::program("a fold begins with a constant that is not null")
+                .help("give one of the state's type, for example 0"));
+        };
+        let state = Type { ty: Some(ty.clone()), nullable: false };
+        let types = self.exprs.types(&table.schema, std::slice::from_ref(&state))?;
+        match types.get(self.step.index()) {
+            Some(Type { ty: Some(step), nullable: false }) if *step == ty => Ok(state),
+            Some(Type { ty: Some(step), nullable }) => Err(Error::program(format!(
+                "a fold begins with a {ty}, but goes on with a {}{step}",
+                if *nullable { "nullable " } else { "" }
+            ))
+            .help("bring both to one type with tm.cast(x, type), and nulls with tm.coalesce")),
+            _ => Err(Error::program("a fold goes on with null")),
+        }
+    }
+}
