@@ -393,8 +393,8 @@ impl Table {
         self.present += rows;
     }
 
-    /// The column words of a row that is not there.
-    pub(crate) fn missing(&self) -> Option<&[u64]> {
+    /// The column words of a row that is not there; `None` when a column has no default in a word.
+    pub fn missing(&self) -> Option<&[u64]> {
         self.missing.as_deref()
     }
 

@@ -7,6 +7,7 @@
 
 pub mod execute;
 pub mod order;
+mod plan;
 pub mod pool;
 pub mod program;
 pub mod reference;

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `executor` | picks a strategy for each epoch |
 //! | `serial` | walks an epoch in order on one thread; prefetches the slots of the transactions ahead |
+//! | `graph` | the task precedence graph of an epoch, executed on several threads |
 //! | `closure` | what a Rust closure works on: rows in their slots, or copies |
 //! | `lane` | the events of one run for one handler; what is fetched ahead of time |
 //! | `segment` | transactions over words that follow one another: declared ones and closures |
@@ -15,6 +16,7 @@
 mod closure;
 mod executor;
 mod general;
+mod graph;
 mod lane;
 mod native;
 mod output;
@@ -24,7 +26,7 @@ mod words;
 
 pub use closure::NativeTx;
 pub(crate) use closure::{on_frames, OnFrames};
-pub use executor::Executor;
+pub use executor::{Executor, Ran};
 pub(crate) use lane::Lane;
 pub(crate) use native::NativeCode;
 pub use output::{Origins, Output};

@@ -7,6 +7,7 @@
 //! that are not at home, a tenth ranking. Asking for slots ahead of time saves a quarter.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -232,13 +233,66 @@ impl Serial {
 
     /// Executes an epoch on the tables, which belong to the program.
     pub fn run(&mut self, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
+        let mut out = self.sink();
+        self.stretch(tables, epoch, 0..epoch.order.len(), &mut out);
+        Ok(self.finish(out))
+    }
+
+    /// Collects what an epoch comes to.
+    pub(crate) fn sink(&self) -> Sink {
+        let builder = |(i, s): (usize, &crate::program::Stream)| {
+            OutputBuilder::new(StreamId(i as u16), s.spec.schema.clone(), self.rooms[i])
+        };
+        Sink {
+            builders: self.program.streams.iter().enumerate().map(builder).collect(),
+            derived: Vec::new(),
+            counts: vec![HandlerCounts::default(); self.program.handlers.len()],
+            unstable: Vec::new(),
+            written: BTreeMap::new(),
+        }
+    }
+
+    /// What an epoch came to.
+    pub(crate) fn finish(&mut self, mut out: Sink) -> Outcome {
+        let outputs: Vec<Output> =
+            out.builders.iter_mut().filter_map(OutputBuilder::finish).collect();
+        for output in &outputs {
+            self.rooms[output.stream.index()] = output.batch.len();
+        }
+        Outcome {
+            outputs,
+            derived: out.derived,
+            counts: out.counts,
+            unstable: out.unstable,
+            written: out.written,
+            seq: self.seq,
+        }
+    }
+
+    /// The number of the last transaction.
+    pub(crate) fn seq(&self) -> Seq {
+        self.seq
+    }
+
+    /// So many transactions have been executed elsewhere.
+    pub(crate) fn advance(&mut self, transactions: u64) {
+        self.seq += transactions;
+    }
+
+    /// Executes a stretch of an epoch's order.
+    pub(crate) fn stretch(
+        &mut self,
+        tables: &mut [Table],
+        epoch: &Epoch,
+        order: Range<usize>,
+        out: &mut Sink,
+    ) {
         // Cascades need the executor while its code is walked.
         let code = std::mem::take(&mut self.code);
         let mut frames = std::mem::take(&mut self.frames);
         assert_eq!(tables.len(), self.program.tables.len(), "the tables are the program's");
-        let outcome = self.walk(&code, &mut frames, tables, epoch);
+        self.walk(&code, &mut frames, tables, epoch, order, out);
         (self.code, self.frames) = (code, frames);
-        outcome
     }
 
     fn walk(
@@ -247,18 +301,9 @@ impl Serial {
         frames: &mut [Frame],
         tables: &mut [Table],
         epoch: &Epoch,
-    ) -> Result<Outcome> {
-        let program = self.program.clone();
-        let builder = |(i, s): (usize, &crate::program::Stream)| {
-            OutputBuilder::new(StreamId(i as u16), s.spec.schema.clone(), self.rooms[i])
-        };
-        let mut out = Sink {
-            builders: program.streams.iter().enumerate().map(builder).collect(),
-            derived: Vec::new(),
-            counts: vec![HandlerCounts::default(); codes.len()],
-            unstable: Vec::new(),
-            written: BTreeMap::new(),
-        };
+        order: Range<usize>,
+        out: &mut Sink,
+    ) {
         let wants = std::mem::take(&mut self.wants);
         let columns: Vec<WordColumns<'_>> = (epoch.lanes.iter())
             .map(|lane| {
@@ -276,11 +321,11 @@ impl Serial {
             })
             .collect();
         self.wants = wants;
-        let mut at = 0;
-        while at < epoch.order.len() {
-            let reach = epoch.order.len().min(at + OPEN);
+        let mut at = order.start;
+        while at < order.end {
+            let reach = order.end.min(at + OPEN);
             let order = &epoch.order[..reach];
-            let end = self.fast(codes, frames, tables, &mut lanes, order, &mut at, &mut out);
+            let end = self.fast(codes, frames, tables, &mut lanes, order, &mut at, out);
             // Now that the tables are closed, whatever else there is may use them.
             let lane = |at: usize| &lanes[order[at].lane as usize];
             let origin = |at: usize| Origin::new(at as u32, 0, lane(at).handler);
@@ -288,7 +333,7 @@ impl Serial {
                 End::Lane => {}
                 End::Emitted => {
                     let done = at - 1;
-                    let (out, origin, handler) = (&mut out, origin(done), lane(done).handler);
+                    let (origin, handler) = (origin(done), lane(done).handler);
                     match &codes[handler] {
                         Code::Words(code) => {
                             self.emit_words(code, &frames[handler], tables, epoch, out, origin);
@@ -305,30 +350,17 @@ impl Serial {
                     self.seq += 1;
                     let event =
                         aborted(&codes[lane(at).handler], lane(at).batch, order[at], reason);
-                    abort(self, tables, epoch, &mut out, event, origin(at));
+                    abort(self, tables, epoch, out, event, origin(at));
                     at += 1;
                 }
                 End::General => {
                     self.seq += 1;
                     let event = lane(at).batch.row(order[at].row as usize);
-                    transact(self, tables, epoch, &mut out, &event, origin(at));
+                    transact(self, tables, epoch, out, &event, origin(at));
                     at += 1;
                 }
             }
         }
-        let outputs: Vec<Output> =
-            out.builders.iter_mut().filter_map(OutputBuilder::finish).collect();
-        for output in &outputs {
-            self.rooms[output.stream.index()] = output.batch.len();
-        }
-        Ok(Outcome {
-            outputs,
-            derived: out.derived,
-            counts: out.counts,
-            unstable: out.unstable,
-            written: out.written,
-            seq: self.seq,
-        })
     }
 
     /// Runs transactions on the fast path from `at` on, until one needs something else or the order
@@ -451,10 +483,11 @@ fn moved(tables: &[Table]) -> u64 {
     tables.iter().map(Table::moves).sum()
 }
 
-struct Sink {
-    builders: Vec<OutputBuilder>,
+/// What an epoch comes to, while it is executed.
+pub(crate) struct Sink {
+    pub(crate) builders: Vec<OutputBuilder>,
     derived: Vec<DerivedEvent>,
-    counts: Vec<HandlerCounts>,
+    pub(crate) counts: Vec<HandlerCounts>,
     unstable: Vec<Unstable>,
     written: BTreeMap<usize, u64>,
 }

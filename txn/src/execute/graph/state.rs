@@ -1,0 +1,107 @@
+//! The states of operations (MorphStream VI).
+//!
+//! | state | an operation is |
+//! | --- | --- |
+//! | BLK | not executed: what it depends on has not been, or has been undone |
+//! | RDY | taken up by a thread, because its turn has come |
+//! | EXE | executed |
+//! | ABT | one of a transaction of which some operation fails: its version counts for nobody |
+//!
+//! | transition | when | where |
+//! | --- | --- | --- |
+//! | T1 BLK → RDY | all that it depends on are EXE | [`States::begin`] |
+//! | T2 RDY → EXE | it has been executed, and nothing that it read has changed since | [`States::end`] |
+//! | T3 BLK → EXE | the same, on versions of transactions of which it is not known yet whether they abort | the same: nobody waits for logical dependencies |
+//! | T4 → ABT | it fails, or another operation of its transaction does | [`States::stop`] |
+//! | T5 EXE, BLK → RDY | what it read has changed, and it is free to be executed again | [`States::again`] |
+//! | T6 RDY → BLK | the same, while it was being executed: it has to begin again | [`States::again`], [`States::end`] |
+//!
+//! ABT belongs to transactions, and may be taken back: an operation that fails because of what it
+//! read may succeed with what it should have read. Therefore operations of aborted transactions are
+//! executed like all others; only nobody looks at their versions.
+//!
+//! One rule makes all of it right: *whoever changes what others may have read marks them*, with one
+//! atomic operation on their state, and whoever finishes an operation does so with another, which
+//! fails when it has been marked since it began. So when nothing is marked any more, every operation
+//! was last executed on what it would have found in stamp order; from the first on, that is the
+//! serial outcome.
+
+use crate::schedule::sync::{AtomicU32, AtomicU8, Ordering};
+
+const BLK: u8 = 0;
+const RDY: u8 = 1;
+const EXE: u8 = 2;
+/// What it read has changed.
+const AGAIN: u8 = 4;
+
+/// The states of a graph's operations.
+#[derive(Debug, Default)]
+pub(crate) struct States {
+    states: Vec<AtomicU8>,
+    /// Whether the operation fails; only whoever executes it looks.
+    fails: Vec<AtomicU8>,
+    /// Per transaction how many of its operations fail: it is ABT when some do.
+    failing: Vec<AtomicU32>,
+}
+
+impl States {
+    pub(crate) fn clear(&mut self, vertices: usize, txns: usize) {
+        self.states.clear();
+        self.states.resize_with(vertices, || AtomicU8::new(BLK));
+        self.fails.clear();
+        self.fails.resize_with(vertices, || AtomicU8::new(0));
+        self.failing.clear();
+        self.failing.resize_with(txns, || AtomicU32::new(0));
+    }
+
+    /// T1, T3, and T5's end: a thread takes the operation up. Whether it is the first time.
+    #[inline(always)]
+    pub(crate) fn begin(&self, vertex: u32) -> bool {
+        // What was changed before it was marked is seen from here on.
+        self.states[vertex as usize].swap(RDY, Ordering::AcqRel) & EXE == 0
+    }
+
+    /// T2: it has been executed; `false` (T6) when it has to be once more.
+    #[inline(always)]
+    pub(crate) fn end(&self, vertex: u32) -> bool {
+        let state = &self.states[vertex as usize];
+        state.compare_exchange(RDY, EXE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// What the operation read has changed. T5: gives `true` to the one who has to see to it that it
+    /// is executed again. T6: if it is being executed, its thread will notice. One that has not been
+    /// executed yet needs nothing.
+    #[inline]
+    pub(crate) fn again(&self, vertex: u32) -> bool {
+        self.states[vertex as usize].fetch_or(AGAIN, Ordering::AcqRel) == EXE
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_executed(&self, vertex: u32) -> bool {
+        self.states[vertex as usize].load(Ordering::Acquire) & EXE != 0
+    }
+
+    /// T4: the operation fails, or no longer does; `true` when the verdict on its transaction has
+    /// changed.
+    #[inline]
+    pub(crate) fn stop(&self, vertex: u32, txn: u32, fails: bool) -> bool {
+        let before = self.fails[vertex as usize].load(Ordering::Relaxed) != 0;
+        if before == fails {
+            return false;
+        }
+        self.fails[vertex as usize].store(u8::from(fails), Ordering::Relaxed);
+        let failing = &self.failing[txn as usize];
+        // Verdicts are changed and read in one total order: of two threads that change the verdicts
+        // on writes that follow one another, at least one sees the other's.
+        match fails {
+            true => failing.fetch_add(1, Ordering::SeqCst) == 0,
+            false => failing.fetch_sub(1, Ordering::SeqCst) == 1,
+        }
+    }
+
+    /// Whether a transaction is ABT, as far as is known.
+    #[inline(always)]
+    pub(crate) fn is_aborted(&self, txn: u32) -> bool {
+        self.failing[txn as usize].load(Ordering::SeqCst) != 0
+    }
+}

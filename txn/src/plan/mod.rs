@@ -1,0 +1,3 @@
+//! Planning: what the transactions of an epoch need of one another, as pure data.
+
+pub(crate) mod graph;

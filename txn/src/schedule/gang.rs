@@ -1,0 +1,87 @@
+//! Threads that walk a graph together: where they wait for one another.
+
+use super::sync::{spin_loop, yield_now, AtomicBool, AtomicUsize, Ordering};
+
+/// The meeting point of some threads.
+///
+/// Whoever waits here does so for microseconds, so it spins; should one of the others panic, it
+/// panics too, because what it waits for may never come.
+#[derive(Debug)]
+pub(crate) struct Gang {
+    threads: usize,
+    arrived: AtomicUsize,
+    round: AtomicUsize,
+    poisoned: AtomicBool,
+}
+
+/// Turns of a spinning wait before others are let run: there may be fewer cores than threads.
+const SPINS: u32 = 200;
+
+impl Gang {
+    pub(crate) fn new(threads: usize) -> Gang {
+        Gang {
+            threads,
+            arrived: AtomicUsize::new(0),
+            round: AtomicUsize::new(0),
+            poisoned: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Waits for all others to come here.
+    pub(crate) fn meet(&self) {
+        let round = self.round.load(Ordering::Relaxed);
+        // Everything that happened before anyone came here, happened before anyone leaves.
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.round.store(round.wrapping_add(1), Ordering::Release);
+        } else {
+            self.wait(|| self.round.load(Ordering::Acquire) != round);
+        }
+    }
+
+    /// Waits until something is so.
+    ///
+    /// # Panics
+    /// When another thread has panicked.
+    #[inline]
+    pub(crate) fn wait(&self, mut so: impl FnMut() -> bool) {
+        let mut turns = 0;
+        while !so() {
+            self.pause(&mut turns);
+        }
+    }
+
+    /// One turn of a wait.
+    #[cold]
+    pub(crate) fn pause(&self, turns: &mut u32) {
+        assert!(
+            !self.poisoned.load(Ordering::Relaxed),
+            "another thread of this epoch has panicked"
+        );
+        *turns += 1;
+        match turns.is_multiple_of(SPINS) {
+            true => yield_now(),
+            false => spin_loop(),
+        }
+    }
+
+    /// To be held while others may wait: they are told when its holder panics.
+    pub(crate) fn guard(&self) -> Guard<'_> {
+        Guard(self)
+    }
+}
+
+/// See [`Gang::guard`].
+pub(crate) struct Guard<'a>(&'a Gang);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.poisoned.store(true, Ordering::Relaxed);
+        }
+    }
+}
