@@ -260,6 +260,12 @@ impl Table {
         prefetch(self.slots.words(), self.home(hash) * self.stride);
     }
 
+    /// Asks for the slot that begins at `base` to be brought into the cache.
+    #[inline(always)]
+    pub fn prefetch_at(&self, base: usize) {
+        prefetch(self.slots.words(), base);
+    }
+
     /// The slot where the search for a key with this hash begins: less than `capacity`.
     #[inline(always)]
     fn home(&self, hash: u64) -> usize {

@@ -16,6 +16,9 @@ pub(crate) trait Walk: Sync {
     /// Executes an operation whose turn has come.
     fn execute(&self, vertex: u32, hand: &mut Self::Hand);
 
+    /// The operation's turn comes soon: asks for the memory that it needs.
+    fn prefetch(&self, vertex: u32);
+
     /// Whether an operation has been executed; what it did is visible then.
     fn is_executed(&self, vertex: u32) -> bool;
 
@@ -35,6 +38,9 @@ pub(crate) struct Course {
     /// Operations that were put aside, all threads together: by the parity of the barrier.
     aside: [AtomicU64; 2],
 }
+
+/// Units that are asked for ahead of time.
+const AHEAD: usize = 8;
 
 enum Kind {
     /// Stratum by stratum, with a barrier between.
@@ -90,6 +96,14 @@ impl Course {
         work.redo(hand);
     }
 
+    /// The unit at `at` comes soon, should there be one.
+    #[inline]
+    fn prefetch<W: Walk>(&self, units: &[u32], at: usize, work: &W) {
+        if let Some(unit) = units.get(at) {
+            self.units.first(*unit).into_iter().for_each(|vertex| work.prefetch(vertex));
+        }
+    }
+
     fn unit<W: Walk>(&self, unit: u32, work: &W, hand: &mut W::Hand) {
         self.units.each(unit, |vertex| work.execute(vertex, hand));
     }
@@ -105,7 +119,9 @@ impl Course {
         let mut seen = [0; 2];
         for stratum in 0..strata.len() {
             let units = strata.get(stratum);
-            for unit in &units[share(units.len(), thread, gang.threads())] {
+            let own = &units[share(units.len(), thread, gang.threads())];
+            for (nth, unit) in own.iter().enumerate() {
+                self.prefetch(own, nth + AHEAD, work);
                 self.unit(*unit, work, hand);
             }
             let aside = &self.aside[stratum % 2];
@@ -133,7 +149,9 @@ impl Course {
     ) {
         for stratum in 0..strata.len() {
             let units = strata.get(stratum);
-            for unit in &units[share(units.len(), thread, gang.threads())] {
+            let own = &units[share(units.len(), thread, gang.threads())];
+            for (nth, unit) in own.iter().enumerate() {
+                self.prefetch(own, nth + AHEAD, work);
                 self.units.each(*unit, |vertex| {
                     for before in graph.before(vertex) {
                         gang.wait(|| work.is_executed(before));
@@ -182,8 +200,9 @@ impl Course {
             std::mem::take(&mut executed)
         };
         let mut done = 0;
-        for unit in first {
-            done += from_here(unit, hand);
+        for (nth, unit) in first.iter().enumerate() {
+            self.prefetch(&first, nth + AHEAD, work);
+            done += from_here(*unit, hand);
         }
         loop {
             let place = ready.draw();

@@ -86,6 +86,15 @@ impl Units {
         }
     }
 
+    /// The first operation of a unit.
+    #[inline(always)]
+    pub(crate) fn first(&self, unit: u32) -> Option<u32> {
+        match self.of.is_empty() {
+            true => Some(unit),
+            false => self.get(unit).first().copied(),
+        }
+    }
+
     pub(crate) fn get(&self, unit: u32) -> &[u32] {
         self.members.get(unit as usize)
     }

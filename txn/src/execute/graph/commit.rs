@@ -27,9 +27,22 @@ impl Commit<'_> {
         pool.run(&|thread| {
             for (number, table) in tables.iter().enumerate().skip(thread).step_by(pool.threads()) {
                 let mut table = table.lock().expect("no thread has panicked here");
-                let rows = lists.iter().flat_map(Lists::iter);
-                for list in rows.filter(|list| usize::from(list.table) == number) {
-                    self.row(list, &mut table);
+                let is_its = |list: &List| usize::from(list.table) == number;
+                // Asking for a slot looks at the table, and writing one changes it.
+                let table = std::cell::RefCell::new(&mut **table);
+                for lists in lists {
+                    let ahead = |list: &List| {
+                        if is_its(list) {
+                            let table = table.borrow();
+                            table.prefetch(table.hash(list.key));
+                        }
+                    };
+                    let write = |list: &List| {
+                        if is_its(list) {
+                            self.row(list, &mut table.borrow_mut());
+                        }
+                    };
+                    lists.each(ahead, write);
                 }
             }
         });

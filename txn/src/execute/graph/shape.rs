@@ -126,10 +126,11 @@ fn of_words(layouts: &[Layout], code: WordCode, sliced: bool) -> Shape {
         }
         parts.push(Part { touches, loads: Vec::new(), stores: Vec::new(), code: Some(slice) });
     }
-    // What it emits may need rows that no slice needs.
-    for load in &code.loads {
-        if !parts.iter().flat_map(|p| &p.touches).any(|t| t.row == u16::from(load.row)) {
-            parts[0].touches.push(touch(load.row, false));
+    // What it emits may need rows that no slice needs, and so may asking whether they are there.
+    let asked = (0..code.rows.len() as u8).filter(|_| code.asks);
+    for row in code.loads.iter().map(|load| load.row).chain(asked) {
+        if !parts.iter().flat_map(|p| &p.touches).any(|t| t.row == u16::from(row)) {
+            parts[0].touches.push(touch(row, false));
         }
     }
     for part in &mut parts {

@@ -183,6 +183,9 @@ impl<'a> Work<'a> {
         for (near, access) in near.iter_mut().zip(0..part.touches.len()) {
             *near = Some(find(access)?);
         }
+        if code.asks {
+            (NEAR..part.touches.len()).try_for_each(|access| find(access).map(|_| ()))?;
+        }
         let found = |access: usize| match access < NEAR {
             true => near[access].ok_or(Stop::Trap),
             false => find(access),
@@ -285,6 +288,30 @@ impl<'a> Walk for Work<'a> {
         self.run(vertex, hand);
         while let Some(Reverse(vertex)) = hand.again.pop() {
             self.run(vertex, hand);
+        }
+    }
+
+    #[inline]
+    fn prefetch(&self, vertex: u32) {
+        let at = self.graph.vertex(vertex);
+        let part = &self.shape(at).parts[usize::from(at.part)];
+        for (access, touch) in (at.access..).zip(&part.touches) {
+            let access = self.graph.access(access);
+            match access.from() {
+                From::Slot(slot) => {
+                    let (table, _) = self.shape(at).rows[usize::from(touch.row)];
+                    let table = &self.tables[table];
+                    table.prefetch_at(slot as usize * table.layout().slot_words());
+                }
+                From::Access(before) => {
+                    let before = self.graph.access(before).at as usize;
+                    tidemill_table::prefetch_address(&raw const self.words[before]);
+                }
+                From::Missing | From::Same(_) => {}
+            }
+            if touch.words > 0 {
+                tidemill_table::prefetch_address(&raw const self.words[access.at as usize]);
+            }
         }
     }
 

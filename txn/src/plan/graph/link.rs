@@ -77,9 +77,17 @@ impl Lists {
         self.taken.len()
     }
 
-    /// All lists, in the order in which their rows came first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &List> {
-        self.taken.iter().map(|at| &self.places[*at as usize])
+    /// All lists, in the order in which their rows came first. Each is shown to `ahead` some time
+    /// before its turn.
+    pub(crate) fn each<'a>(&'a self, ahead: impl Fn(&'a List), mut each: impl FnMut(&'a List)) {
+        let place = |nth: usize| self.taken.get(nth).map(|at| &self.places[*at as usize]);
+        for nth in 0..self.taken.len() {
+            if let Some(list) = place(nth + 2 * AHEAD) {
+                tidemill_table::prefetch_address(list);
+            }
+            place(nth + AHEAD).into_iter().for_each(&ahead);
+            place(nth).into_iter().for_each(&mut each);
+        }
     }
 }
 
@@ -138,7 +146,8 @@ impl Graph {
             chains[vertex as usize].store(list.number * threads as u32 + thread as u32, Relaxed);
         }
         if list.last != NONE && self.access(list.last).vertex() == vertex {
-            // An operation that names a row twice has it once.
+            // An operation that names a row twice has it once; it writes both or none.
+            debug_assert_eq!(access.writes(), self.access(list.last).writes());
             access.set_from(From::Same(list.last));
             return;
         }
