@@ -246,6 +246,26 @@ impl Table {
             .collect()
     }
 
+    /// The row whose slot has this key and these column words; of a table of plain rows.
+    pub fn row_of(&self, key: u64, body: &[u64]) -> Row {
+        self.make_row(key, body, &[])
+    }
+
+    /// The column words of a row, null bits first; of a table of plain rows.
+    pub fn words_of(&self, row: &[Value]) -> Vec<u64> {
+        let mut body = vec![0; self.layout.body_words()];
+        for (place, value) in self.layout.places.iter().zip(row) {
+            if let Place::Word { word, null_bit } = place {
+                let bits = value.word();
+                if let (Some(bit), None) = (null_bit, bits) {
+                    body[bit / 64] |= 1 << (bit % 64);
+                }
+                body[self.layout.null_words + word] = bits.unwrap_or(0);
+            }
+        }
+        body
+    }
+
     // ---- rows as words --------------------------------------------------------------------
 
     /// The hash of a word key.

@@ -19,10 +19,22 @@ struct Touched {
     written: bool,
 }
 
+/// Where transactions find rows.
+pub(crate) trait Rows {
+    /// The row with this key, if it is there.
+    fn row(&self, table: TableId, key: &[Value]) -> Option<Row>;
+}
+
+impl Rows for &[Table] {
+    fn row(&self, table: TableId, key: &[Value]) -> Option<Row> {
+        self[table.index()].get(key)
+    }
+}
+
 /// One transaction at work.
 pub(crate) struct General<'a> {
     program: &'a Program,
-    tables: &'a [Table],
+    tables: &'a dyn Rows,
     output: Option<StreamId>,
     rows: Vec<Touched>,
     by_key: HashMap<(TableId, Key), usize, foldhash::fast::FixedState>,
@@ -44,6 +56,14 @@ impl Effects {
         for touched in self.rows.iter().filter(|t| t.written) {
             tables[touched.table.index()].put(&touched.key, touched.row.as_deref(), seq);
         }
+    }
+
+    /// The rows that are written, and what they are then.
+    pub(crate) fn written(
+        &self,
+    ) -> impl Iterator<Item = (TableId, &[Value], Option<&[Value]>)> + '_ {
+        let written = self.rows.iter().filter(|t| t.written);
+        written.map(|t| (t.table, &t.key[..], t.row.as_deref()))
     }
 
     /// The hash of what transaction number `seq` writes: of each row with its key, summed, because the
@@ -132,7 +152,7 @@ impl<'a> General<'a> {
     /// A transaction of a handler whose own output stream is `output`.
     pub(crate) fn new(
         program: &'a Program,
-        tables: &'a [Table],
+        tables: &'a dyn Rows,
         output: Option<StreamId>,
     ) -> General<'a> {
         let (rows, by_key) = (Vec::new(), HashMap::default());
@@ -148,7 +168,7 @@ impl<'a> General<'a> {
     fn touch(&mut self, table: TableId, key: Vec<Value>) -> usize {
         let (tables, rows) = (self.tables, &mut self.rows);
         *self.by_key.entry((table, Key::of(&key))).or_insert_with(|| {
-            let row = tables[table.index()].get(&key).map(Vec::from);
+            let row = tables.row(table, &key).map(Vec::from);
             rows.push(Touched { table, key, row, written: false });
             rows.len() - 1
         })

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{Batch, Result, Stamp, StreamId, Value};
 use tidemill_table::{Layout, Opened, Seq, Table};
 
-use super::general::{Effects, General};
+use super::general::{Effects, General, Rows};
 use super::lane::{Lane, Wants, WordColumns};
 use super::native::{self, NativeCode};
 use super::output::{DerivedEvent, Origin, Output, OutputBuilder};
@@ -540,12 +540,12 @@ fn transact(
     let result = if depth(out, origin) > program.handlers.len() {
         Err(reasons::endless())
     } else {
-        call(&program, tables, handler, event)
+        call(&program, &&*tables, handler, event)
     };
     if let Body::Opaque(_) = program.handlers[handler].body {
         serial.calls += 1;
         if serial.rerun_every > 0 && serial.calls.is_multiple_of(serial.rerun_every) {
-            let same = match (&result, &call(&program, tables, handler, event)) {
+            let same = match (&result, &call(&program, &&*tables, handler, event)) {
                 (Ok(a), Ok(b)) => a.same_outcome(b),
                 (Err(a), Err(b)) => a == b,
                 _ => false,
@@ -590,9 +590,10 @@ fn depth(out: &Sink, origin: Origin) -> usize {
     depth
 }
 
-fn call(
+/// Runs a transaction of a handler on the general path.
+pub(crate) fn call(
     program: &Program,
-    tables: &[Table],
+    tables: &dyn Rows,
     handler: usize,
     event: &[Value],
 ) -> Result<Effects, Abort> {

@@ -9,6 +9,7 @@ use super::shape::{FLAGS_WORDS, PRESENT, WRITTEN};
 use super::state::States;
 use crate::plan::graph::{From, Graph, List, Lists};
 use crate::pool::Pool;
+use crate::reference::word_value;
 
 /// The versions of a graph whose first transactions, `until` of them, are final. The number of the
 /// first one is `first`.
@@ -70,7 +71,12 @@ impl Commit<'_> {
     fn row(&self, list: &List, table: &mut Table) {
         let Some((access, seq)) = self.last(list) else { return };
         let version = &self.words[self.graph.access(access).at as usize..];
-        debug_assert!(version[0].load(Ordering::Relaxed) & PRESENT != 0, "nobody deletes rows");
+        if version[0].load(Ordering::Relaxed) & PRESENT == 0 {
+            let spec = table.spec();
+            let key = word_value(&spec.schema.columns[spec.key[0]].ty, list.key);
+            table.put(&[key], None, seq);
+            return;
+        }
         let hash = table.hash(list.key);
         let base = match table.find(list.key, hash) {
             Some(base) => base,

@@ -17,6 +17,7 @@
 //! | `state` | the states of operations, and how they change |
 //! | `work` | operations at work |
 //! | `natives` | closures |
+//! | `values` | transactions over values |
 //! | `post` | what is emitted, and why transactions abort |
 //! | `commit` | versions go to tables |
 
@@ -26,6 +27,7 @@ mod plan;
 mod post;
 mod shape;
 mod state;
+mod values;
 mod work;
 
 use std::borrow::Cow;
@@ -42,6 +44,7 @@ use self::plan::Stretch;
 use self::post::{Item, Posted};
 use self::shape::{Kind, Shape};
 use self::state::States;
+use self::values::Done;
 use self::work::{Hand, LaneColumns, Work};
 use super::lane::WordColumns;
 use super::output::Origin;
@@ -265,6 +268,7 @@ impl Graphs {
         let work = Work {
             graph,
             shapes,
+            program,
             tables,
             epoch,
             from: order.start,
@@ -272,6 +276,7 @@ impl Graphs {
             states,
             words,
             notes,
+            is_whole: whole == 1,
             at_once: aborts == Aborts::Eager && explore != Explore::Sbfs,
         };
         let gang = Gang::new(threads);
@@ -349,6 +354,18 @@ fn append(
             }
             Item::Refuses { txn, thread, at } => {
                 abort(out, txn, logs[usize::from(thread)].reason(at as usize));
+            }
+            Item::Values { txn, thread, at } => {
+                match &logs[usize::from(thread)].values[at as usize] {
+                    Done::Aborts(reason) => abort(out, txn, reason),
+                    Done::Commits(emitted) => {
+                        out.counts[handler(txn)].committed += 1;
+                        for (ordinal, (stream, row)) in emitted.iter().enumerate() {
+                            let origin = origin(txn).output(ordinal as u32);
+                            out.builders[stream.index()].push(row, origin);
+                        }
+                    }
+                }
             }
             Item::Trap(txn) => return Some(txn),
         }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use tidemill_table::{RowAt, HEADER_WORDS, KEY_WORD};
 
 use super::shape::{Shape, FLAGS_WORDS, PRESENT, WRITTEN};
+use super::values::Done;
 use super::work::{Hand, Work};
 use crate::execute::lane::{Copies, Lane};
 use crate::execute::native::NativeCode;
@@ -30,6 +31,8 @@ pub(crate) struct Log {
     /// How many words follow, then for each event the closure's number of the stream and its words.
     emitted: Vec<u64>,
     reasons: Vec<&'static str>,
+    /// Of transactions over values.
+    pub(crate) values: Vec<Done>,
 }
 
 /// Where a closure's outcome is noted: in this thread's log.
@@ -44,25 +47,33 @@ pub(crate) enum Note {
         thread: usize,
         at: usize,
     },
+    /// It was run over values.
+    Values {
+        thread: usize,
+        at: usize,
+    },
 }
 
 const ABORTS: u64 = 1 << 55;
-const AT: u64 = ABORTS - 1;
+const VALUES: u64 = 1 << 54;
+const AT: u64 = VALUES - 1;
 
 impl Note {
-    fn word(&self) -> u64 {
+    pub(crate) fn word(&self) -> u64 {
         match *self {
             Note::Nothing => 0,
             Note::Emits { thread, at } => (thread as u64) << 56 | (at as u64 + 1),
             Note::Aborts { thread, at } => (thread as u64) << 56 | ABORTS | at as u64,
+            Note::Values { thread, at } => (thread as u64) << 56 | VALUES | at as u64,
         }
     }
 
     pub(crate) fn of(word: u64) -> Note {
         let (thread, at) = ((word >> 56) as usize, (word & AT) as usize);
-        match (word, word & ABORTS) {
+        match (word, word & (ABORTS | VALUES)) {
             (0, _) => Note::Nothing,
             (_, 0) => Note::Emits { thread, at: at - 1 },
+            (_, VALUES) => Note::Values { thread, at },
             _ => Note::Aborts { thread, at },
         }
     }

@@ -35,8 +35,9 @@ pub(crate) fn plain_lanes(
     lanes.map(is_plain).collect()
 }
 
+/// The key of a row of an event's transaction.
 #[inline(always)]
-fn key(from: KeyFrom, columns: &[&[u64]], event: usize) -> u64 {
+pub(crate) fn key(from: KeyFrom, columns: &[&[u64]], event: usize) -> u64 {
     match from {
         KeyFrom::Const(word) => word,
         KeyFrom::Column(column) => columns[usize::from(column)][event],

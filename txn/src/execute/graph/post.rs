@@ -26,6 +26,8 @@ pub(crate) enum Item {
     Aborts(u32, u16),
     /// It aborts, for a reason in a closure's log.
     Refuses { txn: u32, thread: u16, at: u32 },
+    /// It was run over values: a thread's log says what it came to.
+    Values { txn: u32, thread: u16, at: u32 },
     /// The general path must decide.
     Trap(u32),
 }
@@ -37,7 +39,15 @@ impl Work<'_> {
         for txn in txns.start as u32..txns.end as u32 {
             let at = self.graph.vertex(self.graph.operations(txn).start);
             let shape = self.shape(at);
+            if let Note::Values { thread, at } =
+                Note::of(self.notes[txn as usize].load(Ordering::Relaxed))
+            {
+                let (thread, at) = (thread as u16, at as u32);
+                posted.items.push(Item::Values { txn, thread, at });
+                continue;
+            }
             match &shape.kind {
+                Kind::Values => unreachable!("it is noted what they come to"),
                 Kind::Words(code) => {
                     let frame = &mut hand.frames[usize::from(at.handler)];
                     let aborts = self.states.is_aborted(txn);
@@ -64,11 +74,9 @@ impl Work<'_> {
                             let (thread, at) = (thread as u16, at as u32);
                             posted.items.push(Item::Refuses { txn, thread, at });
                         }
-                        _ if self.states.is_aborted(txn) => {
-                            posted.items.push(Item::Trap(txn));
-                            return posted;
+                        Note::Nothing | Note::Values { .. } => {
+                            posted.items.push(Item::Commits(txn))
                         }
-                        Note::Nothing => posted.items.push(Item::Commits(txn)),
                         Note::Emits { thread, at } => {
                             posted.items.push(Item::Commits(txn));
                             posted.kept(txn, &code.streams, widths, logs[thread].emitted(at));

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use tidemill_core::DataType;
 use tidemill_table::{Layout, HEADER_WORDS};
 
 use crate::execute::native::{self, NativeCode};
 use crate::execute::words::{self, KeyFrom, WordCode};
 use crate::plan::graph::Size;
-use crate::program::{Body, NativeBody, Program};
+use crate::program::{Body, Expr, NativeBody, Op, Program, Step};
 
 /// What an operation has to do with a row of its transaction.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +44,8 @@ pub(crate) struct Part {
 /// What a handler's transactions are.
 pub(crate) enum Kind {
     Words(WordCode),
+    /// Declared, over values.
+    Values,
     /// With the width of each stream that it emits to.
     Native(NativeCode, Arc<dyn NativeBody>, Vec<usize>),
 }
@@ -88,10 +91,10 @@ fn shape(program: &Program, layouts: &[Layout], handler: usize, sliced: bool) ->
         return None;
     }
     match &spec.body {
-        Body::Declared(_) => {
-            let code = words::compile(program, layouts, handler).ok()?;
-            (!code.consumed).then(|| of_words(layouts, code, sliced))
-        }
+        Body::Declared(_) => match words::compile(program, layouts, handler) {
+            Ok(code) => (!code.consumed).then(|| of_words(layouts, code, sliced)),
+            Err(_) => of_values(program, layouts, handler).filter(|_| !sliced),
+        },
         Body::Native(n) => {
             let native = &program.natives[*n];
             let code = native::prepare(program, layouts, native).ok()?;
@@ -126,8 +129,9 @@ fn of_words(layouts: &[Layout], code: WordCode, sliced: bool) -> Shape {
         }
         parts.push(Part { touches, loads: Vec::new(), stores: Vec::new(), code: Some(slice) });
     }
-    // What it emits may need rows that no slice needs, and so may asking whether they are there.
-    let asked = (0..code.rows.len() as u8).filter(|_| code.asks);
+    // What it emits may need rows that no slice needs, and so may asking whether they are there, and
+    // the general path.
+    let asked = (0..code.rows.len() as u8).filter(|_| code.asks || !sliced);
     for row in code.loads.iter().map(|load| load.row).chain(asked) {
         if !parts.iter().flat_map(|p| &p.touches).any(|t| t.row == u16::from(row)) {
             parts[0].touches.push(touch(row, false));
@@ -167,6 +171,39 @@ fn of_native(
     let part = Part { touches, loads: Vec::new(), stores: Vec::new(), code: None };
     let rows = code.rows.iter().map(|row| (row.table, row.key)).collect();
     finish(Kind::Native(code, body, widths), rows, vec![part], (0..columns).collect())
+}
+
+/// A declared transaction over values, if its rows are words and their keys are in the event.
+fn of_values(program: &Program, layouts: &[Layout], handler: usize) -> Option<Shape> {
+    let handler = &program.handlers[handler];
+    let Body::Declared(declared) = &handler.body else { return None };
+    let is_taken = |step: &Step| match &step.op {
+        Op::Emit { stream, .. } => program.handlers_on(*stream).next().is_some(),
+        _ => false,
+    };
+    if declared.steps.iter().any(is_taken) || declared.rows.len() > native::ROWS_MAX {
+        return None;
+    }
+    let event = &program.streams[handler.input.index()].spec.schema.columns;
+    let (mut rows, mut touches) = (Vec::new(), Vec::new());
+    for (number, row) in declared.rows.iter().enumerate() {
+        let (table, layout) = (row.table.index(), &layouts[row.table.index()]);
+        let spec = &program.tables[table];
+        let is_float = spec.schema.columns[spec.key[0]].ty == DataType::Float;
+        if !layout.word_key || layout.values > 0 || is_float {
+            return None;
+        }
+        let key = match declared.exprs.expr(row.key[0]) {
+            Expr::Column(c) if !event[usize::from(*c)].nullable => KeyFrom::Column(*c),
+            Expr::Const(value) => KeyFrom::Const(value.word()?),
+            _ => return None,
+        };
+        rows.push((table, key));
+        // Two of them may be one row, which is written or not.
+        touches.push(Touch { row: number as u16, words: version_words(layout) });
+    }
+    let part = Part { touches, loads: Vec::new(), stores: Vec::new(), code: None };
+    Some(finish(Kind::Values, rows, vec![part], Vec::new()))
 }
 
 fn finish(

@@ -12,6 +12,7 @@ use super::state::States;
 use crate::execute::words::{Frame, Stop, WordCode};
 use crate::order::Epoch;
 use crate::plan::graph::{From, Graph, Vertex};
+use crate::program::Program;
 use crate::schedule::Walk;
 
 /// The columns of each lane's events; those that are not words are empty.
@@ -21,6 +22,7 @@ pub(crate) type LaneColumns<'a> = Vec<Vec<&'a [u64]>>;
 pub(crate) struct Work<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) shapes: &'a [Option<Shape>],
+    pub(crate) program: &'a Program,
     pub(crate) tables: &'a [Table],
     pub(crate) epoch: &'a Epoch,
     /// The place of the graph's first transaction in the epoch's order.
@@ -31,6 +33,8 @@ pub(crate) struct Work<'a> {
     pub(crate) words: &'a [AtomicU64],
     /// Per transaction what its closure came to, see [`super::natives`].
     pub(crate) notes: &'a [AtomicU64],
+    /// Each transaction is one operation.
+    pub(crate) is_whole: bool,
     /// Aborts are dealt with at once, and not put aside.
     pub(crate) at_once: bool,
 }
@@ -258,7 +262,12 @@ impl<'a> Work<'a> {
                 (None, Kind::Native(code, body, _)) => {
                     self.native(at, shape, code, &**body, hand).map(|()| true)
                 }
-                (None, Kind::Words(_)) => unreachable!("compiled parts have code"),
+                (None, _) => self.values(at, shape, hand).map(|()| true),
+            };
+            // All before it is final, so the general path may decide here.
+            let computed = match computed {
+                Err(Stop::Trap) if self.is_whole => self.values(at, shape, hand).map(|()| true),
+                computed => computed,
             };
             let (changed, fails) = (computed == Ok(true), computed.is_err());
             let is_overturned = self.states.stop(vertex, at.txn, fails);
