@@ -85,3 +85,33 @@ impl Drop for Guard<'_> {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn what_was_done_before_a_meeting_is_seen_behind_it() {
+        loom::model(|| {
+            let shared = Arc::new((Gang::new(2), AtomicUsize::new(0), AtomicUsize::new(0)));
+            let other = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    let (gang, mine, others) = &*shared;
+                    mine.store(1, Ordering::Relaxed);
+                    gang.meet();
+                    assert_eq!(others.load(Ordering::Relaxed), 1);
+                    gang.meet();
+                })
+            };
+            let (gang, others, mine) = &*shared;
+            mine.store(1, Ordering::Relaxed);
+            gang.meet();
+            assert_eq!(others.load(Ordering::Relaxed), 1);
+            gang.meet();
+            other.join().unwrap();
+        });
+    }
+}

@@ -51,3 +51,41 @@ impl Ready {
         self.left.load(Ordering::Acquire) == 0
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn each_unit_is_taken_once_and_finds_what_was_done_for_it() {
+        loom::model(|| {
+            let shared = Arc::new((Ready::new(2), AtomicU32::new(0)));
+            let take = |(ready, done): &(Ready, AtomicU32)| loop {
+                let place = ready.draw();
+                let unit = loop {
+                    match ready.at(place) {
+                        Some(unit) => break unit,
+                        None if ready.is_done() => return,
+                        None => loom::thread::yield_now(),
+                    }
+                };
+                // The first unit makes the second one ready.
+                assert_eq!(done.fetch_add(1, Ordering::Relaxed), unit);
+                if unit == 0 {
+                    ready.put(1);
+                }
+                ready.executed(1);
+            };
+            shared.0.put(0);
+            let other = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || take(&shared))
+            };
+            take(&shared);
+            other.join().unwrap();
+            assert_eq!(shared.1.load(Ordering::Relaxed), 2);
+        });
+    }
+}

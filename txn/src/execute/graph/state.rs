@@ -105,3 +105,66 @@ impl States {
         self.failing[txn as usize].load(Ordering::SeqCst) != 0
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+
+    use super::*;
+
+    /// An operation that reads one word, and what it read last.
+    fn run(states: &States, word: &AtomicU32, read: &AtomicU32) {
+        states.begin(0);
+        loop {
+            read.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
+            if states.end(0) {
+                return;
+            }
+            states.begin(0);
+        }
+    }
+
+    #[test]
+    fn whoever_read_too_early_reads_again() {
+        loom::model(|| {
+            let mut states = States::default();
+            states.clear(1, 1);
+            let shared = Arc::new((states, AtomicU32::new(0), AtomicU32::new(0)));
+            let other = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    let (states, word, read) = &*shared;
+                    // A version changes, and whoever may have read it is told.
+                    word.store(1, Ordering::Relaxed);
+                    if states.again(0) {
+                        run(states, word, read);
+                    }
+                })
+            };
+            let (states, word, read) = &*shared;
+            run(states, word, read);
+            other.join().unwrap();
+            assert_eq!(read.load(Ordering::Relaxed), 1);
+            assert!(states.is_executed(0));
+        });
+    }
+
+    #[test]
+    fn of_two_verdicts_that_meet_one_sees_the_other() {
+        loom::model(|| {
+            let mut states = States::default();
+            states.clear(2, 2);
+            let states = Arc::new(states);
+            let other = {
+                let states = states.clone();
+                loom::thread::spawn(move || {
+                    assert!(states.stop(0, 0, true));
+                    states.is_aborted(1)
+                })
+            };
+            assert!(states.stop(1, 1, true));
+            let one = states.is_aborted(0);
+            assert!(one | other.join().unwrap());
+        });
+    }
+}
