@@ -16,7 +16,7 @@ use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Epoch, Run};
 use tidemill_txn::pool::Pool;
 use tidemill_txn::program::{Builder, NativeTx};
-use tidemill_txn::reference;
+use tidemill_txn::reference::{self, InputRow};
 use tidemill_txn::schedule::Strategy as Executed;
 
 /// The strategies that have a graph.
@@ -113,5 +113,75 @@ fn a_panic_reaches_all_threads() {
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
             assert!(ended.is_err(), "{strategy} on {} threads", pool.threads());
         }
+    }
+}
+
+/// Transfers between few rows, a third of which abort because of what others did or did not do:
+/// most of what is executed on guesses has to be taken back.
+#[test]
+fn aborts_that_depend_on_aborts() {
+    let mut b = Builder::new("transfers");
+    let n = Column::new("n", DataType::Int).default(Value::Int(40));
+    let table = b.table("t", &["k"], vec![Column::new("k", DataType::Int), n]);
+    let mut columns = vec![Column::new("at", DataType::Timestamp)];
+    columns.extend(["from", "to", "also", "amount"].map(|c| Column::new(c, DataType::Int)));
+    let input = b.stream("input", columns);
+    b.event_time(input, "at", Late::Side);
+    b.source("rows", input, 0);
+    let mut h = b.handler("transfer", input);
+    let amount = h.column("amount");
+    let [from, to, also] = ["from", "to", "also"].map(|c| {
+        let key = h.column(c);
+        h.row(table, &[key])
+    });
+    for (row, is_paid) in [(to, true), (also, false)] {
+        let have = h.read(row, "n");
+        let more = h.add(have, amount);
+        let more = if is_paid { more } else { h.sub(more, amount) };
+        h.set(row, "n", more);
+    }
+    let have = h.read(from, "n");
+    let enough = h.ge(have, amount);
+    h.require(enough, "too little");
+    let left = h.sub(have, amount);
+    h.set(from, "n", left);
+    h.output(&[("left", left)]);
+    h.done();
+    let program = Arc::new(b.finish().unwrap());
+    let mut dice = Dice(11);
+    let rows: Vec<InputRow> = (0..2400)
+        .map(|offset| {
+            let first = dice.below(12) as i64;
+            let keys = [first, (first + 1 + dice.below(5) as i64) % 12, (first + 7) % 12];
+            let amount = dice.below(50) as i64;
+            let mut values = vec![Value::Timestamp(offset as i64)];
+            values.extend(keys.into_iter().chain([amount]).map(Value::Int));
+            InputRow { offset, values }
+        })
+        .collect();
+    let cut = |until: u64| reference::CutAt {
+        offsets: vec![until],
+        clock_us: 0,
+        idle: Vec::new(),
+        ended: if until == 2400 { vec![SourceId(0)] } else { Vec::new() },
+    };
+    let (sources, cuts) = ([rows], [cut(800), cut(810), cut(2400)]);
+    let wanted = reference::run(&program, &sources, &cuts);
+    assert!(wanted.aborts > 600, "{} aborts", wanted.aborts);
+    for strategy in strategies() {
+        let pool = dice.pick(pools());
+        let in_graphs = std::cell::Cell::new(0);
+        let got = drive::run(&program, &sources, &cuts, &mut dice, |seq| {
+            let executor = Executor::new(program.clone(), strategy, 0).after(seq);
+            let mut executor = executor.planning_anything();
+            let in_graphs = &in_graphs;
+            move |tables: &mut [Table], epoch: &Epoch| {
+                let outcome = executor.run(pool, tables, epoch).unwrap();
+                in_graphs.set(in_graphs.get() + executor.ran().in_graphs);
+                outcome
+            }
+        });
+        same(&wanted, &got);
+        assert!(in_graphs.get() > 2000, "{} in graphs", in_graphs.get());
     }
 }

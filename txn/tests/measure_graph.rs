@@ -19,7 +19,7 @@ const KEYS: i64 = 100_000;
 const EVENTS: usize = 10_240;
 const EPOCHS: usize = 12;
 
-/// Arithmetic of which each step needs the one before: about a nanosecond each.
+/// Arithmetic of which each step needs the one before: two to four nanoseconds each.
 #[inline(never)]
 fn work(steps: u64, from: i64) {
     let step = |x: u64, step: u64| {
@@ -183,7 +183,7 @@ fn strategies() {
         hashes.dedup();
         assert_eq!(hashes.len(), 1, "all strategies come to the same");
         let kind = if native { "closures" } else { "declared" };
-        println!("{kind}, {steps} ns of work an operation, {aborts} % aborts: ns a transaction");
+        println!("{kind}, {steps} steps of work an operation, {aborts} % aborts: ns a transaction");
         for (strategy, (best, worst)) in all.iter().zip(best) {
             println!("    {:16} {best} to {worst}", strategy.to_string());
         }
