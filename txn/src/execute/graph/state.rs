@@ -26,7 +26,7 @@
 //! was last executed on what it would have found in stamp order; from the first on, that is the
 //! serial outcome.
 
-use crate::schedule::sync::{AtomicU32, AtomicU8, Ordering};
+use crate::schedule::sync::{fence, AtomicU32, AtomicU8, Ordering};
 
 const BLK: u8 = 0;
 const RDY: u8 = 1;
@@ -91,18 +91,20 @@ impl States {
         }
         self.fails[vertex as usize].store(u8::from(fails), Ordering::Relaxed);
         let failing = &self.failing[txn as usize];
-        // Verdicts are changed and read in one total order: of two threads that change the verdicts
-        // on writes that follow one another, at least one sees the other's.
-        match fails {
-            true => failing.fetch_add(1, Ordering::SeqCst) == 0,
-            false => failing.fetch_sub(1, Ordering::SeqCst) == 1,
-        }
+        let is_overturned = match fails {
+            true => failing.fetch_add(1, Ordering::AcqRel) == 0,
+            false => failing.fetch_sub(1, Ordering::AcqRel) == 1,
+        };
+        // Whoever changes something looks at verdicts next, to see who is to be told. Of two that do
+        // so at once at least one sees what the other did; so does everybody who is told by that one.
+        fence(Ordering::SeqCst);
+        is_overturned
     }
 
     /// Whether a transaction is ABT, as far as is known.
     #[inline(always)]
     pub(crate) fn is_aborted(&self, txn: u32) -> bool {
-        self.failing[txn as usize].load(Ordering::SeqCst) != 0
+        self.failing[txn as usize].load(Ordering::Acquire) != 0
     }
 }
 

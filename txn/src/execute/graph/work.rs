@@ -118,7 +118,6 @@ impl<'a> Work<'a> {
             Some(Found { columns, is_present: false })
         };
         let mut from = self.graph.access(access).from();
-        let mut has_passed = false;
         loop {
             match from {
                 From::Access(before) | From::Same(before) => {
@@ -126,14 +125,8 @@ impl<'a> Work<'a> {
                     let is_write = matches!(from, From::Access(_));
                     let txn = self.graph.vertex(before_access.vertex()).txn;
                     if !is_write || self.states.is_aborted(txn) {
-                        has_passed |= is_write;
                         from = before_access.from();
                         continue;
-                    }
-                    if has_passed {
-                        // See `States::stop`: whoever was executed again before that verdict has
-                        // its words seen here.
-                        fence(Ordering::SeqCst);
                     }
                     let words = &self.words[before_access.at as usize..];
                     if words[0].load(Ordering::Relaxed) & PRESENT == 0 {
@@ -277,7 +270,8 @@ impl<'a> Work<'a> {
                     self.tell(sibling, hand);
                 }
             } else if changed && !is_first {
-                // Nobody begins before this operation has been executed for the first time.
+                // Nobody begins before this operation has been executed for the first time. The fence
+                // is as in `States::stop`.
                 fence(Ordering::SeqCst);
                 self.tell(vertex, hand);
             }
