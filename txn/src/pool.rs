@@ -14,6 +14,12 @@ pub trait Pool: Send + Sync {
     /// # Panics
     /// When a member panicked; all of them have ended by then.
     fn run(&self, work: &(dyn Fn(usize) + Sync));
+
+    /// Called by a member that has been waiting for another for a while: lets others run, for there
+    /// may be fewer cores than members.
+    fn give_way(&self) {
+        std::hint::spin_loop();
+    }
 }
 
 /// The caller alone.

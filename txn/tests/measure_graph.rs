@@ -151,8 +151,8 @@ fn strategies() {
         (false, 0, 10),
         (true, 0, 0),
         (true, 0, 10),
-        (true, 1000, 0),
-        (true, 1000, 10),
+        (true, 300, 0),
+        (true, 300, 10),
     ] {
         let only = std::env::var("ONLY").unwrap_or_default();
         if !format!("{native} {steps} {aborts}").contains(&only) {

@@ -79,10 +79,10 @@ impl Course {
         graph: &Graph,
         work: &W,
         hand: &mut W::Hand,
-        gang: &Gang,
+        gang: &Gang<'_>,
         thread: usize,
     ) {
-        let _guard = gang.guard();
+        let guard = gang.guard();
         match &self.kind {
             Kind::Sbfs(strata) => self.sbfs(strata, work, hand, gang, thread),
             Kind::Sdfs(strata) => self.sdfs(graph, strata, work, hand, gang, thread),
@@ -94,6 +94,7 @@ impl Course {
         // The graph has been walked: what is left to be dealt with is dealt with now.
         gang.meet();
         work.redo(hand);
+        guard.done();
     }
 
     /// The unit at `at` comes soon, should there be one.
@@ -113,7 +114,7 @@ impl Course {
         strata: &Groups,
         work: &W,
         hand: &mut W::Hand,
-        gang: &Gang,
+        gang: &Gang<'_>,
         thread: usize,
     ) {
         let mut seen = [0; 2];
@@ -144,7 +145,7 @@ impl Course {
         strata: &Groups,
         work: &W,
         hand: &mut W::Hand,
-        gang: &Gang,
+        gang: &Gang<'_>,
         thread: usize,
     ) {
         for stratum in 0..strata.len() {
@@ -168,7 +169,7 @@ impl Course {
         (ready, unresolved): (&Ready, &[AtomicU32]),
         work: &W,
         hand: &mut W::Hand,
-        gang: &Gang,
+        gang: &Gang<'_>,
         thread: usize,
     ) {
         let own = share(self.units.len(), thread, gang.threads());
@@ -255,7 +256,7 @@ impl Course {
         graph: &Graph,
         work: &W,
         hand: &mut W::Hand,
-        gang: &Gang,
+        gang: &Gang<'_>,
         thread: usize,
     ) {
         let own = share(self.units.len(), thread, gang.threads());

@@ -1,13 +1,14 @@
 //! Threads that walk a graph together: where they wait for one another.
 
-use super::sync::{spin_loop, yield_now, AtomicBool, AtomicUsize, Ordering};
+use super::sync::{spin_loop, AtomicBool, AtomicUsize, Ordering};
+use crate::pool::Pool;
 
 /// The meeting point of some threads.
 ///
 /// Whoever waits here does so for microseconds, so it spins; should one of the others panic, it
 /// panics too, because what it waits for may never come.
-#[derive(Debug)]
-pub(crate) struct Gang {
+pub(crate) struct Gang<'a> {
+    pool: &'a dyn Pool,
     threads: usize,
     arrived: AtomicUsize,
     round: AtomicUsize,
@@ -17,10 +18,11 @@ pub(crate) struct Gang {
 /// Turns of a spinning wait before others are let run: there may be fewer cores than threads.
 const SPINS: u32 = 200;
 
-impl Gang {
-    pub(crate) fn new(threads: usize) -> Gang {
+impl<'a> Gang<'a> {
+    pub(crate) fn new(pool: &'a dyn Pool) -> Gang<'a> {
         Gang {
-            threads,
+            pool,
+            threads: pool.threads(),
             arrived: AtomicUsize::new(0),
             round: AtomicUsize::new(0),
             poisoned: AtomicBool::new(false),
@@ -64,25 +66,31 @@ impl Gang {
         );
         *turns += 1;
         match turns.is_multiple_of(SPINS) {
-            true => yield_now(),
+            true => self.pool.give_way(),
             false => spin_loop(),
         }
     }
 
-    /// To be held while others may wait: they are told when its holder panics.
+    /// To be held while others may wait: they are told when its holder panics and so drops it
+    /// without being [done](Guard::done).
     pub(crate) fn guard(&self) -> Guard<'_> {
         Guard(self)
     }
 }
 
 /// See [`Gang::guard`].
-pub(crate) struct Guard<'a>(&'a Gang);
+pub(crate) struct Guard<'a>(&'a Gang<'a>);
+
+impl Guard<'_> {
+    /// Nobody waits for this thread any more.
+    pub(crate) fn done(self) {
+        std::mem::forget(self);
+    }
+}
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.poisoned.store(true, Ordering::Relaxed);
-        }
+        self.0.poisoned.store(true, Ordering::Relaxed);
     }
 }
 
@@ -92,10 +100,26 @@ mod loom_tests {
 
     use super::*;
 
+    struct Two;
+
+    impl Pool for Two {
+        fn threads(&self) -> usize {
+            2
+        }
+
+        fn run(&self, _: &(dyn Fn(usize) + Sync)) {
+            unreachable!("the model starts its threads")
+        }
+
+        fn give_way(&self) {
+            loom::thread::yield_now();
+        }
+    }
+
     #[test]
     fn what_was_done_before_a_meeting_is_seen_behind_it() {
         loom::model(|| {
-            let shared = Arc::new((Gang::new(2), AtomicUsize::new(0), AtomicUsize::new(0)));
+            let shared = Arc::new((Gang::new(&Two), AtomicUsize::new(0), AtomicUsize::new(0)));
             let other = {
                 let shared = shared.clone();
                 loom::thread::spawn(move || {

@@ -6,11 +6,9 @@
 pub(crate) use loom::{
     hint::spin_loop,
     sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU8, AtomicUsize, Ordering},
-    thread::yield_now,
 };
 #[cfg(not(loom))]
 pub(crate) use std::{
     hint::spin_loop,
     sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU8, AtomicUsize, Ordering},
-    thread::yield_now,
 };

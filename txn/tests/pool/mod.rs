@@ -70,6 +70,10 @@ impl Pool for Threads {
         self.handles.len() + 1
     }
 
+    fn give_way(&self) {
+        std::thread::yield_now();
+    }
+
     fn run(&self, work: &(dyn Fn(usize) + Sync)) {
         let turn = self.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (lock, changed) = &*self.job;

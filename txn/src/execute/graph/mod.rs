@@ -279,7 +279,7 @@ impl Graphs {
             is_whole: whole == 1,
             at_once: aborts == Aborts::Eager && explore != Explore::Sbfs,
         };
-        let gang = Gang::new(threads);
+        let gang = Gang::new(pool);
         let logs: Vec<Mutex<Log>> = (0..threads).map(|_| Mutex::default()).collect();
         pool.run(&|thread| {
             let mut hand = Hand::new(thread, shapes);
