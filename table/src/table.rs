@@ -273,6 +273,26 @@ impl Table {
         }
     }
 
+    /// The row whose slot has this key and these column words; of a table of plain rows.
+    pub fn row_of(&self, key: u64, body: &[u64]) -> Row {
+        self.make_row(key, body, &[])
+    }
+
+    /// The column words of a row, null bits first; of a table of plain rows.
+    pub fn words_of(&self, row: &[Value]) -> Vec<u64> {
+        let mut body = vec![0; self.layout.body_words()];
+        for (place, value) in self.layout.places.iter().zip(row) {
+            if let Place::Word { word, null_bit } = place {
+                let bits = value.word();
+                if let (Some(bit), None) = (null_bit, bits) {
+                    body[bit / 64] |= 1 << (bit % 64);
+                }
+                body[self.layout.null_words + word] = bits.unwrap_or(0);
+            }
+        }
+        body
+    }
+
     // ---- rows as words --------------------------------------------------------------------
 
     /// The hash of a word key.
@@ -285,6 +305,12 @@ impl Table {
     #[inline(always)]
     pub fn prefetch(&self, hash: u64) {
         prefetch(self.slots.words(), self.home(hash) * self.stride);
+    }
+
+    /// Asks for the slot that begins at `base` to be brought into the cache.
+    #[inline(always)]
+    pub fn prefetch_at(&self, base: usize) {
+        prefetch(self.slots.words(), base);
     }
 
     /// The slot where the search for a key with this hash begins: less than `capacity`.
@@ -429,8 +455,8 @@ impl Table {
         }
     }
 
-    /// The column words of a row that is not there.
-    pub(crate) fn missing(&self) -> Option<&[u64]> {
+    /// The column words of a row that is not there; `None` when a column has no default in a word.
+    pub fn missing(&self) -> Option<&[u64]> {
         self.missing.as_deref()
     }
 

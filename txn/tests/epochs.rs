@@ -13,10 +13,12 @@ use std::sync::Arc;
 use expect_test::{expect, Expect};
 use tidemill_core::{Batch, Column, DataType, Key, Late, Row, SourceId, StreamId, Value};
 use tidemill_table::Table;
-use tidemill_txn::execute::Serial;
-use tidemill_txn::order::{CutInput, Run, Sequencer};
+use tidemill_txn::execute::{Executor, Outcome, Serial};
+use tidemill_txn::order::{CutInput, Epoch, Run, Sequencer};
+use tidemill_txn::pool::Alone;
 use tidemill_txn::program::{Builder, HandlerBuilder, Program};
 use tidemill_txn::reference::{self, CutAt, InputRow};
+use tidemill_txn::schedule::Strategy;
 
 fn check(text: &str, expect: Expect) {
     let (program, cuts) = parse(text);
@@ -30,8 +32,18 @@ fn check(text: &str, expect: Expect) {
         rows.map(|(_, row)| row.clone()).collect()
     };
     let wanted = show(&program, &table, &outputs);
-    assert_eq!(wanted, serial(&program, &cuts, false), "over words");
-    assert_eq!(wanted, serial(&program, &cuts, true), "over values");
+    let mut serial = Serial::new(program.clone(), 0);
+    let words = run(&program, &cuts, &mut |tables, epoch| serial.run(tables, epoch).unwrap());
+    assert_eq!(wanted, words, "over words");
+    let mut serial = Serial::new(program.clone(), 0).general_only();
+    let values = run(&program, &cuts, &mut |tables, epoch| serial.run(tables, epoch).unwrap());
+    assert_eq!(wanted, values, "over values");
+    for strategy in Strategy::all() {
+        let mut executor = Executor::new(program.clone(), strategy, 0).planning_anything();
+        let mut execute =
+            |tables: &mut [Table], epoch: &Epoch| executor.run(&Alone, tables, epoch).unwrap();
+        assert_eq!(wanted, run(&program, &cuts, &mut execute), "{strategy}");
+    }
     expect.assert_eq(&wanted);
 }
 
@@ -105,12 +117,10 @@ fn plus_one(
     h.add(sum, one)
 }
 
-fn serial(program: &Arc<Program>, cuts: &[CutAt], general_only: bool) -> String {
+type Execute<'a> = dyn FnMut(&mut [Table], &Epoch) -> Outcome + 'a;
+
+fn run(program: &Arc<Program>, cuts: &[CutAt], execute: &mut Execute<'_>) -> String {
     let mut sequencer = Sequencer::new(program.clone()).unwrap();
-    let mut serial = Serial::new(program.clone(), 0);
-    if general_only {
-        serial = serial.general_only();
-    }
     let mut tables = vec![Table::new(Arc::new(program.tables[0].clone()), 1)];
     let mut outputs: Vec<Vec<Row>> = vec![Vec::new(); program.streams.len()];
     let mut before = vec![0; program.sources.len()];
@@ -140,7 +150,7 @@ fn serial(program: &Arc<Program>, cuts: &[CutAt], general_only: bool) -> String 
         };
         before.clone_from(&cut.offsets);
         let epoch = sequencer.cut(input).unwrap().epoch;
-        let outcome = serial.run(&mut tables, &epoch).unwrap();
+        let outcome = execute(&mut tables, &epoch);
         for output in outcome.outputs {
             outputs[output.stream.index()].extend(output.batch.rows());
         }

@@ -22,10 +22,29 @@ struct Touched {
     written: bool,
 }
 
+/// Where transactions find rows.
+pub(crate) trait Rows {
+    /// The row with this key, if it is there.
+    fn row(&self, table: TableId, key: &[Value]) -> Option<Row>;
+
+    /// The table, for what looks at more than the newest versions of rows with known keys.
+    fn table(&self, table: TableId) -> &Table;
+}
+
+impl Rows for &[Table] {
+    fn row(&self, table: TableId, key: &[Value]) -> Option<Row> {
+        self[table.index()].get(key)
+    }
+
+    fn table(&self, table: TableId) -> &Table {
+        &self[table.index()]
+    }
+}
+
 /// One transaction at work.
 pub(crate) struct General<'a> {
     program: &'a Program,
-    tables: &'a [Table],
+    tables: &'a dyn Rows,
     output: Option<StreamId>,
     /// The time of its stamp.
     time_us: i64,
@@ -50,6 +69,14 @@ impl Effects {
             let (key, row) = (&touched.key, touched.row.as_deref());
             tables[touched.table.index()].put_at(key, row, seq, time_us);
         }
+    }
+
+    /// The rows that are written, and what they are then.
+    pub(crate) fn written(
+        &self,
+    ) -> impl Iterator<Item = (TableId, &[Value], Option<&[Value]>)> + '_ {
+        let written = self.rows.iter().filter(|t| t.written);
+        written.map(|t| (t.table, &t.key[..], t.row.as_deref()))
     }
 
     /// The hash of what transaction number `seq` writes: of each row with its key, summed, because the
@@ -138,7 +165,7 @@ impl<'a> General<'a> {
     /// A transaction at a time, of a handler whose own output stream is `output`.
     pub(crate) fn new(
         program: &'a Program,
-        tables: &'a [Table],
+        tables: &'a dyn Rows,
         output: Option<StreamId>,
         time_us: i64,
     ) -> General<'a> {
@@ -155,7 +182,7 @@ impl<'a> General<'a> {
     fn touch(&mut self, table: TableId, key: Vec<Value>) -> usize {
         let (tables, rows) = (self.tables, &mut self.rows);
         *self.by_key.entry((table, Key::of(&key))).or_insert_with(|| {
-            let row = tables[table.index()].get(&key).map(Vec::from);
+            let row = tables.row(table, &key).map(Vec::from);
             rows.push(Touched { table, key, row, written: false });
             rows.len() - 1
         })
@@ -322,7 +349,7 @@ impl<'a> General<'a> {
         let touched = &self.rows[at];
         let spec = &self.program.tables[touched.table.index()];
         let seen = Seen {
-            versions: self.tables[touched.table.index()].versions(&touched.key),
+            versions: self.tables.table(touched.table).versions(&touched.key),
             own: touched.row.as_deref().filter(|_| touched.written),
             time_us: self.time_us,
         };
@@ -338,7 +365,7 @@ impl<'a> General<'a> {
         read: &WindowRead,
     ) -> Result<Value, Abort> {
         let spec = &self.program.tables[table.index()];
-        let versions = self.tables[table.index()].versions(key);
+        let versions = self.tables.table(table).versions(key);
         let seen = Seen { versions, own, time_us: self.time_us };
         let numbers = seen.window(&read.window, spec.history);
         seen.made_of(numbers, spec, read.column, &read.aggregate)
@@ -367,7 +394,7 @@ impl<'a> General<'a> {
             .filter(|(key, _)| is_in(key))
             .collect();
         own.sort_by(|a, b| a.0.cmp(&b.0));
-        let held = &self.tables[table.index()];
+        let held = self.tables.table(table);
         let (mut keys, mut own) = (held.keys(&from, &to).peekable(), own.into_iter().peekable());
         let mut rows = Vec::new();
         while rows.len() < limit {

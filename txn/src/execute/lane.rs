@@ -72,6 +72,12 @@ pub(crate) struct RowSource {
     number: usize,
 }
 
+impl RowSource {
+    /// Of rows that are in no table.
+    const NONE: RowSource =
+        RowSource { keys: std::ptr::null(), table: std::ptr::null_mut(), number: usize::MAX };
+}
+
 /// What one transaction on copies of rows works on, and what it came to.
 #[derive(Debug)]
 pub(crate) struct Copies {
@@ -183,12 +189,26 @@ impl<'a> Lane<'a> {
     /// A lane of one event, given by column, whose transaction works on frames.
     pub(crate) fn copies(batch: &'a Batch, event: &'a [u64], copies: Copies) -> Lane<'a> {
         let mut lane = Lane::new(batch, 0, 0, None);
-        let none =
-            RowSource { keys: std::ptr::null(), table: std::ptr::null_mut(), number: usize::MAX };
-        lane.sources = vec![none; copies.rows.len()];
+        lane.sources = vec![RowSource::NONE; copies.rows.len()];
         lane.columns = Columns::of(event.iter().map(std::slice::from_ref).collect());
         lane.outs = Outs::kept();
         (lane.copies, lane.stage_at) = (Some(copies), usize::MAX);
+        lane
+    }
+
+    /// A lane whose transactions work on frames of so many rows, one at a time: who runs one puts
+    /// its [copies](Lane::copies) in first.
+    pub(crate) fn on_frames(
+        batch: &'a Batch,
+        index: u32,
+        columns: &[&'a [u64]],
+        rows: usize,
+    ) -> Lane<'a> {
+        let mut lane =
+            Lane::copies(batch, &[], Copies { rows: Vec::new(), present: 0, done: None });
+        lane.sources.resize(rows, RowSource::NONE);
+        lane.columns = Columns::of(columns.to_vec());
+        lane.index = index;
         lane
     }
 

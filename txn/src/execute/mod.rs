@@ -5,6 +5,7 @@
 //! | `executor` | picks a strategy for each epoch |
 //! | `codes` | what the handlers of a program are compiled to |
 //! | `serial` | walks an epoch in order on one thread; prefetches the slots of the transactions ahead |
+//! | `graph` | the task precedence graph of an epoch, executed on several threads |
 //! | `closure` | what a Rust closure works on: rows in their slots, or copies |
 //! | `lane` | the events of one run for one handler; what is fetched ahead of time |
 //! | `segment` | transactions over words that follow one another: declared ones and closures |
@@ -19,6 +20,7 @@ mod closure;
 mod codes;
 mod executor;
 mod general;
+mod graph;
 mod lane;
 mod lists;
 mod native;

@@ -7,6 +7,7 @@
 //! that are not at home, a tenth ranking. Asking for slots ahead of time saves a quarter.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ use tidemill_core::{Result, Stamp, StreamId, Value};
 use tidemill_table::{Opened, Seq, Table};
 
 use super::codes::{aborted, moved, Code, Codes, Path};
-use super::general::{Effects, General};
+use super::general::{Effects, General, Rows};
 use super::lane::Lane;
 use super::native::{self, NativeCode};
 use super::output::{DerivedEvent, Origin, Output, OutputBuilder};
@@ -124,13 +125,63 @@ impl Serial {
 
     /// Executes an epoch on the tables, which belong to the program.
     pub fn run(&mut self, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
+        let mut out = self.sink();
+        self.stretch(tables, epoch, 0..epoch.order.len(), &mut out);
+        Ok(self.finish(out))
+    }
+
+    /// Collects what an epoch comes to.
+    pub(crate) fn sink(&self) -> Sink {
+        Sink {
+            builders: self.codes.builders(&self.rooms),
+            derived: Vec::new(),
+            counts: vec![HandlerCounts::default(); self.codes.code.len()],
+            unstable: Vec::new(),
+            written: BTreeMap::new(),
+        }
+    }
+
+    /// What an epoch came to.
+    pub(crate) fn finish(&mut self, mut out: Sink) -> Outcome {
+        let outputs: Vec<Output> =
+            out.builders.iter_mut().filter_map(OutputBuilder::finish).collect();
+        for output in &outputs {
+            self.rooms[output.stream.index()] = output.batch.len();
+        }
+        Outcome {
+            outputs,
+            derived: out.derived,
+            counts: out.counts,
+            unstable: out.unstable,
+            written: out.written,
+            seq: self.seq,
+        }
+    }
+
+    /// The number of the last transaction.
+    pub(crate) fn seq(&self) -> Seq {
+        self.seq
+    }
+
+    /// So many transactions have been executed elsewhere.
+    pub(crate) fn advance(&mut self, transactions: u64) {
+        self.seq += transactions;
+    }
+
+    /// Executes a stretch of an epoch's order.
+    pub(crate) fn stretch(
+        &mut self,
+        tables: &mut [Table],
+        epoch: &Epoch,
+        order: Range<usize>,
+        out: &mut Sink,
+    ) {
         let codes = self.codes.clone();
         // Cascades need the executor while its frames are in use.
         let mut frames = std::mem::take(&mut self.frames);
         assert_eq!(tables.len(), codes.program.tables.len(), "the tables are the program's");
-        let outcome = self.walk(&codes, &mut frames, tables, epoch);
+        self.walk(&codes, &mut frames, tables, epoch, order, out);
         self.frames = frames;
-        outcome
     }
 
     fn walk(
@@ -139,21 +190,16 @@ impl Serial {
         frames: &mut [Frame],
         tables: &mut [Table],
         epoch: &Epoch,
-    ) -> Result<Outcome> {
-        let mut out = Sink {
-            builders: codes.builders(&self.rooms),
-            derived: Vec::new(),
-            counts: vec![HandlerCounts::default(); codes.code.len()],
-            unstable: Vec::new(),
-            written: BTreeMap::new(),
-        };
+        order: Range<usize>,
+        out: &mut Sink,
+    ) {
         let columns = codes.columns(epoch);
         let mut lanes = codes.lanes(epoch, &columns);
-        let mut at = 0;
-        while at < epoch.order.len() {
-            let reach = epoch.order.len().min(at + OPEN);
+        let mut at = order.start;
+        while at < order.end {
+            let reach = order.end.min(at + OPEN);
             let order = &epoch.order[..reach];
-            let end = self.fast(codes, frames, tables, &mut lanes, order, &mut at, &mut out);
+            let end = self.fast(codes, frames, tables, &mut lanes, order, &mut at, out);
             // Now that the tables are closed, whatever else there is may use them.
             let lane = |at: usize| &lanes[order[at].lane as usize];
             let origin = |at: usize| Origin::new(at as u32, 0, lane(at).handler);
@@ -161,7 +207,7 @@ impl Serial {
                 End::Lane => {}
                 End::Emitted => {
                     let done = at - 1;
-                    let (out, origin, handler) = (&mut out, origin(done), lane(done).handler);
+                    let (origin, handler) = (origin(done), lane(done).handler);
                     match &codes.code[handler] {
                         Code::Words(code) => {
                             self.emit_words(code, &frames[handler], tables, epoch, out, origin);
@@ -178,30 +224,17 @@ impl Serial {
                     self.seq += 1;
                     let event =
                         aborted(&codes.code[lane(at).handler], lane(at).batch, order[at], reason);
-                    abort(self, tables, epoch, &mut out, event, origin(at));
+                    abort(self, tables, epoch, out, event, origin(at));
                     at += 1;
                 }
                 End::General => {
                     self.seq += 1;
                     let event = lane(at).batch.row(order[at].row as usize);
-                    transact(self, tables, epoch, &mut out, &event, origin(at));
+                    transact(self, tables, epoch, out, &event, origin(at));
                     at += 1;
                 }
             }
         }
-        let outputs: Vec<Output> =
-            out.builders.iter_mut().filter_map(OutputBuilder::finish).collect();
-        for output in &outputs {
-            self.rooms[output.stream.index()] = output.batch.len();
-        }
-        Ok(Outcome {
-            outputs,
-            derived: out.derived,
-            counts: out.counts,
-            unstable: out.unstable,
-            written: out.written,
-            seq: self.seq,
-        })
     }
 
     /// Runs transactions on the fast path from `at` on, until one needs something else or the order
@@ -312,10 +345,11 @@ impl Serial {
     }
 }
 
-struct Sink {
-    builders: Vec<OutputBuilder>,
+/// What an epoch comes to, while it is executed.
+pub(crate) struct Sink {
+    pub(crate) builders: Vec<OutputBuilder>,
     derived: Vec<DerivedEvent>,
-    counts: Vec<HandlerCounts>,
+    pub(crate) counts: Vec<HandlerCounts>,
     unstable: Vec<Unstable>,
     written: BTreeMap<usize, u64>,
 }
@@ -361,12 +395,12 @@ fn transact(
     let result = if depth(out, origin) > program.handlers.len() {
         Err(reasons::endless())
     } else {
-        call(&program, tables, handler, event, time_us)
+        call(&program, &&*tables, handler, event, time_us)
     };
     if let Body::Opaque(_) = program.handlers[handler].body {
         serial.calls += 1;
         if serial.rerun_every > 0 && serial.calls.is_multiple_of(serial.rerun_every) {
-            let same = match (&result, &call(&program, tables, handler, event, time_us)) {
+            let same = match (&result, &call(&program, &&*tables, handler, event, time_us)) {
                 (Ok(a), Ok(b)) => a.same_outcome(b),
                 (Err(a), Err(b)) => a == b,
                 _ => false,
@@ -411,9 +445,10 @@ fn depth(out: &Sink, origin: Origin) -> usize {
     depth
 }
 
-fn call(
+/// Runs a transaction of a handler on the general path.
+pub(crate) fn call(
     program: &Program,
-    tables: &[Table],
+    tables: &dyn Rows,
     handler: usize,
     event: &[Value],
     time_us: i64,

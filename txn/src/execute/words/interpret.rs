@@ -41,7 +41,7 @@ impl WordCode {
 
     /// Runs the code on a frame with columns and rows loaded.
     #[inline]
-    fn run(&self, f: &mut Frame) -> Result<(), Stop> {
+    pub(crate) fn run(&self, f: &mut Frame) -> Result<(), Stop> {
         macro_rules! r {
             ($x:expr) => {
                 f[$x as usize]

@@ -10,6 +10,7 @@
 //! | --- | --- |
 //! | `compile` | makes the code from a handler |
 //! | `interpret` | runs the code, one instruction after the other |
+//! | `slice` | cuts the code into one piece for each row that it writes |
 //! | `assemble` | makes machine code of it, which is called once a transaction |
 //!
 //! Whether code is interpreted or assembled can't be seen but by the clock.
@@ -25,6 +26,7 @@ use super::closure::Columns;
 mod assemble;
 mod compile;
 mod interpret;
+mod slice;
 #[cfg(all(test, feature = "compiled", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod tests;
 
@@ -47,7 +49,7 @@ pub(crate) enum KeyFrom {
 }
 
 /// A row that the code works on.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct WordRow {
     pub(crate) table: usize,
     pub(crate) key: KeyFrom,
@@ -142,6 +144,12 @@ enum Ins {
 }
 
 impl WordCode {
+    /// The rows of which a new version begins.
+    pub(crate) fn written_rows(&self) -> impl Iterator<Item = u8> {
+        let written = self.written;
+        (0..64).filter(move |row| written >> row & 1 == 1)
+    }
+
     /// Writes the constants into a frame; once is enough.
     pub(crate) fn prepare(&self, frame: &mut Frame) {
         for (register, word) in &self.constants {

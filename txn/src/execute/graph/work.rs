@@ -1,0 +1,337 @@
+//! Operations at work: where they find rows, what they compute, and who is told when that changes.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::atomic::{fence, AtomicU64, Ordering};
+
+use tidemill_table::Table;
+
+use super::natives::Frames;
+use super::shape::{Kind, Part, Shape, FLAGS_WORDS, PRESENT, WRITTEN};
+use super::state::States;
+use crate::execute::words::{Frame, Stop, WordCode};
+use crate::order::Epoch;
+use crate::plan::graph::{From, Graph, Vertex};
+use crate::program::Program;
+use crate::schedule::Walk;
+
+/// The columns of each lane's events; those that are not words are empty.
+pub(crate) type LaneColumns<'a> = Vec<Vec<&'a [u64]>>;
+
+/// A graph being executed. The tables stay as they are: new versions live in the graph.
+pub(crate) struct Work<'a> {
+    pub(crate) graph: &'a Graph,
+    pub(crate) shapes: &'a [Option<Shape>],
+    pub(crate) program: &'a Program,
+    pub(crate) tables: &'a [Table],
+    pub(crate) epoch: &'a Epoch,
+    /// The place of the graph's first transaction in the epoch's order.
+    pub(crate) from: usize,
+    pub(crate) columns: &'a LaneColumns<'a>,
+    pub(crate) states: &'a States,
+    /// The versions. Relaxed, because whoever may have read too early is told.
+    pub(crate) words: &'a [AtomicU64],
+    /// Per transaction what its closure came to, see [`super::natives`].
+    pub(crate) notes: &'a [AtomicU64],
+    /// Each transaction is one operation.
+    pub(crate) is_whole: bool,
+    /// Aborts are dealt with at once, and not put aside.
+    pub(crate) at_once: bool,
+}
+
+/// What one thread works with.
+pub(crate) struct Hand<'a> {
+    pub(crate) thread: usize,
+    /// Registers, by handler.
+    pub(crate) frames: Vec<Frame>,
+    /// Operations to be executed again, the first in stamp order first.
+    again: BinaryHeap<Reverse<u32>>,
+    /// Those that were put aside.
+    aside: Vec<u32>,
+    pub(crate) natives: Frames<'a>,
+}
+
+impl Hand<'_> {
+    pub(crate) fn new(thread: usize, shapes: &[Option<Shape>]) -> Self {
+        let frame = |shape: &Option<Shape>| {
+            let mut frame = [0; 256];
+            if let Some(Shape { kind: Kind::Words(code), .. }) = shape {
+                code.prepare(&mut frame);
+            }
+            frame
+        };
+        Hand {
+            thread,
+            frames: shapes.iter().map(frame).collect(),
+            again: BinaryHeap::new(),
+            aside: Vec::new(),
+            natives: Frames::default(),
+        }
+    }
+}
+
+/// The columns of a row as an operation finds them.
+#[derive(Clone, Copy)]
+pub(crate) enum Columns<'a> {
+    Version(&'a [AtomicU64]),
+    Slot(&'a [u64]),
+}
+
+impl Columns<'_> {
+    #[inline(always)]
+    pub(crate) fn word(&self, at: usize) -> u64 {
+        match self {
+            Columns::Version(words) => words[at].load(Ordering::Relaxed),
+            Columns::Slot(words) => words[at],
+        }
+    }
+}
+
+/// A row as an operation finds it.
+#[derive(Clone, Copy)]
+pub(crate) struct Found<'a> {
+    pub(crate) columns: Columns<'a>,
+    /// If not, its columns have their defaults.
+    pub(crate) is_present: bool,
+}
+
+impl<'a> Work<'a> {
+    pub(crate) fn shape(&self, vertex: Vertex) -> &'a Shape {
+        let shape = self.shapes[usize::from(vertex.handler)].as_ref();
+        shape.expect("only handlers with a shape are in graphs")
+    }
+
+    /// The columns of the transaction's event, and its row there.
+    #[inline(always)]
+    pub(crate) fn event(&self, txn: u32) -> (&'a [&'a [u64]], usize) {
+        let ranked = self.epoch.order[self.from + txn as usize];
+        (&self.columns[ranked.lane as usize], ranked.row as usize)
+    }
+
+    /// The row of an access as it was before its transaction; `None` when it is missing and a column
+    /// has no default.
+    #[inline(always)]
+    pub(crate) fn find(&self, access: u32, table: usize) -> Option<Found<'a>> {
+        let table = &self.tables[table];
+        let missing = || {
+            let columns = Columns::Slot(table.missing()?);
+            Some(Found { columns, is_present: false })
+        };
+        let mut from = self.graph.access(access).from();
+        loop {
+            match from {
+                From::Access(before) | From::Same(before) => {
+                    let before_access = self.graph.access(before);
+                    let is_write = matches!(from, From::Access(_));
+                    let txn = self.graph.vertex(before_access.vertex()).txn;
+                    if !is_write || self.states.is_aborted(txn) {
+                        from = before_access.from();
+                        continue;
+                    }
+                    let words = &self.words[before_access.at as usize..];
+                    if words[0].load(Ordering::Relaxed) & PRESENT == 0 {
+                        return missing();
+                    }
+                    let words = &words[FLAGS_WORDS..FLAGS_WORDS + table.layout().body_words()];
+                    return Some(Found { columns: Columns::Version(words), is_present: true });
+                }
+                From::Slot(slot) => {
+                    let base = slot as usize * table.layout().slot_words();
+                    if !table.is_present(base) {
+                        return missing();
+                    }
+                    return Some(Found {
+                        columns: Columns::Slot(table.body(base)),
+                        is_present: true,
+                    });
+                }
+                From::Missing => return missing(),
+            }
+        }
+    }
+
+    /// Loads what some code wants of the event, and of rows by their accesses.
+    #[inline(always)]
+    pub(crate) fn load_event(&self, code: &WordCode, txn: u32, frame: &mut Frame) {
+        let (columns, row) = self.event(txn);
+        for (column, register) in &code.columns {
+            frame[usize::from(*register)] = columns[usize::from(*column)][row];
+        }
+    }
+
+    /// Computes an operation of compiled code; whether its version has changed, or why it stops.
+    fn compute(
+        &self,
+        at: Vertex,
+        part: &Part,
+        code: &WordCode,
+        frame: &mut Frame,
+    ) -> Result<bool, Stop> {
+        let shape = self.shape(at);
+        self.load_event(code, at.txn, frame);
+        let find = |access: usize| {
+            let (table, _) = shape.rows[usize::from(part.touches[access].row)];
+            let found = self.find(at.access + access as u32, table);
+            // The general path must decide on rows that are missing, if anything depends on it.
+            found.filter(|found| found.is_present || !code.asks).ok_or(Stop::Trap)
+        };
+        const NEAR: usize = 4;
+        let mut near: [Option<Found<'_>>; NEAR] = [None; NEAR];
+        for (near, access) in near.iter_mut().zip(0..part.touches.len()) {
+            *near = Some(find(access)?);
+        }
+        if code.asks {
+            (NEAR..part.touches.len()).try_for_each(|access| find(access).map(|_| ()))?;
+        }
+        let found = |access: usize| match access < NEAR {
+            true => near[access].ok_or(Stop::Trap),
+            false => find(access),
+        };
+        for load in &part.loads {
+            let row = found(usize::from(load.access))?;
+            frame[usize::from(load.register)] = row.columns.word(usize::from(load.word));
+        }
+        code.run(frame)?;
+        let mut changed = false;
+        let mut stores = &part.stores[..];
+        for (access, touch) in part.touches.iter().enumerate().take_while(|(_, t)| t.words > 0) {
+            let row = found(access)?;
+            let version = &self.words[self.graph.access(at.access + access as u32).at as usize..];
+            let mut set = |at: usize, word: u64| {
+                changed |= version[at].load(Ordering::Relaxed) != word;
+                version[at].store(word, Ordering::Relaxed);
+            };
+            set(0, PRESENT | WRITTEN);
+            for word in 0..touch.words as usize - FLAGS_WORDS {
+                // Stores are in the order of rows and words.
+                let stored = stores.first().filter(|store| {
+                    (usize::from(store.access), usize::from(store.word)) == (access, word)
+                });
+                let value = match stored {
+                    Some(store) => {
+                        stores = &stores[1..];
+                        frame[usize::from(store.register)]
+                    }
+                    None => row.columns.word(word),
+                };
+                set(FLAGS_WORDS + word, value);
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Everybody who looks at what an operation writes has to be executed again, if it was already.
+    fn tell(&self, vertex: u32, hand: &mut Hand<'_>) {
+        let stands = |write: &crate::plan::graph::Access| {
+            !self.states.is_aborted(self.graph.vertex(write.vertex()).txn)
+        };
+        for access in self.graph.accesses_of(vertex) {
+            if !self.graph.access(access).writes() {
+                return;
+            }
+            self.graph.after(access, stands, |next| {
+                let next = self.graph.access(next).vertex();
+                if self.states.again(next) {
+                    match self.at_once {
+                        true => hand.again.push(Reverse(next)),
+                        false => hand.aside.push(next),
+                    }
+                }
+            });
+        }
+    }
+
+    /// Executes an operation until it has seen what there is.
+    fn run(&self, vertex: u32, hand: &mut Hand<'a>) {
+        let at = self.graph.vertex(vertex);
+        let shape = self.shape(at);
+        let part = &shape.parts[usize::from(at.part)];
+        let is_first = self.states.begin(vertex);
+        loop {
+            let computed = match (&part.code, &shape.kind) {
+                (Some(code), _) => {
+                    self.compute(at, part, code, &mut hand.frames[usize::from(at.handler)])
+                }
+                (None, Kind::Native(code, body, _)) => {
+                    self.native(at, shape, code, &**body, hand).map(|()| true)
+                }
+                (None, _) => self.values(at, shape, hand).map(|()| true),
+            };
+            // All before it is final, so the general path may decide here.
+            let computed = match computed {
+                Err(Stop::Trap) if self.is_whole => self.values(at, shape, hand).map(|()| true),
+                computed => computed,
+            };
+            let (changed, fails) = (computed == Ok(true), computed.is_err());
+            let is_overturned = self.states.stop(vertex, at.txn, fails);
+            if is_overturned {
+                // The head of the transaction sees to all of it.
+                for sibling in self.graph.operations(at.txn) {
+                    self.tell(sibling, hand);
+                }
+            } else if changed && !is_first {
+                // Nobody begins before this operation has been executed for the first time. The fence
+                // is as in `States::stop`.
+                fence(Ordering::SeqCst);
+                self.tell(vertex, hand);
+            }
+            if self.states.end(vertex) {
+                return;
+            }
+            self.states.begin(vertex);
+        }
+    }
+}
+
+impl<'a> Walk for Work<'a> {
+    type Hand = Hand<'a>;
+
+    #[inline]
+    fn execute(&self, vertex: u32, hand: &mut Hand<'a>) {
+        self.run(vertex, hand);
+        while let Some(Reverse(vertex)) = hand.again.pop() {
+            self.run(vertex, hand);
+        }
+    }
+
+    #[inline]
+    fn prefetch(&self, vertex: u32) {
+        let at = self.graph.vertex(vertex);
+        let part = &self.shape(at).parts[usize::from(at.part)];
+        for (access, touch) in (at.access..).zip(&part.touches) {
+            let access = self.graph.access(access);
+            match access.from() {
+                From::Slot(slot) => {
+                    let (table, _) = self.shape(at).rows[usize::from(touch.row)];
+                    let table = &self.tables[table];
+                    table.prefetch_at(slot as usize * table.layout().slot_words());
+                }
+                From::Access(before) => {
+                    let before = self.graph.access(before).at as usize;
+                    tidemill_table::prefetch_address(&raw const self.words[before]);
+                }
+                From::Missing | From::Same(_) => {}
+            }
+            if touch.words > 0 {
+                tidemill_table::prefetch_address(&raw const self.words[access.at as usize]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn is_executed(&self, vertex: u32) -> bool {
+        self.states.is_executed(vertex)
+    }
+
+    fn redo(&self, hand: &mut Hand<'a>) {
+        loop {
+            hand.again.extend(hand.aside.drain(..).map(Reverse));
+            let Some(Reverse(vertex)) = hand.again.pop() else { return };
+            self.run(vertex, hand);
+        }
+    }
+
+    fn aside(&self, hand: &Hand<'a>) -> usize {
+        hand.aside.len()
+    }
+}

@@ -1,0 +1,170 @@
+//! The second phase of planning: dependencies are identified list by list (MorphStream IV-A).
+
+use std::sync::Mutex;
+
+use super::collect::{Collected, Entry};
+use super::{From, Graph, NONE};
+use crate::pool::Pool;
+
+/// A row that the graph's operations have to do with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct List {
+    pub(crate) key: u64,
+    pub(crate) table: u16,
+    /// Set in the lists of this planning; others are left from one before.
+    round: u16,
+    /// How many lists came before it.
+    number: u32,
+    /// Its last entry, and the last one that writes.
+    last: u32,
+    last_write: u32,
+}
+
+impl List {
+    /// The last write.
+    pub(crate) fn last_write(&self) -> Option<u32> {
+        (self.last_write != NONE).then_some(self.last_write)
+    }
+}
+
+const FREE: List = List { key: 0, table: 0, round: 0, number: 0, last: NONE, last_write: NONE };
+
+/// The lists of one thread's share of the rows: a hash table whose places are never emptied, but
+/// belong to one planning each.
+#[derive(Debug, Default)]
+pub(crate) struct Lists {
+    places: Vec<List>,
+    taken: Vec<u32>,
+    round: u16,
+}
+
+impl Lists {
+    /// Begins again, with room for so many.
+    fn clear(&mut self, rows: usize) {
+        let places = (rows * 2).next_power_of_two().max(16);
+        self.taken.clear();
+        if self.places.len() < places || self.round == u16::MAX {
+            (self.places, self.round) = (vec![FREE; places.max(self.places.len())], 0);
+        }
+        self.round += 1;
+    }
+
+    fn home(&self, hash: u64) -> usize {
+        // Which thread has the row is told by bits further up.
+        (hash ^ hash >> 36) as usize & (self.places.len() - 1)
+    }
+
+    /// The place of a row's list, and whether it is new.
+    fn find(&mut self, entry: &Entry) -> (usize, bool) {
+        let mut at = self.home(entry.hash);
+        loop {
+            let place = &mut self.places[at];
+            if place.round != self.round {
+                let Entry { key, table, .. } = *entry;
+                let number = self.taken.len() as u32;
+                *place = List { key, table, round: self.round, number, ..FREE };
+                self.taken.push(at as u32);
+                return (at, true);
+            }
+            if place.key == entry.key && place.table == entry.table {
+                return (at, false);
+            }
+            at = (at + 1) & (self.places.len() - 1);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.taken.len()
+    }
+
+    /// All lists, in the order in which their rows came first. Each is shown to `ahead` some time
+    /// before its turn.
+    pub(crate) fn each<'a>(&'a self, ahead: impl Fn(&'a List), mut each: impl FnMut(&'a List)) {
+        let place = |nth: usize| self.taken.get(nth).map(|at| &self.places[*at as usize]);
+        for nth in 0..self.taken.len() {
+            if let Some(list) = place(nth + 2 * AHEAD) {
+                tidemill_table::prefetch_address(list);
+            }
+            place(nth + AHEAD).into_iter().for_each(&ahead);
+            place(nth).into_iter().for_each(&mut each);
+        }
+    }
+}
+
+/// Entries that are looked at ahead of time.
+const AHEAD: usize = 12;
+
+impl Graph {
+    /// Links the entries of every list. `find` says where a row's table has it: its slot. `prefetch`
+    /// asks for that place. `chains` gets, for every operation, a number of its own for the row of
+    /// its first access: below `lists[thread].len() * threads`, with gaps.
+    pub(crate) fn link(
+        &self,
+        collected: &Collected,
+        pool: &dyn Pool,
+        lists: &mut Vec<Lists>,
+        chains: &[std::sync::atomic::AtomicU32],
+        prefetch: impl Fn(u16, u64) + Sync,
+        find: impl Fn(u16, u64, u64) -> Option<u32> + Sync,
+    ) {
+        let threads = pool.threads();
+        lists.resize_with(threads, Lists::default);
+        let shares: Vec<Mutex<&mut Lists>> = lists.iter_mut().map(Mutex::new).collect();
+        pool.run(&|thread| {
+            let mut lists = shares[thread].lock().expect("no thread has panicked here");
+            let baskets = || collected.baskets.iter().map(|by| &by[thread]);
+            lists.clear(baskets().map(Vec::len).sum());
+            for basket in baskets() {
+                for (nth, entry) in basket.iter().enumerate() {
+                    if let Some(ahead) = basket.get(nth + AHEAD) {
+                        let home = lists.home(ahead.hash);
+                        tidemill_table::prefetch_address(&raw const lists.places[home]);
+                        prefetch(ahead.table, ahead.hash);
+                    }
+                    self.enter(&mut lists, entry, (thread, threads), chains, &find);
+                }
+            }
+        });
+    }
+
+    /// Appends an entry to its row's list.
+    #[inline(always)]
+    fn enter(
+        &self,
+        lists: &mut Lists,
+        entry: &Entry,
+        (thread, threads): (usize, usize),
+        chains: &[std::sync::atomic::AtomicU32],
+        find: &impl Fn(u16, u64, u64) -> Option<u32>,
+    ) {
+        use std::sync::atomic::Ordering::Relaxed;
+        let (at, is_new) = lists.find(entry);
+        let list = &mut lists.places[at];
+        let access = self.access(entry.access);
+        let vertex = access.vertex();
+        if !chains.is_empty() && self.vertex(vertex).access == entry.access {
+            chains[vertex as usize].store(list.number * threads as u32 + thread as u32, Relaxed);
+        }
+        if list.last != NONE && self.access(list.last).vertex() == vertex {
+            // An operation that names a row twice has it once; it writes both or none.
+            debug_assert_eq!(access.writes(), self.access(list.last).writes());
+            access.set_from(From::Same(list.last));
+            return;
+        }
+        access.set_from(match list.last_write {
+            // Until somebody writes, all look where the first one has found it.
+            NONE if is_new => {
+                find(entry.table, entry.key, entry.hash).map_or(From::Missing, From::Slot)
+            }
+            NONE => self.access(list.last).from(),
+            write => From::Access(write),
+        });
+        if list.last != NONE {
+            self.access(list.last).next.store(entry.access, Relaxed);
+        }
+        list.last = entry.access;
+        if access.writes() {
+            list.last_write = entry.access;
+        }
+    }
+}

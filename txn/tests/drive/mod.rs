@@ -1,0 +1,210 @@
+//! The sequencer and an executor, driven as the engine does it, and what they come to, told as the
+//! reference does.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::ProptestConfig;
+use tidemill_core::{Batch, Key, Row, StreamId, StreamTime, Value};
+use tidemill_table::{Seq, Table};
+use tidemill_txn::execute;
+use tidemill_txn::order::{CutInput, Epoch, Groups, Run, Sequencer};
+use tidemill_txn::program::{evaluate, Origin, Program, Stage};
+use tidemill_txn::reference::{CutAt, InputRow, Outcome};
+
+use crate::random::Dice;
+
+/// Per table: what snapshots have of it, key to row.
+type Stored = Vec<BTreeMap<Vec<u8>, Vec<u8>>>;
+
+/// Takes a snapshot of what has changed.
+fn snapshot(tables: &mut [Table], stored: &mut Stored) {
+    for (table, stored) in tables.iter_mut().zip(stored) {
+        table.take_changes().for_each(|_, key, row| {
+            match row {
+                Some(row) => stored.insert(key.to_vec(), row.to_vec()),
+                None => stored.remove(key),
+            };
+        });
+    }
+}
+
+/// A table that knows nothing but its snapshots.
+fn recovered(table: &Table, stored: &BTreeMap<Vec<u8>, Vec<u8>>, seq: u64, seed: u64) -> Table {
+    let mut recovered = Table::new(table.spec().clone(), seed);
+    let mut loading = recovered.loading(stored.len());
+    stored.iter().for_each(|(key, row)| loading.row(key, row).unwrap());
+    loading.finish().unwrap();
+    recovered.commit(seq);
+    recovered.track();
+    recovered
+}
+
+/// Executes epochs.
+pub trait Execute {
+    fn execute(&mut self, tables: &mut [Table], epoch: &Epoch) -> execute::Outcome;
+}
+
+impl<F: FnMut(&mut [Table], &Epoch) -> execute::Outcome> Execute for F {
+    fn execute(&mut self, tables: &mut [Table], epoch: &Epoch) -> execute::Outcome {
+        self(tables, epoch)
+    }
+}
+
+/// Runs the sequencer and an executor, and says what they came to as the reference would. `after`
+/// makes an executor that goes on behind a transaction.
+pub fn run<E: Execute>(
+    program: &Arc<Program>,
+    sources: &[Vec<InputRow>],
+    cuts: &[CutAt],
+    dice: &mut Dice,
+    after: impl Fn(Seq) -> E,
+) -> Outcome {
+    let groups = Groups::of(program).unwrap();
+    let mut sequencer = Sequencer::new(program.clone()).unwrap();
+    let mut executor = after(0);
+    let mut tables: Vec<Table> =
+        program.tables.iter().map(|spec| Table::new(Arc::new(spec.clone()), dice.next())).collect();
+    tables.iter_mut().for_each(Table::track);
+    let mut stored: Stored = vec![BTreeMap::new(); tables.len()];
+    let mut outcome = Outcome::default();
+    let mut taken = vec![0; sources.len()];
+    for cut in cuts {
+        let mut runs = Vec::new();
+        let mut times_max = Vec::new();
+        for (index, rows) in sources.iter().enumerate() {
+            let spec = &program.sources[index];
+            let stream = &program.streams[spec.stream.index()].spec;
+            let time = |row: &InputRow| match stream.time {
+                StreamTime::Arrival => 0,
+                StreamTime::Event { column } => match row.values[column] {
+                    Value::Timestamp(t) => t,
+                    _ => unreachable!(),
+                },
+            };
+            let seen = rows.iter().take_while(|r| r.offset < cut.offsets[index]);
+            times_max.push(seen.clone().map(time).max());
+            let fresh: Vec<&InputRow> = seen.skip(taken[index]).collect();
+            taken[index] += fresh.len();
+            // Batches of any size come from a source.
+            let mut fresh = &fresh[..];
+            while !fresh.is_empty() {
+                let (some, rest) = fresh.split_at(1 + dice.below(fresh.len() as u64) as usize);
+                fresh = rest;
+                runs.extend(views(program, spec.stream, some, index as u32, &time));
+            }
+        }
+        let sequenced = sequencer
+            .cut(CutInput {
+                runs,
+                offsets: cut.offsets.clone(),
+                times_max,
+                clock_us: cut.clock_us,
+                idle: cut.idle.clone(),
+                ended: cut.ended.clone(),
+            })
+            .unwrap();
+        for run in sequenced.late {
+            outcome.late.entry(run.stream).or_default().extend(run.batch.rows());
+        }
+        outcome.watermarks.push(sequenced.cut.watermarks.clone());
+        let epoch = sequenced.epoch;
+        let done = executor.execute(&mut tables, &epoch);
+        assert!(done.unstable.is_empty(), "these functions are deterministic");
+        for counts in done.counts {
+            outcome.transactions += counts.committed + counts.aborted;
+            outcome.aborts += counts.aborted;
+        }
+        for output in done.outputs {
+            let rows = output
+                .batch
+                .rows()
+                .enumerate()
+                .map(|(i, row)| (output.origins.stamp(i, &epoch, &done.derived), row));
+            outcome.outputs.entry(output.stream).or_default().extend(rows);
+        }
+        let frontiers = groups.frontiers_us(&sequenced.cut.watermarks, sequenced.cut.clock_us);
+        for (table, frontier_us) in tables.iter_mut().zip(frontiers) {
+            table.frontier(frontier_us);
+            table.commit(done.seq);
+        }
+        if dice.chance(50) {
+            snapshot(&mut tables, &mut stored);
+            let has_histories = program.tables.iter().any(|table| table.history.is_some());
+            if dice.chance(50) && !has_histories {
+                for (table, stored) in tables.iter_mut().zip(&stored) {
+                    *table = recovered(table, stored, done.seq, dice.next());
+                }
+                executor = after(done.seq);
+            }
+        }
+    }
+    assert!(sequencer.is_drained());
+    tables.iter().for_each(|table| assert_eq!(table.len(), table.rows().len(), "rows counted"));
+    outcome.tables = tables.iter().map(by_key).collect();
+    outcome.histories = tables.iter().map(|table| table.newest().histories().collect()).collect();
+    outcome
+}
+
+fn by_key(table: &Table) -> BTreeMap<Key, Row> {
+    let key = |row: &Row| Key::of(table.spec().key.iter().map(|c| &row[*c]));
+    table.rows().into_iter().map(|row| (key(&row), row)).collect()
+}
+
+/// The runs of an input stream and of the filtered streams behind it.
+fn views(
+    program: &Program,
+    root: StreamId,
+    rows: &[&InputRow],
+    source: u32,
+    time: &dyn Fn(&InputRow) -> i64,
+) -> Vec<Run> {
+    let mut runs = Vec::new();
+    for index in 0..program.streams.len() as u16 {
+        let stream = StreamId(index);
+        let kept: Vec<&&InputRow> = match &program.streams[stream.index()].origin {
+            Origin::Input if stream == root => rows.iter().collect(),
+            Origin::Derived { from, stage: Stage::Filter { exprs, keep } } if *from == root => rows
+                .iter()
+                .filter(|r| evaluate(exprs, *keep, &r.values[..]) == Ok(Value::Bool(true)))
+                .collect(),
+            _ => continue,
+        };
+        let schema = program.streams[stream.index()].spec.schema.clone();
+        runs.push(Run {
+            stream,
+            source: tidemill_core::SourceId(source),
+            batch: Batch::from_rows(schema, kept.iter().map(|r| &r.values[..])),
+            offsets: kept.iter().map(|r| r.offset).collect(),
+            times: kept.iter().map(|r| time(r)).collect(),
+            admitted: None,
+        });
+    }
+    runs
+}
+
+/// Both outcomes are one.
+pub fn same(wanted: &Outcome, got: &Outcome) {
+    assert_eq!(wanted.watermarks, got.watermarks, "watermarks");
+    assert_eq!(wanted.late, got.late, "late events");
+    for (stream, wanted) in &wanted.outputs {
+        let got = got.outputs.get(stream).map_or(&[][..], |g| g);
+        for (i, wanted) in wanted.iter().enumerate() {
+            assert_eq!(Some(wanted), got.get(i), "output {i} of stream {stream:?}");
+        }
+    }
+    assert_eq!(wanted.outputs, got.outputs, "outputs");
+    assert_eq!(wanted.tables, got.tables, "tables");
+    assert_eq!(wanted.histories, got.histories, "histories");
+    assert_eq!(
+        (wanted.transactions, wanted.aborts),
+        (got.transactions, got.aborts),
+        "transactions and aborts"
+    );
+}
+
+/// A share of the seeds in every build; `make soak` runs more.
+pub fn cases(default: u32) -> ProptestConfig {
+    let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
+    ProptestConfig::with_cases(cases.unwrap_or(default))
+}
