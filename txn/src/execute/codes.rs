@@ -1,6 +1,9 @@
 //! What the handlers of a program are compiled to, for every executor.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+
+use foldhash::fast::FixedState;
 
 use tidemill_core::{Batch, StreamId, Value};
 use tidemill_table::{Layout, Table};
@@ -9,9 +12,10 @@ use super::lane::{Lane, Wants, WordColumns};
 use super::native::{self, NativeCode};
 use super::output::OutputBuilder;
 use super::segment::Reason;
-use super::words::{self, Frame, WordCode};
+use super::words::{self, Frame, KeyFrom, WordCode};
 use crate::order::{Epoch, Ranked};
 use crate::program::{Body, NativeBody, Program};
+use crate::schedule::Properties;
 
 /// How a handler is executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,6 +177,37 @@ impl Codes {
             lane
         };
         epoch.lanes.iter().zip(columns).enumerate().map(of).collect()
+    }
+
+    /// What an epoch looks like, from a sample of its transactions.
+    pub(crate) fn properties(&self, epoch: &Epoch, columns: &[WordColumns<'_>]) -> Properties {
+        const SAMPLE: usize = 128;
+        let every = epoch.order.len().div_ceil(SAMPLE).max(1);
+        let mut seen: HashSet<(usize, u64), FixedState> = HashSet::default();
+        let (mut transactions, mut rows, mut shared) = (0, 0, 0);
+        for ranked in epoch.order.iter().step_by(every) {
+            let lane = &epoch.lanes[ranked.lane as usize];
+            let Some(wants) = &self.wants[lane.handler as usize] else { continue };
+            transactions += 1;
+            for (table, key) in &wants.keys {
+                let key = match key {
+                    KeyFrom::Const(word) => Some(*word),
+                    KeyFrom::Column(column) => {
+                        let words = columns[ranked.lane as usize].get(usize::from(*column));
+                        words.map(|words| words[ranked.row as usize])
+                    }
+                };
+                rows += 1;
+                shared += usize::from(key.is_some_and(|key| !seen.insert((*table, key))));
+            }
+        }
+        let share = |part: usize, of: usize| part as f64 / of.max(1) as f64;
+        Properties {
+            transactions: epoch.order.len(),
+            rows: share(rows, transactions),
+            shared: share(shared, rows),
+            aborts: 0.0,
+        }
     }
 
     /// Interprets what would be machine code.

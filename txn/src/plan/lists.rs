@@ -155,15 +155,13 @@ impl Planner {
         let cells = self.cells.as_mut_ptr();
         let mut latest = 0;
         for group in groups {
-            let (mut latests, mut cell_max) = ([0; Use::GROUP], 0);
+            let mut latests = [0; Use::GROUP];
             for (latest, used) in latests.iter_mut().zip(group) {
-                cell_max = cell_max.max(used.cell);
                 // SAFETY: there are `last + 1` cells.
                 let Cell { writer, reader } = unsafe { *cells.add(used.cell.min(last) as usize) };
                 let reader = if READS { reader & !SEVERAL & !used.reads } else { 0 };
                 *latest = writer.max(reader);
             }
-            debug_assert!(cell_max <= last);
             let [a, b, c, d] = latests;
             latest = latest.max(a.max(b).max(c.max(d)));
         }
@@ -190,6 +188,23 @@ impl Planner {
             }
         }
         self.rank = rank + 1;
+        self.loads[list] += 1;
+        list
+    }
+
+    /// Places the next transaction in the list of the first partition that it uses, where cells are
+    /// partitions (S-Store): it waits for whoever has used any of its partitions.
+    pub(crate) fn place_in_partition(&mut self, uses: &[Use], waits: &mut Vec<Wait>) -> usize {
+        let none = self.cells() as u32;
+        let list = uses.first().map_or(0, |used| used.cell as usize % self.lists);
+        for used in uses {
+            self.wait_for(list, self.cells[used.cell as usize].writer, waits);
+        }
+        let who = (self.before + self.rank + 1) << LIST_BITS | list as u32;
+        for used in uses.iter().filter(|used| used.cell != none) {
+            self.cells[used.cell as usize].writer = who;
+        }
+        self.rank += 1;
         self.loads[list] += 1;
         list
     }

@@ -2,6 +2,7 @@
 //!
 //! | file | what it is |
 //! | --- | --- |
+//! | `choose` | chooses one, by what is measured |
 //! | `strategy` | the strategies by name |
 //! | `units` | what is scheduled at a time: operations or chains; strata |
 //! | `explore` | the walks: by strata with barriers, by shares of strata, by what is ready; TStream's |
@@ -9,6 +10,7 @@
 //! | `gang` | where threads wait for one another |
 //! | `sync` | atomics, or loom's in their place |
 
+mod choose;
 mod explore;
 mod gang;
 mod ready;
@@ -16,6 +18,7 @@ mod strategy;
 pub(crate) mod sync;
 mod units;
 
+pub use choose::{Chooser, Expected, Properties, Took};
 pub(crate) use explore::{Course, Walk};
 pub(crate) use gang::Gang;
 pub use strategy::{Aborts, Explore, Strategy, Unit};

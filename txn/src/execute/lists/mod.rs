@@ -10,14 +10,12 @@ mod feed;
 mod member;
 mod merge;
 mod stage;
-#[cfg(test)]
-mod tests;
 mod walk;
 
 pub(crate) use self::walk::ListWalk;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tidemill_table::{Opened, Seq, Table};
 
@@ -67,6 +65,9 @@ pub(super) struct Timing {
     pub(super) plan: u64,
     /// Executing, and waiting for the others in between.
     pub(super) execute: u64,
+    pub(super) wait: u64,
+    /// How many transactions the first thread executed.
+    pub(super) executed: u64,
     /// From its last transaction to the last one of all.
     pub(super) finish: u64,
     pub(super) merge: u64,
@@ -74,10 +75,13 @@ pub(super) struct Timing {
 
 /// Executes epochs in lists.
 pub(super) struct Lists {
+    codes: Arc<Codes>,
     planner: Planner,
     lists: Vec<List>,
     /// Per handler: whether each of its rows is written.
     writes: Vec<Vec<bool>>,
+    /// Rows are as good as their partitions, of which there is one for each thread.
+    by_partition: bool,
     /// What planning a transaction costs, in executions of one.
     planning: f64,
     /// A transaction could not be executed before, perhaps because there was no slot left for a row
@@ -87,7 +91,7 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    pub(super) fn new(codes: &Codes, threads: usize) -> Lists {
+    pub(super) fn new(codes: Arc<Codes>, threads: usize, by_partition: bool) -> Lists {
         let writes = |code: &Code| match code {
             Code::Words(code) => {
                 let written = |row: usize| code.written >> row & 1 == 1;
@@ -96,10 +100,13 @@ impl Lists {
             Code::Native(code, _) => vec![true; code.rows.len()],
             Code::General => Vec::new(),
         };
+        let writes = codes.code.iter().map(writes).collect();
         Lists {
+            codes,
             planner: Planner::new(threads),
             lists: (0..threads).map(|_| List::default()).collect(),
-            writes: codes.code.iter().map(writes).collect(),
+            writes,
+            by_partition,
             planning: 0.3,
             short: false,
             timing: Timing::default(),
@@ -110,7 +117,6 @@ impl Lists {
     /// be done serially; then nothing has happened.
     pub(super) fn run(
         &mut self,
-        codes: &Codes,
         rooms: &[usize],
         pool: &dyn Pool,
         tables: &mut [Table],
@@ -119,8 +125,9 @@ impl Lists {
     ) -> Result<Outcome, &'static str> {
         let begun = pool.now_ns();
         self.timing = Timing::default();
+        self.check(tables, epoch)?;
+        let codes = &*self.codes.clone();
         let columns = codes.columns(epoch);
-        self.check(codes, tables, epoch)?;
         let threads = self.lists.len();
         let rows = self.writes.iter().map(Vec::len).max().unwrap_or(0);
         let uses = epoch.order.len() * rows;
@@ -173,7 +180,8 @@ impl Lists {
     }
 
     /// Whether lists can execute the epoch at all.
-    fn check(&self, codes: &Codes, tables: &[Table], epoch: &Epoch) -> Result<(), &'static str> {
+    pub(super) fn check(&self, tables: &[Table], epoch: &Epoch) -> Result<(), &'static str> {
+        let codes = &*self.codes;
         for lane in &epoch.lanes {
             let handler = lane.handler as usize;
             let code = &codes.code[handler];
@@ -228,7 +236,14 @@ impl Lists {
             } else {
                 let mut planning = planning.lock().unwrap_or_else(PoisonError::into_inner);
                 let (planner, appenders, costs) = &mut *planning;
-                lead(&shared, &mut member, planner, appenders, costs, &self.writes);
+                lead(
+                    &shared,
+                    &mut member,
+                    planner,
+                    appenders,
+                    costs,
+                    (&self.writes, self.by_partition),
+                );
             }
             std::mem::forget(guard);
         });
@@ -264,9 +279,11 @@ fn lead(
     planner: &mut Planner,
     appenders: &mut [Appenders<'_>],
     (cost, timing): &mut (&mut f64, &mut Timing),
-    writes: &[Vec<bool>],
+    (writes, by_partition): (&[Vec<bool>], bool),
 ) {
-    let stage = |lane: &Lane<'_>| Stage::new(&writes[lane.handler], planner);
+    let stage = |lane: &Lane<'_>| {
+        Stage::new(&writes[lane.handler], planner, by_partition.then_some(appenders.len()))
+    };
     let mut stages: Vec<Stage> = member.lanes.iter().map(stage).collect();
     let (mut rank, mut waits) = (0, Vec::new());
     let reads = writes.iter().flatten().any(|writes| !writes);
@@ -288,9 +305,10 @@ fn lead(
             let lane = ranked.lane as usize;
             let (uses, slots) = stages[lane].of(ranked.row as usize, &member.lanes[lane], planner);
             waits.clear();
-            let list = match reads {
-                true => planner.place::<true>(uses, &mut waits),
-                false => planner.place::<false>(uses, &mut waits),
+            let list = match (by_partition, reads) {
+                (true, _) => planner.place_in_partition(uses, &mut waits),
+                (false, true) => planner.place::<true>(uses, &mut waits),
+                (false, false) => planner.place::<false>(uses, &mut waits),
             };
             appenders[list].push(rank, *ranked, slots, &waits);
             rank += 1;
@@ -305,12 +323,14 @@ fn lead(
         let executed = shared.pool.now_ns();
         timing.plan += planned - begun;
         timing.execute += executed - planned;
+        timing.executed += mine as u64;
         if mine > 0 && executed > planned {
             let a_plan = (planned - begun) as f64 / chunk.len() as f64;
             let an_execution = (executed - planned) as f64 / mine as f64;
             **cost = (**cost * 0.9 + 0.1 * a_plan / an_execution).min(2.0);
         }
     }
+    timing.wait = walk.waited_ns;
     if shared.order.is_empty() {
         appenders.iter().for_each(Appenders::close);
     }

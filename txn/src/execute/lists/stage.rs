@@ -25,21 +25,23 @@ pub(super) struct Stage {
     staged_to: usize,
     /// From this event on staging must go on.
     stage_at: usize,
+    /// Cells are partitions, of which there are so many.
+    partitions: Option<usize>,
 }
 
 impl Stage {
     /// Of a lane whose handler writes these of its rows.
-    pub(super) fn new(writes: &[bool], planner: &Planner) -> Stage {
+    pub(super) fn new(writes: &[bool], planner: &Planner, partitions: Option<usize>) -> Stage {
         let rows = writes.len();
         let width = rows.next_multiple_of(Use::GROUP);
         let mut uses = vec![planner.no_use(); width * RING];
         for uses in uses.chunks_exact_mut(width.max(1)) {
             for (used, writes) in uses.iter_mut().zip(writes) {
-                *used = Use::of(0, *writes);
+                *used = Use::of(0, *writes || partitions.is_some());
             }
         }
         let slots = vec![SlotAt(std::ptr::null_mut()); width * RING];
-        Stage { rows, width, uses, slots, staged_to: 0, stage_at: 0 }
+        Stage { rows, width, uses, slots, staged_to: 0, stage_at: 0, partitions }
     }
 
     /// What the transaction on an event uses, in whole groups; how many slots count. Events are asked for in their order.
@@ -63,6 +65,7 @@ impl Stage {
         self.staged_to = self.staged_to.max(event);
         self.stage_at = (event / BLOCK + 1) * BLOCK;
         let mask = planner.cells() as u64 - 1;
+        let partitions = self.partitions.map(|partitions| partitions as u64);
         while self.staged_to < (self.stage_at + AHEAD).min(end) {
             let from = self.staged_to;
             self.staged_to = ((from / BLOCK + 1) * BLOCK).min(end);
@@ -70,7 +73,10 @@ impl Stage {
             for of in 0..self.rows {
                 let mut at = first + of;
                 lane.homes_of(of, from..self.staged_to, |home, hash| {
-                    let cell = (hash & mask) as u32;
+                    let cell = match partitions {
+                        None => (hash & mask) as u32,
+                        Some(partitions) => ((hash >> 32) % partitions) as u32,
+                    };
                     tidemill_table::prefetch_to_write(planner.cell_address(cell));
                     self.uses[at].cell = cell;
                     self.slots[at] = SlotAt(home);

@@ -174,6 +174,8 @@ pub(crate) struct ListWalk<'w> {
     wait: usize,
     /// The others have stopped.
     pub(super) stopped: bool,
+    /// Nanoseconds that were spent waiting.
+    pub(super) waited_ns: u64,
 }
 
 impl<'w> ListWalk<'w> {
@@ -181,7 +183,17 @@ impl<'w> ListWalk<'w> {
     pub(super) fn new(shared: &'w Shared<'w>, list: usize) -> ListWalk<'w> {
         let list = &shared.lists[list];
         let (at, slot, wait) = (0, 0, 0);
-        ListWalk { shared, list, at, end: 0, slot, slots_end: 0, wait, stopped: false }
+        ListWalk {
+            shared,
+            list,
+            at,
+            end: 0,
+            slot,
+            slots_end: 0,
+            wait,
+            stopped: false,
+            waited_ns: 0,
+        }
     }
 
     /// May go up to `end`, which is published.
@@ -219,12 +231,17 @@ impl<'w> ListWalk<'w> {
             let Wait { list, rank } = unsafe { self.list.waits.get(self.wait) };
             self.wait += 1;
             let other = &lists[list as usize];
+            if other.has_done(rank) {
+                continue;
+            }
+            let begun = pool.now_ns();
             let mut stopped = false;
             pool::wait(*pool, || {
                 stopped = self.shared.has_failed();
                 stopped || other.has_done(rank)
             });
             self.stopped |= stopped;
+            self.waited_ns += pool.now_ns() - begun;
         }
     }
 }

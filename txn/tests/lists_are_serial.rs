@@ -1,44 +1,18 @@
 //! Lists do what the serial executor does: the same outputs with the same stamps, the same versions
 //! of every row, the same counts; also where they have to give up.
 
+mod pool;
+
 use std::sync::Arc;
 
+use pool::Threads;
 use tidemill_core::{Batch, Column, DataType, SourceId, StreamId, TableId, Value};
 use tidemill_table::Table;
-
-use crate::execute::{Executor, NativeTx, Outcome, Serial};
-use crate::order::{Epoch, Run};
-use crate::pool::Pool;
-use crate::program::Builder;
-use crate::schedule::Strategy;
-use crate::Program;
-
-/// Threads that are started for each call.
-struct Threads(usize);
-
-impl Pool for Threads {
-    fn threads(&self) -> usize {
-        self.0
-    }
-
-    #[allow(clippy::disallowed_methods)] // A test's own threads.
-    fn run(&self, work: &(dyn Fn(usize) + Sync)) {
-        std::thread::scope(|scope| {
-            for number in 1..self.0 {
-                scope.spawn(move || work(number));
-            }
-            work(0);
-        });
-    }
-
-    fn pause(&self) {
-        std::thread::yield_now();
-    }
-
-    fn now_ns(&self) -> u64 {
-        0
-    }
-}
+use tidemill_txn::execute::{Executor, Outcome, Serial};
+use tidemill_txn::order::{Epoch, Run};
+use tidemill_txn::pool::Pool;
+use tidemill_txn::program::{Builder, NativeTx, Program};
+use tidemill_txn::schedule::Strategy;
 
 /// Moves money between rows of two tables, which may be one row, may be missing, may not have
 /// enough; asks for a balance, which is only read; and adds where it may overflow.
@@ -153,7 +127,7 @@ fn versions(tables: &[Table], seqs: std::ops::RangeInclusive<u64>) -> Vec<String
     seqs.flat_map(of).chain(tables.iter().map(|t| format!("{:?}", t.rows()))).collect()
 }
 
-fn check(declared: bool, threads: usize, keys: u64, events: usize, seed: u64) -> usize {
+fn check(declared: bool, threads: &Threads, keys: u64, events: usize, seed: u64) -> usize {
     let program = Arc::new(program(declared));
     let mut dice = Dice(seed);
     let (mut expected, mut found) = (tables(&program), tables(&program));
@@ -163,8 +137,9 @@ fn check(declared: bool, threads: usize, keys: u64, events: usize, seed: u64) ->
     for number in 0..4 {
         let epoch = epoch(&program, &mut dice, events, keys, number * 1_000_000);
         let a = serial.run(&mut expected, &epoch).unwrap();
-        let b = lists.run(&Threads(threads), &mut found, &epoch).unwrap();
-        let case = format!("{declared} {threads} threads, {keys} keys, seed {seed}");
+        let b = lists.run(threads, &mut found, &epoch).unwrap();
+        let count = threads.threads();
+        let case = format!("{declared} {count} threads, {keys} keys, seed {seed}");
         assert_eq!(shown(&epoch, &a), shown(&epoch, &b), "{case}");
         let seqs = a.seq.saturating_sub(20)..=a.seq;
         assert_eq!(versions(&expected, seqs.clone()), versions(&found, seqs), "{case}");
@@ -179,8 +154,9 @@ fn check(declared: bool, threads: usize, keys: u64, events: usize, seed: u64) ->
 #[test]
 fn they_do_what_the_serial_executor_does() {
     let mut in_lists = 0;
+    let pools = [2, 3, 8].map(Threads::new);
     for seed in 0..40 {
-        for threads in [2, 3, 8] {
+        for threads in &pools {
             let keys = [1, 3, 30, 1000][seed as usize % 4];
             in_lists += check(seed % 2 == 0, threads, keys, 30 + 20 * seed as usize, seed);
         }
