@@ -12,6 +12,7 @@ import pytest
 
 import tidemill as tm
 from tidemill.cli import grid, main, plot
+from tidemill.cli.output import refuse_unwritable
 
 SVG = "{http://www.w3.org/2000/svg}"
 #: Two cells: as many as GrepSum has lengths.
@@ -165,4 +166,4 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "a.svg"
     folder.mkdir()
     with pytest.raises(tm.SettingError, match="can't be written"):
-        plot.refuse_unwritable(folder, ".svg")
+        refuse_unwritable(folder, ".svg")

@@ -16,7 +16,7 @@ from typing import Any
 
 from tidemill import _native
 from tidemill.cli import grid, plot
-from tidemill.cli.output import fields, printed
+from tidemill.cli.output import fields, printed, refuse_unwritable
 from tidemill.errors import SettingError
 from tidemill.workloads import WORKLOADS, push
 
@@ -94,7 +94,7 @@ def execute(args: argparse.Namespace) -> int:
         if value is not None:
             given[attribute] = value
     if args.plot:
-        plot.refuse_unwritable(args.plot, ".svg")
+        refuse_unwritable(args.plot, ".svg")
     if args.what == "grid":
         found, panels = _grid(args, given)
     else:
@@ -132,7 +132,7 @@ def _grid(
         raise SettingError(f"--cells {size}: it is one of {', '.join(grid.CELLS)}")
     out = Path(args.out) if args.out else None
     if out:
-        plot.refuse_unwritable(out, ".jsonl")
+        refuse_unwritable(out, ".jsonl")
     wanted = grid.cells(args.workload or "sl", size, given)
     measured = grid.grid(wanted, out, _run, _progress)
     return grid.summary(measured), grid.panels(measured)

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from tidemill.errors import IoError, SettingError
+from tidemill.errors import IoError
 
 #: Text and axes.
 GREY = "#7d7d7d"
 COLOURS = ("#d9622b", "#3b82d0", "#2f9e63", "#a763c9", "#b58a00", "#d0477b", "#1f9aa8", "#8a6a52")
 #: Of one line after the other, once all colours are taken.
 DASHES = ("", "6 3", "2 3")
-#: Of a panel, in pixels: its plotting area, and the room beside and below it.
+#: Of a panel, in pixels: its plotting area at least, and the room around it.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 300, 220, 62, 18, 26, 46
 LINE = 18
 #: A character of text, about.
@@ -45,24 +44,6 @@ class Panel:
     whiskers: Sequence[tuple[float, float]] = ()
 
 
-def refuse_unwritable(path: Path, ending: str) -> None:
-    """Refuses a file that could not be written when all is measured.
-
-    >>> refuse_unwritable(Path("out.png"), ".svg")
-    Traceback (most recent call last):
-    tidemill.errors.SettingError: out.png: its name must end in .svg
-      help: write for example out.svg
-    """
-    if path.suffix != ending:
-        example = path.with_suffix(ending)
-        raise SettingError(f"{path}: its name must end in {ending}", f"write for example {example}")
-    folder = path.parent
-    if not folder.is_dir():
-        raise SettingError(f"{path}: there is no folder {folder}", "make it, or name another file")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise SettingError(f"{path} can't be written", "name a file in a folder that you may write")
-
-
 def write(path: Path, title: str, panels: Sequence[Panel]) -> None:
     """Writes the file."""
     try:
@@ -73,7 +54,7 @@ def write(path: Path, title: str, panels: Sequence[Panel]) -> None:
 
 def svg(title: str, panels: Sequence[Panel]) -> str:
     """The panels side by side, what is the same in all of them below."""
-    wide = len(panels) * (LEFT + WIDTH + RIGHT)
+    wide = sum(LEFT + _width(panel) + RIGHT for panel in panels)
     heading = textwrap.wrap(title, int(wide / CHARACTER), break_long_words=True)
     parts = [
         _text(wide / 2, LINE * (at + 1), line, weight="bold") for at, line in enumerate(heading)
@@ -81,11 +62,10 @@ def svg(title: str, panels: Sequence[Panel]) -> str:
     names = sorted({name for panel in panels for name in panel.lines})
     styles = dict(zip(names, _styles(), strict=False))
     top = LINE * len(heading) + TOP
-    for at, panel in enumerate(panels):
-        left = at * (LEFT + WIDTH + RIGHT) + LEFT
-        parts.append(f'<g transform="translate({left},{top})">')
-        parts.extend(_panel(panel, styles))
-        parts.append("</g>")
+    left = LEFT
+    for panel in panels:
+        parts += [f'<g transform="translate({left},{top})">', *_panel(panel, styles), "</g>"]
+        left += _width(panel) + RIGHT + LEFT
     high = top + HEIGHT + BOTTOM
     if len(names) > 1:
         x, y = float(LEFT), high + LINE / 2
@@ -109,13 +89,21 @@ def _styles() -> Iterator[str]:
         yield f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dash or "none"}"'
 
 
+def _width(panel: Panel) -> int:
+    """Of the plotting area: so wide that what stands below it does not overlap."""
+    longest = max(map(len, panel.places), default=0)
+    return max(WIDTH, round(len(panel.places) * (longest + 2) * CHARACTER))
+
+
 def _panel(panel: Panel, styles: Mapping[str, str]) -> Iterator[str]:
     """The panel, the origin at the upper left of its plotting area."""
     points = [value for line in panel.lines.values() for value in line if value is not None]
     points.extend(high for _, high in panel.whiskers)
-    step = nice_step(max(points, default=0.0))
-    top = step * max(1, math.ceil(max(points, default=0.0) / step - 1e-9))
-    room = WIDTH / max(1, len(panel.places))
+    highest = max(points, default=0.0)
+    step = nice_step(highest)
+    top = step * max(1, math.ceil(highest / step - 1e-9))
+    wide = _width(panel)
+    room = wide / max(1, len(panel.places))
 
     def x(place: int) -> float:
         return room * (place + 0.5)
@@ -123,14 +111,14 @@ def _panel(panel: Panel, styles: Mapping[str, str]) -> Iterator[str]:
     def y(value: float) -> float:
         return HEIGHT * (1 - value / top)
 
-    yield _text(WIDTH / 2, -8, panel.title)
+    yield _text(wide / 2, -8, panel.title)
     for at in range(round(top / step) + 1):
         here = y(at * step)
-        yield f'<path d="M0,{here:.1f}h{WIDTH}" stroke="{GREY}" stroke-opacity="0.35"/>'
+        yield f'<path d="M0,{here:.1f}h{wide}" stroke="{GREY}" stroke-opacity="0.35"/>'
         yield _text(-6, here + 4, short(at * step), anchor="end")
     for at, place in enumerate(panel.places):
         yield _text(x(at), HEIGHT + 16, place)
-    yield _text(WIDTH / 2, HEIGHT + 36, panel.x)
+    yield _text(wide / 2, HEIGHT + 36, panel.x)
     yield f'<g transform="translate(-48,{HEIGHT / 2}) rotate(-90)">{_text(0, 0, panel.y)}</g>'
     for name, line in panel.lines.items():
         there = [(at, value) for at, value in enumerate(line) if value is not None]
