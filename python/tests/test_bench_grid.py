@@ -40,8 +40,8 @@ def test_a_grid_goes_on_where_it_was_ended(
     assert found["valid"]
     assert sorted(row["length"] for row in found["lowest"]) == [2, 10]
     first, second = out.read_text().splitlines()
-    # The adaptive strategy, the serial executor and the best two, of which it may be one.
-    assert {"adaptive", "serial"} < set(json.loads(first)["events_per_s"])
+    # Of the others only those that came close to serial execution are measured again.
+    assert {"adaptive", "serial"} <= set(json.loads(first)["events_per_s"])
     assert len(json.loads(first)["ratio_to_serial"]) == 17
     assert {"adaptive", "serial", "skew 0.6", "extra work per operation, ns"} <= set(texts(drawn))
 
