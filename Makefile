@@ -42,9 +42,10 @@ test-rust:
 test-python: setup
 	cd python && ../$(BIN)/python -m pytest
 
-# More seeds than a build runs, and an app that is killed KILLS times, RECOVERY_KILLS of them while it
-# recovers; then the adaptive strategy beside all others. Stop and repeat as you like. With the CASES above the engine alone sees some 70,000 crashes and
-# 30,000 files that are damaged; the tests print how many.
+# More seeds than a build runs, an app that is killed KILLS times, RECOVERY_KILLS of them while it
+# recovers, and the adaptive strategy beside all others; kills and grids can be stopped and go on. With
+# the CASES above the engine alone sees some 70,000 crashes and 30,000 files that are damaged; the tests
+# print how many.
 soak: setup
 	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -- --show-output
 	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py
