@@ -556,13 +556,17 @@ impl Driver {
             seq,
             sources: sources.collect(),
             tables: tables.iter().map(|table| table.len() as u64).collect(),
+            frontiers_us: tables.iter().map(Table::frontier_us).collect(),
             counts: self.counts.clone(),
             outlets: BTreeMap::new(),
             sinks: Vec::new(),
         };
         let changed: Vec<_> = tables.iter_mut().map(Table::take_changes).collect();
-        let is_all =
-            |(changed, table): (&Changed, &Table)| changed.len() - changed.deleted() == table.len();
+        // Of versions only those are taken that are in no snapshot.
+        let is_all = |(changed, table): (&Changed, &Table)| {
+            let rows = changed.len() - changed.deleted();
+            table.spec().history.is_none() && rows == table.len()
+        };
         Some(Box::new(Capture {
             is_whole: changed.iter().zip(&*tables).all(is_all),
             internal: Internal { facts, parked: state.parked, dlq: Vec::new() },
