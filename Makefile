@@ -43,12 +43,14 @@ test-python: setup
 	cd python && ../$(BIN)/python -m pytest
 
 # More seeds than a build runs, and an app that is killed KILLS times, RECOVERY_KILLS of them while it
-# recovers; stop and repeat as you like. With the CASES above the engine alone sees some 70,000 crashes and
+# recovers; then the adaptive strategy beside all others. Stop and repeat as you like. With the CASES above the engine alone sees some 70,000 crashes and
 # 30,000 files that are damaged; the tests print how many.
 soak: setup loom
 	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -- --show-output
 	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py
 	cd python && ../$(BIN)/python -m tests.kill.driver --kills $(KILLS) --recovery-kills $(RECOVERY_KILLS) --progress ../target/soak-kills.json
+	$(BIN)/tidemill bench grid --workload sl --cells full --out target/soak-grid-sl.jsonl --plot target/soak-grid-sl.svg
+	$(BIN)/tidemill bench grid --workload gs --cells full --out target/soak-grid-gs.jsonl --plot target/soak-grid-gs.svg
 
 # Every order in which threads may meet in the lock-free parts, in small models.
 loom:

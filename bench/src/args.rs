@@ -32,6 +32,9 @@ impl ProgramKind {
 /// The serial executor without asking for memory ahead of time: shows what that is worth.
 const NO_PREFETCH: &str = "serial-noprefetch";
 
+/// Every strategy but the one that chooses among them.
+const ALL: &str = "all";
+
 /// Threads, at most.
 const THREADS_MAX: usize = 64;
 
@@ -67,6 +70,10 @@ pub struct Args {
     /// How transactions are executed; see [`Args::strategy`].
     #[serde(default = "adaptive")]
     pub strategy: String,
+    /// Strategies that run beside `strategy` in each repeat: their names with commas between, or
+    /// [`ALL`].
+    #[serde(default)]
+    pub compare: String,
     /// Keys of each table.
     #[serde(default = "default_keys")]
     pub keys: usize,
@@ -210,6 +217,15 @@ impl Args {
         }
     }
 
+    /// The strategies that it is compared with.
+    pub(crate) fn compared(&self) -> Result<Vec<Strategy>> {
+        match &*self.compare {
+            "" => Ok(Vec::new()),
+            ALL => Ok(Strategy::all().into_iter().filter(|s| *s != Strategy::Adaptive).collect()),
+            names => names.split(',').map(|name| name.trim().parse()).collect(),
+        }
+    }
+
     /// Whether the executor asks for memory ahead of time.
     pub(crate) fn prefetches(&self) -> bool {
         self.strategy != NO_PREFETCH
@@ -227,6 +243,7 @@ impl Args {
             ("deposits", self.deposits != default_deposits()),
             ("batch", self.batch.is_some()),
             ("rate", self.rate.is_some()),
+            ("compare", !self.compare.is_empty()),
             ("source", self.source.is_some()),
             ("write-source", self.write_source.is_some()),
         ];
@@ -243,6 +260,7 @@ impl Args {
     /// Refuses what no workload can do.
     fn check(&self) -> Result<()> {
         self.strategy()?;
+        self.compared()?;
         let wrong = |what: String| Err(Error::setting(what));
         if !(1..=THREADS_MAX).contains(&self.threads) {
             return wrong(format!("--threads {}: 1 to {THREADS_MAX} are possible", self.threads));
@@ -291,6 +309,10 @@ impl Args {
             return Err(Error::setting("--durable and --sink: events in memory leave nothing")
                 .help("write them with --write-source, then give them as --source"));
         }
+        if self.source.is_some() && !self.compare.is_empty() {
+            return Err(Error::setting("--compare: a run from files has one strategy")
+                .help("leave out --compare, or --source"));
+        }
         if self.durable != Durable::None && self.sink.is_none() {
             return Err(Error::setting("--durable needs a folder for the data directory")
                 .help("give one with --sink"));
@@ -327,6 +349,8 @@ mod tests {
             (r#""threads":0"#, "--threads 0: 1 to 64"),
             (r#""processes":2"#, "--processes 2"),
             (r#""strategy":"x""#, "it is one of adaptive, serial, lists, s-store"),
+            (r#""compare":"lists,x""#, "there is no strategy 'x'"),
+            (r#""compare":"lists","source":"x""#, "--compare"),
             (r#""epoch":0"#, "--epoch 0"),
             (r#""events":0"#, "--events 0"),
             (r#""repeat":0"#, "--repeat 0"),

@@ -29,8 +29,13 @@ impl How {
 
     /// As the options say.
     pub(crate) fn of(args: &Args) -> Result<How> {
-        let (strategy, prefetches) = (args.strategy()?, args.prefetches());
-        Ok(How { strategy, threads: args.threads, prefetches })
+        Ok(How { prefetches: args.prefetches(), ..How::by(args.strategy()?, args.threads) })
+    }
+
+    /// By a strategy on so many threads; the serial executor has one.
+    pub(crate) fn by(strategy: Strategy, threads: usize) -> How {
+        let threads = if strategy == Strategy::Serial { 1 } else { threads };
+        How { strategy, threads, prefetches: true }
     }
 }
 

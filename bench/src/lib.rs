@@ -85,19 +85,19 @@ pub const WORKLOADS: &[Workload] = &[
     Workload {
         name: "sl",
         about: "Streaming Ledger: deposits and transfers over accounts and assets",
-        options: &["deposits", "overlap", "dynamic", "source", "write-source"],
+        options: &["deposits", "overlap", "dynamic", "compare", "source", "write-source"],
         run: sl::run,
     },
     Workload {
         name: "gs",
         about: "GrepSum: reads records and writes their sum to the first",
-        options: &["length", "overlap", "acyclic", "average", "computed"],
+        options: &["length", "overlap", "acyclic", "average", "computed", "compare"],
         run: gs::run,
     },
     Workload {
         name: "tp",
         about: "Toll Processing: the mean speed of road segments and the vehicles seen there",
-        options: &["overlap"],
+        options: &["overlap", "compare"],
         run: tp::run,
     },
     Workload {

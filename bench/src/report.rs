@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use tidemill_txn::schedule::Strategy;
 
 use crate::args::{Args, Durable};
 use crate::measure::{max, median, median_ratio, min};
@@ -76,6 +77,9 @@ pub struct Report {
     pub ratio: f64,
     /// The same to the engine's own serial executor; 1 where that is what ran.
     pub ratio_to_serial: f64,
+    /// The rates of all runs, repeat by repeat, by what ran: the baseline, the engine's own serial
+    /// executor, the strategy asked for and those it was compared with.
+    pub rates: BTreeMap<String, Vec<f64>>,
     /// What was durable.
     pub durable: Durable,
     /// Null where no rate is given.
@@ -108,6 +112,8 @@ pub(crate) struct Measured {
     /// Rates of the engine's own serial executor, each beside one of `rates`; none where that is
     /// what ran.
     pub(crate) serial_rates: Vec<f64>,
+    /// Rates of other strategies, each beside one of `rates`.
+    pub(crate) compared: BTreeMap<String, Vec<f64>>,
     pub(crate) latency_ms: Option<Latency>,
     pub(crate) state_hash: String,
     pub(crate) output_hash: String,
@@ -126,6 +132,7 @@ impl Measured {
             baseline_rates: Vec::new(),
             baseline_ns_max: None,
             serial_rates: Vec::new(),
+            compared: BTreeMap::new(),
             latency_ms: None,
             state_hash: String::new(),
             output_hash: outputs::none(),
@@ -140,6 +147,19 @@ impl Report {
     pub(crate) fn of(args: &Args, measured: Measured) -> Report {
         let events_per_s = median(&measured.rates);
         let baseline_ns = 1e9 / max(&measured.baseline_rates);
+        let ratio = median_ratio(&measured.rates, &measured.baseline_rates);
+        let ratio_to_serial = match measured.serial_rates.is_empty() {
+            true => 1.0,
+            false => median_ratio(&measured.rates, &measured.serial_rates),
+        };
+        let (events_per_s_min, events_per_s_max) = (min(&measured.rates), max(&measured.rates));
+        let baseline_events_per_s = median(&measured.baseline_rates);
+        let mut rates = measured.compared;
+        rates.insert(measured.baseline.into(), measured.baseline_rates);
+        if !measured.serial_rates.is_empty() {
+            rates.insert(Strategy::Serial.to_string(), measured.serial_rates);
+        }
+        rates.insert(args.strategy.clone(), measured.rates);
         Report {
             workload: args.workload.clone(),
             program: args.program.name(),
@@ -150,17 +170,15 @@ impl Report {
             events: measured.events,
             seconds: measured.events as f64 / events_per_s,
             events_per_s,
-            events_per_s_min: min(&measured.rates),
-            events_per_s_max: max(&measured.rates),
+            events_per_s_min,
+            events_per_s_max,
             baseline: measured.baseline,
-            baseline_events_per_s: median(&measured.baseline_rates),
+            baseline_events_per_s,
             baseline_ns,
             baseline_valid: measured.baseline_ns_max.map(|ns| baseline_ns <= ns),
-            ratio: median_ratio(&measured.rates, &measured.baseline_rates),
-            ratio_to_serial: match measured.serial_rates.is_empty() {
-                true => 1.0,
-                false => median_ratio(&measured.rates, &measured.serial_rates),
-            },
+            ratio,
+            ratio_to_serial,
+            rates,
             durable: args.durable,
             latency_ms: measured.latency_ms,
             state_hash: measured.state_hash,

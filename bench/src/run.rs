@@ -81,8 +81,8 @@ pub(crate) fn baseline_ns_max(args: &Args, case: &impl Case) -> Option<f64> {
     (args.keys <= TIGHT_KEYS && args.udf_ns == 0).then(|| case.baseline_ns_max())
 }
 
-/// Runs the baseline, the engine's serial executor unless that is what is asked for, and the engine
-/// as it is asked for, in turn.
+/// Runs the baseline, the engine's serial executor unless that is what is asked for, the engine
+/// as it is asked for, and by the strategies that this is compared with, in turn.
 pub(crate) fn run<C: Case>(
     args: &Args,
     env: &Env,
@@ -90,6 +90,12 @@ pub(crate) fn run<C: Case>(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report> {
     let how = How::of(args)?;
+    let mut others: Vec<How> = Vec::new();
+    for other in args.compared()?.into_iter().map(|strategy| How::by(strategy, args.threads)) {
+        if ![How::SERIAL, how].contains(&other) && !others.contains(&other) {
+            others.push(other);
+        }
+    }
     let shapes = case.phases();
     let counts: Vec<usize> = shapes.iter().map(|phase| phase.events).collect();
     let epochs = epochs(&counts, args.epoch());
@@ -127,6 +133,11 @@ pub(crate) fn run<C: Case>(
         let engine_rate = rate(total_ns(&done.epochs));
         measured.rates.push(engine_rate);
         runs.push(done.epochs);
+        for other in &others {
+            let other_rate = rate(total_ns(&once(*other)?.epochs));
+            let name = other.strategy.to_string();
+            measured.compared.entry(name).or_default().push(other_rate);
+        }
         progress(&format!(
             "run {repeat} of {}: {:.1} ns a transaction, the baseline {:.1}",
             args.repeat,

@@ -110,6 +110,22 @@ fn the_report_has_what_the_contract_names() {
 }
 
 #[test]
+fn strategies_are_compared() {
+    let shape = r#""events":2000,"keys":100,"epoch":500,"abort":0.1,"threads":2,"repeat":2"#;
+    let names = |options: &str| -> Vec<String> {
+        let report = report(&format!("{shape},{options}"));
+        assert_eq!(report["valid"], true, "{report}");
+        let rates = report["rates"].as_object().unwrap();
+        assert!(rates.values().all(|runs| runs.as_array().unwrap().len() == 2), "{report}");
+        rates.keys().cloned().collect()
+    };
+    let own = r#""strategy":"adaptive","compare":"tstream, adaptive,serial,tstream""#;
+    assert_eq!(names(own), ["adaptive", "serial", "tight loop", "tstream"]);
+    // Every strategy but the adaptive one, and the baseline.
+    assert_eq!(names(r#""strategy":"serial","compare":"all""#).len(), 17);
+}
+
+#[test]
 fn wrong_options_are_refused() {
     let run = |options: &str, program: Option<&str>| {
         run_json(&format!("{{{options}}}"), program, Vec::new(), &mut |_| {})

@@ -1,15 +1,23 @@
-"""``tidemill bench``: runs a workload and measures it."""
+"""``tidemill bench``: runs a workload and measures it.
+
+``tidemill bench grid`` measures the adaptive strategy beside all others, cell by cell.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import statistics
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tidemill import _native
-from tidemill.cli.output import fields, printed
+from tidemill.cli import grid, plot
+from tidemill.cli.output import fields, printed, refuse_unwritable
+from tidemill.errors import SettingError
 from tidemill.workloads import WORKLOADS, push
 
 #: Flags of a workload: name, type, what it says.
@@ -18,6 +26,11 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("threads", int, "workers a process"),
     ("processes", int, "processes"),
     ("strategy", str, "adaptive, serial, s-store, tstream, or such as ns-chain-lazy"),
+    (
+        "compare",
+        str,
+        "strategies beside it in each repeat, with commas between, or all (sl, gs, tp)",
+    ),
     ("keys", int, "number of keys"),
     ("skew", float, "Zipf's theta of the keys"),
     ("overlap", float, "share of keys drawn again from those used before (sl, gs, tp)"),
@@ -42,6 +55,13 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("repeat", int, "number of runs"),
 )
 
+#: Flags of the grid alone: name, type, what it says.
+GRID: tuple[tuple[str, type, str], ...] = (
+    ("workload", str, "sl (default), gs or tp (grid)"),
+    ("out", str, "file of JSON lines, one a cell; cells that are there are skipped (grid)"),
+    ("cells", str, "small (default) or full (grid)"),
+)
+
 #: Flags that are there or not.
 SWITCHES: tuple[tuple[str, str], ...] = (
     ("acyclic", "records are written from those of lower levels only (gs)"),
@@ -55,9 +75,11 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench", help="run a workload and measure it", description=__doc__
     )
-    parser.add_argument("workload", metavar="WORKLOAD", help="sl, gs, tp, ...")
-    for name, kind, text in FLAGS:
+    # The grid has a flag of this name, too.
+    parser.add_argument("what", metavar="WORKLOAD", help="sl, gs, tp, push, recovery, or grid")
+    for name, kind, text in (*FLAGS, *GRID):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar=kind.__name__.upper())
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw what was measured")
     for name, text in SWITCHES:
         parser.add_argument(f"--{name}", action="store_true", default=None, help=text)
     parser.set_defaults(execute=execute)
@@ -65,23 +87,92 @@ def add(commands: Any) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Runs the command."""
-    given: dict[str, Any] = {"workload": args.workload}
+    given: dict[str, Any] = {}
     for name in [*(flag[0] for flag in FLAGS), *(switch[0] for switch in SWITCHES)]:
         attribute = name.replace("-", "_")
         value = getattr(args, attribute)
         if value is not None:
             given[attribute] = value
-    if args.workload == "push" and args.program == "python":
-        found = push.run(given)
+    if args.plot:
+        refuse_unwritable(args.plot, ".svg")
+    if args.what == "grid":
+        found, panels = _grid(args, given)
     else:
-        program, opaques = _program(given)
-        line = _native.bench(json.dumps(given), program, opaques, _progress)
-        found = json.loads(line)
+        for name, _, _ in GRID:
+            if getattr(args, name) is not None:
+                raise SettingError(f"--{name}: {args.what} has no such option", "only grid has it")
+        found = _run({"workload": args.what, **given})
+        panels = [_bars(found) if not found.get("phases") else _phases(found)]
+    if args.plot:
+        plot.write(args.plot, _command(args, given), panels)
     if args.json:
         printed(found)
     else:
         print("\n".join(fields(found)))
     return 0 if found.get("valid", True) else 1
+
+
+def _run(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The report of one run."""
+    if given["workload"] == "push" and given.get("program") == "python":
+        return push.run(given)
+    program, opaques = _program(given)
+    found: dict[str, Any] = json.loads(
+        _native.bench(json.dumps(given), program, opaques, _progress)
+    )
+    return found
+
+
+def _grid(
+    args: argparse.Namespace, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[plot.Panel]]:
+    """What a grid comes to, and its plot."""
+    size = args.cells or "small"
+    if size not in grid.CELLS:
+        raise SettingError(f"--cells {size}: it is one of {', '.join(grid.CELLS)}")
+    out = Path(args.out) if args.out else None
+    if out:
+        refuse_unwritable(out, ".jsonl")
+    wanted = grid.cells(args.workload or "sl", size, given)
+    measured = grid.grid(wanted, out, _run, _progress)
+    return grid.summary(measured), grid.panels(measured)
+
+
+def _bars(found: Mapping[str, Any]) -> plot.Panel:
+    """The rate of each that ran, with the slowest and the fastest run."""
+    # The baseline first, then the serial executor, then what was asked for.
+    first = {found.get("baseline"): 0, "serial": 1, found.get("strategy"): 2}
+    rates = dict(sorted(found["rates"].items(), key=lambda item: first.get(item[0], 3)))
+    return plot.Panel(
+        title=f"median, slowest and fastest of {max(map(len, rates.values()))}",
+        x="",
+        y="events/s",
+        places=list(rates),
+        lines={"events/s": [statistics.median(runs) for runs in rates.values()]},
+        whiskers=[(min(runs), max(runs)) for runs in rates.values()],
+    )
+
+
+def _phases(found: Mapping[str, Any]) -> plot.Panel:
+    """The rate in each phase, beside that of the serial executor."""
+    phases = found["phases"]
+    lines: dict[str, list[float | None]] = {
+        "serial": [phase["events_per_s"] / phase["ratio_to_serial"] for phase in phases],
+        found["strategy"]: [phase["events_per_s"] for phase in phases],
+    }
+    places = [str(number) for number in range(1, len(phases) + 1)]
+    return plot.Panel("", "phase", "events/s", places, lines)
+
+
+def _command(args: argparse.Namespace, given: Mapping[str, Any]) -> str:
+    """The command that measured."""
+    said = {**given, **{name: getattr(args, name) for name, _, _ in GRID}}
+    words = ["tidemill", "bench", args.what]
+    for name, value in said.items():
+        if value is not None:
+            flag = "--" + name.replace("_", "-")
+            words += [flag] if value is True else [flag, f"{value}"]
+    return shlex.join(words)
 
 
 def _program(given: Mapping[str, Any]) -> tuple[str | None, list[Any]]:

@@ -1,13 +1,15 @@
-"""What commands print."""
+"""What commands print, and files that they write."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from tidemill.errors import Error
+from tidemill.errors import Error, SettingError
 
 
 def plain(value: object) -> Any:
@@ -84,3 +86,21 @@ def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
             text = ", ".join(map(shown, value)) if isinstance(value, list) else shown(value)
             lines.append(f"{indent}{name:<{width}}  {text}")
     return lines
+
+
+def refuse_unwritable(path: Path, ending: str) -> None:
+    """Refuses a file that could not be written when all is measured.
+
+    >>> refuse_unwritable(Path("out.png"), ".svg")
+    Traceback (most recent call last):
+    tidemill.errors.SettingError: out.png: its name must end in .svg
+      help: write for example out.svg
+    """
+    if path.suffix != ending:
+        example = path.with_suffix(ending)
+        raise SettingError(f"{path}: its name must end in {ending}", f"write for example {example}")
+    folder = path.parent
+    if not folder.is_dir():
+        raise SettingError(f"{path}: there is no folder {folder}", "make it, or name another file")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise SettingError(f"{path} can't be written", "name a file in a folder that you may write")

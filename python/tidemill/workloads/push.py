@@ -89,6 +89,7 @@ def run(given: Mapping[str, Any]) -> dict[str, Any]:
         "events_per_s": rates[len(rates) // 2],
         "events_per_s_min": rates[0],
         "events_per_s_max": rates[-1],
+        "rates": {form: rates},
         "latency_ms": latency | {"max": waits[-1]} if waits else None,
         "state_hash": summary["state_hash"],
         "valid": valid,
