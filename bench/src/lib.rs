@@ -91,7 +91,7 @@ pub const WORKLOADS: &[Workload] = &[
     Workload {
         name: "gs",
         about: "GrepSum: reads records and writes their sum to the first",
-        options: &["length", "overlap", "acyclic", "average", "computed"],
+        options: &["length", "overlap", "acyclic", "average", "computed", "window", "window-every"],
         run: gs::run,
     },
     Workload {
