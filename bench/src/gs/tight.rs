@@ -3,15 +3,13 @@
 //! One thread; open addressing in slots of 128 bytes, of which it reads the first line; the
 //! records of the event 16 ahead are asked for; the number of records of a transaction is known to
 //! the compiler; no versions, no outputs, no aborts to be told. Where windows are read each record has a
-//! ring of what was written in the last window and its sum: time does not go back, so whatever has
-//! left a window never comes to another.
-
-use std::collections::VecDeque;
+//! ring of what was written in the last window, and its sum.
 
 use super::events::Made;
-use super::{record, with_length, Form, Windows, WINDOW_KEYS, WORDS};
+use super::{record, with_length, Form, WINDOW_KEYS, WORDS};
 use crate::events::Events;
 use crate::execute::Verdicts;
+use crate::ring::Ring;
 use crate::slots::{Slot, Slots, AHEAD, FREE};
 use crate::work::Work;
 
@@ -37,32 +35,6 @@ pub(super) struct Tight {
     rings: Vec<Ring>,
     /// Windows read, and the values in them.
     read: (u64, u64),
-}
-
-/// What was written to a record in the last window: times and values, and the sum of these.
-#[derive(Clone, Debug, Default)]
-struct Ring {
-    written: VecDeque<(i64, i64)>,
-    sum: i64,
-}
-
-impl Ring {
-    /// Drops what has left the window that ends at `time_us`.
-    #[inline(always)]
-    fn expire(&mut self, windows: Windows, time_us: i64) {
-        while let Some((_, value)) =
-            self.written.pop_front_if(|(written_us, _)| *written_us <= time_us - windows.size_us)
-        {
-            self.sum -= value;
-        }
-    }
-
-    #[inline(always)]
-    fn push(&mut self, windows: Windows, time_us: i64, value: i64) {
-        self.expire(windows, time_us);
-        self.written.push_back((time_us, value));
-        self.sum += value;
-    }
 }
 
 impl Tight {
@@ -153,7 +125,7 @@ impl Tight {
     fn write(&mut self, form: Form, key: u32, time_us: i64, value: i64) {
         *self.value(key) = value;
         if let Some(windows) = form.windows {
-            self.rings[key as usize].push(windows, time_us, value);
+            self.rings[key as usize].push(windows.size_us, time_us, value);
         }
     }
 
@@ -169,12 +141,10 @@ impl Tight {
         let (mut sum, mut worked) = (0, 0);
         for key in keys {
             let ring = &mut self.rings[*key as usize];
-            if let Some(windows) = form.windows {
-                ring.expire(windows, time_us);
-            }
-            worked = work.run(ring.sum, worked);
-            sum += ring.sum;
-            self.read.1 += ring.written.len() as u64;
+            let value = form.windows.map_or(0, |windows| ring.sum(windows.size_us, time_us));
+            worked = work.run(value, worked);
+            sum += value;
+            self.read.1 += ring.len() as u64;
         }
         self.read.0 += WINDOW_KEYS as u64;
         sum >= least
