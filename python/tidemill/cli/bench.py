@@ -36,6 +36,8 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("overlap", float, "share of keys drawn again from those used before (sl, gs, tp)"),
     ("length", int, "records a transaction, 1 to 10 (gs)"),
     ("computed", float, "share of transactions with a key that another row tells (gs)"),
+    ("window", int, "how far back window reads go, in units of event time (gs)"),
+    ("window-every", int, "so many transactions have one that reads windows (gs)"),
     ("abort", float, "share of transactions that abort"),
     ("deposits", float, "percentage of deposits (sl)"),
     ("epoch", int, "events an epoch"),
