@@ -14,7 +14,7 @@
 //! | file | what it is |
 //! | --- | --- |
 //! | `events` | the generator |
-//! | `program` | the transactions as closures, as declared ones, as Python gave them |
+//! | `program` | the transactions as closures, as declared ones, as opaque functions |
 //! | `tight` | the baseline |
 //! | `run` | all of it as the harness takes it |
 

@@ -162,8 +162,8 @@ fn declared(size_us: i64) -> Result<Program> {
 /// Opaque functions. They emit into the streams behind the inputs.
 fn opaque(size_us: i64, functions: Vec<Arc<dyn Opaque>>) -> Result<Program> {
     let Ok(functions) = <[Arc<dyn Opaque>; 2]>::try_from(functions) else {
-        return Err(Error::setting("--program python: its functions were not given")
-            .help("use the command line of the Python package: tidemill bench sea"));
+        return Err(Error::setting("--program python: sea is not written in Python so far")
+            .help("use --program rust or traced"));
     };
     let mut frame = Frame::new(size_us);
     HANDLERS.iter().for_each(|name| {

@@ -128,7 +128,7 @@ fn wrong_options_are_refused() {
         (r#""window":0"#, "--window 0"),
         (r#""window":1000001"#, "1 to 1000000"),
         (r#""length":2"#, "--length: sea has no such option"),
-        (r#""program":"python""#, "were not given"),
+        (r#""program":"python""#, "not written in Python"),
     ] {
         let json = format!(r#"{{"workload":"sea",{options}}}"#);
         let text = run_json(&json, None, Vec::new(), &mut |_| {}).expect_err(options).to_string();

@@ -80,7 +80,7 @@ def app(opaque: bool, options: Mapping[str, Any]) -> App:
         def look(tx: Any, e: Any) -> Any:
             total = 0
             for name in read:
-                total += records[getattr(e, name)].value.over(sliding(f"{window}us")).sum()
+                total += records[getattr(e, name)].over(sliding(f"{window}us")).value.sum()
             tx.require(total >= e.least, "the sum is too small")
             return {"key": e.key0, "value": total}
 
