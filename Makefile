@@ -9,7 +9,7 @@ CASES ?= 20000
 KILLS ?= 2000
 RECOVERY_KILLS ?= 300
 
-.PHONY: setup demo test test-rust test-python lint soak bench-peers clean
+.PHONY: setup demo test test-rust test-python lint soak loom bench-peers clean
 
 $(STAMP): python/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Tidemill needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -46,12 +46,16 @@ test-python: setup
 # recovers, and the adaptive strategy beside all others; kills and grids can be stopped and go on. With
 # the CASES above the engine alone sees some 70,000 crashes and 30,000 files that are damaged; the tests
 # print how many.
-soak: setup
+soak: setup loom
 	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -- --show-output
 	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py
 	cd python && ../$(BIN)/python -m tests.kill.driver --kills $(KILLS) --recovery-kills $(RECOVERY_KILLS) --progress ../target/soak-kills.json
 	$(BIN)/tidemill bench grid --workload sl --cells full --out target/soak-grid-sl.jsonl --plot target/soak-grid-sl.svg
 	$(BIN)/tidemill bench grid --workload gs --cells full --out target/soak-grid-gs.jsonl --plot target/soak-grid-gs.svg
+
+# Every order in which threads may meet in the lock-free parts, in small models.
+loom:
+	RUSTFLAGS="--cfg loom" cargo test --release -p tidemill-txn --lib --target-dir target/loom loom_tests
 
 # Figures beside other systems, from their published packages. None is compared yet; the anchor is
 # the tight serial loop that every run of the benchmark prints beside its own figure.

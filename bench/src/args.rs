@@ -95,6 +95,12 @@ pub struct Args {
     /// The share of transactions, 0 to 1, one of whose keys is only known when another row was read.
     #[serde(default)]
     pub computed: f64,
+    /// How far back window reads go, in units of event time; without it there are none.
+    #[serde(default)]
+    pub window: Option<i64>,
+    /// So many transactions have one among them that reads windows.
+    #[serde(default)]
+    pub window_every: Option<usize>,
     /// Whether the shape changes in phases.
     #[serde(default)]
     pub dynamic: bool,
@@ -239,6 +245,8 @@ impl Args {
             ("acyclic", self.acyclic),
             ("average", self.average),
             ("computed", self.computed != 0.0),
+            ("window", self.window.is_some()),
+            ("window-every", self.window_every.is_some()),
             ("dynamic", self.dynamic),
             ("deposits", self.deposits != default_deposits()),
             ("batch", self.batch.is_some()),

@@ -7,7 +7,7 @@ use tidemill_engine::Workers;
 use tidemill_env::Env;
 use tidemill_table::Table;
 use tidemill_txn::execute::Executor;
-use tidemill_txn::order::{CutInput, Sequencer};
+use tidemill_txn::order::{CutInput, Groups, Sequencer};
 use tidemill_txn::program::Origin;
 use tidemill_txn::schedule::Strategy;
 use tidemill_txn::Program;
@@ -83,6 +83,7 @@ pub(crate) fn execute(
     how: How,
 ) -> Result<Done> {
     let mut sequencer = Sequencer::new(program.clone())?;
+    let groups = Groups::of(program)?;
     let pool = Workers::start(env, how.threads)?;
     let mut executor = Executor::new(program.clone(), how.strategy, 0);
     if !how.prefetches {
@@ -94,7 +95,11 @@ pub(crate) fn execute(
         let begun = env.clock.monotonic_ns();
         let sequenced = sequencer.cut(input)?;
         let outcome = executor.run(&pool, &mut tables, &sequenced.epoch)?;
-        tables.iter_mut().for_each(|table| table.commit(outcome.seq));
+        let frontiers_us = groups.frontiers_us(&sequenced.cut.watermarks, sequenced.cut.clock_us);
+        for (table, frontier_us) in tables.iter_mut().zip(frontiers_us) {
+            table.frontier(frontier_us);
+            table.commit(outcome.seq);
+        }
         let ns = env.clock.monotonic_ns() - begun;
         epochs.push(EpochDone { ns, strategy: executor.ran().strategy });
         hash.add(&outcome.outputs);

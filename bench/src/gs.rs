@@ -11,6 +11,10 @@
 //! value of the record that the event names, modulo the number of keys, is the key of the record
 //! that is read and written next. These are a stream of their own, with a handler of its own.
 //!
+//! With `--window N`, every `--window-every`th transaction (100 when it is not said) reads the windows
+//! of the last N units of event time of 100 records, and sums up all values that were written to
+//! them in that time. These are a stream of their own, too. A unit of event time is an event.
+//!
 //! With `--acyclic`, keys have levels from 0 to 255, and a record is written from records of lower
 //! levels only.
 //!
@@ -49,6 +53,13 @@ const LENGTH: usize = 2;
 /// Records of a transaction, at most.
 const LENGTH_MAX: usize = 10;
 
+/// Records whose windows a transaction reads.
+const WINDOW_KEYS: usize = 100;
+/// Of so many transactions one reads windows when the options do not say.
+const WINDOW_EVERY: usize = 100;
+/// The longest windows: their values are less than what no sum comes to.
+const WINDOW_MAX: i64 = 1_000_000;
+
 /// What a transaction does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Form {
@@ -59,6 +70,48 @@ struct Form {
     keys: usize,
     /// Whether there are transactions with a computed key.
     computed: bool,
+    windows: Option<Windows>,
+}
+
+/// Transactions that read windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Windows {
+    /// How far they go back in event time.
+    size_us: i64,
+    /// So many transactions have one among them.
+    every: usize,
+}
+
+impl Windows {
+    fn of(args: &Args) -> Result<Option<Windows>> {
+        let every = args.window_every.unwrap_or(WINDOW_EVERY);
+        let Some(size_us) = args.window else {
+            return match args.window_every {
+                None => Ok(None),
+                Some(_) => Err(Error::setting("--window-every: without --window there are none")
+                    .help("say how far windows go back, for example --window 1000")),
+            };
+        };
+        if !(1..=WINDOW_MAX).contains(&size_us) {
+            return Err(Error::setting(format!(
+                "--window {size_us}: it must be 1 to {WINDOW_MAX}"
+            )));
+        }
+        if every == 0 {
+            return Err(Error::setting("--window-every 0: it must be at least 1"));
+        }
+        if args.keys < WINDOW_KEYS {
+            let what = format!("--keys {}: windows are of {WINDOW_KEYS} different ones", args.keys);
+            return Err(Error::setting(what).help("give more keys, or leave out --window"));
+        }
+        Ok(Some(Windows { size_us, every }))
+    }
+
+    /// Of the transaction on the event at this place its number among those that read windows.
+    #[inline(always)]
+    fn nth(self, at: usize) -> Option<usize> {
+        ((at + 1).is_multiple_of(self.every)).then(|| (at + 1) / self.every - 1)
+    }
 }
 
 impl Form {
@@ -72,7 +125,8 @@ impl Form {
             return Err(Error::setting(what).help("give more keys, or a smaller --length"));
         }
         let (average, keys, computed) = (args.average, args.keys, args.computed > 0.0);
-        Ok(Form { length, average, keys, computed })
+        let windows = Windows::of(args)?;
+        Ok(Form { length, average, keys, computed, windows })
     }
 
     /// What is written, given the sum of `count` values.

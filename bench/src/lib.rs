@@ -14,6 +14,7 @@
 //! | `keys` | keys drawn again, keys without a cycle |
 //! | `events` | events as the sequencer takes them |
 //! | `shape` | the parts of a program that a workload speaks of |
+//! | `ring` | the windows of the baselines |
 //! | `slots` | the open addressing of the baselines |
 //! | `execute` | the one place where the engine's executor is made and executes epochs |
 //! | `run` | what a workload that runs in memory has to tell, and its runs beside the baseline |
@@ -22,6 +23,7 @@
 //! | `sl` | Streaming Ledger |
 //! | `gs` | GrepSum |
 //! | `tp` | Toll Processing |
+//! | `sea` | Stock Exchange Analysis |
 //! | `push` | rows sent into a running app, and acknowledged |
 //! | `recovery` | a start that finds many rows |
 
@@ -35,10 +37,12 @@ mod outputs;
 mod push;
 mod recovery;
 mod report;
+mod ring;
 mod rng;
 mod run;
 #[cfg(test)]
 mod same;
+mod sea;
 mod shape;
 mod sl;
 mod slots;
@@ -91,7 +95,16 @@ pub const WORKLOADS: &[Workload] = &[
     Workload {
         name: "gs",
         about: "GrepSum: reads records and writes their sum to the first",
-        options: &["length", "overlap", "acyclic", "average", "computed", "compare"],
+        options: &[
+            "length",
+            "overlap",
+            "acyclic",
+            "average",
+            "computed",
+            "compare",
+            "window",
+            "window-every",
+        ],
         run: gs::run,
     },
     Workload {
@@ -99,6 +112,12 @@ pub const WORKLOADS: &[Workload] = &[
         about: "Toll Processing: the mean speed of road segments and the vehicles seen there",
         options: &["overlap", "compare"],
         run: tp::run,
+    },
+    Workload {
+        name: "sea",
+        about: "Stock Exchange Analysis: quotes joined with trades by user, over a window",
+        options: &["overlap", "window"],
+        run: sea::run,
     },
     Workload {
         name: "push",

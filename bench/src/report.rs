@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use serde_json::{Map, Value};
 use tidemill_txn::schedule::Strategy;
 
 use crate::args::{Args, Durable};
@@ -90,6 +91,9 @@ pub struct Report {
     pub output_hash: String,
     /// Whether the workload's invariant holds, in every repeat.
     pub valid: bool,
+    /// What the workload has to say besides.
+    #[serde(flatten)]
+    pub details: Map<String, Value>,
     /// Its parts, where it has several; `seconds` is the median of their sum.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<Phase>,
@@ -118,6 +122,7 @@ pub(crate) struct Measured {
     pub(crate) state_hash: String,
     pub(crate) output_hash: String,
     pub(crate) valid: bool,
+    pub(crate) details: Map<String, Value>,
     pub(crate) phases: Vec<Phase>,
 }
 
@@ -137,6 +142,7 @@ impl Measured {
             state_hash: String::new(),
             output_hash: outputs::none(),
             valid: true,
+            details: Map::new(),
             phases: Vec::new(),
         }
     }
@@ -184,6 +190,7 @@ impl Report {
             state_hash: measured.state_hash,
             output_hash: measured.output_hash,
             valid: measured.valid,
+            details: measured.details,
             phases: measured.phases,
         }
     }

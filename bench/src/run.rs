@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde_json::{Map, Value};
 use tidemill_core::Result;
 use tidemill_env::Env;
 use tidemill_table::Table;
@@ -53,6 +54,11 @@ pub(crate) trait Case {
 
     /// Whether the invariant holds: every row is the baseline's, and whatever else must be so.
     fn holds(&self, baseline: &Self::Baseline, tables: &[Table]) -> bool;
+
+    /// What there is to say besides, given the baseline after the last event.
+    fn details(&self, _: &Self::Baseline) -> Map<String, Value> {
+        Map::new()
+    }
 }
 
 /// A part of a run.
@@ -117,6 +123,7 @@ pub(crate) fn run<C: Case>(
             let done = execute(env, case.program(), arrivals.cuts(), tables.clone(), how)?;
             measured.valid &= is_right(case, &done, verdicts, &after);
             if repeat == 1 && measured.state_hash.is_empty() {
+                measured.details = case.details(&after);
                 // Later runs are compared with the baseline, row by row.
                 measured.state_hash = state_hash(&done.tables);
                 measured.output_hash.clone_from(&done.output_hash);

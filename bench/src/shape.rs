@@ -34,6 +34,9 @@ pub(crate) fn find(title: &str, mut program: Program, frame: &Program) -> Result
             let columns = listed(&want.schema.columns);
             return wrong(format!("table {name} must have the key '{key}' and be {columns}"));
         }
+        if spec.history != want.history {
+            return wrong(format!("table {name} must have the history that its windows need"));
+        }
         tables.push(TableId(index as u16));
     }
     let mut inputs = Vec::new();

@@ -22,7 +22,7 @@ use crate::outlets::{dead_schema, sink_keys, Outlets};
 use crate::stored::Stored;
 
 /// The internal state of `to`, when it goes on where `from` was: as of one epoch later, because a
-/// snapshot is named by its epoch. `tables` are the rows of its tables.
+/// snapshot is named by its epoch. `tables` are the rows of its tables, and their frontiers.
 ///
 /// # Errors
 /// When streams of the new program have no common time, or a sink is wrong.
@@ -31,7 +31,7 @@ pub(crate) fn carry(
     from: &Stored,
     internal: &Internal,
     to: &Stored,
-    tables: Vec<u64>,
+    tables: (Vec<u64>, Vec<i64>),
 ) -> Result<(Internal, Found)> {
     let mut carry = Carry {
         from: &from.program,
@@ -54,7 +54,8 @@ pub(crate) fn carry(
         watermarks,
         seq,
         sources,
-        tables,
+        tables: tables.0,
+        frontiers_us: tables.1,
         counts,
         outlets,
         sinks,

@@ -8,13 +8,16 @@ use tidemill_core::{encode, Error, Kind, Result, Row, TableId, TableSpec};
 use tidemill_env::Env;
 use tidemill_place::{partition_of_bytes, Partition};
 use tidemill_snapshot::{load, Manifest, Store};
+use tidemill_table::StoredVersion;
 use tidemill_txn::program::{Handler, Program};
 
 use crate::carry::carry;
 use crate::changes::{counted, Change, Found};
 use crate::convert::{names_of, Columns, Owner};
 use crate::fingerprint::forget_lines;
+use crate::histories::{is_shorter, shown, RowVersions};
 use crate::internal::Internal;
+use crate::objects::Part;
 use crate::renames::Renames;
 use crate::schema::Left;
 use crate::stored::Stored;
@@ -25,6 +28,8 @@ pub(crate) struct Comparison<'a> {
     tables: Vec<TablePlan<'a>>,
     /// Tables that are new.
     added: Vec<&'a str>,
+    /// Tables of the new program.
+    count: usize,
     /// The internal state of the new program.
     pub(crate) internal: Internal,
     /// What was found beside the tables.
@@ -35,6 +40,10 @@ pub(crate) struct Comparison<'a> {
 struct TablePlan<'a> {
     from: &'a TableSpec,
     rows: u64,
+    /// Nothing older comes any more in the old program.
+    frontier_us: i64,
+    /// Versions of rows that it keeps, of those that have been looked at.
+    versions: u64,
     /// What it is now, if it is there.
     to: Option<TableNow<'a>>,
 }
@@ -62,10 +71,12 @@ impl<'a> Comparison<'a> {
     ) -> Result<Comparison<'a>> {
         let from = &left.stored;
         let renames = Renames::of(renames, &from.program, &to.program)?;
-        let rows = &left.internal.facts.tables;
+        let facts = &left.internal.facts;
+        let rows = &facts.tables;
         let tables = from.program.tables.iter().enumerate().map(|(index, table)| {
             let rows = rows.get(index).copied().unwrap_or(0);
-            TablePlan { from: table, rows, to: TableNow::of(table, &to.program, &renames) }
+            let to = TableNow::of(table, &to.program, &renames);
+            TablePlan { from: table, rows, frontier_us: facts.frontier_us(index), versions: 0, to }
         });
         let tables: Vec<TablePlan<'_>> = tables.collect();
         let old = |id: usize| {
@@ -74,16 +85,17 @@ impl<'a> Comparison<'a> {
         let all = to.program.tables.iter().enumerate();
         let added = all.clone().filter(|(id, _)| old(*id).is_none());
         let added = added.map(|(_, table)| &*table.name).collect();
-        let rows = all.map(|(id, _)| old(id).map_or(0, |plan| plan.rows)).collect();
-        let (internal, mut rest) = carry(env, from, &left.internal, to, rows)?;
+        let kept = all.map(|(id, _)| old(id).map_or((0, i64::MIN), |p| (p.rows, p.frontier_us)));
+        let (internal, mut rest) = carry(env, from, &left.internal, to, kept.unzip())?;
         handlers(&from.program, &to.program, &renames, &mut rest);
-        Ok(Comparison { tables, added, internal, rest })
+        Ok(Comparison { tables, added, count: to.program.tables.len(), internal, rest })
     }
 
     /// Looks at the rows whose values decide whether they can be converted.
     pub(crate) fn look(&mut self, store: &Arc<dyn Store>, manifest: &Manifest) -> Result<()> {
         let depends = |plan: &TablePlan<'_>| {
-            plan.to.as_ref().is_some_and(|to| to.columns.depends_on_values())
+            plan.from.history.is_some()
+                || plan.to.as_ref().is_some_and(|to| to.columns.depends_on_values())
         };
         match self.tables.iter().any(depends) {
             true => self.rows(store, manifest, depends, |_, _, _, _| {}),
@@ -91,14 +103,14 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Converts all rows: `take` gets table, partition, key and row in the canonical encoding.
+    /// Converts all rows and their versions: `take` gets table, partition, key and row in the canonical encoding.
     pub(crate) fn convert(
         &mut self,
         store: &Arc<dyn Store>,
         manifest: &Manifest,
         take: impl FnMut(TableId, Partition, &[u8], &[u8]),
     ) -> Result<()> {
-        self.rows(store, manifest, |plan| plan.to.is_some(), take)
+        self.rows(store, manifest, |_| true, take)
     }
 
     fn rows(
@@ -109,26 +121,39 @@ impl<'a> Comparison<'a> {
         mut take: impl FnMut(TableId, Partition, &[u8], &[u8]),
     ) -> Result<()> {
         let wanted: Vec<bool> = self.tables.iter().map(wanted).collect();
-        let (mut key, mut encoded) = (Vec::new(), Vec::new());
+        let (count, tables) = (self.count, &mut self.tables);
+        let (before, mut row) = (tables.len(), Encoded::default());
+        let mut versions = RowVersions::default();
         load(store, manifest, |loaded| {
-            let index = loaded.table.index();
-            let plan = self.tables.get_mut(index).ok_or_else(|| {
+            let part = Part::of(loaded.table, before);
+            let (Part::Row(index) | Part::Version(index)) = part;
+            let plan = tables.get_mut(index).ok_or_else(|| {
                 Error::internal("a snapshot has a table that its program has not")
             })?;
-            let Some(to) = plan.to.as_mut().filter(|_| wanted[index]) else { return Ok(()) };
-            if to.is_same {
-                take(to.id, loaded.partition, loaded.key, loaded.row);
+            if !wanted[index] {
                 return Ok(());
             }
-            let row = decode(plan.from, loaded.row)?;
-            let Some(row) = to.columns.row(&row) else { return Ok(()) };
-            key.clear();
-            encoded.clear();
-            to.spec.key.iter().for_each(|column| encode::key(&row[*column], &mut key));
-            row.iter().for_each(|value| encode::value(value, &mut encoded));
-            take(to.id, partition_of_bytes(to.spec, &key), &key, &encoded);
+            if let Part::Version(_) = part {
+                let version = StoredVersion::of(loaded.key, loaded.row);
+                let version = version.ok_or_else(|| damaged(plan.from))?;
+                if versions.ends_before(index, &version) {
+                    tables[versions.table()].versions(&mut versions, count, &mut row, &mut take)?;
+                }
+                versions.push(index, &version);
+                return Ok(());
+            }
+            let Some(to) = &mut plan.to else { return Ok(()) };
+            if to.is_same {
+                take(to.id, loaded.partition, loaded.key, loaded.row);
+            } else if row.convert(plan.from, to, loaded.row, |_| {})? {
+                take(to.id, partition_of_bytes(to.spec, &row.key), &row.key, &row.bytes);
+            }
             Ok(())
-        })
+        })?;
+        match tables.get_mut(versions.table()) {
+            Some(plan) => plan.versions(&mut versions, count, &mut row, &mut take),
+            None => Ok(()),
+        }
     }
 
     /// All that is different, and what stands against an upgrade.
@@ -160,9 +185,61 @@ impl<'a> TableNow<'a> {
     }
 }
 
+/// A row on its way to the new program.
+#[derive(Default)]
+struct Encoded {
+    key: Vec<u8>,
+    bytes: Vec<u8>,
+}
+
+impl Encoded {
+    /// Becomes the new row of an old one; `false` when there is none, which has been counted. `head`
+    /// writes what stands before it.
+    fn convert(
+        &mut self,
+        from: &TableSpec,
+        to: &mut TableNow<'_>,
+        row: &[u8],
+        head: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<bool> {
+        let Some(row) = to.columns.row(&decode(from, row)?) else { return Ok(false) };
+        self.key.clear();
+        self.bytes.clear();
+        head(&mut self.bytes);
+        to.spec.key.iter().for_each(|column| encode::key(&row[*column], &mut self.key));
+        row.iter().for_each(|value| encode::value(value, &mut self.bytes));
+        Ok(true)
+    }
+}
+
 impl TablePlan<'_> {
+    /// Converts the versions of a row, as far as they are kept; `count` is the number of tables.
+    fn versions(
+        &mut self,
+        versions: &mut RowVersions,
+        count: usize,
+        row: &mut Encoded,
+        take: &mut impl FnMut(TableId, Partition, &[u8], &[u8]),
+    ) -> Result<()> {
+        let history = self.from.history.unwrap_or_default();
+        versions.finish(history, self.frontier_us, |version| {
+            self.versions += 1;
+            let keeps = |to: &&mut TableNow<'_>| to.spec.history.is_some();
+            let Some(to) = self.to.as_mut().filter(keeps) else { return Ok(()) };
+            let put_time = |out: &mut Vec<u8>| StoredVersion::put_time(version.time_us, out);
+            if row.convert(self.from, to, version.row, put_time)? {
+                let partition = partition_of_bytes(to.spec, &row.key);
+                StoredVersion::put_number(version.number, &mut row.key);
+                let number = Part::Version(to.id.index()).number(count);
+                take(number, partition, &row.key, &row.bytes);
+            }
+            Ok(())
+        })
+    }
+
     fn found(&self, found: &mut Found) {
-        let (from, rows) = (self.from, self.rows);
+        // Versions of rows that are gone may be all that there is.
+        let (from, rows) = (self.from, self.rows.max(self.versions));
         let Some(TableNow { spec, names, columns, .. }) = &self.to else {
             let upgrade = match rows {
                 0 => "it has no rows".to_owned(),
@@ -208,6 +285,17 @@ impl TablePlan<'_> {
             let change = Change::new("table", "changed", name, "its rows are placed anew");
             found.push(change.from(prefix(from)).to(prefix(spec)));
         }
+        if from.history != spec.history {
+            let is_shorter = is_shorter(from, spec);
+            let upgrade = match (is_shorter, self.versions) {
+                (false, _) => "it begins with what is there".to_owned(),
+                (true, 0) => "there are no versions".to_owned(),
+                (true, _) => "versions beyond it are dropped".to_owned(),
+            };
+            let change = Change::new("table", "changed", name, upgrade);
+            let change = change.loses(is_shorter && self.versions > 0);
+            found.push(change.from(shown(from.history)).to(shown(spec.history)));
+        }
         let old = &*from.name;
         let owner = Owner { what: "table", name, old, row: "row", rows, held: rows };
         found.extend(columns.found(names, &owner));
@@ -218,10 +306,12 @@ impl TablePlan<'_> {
 fn decode(spec: &TableSpec, mut bytes: &[u8]) -> Result<Row> {
     let columns = spec.schema.columns.iter();
     let row: Option<Row> = columns.map(|c| encode::decode(&c.ty, &mut bytes)).collect();
-    row.filter(|_| bytes.is_empty()).ok_or_else(|| {
-        Error::new(Kind::Io, format!("table {}: a stored row is damaged", spec.name))
-            .help("restore a backup: tidemill restore")
-    })
+    row.filter(|_| bytes.is_empty()).ok_or_else(|| damaged(spec))
+}
+
+fn damaged(spec: &TableSpec) -> Error {
+    Error::new(Kind::Io, format!("table {}: a stored row is damaged", spec.name))
+        .help("restore a backup: tidemill restore")
 }
 
 /// Handlers come and go and change: what they have done stays.

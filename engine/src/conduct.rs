@@ -16,7 +16,7 @@ use tidemill_core::{
 use tidemill_env::Env;
 use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Report, Turn};
 use tidemill_table::{Changed, Table};
-use tidemill_txn::execute::{Outcome, Serial};
+use tidemill_txn::execute::{Executor, Outcome};
 use tidemill_txn::order::{CutInput, Epoch, Run, Sequenced, Sequencer};
 use tidemill_txn::program::Program;
 
@@ -31,6 +31,7 @@ use crate::settings::Settings;
 use crate::snapshots::Capture;
 use crate::stages::FailedList;
 use crate::trial::Trial;
+use crate::workers::Workers;
 
 /// Bytes of rows that wait for others which are coming: some epochs of them.
 const PARKED_BYTES: usize = 8 << 20;
@@ -43,7 +44,9 @@ pub(crate) struct Driver {
     pub(crate) gate: Arc<Gate>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) sequencer: Sequencer,
-    pub(crate) serial: Serial,
+    pub(crate) executor: Executor,
+    /// Who executes together.
+    pub(crate) pool: Workers,
     /// Where what epochs come to goes.
     pub(crate) items: Sender<Item>,
     /// Input and derived streams whose events somebody wants.
@@ -375,13 +378,15 @@ impl Driver {
 
     /// Executes an epoch, one transaction at a time where that is wise.
     fn run(&mut self, tables: &mut [Table], at: u64, epoch: &mut Epoch) -> Result<Outcome> {
-        let Some(trial) = &mut self.trial else { return self.serial.run(tables, epoch) };
+        let Some(trial) = &mut self.trial else {
+            return self.executor.run(&self.pool, tables, epoch);
+        };
         let durable = self.shared.left();
         self.on_their_way.retain(|(epoch, _)| *epoch > durable);
         self.on_their_way.push_back((at, epoch.order.len() as u64));
         if !trial.is_careful() {
             trial.epoch(at, self.on_their_way.iter().map(|(_, count)| count).sum())?;
-            return self.serial.run(tables, epoch);
+            return self.executor.run(&self.pool, tables, epoch);
         }
         let mut all: Option<Outcome> = None;
         let order = std::mem::take(&mut epoch.order);
@@ -389,7 +394,7 @@ impl Driver {
             let run = &epoch.runs[epoch.lanes[ranked.lane as usize].run as usize];
             trial.transaction(at, run.source, run.offsets[ranked.row as usize])?;
             epoch.order = vec![*ranked];
-            let outcome = self.serial.run(tables, epoch)?;
+            let outcome = self.executor.run(&self.pool, tables, epoch)?;
             match &mut all {
                 None => all = Some(outcome),
                 Some(all) => {
@@ -411,7 +416,7 @@ impl Driver {
         trial.executed(at)?;
         match all {
             Some(all) => Ok(all),
-            None => self.serial.run(tables, epoch),
+            None => self.executor.run(&self.pool, tables, epoch),
         }
     }
 
@@ -462,7 +467,10 @@ impl Driver {
         shared.wait_for_room();
         let mut state = shared.state.lock();
         state.release(shared.left());
+        let begun = self.env.clock.monotonic_ns();
         let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch)?;
+        let ns = self.env.clock.monotonic_ns() - begun;
+        shared.recent.note(cut.epoch, epoch.order.len(), ns, self.executor.ran());
         state.executed(&cut, outcome.seq);
         let dead = crate::aside::dead(&self.program, &self.failed, &cut.offsets, bad);
         let dead_rows = dead.iter().map(|(_, batch)| batch.len()).sum();
@@ -548,13 +556,17 @@ impl Driver {
             seq,
             sources: sources.collect(),
             tables: tables.iter().map(|table| table.len() as u64).collect(),
+            frontiers_us: tables.iter().map(Table::frontier_us).collect(),
             counts: self.counts.clone(),
             outlets: BTreeMap::new(),
             sinks: Vec::new(),
         };
         let changed: Vec<_> = tables.iter_mut().map(Table::take_changes).collect();
-        let is_all =
-            |(changed, table): (&Changed, &Table)| changed.len() - changed.deleted() == table.len();
+        // Of versions only those are taken that are in no snapshot.
+        let is_all = |(changed, table): (&Changed, &Table)| {
+            let rows = changed.len() - changed.deleted();
+            table.spec().history.is_none() && rows == table.len()
+        };
         Some(Box::new(Capture {
             is_whole: changed.iter().zip(&*tables).all(is_all),
             internal: Internal { facts, parked: state.parked, dlq: Vec::new() },

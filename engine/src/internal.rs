@@ -55,6 +55,9 @@ pub(crate) struct Facts {
     pub(crate) sources: Vec<SourceFacts>,
     /// Rows by table, so that there is room for them at once.
     pub(crate) tables: Vec<u64>,
+    /// By table: before which time nothing comes to it any more.
+    #[serde(default)]
+    pub(crate) frontiers_us: Vec<i64>,
     pub(crate) counts: Counts,
     /// By stream: what of it has come out.
     pub(crate) outlets: BTreeMap<String, OutletFacts>,
@@ -86,6 +89,13 @@ pub(crate) struct SinkFacts {
     pub(crate) stream: String,
     pub(crate) path: String,
     pub(crate) place: SinkPlace,
+}
+
+impl Facts {
+    /// Before which time nothing comes to a table any more.
+    pub(crate) fn frontier_us(&self, table: usize) -> i64 {
+        self.frontiers_us.get(table).copied().unwrap_or(i64::MIN)
+    }
 }
 
 impl Internal {

@@ -16,6 +16,8 @@
 //! | `mill`, `view` | the handle of a running app, and what can be asked of it |
 //! | `aside` | what could not be decoded or computed, what is late |
 //! | `rings` | the last rows of streams |
+//! | `workers`, `recent` | threads that execute epochs together; how the last ones were executed |
+//! | `patient`, `counts` | writing that waits for room; what has been counted |
 //! | `serve` | answers on a socket, health and metrics over HTTP |
 //! | `ask`, `stopped` | asking a running engine, reading what a stopped one has left |
 //! | `past`, `stored` | the state at an earlier cut; the app as manifests keep it |
@@ -38,14 +40,17 @@ mod data_dir;
 mod deliver;
 mod feed;
 mod fingerprint;
+mod histories;
 mod inspect;
 mod internal;
 mod life;
 mod mill;
+mod objects;
 mod open;
 mod outlets;
 mod past;
 mod patient;
+mod recent;
 mod records;
 mod recover;
 mod renames;

@@ -11,7 +11,7 @@ use tidemill_core::{Batch, Cut, Error, Kind, Result, Row, Schema, SourceId, Valu
 use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_table::{Seq, Table};
-use tidemill_txn::execute::Serial;
+use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Groups, Sequencer};
 use tidemill_txn::program::Origin;
 
@@ -23,6 +23,7 @@ use crate::inspect::path_words;
 use crate::life::{self, Life, LifeSink};
 use crate::open::{open, Opened, Opening};
 use crate::outlets::Kept;
+use crate::recent::Recent;
 use crate::records::{put_verdict, Verdict};
 use crate::recover::Recorded;
 use crate::report::{LogReport, Status, Summary};
@@ -33,6 +34,7 @@ use crate::snapshots::Keeper;
 use crate::spec::AppSpec;
 use crate::trial::{Suspect, Trial};
 use crate::view::{Before, Pushed, View};
+use crate::workers::Workers;
 
 /// Rows that a worker reads of a source at a time.
 const ROWS_MAX: usize = 16_384;
@@ -53,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) rings: Mutex<Rings>,
     /// There is something new in `rings`, or the run has ended.
     pub(crate) ring_come: Condvar,
+    /// How the last epochs were executed.
+    pub(crate) recent: Recent,
     /// Who hears of the engine's life.
     pub(crate) life: Life,
     /// Held by who copies what is in the data directory: nothing is removed there meanwhile.
@@ -444,6 +448,7 @@ impl Mill {
             is_full: AtomicBool::new(false),
             rings: Mutex::new(rings),
             ring_come: Condvar::new(),
+            recent: Recent::default(),
             life,
             copying: Mutex::new(()),
             force: AtomicBool::new(false),
@@ -459,12 +464,14 @@ impl Mill {
         // Nobody else has set it.
         let _ = waits.set(Arc::downgrade(&shared));
         let gate = Gate::new(settings.epoch_bytes_max as u64);
-        let mut serial = Serial::new(program.clone(), settings.rerun_every);
-        let paths = serial.paths().iter().map(|p| path_words(p).0.to_string()).collect();
+        let strategy = settings.strategy.parse()?;
+        let mut executor = Executor::new(program.clone(), strategy, settings.rerun_every);
+        let pool = Workers::start(&env, workers)?;
+        let paths = executor.paths().iter().map(|p| path_words(p).0.to_string()).collect();
         let has_followed = sources.iter().any(|source| source.is_followed);
         let sequencer = match &internal {
             Some(internal) => {
-                serial = serial.after(internal.facts.seq);
+                executor = executor.after(internal.facts.seq);
                 Sequencer::restore(program.clone(), internal.sequencer())?
             }
             None => Sequencer::new(program.clone())?,
@@ -548,7 +555,8 @@ impl Mill {
             counts,
             gate: gate.clone(),
             shared: shared.clone(),
-            serial,
+            executor,
+            pool,
             items,
             wanted,
             failed,

@@ -246,15 +246,6 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
         Some(path) if settings.durable != Durable::None => path,
         _ => return Ok(None),
     };
-    // A snapshot has rows, and no versions of them: windows would read less after a restart.
-    if let Some(table) = program.tables.iter().find(|table| table.history.is_some()) {
-        return Err(Error::setting(format!(
-            "table {} keeps versions for windows, and they can't be made durable yet",
-            table.name
-        ))
-        .help("run without a data directory (durable=\"none\"), or without history=")
-        .at(table.at.clone()));
-    }
     // Without pushed streams the input log holds verdicts at most.
     let has_pushed = stored.sources.iter().any(|source| source.files.is_none());
     let segment_bytes = if has_pushed { settings.log_segment_bytes } else { SEGMENT_BYTES_MIN };

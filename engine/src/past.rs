@@ -12,7 +12,7 @@ use tidemill_log::{LogKind, Reader as LogReader};
 use tidemill_snapshot::{epochs, open_at, Manifest, Store};
 use tidemill_table::Table;
 use tidemill_txn::execute::Serial;
-use tidemill_txn::order::{CutInput, Run, Sequencer};
+use tidemill_txn::order::{CutInput, Groups, Run, Sequencer};
 use tidemill_txn::program::Program;
 
 use crate::aside;
@@ -184,6 +184,7 @@ struct Replay<'a> {
 struct Works {
     readings: Vec<Reading>,
     sequencer: Sequencer,
+    groups: Groups,
     serial: Serial,
     outlets: Outlets,
     verdicts: Vec<Verdict>,
@@ -309,7 +310,8 @@ impl<'a> Replay<'a> {
                 Sequencer::restore(program.clone(), internal.sequencer())?
             }
         };
-        Ok(Works { readings, sequencer, serial, outlets, verdicts, failed })
+        let groups = Groups::of(program)?;
+        Ok(Works { readings, sequencer, groups, serial, outlets, verdicts, failed })
     }
 
     /// Makes a cut again, and compares what comes of it with the record.
@@ -349,7 +351,11 @@ impl<'a> Replay<'a> {
         let undecoded = bad.len();
         aside::set_aside(&works.verdicts, cut.epoch, &mut epoch, &mut bad);
         let outcome = works.serial.run(&mut self.tables, &epoch)?;
-        self.tables.iter_mut().for_each(|table| table.commit(outcome.seq));
+        let frontiers_us = works.groups.frontiers_us(&cut.watermarks, cut.clock_us);
+        for (table, frontier_us) in self.tables.iter_mut().zip(frontiers_us) {
+            table.frontier(frontier_us);
+            table.commit(outcome.seq);
+        }
         let dead = aside::dead(program, &works.failed, &cut.offsets, bad);
         let dead_rows = dead.iter().map(|(_, batch)| batch.len()).sum();
         self.facts.counts.add(program, &epoch, &outcome, &late, undecoded, dead_rows);

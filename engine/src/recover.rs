@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use tidemill_connect::Chunk;
-use tidemill_core::{Error, Result, Schema, SourceId, TableId};
+use tidemill_core::{Error, Result, Schema, SourceId};
 use tidemill_env::Disk;
 use tidemill_log::{Log, LogKind, LogSpec, Record};
 use tidemill_snapshot::{newest, Loader, Manifest, Store};
@@ -15,6 +15,7 @@ use tidemill_txn::program::Program;
 use crate::data_dir::DataDir;
 use crate::fingerprint::{is_of_this_engine, is_same_program};
 use crate::internal::Internal;
+use crate::objects::Part;
 use crate::records::{self, CutRecord, Verdict};
 
 /// A cut to be made again, and its number in the log.
@@ -210,21 +211,28 @@ pub(crate) fn load(
     tables: &mut [Table],
 ) -> Result<()> {
     let loader = Loader::open(store, manifest)?;
-    let rows = &internal.facts.tables;
+    let (rows, count) = (&internal.facts.tables, tables.len());
     let mut loading: Vec<Loading<'_>> = (tables.iter_mut().enumerate())
         .map(|(index, table)| table.loading(rows.get(index).copied().unwrap_or(0) as usize))
         .collect();
     for piece in loader.pieces(1) {
         loader.load(&piece, |row| {
-            let TableId(table) = row.table;
-            let table = loading.get_mut(usize::from(table)).ok_or_else(|| {
+            let part = Part::of(row.table, count);
+            let (Part::Row(table) | Part::Version(table)) = part;
+            let table = loading.get_mut(table).ok_or_else(|| {
                 Error::internal("a snapshot has a table that the program has not")
             })?;
-            table.row(row.key, row.row)
+            match part {
+                Part::Row(_) => table.row(row.key, row.row),
+                Part::Version(_) => table.version(row.key, row.row),
+            }
         })?;
     }
     loading.into_iter().try_for_each(Loading::finish)?;
-    tables.iter_mut().for_each(|table| table.commit(internal.facts.seq));
+    for (index, table) in tables.iter_mut().enumerate() {
+        table.frontier(internal.facts.frontier_us(index));
+        table.commit(internal.facts.seq);
+    }
     Ok(())
 }
 

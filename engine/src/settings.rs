@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::Error;
+use tidemill_txn::schedule::Strategy;
 
 /// What is kept in a data directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,6 +84,8 @@ pub struct Settings {
     /// Rows that wait for the watermark stay below this many bytes: the source that is ahead in
     /// time is paused.
     pub parked_bytes_max: usize,
+    /// How epochs are executed: `adaptive`, or one of the strategies by name. The outcome is the same.
+    pub strategy: String,
     /// Every n-th transaction of an opaque handler is run twice and compared; 0 never.
     pub rerun_every: u64,
     /// Starts anew: empties the data directory and replaces existing output files.
@@ -130,6 +133,7 @@ impl Default for Settings {
             epoch_us_max: 5_000,
             memory_bytes_max: 8 << 30,
             parked_bytes_max: 256 << 20,
+            strategy: Strategy::Adaptive.to_string(),
             rerun_every: 64,
             fresh: false,
             data_dir: None,
@@ -179,6 +183,7 @@ impl Settings {
         if self.workers > 256 {
             return Err(Error::setting(format!("workers is at most 256, not {}", self.workers)));
         }
+        self.strategy.parse::<Strategy>()?;
         Ok(())
     }
 }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use tidemill_core::{Error, Kind, Result, TableId};
+use tidemill_core::{Error, Kind, Result};
 use tidemill_env::{Clock, Env, Handle};
 use tidemill_snapshot::{Delta, Head, Snapshots, Store};
 use tidemill_table::Changed;
 
 use crate::internal::Internal;
 use crate::mill::Shared;
+use crate::objects::Part;
 
 /// Snapshots that are kept.
 const KEPT: usize = 2;
@@ -19,7 +20,7 @@ pub(crate) struct Capture {
     pub(crate) internal: Internal,
     /// By table.
     pub(crate) changed: Vec<Changed>,
-    /// These are all rows that there are: what earlier snapshots hold is of no use any more, and
+    /// These are all rows and versions that there are: what earlier snapshots hold is of no use any more, and
     /// nothing has to be merged with it.
     pub(crate) is_whole: bool,
     /// How many records of the logs come before it; known when its cut is durable.
@@ -98,8 +99,12 @@ impl Work {
             None => Delta::new(),
         };
         for (table, changed) in capture.changed.iter().enumerate() {
-            let table = TableId(table as u16);
-            changed.for_each(|partition, key, row| delta.push(table, partition, key, row));
+            let number = |part: Part| part.number(capture.changed.len());
+            let (rows, versions) = (number(Part::Row(table)), number(Part::Version(table)));
+            changed.for_each(|partition, key, row| delta.push(rows, partition, key, row));
+            changed.for_each_version(|partition, key, version| {
+                delta.push(versions, partition, key, version);
+            });
         }
         let head = Head {
             epoch: capture.internal.facts.epoch,

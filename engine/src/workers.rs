@@ -11,7 +11,7 @@ use tidemill_txn::pool::Pool;
 
 /// Looks that a thread takes for more work before it sleeps: some tens of microseconds, which is how
 /// long waking it would take.
-const SPINS: u32 = 20_000;
+const SPINS: u32 = 2_000;
 
 /// Threads beside the one that calls; they sleep while there is nothing to do.
 pub struct Workers {

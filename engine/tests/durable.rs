@@ -57,7 +57,7 @@ struct Case {
 impl Case {
     fn new(dice: &mut Dice) -> Case {
         // Within their disorder, or where cuts fall would decide what is late.
-        let shape = Shape { plain: dice.chance(50), orderly: true, histories: false };
+        let shape = Shape { plain: dice.chance(50), orderly: true, histories: true };
         let program = random::program(dice, shape);
         let rows = random::sources(dice, &program, shape);
         // One pushed stream at most has one source only, and no gaps.
@@ -149,6 +149,8 @@ struct Seen {
     tables: Vec<Vec<Row>>,
     files: Vec<(String, String)>,
     output_hash: String,
+    /// Of the tables and of the versions that they keep.
+    state_hash: String,
     events: u64,
 }
 
@@ -166,6 +168,7 @@ fn seen(case: &Case, mill: &Mill, summary: &Summary, env: &Env) -> Seen {
         tables,
         files: files.collect(),
         output_hash: summary.output_hash.clone(),
+        state_hash: summary.state_hash.clone(),
         events: summary.events,
     }
 }
@@ -178,6 +181,7 @@ fn same(again: &Seen, whole: &Seen, seed: u64) {
         let (n, m) = (lines(text), lines(expected));
         assert!(text == expected, "seed {seed}: {name} differs: {n} lines, not {m}");
     }
+    assert_eq!(again.state_hash, whole.state_hash, "seed {seed}: versions differ");
     assert!(again == whole, "seed {seed}: hash, events or the list of files differ");
 }
 

@@ -16,6 +16,7 @@ use tidemill_engine::{AppSpec, Mill, Settings, SourceDecl};
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::Program;
 use tidemill_txn::reference::{self, CutAt, InputRow};
+use tidemill_txn::schedule::Strategy;
 
 /// A value as a JSON line has it.
 fn json_value(value: &Value) -> serde_json::Value {
@@ -54,6 +55,7 @@ fn settings(dice: &mut Dice, workers: usize) -> Settings {
         epoch_idle: dice.chance(70),
         epoch_rows_max: 1 + dice.below(40) as usize,
         epoch_us_max: 1,
+        strategy: dice.pick(&Strategy::all()).to_string(),
         rerun_every: 2,
         keep_cuts: true,
         ..Settings::default()

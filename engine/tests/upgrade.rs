@@ -1056,8 +1056,7 @@ fn an_upgraded_run_is_that_of_the_reference() {
 /// Whether events waited for their watermark at the upgrade.
 fn upgraded_in_the_midst(seed: u64) -> bool {
     let mut dice = random::Dice(seed);
-    let shape =
-        random::Shape { plain: dice.chance(50), orderly: dice.chance(50), histories: false };
+    let shape = random::Shape { plain: dice.chance(50), orderly: dice.chance(50), histories: true };
     let old = random::program(&mut dice, shape);
     let inputs = random::sources(&mut dice, &old, shape);
     let (new, renames) = changed(&mut dice, &old);
@@ -1145,7 +1144,8 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
     waited
 }
 
-/// The same program with other names of tables and columns, more columns and more tables.
+/// The same program with other names of tables and columns, more columns and more tables, and more
+/// versions of their rows.
 fn changed(dice: &mut random::Dice, old: &Program) -> (Program, BTreeMap<String, String>) {
     let (mut new, mut renames) = (old.clone(), BTreeMap::new());
     let is_opaque = !old.opaques.is_empty();
@@ -1173,6 +1173,9 @@ fn changed(dice: &mut random::Dice, old: &Program) -> (Program, BTreeMap<String,
             }
         }
         table.schema = Arc::new(Schema::new(columns));
+        if let (Some(history), true) = (&mut table.history, dice.chance(40)) {
+            history.versions = Some(history.versions.unwrap_or(1) + dice.below(9));
+        }
         if table.key.len() > 1 && dice.chance(40) {
             table.partition_prefix = Some(1);
         }

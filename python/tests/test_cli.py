@@ -241,7 +241,14 @@ def test_signals_end_a_run_gracefully(folder: Path, number: int) -> None:
 
 def test_bench(folder: Path) -> None:
     made = ("--events", "2000", "--keys", "100", "--abort", "0.1", "--repeat", "1", "--json")
-    for workload in ("sl", "gs", "gs --length 4 --average", "gs --computed 0.2", "tp"):
+    for workload in (
+        "sl",
+        "gs",
+        "gs --length 4 --average",
+        "gs --computed 0.2",
+        "gs --window 50",
+        "tp",
+    ):
         found = []
         programs = ("rust", "traced", "python")
         for program in programs[1:] if "computed" in workload else programs:

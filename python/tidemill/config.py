@@ -35,6 +35,7 @@ SETTINGS: Final[Mapping[str, object]] = {
     "epoch_us_max": int,
     "memory_bytes_max": int,
     "parked_bytes_max": int,
+    "strategy": str,
     "rerun_every": int,
     "fresh": bool,
     "data_dir": Path,
@@ -82,6 +83,10 @@ def _checked(name: str, value: Any, origin: str) -> Any:
         return _names(name, value, origin)
     if kind is Path:
         return _path(name, value, origin)
+    if kind is str:
+        if not isinstance(value, str):
+            raise SettingError(f"{origin}: {name}={value!r} is not a text")
+        return value
     if kind is DURABLE:
         if value not in DURABLE:
             raise SettingError(

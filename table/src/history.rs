@@ -7,9 +7,13 @@
 //! Versions of a row are numbered in their order, and numbers stay when older ones go. What is gone
 //! can't be seen: a window that reaches beyond what is kept is refused when the program is built. So
 //! versions go when that is cheap: when a row's memory is full, and some rows' at each cut.
+//!
+//! Snapshots have what is here, and the newest version beside it. Each history knows which numbers the
+//! last snapshot has, so that a version is stored once, whatever else becomes of its row.
 
 mod levels;
 mod row;
+mod stored;
 #[cfg(test)]
 mod tests;
 mod versions;
@@ -21,6 +25,7 @@ use crate::layout::{Layout, Place};
 use crate::version::Seq;
 
 pub(crate) use row::RowHistory;
+pub use stored::StoredVersion;
 pub use versions::Versions;
 
 /// What is kept of each version.

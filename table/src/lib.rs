@@ -14,7 +14,7 @@
 //!
 //! What has changed since the last *snapshot* stands in the slots themselves: [`Table::take_changes`]
 //! copies it at a cut, [`Changed::for_each`] encodes it in the background, and [`Table::loading`]
-//! brings it back.
+//! brings it back. Of a table with a history the same is done with versions.
 
 mod at;
 mod cells;
@@ -27,7 +27,7 @@ mod version;
 
 pub use at::{Opened, RowAt};
 pub use cells::{prefetch, prefetch_address, prefetch_to_write};
-pub use history::Versions;
+pub use history::{StoredVersion, Versions};
 pub use layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 pub use table::{row_hash, AsOf, Change, Changed, Loading, Table};
 pub use version::Seq;

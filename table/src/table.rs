@@ -231,11 +231,16 @@ impl Table {
             let word = key_word(&key[0]).expect("the caller has refused null keys");
             return (self.take(word, self.hash(word)) / self.stride) as u32;
         }
+        self.take_keyed(Key::of(key))
+    }
+
+    /// A new slot, taken and without a row, of a key that is not a word.
+    fn take_keyed(&mut self, key: Key) -> u32 {
         if self.taken == self.capacity {
             self.grow();
         }
         self.taken += 1;
-        let slot = self.keys.as_mut().expect("not a word key").insert(Key::of(key));
+        let slot = self.keys.as_mut().expect("not a word key").insert(key);
         let base = slot as usize * self.stride;
         let words = self.slots.words_mut();
         words[base + KEY] = u64::from(slot);

@@ -488,7 +488,7 @@ impl Work<'_> {
         let event_words: Vec<u64> = event.iter().map(|v| v.word().expect("checked")).collect();
         let (mut words, mut bases, mut keys) =
             (Vec::new(), Vec::new(), Vec::<(TableId, Vec<Value>)>::new());
-        let mut present = 0u64;
+        let mut present = 0u128;
         for (index, row) in native.rows.iter().enumerate() {
             let spec = &self.program.tables[row.table.index()];
             let key: Result<Vec<Value>, Abort> = row
@@ -498,7 +498,7 @@ impl Work<'_> {
                 .collect();
             let key = key?;
             let held = self.tables[row.table.index()].get(&Key::of(&key));
-            present |= u64::from(held.is_some()) << index;
+            present |= u128::from(held.is_some()) << index;
             let same = keys.iter().position(|(t, k)| (*t, k) == (row.table, &key));
             match same {
                 Some(same) => bases.push(bases[same]),

@@ -5,7 +5,7 @@ use crate::events::Events;
 use crate::keys::Keys;
 use crate::rng::Rng;
 
-use super::{Form, IMPOSSIBLE};
+use super::{Form, Windows, IMPOSSIBLE, WINDOW_KEYS};
 
 /// The events of a run, packed for the baseline.
 #[derive(Clone, Debug)]
@@ -17,6 +17,9 @@ pub(super) struct Made {
     least: Vec<i64>,
     /// Which have a computed key; empty when none have.
     computed: Vec<bool>,
+    windows: Option<Windows>,
+    /// The records of each transaction that reads windows.
+    read: Vec<[u32; WINDOW_KEYS]>,
 }
 
 impl Made {
@@ -24,10 +27,17 @@ impl Made {
     pub(super) fn new(args: &Args, form: Form) -> Made {
         let mut rng = Rng::new(args.seed);
         let mut keys = Keys::new(args, args.skew, rng.next_u64());
-        let Form { length, computed, .. } = form;
-        let mut made = Made { length, keys: Vec::new(), least: Vec::new(), computed: Vec::new() };
+        let Form { length, computed, windows, .. } = form;
+        let mut made = Made {
+            length,
+            keys: Vec::new(),
+            least: Vec::new(),
+            computed: Vec::new(),
+            windows,
+            read: Vec::new(),
+        };
         let mut chosen = Vec::with_capacity(length);
-        for _ in 0..args.events {
+        for at in 0..args.events {
             let impossible = rng.unit() < args.abort;
             made.least.push(if impossible { IMPOSSIBLE } else { 0 });
             if computed {
@@ -41,6 +51,13 @@ impl Made {
                 keys.rise(&mut chosen);
             }
             made.keys.extend_from_slice(&chosen);
+            if windows.and_then(|windows| windows.nth(at)).is_some() {
+                let mut read = [0; WINDOW_KEYS];
+                for nth in 0..WINDOW_KEYS {
+                    read[nth] = keys.draw_other(&mut rng, &read[..nth]);
+                }
+                made.read.push(read);
+            }
         }
         made
     }
@@ -68,6 +85,12 @@ impl Made {
     pub(super) fn is_computed(&self, at: usize) -> bool {
         !self.computed.is_empty() && self.computed[at]
     }
+
+    /// The records whose windows are read, where that is what an event is for.
+    #[inline(always)]
+    pub(super) fn read(&self, at: usize) -> Option<&[u32; WINDOW_KEYS]> {
+        Some(&self.read[self.windows?.nth(at)?])
+    }
 }
 
 impl Events for Made {
@@ -76,11 +99,18 @@ impl Events for Made {
     }
 
     fn stream(&self, at: usize) -> usize {
-        usize::from(self.is_computed(at))
+        match self.read(at) {
+            Some(_) => 1 + usize::from(!self.computed.is_empty()),
+            None => usize::from(self.is_computed(at)),
+        }
     }
 
     fn words(&self, at: usize) -> impl Iterator<Item = i64> {
-        let keys = if self.is_computed(at) { &self.keys(at)[..1] } else { self.keys(at) };
+        let keys = match self.read(at) {
+            Some(read) => read,
+            None if self.is_computed(at) => &self.keys(at)[..1],
+            None => self.keys(at),
+        };
         let keys = keys.iter().map(|key| i64::from(*key));
         std::iter::once(at as i64).chain(keys).chain([self.least(at)])
     }

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use tidemill_core::rules::Binary;
-use tidemill_core::{Column, DataType, Error, Late, Result, StreamId, TableId, Value};
-use tidemill_txn::program::{Builder, ExprId, HandlerBuilder, NativeTx, Opaque, RowHandle};
+use tidemill_core::{Column, DataType, Error, History, Late, Result, StreamId, TableId, Value};
+use tidemill_txn::program::{
+    Aggregate, Builder, ExprId, HandlerBuilder, NativeTx, Opaque, RowHandle, Window,
+};
 use tidemill_txn::Program;
 
-use super::{with_length, Form, LENGTH_MAX, MODULUS, WORDS};
+use super::{with_length, Form, Windows, MODULUS, WINDOW_KEYS, WORDS};
 use crate::args::ProgramKind;
 use crate::shape::{self, Parts};
 use crate::work::Work;
@@ -21,9 +23,11 @@ const COLUMNS: [&str; WORDS] = [
     "id", "value", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9", "p10", "p11", "p12",
     "p13", "p14",
 ];
+
 /// Names of the keys in an event.
-const KEYS: [&str; LENGTH_MAX] =
-    ["key0", "key1", "key2", "key3", "key4", "key5", "key6", "key7", "key8", "key9"];
+fn keys(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("key{number}")).collect()
+}
 
 /// The program as the options want it.
 pub(super) fn program(
@@ -57,6 +61,8 @@ struct Frame {
     sums: StreamId,
     /// Where a key is computed.
     follows: Option<StreamId>,
+    /// Where windows are read.
+    reads: Option<(StreamId, Windows)>,
 }
 
 impl Frame {
@@ -68,9 +74,12 @@ impl Frame {
         };
         let columns = COLUMNS.iter().enumerate().map(column).collect();
         let records = b.table("records", &COLUMNS[..1], columns);
-        let mut stream = |name: &str, keys: usize| {
-            let ints = KEYS[..keys].iter().chain(&["least"]);
-            let ints = ints.map(|name| Column::new(name, DataType::Int));
+        if let Some(Windows { size_us, .. }) = form.windows {
+            b.history(records, History { time_us: Some(size_us), versions: None });
+        }
+        let mut stream = |name: &str, count: usize| {
+            let ints = keys(count).into_iter().chain(["least".into()]);
+            let ints = ints.map(|name| Column::new(&name, DataType::Int));
             let columns = std::iter::once(Column::new("at", DataType::Timestamp)).chain(ints);
             let stream = b.stream(name, columns.collect());
             b.event_time(stream, "at", Late::Side);
@@ -78,7 +87,8 @@ impl Frame {
         };
         let sums = stream("sums", form.length);
         let follows = form.computed.then(|| stream("follows", 1));
-        Frame { builder: b, records, sums, follows }
+        let reads = form.windows.map(|windows| (stream("reads", WINDOW_KEYS), windows));
+        Frame { builder: b, records, sums, follows, reads }
     }
 
     /// The stream of what a handler comes to, for programs that emit by name.
@@ -92,8 +102,10 @@ impl Frame {
 fn native<const N: usize>(form: Form, work: Work) -> Result<Program> {
     let mut frame = Frame::new(form);
     let summed = frame.emitted("sum");
-    let rows: [(TableId, &[&str]); N] =
-        std::array::from_fn(|row| (frame.records, &KEYS[row..=row]));
+    let looked = frame.reads.is_some().then(|| frame.emitted("look"));
+    let names = keys(N.max(WINDOW_KEYS));
+    let names: Vec<[&str; 1]> = names.iter().map(|name| [&**name]).collect();
+    let rows: [(TableId, &[&str]); N] = std::array::from_fn(|row| (frame.records, &names[row][..]));
     let body = move |tx: &mut NativeTx<'_>| {
         let (mut sum, mut worked) = (0, 0);
         for row in 0..N {
@@ -110,14 +122,42 @@ fn native<const N: usize>(form: Form, work: Work) -> Result<Program> {
         Ok(())
     };
     frame.builder.native("sum", frame.sums, &rows, &[summed], body);
+    if let (Some((reads, windows)), Some(looked)) = (frame.reads, looked) {
+        let (window, aggregate) = (windows.window(), Aggregate::Sum);
+        let read = frame.builder.window_read(frame.records, "value", window, aggregate);
+        let rows: [(TableId, &[&str]); WINDOW_KEYS] =
+            std::array::from_fn(|row| (frame.records, &names[row][..]));
+        let body = move |tx: &mut NativeTx<'_>| {
+            let (mut sum, mut worked) = (0, 0);
+            for row in 0..WINDOW_KEYS {
+                let value = tx.window(row, &read)?.unwrap_or(0);
+                worked = work.run(value, worked);
+                sum += value;
+            }
+            if sum < tx.event(WINDOW_KEYS + 1) {
+                return Err(SMALL);
+            }
+            tx.emit(0, &[tx.event(1), sum]);
+            Ok(())
+        };
+        frame.builder.native("look", reads, &rows, &[looked], body);
+    }
     frame.builder.finish()
+}
+
+impl Windows {
+    /// The window that is read of each record.
+    pub(super) fn window(self) -> Window {
+        Window::Sliding { size_us: self.size_us }
+    }
 }
 
 /// Operations known before they run: what the tracer makes of the Python program.
 fn declared(form: Form) -> Result<Program> {
-    let Frame { mut builder, records, sums, follows } = Frame::new(form);
+    let Frame { mut builder, records, sums, follows, reads } = Frame::new(form);
     let mut h = builder.handler("sum", sums);
-    let keys: Vec<ExprId> = KEYS[..form.length].iter().map(|key| h.column(key)).collect();
+    let names = keys(WINDOW_KEYS.max(form.length));
+    let keys: Vec<ExprId> = names[..form.length].iter().map(|key| h.column(key)).collect();
     let rows: Vec<RowHandle> = keys.iter().map(|key| h.row(records, &[*key])).collect();
     let mut sum = h.read(rows[0], "value");
     for row in &rows[1..] {
@@ -129,7 +169,7 @@ fn declared(form: Form) -> Result<Program> {
 
     if let Some(follows) = follows {
         let mut h = builder.handler("follow", follows);
-        let key = h.column(KEYS[0]);
+        let key = h.column(&names[0]);
         let row = h.row(records, &[key]);
         let value = h.read(row, "value");
         let count = h.int(form.keys as i64);
@@ -138,6 +178,21 @@ fn declared(form: Form) -> Result<Program> {
         let there = h.read(row, "value");
         let sum = h.add(value, there);
         write(&mut h, form, row, next, sum, 2);
+        h.done();
+    }
+    if let Some((reads, windows)) = reads {
+        let mut h = builder.handler("look", reads);
+        let (first, mut sum) = (h.column(&names[0]), None);
+        for name in &names[..WINDOW_KEYS] {
+            let key = h.column(name);
+            let row = h.row(records, &[key]);
+            let value = h.window(row, "value", windows.window(), Aggregate::Sum);
+            sum = Some(sum.map_or(value, |sum| h.add(sum, value)));
+        }
+        let (sum, least) = (sum.expect("there are keys"), h.column("least"));
+        let enough = h.ge(sum, least);
+        h.require(enough, SMALL);
+        h.output(&[("key", first), ("value", sum)]);
         h.done();
     }
     builder.finish()
@@ -165,11 +220,16 @@ fn write(
     h.output(&[("key", key), ("value", value)]);
 }
 
-/// Opaque functions: one for sums, and one for computed keys where there are such transactions.
+/// Opaque functions: one for sums, and one each for computed keys and for windows where there are such
+/// transactions.
 /// They emit into the streams behind the inputs.
 fn opaque(form: Form, functions: Vec<Arc<dyn Opaque>>) -> Result<Program> {
     let mut frame = Frame::new(form);
-    let inputs = [Some(("sum", frame.sums)), frame.follows.map(|stream| ("follow", stream))];
+    let inputs = [
+        Some(("sum", frame.sums)),
+        frame.follows.map(|stream| ("follow", stream)),
+        frame.reads.map(|(stream, _)| ("look", stream)),
+    ];
     let inputs: Vec<(&str, StreamId)> = inputs.into_iter().flatten().collect();
     if functions.len() != inputs.len() {
         return Err(Error::setting("--program python: its functions were not given")

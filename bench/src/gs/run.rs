@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde_json::{json, Map};
 use tidemill_core::{Result, Value};
 use tidemill_env::Env;
 use tidemill_table::Table;
@@ -76,6 +77,11 @@ impl Case for GrepSum {
 
     fn run_baseline(&self, tight: &mut Tight) -> Verdicts {
         tight.run(self.form, &self.made, self.work)
+    }
+
+    fn details(&self, tight: &Tight) -> Map<String, serde_json::Value> {
+        let versions = tight.versions_read().map(|mean| ("window_versions".into(), json!(mean)));
+        versions.into_iter().collect()
     }
 
     fn baseline_ns_max(&self) -> f64 {

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Column, DataType, Late, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
+use tidemill_txn::program::{Abort, Aggregate, Builder, Opaque, Tx};
 
 use super::program::SMALL;
 use super::run::GrepSum;
@@ -20,12 +20,34 @@ struct Function {
     follows: bool,
 }
 
+/// The transactions that read windows, as the Python program does.
+struct Look(Form);
+
+impl Opaque for Look {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let window = self.0.windows.expect("windows are read").window();
+        let mut sum = 0;
+        for key in &event[1..=WINDOW_KEYS] {
+            let key = std::slice::from_ref(key);
+            sum += int(&tx.window(TableId(0), key, &window, 1, &Aggregate::Sum)?);
+        }
+        if sum < int(&event[WINDOW_KEYS + 1]) {
+            return Err(Abort::refused(SMALL));
+        }
+        let inputs = 2 + u16::from(self.0.computed);
+        tx.emit(StreamId(2 * inputs - 1), &[event[1].clone(), Value::Int(sum)])
+    }
+}
+
+fn int(value: &Value) -> i64 {
+    match value {
+        Value::Int(i) => *i,
+        other => panic!("{other}"),
+    }
+}
+
 impl Opaque for Function {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
-        let int = |v: &Value| match v {
-            Value::Int(i) => *i,
-            other => panic!("{other}"),
-        };
         let get = |tx: &mut dyn Tx, key: &Value| -> Result<Box<[Value]>, Abort> {
             Ok(tx.get(TableId(0), std::slice::from_ref(key))?.expect("all records are there"))
         };
@@ -46,15 +68,16 @@ impl Opaque for Function {
         row[1] = Value::Int(self.form.written(sum, rows.len() + 1));
         tx.put(TableId(0), &row)?;
         // Streams: the inputs, what comes out of each, their aborts.
-        let inputs = 1 + u16::from(self.form.computed);
+        let inputs = 1 + u16::from(self.form.computed) + u16::from(self.form.windows.is_some());
         tx.emit(StreamId(inputs + u16::from(self.follows)), &row[..2])
     }
 }
 
 fn opaques(form: Form) -> Vec<Arc<dyn Opaque>> {
     let function = |follows| Arc::new(Function { form, follows }) as Arc<dyn Opaque>;
-    let both = [Some(function(false)), form.computed.then(|| function(true))];
-    both.into_iter().flatten().collect()
+    let look = form.windows.map(|_| Arc::new(Look(form)) as Arc<dyn Opaque>);
+    let all = [Some(function(false)), form.computed.then(|| function(true)), look];
+    all.into_iter().flatten().collect()
 }
 
 fn args(options: &str) -> Args {
@@ -77,6 +100,8 @@ fn all_programs_and_epochs_come_to_the_same() {
         r#""length":5,"acyclic":true"#,
         r#""length":3,"computed":0.2,"skew":0.6"#,
         r#""length":2,"computed":1,"average":true"#,
+        r#""window":500,"window_every":7,"skew":0.5"#,
+        r#""window":3,"window_every":20,"computed":0.2"#,
     ] {
         let mut hashes = Vec::new();
         let programs = ["rust", "traced", "python"];
@@ -121,8 +146,13 @@ fn opening(case: &GrepSum, keys: usize) -> Opening {
 
 #[test]
 fn the_reference_comes_to_the_same() {
-    for form in [r#""length":4"#, r#""average":true"#, r#""computed":0.5,"program":"traced""#] {
-        let args = args(&format!(r#""events":300,"keys":12,"abort":0.2,"epoch":32,{form}"#));
+    for form in [
+        r#""keys":12,"length":4"#,
+        r#""keys":12,"average":true"#,
+        r#""keys":12,"computed":0.5,"program":"traced""#,
+        r#""keys":100,"window":40,"window_every":3"#,
+    ] {
+        let args = args(&format!(r#""events":300,"abort":0.2,"epoch":32,{form}"#));
         for program in [ProgramKind::Rust, ProgramKind::Traced, ProgramKind::Python] {
             if program == ProgramKind::Rust && args.computed > 0.0 {
                 continue;
@@ -164,6 +194,10 @@ fn wrong_options_are_refused() {
         (r#""length":11"#, "1 to 10"),
         (r#""length":5,"keys":4"#, "--keys 4"),
         (r#""computed":0.1"#, "--computed"),
+        (r#""window":0"#, "--window 0"),
+        (r#""window":9,"window_every":0"#, "--window-every 0"),
+        (r#""window_every":9"#, "without --window"),
+        (r#""window":9,"keys":99"#, "--keys 99"),
         (r#""deposits":5"#, "--deposits: gs has no such option"),
         (r#""dynamic":true"#, "--dynamic: gs has no such option"),
         (r#""source":"x""#, "--source: gs has no such option"),

@@ -2,12 +2,14 @@
 //!
 //! One thread; open addressing in slots of 128 bytes, of which it reads the first line; the
 //! records of the event 16 ahead are asked for; the number of records of a transaction is known to
-//! the compiler; no versions, no outputs, no aborts to be told.
+//! the compiler; no versions, no outputs, no aborts to be told. Where windows are read each record has a
+//! ring of what was written in the last window, and its sum.
 
 use super::events::Made;
-use super::{record, with_length, Form, WORDS};
+use super::{record, with_length, Form, WINDOW_KEYS, WORDS};
 use crate::events::Events;
 use crate::execute::Verdicts;
+use crate::ring::Ring;
 use crate::slots::{Slot, Slots, AHEAD, FREE};
 use crate::work::Work;
 
@@ -27,16 +29,29 @@ impl Slot for Record {
 
 /// The baseline's table.
 #[derive(Clone, Debug)]
-pub(super) struct Tight(Slots<Record>);
+pub(super) struct Tight {
+    records: Slots<Record>,
+    /// By key; empty where no windows are read.
+    rings: Vec<Ring>,
+    /// Windows read, and the values in them.
+    read: (u64, u64),
+}
 
 impl Tight {
     pub(super) fn new(form: Form) -> Tight {
-        Tight(Slots::new(form.keys, |key| Record(record(key))))
+        let records = Slots::new(form.keys, |key| Record(record(key)));
+        let rings = form.windows.map_or(0, |_| form.keys);
+        Tight { records, rings: vec![Ring::default(); rings], read: (0, 0) }
+    }
+
+    /// How many values a window had that was read, on average; nothing where none was.
+    pub(super) fn versions_read(&self) -> Option<f64> {
+        (self.read.0 > 0).then(|| self.read.1 as f64 / self.read.0 as f64)
     }
 
     /// The words of a record.
     pub(super) fn get(&self, key: u32) -> &[i64; WORDS] {
-        &self.0.get(key).0
+        &self.records.get(key).0
     }
 
     /// Executes all events in order.
@@ -49,11 +64,13 @@ impl Tight {
         let (mut verdicts, all) = (Verdicts::default(), made.all::<N>());
         for at in 0..made.count() {
             if let Some(ahead) = all.get(at + AHEAD) {
-                ahead.iter().for_each(|key| self.0.prefetch(*key));
+                ahead.iter().for_each(|key| self.records.prefetch(*key));
             }
-            let is_done = match made.is_computed(at) {
-                true => self.follow(form, all[at][0], made.least(at), work),
-                false => self.sum(form, &all[at], made.least(at), work),
+            let (time_us, least) = (at as i64, made.least(at));
+            let is_done = match made.read(at) {
+                Some(read) => self.look(form, read, time_us, least, work),
+                None if made.is_computed(at) => self.follow(form, all[at][0], time_us, least, work),
+                None => self.sum(form, &all[at], time_us, least, work),
             };
             if !is_done {
                 verdicts.abort(at);
@@ -64,12 +81,19 @@ impl Tight {
 
     #[inline(always)]
     fn value(&mut self, key: u32) -> &mut i64 {
-        &mut self.0.at(key).0[1]
+        &mut self.records.at(key).0[1]
     }
 
     /// Writes what the records come to to the first, unless that is too little.
     #[inline(always)]
-    fn sum<const N: usize>(&mut self, form: Form, keys: &[u32; N], least: i64, work: Work) -> bool {
+    fn sum<const N: usize>(
+        &mut self,
+        form: Form,
+        keys: &[u32; N],
+        time_us: i64,
+        least: i64,
+        work: Work,
+    ) -> bool {
         let (mut sum, mut worked) = (0, 0);
         for key in keys {
             let value = *self.value(*key);
@@ -79,12 +103,12 @@ impl Tight {
         if sum < least {
             return false;
         }
-        *self.value(keys[0]) = form.written(sum, N);
+        self.write(form, keys[0], time_us, form.written(sum, N));
         true
     }
 
     /// As [`Tight::sum`], of a record and the one whose key is its value; that is written.
-    fn follow(&mut self, form: Form, key: u32, least: i64, work: Work) -> bool {
+    fn follow(&mut self, form: Form, key: u32, time_us: i64, least: i64, work: Work) -> bool {
         let value = *self.value(key);
         let next = (value % form.keys as i64) as u32;
         let there = *self.value(next);
@@ -93,7 +117,36 @@ impl Tight {
         if sum < least {
             return false;
         }
-        *self.value(next) = form.written(sum, 2);
+        self.write(form, next, time_us, form.written(sum, 2));
         true
+    }
+
+    #[inline(always)]
+    fn write(&mut self, form: Form, key: u32, time_us: i64, value: i64) {
+        *self.value(key) = value;
+        if let Some(windows) = form.windows {
+            self.rings[key as usize].push(windows.size_us, time_us, value);
+        }
+    }
+
+    /// Sums up the windows of records, and says whether that is enough.
+    fn look(
+        &mut self,
+        form: Form,
+        keys: &[u32; WINDOW_KEYS],
+        time_us: i64,
+        least: i64,
+        work: Work,
+    ) -> bool {
+        let (mut sum, mut worked) = (0, 0);
+        for key in keys {
+            let ring = &mut self.rings[*key as usize];
+            let value = form.windows.map_or(0, |windows| ring.sum(windows.size_us, time_us));
+            worked = work.run(value, worked);
+            sum += value;
+            self.read.1 += ring.len() as u64;
+        }
+        self.read.0 += WINDOW_KEYS as u64;
+        sum >= least
     }
 }

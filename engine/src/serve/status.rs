@@ -53,6 +53,7 @@ pub(super) fn inspect(view: &View) -> Result<Value> {
     add(&mut said, &view.program, &rows, &offsets, outputs);
     streams(&mut said, &view.shared.rings.lock());
     said["status"] = running(view);
+    said["epochs"] = view.shared.recent.told().into();
     Ok(said)
 }
 

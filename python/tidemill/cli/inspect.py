@@ -78,6 +78,8 @@ def _engine(args: argparse.Namespace) -> int:
         stream["dead"] = found["dead"].get(stream["name"])
         stream["late"] = found["late"].get(stream["name"])
     console = _shown(found["app"], found)
+    names = ["epoch", "transactions", "transaction_ns", "strategy", "why"]
+    _table(console, "epochs", names, found.get("epochs", []))
     console.print("\n".join(["", "status", *fields(found["status"], "  ")]))
     return 0
 

@@ -8,6 +8,7 @@ from typing import Any
 from tidemill.app import App
 from tidemill.errors import SettingError
 from tidemill.types import INT, TIMESTAMP, column
+from tidemill.window import sliding
 
 #: Values are less than this.
 MODULUS = 1 << 20
@@ -15,17 +16,19 @@ MODULUS = 1 << 20
 UNREAD = 14
 #: Records of a transaction, at most.
 LENGTH_MAX = 10
+#: Records whose windows a transaction reads.
+WINDOW_KEYS = 100
 
 
 def app(opaque: bool, options: Mapping[str, Any]) -> App:
-    """The app, traced or with opaque functions; ``length``, ``average``, ``computed`` and ``keys``
-    are those of the benchmark.
+    """The app, traced or with opaque functions; ``length``, ``average``, ``computed``, ``keys``
+    and ``window`` are those of the benchmark.
 
     >>> [handler.path for handler in app(False, {"length": 3, "computed": 0.1}).handlers]
     ['traced', 'traced']
     """
     length, keys = options.get("length", 2), options.get("keys", 122_880)
-    average = options.get("average", False)
+    average, window = options.get("average", False), options.get("window")
     if not 1 <= length <= LENGTH_MAX:
         raise SettingError(f"--length {length}: it must be 1 to {LENGTH_MAX}")
 
@@ -34,7 +37,10 @@ def app(opaque: bool, options: Mapping[str, Any]) -> App:
 
     made = App("gs")
     unread: dict[str, Any] = {f"p{word}": column(int, default=0) for word in range(1, UNREAD + 1)}
-    records = made.table("records", key="id", id=int, value=column(int, default=0), **unread)
+    history = None if window is None else (f"{window}us", None)
+    records = made.table(
+        "records", key="id", id=int, value=column(int, default=0), history=history, **unread
+    )
     names = [f"key{number}" for number in range(length)]
     columns: dict[str, Any] = dict.fromkeys([*names, "least"], int)
     sums = made.stream("sums", time="at", at=TIMESTAMP, **columns)
@@ -64,5 +70,18 @@ def app(opaque: bool, options: Mapping[str, Any]) -> App:
             value = written(total, 2)
             row.value = value
             return {"key": key, "value": value}
+
+    if window is not None:
+        read = [f"key{number}" for number in range(WINDOW_KEYS)]
+        columns = dict.fromkeys([*read, "least"], int)
+        reads = made.stream("reads", time="at", at=TIMESTAMP, **columns)
+
+        @made.transaction(reads, opaque=opaque, out=out)
+        def look(tx: Any, e: Any) -> Any:
+            total = 0
+            for name in read:
+                total += records[getattr(e, name)].over(sliding(f"{window}us")).value.sum()
+            tx.require(total >= e.least, "the sum is too small")
+            return {"key": e.key0, "value": total}
 
     return made

@@ -7,7 +7,7 @@ use tidemill_core::Value;
 use super::levels::{Level, FAN};
 use super::{Floor, Shape, HEADER, STAMP_AT, TIME};
 use crate::cells::prefetch_address;
-use crate::version::Seq;
+use crate::version::{stamp_word, Seq};
 
 /// Superseded versions of a row, oldest first. The newest version, if the row is there, has the next
 /// number.
@@ -28,6 +28,8 @@ pub(crate) struct RowHistory {
     oldest_us: i64,
     /// The time of the newest version.
     pub(crate) newest_us: i64,
+    /// The numbers that the last snapshot has, the newest version's included.
+    pub(crate) stored: Range<u64>,
 }
 
 impl Default for RowHistory {
@@ -40,6 +42,7 @@ impl Default for RowHistory {
             gone: 0,
             oldest_us: i64::MIN,
             newest_us: i64::MIN,
+            stored: 0..0,
         }
     }
 }
@@ -129,6 +132,34 @@ impl RowHistory {
         self.newest_us = self.records[at + TIME] as i64;
         self.records.truncate(at);
         self.values.truncate(self.values.len() - shape.beside);
+    }
+
+    /// Appends a version of a snapshot as if it were superseded already. Gives how many more bytes it
+    /// takes; nothing when another number is next.
+    pub(crate) fn restore(
+        &mut self,
+        shape: &Shape,
+        (number, time_us): (u64, i64),
+        body: &[u64],
+        beside: &[Value],
+    ) -> Option<isize> {
+        if self.records.is_empty() {
+            self.base = number;
+        }
+        if self.end(shape) != number {
+            return None;
+        }
+        let before = self.bytes() as isize;
+        // With room nothing is dropped: what has been stored is there, and goes by and by.
+        self.records.reserve(shape.width);
+        self.newest_us = time_us;
+        let values = self.push(shape, Floor::NONE, (stamp_word(0, true), body), beside);
+        Some(self.bytes() as isize - before + values)
+    }
+
+    /// Whether the last snapshot has versions that have gone since.
+    pub(crate) fn is_stored_in_vain(&self) -> bool {
+        self.stored.start < self.first() && !self.stored.is_empty()
     }
 
     /// Drops what nobody wants. Gives how many bytes the row took before.

@@ -64,7 +64,8 @@ impl<'t> Versions<'t> {
         self.table.make_row(self.key, body, values)
     }
 
-    fn body(&self, number: u64) -> (&[u64], &[Value]) {
+    /// A version's columns: words, and values beside them.
+    pub(crate) fn body(&self, number: u64) -> (&[u64], &[Value]) {
         let history = || {
             let values = self.history.values(number, self.shape);
             (self.history.body(number, self.shape), values)

@@ -6,7 +6,7 @@ use tidemill_core::{Key, Row, Value};
 
 use super::{AsOf, Table, HEADER_WORDS, KEY, STAMP, TAKEN};
 use crate::history::{Floor, RowHistory, Shape, Versions};
-use crate::table::LINK;
+use crate::table::{LINK, SNAPPED};
 use crate::version::Seq;
 
 /// Slots whose versions are looked through at each cut: all of them in time, without a cut that
@@ -70,12 +70,17 @@ impl Table {
         self.aging.frontier_us = self.aging.frontier_us.max(frontier_us);
     }
 
+    /// See [`Table::frontier`].
+    pub fn frontier_us(&self) -> i64 {
+        self.aging.frontier_us
+    }
+
     /// The versions of the row with this key, as they are now, if there ever was such a row.
     pub fn versions(&self, key: &[Value]) -> Option<Versions<'_>> {
         self.versions_in(self.slot_of(key)? as usize)
     }
 
-    fn versions_in(&self, slot: usize) -> Option<Versions<'_>> {
+    pub(super) fn versions_in(&self, slot: usize) -> Option<Versions<'_>> {
         let (shape, history) = (self.shape.as_ref()?, self.histories.get(slot)?);
         let words = &self.slots.words()[slot * self.stride..][..self.stride];
         let values = &self.values[slot * self.layout.values..][..self.layout.values];
@@ -129,6 +134,12 @@ impl Table {
             if !history.is_empty(shape) {
                 let went = history.expire(shape, self.aging.floor);
                 self.aging.bytes = self.aging.bytes.saturating_sub(went);
+            }
+            if self.tracked && history.is_stored_in_vain() {
+                // The next snapshot takes the row, and so is told.
+                let base = self.aging.next * self.stride;
+                self.slots.words_mut()[base + LINK] &= !SNAPPED;
+                self.dirty.mark(base);
             }
         }
     }

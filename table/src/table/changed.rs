@@ -42,6 +42,7 @@ pub struct Changed {
     layout: Layout,
     present: Rows,
     deleted: Rows,
+    versions: ChangedVersions,
 }
 
 /// Copies of rows, in the order in which their slots were found.
@@ -84,6 +85,7 @@ impl Table {
             layout: self.layout.clone(),
             present: Rows::new(key_words + self.layout.body_words()),
             deleted: Rows::new(key_words),
+            versions: ChangedVersions::new(&self.layout),
         };
         let dirty = std::mem::take(&mut self.dirty);
         let mut ahead = dirty.runs(self.capacity, self.stride).skip(RUNS_AHEAD);
@@ -165,6 +167,9 @@ impl Table {
     #[inline(always)]
     fn take_changed(&mut self, slot: usize, changed: &mut Changed) {
         let (stride, beside) = (self.stride, self.layout.values);
+        if self.shape.is_some() {
+            self.take_versions(slot, &mut changed.versions);
+        }
         let words = &mut self.slots.words_mut()[slot * stride..][..stride];
         let (link, stamp) = (words[LINK], words[STAMP]);
         words[LINK] = link | SNAPPED;
@@ -217,7 +222,7 @@ impl Changed {
 
     /// Memory that it takes, in bytes, without what its values share with the table's.
     pub fn bytes(&self) -> usize {
-        self.present.bytes() + self.deleted.bytes()
+        self.present.bytes() + self.deleted.bytes() + self.versions.bytes()
     }
 
     /// Calls `visit` with each row's partition, its key, and the row or `None` when it was deleted;
@@ -345,6 +350,12 @@ impl Changed {
         let number = number as usize;
         let deleted = number.checked_sub(self.present.len);
         let (rows, at) = deleted.map_or((&self.present, number), |at| (&self.deleted, at));
+        self.key_in(rows, at, scratch)
+    }
+
+    /// The key of one of these rows. `scratch` is overwritten.
+    #[inline(always)]
+    fn key_in<'a>(&'a self, rows: &'a Rows, at: usize, scratch: &'a mut Vec<u8>) -> &'a [u8] {
         if !self.layout.word_key {
             let from = if at == 0 { 0 } else { rows.key_ends[at - 1] };
             return &rows.key_bytes[from..rows.key_ends[at]];
@@ -361,10 +372,19 @@ impl Changed {
         let width = self.present.width;
         let words = &self.present.words[number * width..][..width];
         let values = &self.present.values[number * self.layout.values..][..self.layout.values];
-        let body = &words[usize::from(self.layout.word_key)..];
+        let (key, body) = match self.layout.word_key {
+            true => (words[0], &words[1..]),
+            false => (0, words),
+        };
+        self.encode(key, body, values, out);
+    }
+
+    /// Appends the encoding of all columns: of the key word, where the key is one, and of the others.
+    #[inline(always)]
+    fn encode(&self, key: u64, body: &[u64], values: &[Value], out: &mut Vec<u8>) {
         for (column, place) in self.spec.schema.columns.iter().zip(&self.layout.places) {
             match place {
-                Place::Key => encode::word(&column.ty, words[0], out),
+                Place::Key => encode::word(&column.ty, key, out),
                 Place::Word { null_bit: Some(bit), .. }
                     if body[bit / 64] >> (bit % 64) & 1 == 1 =>
                 {
@@ -423,3 +443,6 @@ fn head(key: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests;
+mod versions;
+
+use versions::ChangedVersions;

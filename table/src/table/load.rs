@@ -27,6 +27,8 @@ pub struct Loading<'t> {
     key: Vec<u8>,
 }
 
+mod versions;
+
 /// Why a row can't be loaded.
 enum Fault {
     /// The key is not an encoding of the key columns.
@@ -41,6 +43,14 @@ enum Fault {
     OtherKey,
     /// The table has a row with this key.
     Twice,
+    /// The bytes are too short for a version.
+    Version,
+    /// The table keeps no versions.
+    NoHistory,
+    /// A version is missing before the one with this number.
+    Gap(u64),
+    /// The newest version is not the row.
+    NotTheRow,
 }
 
 impl Table {
@@ -97,7 +107,7 @@ impl Loading<'_> {
             self.place()?;
         }
         self.table.order_all();
-        Ok(())
+        self.finish_versions()
     }
 
     /// Decodes a row into the ring.
@@ -255,6 +265,10 @@ impl Loading<'_> {
             Fault::TooLong => "there is more behind its last column".into(),
             Fault::OtherKey => "its columns have another key".into(),
             Fault::Twice => "there is another row with this key".into(),
+            Fault::Version => "a version of it is cut off".into(),
+            Fault::NoHistory => "it has versions, and the table keeps none".into(),
+            Fault::Gap(number) => format!("there is no version before number {number}"),
+            Fault::NotTheRow => "its newest version is another row".into(),
         };
         let key = Value::Bytes(key[..key.len().min(64)].into());
         Error::new(Kind::Io, format!("table {}: stored row {key}: {why}", spec.name))

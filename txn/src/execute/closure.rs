@@ -258,6 +258,9 @@ impl Outs {
     }
 }
 
+/// A bit for each row of a closure.
+pub(crate) type RowBits = u128;
+
 /// What a native closure works on: the event's words and its rows' words.
 #[derive(Debug)]
 pub struct NativeTx<'a> {
@@ -271,9 +274,9 @@ pub struct NativeTx<'a> {
     /// versions, with a stamp of 0, have all begun.
     seq: Seq,
     /// Per row: whether a column was set.
-    dirty: u64,
+    dirty: RowBits,
     /// Per row: whether it was there.
-    present: u64,
+    present: RowBits,
     outs: &'a mut Outs,
     origin: Origin,
     emitted: u32,
@@ -294,7 +297,7 @@ impl<'a> NativeTx<'a> {
         rows: &'a [RowAt],
         places: &'a Places,
         seq: Seq,
-        present: u64,
+        present: RowBits,
         outs: &'a mut Outs,
         origin: Origin,
     ) -> NativeTx<'a> {
@@ -304,7 +307,7 @@ impl<'a> NativeTx<'a> {
 
     /// A bit for each row of which a column was set.
     #[inline(always)]
-    pub(crate) fn dirty(&self) -> u64 {
+    pub(crate) fn dirty(&self) -> RowBits {
         self.dirty
     }
 }
@@ -316,7 +319,7 @@ impl<'a> NativeTx<'a> {
 /// As of [`NativeTx::new`], which was given these rows, and that number.
 #[cold]
 #[inline(never)]
-pub(crate) unsafe fn undo<const N: usize>(rows: [RowAt; N], dirty: u64, seq: Seq) {
+pub(crate) unsafe fn undo<const N: usize>(rows: [RowAt; N], dirty: RowBits, seq: Seq) {
     let set = |row: &usize| dirty >> row & 1 == 1;
     // SAFETY: the rows may be used, and theirs are the last versions.
     let undone: Vec<usize> =
@@ -438,7 +441,7 @@ fn canonical(word: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct OnFrames {
     /// Per row: whether a column was set.
-    pub(crate) dirty: u64,
+    pub(crate) dirty: RowBits,
     /// Per event the stream's number, then its words.
     pub(crate) emitted: Vec<u64>,
 }
@@ -452,7 +455,7 @@ pub(crate) fn on_frames(
     event: &[u64],
     words: &mut [u64],
     bases: &[u32],
-    present: u64,
+    present: RowBits,
     windows: &Windows<'_>,
 ) -> Result<OnFrames, &'static str> {
     // A frame for each place where a row begins, as a slot with a stamp of 0.

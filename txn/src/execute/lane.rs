@@ -4,7 +4,7 @@
 use tidemill_core::Batch;
 use tidemill_table::{Opened, RowAt};
 
-use super::closure::{Columns, Outs};
+use super::closure::{Columns, Outs, RowBits};
 use super::output::OutputBuilder;
 use super::words::KeyFrom;
 
@@ -84,9 +84,9 @@ pub(crate) struct Copies {
     /// Frames of the rows, whose stamps are 0; those with equal keys are one.
     pub(crate) rows: Vec<RowAt>,
     /// A bit for each row that is there.
-    pub(crate) present: u64,
+    pub(crate) present: RowBits,
     /// Set when it has run: a bit for each row that was written, or why it aborts.
-    pub(crate) done: Option<Result<u64, &'static str>>,
+    pub(crate) done: Option<Result<RowBits, &'static str>>,
 }
 
 /// A lane being walked.

@@ -36,7 +36,7 @@ pub use codes::Path;
 pub use executor::{Executor, Ran};
 pub(crate) use lane::Lane;
 pub(crate) use lists::ListWalk;
-pub(crate) use native::NativeCode;
+pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
 pub(crate) use segment::{run_native, Course, End};
 pub use serial::{HandlerCounts, Outcome, Serial, Unstable};

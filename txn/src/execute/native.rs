@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tidemill_core::{DataType, StreamId, TableId, Value};
 use tidemill_table::Layout;
 
-use super::closure::{on_frames, OnFrames, Places, STREAMS_MAX};
+use super::closure::{on_frames, OnFrames, Places, RowBits, STREAMS_MAX};
 use super::general::General;
 use super::words::KeyFrom;
 use crate::program::{evaluate, key_value, reasons, Abort, Expr, Native, Program, Tx, WindowRead};
@@ -30,8 +30,8 @@ pub(crate) struct NativeCode {
     pub(crate) consumed: bool,
 }
 
-/// Rows of a native handler, at most.
-pub(crate) const ROWS_MAX: usize = 64;
+/// Rows of a native handler, at most: there is a bit for each.
+pub(crate) const ROWS_MAX: usize = RowBits::BITS as usize;
 
 /// Prepares a handler, or says what it has that needs the general path.
 pub(crate) fn prepare(
@@ -91,7 +91,7 @@ pub(crate) fn general(
     let (mut words, mut bases) = (Vec::new(), Vec::new());
     let mut keys: Vec<(TableId, Vec<Value>)> = Vec::new();
     let mut first: HashMap<(TableId, Vec<Value>), u32> = HashMap::new();
-    let mut present = 0u64;
+    let mut present: RowBits = 0;
     for (index, row) in native.rows.iter().enumerate() {
         let spec = &program.tables[row.table.index()];
         let key: Result<Vec<Value>, Abort> = row
@@ -101,7 +101,7 @@ pub(crate) fn general(
             .collect();
         let key = key?;
         let held = tx.get(row.table, &key)?;
-        present |= u64::from(held.is_some()) << index;
+        present |= RowBits::from(held.is_some()) << index;
         match first.get(&(row.table, key.clone())) {
             Some(base) => bases.push(*base),
             None => {

@@ -7,11 +7,11 @@
 
 use tidemill_table::{RowAt, Seq};
 
-use super::closure::{undo, NativeTx};
+use super::closure::{undo, NativeTx, RowBits};
 use super::lane::Lane;
-use super::native::{NativeCode, ROWS_MAX};
+use super::native::NativeCode;
 use super::output::Origin;
-use super::words::{Frame, Stop, WordCode};
+use super::words::{Frame, Stop, WordCode, ROWS_MAX};
 use crate::order::Ranked;
 
 /// Why a segment ended.
@@ -120,7 +120,7 @@ pub(crate) unsafe fn run_native<const N: usize, W: Walk>(
     let end = loop {
         let Some(turn) = at.turn(lane) else { break End::Lane };
         let mut rows = [RowAt::frame(std::ptr::null_mut()); N];
-        let mut present = u64::MAX;
+        let mut present = RowBits::MAX;
         let mut number = turn.seq;
         if let Some(copies) = &lane.copies {
             rows.copy_from_slice(&copies.rows);
@@ -136,7 +136,7 @@ pub(crate) unsafe fn run_native<const N: usize, W: Walk>(
                 match unsafe { at.row(lane, of, turn) } {
                     Some((found, is_there)) => {
                         *row = found;
-                        present &= !(u64::from(!is_there) << of);
+                        present &= !(RowBits::from(!is_there) << of);
                     }
                     None => {
                         all = false;

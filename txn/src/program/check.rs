@@ -8,6 +8,7 @@ use super::expr::{Block, Expr, ExprId, Type};
 use super::handler::{Body, Declared, Handler, Native, Op, RowRef, VarId};
 use super::stream::{Origin, Stage, Stream};
 use super::Program;
+use crate::execute::NATIVE_ROWS_MAX;
 
 impl Program {
     /// Reads a program from the tracer's JSON and checks it.
@@ -302,8 +303,11 @@ impl Program {
 
     fn check_native(&self, native: &Native, event: &Schema, owner: &str) -> Result<()> {
         let types = native.exprs.types(event, &[])?;
-        if native.rows.len() > 64 {
-            return Err(Error::program(format!("{owner} has more than 64 rows")));
+        if native.rows.len() > NATIVE_ROWS_MAX {
+            let what = format!("{owner} has {} rows", native.rows.len());
+            return Err(Error::program(what).help(format!(
+                "a native closure has at most {NATIVE_ROWS_MAX}; an opaque function has no bound"
+            )));
         }
         let words = |schema: &Schema, of: &str| -> Result<()> {
             match schema.columns.iter().find(|c| !c.ty.is_word() || c.nullable) {

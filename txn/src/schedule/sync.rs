@@ -12,3 +12,51 @@ pub(crate) use std::{
     hint::spin_loop,
     sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU8, AtomicUsize, Ordering},
 };
+
+/// A place that one thread writes before others read it. That it is so is theirs to see to; loom
+/// notices where it is not.
+#[derive(Debug)]
+pub(crate) struct Place<T>(Cell<T>);
+
+#[cfg(loom)]
+type Cell<T> = loom::cell::UnsafeCell<T>;
+#[cfg(not(loom))]
+type Cell<T> = std::cell::UnsafeCell<T>;
+
+impl<T: Copy> Place<T> {
+    pub(crate) fn new(value: T) -> Place<T> {
+        Place(Cell::new(value))
+    }
+
+    /// What was written last.
+    ///
+    /// # Safety
+    /// Nobody writes meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn get(&self) -> T {
+        // SAFETY: as the caller says.
+        #[cfg(loom)]
+        return self.0.with(|value| unsafe { *value });
+        // SAFETY: as above.
+        #[cfg(not(loom))]
+        unsafe {
+            *self.0.get()
+        }
+    }
+
+    /// Writes.
+    ///
+    /// # Safety
+    /// Nobody reads or writes meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn set(&self, value: T) {
+        // SAFETY: as the caller says.
+        #[cfg(loom)]
+        self.0.with_mut(|place| unsafe { *place = value });
+        // SAFETY: as above.
+        #[cfg(not(loom))]
+        unsafe {
+            *self.0.get() = value;
+        }
+    }
+}

@@ -14,29 +14,42 @@ use tidemill_txn::reference::{CutAt, InputRow, Outcome};
 
 use crate::random::Dice;
 
-/// Per table: what snapshots have of it, key to row.
-type Stored = Vec<BTreeMap<Vec<u8>, Vec<u8>>>;
+/// What snapshots have of a table: its rows by key, and their versions.
+#[derive(Clone, Default)]
+struct Stored {
+    rows: BTreeMap<Vec<u8>, Vec<u8>>,
+    versions: BTreeMap<Vec<u8>, Vec<u8>>,
+}
 
 /// Takes a snapshot of what has changed.
-fn snapshot(tables: &mut [Table], stored: &mut Stored) {
+fn snapshot(tables: &mut [Table], stored: &mut [Stored]) {
     for (table, stored) in tables.iter_mut().zip(stored) {
-        table.take_changes().for_each(|_, key, row| {
-            match row {
-                Some(row) => stored.insert(key.to_vec(), row.to_vec()),
-                None => stored.remove(key),
+        let apply = |to: &mut BTreeMap<_, _>, key: &[u8], bytes: Option<&[u8]>| {
+            match bytes {
+                Some(bytes) => to.insert(key.to_vec(), bytes.to_vec()),
+                None => to.remove(key),
             };
+        };
+        let changed = table.take_changes();
+        changed.for_each(|_, key, row| apply(&mut stored.rows, key, row));
+        changed.for_each_version(|_, key, version| {
+            let is_new = version.is_some() != stored.versions.contains_key(key);
+            assert!(is_new, "a version is stored once, and goes once");
+            apply(&mut stored.versions, key, version);
         });
     }
 }
 
 /// A table that knows nothing but its snapshots.
-fn recovered(table: &Table, stored: &BTreeMap<Vec<u8>, Vec<u8>>, seq: u64, seed: u64) -> Table {
+fn recovered(table: &Table, stored: &Stored, seq: Seq, seed: u64) -> Table {
     let mut recovered = Table::new(table.spec().clone(), seed);
-    let mut loading = recovered.loading(stored.len());
-    stored.iter().for_each(|(key, row)| loading.row(key, row).unwrap());
-    loading.finish().unwrap();
-    recovered.commit(seq);
     recovered.track();
+    let mut loading = recovered.loading(stored.rows.len());
+    stored.rows.iter().for_each(|(key, row)| loading.row(key, row).unwrap());
+    stored.versions.iter().for_each(|(key, version)| loading.version(key, version).unwrap());
+    loading.finish().unwrap();
+    recovered.frontier(table.frontier_us());
+    recovered.commit(seq);
     recovered
 }
 
@@ -66,7 +79,7 @@ pub fn run<E: Execute>(
     let mut tables: Vec<Table> =
         program.tables.iter().map(|spec| Table::new(Arc::new(spec.clone()), dice.next())).collect();
     tables.iter_mut().for_each(Table::track);
-    let mut stored: Stored = vec![BTreeMap::new(); tables.len()];
+    let mut stored = vec![Stored::default(); tables.len()];
     let mut outcome = Outcome::default();
     let mut taken = vec![0; sources.len()];
     for cut in cuts {
@@ -130,10 +143,11 @@ pub fn run<E: Execute>(
         }
         if dice.chance(50) {
             snapshot(&mut tables, &mut stored);
-            let has_histories = program.tables.iter().any(|table| table.history.is_some());
-            if dice.chance(50) && !has_histories {
+            if dice.chance(50) {
                 for (table, stored) in tables.iter_mut().zip(&stored) {
-                    *table = recovered(table, stored, done.seq, dice.next());
+                    let again = recovered(table, stored, done.seq, dice.next());
+                    assert_eq!(again.state_hash(), table.state_hash(), "the state hash");
+                    *table = again;
                 }
                 executor = after(done.seq);
             }

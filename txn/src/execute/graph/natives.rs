@@ -107,7 +107,7 @@ impl<'a> Work<'a> {
         let ranked = self.epoch.order[self.from + at.txn as usize];
         let (columns, event) = self.event(at.txn);
         words.clear();
-        let (mut bases, mut present) = (Vec::with_capacity(shape.rows.len()), 0u64);
+        let (mut bases, mut present) = (Vec::with_capacity(shape.rows.len()), 0u128);
         for (row, (table, key)) in shape.rows.iter().enumerate() {
             let access = at.access + row as u32;
             if let From::Same(other) = self.graph.access(access).from() {
@@ -117,7 +117,7 @@ impl<'a> Work<'a> {
                 continue;
             }
             let found = self.find(access, *table).ok_or(Stop::Trap)?;
-            present |= u64::from(found.is_present) << row;
+            present |= u128::from(found.is_present) << row;
             bases.push(words.len());
             let key = match key {
                 KeyFrom::Const(word) => *word,

@@ -3,23 +3,19 @@
 //! What has been published is never changed, so the two need nothing but a count; and nothing moves,
 //! because there is room for the whole epoch from the start.
 
-use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::schedule::sync::{AtomicBool, AtomicUsize, Ordering, Place};
 
 /// A word that one thread writes and others look at, alone in its cache lines.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
 struct Alone<T>(T);
 
 /// Items that one thread appends and others read.
 #[derive(Debug)]
 pub(super) struct Feed<T> {
-    items: Box<[UnsafeCell<MaybeUninit<T>>]>,
+    items: Box<[Place<MaybeUninit<T>>]>,
     published: Alone<AtomicUsize>,
     closed: Alone<AtomicBool>,
     /// Somebody appends.
@@ -40,7 +36,7 @@ pub(super) struct Appender<'f, T> {
 impl<T: Copy> Feed<T> {
     /// With room for so many items.
     pub(super) fn new(room: usize) -> Feed<T> {
-        let items = (0..room).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
+        let items = (0..room).map(|_| Place::new(MaybeUninit::uninit())).collect();
         let (published, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let taken = AtomicBool::new(false);
         Feed { items, published: Alone(published), closed: Alone(closed), taken }
@@ -85,7 +81,7 @@ impl<T: Copy> Feed<T> {
     pub(super) unsafe fn get(&self, at: usize) -> T {
         debug_assert!(at < self.items.len());
         // SAFETY: it has been published, says the caller, so it is written and stays.
-        unsafe { (*self.items.get_unchecked(at).get()).assume_init() }
+        unsafe { self.items.get_unchecked(at).get().assume_init() }
     }
 }
 
@@ -98,7 +94,7 @@ impl<T: Copy> Appender<'_, T> {
     pub(super) fn push(&mut self, item: T) {
         let place = &self.feed.items[self.len];
         // SAFETY: it is not published, and nobody else appends.
-        unsafe { *place.get() = MaybeUninit::new(item) };
+        unsafe { place.set(MaybeUninit::new(item)) };
         self.len += 1;
     }
 
@@ -109,7 +105,7 @@ impl<T: Copy> Appender<'_, T> {
         let places = &self.feed.items[self.len..][..items.len()];
         for (place, item) in places.iter().zip(items) {
             // SAFETY: as in `push`.
-            unsafe { *place.get() = MaybeUninit::new(*item) };
+            unsafe { place.set(MaybeUninit::new(*item)) };
         }
         self.len += len;
     }
@@ -123,5 +119,71 @@ impl<T: Copy> Appender<'_, T> {
     pub(super) fn close(&self) {
         self.publish();
         self.feed.closed.0.store(true, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn what_is_published_is_there() {
+        loom::model(|| {
+            let feed = Arc::new(Feed::new(3));
+            let reader = {
+                let feed = feed.clone();
+                loom::thread::spawn(move || {
+                    let (mut read, mut sum) = (0, 0);
+                    loop {
+                        let closed = feed.is_closed();
+                        let published = feed.published();
+                        while read < published {
+                            // SAFETY: it is published.
+                            sum += unsafe { feed.get(read) };
+                            read += 1;
+                        }
+                        if closed {
+                            return (read, sum);
+                        }
+                        loom::thread::yield_now();
+                    }
+                })
+            };
+            let mut appender = feed.appender();
+            appender.push(1);
+            appender.publish();
+            appender.push_first(&[2, 3, 4], 1);
+            appender.push(5);
+            appender.close();
+            assert_eq!(reader.join().unwrap(), (3, 8));
+        });
+    }
+
+    /// As lists hand rows over: who has written one says how far it is, and who waits for that finds
+    /// what was written.
+    #[test]
+    fn a_row_is_handed_over_by_a_count() {
+        loom::model(|| {
+            let shared = Arc::new((Place::new(0u64), AtomicUsize::new(0)));
+            let other = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    // SAFETY: the other one waits until this is said to be done.
+                    unsafe { shared.0.set(7) };
+                    shared.1.store(1, Ordering::Release);
+                })
+            };
+            while shared.1.load(Ordering::Acquire) < 1 {
+                loom::thread::yield_now();
+            }
+            // SAFETY: the writer is done.
+            unsafe {
+                assert_eq!(shared.0.get(), 7);
+                shared.0.set(8);
+            }
+            other.join().unwrap();
+        });
     }
 }

@@ -130,8 +130,9 @@ fn take_first<'p, T>(slice: &mut &'p mut [T], len: usize) -> &'p mut [T] {
 /// Calls `each` with part and row of every output in these ranges, in stamp order.
 fn walk(of: &[&[Origin]], ranges: &[Range<usize>], mut each: impl FnMut(usize, usize)) {
     let mut heads: Vec<usize> = ranges.iter().map(|range| range.start).collect();
-    let next = |part: usize, at: usize| {
-        (at < ranges[part].end).then(|| u64::from(of[part][at].root())).unwrap_or(u64::MAX)
+    let next = |part: usize, at: usize| match at < ranges[part].end {
+        true => u64::from(of[part][at].root()),
+        false => u64::MAX,
     };
     let mut roots: Vec<u64> = (0..of.len()).map(|part| next(part, heads[part])).collect();
     for _ in 0..ranges.iter().map(ExactSizeIterator::len).sum() {

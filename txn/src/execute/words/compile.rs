@@ -7,9 +7,9 @@ use tidemill_core::rules::{Binary, Unary};
 use tidemill_core::{DataType, Schema, Value};
 use tidemill_table::{Layout, Place, HEADER_WORDS};
 
-use super::{Ins, KeyFrom, Move, WordCode, WordEmit, WordRow};
+use super::{Ins, KeyFrom, Move, WordCode, WordEmit, WordRow, ROWS_MAX};
 use crate::execute::closure::STREAMS_MAX;
-use crate::execute::native::{same_table_pairs, ROWS_MAX};
+use crate::execute::native::same_table_pairs;
 use crate::program::{Body, Declared, Expr, ExprId, Op, Program, RowId, VarId};
 
 /// Compiles a handler, or says what it has that words can't do.

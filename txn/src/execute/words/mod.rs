@@ -36,6 +36,9 @@ pub(crate) use compile::compile;
 #[cfg(not(all(feature = "compiled", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub(crate) use without::Machine;
 
+/// Rows of a handler that is compiled, at most.
+pub(crate) const ROWS_MAX: usize = 64;
+
 /// The registers of one handler.
 pub(crate) type Frame = [u64; 256];
 

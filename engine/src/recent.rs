@@ -1,0 +1,59 @@
+//! How the last epochs were executed, for who asks.
+
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
+use serde_json::{json, Value};
+use tidemill_txn::execute::Ran;
+
+/// Epochs that are remembered.
+const EPOCHS: usize = 16;
+
+/// The last epochs.
+#[derive(Default)]
+pub(crate) struct Recent(Mutex<VecDeque<Epoch>>);
+
+struct Epoch {
+    number: u64,
+    transactions: usize,
+    ns: u64,
+    ran: Ran,
+}
+
+impl Recent {
+    /// An epoch was executed in so long.
+    pub(crate) fn note(&self, number: u64, transactions: usize, ns: u64, ran: &Ran) {
+        if transactions == 0 {
+            return;
+        }
+        let mut epochs = self.0.lock();
+        if epochs.len() == EPOCHS {
+            epochs.pop_front();
+        }
+        epochs.push_back(Epoch { number, transactions, ns, ran: ran.clone() });
+    }
+
+    /// The newest last. Times are nanoseconds a transaction.
+    pub(crate) fn told(&self) -> Vec<Value> {
+        let told = |epoch: &Epoch| {
+            let Epoch { number, transactions, ns, ran } = epoch;
+            let mut told = json!({
+                "epoch": number, "transactions": transactions, "strategy": ran.strategy.to_string(),
+                "why": ran.why, "in_parallel": ran.in_parallel,
+                "transaction_ns": (*ns as f64 / *transactions as f64).round(),
+            });
+            if let Some((seen, expected)) = &ran.chosen {
+                let rounded = |x: f64| (x * 100.0).round() / 100.0;
+                told["seen"] = json!({
+                    "rows": rounded(seen.rows), "shared": rounded(seen.shared),
+                    "aborts": rounded(seen.aborts),
+                });
+                told["expected_ns"] = json!({
+                    "serial": expected.serial_ns.round(), "lists": expected.lists_ns.round(),
+                });
+            }
+            told
+        };
+        self.0.lock().iter().map(told).collect()
+    }
+}
