@@ -233,9 +233,23 @@ def test_bad_windows_are_refused_where_they_are() -> None:
     assert "is not a duration" in refusal(no_unit).what
 
 
-def test_versions_are_not_durable_yet(tmp_path: Any) -> None:
-    app = tm.App("a")
-    app.table("t", key="id", id=int, history=5)
-    app.stream("s", id=int)
-    with pytest.raises(tm.SettingError, match="can't be made durable yet"):
-        app.start(data_dir=tmp_path / "data")
+def test_versions_outlive_a_restart(tmp_path: Any) -> None:
+    def app() -> tuple[tm.App, tm.Stream]:
+        app, stream = tm.App("a"), None
+        table = app.table("t", key="id", id=int, n=tm.column(int, default=0), history=5)
+        stream = app.stream("s", id=int, n=int)
+
+        @app.transaction(stream)
+        def take(tx: Any, e: Any) -> dict[str, Any]:
+            row = table[e.id]
+            row.n = e.n
+            return {"sum": row.over(tm.last(3)).n.sum()}
+
+        return app, stream
+
+    for n, total in [(1, 1), (2, 3), (3, 6), (4, 9)]:
+        ledger, stream = app()
+        with ledger.start(data_dir=tmp_path / "data") as mill:
+            mill.send(stream, [{"id": 7, "n": n}], wait=True)
+            mill.drain()
+            assert [row["sum"] for row in mill.output("take")][-1] == total
