@@ -111,6 +111,10 @@ mod loom_tests {
             unreachable!("the model starts its threads")
         }
 
+        fn now_ns(&self) -> u64 {
+            0
+        }
+
         fn pause(&self) {
             loom::thread::yield_now();
         }

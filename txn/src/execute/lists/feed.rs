@@ -131,7 +131,7 @@ mod loom_tests {
     #[test]
     fn what_is_published_is_there() {
         loom::model(|| {
-            let feed = Arc::new(Feed::new(3));
+            let feed = Arc::new(Feed::new(4));
             let reader = {
                 let feed = feed.clone();
                 loom::thread::spawn(move || {
