@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 import tidemill as tm
 
 from .conftest import reference, refusal

@@ -9,7 +9,7 @@ use tidemill_table::{Layout, Place, RowAt, Seq, HEADER_WORDS, KEY_WORD};
 use super::lane::{Copies, Lane};
 use super::native::NativeCode;
 use super::output::{Origin, OutputBuilder, WordRows};
-use super::segment::Course;
+use super::segment::{InOrder, Turns};
 use super::window::Seen;
 use crate::order::Ranked;
 use crate::program::{Abort, Native, Program, RowRef, WindowRead};
@@ -487,11 +487,11 @@ pub(crate) fn on_frames(
     };
     let mut lane = Lane::copies(&none, event, Copies { rows, present, done: None });
     lane.columns.windows = Some(&values);
-    let mut course =
-        Course { order: &[Ranked { lane: 0, row: 0 }], at: 0, seq: 0, prefetch: false };
+    let order = [Ranked { lane: 0, row: 0 }];
+    let mut turns = Turns::InOrder(InOrder { order: &order, at: 0, seq: 0, prefetch: false });
     // SAFETY: the frames have a stamp of 0 and the columns that `places` says; they stay where they
     // are until they are read below.
-    unsafe { native.body.run(&mut course, &mut lane, &code) };
+    unsafe { native.body.run(&mut turns, &mut lane, &code) };
     let done = lane.copies.and_then(|copies| copies.done);
     let (dirty, emitted) = (done.expect("the closure has run")?, lane.outs.kept);
     for (base, frame) in frames {

@@ -35,10 +35,9 @@ pub(crate) use closure::{on_frames, OnFrames};
 pub use codes::Path;
 pub use executor::{Executor, Ran};
 pub(crate) use lane::Lane;
-pub(crate) use lists::ListWalk;
 pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
-pub(crate) use segment::{run_native, Course, End};
+pub(crate) use segment::{run_native, End, Turns};
 pub use serial::{HandlerCounts, Outcome, Serial, Unstable};
 
 #[cfg(test)]

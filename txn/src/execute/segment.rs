@@ -9,6 +9,7 @@ use tidemill_table::{RowAt, Seq};
 
 use super::closure::{undo, NativeTx, RowBits};
 use super::lane::Lane;
+use super::lists::InList;
 use super::native::NativeCode;
 use super::output::Origin;
 use super::words::{Frame, Stop, WordCode, ROWS_MAX};
@@ -47,26 +48,57 @@ pub(crate) struct Turn {
     pub(crate) seq: Seq,
 }
 
-/// Who goes from transaction to transaction. It is copied, to stay in registers while transactions
-/// of one lane follow one another.
-pub(crate) trait Walk: Copy {
+/// Who goes from transaction to transaction. It is copied, to stay in registers while transactions of
+/// one lane follow one another.
+///
+/// One type for both, and a choice at every turn, although each is only ever one of them: a function
+/// that was made for each would call the closure in two places, and a closure that is called in two
+/// places is not compiled into either. That costs 10 ns a transaction, the choice a tenth of it.
+#[derive(Clone, Copy)]
+pub(crate) enum Turns<'s> {
+    InOrder(InOrder<'s>),
+    InList(InList<'s>),
+}
+
+impl<'s> Turns<'s> {
     /// The next transaction, if it is of this lane, once its rows may be used.
-    fn turn(&mut self, lane: &mut Lane<'_>) -> Option<Turn>;
+    #[inline(always)]
+    fn next(&mut self, lane: &mut Lane<'_>) -> Option<Turn> {
+        match self {
+            Turns::InOrder(turns) => turns.next(lane),
+            Turns::InList(turns) => turns.next(lane),
+        }
+    }
 
     /// Row number `of` of a transaction whose turn it is, as [`Lane::row`] gives it.
     ///
     /// # Safety
     /// The lane has so many rows and is [attached](Lane::attach) to tables that are still open;
     /// nobody else uses the row while it is used.
-    unsafe fn row(&self, lane: &Lane<'_>, of: usize, turn: Turn) -> Option<(RowAt, bool)>;
+    #[inline(always)]
+    unsafe fn row(&self, lane: &Lane<'_>, of: usize, turn: Turn) -> Option<(RowAt, bool)> {
+        // SAFETY: as the caller says; where turns are in order the event was staged when its turn came.
+        unsafe {
+            match self {
+                Turns::InOrder(_) => lane.row(of, turn.event),
+                Turns::InList(turns) => turns.row(lane, of, turn),
+            }
+        }
+    }
 
     /// The transaction whose turn it was is done.
-    fn pass(&mut self);
+    #[inline(always)]
+    fn pass(&mut self) {
+        match self {
+            Turns::InOrder(turns) => (turns.at, turns.seq) = (turns.at + 1, turns.seq + 1),
+            Turns::InList(turns) => turns.pass(),
+        }
+    }
 }
 
-/// How far the walk through an epoch's order has come.
+/// One after the other: how far the walk through an epoch's order has come.
 #[derive(Clone, Copy)]
-pub(crate) struct Course<'s> {
+pub(crate) struct InOrder<'s> {
     /// The transactions of the epoch up to where the open tables reach.
     pub(crate) order: &'s [Ranked],
     /// The next one.
@@ -76,9 +108,9 @@ pub(crate) struct Course<'s> {
     pub(crate) prefetch: bool,
 }
 
-impl Walk for Course<'_> {
+impl InOrder<'_> {
     #[inline(always)]
-    fn turn(&mut self, lane: &mut Lane<'_>) -> Option<Turn> {
+    fn next(&mut self, lane: &mut Lane<'_>) -> Option<Turn> {
         let next = self.order.get(self.at)?;
         if next.lane != lane.index {
             return None;
@@ -89,17 +121,6 @@ impl Walk for Course<'_> {
         }
         Some(Turn { event, rank: self.at, seq: self.seq + 1 })
     }
-
-    #[inline(always)]
-    unsafe fn row(&self, lane: &Lane<'_>, of: usize, turn: Turn) -> Option<(RowAt, bool)> {
-        // SAFETY: as the caller says; the event was staged when its turn came.
-        unsafe { lane.row(of, turn.event) }
-    }
-
-    #[inline(always)]
-    fn pass(&mut self) {
-        (self.at, self.seq) = (self.at + 1, self.seq + 1);
-    }
 }
 
 /// Runs a closure on `N` rows, for as long as it is the lane's turn.
@@ -109,16 +130,16 @@ impl Walk for Course<'_> {
 /// the tables have room for a version of each row of all transactions of the walk; `code` is of
 /// its handler. Or the lane is of [copies](Lane::copies), and `code` of frames.
 #[inline(always)]
-pub(crate) unsafe fn run_native<const N: usize, W: Walk>(
-    walk: &mut W,
+pub(crate) unsafe fn run_native<const N: usize>(
+    turns: &mut Turns<'_>,
     lane: &mut Lane<'_>,
     code: &NativeCode,
     body: &impl Fn(&mut NativeTx<'_>) -> Result<(), &'static str>,
 ) -> End {
     assert_eq!(lane.rows(), N, "the closure's rows");
-    let mut at = *walk;
+    let mut at = *turns;
     let end = loop {
-        let Some(turn) = at.turn(lane) else { break End::Lane };
+        let Some(turn) = at.next(lane) else { break End::Lane };
         let mut rows = [RowAt::frame(std::ptr::null_mut()); N];
         let mut present = RowBits::MAX;
         let mut number = turn.seq;
@@ -173,7 +194,7 @@ pub(crate) unsafe fn run_native<const N: usize, W: Walk>(
             break End::Emitted;
         }
     };
-    *walk = at;
+    *turns = at;
     end
 }
 
@@ -181,8 +202,8 @@ pub(crate) unsafe fn run_native<const N: usize, W: Walk>(
 ///
 /// # Safety
 /// As of [`run_native`].
-pub(crate) unsafe fn run_words<W: Walk>(
-    walk: &mut W,
+pub(crate) unsafe fn run_words(
+    turns: &mut Turns<'_>,
     lane: &mut Lane<'_>,
     code: &WordCode,
     frame: &mut Frame,
@@ -190,21 +211,21 @@ pub(crate) unsafe fn run_words<W: Walk>(
     // SAFETY: as the caller says.
     unsafe {
         match code.rows.len() {
-            0 => run_words_on::<0, W>(walk, lane, code, frame),
-            1 => run_words_on::<1, W>(walk, lane, code, frame),
-            2 => run_words_on::<2, W>(walk, lane, code, frame),
-            3 => run_words_on::<3, W>(walk, lane, code, frame),
-            4 => run_words_on::<4, W>(walk, lane, code, frame),
-            5..=8 => run_words_on::<8, W>(walk, lane, code, frame),
-            _ => run_words_on::<ROWS_MAX, W>(walk, lane, code, frame),
+            0 => run_words_on::<0>(turns, lane, code, frame),
+            1 => run_words_on::<1>(turns, lane, code, frame),
+            2 => run_words_on::<2>(turns, lane, code, frame),
+            3 => run_words_on::<3>(turns, lane, code, frame),
+            4 => run_words_on::<4>(turns, lane, code, frame),
+            5..=8 => run_words_on::<8>(turns, lane, code, frame),
+            _ => run_words_on::<ROWS_MAX>(turns, lane, code, frame),
         }
     }
 }
 
 /// [`run_words`] on at most `N` rows; on just as many when these are few, so that
 /// walking them is no loop.
-unsafe fn run_words_on<const N: usize, W: Walk>(
-    walk: &mut W,
+unsafe fn run_words_on<const N: usize>(
+    turns: &mut Turns<'_>,
     lane: &mut Lane<'_>,
     code: &WordCode,
     frame: &mut Frame,
@@ -214,14 +235,14 @@ unsafe fn run_words_on<const N: usize, W: Walk>(
     assert_eq!(lane.rows(), rows.len(), "the handler's rows");
     assert_eq!(lane.columns.len(), code.columns.len(), "the handler's columns");
     let machine = code.machine();
-    while let Some(turn) = walk.turn(lane) {
+    while let Some(turn) = turns.next(lane) {
         if lane.ages {
             // SAFETY: as the caller says.
             unsafe { lane.tell_time(turn.event) };
         }
         for (of, row) in rows.iter_mut().enumerate() {
             // SAFETY: as the caller says; the event has been staged.
-            match unsafe { walk.row(lane, of, turn) } {
+            match unsafe { turns.row(lane, of, turn) } {
                 Some((found, _)) => *row = found,
                 None => return End::General,
             }
@@ -247,7 +268,7 @@ unsafe fn run_words_on<const N: usize, W: Walk>(
             unsafe { rows[usize::from(store.row)].set(usize::from(store.word), word) };
         }
         let origin = Origin::new(turn.rank as u32, 0, lane.handler);
-        walk.pass();
+        turns.pass();
         if lane.outs.are_kept() {
             return End::Emitted;
         }

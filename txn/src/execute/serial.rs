@@ -19,7 +19,7 @@ use super::general::{Effects, General, Rows};
 use super::lane::Lane;
 use super::native::{self, NativeCode};
 use super::output::{DerivedEvent, Origin, Output, OutputBuilder};
-use super::segment::{run_words, Course, End};
+use super::segment::{run_words, End, InOrder, Turns};
 use super::words::{Frame, WordCode};
 use crate::order::{Epoch, Ranked};
 use crate::program::{reasons, Abort, Body, Program};
@@ -261,26 +261,28 @@ impl Serial {
             let streams = codes.code[lane.handler].streams();
             lane.attach(&mut open, &mut out.builders, streams, moves);
         }
-        let mut course = Course { order, at: *at, seq: self.seq, prefetch: self.prefetch };
         while let Some(ranked) = order.get(*at) {
             let lane = &mut lanes[ranked.lane as usize];
             let handler = lane.handler;
-            (course.at, course.seq) = (*at, self.seq);
+            let course = InOrder { order, at: *at, seq: self.seq, prefetch: self.prefetch };
+            let mut turns = Turns::InOrder(course);
             let end = match &codes.code[handler] {
                 // SAFETY: the lane has just been attached to the open tables, which nobody else
                 // uses; each has room for a version of every row that a handler has of it, for all
                 // transactions that are left.
                 Code::Words(code) if lane.fast => unsafe {
-                    run_words(&mut course, lane, code, &mut frames[handler])
+                    run_words(&mut turns, lane, code, &mut frames[handler])
                 },
                 // SAFETY: as above.
                 Code::Native(code, body) if lane.fast => unsafe {
-                    body.run(&mut course, lane, code)
+                    body.run(&mut turns, lane, code)
                 },
                 _ => End::General,
             };
-            out.counts[handler].committed += (course.at - *at) as u64;
-            (*at, self.seq) = (course.at, course.seq);
+            if let Turns::InOrder(course) = turns {
+                out.counts[handler].committed += (course.at - *at) as u64;
+                (*at, self.seq) = (course.at, course.seq);
+            }
             match end {
                 End::Lane => {}
                 End::Aborts(reason) if !codes.consumed[codes.aborted[handler]] => {

@@ -8,7 +8,7 @@ use tidemill_core::{Row, StreamId, TableId, Value};
 
 use super::expr::{Block, ExprId};
 use super::window::{Aggregate, Window};
-use crate::execute::{run_native, Course, End, Lane, ListWalk, NativeCode, NativeTx};
+use crate::execute::{run_native, End, Lane, NativeCode, NativeTx, Turns};
 
 /// A variable of a declared transaction, by number: set by one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -355,18 +355,7 @@ pub(crate) trait NativeBody: Send + Sync {
     ///
     /// # Safety
     /// As of [`run_native`].
-    unsafe fn run(&self, course: &mut Course<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End;
-
-    /// As [`run`](NativeBody::run), along a thread's list.
-    ///
-    /// # Safety
-    /// As of [`run_native`].
-    unsafe fn run_list(
-        &self,
-        walk: &mut ListWalk<'_>,
-        lane: &mut Lane<'_>,
-        code: &NativeCode,
-    ) -> End;
+    unsafe fn run(&self, turns: &mut Turns<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End;
 }
 
 /// A closure on `N` rows.
@@ -376,19 +365,9 @@ impl<F, const N: usize> NativeBody for OnRows<F, N>
 where
     F: Fn(&mut NativeTx<'_>) -> Result<(), &'static str> + Send + Sync,
 {
-    unsafe fn run(&self, course: &mut Course<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End {
+    unsafe fn run(&self, turns: &mut Turns<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End {
         // SAFETY: as the caller says.
-        unsafe { run_native::<N, _>(course, lane, code, &self.0) }
-    }
-
-    unsafe fn run_list(
-        &self,
-        walk: &mut ListWalk<'_>,
-        lane: &mut Lane<'_>,
-        code: &NativeCode,
-    ) -> End {
-        // SAFETY: as the caller says.
-        unsafe { run_native::<N, _>(walk, lane, code, &self.0) }
+        unsafe { run_native::<N>(turns, lane, code, &self.0) }
     }
 }
 

@@ -9,7 +9,7 @@ use super::values::Done;
 use super::work::{Hand, Work};
 use crate::execute::lane::{Copies, Lane};
 use crate::execute::native::NativeCode;
-use crate::execute::segment::Course;
+use crate::execute::segment::{InOrder, Turns};
 use crate::execute::words::{KeyFrom, Stop};
 use crate::order::Ranked;
 use crate::plan::graph::{From, Vertex};
@@ -147,10 +147,10 @@ impl<'a> Work<'a> {
         (copies.present, copies.done) = (present, None);
         lane.outs.kept.clear();
         let order = [Ranked { lane: ranked.lane, row: ranked.row }];
-        let mut course = Course { order: &order, at: 0, seq: 0, prefetch: false };
+        let mut turns = Turns::InOrder(InOrder { order: &order, at: 0, seq: 0, prefetch: false });
         // SAFETY: the frames are slots of the tables that the code was made of, with a stamp of 0,
         // and stay where they are until they are read below.
-        unsafe { body.run(&mut course, lane, code) };
+        unsafe { body.run(&mut turns, lane, code) };
         let done = lane.copies.as_mut().and_then(|copies| copies.done.take());
         let note = |note: Note| self.notes[at.txn as usize].store(note.word(), Ordering::Relaxed);
         let dirty = match done.expect("the closure has run") {

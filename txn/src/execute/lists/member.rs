@@ -2,12 +2,12 @@
 
 use tidemill_table::Opened;
 
-use super::walk::ListWalk;
+use super::walk::InList;
 use super::Shared;
 use crate::execute::codes::{aborted, Code, Codes};
 use crate::execute::lane::{Lane, WordColumns};
 use crate::execute::output::{Origin, OutputBuilder};
-use crate::execute::segment::{run_words, End};
+use crate::execute::segment::{run_words, End, Turns};
 use crate::execute::serial::HandlerCounts;
 use crate::execute::words::Frame;
 use crate::order::Epoch;
@@ -65,40 +65,46 @@ impl<'e> Member<'e> {
 
     /// Walks a list to its end, while it is made.
     pub(super) fn follow(&mut self, shared: &Shared<'_>, list: usize) {
-        let mut walk = ListWalk::new(shared, list);
+        let mut walk = InList::new(shared, list);
         let made = &shared.lists[list];
         loop {
             let mut closed = false;
             pool::wait(shared.pool, || {
                 closed = made.is_closed() || shared.has_failed();
-                closed || made.published() > walk.at
+                closed || made.published() > walk.at as usize
             });
             self.walk(shared, &mut walk, made.published());
-            if shared.has_failed() || (closed && walk.at == made.published()) {
+            if shared.has_failed() || (closed && walk.at as usize == made.published()) {
                 return;
             }
         }
     }
 
     /// Goes on until a position of its list, which has been published.
-    pub(super) fn walk(&mut self, shared: &Shared<'_>, walk: &mut ListWalk<'_>, end: usize) {
+    pub(super) fn walk(&mut self, shared: &Shared<'_>, walk: &mut InList<'_>, end: usize) {
         walk.go_to(end);
         while let Some(lane) = walk.lane() {
             let lane = &mut self.lanes[lane];
             let handler = lane.handler;
             let before = walk.at;
+            let mut turns = Turns::InList(*walk);
             // SAFETY: the lane is attached to this thread's openings and outputs. A transaction has
             // its turn when all those that have used its rows are done, and none that will use them
             // begins before it is; the openings have room for a version of each row of all
             // transactions.
             let end = unsafe {
                 match &shared.codes.code[handler] {
-                    Code::Words(code) => run_words(walk, lane, code, &mut self.frames[handler]),
-                    Code::Native(code, body) => body.run_list(walk, lane, code),
+                    Code::Words(code) => {
+                        run_words(&mut turns, lane, code, &mut self.frames[handler])
+                    }
+                    Code::Native(code, body) => body.run(&mut turns, lane, code),
                     Code::General => End::General,
                 }
             };
-            self.counts[handler].committed += (walk.at - before) as u64;
+            if let Turns::InList(now) = turns {
+                *walk = now;
+            }
+            self.counts[handler].committed += u64::from(walk.at - before);
             match end {
                 End::Lane if walk.stopped => return,
                 End::Lane => {}

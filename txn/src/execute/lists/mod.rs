@@ -12,7 +12,7 @@ mod merge;
 mod stage;
 mod walk;
 
-pub(crate) use self::walk::ListWalk;
+pub(crate) use self::walk::InList;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -287,7 +287,7 @@ fn lead(
     let mut stages: Vec<Stage> = member.lanes.iter().map(stage).collect();
     let (mut rank, mut waits) = (0, Vec::new());
     let reads = writes.iter().flatten().any(|writes| !writes);
-    let mut walk = ListWalk::new(shared, 0);
+    let mut walk = InList::new(shared, 0);
     let chunks = shared.order.chunks(CHUNK);
     let last = chunks.len().saturating_sub(1);
     for (number, chunk) in chunks.enumerate() {

@@ -7,7 +7,7 @@ use tidemill_table::{Opened, RowAt};
 use super::feed::{Appender, Feed};
 use super::Shared;
 use crate::execute::lane::Lane;
-use crate::execute::segment::{Turn, Walk};
+use crate::execute::segment::Turn;
 use crate::order::Ranked;
 use crate::plan::lists::{Use, Wait};
 use crate::pool;
@@ -161,58 +161,49 @@ const AHEAD: usize = 32;
 
 /// How far the walk through a list has come.
 #[derive(Clone, Copy)]
-pub(crate) struct ListWalk<'w> {
+pub(crate) struct InList<'w> {
     shared: &'w Shared<'w>,
     list: &'w List,
     /// The next transaction, and the one up to which may be gone.
-    pub(super) at: usize,
-    end: usize,
+    pub(super) at: u32,
+    end: u32,
     /// The next transaction's first slot, and how many have been published.
-    slot: usize,
-    slots_end: usize,
+    slot: u32,
+    slots_end: u32,
     /// The next wait.
-    wait: usize,
+    wait: u32,
     /// The others have stopped.
     pub(super) stopped: bool,
     /// Nanoseconds that were spent waiting.
     pub(super) waited_ns: u64,
 }
 
-impl<'w> ListWalk<'w> {
+impl<'w> InList<'w> {
     /// From the beginning of a list.
-    pub(super) fn new(shared: &'w Shared<'w>, list: usize) -> ListWalk<'w> {
+    pub(super) fn new(shared: &'w Shared<'w>, list: usize) -> InList<'w> {
         let list = &shared.lists[list];
         let (at, slot, wait) = (0, 0, 0);
-        ListWalk {
-            shared,
-            list,
-            at,
-            end: 0,
-            slot,
-            slots_end: 0,
-            wait,
-            stopped: false,
-            waited_ns: 0,
-        }
+        InList { shared, list, at, end: 0, slot, slots_end: 0, wait, stopped: false, waited_ns: 0 }
     }
 
     /// May go up to `end`, which is published.
     pub(super) fn go_to(&mut self, end: usize) {
-        self.end = end;
-        self.slots_end = self.list.slots.published();
+        // There is room for fewer than 2^32 of either.
+        (self.end, self.slots_end) = (end as u32, self.list.slots.published() as u32);
     }
 
     /// The lane of the next transaction.
     pub(super) fn lane(&self) -> Option<usize> {
         // SAFETY: all transactions before `end` are published.
-        (self.at < self.end).then(|| unsafe { self.list.entries.get(self.at) }.lane as usize)
+        (self.at < self.end)
+            .then(|| unsafe { self.list.entries.get(self.at as usize) }.lane as usize)
     }
 
     /// The next transaction, as the epoch's order has it, and its rank.
     pub(super) fn ranked(&self) -> (Ranked, usize) {
         assert!(self.at < self.end, "there is a next one");
         // SAFETY: all transactions before `end` are published.
-        let entry = unsafe { self.list.entries.get(self.at) };
+        let entry = unsafe { self.list.entries.get(self.at as usize) };
         (Ranked { lane: entry.lane, row: entry.row }, entry.rank as usize)
     }
 
@@ -228,7 +219,7 @@ impl<'w> ListWalk<'w> {
         let Shared { lists, pool, .. } = self.shared;
         for _ in 0..waits {
             // SAFETY: waits are published before the transactions that have them.
-            let Wait { list, rank } = unsafe { self.list.waits.get(self.wait) };
+            let Wait { list, rank } = unsafe { self.list.waits.get(self.wait as usize) };
             self.wait += 1;
             let other = &lists[list as usize];
             if other.has_done(rank) {
@@ -246,20 +237,21 @@ impl<'w> ListWalk<'w> {
     }
 }
 
-impl Walk for ListWalk<'_> {
+impl InList<'_> {
+    /// The next transaction, if it is of this lane, once whoever used its rows is done.
     #[inline(always)]
-    fn turn(&mut self, lane: &mut Lane<'_>) -> Option<Turn> {
+    pub(crate) fn next(&mut self, lane: &mut Lane<'_>) -> Option<Turn> {
         if self.at >= self.end {
             return None;
         }
         // SAFETY: all transactions before `end` are published.
-        let entry = unsafe { self.list.entries.get(self.at) };
+        let entry = unsafe { self.list.entries.get(self.at as usize) };
         if entry.lane != lane.index {
             return None;
         }
         for of in 0..usize::from(entry.rows) {
-            let ahead = self.slot + AHEAD + of;
-            if ahead < self.slots_end {
+            let ahead = self.slot as usize + AHEAD + of;
+            if ahead < self.slots_end as usize {
                 // SAFETY: so many slots are published.
                 Opened::prefetch_to_write(unsafe { self.list.slots.get(ahead) }.0);
             }
@@ -275,23 +267,33 @@ impl Walk for ListWalk<'_> {
         Some(Turn { event: entry.row as usize, rank, seq })
     }
 
+    /// A row of the transaction whose turn it is.
+    ///
+    /// # Safety
+    /// As of [`Turns::row`](crate::execute::segment::Turns::row).
     #[inline(always)]
-    unsafe fn row(&self, lane: &Lane<'_>, of: usize, turn: Turn) -> Option<(RowAt, bool)> {
+    pub(crate) unsafe fn row(
+        &self,
+        lane: &Lane<'_>,
+        of: usize,
+        turn: Turn,
+    ) -> Option<(RowAt, bool)> {
         // SAFETY: the transaction is published, and has a slot for each of its rows; it begins one
         // of the table's.
         unsafe {
-            let slot = self.list.slots.get(self.slot + of).0;
+            let slot = self.list.slots.get(self.slot as usize + of).0;
             lane.row_from(of, turn.event, slot)
         }
     }
 
+    /// It is done.
     #[inline(always)]
-    fn pass(&mut self) {
+    pub(crate) fn pass(&mut self) {
         // SAFETY: it is published: it has just been executed.
-        let entry = unsafe { self.list.entries.get(self.at) };
-        self.slot += usize::from(entry.rows);
+        let entry = unsafe { self.list.entries.get(self.at as usize) };
+        self.slot += u32::from(entry.rows);
         self.at += 1;
-        self.list.done.count.store(self.at, Ordering::Relaxed);
+        self.list.done.count.store(self.at as usize, Ordering::Relaxed);
         self.list.done.rank.store(entry.rank as usize + 1, Ordering::Release);
     }
 }
