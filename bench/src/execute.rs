@@ -6,7 +6,7 @@ use tidemill_core::{Error, Result, Value};
 use tidemill_engine::Workers;
 use tidemill_env::Env;
 use tidemill_table::Table;
-use tidemill_txn::execute::Executor;
+use tidemill_txn::execute::{Executor, Ran, Timing};
 use tidemill_txn::order::{CutInput, Groups, Sequencer};
 use tidemill_txn::program::Origin;
 use tidemill_txn::schedule::Strategy;
@@ -54,7 +54,12 @@ pub(crate) struct Done {
 pub(crate) struct EpochDone {
     /// Time spent in the cut, execution and commit.
     pub(crate) ns: u64,
+    /// Of these, in the cut and in the commit.
+    pub(crate) cut_ns: u64,
+    pub(crate) commit_ns: u64,
     pub(crate) strategy: Strategy,
+    /// Where the time of execution went, when it was in place on several threads.
+    pub(crate) timing: Option<Timing>,
 }
 
 /// Which transactions aborted.
@@ -94,14 +99,18 @@ pub(crate) fn execute(
     for input in cuts {
         let begun = env.clock.monotonic_ns();
         let sequenced = sequencer.cut(input)?;
+        let cut = env.clock.monotonic_ns();
         let outcome = executor.run(&pool, &mut tables, &sequenced.epoch)?;
+        let executed = env.clock.monotonic_ns();
         let frontiers_us = groups.frontiers_us(&sequenced.cut.watermarks, sequenced.cut.clock_us);
         for (table, frontier_us) in tables.iter_mut().zip(frontiers_us) {
             table.frontier(frontier_us);
             table.commit(outcome.seq);
         }
-        let ns = env.clock.monotonic_ns() - begun;
-        epochs.push(EpochDone { ns, strategy: executor.ran().strategy });
+        let end = env.clock.monotonic_ns();
+        let Ran { strategy, timing, .. } = *executor.ran();
+        let (cut_ns, commit_ns) = (cut - begun, end - executed);
+        epochs.push(EpochDone { ns: end - begun, cut_ns, commit_ns, strategy, timing });
         hash.add(&outcome.outputs);
         committed += outcome.counts.iter().map(|c| c.committed).sum::<u64>();
         verdicts.aborted += outcome.counts.iter().map(|c| c.aborted).sum::<u64>();

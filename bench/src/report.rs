@@ -55,6 +55,11 @@ pub struct Report {
     /// How many epochs each strategy executed, where that is known.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ran: BTreeMap<String, usize>,
+    /// Where the time of all runs went, in nanoseconds an event, as the first thread saw it: `cut` and
+    /// `commit` of the epochs; of those executed in place on several threads also the steps. `executed`
+    /// is the share of the events that the first thread executed, `put_off` the share that had to wait.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub spent_ns: BTreeMap<&'static str, f64>,
     /// Events of one run.
     pub events: usize,
     /// Seconds of the median run.
@@ -107,6 +112,8 @@ pub(crate) struct Measured {
     pub(crate) rates: Vec<f64>,
     /// How many epochs each strategy executed.
     pub(crate) ran: BTreeMap<String, usize>,
+    /// Where the time went, in nanoseconds an event.
+    pub(crate) spent_ns: BTreeMap<&'static str, f64>,
     /// What the engine is compared with.
     pub(crate) baseline: &'static str,
     /// Its rates, each beside one of the engine's.
@@ -133,6 +140,7 @@ impl Measured {
             events,
             rates: Vec::new(),
             ran: BTreeMap::new(),
+            spent_ns: BTreeMap::new(),
             baseline,
             baseline_rates: Vec::new(),
             baseline_ns_max: None,
@@ -173,6 +181,7 @@ impl Report {
             processes: args.processes,
             strategy: args.strategy.clone(),
             ran: measured.ran,
+            spent_ns: measured.spent_ns,
             events: measured.events,
             seconds: measured.events as f64 / events_per_s,
             events_per_s,

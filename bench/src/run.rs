@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use tidemill_core::Result;
 use tidemill_env::Env;
 use tidemill_table::Table;
+use tidemill_txn::execute::Timing;
 use tidemill_txn::Program;
 
 use crate::args::Args;
@@ -153,6 +154,7 @@ pub(crate) fn run<C: Case>(
         ));
     }
     measured.ran = ran(runs.iter().flatten().copied());
+    measured.spent_ns = spent_ns(runs.iter().flatten(), args.events * args.repeat);
     if shapes.len() > 1 {
         let phase_of: Vec<usize> = epochs.iter().map(|(phase, _)| *phase).collect();
         let phases = shapes.into_iter().enumerate();
@@ -173,6 +175,21 @@ fn ran(epochs: impl Iterator<Item = EpochDone>) -> BTreeMap<String, usize> {
         *ran.entry(epoch.strategy.to_string()).or_default() += 1;
     }
     ran
+}
+
+/// Where the time went, by name, for each of so many events. What was executed and put off are counts.
+fn spent_ns<'e>(
+    epochs: impl Iterator<Item = &'e EpochDone>,
+    events: usize,
+) -> BTreeMap<&'static str, f64> {
+    let mut spent = BTreeMap::new();
+    for EpochDone { cut_ns, commit_ns, timing, .. } in epochs {
+        let cut = [("cut", *cut_ns), ("commit", *commit_ns)];
+        for (name, ns) in timing.iter().flat_map(Timing::fields).chain(cut) {
+            *spent.entry(name).or_insert(0.0) += ns as f64 / events as f64;
+        }
+    }
+    spent
 }
 
 /// What a phase came to. `phase_of` has the phase of each epoch.

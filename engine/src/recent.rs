@@ -49,7 +49,9 @@ impl Recent {
                     "aborts": rounded(seen.aborts),
                 });
                 told["expected_ns"] = json!({
-                    "serial": expected.serial_ns.round(), "lists": expected.lists_ns.round(),
+                    "serial": expected.serial_ns.round(),
+                    "rounds": expected.rounds_ns.round(),
+                    "lists": expected.lists_ns.round(),
                 });
             }
             told

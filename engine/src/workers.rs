@@ -9,9 +9,13 @@ use tidemill_core::{Error, Result};
 use tidemill_env::{Clock, Env, Handle};
 use tidemill_txn::pool::Pool;
 
-/// Looks that a thread takes for more work before it sleeps: some tens of microseconds, which is how
-/// long waking it would take.
-const SPINS: u32 = 2_000;
+/// Looks that a thread takes for more work before it sleeps: about a millisecond. While one epoch
+/// follows the other nobody sleeps; waking a thread takes some tens of microseconds, on the thread that
+/// wakes it, too, which is a tenth of an epoch of ten thousand cheap transactions.
+const SPINS: u32 = 20_000;
+
+/// After so many of them, others are let run in between: there may be fewer cores than threads.
+const SPINS_ALONE: u32 = 1_000;
 
 /// Threads beside the one that calls; they sleep while there is nothing to do.
 pub struct Workers {
@@ -98,11 +102,14 @@ impl Shared {
 
     /// The next round's work; nothing when there will be none.
     fn next(&self, seen: usize) -> Option<(Work, usize)> {
-        for _ in 0..SPINS {
+        for spin in 0..SPINS {
             if self.round.load(Ordering::Acquire) != seen || self.ended.load(Ordering::Relaxed) {
                 break;
             }
-            std::hint::spin_loop();
+            match spin > SPINS_ALONE && spin.is_multiple_of(64) {
+                true => std::thread::yield_now(),
+                false => std::hint::spin_loop(),
+            }
         }
         let mut job = lock(&self.job);
         loop {
@@ -144,7 +151,7 @@ impl Pool for Workers {
         let mut spins = 0;
         while shared.left.load(Ordering::Acquire) > 0 {
             spins += 1;
-            match spins < SPINS {
+            match spins < SPINS_ALONE {
                 true => std::hint::spin_loop(),
                 false => self.pause(),
             }

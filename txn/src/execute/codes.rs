@@ -180,7 +180,7 @@ impl Codes {
     }
 
     /// What an epoch looks like, from a sample of its transactions.
-    pub(crate) fn properties(&self, epoch: &Epoch, columns: &[WordColumns<'_>]) -> Properties {
+    pub(crate) fn properties(&self, epoch: &Epoch) -> Properties {
         const SAMPLE: usize = 128;
         let every = epoch.order.len().div_ceil(SAMPLE).max(1);
         let mut seen: HashSet<(usize, u64), FixedState> = HashSet::default();
@@ -193,8 +193,8 @@ impl Codes {
                 let key = match key {
                     KeyFrom::Const(word) => Some(*word),
                     KeyFrom::Column(column) => {
-                        let words = columns[ranked.lane as usize].get(usize::from(*column));
-                        words.map(|words| words[ranked.row as usize])
+                        let ints = epoch.runs[lane.run as usize].batch.ints(usize::from(*column));
+                        ints.map(|ints| ints[ranked.row as usize] as u64)
                     }
                 };
                 rows += 1;

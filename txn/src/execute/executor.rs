@@ -8,12 +8,14 @@ use tidemill_table::{Seq, Table};
 
 use super::codes::Path;
 use super::graph::{self, Graphs};
-use super::lists::{Lists, Timing};
+use super::lists::Lists;
+use super::rounds::Rounds;
 use super::serial::{Outcome, Serial};
+use super::timing::Timing;
 use crate::order::Epoch;
 use crate::pool::Pool;
 use crate::program::Program;
-use crate::schedule::{Chooser, Expected, Properties, Strategy, Took};
+use crate::schedule::{Arm, Chooser, Expected, Properties, Strategy, Took};
 
 /// How an epoch was executed.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,14 +28,26 @@ pub struct Ran {
     pub in_parallel: usize,
     /// What it looked like and what was expected of it, when there was a choice.
     pub chosen: Option<(Properties, Expected)>,
+    /// Where the time went, when it was executed in place on several threads.
+    pub timing: Option<Timing>,
+}
+
+impl Ran {
+    fn new(strategy: Strategy, why: impl Into<Cow<'static, str>>) -> Ran {
+        Ran { strategy, why: why.into(), in_parallel: 0, chosen: None, timing: None }
+    }
 }
 
 /// Executes epochs, on as many threads as it is handed.
 pub struct Executor {
+    program: Arc<Program>,
     serial: Serial,
-    graphs: Graphs,
-    /// For the number of threads that there were the last time.
+    /// Made when they are needed, the latter two for the number of threads that there were then.
+    graphs: Option<Graphs>,
+    rounds: Option<(usize, Rounds)>,
     lists: Option<(usize, Lists)>,
+    /// Plans even what is too little to be worth it.
+    plans_anything: bool,
     chooser: Chooser,
     /// The share of transactions that aborted in the last epoch.
     aborts: f64,
@@ -41,18 +55,24 @@ pub struct Executor {
     ran: Ran,
 }
 
-const ASKED: Cow<'static, str> = Cow::Borrowed("it was asked for");
+const ASKED: &str = "it was asked for";
 
 impl Executor {
     /// An executor. Every `rerun_every`-th call of an opaque handler is run twice and compared;
     /// never when 0.
     pub fn new(program: Arc<Program>, strategy: Strategy, rerun_every: u64) -> Executor {
-        let why = "nothing was executed yet".into();
-        let ran = Ran { strategy, why, in_parallel: 0, chosen: None };
-        let graphs = Graphs::new(program.clone());
-        let serial = Serial::new(program, rerun_every);
-        let chooser = Chooser::default();
-        Executor { serial, graphs, lists: None, chooser, aborts: 0.0, strategy, ran }
+        Executor {
+            serial: Serial::new(program.clone(), rerun_every),
+            program,
+            graphs: None,
+            rounds: None,
+            lists: None,
+            plans_anything: false,
+            chooser: Chooser::default(),
+            aborts: 0.0,
+            strategy,
+            ran: Ran::new(strategy, "nothing was executed yet"),
+        }
     }
 
     /// Goes on behind a recovered state, of which `seq` is the number of the last transaction.
@@ -70,7 +90,7 @@ impl Executor {
     /// Plans even what is too little to be worth it: for tests that compare executors on few events.
     #[doc(hidden)]
     pub fn planning_anything(mut self) -> Executor {
-        self.graphs = self.graphs.of_anything();
+        self.plans_anything = true;
         self
     }
 
@@ -88,23 +108,32 @@ impl Executor {
     pub fn run(&mut self, pool: &dyn Pool, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
         let outcome = match self.strategy {
             Strategy::Adaptive => self.adaptive(pool, tables, epoch),
-            strategy @ (Strategy::Lists | Strategy::SStore) => {
-                match self.in_lists(pool, tables, epoch) {
-                    Ok(outcome) => {
+            strategy @ (Strategy::Rounds | Strategy::Lists | Strategy::SStore) => {
+                match self.in_place(strategy, pool, tables, epoch) {
+                    Ok((outcome, timing)) => {
                         let in_parallel = epoch.order.len();
-                        self.ran = Ran { strategy, why: ASKED, in_parallel, chosen: None };
+                        let timing = Some(timing);
+                        self.ran = Ran { in_parallel, timing, ..Ran::new(strategy, ASKED) };
                         Ok(outcome)
                     }
-                    Err(why) => self.serially(why.into(), tables, epoch),
+                    Err(why) => self.serially(why, tables, epoch),
                 }
             }
             strategy @ (Strategy::TStream | Strategy::Graph(..)) => {
-                match self.graphs.why_not(epoch).or_else(|| graph::too_many(pool.threads())) {
+                let Executor { graphs, serial, program, plans_anything, .. } = self;
+                let graphs = graphs.get_or_insert_with(|| {
+                    let graphs = Graphs::new(program.clone());
+                    if *plans_anything {
+                        graphs.of_anything()
+                    } else {
+                        graphs
+                    }
+                });
+                match graphs.why_not(epoch).or_else(|| graph::too_many(pool.threads())) {
                     None => {
-                        let Executor { graphs, serial, .. } = self;
                         let (outcome, in_parallel) =
                             graphs.run(serial, strategy, pool, tables, epoch);
-                        self.ran = Ran { strategy, why: ASKED, in_parallel, chosen: None };
+                        self.ran = Ran { in_parallel, ..Ran::new(strategy, ASKED) };
                         Ok(outcome)
                     }
                     Some(why) => self.serially(why, tables, epoch),
@@ -119,15 +148,15 @@ impl Executor {
 
     fn serially(
         &mut self,
-        why: Cow<'static, str>,
+        why: impl Into<Cow<'static, str>>,
         tables: &mut [Table],
         epoch: &Epoch,
     ) -> Result<Outcome> {
-        self.ran = Ran { strategy: Strategy::Serial, why, in_parallel: 0, chosen: None };
+        self.ran = Ran::new(Strategy::Serial, why);
         self.serial.run(tables, epoch)
     }
 
-    /// Decides before planning, and learns from what it took.
+    /// Decides before anything is planned, and learns from what it took.
     fn adaptive(
         &mut self,
         pool: &dyn Pool,
@@ -136,78 +165,97 @@ impl Executor {
     ) -> Result<Outcome> {
         let threads = pool.threads();
         if threads == 1 {
-            return self.serially("there is one thread".into(), tables, epoch);
+            return self.serially("there is one thread", tables, epoch);
         }
-        if let Err(why) = self.lists(threads).1.check(tables, epoch) {
-            return self.serially(why.into(), tables, epoch);
+        if let Err(why) = self.rounds(threads).check(tables, epoch) {
+            return self.serially(why, tables, epoch);
         }
-        let codes = &self.serial.codes;
-        let mut seen = codes.properties(epoch, &codes.columns(epoch));
+        let mut seen = self.serial.codes.properties(epoch);
         seen.aborts = self.aborts;
-        let (wanted, expected) =
-            (self.chooser.takes_lists(&seen, threads), self.chooser.expected(&seen, threads));
-        let begun = pool.now_ns();
-        let each = |ns: u64| ns as f64 / seen.transactions.max(1) as f64;
-        let in_lists = if wanted { self.in_lists(pool, tables, epoch) } else { Err("") };
-        let (outcome, took, strategy, why) = match in_lists {
-            Ok(outcome) => {
-                let ns = each(pool.now_ns() - begun);
-                let (_, lists) = self.lists(threads);
-                let Timing { plan, execute, wait, executed, .. } = lists.timing;
-                let execute_ns = match executed {
-                    0 => expected.serial_ns,
-                    executed => execute.saturating_sub(wait) as f64 / executed as f64,
-                };
-                let took = Took::Lists { ns, plan_ns: each(plan), execute_ns };
-                (outcome, took, Strategy::Lists, "it is expected to be faster")
-            }
-            Err(failed) => {
-                let outcome = self.serial.run(tables, epoch)?;
-                let ns = each(pool.now_ns() - begun);
-                let why = if wanted { failed } else { "it is expected to be faster" };
-                let took = match wanted {
-                    // What was tried in vain counts as what it was.
-                    true => Took::Lists { ns, plan_ns: 0.0, execute_ns: expected.serial_ns },
-                    false => Took::Serial { ns },
-                };
-                (outcome, took, Strategy::Serial, why)
-            }
+        let expected = self.chooser.expected(&seen, threads);
+        let (arm, why) = self.chooser.choose(&seen, threads);
+        let strategy = match arm {
+            Arm::Serial => Strategy::Serial,
+            Arm::Rounds => Strategy::Rounds,
+            Arm::Lists => Strategy::Lists,
         };
-        self.chooser.learn(&seen, threads, took);
-        let in_parallel = if strategy == Strategy::Lists { epoch.order.len() } else { 0 };
-        let chosen = Some((seen, expected));
-        self.ran = Ran { strategy, why: why.into(), in_parallel, chosen };
+        let begun = pool.now_ns();
+        let ran = match arm {
+            Arm::Serial => Err(why),
+            _ => self.in_place(strategy, pool, tables, epoch),
+        };
+        let (outcome, ran) = match ran {
+            Ok((outcome, timing)) => {
+                let (in_parallel, timing) = (epoch.order.len(), Some(timing));
+                (outcome, Ran { in_parallel, timing, ..Ran::new(strategy, why) })
+            }
+            Err(why) => (self.serial.run(tables, epoch)?, Ran::new(Strategy::Serial, why)),
+        };
+        let each = |ns: u64| ns as f64 / seen.transactions.max(1) as f64;
+        // What was tried in vain counts as what it was.
+        let mut took = Took { ns: each(pool.now_ns() - begun), ..Took::default() };
+        if let Some(timing) = ran.timing {
+            took.plan_ns = Some(each(timing.plan));
+            let executing = timing.execute.saturating_sub(timing.wait) as f64;
+            took.execute_ns = (timing.executed > 0).then(|| executing / timing.executed as f64);
+        }
+        self.chooser.learn(&seen, threads, arm, took);
+        self.ran = Ran { chosen: Some((seen, expected)), ..ran };
         Ok(outcome)
     }
 
-    /// The lists for so many threads, and what they are told.
-    fn lists(&mut self, threads: usize) -> (&mut Serial, &mut Lists) {
+    /// The rounds for so many threads.
+    fn rounds(&mut self, threads: usize) -> &mut Rounds {
+        if self.rounds.as_ref().is_none_or(|(of, _)| *of != threads) {
+            self.rounds = Some((threads, Rounds::new(self.serial.codes.clone(), threads)));
+        }
+        &mut self.rounds.as_mut().expect("there are some now").1
+    }
+
+    /// The lists for so many threads.
+    fn lists(&mut self, threads: usize) -> &mut Lists {
         if self.lists.as_ref().is_none_or(|(of, _)| *of != threads) {
             let by_partition = self.strategy == Strategy::SStore;
             let lists = Lists::new(self.serial.codes.clone(), threads, by_partition);
             self.lists = Some((threads, lists));
         }
-        let (_, lists) = self.lists.as_mut().expect("there are some now");
-        (&mut self.serial, lists)
+        &mut self.lists.as_mut().expect("there are some now").1
     }
 
-    fn in_lists(
+    /// Executes in place, on all threads; or says why that must be done serially.
+    fn in_place(
         &mut self,
+        strategy: Strategy,
         pool: &dyn Pool,
         tables: &mut [Table],
         epoch: &Epoch,
-    ) -> Result<Outcome, &'static str> {
+    ) -> Result<(Outcome, Timing), &'static str> {
         let threads = pool.threads();
         if threads == 1 {
             return Err("there is one thread");
         }
-        let (serial, lists) = self.lists(threads);
-        let outcome = lists.run(&serial.rooms, pool, tables, epoch, serial.seq)?;
+        let rooms = std::mem::take(&mut self.serial.rooms);
+        let before = self.serial.seq;
+        let ran = match strategy {
+            Strategy::Rounds => {
+                let rounds = self.rounds(threads);
+                let outcome = rounds.run(&rooms, pool, tables, epoch, before);
+                outcome.map(|outcome| (outcome, rounds.timing))
+            }
+            _ => {
+                let lists = self.lists(threads);
+                let outcome = lists.run(&rooms, pool, tables, epoch, before);
+                outcome.map(|outcome| (outcome, lists.timing))
+            }
+        };
+        self.serial.rooms = rooms;
+        let (outcome, timing) = ran?;
+        let serial = &mut self.serial;
         serial.seq = outcome.seq;
         serial.rooms.fill(0);
         for output in &outcome.outputs {
             serial.rooms[output.stream.index()] = output.batch.len();
         }
-        Ok(outcome)
+        Ok((outcome, timing))
     }
 }

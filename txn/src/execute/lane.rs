@@ -123,6 +123,10 @@ pub(crate) struct Lane<'a> {
     ahead: Vec<&'a [u64]>,
     /// Events before this one are staged.
     staged_to: usize,
+    /// No event from this one on is staged.
+    stage_end: usize,
+    /// Other threads write to the tables, too.
+    shared: bool,
     /// How often slots of any table had moved when the lane was attached.
     moves: u64,
 }
@@ -151,6 +155,8 @@ impl<'a> Lane<'a> {
             constants: Vec::new(),
             ahead: Vec::new(),
             staged_to: 0,
+            stage_end: batch.len(),
+            shared: false,
             moves: u64::MAX,
         };
         let Some((wants, columns)) = wants else { return lane };
@@ -337,10 +343,18 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Stages these events, as far as they come soon, and no others: they are somebody else's.
+    pub(crate) fn stage_only(&mut self, events: std::ops::Range<usize>) {
+        self.staged_to = events.start;
+        self.stage_end = events.end;
+        self.shared = true;
+        self.stage(events.start, true);
+    }
+
     /// Asks for the slots of the events ahead of `row`, and for the events ahead of those.
     #[inline(never)]
     pub(crate) fn stage(&mut self, row: usize, prefetch: bool) {
-        let end = self.batch.len();
+        let end = self.stage_end;
         // What is behind is not staged again.
         self.staged_to = self.staged_to.max(row);
         self.stage_at = (row / BLOCK + 1) * BLOCK;
@@ -357,7 +371,10 @@ impl<'a> Lane<'a> {
                 for (home, key) in homes.iter_mut().zip(keys) {
                     *home = table.home(*key);
                     if prefetch {
-                        Opened::prefetch(*home);
+                        match self.shared {
+                            true => Opened::prefetch_to_write(*home),
+                            false => Opened::prefetch(*home),
+                        }
                     }
                 }
             }
@@ -367,6 +384,14 @@ impl<'a> Lane<'a> {
         }
         if prefetch {
             self.ask_ahead(row);
+        }
+    }
+
+    /// Asks for what is to be known of these events, as far as there are so many.
+    pub(crate) fn ask_for(&self, events: std::ops::Range<usize>) {
+        // Eight words are a cache line.
+        for words in &self.ahead {
+            events.clone().step_by(8).for_each(|event| tidemill_table::prefetch(words, event));
         }
     }
 

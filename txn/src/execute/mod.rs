@@ -12,6 +12,8 @@
 //! | `words` | declared transactions over word columns, compiled to a register machine, and that to machine code |
 //! | `native` | rows of words handed to a Rust closure |
 //! | `general` | every transaction there is, over values; what the fast paths fall back to |
+//! | `in_place` | what executing on several threads in place has in common |
+//! | `rounds` | several threads, each with a share of every round; what meets is put off |
 //! | `lists` | several threads, each with a list of transactions that it executes in place |
 //! | `window` | windows over versions, and aggregates |
 //! | `output` | output events by column, with their stamps |
@@ -21,12 +23,15 @@ mod codes;
 mod executor;
 mod general;
 mod graph;
+mod in_place;
 mod lane;
 mod lists;
 mod native;
 mod output;
+mod rounds;
 mod segment;
 mod serial;
+mod timing;
 mod window;
 mod words;
 
@@ -39,6 +44,7 @@ pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
 pub(crate) use segment::{run_native, End, Turns};
 pub use serial::{HandlerCounts, Outcome, Serial, Unstable};
+pub use timing::Timing;
 
 #[cfg(test)]
 mod tests;

@@ -259,9 +259,13 @@ impl OutputBuilder {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn len(&self) -> usize {
         match &self.rows {
-            Rows::Words(rows) => rows.len == 0,
-            Rows::Any(_, origins) => origins.is_empty(),
+            Rows::Words(rows) => rows.len,
+            Rows::Any(_, origins) => origins.len(),
         }
     }
 

@@ -90,8 +90,48 @@ impl<'s> Turns<'s> {
     #[inline(always)]
     fn pass(&mut self) {
         match self {
-            Turns::InOrder(turns) => (turns.at, turns.seq) = (turns.at + 1, turns.seq + 1),
+            Turns::InOrder(turns) => turns.pass(),
             Turns::InList(turns) => turns.pass(),
+        }
+    }
+
+    /// The lane of the next transaction.
+    pub(crate) fn lane(&self) -> Option<usize> {
+        match self {
+            Turns::InOrder(turns) => turns.order.get(turns.at).map(|next| next.lane as usize),
+            Turns::InList(turns) => turns.lane(),
+        }
+    }
+
+    /// The next transaction, as the epoch's order has it, and its rank.
+    pub(crate) fn ranked(&self) -> (Ranked, usize) {
+        match self {
+            Turns::InOrder(turns) => (turns.order[turns.at], turns.at),
+            Turns::InList(turns) => turns.ranked(),
+        }
+    }
+
+    /// How many transactions have been passed, counted from anywhere.
+    pub(crate) fn at(&self) -> usize {
+        match self {
+            Turns::InOrder(turns) => turns.at,
+            Turns::InList(turns) => turns.at as usize,
+        }
+    }
+
+    /// Passes the next transaction, which aborts, after what it waits for: nothing is done.
+    pub(crate) fn skip(&mut self) {
+        match self {
+            Turns::InOrder(turns) => turns.pass(),
+            Turns::InList(turns) => turns.skip(),
+        }
+    }
+
+    /// Whether others have stopped, so that nobody goes on.
+    pub(crate) fn have_stopped(&self) -> bool {
+        match self {
+            Turns::InOrder(_) => false,
+            Turns::InList(turns) => turns.stopped,
         }
     }
 }
@@ -120,6 +160,11 @@ impl InOrder<'_> {
             lane.stage(event, self.prefetch);
         }
         Some(Turn { event, rank: self.at, seq: self.seq + 1 })
+    }
+
+    #[inline(always)]
+    fn pass(&mut self) {
+        (self.at, self.seq) = (self.at + 1, self.seq + 1);
     }
 }
 

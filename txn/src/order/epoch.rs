@@ -225,18 +225,45 @@ fn merge_two(runs: &[Run], lanes: &[Lane], a: &[usize], b: &[usize]) -> Vec<Rank
         let own = lanes[la].handler.cmp(&lanes[lb].handler);
         let by_rows = tie.is_eq();
         let (ta, tb) = (&ra.times[..], &rb.times[..]);
-        while i < na && j < nb {
-            let take_b = if by_rows {
+        let b_is_first = |i: usize, j: usize| {
+            if by_rows {
                 let rows = ra.offsets[i].cmp(&rb.offsets[j]);
                 (tb[j] < ta[i]) | ((tb[j] == ta[i]) & rows.then(own).is_gt())
             } else {
                 (tb[j] < ta[i]) | ((tb[j] == ta[i]) & tie.is_gt())
-            };
-            let (lane, row) = if take_b { (lb, j) } else { (la, i) };
-            order[at] = Ranked { lane: lane as u32, row: row as u32 };
+            }
+        };
+        let ranked = |is_b: bool, i: usize, j: usize| {
+            let (lane, row) = if is_b { (lb, j) } else { (la, i) };
+            Ranked { lane: lane as u32, row: row as u32 }
+        };
+        if let ([_], [_]) = (a, b) {
+            // From both ends at once: each step waits for the one before it, but not for those at the
+            // other end.
+            let (mut i_end, mut j_end, mut end) = (na, nb, total);
+            while i + 1 < i_end && j + 1 < j_end {
+                let is_b = b_is_first(i, j);
+                order[at] = ranked(is_b, i, j);
+                let last_is_a = b_is_first(i_end - 1, j_end - 1);
+                order[end - 1] = ranked(!last_is_a, i_end - 1, j_end - 1);
+                (at, end) = (at + 1, end - 1);
+                (i, j) = (i + usize::from(!is_b), j + usize::from(is_b));
+                i_end -= usize::from(last_is_a);
+                j_end -= usize::from(!last_is_a);
+            }
+            while at < end {
+                let is_b = i == i_end || (j < j_end && b_is_first(i, j));
+                order[at] = ranked(is_b, i, j);
+                at += 1;
+                (i, j) = (i + usize::from(!is_b), j + usize::from(is_b));
+            }
+            return order;
+        }
+        while i < na && j < nb {
+            let is_b = b_is_first(i, j);
+            order[at] = ranked(is_b, i, j);
             at += 1;
-            j += usize::from(take_b);
-            i += usize::from(!take_b);
+            (i, j) = (i + usize::from(!is_b), j + usize::from(is_b));
         }
         if i == na {
             (a, i) = (&a[1..], 0);

@@ -4,10 +4,10 @@
 //! MorphStream decides by thresholds on properties of the graph (its V-D), which has to be made
 //! first. Here the decision comes first, because making any plan costs as much as executing cheap
 //! transactions. What is expected is a model of two costs that are measured all the time: executing a
-//! transaction, and planning one. With `n` threads, lists take `max(plan, (plan + execute) / n)` a
-//! transaction and something for putting outputs together; serial execution takes `execute`. How far
-//! that was off is remembered for epochs that look alike, because rows that many want make threads
-//! wait, and the model knows nothing of that.
+//! transaction, and planning one. With `n` threads, rounds take `(reserve + execute) / n` a
+//! transaction, lists `max(plan, (plan + execute) / n)`, both something for putting outputs together;
+//! serial execution takes `execute`. How far that was off is remembered for epochs that look alike,
+//! because rows that many want make threads wait, and the model knows nothing of that.
 //!
 //! What was not tried for long is tried again, once its expected loss is a small share of the time
 //! that has passed. So a wrong expectation is found out, and finding out costs little.
@@ -26,23 +26,28 @@ pub struct Properties {
     pub aborts: f64,
 }
 
-/// How an epoch was executed, in nanoseconds a transaction.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Took {
-    /// Serially.
-    Serial {
-        /// In all.
-        ns: f64,
-    },
-    /// In lists.
-    Lists {
-        /// In all.
-        ns: f64,
-        /// Planning.
-        plan_ns: f64,
-        /// Executing, on all threads together, without waiting.
-        execute_ns: f64,
-    },
+/// What an epoch can be executed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arm {
+    /// One thread, in order.
+    Serial,
+    /// Rounds.
+    Rounds,
+    /// Lists.
+    Lists,
+}
+
+const ARMS: [Arm; 3] = [Arm::Serial, Arm::Rounds, Arm::Lists];
+
+/// What an epoch took, in nanoseconds a transaction.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Took {
+    /// In all.
+    pub ns: f64,
+    /// Planning, where it was planned.
+    pub plan_ns: Option<f64>,
+    /// Executing one, without waiting, where several threads did.
+    pub execute_ns: Option<f64>,
 }
 
 /// What is expected, in nanoseconds a transaction.
@@ -50,34 +55,88 @@ pub enum Took {
 pub struct Expected {
     /// Of serial execution.
     pub serial_ns: f64,
+    /// Of rounds.
+    pub rounds_ns: f64,
     /// Of lists.
     pub lists_ns: f64,
 }
 
-/// Epochs are alike by how many of their rows are shared: in so many classes.
-const CLASSES: usize = 8;
+impl Expected {
+    fn of(&self, arm: Arm) -> f64 {
+        match arm {
+            Arm::Serial => self.serial_ns,
+            Arm::Rounds => self.rounds_ns,
+            Arm::Lists => self.lists_ns,
+        }
+    }
+}
+
+/// Epochs are alike by how many of their rows are shared: none, or in the sample less than so many
+/// of its rows.
+const CLASSES: [f64; 7] = [0.015, 0.03, 0.06, 0.12, 0.25, 0.5, f64::INFINITY];
+
+/// How much longer rounds and lists take than the model says, as long as nothing was measured.
+const OFF: [[f64; CLASSES.len()]; 2] =
+    [[1.1, 1.2, 1.4, 1.8, 2.5, 3.5, 4.5], [1.1, 1.1, 1.1, 1.2, 1.3, 1.5, 1.8]];
 
 /// What trying something again may cost, as a share of all time.
 const TRIES: f64 = 0.004;
 
+/// What reserving the rows of a transaction takes.
+const RESERVE_NS: f64 = 10.0;
+
 /// What putting the threads' outputs together takes, and other things that are done once an epoch.
-const TOGETHER_NS: f64 = 12.0;
+const ROUNDS_TOGETHER_NS: f64 = 5.0;
+const LISTS_TOGETHER_NS: f64 = 12.0;
 
-/// How much of what is new goes into an average.
+/// How much of what is new goes into an average, and how much of what is very different.
 const NEW: f64 = 0.2;
+const NEW_FAR: f64 = 0.7;
 
-/// Chooses between serial execution and lists.
+/// Very different.
+const FAR: f64 = 1.3;
+
+/// What is known of a value that is measured over and over.
+#[derive(Clone, Copy, Debug)]
+struct Average {
+    value: f64,
+    /// What was measured last, if that was far more.
+    more: Option<f64>,
+}
+
+impl Average {
+    fn of(value: f64) -> Average {
+        Average { value, more: None }
+    }
+
+    /// What is far more counts when it comes twice: a thread that had to wait for a core says nothing.
+    /// What is far less counts at once: nothing is faster than it can be.
+    fn learn(&mut self, value: f64) {
+        let more = self.more.take();
+        let (value, new) = match (value > self.value * FAR, more) {
+            (true, None) => {
+                self.more = Some(value);
+                return;
+            }
+            (true, Some(more)) => (more.min(value), NEW_FAR),
+            (false, _) => (value, if value < self.value / FAR { NEW_FAR } else { NEW }),
+        };
+        self.value += (value - self.value) * new;
+    }
+}
+
+/// Chooses between serial execution, rounds and lists.
 #[derive(Clone, Debug)]
 pub struct Chooser {
     /// Executing a transaction serially, and planning one.
-    serial_ns: f64,
-    plan_ns: f64,
-    /// By class: how much longer lists took than expected.
-    off: [f64; CLASSES],
-    /// Time that has passed since each of both was used.
-    since_serial_ns: f64,
-    since_lists_ns: f64,
-    is_new: bool,
+    serial_ns: Average,
+    plan_ns: Average,
+    /// Of rounds and lists, by class: how much longer they took than expected.
+    off: [[Average; CLASSES.len()]; 2],
+    /// By arm: time that has passed since it was used.
+    since_ns: [f64; ARMS.len()],
+    /// By arm: how often it was used.
+    used: [u64; ARMS.len()],
 }
 
 impl Default for Chooser {
@@ -85,12 +144,11 @@ impl Default for Chooser {
         // Planning a row takes about as long as it takes to hash a key and to look at two lines of
         // memory that are in a cache. A transaction's is measured as soon as one is planned.
         Chooser {
-            serial_ns: 60.0,
-            plan_ns: 50.0,
-            off: [1.0; CLASSES],
-            since_serial_ns: 0.0,
-            since_lists_ns: 0.0,
-            is_new: true,
+            serial_ns: Average::of(60.0),
+            plan_ns: Average::of(50.0),
+            off: OFF.map(|of| of.map(Average::of)),
+            since_ns: [0.0; ARMS.len()],
+            used: [0; ARMS.len()],
         }
     }
 }
@@ -98,62 +156,87 @@ impl Default for Chooser {
 impl Chooser {
     /// What is expected of an epoch on so many threads.
     pub fn expected(&self, seen: &Properties, threads: usize) -> Expected {
-        let together = self.plan_ns.max((self.plan_ns + self.serial_ns) / threads as f64);
-        let lists_ns = together * self.off[class(seen)] + TOGETHER_NS;
-        Expected { serial_ns: self.serial_ns, lists_ns }
+        let [rounds, lists] = self.models(threads);
+        let [off_rounds, off_lists] = self.off.map(|off| off[class(seen)].value);
+        Expected {
+            serial_ns: self.serial_ns.value,
+            rounds_ns: rounds * off_rounds + ROUNDS_TOGETHER_NS,
+            lists_ns: lists * off_lists + LISTS_TOGETHER_NS,
+        }
     }
 
-    /// Whether lists are to be used.
-    pub fn takes_lists(&self, seen: &Properties, threads: usize) -> bool {
+    /// What rounds and lists would take if nobody had to wait.
+    fn models(&self, threads: usize) -> [f64; 2] {
+        let (serial, plan, threads) = (self.serial_ns.value, self.plan_ns.value, threads as f64);
+        [(serial + RESERVE_NS) / threads, plan.max((plan + serial) / threads)]
+    }
+
+    /// What is to be used, and why.
+    pub fn choose(&self, seen: &Properties, threads: usize) -> (Arm, &'static str) {
         /// Fewer transactions are done before other threads have woken up.
         const TRANSACTIONS_MIN: usize = 512;
-        if self.is_new || threads < 2 || seen.transactions < TRANSACTIONS_MIN {
-            return false;
+        if threads < 2 || seen.transactions < TRANSACTIONS_MIN {
+            return (Arm::Serial, "there are few transactions");
         }
-        let Expected { serial_ns, lists_ns } = self.expected(seen, threads);
-        let loss = (lists_ns - serial_ns).abs() * seen.transactions as f64;
-        match lists_ns < serial_ns {
-            true => loss > self.since_serial_ns * TRIES,
-            false => loss < self.since_lists_ns * TRIES,
+        if self.used[Arm::Serial as usize] < 2 {
+            return (Arm::Serial, "to find out what it takes");
+        }
+        let expected = self.expected(seen, threads);
+        let cost = |arm: &Arm| expected.of(*arm);
+        let best = ARMS.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b)));
+        let best = best.unwrap_or(Arm::Serial);
+        let is_due = |arm: &Arm| {
+            let loss = (cost(arm) - cost(&best)) * seen.transactions as f64;
+            *arm != best && loss < self.since_ns[*arm as usize] * TRIES
+        };
+        match ARMS.into_iter().find(is_due) {
+            Some(arm) => (arm, "to find out what it takes now"),
+            None => (best, "it is expected to be faster"),
         }
     }
 
     /// An epoch took so long.
-    pub fn learn(&mut self, seen: &Properties, threads: usize, took: Took) {
-        let expected = self.expected(seen, threads);
-        let all = seen.transactions as f64;
-        match took {
-            Took::Serial { ns } => {
-                // Other work may be much dearer or cheaper than what was before: then at once.
-                let is_other = ns > self.serial_ns * 1.5 || ns < self.serial_ns / 1.5;
-                let new = if self.is_new || is_other { 1.0 } else { NEW };
-                self.serial_ns += (ns - self.serial_ns) * new;
-                self.is_new = false;
-                self.since_serial_ns = 0.0;
-                self.since_lists_ns += ns * all;
+    pub fn learn(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
+        let ns = took.ns * seen.transactions as f64;
+        self.since_ns.iter_mut().for_each(|since| *since += ns);
+        self.since_ns[arm as usize] = 0.0;
+        // What is used for the first time makes room for itself: that says nothing of what it takes.
+        let used = &mut self.used[arm as usize];
+        *used += 1;
+        let (is_first, is_second) = (*used == 1, *used == 2);
+        let parallel = match arm {
+            Arm::Serial if is_first || is_second => {
+                let least = if is_first { took.ns } else { took.ns.min(self.serial_ns.value) };
+                return self.serial_ns = Average::of(least);
             }
-            Took::Lists { ns, plan_ns, execute_ns } => {
-                self.plan_ns += (plan_ns - self.plan_ns) * NEW;
-                // Lists find rows where planning has looked them up; serial execution looks up itself.
-                // What both have in common says when the work itself has changed.
-                let is_other =
-                    execute_ns > self.serial_ns * 1.5 || execute_ns < self.serial_ns / 2.0;
-                if is_other {
-                    self.serial_ns += (execute_ns - self.serial_ns) * NEW;
-                }
-                let off = &mut self.off[class(seen)];
-                let model = (expected.lists_ns - TOGETHER_NS) / *off;
-                let new = ((ns - TOGETHER_NS) / model.max(1.0)).clamp(0.3, 20.0);
-                *off += (new - *off) * NEW;
-                self.since_lists_ns = 0.0;
-                self.since_serial_ns += ns * all;
+            Arm::Serial => return self.serial_ns.learn(took.ns),
+            Arm::Rounds => 0,
+            Arm::Lists => 1,
+        };
+        if is_first {
+            return;
+        }
+        if let (Arm::Lists, Some(plan_ns)) = (arm, took.plan_ns) {
+            self.plan_ns.learn(plan_ns);
+        }
+        // Serial execution takes no longer than what threads do beside one another; and when that takes
+        // much longer than it did, the work itself has changed. Lists find rows where planning has
+        // looked them up.
+        let found_ns = if arm == Arm::Lists { self.plan_ns.value / 2.0 } else { 0.0 };
+        if let Some(execute_ns) = took.execute_ns.map(|ns| ns + found_ns) {
+            if execute_ns > self.serial_ns.value * 1.5 || execute_ns < self.serial_ns.value {
+                self.serial_ns.learn(execute_ns);
             }
         }
+        let model = self.models(threads)[parallel];
+        let together = [ROUNDS_TOGETHER_NS, LISTS_TOGETHER_NS][parallel];
+        let off = ((took.ns - together) / model.max(1.0)).clamp(0.3, 20.0);
+        self.off[parallel][class(seen)].learn(off);
     }
 }
 
 fn class(seen: &Properties) -> usize {
-    ((seen.shared * CLASSES as f64) as usize).min(CLASSES - 1)
+    CLASSES.iter().position(|below| seen.shared < *below).unwrap_or(CLASSES.len() - 1)
 }
 
 #[cfg(test)]
@@ -163,46 +246,53 @@ mod tests {
     const SEEN: Properties =
         Properties { transactions: 10_000, rows: 3.5, shared: 0.1, aborts: 0.0 };
 
-    /// Lets a chooser run for so many epochs where the two take so long; gives how many lists ran.
-    fn run(chooser: &mut Chooser, epochs: usize, serial_ns: f64, lists_ns: f64) -> usize {
-        let mut lists = 0;
+    /// Lets a chooser run for so many epochs where each takes so long; gives how often each was used.
+    fn run(chooser: &mut Chooser, epochs: usize, [serial, rounds, lists]: [f64; 3]) -> [usize; 3] {
+        let mut used = [0; 3];
         for _ in 0..epochs {
-            let took = match chooser.takes_lists(&SEEN, 2) {
-                true => {
-                    lists += 1;
-                    Took::Lists { ns: lists_ns, plan_ns: 45.0, execute_ns: serial_ns * 0.9 }
-                }
-                false => Took::Serial { ns: serial_ns },
+            let (arm, _) = chooser.choose(&SEEN, 2);
+            let (plan_ns, execute_ns) = (Some(45.0), Some(serial * 0.9));
+            let took = match arm {
+                Arm::Serial => Took { ns: serial, ..Took::default() },
+                Arm::Rounds => Took { ns: rounds, plan_ns: Some(5.0), execute_ns },
+                Arm::Lists => Took { ns: lists, plan_ns, execute_ns },
             };
-            chooser.learn(&SEEN, 2, took);
+            used[arm as usize] += 1;
+            chooser.learn(&SEEN, 2, arm, took);
         }
-        lists
+        used
     }
 
     #[test]
     fn cheap_transactions_are_executed_serially_but_for_a_try_now_and_then() {
-        let lists = run(&mut Chooser::default(), 10_000, 55.0, 95.0);
-        assert!(lists < 150, "{lists} of 10000 epochs in lists");
+        let used = run(&mut Chooser::default(), 10_000, [55.0, 90.0, 95.0]);
+        assert!(used[0] > 9_700, "{used:?}");
     }
 
     #[test]
-    fn dear_ones_are_executed_in_lists() {
-        let lists = run(&mut Chooser::default(), 10_000, 600.0, 340.0);
-        assert!(lists > 9_800, "{lists} of 10000 epochs in lists");
+    fn where_few_meet_rounds_win() {
+        let used = run(&mut Chooser::default(), 10_000, [60.0, 40.0, 75.0]);
+        assert!(used[1] > 9_700, "{used:?}");
+    }
+
+    #[test]
+    fn dear_ones_that_meet_are_executed_in_lists() {
+        let used = run(&mut Chooser::default(), 10_000, [600.0, 500.0, 340.0]);
+        assert!(used[2] > 9_700, "{used:?}");
     }
 
     #[test]
     fn a_change_is_noticed_both_ways() {
         let mut chooser = Chooser::default();
-        run(&mut chooser, 500, 55.0, 95.0);
-        assert!(run(&mut chooser, 100, 3_000.0, 1_600.0) > 90);
-        assert!(run(&mut chooser, 100, 55.0, 95.0) < 30);
+        run(&mut chooser, 500, [55.0, 90.0, 95.0]);
+        assert!(run(&mut chooser, 100, [3_000.0, 2_500.0, 1_600.0])[2] > 80);
+        assert!(run(&mut chooser, 100, [55.0, 90.0, 95.0])[0] > 70);
     }
 
     #[test]
     fn what_waits_too_much_is_left_alone() {
-        // Rows that everybody wants: lists take longer than the model says.
-        let lists = run(&mut Chooser::default(), 10_000, 200.0, 260.0);
-        assert!(lists < 300, "{lists} of 10000 epochs in lists");
+        // Rows that everybody wants: both take longer than the model says.
+        let used = run(&mut Chooser::default(), 10_000, [200.0, 290.0, 260.0]);
+        assert!(used[0] > 9_600, "{used:?}");
     }
 }

@@ -18,7 +18,7 @@ mod strategy;
 pub(crate) mod sync;
 mod units;
 
-pub use choose::{Chooser, Expected, Properties, Took};
+pub use choose::{Arm, Chooser, Expected, Properties, Took};
 pub(crate) use explore::{Course, Walk};
 pub(crate) use gang::Gang;
 pub use strategy::{Aborts, Explore, Strategy, Unit};

@@ -47,6 +47,8 @@ pub enum Strategy {
     SStore,
     /// Chains of operations by key, aborts dealt with in the end (TStream).
     TStream,
+    /// Rounds, of which every thread has a share; what meets is put off.
+    Rounds,
     /// Lists of transactions, one a thread, each of which waits for the farthest one that it needs
     /// of every other list.
     Lists,
@@ -62,8 +64,8 @@ const ABORTS: [(Aborts, &str); 2] = [(Aborts::Eager, "eager"), (Aborts::Lazy, "l
 impl Strategy {
     /// All that can be named, `adaptive` first.
     pub fn all() -> Vec<Strategy> {
-        use Strategy::{Adaptive, Lists, SStore, Serial, TStream};
-        let mut all = vec![Adaptive, Serial, Lists, SStore, TStream];
+        use Strategy::{Adaptive, Lists, Rounds, SStore, Serial, TStream};
+        let mut all = vec![Adaptive, Serial, Rounds, Lists, SStore, TStream];
         for (explore, _) in EXPLORE {
             for (unit, _) in UNIT {
                 all.extend(ABORTS.map(|(aborts, _)| Strategy::Graph(explore, unit, aborts)));
@@ -83,6 +85,7 @@ impl fmt::Display for Strategy {
             Strategy::Serial => f.write_str("serial"),
             Strategy::SStore => f.write_str("s-store"),
             Strategy::TStream => f.write_str("tstream"),
+            Strategy::Rounds => f.write_str("rounds"),
             Strategy::Lists => f.write_str("lists"),
             Strategy::Graph(explore, unit, aborts) => {
                 let (explore, unit) = (name(explore, &EXPLORE), name(unit, &UNIT));
@@ -112,7 +115,7 @@ mod tests {
     #[test]
     fn every_name_is_read_back() {
         let all = Strategy::all();
-        assert_eq!(all.len(), 17);
+        assert_eq!(all.len(), 18);
         for strategy in all {
             assert_eq!(strategy.to_string().parse::<Strategy>().unwrap(), strategy);
         }

@@ -1,41 +1,26 @@
 //! The threads' outputs, put into stamp order.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use tidemill_core::Batch;
 
-use super::member::Part;
+use crate::execute::in_place::{by_stream, Part};
 use crate::execute::output::{Origin, Origins, Output, OutputBuilder, RawRows};
-use crate::execute::serial::{HandlerCounts, Outcome};
+use crate::execute::serial::Outcome;
 use crate::pool::Pool;
 
 /// What all threads together have come to, `transactions` in number.
 pub(super) fn merge(pool: &dyn Pool, parts: Vec<Part>, transactions: usize) -> Outcome {
-    let handlers = parts.first().map_or(0, |part| part.counts.len());
-    let mut counts = vec![HandlerCounts::default(); handlers];
-    let mut by_stream: Vec<Vec<OutputBuilder>> = Vec::new();
-    for Part { builders, counts: of } in parts {
-        for (sum, of) in counts.iter_mut().zip(of) {
-            sum.committed += of.committed;
-            sum.aborted += of.aborted;
-        }
-        by_stream.resize_with(builders.len(), Vec::new);
-        for (all, builder) in by_stream.iter_mut().zip(builders) {
-            all.extend((!builder.is_empty()).then_some(builder));
+    let (counts, by_stream) = by_stream(parts);
+    let mut outputs = Vec::new();
+    for mut parts in by_stream {
+        parts.retain(|part| !part.is_empty());
+        if !parts.is_empty() {
+            outputs.extend(in_order(pool, parts, transactions));
         }
     }
-    let outputs = by_stream.into_iter().filter(|parts| !parts.is_empty());
-    let outputs = outputs.filter_map(|parts| in_order(pool, parts, transactions)).collect();
-    Outcome {
-        outputs,
-        derived: Vec::new(),
-        counts,
-        unstable: Vec::new(),
-        written: BTreeMap::new(),
-        seq: 0,
-    }
+    Outcome { outputs, counts, ..Outcome::default() }
 }
 
 /// Outputs of one stream, each in stamp order, as one. No transaction is in two of them.

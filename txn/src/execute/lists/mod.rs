@@ -1,39 +1,34 @@
-//! Lists: every thread walks one of its own, in place, and waits for the others where it must.
+//! Lists: every thread walks one of its own, [in place](super::in_place), and waits for the others
+//! where it must.
 //!
 //! The first thread plans by the chunk and executes its own list in between; the others begin with the
-//! first chunk. Rows are written in their slots, as the serial executor does it, because a
-//! transaction has its turn only when whoever used its rows before is done. So nothing is ever run
-//! twice; but what only the general path can decide ends the attempt: the tables become what they
-//! were, and the epoch is executed serially.
+//! first chunk. A transaction has its turn only when whoever used its rows before is done.
 
 mod feed;
-mod member;
 mod merge;
 mod stage;
 mod walk;
 
 pub(crate) use self::walk::InList;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidemill_table::{Opened, Seq, Table};
+use tidemill_table::{Seq, Table};
 
-use self::member::Member;
 use self::stage::Stage;
 use self::walk::{Appenders, List};
-use super::codes::{moved, Code, Codes};
+use super::codes::Codes;
+use super::in_place::{Halt, InPlace, Member};
 use super::lane::Lane;
+use super::segment::Turns;
 use super::serial::Outcome;
+use super::timing::Timing;
 use crate::order::{Epoch, Ranked};
 use crate::plan::lists::{Planner, Use, LISTS_MAX};
-use crate::pool::Pool;
+use crate::pool::{self, Pool};
 
 /// Transactions that are planned at a time.
 const CHUNK: usize = 256;
-
-/// Links of versions are 32 bits, and every thread may have to write all of them.
-const VERSION_WORDS_MAX: usize = 1 << 30;
 
 /// What all threads see.
 struct Shared<'s> {
@@ -43,72 +38,29 @@ struct Shared<'s> {
     pool: &'s dyn Pool,
     /// The number of the last transaction of earlier epochs.
     before: Seq,
-    /// Somebody met what lists can't do: all stop.
-    failed: AtomicBool,
-}
-
-impl Shared<'_> {
-    fn fail(&self) {
-        self.failed.store(true, Ordering::Relaxed);
-    }
-
-    fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
-    }
-}
-
-/// Where the time of an epoch went, in nanoseconds, as the first thread saw it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Timing {
-    /// Until all threads could begin.
-    pub(super) prepare: u64,
-    pub(super) plan: u64,
-    /// Executing, and waiting for the others in between.
-    pub(super) execute: u64,
-    pub(super) wait: u64,
-    /// How many transactions the first thread executed.
-    pub(super) executed: u64,
-    /// From its last transaction to the last one of all.
-    pub(super) finish: u64,
-    pub(super) merge: u64,
+    halt: Halt,
 }
 
 /// Executes epochs in lists.
 pub(super) struct Lists {
-    codes: Arc<Codes>,
+    in_place: InPlace,
     planner: Planner,
     lists: Vec<List>,
-    /// Per handler: whether each of its rows is written.
-    writes: Vec<Vec<bool>>,
     /// Rows are as good as their partitions, of which there is one for each thread.
     by_partition: bool,
     /// What planning a transaction costs, in executions of one.
     planning: f64,
-    /// A transaction could not be executed before, perhaps because there was no slot left for a row
-    /// that was missing.
-    short: bool,
     pub(super) timing: Timing,
 }
 
 impl Lists {
     pub(super) fn new(codes: Arc<Codes>, threads: usize, by_partition: bool) -> Lists {
-        let writes = |code: &Code| match code {
-            Code::Words(code) => {
-                let written = |row: usize| code.written >> row & 1 == 1;
-                (0..code.rows.len()).map(written).collect()
-            }
-            Code::Native(code, _) => vec![true; code.rows.len()],
-            Code::General => Vec::new(),
-        };
-        let writes = codes.code.iter().map(writes).collect();
         Lists {
-            codes,
-            planner: Planner::new(threads),
+            in_place: InPlace::new(codes, threads),
+            planner: Planner::new(threads.min(LISTS_MAX)),
             lists: (0..threads).map(|_| List::default()).collect(),
-            writes,
             by_partition,
             planning: 0.3,
-            short: false,
             timing: Timing::default(),
         }
     }
@@ -124,152 +76,80 @@ impl Lists {
         before: Seq,
     ) -> Result<Outcome, &'static str> {
         let begun = pool.now_ns();
-        self.timing = Timing::default();
-        self.check(tables, epoch)?;
-        let codes = &*self.codes.clone();
-        let columns = codes.columns(epoch);
-        let threads = self.lists.len();
-        let rows = self.writes.iter().map(Vec::len).max().unwrap_or(0);
-        let uses = epoch.order.len() * rows;
-        let widest = rows.next_multiple_of(Use::GROUP);
-        self.planner.begin(epoch.order.len(), uses);
-        if self.short {
-            for (table, rows) in tables.iter_mut().zip(&codes.rows_max) {
-                let more = table.len().max(1024);
-                table.reserve(more.min(rows * epoch.order.len()));
-            }
-        }
-        let moves = moved(tables);
-        // Per table, an opening for each thread.
-        let mut openings: Vec<Vec<Opened<'_>>> = Vec::new();
-        for (table, rows) in tables.iter_mut().zip(&codes.rows_max) {
-            openings.push(match rows {
-                0 => Vec::new(),
-                rows => table.open_for(&vec![rows * epoch.order.len(); threads]),
-            });
-        }
-        for list in &mut self.lists {
-            list.make_room(epoch.order.len(), epoch.order.len() * widest);
-        }
-        let mut members = Vec::new();
-        for _ in 0..threads {
-            let open = openings.iter_mut().map(|of| (!of.is_empty()).then(|| of.remove(0)));
-            members.push(Member::new(codes, rooms, epoch, &columns, open.collect(), moves));
-        }
-        if !members.iter().all(Member::is_fast) {
-            return Err("a column has nulls");
-        }
-        let prepared = pool.now_ns();
-        let failed = self.execute(codes, pool, epoch, &mut members, before);
-        let executed = pool.now_ns();
-        let (openings, parts): (Vec<_>, Vec<_>) = members.into_iter().map(Member::end).unzip();
-        if failed {
-            let mut by_table: Vec<Vec<Opened<'_>>> = tables_of(openings);
-            by_table.drain(..).for_each(Opened::roll_back);
-            self.short = true;
-            return Err("a transaction needs the general path");
-        }
-        drop(openings);
-        let mut outcome = merge::merge(pool, parts, epoch.order.len());
-        let Timing { plan, execute, .. } = self.timing;
-        self.timing.prepare = prepared - begun;
-        self.timing.finish = (executed - prepared).saturating_sub(plan + execute);
-        self.timing.merge = pool.now_ns() - executed;
-        outcome.seq = before + epoch.order.len() as Seq;
-        Ok(outcome)
-    }
-
-    /// Whether lists can execute the epoch at all.
-    pub(super) fn check(&self, tables: &[Table], epoch: &Epoch) -> Result<(), &'static str> {
-        let codes = &*self.codes;
-        for lane in &epoch.lanes {
-            let handler = lane.handler as usize;
-            let code = &codes.code[handler];
-            if matches!(code, Code::General) {
-                return Err("a handler needs the general path");
-            }
-            if code.streams().is_none() || codes.consumed[codes.aborted[handler]] {
-                return Err("other handlers take what a handler emits");
-            }
-        }
-        let words = tables.iter().zip(&codes.rows_max).map(|(table, rows)| {
-            rows * epoch.order.len() * table.layout().slot_words() * self.lists.len()
-        });
-        if self.lists.len() > LISTS_MAX || !Planner::can_plan(epoch.order.len()) {
+        let transactions = epoch.order.len();
+        if self.lists.len() > LISTS_MAX || !Planner::can_plan(transactions) {
             return Err("there are too many threads or transactions");
         }
-        match words.max() {
-            Some(words) if words > VERSION_WORDS_MAX => Err("it may have too many versions"),
-            _ => Ok(()),
+        let rows = self.in_place.rows_max();
+        self.planner.begin(transactions, transactions * rows);
+        for list in &mut self.lists {
+            list.make_room(transactions, transactions * rows.next_multiple_of(Use::GROUP));
+            list.begin();
         }
+        let Lists { in_place, planner, lists, by_partition, planning, timing } = self;
+        *timing = Timing::default();
+        let (codes, writes) = (in_place.codes.clone(), in_place.writes.clone());
+        let parts = in_place.run(rooms, tables, epoch, |members| {
+            let appenders: Vec<Appenders<'_>> = lists.iter().map(Appenders::of).collect();
+            let (order, halt) = (&epoch.order[..], Halt::default());
+            let shared = Shared { codes: &codes, order, lists, pool, before, halt };
+            let prepared = pool.now_ns();
+            let leading = Mutex::new((planner, appenders, (planning, &mut *timing)));
+            pool.run(&|number| {
+                let guard = shared.halt.guard();
+                let mut member = members[number].lock().unwrap_or_else(PoisonError::into_inner);
+                if number > 0 {
+                    follow(&shared, &mut member, number);
+                } else {
+                    let mut leading = leading.lock().unwrap_or_else(PoisonError::into_inner);
+                    let (planner, appenders, costs) = &mut *leading;
+                    let how = (&writes[..], *by_partition);
+                    lead(&shared, &mut member, planner, appenders, costs, how);
+                }
+                guard.done();
+            });
+            drop(leading);
+            timing.prepare = prepared - begun;
+            timing.finish = (pool.now_ns() - prepared).saturating_sub(timing.plan + timing.execute);
+            !shared.halt.is_set()
+        })?;
+        let executed = pool.now_ns();
+        let mut outcome = merge::merge(pool, parts, transactions);
+        self.timing.merge = pool.now_ns() - executed;
+        outcome.seq = before + transactions as Seq;
+        Ok(outcome)
     }
+}
 
-    /// Plans and executes; whether that failed.
-    fn execute(
-        &mut self,
-        codes: &Codes,
-        pool: &dyn Pool,
-        epoch: &Epoch,
-        members: &mut Vec<Member<'_>>,
-        before: Seq,
-    ) -> bool {
-        self.lists.iter_mut().for_each(List::begin);
-        let lists = &self.lists[..];
-        let appenders: Vec<Appenders<'_>> = lists.iter().map(Appenders::of).collect();
-        let shared = Shared {
-            codes,
-            order: &epoch.order,
-            lists,
-            pool,
-            before,
-            failed: AtomicBool::new(false),
-        };
-        let costs = (&mut self.planning, &mut self.timing);
-        let planning = Mutex::new((&mut self.planner, appenders, costs));
-        let places: Vec<Mutex<&mut Member<'_>>> = members.iter_mut().map(Mutex::new).collect();
-        pool.run(&|number| {
-            let mut member = places[number].lock().unwrap_or_else(PoisonError::into_inner);
-            // Whoever panics must not leave the others waiting.
-            let guard = Failing(&shared);
-            if number > 0 {
-                member.follow(&shared, number);
-            } else {
-                let mut planning = planning.lock().unwrap_or_else(PoisonError::into_inner);
-                let (planner, appenders, costs) = &mut *planning;
-                lead(
-                    &shared,
-                    &mut member,
-                    planner,
-                    appenders,
-                    costs,
-                    (&self.writes, self.by_partition),
-                );
-            }
-            std::mem::forget(guard);
+/// Another thread: walks its list to its end, while it is made.
+fn follow(shared: &Shared<'_>, member: &mut Member<'_>, list: usize) {
+    let mut walk = InList::new(shared, list);
+    let made = &shared.lists[list];
+    loop {
+        let mut closed = false;
+        pool::wait(shared.pool, || {
+            closed = made.is_closed() || shared.halt.is_set();
+            closed || made.published() > walk.at as usize
         });
-        shared.has_failed()
-    }
-}
-
-/// Tells all threads to stop when it is dropped.
-struct Failing<'s, 'a>(&'s Shared<'a>);
-
-impl Drop for Failing<'_, '_> {
-    fn drop(&mut self) {
-        self.0.fail();
-    }
-}
-
-/// Openings by table, of those by thread.
-fn tables_of<'t>(by_thread: Vec<Vec<Option<Opened<'t>>>>) -> Vec<Vec<Opened<'t>>> {
-    let mut by_table: Vec<Vec<Opened<'t>>> = Vec::new();
-    for openings in by_thread {
-        by_table.resize_with(openings.len(), Vec::new);
-        for (table, opened) in by_table.iter_mut().zip(openings) {
-            table.extend(opened);
+        execute(shared, member, &mut walk, made.published());
+        if shared.halt.is_set() || (closed && walk.at as usize == made.published()) {
+            return;
         }
     }
-    by_table
+}
+
+/// Goes on until a position of a list, which has been published.
+fn execute<'s>(shared: &'s Shared<'_>, member: &mut Member<'_>, walk: &mut InList<'s>, end: usize) {
+    walk.go_to(end);
+    let mut turns = Turns::InList(*walk);
+    // SAFETY: a transaction has its turn when all those that have used its rows are done, and none
+    // that will use them begins before it is.
+    if !unsafe { member.walk(shared.codes, &mut turns) } {
+        shared.halt.set();
+    }
+    if let Turns::InList(now) = turns {
+        *walk = now;
+    }
 }
 
 /// The first thread: plans a chunk, executes its share of it, and so on.
@@ -291,7 +171,7 @@ fn lead(
     let chunks = shared.order.chunks(CHUNK);
     let last = chunks.len().saturating_sub(1);
     for (number, chunk) in chunks.enumerate() {
-        if shared.has_failed() {
+        if shared.halt.is_set() {
             break;
         }
         // So many transactions are executed while a chunk is planned.
@@ -319,7 +199,7 @@ fn lead(
         }
         let planned = shared.pool.now_ns();
         let mine = appenders[0].len() - shared.lists[0].done();
-        member.walk(shared, &mut walk, shared.lists[0].published());
+        execute(shared, member, &mut walk, shared.lists[0].published());
         let executed = shared.pool.now_ns();
         timing.plan += planned - begun;
         timing.execute += executed - planned;

@@ -165,7 +165,7 @@ pub(crate) struct InList<'w> {
     shared: &'w Shared<'w>,
     list: &'w List,
     /// The next transaction, and the one up to which may be gone.
-    pub(super) at: u32,
+    pub(crate) at: u32,
     end: u32,
     /// The next transaction's first slot, and how many have been published.
     slot: u32,
@@ -173,7 +173,7 @@ pub(crate) struct InList<'w> {
     /// The next wait.
     wait: u32,
     /// The others have stopped.
-    pub(super) stopped: bool,
+    pub(crate) stopped: bool,
     /// Nanoseconds that were spent waiting.
     pub(super) waited_ns: u64,
 }
@@ -193,14 +193,14 @@ impl<'w> InList<'w> {
     }
 
     /// The lane of the next transaction.
-    pub(super) fn lane(&self) -> Option<usize> {
+    pub(crate) fn lane(&self) -> Option<usize> {
         // SAFETY: all transactions before `end` are published.
         (self.at < self.end)
             .then(|| unsafe { self.list.entries.get(self.at as usize) }.lane as usize)
     }
 
     /// The next transaction, as the epoch's order has it, and its rank.
-    pub(super) fn ranked(&self) -> (Ranked, usize) {
+    pub(crate) fn ranked(&self) -> (Ranked, usize) {
         assert!(self.at < self.end, "there is a next one");
         // SAFETY: all transactions before `end` are published.
         let entry = unsafe { self.list.entries.get(self.at as usize) };
@@ -208,7 +208,7 @@ impl<'w> InList<'w> {
     }
 
     /// The next transaction has been dealt with otherwise.
-    pub(super) fn skip(&mut self) {
+    pub(crate) fn skip(&mut self) {
         assert!(self.at < self.end, "there is a next one");
         self.pass();
     }
@@ -228,7 +228,7 @@ impl<'w> InList<'w> {
             let begun = pool.now_ns();
             let mut stopped = false;
             pool::wait(*pool, || {
-                stopped = self.shared.has_failed();
+                stopped = self.shared.halt.is_set();
                 stopped || other.has_done(rank)
             });
             self.stopped |= stopped;

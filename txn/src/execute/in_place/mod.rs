@@ -1,0 +1,196 @@
+//! Executing on several threads in place: rows are written where they lie, each by the one thread
+//! that may use it just then, so nothing is ever run twice. Who that is, is others' business.
+//!
+//! What only the general path can decide ends the attempt: the tables become what they were, and the
+//! epoch is executed serially.
+
+mod member;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tidemill_table::{Opened, Table};
+
+pub(super) use self::member::{Member, Part};
+use super::codes::{moved, Code, Codes};
+use super::output::OutputBuilder;
+use super::serial::HandlerCounts;
+use crate::order::Epoch;
+
+/// Links of versions are 32 bits, and every thread may have to write all of them.
+const VERSION_WORDS_MAX: usize = 1 << 30;
+
+/// Executes epochs in place.
+pub(super) struct InPlace {
+    pub(super) codes: Arc<Codes>,
+    pub(super) threads: usize,
+    /// Per handler: whether each of its rows is written.
+    pub(super) writes: Vec<Vec<bool>>,
+    /// A transaction could not be executed before, perhaps because there was no slot left for a row
+    /// that was missing.
+    short: bool,
+}
+
+impl InPlace {
+    pub(super) fn new(codes: Arc<Codes>, threads: usize) -> InPlace {
+        let writes = |code: &Code| match code {
+            Code::Words(code) => {
+                let written = |row: usize| code.written >> row & 1 == 1;
+                (0..code.rows.len()).map(written).collect()
+            }
+            Code::Native(code, _) => vec![true; code.rows.len()],
+            Code::General => Vec::new(),
+        };
+        let writes = codes.code.iter().map(writes).collect();
+        InPlace { codes, threads, writes, short: false }
+    }
+
+    /// Whether some handler reads a row that it does not write.
+    pub(super) fn reads(&self) -> bool {
+        self.writes.iter().flatten().any(|writes| !writes)
+    }
+
+    /// The most rows that a transaction uses.
+    pub(super) fn rows_max(&self) -> usize {
+        self.writes.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// Whether the epoch can be executed in place at all.
+    pub(super) fn check(&self, tables: &[Table], epoch: &Epoch) -> Result<(), &'static str> {
+        let codes = &*self.codes;
+        for lane in &epoch.lanes {
+            let handler = lane.handler as usize;
+            let code = &codes.code[handler];
+            if matches!(code, Code::General) {
+                return Err("a handler needs the general path");
+            }
+            if code.streams().is_none() || codes.consumed[codes.aborted[handler]] {
+                return Err("other handlers take what a handler emits");
+            }
+        }
+        let words = tables.iter().zip(&codes.rows_max).map(|(table, rows)| {
+            rows * epoch.order.len() * table.layout().slot_words() * self.threads
+        });
+        match words.max() {
+            Some(words) if words > VERSION_WORDS_MAX => Err("it may have too many versions"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets `work` execute the epoch on members, one a thread, with room by stream for so many
+    /// outputs; what the members have come to, or why it must be done serially; then nothing has
+    /// happened. `work` gives whether it could.
+    pub(super) fn run(
+        &mut self,
+        rooms: &[usize],
+        tables: &mut [Table],
+        epoch: &Epoch,
+        work: impl FnOnce(&[Mutex<Member<'_>>]) -> bool,
+    ) -> Result<Vec<Part>, &'static str> {
+        self.check(tables, epoch)?;
+        let codes = &*self.codes;
+        let columns = codes.columns(epoch);
+        if self.short {
+            for (table, rows) in tables.iter_mut().zip(&codes.rows_max) {
+                let more = table.len().max(1024);
+                table.reserve(more.min(rows * epoch.order.len()));
+            }
+        }
+        let moves = moved(tables);
+        // Per table, an opening for each thread.
+        let mut openings: Vec<Vec<Opened<'_>>> = Vec::new();
+        for (table, rows) in tables.iter_mut().zip(&codes.rows_max) {
+            openings.push(match rows {
+                0 => Vec::new(),
+                rows => table.open_for(&vec![rows * epoch.order.len(); self.threads]),
+            });
+        }
+        let mut members = Vec::new();
+        for _ in 0..self.threads {
+            let open = openings.iter_mut().map(|of| (!of.is_empty()).then(|| of.remove(0)));
+            members.push(Member::new(codes, rooms, epoch, &columns, open.collect(), moves));
+        }
+        if !members.iter().all(Member::is_fast) {
+            return Err("a column has nulls");
+        }
+        let members: Vec<Mutex<Member<'_>>> = members.into_iter().map(Mutex::new).collect();
+        let done = work(&members);
+        let members = members.into_iter().map(|member| {
+            member.into_inner().expect("whoever panicked has taken this thread along").end()
+        });
+        let (openings, parts): (Vec<_>, Vec<_>) = members.unzip();
+        if !done {
+            let mut by_table: Vec<Vec<Opened<'_>>> = tables_of(openings);
+            by_table.drain(..).for_each(Opened::roll_back);
+            self.short = true;
+            return Err("a transaction needs the general path");
+        }
+        drop(openings);
+        Ok(parts)
+    }
+}
+
+/// Openings by table, of those by thread.
+fn tables_of<'t>(by_thread: Vec<Vec<Option<Opened<'t>>>>) -> Vec<Vec<Opened<'t>>> {
+    let mut by_table: Vec<Vec<Opened<'t>>> = Vec::new();
+    for openings in by_thread {
+        by_table.resize_with(openings.len(), Vec::new);
+        for (table, opened) in by_table.iter_mut().zip(openings) {
+            table.extend(opened);
+        }
+    }
+    by_table
+}
+
+/// What all members together have counted, and by stream the outputs of each of them.
+pub(super) fn by_stream(parts: Vec<Part>) -> (Vec<HandlerCounts>, Vec<Vec<OutputBuilder>>) {
+    let handlers = parts.first().map_or(0, |part| part.counts.len());
+    let mut counts = vec![HandlerCounts::default(); handlers];
+    let mut by_stream: Vec<Vec<OutputBuilder>> = Vec::new();
+    for Part { builders, counts: of } in parts {
+        for (sum, of) in counts.iter_mut().zip(of) {
+            sum.committed += of.committed;
+            sum.aborted += of.aborted;
+        }
+        by_stream.resize_with(builders.len(), Vec::new);
+        for (all, builder) in by_stream.iter_mut().zip(builders) {
+            all.push(builder);
+        }
+    }
+    (counts, by_stream)
+}
+
+/// Whether threads must stop, because one of them has met what can't be done in place.
+#[derive(Debug, Default)]
+pub(super) struct Halt(AtomicBool);
+
+impl Halt {
+    pub(super) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Sets it when what is given is dropped: whoever panics must not leave the others waiting.
+    pub(super) fn guard(&self) -> Halting<'_> {
+        Halting(self)
+    }
+}
+
+/// See [`Halt::guard`].
+pub(super) struct Halting<'h>(&'h Halt);
+
+impl Halting<'_> {
+    /// Nobody waits for this thread any more.
+    pub(super) fn done(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Halting<'_> {
+    fn drop(&mut self) {
+        self.0.set();
+    }
+}

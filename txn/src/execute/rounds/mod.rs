@@ -1,0 +1,167 @@
+//! Rounds: every thread executes its share of each round, [in place](super::in_place) and in order,
+//! as the serial executor does; what meets is put off.
+//!
+//! A round is a stretch of the epoch, a share a stretch of that: the first thread has the first one. All
+//! threads [reserve](reserve) the rows that their shares use. Whoever finds that a transaction of its
+//! own uses a row of an earlier share, or of one that is put off already, puts it off, too. All that
+//! is left has nothing to do with anything else of the round but what is before it in its own share,
+//! so all shares run beside one another; what was put off runs behind them, in order. The rows of
+//! deterministic reservations are those of Aria (Lu et al., VLDB 2020); here nothing is read from
+//! snapshots and nothing is tried again, because who uses what is known before.
+//!
+//! There is no plan, and nothing is handed over but a filter of bits and three counts a round. What it
+//! costs is a hash and a bit for each row, which every thread pays for its own share: so it pays
+//! where transactions are cheap, as long as few of them meet.
+
+mod concat;
+mod progress;
+mod reserve;
+mod share;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tidemill_table::{Seq, Table};
+
+use self::progress::Progress;
+use self::reserve::Reserved;
+use self::share::{Own, Round, Shared};
+use super::codes::Codes;
+use super::in_place::{Halt, InPlace};
+use super::serial::Outcome;
+use super::timing::Timing;
+use crate::order::Epoch;
+use crate::pool::Pool;
+
+/// Transactions of a share, at least and at most, on average.
+const SHARE_MIN: usize = 32;
+const SHARE_MAX: usize = 1024;
+
+/// Executes epochs in rounds.
+pub(super) struct Rounds {
+    in_place: InPlace,
+    /// What each thread keeps to itself.
+    own: Vec<Mutex<Own>>,
+    /// Per thread: of rounds of even and of odd number, because one thread may reserve for the next
+    /// round while another one still looks at what was reserved for this one.
+    reserved: Vec<[Reserved; 2]>,
+    /// Transactions of a share, on average.
+    share: usize,
+    /// Each thread's part of a round.
+    parts: Vec<f64>,
+    pub(super) timing: Timing,
+}
+
+impl Rounds {
+    pub(super) fn new(codes: Arc<Codes>, threads: usize) -> Rounds {
+        let in_place = InPlace::new(codes, threads);
+        let own = (0..threads).map(|_| Mutex::default()).collect();
+        let parts = vec![1.0 / threads as f64; threads];
+        let (reserved, timing) = (Vec::new(), Timing::default());
+        Rounds { in_place, own, reserved, share: 512, parts, timing }
+    }
+
+    /// Executes an epoch of transactions that are numbered from `before + 1`, or says why that must
+    /// be done serially; then nothing has happened.
+    pub(super) fn run(
+        &mut self,
+        rooms: &[usize],
+        pool: &dyn Pool,
+        tables: &mut [Table],
+        epoch: &Epoch,
+        before: Seq,
+    ) -> Result<Outcome, &'static str> {
+        let begun = pool.now_ns();
+        let transactions = epoch.order.len();
+        let (threads, rows) = (self.in_place.threads, self.in_place.rows_max());
+        // Each thread has a share of at least a few rounds.
+        let share = self.share.min(transactions / (4 * threads)).max(SHARE_MIN);
+        let mut end = 0.0;
+        let ends: Vec<f64> = (self.parts.iter())
+            .map(|part| {
+                end += part;
+                end
+            })
+            .collect();
+        let round = Round { order: &epoch.order, len: threads * share, ends: &ends };
+        let (codes, writes) = (self.in_place.codes.clone(), self.in_place.writes.clone());
+        let (own, reads) = (&self.own, self.in_place.reads());
+        let words = Reserved::words_for(share * rows);
+        if self.reserved.first().is_none_or(|[one, _]| one.words() != words) {
+            let made = |_| [0, 1].map(|_| Reserved::new(words, reads));
+            self.reserved = (0..threads).map(made).collect();
+        }
+        let reserved = &self.reserved[..];
+        let (mut prepared, mut all) = (begun, begun);
+        let parts = self.in_place.run(rooms, tables, epoch, |members| {
+            let shared = Shared {
+                codes: &codes,
+                writes: &writes,
+                round,
+                progress: Progress::new(threads),
+                reserved,
+                pool,
+                before,
+                halt: Halt::default(),
+            };
+            prepared = pool.now_ns();
+            pool.run(&|number| {
+                let guard = shared.halt.guard();
+                let mut member = members[number].lock().unwrap_or_else(PoisonError::into_inner);
+                let mut own = own[number].lock().unwrap_or_else(PoisonError::into_inner);
+                match reads {
+                    true => share::walk::<true>(&shared, &mut member, &mut own, number),
+                    false => share::walk::<false>(&shared, &mut member, &mut own, number),
+                }
+                guard.done();
+            });
+            all = pool.now_ns();
+            !shared.halt.is_set()
+        })?;
+        let executed = pool.now_ns();
+        let mut own: Vec<&mut Own> = (self.own.iter_mut())
+            .map(|own| own.get_mut().unwrap_or_else(PoisonError::into_inner))
+            .collect();
+        let mut outcome = concat::concat(pool, parts, &mut own);
+        let put_off: u64 = own.iter().map(|own| own.put_off).sum();
+        let first = &own[0];
+        self.timing = Timing {
+            prepare: prepared - begun,
+            plan: first.reserve_ns,
+            execute: (all - prepared).saturating_sub(first.reserve_ns),
+            wait: first.wait_ns,
+            executed: first.executed,
+            put_off,
+            finish: executed - all,
+            merge: pool.now_ns() - executed,
+        };
+        // Short rounds meet less often, long ones wait less often for one another.
+        self.share = match put_off as f64 / transactions.max(1) as f64 {
+            many if many > 0.05 => (share / 2).max(SHARE_MIN),
+            few if few < 0.02 => (share * 2).min(SHARE_MAX),
+            _ => share,
+        };
+        self.balance();
+        outcome.seq = before + transactions as Seq;
+        Ok(outcome)
+    }
+
+    /// Gives those threads more that were done sooner: the later ones look at what others reserve,
+    /// and execute what they put off.
+    fn balance(&mut self) {
+        let busy = |own: &mut Mutex<Own>| {
+            own.get_mut().unwrap_or_else(PoisonError::into_inner).busy_ns.max(1) as f64
+        };
+        let busy: Vec<f64> = self.own.iter_mut().map(busy).collect();
+        let mean = busy.iter().sum::<f64>() / busy.len() as f64;
+        for (part, busy) in self.parts.iter_mut().zip(busy) {
+            *part *= (mean / busy).sqrt().clamp(0.8, 1.25);
+        }
+        let sum: f64 = self.parts.iter().sum();
+        self.parts.iter_mut().for_each(|part| *part /= sum);
+    }
+
+    /// Whether rounds can execute the epoch at all.
+    pub(super) fn check(&self, tables: &[Table], epoch: &Epoch) -> Result<(), &'static str> {
+        self.in_place.check(tables, epoch)
+    }
+}

@@ -1,0 +1,123 @@
+//! How far the threads are: the three counts that they wait for.
+
+use crate::schedule::sync::{AtomicUsize, Ordering};
+
+/// A count that one thread writes and others look at, alone in its cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Count(AtomicUsize);
+
+impl Count {
+    fn has_reached(&self, count: usize) -> bool {
+        self.0.load(Ordering::Acquire) >= count
+    }
+
+    fn set(&self, count: usize) {
+        self.0.store(count, Ordering::Release);
+    }
+}
+
+/// Of one thread: of how many rounds it has reserved its rows, executed its share, and settled what
+/// of it was put off.
+#[derive(Debug, Default)]
+struct Of {
+    reserved: Count,
+    executed: Count,
+    settled: Count,
+}
+
+/// How far all threads are.
+#[derive(Debug)]
+pub(super) struct Progress(Vec<Of>);
+
+impl Progress {
+    pub(super) fn new(threads: usize) -> Progress {
+        Progress((0..threads).map(|_| Of::default()).collect())
+    }
+
+    /// A thread has reserved what its share of a round uses.
+    pub(super) fn reserved(&self, thread: usize, round: usize) {
+        self.0[thread].reserved.set(round + 1);
+    }
+
+    /// A thread has executed its share of a round, but for what is put off.
+    pub(super) fn executed(&self, thread: usize, round: usize) {
+        self.0[thread].executed.set(round + 1);
+    }
+
+    /// A thread has executed what it had put off in a round.
+    pub(super) fn settled(&self, thread: usize, round: usize) {
+        self.0[thread].settled.set(round + 1);
+    }
+
+    /// Whether a thread may look at what earlier threads have reserved in a round, and then execute
+    /// its share: all of the rounds before is done.
+    pub(super) fn may_execute(&self, thread: usize, round: usize) -> bool {
+        let last = &self.0[self.0.len() - 1];
+        // The last thread settles when all others have.
+        last.settled.has_reached(round)
+            && self.0[..thread].iter().all(|of| of.reserved.has_reached(round + 1))
+    }
+
+    /// Whether a thread may execute what it has put off in a round: all that was not put off is done,
+    /// and what others have put off before.
+    pub(super) fn may_settle(&self, thread: usize, round: usize) -> bool {
+        let before = thread.checked_sub(1).map(|before| &self.0[before]);
+        before.is_none_or(|before| before.settled.has_reached(round + 1))
+            && self.0.iter().all(|of| of.executed.has_reached(round + 1))
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+
+    use super::*;
+    use crate::schedule::sync::{AtomicBool, Place};
+
+    fn wait(holds: impl Fn() -> bool) {
+        while !holds() {
+            loom::thread::yield_now();
+        }
+    }
+
+    /// Two shares a round that use one row: the second one's is put off.
+    #[test]
+    fn a_row_is_used_by_one_at_a_time_and_reservations_are_seen() {
+        const ROUNDS: usize = 2;
+        loom::model(|| {
+            let reserved = [0, 1].map(|_| AtomicBool::new(false));
+            let shared = Arc::new((Progress::new(2), reserved, Place::new(0u64)));
+            let first = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    let (progress, reserved, row) = &*shared;
+                    for round in 0..ROUNDS {
+                        reserved[round % 2].store(true, Ordering::Relaxed);
+                        progress.reserved(0, round);
+                        wait(|| progress.may_execute(0, round));
+                        // SAFETY: the second one puts off what uses it, and the round before is done.
+                        unsafe { row.set(row.get() + 1) };
+                        progress.executed(0, round);
+                        progress.settled(0, round);
+                    }
+                })
+            };
+            let (progress, reserved, row) = &*shared;
+            for round in 0..ROUNDS {
+                progress.reserved(1, round);
+                wait(|| progress.may_execute(1, round));
+                assert!(reserved[round % 2].load(Ordering::Relaxed));
+                progress.executed(1, round);
+                wait(|| progress.may_settle(1, round));
+                // SAFETY: the first one is done with this round and waits with the next one.
+                unsafe {
+                    assert_eq!(row.get(), 2 * round as u64 + 1);
+                    row.set(2 * round as u64 + 2);
+                }
+                progress.settled(1, round);
+            }
+            first.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,312 @@
+//! What one thread does: reserve, look, execute, settle; round after round.
+
+use std::ops::Range;
+
+use tidemill_table::{Opened, Seq};
+
+use super::progress::Progress;
+use super::reserve::{Reserved, Taken};
+use crate::execute::codes::Codes;
+use crate::execute::in_place::{Halt, Member};
+use crate::execute::lane::Lane;
+use crate::execute::segment::{InOrder, Turns};
+use crate::order::Ranked;
+use crate::pool::{self, Pool};
+
+/// How an epoch is cut: into rounds, and these into shares.
+#[derive(Clone, Copy)]
+pub(super) struct Round<'r> {
+    pub(super) order: &'r [Ranked],
+    /// Transactions of one, but of the last.
+    pub(super) len: usize,
+    /// Where each thread's share ends, as a part of the round.
+    pub(super) ends: &'r [f64],
+}
+
+impl Round<'_> {
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.order.len().div_ceil(self.len)
+    }
+
+    /// A thread's share of one.
+    fn of(&self, thread: usize, round: usize) -> Range<usize> {
+        let begin = round * self.len;
+        let len = self.len.min(self.order.len() - begin);
+        let end = |thread: usize| begin + (len as f64 * self.ends[thread]) as usize;
+        let first = if thread == 0 { begin } else { end(thread - 1) };
+        first..if thread + 1 == self.ends.len() { begin + len } else { end(thread) }
+    }
+}
+
+/// What all threads see.
+pub(super) struct Shared<'s> {
+    pub(super) codes: &'s Codes,
+    /// Per handler: whether each of its rows is written.
+    pub(super) writes: &'s [Vec<bool>],
+    pub(super) round: Round<'s>,
+    pub(super) progress: Progress,
+    /// Per thread: of rounds of even and of odd number.
+    pub(super) reserved: &'s [[Reserved; 2]],
+    pub(super) pool: &'s dyn Pool,
+    /// The number of the last transaction of earlier epochs.
+    pub(super) before: Seq,
+    pub(super) halt: Halt,
+}
+
+impl Shared<'_> {
+    /// Waits; whether to go on. Nanoseconds that it took are added.
+    fn wait(&self, wait_ns: &mut u64, mut holds: impl FnMut() -> bool) -> bool {
+        if holds() {
+            return !self.halt.is_set();
+        }
+        let begun = self.pool.now_ns();
+        pool::wait(self.pool, || self.halt.is_set() || holds());
+        *wait_ns += self.pool.now_ns() - begun;
+        !self.halt.is_set()
+    }
+}
+
+/// What a thread keeps to itself.
+#[derive(Debug, Default)]
+pub(super) struct Own {
+    taken: Taken,
+    /// By lane: its events in the share.
+    lanes: Vec<Events>,
+    /// Of each event of the share by lane, of each of its rows.
+    bits: Vec<u32>,
+    /// Ranks of what is put off.
+    off: Vec<usize>,
+    /// By round: how many outputs there were by stream after its share, and after what of it was put
+    /// off.
+    pub(super) ends: Vec<[Vec<usize>; 2]>,
+    pub(super) put_off: u64,
+    pub(super) executed: u64,
+    pub(super) reserve_ns: u64,
+    pub(super) wait_ns: u64,
+    /// In all, but for waiting.
+    pub(super) busy_ns: u64,
+}
+
+/// A lane's events in a share.
+#[derive(Clone, Debug)]
+struct Events {
+    range: Range<usize>,
+    /// Rows of each, and where their bits begin.
+    rows: usize,
+    bits: usize,
+}
+
+/// What a thread does in an epoch. `READS` when any transaction reads rows that it does not write.
+pub(super) fn walk<const READS: bool>(
+    shared: &Shared<'_>,
+    member: &mut Member<'_>,
+    own: &mut Own,
+    thread: usize,
+) {
+    let Shared { round, progress, pool, .. } = shared;
+    let all_begun = pool.now_ns();
+    own.ends.clear();
+    own.off.clear();
+    (own.put_off, own.executed, own.reserve_ns, own.wait_ns) = (0, 0, 0, 0);
+    let rounds = round.count();
+    if rounds > 0 {
+        own.reserve::<READS>(shared, member, thread, 0);
+    }
+    for number in 0..rounds {
+        own.stage(member);
+        if !shared.wait(&mut own.wait_ns, || progress.may_execute(thread, number)) {
+            return;
+        }
+        let share = round.of(thread, number);
+        own.look::<READS>(shared, member, thread, number);
+        own.executed += share.len() as u64;
+        let mut at = share.start;
+        for stop in own.off.iter().copied().chain([share.end]) {
+            if !execute(shared, member, at..stop) {
+                return shared.halt.set();
+            }
+            at = stop + 1;
+        }
+        progress.executed(thread, number);
+        let ends = own.ends_of(member);
+        // Where others are not done yet, the next round can be reserved meanwhile.
+        if number + 1 < rounds {
+            own.reserve::<READS>(shared, member, thread, number + 1);
+        }
+        if thread > 0 {
+            if !shared.wait(&mut own.wait_ns, || progress.may_settle(thread, number)) {
+                return;
+            }
+            own.ask_for_off(shared, member);
+            for rank in &own.off {
+                let Ranked { lane, row } = round.order[*rank];
+                member.lanes[lane as usize].stage_only(row as usize..row as usize + 1);
+                if !execute(shared, member, *rank..rank + 1) {
+                    return shared.halt.set();
+                }
+            }
+        }
+        progress.settled(thread, number);
+        own.put_off += own.off.len() as u64;
+        own.off.clear();
+        let late = own.ends_of(member);
+        own.ends.push([ends, late]);
+    }
+    own.busy_ns = (pool.now_ns() - all_begun).saturating_sub(own.wait_ns);
+}
+
+/// Executes a stretch of the order; whether it could.
+fn execute(shared: &Shared<'_>, member: &mut Member<'_>, ranks: Range<usize>) -> bool {
+    let seq = shared.before + ranks.start as Seq;
+    let order = &shared.round.order[..ranks.end];
+    let mut turns = Turns::InOrder(InOrder { order, at: ranks.start, seq, prefetch: true });
+    // SAFETY: whoever uses a row of these transactions in this round is before them in their own
+    // share, or is put off, and begins when they are done; or these are put off, and all others are
+    // done. Other rounds are done, or have not begun.
+    unsafe { member.walk(shared.codes, &mut turns) }
+}
+
+impl Own {
+    fn ends_of(&self, member: &Member<'_>) -> Vec<usize> {
+        member.builders.iter().map(|builder| builder.len()).collect()
+    }
+
+    /// Reserves what the share of a round uses, and notes it to be looked at later.
+    #[inline(never)]
+    fn reserve<const READS: bool>(
+        &mut self,
+        shared: &Shared<'_>,
+        member: &Member<'_>,
+        thread: usize,
+        number: usize,
+    ) {
+        let begun = shared.pool.now_ns();
+        let share = shared.round.of(thread, number);
+        self.find_events(member, &shared.round.order[share.clone()]);
+        let reserved = &shared.reserved[thread][number % 2];
+        let (is_first, is_last) = (thread == 0, thread + 1 == shared.round.ends.len());
+        let mask = (reserved.words() * 64 - 1) as u64;
+        if !is_last {
+            reserved.clear();
+        }
+        self.bits.clear();
+        for (Events { range, rows, bits }, lane) in self.lanes.iter_mut().zip(&member.lanes) {
+            if range.start >= range.end {
+                continue;
+            }
+            *bits = self.bits.len();
+            if !is_first {
+                self.bits.resize(*bits + range.len() * *rows, 0);
+            }
+            for (of, writes) in shared.writes[lane.handler].iter().enumerate() {
+                let (mut at, rows) = (*bits + of, *rows);
+                lane.homes_of(of, range.clone(), |_, hash| {
+                    let bit = (hash & mask) as u32;
+                    if !is_last {
+                        reserved.reserve::<READS>(bit, *writes);
+                    }
+                    if !is_first {
+                        self.bits[at] = bit;
+                        at += rows;
+                    }
+                });
+            }
+            // About where the share of the next round has its events of this lane.
+            let after = range.len() * shared.round.len / share.len().max(1);
+            lane.ask_for(range.start + after..range.end + after);
+        }
+        shared.progress.reserved(thread, number);
+        self.reserve_ns += shared.pool.now_ns() - begun;
+    }
+
+    /// Finds out which events of each lane a share has. They rise in every lane, so the first and the
+    /// last of each say all, and as soon as all lanes have been seen nobody looks further.
+    fn find_events(&mut self, member: &Member<'_>, share: &[Ranked]) {
+        self.lanes.clear();
+        let none = |lane: &Lane<'_>| Events { range: usize::MAX..0, rows: lane.rows(), bits: 0 };
+        self.lanes.extend(member.lanes.iter().map(none));
+        let mut unseen = self.lanes.len();
+        for ranked in share {
+            let Events { range, .. } = &mut self.lanes[ranked.lane as usize];
+            if range.start == usize::MAX {
+                range.start = ranked.row as usize;
+                unseen -= 1;
+                if unseen == 0 {
+                    break;
+                }
+            }
+        }
+        let mut unseen = self.lanes.len() - unseen;
+        for ranked in share.iter().rev() {
+            let Events { range, .. } = &mut self.lanes[ranked.lane as usize];
+            if range.end == 0 {
+                range.end = ranked.row as usize + 1;
+                unseen -= 1;
+                if unseen == 0 {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Asks for what the share begins with.
+    fn stage(&self, member: &mut Member<'_>) {
+        for (Events { range, .. }, lane) in self.lanes.iter().zip(&mut member.lanes) {
+            if range.start < range.end {
+                lane.stage_only(range.clone());
+            }
+        }
+    }
+
+    /// Looks which transactions of the share meet what is taken; these are put off.
+    #[inline(never)]
+    fn look<const READS: bool>(
+        &mut self,
+        shared: &Shared<'_>,
+        member: &Member<'_>,
+        thread: usize,
+        number: usize,
+    ) {
+        if thread == 0 {
+            return;
+        }
+        let begun = shared.pool.now_ns();
+        let before = shared.reserved[..thread].iter();
+        self.taken.gather(before.map(|reserved| &reserved[number % 2]));
+        let share = shared.round.of(thread, number);
+        for (ranked, rank) in shared.round.order[share.clone()].iter().zip(share) {
+            let Events { range, rows, bits } = &self.lanes[ranked.lane as usize];
+            let from = bits + (ranked.row as usize - range.start) * rows;
+            let bits = &self.bits[from..from + rows];
+            let meets = match READS {
+                false => {
+                    bits.iter().fold(0, |any, bit| any | self.taken.meets::<false>(*bit, true))
+                }
+                true => {
+                    let writes = &shared.writes[member.lanes[ranked.lane as usize].handler];
+                    let rows = bits.iter().zip(writes);
+                    rows.fold(0, |any, (bit, writes)| any | self.taken.meets::<true>(*bit, *writes))
+                }
+            };
+            if meets & 1 == 1 {
+                let writes = &shared.writes[member.lanes[ranked.lane as usize].handler];
+                let rows = bits.iter().zip(writes);
+                rows.for_each(|(bit, writes)| self.taken.take::<READS>(*bit, *writes));
+                self.off.push(rank);
+            }
+        }
+        self.reserve_ns += shared.pool.now_ns() - begun;
+    }
+
+    /// Asks for the rows of what is put off.
+    fn ask_for_off(&self, shared: &Shared<'_>, member: &Member<'_>) {
+        for rank in &self.off {
+            let Ranked { lane, row } = shared.round.order[*rank];
+            let (lane, row) = (&member.lanes[lane as usize], row as usize);
+            for of in 0..lane.rows() {
+                lane.homes_of(of, row..row + 1, |home, _| Opened::prefetch_to_write(home));
+            }
+        }
+    }
+}
