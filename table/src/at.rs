@@ -274,15 +274,21 @@ impl Opened<'_> {
         // of this key is the caller's row; one that is free is taken under the lock.
         unsafe {
             let mut slot = self.search(key);
-            let is_taken = |slot: *mut u64| look(slot.add(LINK), Ordering::Acquire) & TAKEN != 0;
-            if is_taken(slot) && *slot.add(STAMP) & 1 == 1 {
+            // A slot that was free when it was looked at may be another key's by now.
+            let is_mine = |slot: *mut u64| {
+                let taken = look(slot.add(LINK), Ordering::Acquire) & TAKEN != 0;
+                taken && look(slot.add(KEY), Ordering::Relaxed) == key
+            };
+            if is_mine(slot) && *slot.add(STAMP) & 1 == 1 {
                 return (slot, true);
             }
             let Some(missing) = (*self.table).missing() else { return NONE };
             let mut placing = self.placing.lock().unwrap_or_else(PoisonError::into_inner);
-            if !is_taken(slot) {
-                // Another key may have come to be there.
+            if !is_mine(slot) {
+                // Whoever places holds the lock, so this is where the key is or will be.
                 slot = self.search(key);
+            }
+            if !is_mine(slot) {
                 if placing.room == 0 {
                     return NONE;
                 }

@@ -5,6 +5,8 @@
 //! compiled together with each closure, so that between two transactions nothing is called, looked
 //! up or stored that the next one could have kept.
 
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
 use tidemill_table::{RowAt, Seq};
 
 use super::closure::{undo, NativeTx, RowBits};
@@ -36,6 +38,10 @@ pub(crate) enum Reason {
     /// Of a closure.
     Text(&'static str),
 }
+
+/// Why a transaction aborts whose closure panics. What it said goes where all panics go; it may differ
+/// from run to run, and so is no reason.
+const PANICKED: &str = "the handler's function panicked";
 
 /// A transaction whose turn it is.
 #[derive(Clone, Copy)]
@@ -111,6 +117,16 @@ impl<'s> Turns<'s> {
         }
     }
 
+    /// The turn of the next transaction once more: it has begun.
+    fn again(&self) -> Turn {
+        let (Ranked { row, .. }, rank) = self.ranked();
+        let seq = match self {
+            Turns::InOrder(turns) => turns.seq + 1,
+            Turns::InList(turns) => turns.seq(rank),
+        };
+        Turn { event: row as usize, rank, seq }
+    }
+
     /// How many transactions have been passed, counted from anywhere.
     pub(crate) fn at(&self) -> usize {
         match self {
@@ -168,22 +184,78 @@ impl InOrder<'_> {
     }
 }
 
-/// Runs a closure on `N` rows, for as long as it is the lane's turn.
+/// Runs a closure on `N` rows, for as long as it is the lane's turn. A transaction whose closure panics
+/// aborts.
 ///
 /// # Safety
 /// The lane is [attached](Lane::attach) to open tables and to outputs that nobody else uses;
 /// the tables have room for a version of each row of all transactions of the walk; `code` is of
 /// its handler. Or the lane is of [copies](Lane::copies), and `code` of frames.
-#[inline(always)]
 pub(crate) unsafe fn run_native<const N: usize>(
     turns: &mut Turns<'_>,
     lane: &mut Lane<'_>,
     code: &NativeCode,
     body: &impl Fn(&mut NativeTx<'_>) -> Result<(), &'static str>,
 ) -> End {
+    // SAFETY: as the caller says. What a panic leaves behind is put right below.
+    let run = || unsafe { run_closure::<N>(turns, lane, code, body) };
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(end) => end,
+        // SAFETY: as the caller says; the walk is at the transaction that has panicked.
+        Err(_) => unsafe { panicked::<N>(turns, lane) },
+    }
+}
+
+/// Takes back what the next transaction has done, which has begun.
+///
+/// # Safety
+/// As of [`run_native`].
+#[cold]
+unsafe fn panicked<const N: usize>(turns: &Turns<'_>, lane: &mut Lane<'_>) -> End {
+    if let Some(copies) = &mut lane.copies {
+        copies.done = Some(Err(PANICKED));
+        return End::Lane;
+    }
+    let turn = turns.again();
+    let mut rows = [RowAt::frame(std::ptr::null_mut()); N];
+    for (of, row) in rows.iter_mut().enumerate() {
+        // SAFETY: as the caller says; it was found before.
+        let found = unsafe { turns.row(lane, of, turn) };
+        (*row, _) = found.expect("a row that was found before is there");
+    }
+    // SAFETY: these are the transaction's rows and its number. Only rows that it has written are taken
+    // back.
+    unsafe {
+        undo(rows, RowBits::MAX, turn.seq);
+        lane.outs.take_back(Origin::new(turn.rank as u32, 0, lane.handler));
+    }
+    End::Aborts(Reason::Text(PANICKED))
+}
+
+/// A walk that is copied, to stay in registers, and comes back when it ends, also by a panic.
+struct Copied<'t, 's> {
+    now: Turns<'s>,
+    to: &'t mut Turns<'s>,
+}
+
+impl Drop for Copied<'_, '_> {
+    fn drop(&mut self) {
+        *self.to = self.now;
+    }
+}
+
+/// See [`run_native`].
+#[inline(always)]
+unsafe fn run_closure<const N: usize>(
+    turns: &mut Turns<'_>,
+    lane: &mut Lane<'_>,
+    code: &NativeCode,
+    body: &impl Fn(&mut NativeTx<'_>) -> Result<(), &'static str>,
+) -> End {
     assert_eq!(lane.rows(), N, "the closure's rows");
-    let mut at = *turns;
-    let end = loop {
+    let mut walk = Copied { now: *turns, to: turns };
+    loop {
+        let at = &mut walk.now;
         let Some(turn) = at.next(lane) else { break End::Lane };
         let mut rows = [RowAt::frame(std::ptr::null_mut()); N];
         let mut present = RowBits::MAX;
@@ -238,9 +310,7 @@ pub(crate) unsafe fn run_native<const N: usize>(
         if lane.outs.are_kept() {
             break End::Emitted;
         }
-    };
-    *turns = at;
-    end
+    }
 }
 
 /// Runs a declared transaction's code; what a transaction emits is in the frame afterwards.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tidemill_table::{Opened, RowAt};
+use tidemill_table::{Opened, RowAt, Seq};
 
 use super::feed::{Appender, Feed};
 use super::Shared;
@@ -263,8 +263,13 @@ impl InList<'_> {
             }
         }
         let rank = entry.rank as usize;
-        let seq = self.shared.before + 1 + u64::from(entry.rank);
-        Some(Turn { event: entry.row as usize, rank, seq })
+        Some(Turn { event: entry.row as usize, rank, seq: self.seq(rank) })
+    }
+
+    /// The number of the transaction of this rank.
+    #[inline(always)]
+    pub(crate) fn seq(&self, rank: usize) -> Seq {
+        self.shared.before + 1 + rank as Seq
     }
 
     /// A row of the transaction whose turn it is.
