@@ -49,7 +49,7 @@ impl Reserved {
 
 #[inline(always)]
 fn set(words: &[AtomicU64], bit: u32) {
-    let word = &words[bit as usize / 64 & (words.len() - 1)];
+    let word = &words[(bit as usize / 64) & (words.len() - 1)];
     // Nobody else writes it.
     word.store(word.load(Ordering::Relaxed) | 1 << (bit % 64), Ordering::Relaxed);
 }
@@ -84,7 +84,7 @@ impl Taken {
     #[inline(always)]
     pub(super) fn meets<const READS: bool>(&self, bit: u32, writes: bool) -> u64 {
         let taken = if READS && !writes { &self.written } else { &self.used };
-        taken[bit as usize / 64 & (taken.len() - 1)] >> (bit % 64)
+        taken[(bit as usize / 64) & (taken.len() - 1)] >> (bit % 64)
     }
 
     /// A transaction that uses this row is put off.

@@ -224,7 +224,8 @@ impl Own {
     /// last of each say all, and as soon as all lanes have been seen nobody looks further.
     fn find_events(&mut self, member: &Member<'_>, share: &[Ranked]) {
         self.lanes.clear();
-        let none = |lane: &Lane<'_>| Events { range: usize::MAX..0, rows: lane.rows(), bits: 0 };
+        let unseen = Range { start: usize::MAX, end: 0 };
+        let none = |lane: &Lane<'_>| Events { range: unseen.clone(), rows: lane.rows(), bits: 0 };
         self.lanes.extend(member.lanes.iter().map(none));
         let mut unseen = self.lanes.len();
         for ranked in share {
