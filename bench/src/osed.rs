@@ -31,12 +31,14 @@
 //! | `words` | a text as words |
 //! | `program` | tables, streams, and the closures on each tweet |
 //! | `functions` | the opaque functions on windows that are complete |
+//! | `list` | lists in rows |
 //! | `tight` | the baseline |
 //! | `found` | what was detected, beside the labels |
 //! | `run` | all of it as the harness takes it |
 
 mod found;
 mod functions;
+mod list;
 mod program;
 mod run;
 mod tight;

@@ -3,6 +3,7 @@
 use tidemill_core::Value;
 use tidemill_txn::program::{Abort, Opaque, Tx};
 
+use super::list::{pack, unpack};
 use super::program::{word, Frame};
 use super::{event, similarity, SIMILAR};
 
@@ -46,7 +47,7 @@ impl Opaque for Cluster {
         let mut terms = Vec::with_capacity(words.len());
         for key in words {
             let row = tx.get(self.frame.terms, std::slice::from_ref(key))?;
-            terms.push(row.map_or_else(Vec::new, |row| list(&row[CLUSTERS])));
+            terms.push(row.map_or_else(Vec::new, |row| unpack(&row[CLUSTERS])));
         }
         // Per cluster that shares a word: the product of the two.
         let mut shared: Vec<(i64, i64)> = Vec::new();
@@ -57,22 +58,23 @@ impl Opaque for Cluster {
             }
         }
         shared.sort_unstable();
+        let mut touched = self.touched(now, tx)?;
+        let touched_before = self.touched(now - 1, tx)?;
         let mut live: Vec<i64> = Vec::with_capacity(shared.len());
-        let mut best: Option<(f64, [i64; 6])> = None;
+        let (mut most, mut best) = (SIMILAR, None);
         for (cluster, dot) in shared {
-            let Some(state) = self.state(cluster, tx)? else { continue };
-            let [_, _, norm2, touched, ..] = state;
-            if touched < now - 1 {
-                continue;
-            }
+            let found = touched.norm2(cluster).or_else(|| touched_before.norm2(cluster));
+            let Some(norm2) = found else { continue };
             live.push(cluster);
             let found = similarity(dot, words.len(), norm2);
-            if found >= SIMILAR && best.is_none_or(|(most, _)| found > most) {
-                best = Some((found, state));
+            if found > most || best.is_none() && found == most {
+                (most, best) = (found, Some(cluster));
             }
         }
-        let (found, state) = best.unwrap_or((1.0, [tweet, 0, 0, now - 1, 0, 0]));
-        let [cluster, tweets, mut norm2, touched, count, before] = state;
+        let [cluster, tweets, mut norm2, last, count, before] = match best {
+            Some(cluster) => state(self.frame, cluster, tx)?,
+            None => [tweet, 0, 0, now - 1, 0, 0],
+        };
         for (key, term) in words.iter().zip(terms) {
             let (mut kept, mut had) = (Vec::with_capacity(term.len() + 2), 0);
             for [of, count] in term.as_chunks::<2>().0 {
@@ -88,14 +90,14 @@ impl Opaque for Cluster {
                 kept.extend([cluster, 1]);
             }
             norm2 += 2 * had + 1;
-            tx.put(self.frame.terms, &[key.clone(), bytes(&kept)])?;
+            tx.put(self.frame.terms, &[key.clone(), pack(&kept)])?;
         }
-        let (count, before) = if touched == now { (count, before) } else { (0, count) };
-        if count == 0 {
-            self.touch(cluster, now, tx)?;
-        }
+        let (count, before) = if last == now { (count, before) } else { (0, count) };
         let state = [cluster, tweets + 1, norm2, now, count + 1, before];
         tx.put(self.frame.clusters, &state.map(Value::Int))?;
+        touched.put(cluster, norm2);
+        tx.put(self.frame.windows, &[Value::Int(now), pack(&touched.0)])?;
+        let found = if best.is_some() { most } else { 1.0 };
         let merge = [Value::Int(tweet), Value::Int(cluster), Value::Float(found)];
         tx.emit(self.frame.merges, &merge)
     }
@@ -113,18 +115,39 @@ impl Cluster {
         Ok(false)
     }
 
-    /// A cluster's row.
-    fn state(&self, cluster: i64, tx: &mut dyn Tx) -> Result<Option<[i64; 6]>, Abort> {
-        let row = tx.get(self.frame.clusters, &[Value::Int(cluster)])?;
-        Ok(row.map(|row| std::array::from_fn(|column| int(&row[column]))))
+    /// The clusters that a window has touched so far.
+    fn touched(&self, window: i64, tx: &mut dyn Tx) -> Result<Touched, Abort> {
+        let row = tx.get(self.frame.windows, &[Value::Int(window)])?;
+        Ok(Touched(row.map_or_else(Vec::new, |row| unpack(&row[CLUSTERS]))))
+    }
+}
+
+/// The clusters that a window has touched, by name: each with the square of its norm behind it.
+struct Touched(Vec<i64>);
+
+impl Touched {
+    fn place(&self, cluster: i64) -> Result<usize, usize> {
+        self.0.as_chunks::<2>().0.binary_search_by_key(&cluster, |[of, _]| *of)
     }
 
-    /// A window has touched a cluster for the first time.
-    fn touch(&self, cluster: i64, now: i64, tx: &mut dyn Tx) -> Result<(), Abort> {
-        let row = tx.get(self.frame.windows, &[Value::Int(now)])?;
-        let mut touched = row.map_or_else(Vec::new, |row| list(&row[CLUSTERS]));
-        touched.push(cluster);
-        tx.put(self.frame.windows, &[Value::Int(now), bytes(&touched)])
+    /// The square of a cluster's norm, if it is there.
+    fn norm2(&self, cluster: i64) -> Option<i64> {
+        self.place(cluster).ok().map(|place| self.0[2 * place + 1])
+    }
+
+    fn put(&mut self, cluster: i64, norm2: i64) {
+        match self.place(cluster) {
+            Ok(place) => self.0[2 * place + 1] = norm2,
+            Err(place) => drop(self.0.splice(2 * place..2 * place, [cluster, norm2])),
+        }
+    }
+}
+
+/// A cluster's row, which is there.
+fn state(frame: Frame, cluster: i64, tx: &mut dyn Tx) -> Result<[i64; 6], Abort> {
+    match tx.get(frame.clusters, &[Value::Int(cluster)])? {
+        Some(row) => Ok(std::array::from_fn(|column| int(&row[column]))),
+        None => Err(Abort::refused("there is no such cluster")),
     }
 }
 
@@ -137,14 +160,12 @@ pub(super) struct Select {
 impl Opaque for Select {
     fn call(&self, merged: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
         let Some(row) = tx.get(self.frame.windows, merged)? else { return Ok(()) };
-        let functions = Cluster { frame: self.frame };
-        for cluster in list(&row[CLUSTERS]) {
-            let Some(state) = functions.state(cluster, tx)? else { continue };
-            let [_, tweets, _, _, now, before] = state;
+        for [cluster, _] in unpack(&row[CLUSTERS]).as_chunks::<2>().0 {
+            let [cluster, tweets, _, _, now, before] = state(self.frame, *cluster, tx)?;
             if let Some(growth) = event(now, before, self.window) {
-                let row = [merged[0].clone(), Value::Int(cluster), Value::Int(tweets)];
-                let [window, cluster, tweets] = row;
-                tx.emit(self.frame.events, &[window, cluster, tweets, Value::Float(growth)])?;
+                let [cluster, tweets] = [cluster, tweets].map(Value::Int);
+                let row = [merged[0].clone(), cluster, tweets, Value::Float(growth)];
+                tx.emit(self.frame.events, &row)?;
             }
         }
         Ok(())
@@ -157,19 +178,4 @@ fn int(value: &Value) -> i64 {
         Value::Int(int) => *int,
         other => unreachable!("{other} is in a column of integers"),
     }
-}
-
-/// The integers of a list, as rows have it.
-fn list(value: &Value) -> Vec<i64> {
-    match value {
-        Value::Bytes(bytes) => {
-            bytes.as_chunks::<8>().0.iter().map(|eight| i64::from_le_bytes(*eight)).collect()
-        }
-        other => unreachable!("{other} is in a column of bytes"),
-    }
-}
-
-/// Integers as a list for a row.
-pub(super) fn bytes(list: &[i64]) -> Value {
-    Value::Bytes(list.iter().flat_map(|int| int.to_le_bytes()).collect())
 }

@@ -39,7 +39,7 @@ pub(super) struct Frame {
     /// By its first tweet: how many tweets it has, the square of its norm, which window has touched it
     /// last, and how many of its tweets are of that window and of the one before.
     pub(super) clusters: TableId,
-    /// By window: the clusters that it has touched.
+    /// By window: the clusters that it has touched, with their norms: who may be merged into.
     pub(super) windows: TableId,
     /// Tweets of windows that are complete.
     pub(super) candidates: StreamId,

@@ -9,7 +9,7 @@ use tidemill_env::Env;
 use tidemill_table::{row_hash, Table};
 use tidemill_txn::Program;
 
-use super::functions::bytes;
+use super::list::pack;
 use super::tight::Tight;
 use super::tweets::{Played, Tweets, FOLDER};
 use super::{found, program, window, WORDS};
@@ -98,13 +98,13 @@ impl Detection {
             let first = |cluster: u32| tight.clusters[cluster as usize].first;
             let list: Vec<i64> =
                 word.terms.iter().flat_map(|(of, count)| [first(*of), *count]).collect();
-            vec![Value::Int(word.number), bytes(&list)]
+            vec![Value::Int(word.number), pack(&list)]
         });
         let clusters = tight.clusters.iter().map(|c| {
             ints(&[c.first, c.tweets, c.norm2, c.window, c.now, c.before])
         });
         let touched = tight.touched.iter().enumerate().filter(|(_, touched)| !touched.is_empty());
-        let windows = touched.map(|(at, touched)| vec![Value::Int(at as i64), bytes(touched)]);
+        let windows = touched.map(|(at, touched)| vec![Value::Int(at as i64), pack(touched.as_flattened())]);
         [tweets, words.collect(), terms.collect(), clusters.collect(), windows.collect()]
     }
 }

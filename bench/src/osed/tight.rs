@@ -53,14 +53,16 @@ pub(super) struct Tight {
     places: HashMap<i64, u32, FixedState>,
     pub(super) words: Vec<Word>,
     pub(super) clusters: Vec<Cluster>,
-    /// Per window the clusters that it has touched.
-    pub(super) touched: Vec<Vec<i64>>,
+    /// Per window the clusters that it has touched, with the squares of their norms.
+    pub(super) touched: Vec<Vec<[i64; 2]>>,
     /// Which tweet went into which cluster, and how similar they were.
     pub(super) merges: Vec<(i64, i64, f64)>,
     pub(super) events: Vec<Found>,
     /// Per cluster the product with the tweet that is looked at, and which ones have any.
     dots: Vec<i64>,
     shared: Vec<u32>,
+    /// The clusters that the window has touched so far.
+    found: Vec<u32>,
 }
 
 impl Tight {
@@ -77,7 +79,6 @@ impl Tight {
             ends.push(words.len());
             if (at + 1) % window == 0 {
                 let mut begun = 0;
-                self.touched.push(Vec::new());
                 for (nth, end) in ends.drain(..).enumerate() {
                     self.cluster(now * window + nth as i64, &words[begun..end], now);
                     begun = end;
@@ -169,7 +170,7 @@ impl Tight {
             (state.before, state.now, state.window) = (state.now, 0, now);
         }
         if state.now == 0 {
-            self.touched[now as usize].push(state.first);
+            self.found.push(cluster);
         }
         state.now += 1;
         state.tweets += 1;
@@ -179,13 +180,16 @@ impl Tight {
 
     /// Finds the events of a window.
     fn select(&mut self, now: i64, window: i64) {
-        for first in &self.touched[now as usize] {
-            let place = self.clusters.binary_search_by_key(first, |cluster| cluster.first);
-            let Cluster { tweets, now: count, before, .. } =
-                self.clusters[place.expect("a cluster that was touched is there")];
+        self.found.sort_unstable();
+        let mut touched = Vec::with_capacity(self.found.len());
+        for cluster in self.found.drain(..) {
+            let Cluster { first, tweets, norm2, now: count, before, .. } =
+                self.clusters[cluster as usize];
+            touched.push([first, norm2]);
             if let Some(growth) = event(count, before, window) {
-                self.events.push(Found { window: now, cluster: *first, tweets, growth });
+                self.events.push(Found { window: now, cluster: first, tweets, growth });
             }
         }
+        self.touched.push(touched);
     }
 }

@@ -1,5 +1,9 @@
 //! A text as words.
 
+use std::collections::HashSet;
+use std::sync::LazyLock;
+
+use foldhash::fast::FixedState;
 use tidemill_core::encode;
 
 use super::WORDS;
@@ -17,6 +21,10 @@ upon very via wanna want was wasnt way well were what when where which while who
 wont would wouldnt yeah yes yet you your youre
 ";
 
+/// The words of [`STOP`].
+static STOPS: LazyLock<HashSet<&str, FixedState>> =
+    LazyLock::new(|| STOP.split_whitespace().collect());
+
 /// The distinct words of a text in the order of their first appearance, at most [`WORDS`]: letters and
 /// digits in lower case, at least three of them and not digits alone. Links, names of users and words
 /// of [`STOP`] are left out.
@@ -32,7 +40,7 @@ pub(super) fn split(text: &str) -> Vec<String> {
                 let letters = word.chars().filter(|c| c.is_alphanumeric());
                 let word: String = letters.flat_map(char::to_lowercase).collect();
                 let says = word.chars().count() >= 3 && !word.chars().all(char::is_numeric);
-                if says && !words.contains(&word) && !STOP.split_whitespace().any(|s| s == word) {
+                if says && !words.contains(&word) && !STOPS.contains(&*word) {
                     words.push(word);
                     if words.len() == WORDS {
                         return words;
