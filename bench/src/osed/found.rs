@@ -61,7 +61,8 @@ fn of_crisis(all: &Tweets, crisis: &Crisis, tight: &Tight, window: i64) -> Value
         if !crisis.tweets.contains(&(*tweet as usize)) {
             continue;
         }
-        let (found, tweet_of) = (clusters.entry(*cluster).or_default(), &all.tweets[*tweet as usize]);
+        let (found, tweet_of) =
+            (clusters.entry(*cluster).or_default(), &all.tweets[*tweet as usize]);
         *found.windows.entry(tweet / window).or_default() += 1;
         found.tweets += 1;
         found.on_topic += usize::from(tweet_of.on_topic);

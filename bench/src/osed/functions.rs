@@ -44,63 +44,53 @@ impl Opaque for Cluster {
         if !self.bursts(words, now, tx)? {
             return Ok(());
         }
-        let mut terms = Vec::with_capacity(words.len());
-        for key in words {
-            let row = tx.get(self.frame.terms, std::slice::from_ref(key))?;
-            terms.push(row.map_or_else(Vec::new, |row| unpack(&row[CLUSTERS])));
-        }
-        // Per cluster that shares a word: the product of the two.
-        let mut shared: Vec<(i64, i64)> = Vec::new();
-        for [cluster, count] in terms.iter().flat_map(|term| term.as_chunks::<2>().0) {
-            match shared.iter_mut().find(|(other, _)| other == cluster) {
-                Some((_, dot)) => *dot += count,
-                None => shared.push((*cluster, *count)),
-            }
-        }
-        shared.sort_unstable();
-        let mut touched = self.touched(now, tx)?;
-        let touched_before = self.touched(now - 1, tx)?;
-        let mut live: Vec<i64> = Vec::with_capacity(shared.len());
-        let (mut most, mut best) = (SIMILAR, None);
-        for (cluster, dot) in shared {
-            let found = touched.norm2(cluster).or_else(|| touched_before.norm2(cluster));
-            let Some(norm2) = found else { continue };
-            live.push(cluster);
-            let found = similarity(dot, words.len(), norm2);
-            if found > most || best.is_none() && found == most {
-                (most, best) = (found, Some(cluster));
-            }
-        }
-        let [cluster, tweets, mut norm2, last, count, before] = match best {
-            Some(cluster) => state(self.frame, cluster, tx)?,
+        let terms = self.terms(words, tx)?;
+        let (mut touched, earlier) = (self.touched(now, tx)?, self.touched(now - 1, tx)?);
+        let norm2 = |cluster| touched.norm2(cluster).or_else(|| earlier.norm2(cluster));
+        let live = |[cluster, dot]: [i64; 2]| Some([cluster, dot, norm2(cluster)?]);
+        let live: Vec<[i64; 3]> = products(&terms).into_iter().filter_map(live).collect();
+        let nearest = nearest(&live, words.len());
+        let [cluster, tweets, norm2, last, count, before] = match nearest {
+            Some((cluster, _)) => state(self.frame, cluster, tx)?,
             None => [tweet, 0, 0, now - 1, 0, 0],
         };
-        for (key, term) in words.iter().zip(terms) {
-            let (mut kept, mut had) = (Vec::with_capacity(term.len() + 2), 0);
-            for [of, count] in term.as_chunks::<2>().0 {
-                // What no tweet can be merged into any more goes.
-                if *of == cluster {
-                    had = *count;
-                    kept.extend([*of, count + 1]);
-                } else if live.binary_search(of).is_ok() {
-                    kept.extend([*of, *count]);
-                }
-            }
-            if had == 0 {
-                kept.extend([cluster, 1]);
-            }
-            norm2 += 2 * had + 1;
-            tx.put(self.frame.terms, &[key.clone(), pack(&kept)])?;
-        }
+        let norm2 = norm2 + self.add(words, &terms, cluster, &live, tx)?;
         let (count, before) = if last == now { (count, before) } else { (0, count) };
         let state = [cluster, tweets + 1, norm2, now, count + 1, before];
         tx.put(self.frame.clusters, &state.map(Value::Int))?;
         touched.put(cluster, norm2);
         tx.put(self.frame.windows, &[Value::Int(now), pack(&touched.0)])?;
-        let found = if best.is_some() { most } else { 1.0 };
+        let found = nearest.map_or(1.0, |(_, found)| found);
         let merge = [Value::Int(tweet), Value::Int(cluster), Value::Float(found)];
         tx.emit(self.frame.merges, &merge)
     }
+}
+
+/// The product of a tweet with each cluster that shares a word with it, given the clusters that have
+/// its words: in the order of the clusters.
+fn products(terms: &[Vec<i64>]) -> Vec<[i64; 2]> {
+    let mut products: Vec<[i64; 2]> = Vec::new();
+    terms.iter().for_each(|term| products.extend(term.as_chunks::<2>().0));
+    products.sort_unstable();
+    products.dedup_by(|next, sum| {
+        let is_same = next[0] == sum[0];
+        sum[1] += if is_same { next[1] } else { 0 };
+        is_same
+    });
+    products
+}
+
+/// The most similar cluster to a tweet of so many words, the first of equals, if one is similar enough.
+/// A cluster comes with the product of the two and the square of its norm.
+fn nearest(live: &[[i64; 3]], words: usize) -> Option<(i64, f64)> {
+    let mut nearest = None;
+    for [cluster, dot, norm2] in live {
+        let found = similarity(*dot, words, *norm2);
+        if found >= SIMILAR && nearest.is_none_or(|(_, most)| found > most) {
+            nearest = Some((*cluster, found));
+        }
+    }
+    nearest
 }
 
 impl Cluster {
@@ -113,6 +103,45 @@ impl Cluster {
             }
         }
         Ok(false)
+    }
+
+    /// Of each of these words the clusters that have it, each with the number of tweets behind it.
+    fn terms(&self, words: &[Value], tx: &mut dyn Tx) -> Result<Vec<Vec<i64>>, Abort> {
+        let term = |key: &Value| -> Result<Vec<i64>, Abort> {
+            let row = tx.get(self.frame.terms, std::slice::from_ref(key))?;
+            Ok(row.map_or_else(Vec::new, |row| unpack(&row[CLUSTERS])))
+        };
+        words.iter().map(term).collect()
+    }
+
+    /// Adds words to a cluster; gives what that adds to the square of its norm. Clusters that no tweet
+    /// can be merged into any more go.
+    fn add(
+        &self,
+        words: &[Value],
+        terms: &[Vec<i64>],
+        cluster: i64,
+        live: &[[i64; 3]],
+        tx: &mut dyn Tx,
+    ) -> Result<i64, Abort> {
+        let mut added = 0;
+        for (key, term) in words.iter().zip(terms) {
+            let (mut kept, mut had) = (Vec::with_capacity(term.len() + 2), 0);
+            for [of, count] in term.as_chunks::<2>().0 {
+                if *of == cluster {
+                    had = *count;
+                    kept.extend([*of, count + 1]);
+                } else if live.binary_search_by_key(of, |[live, ..]| *live).is_ok() {
+                    kept.extend([*of, *count]);
+                }
+            }
+            if had == 0 {
+                kept.extend([cluster, 1]);
+            }
+            added += 2 * had + 1;
+            tx.put(self.frame.terms, &[key.clone(), pack(&kept)])?;
+        }
+        Ok(added)
     }
 
     /// The clusters that a window has touched so far.

@@ -41,6 +41,6 @@ mod tests {
     fn what_is_packed_comes_back() {
         let list = [0, 1, 127, 128, 16_383, 16_384, 60_000, i64::MAX];
         assert_eq!(unpack(&pack(&list)), list);
-        assert_eq!(unpack(&pack(&[])), []);
+        assert!(unpack(&pack(&[])).is_empty());
     }
 }

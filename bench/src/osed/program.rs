@@ -6,7 +6,7 @@ use tidemill_core::{Column, DataType, Late, Result, SourceSpec, StreamId, TableI
 use tidemill_txn::program::{Builder, NativeTx};
 use tidemill_txn::Program;
 
-use super::functions::{Cluster, Close, Select};
+use super::functions::{Close, Cluster, Select};
 use super::{score, NEVER, RISE, WORDS};
 use crate::events::Input;
 

@@ -100,11 +100,13 @@ impl Detection {
                 word.terms.iter().flat_map(|(of, count)| [first(*of), *count]).collect();
             vec![Value::Int(word.number), pack(&list)]
         });
-        let clusters = tight.clusters.iter().map(|c| {
-            ints(&[c.first, c.tweets, c.norm2, c.window, c.now, c.before])
-        });
+        let clusters = tight
+            .clusters
+            .iter()
+            .map(|c| ints(&[c.first, c.tweets, c.norm2, c.window, c.now, c.before]));
         let touched = tight.touched.iter().enumerate().filter(|(_, touched)| !touched.is_empty());
-        let windows = touched.map(|(at, touched)| vec![Value::Int(at as i64), pack(touched.as_flattened())]);
+        let windows =
+            touched.map(|(at, touched)| vec![Value::Int(at as i64), pack(touched.as_flattened())]);
         [tweets, words.collect(), terms.collect(), clusters.collect(), windows.collect()]
     }
 }
@@ -163,9 +165,10 @@ impl Case for Detection {
         let windows = || (0..self.windows()).map(|window| vec![int(window)]);
         let candidates = (0..self.windows() * self.window)
             .map(|tweet| vec![int(tweet), int(tweet / self.window)]);
-        let merges = tight.merges.iter().map(|(tweet, cluster, found)| {
-            vec![int(*tweet), int(*cluster), Value::Float(*found)]
-        });
+        let merges = tight
+            .merges
+            .iter()
+            .map(|(tweet, cluster, found)| vec![int(*tweet), int(*cluster), Value::Float(*found)]);
         let events = tight.events.iter().map(|event| {
             let [window, cluster, tweets] = [event.window, event.cluster, event.tweets].map(int);
             vec![window, cluster, tweets, Value::Float(event.growth)]

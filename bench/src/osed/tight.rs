@@ -136,9 +136,8 @@ impl Tight {
             let dot = std::mem::take(&mut self.dots[cluster as usize]);
             let state = &self.clusters[cluster as usize];
             let found = similarity(dot, words.len(), state.norm2);
-            let is_better = |(most, first): (f64, u32)| {
-                found > most || found == most && cluster < first
-            };
+            let is_better =
+                |(most, first): (f64, u32)| found > most || found == most && cluster < first;
             if state.window >= now - 1 && found >= SIMILAR && best.is_none_or(is_better) {
                 best = Some((found, cluster));
             }

@@ -133,12 +133,16 @@ impl Tweets {
         let digits = id.trim().trim_matches('\'');
         let id = match digits.parse::<i64>() {
             Ok(id) if id >= 0 => id,
-            _ => return Err(format!("column 'id': {id:?} is not the id of a tweet")),
+            _ => return Err(format!("column 'id': {digits:?} is not the id of a tweet")),
         };
         let on_topic = match label.trim() {
             ON_TOPIC => true,
             OFF_TOPIC => false,
-            _ => return Err(format!("column 'label': {label:?} is neither {ON_TOPIC} nor {OFF_TOPIC}")),
+            _ => {
+                return Err(format!(
+                    "column 'label': {label:?} is neither {ON_TOPIC} nor {OFF_TOPIC}"
+                ))
+            }
         };
         let mut numbers = Vec::new();
         for word in words::split(text) {

@@ -66,15 +66,12 @@ mod tests {
         for (text, want) in [
             ("Sandy be soooo mad that she be #HurricaneSandy", "sandy soooo mad hurricanesandy"),
             ("RT @user_1: Don't PANIC &amp; run!http://t.co/x1", "panic run"),
-            ("@a@b:c d'être 2013 7am's 12", "être 7ams"),
+            ("@a@b:c d'être 2013 7am's 12", "dêtre 7ams"),
             ("flood Flood FLOOD flood's", "flood floods"),
             ("", ""),
             ("\u{1F30A} 洪水警報 \u{0}", "洪水警報"),
         ] {
-            let want: Vec<&str> = want.split_whitespace().filter(|w| *w != "être").collect();
-            let found = split(text);
-            let found: Vec<&str> = found.iter().map(|w| &**w).filter(|w| *w != "dêtre").collect();
-            assert_eq!(found, want, "{text}");
+            assert_eq!(split(text), want.split_whitespace().collect::<Vec<_>>(), "{text}");
         }
         let many: String = (0..100).map(|n| format!("word{n} ")).collect();
         assert_eq!(split(&many).len(), WORDS);
