@@ -131,7 +131,7 @@ fn largest_at(counts: &[usize]) -> Option<usize> {
 /// The same for people, line by line.
 pub(super) fn table(details: &Map<String, Value>) -> Vec<String> {
     let mut lines = vec![format!(
-        "{:<22} {:>7} {:>6} {:>5}  {:>15}  {:>15}  largest event",
+        "{:<26} {:>7} {:>6} {:>5}  {:>15}  {:>15}  largest event",
         "crisis", "windows", "events", "false", "distance, all", "of the largest"
     )];
     let number = |value: &Value| value.as_u64().map_or("-".into(), |number| number.to_string());
@@ -144,7 +144,7 @@ pub(super) fn table(details: &Map<String, Value>) -> Vec<String> {
         let largest = &crisis["largest"];
         let text = |value: &Value| value.as_str().unwrap_or("-").to_string();
         lines.push(format!(
-            "{:<22} {:>7} {:>6} {:>5}  {:>15}  {:>15}  {} of {} on topic: {}",
+            "{:<26} {:>7} {:>6} {:>5}  {:>15}  {:>15}  {} of {} on topic: {}",
             text(&crisis["crisis"]),
             number(&crisis["windows"]),
             number(&crisis["events"]),

@@ -157,8 +157,7 @@ fn every_crisis_is_found() {
 #[test]
 fn labels_do_not_matter() {
     let folder = tempfile::tempdir().unwrap();
-    let mut texts =
-        vec!["flood in the city", "what a lovely day", "the flood is rising"].repeat(20);
+    let mut texts = ["flood in the city", "what a lovely day", "the flood is rising"].repeat(20);
     texts.push("sunshine");
     let hashes = ["on-topic", "off-topic"].map(|label| {
         let rows =
