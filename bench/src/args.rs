@@ -110,9 +110,9 @@ pub struct Args {
     /// Events an epoch; [`DEFAULT_EPOCH`] when absent, from files what the engine has as its most.
     #[serde(default)]
     pub epoch: Option<usize>,
-    /// Events of a run.
-    #[serde(default = "default_events")]
-    pub events: usize,
+    /// Events of a run; [`DEFAULT_EVENTS`] when absent, of recorded ones all that there are.
+    #[serde(default)]
+    pub events: Option<usize>,
     /// Events and tables are a function of it.
     #[serde(default = "default_seed")]
     pub seed: u64,
@@ -131,6 +131,9 @@ pub struct Args {
     /// Rows a second, sent one at a time, for workloads that send: latency is measured.
     #[serde(default)]
     pub rate: Option<f64>,
+    /// A CSV file of labelled tweets, or a folder of them, for the workload that has such events.
+    #[serde(default)]
+    pub tweets: Option<String>,
     /// What is durable.
     #[serde(default)]
     pub durable: Durable,
@@ -185,9 +188,8 @@ fn parquet() -> FileFormat {
 /// Events an epoch of runs in memory.
 pub const DEFAULT_EPOCH: usize = 10_240;
 
-fn default_events() -> usize {
-    3_000_000
-}
+/// Events of a run.
+const DEFAULT_EVENTS: usize = 3_000_000;
 
 fn default_seed() -> u64 {
     42
@@ -213,6 +215,11 @@ impl Args {
     /// Events an epoch.
     pub fn epoch(&self) -> usize {
         self.epoch.unwrap_or(DEFAULT_EPOCH)
+    }
+
+    /// Events of a run.
+    pub fn events(&self) -> usize {
+        self.events.unwrap_or(DEFAULT_EVENTS)
     }
 
     /// How transactions are executed.
@@ -252,6 +259,7 @@ impl Args {
             ("batch", self.batch.is_some()),
             ("rate", self.rate.is_some()),
             ("compare", !self.compare.is_empty()),
+            ("tweets", self.tweets.is_some()),
             ("source", self.source.is_some()),
             ("write-source", self.write_source.is_some()),
         ];
@@ -276,7 +284,7 @@ impl Args {
         if self.processes != 1 {
             return wrong(format!("--processes {}: only 1 is possible so far", self.processes));
         }
-        let counts = [("epoch", self.epoch()), ("events", self.events), ("repeat", self.repeat)];
+        let counts = [("epoch", self.epoch()), ("events", self.events()), ("repeat", self.repeat)];
         for (name, count) in counts {
             if count == 0 {
                 return wrong(format!("--{name} 0: it must be at least 1"));

@@ -24,6 +24,7 @@
 //! | `gs` | GrepSum |
 //! | `tp` | Toll Processing |
 //! | `sea` | Stock Exchange Analysis |
+//! | `osed` | Online Social Event Detection |
 //! | `push` | rows sent into a running app, and acknowledged |
 //! | `recovery` | a start that finds many rows |
 
@@ -33,6 +34,7 @@ mod execute;
 mod gs;
 mod keys;
 mod measure;
+mod osed;
 mod outputs;
 mod push;
 mod recovery;
@@ -118,6 +120,12 @@ pub const WORKLOADS: &[Workload] = &[
         about: "Stock Exchange Analysis: quotes joined with trades by user, over a window",
         options: &["overlap", "window"],
         run: sea::run,
+    },
+    Workload {
+        name: "osed",
+        about: "Online Social Event Detection: tweets of six crises, words that burst, clusters that grow",
+        options: &["tweets", "window", "compare"],
+        run: osed::run,
     },
     Workload {
         name: "push",

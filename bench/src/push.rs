@@ -69,17 +69,17 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
     let program = program(args.program)?;
     let size = if args.rate.is_some() { 1 } else { args.batch.unwrap_or(BATCH) };
     let (batches, balances) = rows(args, &program, size);
-    let mut measured = Measured::new(args.events, "nothing durable");
+    let mut measured = Measured::new(args.events(), "nothing durable");
     let mut waits = Vec::new();
     for repeat in 1..=args.repeat {
         let mut once = |durable: Durable, waits: &mut Vec<u64>| -> Result<f64> {
             let ended = run_once(args, &env, &program, &batches, durable)?;
             let before = &mut measured.state_hash;
-            measured.valid &= ended.balances == balances && ended.events == args.events as u64;
+            measured.valid &= ended.balances == balances && ended.events == args.events() as u64;
             measured.valid &= before.is_empty() || *before == ended.state_hash;
             *before = ended.state_hash;
             waits.extend(ended.waits_ns);
-            Ok(args.events as f64 / ended.seconds)
+            Ok(args.events() as f64 / ended.seconds)
         };
         let (bare, rate) = (once(Durable::None, &mut Vec::new())?, once(args.durable, &mut waits)?);
         measured.baseline_rates.push(bare);
@@ -101,8 +101,8 @@ fn rows(args: &Args, program: &Program, size: usize) -> (Vec<Batch>, Vec<Option<
     let accounts = Zipf::new(args.keys, args.skew, rng.next_u64());
     let mut balances = vec![None; args.keys];
     let schema = &program.streams[0].spec.schema;
-    let mut batches = Vec::with_capacity(args.events.div_ceil(size));
-    let mut left = args.events;
+    let mut batches = Vec::with_capacity(args.events().div_ceil(size));
+    let mut left = args.events();
     while left > 0 {
         let mut builder = BatchBuilder::new(schema.clone());
         for _ in 0..size.min(left) {
@@ -158,7 +158,7 @@ fn run_once(
     let waits_ns = match args.rate {
         None => {
             batches.iter().try_for_each(|batch| mill.send("deposits", batch.clone()).map(drop))?;
-            mill.acknowledge("deposits", args.events as u64)?;
+            mill.acknowledge("deposits", args.events() as u64)?;
             Vec::new()
         }
         Some(rate) => paced(env, &mill, batches, rate)?,

@@ -35,6 +35,11 @@ pub(crate) trait Case {
     /// All events.
     fn events(&self) -> &(impl Events + ?Sized);
 
+    /// How many transactions they come to, those on what others have emitted included.
+    fn transactions(&self) -> usize {
+        self.events().count()
+    }
+
     /// The parts of the run that have a shape of their own.
     fn phases(&self) -> Vec<PhaseShape> {
         vec![PhaseShape { shape: BTreeMap::new(), events: self.events().count() }]
@@ -55,6 +60,11 @@ pub(crate) trait Case {
 
     /// Whether the invariant holds: every row is the baseline's, and whatever else must be so.
     fn holds(&self, baseline: &Self::Baseline, tables: &[Table]) -> bool;
+
+    /// The hash of all outputs, where the baseline has any.
+    fn output_hash(&self, _: &Self::Baseline) -> Option<String> {
+        None
+    }
 
     /// What there is to say besides, given the baseline after the last event.
     fn details(&self, _: &Self::Baseline) -> Map<String, Value> {
@@ -78,8 +88,9 @@ pub(crate) fn is_right<C: Case>(
     verdicts: Verdicts,
     baseline: &C::Baseline,
 ) -> bool {
-    done.committed + done.verdicts.aborted == case.events().count() as u64
+    done.committed + done.verdicts.aborted == case.transactions() as u64
         && done.verdicts == verdicts
+        && case.output_hash(baseline).is_none_or(|hash| hash == done.output_hash)
         && case.holds(baseline, &done.tables)
 }
 
@@ -109,8 +120,9 @@ pub(crate) fn run<C: Case>(
     let arrivals = Arrivals::of(case.events(), &epochs, case.inputs());
     let (tables, first) = (case.tables(), case.baseline());
 
-    let rate = |ns: u64| args.events as f64 * 1e9 / ns.max(1) as f64;
-    let mut measured = Measured::new(args.events, BASELINE);
+    let count = case.events().count();
+    let rate = |ns: u64| count as f64 * 1e9 / ns.max(1) as f64;
+    let mut measured = Measured::new(count, BASELINE);
     measured.baseline_ns_max = baseline_ns_max(args, case);
     let (mut runs, mut serial_runs) = (Vec::new(), Vec::new());
     for repeat in 1..=args.repeat {

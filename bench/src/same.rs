@@ -31,7 +31,7 @@ pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option
         let values = row(&inputs[events.stream(at)].1, events.words(at));
         rows.push(InputRow { offset: rows.len() as u64, values });
     }
-    let (mut program, mut transactions) = ((**case.program()).clone(), events.count());
+    let (mut program, mut transactions) = ((**case.program()).clone(), case.transactions());
     if let Some(((with_opening, stream), rows)) = opening {
         let sources_of = std::mem::take(&mut program.sources);
         program = with_opening;

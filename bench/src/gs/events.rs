@@ -37,7 +37,7 @@ impl Made {
             read: Vec::new(),
         };
         let mut chosen = Vec::with_capacity(length);
-        for at in 0..args.events {
+        for at in 0..args.events() {
             let impossible = rng.unit() < args.abort;
             made.least.push(if impossible { IMPOSSIBLE } else { 0 });
             if computed {

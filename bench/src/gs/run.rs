@@ -28,7 +28,7 @@ const TIGHT_NS: f64 = 5.0;
 pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let env = Env::real();
     let case = GrepSum::new(args, given, Work::calibrated(&env, args.udf_ns))?;
-    progress(&format!("gs: {} events over {} keys", args.events, args.keys));
+    progress(&format!("gs: {} events over {} keys", args.events(), args.keys));
     run::run(args, &env, &case, progress)
 }
 

@@ -42,7 +42,7 @@ pub(super) fn generate(args: &Args) -> Vec<Tuple> {
         let side = rng.below(2) as u8;
         Tuple { user, stock, price, amount: if impossible { 0 } else { amount }, side }
     };
-    (0..args.events).map(tuple).collect()
+    (0..args.events()).map(tuple).collect()
 }
 
 impl Events for [Tuple] {

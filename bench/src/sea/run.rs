@@ -28,7 +28,7 @@ const TIGHT_NS: f64 = 60.0;
 pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let env = Env::real();
     let case = Exchange::new(args, given, Work::calibrated(&env, args.udf_ns))?;
-    progress(&format!("sea: {} events over {} users", args.events, args.keys));
+    progress(&format!("sea: {} events over {} users", args.events(), args.keys));
     run::run(args, &env, &case, progress)
 }
 

@@ -27,7 +27,7 @@ impl Event {
 /// The events of a run: a function of the options. Their times are 0, 1, 2 and so on.
 pub(crate) fn generate(args: &Args) -> Vec<Event> {
     let mut rng = Rng::new(args.seed);
-    let mut events = Vec::with_capacity(args.events);
+    let mut events = Vec::with_capacity(args.events());
     for mix in mixes(args) {
         let mut accounts = Keys::new(args, mix.skew, rng.next_u64());
         let mut assets = Keys::new(args, mix.skew, rng.next_u64());

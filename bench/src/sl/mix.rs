@@ -31,10 +31,10 @@ pub(crate) const PHASES: usize = 13;
 /// of 20 points.
 pub(crate) fn mixes(args: &Args) -> Vec<Mix> {
     if !args.dynamic {
-        let Args { skew, deposits, abort, events, .. } = *args;
-        return vec![Mix { skew, deposits, abort, events }];
+        let Args { skew, deposits, abort, .. } = *args;
+        return vec![Mix { skew, deposits, abort, events: args.events() }];
     }
-    let upto = |phase: usize| args.events * phase / PHASES;
+    let upto = |phase: usize| args.events() * phase / PHASES;
     let phase = |phase: usize| {
         // Four steps of each kind, one kind after the other.
         let steps = |from: usize| phase.saturating_sub(from).min(4) as f64;

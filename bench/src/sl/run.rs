@@ -28,7 +28,7 @@ const TIGHT_NS: f64 = 15.0;
 pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let env = Env::real();
     let ledger = Ledger::new(args, given, Work::calibrated(&env, args.udf_ns))?;
-    progress(&format!("sl: {} events over {} keys", args.events, args.keys));
+    progress(&format!("sl: {} events over {} keys", args.events(), args.keys));
     if let Some(path) = &args.write_source {
         whole::write(&env, &ledger.parts, &ledger.events, args.keys, path, progress)?;
     }
@@ -55,8 +55,8 @@ impl Ledger {
             return Err(Error::setting("--dynamic: skew and aborts are what its phases change")
                 .help("leave out --skew and --abort"));
         }
-        if args.dynamic && args.events < PHASES {
-            let what = format!("--events {}: --dynamic has {PHASES} phases", args.events);
+        if args.dynamic && args.events() < PHASES {
+            let what = format!("--events {}: --dynamic has {PHASES} phases", args.events());
             return Err(Error::setting(what));
         }
         let (events, mixes) = (events::generate(args), mixes(args));

@@ -124,7 +124,7 @@ pub(crate) fn run(
     let epochs = epochs(&[count], args.epoch());
     let cuts = events::cuts(&case.events[..], &epochs, &ledger.inputs);
     let done = execute(env, &ledger.program, cuts, case.tables(), How::SERIAL)?;
-    let mut measured = Measured::new(args.events, BASELINE);
+    let mut measured = Measured::new(args.events(), BASELINE);
     measured.baseline_ns_max = baseline_ns_max(args, case);
     measured.valid = is_right(case, &done, verdicts, &after);
     measured.state_hash = state_hash(&done.tables);

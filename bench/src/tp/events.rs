@@ -26,7 +26,7 @@ pub(super) fn generate(args: &Args) -> Vec<Event> {
         let speed = if impossible { speed + SPEED_END as u16 } else { speed };
         Event { segment, vehicle, speed }
     };
-    (0..args.events).map(event).collect()
+    (0..args.events()).map(event).collect()
 }
 
 impl Events for [Event] {

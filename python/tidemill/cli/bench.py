@@ -29,14 +29,18 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     (
         "compare",
         str,
-        "strategies beside it in each repeat, with commas between, or all (sl, gs, tp)",
+        "strategies beside it in each repeat, with commas between, or all (sl, gs, tp, osed)",
     ),
     ("keys", int, "number of keys"),
     ("skew", float, "Zipf's theta of the keys"),
     ("overlap", float, "share of keys drawn again from those used before (sl, gs, tp, sea)"),
     ("length", int, "records a transaction, 1 to 10 (gs)"),
     ("computed", float, "share of transactions with a key that another row tells (gs)"),
-    ("window", int, "how far back window reads go, in units of event time (gs, sea)"),
+    (
+        "window",
+        int,
+        "how far back window reads go, in units of event time (gs, sea); tweets a window (osed)",
+    ),
     ("window-every", int, "so many transactions have one that reads windows (gs)"),
     ("abort", float, "share of transactions that abort"),
     ("deposits", float, "percentage of deposits (sl)"),
@@ -44,6 +48,7 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("events", int, "number of events"),
     ("seed", int, "seed of the events"),
     ("udf-ns", int, "extra work an operation, in nanoseconds"),
+    ("tweets", str, "CSV file of labelled tweets, or a folder of them (osed)"),
     ("batch", int, "rows sent at once (push)"),
     ("rate", float, "rows a second, sent one at a time: measures latency (push)"),
     ("form", str, "how Python gives rows: arrow, columns or dicts (push --program python)"),
@@ -78,7 +83,9 @@ def add(commands: Any) -> None:
         "bench", help="run a workload and measure it", description=__doc__
     )
     # The grid has a flag of this name, too.
-    parser.add_argument("what", metavar="WORKLOAD", help="sl, gs, tp, push, recovery, or grid")
+    parser.add_argument(
+        "what", metavar="WORKLOAD", help="sl, gs, tp, sea, osed, push, recovery, or grid"
+    )
     for name, kind, text in (*FLAGS, *GRID):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar=kind.__name__.upper())
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw what was measured")

@@ -2,6 +2,7 @@
 //! so an abort leaves nothing to undo, and one commit applies what has changed.
 
 use std::cmp::Ordering;
+use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 
 use tidemill_core::{encode, rules, Key, Row, StreamId, TableId, Value};
@@ -41,6 +42,9 @@ impl Rows for &[Table] {
     }
 }
 
+/// So many rows are faster looked through than hashed.
+const ROWS_FEW: usize = 16;
+
 /// One transaction at work.
 pub(crate) struct General<'a> {
     program: &'a Program,
@@ -49,6 +53,7 @@ pub(crate) struct General<'a> {
     /// The time of its stamp.
     time_us: i64,
     rows: Vec<Touched>,
+    /// Where each is, once there are more than [`ROWS_FEW`].
     by_key: HashMap<(TableId, Key), usize, foldhash::fast::FixedState>,
     /// Rows that came to be by setting columns, in order: in the end they must have them all.
     made: Vec<usize>,
@@ -181,11 +186,24 @@ impl<'a> General<'a> {
     /// The touched row with this key; equal keys are one row.
     fn touch(&mut self, table: TableId, key: Vec<Value>) -> usize {
         let (tables, rows) = (self.tables, &mut self.rows);
-        *self.by_key.entry((table, Key::of(&key))).or_insert_with(|| {
-            let row = tables.row(table, &key).map(Vec::from);
-            rows.push(Touched { table, key, row, written: false });
-            rows.len() - 1
-        })
+        if rows.len() < ROWS_FEW {
+            let is_it = |touched: &Touched| touched.table == table && touched.key == key;
+            if let Some(at) = rows.iter().position(is_it) {
+                return at;
+            }
+        } else {
+            if self.by_key.is_empty() {
+                let places = rows.iter().enumerate();
+                self.by_key.extend(places.map(|(at, row)| ((row.table, Key::of(&row.key)), at)));
+            }
+            match self.by_key.entry((table, Key::of(&key))) {
+                Entry::Occupied(at) => return *at.get(),
+                Entry::Vacant(place) => place.insert(rows.len()),
+            };
+        }
+        let row = tables.row(table, &key).map(Vec::from);
+        rows.push(Touched { table, key, row, written: false });
+        rows.len() - 1
     }
 
     /// Runs a declared transaction.
@@ -436,10 +454,11 @@ impl<'a> General<'a> {
     fn stored_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
         let spec = &self.program.tables[table.index()];
         let columns = spec.key.iter().map(|c| &spec.schema.columns[*c]);
-        key.iter()
-            .zip(columns)
-            .map(|(value, column)| Ok(rules::store(&key_value(value.clone(), spec)?, column)?))
-            .collect()
+        let mut stored = Vec::with_capacity(key.len());
+        for (value, column) in key.iter().zip(columns) {
+            stored.push(rules::store(&key_value(value.clone(), spec)?, column)?);
+        }
+        Ok(stored)
     }
 }
 
@@ -492,9 +511,10 @@ impl Tx for General<'_> {
         if row.len() != spec.schema.len() {
             return Err(reasons::wrong_shape(&spec.name, spec.schema.len(), row.len()));
         }
-        let stored: Result<Vec<Value>, rules::Fault> =
-            row.iter().zip(&spec.schema.columns).map(|(v, c)| rules::store(v, c)).collect();
-        let mut stored = stored?;
+        let mut stored = Vec::with_capacity(row.len());
+        for (value, column) in row.iter().zip(&spec.schema.columns) {
+            stored.push(rules::store(value, column)?);
+        }
         for column in &spec.key {
             stored[*column] = key_value(stored[*column].clone(), spec)?;
         }
