@@ -10,12 +10,13 @@ use drive::{cases, same};
 use pool::Threads;
 use proptest::prelude::*;
 use random::{Dice, Shape};
-use tidemill_core::{Batch, Column, DataType, Late, SourceId, TableId, Value};
+use tidemill_core::rules::Binary;
+use tidemill_core::{Batch, Column, DataType, History, Late, SourceId, TableId, Value};
 use tidemill_table::Table;
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Epoch, Run};
 use tidemill_txn::pool::Pool;
-use tidemill_txn::program::{Builder, NativeTx};
+use tidemill_txn::program::{Abort, Aggregate, Builder, Expr, NativeTx, Opaque, Tx, Window};
 use tidemill_txn::reference::{self, InputRow};
 use tidemill_txn::schedule::Strategy as Executed;
 
@@ -179,6 +180,112 @@ fn aborts_that_depend_on_aborts() {
         same(&wanted, &got);
         if matches!(strategy, Executed::TStream | Executed::Graph(..)) {
             assert!(in_graphs.get() > 2000, "{} in graphs", in_graphs.get());
+        }
+    }
+}
+
+/// Follows pointers, and bends them: where it comes to is seldom where it would have come to before
+/// the epoch. Now and then it makes a row, or counts those of a range.
+struct Bender;
+
+impl Opaque for Bender {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let [_, Value::Int(k), Value::Int(x)] = event else { unreachable!() };
+        let get = |tx: &mut dyn Tx, k: i64| -> Result<[i64; 2], Abort> {
+            let row = tx.get(TableId(0), &[Value::Int(k)])?;
+            Ok(row.map_or([k + 1, 0], |row| match (&row[1], &row[2]) {
+                (Value::Int(next), Value::Int(n)) => [*next, *n],
+                _ => unreachable!(),
+            }))
+        };
+        let put = |tx: &mut dyn Tx, k: i64, row: [i64; 2]| {
+            tx.put(TableId(0), &[k, row[0], row[1]].map(Value::Int))
+        };
+        let [next, n] = get(tx, *k)?;
+        if n % 13 == 12 {
+            return Err(Abort::refused(format!("{k} is worn out")));
+        }
+        let [then, m] = get(tx, next)?;
+        if x % 7 == 0 {
+            let range = tx.scan(TableId(0), &[Value::Int(*k)], &[Value::Int(k + 20)], 8)?;
+            put(tx, next, [then, m + range.len() as i64])?;
+        } else if x % 11 == 0 {
+            tx.delete(TableId(0), &[Value::Int(next)])?;
+        } else {
+            put(tx, next, [then, m + 1])?;
+        }
+        put(tx, *k, [(next + x).rem_euclid(200), n + 1])
+    }
+}
+
+/// Hints that are wrong more often than not: most is settled in the end, or waits for all before.
+#[test]
+fn functions_that_go_astray() {
+    let mut b = Builder::new("astray");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    let columns = vec![int("k"), int("next"), int("n").default(Value::Int(0))];
+    let table = b.table("t", &["k"], columns);
+    b.ordered(table);
+    b.history(table, History { time_us: None, versions: Some(5) });
+    let mut columns = vec![Column::new("at", DataType::Timestamp)];
+    columns.extend([int("k"), int("x")]);
+    let input = b.stream("input", columns);
+    b.event_time(input, "at", Late::Side);
+    b.source("rows", input, 0);
+    let rare = b.filter("rare", input, |exprs, _| {
+        let (x, ten) = (exprs.push(Expr::Column(2)), exprs.push(Expr::Const(Value::Int(10))));
+        exprs.push(Expr::Binary(Binary::Lt, x, ten))
+    });
+    b.opaque("bend", rare, Arc::new(Bender));
+    // The same by declared operations, with a window.
+    let mut h = b.handler("follow", input);
+    let k = h.column("k");
+    let row = h.row(table, &[k]);
+    let next = h.read(row, "n");
+    let other = h.row(table, &[next]);
+    let sum = h.window(other, "n", Window::Last { versions: 3 }, Aggregate::Sum);
+    let limit = h.int(400);
+    let low = h.binary(Binary::Lt, sum, limit);
+    h.require(low, "too much");
+    let x = h.column("x");
+    let more = h.add(sum, x);
+    h.update(other, &[("n", more)]);
+    h.output(&[("sum", sum)]);
+    h.done();
+    let program = Arc::new(b.finish().unwrap());
+    let mut dice = Dice(5);
+    let rows: Vec<InputRow> = (0..1500)
+        .map(|offset| {
+            let (k, x) = (dice.below(150) as i64, dice.below(40) as i64);
+            let values = vec![Value::Timestamp(offset as i64), Value::Int(k), Value::Int(x)];
+            InputRow { offset, values }
+        })
+        .collect();
+    let cut = |until: u64| reference::CutAt {
+        offsets: vec![until],
+        clock_us: 0,
+        idle: Vec::new(),
+        ended: if until == 1500 { vec![SourceId(0)] } else { Vec::new() },
+    };
+    let (sources, cuts) = ([rows], [cut(400), cut(410), cut(800), cut(1500)]);
+    let wanted = reference::run(&program, &sources, &cuts);
+    assert!(wanted.aborts > 100, "{} aborts", wanted.aborts);
+    for strategy in Executed::all() {
+        let pool = dice.pick(pools());
+        let (in_graphs, all) = (std::cell::Cell::new(0), wanted.transactions as usize);
+        let got = drive::run(&program, &sources, &cuts, &mut dice, |seq| {
+            let mut executor = Executor::new(program.clone(), strategy, 5).after(seq);
+            let in_graphs = &in_graphs;
+            move |tables: &mut [Table], epoch: &Epoch| {
+                let outcome = executor.run(pool, tables, epoch).unwrap();
+                in_graphs.set(in_graphs.get() + executor.ran().in_parallel);
+                outcome
+            }
+        });
+        same(&wanted, &got);
+        if matches!(strategy, Executed::TStream | Executed::Graph(..)) {
+            let in_graphs = in_graphs.get();
+            assert!((all / 50..all).contains(&in_graphs), "{in_graphs} of {all} in graphs");
         }
     }
 }

@@ -99,7 +99,7 @@ impl Executor {
                 }
             }
             strategy @ (Strategy::TStream | Strategy::Graph(..)) => {
-                match self.graphs.why_not(epoch).or_else(|| graph::too_many(pool.threads())) {
+                match graph::too_many(pool.threads()) {
                     None => {
                         let Executor { graphs, serial, .. } = self;
                         let (outcome, in_parallel) =
