@@ -73,41 +73,57 @@ fn random_programs_are_in_graphs() {
     assert!(in_graphs > 800, "{in_graphs} transactions in graphs");
 }
 
-/// A closure that panics ends the epoch on all threads: nobody waits for it for ever.
+/// A function that panics on one event.
+struct TooMuch;
+
+impl Opaque for TooMuch {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        assert!(event[0] != Value::Int(150), "this event is too much");
+        tx.put(TableId(0), &[event[1].clone(), event[0].clone()])
+    }
+}
+
+/// What panics ends the epoch on all threads: nobody waits for it for ever.
 #[test]
 fn a_panic_reaches_all_threads() {
-    let mut b = Builder::new("panics");
-    let n = Column::new("n", DataType::Int).default(Value::Int(0));
-    let table = b.table("t", &["k"], vec![Column::new("k", DataType::Int), n]);
-    let columns = vec![Column::new("at", DataType::Int), Column::new("k", DataType::Int)];
-    let input = b.stream("input", columns);
-    b.event_time(input, "at", Late::Side);
-    b.source("rows", input, 0);
-    let rows: [(TableId, &[&str]); 1] = [(table, &["k"])];
-    b.native("count", input, &rows, &[], |tx: &mut NativeTx<'_>| {
-        assert!(tx.event(0) != 150, "this event is too much");
-        tx.set(0, 1, tx.get(0, 1) + 1);
-        Ok(())
-    });
-    let program = Arc::new(b.finish().unwrap());
-    let schema = program.streams[input.index()].spec.schema.clone();
-    let rows: Vec<[Value; 2]> = (0..300).map(|at| [at, at % 7].map(Value::Int)).collect();
-    let run = Run {
-        stream: input,
-        source: SourceId(0),
-        batch: Batch::from_rows(schema, rows.iter().map(|row| &row[..])),
-        offsets: (0..300).collect(),
-        times: (0..300).collect(),
-        admitted: None,
-    };
-    let epoch = Epoch::rank(&program, vec![run]);
-    for strategy in Executed::all() {
-        for pool in pools() {
-            let mut executor = Executor::new(program.clone(), strategy, 0);
-            let mut tables = vec![Table::new(Arc::new(program.tables[0].clone()), 1)];
-            let run = || executor.run(pool, &mut tables, &epoch).map(|_| ());
-            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-            assert!(ended.is_err(), "{strategy} on {} threads", pool.threads());
+    for is_function in [false, true] {
+        let mut b = Builder::new("panics");
+        let n = Column::new("n", DataType::Int).default(Value::Int(0));
+        let table = b.table("t", &["k"], vec![Column::new("k", DataType::Int), n]);
+        let columns = vec![Column::new("at", DataType::Int), Column::new("k", DataType::Int)];
+        let input = b.stream("input", columns);
+        b.event_time(input, "at", Late::Side);
+        b.source("rows", input, 0);
+        let rows: [(TableId, &[&str]); 1] = [(table, &["k"])];
+        if is_function {
+            b.opaque("count", input, Arc::new(TooMuch));
+        } else {
+            b.native("count", input, &rows, &[], |tx: &mut NativeTx<'_>| {
+                assert!(tx.event(0) != 150, "this event is too much");
+                tx.set(0, 1, tx.get(0, 1) + 1);
+                Ok(())
+            });
+        }
+        let program = Arc::new(b.finish().unwrap());
+        let schema = program.streams[input.index()].spec.schema.clone();
+        let rows: Vec<[Value; 2]> = (0..300).map(|at| [at, at % 7].map(Value::Int)).collect();
+        let run = Run {
+            stream: input,
+            source: SourceId(0),
+            batch: Batch::from_rows(schema, rows.iter().map(|row| &row[..])),
+            offsets: (0..300).collect(),
+            times: (0..300).collect(),
+            admitted: None,
+        };
+        let epoch = Epoch::rank(&program, vec![run]);
+        for strategy in Executed::all() {
+            for pool in pools() {
+                let mut executor = Executor::new(program.clone(), strategy, 0);
+                let mut tables = vec![Table::new(Arc::new(program.tables[0].clone()), 1)];
+                let run = || executor.run(pool, &mut tables, &epoch).map(|_| ());
+                let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+                assert!(ended.is_err(), "{strategy} on {} threads", pool.threads());
+            }
         }
     }
 }
