@@ -4,6 +4,9 @@ mod drive;
 mod pool;
 mod random;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use drive::{cases, same};
@@ -37,21 +40,32 @@ fn check(seed: u64, strategies: &[Executed]) -> usize {
     let cuts = random::cuts(&mut dice, &sources, shape);
     let wanted = reference::run(&program, &sources, &cuts);
     let in_graphs = std::cell::Cell::new(0);
+    let mut sums: Option<BTreeMap<usize, u64>> = None;
     for strategy in strategies {
         let pool = dice.pick(pools());
+        let written = RefCell::new(BTreeMap::<usize, u64>::new());
         let got = drive::run(&program, &sources, &cuts, &mut dice, |seq| {
             let executor = Executor::new(program.clone(), *strategy, 3);
             let mut executor = executor.after(seq).planning_anything();
-            let in_graphs = &in_graphs;
+            let (in_graphs, written) = (&in_graphs, &written);
             move |tables: &mut [Table], epoch: &Epoch| {
                 let outcome = executor.run(pool, tables, epoch).unwrap();
                 in_graphs.set(in_graphs.get() + executor.ran().in_parallel);
+                for (handler, sum) in &outcome.written {
+                    let all = &mut *written.borrow_mut();
+                    let all = all.entry(*handler).or_default();
+                    *all = all.wrapping_add(*sum);
+                }
                 outcome
             }
         });
         let threads = pool.threads();
         let told = std::panic::catch_unwind(|| same(&wanted, &got));
         assert!(told.is_ok(), "{strategy} on {threads} threads, seed {seed}");
+        // What functions write is told by hashes that have the numbers of transactions in them.
+        let written = written.into_inner();
+        let wanted = sums.get_or_insert_with(|| written.clone());
+        assert_eq!(*wanted, written, "{strategy} on {threads} threads, seed {seed}");
     }
     in_graphs.get()
 }
@@ -196,6 +210,51 @@ fn aborts_that_depend_on_aborts() {
         same(&wanted, &got);
         if matches!(strategy, Executed::TStream | Executed::Graph(..)) {
             assert!(in_graphs.get() > 2000, "{} in graphs", in_graphs.get());
+        }
+    }
+}
+
+/// A function that does something else each time.
+#[derive(Default)]
+struct Counter(AtomicI64);
+
+impl Opaque for Counter {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let calls = self.0.fetch_add(1, Ordering::Relaxed);
+        tx.put(TableId(0), &[event[1].clone(), Value::Int(calls)])
+    }
+}
+
+/// As many calls are compared as there would be in serial execution, and all of these are told.
+#[test]
+fn functions_that_are_none_are_told() {
+    let mut b = Builder::new("counts");
+    let columns = vec![Column::new("k", DataType::Int), Column::new("n", DataType::Int)];
+    b.table("t", &["k"], columns);
+    let columns = ["at", "k"].map(|name| Column::new(name, DataType::Int));
+    let input = b.stream("input", columns.to_vec());
+    b.event_time(input, "at", Late::Side);
+    b.source("rows", input, 0);
+    b.opaque("count", input, Arc::new(Counter::default()));
+    let program = Arc::new(b.finish().unwrap());
+    let schema = program.streams[input.index()].spec.schema.clone();
+    let rows: Vec<[Value; 2]> = (0..300).map(|at| [at, at % 7].map(Value::Int)).collect();
+    let run = Run {
+        stream: input,
+        source: SourceId(0),
+        batch: Batch::from_rows(schema, rows.iter().map(|row| &row[..])),
+        offsets: (0..300).collect(),
+        times: (0..300).collect(),
+        admitted: None,
+    };
+    let epoch = Epoch::rank(&program, vec![run]);
+    for strategy in Executed::all() {
+        for pool in pools() {
+            let mut executor = Executor::new(program.clone(), strategy, 3);
+            let mut tables = vec![Table::new(Arc::new(program.tables[0].clone()), 1)];
+            let outcome = executor.run(pool, &mut tables, &epoch).unwrap();
+            assert_eq!(outcome.unstable.len(), 100, "{strategy}");
+            assert_eq!((outcome.seq, tables[0].len()), (300, 7), "{strategy}");
         }
     }
 }
