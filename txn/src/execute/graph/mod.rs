@@ -102,6 +102,9 @@ struct Reached {
     again: usize,
 }
 
+/// What a thread leaves of its walk: its log, and who has missed.
+type Left = (Log, Vec<(u32, Missed)>);
+
 /// An epoch, and how it is to be executed.
 #[derive(Clone, Copy)]
 struct Asked<'e> {
@@ -371,8 +374,7 @@ impl Graphs {
             at_once: aborts == Aborts::Eager && explore != Explore::Sbfs,
         };
         let gang = Gang::new(pool);
-        let left: Vec<Mutex<(Log, Vec<(u32, Missed)>)>> =
-            (0..threads).map(|_| Mutex::default()).collect();
+        let left: Vec<Mutex<Left>> = (0..threads).map(|_| Mutex::default()).collect();
         pool.run(&|thread| {
             let mut hand = Hand::new(thread, shapes);
             course.walk(graph, &work, &mut hand, &gang, thread);
