@@ -136,14 +136,10 @@ pub(crate) struct Hint {
 }
 
 impl Hint {
-    fn new(mut rows: BTreeMap<(TableId, Key), bool>, ranges: Vec<KeyRange>) -> Hint {
-        let mut uses: Vec<Use> = Vec::with_capacity(rows.len());
-        for is_written in [true, false] {
-            let of = rows.iter().filter(|(_, writes)| **writes == is_written);
-            uses.extend(of.map(|(row, _)| Use { row: row.clone(), id: 0 }));
-        }
-        let writes = rows.values().filter(|writes| **writes).count();
-        rows.clear();
+    fn new(rows: BTreeMap<(TableId, Key), bool>, ranges: Vec<KeyRange>) -> Hint {
+        let (written, read): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(_, writes)| *writes);
+        let writes = written.len();
+        let uses = written.into_iter().chain(read).map(|(row, _)| Use { row, id: 0 }).collect();
         Hint { uses, writes, ranges }
     }
 
