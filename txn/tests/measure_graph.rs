@@ -12,7 +12,7 @@ use tidemill_core::{Batch, Column, DataType, Late, SourceId, StreamId, TableId, 
 use tidemill_table::Table;
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Epoch, Run};
-use tidemill_txn::program::{Builder, NativeTx, Program};
+use tidemill_txn::program::{Abort, Builder, NativeTx, Opaque, Program, Tx};
 use tidemill_txn::schedule::Strategy;
 
 const KEYS: i64 = 100_000;
@@ -28,7 +28,40 @@ fn work(steps: u64, from: i64) {
     std::hint::black_box((0..steps).fold(from as u64, step));
 }
 
-fn program(native: bool, steps: u64) -> Program {
+/// The same as a function: which rows it uses is known once it has run.
+struct Transfer {
+    out: StreamId,
+    steps: u64,
+}
+
+impl Opaque for Transfer {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let int = |value: &Value| match value {
+            Value::Int(int) => *int,
+            other => unreachable!("{other}"),
+        };
+        let amount = int(&event[5]);
+        let mut left = 0;
+        for (at, change) in [(1, -amount), (2, -amount), (3, amount), (4, amount)] {
+            let table = TableId(1 - at as u16 % 2);
+            let key = std::slice::from_ref(&event[at]);
+            let have = tx.get(table, key)?.map_or(0, |row| int(&row[1]));
+            if have + change < 0 {
+                return Err(Abort::refused("poor"));
+            }
+            if self.steps > 0 {
+                work(self.steps, have);
+            }
+            if at == 1 {
+                left = have + change;
+            }
+            tx.put(table, &[event[at].clone(), Value::Int(have + change)])?;
+        }
+        tx.emit(self.out, &[event[1].clone(), Value::Int(left)])
+    }
+}
+
+fn program(kind: &str, steps: u64) -> Program {
     let mut b = Builder::new("ledger");
     let balance = || Column::new("balance", DataType::Int).default(Value::Int(0));
     let accounts = b.table("accounts", &["id"], vec![Column::new("id", DataType::Int), balance()]);
@@ -38,7 +71,10 @@ fn program(native: bool, steps: u64) -> Program {
     b.event_time(input, "at", Late::Side);
     b.source("generated", input, 0);
     let out = ["account", "balance"].map(|c| Column::new(c, DataType::Int));
-    if native {
+    if kind == "functions" {
+        let out = b.emitted("done", out.to_vec());
+        b.opaque("transfer", input, Arc::new(Transfer { out, steps }));
+    } else if kind == "closures" {
         let done = b.emitted("done", out.to_vec());
         let rows: [(TableId, &[&str]); 4] =
             [(accounts, &["a"]), (assets, &["b"]), (accounts, &["c"]), (assets, &["d"])];
@@ -146,19 +182,21 @@ fn strategies() {
             None => !matches!(s, Strategy::Adaptive | Strategy::Lists | Strategy::SStore),
         })
         .collect();
-    for (native, steps, aborts) in [
-        (false, 0, 0),
-        (false, 0, 10),
-        (true, 0, 0),
-        (true, 0, 10),
-        (true, 300, 0),
-        (true, 300, 10),
+    for (kind, steps, aborts) in [
+        ("declared", 0, 0),
+        ("declared", 0, 10),
+        ("closures", 0, 0),
+        ("closures", 0, 10),
+        ("closures", 300, 0),
+        ("closures", 300, 10),
+        ("functions", 0, 10),
+        ("functions", 3000, 10),
     ] {
         let only = std::env::var("ONLY").unwrap_or_default();
-        if !format!("{native} {steps} {aborts}").contains(&only) {
+        if !format!("{kind} {steps} {aborts}").contains(&only) {
             continue;
         }
-        let program = Arc::new(program(native, steps));
+        let program = Arc::new(program(kind, steps));
         let epochs = epochs(&program, aborts);
         let loaded = tables(&program);
         let mut best = vec![(u128::MAX, 0); all.len()];
@@ -182,7 +220,6 @@ fn strategies() {
         }
         hashes.dedup();
         assert_eq!(hashes.len(), 1, "all strategies come to the same");
-        let kind = if native { "closures" } else { "declared" };
         println!("{kind}, {steps} steps of work an operation, {aborts} % aborts: ns a transaction");
         for (strategy, (best, worst)) in all.iter().zip(best) {
             println!("    {:16} {best} to {worst}", strategy.to_string());

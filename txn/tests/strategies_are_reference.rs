@@ -4,18 +4,22 @@ mod drive;
 mod pool;
 mod random;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use drive::{cases, same};
 use pool::Threads;
 use proptest::prelude::*;
 use random::{Dice, Shape};
-use tidemill_core::{Batch, Column, DataType, Late, SourceId, TableId, Value};
+use tidemill_core::rules::Binary;
+use tidemill_core::{Batch, Column, DataType, History, Late, SourceId, TableId, Value};
 use tidemill_table::Table;
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Epoch, Run};
 use tidemill_txn::pool::Pool;
-use tidemill_txn::program::{Builder, NativeTx};
+use tidemill_txn::program::{Abort, Aggregate, Builder, Expr, Opaque, Tx, Window};
 use tidemill_txn::reference::{self, InputRow};
 use tidemill_txn::schedule::Strategy as Executed;
 
@@ -36,21 +40,32 @@ fn check(seed: u64, strategies: &[Executed]) -> usize {
     let cuts = random::cuts(&mut dice, &sources, shape);
     let wanted = reference::run(&program, &sources, &cuts);
     let in_graphs = std::cell::Cell::new(0);
+    let mut sums: Option<BTreeMap<usize, u64>> = None;
     for strategy in strategies {
         let pool = dice.pick(pools());
+        let written = RefCell::new(BTreeMap::<usize, u64>::new());
         let got = drive::run(&program, &sources, &cuts, &mut dice, |seq| {
             let executor = Executor::new(program.clone(), *strategy, 3);
             let mut executor = executor.after(seq).planning_anything();
-            let in_graphs = &in_graphs;
+            let (in_graphs, written) = (&in_graphs, &written);
             move |tables: &mut [Table], epoch: &Epoch| {
                 let outcome = executor.run(pool, tables, epoch).unwrap();
                 in_graphs.set(in_graphs.get() + executor.ran().in_parallel);
+                for (handler, sum) in &outcome.written {
+                    let all = &mut *written.borrow_mut();
+                    let all = all.entry(*handler).or_default();
+                    *all = all.wrapping_add(*sum);
+                }
                 outcome
             }
         });
         let threads = pool.threads();
         let told = std::panic::catch_unwind(|| same(&wanted, &got));
         assert!(told.is_ok(), "{strategy} on {threads} threads, seed {seed}");
+        // What functions write is told by hashes that have the numbers of transactions in them.
+        let written = written.into_inner();
+        let wanted = sums.get_or_insert_with(|| written.clone());
+        assert_eq!(*wanted, written, "{strategy} on {threads} threads, seed {seed}");
     }
     in_graphs.get()
 }
@@ -72,22 +87,28 @@ fn random_programs_are_in_graphs() {
     assert!(in_graphs > 800, "{in_graphs} transactions in graphs");
 }
 
-/// A closure that panics ends the epoch on all threads: nobody waits for it for ever.
+/// A function that panics on one event.
+struct TooMuch;
+
+impl Opaque for TooMuch {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        assert!(event[0] != Value::Int(150), "this event is too much");
+        tx.put(TableId(0), &[event[1].clone(), event[0].clone()])
+    }
+}
+
+/// A function that panics, which is no outcome of its own as a closure's is, ends the epoch on all
+/// threads: nobody waits for it for ever.
 #[test]
 fn a_panic_reaches_all_threads() {
     let mut b = Builder::new("panics");
     let n = Column::new("n", DataType::Int).default(Value::Int(0));
-    let table = b.table("t", &["k"], vec![Column::new("k", DataType::Int), n]);
+    b.table("t", &["k"], vec![Column::new("k", DataType::Int), n]);
     let columns = vec![Column::new("at", DataType::Int), Column::new("k", DataType::Int)];
     let input = b.stream("input", columns);
     b.event_time(input, "at", Late::Side);
     b.source("rows", input, 0);
-    let rows: [(TableId, &[&str]); 1] = [(table, &["k"])];
-    b.native("count", input, &rows, &[], |tx: &mut NativeTx<'_>| {
-        assert!(tx.event(0) != 150, "this event is too much");
-        tx.set(0, 1, tx.get(0, 1) + 1);
-        Ok(())
-    });
+    b.opaque("count", input, Arc::new(TooMuch));
     let program = Arc::new(b.finish().unwrap());
     let schema = program.streams[input.index()].spec.schema.clone();
     let rows: Vec<[Value; 2]> = (0..300).map(|at| [at, at % 7].map(Value::Int)).collect();
@@ -179,6 +200,157 @@ fn aborts_that_depend_on_aborts() {
         same(&wanted, &got);
         if matches!(strategy, Executed::TStream | Executed::Graph(..)) {
             assert!(in_graphs.get() > 2000, "{} in graphs", in_graphs.get());
+        }
+    }
+}
+
+/// A function that does something else each time.
+#[derive(Default)]
+struct Counter(AtomicI64);
+
+impl Opaque for Counter {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let calls = self.0.fetch_add(1, Ordering::Relaxed);
+        tx.put(TableId(0), &[event[1].clone(), Value::Int(calls)])
+    }
+}
+
+/// As many calls are compared as there would be in serial execution, and all of these are told.
+#[test]
+fn functions_that_are_none_are_told() {
+    let mut b = Builder::new("counts");
+    let columns = vec![Column::new("k", DataType::Int), Column::new("n", DataType::Int)];
+    b.table("t", &["k"], columns);
+    let columns = ["at", "k"].map(|name| Column::new(name, DataType::Int));
+    let input = b.stream("input", columns.to_vec());
+    b.event_time(input, "at", Late::Side);
+    b.source("rows", input, 0);
+    b.opaque("count", input, Arc::new(Counter::default()));
+    let program = Arc::new(b.finish().unwrap());
+    let schema = program.streams[input.index()].spec.schema.clone();
+    let rows: Vec<[Value; 2]> = (0..300).map(|at| [at, at % 7].map(Value::Int)).collect();
+    let run = Run {
+        stream: input,
+        source: SourceId(0),
+        batch: Batch::from_rows(schema, rows.iter().map(|row| &row[..])),
+        offsets: (0..300).collect(),
+        times: (0..300).collect(),
+        admitted: None,
+    };
+    let epoch = Epoch::rank(&program, vec![run]);
+    for strategy in Executed::all() {
+        for pool in pools() {
+            let mut executor = Executor::new(program.clone(), strategy, 3);
+            let mut tables = vec![Table::new(Arc::new(program.tables[0].clone()), 1)];
+            let outcome = executor.run(pool, &mut tables, &epoch).unwrap();
+            assert_eq!(outcome.unstable.len(), 100, "{strategy}");
+            assert_eq!((outcome.seq, tables[0].len()), (300, 7), "{strategy}");
+        }
+    }
+}
+
+/// Follows pointers, and bends them: where it comes to is seldom where it would have come to before
+/// the epoch. Now and then it makes a row, or counts those of a range.
+struct Bender;
+
+impl Opaque for Bender {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let [_, Value::Int(k), Value::Int(x)] = event else { unreachable!() };
+        let get = |tx: &mut dyn Tx, k: i64| -> Result<[i64; 2], Abort> {
+            let row = tx.get(TableId(0), &[Value::Int(k)])?;
+            Ok(row.map_or([k + 1, 0], |row| match (&row[1], &row[2]) {
+                (Value::Int(next), Value::Int(n)) => [*next, *n],
+                _ => unreachable!(),
+            }))
+        };
+        let put = |tx: &mut dyn Tx, k: i64, row: [i64; 2]| {
+            tx.put(TableId(0), &[k, row[0], row[1]].map(Value::Int))
+        };
+        let [next, n] = get(tx, *k)?;
+        if n % 13 == 12 {
+            return Err(Abort::refused(format!("{k} is worn out")));
+        }
+        let [then, m] = get(tx, next)?;
+        if x % 7 == 0 {
+            let range = tx.scan(TableId(0), &[Value::Int(*k)], &[Value::Int(k + 20)], 8)?;
+            put(tx, next, [then, m + range.len() as i64])?;
+        } else if x % 11 == 0 {
+            tx.delete(TableId(0), &[Value::Int(next)])?;
+        } else {
+            put(tx, next, [then, m + 1])?;
+        }
+        put(tx, *k, [(next + x).rem_euclid(200), n + 1])
+    }
+}
+
+/// Hints that are wrong more often than not: most is settled in the end, or waits for all before.
+#[test]
+fn functions_that_go_astray() {
+    let mut b = Builder::new("astray");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    let columns = vec![int("k"), int("next"), int("n").default(Value::Int(0))];
+    let table = b.table("t", &["k"], columns);
+    b.ordered(table);
+    b.history(table, History { time_us: None, versions: Some(5) });
+    let mut columns = vec![Column::new("at", DataType::Timestamp)];
+    columns.extend([int("k"), int("x")]);
+    let input = b.stream("input", columns);
+    b.event_time(input, "at", Late::Side);
+    b.source("rows", input, 0);
+    let rare = b.filter("rare", input, |exprs, _| {
+        let (x, ten) = (exprs.push(Expr::Column(2)), exprs.push(Expr::Const(Value::Int(10))));
+        exprs.push(Expr::Binary(Binary::Lt, x, ten))
+    });
+    b.opaque("bend", rare, Arc::new(Bender));
+    // The same by declared operations, with a window.
+    let mut h = b.handler("follow", input);
+    let k = h.column("k");
+    let row = h.row(table, &[k]);
+    let next = h.read(row, "n");
+    let other = h.row(table, &[next]);
+    let sum = h.window(other, "n", Window::Last { versions: 3 }, Aggregate::Sum);
+    let limit = h.int(400);
+    let low = h.binary(Binary::Lt, sum, limit);
+    h.require(low, "too much");
+    let x = h.column("x");
+    let more = h.add(sum, x);
+    h.update(other, &[("n", more)]);
+    h.output(&[("sum", sum)]);
+    h.done();
+    let program = Arc::new(b.finish().unwrap());
+    let mut dice = Dice(5);
+    let rows: Vec<InputRow> = (0..1500)
+        .map(|offset| {
+            let (k, x) = (dice.below(150) as i64, dice.below(40) as i64);
+            let values = vec![Value::Timestamp(offset as i64), Value::Int(k), Value::Int(x)];
+            InputRow { offset, values }
+        })
+        .collect();
+    let cut = |until: u64| reference::CutAt {
+        offsets: vec![until],
+        clock_us: 0,
+        idle: Vec::new(),
+        ended: if until == 1500 { vec![SourceId(0)] } else { Vec::new() },
+    };
+    let (sources, cuts) = ([rows], [cut(400), cut(410), cut(800), cut(1500)]);
+    let wanted = reference::run(&program, &sources, &cuts);
+    assert!(wanted.aborts > 100, "{} aborts", wanted.aborts);
+    for strategy in Executed::all() {
+        let pool = dice.pick(pools());
+        let (in_graphs, all) = (std::cell::Cell::new(0), wanted.transactions as usize);
+        let got = drive::run(&program, &sources, &cuts, &mut dice, |seq| {
+            let mut executor = Executor::new(program.clone(), strategy, 5).after(seq);
+            let in_graphs = &in_graphs;
+            move |tables: &mut [Table], epoch: &Epoch| {
+                let outcome = executor.run(pool, tables, epoch).unwrap();
+                in_graphs.set(in_graphs.get() + executor.ran().in_parallel);
+                outcome
+            }
+        });
+        same(&wanted, &got);
+        if matches!(strategy, Executed::TStream | Executed::Graph(..)) {
+            let in_graphs = in_graphs.get();
+            assert!((all / 50..all).contains(&in_graphs), "{in_graphs} of {all} in graphs");
         }
     }
 }

@@ -129,7 +129,7 @@ impl Executor {
                         graphs
                     }
                 });
-                match graphs.why_not(epoch).or_else(|| graph::too_many(pool.threads())) {
+                match graph::too_many(pool.threads()) {
                     None => {
                         let (outcome, in_parallel) =
                             graphs.run(serial, strategy, pool, tables, epoch);

@@ -1,8 +1,8 @@
 //! The general path: any transaction, over values. It works on an overlay of the rows it touched,
 //! so an abort leaves nothing to undo, and one commit applies what has changed.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
-use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 
 use tidemill_core::{encode, rules, Key, Row, StreamId, TableId, Value};
@@ -10,8 +10,8 @@ use tidemill_table::{Seq, Table};
 
 use super::window::{made_of, Seen};
 use crate::program::{
-    key_value, reasons, Abort, Aggregate, Block, Declared, Expr, ExprId, Op, Origin, Program,
-    RowId, Tx, VarId, Window, WindowRead,
+    key_value, reasons, Abort, AbortKind, Aggregate, Block, Declared, Expr, ExprId, Op, Origin,
+    Program, RowId, Tx, VarId, Window, WindowRead,
 };
 
 /// A row that the transaction has touched.
@@ -23,22 +23,79 @@ struct Touched {
     written: bool,
 }
 
+/// A row that can't be told yet: a run that has asked for it counts for nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unsettled;
+
+impl From<Unsettled> for Abort {
+    fn from(_: Unsettled) -> Abort {
+        Abort { kind: AbortKind::Raised, reason: "a row is not settled yet".into() }
+    }
+}
+
+/// A table that has all versions of a row.
+pub(crate) enum Holder<'a> {
+    /// Which has others, too.
+    Whole(&'a Table),
+    /// Which was made for this row.
+    Only(Box<Table>),
+}
+
+impl Holder<'_> {
+    fn table(&self) -> &Table {
+        match self {
+            Holder::Whole(table) => table,
+            Holder::Only(table) => table,
+        }
+    }
+
+    /// Writes a version behind the others, beside a table that has more than this row.
+    pub(crate) fn put(&mut self, key: &[Value], row: Option<&[Value]>, seq: Seq, time_us: i64) {
+        if let Holder::Whole(table) = self {
+            *self = Holder::Only(Box::new(table.only(key)));
+        }
+        if let Holder::Only(table) = self {
+            table.put_at(key, row, seq, time_us);
+        }
+    }
+}
+
+/// Keys in their order.
+pub(crate) type Keys<'a> = Box<dyn Iterator<Item = Cow<'a, Key>> + 'a>;
+
 /// Where transactions find rows.
 pub(crate) trait Rows {
     /// The row with this key, if it is there.
-    fn row(&self, table: TableId, key: &[Value]) -> Option<Row>;
+    fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled>;
 
-    /// The table, for what looks at more than the newest versions of rows with known keys.
-    fn table(&self, table: TableId) -> &Table;
+    /// The versions of a row that was asked for before.
+    fn holder(&self, table: TableId, key: &Key, values: &[Value]) -> Result<Holder<'_>, Unsettled>;
+
+    /// The keys of a range that have rows, and maybe more: up to the end when `to` is empty.
+    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a>;
+
+    /// The row of one of these keys, if it is there.
+    fn row_in_range(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        self.row(table, key)
+    }
+
+    /// Whether it was asked for a row that it could not tell.
+    fn is_unsettled(&self) -> bool {
+        false
+    }
 }
 
 impl Rows for &[Table] {
-    fn row(&self, table: TableId, key: &[Value]) -> Option<Row> {
-        self[table.index()].get(key)
+    fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        Ok(self[table.index()].get_by_key(key))
     }
 
-    fn table(&self, table: TableId) -> &Table {
-        &self[table.index()]
+    fn holder(&self, table: TableId, _: &Key, _: &[Value]) -> Result<Holder<'_>, Unsettled> {
+        Ok(Holder::Whole(&self[table.index()]))
+    }
+
+    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a> {
+        Box::new(self[table.index()].keys(from, to).map(Cow::Borrowed))
     }
 }
 
@@ -67,6 +124,13 @@ pub(crate) struct Effects {
     pub(crate) emitted: Vec<(StreamId, Vec<Value>)>,
 }
 
+/// A row that a transaction writes, by its number among those that it has touched.
+pub(crate) struct Written<'a> {
+    pub(crate) number: usize,
+    pub(crate) table: TableId,
+    pub(crate) key: &'a [Value],
+}
+
 impl Effects {
     /// Writes the new versions.
     pub(crate) fn apply(&self, tables: &mut [Table], seq: Seq, time_us: i64) {
@@ -77,11 +141,14 @@ impl Effects {
     }
 
     /// The rows that are written, and what they are then.
-    pub(crate) fn written(
-        &self,
-    ) -> impl Iterator<Item = (TableId, &[Value], Option<&[Value]>)> + '_ {
-        let written = self.rows.iter().filter(|t| t.written);
-        written.map(|t| (t.table, &t.key[..], t.row.as_deref()))
+    pub(crate) fn written(&self) -> impl Iterator<Item = Written<'_>> + '_ {
+        let written = self.rows.iter().enumerate().filter(|(_, t)| t.written);
+        written.map(|(number, t)| Written { number, table: t.table, key: &t.key })
+    }
+
+    /// The rows that it has touched.
+    pub(crate) fn row(&self, number: usize) -> (&[Value], Option<&[Value]>) {
+        (&self.rows[number].key, self.rows[number].row.as_deref())
     }
 
     /// The hash of what transaction number `seq` writes: of each row with its key, summed, because the
@@ -184,26 +251,29 @@ impl<'a> General<'a> {
     }
 
     /// The touched row with this key; equal keys are one row.
-    fn touch(&mut self, table: TableId, key: Vec<Value>) -> usize {
+    fn touch(&mut self, table: TableId, key: Vec<Value>) -> Result<usize, Unsettled> {
         let (tables, rows) = (self.tables, &mut self.rows);
         if rows.len() < ROWS_FEW {
             let is_it = |touched: &Touched| touched.table == table && touched.key == key;
             if let Some(at) = rows.iter().position(is_it) {
-                return at;
+                return Ok(at);
             }
         } else {
             if self.by_key.is_empty() {
                 let places = rows.iter().enumerate();
                 self.by_key.extend(places.map(|(at, row)| ((row.table, Key::of(&row.key)), at)));
             }
-            match self.by_key.entry((table, Key::of(&key))) {
-                Entry::Occupied(at) => return *at.get(),
-                Entry::Vacant(place) => place.insert(rows.len()),
-            };
+            if let Some(at) = self.by_key.get(&(table, Key::of(&key))) {
+                return Ok(*at);
+            }
         }
-        let row = tables.row(table, &key).map(Vec::from);
+        // What can't be read yet leaves no trace.
+        let row = tables.row(table, &Key::of(&key))?.map(Vec::from);
+        if rows.len() >= ROWS_FEW {
+            self.by_key.insert((table, Key::of(&key)), rows.len());
+        }
         rows.push(Touched { table, key, row, written: false });
-        rows.len() - 1
+        Ok(rows.len() - 1)
     }
 
     /// Runs a declared transaction.
@@ -353,7 +423,7 @@ impl<'a> General<'a> {
         let spec = &self.program.tables[row.table.index()];
         let key: Result<Vec<Value>, Abort> =
             row.key.iter().map(|id| key_value(memo.eval(*id)?, spec)).collect();
-        Ok(self.touch(row.table, key?))
+        Ok(self.touch(row.table, key?)?)
     }
 
     /// What a window over the versions of a touched row comes to.
@@ -366,8 +436,9 @@ impl<'a> General<'a> {
     ) -> Result<Value, Abort> {
         let touched = &self.rows[at];
         let spec = &self.program.tables[touched.table.index()];
+        let holder = self.tables.holder(touched.table, &Key::of(&touched.key), &touched.key)?;
         let seen = Seen {
-            versions: self.tables.table(touched.table).versions(&touched.key),
+            versions: holder.table().versions(&touched.key),
             own: touched.row.as_deref().filter(|_| touched.written),
             time_us: self.time_us,
         };
@@ -383,7 +454,8 @@ impl<'a> General<'a> {
         read: &WindowRead,
     ) -> Result<Value, Abort> {
         let spec = &self.program.tables[table.index()];
-        let versions = self.tables.table(table).versions(key);
+        let holder = self.tables.holder(table, &Key::of(key), key)?;
+        let versions = holder.table().versions(key);
         let seen = Seen { versions, own, time_us: self.time_us };
         let numbers = seen.window(&read.window, spec.history);
         seen.made_of(numbers, spec, read.column, &read.aggregate)
@@ -412,18 +484,19 @@ impl<'a> General<'a> {
             .filter(|(key, _)| is_in(key))
             .collect();
         own.sort_by(|a, b| a.0.cmp(&b.0));
-        let held = self.tables.table(table);
-        let (mut keys, mut own) = (held.keys(&from, &to).peekable(), own.into_iter().peekable());
+        let mut keys = self.tables.keys(table, &from, &to).peekable();
+        let mut own = own.into_iter().peekable();
         let mut rows = Vec::new();
         while rows.len() < limit {
             let order = match (keys.peek(), own.peek()) {
-                (Some(held), Some((own, _))) => (*held).cmp(own),
+                (Some(held), Some((own, _))) => (**held).cmp(own),
                 (Some(_), None) => Ordering::Less,
                 (None, Some(_)) => Ordering::Greater,
                 (None, None) => break,
             };
             if order.is_lt() {
-                rows.extend(keys.next().and_then(|key| held.get_by_key(key)));
+                let key = keys.next().expect("there is one");
+                rows.extend(self.tables.row_in_range(table, &key)?);
                 continue;
             }
             if order.is_eq() {
@@ -472,7 +545,7 @@ fn truth(value: Value) -> Result<bool, Abort> {
 impl Tx for General<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
         let key = self.checked_key(table, key)?;
-        let at = self.touch(table, key);
+        let at = self.touch(table, key)?;
         Ok(self.rows[at].row.clone().map(Row::from))
     }
 
@@ -488,7 +561,7 @@ impl Tx for General<'_> {
         let spec = &self.program.tables[table.index()];
         let checked = window.check(spec).and_then(|()| aggregate.result(spec, column));
         checked.map_err(|error| reasons::refused(&error))?;
-        let at = self.touch(table, key);
+        let at = self.touch(table, key)?;
         self.over(at, window, column, aggregate)
     }
 
@@ -519,7 +592,7 @@ impl Tx for General<'_> {
             stored[*column] = key_value(stored[*column].clone(), spec)?;
         }
         let key = spec.key.iter().map(|c| stored[*c].clone()).collect();
-        let at = self.touch(table, key);
+        let at = self.touch(table, key)?;
         self.rows[at].row = Some(stored);
         self.rows[at].written = true;
         Ok(())
@@ -527,7 +600,7 @@ impl Tx for General<'_> {
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
         let key = self.checked_key(table, key)?;
-        let at = self.touch(table, key);
+        let at = self.touch(table, key)?;
         self.rows[at].row = None;
         self.rows[at].written = true;
         Ok(())

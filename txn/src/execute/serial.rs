@@ -168,6 +168,12 @@ impl Serial {
         self.seq += transactions;
     }
 
+    /// Whether the next call of an opaque handler is to be compared with another one.
+    pub(crate) fn is_compared(&mut self) -> bool {
+        self.calls += 1;
+        self.rerun_every > 0 && self.calls.is_multiple_of(self.rerun_every)
+    }
+
     /// Executes a stretch of an epoch's order.
     pub(crate) fn stretch(
         &mut self,
@@ -350,10 +356,10 @@ impl Serial {
 /// What an epoch comes to, while it is executed.
 pub(crate) struct Sink {
     pub(crate) builders: Vec<OutputBuilder>,
-    derived: Vec<DerivedEvent>,
+    pub(crate) derived: Vec<DerivedEvent>,
     pub(crate) counts: Vec<HandlerCounts>,
-    unstable: Vec<Unstable>,
-    written: BTreeMap<usize, u64>,
+    pub(crate) unstable: Vec<Unstable>,
+    pub(crate) written: BTreeMap<usize, u64>,
 }
 
 /// The values of a row of words.
@@ -394,15 +400,15 @@ fn transact(
     let program = serial.codes.program.clone();
     let handler = origin.handler();
     let time_us = epoch.time_us(epoch.order[origin.root() as usize]);
-    let result = if depth(out, origin) > program.handlers.len() {
-        Err(reasons::endless())
-    } else {
-        call(&program, &&*tables, handler, event, time_us)
+    let is_endless = depth(out, origin) > program.handlers.len();
+    let run = |tables: &[Table]| match is_endless {
+        true => Err(reasons::endless()),
+        false => call(&program, &tables, handler, event, time_us),
     };
+    let result = run(tables);
     if let Body::Opaque(_) = program.handlers[handler].body {
-        serial.calls += 1;
-        if serial.rerun_every > 0 && serial.calls.is_multiple_of(serial.rerun_every) {
-            let same = match (&result, &call(&program, &&*tables, handler, event, time_us)) {
+        if serial.is_compared() {
+            let same = match (&result, &run(tables)) {
                 (Ok(a), Ok(b)) => a.same_outcome(b),
                 (Err(a), Err(b)) => a == b,
                 _ => false,

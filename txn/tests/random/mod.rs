@@ -1,7 +1,9 @@
 //! Random programs, sources and cuts, from one seed.
 //!
 //! A program has two tables (one of plain words, one of text, nulls and two key columns; both may
-//! keep versions or be ordered), two input streams, a filtered and a mapped one, and handlers of every kind; some feed others.
+//! keep versions or be ordered), two input streams, a filtered and a mapped one, and handlers of
+//! every kind; some feed others. In wild ones much is known only once it runs: there are more
+//! functions, which feed one another, and keys that are computed.
 
 use std::sync::Arc;
 
@@ -78,6 +80,7 @@ fn event_columns(plain: bool) -> Vec<Column> {
 struct Extras {
     histories: [Option<History>; 2],
     ordered: [bool; 2],
+    wild: bool,
 }
 
 impl Extras {
@@ -89,7 +92,8 @@ impl Extras {
             (shape.histories && dice.chance(50)).then_some(History { time_us, versions })
         };
         let histories = [history(), history()];
-        Extras { histories, ordered: [dice.chance(40), dice.chance(50)] }
+        let ordered = [dice.chance(40), dice.chance(50)];
+        Extras { histories, ordered, wild: dice.chance(35) }
     }
 }
 
@@ -201,6 +205,86 @@ impl Opaque for Wanderer {
     }
 }
 
+/// A function over rows with text in their keys.
+struct Writer {
+    output: Option<StreamId>,
+    ranges: bool,
+}
+
+impl Opaque for Writer {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let (Value::Int(k), Value::Int(x)) = (&event[1], &event[3]) else { unreachable!() };
+        let key = [Value::Int(*k), event[7].clone()];
+        let found = tx.get(TableId(1), &key)?;
+        let mut a = match found.as_ref().map(|row| &row[2]) {
+            Some(Value::Int(a)) => *a,
+            _ => *x,
+        };
+        if self.ranges && x % 2 == 0 {
+            for row in tx.scan(TableId(1), &[Value::Int(x % 5)], &[Value::Int(4)], 3)? {
+                a = (a * 5 + row.len() as i64 + i64::from(row[2].is_null())) % 1000;
+            }
+        }
+        if a % 11 == 7 {
+            return Err(Abort::refused(format!("{a} is written already")));
+        }
+        let other = [Value::Int(a.rem_euclid(5)), event[7].clone()];
+        if x % 3 == 0 {
+            tx.delete(TableId(1), &other)?;
+        }
+        let [id, name] = if a % 2 == 0 { other } else { key };
+        let count = if a % 5 == 4 { Value::Null } else { Value::Int(a.wrapping_add(1)) };
+        tx.put(TableId(1), &[id, name, count, Value::str("written"), Value::Decimal(*x, 2)])?;
+        match self.output {
+            Some(stream) => tx.emit(stream, &[Value::Int(*k), Value::Int(a)]),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A function that takes what others give, and gives some of it back: now and then without end.
+struct Follower {
+    /// Where the event has its number.
+    k: usize,
+    output: StreamId,
+}
+
+impl Opaque for Follower {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let Value::Int(k) = &event[self.k] else { unreachable!() };
+        let next = (k + 1).rem_euclid(5);
+        let Some(row) = tx.get(TableId(0), &[Value::Int(next)])? else {
+            return Err(Abort::refused("nobody to follow"));
+        };
+        let Value::Int(a) = row[1] else { unreachable!() };
+        let mut row = row.to_vec();
+        row[1] = Value::Int((a + 1) % 1000);
+        tx.put(TableId(0), &row)?;
+        match a % 3 {
+            0 => Err(Abort::refused("no further")),
+            1 => tx.emit(self.output, &[Value::Int(next), Value::Int(a)]),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What closures say when they panic.
+const ON_PURPOSE: &str = "this event is too much for a closure";
+
+/// Says nothing of panics that are on purpose, of which there are thousands.
+fn quietly() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let told = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let said = panic.payload().downcast_ref::<String>();
+            if said.is_none_or(|said| said != ON_PURPOSE) {
+                told(panic);
+            }
+        }));
+    });
+}
+
 pub fn program(dice: &mut Dice, shape: Shape) -> Program {
     let mut b = Builder::new("random");
     let plain_default = dice.chance(70);
@@ -265,7 +349,12 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
         let inputs = [first, second, filtered];
         let input = *dice.pick(&inputs);
         let name = format!("h{index}");
-        match dice.below(10) {
+        let kind = dice.below(10);
+        match if extras.wild && dice.chance(40) { 0 } else { kind } {
+            0 if !shape.plain && dice.chance(40) => {
+                let output = dice.chance(50).then_some(side);
+                b.opaque(&name, input, Arc::new(Writer { output, ranges: extras.ordered[1] }));
+            }
             0 => {
                 // Now and then a window that is refused when it runs.
                 let history = extras.histories[0].filter(|_| dice.chance(90));
@@ -273,7 +362,8 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                     window(dice, history.unwrap_or(History { time_us: Some(50), versions: None }));
                 let sum = dice.pick(&[Aggregate::Sum, Aggregate::Min, fold(1)]).clone();
                 let ranges = extras.ordered[0] || dice.chance(10);
-                let function = Wanderer { output: None, window: (window, sum), ranges };
+                let output = dice.chance(40).then_some(side);
+                let function = Wanderer { output, window: (window, sum), ranges };
                 b.opaque(&name, input, Arc::new(function));
             }
             1 | 2 if plain_default && shape.plain => {
@@ -286,6 +376,8 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                         if history.versions.is_some() { Aggregate::Min } else { Aggregate::Max };
                     [read("a", Aggregate::Sum), read("f", extreme), read("m", Aggregate::Avg)]
                 });
+                let panics_at = if dice.chance(30) { 17 } else { i64::MIN };
+                quietly();
                 let body = move |tx: &mut tidemill_txn::program::NativeTx<'_>| {
                     let (have, x) = (tx.get(0, 1), tx.event(3));
                     if let Some([sum, extreme, _]) = &reads {
@@ -308,6 +400,8 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                         }
                         tx.set(1, 3, mean + extreme);
                     }
+                    // When much has been done that must be taken back.
+                    assert!(x % 40 != panics_at, "{ON_PURPOSE}");
                     if !tx.exists(0) {
                         tx.emit(0, &[tx.event(1), x]);
                     }
@@ -324,16 +418,20 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                     h.output(&[("k", k), ("v", x)])
                 });
                 let index = h.done();
-                fed.extend(output);
+                fed.extend(output.map(|stream| (stream, 0)));
                 if dice.chance(20) {
-                    fed.push(b.aborted(index));
+                    fed.push((b.aborted(index), 1));
                 }
             }
         }
     }
     // A cascade: somebody takes what others give.
-    fed.push(side);
-    for (index, stream) in fed.into_iter().enumerate() {
+    fed.push((side, 0));
+    for (index, (stream, k)) in fed.into_iter().enumerate() {
+        if extras.wild && dice.chance(30) {
+            let follower = Follower { k, output: side };
+            b.opaque(&format!("follower{index}"), stream, Arc::new(follower));
+        }
         if dice.chance(40) {
             let mut h = b.handler(&format!("after{index}"), stream);
             let k = h.column("k");
@@ -371,7 +469,7 @@ fn declared(
         let row = if rich {
             let name = h.column("s");
             h.row(TableId(1), &[key, name])
-        } else if !plain && dice.chance(20) {
+        } else if (!plain || extras.wild) && dice.chance(20) {
             let computed = scope.expr(dice, h, &DataType::Int, plain, 2);
             h.row(TableId(0), &[computed])
         } else {

@@ -1,24 +1,32 @@
-//! The commit: the last version of each row goes to its table.
+//! The commit: the last version of each row goes to its table, and all versions of those that a table
+//! keeps.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
+use tidemill_core::{Key, TableId, Value};
 use tidemill_table::{Seq, Table};
 
+use super::hint::{is_words, Hints};
 use super::shape::{FLAGS_WORDS, PRESENT, WRITTEN};
 use super::state::States;
+use super::unit::Ran;
+use super::view::Extra;
 use crate::plan::graph::{From, Graph, List, Lists};
 use crate::pool::Pool;
 use crate::reference::word_value;
 
-/// The versions of a graph whose first transactions, `until` of them, are final. The number of the
-/// first one is `first`.
+/// The versions of a graph whose first transactions, `until` of them, are final.
 pub(crate) struct Commit<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) states: &'a States,
-    pub(crate) words: &'a [std::sync::atomic::AtomicU64],
+    pub(crate) words: &'a [AtomicU64],
+    pub(crate) units: &'a [Mutex<Option<Ran>>],
+    pub(crate) hints: &'a Hints,
+    pub(crate) extra: &'a Extra,
     pub(crate) until: u32,
-    pub(crate) first: Seq,
+    /// Per transaction its number, and its time.
+    pub(crate) stamps: &'a (dyn Fn(u32) -> (Seq, i64) + Sync),
 }
 
 impl Commit<'_> {
@@ -28,49 +36,73 @@ impl Commit<'_> {
         pool.run(&|thread| {
             for (number, table) in tables.iter().enumerate().skip(thread).step_by(pool.threads()) {
                 let mut table = table.lock().expect("no thread has panicked here");
-                let is_its = |list: &List| usize::from(list.table) == number;
-                // Asking for a slot looks at the table, and writing one changes it.
-                let table = std::cell::RefCell::new(&mut **table);
-                for lists in lists {
-                    let ahead = |list: &List| {
-                        if is_its(list) {
-                            let table = table.borrow();
-                            table.prefetch(table.hash(list.key));
-                        }
-                    };
-                    let write = |list: &List| {
-                        if is_its(list) {
-                            self.row(list, &mut table.borrow_mut());
-                        }
-                    };
-                    lists.each(ahead, write);
-                }
+                self.table(lists, number, &mut table);
             }
         });
     }
 
-    /// The last version that counts, and the number of its transaction.
-    fn last(&self, list: &List) -> Option<(u32, Seq)> {
-        let mut access = list.last_write()?;
-        loop {
-            let found = self.graph.access(access);
-            let txn = self.graph.vertex(found.vertex()).txn;
-            if txn < self.until && !self.states.is_aborted(txn) {
-                let flags = self.words[found.at as usize].load(Ordering::Relaxed);
-                if flags & WRITTEN != 0 {
-                    return Some((access, self.first + u64::from(txn)));
+    fn table(&self, lists: &[Lists], number: usize, table: &mut Table) {
+        let is_its = |list: &List| usize::from(list.table) == number;
+        let spec = table.spec().clone();
+        let is_plain = is_words(table) && spec.history.is_none() && !spec.ordered;
+        let id = TableId(number as u16);
+        // What is in no list is looked for once for all.
+        let mut extra: Vec<&(TableId, Key)> = self.extra.keys().filter(|row| row.0 == id).collect();
+        // Asking for a slot looks at the table, and writing one changes it.
+        let table = std::cell::RefCell::new(table);
+        for lists in lists {
+            let ahead = |list: &List| {
+                if is_its(list) {
+                    let table = table.borrow();
+                    table.prefetch(table.hash(list.key));
                 }
-            }
-            match found.from() {
-                From::Access(before) => access = before,
-                _ => return None,
-            }
+            };
+            let write = |list: &List| {
+                if !is_its(list) {
+                    return;
+                }
+                let mut table = table.borrow_mut();
+                if is_plain && extra.is_empty() {
+                    return self.row(list, &mut table);
+                }
+                let row = match is_words(&table) {
+                    true => {
+                        (id, Key::of([&word_value(&spec.schema.columns[spec.key[0]].ty, list.key)]))
+                    }
+                    false => self.hints.rows[list.key as usize].clone(),
+                };
+                self.versions(&row, Some(list), &mut table);
+                if let Ok(at) = extra.binary_search(&&row) {
+                    extra.remove(at);
+                }
+            };
+            lists.each(ahead, write);
+        }
+        for row in extra {
+            self.versions(row, None, &mut table.borrow_mut());
         }
     }
 
+    /// Whether a write counts: its transaction is final, commits, and has written the row.
+    fn counts(&self, access: u32) -> bool {
+        let found = self.graph.access(access);
+        let txn = self.graph.vertex(found.vertex()).txn;
+        let flags = || self.words[found.at as usize].load(Ordering::Relaxed);
+        txn < self.until && !self.states.is_aborted(txn) && flags() & WRITTEN != 0
+    }
+
+    /// The writes of a row that count, the last one first.
+    fn writes(&self, list: &List) -> impl Iterator<Item = u32> + '_ {
+        let last = list.last_write().map_or(From::Missing, From::Access);
+        self.graph.writes(last).filter(|access| self.counts(*access))
+    }
+
+    /// Writes the last version of a row of words.
     fn row(&self, list: &List, table: &mut Table) {
-        let Some((access, seq)) = self.last(list) else { return };
-        let version = &self.words[self.graph.access(access).at as usize..];
+        let Some(access) = self.writes(list).next() else { return };
+        let access = self.graph.access(access);
+        let (seq, _) = (self.stamps)(self.graph.vertex(access.vertex()).txn);
+        let version = &self.words[access.at as usize..];
         if version[0].load(Ordering::Relaxed) & PRESENT == 0 {
             let spec = table.spec();
             let key = word_value(&spec.schema.columns[spec.key[0]].ty, list.key);
@@ -85,5 +117,43 @@ impl Commit<'_> {
         for (to, from) in table.write(base, seq).iter_mut().zip(&version[FLAGS_WORDS..]) {
             *to = from.load(Ordering::Relaxed);
         }
+    }
+
+    /// Writes the versions of a row that its table wants.
+    fn versions(&self, row: &(TableId, Key), list: Option<&List>, table: &mut Table) {
+        let txn = |access: u32| self.graph.vertex(self.graph.access(access).vertex()).txn;
+        let listed = list.into_iter().flat_map(|list| self.writes(list));
+        let mut all: Vec<(u32, Option<u32>)> = listed.map(|w| (txn(w), Some(w))).collect();
+        let extra = self.extra.get(row).into_iter().flatten();
+        all.extend(extra.map(|txn| (*txn, None)));
+        all.sort_unstable();
+        if table.spec().history.is_none() {
+            all.drain(..all.len().saturating_sub(1));
+        }
+        for (txn, access) in all {
+            let (seq, time_us) = (self.stamps)(txn);
+            let ran = self.units.get(txn as usize).map(|cell| cell.lock().expect("no panic here"));
+            if let Some(Some(ran)) = ran.as_deref() {
+                for (step, key, written) in ran.unit.versions(row) {
+                    table.put_at(key, written, seq + step as Seq, time_us);
+                }
+                continue;
+            }
+            let (list, access) =
+                (list.expect("it is in the list"), access.expect("only units are not"));
+            self.word_version(list, access, (seq, time_us), table);
+        }
+    }
+
+    /// Writes a version of words.
+    fn word_version(&self, list: &List, access: u32, at: (Seq, i64), table: &mut Table) {
+        let version = &self.words[self.graph.access(access).at as usize..];
+        let words = &version[FLAGS_WORDS..FLAGS_WORDS + table.layout().body_words()];
+        let words: Vec<u64> = words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        let spec = table.spec();
+        let key: [Value; 1] = [word_value(&spec.schema.columns[spec.key[0]].ty, list.key)];
+        let is_present = version[0].load(Ordering::Relaxed) & PRESENT != 0;
+        let row = is_present.then(|| table.row_of(list.key, &words));
+        table.put_at(&key, row.as_deref(), at.0, at.1);
     }
 }

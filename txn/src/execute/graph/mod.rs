@@ -4,30 +4,40 @@
 //! has to be taken back is never in them. Then the last version of each row goes to its table, and
 //! outputs are appended in stamp order.
 //!
-//! What nobody knows before it runs (functions, keys that are computed, what takes the outputs of
-//! others) depends on all before it, and all after depend on it: it is run by the serial executor,
-//! between two graphs. So is a transaction that turns out to need the general path: what is before
-//! it is final, what is behind is planned again. After a few of those the rest of the epoch is
-//! serial.
+//! What is not known before it runs (functions, keys that are computed, windows, ranges, what takes
+//! the outputs of others) is executed as *units* on the general path: where they are expected to
+//! touch something they stand in the graph, and in the end all of it is settled. Units whose
+//! expectations come to nothing too often depend on all before them, and all after depend on them:
+//! they are run by the serial executor, between two graphs. So is, where transactions are taken
+//! apart, one that turns out to need the general path: what is before it is final, what is behind
+//! is planned again. After a few of those the rest of the epoch is serial.
 //!
 //! | file | what it is |
 //! | --- | --- |
 //! | `shape` | how a handler's transactions are decomposed |
+//! | `hint` | what units are expected to touch |
 //! | `plan` | what planning is told of an epoch |
 //! | `state` | the states of operations, and how they change |
 //! | `work` | operations at work |
 //! | `natives` | closures |
-//! | `values` | transactions over values |
+//! | `unit` | transactions on the general path, with their cascades |
+//! | `view` | the tables as a unit finds them |
+//! | `settle` | what was executed on hints becomes final |
 //! | `post` | what is emitted, and why transactions abort |
+//! | `append` | outputs in stamp order |
 //! | `commit` | versions go to tables |
 
+mod append;
 mod commit;
+mod hint;
 mod natives;
 mod plan;
 mod post;
+mod settle;
 mod shape;
 mod state;
-mod values;
+mod unit;
+mod view;
 mod work;
 
 use std::borrow::Cow;
@@ -35,19 +45,21 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tidemill_core::Value;
-use tidemill_table::{Layout, Seq, Table};
+use tidemill_table::{Layout, Table};
 
+use self::append::Appending;
 use self::commit::Commit;
+use self::hint::{is_words, Hint, Hints, Source, Trust};
 use self::natives::{Log, THREADS_MAX};
 use self::plan::Stretch;
-use self::post::{Item, Posted};
+use self::post::Posted;
+use self::settle::settle;
 use self::shape::{Kind, Shape};
 use self::state::States;
-use self::values::Done;
+use self::unit::Ran;
+use self::view::Missed;
 use self::work::{Hand, LaneColumns, Work};
 use super::lane::WordColumns;
-use super::output::Origin;
 use super::serial::{Outcome, Serial, Sink};
 use crate::order::Epoch;
 use crate::plan::graph::{share, Collected, Graph, Lists};
@@ -73,6 +85,10 @@ pub(crate) struct Graphs {
     chains: Vec<AtomicU32>,
     words: Vec<AtomicU64>,
     notes: Vec<AtomicU64>,
+    units: Vec<Mutex<Option<Ran>>>,
+    /// By handler.
+    sources: Vec<Source>,
+    trust: Vec<Trust>,
     worth: usize,
 }
 
@@ -82,6 +98,22 @@ struct Reached {
     at: usize,
     /// It has to be run by the general path.
     is_trap: bool,
+    /// How many before it were run again, one after the other.
+    again: usize,
+}
+
+/// What a thread leaves of its walk: its log, and who has missed.
+type Left = (Log, Vec<(u32, Missed)>);
+
+/// An epoch, and how it is to be executed.
+#[derive(Clone, Copy)]
+struct Asked<'e> {
+    /// 1 where each transaction is one operation.
+    whole: usize,
+    strategy: Strategy,
+    pool: &'e dyn Pool,
+    epoch: &'e Epoch,
+    columns: &'e LaneColumns<'e>,
 }
 
 impl Graphs {
@@ -89,6 +121,9 @@ impl Graphs {
         let layouts: Vec<Layout> = program.tables.iter().map(Layout::of).collect();
         Graphs {
             shapes: shape::shapes(&program, &layouts),
+            sources: (0..program.handlers.len()).map(|h| Source::of(&program, h)).collect(),
+            trust: vec![Trust::default(); program.handlers.len()],
+            units: Vec::new(),
             program,
             graph: Graph::default(),
             collected: Collected::default(),
@@ -105,15 +140,6 @@ impl Graphs {
     pub(crate) fn of_anything(mut self) -> Graphs {
         self.worth = 2;
         self
-    }
-
-    /// Why no part of an epoch can be in a graph.
-    pub(crate) fn why_not(&self, epoch: &Epoch) -> Option<Cow<'static, str>> {
-        let has_shape = |lane: &crate::order::Lane| self.shapes[1][lane.handler as usize].is_some();
-        match epoch.lanes.iter().any(has_shape) {
-            true => None,
-            false => Some("no handler's rows are known before it runs".into()),
-        }
     }
 
     /// Executes an epoch; also says how many transactions were in graphs. `serial` gives the numbers,
@@ -136,13 +162,24 @@ impl Graphs {
                 (0..columns).map(|c| words.get(c).unwrap_or(&[])).collect()
             })
             .collect();
-        let is_compiled = |lane: &crate::order::Lane| {
-            let shape = self.shapes[1][lane.handler as usize].as_ref();
-            shape.is_none_or(|shape| matches!(shape.kind, Kind::Words(_)))
+        // Handlers of which too little is known beforehand are no reason not to take the others'
+        // transactions apart.
+        let handler = |lane: &crate::order::Lane| lane.handler as usize;
+        let plain = plan::plain_lanes(epoch, &self.shapes[0], &columns);
+        let is_compiled = |(lane, plain): (&crate::order::Lane, &bool)| {
+            let shape = self.shapes[0][handler(lane)].as_ref();
+            let is_words = shape.is_some_and(|shape| matches!(shape.kind, Kind::Words(_)));
+            is_words && *plain || !self.is_trusted(handler(lane))
         };
-        let whole = usize::from(!epoch.lanes.iter().all(is_compiled));
+        let whole = usize::from(!epoch.lanes.iter().zip(&plain).all(is_compiled));
         let plain = plan::plain_lanes(epoch, &self.shapes[whole], &columns);
-        let unknown = self.unknown(whole, pool, epoch, &columns, &plain);
+        let odd = self.odd(whole, pool, epoch, &columns, &plain);
+        let at = |at: usize| handler(&epoch.lanes[epoch.order[at].lane as usize]);
+        let unknown: Vec<usize> = match whole {
+            0 => odd.clone(),
+            _ => odd.iter().copied().filter(|odd| !self.is_trusted(at(*odd))).collect(),
+        };
+        let asked = Asked { whole, strategy, pool, epoch, columns: &columns };
         let mut out = serial.sink();
         let (mut at, mut planned_again, mut in_graphs) = (0, 0, 0);
         let mut fences = unknown.iter().copied().peekable();
@@ -166,29 +203,70 @@ impl Graphs {
                 at = until;
                 continue;
             }
-            let reached = self.stretch(
-                whole,
-                serial,
-                strategy,
-                pool,
-                tables,
-                epoch,
-                at..end,
-                &columns,
-                &mut out,
-            );
-            in_graphs += reached.at - at;
+            let hints = match whole {
+                0 => Hints::default(),
+                _ => {
+                    let odd = &odd[odd.partition_point(|odd| *odd < at)..];
+                    let odd = &odd[..odd.partition_point(|odd| *odd < end)];
+                    self.hints(pool, tables, epoch, at..end, odd)
+                }
+            };
+            let reached = self.stretch(&asked, serial, tables, at..end, hints, &mut out);
+            in_graphs += reached.at - at - reached.again;
             at = reached.at;
             if reached.is_trap {
                 serial.stretch(tables, epoch, at..at + 1, &mut out);
                 (at, planned_again) = (at + 1, planned_again + 1);
             }
         }
+        for (handler, trust) in self.trust.iter_mut().enumerate() {
+            if !trust.is_there() && epoch.lanes.iter().any(|lane| lane.handler as usize == handler)
+            {
+                trust.forget();
+            }
+        }
         (serial.finish(out), in_graphs)
     }
 
-    /// The transactions that can't be in a graph, in order.
-    fn unknown(
+    /// Whether a handler's units are worth their hints.
+    fn is_trusted(&self, handler: usize) -> bool {
+        matches!(self.sources[handler], Source::Event(..)) || self.trust[handler].is_there()
+    }
+
+    /// What the units among some transactions are expected to touch.
+    fn hints(
+        &self,
+        pool: &dyn Pool,
+        tables: &[Table],
+        epoch: &Epoch,
+        order: Range<usize>,
+        units: &[usize],
+    ) -> Hints {
+        let mut hints = Hints::default();
+        hints.of.resize_with(order.len(), || None);
+        let of = |at: usize| {
+            let ranked = epoch.order[at];
+            let lane = epoch.lanes[ranked.lane as usize];
+            let event = epoch.runs[lane.run as usize].batch.row(ranked.row as usize);
+            let (handler, time_us) = (lane.handler as usize, epoch.time_us(ranked));
+            self.sources[handler].hint(&self.program, tables, handler, &event, time_us)
+        };
+        let found: Vec<Mutex<Vec<Hint>>> = (0..pool.threads()).map(|_| Mutex::default()).collect();
+        pool.run(&|thread| {
+            let own = &units[share(units.len(), thread, pool.threads())];
+            let own = own.iter().map(|at| of(*at)).collect();
+            *found[thread].lock().expect("no thread has panicked here") = own;
+        });
+        let found = found.into_iter();
+        let found = found.flat_map(|found| found.into_inner().expect("no thread has panicked"));
+        for (at, hint) in units.iter().zip(found) {
+            hints.of[at - order.start] = Some(hint);
+        }
+        hints
+    }
+
+    /// The transactions that are not as their handlers' shapes have them, in order.
+    fn odd(
         &self,
         whole: usize,
         pool: &dyn Pool,
@@ -208,30 +286,37 @@ impl Graphs {
         let found: Vec<Mutex<Vec<usize>>> = (0..pool.threads()).map(|_| Mutex::default()).collect();
         pool.run(&|thread| {
             let own = share(txns, thread, pool.threads());
-            let is_unknown = |at: &usize| plan::is_unknown(epoch, shapes, columns, plain, *at);
-            let unknown = own.filter(is_unknown).collect();
-            *found[thread].lock().expect("no thread has panicked here") = unknown;
+            let is_odd = |at: &usize| plan::is_odd(epoch, shapes, columns, plain, *at);
+            let odd = own.filter(is_odd).collect();
+            *found[thread].lock().expect("no thread has panicked here") = odd;
         });
         let found = found.into_iter();
         found.flat_map(|found| found.into_inner().expect("no thread has panicked")).collect()
     }
 
-    /// Plans, walks and commits transactions that are all for a graph.
-    #[allow(clippy::too_many_arguments)] // One epoch, and what it is executed with.
+    /// Plans, walks, settles and commits transactions that are all for a graph.
     fn stretch(
         &mut self,
-        whole: usize,
+        asked: &Asked<'_>,
         serial: &mut Serial,
-        strategy: Strategy,
-        pool: &dyn Pool,
         tables: &mut [Table],
-        epoch: &Epoch,
         order: Range<usize>,
-        columns: &LaneColumns<'_>,
+        mut hints: Hints,
         out: &mut Sink,
     ) -> Reached {
+        let Asked { whole, strategy, pool, epoch, columns } = *asked;
         let Graphs {
-            program, shapes, graph, collected, lists, states, chains, words, notes, ..
+            program,
+            shapes,
+            graph,
+            collected,
+            lists,
+            states,
+            chains,
+            words,
+            notes,
+            units,
+            ..
         } = self;
         let shapes = &shapes[whole];
         let (explore, unit, aborts) = match strategy {
@@ -239,8 +324,14 @@ impl Graphs {
             _ => (Explore::Ns, Unit::Chain, Aborts::Lazy),
         };
         let threads = pool.threads();
+        let (from, to) = (order.start, order.end);
         // Planning.
-        let stretch = Stretch { epoch, order: order.clone(), shapes, columns, tables: &*tables };
+        if hints.have_ranges() {
+            Stretch { epoch, from, to, shapes, columns, tables, hints: &hints }.written();
+            hints.expand();
+        }
+        hints.number(tables);
+        let stretch = Stretch { epoch, from, to, shapes, columns, tables, hints: &hints };
         graph.collect(&stretch, pool, collected).expect("an epoch's order is shorter than that");
         chains.clear();
         if unit == Unit::Chain {
@@ -249,7 +340,8 @@ impl Graphs {
         let prefetch = |table: u16, hash: u64| tables[usize::from(table)].prefetch(hash);
         let find = |table: u16, key: u64, hash: u64| {
             let table = &tables[usize::from(table)];
-            table.find(key, hash).map(|base| (base / table.layout().slot_words()) as u32)
+            let base = if is_words(table) { table.find(key, hash) } else { None };
+            base.map(|base| (base / table.layout().slot_words()) as u32)
         };
         graph.link(collected, pool, lists, chains, prefetch, find);
         // Scheduling.
@@ -265,112 +357,70 @@ impl Graphs {
         words.resize_with(words.len().max(graph.words), || AtomicU64::new(0));
         notes.clear();
         notes.resize_with(graph.txns(), || AtomicU64::new(0));
+        units.clear();
+        units.resize_with(if whole == 1 { graph.txns() } else { 0 }, Mutex::default);
         let work = Work {
             graph,
             shapes,
             program,
             tables,
-            epoch,
-            from: order.start,
-            columns,
+            stretch,
+            lists,
             states,
             words,
             notes,
+            units,
             is_whole: whole == 1,
             at_once: aborts == Aborts::Eager && explore != Explore::Sbfs,
         };
         let gang = Gang::new(pool);
-        let logs: Vec<Mutex<Log>> = (0..threads).map(|_| Mutex::default()).collect();
+        let left: Vec<Mutex<Left>> = (0..threads).map(|_| Mutex::default()).collect();
         pool.run(&|thread| {
             let mut hand = Hand::new(thread, shapes);
             course.walk(graph, &work, &mut hand, &gang, thread);
-            *logs[thread].lock().expect("no thread has panicked") = hand.natives.log;
+            *left[thread].lock().expect("no thread has panicked") = (hand.natives.log, hand.missed);
         });
+        let left = left.into_iter().map(|left| left.into_inner().expect("no thread has panicked"));
+        let (logs, missed): (Vec<Log>, Vec<Vec<(u32, Missed)>>) = left.unzip();
+        let (extra, again) = settle(&work, missed.iter().flatten().map(|(txn, _)| *txn));
+        learn(&mut self.trust, &stretch, missed.iter().flatten());
         // Post-processing.
-        let logs: Vec<Log> =
-            logs.into_iter().map(|log| log.into_inner().expect("no thread has panicked")).collect();
         let posted: Vec<Mutex<Posted>> = (0..threads).map(|_| Mutex::default()).collect();
         pool.run(&|thread| {
             let mut hand = Hand::new(thread, shapes);
             let own = work.post(share(graph.txns(), thread, threads), &mut hand, &logs);
             *posted[thread].lock().expect("no thread has panicked") = own;
         });
-        let mut until = graph.txns() as u32;
-        let mut is_trap = false;
-        let first: Seq = serial.seq() + 1;
-        for posted in posted {
-            let posted = posted.into_inner().expect("no thread has panicked");
-            if let Some(trap) = append(program, shapes, epoch, order.start, &posted, &logs, out) {
-                (until, is_trap) = (trap, true);
-                break;
-            }
-        }
-        serial.advance(u64::from(until));
+        let numbers = Vec::with_capacity(graph.txns());
+        let mut appending =
+            Appending { work: &work, extra: &extra, logs: &logs, serial, out, numbers };
+        let trap = posted.into_iter().find_map(|posted| {
+            appending.append(&posted.into_inner().expect("no thread has panicked"))
+        });
+        let until = trap.unwrap_or(graph.txns() as u32);
+        let numbers = appending.numbers;
         // Commit.
-        Commit { graph, states, words, until, first }.run(pool, lists, tables);
-        Reached { at: order.start + until as usize, is_trap }
+        let stamps =
+            |txn: u32| (numbers[txn as usize], epoch.time_us(epoch.order[from + txn as usize]));
+        let (extra, hints, stamps) = (&extra, &hints, &stamps);
+        let commit = Commit { graph, states, words, units, hints, extra, until, stamps };
+        commit.run(pool, lists, tables);
+        units.clear();
+        Reached { at: from + until as usize, is_trap: trap.is_some(), again }
     }
 }
 
-/// Appends outputs and counts, up to a transaction that the general path must decide; gives that.
-fn append(
-    program: &Program,
-    shapes: &[Option<Shape>],
-    epoch: &Epoch,
-    from: usize,
-    posted: &Posted,
-    logs: &[Log],
-    out: &mut Sink,
-) -> Option<u32> {
-    let handler = |txn: u32| {
-        let ranked = epoch.order[from + txn as usize];
-        epoch.lanes[ranked.lane as usize].handler as usize
-    };
-    let origin = |txn: u32| Origin::new((from + txn as usize) as u32, 0, handler(txn));
-    let abort = |out: &mut Sink, txn: u32, reason: &str| {
-        let ranked = epoch.order[from + txn as usize];
-        let run = epoch.lanes[ranked.lane as usize].run;
-        let mut event = epoch.runs[run as usize].batch.row(ranked.row as usize).into_vec();
-        event.push(Value::str(reason));
-        out.counts[handler(txn)].aborted += 1;
-        out.builders[program.handlers[handler(txn)].aborted.index()].push(&event, origin(txn));
-    };
-    let mut words = &posted.words[..];
-    for item in &posted.items {
-        match *item {
-            Item::Commits(txn) => out.counts[handler(txn)].committed += 1,
-            Item::Emits { txn, stream, ordinal, width } => {
-                let (event, rest) = words.split_at(width as usize);
-                words = rest;
-                let origin = origin(txn).output(ordinal);
-                let builder = &mut out.builders[usize::from(stream)];
-                builder.push_words(origin, event.len(), |column| event[column]);
-            }
-            Item::Aborts(txn, reason) => {
-                let Some(Shape { kind: Kind::Words(code), .. }) = &shapes[handler(txn)] else {
-                    unreachable!("only compiled code numbers its reasons")
-                };
-                abort(out, txn, &code.reasons[usize::from(reason)]);
-            }
-            Item::Refuses { txn, thread, at } => {
-                abort(out, txn, logs[usize::from(thread)].reason(at as usize));
-            }
-            Item::Values { txn, thread, at } => {
-                match &logs[usize::from(thread)].values[at as usize] {
-                    Done::Aborts(reason) => abort(out, txn, reason),
-                    Done::Commits(emitted) => {
-                        out.counts[handler(txn)].committed += 1;
-                        for (ordinal, (stream, row)) in emitted.iter().enumerate() {
-                            let origin = origin(txn).output(ordinal as u32);
-                            out.builders[stream.index()].push(row, origin);
-                        }
-                    }
-                }
-            }
-            Item::Trap(txn) => return Some(txn),
-        }
+/// Learns what became of hints.
+fn learn<'m>(
+    trust: &mut [Trust],
+    stretch: &Stretch<'_>,
+    missed: impl Iterator<Item = &'m (u32, Missed)>,
+) {
+    let units = stretch.hints.of.iter().enumerate().filter(|(_, hint)| hint.is_some());
+    units.for_each(|(txn, _)| trust[stretch.handler(txn)].learn(1, 0));
+    for (txn, _) in missed.filter(|(_, why)| *why == Missed::Itself) {
+        trust[stretch.handler(*txn as usize)].learn(0, 1);
     }
-    None
 }
 
 /// Why a strategy that needs a graph can't have one on so many threads.

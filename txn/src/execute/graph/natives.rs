@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use tidemill_table::{RowAt, HEADER_WORDS, KEY_WORD};
 
 use super::shape::{Shape, FLAGS_WORDS, PRESENT, WRITTEN};
-use super::values::Done;
 use super::work::{Hand, Work};
 use crate::execute::lane::{Copies, Lane};
 use crate::execute::native::NativeCode;
@@ -31,8 +30,6 @@ pub(crate) struct Log {
     /// How many words follow, then for each event the closure's number of the stream and its words.
     emitted: Vec<u64>,
     reasons: Vec<&'static str>,
-    /// Of transactions over values.
-    pub(crate) values: Vec<Done>,
 }
 
 /// Where a closure's outcome is noted: in this thread's log.
@@ -47,16 +44,10 @@ pub(crate) enum Note {
         thread: usize,
         at: usize,
     },
-    /// It was run over values.
-    Values {
-        thread: usize,
-        at: usize,
-    },
 }
 
 const ABORTS: u64 = 1 << 55;
-const VALUES: u64 = 1 << 54;
-const AT: u64 = VALUES - 1;
+const AT: u64 = ABORTS - 1;
 
 impl Note {
     pub(crate) fn word(&self) -> u64 {
@@ -64,16 +55,14 @@ impl Note {
             Note::Nothing => 0,
             Note::Emits { thread, at } => (thread as u64) << 56 | (at as u64 + 1),
             Note::Aborts { thread, at } => (thread as u64) << 56 | ABORTS | at as u64,
-            Note::Values { thread, at } => (thread as u64) << 56 | VALUES | at as u64,
         }
     }
 
     pub(crate) fn of(word: u64) -> Note {
         let (thread, at) = ((word >> 56) as usize, (word & AT) as usize);
-        match (word, word & (ABORTS | VALUES)) {
+        match (word, word & ABORTS) {
             (0, _) => Note::Nothing,
             (_, 0) => Note::Emits { thread, at: at - 1 },
-            (_, VALUES) => Note::Values { thread, at },
             _ => Note::Aborts { thread, at },
         }
     }
@@ -104,7 +93,8 @@ impl<'a> Work<'a> {
     ) -> Result<(), Stop> {
         let thread = hand.thread;
         let Frames { lanes, words, log } = &mut hand.natives;
-        let ranked = self.epoch.order[self.from + at.txn as usize];
+        let epoch = self.stretch.epoch;
+        let ranked = epoch.order[self.stretch.from + at.txn as usize];
         let (columns, event) = self.event(at.txn);
         words.clear();
         let (mut bases, mut present) = (Vec::with_capacity(shape.rows.len()), 0u128);
@@ -130,11 +120,11 @@ impl<'a> Work<'a> {
             words.extend((0..layout.body_words()).map(|word| found.columns.word(word)));
         }
         if lanes.len() <= ranked.lane as usize {
-            lanes.resize_with(self.epoch.lanes.len(), || None);
+            lanes.resize_with(epoch.lanes.len(), || None);
         }
         let lane = lanes[ranked.lane as usize].get_or_insert_with(|| {
-            let run = self.epoch.lanes[ranked.lane as usize].run;
-            let batch = &self.epoch.runs[run as usize].batch;
+            let run = epoch.lanes[ranked.lane as usize].run;
+            let batch = &epoch.runs[run as usize].batch;
             Lane::on_frames(batch, ranked.lane, columns, shape.rows.len())
         });
         let first = words.as_mut_ptr();

@@ -1,23 +1,31 @@
 //! What planning is told of an epoch's transactions.
 
-use std::ops::Range;
-
+use tidemill_core::{Key, TableId};
 use tidemill_table::Table;
 
+use super::hint::{words_of, Hints};
 use super::shape::{Kind, Shape};
 use super::work::LaneColumns;
 use crate::execute::words::KeyFrom;
 use crate::order::Epoch;
 use crate::plan::graph::{Operations, Put, Size};
+use crate::reference::word_value;
 
 /// Consecutive transactions of an epoch.
+#[derive(Clone, Copy)]
 pub(crate) struct Stretch<'a> {
     pub(crate) epoch: &'a Epoch,
-    pub(crate) order: Range<usize>,
+    /// Where they begin and end in the epoch's order.
+    pub(crate) from: usize,
+    pub(crate) to: usize,
     pub(crate) shapes: &'a [Option<Shape>],
     pub(crate) columns: &'a LaneColumns<'a>,
     pub(crate) tables: &'a [Table],
+    pub(crate) hints: &'a Hints,
 }
+
+/// The part of a unit's operation, in place of one of its handler's shape.
+pub(crate) const UNIT: u16 = u16::MAX;
 
 /// Which lanes have events as their handler's shape wants them.
 pub(crate) fn plain_lanes(
@@ -44,9 +52,9 @@ pub(crate) fn key(from: KeyFrom, columns: &[&[u64]], event: usize) -> u64 {
     }
 }
 
-/// Whether a transaction can't be in a graph: nobody knows what it does before it runs, or two of
-/// its rows are one, which compiled code does not see.
-pub(crate) fn is_unknown(
+/// Whether a transaction is not as its handler's shape has it: there is none, or its event is not of
+/// words, or two of its rows are one, which compiled code does not see.
+pub(crate) fn is_odd(
     epoch: &Epoch,
     shapes: &[Option<Shape>],
     columns: &LaneColumns<'_>,
@@ -67,24 +75,86 @@ pub(crate) fn is_unknown(
 }
 
 impl Stretch<'_> {
+    /// The time of a transaction.
+    pub(crate) fn time_us(&self, txn: u32) -> i64 {
+        self.epoch.time_us(self.epoch.order[self.from + txn as usize])
+    }
+
+    /// The row whose key is a word.
+    pub(crate) fn row(&self, table: usize, key: u64) -> (TableId, Key) {
+        let spec = self.tables[table].spec();
+        let value = word_value(&spec.schema.columns[spec.key[0]].ty, key);
+        (TableId(table as u16), Key::of([&value]))
+    }
+
+    /// The keys of the rows that are expected to be written, of each ordered table, in order.
+    pub(crate) fn written(&self) -> &[Vec<Key>] {
+        self.hints.written.get_or_init(|| {
+            let mut written: Vec<Vec<Key>> = vec![Vec::new(); self.tables.len()];
+            let is_ordered = |table: usize| self.tables[table].spec().ordered;
+            for txn in 0..self.txns() {
+                if let Some(hint) = self.hints.get(txn) {
+                    for (table, key) in hint.uses[..hint.writes].iter().map(|used| &used.row) {
+                        if is_ordered(table.index()) {
+                            written[table.index()].push(key.clone());
+                        }
+                    }
+                    continue;
+                }
+                let (shape, _, lane, event) = self.shape(txn);
+                let touches = shape.parts.iter().flat_map(|part| &part.touches);
+                for touch in touches.filter(|touch| touch.words > 0) {
+                    let (table, from) = shape.rows[usize::from(touch.row)];
+                    if is_ordered(table) {
+                        let key = key(from, &self.columns[lane], event);
+                        written[table].push(self.row(table, key).1);
+                    }
+                }
+            }
+            for keys in &mut written {
+                keys.sort_unstable();
+                keys.dedup();
+            }
+            written
+        })
+    }
+
     fn shape(&self, txn: usize) -> (&Shape, u32, usize, usize) {
-        let ranked = self.epoch.order[self.order.start + txn];
+        let ranked = self.epoch.order[self.from + txn];
         let handler = self.epoch.lanes[ranked.lane as usize].handler;
-        let shape = self.shapes[handler as usize].as_ref().expect("it has been looked at before");
+        let shape = self.shapes[handler as usize].as_ref().expect("it is no unit");
         (shape, handler, ranked.lane as usize, ranked.row as usize)
+    }
+
+    /// The handler of a transaction.
+    pub(crate) fn handler(&self, txn: usize) -> usize {
+        let ranked = self.epoch.order[self.from + txn];
+        self.epoch.lanes[ranked.lane as usize].handler as usize
     }
 }
 
 impl Operations for Stretch<'_> {
     fn txns(&self) -> usize {
-        self.order.len()
+        self.to - self.from
     }
 
     fn size(&self, txn: usize) -> Size {
-        self.shape(txn).0.size
+        match self.hints.get(txn) {
+            Some(hint) => hint.size(self.tables),
+            None => self.shape(txn).0.size,
+        }
     }
 
     fn decompose(&self, txn: usize, put: &mut Put<'_>) {
+        if let Some(hint) = self.hints.get(txn) {
+            put.vertex(self.handler(txn) as u16, UNIT);
+            for (nth, used) in hint.uses.iter().enumerate() {
+                let table = &self.tables[used.row.0.index()];
+                let access = put.access(if nth < hint.writes { words_of(table) } else { 0 });
+                put.entry(access, used.row.0 .0, used.id, table.hash(used.id));
+            }
+            return;
+        }
         let (shape, handler, lane, event) = self.shape(txn);
         let mut first = None;
         for (number, part) in shape.parts.iter().enumerate() {

@@ -26,8 +26,8 @@ pub(crate) enum Item {
     Aborts(u32, u16),
     /// It aborts, for a reason in a closure's log.
     Refuses { txn: u32, thread: u16, at: u32 },
-    /// It was run over values: a thread's log says what it came to.
-    Values { txn: u32, thread: u16, at: u32 },
+    /// It was run on the general path, as a unit.
+    Unit(u32),
     /// The general path must decide.
     Trap(u32),
 }
@@ -37,17 +37,13 @@ impl Work<'_> {
     pub(crate) fn post(&self, txns: Range<usize>, hand: &mut Hand<'_>, logs: &[Log]) -> Posted {
         let mut posted = Posted::default();
         for txn in txns.start as u32..txns.end as u32 {
-            let at = self.graph.vertex(self.graph.operations(txn).start);
-            let shape = self.shape(at);
-            if let Note::Values { thread, at } =
-                Note::of(self.notes[txn as usize].load(Ordering::Relaxed))
-            {
-                let (thread, at) = (thread as u16, at as u32);
-                posted.items.push(Item::Values { txn, thread, at });
+            if self.unit(txn).is_some() {
+                posted.items.push(Item::Unit(txn));
                 continue;
             }
+            let at = self.graph.vertex(self.graph.operations(txn).start);
+            let shape = self.shape(at);
             match &shape.kind {
-                Kind::Values => unreachable!("it is noted what they come to"),
                 Kind::Words(code) => {
                     let frame = &mut hand.frames[usize::from(at.handler)];
                     let aborts = self.states.is_aborted(txn);
@@ -74,9 +70,7 @@ impl Work<'_> {
                             let (thread, at) = (thread as u16, at as u32);
                             posted.items.push(Item::Refuses { txn, thread, at });
                         }
-                        Note::Nothing | Note::Values { .. } => {
-                            posted.items.push(Item::Commits(txn))
-                        }
+                        Note::Nothing => posted.items.push(Item::Commits(txn)),
                         Note::Emits { thread, at } => {
                             posted.items.push(Item::Commits(txn));
                             posted.kept(txn, &code.streams, widths, logs[thread].emitted(at));

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{DataType, TableSpec};
 use tidemill_table::{Layout, HEADER_WORDS};
 
+use super::hint::is_words_layout;
 use crate::execute::native::{self, NativeCode};
 use crate::execute::words::{self, KeyFrom, WordCode};
 use crate::plan::graph::Size;
-use crate::program::{Body, Expr, Footprint, NativeBody, Op, Program, Step};
+use crate::program::{Body, Footprint, NativeBody, Program};
 
 /// What an operation has to do with a row of its transaction.
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +44,6 @@ pub(crate) struct Part {
 /// What a handler's transactions are.
 pub(crate) enum Kind {
     Words(WordCode),
-    /// Declared, over values.
-    Values,
     /// With the width of each stream that it emits to.
     Native(NativeCode, Arc<dyn NativeBody>, Vec<usize>),
 }
@@ -69,9 +67,13 @@ pub(crate) const FLAGS_WORDS: usize = 1;
 pub(crate) const PRESENT: u64 = 1;
 /// It was written, and not only passed on.
 pub(crate) const WRITTEN: u64 = 2;
+/// It is the version before: what was expected to write the row has not.
+pub(crate) const PASSES: u64 = 4;
+/// It is not known yet.
+pub(crate) const POISON: u64 = 8;
 
-/// The shapes of all handlers: in slices, and as a whole. A handler that has none needs what others
-/// can't be told before: its transactions are not for a graph.
+/// The shapes of all handlers: in slices, and as a whole. The transactions of a handler that has none
+/// are units.
 ///
 /// Transactions are taken apart only where all of them are compiled. A closure may do anything, and
 /// an endless loop too, when it is shown what can't be: so it sees nothing but what is final. That
@@ -86,22 +88,24 @@ pub(crate) fn shapes(program: &Program, layouts: &[Layout]) -> [Vec<Option<Shape
 
 fn shape(program: &Program, layouts: &[Layout], handler: usize, sliced: bool) -> Option<Shape> {
     let spec = &program.handlers[handler];
-    // What others take of it is executed before the next event: it is not known in advance.
+    // What others take of it is executed before the next event.
     if program.handlers_on(spec.aborted).next().is_some() {
         return None;
     }
-    // A graph commits the last version of a row alone: none that a history or an index would want.
     let footprint = Footprint::of(program, handler);
-    let is_plain = |table: &TableSpec| table.history.is_none() && !table.ordered;
-    let tables = footprint.rows.iter().map(|row| row.table).chain(footprint.ranges.clone());
-    if !tables.map(|table| &program.tables[table.index()]).all(is_plain) {
-        return None;
-    }
+    let mut rows = footprint.rows.iter().map(|row| row.table.index());
+    let keeps = rows.any(|table| program.tables[table].history.is_some());
     match &spec.body {
-        Body::Declared(_) => match words::compile(program, layouts, handler) {
-            Ok(code) => (!code.consumed).then(|| of_words(layouts, code, sliced)),
-            Err(_) => of_values(program, layouts, handler).filter(|_| !sliced),
-        },
+        Body::Declared(_) => {
+            let code = words::compile(program, layouts, handler).ok()?;
+            let is_words = |row: &words::WordRow| {
+                is_words_layout(&layouts[row.table], &program.tables[row.table])
+            };
+            let fits = !code.consumed && code.rows.iter().all(is_words);
+            fits.then(|| of_words(layouts, code, sliced))
+        }
+        // Closures read windows where versions are in tables.
+        Body::Native(_) if keeps => None,
         Body::Native(n) => {
             let native = &program.natives[*n];
             let code = native::prepare(program, layouts, native).ok()?;
@@ -178,39 +182,6 @@ fn of_native(
     let part = Part { touches, loads: Vec::new(), stores: Vec::new(), code: None };
     let rows = code.rows.iter().map(|row| (row.table, row.key)).collect();
     finish(Kind::Native(code, body, widths), rows, vec![part], (0..columns).collect())
-}
-
-/// A declared transaction over values, if its rows are words and their keys are in the event.
-fn of_values(program: &Program, layouts: &[Layout], handler: usize) -> Option<Shape> {
-    let handler = &program.handlers[handler];
-    let Body::Declared(declared) = &handler.body else { return None };
-    let is_taken = |step: &Step| match &step.op {
-        Op::Emit { stream, .. } => program.handlers_on(*stream).next().is_some(),
-        _ => false,
-    };
-    if declared.steps.iter().any(is_taken) || declared.rows.len() > native::ROWS_MAX {
-        return None;
-    }
-    let event = &program.streams[handler.input.index()].spec.schema.columns;
-    let (mut rows, mut touches) = (Vec::new(), Vec::new());
-    for (number, row) in declared.rows.iter().enumerate() {
-        let (table, layout) = (row.table.index(), &layouts[row.table.index()]);
-        let spec = &program.tables[table];
-        let is_float = spec.schema.columns[spec.key[0]].ty == DataType::Float;
-        if !layout.word_key || layout.values > 0 || is_float {
-            return None;
-        }
-        let key = match declared.exprs.expr(row.key[0]) {
-            Expr::Column(c) if !event[usize::from(*c)].nullable => KeyFrom::Column(*c),
-            Expr::Const(value) => KeyFrom::Const(value.word()?),
-            _ => return None,
-        };
-        rows.push((table, key));
-        // Two of them may be one row, which is written or not.
-        touches.push(Touch { row: number as u16, words: version_words(layout) });
-    }
-    let part = Part { touches, loads: Vec::new(), stores: Vec::new(), code: None };
-    Some(finish(Kind::Values, rows, vec![part], Vec::new()))
 }
 
 fn finish(

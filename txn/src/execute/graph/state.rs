@@ -152,6 +152,30 @@ mod loom_tests {
     }
 
     #[test]
+    fn whoever_sees_an_operation_executed_sees_its_version() {
+        loom::model(|| {
+            let mut states = States::default();
+            states.clear(1, 1);
+            let shared = Arc::new((states, AtomicU32::new(0)));
+            let other = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    let (states, version) = &*shared;
+                    states.begin(0);
+                    version.store(7, Ordering::Relaxed);
+                    assert!(states.end(0));
+                })
+            };
+            // A unit looks at a row that it was not expected to use.
+            let (states, version) = &*shared;
+            if states.is_executed(0) {
+                assert_eq!(version.load(Ordering::Relaxed), 7);
+            }
+            other.join().unwrap();
+        });
+    }
+
+    #[test]
     fn of_two_verdicts_that_meet_one_sees_the_other() {
         loom::model(|| {
             let mut states = States::default();

@@ -2,16 +2,22 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{fence, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
+use tidemill_core::{Key, TableId};
 use tidemill_table::Table;
 
+use super::hint::Seen;
 use super::natives::Frames;
-use super::shape::{Kind, Part, Shape, FLAGS_WORDS, PRESENT, WRITTEN};
+use super::plan::{Stretch, UNIT};
+use super::shape::{Kind, Part, Shape, FLAGS_WORDS, PASSES, POISON, PRESENT, WRITTEN};
 use super::state::States;
+use super::unit::{Ran, Unit};
+use super::view::{Missed, View};
 use crate::execute::words::{Frame, Stop, WordCode};
-use crate::order::Epoch;
-use crate::plan::graph::{From, Graph, Vertex};
+use crate::plan::graph::{From, Graph, Lists, Vertex};
 use crate::program::Program;
 use crate::schedule::Walk;
 
@@ -24,15 +30,16 @@ pub(crate) struct Work<'a> {
     pub(crate) shapes: &'a [Option<Shape>],
     pub(crate) program: &'a Program,
     pub(crate) tables: &'a [Table],
-    pub(crate) epoch: &'a Epoch,
-    /// The place of the graph's first transaction in the epoch's order.
-    pub(crate) from: usize,
-    pub(crate) columns: &'a LaneColumns<'a>,
+    pub(crate) stretch: Stretch<'a>,
+    pub(crate) lists: &'a [Lists],
     pub(crate) states: &'a States,
     /// The versions. Relaxed, because whoever may have read too early is told.
     pub(crate) words: &'a [AtomicU64],
     /// Per transaction what its closure came to, see [`super::natives`].
     pub(crate) notes: &'a [AtomicU64],
+    /// Per transaction what it came to on the general path, if it was run there. Empty when
+    /// transactions are taken apart.
+    pub(crate) units: &'a [Mutex<Option<Ran>>],
     /// Each transaction is one operation.
     pub(crate) is_whole: bool,
     /// Aborts are dealt with at once, and not put aside.
@@ -48,6 +55,8 @@ pub(crate) struct Hand<'a> {
     again: BinaryHeap<Reverse<u32>>,
     /// Those that were put aside.
     aside: Vec<u32>,
+    /// Transactions that have missed, and whether for what they did themselves.
+    pub(crate) missed: Vec<(u32, Missed)>,
     pub(crate) natives: Frames<'a>,
 }
 
@@ -65,6 +74,7 @@ impl Hand<'_> {
             frames: shapes.iter().map(frame).collect(),
             again: BinaryHeap::new(),
             aside: Vec::new(),
+            missed: Vec::new(),
             natives: Frames::default(),
         }
     }
@@ -104,12 +114,12 @@ impl<'a> Work<'a> {
     /// The columns of the transaction's event, and its row there.
     #[inline(always)]
     pub(crate) fn event(&self, txn: u32) -> (&'a [&'a [u64]], usize) {
-        let ranked = self.epoch.order[self.from + txn as usize];
-        (&self.columns[ranked.lane as usize], ranked.row as usize)
+        let ranked = self.stretch.epoch.order[self.stretch.from + txn as usize];
+        (&self.stretch.columns[ranked.lane as usize], ranked.row as usize)
     }
 
-    /// The row of an access as it was before its transaction; `None` when it is missing and a column
-    /// has no default.
+    /// The row of an access as it was before its transaction; `None` when it is not known yet, or is
+    /// missing and a column has no default.
     #[inline(always)]
     pub(crate) fn find(&self, access: u32, table: usize) -> Option<Found<'a>> {
         let table = &self.tables[table];
@@ -129,8 +139,14 @@ impl<'a> Work<'a> {
                         continue;
                     }
                     let words = &self.words[before_access.at as usize..];
-                    if words[0].load(Ordering::Relaxed) & PRESENT == 0 {
-                        return missing();
+                    let flags = words[0].load(Ordering::Relaxed);
+                    if flags & PRESENT == 0 {
+                        match flags & (PASSES | POISON) {
+                            0 => return missing(),
+                            PASSES => from = before_access.from(),
+                            _ => return None,
+                        }
+                        continue;
                     }
                     let words = &words[FLAGS_WORDS..FLAGS_WORDS + table.layout().body_words()];
                     return Some(Found { columns: Columns::Version(words), is_present: true });
@@ -244,6 +260,15 @@ impl<'a> Work<'a> {
     /// Executes an operation until it has seen what there is.
     fn run(&self, vertex: u32, hand: &mut Hand<'a>) {
         let at = self.graph.vertex(vertex);
+        if at.part == UNIT {
+            self.states.begin(vertex);
+            self.unit_at(at, hand);
+            // All that it reads is there: whoever says that it has changed does so too late.
+            while !self.states.end(vertex) {
+                self.states.begin(vertex);
+            }
+            return;
+        }
         let shape = self.shape(at);
         let part = &shape.parts[usize::from(at.part)];
         let is_first = self.states.begin(vertex);
@@ -255,11 +280,14 @@ impl<'a> Work<'a> {
                 (None, Kind::Native(code, body, _)) => {
                     self.native(at, shape, code, &**body, hand).map(|()| true)
                 }
-                (None, _) => self.values(at, shape, hand).map(|()| true),
+                (None, Kind::Words(_)) => unreachable!("compiled parts have code"),
             };
-            // All before it is final, so the general path may decide here.
+            // All that it reads is there, so the general path may decide here.
             let computed = match computed {
-                Err(Stop::Trap) if self.is_whole => self.values(at, shape, hand).map(|()| true),
+                Err(Stop::Trap) if self.is_whole => {
+                    self.unit_at(at, hand);
+                    Ok(true)
+                }
                 computed => computed,
             };
             let (changed, fails) = (computed == Ok(true), computed.is_err());
@@ -283,6 +311,39 @@ impl<'a> Work<'a> {
     }
 }
 
+impl<'a> Work<'a> {
+    /// Runs a transaction on the general path, as a unit.
+    fn unit_at(&self, at: Vertex, hand: &mut Hand<'a>) {
+        let view = View::new(self, at, None);
+        // What a function does on rows that it may never see counts only if it sees them in the end.
+        let unit = catch_unwind(AssertUnwindSafe(|| self.run_unit(at, &view)));
+        let unit = unit.ok().filter(|_| view.missed.get().is_none());
+        let writes = self.writes(at);
+        let is_expected = |row: &(TableId, Key)| writes.iter().any(|(_, expected)| expected == row);
+        let unit = unit.filter(|unit| unit.written().all(is_expected));
+        self.publish(at, unit.as_ref());
+        match unit {
+            Some(unit) => {
+                let Seen { rows, ranges } = view.seen;
+                let (rows, ranges) = (rows.into_inner(), ranges.into_inner());
+                let ran = Ran { unit: Arc::new(unit), rows, ranges };
+                *self.units[at.txn as usize].lock().expect("no thread has panicked here") =
+                    Some(ran);
+            }
+            None => hand.missed.push((at.txn, view.missed.get().unwrap_or(Missed::Itself))),
+        }
+    }
+
+    /// A transaction on the general path, with all that it sets off.
+    pub(crate) fn run_unit(&self, at: Vertex, view: &View<'_, 'a>) -> Unit {
+        let epoch = self.stretch.epoch;
+        let ranked = epoch.order[self.stretch.from + at.txn as usize];
+        let run = epoch.lanes[ranked.lane as usize].run;
+        let event = epoch.runs[run as usize].batch.row(ranked.row as usize);
+        Unit::run(self.program, view, usize::from(at.handler), &event, epoch.time_us(ranked))
+    }
+}
+
 impl<'a> Walk for Work<'a> {
     type Hand = Hand<'a>;
 
@@ -297,6 +358,9 @@ impl<'a> Walk for Work<'a> {
     #[inline]
     fn prefetch(&self, vertex: u32) {
         let at = self.graph.vertex(vertex);
+        if at.part == UNIT {
+            return;
+        }
         let part = &self.shape(at).parts[usize::from(at.part)];
         for (access, touch) in (at.access..).zip(&part.touches) {
             let access = self.graph.access(access);

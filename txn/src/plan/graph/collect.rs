@@ -87,7 +87,7 @@ impl Put<'_> {
 }
 
 /// Whose share a row is in. The high bits of hashes choose slots, so the middle ones are free.
-fn share_of(hash: u64, threads: usize) -> usize {
+pub(super) fn share_of(hash: u64, threads: usize) -> usize {
     ((hash >> 20 & 0xFFFF) as usize * threads) >> 16
 }
 

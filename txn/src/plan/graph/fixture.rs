@@ -1,7 +1,8 @@
 //! Graphs as text, through one function: transactions in, a table of their dependencies out.
 //!
 //! One line is one transaction, its operations between semicolons: `write A`, `write B from A C`,
-//! `read A`. A row `?` is not known before it runs: such a transaction is in no graph, and cuts the
+//! `read A`. `A..` is a window over the versions of a row. `?A` is known only once it runs, and
+//! expected to be row A; of `?` nothing is expected: such a transaction is in no graph, and cuts the
 //! others in two.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,13 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use expect_test::{expect, Expect};
 
 use super::{Collected, Graph, Operations, Put, Size};
-use crate::plan::graph::From;
 use crate::pool::Alone;
 
 /// The rows of an operation, and whether it writes the first.
 struct Operation {
     writes: bool,
     rows: Vec<u8>,
+    /// Those of which it reads all versions.
+    windows: Vec<u8>,
 }
 
 struct Text(Vec<Vec<Operation>>);
@@ -54,14 +56,18 @@ fn parse(line: &str) -> (String, Vec<Operation>) {
     let (name, operations) = line.split_once(':').expect("t1: operations");
     let parse = |operation: &str| {
         let words: Vec<&str> = operation.split_whitespace().collect();
-        let mut rows: Vec<u8> = Vec::new();
-        for row in words[1..].iter().filter(|w| **w != "from").map(|w| w.as_bytes()[0]) {
+        let (mut rows, mut windows) = (Vec::new(), Vec::new());
+        for word in words[1..].iter().filter(|w| **w != "from") {
+            let row = *word.trim_end_matches('.').as_bytes().last().expect("a row");
+            if word.ends_with("..") {
+                windows.push(row);
+            }
             // That a write needs its own row is no dependency beyond the temporal one.
             if !rows.contains(&row) {
                 rows.push(row);
             }
         }
-        Operation { writes: words[0] == "write", rows }
+        Operation { writes: words[0] == "write", rows, windows }
     };
     (name.trim().into(), operations.split(';').map(parse).collect())
 }
@@ -95,19 +101,22 @@ fn table(stretch: Vec<(String, Vec<Operation>)>, number: &mut u32) -> String {
     let (names, operations): (Vec<String>, Vec<Vec<Operation>>) = stretch.into_iter().unzip();
     let (mut graph, mut collected, mut lists) =
         (Graph::default(), Collected::default(), Vec::new());
-    graph.collect(&Text(operations), &Alone, &mut collected).unwrap();
+    let text = Text(operations);
+    graph.collect(&text, &Alone, &mut collected).unwrap();
     graph.link(&collected, &Alone, &mut lists, &[], |_, _| (), |_, _, _| None);
     let mut shown = String::new();
     let name = |vertex: u32| format!("O{}", *number + vertex + 1);
     for vertex in 0..graph.len() as u32 {
         let mut by_kind: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
-        for access in graph.accesses_of(vertex) {
+        let txn = graph.vertex(vertex).txn;
+        let operation = &text.0[txn as usize][(vertex - graph.operations(txn).start) as usize];
+        for (access, row) in graph.accesses_of(vertex).zip(&operation.rows) {
             let kind = if graph.access(access).writes() { "TD" } else { "PD" };
-            if let From::Access(from) = graph.access(access).from() {
+            let versions = if operation.windows.contains(row) { usize::MAX } else { 1 };
+            for from in graph.writes(graph.access(access).from()).take(versions) {
                 by_kind.entry(kind).or_default().insert(graph.access(from).vertex());
             }
         }
-        let txn = graph.vertex(vertex).txn;
         let siblings = graph.operations(txn).filter(|sibling| *sibling != vertex);
         by_kind.entry("LD").or_default().extend(siblings);
         shown += &format!("{} {}", name(vertex), names[txn as usize]);
@@ -185,6 +194,45 @@ fn unknown_rows_depend_on_everything() {
             O3 t3: after all before, before all after
             O4 t4 LD: O5
             O5 t4 LD: O4
+        "#]],
+    );
+}
+
+#[test]
+fn windows_depend_on_every_version() {
+    check(
+        "t1: write A
+         t2: write A; write B
+         t3: write C from A.. B
+         t4: write A
+         t5: read A..",
+        expect![[r#"
+            O1 t1
+            O2 t2 TD: O1 LD: O3
+            O3 t2 LD: O2
+            O4 t3 PD: O1 O2 O3
+            O5 t4 TD: O2
+            O6 t5 PD: O1 O2 O5
+        "#]],
+    );
+}
+
+#[test]
+fn computed_keys_stand_where_they_are_expected() {
+    check(
+        "t1: write A
+         t2: write ?A
+         t3: read A
+         t4: write B from ?A
+         t5: write ?
+         t6: write A",
+        expect![[r#"
+            O1 t1
+            O2 t2 TD: O1
+            O3 t3 PD: O2
+            O4 t4 PD: O2
+            O5 t5: after all before, before all after
+            O6 t6
         "#]],
     );
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::collect::{Collected, Entry};
+use super::collect::{share_of, Collected, Entry};
 use super::{From, Graph, NONE};
 use crate::pool::Pool;
 
@@ -15,7 +15,8 @@ pub(crate) struct List {
     round: u16,
     /// How many lists came before it.
     number: u32,
-    /// Its last entry, and the last one that writes.
+    /// Its first entry, its last one, and the last one that writes.
+    pub(super) first: u32,
     last: u32,
     last_write: u32,
 }
@@ -27,7 +28,8 @@ impl List {
     }
 }
 
-const FREE: List = List { key: 0, table: 0, round: 0, number: 0, last: NONE, last_write: NONE };
+const FREE: List =
+    List { key: 0, table: 0, round: 0, number: 0, first: NONE, last: NONE, last_write: NONE };
 
 /// The lists of one thread's share of the rows: a hash table whose places are never emptied, but
 /// belong to one planning each.
@@ -62,7 +64,8 @@ impl Lists {
             if place.round != self.round {
                 let Entry { key, table, .. } = *entry;
                 let number = self.taken.len() as u32;
-                *place = List { key, table, round: self.round, number, ..FREE };
+                let first = entry.access;
+                *place = List { key, table, round: self.round, number, first, ..FREE };
                 self.taken.push(at as u32);
                 return (at, true);
             }
@@ -75,6 +78,22 @@ impl Lists {
 
     pub(crate) fn len(&self) -> usize {
         self.taken.len()
+    }
+
+    /// The list of a row, if it has one among those of all threads.
+    pub(crate) fn of(lists: &[Lists], table: u16, key: u64, hash: u64) -> Option<&List> {
+        let lists = &lists[share_of(hash, lists.len())];
+        let mut at = lists.home(hash);
+        loop {
+            let place = &lists.places[at];
+            if place.round != lists.round {
+                return None;
+            }
+            if place.key == key && place.table == table {
+                return Some(place);
+            }
+            at = (at + 1) & (lists.places.len() - 1);
+        }
     }
 
     /// All lists, in the order in which their rows came first. Each is shown to `ahead` some time

@@ -12,9 +12,11 @@
 //! that the graph needs no other edges: what an operation waits for is a look back, and who waits
 //! for it is a walk ahead to the next write ([`Graph::after`]).
 //!
-//! An operation whose rows are not known before it runs is in no list: it depends on all before it,
-//! and all after depend on it, in every list. Such operations stand in one list of their own, which
-//! cuts all others at once ([`super::super::execute`] plans and runs what lies between two of them).
+//! An operation whose rows are not known before it runs stands in the lists of those that it is
+//! expected to use. What it uses besides is settled once the graph has been walked; and where that
+//! happens too often, operations of its kind depend on all before them, and all after depend on
+//! them, in every list: they cut all lists at once ([`super::super::execute`] plans and runs what lies
+//! between two of them).
 //!
 //! | file | what it is |
 //! | --- | --- |
@@ -166,6 +168,19 @@ impl Graph {
         })
     }
 
+    /// The writes of a row that are found from somewhere, the newest first: of a window each one is
+    /// read.
+    pub(crate) fn writes(&self, from: From) -> impl Iterator<Item = u32> + '_ {
+        let write = |mut from: From| loop {
+            match from {
+                From::Access(write) => return Some(write),
+                From::Same(other) => from = self.access(other).from(),
+                From::Slot(_) | From::Missing => return None,
+            }
+        };
+        std::iter::successors(write(from), move |last| write(self.access(*last).from()))
+    }
+
     /// The accesses that look at the version that `access` writes: those behind it in the row's
     /// list, up to the first write that `stands`. When nobody aborts, every write stands.
     pub(crate) fn after(
@@ -174,7 +189,31 @@ impl Graph {
         stands: impl Fn(&Access) -> bool,
         mut each: impl FnMut(u32),
     ) {
-        let mut at = self.access(access).next();
+        self.onward(self.access(access).next(), stands, &mut each);
+    }
+
+    /// The same of the accesses of a row behind those of an operation, which may have none there.
+    pub(crate) fn behind(
+        &self,
+        list: &List,
+        vertex: u32,
+        stands: impl Fn(&Access) -> bool,
+        mut each: impl FnMut(u32),
+    ) {
+        let mut at = Some(list.first);
+        while let Some(access) = at.filter(|access| self.access(*access).vertex() <= vertex) {
+            at = self.access(access).next();
+        }
+        self.onward(at, stands, &mut each);
+    }
+
+    #[inline(always)]
+    fn onward(
+        &self,
+        mut at: Option<u32>,
+        stands: impl Fn(&Access) -> bool,
+        each: &mut impl FnMut(u32),
+    ) {
         while let Some(next) = at {
             let entry = self.access(next);
             each(next);

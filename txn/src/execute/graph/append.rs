@@ -1,0 +1,153 @@
+//! Outputs are appended in stamp order, and transactions are counted.
+
+use std::slice::Iter;
+
+use tidemill_core::Value;
+use tidemill_table::Seq;
+
+use super::natives::Log;
+use super::post::{Item, Posted};
+use super::shape::{Kind, Shape};
+use super::unit::{Step, Unit};
+use super::view::{Extra, View};
+use super::work::Work;
+use crate::execute::output::{DerivedEvent, Origin};
+use crate::execute::serial::{Serial, Sink, Unstable};
+use crate::program::Body;
+
+/// Where a graph's outcome goes.
+pub(crate) struct Appending<'a, 'w> {
+    pub(crate) work: &'w Work<'a>,
+    pub(crate) extra: &'w Extra,
+    pub(crate) logs: &'w [Log],
+    pub(crate) serial: &'w mut Serial,
+    pub(crate) out: &'w mut Sink,
+    /// Per transaction its number.
+    pub(crate) numbers: Vec<Seq>,
+}
+
+impl Appending<'_, '_> {
+    fn handler(&self, txn: u32) -> usize {
+        self.work.stretch.handler(txn as usize)
+    }
+
+    fn origin(&self, txn: u32) -> Origin {
+        Origin::new((self.work.stretch.from + txn as usize) as u32, 0, self.handler(txn))
+    }
+
+    fn begin(&mut self) {
+        self.serial.advance(1);
+        self.numbers.push(self.serial.seq());
+    }
+
+    fn commit(&mut self, txn: u32) {
+        self.begin();
+        let handler = self.handler(txn);
+        self.out.counts[handler].committed += 1;
+    }
+
+    fn abort(&mut self, txn: u32, reason: &str) {
+        self.begin();
+        let (handler, origin, stretch) = (self.handler(txn), self.origin(txn), self.work.stretch);
+        let ranked = stretch.epoch.order[stretch.from + txn as usize];
+        let run = stretch.epoch.lanes[ranked.lane as usize].run;
+        let batch = &stretch.epoch.runs[run as usize].batch;
+        let mut event = batch.row(ranked.row as usize).into_vec();
+        event.push(Value::str(reason));
+        self.out.counts[handler].aborted += 1;
+        let aborted = self.work.program.handlers[handler].aborted;
+        self.out.builders[aborted.index()].push(&event, origin);
+    }
+
+    /// Appends what some transactions come to, up to one that the general path must decide; gives
+    /// that.
+    pub(crate) fn append(&mut self, posted: &Posted) -> Option<u32> {
+        let logs = self.logs;
+        let mut words = &posted.words[..];
+        for item in &posted.items {
+            match *item {
+                Item::Commits(txn) => self.commit(txn),
+                Item::Emits { txn, stream, ordinal, width } => {
+                    let (event, rest) = words.split_at(width as usize);
+                    words = rest;
+                    let origin = self.origin(txn).output(ordinal);
+                    let builder = &mut self.out.builders[usize::from(stream)];
+                    builder.push_words(origin, event.len(), |column| event[column]);
+                }
+                Item::Aborts(txn, reason) => {
+                    let shape = &self.work.stretch.shapes[self.handler(txn)];
+                    let Some(Shape { kind: Kind::Words(code), .. }) = shape else {
+                        unreachable!("only compiled code numbers its reasons")
+                    };
+                    self.abort(txn, &code.reasons[usize::from(reason)]);
+                }
+                Item::Refuses { txn, thread, at } => {
+                    self.abort(txn, logs[usize::from(thread)].reason(at as usize));
+                }
+                Item::Unit(txn) => {
+                    let unit = self.work.unit(txn).expect("it has been run");
+                    let first = self.serial.seq() + 1;
+                    self.numbers.push(first);
+                    self.compare(txn, &unit);
+                    let (origin, mut steps) = (self.origin(txn), unit.steps.iter());
+                    self.replay(&mut steps, origin);
+                }
+                Item::Trap(txn) => return Some(txn),
+            }
+        }
+        None
+    }
+
+    /// Appends the next transaction of a unit, with its cascade.
+    fn replay(&mut self, steps: &mut Iter<'_, Step>, origin: Origin) {
+        self.serial.advance(1);
+        let (program, seq) = (self.work.program, self.serial.seq());
+        let step = steps.next().expect("a transaction for everybody who takes an event");
+        match &step.result {
+            Ok(effects) => {
+                self.out.counts[step.handler].committed += 1;
+                if let Body::Opaque(_) = program.handlers[step.handler].body {
+                    let sum = self.out.written.entry(step.handler).or_default();
+                    *sum = sum.wrapping_add(effects.written_hash(seq));
+                }
+            }
+            Err(_) => self.out.counts[step.handler].aborted += 1,
+        }
+        for (ordinal, (stream, row)) in step.emitted(program).enumerate() {
+            let origin = origin.output(ordinal as u32);
+            self.out.builders[stream.index()].push(row, origin);
+            let mut taking = program.handlers_on(stream).peekable();
+            if taking.peek().is_none() {
+                continue;
+            }
+            self.out.derived.push(DerivedEvent(origin));
+            let cause = self.out.derived.len() as u32;
+            for handler in taking {
+                self.replay(steps, Origin::new(origin.root(), cause, handler));
+            }
+        }
+    }
+
+    /// Runs a unit once more when it is the turn of one of its functions to be compared.
+    fn compare(&mut self, txn: u32, unit: &Unit) {
+        let work = self.work;
+        let is_opaque =
+            |step: &&Step| matches!(work.program.handlers[step.handler].body, Body::Opaque(_));
+        let calls = unit.steps.iter().filter(is_opaque).count();
+        let due: Vec<bool> = (0..calls).map(|_| self.serial.is_compared()).collect();
+        if !due.contains(&true) {
+            return;
+        }
+        let at = work.graph.vertex(work.graph.operations(txn).start);
+        let again = work.run_unit(at, &View::new(work, at, Some(self.extra)));
+        let functions = unit.steps.iter().enumerate().filter(|(_, step)| is_opaque(step));
+        for ((number, step), _) in functions.zip(due).filter(|(_, due)| *due) {
+            let is_same = again.steps.get(number).is_some_and(|again| step.is_same(again));
+            if !is_same {
+                let ranked = work.stretch.epoch.order[work.stretch.from + txn as usize];
+                let stamp = work.stretch.epoch.stamp(ranked);
+                self.out.unstable.push(Unstable { handler: step.handler, stamp });
+            }
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! What units are expected to touch: by that they have their places in the graph.
+//!
+//! The keys of some are in the event. All others are discovered: they run on the committed state
+//! first, and what they touch there is taken for what they will touch. That is a hint: what a unit
+//! touches besides is settled in the end (see [`super::settle`]). Where that happens too often, units
+//! wait for all before them instead ([`Trust`]).
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::OnceLock;
+
+use tidemill_core::{encode, DataType, Key, Row, TableId, Value};
+use tidemill_table::{Layout, Table};
+
+use super::shape::FLAGS_WORDS;
+use super::unit::Unit;
+use crate::execute::general::{Holder, Keys, Rows, Unsettled};
+use crate::plan::graph::Size;
+use crate::program::{evaluate, key_value, Block, Body, ExprId, Footprint, Op, Program};
+
+/// A range of keys of a table, without end when `to` is empty.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyRange {
+    pub(crate) table: TableId,
+    pub(crate) from: Key,
+    pub(crate) to: Key,
+}
+
+impl KeyRange {
+    pub(crate) fn has(&self, table: TableId, key: &Key) -> bool {
+        self.table == table && *key >= self.from && (self.to.0.is_empty() || *key < self.to)
+    }
+}
+
+/// What a run has read.
+#[derive(Default)]
+pub(crate) struct Seen {
+    pub(crate) rows: RefCell<Vec<(TableId, Key)>>,
+    pub(crate) ranges: RefCell<Vec<KeyRange>>,
+}
+
+impl Seen {
+    /// The keys of a range, of which those that are looked at will have been seen.
+    pub(crate) fn keys<'a>(
+        &'a self,
+        keys: Keys<'a>,
+        table: TableId,
+        from: &'a Key,
+        to: &'a Key,
+    ) -> Keys<'a> {
+        let looking = Looking { seen: self, keys, table, from, to, last: None, is_through: false };
+        Box::new(looking)
+    }
+}
+
+/// Keys that are being looked at.
+struct Looking<'a> {
+    seen: &'a Seen,
+    keys: Keys<'a>,
+    table: TableId,
+    from: &'a Key,
+    to: &'a Key,
+    last: Option<Key>,
+    is_through: bool,
+}
+
+impl<'a> Iterator for Looking<'a> {
+    type Item = Cow<'a, Key>;
+
+    fn next(&mut self) -> Option<Cow<'a, Key>> {
+        let next = self.keys.next();
+        match &next {
+            Some(key) => self.last = Some(key.clone().into_owned()),
+            None => self.is_through = true,
+        }
+        next
+    }
+}
+
+impl Drop for Looking<'_> {
+    fn drop(&mut self) {
+        // Up to the last key, and that one.
+        let behind = |last: Key| Key(last.0.iter().copied().chain([0]).collect());
+        let to = match self.last.take().filter(|_| !self.is_through) {
+            Some(last) => behind(last),
+            None => self.to.clone(),
+        };
+        let range = KeyRange { table: self.table, from: self.from.clone(), to };
+        self.seen.ranges.borrow_mut().push(range);
+    }
+}
+
+/// The committed state, and what is seen of it.
+struct Committed<'a> {
+    tables: &'a [Table],
+    seen: Seen,
+}
+
+impl Rows for Committed<'_> {
+    fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        self.seen.rows.borrow_mut().push((table, key.clone()));
+        self.tables.row(table, key)
+    }
+
+    fn row_in_range(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        self.tables.row(table, key)
+    }
+
+    fn holder(&self, table: TableId, _: &Key, _: &[Value]) -> Result<Holder<'_>, Unsettled> {
+        Ok(Holder::Whole(&self.tables[table.index()]))
+    }
+
+    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a> {
+        let keys = self.tables[table.index()].keys(from, to).map(Cow::Borrowed);
+        self.seen.keys(Box::new(keys), table, from, to)
+    }
+}
+
+/// A row that a unit is expected to use.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Use {
+    pub(crate) row: (TableId, Key),
+    /// As its list is found by.
+    pub(crate) id: u64,
+}
+
+/// What a unit is expected to touch.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Hint {
+    /// The rows that it writes, and then the others: both by table and key.
+    pub(crate) uses: Vec<Use>,
+    pub(crate) writes: usize,
+    ranges: Vec<KeyRange>,
+}
+
+impl Hint {
+    fn new(rows: BTreeMap<(TableId, Key), bool>, ranges: Vec<KeyRange>) -> Hint {
+        let (written, read): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(_, writes)| *writes);
+        let writes = written.len();
+        let uses = written.into_iter().chain(read).map(|(row, _)| Use { row, id: 0 }).collect();
+        Hint { uses, writes, ranges }
+    }
+
+    /// Where it has a row.
+    pub(crate) fn find(&self, table: TableId, key: &Key) -> Option<usize> {
+        let (written, read) = self.uses.split_at(self.writes);
+        let find =
+            |uses: &[Use]| uses.binary_search_by(|u| (u.row.0, &u.row.1).cmp(&(table, key))).ok();
+        find(written).or_else(|| find(read).map(|at| at + self.writes))
+    }
+
+    /// What it takes in the graph.
+    pub(crate) fn size(&self, tables: &[Table]) -> Size {
+        let words = self.uses[..self.writes].iter().map(|u| words_of(&tables[u.row.0.index()]));
+        Size { vertices: 1, accesses: self.uses.len() as u32, words: words.sum() }
+    }
+
+    /// What somebody else writes in the ranges that it reads comes to what it reads.
+    fn expand(&mut self, written: &[Vec<Key>]) {
+        let mut more: Vec<Use> = Vec::new();
+        for range in &self.ranges {
+            let keys = in_range(&written[range.table.index()], &range.from, &range.to);
+            for key in keys.iter().filter(|key| self.find(range.table, key).is_none()) {
+                more.push(Use { row: (range.table, key.clone()), id: 0 });
+            }
+        }
+        more.truncate(EXPANDED_MAX);
+        self.uses.extend(more);
+        self.uses[self.writes..].sort_by(|a, b| a.row.cmp(&b.row));
+        self.uses.dedup();
+    }
+}
+
+/// Rows that the ranges of a unit may add to what it waits for; beyond, it is left to be settled.
+const EXPANDED_MAX: usize = 1024;
+
+/// Those of sorted keys that are in a range.
+pub(crate) fn in_range<'k>(keys: &'k [Key], from: &Key, to: &Key) -> &'k [Key] {
+    let begin = keys.partition_point(|key| key < from);
+    let end = match to.0.is_empty() {
+        true => keys.len(),
+        false => keys.partition_point(|key| key < to),
+    };
+    &keys[begin..end.max(begin)]
+}
+
+/// Whether the versions of a table's rows are words in the graph. Those of the others are with the
+/// units that write them.
+pub(crate) fn is_words(table: &Table) -> bool {
+    is_words_layout(table.layout(), table.spec())
+}
+
+pub(crate) fn is_words_layout(layout: &Layout, spec: &tidemill_core::TableSpec) -> bool {
+    let is_float = spec.schema.columns[spec.key[0]].ty == DataType::Float;
+    layout.word_key && layout.values == 0 && !is_float
+}
+
+/// The length of a version in the graph.
+pub(crate) fn words_of(table: &Table) -> u32 {
+    let body = if is_words(table) { table.layout().body_words() } else { 0 };
+    (FLAGS_WORDS + body) as u32
+}
+
+/// The word of a key, of a table whose keys are words.
+pub(crate) fn key_word(table: &Table, key: &Key) -> Option<u64> {
+    let spec = table.spec();
+    encode::decode_word(&spec.schema.columns[spec.key[0]].ty, &mut &key.0[..])?
+}
+
+/// The hints of the units of a graph.
+#[derive(Default)]
+pub(crate) struct Hints {
+    /// By transaction; those without one are not units. Empty when there are no units.
+    pub(crate) of: Vec<Option<Hint>>,
+    /// The rows of tables whose keys are not words, numbered.
+    ids: HashMap<(TableId, Key), u64, foldhash::fast::FixedState>,
+    pub(crate) rows: Vec<(TableId, Key)>,
+    /// The keys that are expected to be written, of ordered tables, in order.
+    pub(crate) written: OnceLock<Vec<Vec<Key>>>,
+}
+
+impl Hints {
+    pub(crate) fn get(&self, txn: usize) -> Option<&Hint> {
+        self.of.get(txn)?.as_ref()
+    }
+
+    /// What a row's list is found by, if it can have one.
+    pub(crate) fn id(&self, tables: &[Table], row: &(TableId, Key)) -> Option<u64> {
+        let table = &tables[row.0.index()];
+        match is_words(table) {
+            true => key_word(table, &row.1),
+            false => self.ids.get(row).copied(),
+        }
+    }
+
+    /// Whether any unit reads a range.
+    pub(crate) fn have_ranges(&self) -> bool {
+        self.of.iter().flatten().any(|hint| !hint.ranges.is_empty())
+    }
+
+    /// Makes all that units may wait for known.
+    pub(crate) fn expand(&mut self) {
+        let Some(written) = self.written.get() else { return };
+        for hint in self.of.iter_mut().flatten().filter(|hint| !hint.ranges.is_empty()) {
+            hint.expand(written);
+        }
+    }
+
+    /// Gives rows the numbers by which their lists are found.
+    pub(crate) fn number(&mut self, tables: &[Table]) {
+        for used in self.of.iter_mut().flatten().flat_map(|hint| &mut hint.uses) {
+            let table = &tables[used.row.0.index()];
+            used.id = match is_words(table) {
+                true => key_word(table, &used.row.1).expect("the encoding of a key"),
+                false => *self.ids.entry(used.row.clone()).or_insert_with(|| {
+                    self.rows.push(used.row.clone());
+                    self.rows.len() as u64 - 1
+                }),
+            };
+        }
+    }
+}
+
+/// How a handler's units come to their hints.
+pub(crate) enum Source {
+    /// All keys are in the event: with the expressions, and table, key and whether it is written.
+    Event(Block, Vec<(TableId, Vec<ExprId>, bool)>),
+    Discovery,
+}
+
+impl Source {
+    /// That of a handler.
+    pub(crate) fn of(program: &Program, handler: usize) -> Source {
+        let (spec, footprint) = (&program.handlers[handler], Footprint::of(program, handler));
+        let is_taken = |stream| program.handlers_on(stream).next().is_some();
+        let (exprs, emits) = match &spec.body {
+            Body::Declared(declared) => {
+                let stream = |step: &crate::program::Step| match step.op {
+                    Op::Emit { stream, .. } => Some(stream),
+                    _ => None,
+                };
+                (&declared.exprs, declared.steps.iter().filter_map(stream).any(is_taken))
+            }
+            Body::Native(native) => {
+                let native = &program.natives[*native];
+                (&native.exprs, native.emits.iter().copied().any(is_taken))
+            }
+            Body::Opaque(_) => return Source::Discovery,
+        };
+        let is_known = footprint.is_known() && footprint.ranges.is_empty();
+        if !is_known || emits || is_taken(spec.aborted) {
+            return Source::Discovery;
+        }
+        let rows = footprint.rows.into_iter().map(|row| (row.table, row.key, row.access.writes));
+        Source::Event(exprs.clone(), rows.collect())
+    }
+
+    /// What an event's unit is expected to touch.
+    pub(crate) fn hint(
+        &self,
+        program: &Program,
+        tables: &[Table],
+        handler: usize,
+        event: &[Value],
+        time_us: i64,
+    ) -> Hint {
+        let mut rows = BTreeMap::new();
+        if let Source::Event(exprs, keys) = self {
+            for (table, key, writes) in keys {
+                let spec = &program.tables[table.index()];
+                let value = |id: &ExprId| key_value(evaluate(exprs, *id, event).ok()?, spec).ok();
+                // What can't be computed aborts the transaction, should it come to that.
+                let Some(key) = key.iter().map(value).collect::<Option<Vec<Value>>>() else {
+                    continue;
+                };
+                *rows.entry((*table, Key::of(&key))).or_insert(false) |= writes;
+            }
+            return Hint::new(rows, Vec::new());
+        }
+        let committed = Committed { tables, seen: Seen::default() };
+        let run = || Unit::run(program, &committed, handler, event, time_us);
+        // A function that panics here may do better when its turn comes.
+        let unit = catch_unwind(AssertUnwindSafe(run)).unwrap_or_default();
+        let Committed { seen, .. } = committed;
+        // One that aborts would have written some of what it has read, had it gone on.
+        let aborts = |table: TableId| {
+            let mut aborted = unit.steps.iter().filter(|step| step.result.is_err());
+            aborted.any(|step| Footprint::of(program, step.handler).touches(table).1)
+        };
+        for row in seen.rows.into_inner() {
+            let may_write = aborts(row.0);
+            rows.insert(row, may_write);
+        }
+        rows.extend(unit.written().map(|row| (row.clone(), true)));
+        Hint::new(rows, seen.ranges.into_inner())
+    }
+}
+
+/// How far a handler's discoveries can be trusted, from what became of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Trust {
+    tried: u32,
+    missed: u32,
+}
+
+impl Trust {
+    /// Whether to discover, and not to wait for all that comes before: that is expected to be
+    /// cheaper as long as less than a quarter is missed.
+    pub(crate) fn is_there(&self) -> bool {
+        self.missed * 4 <= self.tried + ENOUGH
+    }
+
+    pub(crate) fn learn(&mut self, tried: usize, missed: usize) {
+        self.tried += tried as u32;
+        self.missed += missed as u32;
+        if self.tried > FORGET {
+            (self.tried, self.missed) = (self.tried / 2, self.missed / 2);
+        }
+    }
+
+    /// Nothing was tried in an epoch: by and by it is again.
+    pub(crate) fn forget(&mut self) {
+        self.missed -= self.missed.div_ceil(16);
+    }
+}
+
+/// Discoveries before which nothing is known about their worth.
+const ENOUGH: u32 = 64;
+/// Discoveries after which older ones count half.
+const FORGET: u32 = 4096;

@@ -1,0 +1,206 @@
+//! Transactions on the general path in the graph: each with all that its outputs set off, as one
+//! unit, which is one operation. Computed keys, windows, ranges, functions and cascades are all this.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_core::{Key, Row, StreamId, TableId, Value};
+use tidemill_table::Seq;
+
+use super::hint::KeyRange;
+use crate::execute::general::{Effects, Holder, Keys, Rows, Unsettled};
+use crate::execute::serial::call;
+use crate::program::{reasons, Program};
+
+/// One transaction of a unit.
+pub(crate) struct Step {
+    pub(crate) handler: usize,
+    /// What it comes to, or its abort event.
+    pub(crate) result: Result<Effects, Vec<Value>>,
+}
+
+/// What a unit came to.
+#[derive(Default)]
+pub(crate) struct Unit {
+    /// The transaction and its cascade, depth first.
+    pub(crate) steps: Vec<Step>,
+    /// The rows that it writes, and where their versions are: by step, and number in the step.
+    written: BTreeMap<(TableId, Key), Vec<(usize, usize)>>,
+}
+
+/// A unit that has run, and what it read besides what was expected.
+pub(crate) struct Ran {
+    pub(crate) unit: Arc<Unit>,
+    pub(crate) rows: Vec<(TableId, Key)>,
+    pub(crate) ranges: Vec<KeyRange>,
+}
+
+/// The numbers of versions that are not in their tables yet, where a number is needed.
+pub(crate) const LATER: Seq = 1 << 60;
+const OWN: Seq = 1 << 61;
+
+impl Step {
+    /// The events that it emits, by stream.
+    pub(crate) fn emitted<'s>(
+        &'s self,
+        program: &Program,
+    ) -> impl Iterator<Item = (StreamId, &'s [Value])> {
+        let aborted = program.handlers[self.handler].aborted;
+        let (emitted, event) = match &self.result {
+            Ok(effects) => (&effects.emitted[..], None),
+            Err(event) => (&[][..], Some((aborted, &event[..]))),
+        };
+        emitted.iter().map(|(stream, row)| (*stream, &row[..])).chain(event)
+    }
+
+    /// Whether both come to the same.
+    pub(crate) fn is_same(&self, other: &Step) -> bool {
+        match (&self.result, &other.result) {
+            (Ok(a), Ok(b)) => a.same_outcome(b),
+            (Err(a), Err(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
+impl Unit {
+    /// Runs an event's transaction and its cascade. Nothing of it counts when `rows` could not tell
+    /// a row.
+    pub(crate) fn run(
+        program: &Program,
+        rows: &dyn Rows,
+        handler: usize,
+        event: &[Value],
+        time_us: i64,
+    ) -> Unit {
+        let mut unit = Unit::default();
+        unit.transact(program, rows, (handler, 0), event, time_us);
+        unit
+    }
+
+    fn transact(
+        &mut self,
+        program: &Program,
+        base: &dyn Rows,
+        (handler, depth): (usize, usize),
+        event: &[Value],
+        time_us: i64,
+    ) {
+        let result = match depth > program.handlers.len() {
+            true => Err(reasons::endless()),
+            false => call(program, &Nested { unit: self, base, time_us }, handler, event, time_us),
+        };
+        if base.is_unsettled() {
+            return;
+        }
+        let number = self.steps.len();
+        let result = result.map_err(|abort| {
+            event.iter().cloned().chain([Value::str(&abort.reason)]).collect::<Vec<Value>>()
+        });
+        for row in result.iter().flat_map(Effects::written) {
+            let versions = self.written.entry((row.table, Key::of(row.key))).or_default();
+            versions.push((number, row.number));
+        }
+        self.steps.push(Step { handler, result });
+        let taken = |(stream, row): (StreamId, &[Value])| {
+            let handlers: Vec<usize> = program.handlers_on(stream).collect();
+            (!handlers.is_empty()).then(|| (handlers, row.to_vec()))
+        };
+        let set_off: Vec<(Vec<usize>, Vec<Value>)> =
+            self.steps[number].emitted(program).filter_map(taken).collect();
+        for (handlers, row) in set_off {
+            for handler in handlers {
+                self.transact(program, base, (handler, depth + 1), &row, time_us);
+                if base.is_unsettled() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The rows that it writes.
+    pub(crate) fn written(&self) -> impl Iterator<Item = &(TableId, Key)> {
+        self.written.keys()
+    }
+
+    /// The versions of a row that it writes: the step, the values of the key, and the row.
+    pub(crate) fn versions(
+        &self,
+        row: &(TableId, Key),
+    ) -> impl DoubleEndedIterator<Item = (usize, &[Value], Option<&[Value]>)> {
+        let versions = self.written.get(row).into_iter().flatten();
+        versions.map(|(step, number)| {
+            let effects = self.steps[*step].result.as_ref().expect("it has written something");
+            let (key, row) = effects.row(*number);
+            (*step, key, row)
+        })
+    }
+
+    /// What it leaves of a row, if it writes it.
+    pub(crate) fn last(&self, row: &(TableId, Key)) -> Option<Option<&[Value]>> {
+        self.versions(row).next_back().map(|(_, _, row)| row)
+    }
+}
+
+/// What the next transaction of a unit finds.
+struct Nested<'u> {
+    unit: &'u Unit,
+    base: &'u dyn Rows,
+    time_us: i64,
+}
+
+impl Nested<'_> {
+    fn own(&self, table: TableId, key: &Key) -> Option<Option<Row>> {
+        if self.unit.written.is_empty() {
+            return None;
+        }
+        self.unit.last(&(table, key.clone())).map(|row| row.map(Row::from))
+    }
+}
+
+impl Rows for Nested<'_> {
+    fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        self.own(table, key).map_or_else(|| self.base.row(table, key), Ok)
+    }
+
+    fn row_in_range(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        self.own(table, key).map_or_else(|| self.base.row_in_range(table, key), Ok)
+    }
+
+    fn holder(&self, table: TableId, key: &Key, values: &[Value]) -> Result<Holder<'_>, Unsettled> {
+        let mut holder = self.base.holder(table, key, values)?;
+        for (step, _, row) in self.unit.versions(&(table, key.clone())) {
+            holder.put(values, row, OWN + step as Seq, self.time_us);
+        }
+        Ok(holder)
+    }
+
+    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a> {
+        let own = self.unit.written.range((table, from.clone())..).map(|(row, _)| row);
+        let is_in = move |(t, key): &&(TableId, Key)| *t == table && (to.0.is_empty() || key < to);
+        let own = own.take_while(is_in).map(|(_, key)| Cow::Borrowed(key));
+        merged(self.base.keys(table, from, to), own)
+    }
+
+    fn is_unsettled(&self) -> bool {
+        self.base.is_unsettled()
+    }
+}
+
+/// The keys of two sequences, in order, each once.
+pub(crate) fn merged<'a>(
+    one: Keys<'a>,
+    other: impl Iterator<Item = Cow<'a, Key>> + 'a,
+) -> Keys<'a> {
+    let (mut one, mut other) = (one.peekable(), other.peekable());
+    Box::new(std::iter::from_fn(move || {
+        let (a, b) = match (one.peek(), other.peek()) {
+            (Some(a), Some(b)) => (a <= b, b <= a),
+            _ => (true, true),
+        };
+        let from_other = if b { other.next() } else { None };
+        let from_one = if a { one.next() } else { None };
+        from_one.or(from_other)
+    }))
+}

@@ -1,0 +1,286 @@
+//! The tables as a unit finds them at its stamp: its rows' versions in the graph, and behind them
+//! those of the tables.
+//!
+//! While the graph is walked, a unit is shown nothing but what some of the transactions before it
+//! leave, run in order: what it is expected to touch is executed by then, and of other rows it sees
+//! what has been executed. A row of which that can't be told ends the run.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use tidemill_core::{Key, Row, TableId, Value};
+use tidemill_table::Seq;
+
+use super::hint::{in_range, is_words, key_word, words_of, Seen};
+use super::plan::key;
+use super::shape::{FLAGS_WORDS, PASSES, POISON, PRESENT, WRITTEN};
+use super::unit::{merged, Unit, LATER};
+use super::work::Work;
+use crate::execute::general::{Holder, Keys, Rows, Unsettled};
+use crate::plan::graph::{From, Lists, Vertex};
+
+/// The transactions that have written rows that they were not expected to write, by row, in order.
+pub(crate) type Extra = BTreeMap<(TableId, Key), Vec<u32>>;
+
+/// Why a run came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missed {
+    /// It has touched what it was not expected to touch.
+    Itself,
+    /// One that it depends on has.
+    Other,
+}
+
+/// See the [module](self).
+pub(crate) struct View<'w, 'a> {
+    pub(crate) work: &'w Work<'a>,
+    pub(crate) at: Vertex,
+    /// Once all before is settled: what is in no list.
+    pub(crate) extra: Option<&'w Extra>,
+    /// What was read besides what was expected.
+    pub(crate) seen: Seen,
+    pub(crate) missed: Cell<Option<Missed>>,
+}
+
+/// A version of a row: the transaction that wrote it, and where it is in the graph, if it is.
+type Version = (u32, Option<u32>);
+
+impl<'w, 'a> View<'w, 'a> {
+    pub(crate) fn new(work: &'w Work<'a>, at: Vertex, extra: Option<&'w Extra>) -> View<'w, 'a> {
+        View { work, at, extra, seen: Seen::default(), missed: Cell::new(None) }
+    }
+
+    fn miss(&self, why: Missed) -> Unsettled {
+        self.missed.set(Some(self.missed.get().unwrap_or(why)));
+        Unsettled
+    }
+
+    /// The access by which it uses a row, if that was expected.
+    fn access(&self, table: TableId, key: &Key) -> Option<u32> {
+        if let Some(hint) = self.work.stretch.hints.get(self.at.txn as usize) {
+            return hint.find(table, key).map(|nth| self.at.access + nth as u32);
+        }
+        // A compiled transaction or a closure that has come here: of equal rows the first one is in
+        // the row's list.
+        let shape = self.work.shape(self.at);
+        let word = key_word(&self.work.tables[table.index()], key)?;
+        let (columns, event) = self.work.event(self.at.txn);
+        let is_row = |(of, from): &(usize, _)| {
+            *of == table.index() && self::key(*from, columns, event) == word
+        };
+        let row = shape.rows.iter().position(is_row)?;
+        let touches = &shape.parts[0].touches;
+        let nth = touches.iter().position(|touch| usize::from(touch.row) == row)?;
+        Some(self.at.access + nth as u32)
+    }
+
+    /// Where the last version of a row before this transaction is looked for.
+    fn start(&self, row: &(TableId, Key)) -> From {
+        if let Some(access) = self.access(row.0, &row.1) {
+            return self.work.graph.access(access).from();
+        }
+        let Some(last) = self.work.list(row).and_then(|list| list.last_write()) else {
+            return From::Missing;
+        };
+        let graph = self.work.graph;
+        let is_before = |write: &u32| graph.vertex(graph.access(*write).vertex()).txn < self.at.txn;
+        graph.writes(From::Access(last)).find(is_before).map_or(From::Missing, From::Access)
+    }
+
+    /// The versions in the row's list that stand, newest first, until `each` has enough.
+    fn listed(
+        &self,
+        row: &(TableId, Key),
+        mut each: impl FnMut(Version) -> bool,
+    ) -> Result<(), Unsettled> {
+        let (graph, states) = (self.work.graph, self.work.states);
+        for write in graph.writes(self.start(row)) {
+            let access = graph.access(write);
+            // What it did is visible when it has been executed.
+            if !states.is_executed(access.vertex()) {
+                return Err(self.miss(Missed::Itself));
+            }
+            let txn = graph.vertex(access.vertex()).txn;
+            if states.is_aborted(txn) {
+                continue;
+            }
+            let flags = self.work.flags(write);
+            if flags & POISON != 0 {
+                return Err(self.miss(Missed::Other));
+            }
+            if flags & PASSES == 0 && !each((txn, Some(write))) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The transactions before this one that have written a row unexpectedly.
+    fn extra(&self, row: &(TableId, Key)) -> &[u32] {
+        let all = self.extra.and_then(|extra| extra.get(row)).map_or(&[][..], |txns| txns);
+        &all[..all.partition_point(|txn| *txn < self.at.txn)]
+    }
+
+    fn last(&self, row: &(TableId, Key)) -> Result<Option<Version>, Unsettled> {
+        let mut last = None;
+        self.listed(row, |version| {
+            last = Some(version);
+            false
+        })?;
+        let extra = self.extra(row).last().map(|txn| (*txn, None));
+        Ok(last.max(extra))
+    }
+
+    fn find(&self, row: &(TableId, Key)) -> Result<Option<Row>, Unsettled> {
+        match self.last(row)? {
+            None => Ok(self.work.tables[row.0.index()].get_by_key(&row.1)),
+            Some(version) => Ok(self.of(version, row)),
+        }
+    }
+
+    fn of(&self, (txn, access): Version, row: &(TableId, Key)) -> Option<Row> {
+        match self.work.unit(txn) {
+            Some(unit) => unit.last(row).expect("it writes the row").map(Row::from),
+            None => self.work.row(access.expect("only units write unexpectedly"), row),
+        }
+    }
+}
+
+impl Rows for View<'_, '_> {
+    fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        let row = (table, key.clone());
+        let found = self.find(&row);
+        if self.access(table, key).is_none() {
+            self.seen.rows.borrow_mut().push(row);
+        }
+        found
+    }
+
+    fn row_in_range(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        self.find(&(table, key.clone()))
+    }
+
+    fn holder(&self, table: TableId, key: &Key, values: &[Value]) -> Result<Holder<'_>, Unsettled> {
+        let row = (table, key.clone());
+        let mut versions: Vec<Version> = Vec::new();
+        self.listed(&row, |version| {
+            versions.push(version);
+            true
+        })?;
+        versions.extend(self.extra(&row).iter().map(|txn| (*txn, None)));
+        versions.sort_unstable();
+        let mut holder = Holder::Whole(&self.work.tables[table.index()]);
+        let mut seq: Seq = LATER;
+        for version in versions {
+            let time_us = self.work.stretch.time_us(version.0);
+            let mut put = |row: Option<&[Value]>| {
+                holder.put(values, row, seq, time_us);
+                seq += 1;
+            };
+            match self.work.unit(version.0) {
+                Some(unit) => unit.versions(&row).for_each(|(_, _, row)| put(row)),
+                None => {
+                    let access = version.1.expect("only units write unexpectedly");
+                    if self.work.flags(access) & WRITTEN != 0 {
+                        put(self.work.row(access, &row).as_deref());
+                    }
+                }
+            }
+        }
+        Ok(holder)
+    }
+
+    fn keys<'k>(&'k self, table: TableId, from: &'k Key, to: &'k Key) -> Keys<'k> {
+        let held = self.work.tables[table.index()].keys(from, to).map(Cow::Borrowed);
+        let written = in_range(&self.work.stretch.written()[table.index()], from, to);
+        let keys = merged(Box::new(held), written.iter().map(Cow::Borrowed));
+        let keys = match self.extra {
+            None => keys,
+            Some(extra) => {
+                let is_in =
+                    move |row: &&(TableId, Key)| row.0 == table && (to.0.is_empty() || row.1 < *to);
+                let rows = extra.range((table, from.clone())..).map(|(row, _)| row);
+                merged(keys, rows.take_while(is_in).map(|row| Cow::Borrowed(&row.1)))
+            }
+        };
+        self.seen.keys(keys, table, from, to)
+    }
+
+    fn is_unsettled(&self) -> bool {
+        self.missed.get().is_some()
+    }
+}
+
+impl<'a> Work<'a> {
+    /// What a unit has come to; nothing if the transaction is none, or has missed.
+    pub(crate) fn unit(&self, txn: u32) -> Option<Arc<Unit>> {
+        let cell = self.units.get(txn as usize)?;
+        cell.lock().expect("no thread has panicked here").as_ref().map(|ran| ran.unit.clone())
+    }
+
+    /// The list of a row, if it has one.
+    pub(crate) fn list(&self, row: &(TableId, Key)) -> Option<&'a crate::plan::graph::List> {
+        let id = self.stretch.hints.id(self.tables, row)?;
+        Lists::of(self.lists, row.0 .0, id, self.tables[row.0.index()].hash(id))
+    }
+
+    pub(crate) fn flags(&self, access: u32) -> u64 {
+        self.words[self.graph.access(access).at as usize].load(Ordering::Relaxed)
+    }
+
+    /// The row in a version of words.
+    fn row(&self, access: u32, row: &(TableId, Key)) -> Option<Row> {
+        let table = &self.tables[row.0.index()];
+        let version = &self.words[self.graph.access(access).at as usize..];
+        let word = key_word(table, &row.1).expect("the encoding of a key");
+        let body = &version[FLAGS_WORDS..words_of(table) as usize];
+        let body: Vec<u64> = body.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        let is_present = version[0].load(Ordering::Relaxed) & PRESENT != 0;
+        is_present.then(|| table.row_of(word, &body))
+    }
+
+    /// The rows that a transaction is expected to write, with their accesses.
+    pub(crate) fn writes(&self, at: Vertex) -> Vec<(u32, (TableId, Key))> {
+        if let Some(hint) = self.stretch.hints.get(at.txn as usize) {
+            let written = hint.uses[..hint.writes].iter().map(|used| used.row.clone());
+            return (at.access..).zip(written).collect();
+        }
+        let shape = self.shape(at);
+        let (columns, event) = self.event(at.txn);
+        let row = |touch: &super::shape::Touch| {
+            let (table, from) = shape.rows[usize::from(touch.row)];
+            self.stretch.row(table, key(from, columns, event))
+        };
+        let touches = (at.access..).zip(&shape.parts[0].touches);
+        let is_own = |access: u32| !matches!(self.graph.access(access).from(), From::Same(_));
+        let written = touches.filter(|(access, touch)| touch.words > 0 && is_own(*access));
+        written.map(|(access, touch)| (access, row(touch))).collect()
+    }
+
+    /// Makes what a unit has written the versions of its rows; nothing can be told of them when it
+    /// has missed.
+    pub(crate) fn publish(&self, at: Vertex, unit: Option<&Unit>) {
+        for (access, row) in self.writes(at) {
+            let version = &self.words[self.graph.access(access).at as usize..];
+            let flags = match unit.map(|unit| unit.last(&row)) {
+                None => POISON,
+                Some(None) => PASSES,
+                Some(Some(None)) => WRITTEN,
+                Some(Some(Some(written))) => {
+                    let table = &self.tables[row.0.index()];
+                    if is_words(table) {
+                        let words = table.words_of(written);
+                        for (to, word) in version[FLAGS_WORDS..].iter().zip(words) {
+                            to.store(word, Ordering::Relaxed);
+                        }
+                    }
+                    PRESENT | WRITTEN
+                }
+            };
+            version[0].store(flags, Ordering::Relaxed);
+        }
+    }
+}
