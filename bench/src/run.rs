@@ -166,7 +166,7 @@ pub(crate) fn run<C: Case>(
         ));
     }
     measured.ran = ran(runs.iter().flatten().copied());
-    measured.spent_ns = spent_ns(runs.iter().flatten(), args.events * args.repeat);
+    measured.spent_ns = spent_ns(runs.iter().flatten(), count * args.repeat);
     if shapes.len() > 1 {
         let phase_of: Vec<usize> = epochs.iter().map(|(phase, _)| *phase).collect();
         let phases = shapes.into_iter().enumerate();
