@@ -6,7 +6,7 @@ use tidemill_core::{Error, Result, Value};
 use tidemill_engine::Workers;
 use tidemill_env::Env;
 use tidemill_table::Table;
-use tidemill_txn::execute::{Executor, Ran, Timing};
+use tidemill_txn::execute::{tables, Executor, Ran, Timing};
 use tidemill_txn::order::{CutInput, Groups, Sequencer};
 use tidemill_txn::program::Origin;
 use tidemill_txn::schedule::Strategy;
@@ -130,12 +130,9 @@ pub(crate) fn execute(
 
 /// Empty tables with room for `keys` rows each.
 pub(crate) fn empty_tables(program: &Program, keys: usize, seed: u64) -> Vec<Table> {
-    let made = program.tables.iter().enumerate().map(|(index, spec)| {
-        let mut table = Table::new(spec.clone().into(), seed ^ index as u64);
-        table.reserve(keys);
-        table
-    });
-    made.collect()
+    let mut tables = tables(program, seed);
+    tables.iter_mut().for_each(|table| table.reserve(keys));
+    tables
 }
 
 /// Puts a row for each key into a table, as part of the state before the first event. The key is the

@@ -15,6 +15,7 @@ use tidemill_env::Env;
 use tidemill_flow::{Branch, Input, Stage as FlowStage};
 use tidemill_log::LogKind;
 use tidemill_table::Table;
+use tidemill_txn::execute::tables;
 use tidemill_txn::program::{Origin, Program, Stage};
 
 use crate::conduct::SourceState;
@@ -169,8 +170,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
         sources.push(state);
     }
     let seed = env.random.next_u64();
-    let mut tables: Vec<Table> =
-        program.tables.iter().map(|spec| Table::new(Arc::new(spec.clone()), seed)).collect();
+    let mut tables = tables(&program, seed);
     if let Some(durable) = &durable {
         if has_snapshots {
             tables.iter_mut().for_each(Table::track);

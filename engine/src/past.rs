@@ -11,7 +11,7 @@ use tidemill_flow::{Bad, Branch, Parcel, Stage};
 use tidemill_log::{LogKind, Reader as LogReader};
 use tidemill_snapshot::{epochs, open_at, Manifest, Store};
 use tidemill_table::Table;
-use tidemill_txn::execute::Serial;
+use tidemill_txn::execute::{tables, Serial};
 use tidemill_txn::order::{CutInput, Groups, Run, Sequencer};
 use tidemill_txn::program::Program;
 
@@ -199,8 +199,7 @@ impl<'a> Replay<'a> {
     ) -> Result<Replay<'a>> {
         let program = basis.program;
         let seed = basis.env.random.next_u64();
-        let mut tables: Vec<Table> =
-            program.tables.iter().map(|spec| Table::new(Arc::new(spec.clone()), seed)).collect();
+        let mut tables = tables(program, seed);
         let mut rings = Rings::new(program, basis.settings);
         let mut facts = Facts { counts: Counts::none(program), ..Facts::default() };
         let mut parked = Vec::new();

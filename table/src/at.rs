@@ -33,6 +33,7 @@ pub struct Opened<'t> {
     part: usize,
     begun: usize,
     stride: usize,
+    slot_of: SlotOf,
     shift: u32,
     mask: usize,
     seed: u64,
@@ -47,6 +48,31 @@ pub struct Opened<'t> {
     grown: isize,
     table: *mut Table,
     lent: PhantomData<&'t mut Table>,
+}
+
+/// Gives the number of a slot by how many words it is behind the first, without dividing: that is a
+/// multiple of the stride, and multiplying by the inverse of an odd number, modulo 2^64, divides what
+/// is a multiple of it.
+#[derive(Clone, Copy, Debug)]
+struct SlotOf {
+    shift: u32,
+    inverse: u64,
+}
+
+impl SlotOf {
+    fn new(stride: usize) -> SlotOf {
+        let shift = stride.trailing_zeros();
+        let odd = (stride >> shift) as u64;
+        // It is its own inverse in the lowest three bits, and each step doubles the bits that are right.
+        let step =
+            |inverse: u64| inverse.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(inverse)));
+        SlotOf { shift, inverse: (0..5).fold(odd, |inverse, _| step(inverse)) }
+    }
+
+    #[inline(always)]
+    fn at(self, words: usize) -> usize {
+        ((words >> self.shift) as u64).wrapping_mul(self.inverse) as usize
+    }
 }
 
 /// Rows that were not there when somebody asked for them.
@@ -108,6 +134,7 @@ impl Table {
             part: part.number,
             begun: part.end,
             stride,
+            slot_of: SlotOf::new(stride),
             shift,
             mask,
             seed,
@@ -204,24 +231,41 @@ impl Opened<'_> {
         prefetch_to_write(slot);
     }
 
-    /// Asks for what is kept of the versions of the row in a slot: first for where they are, and
-    /// some time later, when that `is_known`, for the last of them.
+    /// Asks for where the versions of the row in a slot are.
     ///
     /// # Safety
     /// The slot is one of the table's, which keeps versions.
     #[inline(always)]
-    pub unsafe fn prefetch_versions(&self, slot: *const u64, is_known: bool) {
-        // SAFETY: there is a history for each slot.
+    pub unsafe fn prefetch_history(&self, slot: *const u64) {
+        // SAFETY: as the caller says.
+        prefetch_address(unsafe { self.history_of(slot) });
+    }
+
+    /// Asks for those versions of the row in a slot that are likely to be looked at, some time after
+    /// [`Opened::prefetch_history`].
+    ///
+    /// # Safety
+    /// As of [`Opened::prefetch_history`].
+    #[inline(always)]
+    pub unsafe fn prefetch_versions(&self, slot: *const u64) {
+        // SAFETY: as the caller says; the table is open, and its histories are there.
         unsafe {
-            let at = slot.offset_from(self.slots) as usize / self.stride;
-            let history = self.histories.add(at);
-            match is_known {
-                true => (*history).prefetch(),
-                false => {
-                    prefetch_address(history);
-                    prefetch_address(history.cast::<u8>().add(size_of::<RowHistory>() - 1));
-                }
+            if let Some(shape) = (*self.table).shape() {
+                (*self.history_of(slot)).prefetch(shape);
             }
+        }
+    }
+
+    /// The history of the row in a slot.
+    ///
+    /// # Safety
+    /// As of [`Opened::prefetch_history`].
+    #[inline(always)]
+    unsafe fn history_of(&self, slot: *const u64) -> *mut RowHistory {
+        // SAFETY: as the caller says; there is a history for each slot.
+        unsafe {
+            let words = slot.offset_from(self.slots) as usize;
+            self.histories.add(self.slot_of.at(words))
         }
     }
 
@@ -489,9 +533,8 @@ impl RowAt {
             if (*table).histories.is_null() {
                 return None;
             }
-            let slot = self.words.offset_from((*table).slots) as usize / (*table).stride;
             let shape = (*(*table).table).shape()?;
-            Some(((*table).histories.add(slot), &*std::ptr::from_ref(shape)))
+            Some(((*table).history_of(self.words), &*std::ptr::from_ref(shape)))
         }
     }
 

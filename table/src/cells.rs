@@ -1,6 +1,8 @@
 //! Words in memory that begin at a cache line, so that a slot of up to eight words whose size is a
 //! power of two never straddles two lines.
 
+use crate::pages;
+
 /// A cache line of words.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
@@ -9,15 +11,25 @@ struct Line([u64; LINE_WORDS]);
 const LINE_WORDS: usize = 8;
 
 /// Zeroed words, aligned to 64 bytes; whole cache lines of them.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Cells {
     lines: Vec<Line>,
+}
+
+impl Clone for Cells {
+    fn clone(&self) -> Cells {
+        let mut lines = pages::with_capacity(self.lines.len());
+        lines.extend_from_slice(&self.lines);
+        Cells { lines }
+    }
 }
 
 impl Cells {
     /// At least `len` words.
     pub(crate) fn zeroed(len: usize) -> Cells {
-        Cells { lines: vec![Line([0; LINE_WORDS]); len.div_ceil(LINE_WORDS)] }
+        let mut lines = pages::with_capacity(len.div_ceil(LINE_WORDS));
+        lines.resize(len.div_ceil(LINE_WORDS), Line([0; LINE_WORDS]));
+        Cells { lines }
     }
 
     #[inline(always)]

@@ -71,6 +71,15 @@ impl Layout {
         self.null_words + self.words
     }
 
+    /// Where a version has a column, besides the key, of one word that is never null.
+    #[inline]
+    pub(crate) fn plain_word(&self, column: usize) -> Option<usize> {
+        match self.places[column] {
+            Place::Word { word, null_bit: None } => Some(self.null_words + word),
+            _ => None,
+        }
+    }
+
     /// Words of a slot.
     #[inline]
     pub fn slot_words(&self) -> usize {

@@ -22,12 +22,13 @@ mod dirty;
 mod history;
 mod index;
 mod layout;
+mod pages;
 mod table;
 mod version;
 
 pub use at::{Opened, RowAt};
 pub use cells::{prefetch, prefetch_address, prefetch_to_write};
-pub use history::{StoredVersion, Versions};
+pub use history::{StoredVersion, Versions, Wanted};
 pub use layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 pub use table::{row_hash, AsOf, Change, Changed, Loading, Table};
 pub use version::Seq;

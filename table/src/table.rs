@@ -8,9 +8,10 @@ use tidemill_place::{partition_in, Partition};
 
 use crate::cells::{prefetch, Cells};
 use crate::dirty::DirtyBlocks;
-use crate::history::{RowHistory, Shape};
+use crate::history::{RowHistory, Shape, Wanted};
 use crate::index::KeyIndex;
 use crate::layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
+use crate::pages;
 use crate::version::{stamp_word, Seq, VersionLog, NO_LINK};
 
 /// A slot's words: [`KEY`], [`STAMP`], [`LINK`], null bits, columns.
@@ -115,6 +116,17 @@ impl Table {
         };
         table.resize(16);
         table
+    }
+
+    /// Keeps only the sums and extremes of versions that are wanted. Without that all are kept, and
+    /// each costs every version memory.
+    ///
+    /// # Panics
+    /// When there have been rows.
+    pub fn wanting(mut self, wanted: &Wanted) -> Table {
+        assert_eq!(self.taken, 0, "versions have one shape");
+        self.shape = self.shape.map(|shape| shape.only(wanted, &self.layout));
+        self
     }
 
     /// What the table was declared as.
@@ -497,7 +509,7 @@ impl Table {
             && words[LINK] & known == known
             // A version may bear the last commit's number and have come behind it.
             && !self.log.has((words[LINK] >> 32) as u32, words[KEY])
-            && self.shape.as_ref().zip(history).is_none_or(|(shape, h)| h.is_empty(shape))
+            && history.is_none_or(RowHistory::is_empty)
     }
 
     fn gone(&self) -> usize {
@@ -525,6 +537,7 @@ impl Table {
         }
         let mut old_histories = std::mem::take(&mut self.histories);
         if self.shape.is_some() {
+            self.histories = pages::with_capacity(capacity);
             self.histories.resize_with(capacity, RowHistory::default);
         }
         let mut old_keys = self.keys.replace(KeyIndex::new(self.seed)).map(KeyIndex::into_keys);

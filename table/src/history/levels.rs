@@ -43,6 +43,11 @@ impl Level {
         self.ranks[from.min(to)..to].chunks_exact(width)
     }
 
+    /// Drops the blocks from `number` on.
+    pub(crate) fn truncate(&mut self, number: u64, width: usize) {
+        self.ranks.truncate(number.saturating_sub(self.first) as usize * width);
+    }
+
     /// Drops the blocks before `number`.
     pub(crate) fn drop_before(&mut self, number: u64, width: usize) {
         let gone = number.clamp(self.first, self.end(width)) - self.first;

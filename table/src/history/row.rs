@@ -1,48 +1,85 @@
 //! The superseded versions of one row: records one after another, with running sums.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tidemill_core::Value;
 
 use super::levels::{Level, FAN};
-use super::{Floor, Shape, HEADER, STAMP_AT, TIME};
+use super::{Floor, Shape, BEFORE, HEADER, STAMP_AT, TIME};
 use crate::cells::prefetch_address;
 use crate::version::{stamp_word, Seq};
 
 /// Superseded versions of a row, oldest first. The newest version, if the row is there, has the next
 /// number.
+///
+/// One cache line, so that whoever asks for it ahead of time asks for all of it; what few rows have is
+/// behind a pointer.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(crate) struct RowHistory {
-    /// Per version: time, stamp word, columns, and of each summed column the sum of the versions
-    /// before it, in two words, since the first version ever.
+    /// Records, `shape.width` words each (see [`Shape`]).
     records: Vec<u64>,
-    /// The values beside them.
-    values: Vec<Value>,
-    levels: Vec<Level>,
-    /// The number of the first version in `records`.
+    /// How many there are.
+    len: u32,
+    /// So many of them at the front are gone.
+    gone: u32,
+    /// The number of the first record.
     base: u64,
-    /// So many versions at the front of `records` are gone.
-    gone: usize,
-    /// The time of the oldest version in `records` that is not gone, if there is one: who looks for
-    /// a time need not fetch it.
-    oldest_us: i64,
     /// The time of the newest version.
     pub(crate) newest_us: i64,
-    /// The numbers that the last snapshot has, the newest version's included.
-    pub(crate) stored: Range<u64>,
+    rest: Option<Box<Rest>>,
+    found: Found,
 }
+
+/// What most rows have nothing of.
+#[derive(Clone, Debug, Default)]
+struct Rest {
+    /// The values beside the records.
+    values: Vec<Value>,
+    levels: Vec<Level>,
+    /// The numbers that the last snapshot has, the newest version's included.
+    stored: Range<u64>,
+}
+
+/// Which record was the first since some time when somebody asked last. Time goes on: it is that one
+/// again, or one of the next few, and whoever asks for memory ahead of time knows which.
+///
+/// Any number is right, it is only where to look first. So it may be set by who reads.
+#[derive(Debug, Default)]
+struct Found(AtomicU32);
+
+impl Clone for Found {
+    fn clone(&self) -> Found {
+        Found(AtomicU32::new(self.get() as u32))
+    }
+}
+
+impl Found {
+    #[inline(always)]
+    fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed) as usize
+    }
+
+    #[inline(always)]
+    fn set(&self, at: usize) {
+        self.0.store(at as u32, Ordering::Relaxed);
+    }
+}
+
+/// How many records are looked at from the one that was found last.
+const NEAR: usize = 4;
 
 impl Default for RowHistory {
     fn default() -> RowHistory {
         RowHistory {
             records: Vec::new(),
-            values: Vec::new(),
-            levels: Vec::new(),
-            base: 0,
+            len: 0,
             gone: 0,
-            oldest_us: i64::MIN,
+            base: 0,
             newest_us: i64::MIN,
-            stored: 0..0,
+            rest: None,
+            found: Found::default(),
         }
     }
 }
@@ -51,17 +88,34 @@ impl RowHistory {
     /// The number of the oldest version that is there.
     #[inline(always)]
     pub(crate) fn first(&self) -> u64 {
-        self.base + self.gone as u64
+        self.base + u64::from(self.gone)
     }
 
     /// The number behind the last superseded version.
     #[inline(always)]
-    pub(crate) fn end(&self, shape: &Shape) -> u64 {
-        self.base + (self.records.len() / shape.width) as u64
+    pub(crate) fn end(&self) -> u64 {
+        self.base + u64::from(self.len)
     }
 
-    pub(crate) fn is_empty(&self, shape: &Shape) -> bool {
-        self.first() == self.end(shape)
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.gone == self.len
+    }
+
+    /// The numbers that the last snapshot has, the newest version's included.
+    pub(crate) fn stored(&self) -> Range<u64> {
+        self.rest.as_ref().map_or(0..0, |rest| rest.stored.clone())
+    }
+
+    /// A snapshot has these numbers.
+    pub(crate) fn store(&mut self, numbers: Range<u64>) {
+        if self.rest.is_some() || !numbers.is_empty() {
+            self.rest().stored = numbers;
+        }
+    }
+
+    fn rest(&mut self) -> &mut Rest {
+        self.rest.get_or_insert_default()
     }
 
     #[inline(always)]
@@ -82,16 +136,17 @@ impl RowHistory {
     /// The columns of a version that are words.
     #[inline(always)]
     pub(crate) fn body(&self, number: u64, shape: &Shape) -> &[u64] {
-        &self.record(number, shape)[HEADER..HEADER + shape.body]
+        &self.record(number, shape)[shape.body_at..]
     }
 
     /// Its other columns.
     pub(crate) fn values(&self, number: u64, shape: &Shape) -> &[Value] {
         let at = (number - self.base) as usize * shape.beside;
-        &self.values[at..at + shape.beside]
+        self.rest.as_ref().map_or(&[], |rest| &rest.values[at..at + shape.beside])
     }
 
     /// Appends the version that is about to be superseded. Gives how many more bytes it takes.
+    #[inline]
     pub(crate) fn push(
         &mut self,
         shape: &Shape,
@@ -99,31 +154,36 @@ impl RowHistory {
         (stamp, body): (u64, &[u64]),
         beside: &[Value],
     ) -> isize {
-        let room = self.records.capacity() - self.records.len();
-        let before = if room < shape.width { self.room(shape, floor) } else { None };
-        let end = self.end(shape);
-        if end.is_multiple_of(FAN) && end > self.base {
+        let full = self.records.capacity() - self.records.len() < shape.width;
+        let before = if full { self.room(shape, floor) } else { 0 };
+        let end = self.end();
+        if !shape.orders.is_empty() && end.is_multiple_of(FAN) && end > self.base {
             self.settle(shape, end);
         }
-        let last = self.records.len().checked_sub(shape.width);
-        if self.first() == end {
-            self.oldest_us = self.newest_us;
-        }
-        self.records.extend_from_slice(&[self.newest_us as u64, stamp]);
-        self.records.extend_from_slice(body);
-        for (nth, word) in shape.sums.iter().enumerate() {
-            let sum = match last {
-                Some(last) => {
-                    let last = &self.records[last..][..shape.width];
-                    running(last, shape, nth).wrapping_add(signed(last[HEADER + word]))
-                }
-                None => 0,
+        let at = self.records.len();
+        let before_us = match self.len {
+            0 => i64::MIN,
+            _ => self.records[at - shape.width + TIME] as i64,
+        };
+        self.records.extend_from_slice(&[before_us as u64, self.newest_us as u64, stamp]);
+        for nth in 0..shape.sums.len() {
+            let sum = match self.len {
+                0 => 0,
+                _ => self.sum_with(shape, end - 1, nth),
             };
             self.records.extend_from_slice(&[sum as u64, (sum >> 64) as u64]);
         }
-        self.values.extend_from_slice(beside);
-        let values: usize = beside.iter().map(Value::heap_bytes).sum();
-        before.map_or(0, |before| self.bytes() as isize - before as isize) + values as isize
+        self.records.extend_from_slice(body);
+        self.len += 1;
+        let mut grown = 0;
+        if !beside.is_empty() {
+            self.rest().values.extend_from_slice(beside);
+            grown += beside.iter().map(Value::heap_bytes).sum::<usize>() as isize;
+        }
+        if full {
+            grown += self.bytes() as isize - before as isize;
+        }
+        grown
     }
 
     /// Takes back the last [`RowHistory::push`]; that version is the newest again.
@@ -131,7 +191,16 @@ impl RowHistory {
         let at = self.records.len() - shape.width;
         self.newest_us = self.records[at + TIME] as i64;
         self.records.truncate(at);
-        self.values.truncate(self.values.len() - shape.beside);
+        self.len -= 1;
+        if let Some(rest) = &mut self.rest {
+            rest.values.truncate(rest.values.len() - shape.beside);
+            // Blocks that are no longer complete: other versions may come to be in them.
+            let (width, mut number) = (2 * shape.orders.len(), self.base + u64::from(self.len));
+            for level in &mut rest.levels {
+                number /= FAN;
+                level.truncate(number, width);
+            }
+        }
     }
 
     /// Appends a version of a snapshot as if it were superseded already. Gives how many more bytes it
@@ -146,7 +215,7 @@ impl RowHistory {
         if self.records.is_empty() {
             self.base = number;
         }
-        if self.end(shape) != number {
+        if self.end() != number {
             return None;
         }
         let before = self.bytes() as isize;
@@ -159,61 +228,68 @@ impl RowHistory {
 
     /// Whether the last snapshot has versions that have gone since.
     pub(crate) fn is_stored_in_vain(&self) -> bool {
-        self.stored.start < self.first() && !self.stored.is_empty()
+        let Some(Rest { stored, .. }) = self.rest.as_deref() else { return false };
+        stored.start < self.first() && !stored.is_empty()
     }
 
-    /// Drops what nobody wants. Gives how many bytes the row took before.
+    /// Makes room for a record: drops what nobody wants, and takes more memory where that is not
+    /// enough. Gives how many bytes the row took before.
     #[cold]
-    fn room(&mut self, shape: &Shape, floor: Floor) -> Option<usize> {
+    #[inline(never)]
+    fn room(&mut self, shape: &Shape, floor: Floor) -> usize {
         let before = self.bytes();
         self.expire(shape, floor);
-        Some(before)
+        self.records.reserve(shape.width);
+        before
     }
 
     /// Drops the versions that nobody wants: kept are those of later transactions than the floor's,
     /// and of the earlier ones what the history keeps. Gives the bytes of values that went.
     pub(crate) fn expire(&mut self, shape: &Shape, floor: Floor) -> usize {
-        let end = self.end(shape);
+        let end = self.end();
         let last = self.partition(self.first()..end, |n| self.seq(n, shape) <= floor.seq);
         let by_count = shape.history.versions.map_or(last, |kept| last.saturating_sub(kept));
         let by_time = shape.history.kept_from(floor.frontier_us);
         let by_time = by_time.map_or(last, |from| self.since(from, shape).min(last));
         let from = by_count.min(by_time).max(self.first());
-        let went = (from - self.first()) as usize;
-        let at = self.gone * shape.beside;
+        let gone = (from - self.base) as usize;
         let mut bytes = 0;
-        for value in &mut self.values[at..at + went * shape.beside] {
-            bytes += value.heap_bytes();
-            *value = Value::Null;
-        }
-        self.gone += went;
-        let len = self.records.len() / shape.width;
-        if self.gone * 2 >= len && self.gone > 0 {
-            self.records.drain(..self.gone * shape.width);
-            self.values.drain(..self.gone * shape.beside);
-            self.base += self.gone as u64;
-            self.gone = 0;
-            let width = 2 * shape.orders.len();
-            let mut first = self.base;
-            for level in &mut self.levels {
-                first = first.div_ceil(FAN);
-                level.drop_before(first, width);
-            }
-            if self.records.is_empty() {
-                self.levels.clear();
+        if let Some(rest) = &mut self.rest {
+            let went = self.gone as usize * shape.beside..gone * shape.beside;
+            for value in &mut rest.values[went] {
+                bytes += value.heap_bytes();
+                *value = Value::Null;
             }
         }
-        if !self.is_empty(shape) {
-            self.oldest_us = self.time(self.first(), shape);
+        self.gone = gone as u32;
+        if gone * 2 >= self.len as usize && gone > 0 {
+            self.compact(shape);
         }
         bytes
     }
 
+    /// Frees the memory of what is gone.
+    fn compact(&mut self, shape: &Shape) {
+        let gone = self.gone as usize;
+        self.records.drain(..gone * shape.width);
+        self.base += gone as u64;
+        self.len -= self.gone;
+        self.gone = 0;
+        self.found.set(self.found.get().saturating_sub(gone));
+        let Some(rest) = &mut self.rest else { return };
+        rest.values.drain(..gone * shape.beside);
+        let (width, mut first) = (2 * shape.orders.len(), self.base);
+        for level in &mut rest.levels {
+            first = first.div_ceil(FAN);
+            level.drop_before(first, width);
+        }
+        if self.records.is_empty() {
+            rest.levels.clear();
+        }
+    }
+
     /// Sums up the block of versions that ends before `end`, and what that completes.
     fn settle(&mut self, shape: &Shape, end: u64) {
-        if shape.orders.is_empty() {
-            return;
-        }
         let width = 2 * shape.orders.len();
         let (mut number, mut level) = (end / FAN - 1, 0);
         let mut ranks = vec![0; width];
@@ -226,13 +302,14 @@ impl RowHistory {
                         let from = numbers.start.max(self.first());
                         self.widen_by_records(shape, from..numbers.end, nth, pair);
                     }
-                    level => widen_by_blocks(&self.levels[level - 1], numbers, width, nth, pair),
+                    level => widen_by_blocks(&self.levels()[level - 1], numbers, width, nth, pair),
                 }
             }
-            if self.levels.len() == level {
-                self.levels.push(Level::default());
+            let levels = &mut self.rest().levels;
+            if levels.len() == level {
+                levels.push(Level::default());
             }
-            self.levels[level].push(number, &ranks);
+            levels[level].push(number, &ranks);
             if !(number + 1).is_multiple_of(FAN) {
                 return;
             }
@@ -240,10 +317,14 @@ impl RowHistory {
         }
     }
 
+    fn levels(&self) -> &[Level] {
+        self.rest.as_ref().map_or(&[], |rest| &rest.levels)
+    }
+
     fn widen_by_records(&self, shape: &Shape, numbers: Range<u64>, nth: usize, pair: &mut [u64]) {
         let (word, order) = shape.orders[nth];
         for number in numbers {
-            let rank = order.rank(self.record(number, shape)[HEADER + word]);
+            let rank = order.rank(self.body(number, shape)[word]);
             pair[0] = pair[0].min(rank);
             pair[1] = pair[1].max(rank);
         }
@@ -251,15 +332,15 @@ impl RowHistory {
 
     /// The lowest and the highest rank, in a range that is not empty, of the `nth` ordered column.
     pub(crate) fn extremes(&self, shape: &Shape, numbers: Range<u64>, nth: usize) -> [u64; 2] {
-        let width = 2 * shape.orders.len();
+        let (width, levels) = (2 * shape.orders.len(), self.levels());
         let mut pair = [u64::MAX, 0];
         let (mut from, mut to) = (numbers.start, numbers.end);
-        for at in 0..=self.levels.len() {
+        for at in 0..=levels.len() {
             let widen = |numbers: Range<u64>, pair: &mut [u64; 2]| match at {
                 0 => self.widen_by_records(shape, numbers, nth, pair),
-                at => widen_by_blocks(&self.levels[at - 1], numbers, width, nth, pair),
+                at => widen_by_blocks(&levels[at - 1], numbers, width, nth, pair),
             };
-            let settled = self.levels.get(at).map_or(0, |level| level.end(width));
+            let settled = levels.get(at).map_or(0, |level| level.end(width));
             let (low, high) = (from.div_ceil(FAN), (to / FAN).min(settled));
             if low >= high {
                 widen(from..to, &mut pair);
@@ -275,27 +356,67 @@ impl RowHistory {
     /// The sum of the `nth` summed column up to version `number`, without it.
     #[inline(always)]
     pub(crate) fn sum_before(&self, shape: &Shape, number: u64, nth: usize) -> i128 {
-        running(self.record(number, shape), shape, nth)
+        let record = self.record(number, shape);
+        let at = HEADER + 2 * nth;
+        i128::from(record[at]) | i128::from(record[at + 1]) << 64
+    }
+
+    /// The sum of the `nth` summed column up to version `number`, with it.
+    #[inline(always)]
+    pub(crate) fn sum_with(&self, shape: &Shape, number: u64, nth: usize) -> i128 {
+        let own = self.body(number, shape)[shape.sums[nth]];
+        self.sum_before(shape, number, nth) + signed(own)
+    }
+
+    /// The sum of the `nth` summed column of all versions that are not older than `time_us`.
+    #[inline(always)]
+    pub(crate) fn sum_since(&self, shape: &Shape, time_us: i64, nth: usize) -> i128 {
+        let (since, end) = (self.since(time_us, shape), self.end());
+        if since == end {
+            return 0;
+        }
+        self.sum_with(shape, end - 1, nth) - self.sum_before(shape, since, nth)
     }
 
     /// The number of the first version that is not older than `time_us`; [`RowHistory::end`] when
     /// all are.
     ///
+    /// Looked for where it was found last, and behind that.
+    #[inline(always)]
+    pub(crate) fn since(&self, time_us: i64, shape: &Shape) -> u64 {
+        let (gone, len) = (self.gone as usize, self.len as usize);
+        let time = |at: usize| self.records[at * shape.width + TIME] as i64;
+        if gone == len || time(len - 1) < time_us {
+            self.found.set(len);
+            return self.end();
+        }
+        let from = self.found.get().clamp(gone, len - 1);
+        if from == gone || (self.records[from * shape.width + BEFORE] as i64) < time_us {
+            for at in from..(from + NEAR).min(len) {
+                if time(at) >= time_us {
+                    self.found.set(at);
+                    return self.base + at as u64;
+                }
+            }
+        }
+        let number = self.search(time_us, shape);
+        self.found.set((number - self.base) as usize);
+        number
+    }
+
+    /// As [`RowHistory::since`], where nothing is known but that not all are older.
+    ///
     /// Versions come at a steady pace more often than not, so it is guessed by proportion, and found
     /// from there in steps that double: a few looks that are close together, where halving would be
     /// as many as there are digits in the number of versions, far apart.
-    #[inline(always)]
-    pub(crate) fn since(&self, time_us: i64, shape: &Shape) -> u64 {
-        let (first, end) = (self.first(), self.end(shape));
-        if first == end || self.oldest_us >= time_us {
+    #[inline(never)]
+    fn search(&self, time_us: i64, shape: &Shape) -> u64 {
+        let (first, last) = (self.first(), self.end() - 1);
+        let (oldest, newest) = (self.time(first, shape), self.time(last, shape));
+        if oldest >= time_us {
             return first;
         }
-        let last = end - 1;
-        if self.time(last, shape) < time_us {
-            return end;
-        }
         // From here on: time(first) < time_us <= time(last).
-        let (oldest, newest) = (self.oldest_us, self.time(last, shape));
         let span = newest.wrapping_sub(oldest) as u64 as f64;
         let part = time_us.wrapping_sub(oldest) as u64 as f64;
         let guess = first + ((last - first) as f64 * (part / span)) as u64;
@@ -335,26 +456,26 @@ impl RowHistory {
         low
     }
 
-    /// Asks for where the next version goes, which is beside the last one.
+    /// Asks for where the next version goes, which is beside the last one, and for where a window
+    /// begins.
     #[inline(always)]
-    pub(crate) fn prefetch(&self) {
-        let end = self.records.as_ptr().wrapping_add(self.records.len());
-        prefetch_address(end.wrapping_sub(1));
+    pub(crate) fn prefetch(&self, shape: &Shape) {
+        let records = self.records.as_ptr();
+        let end = records.wrapping_add(self.records.len());
+        prefetch_address(end.wrapping_sub(shape.width));
         prefetch_address(end.wrapping_add(7));
+        prefetch_address(records.wrapping_add(self.found.get() * shape.width));
     }
 
     /// Memory it takes, in bytes, without what its values point at.
     pub(crate) fn bytes(&self) -> usize {
-        self.records.capacity() * 8
-            + self.values.capacity() * std::mem::size_of::<Value>()
-            + self.levels.iter().map(Level::bytes).sum::<usize>()
+        let rest = |rest: &Box<Rest>| {
+            size_of::<Rest>()
+                + rest.values.capacity() * size_of::<Value>()
+                + rest.levels.iter().map(Level::bytes).sum::<usize>()
+        };
+        self.records.capacity() * 8 + self.rest.as_ref().map_or(0, rest)
     }
-}
-
-#[inline(always)]
-fn running(record: &[u64], shape: &Shape, nth: usize) -> i128 {
-    let at = HEADER + shape.body + 2 * nth;
-    i128::from(record[at]) | i128::from(record[at + 1]) << 64
 }
 
 #[inline(always)]

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tidemill_core::{Column, DataType, History, Row, TableSpec, Value};
 
-use crate::Table;
+use super::Wanted;
+use crate::{Opened, Table, HEADER_WORDS};
 
 fn spec(history: History) -> Arc<TableSpec> {
     let columns = vec![
@@ -85,7 +86,68 @@ fn check(table: &Table, all: &Listed, from: u64) {
         let wanted = kept.iter().position(|(_, t, _)| *t >= time_us);
         let wanted = from + wanted.unwrap_or(kept.len()) as u64;
         assert_eq!(versions.since(time_us).max(from), wanted, "since {time_us}");
+        let there = all[versions.first() as usize..].iter().filter(|(_, t, _)| *t >= time_us);
+        let sum = there.map(|(_, _, row)| i128::from(row[1].word().unwrap() as i64)).sum();
+        assert_eq!(versions.sum_since(1, time_us), Some(sum), "since {time_us}");
     }
+}
+
+#[test]
+fn only_what_is_wanted_is_kept_beside_versions() {
+    let history = History { time_us: Some(1000), versions: None };
+    let key = [Value::Int(7)];
+    for (sums, extremes) in [(&[][..], &[][..]), (&[1], &[]), (&[], &[1, 2]), (&[1], &[2])] {
+        let of = |columns: &[usize]| columns.iter().copied().collect();
+        let wanted = Wanted { sums: of(sums), extremes: of(extremes) };
+        let mut table = Table::new(spec(history), 1).wanting(&wanted);
+        for n in 1..=40 {
+            table.put_at(&key, Some(&row(n, -n as f64)), n as u64, n);
+        }
+        let versions = table.versions(&key).unwrap();
+        for n in 0..40 {
+            assert_eq!(versions.row(n), row(n as i64 + 1, -(n as f64) - 1.0).into());
+        }
+        let summed = |from: i128| sums.contains(&1).then(|| (from..=40).sum::<i128>());
+        assert_eq!(versions.sum(1, 10..40), summed(11));
+        assert_eq!(versions.sum_since(1, 31), summed(31));
+        let largest = extremes.contains(&1).then_some(Value::Int(40));
+        assert_eq!(versions.extreme(1, 10..40, true), largest);
+        let smallest = extremes.contains(&2).then_some(Value::Float(-40.0));
+        assert_eq!(versions.extreme(2, 10..40, false), smallest);
+    }
+}
+
+/// As many as fill blocks whose extremes are kept.
+#[test]
+fn versions_that_are_taken_back_leave_nothing() {
+    let columns = vec![Column::new("id", DataType::Int), Column::new("n", DataType::Int)];
+    let mut spec = TableSpec::new("t", vec![0], Arc::new(tidemill_core::Schema::new(columns)));
+    spec.history = Some(History { time_us: Some(1000), versions: None });
+    let mut table = Table::new(spec.into(), 1);
+    table.put_at(&[Value::Int(7)], Some(&[Value::Int(7), Value::Int(5)]), 1, 1);
+    table.commit(1);
+    let write = |opened: &mut Opened<'_>, sign: i64| {
+        for seq in 2..100 {
+            opened.at_time(seq as i64);
+            let row = opened.find(7).expect("the row is there");
+            // SAFETY: the table is open, for as many versions, and this is the row's only column.
+            unsafe {
+                row.begin(seq);
+                row.set(HEADER_WORDS, (sign * seq as i64) as u64);
+            }
+        }
+    };
+    let mut opened = table.open(100);
+    write(&mut opened, -1);
+    Opened::roll_back(vec![opened]);
+    let mut opened = table.open(100);
+    write(&mut opened, 1);
+    drop(opened);
+    let versions = table.versions(&[Value::Int(7)]).unwrap();
+    assert_eq!(versions.end(), 99);
+    assert_eq!(versions.extreme(1, 0..99, false), Some(Value::Int(2)));
+    assert_eq!(versions.extreme(1, 0..99, true), Some(Value::Int(99)));
+    assert_eq!(versions.sum_since(1, 2), Some((2..100).sum()));
 }
 
 proptest! {

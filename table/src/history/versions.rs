@@ -6,7 +6,6 @@ use tidemill_core::{Row, TableSpec, Value};
 
 use super::row::{signed, RowHistory};
 use super::Shape;
-use crate::layout::Place;
 use crate::table::{word_value, Table};
 
 /// The versions of a row, by number; see the [module](crate::history).
@@ -34,12 +33,12 @@ impl<'t> Versions<'t> {
 
     /// The number behind the newest version.
     pub fn end(&self) -> u64 {
-        self.history.end(self.shape) + u64::from(self.newest.is_some())
+        self.history.end() + u64::from(self.newest.is_some())
     }
 
     /// Whether this is the version in the slot.
     fn newest(&self, number: u64) -> Option<(&[u64], &[Value])> {
-        self.newest.filter(|_| number == self.history.end(self.shape))
+        self.newest.filter(|_| number == self.history.end())
     }
 
     /// The time of a version.
@@ -54,7 +53,7 @@ impl<'t> Versions<'t> {
     /// are.
     pub fn since(&self, time_us: i64) -> u64 {
         let since = self.history.since(time_us, self.shape);
-        let is_newest = since == self.history.end(self.shape) && self.newest.is_some();
+        let is_newest = since == self.history.end() && self.newest.is_some();
         since + u64::from(is_newest && self.history.newest_us < time_us)
     }
 
@@ -79,33 +78,46 @@ impl<'t> Versions<'t> {
         self.table.make_value(column, self.key, body, values)
     }
 
-    /// The exact sum of a column of integers or decimals that are never null; nothing of others.
+    /// The exact sum of a column of integers or decimals that are never null; nothing of others, and
+    /// of those whose sums are not [wanted](Wanted).
     pub fn sum(&self, column: usize, numbers: Range<u64>) -> Option<i128> {
-        let word = self.word(column)?;
-        let nth = self.shape.sums.iter().position(|summed| *summed == word)?;
+        let nth = self.shape.nth_sum(column)?;
         if numbers.is_empty() {
             return Some(0);
         }
-        let (end, mut sum) = (self.history.end(self.shape), 0);
+        let (end, mut sum) = (self.history.end(), 0);
         if let Some((body, _)) = self.newest(numbers.end - 1) {
-            sum += signed(body[word]);
+            sum += signed(body[self.shape.sums[nth]]);
         }
         let to = numbers.end.min(end);
         if numbers.start < to {
-            let last = self.history.body(to - 1, self.shape)[word];
-            sum += self.history.sum_before(self.shape, to - 1, nth) + signed(last);
+            sum += self.history.sum_with(self.shape, to - 1, nth);
             sum -= self.history.sum_before(self.shape, numbers.start, nth);
         }
         Some(sum)
     }
 
+    /// As [`Versions::sum`], of all versions that are not older than `time_us`.
+    #[inline(always)]
+    pub fn sum_since(&self, column: usize, time_us: i64) -> Option<i128> {
+        let nth = self.shape.nth_sum(column)?;
+        let mut sum = 0;
+        if let Some((body, _)) = self.newest {
+            if self.history.newest_us < time_us {
+                return Some(0);
+            }
+            sum = signed(body[self.shape.sums[nth]]);
+        }
+        Some(sum + self.history.sum_since(self.shape, time_us, nth))
+    }
+
     /// The smallest, or the largest, of a column of one word that is never null; nothing of others,
-    /// and of no versions.
+    /// of those whose extremes are not [wanted](Wanted), and of no versions.
     pub fn extreme(&self, column: usize, numbers: Range<u64>, largest: bool) -> Option<Value> {
-        let word = self.word(column)?;
+        let word = self.table.layout().plain_word(column)?;
         let nth = self.shape.orders.iter().position(|(ordered, _)| *ordered == word)?;
         let order = self.shape.orders[nth].1;
-        let to = numbers.end.min(self.history.end(self.shape));
+        let to = numbers.end.min(self.history.end());
         let superseded = (numbers.start < to)
             .then(|| self.history.extremes(self.shape, numbers.start..to, nth))
             .map(|pair| pair[usize::from(largest)]);
@@ -116,13 +128,5 @@ impl<'t> Versions<'t> {
         let both = superseded.into_iter().chain(newest);
         let rank = if largest { both.max() } else { both.min() }?;
         Some(word_value(&self.table.spec().schema.columns[column].ty, order.word(rank)))
-    }
-
-    /// Where a version has a column of one word that is never null, besides the key.
-    fn word(&self, column: usize) -> Option<usize> {
-        match self.table.layout().places[column] {
-            Place::Word { word, null_bit: None } => Some(self.table.layout().null_words + word),
-            _ => None,
-        }
     }
 }

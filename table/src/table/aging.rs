@@ -153,7 +153,7 @@ impl Table {
         for _ in 0..SWEEP.min(self.capacity) {
             self.aging.next = (self.aging.next + 1) % self.capacity;
             let history = &mut self.histories[self.aging.next];
-            if !history.is_empty(shape) {
+            if !history.is_empty() {
                 let went = history.expire(shape, self.aging.floor);
                 self.aging.bytes = self.aging.bytes.saturating_sub(went);
             }
@@ -225,7 +225,7 @@ impl<'t> AsOf<'t> {
             let versions = table.versions_in(slot)?;
             let words = &table.slots.words()[slot * table.stride..][..table.stride];
             let is_known = versions.newest.is_none() || words[STAMP] >> 1 <= seq;
-            let (first, end) = (versions.first(), versions.history.end(versions.shape));
+            let (first, end) = (versions.first(), versions.history.end());
             let superseded = versions
                 .history
                 .partition(first..end, |n| versions.history.seq(n, versions.shape) <= seq);

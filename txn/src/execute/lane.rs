@@ -8,15 +8,33 @@ use super::closure::{Columns, Outs, RowBits};
 use super::output::OutputBuilder;
 use super::words::KeyFrom;
 
-/// Rows of a lane that are staged together.
+/// Events of a lane that are staged together.
 const BLOCK: usize = 16;
-/// How many rows ahead of a block's first one slots are asked for.
-const AHEAD: usize = 2 * BLOCK;
 /// How many rows ahead of a block's first one events are asked for. The processor sees by itself
 /// that columns are read in order, but too late when there are a dozen of them.
 const EVENTS_AHEAD: usize = 12 * BLOCK;
-/// Staged rows that a lane keeps: at least the block being executed and those ahead.
-const RING: usize = 4 * BLOCK;
+/// Transactions with more rows than this are *wide*: their events are staged one by one. A block of
+/// them would have thousands of rows, which drive each other out of the caches before they are used.
+pub(super) const NARROW: usize = 32;
+
+/// Events that are staged together when each has so many rows.
+const fn block(rows: usize) -> usize {
+    if rows <= NARROW {
+        BLOCK
+    } else {
+        1
+    }
+}
+
+/// How many events ahead of a block's first one slots are asked for.
+const fn ahead(rows: usize) -> usize {
+    2 * block(rows)
+}
+
+/// Staged events that a lane keeps: at least the block being executed and those ahead.
+const fn ring(rows: usize) -> usize {
+    4 * block(rows)
+}
 
 /// The columns of a batch as words; booleans are unpacked.
 #[derive(Debug)]
@@ -186,7 +204,7 @@ impl<'a> Lane<'a> {
         lane.ahead.extend(&found);
         lane.ahead.sort_unstable_by_key(|words| words.as_ptr());
         lane.ahead.dedup_by_key(|words| words.as_ptr());
-        lane.homes = vec![std::ptr::null_mut(); RING * lane.sources.len()];
+        lane.homes = vec![std::ptr::null_mut(); ring(lane.sources.len()) * lane.sources.len()];
         lane.columns = Columns::of(found);
         (lane.fast, lane.places) = (true, wants.places);
         lane
@@ -257,17 +275,25 @@ impl<'a> Lane<'a> {
 
     /// Row number `of` of the transaction on an event, and whether it is there: one that is not has
     /// the defaults of its columns, if all have one and there is room for it, and the lane
-    /// [places](Lane::places) rows.
+    /// [places](Lane::places) rows. `N` is the number of rows, or one that is as [narrow](NARROW).
     ///
     /// # Safety
     /// The lane has so many rows and is [attached](Lane::attach) to tables that are still open;
     /// the event is one of its batch and has been [staged](Lane::stage); nobody else uses the
     /// tables while the row is used.
     #[inline(always)]
-    pub(crate) unsafe fn row(&self, of: usize, event: usize) -> Option<(RowAt, bool)> {
-        // SAFETY: there are so many rows, and `RING` homes for each. The home is a slot of the table,
+    pub(crate) unsafe fn row<const N: usize>(
+        &self,
+        of: usize,
+        event: usize,
+    ) -> Option<(RowAt, bool)> {
+        debug_assert_eq!(ring(N), ring(self.rows()));
+        // SAFETY: there are so many rows, and `ring` homes for each. The home is a slot of the table,
         // because slots have not moved since it was staged.
-        unsafe { self.row_from(of, event, *self.homes.get_unchecked(of * RING + event % RING)) }
+        unsafe {
+            let home = *self.homes.get_unchecked(of * ring(N) + event % ring(N));
+            self.row_from(of, event, home)
+        }
     }
 
     /// As [`Lane::row`], where it is known at which slot the search for it begins.
@@ -320,26 +346,23 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Asks for what is kept of the versions of rows: of those of the events just staged where it is,
-    /// and of those of the events that come sooner for the last of it.
-    #[cold]
+    /// Asks for what is kept of the versions of the rows of the events that come next. Where it is has
+    /// been asked for when they were staged.
+    #[inline(never)]
     fn stage_versions(&self, row: usize) {
-        let end = self.staged_to;
+        let (end, rows) = (self.staged_to, self.rows());
+        let (block, ring) = (block(rows), ring(rows));
         for (of, source) in self.sources.iter().enumerate() {
             // SAFETY: the lane is attached to open tables.
             let table = unsafe { &*source.table };
             if !table.keeps_versions() {
                 continue;
             }
-            let home = |event: usize| self.homes[of * RING + event % RING];
-            let near = self.stage_at..(self.stage_at + BLOCK).min(end);
-            let far = self.stage_at + BLOCK..(self.stage_at + AHEAD).min(end);
+            let home = |event: usize| self.homes[of * ring + event % ring];
+            let near = self.stage_at..(self.stage_at + block).min(end);
             debug_assert!(row < self.stage_at);
             // SAFETY: these are events that are staged, whose homes are slots of the table.
-            unsafe {
-                near.for_each(|event| table.prefetch_versions(home(event), true));
-                far.for_each(|event| table.prefetch_versions(home(event), false));
-            }
+            near.for_each(|event| unsafe { table.prefetch_versions(home(event)) });
         }
     }
 
@@ -354,20 +377,21 @@ impl<'a> Lane<'a> {
     /// Asks for the slots of the events ahead of `row`, and for the events ahead of those.
     #[inline(never)]
     pub(crate) fn stage(&mut self, row: usize, prefetch: bool) {
-        let end = self.stage_end;
+        let (end, rows) = (self.stage_end, self.rows());
+        let (block, ring) = (block(rows), ring(rows));
         // What is behind is not staged again.
         self.staged_to = self.staged_to.max(row);
-        self.stage_at = (row / BLOCK + 1) * BLOCK;
-        while self.staged_to < (self.stage_at + AHEAD).min(end) {
+        self.stage_at = (row / block + 1) * block;
+        while self.staged_to < (self.stage_at + ahead(rows)).min(end) {
             let from = self.staged_to;
-            self.staged_to = ((from / BLOCK + 1) * BLOCK).min(end);
+            self.staged_to = ((from / block + 1) * block).min(end);
             for (of, source) in self.sources.iter().enumerate() {
                 // SAFETY: there is a key for each event, and the lane is attached to open tables.
                 let (keys, table) = unsafe {
                     let (keys, events) = (source.keys.add(from), self.staged_to - from);
                     (std::slice::from_raw_parts(keys, events), &*source.table)
                 };
-                let homes = &mut self.homes[of * RING + from % RING..];
+                let homes = &mut self.homes[of * ring + from % ring..];
                 for (home, key) in homes.iter_mut().zip(keys) {
                     *home = table.home(*key);
                     if prefetch {
@@ -377,12 +401,19 @@ impl<'a> Lane<'a> {
                         }
                     }
                 }
+                if prefetch && table.keeps_versions() {
+                    // SAFETY: these are slots of the table.
+                    homes
+                        .iter()
+                        .take(keys.len())
+                        .for_each(|h| unsafe { table.prefetch_history(*h) });
+                }
             }
         }
         if prefetch && self.ages {
             self.stage_versions(row);
         }
-        if prefetch {
+        if prefetch && (block == BLOCK || row.is_multiple_of(BLOCK / 2)) {
             self.ask_ahead(row);
         }
     }
@@ -395,7 +426,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Asks for the events ahead of `row`. Once every [`BLOCK`] rows is enough.
+    /// Asks for the events ahead of `row`. Once every half a [`BLOCK`] is enough.
     #[inline(always)]
     pub(crate) fn ask_ahead(&self, row: usize) {
         // A block of a column is two cache lines.

@@ -16,6 +16,7 @@
 //! | `rounds` | several threads, each with a share of every round; what meets is put off |
 //! | `lists` | several threads, each with a list of transactions that it executes in place |
 //! | `window` | windows over versions, and aggregates |
+//! | `tables` | tables that keep of versions what windows ask for |
 //! | `output` | output events by column, with their stamps |
 
 mod closure;
@@ -31,6 +32,7 @@ mod output;
 mod rounds;
 mod segment;
 mod serial;
+mod tables;
 mod timing;
 mod window;
 mod words;
@@ -44,6 +46,7 @@ pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
 pub(crate) use segment::{run_native, End, Turns};
 pub use serial::{HandlerCounts, Outcome, Serial, Unstable};
+pub use tables::tables;
 pub use timing::Timing;
 
 #[cfg(test)]

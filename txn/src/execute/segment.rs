@@ -10,7 +10,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use tidemill_table::{RowAt, Seq};
 
 use super::closure::{undo, NativeTx, RowBits};
-use super::lane::Lane;
+use super::lane::{Lane, NARROW};
 use super::lists::InList;
 use super::native::NativeCode;
 use super::output::Origin;
@@ -82,11 +82,16 @@ impl<'s> Turns<'s> {
     /// The lane has so many rows and is [attached](Lane::attach) to tables that are still open;
     /// nobody else uses the row while it is used.
     #[inline(always)]
-    unsafe fn row(&self, lane: &Lane<'_>, of: usize, turn: Turn) -> Option<(RowAt, bool)> {
+    unsafe fn row<const N: usize>(
+        &self,
+        lane: &Lane<'_>,
+        of: usize,
+        turn: Turn,
+    ) -> Option<(RowAt, bool)> {
         // SAFETY: as the caller says; where turns are in order the event was staged when its turn came.
         unsafe {
             match self {
-                Turns::InOrder(_) => lane.row(of, turn.event),
+                Turns::InOrder(_) => lane.row::<N>(of, turn.event),
                 Turns::InList(turns) => turns.row(lane, of, turn),
             }
         }
@@ -220,7 +225,7 @@ unsafe fn panicked<const N: usize>(turns: &Turns<'_>, lane: &mut Lane<'_>) -> En
     let mut rows = [RowAt::frame(std::ptr::null_mut()); N];
     for (of, row) in rows.iter_mut().enumerate() {
         // SAFETY: as the caller says; it was found before.
-        let found = unsafe { turns.row(lane, of, turn) };
+        let found = unsafe { turns.row::<N>(lane, of, turn) };
         (*row, _) = found.expect("a row that was found before is there");
     }
     // SAFETY: these are the transaction's rows and its number. Only rows that it has written are taken
@@ -271,10 +276,12 @@ unsafe fn run_closure<const N: usize>(
             let mut all = true;
             for (of, row) in rows.iter_mut().enumerate() {
                 // SAFETY: as the caller says; the event has been staged.
-                match unsafe { at.row(lane, of, turn) } {
+                match unsafe { at.row::<N>(lane, of, turn) } {
                     Some((found, is_there)) => {
                         *row = found;
-                        present &= !(RowBits::from(!is_there) << of);
+                        if !is_there {
+                            present &= !(1 << of);
+                        }
                     }
                     None => {
                         all = false;
@@ -332,6 +339,7 @@ pub(crate) unsafe fn run_words(
             3 => run_words_on::<3>(turns, lane, code, frame),
             4 => run_words_on::<4>(turns, lane, code, frame),
             5..=8 => run_words_on::<8>(turns, lane, code, frame),
+            9..=NARROW => run_words_on::<NARROW>(turns, lane, code, frame),
             _ => run_words_on::<ROWS_MAX>(turns, lane, code, frame),
         }
     }
@@ -357,7 +365,7 @@ unsafe fn run_words_on<const N: usize>(
         }
         for (of, row) in rows.iter_mut().enumerate() {
             // SAFETY: as the caller says; the event has been staged.
-            match unsafe { turns.row(lane, of, turn) } {
+            match unsafe { turns.row::<N>(lane, of, turn) } {
                 Some((found, _)) => *row = found,
                 None => return End::General,
             }

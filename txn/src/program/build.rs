@@ -66,6 +66,7 @@ impl Builder {
             sources: Vec::new(),
             handlers: Vec::new(),
             natives: Vec::new(),
+            window_reads: Vec::new(),
             opaques: Vec::new(),
         };
         Builder { program, first_error: None }
@@ -114,7 +115,11 @@ impl Builder {
             _ => Err(Error::program("a closure's window comes to one word")),
         };
         self.note(checked.and_then(|result| is_word(result.ty)));
-        WindowRead { table, column, window, aggregate }
+        let is_int = |c: &Column| c.ty == DataType::Int && !c.nullable;
+        let is_of_ints = spec.schema.columns.get(usize::from(column)).is_some_and(is_int);
+        let read = WindowRead { table, column, window, aggregate, is_of_ints };
+        self.program.window_reads.push(read.clone());
+        read
     }
 
     fn add_stream(&mut self, name: &str, columns: Vec<Column>, origin: Origin) -> StreamId {

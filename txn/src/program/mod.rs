@@ -47,6 +47,9 @@ pub struct Program {
     /// The closures of native handlers.
     #[serde(skip)]
     pub natives: Vec<Native>,
+    /// The windows that closures read.
+    #[serde(skip)]
+    pub window_reads: Vec<WindowRead>,
     /// The functions of opaque handlers.
     #[serde(skip)]
     pub opaques: Vec<Arc<dyn Opaque>>,

@@ -92,6 +92,8 @@ pub struct WindowRead {
     pub(crate) column: u16,
     pub(crate) window: Window,
     pub(crate) aggregate: Aggregate,
+    /// Whether the column is of integers that are never null.
+    pub(crate) is_of_ints: bool,
 }
 
 impl Window {

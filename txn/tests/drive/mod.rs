@@ -76,8 +76,7 @@ pub fn run<E: Execute>(
     let groups = Groups::of(program).unwrap();
     let mut sequencer = Sequencer::new(program.clone()).unwrap();
     let mut executor = after(0);
-    let mut tables: Vec<Table> =
-        program.tables.iter().map(|spec| Table::new(Arc::new(spec.clone()), dice.next())).collect();
+    let mut tables = execute::tables(program, dice.next());
     tables.iter_mut().for_each(Table::track);
     let mut stored = vec![Stored::default(); tables.len()];
     let mut outcome = Outcome::default();

@@ -51,7 +51,7 @@ impl Table {
             rows.words.extend_from_slice(words);
         };
         let (first, end) = (versions.first(), versions.end());
-        let stored = versions.history.stored.clone();
+        let stored = versions.history.stored();
         for number in stored.start..stored.end.min(first) {
             put(&mut changed.gone, &[number]);
         }
@@ -61,7 +61,7 @@ impl Table {
             changed.come.words.extend_from_slice(body);
             changed.come.values.extend_from_slice(values);
         }
-        self.histories[slot].stored = first..end;
+        self.histories[slot].store(first..end);
     }
 }
 

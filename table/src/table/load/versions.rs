@@ -80,15 +80,15 @@ impl Table {
     fn settle_versions(&mut self, slot: usize) -> Result<(), Fault> {
         let Some(shape) = &self.shape else { return Ok(()) };
         let history = &mut self.histories[slot];
-        if history.is_empty(shape) {
+        if history.is_empty() {
             return Ok(());
         }
-        history.stored = history.first()..history.end(shape);
+        history.store(history.first()..history.end());
         let words = &self.slots.words()[slot * self.stride..][..self.stride];
         if words[STAMP] & 1 == 0 {
             return Ok(());
         }
-        let newest = history.stored.end - 1;
+        let newest = history.end() - 1;
         let held = &self.values[slot * self.layout.values..][..self.layout.values];
         let values = history.values(newest, shape);
         let is_row = history.body(newest, shape) == &words[HEADER_WORDS..]
