@@ -84,6 +84,8 @@ impl Table {
     /// can be written there, beside this table.
     pub fn only(&self, key: &[Value]) -> Table {
         let mut only = Table::new(self.spec.clone(), self.seed);
+        // Histories are copied as they are.
+        only.shape.clone_from(&self.shape);
         let Some(from) = self.slot_of(key).map(|slot| slot as usize) else { return only };
         let to = only.take_slot(key) as usize;
         let (stride, beside) = (self.stride, self.layout.values);
