@@ -1163,8 +1163,8 @@ fn changed(dice: &mut random::Dice, old: &Program) -> (Program, BTreeMap<String,
                 column.name = new.into();
             }
         }
-        // A function that writes whole rows of the first table knows how many columns it has.
-        if before == "rich" || !is_opaque {
+        // A function that writes whole rows knows how many columns a table has.
+        if !is_opaque {
             if dice.chance(60) {
                 columns.push(int("added").default(Value::Int(4)));
             }
