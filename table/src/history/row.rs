@@ -469,12 +469,12 @@ impl RowHistory {
 
     /// Memory it takes, in bytes, without what its values point at.
     pub(crate) fn bytes(&self) -> usize {
-        let rest = |rest: &Box<Rest>| {
+        let rest = |rest: &Rest| {
             size_of::<Rest>()
                 + rest.values.capacity() * size_of::<Value>()
                 + rest.levels.iter().map(Level::bytes).sum::<usize>()
         };
-        self.records.capacity() * 8 + self.rest.as_ref().map_or(0, rest)
+        self.records.capacity() * 8 + self.rest.as_deref().map_or(0, rest)
     }
 }
 
