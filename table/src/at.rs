@@ -245,7 +245,7 @@ impl Opened<'_> {
     /// [`Opened::prefetch_history`].
     ///
     /// # Safety
-    /// As of [`Opened::prefetch_history`].
+    /// As of [`Opened::prefetch_history`], and nobody writes a version of the row meanwhile.
     #[inline(always)]
     pub unsafe fn prefetch_versions(&self, slot: *const u64) {
         // SAFETY: as the caller says; the table is open, and its histories are there.

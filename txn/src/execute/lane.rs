@@ -18,6 +18,7 @@ const EVENTS_AHEAD: usize = 12 * BLOCK;
 pub(super) const NARROW: usize = 32;
 
 /// Events that are staged together when each has so many rows.
+#[inline(always)]
 const fn block(rows: usize) -> usize {
     if rows <= NARROW {
         BLOCK
@@ -27,11 +28,13 @@ const fn block(rows: usize) -> usize {
 }
 
 /// How many events ahead of a block's first one slots are asked for.
+#[inline(always)]
 const fn ahead(rows: usize) -> usize {
     2 * block(rows)
 }
 
 /// Staged events that a lane keeps: at least the block being executed and those ahead.
+#[inline(always)]
 const fn ring(rows: usize) -> usize {
     4 * block(rows)
 }
@@ -410,7 +413,8 @@ impl<'a> Lane<'a> {
                 }
             }
         }
-        if prefetch && self.ages {
+        // Other threads may be writing versions of these rows.
+        if prefetch && self.ages && !self.shared {
             self.stage_versions(row);
         }
         if prefetch && (block == BLOCK || row.is_multiple_of(BLOCK / 2)) {

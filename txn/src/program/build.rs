@@ -192,7 +192,7 @@ impl Builder {
 
     /// A native handler: rows given by table and the event columns of their keys, the streams it
     /// emits to, and a closure over their words. Their number is part of the type, so that the
-    /// executor's loop is compiled for just so many.
+    /// executor's loop is compiled for just so many. A closure that panics aborts its transaction.
     pub fn native<const N: usize, F>(
         &mut self,
         name: &str,
