@@ -45,7 +45,7 @@ pub(crate) struct Arrivals(Vec<CutInput>);
 impl Arrivals {
     /// The events of these epochs.
     pub(crate) fn of(
-        events: &(impl Events + ?Sized),
+        events: &impl Events,
         epochs: &[(usize, Range<usize>)],
         inputs: &[Input],
     ) -> Arrivals {
@@ -67,7 +67,7 @@ impl Arrivals {
 }
 
 /// The events as the sequencer is told of them, decoded when asked for.
-pub(crate) fn cuts<'a, E: Events + ?Sized>(
+pub(crate) fn cuts<'a, E: Events>(
     events: &'a E,
     epochs: &'a [(usize, Range<usize>)],
     inputs: &'a [Input],
@@ -110,7 +110,7 @@ impl Side {
         Side { builder: BatchBuilder::new(schema.clone()), offsets: Vec::new(), times: Vec::new() }
     }
 
-    pub(crate) fn push(&mut self, events: &(impl Events + ?Sized), at: usize, offset: u64) {
+    pub(crate) fn push(&mut self, events: &impl Events, at: usize, offset: u64) {
         push_words(&mut self.builder, events.words(at));
         self.offsets.push(offset);
         self.times.push(at as i64);

@@ -40,7 +40,7 @@ use tidemill_core::{Error, Result};
 
 use crate::args::Args;
 
-pub(crate) use run::run;
+pub(crate) use run::GrepSum;
 
 /// Values are less than this.
 const MODULUS: i64 = 1 << 20;

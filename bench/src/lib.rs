@@ -16,6 +16,7 @@
 //! | `shape` | the parts of a program that a workload speaks of |
 //! | `ring` | the windows of the baselines |
 //! | `slots` | the open addressing of the baselines |
+//! | `check`, `same` | what the tests of all workloads have in common; comparing with the reference |
 //! | `execute` | the one place where the engine's executor is made and executes epochs |
 //! | `run` | what a workload that runs in memory has to tell, and its runs beside the baseline |
 //! | `outputs` | the hash of all output events |
@@ -29,6 +30,8 @@
 //! | `recovery` | a start that finds many rows |
 
 mod args;
+#[cfg(test)]
+mod check;
 mod events;
 mod execute;
 mod gs;
@@ -107,19 +110,19 @@ pub const WORKLOADS: &[Workload] = &[
             "window",
             "window-every",
         ],
-        run: gs::run,
+        run: run::of::<gs::GrepSum>,
     },
     Workload {
         name: "tp",
         about: "Toll Processing: the mean speed of road segments and the vehicles seen there",
         options: &["overlap", "compare"],
-        run: tp::run,
+        run: run::of::<tp::Toll>,
     },
     Workload {
         name: "sea",
         about: "Stock Exchange Analysis: quotes joined with trades by user, over a window",
         options: &["overlap", "window"],
-        run: sea::run,
+        run: run::of::<sea::Exchange>,
     },
     Workload {
         name: "osed",

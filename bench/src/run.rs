@@ -1,52 +1,81 @@
 //! Runs in memory: the engine and the baseline in turn, and what they come to.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use tidemill_core::Result;
 use tidemill_env::Env;
 use tidemill_table::Table;
 use tidemill_txn::execute::Timing;
-use tidemill_txn::Program;
 
 use crate::args::Args;
-use crate::events::{epochs, Arrivals, Events, Input};
-use crate::execute::{execute, state_hash, Done, EpochDone, How, Verdicts};
+use crate::events::{epochs, Arrivals, Events};
+use crate::execute::{empty_tables, execute, state_hash, Done, EpochDone, How, Verdicts};
 use crate::measure::{median, median_ratio};
 use crate::report::{Measured, Phase, Report};
+use crate::shape::Parts;
+use crate::work::Work;
+use crate::Given;
 
 /// What every workload's baseline is called.
 pub(crate) const BASELINE: &str = "tight loop";
 /// The most keys for which it is said how fast a baseline has to be.
 const TIGHT_KEYS: usize = 122_880;
 
-/// A workload as the options want it: a program, its events, and a baseline written for it alone.
-pub(crate) trait Case {
+/// What every workload makes of the options: a program and its events, and what both are made for.
+#[derive(Clone, Debug)]
+pub(crate) struct Made<E> {
+    pub(crate) parts: Parts,
+    pub(crate) events: E,
+    pub(crate) keys: usize,
+    pub(crate) seed: u64,
+    pub(crate) work: Work,
+}
+
+impl<E> Made<E> {
+    pub(crate) fn new(args: &Args, parts: Parts, events: E, work: Work) -> Made<E> {
+        Made { parts, events, keys: args.keys, seed: args.seed, work }
+    }
+
+    /// The workload's table number `at`.
+    pub(crate) fn table<'t>(&self, tables: &'t [Table], at: usize) -> &'t Table {
+        &tables[self.parts.tables[at].index()]
+    }
+}
+
+/// A workload as the options want it, and a baseline written for it alone.
+pub(crate) trait Case: Sized {
+    /// Its events.
+    type Events: Events;
     /// The baseline's state.
     type Baseline: Clone;
 
-    /// The program, with a source for each input.
-    fn program(&self) -> &Arc<Program>;
+    /// The workload that the options ask for.
+    fn new(args: &Args, given: Given<'_>, work: Work) -> Result<Self>;
 
-    /// Its input streams, by the number that events have them by.
-    fn inputs(&self) -> &[Input];
-
-    /// All events.
-    fn events(&self) -> &(impl Events + ?Sized);
+    /// What the options come to.
+    fn made(&self) -> &Made<Self::Events>;
 
     /// How many transactions they come to, those on what others have emitted included.
     fn transactions(&self) -> usize {
-        self.events().count()
+        self.made().events.count()
     }
 
     /// The parts of the run that have a shape of their own.
     fn phases(&self) -> Vec<PhaseShape> {
-        vec![PhaseShape { shape: BTreeMap::new(), events: self.events().count() }]
+        vec![PhaseShape { shape: BTreeMap::new(), events: self.made().events.count() }]
     }
 
+    /// Puts the rows in that are there before the first event.
+    fn fill(&self, _: &mut [Table]) {}
+
     /// The tables before the first event.
-    fn tables(&self) -> Vec<Table>;
+    fn tables(&self) -> Vec<Table> {
+        let Made { parts, keys, seed, .. } = self.made();
+        let mut tables = empty_tables(&parts.program, *keys, *seed);
+        self.fill(&mut tables);
+        tables
+    }
 
     /// The baseline before the first event.
     fn baseline(&self) -> Self::Baseline;
@@ -70,6 +99,34 @@ pub(crate) trait Case {
     fn details(&self, _: &Self::Baseline) -> Map<String, Value> {
         Map::new()
     }
+}
+
+/// Makes the workload that the options ask for, and runs it.
+pub(crate) fn of<C: Case>(
+    args: &Args,
+    given: Given<'_>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Report> {
+    let env = Env::real();
+    let case: C = made(args, &env, given, progress)?;
+    run(args, &env, &case, progress)
+}
+
+/// Makes the workload that the options ask for.
+pub(crate) fn made<C: Case>(
+    args: &Args,
+    env: &Env,
+    given: Given<'_>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<C> {
+    let case = C::new(args, given, Work::calibrated(env, args.udf_ns))?;
+    progress(&format!(
+        "{}: {} events over {} keys",
+        args.workload,
+        case.made().events.count(),
+        args.keys
+    ));
+    Ok(case)
 }
 
 /// A part of a run.
@@ -117,10 +174,11 @@ pub(crate) fn run<C: Case>(
     let shapes = case.phases();
     let counts: Vec<usize> = shapes.iter().map(|phase| phase.events).collect();
     let epochs = epochs(&counts, args.epoch());
-    let arrivals = Arrivals::of(case.events(), &epochs, case.inputs());
+    let Made { parts, events, .. } = case.made();
+    let arrivals = Arrivals::of(events, &epochs, &parts.inputs);
     let (tables, first) = (case.tables(), case.baseline());
 
-    let count = case.events().count();
+    let count = events.count();
     let rate = |ns: u64| count as f64 * 1e9 / ns.max(1) as f64;
     let mut measured = Measured::new(count, BASELINE);
     measured.baseline_ns_max = baseline_ns_max(args, case);
@@ -133,7 +191,7 @@ pub(crate) fn run<C: Case>(
         measured.baseline_rates.push(baseline_rate);
 
         let mut once = |how: How| -> Result<Done> {
-            let done = execute(env, case.program(), arrivals.cuts(), tables.clone(), how)?;
+            let done = execute(env, &parts.program, arrivals.cuts(), tables.clone(), how)?;
             measured.valid &= is_right(case, &done, verdicts, &after);
             if repeat == 1 && measured.state_hash.is_empty() {
                 measured.details = case.details(&after);

@@ -9,7 +9,7 @@ use tidemill_txn::Program;
 
 use crate::events::{cuts, epochs, Events};
 use crate::execute::{execute, state_hash, How};
-use crate::run::Case;
+use crate::run::{Case, Made};
 
 /// What fills the tables of the reference, which begins with empty ones: the workload's program with
 /// a stream and a handler for it, and that stream's rows but for the time.
@@ -20,10 +20,11 @@ const LONG_AGO: i64 = -(1 << 50);
 
 /// Asserts that tables and outputs are those of the reference; gives the number of aborts.
 pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option<Opening>) -> u64 {
-    let (events, inputs) = (case.events(), case.inputs());
+    let Made { parts, events, .. } = case.made();
+    let inputs = &parts.inputs;
     let epochs = epochs(&[events.count()], epoch);
     let cuts = cuts(events, &epochs, inputs);
-    let done = execute(&Env::real(), case.program(), cuts, case.tables(), How::SERIAL).unwrap();
+    let done = execute(&Env::real(), &parts.program, cuts, case.tables(), How::SERIAL).unwrap();
 
     let mut sources: Vec<Vec<InputRow>> = vec![Vec::new(); inputs.len()];
     for at in 0..events.count() {
@@ -31,7 +32,7 @@ pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option
         let values = row(&inputs[events.stream(at)].1, events.words(at));
         rows.push(InputRow { offset: rows.len() as u64, values });
     }
-    let (mut program, mut transactions) = ((**case.program()).clone(), case.transactions());
+    let (mut program, mut transactions) = ((*parts.program).clone(), case.transactions());
     if let Some(((with_opening, stream), rows)) = opening {
         let sources_of = std::mem::take(&mut program.sources);
         program = with_opening;

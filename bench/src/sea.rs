@@ -30,7 +30,7 @@ use tidemill_core::{Error, Result};
 
 use crate::args::Args;
 
-pub(crate) use run::run;
+pub(crate) use run::Exchange;
 
 /// How far windows go back when the options do not say.
 const WINDOW_US: i64 = 10_000;

@@ -28,7 +28,7 @@ mod tight;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use run::run;
+pub(crate) use run::Toll;
 
 /// From this speed on a report is not believed.
 const SPEED_END: i64 = 200;

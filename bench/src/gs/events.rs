@@ -9,7 +9,7 @@ use super::{Form, Windows, IMPOSSIBLE, WINDOW_KEYS};
 
 /// The events of a run, packed for the baseline.
 #[derive(Clone, Debug)]
-pub(super) struct Made {
+pub(crate) struct Made {
     length: usize,
     /// So many for each event; of one with a computed key the first counts.
     keys: Vec<u32>,

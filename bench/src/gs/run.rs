@@ -1,22 +1,14 @@
 //! GrepSum, ready to run.
 
-use std::sync::Arc;
-
 use serde_json::{json, Map};
 use tidemill_core::{Result, Value};
-use tidemill_env::Env;
 use tidemill_table::Table;
-use tidemill_txn::Program;
 
-use super::events::Made;
 use super::tight::Tight;
-use super::{program, record, Form};
+use super::{events, program, record, Form};
 use crate::args::Args;
-use crate::events::{Events, Input};
-use crate::execute::{empty_tables, fill, words, Verdicts};
-use crate::report::Report;
-use crate::run::{self, Case};
-use crate::shape::Parts;
+use crate::execute::{fill, words, Verdicts};
+use crate::run::{Case, Made};
 use crate::work::Work;
 use crate::Given;
 
@@ -24,51 +16,29 @@ use crate::Given;
 /// records are 16 MB.
 const TIGHT_NS: f64 = 5.0;
 
-/// Runs the workload.
-pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
-    let env = Env::real();
-    let case = GrepSum::new(args, given, Work::calibrated(&env, args.udf_ns))?;
-    progress(&format!("gs: {} events over {} keys", args.events(), args.keys));
-    run::run(args, &env, &case, progress)
-}
-
 /// The workload as the options want it.
-pub(super) struct GrepSum {
-    pub(super) parts: Parts,
-    pub(super) made: Made,
+pub(crate) struct GrepSum {
+    pub(super) made: Made<events::Made>,
     form: Form,
-    seed: u64,
-    work: Work,
-}
-
-impl GrepSum {
-    pub(super) fn new(args: &Args, given: Given<'_>, work: Work) -> Result<GrepSum> {
-        let form = Form::of(args)?;
-        let parts = program::program(args.program, form, given, work)?;
-        Ok(GrepSum { parts, made: Made::new(args, form), form, seed: args.seed, work })
-    }
 }
 
 impl Case for GrepSum {
+    type Events = events::Made;
     type Baseline = Tight;
 
-    fn program(&self) -> &Arc<Program> {
-        &self.parts.program
+    fn new(args: &Args, given: Given<'_>, work: Work) -> Result<GrepSum> {
+        let form = Form::of(args)?;
+        let parts = program::program(args.program, form, given, work)?;
+        Ok(GrepSum { made: Made::new(args, parts, events::Made::new(args, form), work), form })
     }
 
-    fn inputs(&self) -> &[Input] {
-        &self.parts.inputs
-    }
-
-    fn events(&self) -> &(impl Events + ?Sized) {
+    fn made(&self) -> &Made<events::Made> {
         &self.made
     }
 
-    fn tables(&self) -> Vec<Table> {
-        let mut tables = empty_tables(&self.parts.program, self.form.keys, self.seed);
-        let records = &mut tables[self.parts.tables[0].index()];
-        fill(records, self.form.keys, |key| record(key as u64).map(Value::Int));
-        tables
+    fn fill(&self, tables: &mut [Table]) {
+        let records = &mut tables[self.made.parts.tables[0].index()];
+        fill(records, self.made.keys, |key| record(key as u64).map(Value::Int));
     }
 
     fn baseline(&self) -> Tight {
@@ -76,7 +46,7 @@ impl Case for GrepSum {
     }
 
     fn run_baseline(&self, tight: &mut Tight) -> Verdicts {
-        tight.run(self.form, &self.made, self.work)
+        tight.run(self.form, &self.made.events, self.made.work)
     }
 
     fn details(&self, tight: &Tight) -> Map<String, serde_json::Value> {
@@ -90,7 +60,7 @@ impl Case for GrepSum {
 
     /// Every record is the baseline's.
     fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
-        let records = &tables[self.parts.tables[0].index()];
+        let records = self.made.table(tables, 0);
         let is_same = |key: u32| {
             let Some(found) = words(records, key) else { return false };
             found.iter().map(|word| *word as i64).eq(tight.get(key)[1..].iter().copied())

@@ -9,10 +9,8 @@ use super::*;
 use crate::args::ProgramKind;
 use crate::events::Events;
 use crate::keys::level;
-use crate::run::Case;
 use crate::same::{same_as_reference, Opening};
-use crate::work::Work;
-use crate::{run_json, shape, Given};
+use crate::{check, run_json, shape};
 
 /// GrepSum as an opaque function: what the Python program does.
 struct Function {
@@ -81,14 +79,11 @@ fn opaques(form: Form) -> Vec<Arc<dyn Opaque>> {
 }
 
 fn args(options: &str) -> Args {
-    Args::from_json(&format!(r#"{{"workload":"gs",{options}}}"#)).unwrap()
+    check::args("gs", options)
 }
 
 fn report(options: &str) -> serde_json::Value {
-    let given = opaques(Form::of(&args(options)).unwrap());
-    let json = format!(r#"{{"workload":"gs",{options}}}"#);
-    let text = run_json(&json, None, given, &mut |_| {}).unwrap();
-    serde_json::from_str(&text).unwrap()
+    check::report("gs", options, opaques(Form::of(&args(options)).unwrap()))
 }
 
 #[test]
@@ -103,27 +98,17 @@ fn all_programs_and_epochs_come_to_the_same() {
         r#""window":500,"window_every":7,"skew":0.5"#,
         r#""window":3,"window_every":20,"computed":0.2"#,
     ] {
-        let mut hashes = Vec::new();
         let programs = ["rust", "traced", "python"];
         let programs = if form.contains("computed") { &programs[1..] } else { &programs[..] };
-        for program in programs {
-            for epoch in [1, 100, 10_000] {
-                let report = report(&format!(
-                    r#"{form},"program":"{program}","epoch":{epoch},"events":2000,"keys":300,
-                       "abort":0.1,"repeat":1"#
-                ));
-                assert_eq!(report["valid"], true, "{report}");
-                hashes.push((report["state_hash"].clone(), report["output_hash"].clone()));
-            }
-        }
-        hashes.dedup();
-        assert_eq!(hashes.len(), 1, "{form}: {hashes:?}");
+        let options = format!(r#"{form},"events":2000,"keys":300,"abort":0.1,"repeat":1"#);
+        let given = || opaques(Form::of(&args(&options)).unwrap());
+        check::all_come_to_the_same("gs", programs, &options, given);
     }
 }
 
 /// The program with a stream that fills the records, and its rows.
 fn opening(case: &GrepSum, keys: usize) -> Opening {
-    let program = case.program();
+    let program = &case.made.parts.program;
     let spec = &program.tables[0];
     let names: Vec<&str> = spec.schema.columns.iter().map(|c| &*c.name).collect();
     let mut b = Builder::new("opening");
@@ -140,7 +125,7 @@ fn opening(case: &GrepSum, keys: usize) -> Opening {
         h.set(row, name, value);
     }
     h.done();
-    let with_opening = shape::with_opening(&case.parts, b.finish().unwrap()).unwrap();
+    let with_opening = shape::with_opening(&case.made.parts, b.finish().unwrap()).unwrap();
     (with_opening, (0..keys as u64).map(|key| record(key).map(Value::Int).to_vec()).collect())
 }
 
@@ -158,9 +143,7 @@ fn the_reference_comes_to_the_same() {
                 continue;
             }
             let args = Args { program, ..args.clone() };
-            let given = Given { program: None, opaques: opaques(Form::of(&args).unwrap()) };
-            let work = Work::calibrated(&tidemill_env::Env::real(), 0);
-            let case = GrepSum::new(&args, given, work).unwrap();
+            let case: GrepSum = check::case(&args, opaques(Form::of(&args).unwrap()));
             let opening = opening(&case, args.keys);
             assert!(same_as_reference(&case, 32, Some(opening)) > 0, "{form} {program:?}");
         }
@@ -189,7 +172,7 @@ fn extra_work_changes_nothing_but_time() {
 
 #[test]
 fn wrong_options_are_refused() {
-    for (options, want) in [
+    let cases = [
         (r#""length":0"#, "--length 0"),
         (r#""length":11"#, "1 to 10"),
         (r#""length":5,"keys":4"#, "--keys 4"),
@@ -202,11 +185,8 @@ fn wrong_options_are_refused() {
         (r#""dynamic":true"#, "--dynamic: gs has no such option"),
         (r#""source":"x""#, "--source: gs has no such option"),
         (r#""program":"python""#, "were not given"),
-    ] {
-        let json = format!(r#"{{"workload":"gs",{options}}}"#);
-        let text = run_json(&json, None, Vec::new(), &mut |_| {}).expect_err(options).to_string();
-        assert!(text.contains(want), "{options}: {text}");
-    }
+    ];
+    check::are_refused("gs", &cases);
     let other = r#"{"name":"x","tables":[],"streams":[],"sources":[],"handlers":[]}"#;
     let json = r#"{"workload":"gs","program":"traced"}"#;
     let text = run_json(json, Some(other), Vec::new(), &mut |_| {}).unwrap_err().to_string();

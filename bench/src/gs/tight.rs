@@ -29,7 +29,7 @@ impl Slot for Record {
 
 /// The baseline's table.
 #[derive(Clone, Debug)]
-pub(super) struct Tight {
+pub(crate) struct Tight {
     records: Slots<Record>,
     /// By key; empty where no windows are read.
     rings: Vec<Ring>,

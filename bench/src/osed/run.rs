@@ -1,23 +1,22 @@
 //! Online Social Event Detection, ready to run.
 
-use std::sync::Arc;
-
 use serde_json::{Map, Value as Json};
 use tidemill_core::digest::{streams_hash, RowsHash};
 use tidemill_core::{Batch, Error, Result, Value};
 use tidemill_env::Env;
 use tidemill_table::{row_hash, Table};
-use tidemill_txn::Program;
 
 use super::list::pack;
 use super::tight::Tight;
 use super::tweets::{Played, Tweets, FOLDER};
 use super::{found, program, window, WORDS};
 use crate::args::{Args, ProgramKind};
-use crate::events::{Events, Input};
-use crate::execute::{empty_tables, Verdicts};
+use crate::events::Events;
+use crate::execute::Verdicts;
 use crate::report::Report;
-use crate::run::{self, Case};
+use crate::run::{self, Case, Made};
+use crate::shape::Parts;
+use crate::work::Work;
 use crate::Given;
 
 /// Above this many nanoseconds a tweet the baseline is not tight.
@@ -30,28 +29,18 @@ const ROWS: usize = 1 << 16;
 /// Runs the workload.
 pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let env = Env::real();
-    if args.program != ProgramKind::Rust || given.program.is_some() {
-        return Err(Error::setting(format!(
-            "--program {}: osed is written in Rust only",
-            args.program.name()
-        )));
-    }
-    if args.udf_ns > 0 {
-        return Err(Error::setting("--udf-ns: osed has work enough of its own"));
-    }
-    let begun = env.clock.monotonic_ns();
-    let tweets = Tweets::read(&env, args.tweets.as_deref().unwrap_or(FOLDER))?;
-    let seconds = (env.clock.monotonic_ns() - begun) as f64 / 1e9;
-    for bad in tweets.dead.iter().take(DEAD_SHOWN) {
+    let case: Detection = run::made(args, &env, given, progress)?;
+    let Tweets { tweets, dead, .. } = &case.made.events.read;
+    for bad in dead.iter().take(DEAD_SHOWN) {
         progress(&format!("not a tweet: {}, row {}: {}", bad.origin, bad.offset, bad.reason));
     }
-    let (read, dead) = (tweets.tweets.len(), tweets.dead.len());
-    let rate = read as f64 / seconds;
-    let case = Detection::new(args, tweets)?;
+    let rate = tweets.len() as f64 / case.read_s;
     progress(&format!(
-        "osed: {} tweets in windows of {}; {read} were read and split into words, {rate:.0} a second, \
-         {dead} rows were none",
-        case.played.count, case.window,
+        "osed: windows of {} tweets; {} were read and split into words, {rate:.0} a second, {} rows \
+         were none",
+        case.window,
+        tweets.len(),
+        dead.len(),
     ));
     let mut report = run::run(args, &env, &case, progress)?;
     report.details.insert("tweets_read_per_s".into(), rate.into());
@@ -60,34 +49,25 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
 }
 
 /// The workload as the options want it.
-pub(super) struct Detection {
-    pub(super) program: Arc<Program>,
-    input: [Input; 1],
-    pub(super) played: Played,
+pub(crate) struct Detection {
+    pub(super) made: Made<Played>,
     pub(super) window: i64,
-    seed: u64,
+    /// Seconds that it took to read the tweets and to split them into words.
+    read_s: f64,
 }
 
 impl Detection {
-    pub(super) fn new(args: &Args, read: Tweets) -> Result<Detection> {
-        let window = window(args)?;
-        let (program, input) = program::program(window)?;
-        let count = args.events.unwrap_or(read.tweets.len());
-        let played = Played { read, count };
-        Ok(Detection { program: program.into(), input: [input], played, window, seed: args.seed })
-    }
-
     /// The windows that are complete.
     fn windows(&self) -> i64 {
-        self.played.count as i64 / self.window
+        self.made.events.count as i64 / self.window
     }
 
     /// The baseline's rows, table by table.
     fn rows(&self, tight: &Tight) -> [Vec<Vec<Value>>; 5] {
         let ints = |ints: &[i64]| ints.iter().copied().map(Value::Int).collect::<Vec<_>>();
         // A tweet's row is its event but for the time.
-        let tweet = |at: usize| ints(&self.played.words(at).skip(1).collect::<Vec<_>>());
-        let tweets = (0..self.played.count).map(tweet).collect();
+        let tweet = |at: usize| ints(&self.made.events.words(at).skip(1).collect::<Vec<_>>());
+        let tweets = (0..self.made.events.count).map(tweet).collect();
         let words = tight.words.iter().map(|word| {
             let mut row = ints(&[word.number, word.window, word.count, word.tweets]);
             row.extend([word.score, word.before].map(Value::Float));
@@ -112,28 +92,41 @@ impl Detection {
 }
 
 impl Case for Detection {
+    type Events = Played;
     type Baseline = Tight;
 
-    fn program(&self) -> &Arc<Program> {
-        &self.program
+    fn new(args: &Args, given: Given<'_>, work: Work) -> Result<Detection> {
+        if args.program != ProgramKind::Rust || given.program.is_some() {
+            return Err(Error::setting(format!(
+                "--program {}: osed is written in Rust only",
+                args.program.name()
+            )));
+        }
+        if args.udf_ns > 0 {
+            return Err(Error::setting("--udf-ns: osed has work enough of its own"));
+        }
+        let env = Env::real();
+        let begun = env.clock.monotonic_ns();
+        let read = Tweets::read(&env, args.tweets.as_deref().unwrap_or(FOLDER))?;
+        let read_s = (env.clock.monotonic_ns() - begun) as f64 / 1e9;
+        let window = window(args)?;
+        let (program, input) = program::program(window)?;
+        let parts = Parts { program: program.into(), tables: Vec::new(), inputs: vec![input] };
+        let count = args.events.unwrap_or(read.tweets.len());
+        // There is room for so many rows from the beginning.
+        let made =
+            Made { keys: count.min(ROWS), ..Made::new(args, parts, Played { read, count }, work) };
+        Ok(Detection { made, window, read_s })
     }
 
-    fn inputs(&self) -> &[Input] {
-        &self.input
-    }
-
-    fn events(&self) -> &(impl Events + ?Sized) {
-        &self.played
+    fn made(&self) -> &Made<Played> {
+        &self.made
     }
 
     /// Each tweet is registered, counted and weighed; each window is closed, its tweets are merged, and
     /// its events are selected.
     fn transactions(&self) -> usize {
-        3 * self.played.count + (self.windows() * (self.window + 2)) as usize
-    }
-
-    fn tables(&self) -> Vec<Table> {
-        empty_tables(&self.program, self.played.count.min(ROWS), self.seed)
+        3 * self.made.events.count + (self.windows() * (self.window + 2)) as usize
     }
 
     fn baseline(&self) -> Tight {
@@ -141,7 +134,7 @@ impl Case for Detection {
     }
 
     fn run_baseline(&self, tight: &mut Tight) -> Verdicts {
-        tight.run(&self.played, self.window);
+        tight.run(&self.made.events, self.window);
         Verdicts::default()
     }
 
@@ -181,7 +174,8 @@ impl Case for Detection {
             ("events", events.collect()),
         ];
         let hashes = streams.iter().filter(|(_, rows)| !rows.is_empty()).map(|(name, rows)| {
-            let stream = self.program.streams.iter().find(|stream| *stream.spec.name == **name);
+            let stream =
+                self.made.parts.program.streams.iter().find(|stream| *stream.spec.name == **name);
             let schema = stream.expect("the program has it").spec.schema.clone();
             let mut hash = RowsHash::default();
             hash.take(&Batch::from_rows(schema, rows.iter().map(Vec::as_slice)));
@@ -191,7 +185,7 @@ impl Case for Detection {
     }
 
     fn details(&self, tight: &Tight) -> Map<String, Json> {
-        let mut details = found::details(&self.played.read, tight, self.window);
+        let mut details = found::details(&self.made.events.read, tight, self.window);
         details.insert("words_max".into(), WORDS.into());
         details
     }

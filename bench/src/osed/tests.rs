@@ -2,11 +2,10 @@ use std::path::Path;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tidemill_env::Env;
 
 use super::run::Detection;
-use super::tweets::{Played, Tweets, FOLDER};
-use crate::args::Args;
+use super::tweets::{Played, FOLDER};
+use crate::check;
 use crate::run::Case;
 use crate::run_json;
 use crate::same::same_as_reference;
@@ -25,8 +24,8 @@ fn one_crisis() -> String {
 }
 
 fn case(options: &str) -> Detection {
-    let args = Args::from_json(&format!(r#"{{"workload":"osed",{options}}}"#)).unwrap();
-    Detection::new(&args, Tweets::read(&Env::real(), &one_crisis()).unwrap()).unwrap()
+    let options = format!(r#"{options},"tweets":"{}""#, one_crisis());
+    check::case(&check::args("osed", &options), Vec::new())
 }
 
 #[test]
@@ -62,7 +61,7 @@ fn clusters_are_those_of_all_similarities() {
     let case = case(r#""events":700,"window":50"#);
     let mut tight = case.baseline();
     case.run_baseline(&mut tight);
-    let (window, played) = (case.window, &case.played);
+    let (window, played) = (case.window, &case.made.events);
     let merges = merges(played, window);
     assert_eq!(tight.merges.len(), merges.len());
     for (found, want) in tight.merges.iter().zip(&merges) {

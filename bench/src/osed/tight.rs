@@ -49,7 +49,7 @@ pub(super) struct Found {
 
 /// The baseline's tables and outputs.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tight {
+pub(crate) struct Tight {
     places: HashMap<i64, u32, FixedState>,
     pub(super) words: Vec<Word>,
     pub(super) clusters: Vec<Cluster>,

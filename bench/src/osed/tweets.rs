@@ -155,7 +155,7 @@ impl Tweets {
 }
 
 /// Tweets as the events of a run: from the first again behind the last.
-pub(super) struct Played {
+pub(crate) struct Played {
     pub(super) read: Tweets,
     pub(super) count: usize,
 }

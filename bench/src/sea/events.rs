@@ -14,7 +14,7 @@ const PRICE_MAX: u64 = 10_000;
 
 /// A quote or a trade, packed for the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tuple {
+pub(crate) struct Tuple {
     pub(super) user: u32,
     pub(super) stock: u16,
     pub(super) price: u16,
@@ -45,7 +45,7 @@ pub(super) fn generate(args: &Args) -> Vec<Tuple> {
     (0..args.events()).map(tuple).collect()
 }
 
-impl Events for [Tuple] {
+impl Events for Vec<Tuple> {
     fn count(&self) -> usize {
         self.len()
     }

@@ -7,10 +7,9 @@ use super::program::NOTHING;
 use super::run::Exchange;
 use super::*;
 use crate::args::ProgramKind;
+use crate::check;
 use crate::run::Case;
 use crate::same::same_as_reference;
-use crate::work::Work;
-use crate::{run_json, Given};
 
 /// A handler as an opaque function: what the Python program does.
 struct Function {
@@ -55,34 +54,22 @@ fn opaques(size_us: i64) -> Vec<Arc<dyn Opaque>> {
 }
 
 fn args(options: &str) -> Args {
-    Args::from_json(&format!(r#"{{"workload":"sea",{options}}}"#)).unwrap()
+    check::args("sea", options)
 }
 
 fn case(args: &Args) -> Exchange {
-    let given = Given { program: None, opaques: opaques(window_us(args).unwrap()) };
-    Exchange::new(args, given, Work::calibrated(&tidemill_env::Env::real(), 0)).unwrap()
+    check::case(args, opaques(window_us(args).unwrap()))
 }
 
 #[test]
 fn all_programs_and_epochs_come_to_the_same() {
     for form in [r#""window":500"#, r#""window":40,"skew":0.9"#, r#""overlap":0.5"#] {
-        let mut hashes = Vec::new();
-        for program in ["rust", "traced", "python"] {
-            for epoch in [1, 100, 10_000] {
-                let json = format!(
-                    r#"{{"workload":"sea",{form},"program":"{program}","epoch":{epoch},
-                        "events":3000,"keys":50,"abort":0.1,"repeat":1}}"#
-                );
-                let given = opaques(window_us(&Args::from_json(&json).unwrap()).unwrap());
-                let text = run_json(&json, None, given, &mut |_| {}).unwrap();
-                let report: serde_json::Value = serde_json::from_str(&text).unwrap();
-                assert_eq!(report["valid"], true, "{report}");
-                assert!(report["window_versions"].as_f64().unwrap() > 2.0, "{report}");
-                hashes.push((report["state_hash"].clone(), report["output_hash"].clone()));
-            }
+        let options = format!(r#"{form},"events":3000,"keys":50,"abort":0.1,"repeat":1"#);
+        let given = || opaques(window_us(&args(&options)).unwrap());
+        let programs = ["rust", "traced", "python"];
+        for report in check::all_come_to_the_same("sea", &programs, &options, given) {
+            assert!(report["window_versions"].as_f64().unwrap() > 2.0, "{report}");
         }
-        hashes.dedup();
-        assert_eq!(hashes.len(), 1, "{form}: {hashes:?}");
     }
 }
 
@@ -102,12 +89,13 @@ fn rates_are_those_of_all_tuples_in_the_window() {
     let mut tight = case.baseline();
     case.run_baseline(&mut tight);
     for user in 0..20 {
-        let of_user = |at: &usize| case.events[*at].user == user && case.events[*at].amount > 0;
+        let of_user =
+            |at: &usize| case.made.events[*at].user == user && case.made.events[*at].amount > 0;
         let (mut last, mut joins) = (0.0, 0);
-        for now in (0..case.events.len()).filter(of_user) {
+        for now in (0..case.made.events.len()).filter(of_user) {
             let sum = |side: usize| -> i64 {
                 let window = (now + 1).saturating_sub(case.size_us as usize)..=now;
-                let own = window.filter(of_user).map(|at| case.events[at]);
+                let own = window.filter(of_user).map(|at| case.made.events[at]);
                 own.filter(|tuple| usize::from(tuple.side) == side).map(|tuple| tuple.value()).sum()
             };
             let (quoted, traded) = (sum(QUOTES), sum(TRADES));
@@ -124,14 +112,11 @@ fn rates_are_those_of_all_tuples_in_the_window() {
 
 #[test]
 fn wrong_options_are_refused() {
-    for (options, want) in [
+    let cases = [
         (r#""window":0"#, "--window 0"),
         (r#""window":1000001"#, "1 to 1000000"),
         (r#""length":2"#, "--length: sea has no such option"),
         (r#""program":"python""#, "not written in Python"),
-    ] {
-        let json = format!(r#"{{"workload":"sea",{options}}}"#);
-        let text = run_json(&json, None, Vec::new(), &mut |_| {}).expect_err(options).to_string();
-        assert!(text.contains(want), "{options}: {text}");
-    }
+    ];
+    check::are_refused("sea", &cases);
 }

@@ -35,7 +35,7 @@ impl Slot for User {
 
 /// The baseline's table.
 #[derive(Clone, Debug)]
-pub(super) struct Tight {
+pub(crate) struct Tight {
     users: Slots<User>,
     windows: Vec<[Ring; 2]>,
     /// The tuples in the windows of all joins.

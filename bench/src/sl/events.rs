@@ -52,7 +52,7 @@ fn event(mix: &Mix, accounts: &mut Keys, assets: &mut Keys, rng: &mut Rng) -> Ev
     Event { account, asset, to_account, to_asset, amount }
 }
 
-impl Events for [Event] {
+impl Events for Vec<Event> {
     fn count(&self) -> usize {
         self.len()
     }

@@ -11,7 +11,7 @@ use super::*;
 use crate::args::{Args, ProgramKind};
 use crate::same::same_as_reference;
 use crate::work::Work;
-use crate::{run_json, Given};
+use crate::{check, run_json, Given};
 
 /// The ledger as an opaque function: what the Python program does.
 enum Function {
@@ -64,26 +64,13 @@ fn opaques() -> Vec<Arc<dyn Opaque>> {
 }
 
 fn report(options: &str) -> serde_json::Value {
-    let json = format!(r#"{{"workload":"sl",{options}}}"#);
-    let text = run_json(&json, None, opaques(), &mut |_| {}).unwrap();
-    serde_json::from_str(&text).unwrap()
+    check::report("sl", options, opaques())
 }
 
 #[test]
 fn all_programs_and_epochs_come_to_the_same() {
-    let mut hashes = Vec::new();
-    for program in ["rust", "traced", "python"] {
-        for epoch in [1, 100, 10_000] {
-            let report = report(&format!(
-                r#""program":"{program}","epoch":{epoch},"events":4000,"keys":300,"skew":0.8,
-                   "abort":0.1,"repeat":2"#
-            ));
-            assert_eq!(report["valid"], true, "{report}");
-            hashes.push((report["state_hash"].clone(), report["output_hash"].clone()));
-        }
-    }
-    hashes.dedup();
-    assert_eq!(hashes.len(), 1, "{hashes:?}");
+    let options = r#""events":4000,"keys":300,"skew":0.8,"abort":0.1,"repeat":2"#;
+    check::all_come_to_the_same("sl", &["rust", "traced", "python"], options, opaques);
 }
 
 #[test]
@@ -142,7 +129,12 @@ fn wrong_options_are_refused() {
 
 #[test]
 fn a_program_given_as_json_is_taken() {
-    let ledger = program::ledger(ProgramKind::Traced, Given::default(), no_work()).unwrap();
+    let ledger = program::ledger(
+        ProgramKind::Traced,
+        Given::default(),
+        Work::calibrated(&tidemill_env::Env::real(), 0),
+    )
+    .unwrap();
     let json = serde_json::to_string(&*ledger.program).unwrap();
     let options = r#"{"workload":"sl","program":"traced","events":500,"keys":20,"repeat":1}"#;
     let run = |program| run_json(options, program, Vec::new(), &mut |_| {}).unwrap();
@@ -153,20 +145,14 @@ fn a_program_given_as_json_is_taken() {
     assert_eq!(hashes(run(Some(&json))), hashes(run(None)));
 }
 
-fn no_work() -> Work {
-    Work::calibrated(&tidemill_env::Env::real(), 0)
-}
-
 #[test]
 fn the_reference_comes_to_the_same() {
-    let json = r#"{"workload":"sl","events":300,"keys":12,"skew":0.5,"abort":0.2,"epoch":32}"#;
-    let args = Args::from_json(json).unwrap();
+    let args = check::args("sl", r#""events":300,"keys":12,"skew":0.5,"abort":0.2,"epoch":32"#);
     for program in [ProgramKind::Rust, ProgramKind::Traced, ProgramKind::Python] {
         let args = Args { program, ..args.clone() };
-        let given = Given { program: None, opaques: opaques() };
-        let ledger = Ledger::new(&args, given, no_work()).unwrap();
+        let ledger: Ledger = check::case(&args, opaques());
         let rows = (0..args.keys as i64).map(|key| vec![Value::Int(key), Value::Int(BALANCE)]);
-        let opening = (program::with_openings(&ledger.parts).unwrap(), rows.collect());
+        let opening = (program::with_openings(&ledger.made.parts).unwrap(), rows.collect());
         assert!(same_as_reference(&ledger, args.epoch(), Some(opening)) > 0, "{program:?}");
     }
 }
@@ -185,9 +171,8 @@ fn phases_are_told_apart() {
         assert!(phase["ran"]["serial"].as_u64().unwrap() > 0);
     }
     for refused in [r#""skew":0.5"#, r#""abort":0.5"#, r#""events":12"#] {
-        let json = format!(r#"{{"workload":"sl","dynamic":true,{refused}}}"#);
-        let text = run_json(&json, None, Vec::new(), &mut |_| {}).unwrap_err().to_string();
-        assert!(text.contains("--dynamic"), "{text}");
+        let options = format!(r#""dynamic":true,{refused}"#);
+        check::are_refused("sl", &[(&options, "--dynamic")]);
     }
 }
 
@@ -225,11 +210,7 @@ fn from_files_to_files_it_comes_to_the_same() {
         assert_eq!(sink, names.map(|name| format!("{name}.{out}")), "{program}");
     }
     // Other events than those in the files are found out.
-    let json = format!(
-        r#"{{"workload":"sl",{made},"repeat":1,"seed":43,"source":"{}"}}"#,
-        at("sl.parquet")
-    );
-    let text = run_json(&json, None, Vec::new(), &mut |_| {}).unwrap();
-    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let path = at("sl.parquet");
+    let report = report(&format!(r#"{made},"repeat":1,"seed":43,"source":"{path}""#));
     assert_eq!(report["valid"], false);
 }

@@ -22,10 +22,10 @@ use super::run::Ledger;
 use super::tight::Tight;
 use super::BALANCE;
 use crate::args::Args;
-use crate::events::{self, epochs, Events, Side};
+use crate::events::{cuts, epochs, Events, Side};
 use crate::execute::{execute, state_hash, How};
 use crate::report::{Measured, Report};
-use crate::run::{baseline_ns_max, is_right, total_ns, Case, BASELINE};
+use crate::run::{baseline_ns_max, is_right, total_ns, Case, Made, BASELINE};
 use crate::shape::Parts;
 
 /// Rows that are written at a time.
@@ -50,15 +50,14 @@ fn file_of(path: &str, stream: &str) -> Result<PathBuf> {
 /// Writes the events to files, and the openings of the tables.
 pub(crate) fn write(
     env: &Env,
-    ledger: &Parts,
-    events: &[Event],
-    keys: usize,
+    made: &Made<Vec<Event>>,
     path: &str,
     progress: &mut dyn FnMut(&str),
 ) -> Result<()> {
-    let (program, openings) = with_openings(ledger)?;
+    let Made { parts, events, keys, .. } = made;
+    let (program, openings) = with_openings(parts)?;
     let schema = &program.streams[openings.index()].spec.schema;
-    let rows = (0..keys as i64).map(|key| [key - keys as i64, key, BALANCE]);
+    let rows = (0..*keys as i64).map(|key| [key - *keys as i64, key, BALANCE]);
     let rows: Vec<[i64; 3]> = rows.collect();
     let filled = rows.chunks(ROWS).map(|rows| {
         let mut builder = tidemill_core::BatchBuilder::new(schema.clone());
@@ -70,7 +69,7 @@ pub(crate) fn write(
         builder.finish()
     });
     write_stream(env, &file_of(path, OPENINGS.0)?, filled)?;
-    for (number, input) in ledger.inputs.iter().enumerate() {
+    for (number, input) in parts.inputs.iter().enumerate() {
         let mut of_stream = (0..events.count()).filter(|at| events.stream(*at) == number);
         let mut side = Side::new(input);
         let mut ended = false;
@@ -116,13 +115,14 @@ pub(crate) fn run(
     if !args.prefetches() {
         return Err(Error::setting("--strategy serial-noprefetch: the engine always prefetches"));
     }
-    let (ledger, count) = (&case.parts, case.events.len());
+    let Made { parts: ledger, events, .. } = case.made();
+    let count = events.len();
     let spec = app(args, ledger, path)?;
     let mut after = case.baseline();
     let verdicts = case.run_baseline(&mut after);
     // The same events in memory: outputs, and every balance against the loop's.
     let epochs = epochs(&[count], args.epoch());
-    let cuts = events::cuts(&case.events[..], &epochs, &ledger.inputs);
+    let cuts = cuts(events, &epochs, &ledger.inputs);
     let done = execute(env, &ledger.program, cuts, case.tables(), How::SERIAL)?;
     let mut measured = Measured::new(args.events(), BASELINE);
     measured.baseline_ns_max = baseline_ns_max(args, case);

@@ -9,7 +9,7 @@ use super::{bit, SPEED_END};
 
 /// A report, packed for the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Event {
+pub(crate) struct Event {
     pub(super) segment: u32,
     pub(super) vehicle: u16,
     pub(super) speed: u16,
@@ -29,7 +29,7 @@ pub(super) fn generate(args: &Args) -> Vec<Event> {
     (0..args.events()).map(event).collect()
 }
 
-impl Events for [Event] {
+impl Events for Vec<Event> {
     fn count(&self) -> usize {
         self.len()
     }

@@ -1,77 +1,44 @@
 //! Toll Processing, ready to run.
 
-use std::sync::Arc;
-
 use tidemill_core::Result;
-use tidemill_env::Env;
 use tidemill_table::Table;
-use tidemill_txn::Program;
 
 use super::events::{self, Event};
 use super::program::{self, SPEEDS, VEHICLES};
 use super::tight::Tight;
 use crate::args::Args;
-use crate::events::{Events, Input};
-use crate::execute::{empty_tables, words, Verdicts};
-use crate::report::Report;
-use crate::run::{self, Case};
-use crate::shape::Parts;
+use crate::execute::{words, Verdicts};
+use crate::run::{Case, Made};
 use crate::work::Work;
 use crate::Given;
 
 /// Above this many nanoseconds a transaction the baseline is not tight.
 const TIGHT_NS: f64 = 10.0;
 
-/// Runs the workload.
-pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
-    let env = Env::real();
-    let case = Toll::new(args, given, Work::calibrated(&env, args.udf_ns))?;
-    progress(&format!("tp: {} events over {} keys", args.events(), args.keys));
-    run::run(args, &env, &case, progress)
-}
-
 /// The workload as the options want it.
-pub(super) struct Toll {
-    pub(super) parts: Parts,
-    pub(super) events: Vec<Event>,
-    keys: usize,
-    seed: u64,
-    work: Work,
-}
-
-impl Toll {
-    pub(super) fn new(args: &Args, given: Given<'_>, work: Work) -> Result<Toll> {
-        let parts = program::program(args.program, given, work)?;
-        let events = events::generate(args);
-        Ok(Toll { parts, events, keys: args.keys, seed: args.seed, work })
-    }
+pub(crate) struct Toll {
+    made: Made<Vec<Event>>,
 }
 
 impl Case for Toll {
+    type Events = Vec<Event>;
     type Baseline = Tight;
 
-    fn program(&self) -> &Arc<Program> {
-        &self.parts.program
+    fn new(args: &Args, given: Given<'_>, work: Work) -> Result<Toll> {
+        let parts = program::program(args.program, given, work)?;
+        Ok(Toll { made: Made::new(args, parts, events::generate(args), work) })
     }
 
-    fn inputs(&self) -> &[Input] {
-        &self.parts.inputs
-    }
-
-    fn events(&self) -> &(impl Events + ?Sized) {
-        &self.events[..]
-    }
-
-    fn tables(&self) -> Vec<Table> {
-        empty_tables(&self.parts.program, self.keys, self.seed)
+    fn made(&self) -> &Made<Vec<Event>> {
+        &self.made
     }
 
     fn baseline(&self) -> Tight {
-        Tight::new(self.keys)
+        Tight::new(self.made.keys)
     }
 
     fn run_baseline(&self, tight: &mut Tight) -> Verdicts {
-        tight.run(&self.events, self.work)
+        tight.run(&self.made.events, self.made.work)
     }
 
     fn baseline_ns_max(&self) -> f64 {
@@ -80,7 +47,7 @@ impl Case for Toll {
 
     /// Every segment that was reported is as in the baseline, and there are no others.
     fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
-        let table = |at: usize| &tables[self.parts.tables[at].index()];
+        let table = |at: usize| self.made.table(tables, at);
         let (speeds, vehicles) = (table(SPEEDS), table(VEHICLES));
         let is_same = |key: u32| {
             let want = tight.get(key);
@@ -94,6 +61,6 @@ impl Case for Toll {
                 }
             }
         };
-        speeds.len() == vehicles.len() && (0..self.keys as u32).all(is_same)
+        speeds.len() == vehicles.len() && (0..self.made.keys as u32).all(is_same)
     }
 }

@@ -7,9 +7,8 @@ use super::program::FAST;
 use super::run::Toll;
 use super::*;
 use crate::args::{Args, ProgramKind};
+use crate::check;
 use crate::same::same_as_reference;
-use crate::work::Work;
-use crate::{run_json, Given};
 
 /// Toll Processing as an opaque function: what the Python program does.
 struct Function;
@@ -49,38 +48,17 @@ fn opaques() -> Vec<Arc<dyn Opaque>> {
     vec![Arc::new(Function)]
 }
 
-fn report(options: &str) -> serde_json::Value {
-    let json = format!(r#"{{"workload":"tp",{options}}}"#);
-    let text = run_json(&json, None, opaques(), &mut |_| {}).unwrap();
-    serde_json::from_str(&text).unwrap()
-}
-
 #[test]
 fn all_programs_and_epochs_come_to_the_same() {
-    let mut hashes = Vec::new();
-    for program in ["rust", "traced", "python"] {
-        for epoch in [1, 100, 10_000] {
-            let report = report(&format!(
-                r#""program":"{program}","epoch":{epoch},"events":4000,"keys":300,"skew":0.8,
-                   "overlap":0.2,"abort":0.1,"repeat":2"#
-            ));
-            assert_eq!(report["valid"], true, "{report}");
-            hashes.push((report["state_hash"].clone(), report["output_hash"].clone()));
-        }
-    }
-    hashes.dedup();
-    assert_eq!(hashes.len(), 1, "{hashes:?}");
+    let options = r#""events":4000,"keys":300,"skew":0.8,"overlap":0.2,"abort":0.1,"repeat":2"#;
+    check::all_come_to_the_same("tp", &["rust", "traced", "python"], options, opaques);
 }
 
 #[test]
 fn the_reference_comes_to_the_same() {
-    let json = r#"{"workload":"tp","events":600,"keys":5,"skew":0.5,"abort":0.2,"epoch":32}"#;
-    let args = Args::from_json(json).unwrap();
+    let args = check::args("tp", r#""events":600,"keys":5,"skew":0.5,"abort":0.2,"epoch":32"#);
     for program in [ProgramKind::Rust, ProgramKind::Traced, ProgramKind::Python] {
-        let args = Args { program, ..args.clone() };
-        let given = Given { program: None, opaques: opaques() };
-        let work = Work::calibrated(&tidemill_env::Env::real(), 0);
-        let case = Toll::new(&args, given, work).unwrap();
+        let case: Toll = check::case(&Args { program, ..args.clone() }, opaques());
         assert!(same_as_reference(&case, 32, None) > 0, "{program:?}");
     }
 }
@@ -98,13 +76,10 @@ fn the_mean_begins_with_the_first_speed() {
 
 #[test]
 fn wrong_options_are_refused() {
-    for (options, want) in [
+    let cases = [
         (r#""length":2"#, "--length: tp has no such option"),
         (r#""acyclic":true"#, "--acyclic: tp has no such option"),
         (r#""program":"python""#, "was not given"),
-    ] {
-        let json = format!(r#"{{"workload":"tp",{options}}}"#);
-        let text = run_json(&json, None, Vec::new(), &mut |_| {}).expect_err(options).to_string();
-        assert!(text.contains(want), "{options}: {text}");
-    }
+    ];
+    check::are_refused("tp", &cases);
 }

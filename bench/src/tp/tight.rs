@@ -32,7 +32,7 @@ impl Slot for Segment {
 
 /// The baseline's table.
 #[derive(Clone, Debug)]
-pub(super) struct Tight(Slots<Segment>);
+pub(crate) struct Tight(Slots<Segment>);
 
 impl Tight {
     pub(super) fn new(keys: usize) -> Tight {
