@@ -113,6 +113,9 @@ pub struct Args {
     /// Events of a run; [`DEFAULT_EVENTS`] when absent, of recorded ones all that there are.
     #[serde(default)]
     pub events: Option<usize>,
+    /// Events, in whole epochs, that the engine executes before its time counts.
+    #[serde(default)]
+    pub warm_up: usize,
     /// Events and tables are a function of it.
     #[serde(default = "default_seed")]
     pub seed: u64,
@@ -259,6 +262,7 @@ impl Args {
             ("batch", self.batch.is_some()),
             ("rate", self.rate.is_some()),
             ("compare", !self.compare.is_empty()),
+            ("warm-up", self.warm_up != 0),
             ("tweets", self.tweets.is_some()),
             ("source", self.source.is_some()),
             ("write-source", self.write_source.is_some()),
@@ -283,6 +287,9 @@ impl Args {
         }
         if self.processes != 1 {
             return wrong(format!("--processes {}: only 1 is possible so far", self.processes));
+        }
+        if self.warm_up > 0 && (self.dynamic || self.source.is_some()) {
+            return wrong(format!("--warm-up {}: phases and files count in full", self.warm_up));
         }
         let counts = [("epoch", self.epoch()), ("events", self.events()), ("repeat", self.repeat)];
         for (name, count) in counts {

@@ -94,7 +94,7 @@ pub const WORKLOADS: &[Workload] = &[
     Workload {
         name: "sl",
         about: "Streaming Ledger: deposits and transfers over accounts and assets",
-        options: &["deposits", "overlap", "dynamic", "compare", "source", "write-source"],
+        options: &["deposits", "overlap", "dynamic", "compare", "warm-up", "source", "write-source"],
         run: sl::run,
     },
     Workload {
@@ -107,6 +107,7 @@ pub const WORKLOADS: &[Workload] = &[
             "average",
             "computed",
             "compare",
+            "warm-up",
             "window",
             "window-every",
         ],
@@ -115,7 +116,7 @@ pub const WORKLOADS: &[Workload] = &[
     Workload {
         name: "tp",
         about: "Toll Processing: the mean speed of road segments and the vehicles seen there",
-        options: &["overlap", "compare"],
+        options: &["overlap", "compare", "warm-up"],
         run: run::of::<tp::Toll>,
     },
     Workload {

@@ -1,9 +1,10 @@
 //! Runs in memory: the engine and the baseline in turn, and what they come to.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde_json::{Map, Value};
-use tidemill_core::Result;
+use tidemill_core::{Error, Result};
 use tidemill_env::Env;
 use tidemill_table::Table;
 use tidemill_txn::execute::Timing;
@@ -179,7 +180,9 @@ pub(crate) fn run<C: Case>(
     let (tables, first) = (case.tables(), case.baseline());
 
     let count = events.count();
-    let rate = |ns: u64| count as f64 * 1e9 / ns.max(1) as f64;
+    let cold = cold_epochs(args, &epochs)?;
+    let timed = epochs[cold..].iter().map(|(_, events)| events.len()).sum::<usize>();
+    let rate = |count: usize, ns: u64| count as f64 * 1e9 / ns.max(1) as f64;
     let mut measured = Measured::new(count, BASELINE);
     measured.baseline_ns_max = baseline_ns_max(args, case);
     let (mut runs, mut serial_runs) = (Vec::new(), Vec::new());
@@ -187,11 +190,12 @@ pub(crate) fn run<C: Case>(
         let mut after = first.clone();
         let begun = env.clock.monotonic_ns();
         let verdicts = case.run_baseline(&mut after);
-        let baseline_rate = rate(env.clock.monotonic_ns() - begun);
+        let baseline_rate = rate(count, env.clock.monotonic_ns() - begun);
         measured.baseline_rates.push(baseline_rate);
 
         let mut once = |how: How| -> Result<Done> {
-            let done = execute(env, &parts.program, arrivals.cuts(), tables.clone(), how)?;
+            let mut done = execute(env, &parts.program, arrivals.cuts(), tables.clone(), how)?;
+            done.epochs.drain(..cold);
             measured.valid &= is_right(case, &done, verdicts, &after);
             if repeat == 1 && measured.state_hash.is_empty() {
                 measured.details = case.details(&after);
@@ -204,15 +208,15 @@ pub(crate) fn run<C: Case>(
         };
         if how != How::SERIAL {
             let done = once(How::SERIAL)?;
-            measured.serial_rates.push(rate(total_ns(&done.epochs)));
+            measured.serial_rates.push(rate(timed, total_ns(&done.epochs)));
             serial_runs.push(done.epochs);
         }
         let done = once(how)?;
-        let engine_rate = rate(total_ns(&done.epochs));
+        let engine_rate = rate(timed, total_ns(&done.epochs));
         measured.rates.push(engine_rate);
         runs.push(done.epochs);
         for other in &others {
-            let other_rate = rate(total_ns(&once(*other)?.epochs));
+            let other_rate = rate(timed, total_ns(&once(*other)?.epochs));
             let name = other.strategy.to_string();
             measured.compared.entry(name).or_default().push(other_rate);
         }
@@ -224,7 +228,7 @@ pub(crate) fn run<C: Case>(
         ));
     }
     measured.ran = ran(runs.iter().flatten().copied());
-    measured.spent_ns = spent_ns(runs.iter().flatten(), count * args.repeat);
+    measured.spent_ns = spent_ns(runs.iter().flatten(), timed * args.repeat);
     if shapes.len() > 1 {
         let phase_of: Vec<usize> = epochs.iter().map(|(phase, _)| *phase).collect();
         let phases = shapes.into_iter().enumerate();
@@ -232,6 +236,16 @@ pub(crate) fn run<C: Case>(
         measured.phases = phases.map(phase).collect();
     }
     Ok(Report::of(args, measured))
+}
+
+/// How many epochs come before those whose time counts.
+fn cold_epochs(args: &Args, epochs: &[(usize, Range<usize>)]) -> Result<usize> {
+    let cold = args.warm_up.div_ceil(args.epoch());
+    if cold < epochs.len() {
+        return Ok(cold);
+    }
+    let what = format!("--warm-up {}: no epoch would be left to be measured", args.warm_up);
+    Err(Error::setting(what).help("give fewer than --events"))
 }
 
 pub(crate) fn total_ns(epochs: &[EpochDone]) -> u64 {

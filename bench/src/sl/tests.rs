@@ -177,6 +177,18 @@ fn phases_are_told_apart() {
 }
 
 #[test]
+fn epochs_that_warm_up_are_executed_but_not_counted() {
+    let all = report(r#""events":2600,"keys":200,"repeat":1,"epoch":100"#);
+    let some = report(r#""events":2600,"keys":200,"repeat":1,"epoch":100,"warm_up":950"#);
+    assert_eq!([&all["ran"]["serial"], &some["ran"]["serial"]], [26, 16]);
+    for same in ["state_hash", "output_hash", "valid"] {
+        assert_eq!(all[same], some[same], "{same}");
+    }
+    let refused = [r#""events":100,"warm_up":100"#, r#""dynamic":true,"warm_up":1"#];
+    check::are_refused("sl", &refused.map(|options| (options, "--warm-up")));
+}
+
+#[test]
 fn from_files_to_files_it_comes_to_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();

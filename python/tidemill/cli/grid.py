@@ -37,7 +37,7 @@ CELLS: Mapping[str, Mapping[str, Sequence[float]]] = {
 OWN: Mapping[str, Mapping[str, Sequence[float]]] = {"gs": {"length": (2, 10)}}
 #: Options that hold for all cells.
 FIXED = (
-    *("threads", "keys", "seed", "events", "repeat"),
+    *("threads", "keys", "seed", "events", "warm_up", "repeat"),
     *("length", "overlap", "deposits", "computed", "acyclic", "average"),
 )
 #: A strategy that is so many times slower than serial execution is not measured again.
@@ -60,8 +60,9 @@ def cells(workload: str, size: str, given: Mapping[str, Any]) -> list[dict[str, 
     for values in itertools.product(*axes.values()):
         cell: dict[str, Any] = {"version": __version__, "workload": workload}
         cell |= {"threads": 2, "repeat": 3, **given, **dict(zip(axes, values, strict=True))}
-        # Few epochs would show what the adaptive strategy tries, and not what it settles on.
-        cell.setdefault("events", max(200_000, 8 * cell["epoch"]))
+        # In its first epochs the adaptive strategy finds out what there is, and memory is new to all.
+        cell.setdefault("events", max(300_000, 12 * cell["epoch"]))
+        cell.setdefault("warm_up", cell["events"] // 3)
         made.append(cell)
     return made
 
@@ -74,7 +75,7 @@ def key(cell: Mapping[str, Any]) -> str:
 def measure(cell: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """What the cell comes to."""
     options = {name: value for name, value in cell.items() if name != "version"}
-    few = {"events": max(1, cell["events"] // 4), "repeat": 1}
+    few = {"events": max(1, cell["events"] // 4), "warm_up": 0, "repeat": 1}
     quick = run({**options, **few, "strategy": "serial", "compare": "all"})
     rates = {name: runs[0] for name, runs in strategies(quick).items()}
     serial = rates["serial"]

@@ -36,6 +36,21 @@ use crate::pool::Pool;
 const SHARE_MIN: usize = 32;
 const SHARE_MAX: usize = 1024;
 
+/// A transaction that takes so many nanoseconds is dear: when one is put off, the others wait for it
+/// longer than for one another.
+const DEAR_NS: u64 = 300;
+
+/// How long shares are to be after those of an epoch, of which this share was put off. Those of short
+/// rounds meet less often, those of long ones wait less often for one another.
+fn share_after(share: usize, put_off: f64, each_ns: u64) -> usize {
+    let (few, many) = if each_ns < DEAR_NS { (0.02, 0.05) } else { (0.01, 0.02) };
+    match put_off {
+        off if off > many => (share / 2).max(SHARE_MIN),
+        off if off < few => (share * 2).min(SHARE_MAX),
+        _ => share,
+    }
+}
+
 /// Executes epochs in rounds.
 pub(super) struct Rounds {
     in_place: InPlace,
@@ -134,12 +149,8 @@ impl Rounds {
             finish: executed - all,
             merge: pool.now_ns() - executed,
         };
-        // Short rounds meet less often, long ones wait less often for one another.
-        self.share = match put_off as f64 / transactions.max(1) as f64 {
-            many if many > 0.05 => (share / 2).max(SHARE_MIN),
-            few if few < 0.02 => (share * 2).min(SHARE_MAX),
-            _ => share,
-        };
+        let each_ns = (self.timing.execute.saturating_sub(first.wait_ns)) / first.executed.max(1);
+        self.share = share_after(share, put_off as f64 / transactions.max(1) as f64, each_ns);
         self.balance();
         outcome.seq = before + transactions as Seq;
         Ok(outcome)
