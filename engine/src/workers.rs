@@ -183,3 +183,61 @@ impl Drop for Workers {
         lock(&self.handles).drain(..).for_each(|thread| drop(thread.join()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workers(threads: usize) -> Workers {
+        Workers::start(&Env::real(), threads).unwrap()
+    }
+
+    #[test]
+    fn every_member_is_called_once_a_round() {
+        for threads in [1, 2, 5] {
+            let workers = workers(threads);
+            assert_eq!(workers.threads(), threads);
+            let called: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            for round in 1..=200 {
+                workers.run(&|number| {
+                    called[number].fetch_add(1, Ordering::Relaxed);
+                });
+                // What members have done is seen when the round is over.
+                assert!(called.iter().all(|called| called.load(Ordering::Relaxed) == round));
+                if round % 100 == 0 {
+                    // So long that they go to sleep.
+                    std::thread::park_timeout(std::time::Duration::from_millis(20));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_panics_takes_the_caller_along_and_nobody_else() {
+        let workers = workers(3);
+        for panicking in 0..3 {
+            let done = AtomicUsize::new(0);
+            let round = || {
+                workers.run(&|number| {
+                    assert_ne!(number, panicking, "this one must");
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+            };
+            assert!(catch_unwind(AssertUnwindSafe(round)).is_err());
+            assert_eq!(done.load(Ordering::Relaxed), 2);
+        }
+        let done = AtomicUsize::new(0);
+        workers.run(&|_| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.into_inner(), 3);
+    }
+
+    #[test]
+    fn threads_end_with_it() {
+        let workers = workers(4);
+        let shared = Arc::downgrade(&workers.shared);
+        drop(workers);
+        assert!(shared.upgrade().is_none(), "a thread is still there");
+    }
+}

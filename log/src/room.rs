@@ -19,7 +19,6 @@
 //! A commit of the log as it is, of one record, in the same place: 64 bytes 142–186 (155–176), 4 KiB
 //! 140–180 (153–185), 64 KiB 204–238 (291–319), 1 MiB 1340–2400 (1443–3069); of the cut log, which
 //! writes twice as much, 64 bytes 151–187 (160–178), 4 KiB 138–185 (165–194).
-//! `log/tests/log/price.rs` measures it.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -97,18 +97,15 @@ impl Opaque for TooMuch {
     }
 }
 
-/// A function that panics, which is no outcome of its own as a closure's is, ends the epoch on all
-/// threads: nobody waits for it for ever.
-#[test]
-fn a_panic_reaches_all_threads() {
-    let mut b = Builder::new("panics");
-    let n = Column::new("n", DataType::Int).default(Value::Int(0));
-    b.table("t", &["k"], vec![Column::new("k", DataType::Int), n]);
-    let columns = vec![Column::new("at", DataType::Int), Column::new("k", DataType::Int)];
-    let input = b.stream("input", columns);
+/// An epoch of 300 events on 7 keys for a function, and a table of two columns for it.
+fn three_hundred(function: Arc<dyn Opaque>) -> (Arc<tidemill_txn::Program>, Epoch) {
+    let mut b = Builder::new("one function");
+    let ints = |names: [&str; 2]| names.map(|name| Column::new(name, DataType::Int)).to_vec();
+    b.table("t", &["k"], ints(["k", "n"]));
+    let input = b.stream("input", ints(["at", "k"]));
     b.event_time(input, "at", Late::Side);
     b.source("rows", input, 0);
-    b.opaque("count", input, Arc::new(TooMuch));
+    b.opaque("count", input, function);
     let program = Arc::new(b.finish().unwrap());
     let schema = program.streams[input.index()].spec.schema.clone();
     let rows: Vec<[Value; 2]> = (0..300).map(|at| [at, at % 7].map(Value::Int)).collect();
@@ -121,6 +118,14 @@ fn a_panic_reaches_all_threads() {
         admitted: None,
     };
     let epoch = Epoch::rank(&program, vec![run]);
+    (program, epoch)
+}
+
+/// A function that panics, which is no outcome of its own as a closure's is, ends the epoch on all
+/// threads: nobody waits for it for ever.
+#[test]
+fn a_panic_reaches_all_threads() {
+    let (program, epoch) = three_hundred(Arc::new(TooMuch));
     for strategy in Executed::all() {
         for pool in pools() {
             let mut executor = Executor::new(program.clone(), strategy, 0);
@@ -218,26 +223,7 @@ impl Opaque for Counter {
 /// As many calls are compared as there would be in serial execution, and all of these are told.
 #[test]
 fn functions_that_are_none_are_told() {
-    let mut b = Builder::new("counts");
-    let columns = vec![Column::new("k", DataType::Int), Column::new("n", DataType::Int)];
-    b.table("t", &["k"], columns);
-    let columns = ["at", "k"].map(|name| Column::new(name, DataType::Int));
-    let input = b.stream("input", columns.to_vec());
-    b.event_time(input, "at", Late::Side);
-    b.source("rows", input, 0);
-    b.opaque("count", input, Arc::new(Counter::default()));
-    let program = Arc::new(b.finish().unwrap());
-    let schema = program.streams[input.index()].spec.schema.clone();
-    let rows: Vec<[Value; 2]> = (0..300).map(|at| [at, at % 7].map(Value::Int)).collect();
-    let run = Run {
-        stream: input,
-        source: SourceId(0),
-        batch: Batch::from_rows(schema, rows.iter().map(|row| &row[..])),
-        offsets: (0..300).collect(),
-        times: (0..300).collect(),
-        admitted: None,
-    };
-    let epoch = Epoch::rank(&program, vec![run]);
+    let (program, epoch) = three_hundred(Arc::new(Counter::default()));
     for strategy in Executed::all() {
         for pool in pools() {
             let mut executor = Executor::new(program.clone(), strategy, 3);

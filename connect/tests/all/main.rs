@@ -8,7 +8,6 @@ mod followed;
 mod jsonl_rows;
 mod parquet_rows;
 mod pushed;
-mod rate;
 mod recovered_sinks;
 mod roundtrip;
 

@@ -7,4 +7,3 @@ mod faults;
 mod golden;
 mod life;
 mod model;
-mod price;

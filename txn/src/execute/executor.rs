@@ -170,7 +170,7 @@ impl Executor {
         if let Err(why) = self.rounds(threads).check(tables, epoch) {
             return self.serially(why, tables, epoch);
         }
-        let mut seen = self.serial.codes.properties(epoch);
+        let mut seen = self.chooser.look(self.serial.codes.properties(epoch));
         seen.aborts = self.aborts;
         let expected = self.chooser.expected(&seen, threads);
         let (arm, why) = self.chooser.choose(&seen, threads);

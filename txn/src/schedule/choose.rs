@@ -71,16 +71,27 @@ impl Expected {
     }
 }
 
-/// Epochs are alike by how many of their rows are shared: none, or in the sample less than so many
-/// of its rows.
-const CLASSES: [f64; 7] = [0.015, 0.03, 0.06, 0.12, 0.25, 0.5, f64::INFINITY];
+/// Epochs are alike by how many of their rows are shared: in the sample, less than so many of its rows.
+const CLASSES: [f64; 5] = [0.03, 0.08, 0.2, 0.5, f64::INFINITY];
 
 /// How much longer rounds and lists take than the model says, as long as nothing was measured.
-const OFF: [[f64; CLASSES.len()]; 2] =
-    [[1.1, 1.2, 1.4, 1.8, 2.5, 3.5, 4.5], [1.1, 1.1, 1.1, 1.2, 1.3, 1.5, 1.8]];
+const OFF: [[f64; CLASSES.len()]; 2] = [[1.1, 1.5, 2.2, 3.5, 4.5], [1.1, 1.1, 1.2, 1.5, 1.8]];
 
 /// What trying something again may cost, as a share of all time.
 const TRIES: f64 = 0.004;
+
+/// The same of something that was never tried. It makes room for itself then, which takes as long again
+/// as the best takes, at least.
+const FIRST_TRIES: f64 = 0.03;
+
+/// How much of a sample's share of shared rows goes into what is taken for it, and how far that may be
+/// off, in itself and of what it is, before it counts alone: samples are small.
+const NEW_SHARED: f64 = 0.15;
+const SHARED_OFF: (f64, f64) = (0.03, 0.4);
+
+/// When transactions beside others take so many times what serial execution took, the work has
+/// changed. They do take longer: rows are in the cache of whoever used them last.
+const CHANGED: f64 = 2.5;
 
 /// What reserving the rows of a transaction takes.
 const RESERVE_NS: f64 = 10.0;
@@ -137,6 +148,8 @@ pub struct Chooser {
     since_ns: [f64; ARMS.len()],
     /// By arm: how often it was used.
     used: [u64; ARMS.len()],
+    /// The share of rows that are shared, over the last epochs.
+    shared: Option<f64>,
 }
 
 impl Default for Chooser {
@@ -149,11 +162,24 @@ impl Default for Chooser {
             off: OFF.map(|of| of.map(Average::of)),
             since_ns: [0.0; ARMS.len()],
             used: [0; ARMS.len()],
+            shared: None,
         }
     }
 }
 
 impl Chooser {
+    /// What an epoch looks like, given its sample and those of the epochs before.
+    pub fn look(&mut self, sample: Properties) -> Properties {
+        let (least, part) = SHARED_OFF;
+        let is_near = |known: &f64| (sample.shared - known).abs() < least.max(known * part);
+        let shared = match self.shared.filter(is_near) {
+            Some(known) => known + (sample.shared - known) * NEW_SHARED,
+            None => sample.shared,
+        };
+        self.shared = Some(shared);
+        Properties { shared, ..sample }
+    }
+
     /// What is expected of an epoch on so many threads.
     pub fn expected(&self, seen: &Properties, threads: usize) -> Expected {
         let [rounds, lists] = self.models(threads);
@@ -186,8 +212,11 @@ impl Chooser {
         let best = ARMS.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b)));
         let best = best.unwrap_or(Arm::Serial);
         let is_due = |arm: &Arm| {
-            let loss = (cost(arm) - cost(&best)) * seen.transactions as f64;
-            *arm != best && loss < self.since_ns[*arm as usize] * TRIES
+            let (loss, tries) = match self.used[*arm as usize] {
+                0 => (cost(arm).max(cost(&best)), FIRST_TRIES),
+                _ => (cost(arm) - cost(&best), TRIES),
+            };
+            *arm != best && loss * (seen.transactions as f64) < self.since_ns[*arm as usize] * tries
         };
         match ARMS.into_iter().find(is_due) {
             Some(arm) => (arm, "to find out what it takes now"),
@@ -224,7 +253,7 @@ impl Chooser {
         // looked them up.
         let found_ns = if arm == Arm::Lists { self.plan_ns.value / 2.0 } else { 0.0 };
         if let Some(execute_ns) = took.execute_ns.map(|ns| ns + found_ns) {
-            if execute_ns > self.serial_ns.value * 1.5 || execute_ns < self.serial_ns.value {
+            if execute_ns > self.serial_ns.value * CHANGED || execute_ns < self.serial_ns.value {
                 self.serial_ns.learn(execute_ns);
             }
         }
