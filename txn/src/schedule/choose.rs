@@ -62,6 +62,11 @@ pub struct Expected {
 }
 
 impl Expected {
+    fn best(&self) -> Arm {
+        let best = ARMS.into_iter().min_by(|a, b| self.of(*a).total_cmp(&self.of(*b)));
+        best.unwrap_or(Arm::Serial)
+    }
+
     fn of(&self, arm: Arm) -> f64 {
         match arm {
             Arm::Serial => self.serial_ns,
@@ -79,6 +84,10 @@ const OFF: [[f64; CLASSES.len()]; 2] = [[1.1, 1.5, 2.2, 3.5, 4.5], [1.1, 1.1, 1.
 
 /// What trying something again may cost, as a share of all time.
 const TRIES: f64 = 0.004;
+
+/// What was the best until now is tried again sooner, by this factor, half of it, and so on: that it was
+/// slow may have been the machine.
+const LOST_TRIES: f64 = 16.0;
 
 /// The same of something that was never tried. It makes room for itself then, which takes as long again
 /// as the best takes, at least.
@@ -104,15 +113,16 @@ const LISTS_TOGETHER_NS: f64 = 12.0;
 const NEW: f64 = 0.2;
 const NEW_FAR: f64 = 0.7;
 
-/// Very different.
+/// Very different; and how much more than before is believed at a time.
 const FAR: f64 = 1.3;
+const FAR_MAX: f64 = 1.6;
 
 /// What is known of a value that is measured over and over.
 #[derive(Clone, Copy, Debug)]
 struct Average {
     value: f64,
-    /// What was measured last, if that was far more.
-    more: Option<f64>,
+    /// What was measured last, if that was far more: the least of it, and how often in a row.
+    more: Option<(f64, u32)>,
 }
 
 impl Average {
@@ -120,19 +130,27 @@ impl Average {
         Average { value, more: None }
     }
 
-    /// What is far more counts when it comes twice: a thread that had to wait for a core says nothing.
-    /// What is far less counts at once: nothing is faster than it can be.
+    /// What is far more does not count when it comes once, because a thread that had to wait for a core
+    /// says nothing; not in full when it comes twice; and then it does. What is far less counts at
+    /// once: nothing is faster than it can be.
     fn learn(&mut self, value: f64) {
-        let more = self.more.take();
-        let (value, new) = match (value > self.value * FAR, more) {
-            (true, None) => {
-                self.more = Some(value);
-                return;
-            }
-            (true, Some(more)) => (more.min(value), NEW_FAR),
-            (false, _) => (value, if value < self.value / FAR { NEW_FAR } else { NEW }),
+        if value <= self.value * FAR {
+            self.more = None;
+            let new = if value < self.value / FAR { NEW_FAR } else { NEW };
+            self.value += (value - self.value) * new;
+            return;
+        }
+        let (least, times) = match self.more {
+            None => (value, 1),
+            Some((least, times)) => (value.min(least), times + 1),
         };
-        self.value += (value - self.value) * new;
+        self.more = Some((least, times));
+        let believed = match times {
+            1 => return,
+            2 => least.min(self.value * FAR_MAX),
+            _ => least,
+        };
+        self.value += (believed - self.value) * NEW_FAR;
     }
 }
 
@@ -148,6 +166,8 @@ pub struct Chooser {
     since_ns: [f64; ARMS.len()],
     /// By arm: how often it was used.
     used: [u64; ARMS.len()],
+    /// By arm: how often it was used since it was the best.
+    lost: [u32; ARMS.len()],
     /// The share of rows that are shared, over the last epochs.
     shared: Option<f64>,
 }
@@ -162,6 +182,7 @@ impl Default for Chooser {
             off: OFF.map(|of| of.map(Average::of)),
             since_ns: [0.0; ARMS.len()],
             used: [0; ARMS.len()],
+            lost: [0; ARMS.len()],
             shared: None,
         }
     }
@@ -209,12 +230,14 @@ impl Chooser {
         }
         let expected = self.expected(seen, threads);
         let cost = |arm: &Arm| expected.of(*arm);
-        let best = ARMS.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b)));
-        let best = best.unwrap_or(Arm::Serial);
+        let best = expected.best();
         let is_due = |arm: &Arm| {
             let (loss, tries) = match self.used[*arm as usize] {
                 0 => (cost(arm).max(cost(&best)), FIRST_TRIES),
-                _ => (cost(arm) - cost(&best), TRIES),
+                _ => {
+                    let sooner = LOST_TRIES * 0.5f64.powi(self.lost[*arm as usize] as i32);
+                    (cost(arm) - cost(&best), TRIES * sooner.max(1.0))
+                }
             };
             *arm != best && loss * (seen.transactions as f64) < self.since_ns[*arm as usize] * tries
         };
@@ -226,6 +249,13 @@ impl Chooser {
 
     /// An epoch took so long.
     pub fn learn(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
+        self.measure(seen, threads, arm, took);
+        let lost = &mut self.lost[arm as usize];
+        *lost += 1;
+        self.lost[self.expected(seen, threads).best() as usize] = 0;
+    }
+
+    fn measure(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
         let ns = took.ns * seen.transactions as f64;
         self.since_ns.iter_mut().for_each(|since| *since += ns);
         self.since_ns[arm as usize] = 0.0;
