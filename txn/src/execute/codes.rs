@@ -1,9 +1,6 @@
 //! What the handlers of a program are compiled to, for every executor.
 
-use std::collections::HashSet;
 use std::sync::Arc;
-
-use foldhash::fast::FixedState;
 
 use tidemill_core::{Batch, StreamId, Value};
 use tidemill_table::{Layout, Table};
@@ -181,9 +178,14 @@ impl Codes {
 
     /// What an epoch looks like, from a sample of its transactions.
     pub(crate) fn properties(&self, epoch: &Epoch) -> Properties {
-        const SAMPLE: usize = 128;
-        let every = epoch.order.len().div_ceil(SAMPLE).max(1);
-        let mut seen: HashSet<(usize, u64), FixedState> = HashSet::default();
+        /// One of so many transactions: a sample must cost next to nothing.
+        const EVERY: usize = 128;
+        /// Transactions of a sample, at least and at most.
+        const SAMPLE: (usize, usize) = (8, 96);
+        let len = epoch.order.len();
+        let sample = (len / EVERY).clamp(SAMPLE.0, SAMPLE.1);
+        let every = len.div_ceil(sample).max(1);
+        let mut seen = Seen::default();
         let (mut transactions, mut rows, mut shared) = (0, 0, 0);
         for ranked in epoch.order.iter().step_by(every) {
             let lane = &epoch.lanes[ranked.lane as usize];
@@ -198,7 +200,7 @@ impl Codes {
                     }
                 };
                 rows += 1;
-                shared += usize::from(key.is_some_and(|key| !seen.insert((*table, key))));
+                shared += usize::from(key.is_some_and(|key| !seen.is_new(*table, key)));
             }
         }
         let share = |part: usize, of: usize| part as f64 / of.max(1) as f64;
@@ -223,6 +225,30 @@ impl Codes {
     /// Sends everything through the general path.
     pub(crate) fn general_only(&mut self) {
         self.code.iter_mut().for_each(|code| *code = Code::General);
+    }
+}
+
+/// Rows that were seen, by a few bits of their hashes: good enough for a sample, and no more than a
+/// few lines of memory.
+struct Seen([u64; Seen::WORDS]);
+
+impl Default for Seen {
+    fn default() -> Seen {
+        Seen([0; Seen::WORDS])
+    }
+}
+
+impl Seen {
+    const WORDS: usize = 512;
+
+    /// Whether a row is seen for the first time.
+    fn is_new(&mut self, table: usize, key: u64) -> bool {
+        let hash = (key ^ (table as u64) << 56).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let bit = hash >> (64 - (Seen::WORDS * 64).ilog2());
+        let word = &mut self.0[(bit / 64) as usize];
+        let is_new = *word >> (bit % 64) & 1 == 0;
+        *word |= 1 << (bit % 64);
+        is_new
     }
 }
 

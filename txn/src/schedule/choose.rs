@@ -87,7 +87,7 @@ const TRIES: f64 = 0.004;
 
 /// What was the best until now is tried again sooner, by this factor, half of it, and so on: that it was
 /// slow may have been the machine.
-const LOST_TRIES: f64 = 16.0;
+const LOST_TRIES: f64 = 4.0;
 
 /// The same of something that was never tried. It makes room for itself then, which takes as long again
 /// as the best takes, at least.
@@ -96,7 +96,7 @@ const FIRST_TRIES: f64 = 0.03;
 /// How much of a sample's share of shared rows goes into what is taken for it, and how far that may be
 /// off, in itself and of what it is, before it counts alone: samples are small.
 const NEW_SHARED: f64 = 0.15;
-const SHARED_OFF: (f64, f64) = (0.03, 0.4);
+const SHARED_OFF: (f64, f64) = (0.1, 0.4);
 
 /// When transactions beside others take so many times what serial execution took, the work has
 /// changed. They do take longer: rows are in the cache of whoever used them last.
@@ -166,8 +166,10 @@ pub struct Chooser {
     since_ns: [f64; ARMS.len()],
     /// By arm: how often it was used.
     used: [u64; ARMS.len()],
-    /// By arm: how often it was used since it was the best.
+    /// By arm: how often it was used since it was the best, and what the last time cost more than the
+    /// best would have.
     lost: [u32; ARMS.len()],
+    lost_ns: [f64; ARMS.len()],
     /// The share of rows that are shared, over the last epochs.
     shared: Option<f64>,
 }
@@ -183,6 +185,7 @@ impl Default for Chooser {
             since_ns: [0.0; ARMS.len()],
             used: [0; ARMS.len()],
             lost: [0; ARMS.len()],
+            lost_ns: [0.0; ARMS.len()],
             shared: None,
         }
     }
@@ -239,7 +242,9 @@ impl Chooser {
                     (cost(arm) - cost(&best), TRIES * sooner.max(1.0))
                 }
             };
-            *arm != best && loss * (seen.transactions as f64) < self.since_ns[*arm as usize] * tries
+            // Memory that was not used for long is in no cache, and threads have gone to sleep.
+            let loss_ns = (loss * seen.transactions as f64).max(self.lost_ns[*arm as usize]);
+            *arm != best && loss_ns < self.since_ns[*arm as usize] * tries
         };
         match ARMS.into_iter().find(is_due) {
             Some(arm) => (arm, "to find out what it takes now"),
@@ -250,9 +255,11 @@ impl Chooser {
     /// An epoch took so long.
     pub fn learn(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
         self.measure(seen, threads, arm, took);
-        let lost = &mut self.lost[arm as usize];
-        *lost += 1;
-        self.lost[self.expected(seen, threads).best() as usize] = 0;
+        let (expected, n) = (self.expected(seen, threads), seen.transactions as f64);
+        let best = expected.best();
+        self.lost[arm as usize] += 1;
+        self.lost_ns[arm as usize] = ((took.ns - expected.of(best)) * n).max(0.0);
+        (self.lost[best as usize], self.lost_ns[best as usize]) = (0, 0.0);
     }
 
     fn measure(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
