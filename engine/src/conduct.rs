@@ -17,7 +17,7 @@ use tidemill_env::Env;
 use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Report, Turn};
 use tidemill_table::{Changed, Table};
 use tidemill_txn::execute::{Executor, Outcome};
-use tidemill_txn::order::{CutInput, Epoch, Run, Sequenced, Sequencer};
+use tidemill_txn::order::{CutInput, Epoch, Ranked, Run, Sequenced, Sequencer};
 use tidemill_txn::program::Program;
 
 use crate::counts::Counts;
@@ -390,10 +390,19 @@ impl Driver {
         }
         let mut all: Option<Outcome> = None;
         let order = std::mem::take(&mut epoch.order);
-        for ranked in &order {
+        let event = |epoch: &Epoch, ranked: &Ranked| {
             let run = &epoch.runs[epoch.lanes[ranked.lane as usize].run as usize];
-            trial.transaction(at, run.source, run.offsets[ranked.row as usize])?;
-            epoch.order = vec![*ranked];
+            (run.source, run.offsets[ranked.row as usize])
+        };
+        // Whatever takes an event belongs together: procedures run when all others have.
+        let mut left = &order[..];
+        while let Some(first) = left.first() {
+            let (source, offset) = event(epoch, first);
+            let same =
+                left.iter().take_while(|next| event(epoch, next) == (source, offset)).count();
+            trial.transaction(at, source, offset)?;
+            epoch.order = left[..same].to_vec();
+            left = &left[same..];
             let outcome = self.executor.run(&self.pool, tables, epoch)?;
             match &mut all {
                 None => all = Some(outcome),

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyList, PyTuple};
 use tidemill_core::{Row, Schema, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, AbortKind, Aggregate, Opaque, Tx, Window};
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, EventBatch, Opaque, Tx, Window};
 use tidemill_txn::Program;
 
 use crate::rules::fault;
@@ -212,8 +212,14 @@ pub fn functions(opaques: Vec<Py<PyAny>>, program: &Program) -> Vec<Arc<dyn Opaq
     opaques.into_iter().map(function).collect()
 }
 
-impl Opaque for PyOpaque {
-    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+impl PyOpaque {
+    /// Calls the function, or a method of it, with what is `given` and the transaction.
+    fn run(
+        &self,
+        tx: &mut dyn Tx,
+        method: Option<&str>,
+        given: impl for<'py> FnOnce(Python<'py>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> Result<(), Abort> {
         let raised = |reason: String| Abort { kind: AbortKind::Raised, reason };
         // SAFETY: only the lifetime changes. The pointer is taken back below before `tx` ends, and
         // `NativeTx::with` refuses afterwards.
@@ -223,8 +229,11 @@ impl Opaque for PyOpaque {
             let state = State { tx: Some(Borrowed(borrowed)), abort: None };
             let native = NativeTx { state: Mutex::new(state), shapes: self.shapes.clone() };
             let native = Py::new(py, native).map_err(|e| raised(e.to_string()))?;
-            let outcome = to_tuple(py, event)
-                .and_then(|event| self.function.bind(py).call1((event, native.clone_ref(py))));
+            let function = self.function.bind(py);
+            let outcome = given(py).and_then(|given| match method {
+                None => function.call1((given, native.clone_ref(py))),
+                Some(method) => function.call_method1(method, (given, native.clone_ref(py))),
+            });
             let abort = {
                 let mut state = native.get().state.lock().unwrap_or_else(|e| e.into_inner());
                 state.tx = None;
@@ -245,6 +254,24 @@ impl Opaque for PyOpaque {
                 _ => AbortKind::Raised,
             };
             Err(Abort { kind, reason })
+        })
+    }
+}
+
+impl Opaque for PyOpaque {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        self.run(tx, None, |py| Ok(to_tuple(py, event)?.into_any()))
+    }
+
+    fn call_batch(&self, batches: &[EventBatch], tx: &mut dyn Tx) -> Result<(), Abort> {
+        self.run(tx, Some("call_batch"), |py| {
+            let of = |batch: &EventBatch| {
+                let events: PyResult<Vec<_>> =
+                    batch.events.iter().map(|e| to_tuple(py, e)).collect();
+                PyList::new(py, events?)
+            };
+            let batches: PyResult<Vec<_>> = batches.iter().map(of).collect();
+            Ok(PyTuple::new(py, batches?)?.into_any())
         })
     }
 }

@@ -48,6 +48,7 @@ class App:
         self.sources: list[Json] = []
         self.sinks: list[Json] = []
         self.kept: list[str] = []
+        self.nestings: list[dict[str, Any]] = []
         self.summaries: list[Callable[..., Mapping[str, Any]]] = []
 
     # Declarations.
@@ -194,6 +195,85 @@ class App:
 
         return decorate
 
+    def procedure(
+        self,
+        *streams: Stream,
+        name: str | None = None,
+        out: object = None,
+        emits: Iterable[Stream] = (),
+    ) -> Callable[[Callable[..., Any]], Handler]:
+        """Makes a function a procedure: all events of a *round* are one transaction.
+
+        A round is what an event of an input stream sets off. The function is called with ``tx``
+        and, for each stream, the list of its events in this round, with real values. Procedures
+        run after whoever feeds them, so that each runs once a round; of two that do not feed each
+        other the one declared first runs first. What a procedure returns, one dict or a list of
+        them, has the columns ``out``.
+
+        >>> app = App("shop")
+        >>> orders, paid = app.stream("orders", item=int), app.stream("paid", item=int)
+        >>> @app.procedure(orders)
+        ... def check(tx, orders):
+        ...     for order in orders:
+        ...         tx.emit(paid, item=order.item)
+        >>> check
+        <procedure check>
+        """
+        at = here()
+        if not streams or not all(isinstance(stream, Stream) for stream in streams):
+            raise ProgramError(
+                "@app.procedure needs the streams whose events it takes",
+                "write @app.procedure(stream)",
+                at,
+            )
+        for stream in streams:
+            if stream.app is not self:
+                raise ProgramError(f"stream {stream.name} belongs to another app", "", at)
+            if isinstance(stream, Handler):
+                stream._returns("taken")
+            if streams.count(stream) > 1:
+                raise ProgramError(f"stream {stream.name} is given twice", "", at)
+
+        def decorate(function: Callable[..., Any]) -> Handler:
+            chosen = str(name or getattr(function, "__name__", "procedure"))
+            self._name("handler", chosen, [h.name for h in self.handlers], at)
+            self._name("stream", chosen, [s.name for s in self.streams], at)
+            made = None if out is None else self._columns(f"out of {chosen}", out, {}, at)
+            first, *more = streams
+            return Handler(self, function, first, chosen, at, True, made, emits, more)
+
+        return decorate
+
+    def nested(
+        self, name: str, *procedures: Handler, before: Iterable[tuple[Handler, Handler]] = ()
+    ) -> None:
+        """Makes procedures one transaction: all of them commit, or none does.
+
+        In a round they run one after the other, each seeing what those before it have written;
+        nobody else runs in between, and what they emit leaves when all have committed. Whoever
+        emits runs before whoever takes it; pairs in ``before`` say more about the order.
+        """
+        at = here()
+        self._name("nested transaction", name, [n["name"] for n in self.nestings], at)
+        pairs = list(before)
+        for procedure in [*procedures, *(p for pair in pairs for p in pair)]:
+            if not isinstance(procedure, Handler) or not procedure.is_procedure:
+                raise ProgramError(
+                    f"nested transaction {name}: {procedure!r} is no procedure",
+                    "write app.nested(name, first, second, ...) with what @app.procedure gave",
+                    at,
+                )
+            if procedure.app is not self:
+                raise ProgramError(f"{procedure!r} belongs to another app", "", at)
+        self.nestings.append(
+            {
+                "name": name,
+                "procedures": [procedure.index for procedure in procedures],
+                "before": [[a.index, b.index] for a, b in pairs],
+                "at": at,
+            }
+        )
+
     def summary(self, function: Summary) -> Summary:
         """Adds what a function of the mill returns, a dict, to the summary of ``tidemill run``."""
         self.summaries.append(function)
@@ -253,14 +333,15 @@ class App:
 
         ``push`` says whether somebody will send: streams without files are then pushed.
         """
-        from tidemill.opaque import OpaqueHandler
+        from tidemill.opaque import OpaqueHandler, OpaqueProcedure
 
         handlers: list[Json] = []
         opaques: list[Any] = []
         for handler in self.handlers:
             handlers.append(handler.handler_json(len(opaques)))
             if handler.recorder is None:
-                opaques.append(OpaqueHandler(handler.function, handler, self))
+                kind = OpaqueProcedure if handler.is_procedure else OpaqueHandler
+                opaques.append(kind(handler.function, handler, self))
         sources = [s for s in self.sources if push or s["files"] is not None]
         if push:
             for stream in self.streams:
@@ -284,6 +365,7 @@ class App:
                 "streams": [stream.json() for stream in self.streams],
                 "sources": [],
                 "handlers": handlers,
+                "nested": self.nestings,
             },
             "sources": sources,
             "sinks": self.sinks,

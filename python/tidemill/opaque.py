@@ -15,7 +15,7 @@ import decimal as dec
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidemill import _native
@@ -434,10 +434,13 @@ class OpaqueHandler:
 
     def __call__(self, event: tuple[object, ...], native: _native.Tx) -> tuple[str, str] | None:
         """Runs one transaction."""
+        return self._run(native, Event(self.names, event))
+
+    def _run(self, native: _native.Tx, *given: object) -> tuple[str, str] | None:
         running = Running(self, native)
         try:
             with inside(running), dec.localcontext(_CONTEXT):
-                result = self.function(Tx(running), Event(self.names, event))
+                result = self.function(Tx(running), *given)
                 if running.refused is not None:
                     return running.refused.kind, running.refused.reason
                 if result is not None:
@@ -459,9 +462,31 @@ class OpaqueHandler:
                 f"handler {self.name} returned {type(result).__name__}, but was declared to "
                 "return nothing; say out=dict(column=type, ...)"
             )
-        if not isinstance(result, Mapping):
-            raise TypeError(f"handler {self.name} returned {type(result).__name__}, not a dict")
-        native.emit(self.output.id, stream_row(self.output.schema, result))
+        for event in self._events(result):
+            if not isinstance(event, Mapping):
+                raise TypeError(f"handler {self.name} returned {type(event).__name__}, not a dict")
+            native.emit(self.output.id, stream_row(self.output.schema, event))
+
+    def _events(self, result: object) -> Iterable[object]:
+        return (result,)
+
+
+class OpaqueProcedure(OpaqueHandler):
+    """A user's procedure in the form that the engine calls: a batch of events for each stream."""
+
+    def __init__(self, function: Callable[..., Any], handler: Handler, app: App) -> None:
+        super().__init__(function, handler, app)
+        self.batches = [stream.schema.names for stream in (handler.input, *handler.more)]
+
+    def call_batch(
+        self, batches: tuple[list[tuple[object, ...]], ...], native: _native.Tx
+    ) -> tuple[str, str] | None:
+        """Runs one transaction."""
+        pairs = zip(self.batches, batches, strict=True)
+        return self._run(native, *([Event(names, e) for e in events] for names, events in pairs))
+
+    def _events(self, result: object) -> Iterable[object]:
+        return result if isinstance(result, list | tuple) else (result,)
 
 
 def described(error: BaseException) -> str:
@@ -472,8 +497,10 @@ def described(error: BaseException) -> str:
     return f"{reason} ({os.path.basename(place[0])}:{place[1]})" if place else reason
 
 
-def check_function(function: Callable[..., Any], name: str, at: str) -> None:
-    """Refuses what can't be a handler in any form."""
+def check_function(
+    function: Callable[..., Any], name: str, at: str, takes: Sequence[str] = ("e",)
+) -> None:
+    """Refuses what can't be a handler in any form; ``takes`` names what it is given beside tx."""
     import inspect
 
     if not inspect.isfunction(function):
@@ -487,10 +514,11 @@ def check_function(function: Callable[..., Any], name: str, at: str) -> None:
             f"handler {name} is a generator or a coroutine", "write a plain function", at
         )
     try:
-        inspect.signature(function).bind(None, None)
+        inspect.signature(function).bind(None, *takes)
     except TypeError as error:
+        given = ", ".join(("tx", *takes))
         raise ProgramError(
-            f"handler {name} can't be called with (tx, e): {error}",
-            f"declare it as def {name}(tx, e):",
+            f"handler {name} can't be called with ({given}): {error}",
+            f"declare it as def {name}({given}):",
             at,
         ) from None

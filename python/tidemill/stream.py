@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import ProgramError
@@ -251,11 +251,16 @@ class Handler(Stream):
         opaque: bool,
         out: Schema | None,
         emits: Iterable[Stream],
+        more: Sequence[Stream] | None = None,
     ) -> None:
         from tidemill.opaque import check_function
         from tidemill.source import referenced, returns_nothing
 
-        check_function(function, name, at)
+        self.is_procedure = more is not None
+        #: The streams that a procedure takes beside its first one.
+        self.more: tuple[Stream, ...] = tuple(more or ())
+        takes = [stream.name for stream in (input, *self.more)] if self.is_procedure else ["e"]
+        check_function(function, name, at, takes)
         self.function = function
         self.input = input
         self.index = len(app.handlers)
@@ -265,13 +270,15 @@ class Handler(Stream):
         for stream in self.emits:
             stream.check_emittable(at)
         output_known = out is not None or returns_nothing(function.__code__)
-        if opaque:
-            self.why = "opaque=True"
+        if opaque or self.is_procedure:
+            self.why = "a procedure" if self.is_procedure else "opaque=True"
             if not output_known:
+                kind = "procedure" if self.is_procedure else "transaction"
+                also = "" if self.is_procedure else "opaque=True, "
                 raise ProgramError(
                     f"handler {name} returns events, and an opaque function does not tell their "
                     "columns",
-                    "say @app.transaction(..., opaque=True, out=dict(column=type, ...))",
+                    f"say @app.{kind}(..., {also}out=dict(column=type, ...))",
                     at,
                 )
         else:
@@ -293,6 +300,7 @@ class Handler(Stream):
                 if type(found) is Stream
                 and found.app is app
                 and found is not input
+                and found not in self.more
                 and found.origin in ("input", "emitted")
                 and not found.has_source
                 and found.time is None
@@ -315,13 +323,21 @@ class Handler(Stream):
             self.origin = {"output": self.index}
             self.at = at
             self.id = -1
+        #: The events whose transaction aborted, with the reason as their last column.
+        self.aborted = self._aborted(f"{name}.aborted", input)
+        #: The same of each stream that a procedure takes, in their order.
+        self.aborted_of = [
+            self.aborted,
+            *(self._aborted(f"{name}.aborted.{stream.name}", stream) for stream in self.more),
+        ]
+
+    def _aborted(self, name: str, input: Stream) -> Stream:
         # A handler on an aborted stream: the first reason keeps its name.
         reason = "reason"
         while reason in input.schema.index:
             reason = f"abort_{reason}"
         columns = [*input.schema.columns, Column(reason, STR)]
-        #: The events whose transaction aborted, with the reason as their last column.
-        self.aborted = Stream(app, f"{name}.aborted", Schema(columns), {"aborted": self.index}, at)
+        return Stream(self.app, name, Schema(columns), {"aborted": self.index}, self.at)
 
     @staticmethod
     def _result_schema(recorder: Recorder, out: Schema | None, name: str, at: str) -> Schema | None:
@@ -362,14 +378,14 @@ class Handler(Stream):
                 here(),
             )
 
-    def __call__(self, tx: Any, e: Any) -> Any:
+    def __call__(self, tx: Any, *given: Any) -> Any:
         """Runs the function inside the transaction of another handler."""
-        return self.function(tx, e)
+        return self.function(tx, *given)
 
     def handler_json(self, opaque: int) -> Json:
         """As the engine reads it."""
         body = {"opaque": opaque} if self.recorder is None else {"declared": self.recorder.json()}
-        return {
+        given: dict[str, Json] = {
             "name": self.name,
             "input": self.input.id,
             "body": body,
@@ -378,6 +394,17 @@ class Handler(Stream):
             "why": self.why,
             "at": self.at,
         }
+        if self.recorder is None:
+            given["emits"] = sorted(stream.id for stream in self.emits)
+        if self.is_procedure:
+            given["takes"] = "batch"
+            given["more"] = [
+                {"stream": stream.id, "aborted": aborted.id}
+                for stream, aborted in zip(self.more, self.aborted_of[1:], strict=True)
+            ]
+        return given
 
     def __repr__(self) -> str:
+        if self.is_procedure:
+            return f"<procedure {self.name}>"
         return f"<handler {self.name} ({self.path})>"

@@ -5,8 +5,8 @@
 //!
 //! This file is the definition; every fast path is tested against it, bit for bit. What it shares
 //! with them: the rules of values (`tidemill_core::rules`), the meaning of a map or filter
-//! ([`crate::program::Stage::apply`]), which streams share a watermark ([`Groups`]), and how a closure is called on
-//! copies of its rows. All else is its own: expressions are walked from the root each time, tables
+//! ([`crate::program::Stage::apply`]), which streams share a watermark ([`Groups`]), whose turn it is in a
+//! round ([`crate::program::rounds`]), and how a closure is called on copies of its rows. All else is its own: expressions are walked from the root each time, tables
 //! are ordered maps, an abort restores a copy of all of them, the order is a sort by stamp, and
 //! watermarks are computed from the events seen so far. So it catches what goes wrong in slots,
 //! versions, histories, indexes, compiled programs, merging, parking and batching; what it can't catch is a mistake in
@@ -22,6 +22,7 @@ use tidemill_core::{
 
 use crate::execute::{on_frames, OnFrames};
 use crate::order::Groups;
+use crate::program::rounds::{Agenda, Emitted, Given, Turns};
 use crate::program::{
     evaluate, key_value, reasons, Abort, Aggregate, Body, Declared, Native, Op, Origin, Program,
     RowId, Scope, Tx, VarId, Window, WindowRead,
@@ -80,7 +81,8 @@ pub struct Outcome {
 /// Runs a program over its sources with these cuts.
 pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outcome {
     let groups = Groups::of(program).expect("the program was checked");
-    let mut machine = Machine { program, outcome: Outcome::default() };
+    let turns = Turns::of(program).expect("the program was checked");
+    let mut machine = Machine { program, turns, outcome: Outcome::default() };
     machine.outcome.tables = vec![BTreeMap::new(); program.tables.len()];
     machine.outcome.histories = vec![BTreeMap::new(); program.tables.len()];
     let mut taken = vec![0usize; sources.len()];
@@ -206,6 +208,8 @@ fn watermark(
 
 struct Machine<'a> {
     program: &'a Program,
+    /// In which order procedures run in a round.
+    turns: Turns,
     outcome: Outcome,
 }
 
@@ -256,19 +260,107 @@ impl Machine<'_> {
         }
     }
 
-    /// One input event: its transactions in the handlers' declaration order, each with its cascade.
+    /// One input event: its transactions in the handlers' declaration order, each with its cascade;
+    /// then the procedures of its round, in the order of their turns.
     fn event(&mut self, root: StreamId, stamp: &Stamp, row: &InputRow) {
-        let views = self.views(root, row);
+        let (views, mut agenda) = (self.views(root, row), Agenda::default());
         for handler in 0..self.program.handlers.len() {
-            let input = self.program.handlers[handler].input;
-            if let Some((_, values)) = views.iter().find(|(s, _)| *s == input) {
-                self.transact(handler, stamp, values);
+            for input in self.program.handlers[handler].inputs() {
+                if let Some((stream, values)) = views.iter().find(|(s, _)| *s == input.stream) {
+                    self.hand(handler, *stream, stamp, values, &mut agenda);
+                }
+            }
+        }
+        while let Some((turn, given)) = agenda.next() {
+            self.turn(turn, given, stamp, &mut agenda);
+        }
+    }
+
+    /// A handler takes an event: now, or, with all others of the round, when it is its turn.
+    fn hand(
+        &mut self,
+        handler: usize,
+        stream: StreamId,
+        stamp: &Stamp,
+        event: &[Value],
+        agenda: &mut Agenda,
+    ) {
+        match self.program.handlers[handler].is_procedure() {
+            true => agenda.add(&self.turns, handler, stream, event.into()),
+            false => self.transact(handler, stamp, event, agenda),
+        }
+    }
+
+    /// Something was emitted: an output, and whatever it sets off.
+    fn emit(&mut self, stream: StreamId, row: &[Value], stamp: &Stamp, agenda: &mut Agenda) {
+        let outputs = self.outcome.outputs.entry(stream).or_default();
+        outputs.push((stamp.clone(), row.into()));
+        for next in self.program.handlers_on(stream) {
+            self.hand(next, stream, stamp, row, agenda);
+        }
+    }
+
+    /// The procedures of a turn, as one transaction.
+    fn turn(&mut self, number: usize, mut given: Given, stamp: &Stamp, agenda: &mut Agenda) {
+        let turn = self.turns.all[number].clone();
+        let before = self.outcome.tables.clone();
+        let mut work = Work {
+            program: self.program,
+            tables: &mut self.outcome.tables,
+            histories: &self.outcome.histories,
+            time_us: stamp.at.time_us,
+            written: BTreeSet::new(),
+            handler: turn.procedures[0],
+            emitted: Vec::new(),
+        };
+        let (mut emitted, mut aborted): (Vec<Emitted>, _) = (Vec::new(), None);
+        for (place, index) in turn.procedures.iter().enumerate() {
+            let handler = &self.program.handlers[*index];
+            let Some(batches) = given.batches(handler, place) else { continue };
+            let Body::Opaque(opaque) = handler.body else {
+                unreachable!("the program was checked")
+            };
+            work.handler = *index;
+            if let Err(abort) = self.program.opaques[opaque].call_batch(&batches, &mut work) {
+                aborted = Some(abort);
+                break;
+            }
+            let events = std::mem::take(&mut work.emitted);
+            for (stream, row) in &events {
+                for (place, next) in turn.procedures.iter().enumerate() {
+                    if self.program.handlers_on(*stream).any(|taking| taking == *next) {
+                        given.add(place, *stream, row[..].into(), false);
+                    }
+                }
+            }
+            emitted.push((place, events));
+        }
+        let written = work.written;
+        match aborted {
+            None => self.append(written, stamp.at.time_us),
+            Some(abort) => {
+                self.outcome.tables = before;
+                emitted = given.aborted(self.program, &turn, &abort.reason);
+                self.outcome.aborts += emitted.len() as u64;
+            }
+        }
+        self.outcome.transactions += emitted.len() as u64;
+        for (place, events) in emitted {
+            for (ordinal, (stream, row)) in events.into_iter().enumerate() {
+                let derived = stamp.derived((turn.step + place) as u16, ordinal as u32);
+                let outputs = self.outcome.outputs.entry(stream).or_default();
+                outputs.push((derived.clone(), row.clone().into()));
+                for next in self.program.handlers_on(stream) {
+                    if !turn.procedures.contains(&next) {
+                        self.hand(next, stream, &derived, &row, agenda);
+                    }
+                }
             }
         }
     }
 
     /// One transaction, and depth first everything that its outputs set off.
-    fn transact(&mut self, index: usize, stamp: &Stamp, event: &[Value]) {
+    fn transact(&mut self, index: usize, stamp: &Stamp, event: &[Value], agenda: &mut Agenda) {
         let handler = &self.program.handlers[index];
         let before = self.outcome.tables.clone();
         let mut work = Work {
@@ -277,7 +369,7 @@ impl Machine<'_> {
             histories: &self.outcome.histories,
             time_us: stamp.at.time_us,
             written: BTreeSet::new(),
-            output: handler.output,
+            handler: index,
             emitted: Vec::new(),
         };
         let result = match &handler.body {
@@ -303,11 +395,7 @@ impl Machine<'_> {
         self.outcome.transactions += 1;
         for (ordinal, (stream, row)) in emitted.into_iter().enumerate() {
             let derived = stamp.derived(index as u16, ordinal as u32);
-            let outputs = self.outcome.outputs.entry(stream).or_default();
-            outputs.push((derived.clone(), row.clone().into()));
-            for next in self.program.handlers_on(stream) {
-                self.transact(next, &derived, &row);
-            }
+            self.emit(stream, &row, &derived, agenda);
         }
     }
 }
@@ -336,7 +424,8 @@ struct Work<'a> {
     time_us: i64,
     /// The rows it has written.
     written: BTreeSet<(TableId, Key)>,
-    output: Option<StreamId>,
+    /// Whose it is.
+    handler: usize,
     emitted: Vec<(StreamId, Vec<Value>)>,
 }
 
@@ -665,7 +754,10 @@ impl Tx for Work<'_> {
 
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
         let spec = &self.program.streams[stream.index()];
-        if Some(stream) != self.output && spec.origin != Origin::Emitted {
+        let handler = &self.program.handlers[self.handler];
+        let may = |emits: &Vec<StreamId>| emits.contains(&stream);
+        let is_open = spec.origin == Origin::Emitted && handler.emits.as_ref().is_none_or(may);
+        if Some(stream) != handler.output && !is_open {
             return Err(reasons::not_emittable(&spec.spec.name));
         }
         let columns = &spec.spec.schema.columns;

@@ -60,7 +60,7 @@ def cells(workload: str, size: str, given: Mapping[str, Any]) -> list[dict[str, 
     for values in itertools.product(*axes.values()):
         cell: dict[str, Any] = {"version": __version__, "workload": workload}
         cell |= {"threads": 2, "repeat": 3, **given, **dict(zip(axes, values, strict=True))}
-        # In its first epochs the adaptive strategy finds out what there is, and memory is new to all.
+        # First the adaptive strategy finds out what there is, and memory is new to all.
         cell.setdefault("events", max(300_000, 12 * cell["epoch"]))
         cell.setdefault("warm_up", cell["events"] // 3)
         made.append(cell)

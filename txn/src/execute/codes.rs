@@ -11,6 +11,7 @@ use super::output::OutputBuilder;
 use super::segment::Reason;
 use super::words::{self, Frame, KeyFrom, WordCode};
 use crate::order::{Epoch, Ranked};
+use crate::program::rounds::Turns;
 use crate::program::{Body, NativeBody, Program};
 use crate::schedule::Properties;
 
@@ -93,6 +94,8 @@ pub(crate) struct Codes {
     pub(crate) consumed: Vec<bool>,
     /// Per handler: the stream of its aborts.
     pub(crate) aborted: Vec<usize>,
+    /// The turns of procedures.
+    pub(crate) turns: Turns,
     /// Per table: the most rows of it that one transaction on the fast path has.
     pub(crate) rows_max: Vec<usize>,
 }
@@ -131,7 +134,8 @@ impl Codes {
         let rows_max = (0..program.tables.len())
             .map(|table| code.iter().map(|code| code.rows_of(table)).max().unwrap_or(0))
             .collect();
-        Codes { program, code, paths, wants, consumed, aborted, rows_max }
+        let turns = Turns::of(&program).expect("the program was checked");
+        Codes { program, code, paths, wants, consumed, aborted, turns, rows_max }
     }
 
     /// The registers that each handler's transactions work in.

@@ -8,6 +8,7 @@ use tidemill_table::{Seq, Table};
 
 use super::codes::Path;
 use super::graph::{self, Graphs};
+use super::in_place::PROCEDURES;
 use super::lists::Lists;
 use super::rounds::Rounds;
 use super::serial::{Outcome, Serial};
@@ -129,7 +130,8 @@ impl Executor {
                         graphs
                     }
                 });
-                match graph::too_many(pool.threads()) {
+                let procedures = (!serial.codes.turns.is_empty()).then_some(PROCEDURES);
+                match procedures.map(Cow::from).or(graph::too_many(pool.threads())) {
                     None => {
                         let (outcome, in_parallel) =
                             graphs.run(serial, strategy, pool, tables, epoch);

@@ -106,7 +106,8 @@ const ROWS_FEW: usize = 16;
 pub(crate) struct General<'a> {
     program: &'a Program,
     tables: &'a dyn Rows,
-    output: Option<StreamId>,
+    /// Whose it is.
+    handler: usize,
     /// The time of its stamp.
     time_us: i64,
     rows: Vec<Touched>,
@@ -234,16 +235,22 @@ impl<'a> Memo<'a> {
 }
 
 impl<'a> General<'a> {
-    /// A transaction at a time, of a handler whose own output stream is `output`.
+    /// A transaction of a handler at a time.
     pub(crate) fn new(
         program: &'a Program,
         tables: &'a dyn Rows,
-        output: Option<StreamId>,
+        handler: usize,
         time_us: i64,
     ) -> General<'a> {
         let (rows, by_key) = (Vec::new(), HashMap::default());
         let (made, emitted) = (Vec::new(), Vec::new());
-        General { program, tables, output, time_us, rows, by_key, made, emitted }
+        General { program, tables, handler, time_us, rows, by_key, made, emitted }
+    }
+
+    /// Goes on as a transaction of another handler, which sees what was written; gives what was emitted.
+    pub(crate) fn go_on(&mut self, handler: usize) -> Vec<(StreamId, Vec<Value>)> {
+        self.handler = handler;
+        std::mem::take(&mut self.emitted)
     }
 
     pub(crate) fn effects(self) -> Effects {
@@ -608,7 +615,10 @@ impl Tx for General<'_> {
 
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
         let spec = &self.program.streams[stream.index()];
-        if Some(stream) != self.output && spec.origin != Origin::Emitted {
+        let handler = &self.program.handlers[self.handler];
+        let may = |emits: &Vec<StreamId>| emits.contains(&stream);
+        let is_open = spec.origin == Origin::Emitted && handler.emits.as_ref().is_none_or(may);
+        if Some(stream) != handler.output && !is_open {
             return Err(reasons::not_emittable(&spec.spec.name));
         }
         let columns = &spec.spec.schema.columns;

@@ -34,6 +34,7 @@ mod segment;
 mod serial;
 mod tables;
 mod timing;
+mod turn;
 mod window;
 mod words;
 

@@ -20,8 +20,10 @@ use super::lane::Lane;
 use super::native::{self, NativeCode};
 use super::output::{DerivedEvent, Origin, Output, OutputBuilder};
 use super::segment::{run_words, End, InOrder, Turns};
+use super::turn;
 use super::words::{Frame, WordCode};
 use crate::order::{Epoch, Ranked};
+use crate::program::rounds::Agenda;
 use crate::program::{reasons, Abort, Body, Program};
 use crate::reference::word_value;
 
@@ -138,6 +140,7 @@ impl Serial {
             counts: vec![HandlerCounts::default(); self.codes.code.len()],
             unstable: Vec::new(),
             written: BTreeMap::new(),
+            agenda: Agenda::default(),
         }
     }
 
@@ -203,7 +206,11 @@ impl Serial {
         let mut lanes = codes.lanes(epoch, &columns);
         let mut at = order.start;
         while at < order.end {
-            let reach = order.end.min(at + OPEN);
+            // While procedures wait for their turn, no other event comes.
+            let reach = match out.agenda.is_empty() {
+                true => order.end.min(at + OPEN),
+                false => order.end.min(end_of_event(epoch, at - 1)),
+            };
             let order = &epoch.order[..reach];
             let end = self.fast(codes, frames, tables, &mut lanes, order, &mut at, out);
             // Now that the tables are closed, whatever else there is may use them.
@@ -234,12 +241,26 @@ impl Serial {
                     at += 1;
                 }
                 End::General => {
-                    self.seq += 1;
                     let event = lane(at).batch.row(order[at].row as usize);
-                    transact(self, tables, epoch, out, &event, origin(at));
+                    let stream =
+                        epoch.runs[epoch.lanes[order[at].lane as usize].run as usize].stream;
+                    hand(self, tables, epoch, out, (stream, &event), origin(at));
                     at += 1;
                 }
             }
+            if !out.agenda.is_empty() && at == end_of_event(epoch, at - 1) {
+                self.turns(tables, epoch, at - 1, out);
+            }
+        }
+    }
+
+    /// The procedures of a round whose event is that of the transaction at `root`, each when it is its
+    /// turn.
+    fn turns(&mut self, tables: &mut [Table], epoch: &Epoch, root: usize, out: &mut Sink) {
+        while let Some((turn, mut given)) = out.agenda.next() {
+            let codes = self.codes.clone();
+            self.seq += 1;
+            turn::run(self, tables, epoch, out, &codes.turns.all[turn], &mut given, root);
         }
     }
 
@@ -323,7 +344,7 @@ impl Serial {
             let row = row_of(&self.codes.program, emit.stream, words);
             out.builders[stream].push(&row, origin);
             if self.codes.consumed[stream] {
-                cascade(self, tables, epoch, out, emit.stream, &row, origin);
+                cascade(self, tables, epoch, out, (emit.stream, &row), origin, &[]);
             }
         }
     }
@@ -346,7 +367,7 @@ impl Serial {
             let row = row_of(&self.codes.program, id, words.iter().copied());
             out.builders[stream].push(&row, origin);
             if self.codes.consumed[stream] {
-                cascade(self, tables, epoch, out, id, &row, origin);
+                cascade(self, tables, epoch, out, (id, &row), origin, &[]);
             }
             (rest, ordinal) = (tail, ordinal + 1);
         }
@@ -360,6 +381,18 @@ pub(crate) struct Sink {
     pub(crate) counts: Vec<HandlerCounts>,
     pub(crate) unstable: Vec<Unstable>,
     pub(crate) written: BTreeMap<usize, u64>,
+    /// Of the round that is being executed.
+    pub(crate) agenda: Agenda,
+}
+
+/// Where the transactions of another event begin, behind that at `at`.
+fn end_of_event(epoch: &Epoch, at: usize) -> usize {
+    let event = |at: usize| {
+        let Ranked { lane, row } = epoch.order[at];
+        let run = &epoch.runs[epoch.lanes[lane as usize].run as usize];
+        (run.source, run.offsets[row as usize])
+    };
+    (at + 1..epoch.order.len()).find(|next| event(*next) != event(at)).unwrap_or(epoch.order.len())
 }
 
 /// The values of a row of words.
@@ -368,24 +401,42 @@ fn row_of(program: &Program, stream: StreamId, words: impl Iterator<Item = u64>)
     columns.iter().zip(words).map(|(c, w)| word_value(&c.ty, w)).collect()
 }
 
-/// The handlers on a derived event, in declaration order, each with its own cascade.
-fn cascade(
+/// The handlers on a derived event, in declaration order, each with its own cascade; `but` have taken it.
+pub(super) fn cascade(
     serial: &mut Serial,
     tables: &mut [Table],
     epoch: &Epoch,
     out: &mut Sink,
-    stream: StreamId,
-    row: &[Value],
+    (stream, row): (StreamId, &[Value]),
     origin: Origin,
+    but: &[usize],
 ) {
     out.derived.push(DerivedEvent(origin));
     let cause = out.derived.len() as u32;
-    let handlers: Vec<usize> = serial.codes.program.handlers_on(stream).collect();
+    let handlers =
+        serial.codes.program.handlers_on(stream).filter(|handler| !but.contains(handler));
+    let handlers: Vec<usize> = handlers.collect();
     for handler in handlers {
-        serial.seq += 1;
         let origin = Origin::new(origin.root(), cause, handler);
-        transact(serial, tables, epoch, out, row, origin);
+        hand(serial, tables, epoch, out, (stream, row), origin);
     }
+}
+
+/// A handler takes an event: now, or, with all others of the round, when it is its turn.
+fn hand(
+    serial: &mut Serial,
+    tables: &mut [Table],
+    epoch: &Epoch,
+    out: &mut Sink,
+    (stream, event): (StreamId, &[Value]),
+    origin: Origin,
+) {
+    if serial.codes.program.handlers[origin.handler()].is_procedure() {
+        out.agenda.add(&serial.codes.turns, origin.handler(), stream, event.into());
+        return;
+    }
+    serial.seq += 1;
+    transact(serial, tables, epoch, out, event, origin);
 }
 
 /// One transaction on the general path; `seq` is its number already.
@@ -431,7 +482,7 @@ fn transact(
                 let origin = origin.output(ordinal as u32);
                 out.builders[stream.index()].push(row, origin);
                 if serial.codes.consumed[stream.index()] {
-                    cascade(serial, tables, epoch, out, *stream, row, origin);
+                    cascade(serial, tables, epoch, out, (*stream, row), origin, &[]);
                 }
             }
         }
@@ -461,9 +512,8 @@ pub(crate) fn call(
     event: &[Value],
     time_us: i64,
 ) -> Result<Effects, Abort> {
-    let handler = &program.handlers[handler];
-    let mut tx = General::new(program, tables, handler.output, time_us);
-    match &handler.body {
+    let mut tx = General::new(program, tables, handler, time_us);
+    match &program.handlers[handler].body {
         Body::Declared(declared) => tx.declared(declared, event)?,
         Body::Native(n) => native::general(&mut tx, program, &program.natives[*n], event)?,
         Body::Opaque(opaque) => program.opaques[*opaque].call(event, &mut tx)?,
@@ -485,6 +535,6 @@ fn abort(
     let stream = serial.codes.program.handlers[handler].aborted;
     out.builders[stream.index()].push(&event, origin);
     if serial.codes.consumed[stream.index()] {
-        cascade(serial, tables, epoch, out, stream, &event, origin);
+        cascade(serial, tables, epoch, out, (stream, &event), origin, &[]);
     }
 }

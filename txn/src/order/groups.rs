@@ -39,7 +39,8 @@ impl Groups {
             }
         }
         for (index, handler) in program.handlers.iter().enumerate() {
-            for stream in program.emits(index) {
+            for stream in program.emits(index).into_iter().chain(handler.inputs().map(|i| i.stream))
+            {
                 join(stream, handler.input);
             }
         }

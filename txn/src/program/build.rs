@@ -12,8 +12,9 @@ use tidemill_core::{
 use super::check::reason_column;
 use super::expr::{Block, Expr, ExprId};
 use super::handler::{
-    Body, Declared, Handler, Native, OnRows, Op, Opaque, RowId, RowRef, Step, VarId,
+    Body, Declared, Handler, Input, Native, OnRows, Op, Opaque, RowId, RowRef, Step, Takes, VarId,
 };
+use super::rounds::Nested;
 use super::stream::{Origin, Stage, Stream};
 use super::window::{Aggregate, Window, WindowRead};
 use super::Program;
@@ -65,6 +66,7 @@ impl Builder {
             streams: Vec::new(),
             sources: Vec::new(),
             handlers: Vec::new(),
+            nested: Vec::new(),
             natives: Vec::new(),
             window_reads: Vec::new(),
             opaques: Vec::new(),
@@ -190,6 +192,47 @@ impl Builder {
         self.add_handler(name, input, body, "a Rust function")
     }
 
+    /// A procedure: a function that takes all events of a round on these streams as one transaction, and
+    /// emits into others.
+    ///
+    /// # Panics
+    /// When there is no stream to take.
+    pub fn procedure(
+        &mut self,
+        name: &str,
+        inputs: &[StreamId],
+        emits: &[StreamId],
+        function: Arc<dyn Opaque>,
+    ) -> usize {
+        let (first, more) = inputs.split_first().expect("a procedure takes a stream");
+        let index = self.opaque(name, *first, function);
+        let more = more.iter().enumerate().map(|(number, stream)| {
+            let aborted = format!("{name}.aborted{}", number + 2);
+            Input { stream: *stream, aborted: self.add_aborted(&aborted, *stream, index) }
+        });
+        let more = more.collect();
+        let handler = &mut self.program.handlers[index];
+        (handler.takes, handler.more, handler.emits) = (Takes::Batch, more, Some(emits.to_vec()));
+        index
+    }
+
+    /// Makes procedures one transaction: all of them, or nothing. The one of each pair in `before` comes
+    /// before the other one; beyond that, whoever emits comes before whoever takes it.
+    pub fn nested(&mut self, name: &str, procedures: &[usize], before: &[(usize, usize)]) {
+        let id = |handler: &usize| HandlerId(*handler as u16);
+        self.program.nested.push(Nested {
+            name: name.into(),
+            procedures: procedures.iter().map(id).collect(),
+            before: before.iter().map(|(a, b)| (id(a), id(b))).collect(),
+            at: String::new(),
+        });
+    }
+
+    /// Says what streams an opaque handler emits into.
+    pub fn emits(&mut self, handler: usize, streams: &[StreamId]) {
+        self.program.handlers[handler].emits = Some(streams.to_vec());
+    }
+
     /// A native handler: rows given by table and the event columns of their keys, the streams it
     /// emits to, and a closure over their words. Their number is part of the type, so that the
     /// executor's loop is compiled for just so many. A closure that panics aborts its transaction.
@@ -229,14 +272,13 @@ impl Builder {
 
     fn add_handler(&mut self, name: &str, input: StreamId, body: Body, why: &str) -> usize {
         let index = self.program.handlers.len();
-        let event = &self.program.streams[input.index()].spec.schema;
-        let mut columns = event.columns.clone();
-        columns.push(reason_column(event));
-        let origin = Origin::Aborted(HandlerId(index as u16));
-        let aborted = self.add_stream(&format!("{name}.aborted"), columns, origin);
+        let aborted = self.add_aborted(&format!("{name}.aborted"), input, index);
         self.program.handlers.push(Handler {
             name: name.into(),
             input,
+            takes: Takes::Each,
+            more: Vec::new(),
+            emits: None,
             body,
             output: None,
             aborted,
@@ -244,6 +286,13 @@ impl Builder {
             at: String::new(),
         });
         index
+    }
+
+    fn add_aborted(&mut self, name: &str, input: StreamId, handler: usize) -> StreamId {
+        let event = &self.program.streams[input.index()].spec.schema;
+        let mut columns = event.columns.clone();
+        columns.push(reason_column(event));
+        self.add_stream(name, columns, Origin::Aborted(HandlerId(handler as u16)))
     }
 
     /// The stream of a handler's aborted events.

@@ -6,6 +6,7 @@ use tidemill_core::{Column, DataType, Error, Result, Schema, StreamId, StreamTim
 
 use super::expr::{Block, Expr, ExprId, Type};
 use super::handler::{Body, Declared, Handler, Native, Op, RowRef, VarId};
+use super::rounds::{Nested, Turns};
 use super::stream::{Origin, Stage, Stream};
 use super::Program;
 use crate::execute::NATIVE_ROWS_MAX;
@@ -49,7 +50,55 @@ impl Program {
         for (index, handler) in self.handlers.iter().enumerate() {
             self.check_handler(index, handler).map_err(|e| e.at(handler.at.clone()))?;
         }
-        self.check_cycles()
+        self.nested
+            .iter()
+            .try_for_each(|n| self.check_nested(n).map_err(|e| e.at(n.at.clone())))?;
+        self.check_emits()?;
+        self.check_cycles()?;
+        Turns::of(self).map(|_| ())
+    }
+
+    /// A nested transaction is of procedures, each of which is in one.
+    fn check_nested(&self, nested: &Nested) -> Result<()> {
+        let owner = format!("nested transaction {}", nested.name);
+        let wrong = |what: String| Err(Error::program(format!("{owner}: {what}")));
+        if nested.procedures.len() < 2 {
+            return wrong("it has fewer than two procedures".into());
+        }
+        let all = self.nested.iter().flat_map(|nested| &nested.procedures);
+        for id in &nested.procedures {
+            let Some(handler) = self.handlers.get(id.index()) else {
+                return wrong(format!("there is no handler {}", id.0));
+            };
+            if !handler.is_procedure() {
+                return wrong(format!("{} takes each event by itself", handler.name));
+            }
+            if all.clone().filter(|other| *other == id).count() > 1 {
+                return wrong(format!("{} is nested twice", handler.name));
+            }
+        }
+        for (a, b) in &nested.before {
+            if a == b || ![a, b].iter().all(|id| nested.procedures.contains(id)) {
+                return wrong("its order is of procedures that are not in it".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Procedures run after all that feed them, so where there are any, everybody has to say where they
+    /// emit.
+    fn check_emits(&self) -> Result<()> {
+        let silent = |h: &&Handler| matches!(h.body, Body::Opaque(_)) && h.emits.is_none();
+        let has_procedures = self.handlers.iter().any(Handler::is_procedure);
+        match self.handlers.iter().find(silent).filter(|_| has_procedures) {
+            None => Ok(()),
+            Some(handler) => Err(Error::program(format!(
+                "handler {} does not say which streams it emits into, and there are procedures",
+                handler.name
+            ))
+            .help("say emits=[...]; an empty list when there are none")
+            .at(handler.at.clone())),
+        }
     }
 
     fn stream(&self, id: StreamId) -> Result<&Stream> {
@@ -102,15 +151,31 @@ impl Program {
 
     fn check_handler(&self, index: usize, handler: &Handler) -> Result<()> {
         let owner = format!("handler {}", handler.name);
-        let input = self.stream(handler.input)?;
-        let aborted = self.stream(handler.aborted)?;
-        let mut columns = input.spec.schema.columns.clone();
-        columns.push(reason_column(&input.spec.schema));
-        if aborted.origin != Origin::Aborted(tidemill_core::HandlerId(index as u16))
-            || aborted.spec.schema.columns != columns
-        {
-            return Err(Error::internal(format!("{owner}: its aborted stream is another's")));
+        let mut taken = HashSet::new();
+        for taking in handler.inputs() {
+            let (input, aborted) = (self.stream(taking.stream)?, self.stream(taking.aborted)?);
+            let mut columns = input.spec.schema.columns.clone();
+            columns.push(reason_column(&input.spec.schema));
+            if aborted.origin != Origin::Aborted(tidemill_core::HandlerId(index as u16))
+                || aborted.spec.schema.columns != columns
+            {
+                return Err(Error::internal(format!("{owner}: its aborted stream is another's")));
+            }
+            if !taken.insert(taking.stream) {
+                let stream = &input.spec.name;
+                return Err(Error::program(format!("{owner} takes stream {stream} twice")));
+            }
         }
+        for stream in handler.emits.iter().flatten() {
+            self.emittable(self.stream(*stream)?)?;
+        }
+        if handler.is_procedure() && !matches!(handler.body, Body::Opaque(_)) {
+            return Err(Error::internal(format!("{owner}: only functions take batches")));
+        }
+        if !handler.is_procedure() && !handler.more.is_empty() {
+            return Err(Error::internal(format!("{owner} takes several streams, but no batches")));
+        }
+        let input = self.stream(handler.input)?;
         match &handler.body {
             Body::Declared(declared) => {
                 self.check_declared(declared, &input.spec.schema, &owner)?;
@@ -347,14 +412,15 @@ impl Program {
                 })
                 .collect(),
             Body::Native(native) => self.natives[*native].emits.clone(),
-            // An opaque function may emit into every stream that is there to be emitted into.
+            // An opaque function that does not say may emit into every stream that is there for that.
+            Body::Opaque(_) if handler.emits.is_some() => handler.emits.clone().unwrap_or_default(),
             Body::Opaque(_) => (0..self.streams.len() as u16)
                 .map(StreamId)
                 .filter(|s| self.streams[s.index()].origin == Origin::Emitted)
                 .collect(),
         };
         streams.extend(handler.output);
-        streams.push(handler.aborted);
+        streams.extend(handler.inputs().map(|input| input.aborted));
         streams.sort();
         streams.dedup();
         streams
@@ -387,10 +453,11 @@ impl Program {
             }
             path.push(at);
             for stream in program.emits(at) {
-                // An opaque function that reads a stream is trusted not to emit into it; what it
-                // does emit is checked when it runs.
+                // An opaque function that reads a stream is trusted not to emit into it, unless it says
+                // so; what it does emit is checked when it runs.
                 let opaque = matches!(program.handlers[at].body, Body::Opaque(_));
-                if opaque && program.streams[stream.index()].origin == Origin::Emitted {
+                let silent = opaque && program.handlers[at].emits.is_none();
+                if silent && program.streams[stream.index()].origin == Origin::Emitted {
                     continue;
                 }
                 for next in program.handlers_on(stream).collect::<Vec<_>>() {

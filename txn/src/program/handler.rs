@@ -34,7 +34,7 @@ impl RowId {
     }
 }
 
-/// A handler: each event of `input` becomes one transaction.
+/// A handler: each event of `input` becomes one transaction; or, of a *procedure*, each batch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Handler {
@@ -42,6 +42,15 @@ pub struct Handler {
     pub name: Arc<str>,
     /// The stream whose events it takes.
     pub input: StreamId,
+    /// How many of them are one transaction.
+    #[serde(default)]
+    pub takes: Takes,
+    /// The other streams that a procedure takes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more: Vec<Input>,
+    /// The streams that an opaque function may emit into, beside its output, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emits: Option<Vec<StreamId>>,
     /// What it does.
     pub body: Body,
     /// The stream of what it returns, if it returns anything.
@@ -55,6 +64,50 @@ pub struct Handler {
     /// The user's line.
     #[serde(default)]
     pub at: String,
+}
+
+/// How many events are one transaction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Takes {
+    /// Each is one, and what it sets off comes before the next.
+    #[default]
+    Each,
+    /// All of one round are one: then the handler is a procedure. See [`rounds`](super::rounds).
+    Batch,
+}
+
+/// A stream that a procedure takes beside its first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    /// The stream.
+    pub stream: StreamId,
+    /// Where its events go when the procedure aborts.
+    pub aborted: StreamId,
+}
+
+/// Events of one stream that a procedure takes at once, in their order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EventBatch {
+    /// The stream.
+    pub stream: StreamId,
+    /// The events; none where only other streams had some.
+    pub events: Vec<Row>,
+}
+
+impl Handler {
+    /// The streams that it takes, in the order of their declaration, and where their events go when
+    /// it aborts.
+    pub fn inputs(&self) -> impl Iterator<Item = Input> + '_ {
+        let first = Input { stream: self.input, aborted: self.aborted };
+        [first].into_iter().chain(self.more.iter().copied())
+    }
+
+    /// Whether it is a procedure.
+    pub fn is_procedure(&self) -> bool {
+        self.takes == Takes::Batch
+    }
 }
 
 /// What a handler does.
@@ -329,6 +382,12 @@ pub trait Tx {
 pub trait Opaque: Send + Sync {
     /// Runs one transaction.
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort>;
+
+    /// Runs one transaction of a procedure, on a batch for each stream that it takes, in the order in
+    /// which it names them. What is not written for it takes the events of one stream one by one.
+    fn call_batch(&self, batches: &[EventBatch], tx: &mut dyn Tx) -> Result<(), Abort> {
+        batches.iter().flat_map(|batch| &batch.events).try_for_each(|event| self.call(event, tx))
+    }
 }
 
 /// A native handler: rows with keys from the event, and a closure over their words. Every table

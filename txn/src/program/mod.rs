@@ -10,6 +10,7 @@ mod check;
 mod expr;
 mod footprint;
 mod handler;
+pub(crate) mod rounds;
 mod stream;
 mod window;
 
@@ -25,8 +26,10 @@ pub use footprint::{Access, Footprint, RowUse};
 pub(crate) use handler::NativeBody;
 pub(crate) use handler::{key_value, reasons};
 pub use handler::{
-    Abort, AbortKind, Body, Declared, Handler, Native, Op, Opaque, RowId, RowRef, Step, Tx, VarId,
+    Abort, AbortKind, Body, Declared, EventBatch, Handler, Input, Native, Op, Opaque, RowId,
+    RowRef, Step, Takes, Tx, VarId,
 };
+pub use rounds::Nested;
 pub use stream::{Origin, Stage, Stream};
 pub use window::{Aggregate, Fold, Window, WindowRead};
 
@@ -44,6 +47,9 @@ pub struct Program {
     pub sources: Vec<SourceSpec>,
     /// Handlers by [`tidemill_core::HandlerId`], in declaration order.
     pub handlers: Vec<Handler>,
+    /// Procedures that are one transaction.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nested: Vec<Nested>,
     /// The closures of native handlers.
     #[serde(skip)]
     pub natives: Vec<Native>,
@@ -58,7 +64,8 @@ pub struct Program {
 impl Program {
     /// The handlers on a stream, in declaration order, as indices.
     pub fn handlers_on(&self, stream: StreamId) -> impl Iterator<Item = usize> + '_ {
-        (0..self.handlers.len()).filter(move |&h| self.handlers[h].input == stream)
+        (0..self.handlers.len())
+            .filter(move |&h| self.handlers[h].inputs().any(|input| input.stream == stream))
     }
 
     /// The input stream (fed by sources) that a stream derived by map and filter comes from.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use tidemill_core::rules::{Binary, Unary};
 use tidemill_core::{Column, DataType, History, Late, SourceId, StreamId, TableId, Value};
 use tidemill_txn::program::{
-    Abort, Aggregate, Block, Builder, Expr, ExprId, Fold, HandlerBuilder, Opaque, Program,
-    RowHandle, Tx, Window,
+    Abort, Aggregate, Block, Builder, EventBatch, Expr, ExprId, Fold, HandlerBuilder, Opaque,
+    Program, RowHandle, Tx, Window,
 };
 use tidemill_txn::reference::{CutAt, InputRow};
 
@@ -81,6 +81,7 @@ struct Extras {
     histories: [Option<History>; 2],
     ordered: [bool; 2],
     wild: bool,
+    procedures: bool,
 }
 
 impl Extras {
@@ -93,7 +94,8 @@ impl Extras {
         };
         let histories = [history(), history()];
         let ordered = [dice.chance(40), dice.chance(50)];
-        Extras { histories, ordered, wild: dice.chance(35) }
+        let wild = dice.chance(35);
+        Extras { histories, ordered, wild, procedures: !wild && dice.chance(30) }
     }
 }
 
@@ -268,6 +270,97 @@ impl Opaque for Follower {
     }
 }
 
+/// A procedure: counts what it is given, and hands some of it on.
+struct Juggler {
+    emits: Vec<StreamId>,
+    /// Where what it makes of a batch can be seen.
+    seen_at: i64,
+}
+
+impl Opaque for Juggler {
+    fn call(&self, _: &[Value], _: &mut dyn Tx) -> Result<(), Abort> {
+        unreachable!("it takes batches")
+    }
+
+    fn call_batch(&self, batches: &[EventBatch], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let mut seen = 0;
+        for EventBatch { stream, events } in batches {
+            for event in events {
+                let int = |at: usize| match &event[at] {
+                    Value::Int(int) => *int,
+                    other => unreachable!("{other}"),
+                };
+                let [k, x] = if event.len() < 4 { [int(0), int(1)] } else { [int(1), int(3)] };
+                seen = (seen * 31 + k * 7 + x % 100 + i64::from(stream.0)) % 997;
+                let a = add(tx, k.rem_euclid(5), x % 100)?;
+                if a % 13 == 6 {
+                    return Err(Abort::refused(format!("{k} fell down")));
+                }
+                let count = self.emits.len() as i64;
+                if let Some(stream) = self.emits.get(a.rem_euclid(count + 1) as usize) {
+                    tx.emit(*stream, &[Value::Int(k), Value::Int(a)])?;
+                }
+            }
+        }
+        add(tx, self.seen_at, seen).map(|_| ())
+    }
+}
+
+/// Adds to a row of the first table; what it comes to.
+fn add(tx: &mut dyn Tx, id: i64, more: i64) -> Result<i64, Abort> {
+    let row = tx.get(TableId(0), &[Value::Int(id)])?;
+    let mut row = row.map_or_else(
+        || {
+            let (f, m, b) = (Value::Float(0.5), Value::Decimal(0, 2), Value::Bool(false));
+            vec![Value::Int(id), Value::Int(0), f, m, b]
+        },
+        |row| row.to_vec(),
+    );
+    let Value::Int(a) = row[1] else { unreachable!() };
+    let a = a.wrapping_add(more) % 1000;
+    row[1] = Value::Int(a);
+    tx.put(TableId(0), &row)?;
+    Ok(a)
+}
+
+/// Procedures that take what there is and what those before them emit, some of them nested. Gives the
+/// streams that they add events to, with where these have their number.
+fn procedures(
+    dice: &mut Dice,
+    b: &mut Builder,
+    given: &[(StreamId, usize)],
+) -> Vec<(StreamId, usize)> {
+    let pair = || vec![Column::new("k", DataType::Int), Column::new("v", DataType::Int)];
+    let number = 1 + dice.below(4) as usize;
+    let own: Vec<StreamId> = (0..=number).map(|i| b.emitted(&format!("own{i}"), pair())).collect();
+    let (mut made, mut added) = (Vec::new(), own.iter().map(|own| (*own, 0)).collect::<Vec<_>>());
+    for index in 0..number {
+        let from = given.iter().copied().chain(own[..index].iter().map(|own| (*own, 0)));
+        let from: Vec<(StreamId, usize)> = from.collect();
+        let mut inputs = vec![*dice.pick(&from)];
+        while dice.chance(40) && inputs.len() < 3 {
+            let more = *dice.pick(&from);
+            if !inputs.contains(&more) {
+                inputs.push(more);
+            }
+        }
+        let streams: Vec<StreamId> = inputs.iter().map(|(stream, _)| *stream).collect();
+        let emits = own[index..index + 1 + dice.below(2) as usize].to_vec();
+        let function = Juggler { emits: emits.clone(), seen_at: 5 + dice.below(2) as i64 };
+        let name = format!("procedure{index}");
+        made.push(b.procedure(&name, &streams, &emits, Arc::new(function)));
+        added.push((b.aborted(made[index]), inputs[0].1));
+    }
+    if number > 1 && dice.chance(60) {
+        let from = dice.below(number as u64 - 1) as usize;
+        let to = from + 2 + dice.below((number - from - 1) as u64) as usize;
+        let nested = &made[from..to];
+        let before = dice.chance(30).then(|| (nested[0], nested[1]));
+        b.nested("together", nested, before.as_slice());
+    }
+    added
+}
+
 /// What closures say when they panic.
 const ON_PURPOSE: &str = "this event is too much for a closure";
 
@@ -353,7 +446,9 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
         match if extras.wild && dice.chance(40) { 0 } else { kind } {
             0 if !shape.plain && dice.chance(40) => {
                 let output = dice.chance(50).then_some(side);
-                b.opaque(&name, input, Arc::new(Writer { output, ranges: extras.ordered[1] }));
+                let function = Arc::new(Writer { output, ranges: extras.ordered[1] });
+                let index = b.opaque(&name, input, function);
+                b.emits(index, output.as_slice());
             }
             0 => {
                 // Now and then a window that is refused when it runs.
@@ -364,7 +459,8 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                 let ranges = extras.ordered[0] || dice.chance(10);
                 let output = dice.chance(40).then_some(side);
                 let function = Wanderer { output, window: (window, sum), ranges };
-                b.opaque(&name, input, Arc::new(function));
+                let index = b.opaque(&name, input, Arc::new(function));
+                b.emits(index, output.as_slice());
             }
             1 | 2 if plain_default && shape.plain => {
                 let reads = extras.histories[0].map(|history| {
@@ -427,6 +523,13 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
     }
     // A cascade: somebody takes what others give.
     fed.push((side, 0));
+    if extras.procedures {
+        let given: Vec<(StreamId, usize)> = [(first, 1), (second, 1), (filtered, 1)]
+            .into_iter()
+            .chain(fed.iter().copied())
+            .collect();
+        fed.extend(procedures(dice, &mut b, &given));
+    }
     for (index, (stream, k)) in fed.into_iter().enumerate() {
         if extras.wild && dice.chance(30) {
             let follower = Follower { k, output: side };

@@ -20,6 +20,9 @@ use crate::order::Epoch;
 /// Links of versions are 32 bits, and every thread may have to write all of them.
 const VERSION_WORDS_MAX: usize = 1 << 30;
 
+/// Why an epoch of such a program is executed serially.
+pub(super) const PROCEDURES: &str = "procedures run one after the other";
+
 /// Executes epochs in place.
 pub(super) struct InPlace {
     pub(super) codes: Arc<Codes>,
@@ -58,6 +61,9 @@ impl InPlace {
     /// Whether the epoch can be executed in place at all.
     pub(super) fn check(&self, tables: &[Table], epoch: &Epoch) -> Result<(), &'static str> {
         let codes = &*self.codes;
+        if !codes.turns.is_empty() {
+            return Err(PROCEDURES);
+        }
         for lane in &epoch.lanes {
             let handler = lane.handler as usize;
             let code = &codes.code[handler];

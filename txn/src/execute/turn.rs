@@ -1,0 +1,105 @@
+//! A turn of a round: procedures as one transaction, on the general path.
+
+use tidemill_table::Table;
+
+use super::general::{Effects, General, Rows};
+use super::output::Origin;
+use super::serial::{cascade, Serial, Sink, Unstable};
+use crate::order::Epoch;
+use crate::program::rounds::{Emitted, Given, Turn};
+use crate::program::{Abort, Body, Program};
+
+/// What a turn comes to when it commits.
+struct Performed {
+    effects: Effects,
+    /// What each of its procedures has emitted.
+    emitted: Vec<Emitted>,
+}
+
+/// Executes a turn, whose number is the executor's, with what it sets off at once. `root` is a
+/// transaction on the round's event.
+pub(super) fn run(
+    serial: &mut Serial,
+    tables: &mut [Table],
+    epoch: &Epoch,
+    out: &mut Sink,
+    turn: &Turn,
+    given: &mut Given,
+    root: usize,
+) {
+    let program = serial.codes.program.clone();
+    let time_us = epoch.time_us(epoch.order[root]);
+    let first = turn.procedures[0];
+    let perform = |given: &mut Given| perform(&program, &&*tables, turn, given, time_us);
+    let result = perform(given);
+    if serial.is_compared() {
+        let same = match (&result, &perform(given)) {
+            (Ok(a), Ok(b)) => a.emitted == b.emitted && a.effects.same_outcome(&b.effects),
+            (Err(a), Err(b)) => a == b,
+            _ => false,
+        };
+        if !same {
+            let stamp = epoch.stamp(epoch.order[root]);
+            out.unstable.push(Unstable { handler: first, stamp });
+        }
+    }
+    let emitted = match result {
+        Ok(Performed { effects, emitted }) => {
+            effects.apply(tables, serial.seq(), time_us);
+            let sum = out.written.entry(first).or_default();
+            *sum = sum.wrapping_add(effects.written_hash(serial.seq()));
+            for (place, _) in &emitted {
+                out.counts[turn.procedures[*place]].committed += 1;
+            }
+            emitted
+        }
+        Err(abort) => {
+            let back = given.aborted(&program, turn, &abort.reason);
+            for (place, _) in &back {
+                out.counts[turn.procedures[*place]].aborted += 1;
+            }
+            back
+        }
+    };
+    for (place, events) in emitted {
+        let origin = Origin::new(root as u32, 0, turn.step + place);
+        for (ordinal, (stream, row)) in events.iter().enumerate() {
+            let origin = origin.output(ordinal as u32);
+            out.builders[stream.index()].push(row, origin);
+            if serial.codes.consumed[stream.index()] {
+                cascade(serial, tables, epoch, out, (*stream, row), origin, &turn.procedures);
+            }
+        }
+    }
+}
+
+/// The procedures of a turn one after the other; each sees what those before it wrote, and takes what
+/// they emitted.
+fn perform(
+    program: &Program,
+    tables: &dyn Rows,
+    turn: &Turn,
+    given: &mut Given,
+    time_us: i64,
+) -> Result<Performed, Abort> {
+    given.begin();
+    let mut tx = General::new(program, tables, turn.procedures[0], time_us);
+    let mut emitted: Vec<Emitted> = Vec::new();
+    for (place, index) in turn.procedures.iter().enumerate() {
+        let procedure = &program.handlers[*index];
+        let Some(batches) = given.batches(procedure, place) else { continue };
+        let Body::Opaque(opaque) = procedure.body else { unreachable!("the program was checked") };
+        tx.go_on(*index);
+        program.opaques[opaque].call_batch(&batches, &mut tx)?;
+        let events = tx.go_on(*index);
+        for (stream, row) in &events {
+            for (place, next) in turn.procedures.iter().enumerate() {
+                if program.handlers[*next].inputs().any(|input| input.stream == *stream) {
+                    given.add(place, *stream, row[..].into(), false);
+                }
+            }
+        }
+        emitted.push((place, events));
+    }
+    Ok(Performed { effects: tx.effects(), emitted })
+}

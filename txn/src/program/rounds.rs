@@ -1,0 +1,220 @@
+//! Rounds: what procedures make of an event (S-Store 2.2 to 2.4).
+//!
+//! The events of one batch, and all that it sets off, are a *round*. First come the handlers that
+//! take each event by itself, depth first, as without procedures. Then each procedure runs once, on
+//! all events of the round on the streams that it takes; in topological order, so that whoever emits
+//! runs before whoever takes it, and of two that know nothing of each other the one declared first.
+//! What a procedure emits is taken by those that take each event at once, when it has committed, and
+//! by procedures when their turn comes. A round is over before the next one begins: so both orders
+//! of S-Store hold, that of the dataflow graph and that of each stream.
+//!
+//! A nested transaction has a turn of its own: its procedures run in it one after the other, as one
+//! transaction, and what they emit is seen by others when all of them have committed.
+//!
+//! What a procedure emits has the stamp of its batch, with one step: its place among all turns,
+//! behind all handlers, and the ordinal of what it emitted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{Error, HandlerId, Result, Row, StreamId, Value};
+
+use super::handler::{EventBatch, Handler, Input};
+use super::Program;
+
+/// Procedures that are one transaction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nested {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its procedures.
+    pub procedures: Vec<HandlerId>,
+    /// Which of them come before which others, beyond what follows from streams.
+    #[serde(default)]
+    pub before: Vec<(HandlerId, HandlerId)>,
+    /// The user's line.
+    #[serde(default)]
+    pub at: String,
+}
+
+/// A turn: procedures that are one transaction, in order, each with its place among all.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Turn {
+    pub(crate) procedures: Vec<usize>,
+    /// The step in stamps of the first one; the others follow.
+    pub(crate) step: usize,
+}
+
+/// The turns of a program's procedures.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Turns {
+    pub(crate) all: Vec<Turn>,
+    /// By handler: the turn of a procedure, and its place in it.
+    of: Vec<Option<(usize, usize)>>,
+}
+
+impl Turns {
+    /// Those of a program.
+    ///
+    /// # Errors
+    /// When procedures wait for one another.
+    pub(crate) fn of(program: &Program) -> Result<Turns> {
+        let handlers = program.handlers.len();
+        if !program.handlers.iter().any(Handler::is_procedure) {
+            return Ok(Turns { all: Vec::new(), of: vec![None; handlers] });
+        }
+        // Which node of the graph a handler is in: its own, or that of its nested transaction.
+        let mut node: Vec<usize> = (0..handlers).collect();
+        for nested in &program.nested {
+            let first = nested.procedures.iter().map(|h| h.index()).min().unwrap_or(0);
+            nested.procedures.iter().for_each(|h| node[h.index()] = first);
+        }
+        let edges = edges(program);
+        let between = edges.iter().map(|(a, b)| (node[*a], node[*b])).filter(|(a, b)| a != b);
+        let nodes: BTreeSet<usize> = node.iter().copied().collect();
+        let order = sorted(&nodes, &between.collect(), program)?;
+        let (mut all, mut of, mut step) = (Vec::new(), vec![None; handlers], handlers);
+        for first in order {
+            let members: BTreeSet<usize> = (0..handlers).filter(|h| node[*h] == first).collect();
+            if !program.handlers[first].is_procedure() {
+                continue;
+            }
+            let within =
+                |edge: &&(usize, usize)| members.contains(&edge.0) && members.contains(&edge.1);
+            let inner = edges.iter().filter(within).copied().collect();
+            let procedures = sorted(&members, &inner, program)?;
+            for (place, procedure) in procedures.iter().enumerate() {
+                of[*procedure] = Some((all.len(), place));
+            }
+            let turn = Turn { step, procedures };
+            step += turn.procedures.len();
+            all.push(turn);
+        }
+        Ok(Turns { all, of })
+    }
+
+    /// Whether there are no procedures.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+}
+
+/// Whose outputs a handler takes, and what nested transactions say.
+fn edges(program: &Program) -> BTreeSet<(usize, usize)> {
+    let mut edges = BTreeSet::new();
+    for handler in 0..program.handlers.len() {
+        for stream in program.emits(handler) {
+            let next = program.handlers_on(stream).filter(|next| *next != handler);
+            edges.extend(next.map(|next| (handler, next)));
+        }
+    }
+    let before = program.nested.iter().flat_map(|nested| &nested.before);
+    edges.extend(before.map(|(a, b)| (a.index(), b.index())));
+    edges
+}
+
+/// Nodes in topological order; of those that may come next, the one declared first.
+fn sorted(
+    nodes: &BTreeSet<usize>,
+    edges: &BTreeSet<(usize, usize)>,
+    program: &Program,
+) -> Result<Vec<usize>> {
+    let (mut left, mut order) = (nodes.clone(), Vec::new());
+    while !left.is_empty() {
+        let waits = |node: &&usize| edges.iter().any(|(a, b)| b == *node && left.contains(a));
+        let Some(next) = left.iter().find(|node| !waits(node)).copied() else {
+            let names: Vec<&str> = left.iter().map(|h| &*program.handlers[*h].name).collect();
+            return Err(Error::program(format!(
+                "these procedures, and what is between them, wait for one another: {}",
+                names.join(", ")
+            ))
+            .help("emit into a stream that none of them takes, or make them one nested transaction")
+            .at(program.handlers[*left.iter().next().expect("one is left")].at.clone()));
+        };
+        left.remove(&next);
+        order.push(next);
+    }
+    Ok(order)
+}
+
+/// What is to be done in a round: by turn, the events that its procedures take.
+#[derive(Debug, Default)]
+pub(crate) struct Agenda(BTreeMap<usize, Given>);
+
+impl Agenda {
+    /// A procedure has this event to take.
+    pub(crate) fn add(&mut self, turns: &Turns, procedure: usize, stream: StreamId, event: Row) {
+        let (turn, place) = turns.of[procedure].expect("it is a procedure");
+        self.0.entry(turn).or_default().add(place, stream, event, true);
+    }
+
+    /// Whether no procedure waits for its turn.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The next turn, and what it is given.
+    pub(crate) fn next(&mut self) -> Option<(usize, Given)> {
+        self.0.pop_first()
+    }
+}
+
+/// The events that the procedures of a turn take, by place in the turn, in their order.
+#[derive(Debug, Default)]
+pub(crate) struct Given(BTreeMap<usize, Vec<Taken>>);
+
+#[derive(Debug)]
+struct Taken {
+    stream: StreamId,
+    event: Row,
+    /// Whether it comes from outside of the turn.
+    outside: bool,
+}
+
+/// Events that the procedure at a place of a turn has emitted, in their order.
+pub(crate) type Emitted = (usize, Vec<(StreamId, Vec<Value>)>);
+
+impl Given {
+    /// The procedure at this place has this event to take.
+    pub(crate) fn add(&mut self, place: usize, stream: StreamId, event: Row, outside: bool) {
+        self.0.entry(place).or_default().push(Taken { stream, event, outside });
+    }
+
+    /// As it was before the turn began.
+    pub(crate) fn begin(&mut self) {
+        self.0.values_mut().for_each(|given| given.retain(|taken| taken.outside));
+        self.0.retain(|_, given| !given.is_empty());
+    }
+
+    /// What the procedure at this place takes, a batch for each stream that it names; nothing if there
+    /// is nothing.
+    pub(crate) fn batches(&self, procedure: &Handler, place: usize) -> Option<Vec<EventBatch>> {
+        let given = self.0.get(&place)?;
+        let of = |stream: StreamId| {
+            let of = given.iter().filter(|taken| taken.stream == stream);
+            EventBatch { stream, events: of.map(|taken| taken.event.clone()).collect() }
+        };
+        Some(procedure.inputs().map(|input| of(input.stream)).collect())
+    }
+
+    /// What a turn that aborts comes to: what it was given goes where the procedures' aborted events
+    /// go.
+    pub(crate) fn aborted(&self, program: &Program, turn: &Turn, reason: &str) -> Vec<Emitted> {
+        let of = |(place, given): (&usize, &Vec<Taken>)| {
+            // Stream by stream: in which order events of several came is nobody's business.
+            let of_input = |input: Input| {
+                let events = given.iter().filter(move |t| t.outside && t.stream == input.stream);
+                events.map(move |taken| {
+                    let mut event = taken.event.to_vec();
+                    event.push(Value::str(reason));
+                    (input.aborted, event)
+                })
+            };
+            let procedure = &program.handlers[turn.procedures[*place]];
+            (*place, procedure.inputs().flat_map(of_input).collect())
+        };
+        self.0.iter().map(of).collect()
+    }
+}
