@@ -95,13 +95,14 @@ def test_cells_of_the_full_grid() -> None:
 def test_the_summary() -> None:
     shares = (0.5, 1.0, 0.95, 1.1)
     made = [
-        {"cell": {"skew": i}, "best": "x", "adaptive_to_best": share, "valid": True}
+        {"cell": {"skew": i}, "best": "x", "adaptive_to_best": share, "spread": i, "valid": True}
         for i, share in enumerate(shares)
     ]
     found = grid.summary(made)
     assert found["share_at_least_0_95"] == 0.75
     assert found["adaptive_to_best_min"] == 0.5
     assert found["adaptive_to_best_median"] == pytest.approx(0.975)
+    assert found["spread_median"] == 1.5
     assert [row["skew"] for row in found["lowest"]] == [0, 2, 1, 3]
 
 

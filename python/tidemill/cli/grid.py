@@ -87,10 +87,12 @@ def measure(cell: Mapping[str, Any], run: Run) -> dict[str, Any]:
     best = max((name for name in medians if name != "adaptive"), key=lambda name: medians[name])
     ratios = {name: rate / serial for name, rate in rates.items()}
     ratios |= {name: _ratio(of, runs["serial"]) for name, of in runs.items()}
+    quotients = [a / b for a, b in zip(runs["adaptive"], runs[best], strict=True)]
     return {
         "cell": dict(cell),
         "best": best,
-        "adaptive_to_best": _ratio(runs["adaptive"], runs[best]),
+        "adaptive_to_best": statistics.median(quotients),
+        "spread": max(quotients) - min(quotients),
         "events_per_s": medians,
         "ratio_to_serial": ratios,
         "ran": again["ran"],
@@ -173,6 +175,7 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "share_at_least_0_95": sum(share >= GOOD for share in shares) / len(shares),
         "adaptive_to_best_min": min(shares),
         "adaptive_to_best_median": statistics.median(shares),
+        "spread_median": statistics.median(line["spread"] for line in found),
         "lowest": [row(line) for line in lowest],
         "valid": all(line["valid"] for line in found),
     }
