@@ -72,8 +72,8 @@ struct State {
 /// What became of a batch that was sent without waiting.
 #[derive(Clone, Debug)]
 pub enum TrySend {
-    /// It is in the source.
-    Sent,
+    /// It is in the source; how many rows were sent up to its end, by whatever handle.
+    Sent(u64),
     /// There is no room; here it is back.
     Full(Batch),
 }
@@ -123,9 +123,10 @@ impl PushHandle {
             return Ok(TrySend::Full(batch));
         }
         let waker = put(&mut state, batch);
+        let sent = state.sent;
         drop(state);
         wake(waker);
-        Ok(TrySend::Sent)
+        Ok(TrySend::Sent(sent))
     }
 
     /// Ends the source behind what was sent. Senders that wait give up with an error.

@@ -20,6 +20,7 @@ use tidemill_txn::execute::{Executor, Outcome};
 use tidemill_txn::order::{CutInput, Epoch, Ranked, Run, Sequenced, Sequencer};
 use tidemill_txn::program::Program;
 
+use crate::calls::{self, Answer, Reply};
 use crate::counts::Counts;
 use crate::deliver::{Done, Item};
 use crate::feed::{stopped, Places};
@@ -377,38 +378,47 @@ impl Driver {
     }
 
     /// Executes an epoch, one transaction at a time where that is wise.
-    fn run(&mut self, tables: &mut [Table], at: u64, epoch: &mut Epoch) -> Result<Outcome> {
+    fn run(
+        &mut self,
+        tables: &mut [Table],
+        at: u64,
+        epoch: &mut Epoch,
+        answers: &mut Vec<Answer>,
+    ) -> Result<Outcome> {
+        let program = self.program.clone();
+        let mut answered = |epoch: &Epoch, outcome: Result<Outcome>| {
+            let outcome = outcome?;
+            answers.extend(calls::answers(&program, epoch, &outcome));
+            Ok(outcome)
+        };
         let Some(trial) = &mut self.trial else {
-            return self.executor.run(&self.pool, tables, epoch);
+            return answered(epoch, self.executor.run(&self.pool, tables, epoch));
         };
         let durable = self.shared.left();
         self.on_their_way.retain(|(epoch, _)| *epoch > durable);
         self.on_their_way.push_back((at, epoch.order.len() as u64));
         if !trial.is_careful() {
             trial.epoch(at, self.on_their_way.iter().map(|(_, count)| count).sum())?;
-            return self.executor.run(&self.pool, tables, epoch);
+            return answered(epoch, self.executor.run(&self.pool, tables, epoch));
         }
         let mut all: Option<Outcome> = None;
         let order = std::mem::take(&mut epoch.order);
-        let event = |epoch: &Epoch, ranked: &Ranked| {
-            let run = &epoch.runs[epoch.lanes[ranked.lane as usize].run as usize];
-            (run.source, run.offsets[ranked.row as usize])
-        };
         // Whatever takes an event belongs together: procedures run when all others have.
         let mut left = &order[..];
         while let Some(first) = left.first() {
-            let (source, offset) = event(epoch, first);
-            let same =
-                left.iter().take_while(|next| event(epoch, next) == (source, offset)).count();
+            let (source, offset) = epoch.event(*first);
+            let is_same = |next: &&Ranked| epoch.event(**next) == (source, offset);
+            let same = left.iter().take_while(is_same).count();
             trial.transaction(at, source, offset)?;
             epoch.order = left[..same].to_vec();
             left = &left[same..];
-            let outcome = self.executor.run(&self.pool, tables, epoch)?;
+            let outcome = answered(epoch, self.executor.run(&self.pool, tables, epoch))?;
             match &mut all {
                 None => all = Some(outcome),
                 Some(all) => {
                     all.outputs.extend(outcome.outputs);
                     all.unstable.extend(outcome.unstable);
+                    all.overdue.extend(outcome.overdue);
                     for (total, count) in all.counts.iter_mut().zip(outcome.counts) {
                         total.committed += count.committed;
                         total.aborted += count.aborted;
@@ -470,14 +480,21 @@ impl Driver {
         let Sequenced { cut, mut epoch, late } = sequenced;
         let (undecoded, mut bad) = (bad.len(), bad);
         crate::aside::set_aside(&self.verdicts, cut.epoch, &mut epoch, &mut bad);
+        let aside = bad[undecoded..]
+            .iter()
+            .map(|(source, bad)| ((*source, bad.offset), Reply::Aborted(bad.reason.clone())));
+        let aside = aside.collect();
         let mut events: Vec<(Arc<str>, Batch)> = Vec::new();
         let shared = self.shared.clone();
         // How far execution runs ahead of a full disk is bounded by what was under way.
         shared.wait_for_room();
         let mut state = shared.state.lock();
         state.release(shared.left());
+        let overdue = recorded.as_ref().map(|recorded| recorded.record.overdue.clone());
+        self.executor.obey(overdue.unwrap_or_default());
         let begun = self.env.clock.monotonic_ns();
-        let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch)?;
+        let mut answers = aside;
+        let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch, &mut answers)?;
         let ns = self.env.clock.monotonic_ns() - begun;
         shared.recent.note(cut.epoch, epoch.order.len(), ns, self.executor.ran());
         state.executed(&cut, outcome.seq);
@@ -487,6 +504,7 @@ impl Driver {
         events.extend(dead);
         events.extend(crate::aside::late(&self.program, late));
         let (seq, written) = (outcome.seq, outcome.written.clone());
+        let overdue = outcome.overdue.clone();
         self.hand_on(&epoch, outcome, &mut events);
         self.counts.parked = self.sequencer.parked_rows() as u64;
         self.counts.lag_us = self.lag_us(&cut);
@@ -517,10 +535,12 @@ impl Driver {
             events,
             counts,
             written,
+            overdue,
             places,
             drained,
             recorded,
             capture,
+            answers,
             is_last,
             outputs: BTreeMap::new(),
             output_hash: 0,

@@ -14,8 +14,10 @@ use tidemill_connect::Place;
 use tidemill_core::{Batch, Cut, Error, Kind, Result, SourceId};
 use tidemill_env::Env;
 use tidemill_log::Log;
+use tidemill_txn::execute::Overdue;
 use tidemill_txn::program::Program;
 
+use crate::calls::Answer;
 use crate::counts::Counts;
 use crate::mill::Shared;
 use crate::outlets::Outlets;
@@ -51,6 +53,8 @@ pub(crate) struct Done {
     pub(crate) counts: Counts,
     /// Hashes of what opaque handlers have written.
     pub(crate) written: BTreeMap<usize, u64>,
+    /// Calls of functions that took too long.
+    pub(crate) overdue: Vec<Overdue>,
     /// Where sources stand, as far as that has changed.
     pub(crate) places: Vec<(SourceId, Place)>,
     /// Request number of the drain that it answers.
@@ -59,6 +63,8 @@ pub(crate) struct Done {
     pub(crate) recorded: Option<Recorded>,
     /// The state after it, when it is to be a snapshot.
     pub(crate) capture: Option<Box<Capture>>,
+    /// What its calls came to.
+    pub(crate) answers: Vec<Answer>,
     /// Nothing more will come, ever.
     pub(crate) is_last: bool,
     /// Rows and hash of all outputs after it; known when it is recorded.
@@ -207,6 +213,7 @@ impl Delivery {
                     output_hash,
                     places: done.places.clone(),
                     written: done.written.clone(),
+                    overdue: done.overdue.clone(),
                 };
                 logs.cuts.append(records::CUT, &records::put_cut(&record))?
             }
@@ -266,7 +273,16 @@ impl Delivery {
     fn deliver(&mut self, epochs: Vec<Done>) -> Result<()> {
         for done in epochs {
             let Done {
-                cut, events, counts, drained, capture, is_last, outputs, output_hash, ..
+                cut,
+                events,
+                counts,
+                drained,
+                capture,
+                answers,
+                is_last,
+                outputs,
+                output_hash,
+                ..
             } = done;
             let shared = self.shared.clone();
             let mut rings = shared.rings.lock();
@@ -294,6 +310,7 @@ impl Delivery {
             // Before anybody finds in `out` that rows are safe: they can be seen then.
             shared.left.store(epoch, Ordering::Release);
             drop(out);
+            shared.calls.answer(answers);
             shared.delivered.notify_all();
             shared.ring_come.notify_all();
             if let Some(number) = drained {

@@ -30,6 +30,7 @@
 
 mod aside;
 mod ask;
+mod calls;
 mod carry;
 mod changes;
 mod compare;
@@ -70,6 +71,7 @@ mod view;
 mod workers;
 
 pub use ask::{ask, Next, Replies};
+pub use calls::Reply;
 pub use life::LifeSink;
 pub use mill::Mill;
 pub use report::{HandlerReport, Status, Summary, TableReport, UnstableReport};

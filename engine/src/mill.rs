@@ -15,6 +15,7 @@ use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Groups, Sequencer};
 use tidemill_txn::program::Origin;
 
+use crate::calls::{self, Calls, Reply};
 use crate::conduct::{Driver, SnapshotPlan};
 use crate::counts::Counts;
 use crate::deliver::{self, Delivery, Item, Logs};
@@ -51,6 +52,8 @@ pub(crate) struct Shared {
     pub(crate) left: AtomicU64,
     /// Writing waits for room; `out` says why.
     pub(crate) is_full: AtomicBool,
+    /// Who waits for replies.
+    pub(crate) calls: Calls,
     /// The last rows of streams.
     pub(crate) rings: Mutex<Rings>,
     /// There is something new in `rings`, or the run has ended.
@@ -446,6 +449,7 @@ impl Mill {
             delivered: Condvar::new(),
             left: AtomicU64::new(epoch),
             is_full: AtomicBool::new(false),
+            calls: Calls::default(),
             rings: Mutex::new(rings),
             ring_come: Condvar::new(),
             recent: Recent::default(),
@@ -630,7 +634,12 @@ impl Mill {
                 if let Some(dir) = dir.filter(|_| !panicked) {
                     Trial::close(&*env.disk, &dir.path);
                 }
-                shared.end.lock().over = true;
+                let error = {
+                    let mut end = shared.end.lock();
+                    end.over = true;
+                    end.error.clone()
+                };
+                shared.calls.end(error);
                 shared.ended.notify_all();
                 shared.drained.notify_all();
                 shared.delivered.notify_all();
@@ -659,6 +668,37 @@ impl Mill {
         pushed.sent.fetch_max(sent, Ordering::AcqRel);
         self.view.gate.wake_source(pushed.source);
         Ok(sent)
+    }
+
+    /// Calls a procedure, and waits for what its transaction came to; where anything is durable, that is
+    /// then. `arguments` is one event of its stream of calls.
+    ///
+    /// # Errors
+    /// When it can't be called so, when too many calls wait, and when the run ends before it is
+    /// answered.
+    pub fn call(&self, procedure: &str, arguments: Batch) -> Result<Reply> {
+        let (tell, told) = crossbeam_channel::bounded(1);
+        // Whoever waits is there until it is told.
+        self.call_then(procedure, arguments, move |reply| drop(tell.send(reply)))?;
+        told.recv().unwrap_or_else(|_| Err(stopped()))
+    }
+
+    /// Calls a procedure; `then` is told what its transaction came to, on a thread that must not be
+    /// held up.
+    ///
+    /// # Errors
+    /// When it can't be called so, or too many calls wait: `then` is not told.
+    pub fn call_then(
+        &self,
+        procedure: &str,
+        arguments: Batch,
+        then: impl FnOnce(Result<Reply>) + Send + 'static,
+    ) -> Result<()> {
+        let pushed = calls::callable(&self.view, procedure, &arguments)?;
+        let sent = self.view.shared.calls.call(pushed, arguments, Box::new(then))?;
+        pushed.sent.fetch_max(sent, Ordering::AcqRel);
+        self.view.gate.wake_source(pushed.source);
+        Ok(())
     }
 
     /// Rows of a pushed stream that are known to the engine, from whatever run: whoever sends goes

@@ -7,12 +7,13 @@
 //! A *verdict* record (input log): version (1), source (u32), offset (u64), epoch (u64), reason. The
 //! event at that offset is set aside, from that epoch on.
 //!
-//! A *cut* record (cut log): version (1 or 2), epoch (u64), clock (u64), the fingerprint (u128), the hash
+//! A *cut* record (cut log): version (1 to 3), epoch (u64), clock (u64), the fingerprint (u128), the hash
 //! of all outputs after it (u128), offsets (u32, u64 each), watermarks (u32; time, source and offset
 //! each), idle and ended sources (u32, u32 each), and for each source whose place has changed since
 //! the cut before (u32): its number (u32) and its place as JSON. In version 2 for each opaque handler
 //! that has committed in the epoch (u32): its number (u32), the hash of all that it wrote (u64). In
-//! version 1 none has, or nobody has looked.
+//! version 1 none has, or nobody has looked. In version 3 then for each call of a function that took
+//! too long (u32): source (u32) and offset (u64) of its event, which of its calls it was (u32), reason.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use tidemill_core::wire::{
     take_u32, take_u64, take_u64s, take_u8,
 };
 use tidemill_core::{Cut, Error, Position, Result, Schema, SourceId};
+use tidemill_txn::execute::Overdue;
 
 /// Kinds of records.
 pub(crate) const ROWS: u8 = 1;
@@ -32,6 +34,8 @@ pub(crate) const CUT: u8 = 3;
 const VERSION: u8 = 1;
 /// Of a cut record that says what opaque handlers have written.
 const WRITTEN_VERSION: u8 = 2;
+/// Of one that also says which calls of functions took too long.
+const OVERDUE_VERSION: u8 = 3;
 
 /// Rows that were pushed.
 pub(crate) fn put_rows(source: SourceId, chunk: &Chunk) -> Vec<u8> {
@@ -98,6 +102,8 @@ pub(crate) struct CutRecord {
     pub(crate) places: Vec<(SourceId, Place)>,
     /// Hashes of what opaque handlers have written, by their numbers.
     pub(crate) written: BTreeMap<usize, u64>,
+    /// Calls of functions that took too long: a verdict of the clock, which a replay obeys.
+    pub(crate) overdue: Vec<Overdue>,
 }
 
 impl CutRecord {
@@ -109,8 +115,13 @@ impl CutRecord {
 
 pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
-    let CutRecord { cut, fingerprint, output_hash, places, written } = record;
-    out.push(if written.is_empty() { VERSION } else { WRITTEN_VERSION });
+    let CutRecord { cut, fingerprint, output_hash, places, written, overdue } = record;
+    let version = match (written.is_empty(), overdue.is_empty()) {
+        (_, false) => OVERDUE_VERSION,
+        (false, true) => WRITTEN_VERSION,
+        (true, true) => VERSION,
+    };
+    out.push(version);
     put_u64(cut.epoch, &mut out);
     put_u64(cut.clock_us as u64, &mut out);
     put_u128(*fingerprint, &mut out);
@@ -132,12 +143,21 @@ pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
         put_u32(source.0, &mut out);
         put_bytes(&serde_json::to_vec(place).expect("a place is JSON"), &mut out);
     }
-    if !written.is_empty() {
+    if version > VERSION {
         put_u32(written.len() as u32, &mut out);
     }
     for (handler, hash) in written {
         put_u32(*handler as u32, &mut out);
         put_u64(*hash, &mut out);
+    }
+    if version == OVERDUE_VERSION {
+        put_u32(overdue.len() as u32, &mut out);
+    }
+    for Overdue { event: (source, offset), call, reason } in overdue {
+        put_u32(source.0, &mut out);
+        put_u64(*offset, &mut out);
+        put_u32(*call, &mut out);
+        put_bytes(reason.as_bytes(), &mut out);
     }
     out
 }
@@ -145,7 +165,7 @@ pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
 pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
     let take = |mut input: &[u8]| {
         let input = &mut input;
-        let version = take_u8(input).filter(|v| (VERSION..=WRITTEN_VERSION).contains(v))?;
+        let version = take_u8(input).filter(|v| (VERSION..=OVERDUE_VERSION).contains(v))?;
         let (epoch, clock_us) = (take_u64(input)?, take_u64(input)? as i64);
         let (fingerprint, output_hash) = (take_u128(input)?, take_u128(input)?);
         let count = take_u32(input)? as usize;
@@ -172,13 +192,23 @@ pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
             places.push((source, serde_json::from_slice(take_bytes(input)?).ok()?));
         }
         let mut written = BTreeMap::new();
-        if version == WRITTEN_VERSION {
+        if version > VERSION {
             for _ in 0..take_u32(input)? {
                 written.insert(take_u32(input)? as usize, take_u64(input)?);
             }
         }
+        let mut overdue = Vec::new();
+        if version == OVERDUE_VERSION {
+            for _ in 0..take_u32(input)? {
+                let event = (SourceId(take_u32(input)?), take_u64(input)?);
+                let call = take_u32(input)?;
+                let reason = std::str::from_utf8(take_bytes(input)?).ok()?.to_string();
+                overdue.push(Overdue { event, call, reason });
+            }
+        }
         let cut = Cut { epoch, offsets, watermarks, clock_us, idle, ended };
-        input.is_empty().then_some(CutRecord { cut, fingerprint, output_hash, places, written })
+        let record = CutRecord { cut, fingerprint, output_hash, places, written, overdue };
+        input.is_empty().then_some(record)
     };
     take(bytes).ok_or_else(|| unreadable("a cut"))
 }
@@ -264,12 +294,25 @@ mod tests {
         };
         let places = vec![(SourceId(1), Place::start())];
         let written = BTreeMap::new();
-        let mut record = CutRecord { cut, fingerprint: 1 << 100, output_hash: 3, places, written };
-        for handlers in 0..3 {
+        let (fingerprint, output_hash, overdue) = (1 << 100, 3, Vec::new());
+        let mut record = CutRecord { cut, fingerprint, output_hash, places, written, overdue };
+        for more in 0..6 {
             let bytes = put_cut(&record);
             assert_eq!(take_cut(&bytes).unwrap(), record);
             (0..bytes.len()).for_each(|cut| assert!(take_cut(&bytes[..cut]).is_err()));
-            record.written.insert(handlers, u64::MAX - handlers as u64);
+            if more == 3 {
+                record.written.clear();
+            }
+            match more {
+                0 | 1 | 4 => {
+                    record.written.insert(more, u64::MAX - more as u64);
+                }
+                _ => record.overdue.push(Overdue {
+                    event: (SourceId(more as u32), 1 << 40),
+                    call: 7,
+                    reason: "slow".into(),
+                }),
+            }
         }
 
         let verdict =

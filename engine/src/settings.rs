@@ -101,6 +101,9 @@ pub struct Settings {
     pub log_segment_bytes: u64,
     /// After an input has killed the process so often it is set aside.
     pub poison_after: u32,
+    /// A call of a function that takes longer than this, in microseconds, aborts; 0 lets it take its
+    /// time. Only functions that can be interrupted obey.
+    pub deadline_us: i64,
     /// Rows of each output stream that are kept in memory for those who follow it.
     pub tail_rows: usize,
     /// They take at most this many bytes, per stream.
@@ -141,6 +144,7 @@ impl Default for Settings {
             snapshot_us: 10_000_000,
             log_segment_bytes: 64 << 20,
             poison_after: 3,
+            deadline_us: 0,
             tail_rows: 10_000,
             tail_bytes: 4 << 20,
             dlq_rows_max: 10_000,
@@ -176,6 +180,10 @@ impl Settings {
             if value <= 0 {
                 return Err(Error::setting(format!("{name} must be positive, not {value}")));
             }
+        }
+        if self.deadline_us < 0 {
+            let what = format!("deadline_us may not be negative, as {} is", self.deadline_us);
+            return Err(Error::setting(what).help("0 lets functions take their time"));
         }
         if self.log_segment_bytes < SEGMENT_BYTES_MIN {
             return Err(Error::setting("log_segment_bytes is at least 65536"));

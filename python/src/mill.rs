@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyList, PyString};
 use pyo3_arrow::{PyRecordBatch, PyTable};
 use serde::Serialize;
 use tidemill_core::batch::arrow_schema;
 use tidemill_core::{Batch, Error, Schema, Value};
-use tidemill_engine::{AppSpec, Mill};
+use tidemill_engine::{AppSpec, Mill, Reply};
 use tidemill_env::Env;
 use tidemill_txn::Program;
 
 use crate::batches;
 use crate::errors::{detached, to_python};
 use crate::opaque::functions;
-use crate::values::loose;
+use crate::values::{loose, to_tuple};
 
 /// A running app; the package's `Mill` wraps it.
 #[pyclass(frozen, name = "Mill", module = "tidemill._native")]
@@ -29,7 +29,8 @@ pub struct NativeMill {
 pub(crate) fn app_spec(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<AppSpec> {
     let mut spec: AppSpec = serde_json::from_str(spec)
         .map_err(|e| to_python(py, &Error::internal(format!("the app's JSON: {e}"))))?;
-    spec.program.opaques = functions(opaques, &spec.program);
+    let has_deadline = spec.settings.deadline_us > 0;
+    spec.program.opaques = functions(opaques, &spec.program, has_deadline);
     Ok(spec)
 }
 
@@ -64,6 +65,31 @@ impl NativeMill {
                 false => self.mill.send(stream, batch),
             })
         })
+    }
+
+    /// Calls a procedure with a row of arguments; gives ("returned", row or None) or ("aborted",
+    /// reason).
+    fn call<'py>(
+        &self,
+        procedure: &str,
+        arguments: &Bound<'py, PyAny>,
+    ) -> PyResult<(&'static str, Option<Bound<'py, PyAny>>)> {
+        let py = arguments.py();
+        let schema = self
+            .schemas
+            .get(&format!("{procedure}.calls"))
+            .ok_or_else(|| PyValueError::new_err(format!("there is no procedure {procedure}")))?;
+        let batches = batches::from_python(&format!("procedure {procedure}"), schema, arguments)?;
+        let [batch] = <[Batch; 1]>::try_from(batches)
+            .map_err(|_| PyValueError::new_err("a call has one row of arguments"))?;
+        match detached(py, || self.mill.call(procedure, batch))? {
+            Reply::Returned(None) => Ok(("returned", None)),
+            Reply::Returned(Some(row)) => {
+                let row = to_tuple(py, &row)?;
+                Ok(("returned", Some(row.into_any())))
+            }
+            Reply::Aborted(reason) => Ok(("aborted", Some(PyString::new(py, &reason).into_any()))),
+        }
     }
 
     fn sent(&self, py: Python<'_>, stream: &str) -> PyResult<u64> {
@@ -165,7 +191,7 @@ pub fn bench(
     let opaques = match program {
         Some(json) => {
             let program = Program::from_json(json).map_err(|e| to_python(py, &e))?;
-            functions(opaques, &program)
+            functions(opaques, &program, false)
         }
         None => Vec::new(),
     };

@@ -105,7 +105,7 @@ impl NativeTx {
 
 fn raise(py: Python<'_>, abort: &Abort) -> PyErr {
     let name = match abort.kind {
-        AbortKind::Refused | AbortKind::Raised => "Abort",
+        AbortKind::Refused | AbortKind::Raised | AbortKind::Overdue => "Abort",
         AbortKind::Fault => "Fault",
     };
     let raised = py
@@ -196,19 +196,24 @@ impl NativeTx {
 pub struct PyOpaque {
     function: Py<PyAny>,
     shapes: Arc<Shapes>,
+    has_deadline: bool,
 }
 
 impl PyOpaque {
     /// Of this callable.
-    pub fn new(function: Py<PyAny>, shapes: Arc<Shapes>) -> PyOpaque {
-        PyOpaque { function, shapes }
+    pub fn new(function: Py<PyAny>, shapes: Arc<Shapes>, has_deadline: bool) -> PyOpaque {
+        PyOpaque { function, shapes, has_deadline }
     }
 }
 
-/// The opaque functions of a program.
-pub fn functions(opaques: Vec<Py<PyAny>>, program: &Program) -> Vec<Arc<dyn Opaque>> {
+/// The opaque functions of a program; with a deadline a call may be overdue.
+pub fn functions(
+    opaques: Vec<Py<PyAny>>,
+    program: &Program,
+    has_deadline: bool,
+) -> Vec<Arc<dyn Opaque>> {
     let shapes = Arc::new(Shapes::of(program));
-    let function = |f| Arc::new(PyOpaque::new(f, shapes.clone())) as Arc<dyn Opaque>;
+    let function = |f| Arc::new(PyOpaque::new(f, shapes.clone(), has_deadline)) as Arc<dyn Opaque>;
     opaques.into_iter().map(function).collect()
 }
 
@@ -251,6 +256,7 @@ impl PyOpaque {
             let kind = match kind.as_str() {
                 "refused" => AbortKind::Refused,
                 "fault" => AbortKind::Fault,
+                "overdue" => AbortKind::Overdue,
                 _ => AbortKind::Raised,
             };
             Err(Abort { kind, reason })
@@ -259,6 +265,10 @@ impl PyOpaque {
 }
 
 impl Opaque for PyOpaque {
+    fn may_be_overdue(&self) -> bool {
+        self.has_deadline
+    }
+
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
         self.run(tx, None, |py| Ok(to_tuple(py, event)?.into_any()))
     }

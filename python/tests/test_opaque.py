@@ -262,3 +262,51 @@ def test_decimals_keep_all_digits(ledger: Ledger) -> None:
 
     outcome = reference(ledger.app, (ledger.payments, [payment()]))
     assert outcome.tables["wide"][0]["x"] == Decimal("1.234567900987654321")
+
+
+def test_a_function_that_does_not_end_aborts_and_a_replay_obeys(tmp_path) -> None:
+    app = tm.App("slow")
+    seen = app.table("seen", key="n", n=int)
+    numbers = app.stream("numbers", n=int)
+    slow = {3}
+
+    @app.transaction(numbers, opaque=True)
+    def look(tx, e):
+        seen.insert(n=e.n)
+        while e.n in slow:
+            try:
+                pass
+            except Exception:
+                continue
+
+    folder = str(tmp_path / "data")
+    settings = {"data_dir": folder, "durable": "log", "deadline_us": 200_000}
+    with app.start(**settings) as mill:
+        mill.send(numbers, {"n": [1, 2, 3, 4]}, wait=True)
+        [aborted] = mill.output(look.aborted).rows()
+        assert (aborted["n"], aborted["reason"]) == (
+            3,
+            "the function took longer than 200000 microseconds",
+        )
+        assert [row["n"] for row in mill.table("seen").rows()] == [1, 2, 4]
+    # Whatever it would do now: it took too long.
+    slow.clear()
+    with app.start(**settings) as mill:
+        assert [row["n"] for row in mill.table("seen").rows()] == [1, 2, 4]
+        mill.send(numbers, {"n": [5]}, wait=True)
+        assert [row["n"] for row in mill.table("seen").rows()] == [1, 2, 4, 5]
+
+
+def test_a_function_without_end_that_operates_aborts() -> None:
+    app = tm.App("endless")
+    numbers, many = app.stream("numbers", n=int), app.stream("many", n=int)
+
+    @app.transaction(numbers, opaque=True)
+    def repeat(tx, e):
+        n = 0
+        while True:
+            tx.emit(many, n=(n := n + 1))
+
+    done = reference(app, (numbers, [{"n": 1}]))
+    assert done.reasons() == ["a transaction has at most 1000000 operations"]
+    assert "many" not in done.outputs

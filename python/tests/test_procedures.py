@@ -182,7 +182,22 @@ def test_what_can_be_no_procedure_is_refused() -> None:
         pass
 
     def no_stream() -> None:
-        app.procedure()  # here
+        app.procedure(1)  # type: ignore[call-overload]  # here
+
+    def no_type() -> None:
+        @app.procedure  # here
+        def untyped(tx, n):
+            pass
+
+    def no_column() -> None:
+        @app.procedure  # here
+        def strange(tx, n: complex):
+            pass
+
+    def not_plain() -> None:
+        @app.procedure  # here
+        def star(tx, *n: int):
+            pass
 
     def no_function() -> None:
         app.procedure(numbers)("check")  # type: ignore[arg-type]  # here
@@ -207,7 +222,10 @@ def test_what_can_be_no_procedure_is_refused() -> None:
         app.nested("both", alone, together)  # here
 
     for define, what in (
-        (no_stream, "needs the streams"),
+        (no_stream, "takes streams"),
+        (no_type, "parameter 'n' has no type"),
+        (no_column, "complex"),
+        (not_plain, "no plain parameter"),
         (no_function, "not a function"),
         (another_app, "belongs to another app"),
         (twice, "given twice"),
@@ -261,3 +279,108 @@ def test_a_nested_transaction_is_of_two_and_of_each_once() -> None:
     app.nested("a", one, two, before=[(two, one), (one, two)])
     with pytest.raises(tm.ProgramError, match="wait for one another: one, two"):
         app.inspect()
+
+
+class Accounts:
+    """Accounts that clients call, beside a stream that pushes."""
+
+    def __init__(self) -> None:
+        app = self.app = tm.App("accounts")
+        accounts = self.accounts = app.table("accounts", key="id", id=int, balance=int)
+        self.wages = app.stream("wages", id=int, amount=int)
+
+        @app.transaction(self.wages)
+        def pay(tx, e):
+            accounts[e.id].balance += e.amount
+
+        @app.procedure
+        def open_account(tx, id: int, balance: int = 0):
+            accounts.insert(id=id, balance=balance)
+
+        @app.procedure
+        def transfer(tx, src: int, dst: int, amount: int):
+            tx.require(accounts[src].balance >= amount, "insufficient funds")
+            accounts[src].balance -= amount
+            accounts[dst].balance += amount
+            return {"left": accounts[src].balance, "moved": [src, dst]}
+
+        self.open_account, self.transfer = open_account, transfer
+
+
+def test_calls_are_answered(tmp_path) -> None:
+    bank = Accounts()
+    for directory in (None, tmp_path / "data"):
+        settings = {} if directory is None else {"data_dir": str(directory)}
+        with bank.app.start(**settings) as mill:
+            assert mill.call(bank.open_account, id=1, balance=5) is None
+            assert mill.call("open_account", id=2) is None
+            mill.send(bank.wages, {"id": [1], "amount": [10]}, wait=True)
+            assert mill.call(bank.transfer, src=1, dst=2, amount=12) == {
+                "left": 3,
+                "moved": [1, 2],
+            }
+            with pytest.raises(tm.Abort, match="insufficient funds"):
+                mill.call(bank.transfer, src=1, dst=2, amount=12)
+            with pytest.raises(tm.Abort, match=r"accounts\[1\] exists already"):
+                mill.call(bank.open_account, id=1)
+            assert [row["balance"] for row in mill.table("accounts").rows()] == [3, 12]
+            refused = mill.output(bank.transfer.aborted).rows()
+            assert [row["reason"] for row in refused] == ["insufficient funds"]
+    with bank.app.start(data_dir=str(tmp_path / "data")) as mill:
+        assert mill.call(bank.transfer, src=2, dst=1, amount=2)["left"] == 10
+
+
+def test_calls_from_many_threads_are_one_after_the_other(tmp_path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    bank = Accounts()
+    with bank.app.start(data_dir=str(tmp_path / "data")) as mill:
+        for id in range(4):
+            mill.call(bank.open_account, id=id, balance=100)
+
+        def move(n: int) -> int:
+            try:
+                mill.call(bank.transfer, src=n % 4, dst=(n + 1) % 4, amount=30)
+            except tm.Abort:
+                return 0
+            return 1
+
+        with ThreadPoolExecutor(16) as pool:
+            moved = sum(pool.map(move, range(200)))
+        balances = [row["balance"] for row in mill.table("accounts").rows()]
+        assert sum(balances) == 400
+        assert all(balance >= 0 for balance in balances)
+        aborted = mill.output(bank.transfer.aborted).rows()
+        assert moved + len(aborted) == 200
+
+
+def test_calls_that_can_not_be_made_are_refused() -> None:
+    bank = Accounts()
+    with bank.app.start() as mill:
+        with pytest.raises(tm.ProgramError, match="can't be called"):
+            mill.call("close_account", id=1)
+        with pytest.raises(tm.InputError, match="amount"):
+            mill.call(bank.transfer, src=1, dst=2)
+        with pytest.raises(tm.InputError, match="id"):
+            mill.call(bank.open_account, id="one")
+        with pytest.raises(tm.InputError, match="colour"):
+            mill.call(bank.open_account, id=1, colour="red")
+        assert mill.call(bank.open_account, id=1) is None
+    with pytest.raises(tm.Error):
+        mill.call(bank.open_account, id=2)
+
+
+def test_what_can_not_be_a_reply_aborts() -> None:
+    app = tm.App("replies")
+
+    @app.procedure
+    def give(tx, what: str):
+        return {"text": "é", "set": {1}, "list": [1, 2.5, None, {"a": b"x"}]}[what]
+
+    with app.start() as mill:
+        assert mill.call(give, what="text") == "é"
+        assert mill.call(give, what="list") == [1, 2.5, None, {"a": b"x"}]
+        with pytest.raises(tm.Abort, match="set"):
+            mill.call(give, what="set")
+        with pytest.raises(tm.Abort, match="KeyError"):
+            mill.call(give, what="nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -13,7 +14,17 @@ from tidemill.errors import ProgramError, SettingError
 from tidemill.source import here
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
-from tidemill.types import INT, TIMESTAMP, Json, Schema, declared_columns, duration_us
+from tidemill.types import (
+    INT,
+    TIMESTAMP,
+    Json,
+    Schema,
+    any_value,
+    column,
+    declared_columns,
+    duration_us,
+    optional,
+)
 
 if TYPE_CHECKING:
     from tidemill.mill import Mill
@@ -49,6 +60,8 @@ class App:
         self.sinks: list[Json] = []
         self.kept: list[str] = []
         self.nestings: list[dict[str, Any]] = []
+        #: The streams of the calls of procedures.
+        self.calls: list[Stream] = []
         self.summaries: list[Callable[..., Mapping[str, Any]]] = []
 
     # Declarations.
@@ -195,22 +208,30 @@ class App:
 
         return decorate
 
+    @overload
+    def procedure(self, function: Callable[..., Any], /) -> Handler: ...
+    @overload
+    def procedure(
+        self, *streams: Stream, name: str | None = None, out: object = None,
+        emits: Iterable[Stream] = (),
+    ) -> Callable[[Callable[..., Any]], Handler]: ...  # fmt: skip
     def procedure(
         self,
-        *streams: Stream,
+        *streams: Any,
         name: str | None = None,
         out: object = None,
         emits: Iterable[Stream] = (),
-    ) -> Callable[[Callable[..., Any]], Handler]:
-        """Makes a function a procedure: all events of a *round* are one transaction.
+    ) -> Any:
+        """Makes a function a procedure, which streams push or clients call.
 
-        A round is what an event of an input stream sets off. The function is called with ``tx``
-        and, for each stream, the list of its events in this round, with real values. Procedures
-        run after whoever feeds them, so that each runs once a round; of two that do not feed each
-        other the one declared first runs first. What a procedure returns, one dict or a list of
-        them, has the columns ``out``.
+        With streams, all events of a *round* are one transaction. A round is what an event of an
+        input stream sets off. The function is called with ``tx`` and, for each stream, the list of
+        its events in this round, with real values. Procedures run after whoever feeds them, so
+        that each runs once a round; of two that do not feed each other the one declared first runs
+        first. What a procedure returns, one dict or a list of them, has the columns ``out``.
 
         >>> app = App("shop")
+        >>> stock = app.table("stock", key="item", item=int, left=int)
         >>> orders, paid = app.stream("orders", item=int), app.stream("paid", item=int)
         >>> @app.procedure(orders)
         ... def check(tx, orders):
@@ -218,12 +239,26 @@ class App:
         ...         tx.emit(paid, item=order.item)
         >>> check
         <procedure check>
+
+        Without streams it is *called*, by ``mill.call``, and each call is one transaction, in the
+        one order with all others. Its parameters have types, as columns have, and may have
+        defaults; what it returns is the reply.
+
+        >>> @app.procedure
+        ... def supply(tx, item: int, more: int = 1):
+        ...     row = stock.insert(item=item, left=more)
+        ...     return {"left": row.left}
+        >>> with app.start() as mill:
+        ...     mill.call(supply, item=7)
+        {'left': 1}
         """
         at = here()
-        if not streams or not all(isinstance(stream, Stream) for stream in streams):
+        if len(streams) == 1 and callable(streams[0]) and not isinstance(streams[0], Stream):
+            return self._called(streams[0], None, emits, at)
+        if not all(isinstance(stream, Stream) for stream in streams):
             raise ProgramError(
-                "@app.procedure needs the streams whose events it takes",
-                "write @app.procedure(stream)",
+                "@app.procedure takes streams, or nothing where it is called by clients",
+                "write @app.procedure(stream), or @app.procedure",
                 at,
             )
         for stream in streams:
@@ -235,6 +270,8 @@ class App:
                 raise ProgramError(f"stream {stream.name} is given twice", "", at)
 
         def decorate(function: Callable[..., Any]) -> Handler:
+            if not streams:
+                return self._called(function, name, emits, at)
             chosen = str(name or getattr(function, "__name__", "procedure"))
             self._name("handler", chosen, [h.name for h in self.handlers], at)
             self._name("stream", chosen, [s.name for s in self.streams], at)
@@ -243,6 +280,19 @@ class App:
             return Handler(self, function, first, chosen, at, True, made, emits, more)
 
         return decorate
+
+    def _called(
+        self, function: Callable[..., Any], name: str | None, emits: Iterable[Stream], at: str
+    ) -> Handler:
+        """A procedure that clients call."""
+        chosen = str(name or getattr(function, "__name__", "procedure"))
+        self._name("handler", chosen, [h.name for h in self.handlers], at)
+        self._name("stream", chosen, [s.name for s in self.streams], at)
+        parameters = self._columns(f"procedure {chosen}", _parameters(function, chosen, at), {}, at)
+        calls = Stream(self, f"{chosen}.calls", parameters, "input", at)
+        self.calls.append(calls)
+        reply = self._columns(f"reply of {chosen}", {"reply": optional(any_value)}, {}, at)
+        return Handler(self, function, calls, chosen, at, True, reply, emits, called=True)
 
     def nested(
         self, name: str, *procedures: Handler, before: Iterable[tuple[Handler, Handler]] = ()
@@ -333,15 +383,18 @@ class App:
 
         ``push`` says whether somebody will send: streams without files are then pushed.
         """
-        from tidemill.opaque import OpaqueHandler, OpaqueProcedure
+        from tidemill.opaque import OpaqueCall, OpaqueHandler, OpaqueProcedure
 
         handlers: list[Json] = []
         opaques: list[Any] = []
+        deadline_us = int(settings.get("deadline_us", 0))
         for handler in self.handlers:
             handlers.append(handler.handler_json(len(opaques)))
             if handler.recorder is None:
-                kind = OpaqueProcedure if handler.is_procedure else OpaqueHandler
-                opaques.append(kind(handler.function, handler, self))
+                kind: type[OpaqueHandler] = OpaqueHandler
+                if handler.is_procedure or handler.called:
+                    kind = OpaqueProcedure if handler.is_procedure else OpaqueCall
+                opaques.append(kind(handler.function, handler, self, deadline_us))
         sources = [s for s in self.sources if push or s["files"] is not None]
         if push:
             for stream in self.streams:
@@ -365,6 +418,7 @@ class App:
                 "streams": [stream.json() for stream in self.streams],
                 "sources": [],
                 "handlers": handlers,
+                "calls": [stream.id for stream in self.calls],
                 "nested": self.nestings,
             },
             "sources": sources,
@@ -386,6 +440,32 @@ class App:
 
     def __repr__(self) -> str:
         return f"<app {self.name}>"
+
+
+def _parameters(function: Callable[..., Any], name: str, at: str) -> dict[str, object]:
+    """The parameters of a procedure behind ``tx``, with their types, as columns."""
+    try:
+        given = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    except (TypeError, ValueError, NameError) as error:
+        raise ProgramError(f"procedure {name}: {error}", "write a plain function", at) from None
+    columns: dict[str, object] = {}
+    for parameter in given:
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+            raise ProgramError(
+                f"procedure {name}: '{parameter}' is no plain parameter",
+                f"declare it as def {name}(tx, {parameter.name}: int)",
+                at,
+            )
+        if parameter.annotation is parameter.empty:
+            raise ProgramError(
+                f"procedure {name}: parameter '{parameter.name}' has no type",
+                f"write {parameter.name}: int, or another type that a column may have",
+                at,
+            )
+        columns[parameter.name] = parameter.annotation
+        if parameter.default is not parameter.empty:
+            columns[parameter.name] = column(parameter.annotation, default=parameter.default)
+    return columns
 
 
 def _history(owner: str, given: Any, at: str) -> tuple[int | None, int | None]:

@@ -43,6 +43,7 @@ SETTINGS: Final[Mapping[str, object]] = {
     "snapshot_us": int,
     "log_segment_bytes": int,
     "poison_after": int,
+    "deadline_us": int,
     "tail_rows": int,
     "tail_bytes": int,
     "dlq_rows_max": int,

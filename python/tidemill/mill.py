@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tidemill import _native
 from tidemill.config import in_memory
-from tidemill.errors import ProgramError
+from tidemill.errors import Abort, ProgramError
 from tidemill.source import here
-from tidemill.stream import Side, Stream
+from tidemill.stream import Handler, Side, Stream
 from tidemill.table import Table
 
 if TYPE_CHECKING:
@@ -89,6 +89,27 @@ class Mill:
                 self._sent[name] = max(behind, self._sent.get(name, 0))
         if wait and behind:
             _interruptible(lambda: self._native.acknowledge(name, behind))
+
+    def call(self, procedure: Handler | str, /, **arguments: object) -> Any:
+        """Calls a procedure, and waits for its reply.
+
+        The call is a transaction in the one order with all others, and what it has done is on disk,
+        where there is a data directory, before it returns. When it aborts, by ``tx.require``, say,
+        or by an exception, ``tm.Abort`` is raised with the reason. Many threads may call; their
+        calls go to disk together.
+
+        When the engine ends before there is a reply, an error says so: whether the call was
+        executed is then seen after the next start.
+        """
+        name = procedure.name if isinstance(procedure, Handler) else procedure
+        if not any(calls.name == f"{name}.calls" for calls in self.app.calls):
+            raise ProgramError(
+                f"{procedure!r} can't be called", "call what @app.procedure has made", here()
+            )
+        kind, value = _interruptible(lambda: self._native.call(name, [arguments]))
+        if kind == "aborted":
+            raise Abort(value)
+        return None if value is None else value[0]
 
     def sent(self, stream: Stream | str) -> int:
         """How many rows of a stream the engine knows, those of runs before included.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidemill import _native
 from tidemill.context import inside
+from tidemill.deadline import WATCH, Overdue
 from tidemill.errors import Abort, Error, Fault, ProgramError
 from tidemill.source import here, raised_at
 from tidemill.types import MISSING, Column, Schema
@@ -424,19 +425,39 @@ class OpaqueHandler:
     """A user's function in the form that the engine calls: event and transaction in, nothing or
     (kind, reason) of an abort out."""
 
-    def __init__(self, function: Callable[..., Any], handler: Handler, app: App) -> None:
+    def __init__(
+        self, function: Callable[..., Any], handler: Handler, app: App, deadline_us: int = 0
+    ) -> None:
         self.function = function
         self.name = handler.name
         self.names = handler.input.schema.names
         self.tables = [TableShape(table) for table in app.tables.values()]
         self.output = handler if handler.has_output else None
         self.emits = {stream.id for stream in handler.emits}
+        self.deadline_us = deadline_us
 
     def __call__(self, event: tuple[object, ...], native: _native.Tx) -> tuple[str, str] | None:
         """Runs one transaction."""
         return self._run(native, Event(self.names, event))
 
     def _run(self, native: _native.Tx, *given: object) -> tuple[str, str] | None:
+        if not self.deadline_us:
+            return self._transact(native, *given)
+        outcome, call = None, WATCH.begin(self.deadline_us / 1e6)
+        try:
+            try:
+                outcome = self._transact(native, *given)
+            finally:
+                WATCH.end(call)
+        except Overdue:
+            # It came while the call was ending.
+            WATCH.end(call)
+        if call.fired:
+            # Whatever it came to: how far it had come is the machine's business.
+            return "overdue", f"the function took longer than {self.deadline_us} microseconds"
+        return outcome
+
+    def _transact(self, native: _native.Tx, *given: object) -> tuple[str, str] | None:
         running = Running(self, native)
         try:
             with inside(running), dec.localcontext(_CONTEXT):
@@ -474,8 +495,10 @@ class OpaqueHandler:
 class OpaqueProcedure(OpaqueHandler):
     """A user's procedure in the form that the engine calls: a batch of events for each stream."""
 
-    def __init__(self, function: Callable[..., Any], handler: Handler, app: App) -> None:
-        super().__init__(function, handler, app)
+    def __init__(
+        self, function: Callable[..., Any], handler: Handler, app: App, deadline_us: int = 0
+    ) -> None:
+        super().__init__(function, handler, app, deadline_us)
         self.batches = [stream.schema.names for stream in (handler.input, *handler.more)]
 
     def call_batch(
@@ -487,6 +510,19 @@ class OpaqueProcedure(OpaqueHandler):
 
     def _events(self, result: object) -> Iterable[object]:
         return result if isinstance(result, list | tuple) else (result,)
+
+
+class OpaqueCall(OpaqueHandler):
+    """A procedure that is called: its parameters are the columns of the event, and what it returns
+    is the reply."""
+
+    def __call__(self, event: tuple[object, ...], native: _native.Tx) -> tuple[str, str] | None:
+        """Runs one transaction."""
+        return self._run(native, *event)
+
+    def _emit_result(self, native: _native.Tx, result: object) -> None:
+        assert self.output is not None
+        native.emit(self.output.id, (result,))
 
 
 def described(error: BaseException) -> str:

@@ -252,15 +252,18 @@ class Handler(Stream):
         out: Schema | None,
         emits: Iterable[Stream],
         more: Sequence[Stream] | None = None,
+        called: bool = False,
     ) -> None:
         from tidemill.opaque import check_function
         from tidemill.source import referenced, returns_nothing
 
         self.is_procedure = more is not None
+        #: Whether it is called with parameters, and replies.
+        self.called = called
         #: The streams that a procedure takes beside its first one.
         self.more: tuple[Stream, ...] = tuple(more or ())
         takes = [stream.name for stream in (input, *self.more)] if self.is_procedure else ["e"]
-        check_function(function, name, at, takes)
+        check_function(function, name, at, input.schema.names if called else takes)
         self.function = function
         self.input = input
         self.index = len(app.handlers)
@@ -271,7 +274,7 @@ class Handler(Stream):
             stream.check_emittable(at)
         output_known = out is not None or returns_nothing(function.__code__)
         if opaque or self.is_procedure:
-            self.why = "a procedure" if self.is_procedure else "opaque=True"
+            self.why = "a procedure" if self.is_procedure or called else "opaque=True"
             if not output_known:
                 kind = "procedure" if self.is_procedure else "transaction"
                 also = "" if self.is_procedure else "opaque=True, "
@@ -405,6 +408,6 @@ class Handler(Stream):
         return given
 
     def __repr__(self) -> str:
-        if self.is_procedure:
+        if self.is_procedure or self.called:
             return f"<procedure {self.name}>"
         return f"<handler {self.name} ({self.path})>"

@@ -312,6 +312,7 @@ impl Machine<'_> {
             written: BTreeSet::new(),
             handler: turn.procedures[0],
             emitted: Vec::new(),
+            operations: 0,
         };
         let (mut emitted, mut aborted): (Vec<Emitted>, _) = (Vec::new(), None);
         for (place, index) in turn.procedures.iter().enumerate() {
@@ -371,6 +372,7 @@ impl Machine<'_> {
             written: BTreeSet::new(),
             handler: index,
             emitted: Vec::new(),
+            operations: 0,
         };
         let result = match &handler.body {
             _ if stamp.path.len() > self.program.handlers.len() => Err(reasons::endless()),
@@ -427,6 +429,8 @@ struct Work<'a> {
     /// Whose it is.
     handler: usize,
     emitted: Vec<(StreamId, Vec<Value>)>,
+    /// Of functions, until now.
+    operations: usize,
 }
 
 struct Variables<'a> {
@@ -697,6 +701,7 @@ fn set_var(vars: &mut Vec<Value>, var: VarId, value: Value) {
 
 impl Tx for Work<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        reasons::count(&mut self.operations, 1)?;
         let key = self.checked_key(table, key)?;
         Ok(self.tables[table.index()].get(&Key::of(&key)).cloned())
     }
@@ -709,6 +714,7 @@ impl Tx for Work<'_> {
         column: u16,
         aggregate: &Aggregate,
     ) -> Result<Value, Abort> {
+        reasons::count(&mut self.operations, 1)?;
         let key = self.checked_key(table, key)?;
         let spec = &self.program.tables[table.index()];
         let checked = window.check(spec).and_then(|()| aggregate.result(spec, column));
@@ -723,14 +729,18 @@ impl Tx for Work<'_> {
         to: &[Value],
         limit: usize,
     ) -> Result<Vec<Row>, Abort> {
+        reasons::count(&mut self.operations, 1)?;
         if !self.program.tables[table.index()].ordered {
             return Err(reasons::not_ordered(&self.program.tables[table.index()]));
         }
         let (from, to) = (self.checked_bound(table, from)?, self.checked_bound(table, to)?);
-        Ok(self.between(table, &from, &to)?.into_iter().take(limit).collect())
+        let rows: Vec<Row> = self.between(table, &from, &to)?.into_iter().take(limit).collect();
+        reasons::count(&mut self.operations, rows.len())?;
+        Ok(rows)
     }
 
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
+        reasons::count(&mut self.operations, 1)?;
         let spec = &self.program.tables[table.index()];
         if row.len() != spec.schema.len() {
             return Err(reasons::wrong_shape(&spec.name, spec.schema.len(), row.len()));
@@ -747,12 +757,14 @@ impl Tx for Work<'_> {
     }
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        reasons::count(&mut self.operations, 1)?;
         let key = self.checked_key(table, key)?;
         self.write_none(table, &key);
         Ok(())
     }
 
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
+        reasons::count(&mut self.operations, 1)?;
         let spec = &self.program.streams[stream.index()];
         let handler = &self.program.handlers[self.handler];
         let may = |emits: &Vec<StreamId>| emits.contains(&stream);

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use drive::{cases, same};
 use proptest::prelude::*;
 use random::{Dice, Shape};
-use tidemill_core::{Key, Row, Stamp, StreamId};
+use tidemill_core::{Column, DataType, Key, Late, Row, SourceId, Stamp, StreamId, TableId, Value};
 use tidemill_table::Table;
 use tidemill_txn::execute::{Path, Serial};
 use tidemill_txn::order::Epoch;
-use tidemill_txn::program::Program;
+use tidemill_txn::program::{Abort, Builder, Opaque, Program, Tx};
 use tidemill_txn::reference::{self, CutAt, InputRow, Outcome};
 
 /// How declared transactions and closures over words are executed.
@@ -107,4 +107,44 @@ fn random_programs_take_every_path() {
     }
     let least = words.min(values).min(native).min(opaque);
     assert!(least > 20, "{words} words, {values} values, {native} native, {opaque} opaque");
+}
+
+/// A function that emits without end, unless it is stopped.
+struct Endless;
+
+impl Opaque for Endless {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        while event[1] == Value::Int(3) {
+            tx.get(TableId(0), &event[1..])?;
+        }
+        tx.put(TableId(0), &event[1..])
+    }
+}
+
+#[test]
+fn a_function_without_end_aborts() {
+    let mut b = Builder::new("endless");
+    let int = |name| Column::new(name, DataType::Int);
+    b.table("t", &["k"], vec![int("k")]);
+    let input = b.stream("input", vec![Column::new("at", DataType::Timestamp), int("k")]);
+    b.event_time(input, "at", Late::Side);
+    b.source("rows", input, 0);
+    b.opaque("turn", input, Arc::new(Endless));
+    let program = Arc::new(b.finish().unwrap());
+    let values = |at| vec![Value::Timestamp(at as i64), Value::Int(at as i64)];
+    let rows = (0..6).map(|offset| InputRow { offset, values: values(offset) }).collect();
+    let cut = reference::CutAt {
+        offsets: vec![6],
+        clock_us: 0,
+        idle: Vec::new(),
+        ended: vec![SourceId(0)],
+    };
+    let (sources, cuts) = ([rows], [cut]);
+    let wanted = reference::run(&program, &sources, &cuts);
+    assert_eq!((wanted.aborts, wanted.tables[0].len()), (1, 5));
+    let got = drive::run(&program, &sources, &cuts, &mut Dice(1), |seq| {
+        let mut serial = Serial::new(program.clone(), 0).after(seq);
+        move |tables: &mut [Table], epoch: &Epoch| serial.run(tables, epoch).unwrap()
+    });
+    same(&wanted, &got);
 }

@@ -51,15 +51,15 @@ fn room_is_bounded() {
     handle.send(batch(0..100)).unwrap();
     assert!(matches!(handle.try_send(batch(0..1)), Ok(TrySend::Full(_))));
     assert_eq!(poll(&mut source, 95).len(), 95);
-    assert!(matches!(handle.try_send(batch(100..105)), Ok(TrySend::Sent)));
+    assert!(matches!(handle.try_send(batch(100..105)), Ok(TrySend::Sent(105))));
     assert!(matches!(handle.try_send(batch(0..1)), Ok(TrySend::Full(_))));
     assert_eq!(poll(&mut source, 99), (95..105).collect::<Vec<_>>());
 
     // 22 bytes a row: a slice counts for its own rows only.
     let (handle, _source) = push(columns(), limits(1000, 44));
     let large = batch(0..500);
-    assert!(matches!(handle.try_send(large.slice(0, 1)), Ok(TrySend::Sent)));
-    assert!(matches!(handle.try_send(large.slice(1, 1)), Ok(TrySend::Sent)));
+    assert!(matches!(handle.try_send(large.slice(0, 1)), Ok(TrySend::Sent(_))));
+    assert!(matches!(handle.try_send(large.slice(1, 1)), Ok(TrySend::Sent(_))));
     assert!(matches!(handle.try_send(large.slice(2, 1)), Ok(TrySend::Full(_))));
 }
 

@@ -159,11 +159,13 @@ impl Replay {
         let rows = self.rows.iter().map(row).collect::<Result<Vec<Row>>>()?;
         drop(rings);
         let batch = Batch::from_rows(schema, rows.iter().map(|row| &row[..]));
-        if let TrySend::Full(_) = pushed.handle.try_send(batch)? {
-            return Err(Error::resource(format!("{base} takes no more rows at the moment"))
-                .help("try again when the engine has caught up"));
-        }
-        pushed.sent.fetch_add(rows.len() as u64, Ordering::AcqRel);
+        match pushed.handle.try_send(batch)? {
+            TrySend::Sent(sent) => pushed.sent.fetch_max(pushed.known + sent, Ordering::AcqRel),
+            TrySend::Full(_) => {
+                return Err(Error::resource(format!("{base} takes no more rows at the moment"))
+                    .help("try again when the engine has caught up"));
+            }
+        };
         view.gate.wake_source(pushed.source);
         Ok(rows.len() as u64)
     }

@@ -11,7 +11,7 @@ use super::graph::{self, Graphs};
 use super::in_place::PROCEDURES;
 use super::lists::Lists;
 use super::rounds::Rounds;
-use super::serial::{Outcome, Serial};
+use super::serial::{Outcome, Overdue, Serial};
 use super::timing::Timing;
 use crate::order::Epoch;
 use crate::pool::Pool;
@@ -56,6 +56,9 @@ pub struct Executor {
     ran: Ran,
 }
 
+/// Why an epoch with such functions is executed serially: which call it was must be the same each time.
+const OVERDUE: &str = "functions have a deadline";
+
 const ASKED: &str = "it was asked for";
 
 impl Executor {
@@ -95,6 +98,12 @@ impl Executor {
         self
     }
 
+    /// In the next epoch these calls of functions take too long, as they did when it was executed for
+    /// the first time: for replays.
+    pub fn obey(&mut self, overdue: Vec<Overdue>) {
+        self.serial.obey(overdue);
+    }
+
     /// How each handler is executed.
     pub fn paths(&self) -> &[Path] {
         self.serial.paths()
@@ -131,7 +140,9 @@ impl Executor {
                     }
                 });
                 let procedures = (!serial.codes.turns.is_empty()).then_some(PROCEDURES);
-                match procedures.map(Cow::from).or(graph::too_many(pool.threads())) {
+                let overdue = program.opaques.iter().any(|opaque| opaque.may_be_overdue());
+                let one_by_one = procedures.or(overdue.then_some(OVERDUE));
+                match one_by_one.map(Cow::from).or(graph::too_many(pool.threads())) {
                     None => {
                         let (outcome, in_parallel) =
                             graphs.run(serial, strategy, pool, tables, epoch);

@@ -116,6 +116,8 @@ pub(crate) struct General<'a> {
     /// Rows that came to be by setting columns, in order: in the end they must have them all.
     made: Vec<usize>,
     emitted: Vec<(StreamId, Vec<Value>)>,
+    /// Of functions, until now.
+    operations: usize,
 }
 
 /// What a transaction comes to when it commits.
@@ -244,7 +246,7 @@ impl<'a> General<'a> {
     ) -> General<'a> {
         let (rows, by_key) = (Vec::new(), HashMap::default());
         let (made, emitted) = (Vec::new(), Vec::new());
-        General { program, tables, handler, time_us, rows, by_key, made, emitted }
+        General { program, tables, handler, time_us, rows, by_key, made, emitted, operations: 0 }
     }
 
     /// Goes on as a transaction of another handler, which sees what was written; gives what was emitted.
@@ -551,6 +553,7 @@ fn truth(value: Value) -> Result<bool, Abort> {
 
 impl Tx for General<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        reasons::count(&mut self.operations, 1)?;
         let key = self.checked_key(table, key)?;
         let at = self.touch(table, key)?;
         Ok(self.rows[at].row.clone().map(Row::from))
@@ -564,6 +567,7 @@ impl Tx for General<'_> {
         column: u16,
         aggregate: &Aggregate,
     ) -> Result<Value, Abort> {
+        reasons::count(&mut self.operations, 1)?;
         let key = self.checked_key(table, key)?;
         let spec = &self.program.tables[table.index()];
         let checked = window.check(spec).and_then(|()| aggregate.result(spec, column));
@@ -579,14 +583,18 @@ impl Tx for General<'_> {
         to: &[Value],
         limit: usize,
     ) -> Result<Vec<Row>, Abort> {
+        reasons::count(&mut self.operations, 1)?;
         if !self.program.tables[table.index()].ordered {
             return Err(reasons::not_ordered(&self.program.tables[table.index()]));
         }
         let (from, to) = (self.checked_bound(table, from)?, self.checked_bound(table, to)?);
-        self.between(table, &from, &to, limit)
+        let rows = self.between(table, &from, &to, limit)?;
+        reasons::count(&mut self.operations, rows.len())?;
+        Ok(rows)
     }
 
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
+        reasons::count(&mut self.operations, 1)?;
         let spec = &self.program.tables[table.index()];
         if row.len() != spec.schema.len() {
             return Err(reasons::wrong_shape(&spec.name, spec.schema.len(), row.len()));
@@ -606,6 +614,7 @@ impl Tx for General<'_> {
     }
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        reasons::count(&mut self.operations, 1)?;
         let key = self.checked_key(table, key)?;
         let at = self.touch(table, key)?;
         self.rows[at].row = None;
@@ -614,6 +623,7 @@ impl Tx for General<'_> {
     }
 
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
+        reasons::count(&mut self.operations, 1)?;
         let spec = &self.program.streams[stream.index()];
         let handler = &self.program.handlers[self.handler];
         let may = |emits: &Vec<StreamId>| emits.contains(&stream);

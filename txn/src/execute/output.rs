@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow_array::builder::BooleanBuilder;
 use arrow_array::{ArrayRef, Float64Array, Int64Array};
 use tidemill_core::batch::{Batch, BatchBuilder};
-use tidemill_core::{DataType, Schema, Stamp, StreamId, Value};
+use tidemill_core::{DataType, Schema, SourceId, Stamp, StreamId, Value};
 use tidemill_table::prefetch_address;
 
 use crate::order::Epoch;
@@ -63,6 +63,11 @@ pub struct Origins {
 }
 
 impl Origins {
+    /// The input event that the output at `index` comes from.
+    pub fn event(&self, index: usize, epoch: &Epoch) -> (SourceId, u64) {
+        epoch.event(epoch.order[self.of[index].root() as usize])
+    }
+
     /// The stamp of the output at `index`.
     pub fn stamp(&self, index: usize, epoch: &Epoch, derived: &[DerivedEvent]) -> Stamp {
         let origin = self.of[index];

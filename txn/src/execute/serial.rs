@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{Result, Stamp, StreamId, Value};
+use tidemill_core::{Result, SourceId, Stamp, StreamId, Value};
 use tidemill_table::{Opened, Seq, Table};
 
 use super::codes::{aborted, moved, Code, Codes, Path};
@@ -24,7 +24,7 @@ use super::turn;
 use super::words::{Frame, WordCode};
 use crate::order::{Epoch, Ranked};
 use crate::program::rounds::Agenda;
-use crate::program::{reasons, Abort, Body, Program};
+use crate::program::{reasons, Abort, AbortKind, Body, Program};
 use crate::reference::word_value;
 
 /// Transactions of a handler.
@@ -46,6 +46,17 @@ pub struct Unstable {
     pub stamp: Stamp,
 }
 
+/// A call of an opaque function that took too long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    /// The input event: its source, and its row there.
+    pub event: (SourceId, u64),
+    /// Which of the calls of functions that the event has set off, from 0.
+    pub call: u32,
+    /// The reason of the abort.
+    pub reason: String,
+}
+
 /// What an epoch comes to.
 #[derive(Debug, Default)]
 pub struct Outcome {
@@ -60,6 +71,8 @@ pub struct Outcome {
     /// The hash of all rows that each opaque handler has written, of those that committed: nothing
     /// else tells whether they do the same when they are called again.
     pub written: BTreeMap<usize, u64>,
+    /// Calls that took too long.
+    pub overdue: Vec<Overdue>,
     /// The number of the last transaction.
     pub seq: Seq,
 }
@@ -77,6 +90,8 @@ pub struct Serial {
     prefetch: bool,
     rerun_every: u64,
     calls: u64,
+    /// What took too long the first time that the epoch was executed.
+    obeyed: Vec<Overdue>,
     pub(super) seq: Seq,
 }
 
@@ -87,7 +102,16 @@ impl Serial {
         let rooms = vec![0; program.streams.len()];
         let codes = Arc::new(Codes::new(program));
         let frames = codes.frames();
-        Serial { codes, frames, rooms, prefetch: true, rerun_every, calls: 0, seq: 0 }
+        Serial {
+            codes,
+            frames,
+            rooms,
+            prefetch: true,
+            rerun_every,
+            calls: 0,
+            obeyed: Vec::new(),
+            seq: 0,
+        }
     }
 
     /// Goes on behind a recovered state, of which `seq` is the number of the last transaction.
@@ -140,6 +164,8 @@ impl Serial {
             counts: vec![HandlerCounts::default(); self.codes.code.len()],
             unstable: Vec::new(),
             written: BTreeMap::new(),
+            overdue: Vec::new(),
+            call: None,
             agenda: Agenda::default(),
         }
     }
@@ -157,6 +183,7 @@ impl Serial {
             counts: out.counts,
             unstable: out.unstable,
             written: out.written,
+            overdue: out.overdue,
             seq: self.seq,
         }
     }
@@ -169,6 +196,36 @@ impl Serial {
     /// So many transactions have been executed elsewhere.
     pub(crate) fn advance(&mut self, transactions: u64) {
         self.seq += transactions;
+    }
+
+    /// In the next epoch these calls take too long, whatever the clock says.
+    pub(crate) fn obey(&mut self, overdue: Vec<Overdue>) {
+        self.obeyed = overdue;
+    }
+
+    /// Calls functions of an event's round, or says that they took too long the first time.
+    pub(super) fn call<T>(
+        &mut self,
+        event: (SourceId, u64),
+        out: &mut Sink,
+        run: impl FnOnce() -> Result<T, Abort>,
+    ) -> Result<T, Abort> {
+        let call = match out.call {
+            Some((last, call)) if last == event => call + 1,
+            _ => 0,
+        };
+        out.call = Some((event, call));
+        let known = self.obeyed.iter().find(|o| (o.event, o.call) == (event, call));
+        let result = match known {
+            None => run(),
+            Some(Overdue { reason, .. }) => {
+                Err(Abort { kind: AbortKind::Overdue, reason: reason.clone() })
+            }
+        };
+        if let Err(Abort { kind: AbortKind::Overdue, reason }) = &result {
+            out.overdue.push(Overdue { event, call, reason: reason.clone() });
+        }
+        result
     }
 
     /// Whether the next call of an opaque handler is to be compared with another one.
@@ -381,17 +438,16 @@ pub(crate) struct Sink {
     pub(crate) counts: Vec<HandlerCounts>,
     pub(crate) unstable: Vec<Unstable>,
     pub(crate) written: BTreeMap<usize, u64>,
+    pub(crate) overdue: Vec<Overdue>,
+    /// The last call of a function: the event, and which of its calls it was.
+    call: Option<((SourceId, u64), u32)>,
     /// Of the round that is being executed.
     pub(crate) agenda: Agenda,
 }
 
 /// Where the transactions of another event begin, behind that at `at`.
 fn end_of_event(epoch: &Epoch, at: usize) -> usize {
-    let event = |at: usize| {
-        let Ranked { lane, row } = epoch.order[at];
-        let run = &epoch.runs[epoch.lanes[lane as usize].run as usize];
-        (run.source, run.offsets[row as usize])
-    };
+    let event = |at: usize| epoch.event(epoch.order[at]);
     (at + 1..epoch.order.len()).find(|next| event(*next) != event(at)).unwrap_or(epoch.order.len())
 }
 
@@ -456,18 +512,24 @@ fn transact(
         true => Err(reasons::endless()),
         false => call(&program, &tables, handler, event, time_us),
     };
-    let result = run(tables);
-    if let Body::Opaque(_) = program.handlers[handler].body {
-        if serial.is_compared() {
-            let same = match (&result, &run(tables)) {
-                (Ok(a), Ok(b)) => a.same_outcome(b),
-                (Err(a), Err(b)) => a == b,
-                _ => false,
-            };
-            if !same {
-                let stamp = epoch.stamp(epoch.order[origin.root() as usize]);
-                out.unstable.push(Unstable { handler, stamp });
-            }
+    let is_opaque = matches!(program.handlers[handler].body, Body::Opaque(_));
+    let result = match is_opaque {
+        true => {
+            let event = epoch.event(epoch.order[origin.root() as usize]);
+            serial.call(event, out, || run(tables))
+        }
+        false => run(tables),
+    };
+    if is_opaque && serial.is_compared() && !is_overdue(&result) {
+        let again = run(tables);
+        let same = match (&result, &again) {
+            (Ok(a), Ok(b)) => a.same_outcome(b),
+            (Err(a), Err(b)) => a == b,
+            _ => false,
+        };
+        if !same && !is_overdue(&again) {
+            let stamp = epoch.stamp(epoch.order[origin.root() as usize]);
+            out.unstable.push(Unstable { handler, stamp });
         }
     }
     match result {
@@ -492,6 +554,11 @@ fn transact(
             abort(serial, tables, epoch, out, event, origin);
         }
     }
+}
+
+/// Whether a call took too long.
+pub(super) fn is_overdue<T>(result: &Result<T, Abort>) -> bool {
+    matches!(result, Err(Abort { kind: AbortKind::Overdue, .. }))
 }
 
 /// Steps from the input event to the one that this transaction is about.

@@ -174,6 +174,12 @@ impl Epoch {
         run.admitted.map_or(run.times[ranked.row as usize], |(at, _)| at.time_us)
     }
 
+    /// A transaction's input event: its source, and its row there.
+    pub fn event(&self, ranked: Ranked) -> (SourceId, u64) {
+        let run = &self.runs[self.lanes[ranked.lane as usize].run as usize];
+        (run.source, run.offsets[ranked.row as usize])
+    }
+
     /// The stamp of a transaction's input event.
     pub fn stamp(&self, ranked: Ranked) -> Stamp {
         let lane = self.lanes[ranked.lane as usize];

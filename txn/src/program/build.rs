@@ -66,6 +66,7 @@ impl Builder {
             streams: Vec::new(),
             sources: Vec::new(),
             handlers: Vec::new(),
+            calls: Vec::new(),
             nested: Vec::new(),
             natives: Vec::new(),
             window_reads: Vec::new(),
@@ -183,6 +184,13 @@ impl Builder {
         let body = Body::Declared(Declared::default());
         let index = self.add_handler(name, input, body, "built in Rust");
         HandlerBuilder { builder: self, index, declared: Declared::default(), vars: 0 }
+    }
+
+    /// A stream whose events are calls of the one handler that takes it.
+    pub fn calls(&mut self, name: &str, parameters: Vec<Column>) -> StreamId {
+        let stream = self.stream(name, parameters);
+        self.program.calls.push(stream);
+        stream
     }
 
     /// An opaque handler on a stream.

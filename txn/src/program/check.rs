@@ -50,12 +50,29 @@ impl Program {
         for (index, handler) in self.handlers.iter().enumerate() {
             self.check_handler(index, handler).map_err(|e| e.at(handler.at.clone()))?;
         }
+        self.calls.iter().try_for_each(|stream| self.check_calls(*stream))?;
         self.nested
             .iter()
             .try_for_each(|n| self.check_nested(n).map_err(|e| e.at(n.at.clone())))?;
         self.check_emits()?;
         self.check_cycles()?;
         Turns::of(self).map(|_| ())
+    }
+
+    /// Calls come as they come, and one handler answers.
+    fn check_calls(&self, id: StreamId) -> Result<()> {
+        let stream = self.stream(id)?;
+        let wrong = |what: &str| {
+            let what = format!("calls {}: {what}", stream.spec.name);
+            Err(Error::program(what).at(stream.spec.at.clone()))
+        };
+        if stream.origin != Origin::Input || stream.spec.time != StreamTime::Arrival {
+            return wrong("they are no events of an input stream in arrival time");
+        }
+        match self.handlers_on(id).count() {
+            1 => Ok(()),
+            _ => wrong("one handler must take them"),
+        }
     }
 
     /// A nested transaction is of procedures, each of which is in one.

@@ -43,7 +43,7 @@ pub struct Handler {
     /// The stream whose events it takes.
     pub input: StreamId,
     /// How many of them are one transaction.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Takes::is_each")]
     pub takes: Takes,
     /// The other streams that a procedure takes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -75,6 +75,12 @@ pub enum Takes {
     Each,
     /// All of one round are one: then the handler is a procedure. See [`rounds`](super::rounds).
     Batch,
+}
+
+impl Takes {
+    fn is_each(&self) -> bool {
+        *self == Takes::Each
+    }
 }
 
 /// A stream that a procedure takes beside its first one.
@@ -324,6 +330,9 @@ pub enum AbortKind {
     Fault,
     /// An exception that an opaque function did not mean to raise.
     Raised,
+    /// Somebody with a clock: a function took too long. No function of the event, so it is recorded
+    /// before anything leaves, and a replay is [told](crate::execute::Executor::obey).
+    Overdue,
 }
 
 impl Abort {
@@ -344,6 +353,10 @@ impl fmt::Display for Abort {
         f.write_str(&self.reason)
     }
 }
+
+/// So many operations of functions may be in one transaction: reads, writes, events, and rows of a
+/// range. One that comes to more aborts; without a bound it might never end.
+pub const OPERATIONS_MAX: usize = 1_000_000;
 
 /// What an opaque function may do inside its transaction. It sees its own writes.
 pub trait Tx {
@@ -382,6 +395,11 @@ pub trait Tx {
 pub trait Opaque: Send + Sync {
     /// Runs one transaction.
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort>;
+
+    /// Whether a call may abort because it takes too long.
+    fn may_be_overdue(&self) -> bool {
+        false
+    }
 
     /// Runs one transaction of a procedure, on a batch for each stream that it takes, in the order in
     /// which it names them. What is not written for it takes the events of one stream one by one.
@@ -479,6 +497,18 @@ pub(crate) mod reasons {
     /// emit when they run, so a cascade longer than the chain of all handlers is a cycle.
     pub(crate) fn endless() -> Abort {
         Abort::refused("the outputs of opaque handlers feed each other without end")
+    }
+
+    /// Counts operations of a function; aborts when there are too many.
+    pub(crate) fn count(operations: &mut usize, more: usize) -> Result<(), Abort> {
+        *operations = operations.saturating_add(more);
+        match *operations > super::OPERATIONS_MAX {
+            true => Err(Abort::refused(format!(
+                "a transaction has at most {} operations",
+                super::OPERATIONS_MAX
+            ))),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn wrong_shape(what: &str, columns: usize, given: usize) -> Abort {

@@ -27,7 +27,7 @@ pub(crate) use handler::NativeBody;
 pub(crate) use handler::{key_value, reasons};
 pub use handler::{
     Abort, AbortKind, Body, Declared, EventBatch, Handler, Input, Native, Op, Opaque, RowId,
-    RowRef, Step, Takes, Tx, VarId,
+    RowRef, Step, Takes, Tx, VarId, OPERATIONS_MAX,
 };
 pub use rounds::Nested;
 pub use stream::{Origin, Stage, Stream};
@@ -47,6 +47,9 @@ pub struct Program {
     pub sources: Vec<SourceSpec>,
     /// Handlers by [`tidemill_core::HandlerId`], in declaration order.
     pub handlers: Vec<Handler>,
+    /// Input streams whose events are calls: whoever makes one is told what its transaction came to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<StreamId>,
     /// Procedures that are one transaction.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nested: Vec<Nested>,
