@@ -19,12 +19,12 @@ use tidemill_txn::program::Program;
 
 use crate::calls::Answer;
 use crate::counts::Counts;
-use crate::mill::Shared;
 use crate::outlets::Outlets;
 use crate::patient::FULL_US;
 use crate::records::{self, CutRecord};
 use crate::recover::{Logged, Recorded};
 use crate::report::LogReport;
+use crate::shared::Shared;
 use crate::snapshots::{Capture, Keeper};
 
 /// Items that may wait before the executor and the readers wait.

@@ -60,6 +60,7 @@ mod rings;
 mod schema;
 mod serve;
 mod settings;
+mod shared;
 mod snapshots;
 mod spec;
 mod stages;

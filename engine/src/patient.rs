@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use tidemill_core::Error;
 use tidemill_env::{Clock, Disk, Env, Lock, Meta, ReadFile, WriteFile};
 
-use crate::mill::Shared;
+use crate::shared::Shared;
 
 /// How long to wait before the next look whether there is room, in microseconds.
 pub(crate) const FULL_US: u64 = 100_000;

@@ -9,8 +9,8 @@ use tidemill_snapshot::{Delta, Head, Snapshots, Store};
 use tidemill_table::Changed;
 
 use crate::internal::Internal;
-use crate::mill::Shared;
 use crate::objects::Part;
+use crate::shared::Shared;
 
 /// Snapshots that are kept.
 const KEPT: usize = 2;

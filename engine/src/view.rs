@@ -13,9 +13,9 @@ use tidemill_txn::program::Program;
 
 use crate::counts::Counts;
 use crate::data_dir::Site;
-use crate::mill::{Out, Shared};
 use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 use crate::settings::Settings;
+use crate::shared::{Out, Shared};
 use crate::spec::SourceDecl;
 
 /// A running app as it is seen from outside.

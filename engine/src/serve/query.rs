@@ -13,8 +13,8 @@ use tidemill_txn::program::Program;
 
 use super::filter::Filter;
 use super::{Answer, Fields, Reply};
-use crate::mill::State;
 use crate::past::{Moment, Past};
+use crate::shared::State;
 
 /// Rows when nobody says how many, and the most.
 const LIMIT: usize = 1000;
