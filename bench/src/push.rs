@@ -119,13 +119,7 @@ fn rows(args: &Args, program: &Program, size: usize) -> (Vec<Batch>, Vec<Option<
 
 /// The app.
 pub(crate) fn spec(program: &Program, settings: Settings) -> AppSpec {
-    let source = SourceDecl {
-        stream: "deposits".into(),
-        disorder_us: 0,
-        idle_us: None,
-        files: None,
-        at: String::new(),
-    };
+    let source = SourceDecl::pushed("deposits");
     let (program, sources) = (program.clone(), vec![source]);
     AppSpec { program, sources, sinks: Vec::new(), keep: Vec::new(), settings }
 }

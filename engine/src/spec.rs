@@ -49,6 +49,19 @@ pub struct SourceDecl {
     pub at: String,
 }
 
+impl SourceDecl {
+    /// A stream that others push into; what comes is in order.
+    pub fn pushed(stream: &str) -> SourceDecl {
+        SourceDecl {
+            stream: stream.into(),
+            disorder_us: 0,
+            idle_us: None,
+            files: None,
+            at: String::new(),
+        }
+    }
+}
+
 /// A sink of a stream.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

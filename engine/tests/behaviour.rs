@@ -33,16 +33,6 @@ fn sums(late: Late) -> Program {
     b.finish().unwrap()
 }
 
-fn push(stream: &str) -> SourceDecl {
-    SourceDecl {
-        stream: stream.into(),
-        disorder_us: 0,
-        idle_us: None,
-        files: None,
-        at: String::new(),
-    }
-}
-
 fn app(program: Program, sources: Vec<SourceDecl>, settings: Settings) -> AppSpec {
     let keep = program.streams.iter().map(|s| s.spec.name.to_string()).collect();
     AppSpec { program, sources, sinks: Vec::new(), keep, settings }
@@ -64,7 +54,11 @@ fn sum(mill: &Mill, k: i64) -> Option<i64> {
 #[test]
 fn two_streams_meet_in_event_time() {
     let program = sums(Late::Side);
-    let spec = app(program.clone(), vec![push("left"), push("right")], Settings::default());
+    let spec = app(
+        program.clone(),
+        vec![SourceDecl::pushed("left"), SourceDecl::pushed("right")],
+        Settings::default(),
+    );
     let mill = Mill::start(spec, SimEnv::new(1).env()).unwrap();
     mill.send("left", rows(&program, 0, &[[1, 7, 1], [5, 7, 10]])).unwrap();
     mill.send("right", rows(&program, 3, &[[2, 7, 100]])).unwrap();
@@ -81,7 +75,11 @@ fn two_streams_meet_in_event_time() {
 fn late_events_may_be_admitted_or_end_the_run() {
     for late in [Late::Admit, Late::Error] {
         let program = sums(late);
-        let spec = app(program.clone(), vec![push("left"), push("right")], Settings::default());
+        let spec = app(
+            program.clone(),
+            vec![SourceDecl::pushed("left"), SourceDecl::pushed("right")],
+            Settings::default(),
+        );
         let mill = Mill::start(spec, SimEnv::new(1).env()).unwrap();
         mill.send("left", rows(&program, 0, &[[5, 7, 10]])).unwrap();
         mill.drain().unwrap();
@@ -109,9 +107,9 @@ fn late_events_may_be_admitted_or_end_the_run() {
 #[test]
 fn an_idle_source_no_longer_holds_the_others_back() {
     let program = sums(Late::Side);
-    let mut right = push("right");
+    let mut right = SourceDecl::pushed("right");
     right.idle_us = Some(1_000_000);
-    let spec = app(program.clone(), vec![push("left"), right], Settings::default());
+    let spec = app(program.clone(), vec![SourceDecl::pushed("left"), right], Settings::default());
     let sim = SimEnv::new(1);
     let mill = Mill::start(spec, sim.env()).unwrap();
     mill.send("left", rows(&program, 0, &[[1, 7, 1], [5, 7, 10]])).unwrap();
@@ -134,7 +132,7 @@ fn file(env: &Env, path: &str, text: &str) {
 }
 
 fn read(stream: &str, path: &str) -> SourceDecl {
-    SourceDecl { files: Some(json!({ "path": path })), ..push(stream) }
+    SourceDecl { files: Some(json!({ "path": path })), ..SourceDecl::pushed(stream) }
 }
 
 #[test]
@@ -173,7 +171,11 @@ fn tables_beyond_the_limit_end_the_run_by_name() {
     let settings = Settings { memory_bytes_max: 1 << 20, ..Settings::default() };
     let spec = AppSpec {
         keep: Vec::new(),
-        ..app(program.clone(), vec![push("left"), push("right")], settings)
+        ..app(
+            program.clone(),
+            vec![SourceDecl::pushed("left"), SourceDecl::pushed("right")],
+            settings,
+        )
     };
     let mill = Mill::start(spec, SimEnv::new(1).env()).unwrap();
     let error = (0..1000)
@@ -189,7 +191,11 @@ fn tables_beyond_the_limit_end_the_run_by_name() {
 #[test]
 fn stopping_keeps_what_was_committed() {
     let program = sums(Late::Side);
-    let spec = app(program.clone(), vec![push("left"), push("right")], Settings::default());
+    let spec = app(
+        program.clone(),
+        vec![SourceDecl::pushed("left"), SourceDecl::pushed("right")],
+        Settings::default(),
+    );
     let mill = Mill::start(spec, SimEnv::new(1).env()).unwrap();
     mill.send("left", rows(&program, 0, &[[1, 7, 1]])).unwrap();
     mill.drain().unwrap();
@@ -219,9 +225,11 @@ fn hidden_non_determinism_is_named() {
     b.opaque("moody", stream, Arc::new(Moody(AtomicI64::new(0))));
     let program = b.finish().unwrap();
     let schema = program.streams[0].spec.schema.clone();
-    let mill =
-        Mill::start(app(program, vec![push("s")], Settings::default()), SimEnv::new(1).env())
-            .unwrap();
+    let mill = Mill::start(
+        app(program, vec![SourceDecl::pushed("s")], Settings::default()),
+        SimEnv::new(1).env(),
+    )
+    .unwrap();
     let rows: Vec<[Value; 1]> = (0..200).map(|k| [Value::Int(k)]).collect();
     mill.send("s", Batch::from_rows(schema, rows.iter().map(|r| &r[..]))).unwrap();
     let summary = mill.finish().unwrap();
@@ -273,15 +281,15 @@ fn outputs_go_to_files_that_are_not_replaced_by_accident() {
 fn wrong_names_are_refused_before_anything_runs() {
     let env = SimEnv::new(1).env();
     let start = |spec: AppSpec| Mill::start(spec, env.clone()).err().expect("refused").to_string();
-    let text = start(app(sums(Late::Side), vec![push("up")], Settings::default()));
+    let text = start(app(sums(Late::Side), vec![SourceDecl::pushed("up")], Settings::default()));
     assert!(text.contains("there is no stream up"), "{text}");
     let missing = vec![read("left", "/data/nothing.csv")];
     let text = start(app(sums(Late::Side), missing, Settings::default()));
     assert!(text.contains("/data/nothing.csv"), "{text}");
     let settings = Settings { epoch_rows_max: 0, ..Settings::default() };
-    let text = start(app(sums(Late::Side), vec![push("left")], settings));
+    let text = start(app(sums(Late::Side), vec![SourceDecl::pushed("left")], settings));
     assert!(text.contains("epoch_rows_max must be positive"), "{text}");
-    let spec = app(sums(Late::Side), vec![push("left")], Settings::default());
+    let spec = app(sums(Late::Side), vec![SourceDecl::pushed("left")], Settings::default());
     let mill = Mill::start(spec, env.clone()).unwrap();
     assert!(mill.table("sumz").is_err());
     assert!(mill.send("right", rows(&sums(Late::Side), 3, &[[1, 1, 1]])).is_err());

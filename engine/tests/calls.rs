@@ -39,18 +39,11 @@ fn bank() -> Program {
 }
 
 fn app(data_dir: Option<&str>, workers: usize) -> AppSpec {
-    let source = |stream: &str| SourceDecl {
-        stream: stream.into(),
-        disorder_us: 0,
-        idle_us: None,
-        files: None,
-        at: String::new(),
-    };
     let durable = if data_dir.is_some() { Durable::Log } else { Durable::None };
     let data_dir = data_dir.map(Into::into);
     AppSpec {
         program: bank(),
-        sources: ["add.calls", "wages"].map(source).to_vec(),
+        sources: ["add.calls", "wages"].map(SourceDecl::pushed).to_vec(),
         sinks: Vec::new(),
         keep: Vec::new(),
         settings: Settings { data_dir, durable, workers, ..Settings::default() },

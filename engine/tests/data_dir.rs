@@ -27,13 +27,7 @@ fn program(name: &str, extra: bool) -> Program {
 }
 
 fn spec(program: Program, settings: Settings) -> AppSpec {
-    let source = SourceDecl {
-        stream: "numbers".into(),
-        disorder_us: 0,
-        idle_us: None,
-        files: None,
-        at: String::new(),
-    };
+    let source = SourceDecl::pushed("numbers");
     AppSpec { program, sources: vec![source], sinks: Vec::new(), keep: Vec::new(), settings }
 }
 

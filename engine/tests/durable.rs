@@ -489,13 +489,7 @@ fn an_input_that_kills_is_set_aside() {
     let sim = SimEnv::new(1);
     let spec = || AppSpec {
         program: program.clone(),
-        sources: vec![SourceDecl {
-            stream: "numbers".into(),
-            disorder_us: 0,
-            idle_us: None,
-            files: None,
-            at: String::new(),
-        }],
+        sources: vec![SourceDecl::pushed("numbers")],
         sinks: Vec::new(),
         keep: vec!["numbers.dead".into()],
         settings: Settings { data_dir: Some("/data".into()), ..Settings::default() },

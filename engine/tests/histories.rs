@@ -76,13 +76,7 @@ impl App {
     }
 
     fn spec(&self, settings: Settings) -> AppSpec {
-        let sources = ["put", "take", "asks"].map(|stream| SourceDecl {
-            stream: stream.into(),
-            disorder_us: 0,
-            idle_us: None,
-            files: None,
-            at: String::new(),
-        });
+        let sources = ["put", "take", "asks"].map(SourceDecl::pushed);
         let (sources, keep) = (sources.to_vec(), vec!["seen".into()]);
         AppSpec { program: self.program(), sources, sinks: Vec::new(), keep, settings }
     }

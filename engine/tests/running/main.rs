@@ -51,22 +51,12 @@ fn bank(late: Late) -> Program {
     b.finish().unwrap()
 }
 
-fn push(stream: &str) -> SourceDecl {
-    SourceDecl {
-        stream: stream.into(),
-        disorder_us: 0,
-        idle_us: None,
-        files: None,
-        at: String::new(),
-    }
-}
-
 fn settings() -> Settings {
     Settings { data_dir: Some(DATA.into()), workers: 1, ..Settings::default() }
 }
 
 fn app(program: Program, settings: Settings) -> AppSpec {
-    let sources = vec![push("payments")];
+    let sources = vec![SourceDecl::pushed("payments")];
     AppSpec { program, sources, sinks: Vec::new(), keep: Vec::new(), settings }
 }
 

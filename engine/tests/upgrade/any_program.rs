@@ -34,7 +34,7 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
         let sources = program.sources.iter().enumerate().map(|(index, source)| SourceDecl {
             disorder_us: source.disorder_us,
             files: Some(json!({"path": format!("/in/{index}.jsonl")})),
-            ..pushed(&program.streams[source.stream.index()].spec.name)
+            ..SourceDecl::pushed(&program.streams[source.stream.index()].spec.name)
         });
         let sources = sources.collect();
         let (program, sinks, keep) = (program.clone(), Vec::new(), Vec::new());

@@ -62,18 +62,8 @@ fn lossy() -> Settings {
     Settings { upgrade: Upgrade::Lossy, ..settings() }
 }
 
-fn pushed(stream: &str) -> SourceDecl {
-    SourceDecl {
-        stream: stream.into(),
-        disorder_us: 0,
-        idle_us: None,
-        files: None,
-        at: String::new(),
-    }
-}
-
 fn app(program: Program, sources: &[&str], settings: Settings) -> AppSpec {
-    let sources = sources.iter().map(|stream| pushed(stream)).collect();
+    let sources = sources.iter().map(|stream| SourceDecl::pushed(stream)).collect();
     AppSpec { program, sources, sinks: Vec::new(), keep: Vec::new(), settings }
 }
 

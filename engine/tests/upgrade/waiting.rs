@@ -167,7 +167,7 @@ fn sources_and_sinks_keep_their_places() {
         let mut spec = sketch.app(settings);
         let from = |name: &&str| SourceDecl {
             files: Some(json!({"path": format!("/in/{name}.jsonl")})),
-            ..pushed("put")
+            ..SourceDecl::pushed("put")
         };
         spec.sources = files.iter().map(from).collect();
         let sink = |path: &&str| SinkDecl {

@@ -1,0 +1,513 @@
+//! One transaction, on ordered maps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tidemill_core::{
+    encode, rules, Column, DataType, Key, Row, StreamId, TableId, TableSpec, Value,
+};
+
+use super::{Outcome, Version};
+use crate::execute::{on_frames, OnFrames};
+use crate::program::{
+    evaluate, key_value, reasons, Abort, Aggregate, Declared, Native, Op, Origin, Program, RowId,
+    Scope, Tx, VarId, Window, WindowRead,
+};
+
+/// One transaction at work, on the tables themselves.
+pub(super) struct Work<'a> {
+    program: &'a Program,
+    tables: &'a mut Vec<BTreeMap<Key, Row>>,
+    histories: &'a [BTreeMap<Key, Vec<Version>>],
+    time_us: i64,
+    /// The rows it has written.
+    pub(super) written: BTreeSet<(TableId, Key)>,
+    /// Whose it is.
+    pub(super) handler: usize,
+    pub(super) emitted: Vec<(StreamId, Vec<Value>)>,
+    /// Of functions, until now.
+    operations: usize,
+}
+
+struct Variables<'a> {
+    event: &'a [Value],
+    vars: Vec<Value>,
+}
+
+impl Scope for Variables<'_> {
+    fn column(&self, column: u16) -> Value {
+        self.event[usize::from(column)].clone()
+    }
+
+    fn var(&self, var: VarId) -> Value {
+        self.vars.get(var.index()).cloned().unwrap_or(Value::Null)
+    }
+}
+
+impl<'a> Work<'a> {
+    /// A transaction of a handler, on what all before it have left.
+    pub(super) fn new(
+        program: &'a Program,
+        outcome: &'a mut Outcome,
+        handler: usize,
+        time_us: i64,
+    ) -> Work<'a> {
+        let Outcome { tables, histories, .. } = outcome;
+        let (written, emitted) = (BTreeSet::new(), Vec::new());
+        Work { program, tables, histories, time_us, written, handler, emitted, operations: 0 }
+    }
+}
+
+impl Work<'_> {
+    pub(super) fn declared(&mut self, declared: &Declared, event: &[Value]) -> Result<(), Abort> {
+        let mut scope = Variables { event, vars: Vec::new() };
+        let mut made: Vec<(TableId, Vec<Value>)> = Vec::new();
+        for step in &declared.steps {
+            let eval = |id| evaluate(&declared.exprs, id, &scope);
+            if let Some(when) = step.when {
+                match eval(when)? {
+                    Value::Bool(true) => {}
+                    Value::Bool(false) => continue,
+                    _ => return Err(rules::Fault::NULL.into()),
+                }
+            }
+            let key = match step.op.row() {
+                Some(row) => self.key(declared, row, &scope)?,
+                None => Vec::new(),
+            };
+            let table = step.op.row().map(|row| declared.rows[row.index()].table);
+            let spec = table.map(|t| &self.program.tables[t.index()]);
+            let held = match table {
+                Some(table) => self.tables[table.index()].get(&Key::of(&key)).cloned(),
+                None => None,
+            };
+            let assign = |row: &mut Vec<Value>, values: &[(u16, _)]| -> Result<(), Abort> {
+                for (column, value) in values {
+                    let column = usize::from(*column);
+                    let spec = &spec.expect("it has a row").schema.columns[column];
+                    row[column] = rules::store(&eval(*value)?, spec)?;
+                }
+                Ok(())
+            };
+            match &step.op {
+                Op::Read { column, var, .. } => {
+                    let row = held.map_or_else(|| spec.unwrap().missing_row(&key), Vec::from);
+                    let value = row[usize::from(*column)].clone();
+                    set_var(&mut scope.vars, *var, value);
+                }
+                Op::Exists { var, .. } => {
+                    set_var(&mut scope.vars, *var, Value::Bool(held.is_some()));
+                }
+                Op::Window { window, column, aggregate, var, .. } => {
+                    let value = self.over(table.unwrap(), &key, window, *column, aggregate)?;
+                    set_var(&mut scope.vars, *var, value);
+                }
+                Op::Range { table, from, to, column, aggregate, var } => {
+                    let bound = |ids: &[_]| ids.iter().map(|id| eval(*id)).collect();
+                    let (from, to): (Result<Vec<_>, _>, Result<Vec<_>, _>) =
+                        (bound(from), bound(to));
+                    let rows = self.between(*table, &from?, &to?)?;
+                    let spec = &self.program.tables[table.index()];
+                    let value = made_of(rows, spec, *column, aggregate)?;
+                    set_var(&mut scope.vars, *var, value);
+                }
+                Op::Require { cond, reason } => match eval(*cond)? {
+                    Value::Bool(true) => {}
+                    Value::Bool(false) => {
+                        return Err(match eval(*reason)? {
+                            Value::Str(reason) => Abort::refused(&*reason),
+                            _ => rules::Fault::NULL.into(),
+                        })
+                    }
+                    _ => return Err(rules::Fault::NULL.into()),
+                },
+                Op::Set { column, value, .. } => {
+                    let spec = spec.unwrap();
+                    let mut row = match held {
+                        Some(row) => Vec::from(row),
+                        None => {
+                            made.push((table.unwrap(), key.clone()));
+                            spec.missing_row(&key)
+                        }
+                    };
+                    assign(&mut row, &[(*column, *value)])?;
+                    self.write(table.unwrap(), &key, row);
+                }
+                Op::Insert { values, .. } | Op::Upsert { values, .. } => {
+                    let spec = spec.unwrap();
+                    let mut row = spec.missing_row(&key);
+                    assign(&mut row, values)?;
+                    if held.is_some() && matches!(step.op, Op::Insert { .. }) {
+                        return Err(reasons::exists(spec, &key));
+                    }
+                    self.write(table.unwrap(), &key, row);
+                }
+                Op::Update { values, .. } => {
+                    let spec = spec.unwrap();
+                    let there = held.is_some();
+                    let mut row = held.map_or_else(|| spec.missing_row(&key), Vec::from);
+                    assign(&mut row, values)?;
+                    if !there {
+                        return Err(reasons::missing(spec, &key));
+                    }
+                    self.write(table.unwrap(), &key, row);
+                }
+                Op::Delete { .. } => {
+                    self.write_none(table.unwrap(), &key);
+                }
+                Op::Emit { stream, values } => {
+                    let columns = &self.program.streams[stream.index()].spec.schema.columns;
+                    let row: Result<Vec<Value>, rules::Fault> = values
+                        .iter()
+                        .zip(columns)
+                        .map(|(value, column)| rules::store(&eval(*value)?, column))
+                        .collect();
+                    self.emitted.push((*stream, row?));
+                }
+            }
+        }
+        // A row that came to be by setting its columns must have them all in the end.
+        for (table, key) in made {
+            let spec = &self.program.tables[table.index()];
+            if let Some(row) = self.tables[table.index()].get(&Key::of(&key)) {
+                let columns = spec.schema.columns.iter().zip(row.iter());
+                for (index, (column, value)) in columns.enumerate() {
+                    if value.is_null() && !column.nullable {
+                        return Err(reasons::no_value(spec, &key, index));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn key(&self, declared: &Declared, row: RowId, scope: &Variables) -> Result<Vec<Value>, Abort> {
+        let row = &declared.rows[row.index()];
+        let spec = &self.program.tables[row.table.index()];
+        row.key.iter().map(|id| key_value(evaluate(&declared.exprs, *id, scope)?, spec)).collect()
+    }
+
+    pub(super) fn native(&mut self, native: &Native, event: &[Value]) -> Result<(), Abort> {
+        let event_words: Vec<u64> = event.iter().map(|v| v.word().expect("checked")).collect();
+        let (mut words, mut bases, mut keys) =
+            (Vec::new(), Vec::new(), Vec::<(TableId, Vec<Value>)>::new());
+        let mut present = 0u128;
+        for (index, row) in native.rows.iter().enumerate() {
+            let spec = &self.program.tables[row.table.index()];
+            let key: Result<Vec<Value>, Abort> = row
+                .key
+                .iter()
+                .map(|id| key_value(evaluate(&native.exprs, *id, event)?, spec))
+                .collect();
+            let key = key?;
+            let held = self.tables[row.table.index()].get(&Key::of(&key));
+            present |= u128::from(held.is_some()) << index;
+            let same = keys.iter().position(|(t, k)| (*t, k) == (row.table, &key));
+            match same {
+                Some(same) => bases.push(bases[same]),
+                None => {
+                    bases.push(words.len() as u32);
+                    let row = held.map_or_else(|| spec.missing_row(&key), |r| r.to_vec());
+                    for value in row {
+                        words.push(value.word().ok_or_else(|| reasons::missing(spec, &key))?);
+                    }
+                }
+            }
+            keys.push((row.table, key));
+        }
+        let windows = |row: usize, own: Option<Vec<Value>>, read: &WindowRead| {
+            let (table, key): &(TableId, Vec<Value>) = &keys[row];
+            self.over_copy(*table, key, own, &read.window, read.column, &read.aggregate)
+        };
+        let (program, frames) = (self.program, &mut words);
+        let done = on_frames(program, native, &event_words, frames, &bases, present, &windows);
+        let OnFrames { dirty, emitted } = done.map_err(Abort::refused)?;
+        for (index, (table, key)) in keys.iter().enumerate() {
+            if dirty >> index & 1 == 1 {
+                let columns = &self.program.tables[table.index()].schema.columns;
+                let row = columns
+                    .iter()
+                    .enumerate()
+                    .map(|(i, column)| word_value(&column.ty, words[bases[index] as usize + i]));
+                let row = row.collect();
+                self.write(*table, key, row);
+            }
+        }
+        let mut rest = &emitted[..];
+        while let Some((stream, tail)) = rest.split_first() {
+            let stream = native.emits[*stream as usize];
+            let columns = &self.program.streams[stream.index()].spec.schema.columns;
+            let (row, tail) = tail.split_at(columns.len());
+            let row = columns.iter().zip(row).map(|(c, w)| word_value(&c.ty, *w)).collect();
+            self.emitted.push((stream, row));
+            rest = tail;
+        }
+        Ok(())
+    }
+}
+
+/// What an aggregate makes of the values of a column.
+fn made_of(
+    rows: impl IntoIterator<Item = Row>,
+    spec: &TableSpec,
+    column: u16,
+    aggregate: &Aggregate,
+) -> Result<Value, Abort> {
+    let rows: Vec<Row> = rows.into_iter().collect();
+    if let Aggregate::Fold(fold) = aggregate {
+        return rows.iter().try_fold(fold.start(), |state, row| {
+            let scope = Variables { event: row, vars: vec![state] };
+            Ok(evaluate(&fold.exprs, fold.step, &scope)?)
+        });
+    }
+    let Column { ty, .. } = &spec.schema.columns[usize::from(column)];
+    let all: Vec<Value> = rows.iter().map(|row| row[usize::from(column)].clone()).collect();
+    let values: Vec<&Value> = all.iter().filter(|value| !value.is_null()).collect();
+    let exact = || values.iter().map(|v| i128::from(v.word().expect("a number") as i64)).sum();
+    let floats = || {
+        values.iter().fold(0.0, |sum, v| match v {
+            Value::Float(f) => sum + f,
+            _ => unreachable!("the program was checked"),
+        })
+    };
+    let order = |value: &&&Value| {
+        let mut bytes = Vec::new();
+        encode::value(value, &mut bytes);
+        bytes
+    };
+    Ok(match aggregate {
+        Aggregate::Count => Value::Int(values.len() as i64),
+        Aggregate::Sum if *ty == DataType::Float => Value::Float(floats()),
+        Aggregate::Sum => rules::sum_of(exact(), ty)?,
+        Aggregate::Avg if values.is_empty() => Value::Null,
+        Aggregate::Avg if *ty == DataType::Float => Value::Float(floats() / values.len() as f64),
+        Aggregate::Avg => rules::mean_of(exact(), values.len() as u64, ty),
+        Aggregate::Min => values.iter().min_by_key(order).map_or(Value::Null, |v| (*v).clone()),
+        Aggregate::Max => values.iter().max_by_key(order).map_or(Value::Null, |v| (*v).clone()),
+        Aggregate::First => all.first().cloned().unwrap_or(Value::Null),
+        Aggregate::Last => all.last().cloned().unwrap_or(Value::Null),
+        Aggregate::Fold(_) => unreachable!("handled above"),
+    })
+}
+
+/// The value of a word; floats get their one NaN.
+pub(crate) fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
+    use tidemill_core::DataType;
+    match ty {
+        DataType::Bool => Value::Bool(word != 0),
+        DataType::Timestamp => Value::Timestamp(word as i64),
+        DataType::Decimal(scale) => Value::Decimal(word as i64, *scale),
+        DataType::Float => Value::Float(tidemill_core::value::canonical_f64(f64::from_bits(word))),
+        _ => Value::Int(word as i64),
+    }
+}
+
+fn set_var(vars: &mut Vec<Value>, var: VarId, value: Value) {
+    if vars.len() <= var.index() {
+        vars.resize(var.index() + 1, Value::Null);
+    }
+    vars[var.index()] = value;
+}
+
+impl Tx for Work<'_> {
+    fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        reasons::count(&mut self.operations, 1)?;
+        let key = self.checked_key(table, key)?;
+        Ok(self.tables[table.index()].get(&Key::of(&key)).cloned())
+    }
+
+    fn window(
+        &mut self,
+        table: TableId,
+        key: &[Value],
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
+        reasons::count(&mut self.operations, 1)?;
+        let key = self.checked_key(table, key)?;
+        let spec = &self.program.tables[table.index()];
+        let checked = window.check(spec).and_then(|()| aggregate.result(spec, column));
+        checked.map_err(|error| reasons::refused(&error))?;
+        self.over(table, &key, window, column, aggregate)
+    }
+
+    fn scan(
+        &mut self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        limit: usize,
+    ) -> Result<Vec<Row>, Abort> {
+        reasons::count(&mut self.operations, 1)?;
+        if !self.program.tables[table.index()].ordered {
+            return Err(reasons::not_ordered(&self.program.tables[table.index()]));
+        }
+        let (from, to) = (self.checked_bound(table, from)?, self.checked_bound(table, to)?);
+        let rows: Vec<Row> = self.between(table, &from, &to)?.into_iter().take(limit).collect();
+        reasons::count(&mut self.operations, rows.len())?;
+        Ok(rows)
+    }
+
+    fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
+        reasons::count(&mut self.operations, 1)?;
+        let spec = &self.program.tables[table.index()];
+        if row.len() != spec.schema.len() {
+            return Err(reasons::wrong_shape(&spec.name, spec.schema.len(), row.len()));
+        }
+        let stored: Result<Vec<Value>, rules::Fault> =
+            row.iter().zip(&spec.schema.columns).map(|(v, c)| rules::store(v, c)).collect();
+        let mut stored = stored?;
+        for column in &spec.key {
+            stored[*column] = key_value(stored[*column].clone(), spec)?;
+        }
+        let key: Vec<Value> = spec.key.iter().map(|c| stored[*c].clone()).collect();
+        self.write(table, &key, stored);
+        Ok(())
+    }
+
+    fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        reasons::count(&mut self.operations, 1)?;
+        let key = self.checked_key(table, key)?;
+        self.write_none(table, &key);
+        Ok(())
+    }
+
+    fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
+        reasons::count(&mut self.operations, 1)?;
+        let spec = &self.program.streams[stream.index()];
+        let handler = &self.program.handlers[self.handler];
+        let may = |emits: &Vec<StreamId>| emits.contains(&stream);
+        let is_open = spec.origin == Origin::Emitted && handler.emits.as_ref().is_none_or(may);
+        if Some(stream) != handler.output && !is_open {
+            return Err(reasons::not_emittable(&spec.spec.name));
+        }
+        let columns = &spec.spec.schema.columns;
+        if row.len() != columns.len() {
+            return Err(reasons::wrong_shape(&spec.spec.name, columns.len(), row.len()));
+        }
+        let stored: Result<Vec<Value>, rules::Fault> =
+            row.iter().zip(columns).map(|(v, c)| rules::store(v, c)).collect();
+        self.emitted.push((stream, stored?));
+        Ok(())
+    }
+}
+
+impl Work<'_> {
+    fn write(&mut self, table: TableId, key: &[Value], row: Vec<Value>) {
+        self.written.insert((table, Key::of(key)));
+        self.tables[table.index()].insert(Key::of(key), row.into());
+    }
+
+    fn write_none(&mut self, table: TableId, key: &[Value]) {
+        self.written.insert((table, Key::of(key)));
+        self.tables[table.index()].remove(&Key::of(key));
+    }
+
+    /// What a window comes to. All versions are there, whatever the history keeps: a program can't
+    /// see what is gone.
+    fn over(
+        &self,
+        table: TableId,
+        key: &[Value],
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
+        let is_written = self.written.contains(&(table, Key::of(key)));
+        let own = self.tables[table.index()].get(&Key::of(key)).filter(|_| is_written);
+        let own = own.map(|row| row.to_vec());
+        self.over_copy(table, key, own, window, column, aggregate)
+    }
+
+    /// The same, with the row as the transaction has written it.
+    fn over_copy(
+        &self,
+        table: TableId,
+        key: &[Value],
+        own: Option<Vec<Value>>,
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
+        let (spec, key) = (&self.program.tables[table.index()], Key::of(key));
+        let now = self.time_us;
+        let mut versions = self.histories[table.index()].get(&key).cloned().unwrap_or_default();
+        versions.extend(own.map(|row| (versions.len() as u64, now, row.into())));
+        let len = versions.len() as u64;
+        let wide = i128::from;
+        if let Window::Session { gap_us } = window {
+            // It may not go further back than the history does.
+            let from = spec.history.and_then(|h| h.kept_from(now)).unwrap_or(now);
+            let (mut last, mut first) = (now, versions.len());
+            while first > 0 {
+                let time = versions[first - 1].1;
+                if time < from || wide(last) - wide(time) > wide(*gap_us) {
+                    break;
+                }
+                (last, first) = (time, first - 1);
+            }
+            versions.drain(..first);
+        }
+        let floor = |size: i64| wide(now).div_euclid(wide(size)) * wide(size);
+        versions.retain(|(number, time, _)| {
+            let time = wide(*time);
+            match *window {
+                Window::Sliding { size_us } => time > wide(now) - wide(size_us),
+                Window::Tumbling { size_us } => time >= floor(size_us),
+                Window::Hopping { size_us, slide_us } => {
+                    time >= floor(slide_us) - wide(size_us) && time < floor(slide_us)
+                }
+                Window::Session { .. } => true,
+                Window::Last { versions } => number + versions >= len,
+                Window::TumblingVersions { versions } => {
+                    number / versions == len.saturating_sub(1) / versions
+                }
+            }
+        });
+        made_of(versions.into_iter().map(|(_, _, row)| row), spec, column, aggregate)
+    }
+
+    /// The rows whose keys are in a range, in key order.
+    fn between(&self, table: TableId, from: &[Value], to: &[Value]) -> Result<Vec<Row>, Abort> {
+        let spec = &self.program.tables[table.index()];
+        let bytes = |bound: &[Value]| -> Result<Vec<u8>, Abort> {
+            let mut bytes = Vec::new();
+            for value in bound {
+                encode::key(&key_value(value.clone(), spec)?, &mut bytes);
+            }
+            Ok(bytes)
+        };
+        let (from, to) = (bytes(from)?, bytes(to)?);
+        let rows = self.tables[table.index()].iter();
+        Ok(rows
+            .filter(|(key, _)| *key.0 >= from[..] && (to.is_empty() || *key.0 < to[..]))
+            .map(|(_, row)| row.clone())
+            .collect())
+    }
+
+    fn checked_bound(&self, table: TableId, bound: &[Value]) -> Result<Vec<Value>, Abort> {
+        let spec = &self.program.tables[table.index()];
+        if bound.len() > spec.key.len() {
+            return Err(reasons::wrong_shape(&spec.name, spec.key.len(), bound.len()));
+        }
+        let columns = spec.key.iter().map(|column| &spec.schema.columns[*column]);
+        let stored = bound
+            .iter()
+            .zip(columns)
+            .map(|(value, column)| Ok(rules::store(&key_value(value.clone(), spec)?, column)?));
+        stored.collect()
+    }
+    fn checked_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
+        let spec = &self.program.tables[table.index()];
+        if key.len() != spec.key.len() {
+            return Err(reasons::wrong_shape(&spec.name, spec.key.len(), key.len()));
+        }
+        key.iter()
+            .zip(&spec.key)
+            .map(|(value, column)| {
+                let value = key_value(value.clone(), spec)?;
+                Ok(rules::store(&value, &spec.schema.columns[*column])?)
+            })
+            .collect()
+    }
+}
