@@ -189,6 +189,18 @@ impl NativeTx {
         let row = Shapes::row(schema, row)?;
         self.with(py, |tx| tx.emit(StreamId(stream), &row))
     }
+
+    /// The clock of the cut, as a timestamp.
+    fn now<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let now_us = self.with(py, |tx| Ok(tx.now_us()))?;
+        to_tuple(py, &[Value::Timestamp(now_us)])?.get_item(0)
+    }
+
+    /// The next random number, in two halves: the high one first.
+    fn random(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let drawn = self.with(py, |tx| Ok(tx.random()))?;
+        Ok(((drawn >> 64) as u64, drawn as u64))
+    }
 }
 
 /// A Python function as an opaque function. It takes (event as a tuple, transaction) and gives

@@ -48,10 +48,14 @@ class App:
     <handler pay (traced)>
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, seed: int = 0) -> None:
         if not isinstance(name, str) or not name:
             raise ProgramError(f"an app's name is a text, not {name!r}", "", here())
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+            raise ProgramError(f"a seed is an int from 0 to 2**64 - 1, not {seed!r}", "", here())
         self.name = name
+        #: What ``tx.random`` and ``tx.uuid`` are made of, beside the event.
+        self.seed = seed
         self.at = here()
         self.tables: dict[str, Table] = {}
         self.streams: list[Stream] = []
@@ -414,6 +418,7 @@ class App:
         spec = {
             "program": {
                 "name": self.name,
+                "seed": self.seed,
                 "tables": [table.json() for table in self.tables.values()],
                 "streams": [stream.json() for stream in self.streams],
                 "sources": [],

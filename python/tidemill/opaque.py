@@ -11,12 +11,14 @@ overflow on the way, only where they are stored.
 
 from __future__ import annotations
 
+import datetime as dt
 import decimal as dec
 import json
 import os
 import sys
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from tidemill import _native
 from tidemill.context import inside
@@ -401,6 +403,23 @@ class Tx:
                 f"@app.transaction(..., emits=[{stream.name}])"
             )
         self._running.native.emit(stream.id, stream_row(stream.schema, {**(row or {}), **columns}))
+
+    def now(self) -> dt.datetime:
+        """The engine's clock: that of the cut which this transaction belongs to. It is the same
+        whenever the transaction runs, also after a crash; the machine's clock is not."""
+        return cast(dt.datetime, self._running.native.now())
+
+    def random(self) -> float:
+        """A number from 0 to below 1: a hash of the event, of who takes it, of the app's ``seed``,
+        and of how often the transaction has asked. So it is the same whenever the transaction runs,
+        and no secret."""
+        return (self._running.native.random()[0] >> 11) / (1 << 53)
+
+    def uuid(self) -> uuid.UUID:
+        """An identifier (UUID version 8), made as :meth:`random` is."""
+        high, low = self._running.native.random()
+        fields = (high << 64 | low) & ~(0xF << 76 | 0x3 << 62) | 0x8 << 76 | 0x2 << 62
+        return uuid.UUID(int=fields)
 
 
 def stream_row(schema: Schema, values: Mapping[str, object]) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ write to a row of the same table, because two keys may turn out to be one row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidemill.context import inside
 from tidemill.errors import Abort, Error, ProgramError, Untraceable
@@ -146,6 +146,16 @@ class SymbolicTx:
     def require(self, cond: object, reason: object = "refused") -> None:
         """The transaction aborts with the reason unless the condition holds."""
         self._recorder.require(cond, reason)
+
+    def now(self) -> NoReturn:
+        """Not recorded."""
+        raise Untraceable("the clock is for functions that run with real values")
+
+    def random(self) -> NoReturn:
+        """Not recorded."""
+        raise Untraceable("random numbers are for functions that run with real values")
+
+    uuid = random
 
     def when(self, cond: object) -> When:
         """What happens in the block happens only where the condition holds."""

@@ -26,7 +26,7 @@ pub(crate) use self::work::word_value;
 use self::work::Work;
 use crate::order::Groups;
 use crate::program::rounds::{Agenda, Emitted, Given, Turns};
-use crate::program::{reasons, Body, Origin, Program};
+use crate::program::{reasons, Body, Moment, Origin, Program};
 
 /// One row of a source, decoded.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,7 +82,7 @@ pub struct Outcome {
 pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outcome {
     let groups = Groups::of(program).expect("the program was checked");
     let turns = Turns::of(program).expect("the program was checked");
-    let mut machine = Machine { program, turns, outcome: Outcome::default() };
+    let mut machine = Machine { program, turns, clock_us: 0, outcome: Outcome::default() };
     machine.outcome.tables = vec![BTreeMap::new(); program.tables.len()];
     machine.outcome.histories = vec![BTreeMap::new(); program.tables.len()];
     let mut taken = vec![0usize; sources.len()];
@@ -144,6 +144,7 @@ pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outc
             !now
         });
         ready.sort_by(|a, b| a.0.cmp(&b.0));
+        machine.clock_us = clock;
         for (stamp, source, row) in ready {
             let stream = program.sources[source.index()].stream;
             machine.event(stream, &stamp, row);
@@ -210,6 +211,8 @@ struct Machine<'a> {
     program: &'a Program,
     /// In which order procedures run in a round.
     turns: Turns,
+    /// The clock of the cut.
+    clock_us: i64,
     outcome: Outcome,
 }
 
@@ -304,8 +307,8 @@ impl Machine<'_> {
     fn turn(&mut self, number: usize, mut given: Given, stamp: &Stamp, agenda: &mut Agenda) {
         let turn = self.turns.all[number].clone();
         let before = self.outcome.tables.clone();
-        let mut work =
-            Work::new(self.program, &mut self.outcome, turn.procedures[0], stamp.at.time_us);
+        let moment = Moment { now_us: self.clock_us, stamp: stamp.clone(), step: turn.step };
+        let mut work = Work::new(self.program, &mut self.outcome, turn.procedures[0], &moment);
         let (mut emitted, mut aborted): (Vec<Emitted>, _) = (Vec::new(), None);
         for (place, index) in turn.procedures.iter().enumerate() {
             let handler = &self.program.handlers[*index];
@@ -356,7 +359,8 @@ impl Machine<'_> {
     fn transact(&mut self, index: usize, stamp: &Stamp, event: &[Value], agenda: &mut Agenda) {
         let handler = &self.program.handlers[index];
         let before = self.outcome.tables.clone();
-        let mut work = Work::new(self.program, &mut self.outcome, index, stamp.at.time_us);
+        let moment = Moment { now_us: self.clock_us, stamp: stamp.clone(), step: index };
+        let mut work = Work::new(self.program, &mut self.outcome, index, &moment);
         let result = match &handler.body {
             _ if stamp.path.len() > self.program.handlers.len() => Err(reasons::endless()),
             Body::Declared(declared) => work.declared(declared, event),

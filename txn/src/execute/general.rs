@@ -10,8 +10,8 @@ use tidemill_table::{Seq, Table};
 
 use super::window::{made_of, Seen};
 use crate::program::{
-    key_value, reasons, Abort, AbortKind, Aggregate, Block, Declared, Expr, ExprId, Op, Origin,
-    Program, RowId, Tx, VarId, Window, WindowRead,
+    key_value, reasons, Abort, AbortKind, Aggregate, Block, Declared, Expr, ExprId, Moment, Op,
+    Origin, Program, RowId, Tx, VarId, Window, WindowRead,
 };
 
 /// A row that the transaction has touched.
@@ -108,8 +108,8 @@ pub(crate) struct General<'a> {
     tables: &'a dyn Rows,
     /// Whose it is.
     handler: usize,
-    /// The time of its stamp.
-    time_us: i64,
+    /// When it is.
+    moment: &'a Moment,
     rows: Vec<Touched>,
     /// Where each is, once there are more than [`ROWS_FEW`].
     by_key: HashMap<(TableId, Key), usize, foldhash::fast::FixedState>,
@@ -118,6 +118,8 @@ pub(crate) struct General<'a> {
     emitted: Vec<(StreamId, Vec<Value>)>,
     /// Of functions, until now.
     operations: usize,
+    /// Random numbers drawn until now.
+    drawn: u64,
 }
 
 /// What a transaction comes to when it commits.
@@ -242,11 +244,12 @@ impl<'a> General<'a> {
         program: &'a Program,
         tables: &'a dyn Rows,
         handler: usize,
-        time_us: i64,
+        moment: &'a Moment,
     ) -> General<'a> {
         let (rows, by_key) = (Vec::new(), HashMap::default());
         let (made, emitted) = (Vec::new(), Vec::new());
-        General { program, tables, handler, time_us, rows, by_key, made, emitted, operations: 0 }
+        let (operations, drawn) = (0, 0);
+        General { program, tables, handler, moment, rows, by_key, made, emitted, operations, drawn }
     }
 
     /// Goes on as a transaction of another handler, which sees what was written; gives what was emitted.
@@ -449,7 +452,7 @@ impl<'a> General<'a> {
         let seen = Seen {
             versions: holder.table().versions(&touched.key),
             own: touched.row.as_deref().filter(|_| touched.written),
-            time_us: self.time_us,
+            time_us: self.moment.time_us(),
         };
         seen.made_of(seen.window(window, spec.history), spec, column, aggregate)
     }
@@ -465,7 +468,7 @@ impl<'a> General<'a> {
         let spec = &self.program.tables[table.index()];
         let holder = self.tables.holder(table, &Key::of(key), key)?;
         let versions = holder.table().versions(key);
-        let seen = Seen { versions, own, time_us: self.time_us };
+        let seen = Seen { versions, own, time_us: self.moment.time_us() };
         let numbers = seen.window(&read.window, spec.history);
         seen.made_of(numbers, spec, read.column, &read.aggregate)
     }
@@ -639,6 +642,19 @@ impl Tx for General<'_> {
             row.iter().zip(columns).map(|(v, c)| rules::store(v, c)).collect();
         self.emitted.push((stream, stored?));
         Ok(())
+    }
+
+    fn time_us(&self) -> i64 {
+        self.moment.time_us()
+    }
+
+    fn now_us(&self) -> i64 {
+        self.moment.now_us
+    }
+
+    fn random(&mut self) -> u128 {
+        self.drawn += 1;
+        self.moment.random(self.program.seed, self.drawn - 1)
     }
 }
 

@@ -49,6 +49,17 @@ impl Origin {
         (self.step & HALF) as usize
     }
 
+    /// The stamp of the event that it is about.
+    pub(crate) fn event(self, epoch: &Epoch, derived: &[DerivedEvent]) -> Stamp {
+        match self.cause() {
+            0 => epoch.stamp(epoch.order[self.root() as usize]),
+            cause => {
+                let before = derived[cause as usize - 1].0;
+                before.event(epoch, derived).derived(before.handler() as u16, before.ordinal())
+            }
+        }
+    }
+
     fn ordinal(self) -> u32 {
         (self.step >> 32) as u32
     }
@@ -71,15 +82,7 @@ impl Origins {
     /// The stamp of the output at `index`.
     pub fn stamp(&self, index: usize, epoch: &Epoch, derived: &[DerivedEvent]) -> Stamp {
         let origin = self.of[index];
-        let mut steps = vec![(origin.handler() as u16, origin.ordinal())];
-        let mut cause = origin.cause();
-        while cause != 0 {
-            let event = derived[cause as usize - 1].0;
-            steps.push((event.handler() as u16, event.ordinal()));
-            cause = event.cause();
-        }
-        let root = epoch.stamp(epoch.order[origin.root() as usize]);
-        steps.into_iter().rev().fold(root, |s, (handler, output)| s.derived(handler, output))
+        origin.event(epoch, derived).derived(origin.handler() as u16, origin.ordinal())
     }
 }
 

@@ -24,7 +24,7 @@ use super::turn;
 use super::words::{Frame, WordCode};
 use crate::order::{Epoch, Ranked};
 use crate::program::rounds::Agenda;
-use crate::program::{reasons, Abort, AbortKind, Body, Program};
+use crate::program::{reasons, Abort, AbortKind, Body, Moment, Program};
 use crate::reference::word_value;
 
 /// Transactions of a handler.
@@ -506,11 +506,13 @@ fn transact(
 ) {
     let program = serial.codes.program.clone();
     let handler = origin.handler();
-    let time_us = epoch.time_us(epoch.order[origin.root() as usize]);
+    let stamp = origin.event(epoch, &out.derived);
+    let moment = Moment { now_us: epoch.clock_us, stamp, step: handler };
+    let time_us = moment.time_us();
     let is_endless = depth(out, origin) > program.handlers.len();
     let run = |tables: &[Table]| match is_endless {
         true => Err(reasons::endless()),
-        false => call(&program, &tables, handler, event, time_us),
+        false => call(&program, &tables, handler, event, &moment),
     };
     let is_opaque = matches!(program.handlers[handler].body, Body::Opaque(_));
     let result = match is_opaque {
@@ -577,9 +579,9 @@ pub(crate) fn call(
     tables: &dyn Rows,
     handler: usize,
     event: &[Value],
-    time_us: i64,
+    moment: &Moment,
 ) -> Result<Effects, Abort> {
-    let mut tx = General::new(program, tables, handler, time_us);
+    let mut tx = General::new(program, tables, handler, moment);
     match &program.handlers[handler].body {
         Body::Declared(declared) => tx.declared(declared, event)?,
         Body::Native(n) => native::general(&mut tx, program, &program.natives[*n], event)?,

@@ -7,7 +7,7 @@ use super::output::Origin;
 use super::serial::{cascade, is_overdue, Serial, Sink, Unstable};
 use crate::order::Epoch;
 use crate::program::rounds::{Emitted, Given, Turn};
-use crate::program::{Abort, Body, Program};
+use crate::program::{Abort, Body, Moment, Program};
 
 /// What a turn comes to when it commits.
 struct Performed {
@@ -28,9 +28,11 @@ pub(super) fn run(
     root: usize,
 ) {
     let program = serial.codes.program.clone();
-    let time_us = epoch.time_us(epoch.order[root]);
+    let stamp = epoch.stamp(epoch.order[root]);
+    let moment = Moment { now_us: epoch.clock_us, stamp, step: turn.step };
+    let time_us = moment.time_us();
     let first = turn.procedures[0];
-    let perform = |given: &mut Given| perform(&program, &&*tables, turn, given, time_us);
+    let perform = |given: &mut Given| perform(&program, &&*tables, turn, given, &moment);
     let event = epoch.event(epoch.order[root]);
     let result = serial.call(event, out, || perform(given));
     if serial.is_compared() && !is_overdue(&result) {
@@ -83,10 +85,10 @@ fn perform(
     tables: &dyn Rows,
     turn: &Turn,
     given: &mut Given,
-    time_us: i64,
+    moment: &Moment,
 ) -> Result<Performed, Abort> {
     given.begin();
-    let mut tx = General::new(program, tables, turn.procedures[0], time_us);
+    let mut tx = General::new(program, tables, turn.procedures[0], moment);
     let mut emitted: Vec<Emitted> = Vec::new();
     for (place, index) in turn.procedures.iter().enumerate() {
         let procedure = &program.handlers[*index];

@@ -127,6 +127,8 @@ pub struct Epoch {
     /// One entry for each transaction of an input event, in stamp order; the handlers on one
     /// event in declaration order.
     pub order: Vec<Ranked>,
+    /// The clock of the cut, in microseconds since 1970.
+    pub clock_us: i64,
 }
 
 impl Epoch {
@@ -160,7 +162,7 @@ impl Epoch {
         } else {
             sort(&runs, &lanes)
         };
-        Epoch { runs, lanes, order }
+        Epoch { runs, lanes, order, clock_us: 0 }
     }
 
     /// Number of input events.

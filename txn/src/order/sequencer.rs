@@ -267,7 +267,8 @@ impl Sequencer {
         self.parked = parked;
         self.watermarks = marks;
         ready.retain(|run| !run.offsets.is_empty());
-        let epoch = Epoch::rank_in_order(&self.program, ready);
+        let mut epoch = Epoch::rank_in_order(&self.program, ready);
+        epoch.clock_us = self.clock_us;
         let watermarks = self.groups.of.iter().map(|g| self.watermarks[*g]).collect();
         let cut = Cut {
             epoch: self.epoch,

@@ -61,6 +61,7 @@ impl Builder {
     /// An empty program.
     pub fn new(name: &str) -> Builder {
         let program = Program {
+            seed: 0,
             name: name.into(),
             tables: Vec::new(),
             streams: Vec::new(),
@@ -88,6 +89,12 @@ impl Builder {
         let spec = TableSpec::new(name, key, schema.into());
         self.program.tables.push(spec);
         TableId(self.program.tables.len() as u16 - 1)
+    }
+
+    /// What random numbers of functions are made of, beside their places in the one order; 0 if nobody
+    /// says.
+    pub fn seed(&mut self, seed: u64) {
+        self.program.seed = seed;
     }
 
     /// Keeps versions of a table's rows, for windows.

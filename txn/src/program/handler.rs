@@ -388,6 +388,15 @@ pub trait Tx {
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort>;
     /// Emits an event with a value for each column; aborts when one does not fit.
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort>;
+    /// The time of the transaction's place in the one order, in microseconds since 1970 (or in the
+    /// unit of an int time column).
+    fn time_us(&self) -> i64;
+    /// The clock of the cut, in microseconds since 1970: the same whenever the transaction runs.
+    fn now_us(&self) -> i64;
+    /// The next random number of the transaction: a hash of its event's source and row, the path from
+    /// there and the count, so the same whenever it runs. Not for secrets: whoever knows the event knows
+    /// the number.
+    fn random(&mut self) -> u128;
 }
 
 /// A handler that finds its accesses by running. It must be a function of the event and of what it

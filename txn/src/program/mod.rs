@@ -10,6 +10,7 @@ mod check;
 mod expr;
 mod footprint;
 mod handler;
+mod moment;
 pub(crate) mod rounds;
 mod stream;
 mod window;
@@ -29,6 +30,7 @@ pub use handler::{
     Abort, AbortKind, Body, Declared, EventBatch, Handler, Input, Native, Op, Opaque, RowId,
     RowRef, Step, Takes, Tx, VarId, OPERATIONS_MAX,
 };
+pub(crate) use moment::Moment;
 pub use rounds::Nested;
 pub use stream::{Origin, Stage, Stream};
 pub use window::{Aggregate, Fold, Window, WindowRead};
@@ -39,6 +41,9 @@ pub use window::{Aggregate, Fold, Window, WindowRead};
 pub struct Program {
     /// The app's name.
     pub name: Arc<str>,
+    /// What random numbers of functions are made of, beside their places in the one order.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub seed: u64,
     /// Tables by [`tidemill_core::TableId`].
     pub tables: Vec<TableSpec>,
     /// Streams by [`StreamId`]: declared, derived by map and filter, outputs, aborts.
@@ -62,6 +67,10 @@ pub struct Program {
     /// The functions of opaque handlers.
     #[serde(skip)]
     pub opaques: Vec<Arc<dyn Opaque>>,
+}
+
+fn is_zero(seed: &u64) -> bool {
+    *seed == 0
 }
 
 impl Program {

@@ -9,8 +9,8 @@ use tidemill_core::{
 use super::{Outcome, Version};
 use crate::execute::{on_frames, OnFrames};
 use crate::program::{
-    evaluate, key_value, reasons, Abort, Aggregate, Declared, Native, Op, Origin, Program, RowId,
-    Scope, Tx, VarId, Window, WindowRead,
+    evaluate, key_value, reasons, Abort, Aggregate, Declared, Moment, Native, Op, Origin, Program,
+    RowId, Scope, Tx, VarId, Window, WindowRead,
 };
 
 /// One transaction at work, on the tables themselves.
@@ -18,7 +18,8 @@ pub(super) struct Work<'a> {
     program: &'a Program,
     tables: &'a mut Vec<BTreeMap<Key, Row>>,
     histories: &'a [BTreeMap<Key, Vec<Version>>],
-    time_us: i64,
+    /// When it is.
+    moment: &'a Moment,
     /// The rows it has written.
     pub(super) written: BTreeSet<(TableId, Key)>,
     /// Whose it is.
@@ -26,6 +27,8 @@ pub(super) struct Work<'a> {
     pub(super) emitted: Vec<(StreamId, Vec<Value>)>,
     /// Of functions, until now.
     operations: usize,
+    /// Random numbers drawn until now.
+    drawn: u64,
 }
 
 struct Variables<'a> {
@@ -49,11 +52,12 @@ impl<'a> Work<'a> {
         program: &'a Program,
         outcome: &'a mut Outcome,
         handler: usize,
-        time_us: i64,
+        moment: &'a Moment,
     ) -> Work<'a> {
         let Outcome { tables, histories, .. } = outcome;
         let (written, emitted) = (BTreeSet::new(), Vec::new());
-        Work { program, tables, histories, time_us, written, handler, emitted, operations: 0 }
+        let (operations, drawn) = (0, 0);
+        Work { program, tables, histories, moment, written, handler, emitted, operations, drawn }
     }
 }
 
@@ -390,6 +394,19 @@ impl Tx for Work<'_> {
         self.emitted.push((stream, stored?));
         Ok(())
     }
+
+    fn time_us(&self) -> i64 {
+        self.moment.time_us()
+    }
+
+    fn now_us(&self) -> i64 {
+        self.moment.now_us
+    }
+
+    fn random(&mut self) -> u128 {
+        self.drawn += 1;
+        self.moment.random(self.program.seed, self.drawn - 1)
+    }
 }
 
 impl Work<'_> {
@@ -430,7 +447,7 @@ impl Work<'_> {
         aggregate: &Aggregate,
     ) -> Result<Value, Abort> {
         let (spec, key) = (&self.program.tables[table.index()], Key::of(key));
-        let now = self.time_us;
+        let now = self.moment.time_us();
         let mut versions = self.histories[table.index()].get(&key).cloned().unwrap_or_default();
         versions.extend(own.map(|row| (versions.len() as u64, now, row.into())));
         let len = versions.len() as u64;

@@ -187,6 +187,9 @@ impl Opaque for Wanderer {
                 a = (a * 3 + i64::from(row[4] == Value::Bool(true))) % 1000;
             }
         }
+        if x % 5 == 1 {
+            a = (a + (tx.random() % 7) as i64 + (tx.random() % 3) as i64) % 1000;
+        }
         if a % 7 == 6 {
             return Err(Abort::refused(format!("{k} has had enough")));
         }
@@ -302,6 +305,7 @@ impl Opaque for Juggler {
                 }
             }
         }
+        seen = (seen + (tx.random() % 11) as i64 + tx.time_us() % 2) % 997;
         add(tx, self.seen_at, seen).map(|_| ())
     }
 }

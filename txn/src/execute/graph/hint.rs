@@ -18,7 +18,7 @@ use super::shape::FLAGS_WORDS;
 use super::unit::Unit;
 use crate::execute::general::{Holder, Keys, Rows, Unsettled};
 use crate::plan::graph::Size;
-use crate::program::{evaluate, key_value, Block, Body, ExprId, Footprint, Op, Program};
+use crate::program::{evaluate, key_value, Block, Body, ExprId, Footprint, Moment, Op, Program};
 
 /// A range of keys of a table, without end when `to` is empty.
 #[derive(Clone, Debug)]
@@ -302,9 +302,8 @@ impl Source {
         &self,
         program: &Program,
         tables: &[Table],
-        handler: usize,
         event: &[Value],
-        time_us: i64,
+        moment: &Moment,
     ) -> Hint {
         let mut rows = BTreeMap::new();
         if let Source::Event(exprs, keys) = self {
@@ -320,7 +319,7 @@ impl Source {
             return Hint::new(rows, Vec::new());
         }
         let committed = Committed { tables, seen: Seen::default() };
-        let run = || Unit::run(program, &committed, handler, event, time_us);
+        let run = || Unit::run(program, &committed, event, moment);
         // A function that panics here may do better when its turn comes.
         let unit = catch_unwind(AssertUnwindSafe(run)).unwrap_or_default();
         let Committed { seen, .. } = committed;

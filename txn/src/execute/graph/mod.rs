@@ -64,7 +64,7 @@ use super::serial::{Outcome, Serial, Sink};
 use crate::order::Epoch;
 use crate::plan::graph::{share, Collected, Graph, Lists};
 use crate::pool::Pool;
-use crate::program::Program;
+use crate::program::{Moment, Program};
 use crate::schedule::{Aborts, Course, Explore, Gang, Strategy, Unit, Units};
 
 /// Transactions in one stretch that are worth a graph: meeting the other threads costs as much as
@@ -248,8 +248,8 @@ impl Graphs {
             let ranked = epoch.order[at];
             let lane = epoch.lanes[ranked.lane as usize];
             let event = epoch.runs[lane.run as usize].batch.row(ranked.row as usize);
-            let (handler, time_us) = (lane.handler as usize, epoch.time_us(ranked));
-            self.sources[handler].hint(&self.program, tables, handler, &event, time_us)
+            let moment = Moment::of(epoch, ranked);
+            self.sources[moment.step].hint(&self.program, tables, &event, &moment)
         };
         let found: Vec<Mutex<Vec<Hint>>> = (0..pool.threads()).map(|_| Mutex::default()).collect();
         pool.run(&|thread| {

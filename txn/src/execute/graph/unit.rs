@@ -11,7 +11,7 @@ use tidemill_table::Seq;
 use super::hint::KeyRange;
 use crate::execute::general::{Effects, Holder, Keys, Rows, Unsettled};
 use crate::execute::serial::call;
-use crate::program::{reasons, Program};
+use crate::program::{reasons, Moment, Program};
 
 /// One transaction of a unit.
 pub(crate) struct Step {
@@ -70,26 +70,19 @@ impl Unit {
     pub(crate) fn run(
         program: &Program,
         rows: &dyn Rows,
-        handler: usize,
         event: &[Value],
-        time_us: i64,
+        moment: &Moment,
     ) -> Unit {
         let mut unit = Unit::default();
-        unit.transact(program, rows, (handler, 0), event, time_us);
+        unit.transact(program, rows, event, moment);
         unit
     }
 
-    fn transact(
-        &mut self,
-        program: &Program,
-        base: &dyn Rows,
-        (handler, depth): (usize, usize),
-        event: &[Value],
-        time_us: i64,
-    ) {
-        let result = match depth > program.handlers.len() {
+    fn transact(&mut self, program: &Program, base: &dyn Rows, event: &[Value], moment: &Moment) {
+        let (handler, time_us) = (moment.step, moment.time_us());
+        let result = match moment.stamp.path.len() > program.handlers.len() {
             true => Err(reasons::endless()),
-            false => call(program, &Nested { unit: self, base, time_us }, handler, event, time_us),
+            false => call(program, &Nested { unit: self, base, time_us }, handler, event, moment),
         };
         if base.is_unsettled() {
             return;
@@ -107,11 +100,15 @@ impl Unit {
             let handlers: Vec<usize> = program.handlers_on(stream).collect();
             (!handlers.is_empty()).then(|| (handlers, row.to_vec()))
         };
-        let set_off: Vec<(Vec<usize>, Vec<Value>)> =
-            self.steps[number].emitted(program).filter_map(taken).collect();
-        for (handlers, row) in set_off {
-            for handler in handlers {
-                self.transact(program, base, (handler, depth + 1), &row, time_us);
+        let set_off: Vec<Option<(Vec<usize>, Vec<Value>)>> =
+            self.steps[number].emitted(program).map(taken).collect();
+        for (ordinal, (handlers, row)) in
+            set_off.into_iter().enumerate().filter_map(|(n, s)| Some((n, s?)))
+        {
+            let stamp = moment.stamp.derived(handler as u16, ordinal as u32);
+            for step in handlers {
+                let moment = Moment { now_us: moment.now_us, stamp: stamp.clone(), step };
+                self.transact(program, base, &row, &moment);
                 if base.is_unsettled() {
                     return;
                 }

@@ -18,7 +18,7 @@ use super::unit::{Ran, Unit};
 use super::view::{Missed, View};
 use crate::execute::words::{Frame, Stop, WordCode};
 use crate::plan::graph::{From, Graph, Lists, Vertex};
-use crate::program::Program;
+use crate::program::{Moment, Program};
 use crate::schedule::Walk;
 
 /// The columns of each lane's events; those that are not words are empty.
@@ -340,7 +340,7 @@ impl<'a> Work<'a> {
         let ranked = epoch.order[self.stretch.from + at.txn as usize];
         let run = epoch.lanes[ranked.lane as usize].run;
         let event = epoch.runs[run as usize].batch.row(ranked.row as usize);
-        Unit::run(self.program, view, usize::from(at.handler), &event, epoch.time_us(ranked))
+        Unit::run(self.program, view, &event, &Moment::of(epoch, ranked))
     }
 }
 

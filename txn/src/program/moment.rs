@@ -1,0 +1,64 @@
+//! When a transaction is, and where in the one order: what its clock and its random numbers are made of.
+
+use tidemill_core::{encode, Stamp};
+
+use crate::order::{Epoch, Ranked};
+
+/// The moment of a transaction.
+#[derive(Clone, Debug)]
+pub(crate) struct Moment {
+    /// The clock of the cut, in microseconds since 1970.
+    pub(crate) now_us: i64,
+    /// The event that it is about; of a round, the input event.
+    pub(crate) stamp: Stamp,
+    /// Who takes the event: the number of the handler, or the step of the turn.
+    pub(crate) step: usize,
+}
+
+impl Moment {
+    /// That of an input event's transaction.
+    pub(crate) fn of(epoch: &Epoch, ranked: Ranked) -> Moment {
+        let step = epoch.lanes[ranked.lane as usize].handler as usize;
+        Moment { now_us: epoch.clock_us, stamp: epoch.stamp(ranked), step }
+    }
+
+    /// The time of the stamp.
+    pub(crate) fn time_us(&self) -> i64 {
+        self.stamp.at.time_us
+    }
+
+    /// The `count`-th random number of the transaction, from 0: a hash of what it is about, so that it
+    /// is the same whenever the transaction runs, and wherever cuts fall.
+    pub(crate) fn random(&self, seed: u64, count: u64) -> u128 {
+        let (source, offset) = (u64::from(self.stamp.source().0), self.stamp.offset());
+        let mut bytes = Vec::with_capacity(64);
+        let mut put = |word: u64| bytes.extend_from_slice(&word.to_le_bytes());
+        [seed, source, offset, self.step as u64, count].into_iter().for_each(&mut put);
+        for (handler, output) in &self.stamp.path {
+            put(u64::from(*handler) << 32 | u64::from(*output));
+        }
+        encode::hash128(&bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidemill_core::{Position, SourceId};
+
+    use super::*;
+
+    #[test]
+    fn a_number_depends_on_the_event_who_takes_it_and_the_count() {
+        let stamp = Stamp::of(Position { time_us: 5, source: SourceId(1), offset: 7 });
+        let of = |stamp: &Stamp, step, now_us| Moment { now_us, stamp: stamp.clone(), step };
+        let first = of(&stamp, 0, 1).random(3, 0);
+        assert_eq!(first, of(&stamp, 0, 2).random(3, 0));
+        let others = [
+            of(&stamp, 1, 1).random(3, 0),
+            of(&stamp, 0, 1).random(4, 0),
+            of(&stamp, 0, 1).random(3, 1),
+            of(&stamp.derived(0, 0), 0, 1).random(3, 0),
+        ];
+        assert!(others.iter().all(|other| *other != first));
+    }
+}
