@@ -22,7 +22,9 @@ pub use batch::{Batch, BatchBuilder};
 pub use cut::Cut;
 pub use error::{Error, Kind, Result};
 pub use ids::{HandlerId, SourceId, StreamId, TableId};
-pub use schema::{Column, History, Late, Schema, SourceSpec, StreamSpec, StreamTime, TableSpec};
+pub use schema::{
+    Column, History, Keeps, Late, Schema, SourceSpec, StreamSpec, StreamTime, TableSpec,
+};
 pub use stamp::{Path, Position, Stamp};
 pub use types::DataType;
 pub use value::{Key, Row, Value};

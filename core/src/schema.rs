@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{nearest, Error, Result};
-use crate::ids::StreamId;
+use crate::ids::{StreamId, TableId};
 use crate::types::DataType;
 use crate::value::Value;
 
@@ -223,6 +223,22 @@ impl History {
     }
 }
 
+/// What the engine keeps in a table of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+pub enum Keeps {
+    /// The rows of another table by some of its columns. Its columns are those, then the key of the
+    /// other table; all of them are its key, or only the former when they are unique.
+    Index {
+        /// The other table.
+        of: TableId,
+        /// Its columns. Rows with a null in one of them are not there.
+        columns: Vec<usize>,
+    },
+    /// Rows of a window that belongs to a procedure, or what it knows of them.
+    Window,
+}
+
 /// A table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableSpec {
@@ -242,6 +258,9 @@ pub struct TableSpec {
     /// Whether its rows can be read by ranges of keys.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ordered: bool,
+    /// What the engine keeps in it, if programs may not write it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keeps: Option<Keeps>,
     /// The user's line.
     #[serde(default)]
     pub at: String,
@@ -250,7 +269,7 @@ pub struct TableSpec {
 impl TableSpec {
     /// A table whose rows are partitioned by their whole key.
     pub fn new(name: &str, key: Vec<usize>, schema: Arc<Schema>) -> TableSpec {
-        let (partition_prefix, history, ordered) = (None, None, false);
+        let (partition_prefix, history, ordered, keeps) = (None, None, false, None);
         TableSpec {
             name: name.into(),
             key,
@@ -258,6 +277,7 @@ impl TableSpec {
             partition_prefix,
             history,
             ordered,
+            keeps,
             at: String::new(),
         }
     }

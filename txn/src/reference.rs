@@ -13,6 +13,7 @@
 //! versions, histories, indexes, compiled programs, merging, parking and batching; what it can't catch is
 //! a mistake in what is shared, for which there are tests beside it.
 
+mod hooks;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -317,7 +318,8 @@ impl Machine<'_> {
                 unreachable!("the program was checked")
             };
             work.handler = *index;
-            if let Err(abort) = self.program.opaques[opaque].call_batch(&batches, &mut work) {
+            let function = &self.program.opaques[opaque];
+            if let Err(abort) = work.function(|work| function.call_batch(&batches, work)) {
                 aborted = Some(abort);
                 break;
             }
@@ -364,8 +366,14 @@ impl Machine<'_> {
         let result = match &handler.body {
             _ if stamp.path.len() > self.program.handlers.len() => Err(reasons::endless()),
             Body::Declared(declared) => work.declared(declared, event),
-            Body::Native(native) => work.native(&self.program.natives[*native], event),
-            Body::Opaque(opaque) => self.program.opaques[*opaque].call(event, &mut work),
+            Body::Native(native) => {
+                let native = &self.program.natives[*native];
+                work.function(|work| work.native(native, event))
+            }
+            Body::Opaque(opaque) => {
+                let function = &self.program.opaques[*opaque];
+                work.function(|work| function.call(event, work))
+            }
         };
         let emitted = match result {
             Ok(()) => {

@@ -83,6 +83,9 @@ impl Code {
     }
 }
 
+/// Why a handler needs the general path.
+const MORE: &str = "indexes or triggers go along with what it does";
+
 /// The handlers of a program, ready to be executed.
 pub(crate) struct Codes {
     pub(crate) program: Arc<Program>,
@@ -107,6 +110,12 @@ impl Codes {
         let (mut code, mut paths) = (Vec::new(), Vec::new());
         for (index, handler) in program.handlers.iter().enumerate() {
             let (c, p) = match &handler.body {
+                Body::Declared(_) if program.has_more(index) => {
+                    (Code::General, Path::Values(MORE.into()))
+                }
+                Body::Native(_) if program.has_more(index) => {
+                    (Code::General, Path::NativeValues(MORE.into()))
+                }
                 Body::Declared(_) => match words::compile(&program, &layouts, index) {
                     Ok(code) => (Code::Words(code), Path::Words),
                     Err(why) => (Code::General, Path::Values(why)),

@@ -5,13 +5,14 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use tidemill_core::{encode, rules, Key, Row, StreamId, TableId, Value};
+use tidemill_core::{encode, rules, Keeps, Key, Row, StreamId, TableId, Value};
 use tidemill_table::{Seq, Table};
 
 use super::window::{made_of, Seen};
+use crate::program::owned::{self, Frame, Held, Slid};
 use crate::program::{
-    key_value, reasons, Abort, AbortKind, Aggregate, Block, Declared, Expr, ExprId, Moment, Op,
-    Origin, Program, RowId, Tx, VarId, Window, WindowRead,
+    hooks, key_value, reasons, Abort, AbortKind, Aggregate, Block, Declared, Expr, ExprId, Moment,
+    Op, OwnedWindow, Program, RowId, Tx, VarId, Window, WindowId, WindowRead,
 };
 
 /// A row that the transaction has touched.
@@ -108,6 +109,9 @@ pub(crate) struct General<'a> {
     tables: &'a dyn Rows,
     /// Whose it is.
     handler: usize,
+    /// The trigger that runs, of those of the program, and how deep it is.
+    trigger: Option<usize>,
+    depth: usize,
     /// When it is.
     moment: &'a Moment,
     rows: Vec<Touched>,
@@ -120,6 +124,13 @@ pub(crate) struct General<'a> {
     operations: usize,
     /// Random numbers drawn until now.
     drawn: u64,
+    /// Rows that the function that runs has written, with what they were before, of those with which
+    /// something goes along.
+    changed: Vec<(usize, Option<Vec<Value>>)>,
+    /// The windows that are sliding.
+    sliding: Vec<WindowId>,
+    /// What can't be mended by not looking: the transaction aborts.
+    failed: Option<Abort>,
 }
 
 /// What a transaction comes to when it commits.
@@ -248,8 +259,23 @@ impl<'a> General<'a> {
     ) -> General<'a> {
         let (rows, by_key) = (Vec::new(), HashMap::default());
         let (made, emitted) = (Vec::new(), Vec::new());
-        let (operations, drawn) = (0, 0);
-        General { program, tables, handler, moment, rows, by_key, made, emitted, operations, drawn }
+        General {
+            program,
+            tables,
+            handler,
+            trigger: None,
+            depth: 0,
+            moment,
+            rows,
+            by_key,
+            made,
+            emitted,
+            operations: 0,
+            drawn: 0,
+            changed: Vec::new(),
+            sliding: Vec::new(),
+            failed: None,
+        }
     }
 
     /// Goes on as a transaction of another handler, which sees what was written; gives what was emitted.
@@ -290,6 +316,10 @@ impl<'a> General<'a> {
 
     /// Runs a declared transaction.
     pub(crate) fn declared(&mut self, declared: &Declared, event: &[Value]) -> Result<(), Abort> {
+        self.function(|tx| tx.steps(declared, event))
+    }
+
+    fn steps(&mut self, declared: &Declared, event: &[Value]) -> Result<(), Abort> {
         let program = self.program;
         let mut memo = Memo::new(&declared.exprs, event);
         // A row's key uses variables that are set before its first step, so it never changes.
@@ -341,10 +371,12 @@ impl<'a> General<'a> {
                         .zip(columns)
                         .map(|(value, c)| rules::store(&memo.eval(*value)?, c))
                         .collect();
-                    self.emitted.push((*stream, row?));
+                    self.emit_checked(*stream, row?)?;
                 }
                 op => {
-                    let touched = &mut self.rows[at.expect("the other steps have a row")];
+                    let at = at.expect("the other steps have a row");
+                    let before = if op.writes() { self.note(at) } else { None };
+                    let touched = &mut self.rows[at];
                     let spec = &program.tables[touched.table.index()];
                     let columns = &spec.schema.columns;
                     let mut assign = |row: &mut Vec<Value>, column: u16, value: ExprId| {
@@ -367,7 +399,7 @@ impl<'a> General<'a> {
                         Op::Set { column, value, .. } => {
                             let key = &touched.key;
                             if touched.row.is_none() {
-                                self.made.extend(at);
+                                self.made.push(at);
                             }
                             let row = touched.row.get_or_insert_with(|| spec.missing_row(key));
                             assign(row, *column, *value)?;
@@ -405,6 +437,9 @@ impl<'a> General<'a> {
                         | Op::Range { .. }
                         | Op::Require { .. }
                         | Op::Emit { .. } => unreachable!("handled above"),
+                    }
+                    if let Some(before) = before {
+                        self.reindex(at, before.as_deref())?;
                     }
                 }
             }
@@ -557,6 +592,7 @@ fn truth(value: Value) -> Result<bool, Abort> {
 impl Tx for General<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
         reasons::count(&mut self.operations, 1)?;
+        self.check_visible(table)?;
         let key = self.checked_key(table, key)?;
         let at = self.touch(table, key)?;
         Ok(self.rows[at].row.clone().map(Row::from))
@@ -590,6 +626,7 @@ impl Tx for General<'_> {
         if !self.program.tables[table.index()].ordered {
             return Err(reasons::not_ordered(&self.program.tables[table.index()]));
         }
+        self.check_visible(table)?;
         let (from, to) = (self.checked_bound(table, from)?, self.checked_bound(table, to)?);
         let rows = self.between(table, &from, &to, limit)?;
         reasons::count(&mut self.operations, rows.len())?;
@@ -609,29 +646,24 @@ impl Tx for General<'_> {
         for column in &spec.key {
             stored[*column] = key_value(stored[*column].clone(), spec)?;
         }
+        self.check_writable(table)?;
         let key = spec.key.iter().map(|c| stored[*c].clone()).collect();
         let at = self.touch(table, key)?;
-        self.rows[at].row = Some(stored);
-        self.rows[at].written = true;
-        Ok(())
+        self.write(at, Some(stored))
     }
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
         reasons::count(&mut self.operations, 1)?;
         let key = self.checked_key(table, key)?;
+        self.check_writable(table)?;
         let at = self.touch(table, key)?;
-        self.rows[at].row = None;
-        self.rows[at].written = true;
-        Ok(())
+        self.write(at, None)
     }
 
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
         reasons::count(&mut self.operations, 1)?;
         let spec = &self.program.streams[stream.index()];
-        let handler = &self.program.handlers[self.handler];
-        let may = |emits: &Vec<StreamId>| emits.contains(&stream);
-        let is_open = spec.origin == Origin::Emitted && handler.emits.as_ref().is_none_or(may);
-        if Some(stream) != handler.output && !is_open {
+        if !self.program.may_emit(self.handler, self.trigger, stream) {
             return Err(reasons::not_emittable(&spec.spec.name));
         }
         let columns = &spec.spec.schema.columns;
@@ -640,8 +672,36 @@ impl Tx for General<'_> {
         }
         let stored: Result<Vec<Value>, rules::Fault> =
             row.iter().zip(columns).map(|(v, c)| rules::store(v, c)).collect();
-        self.emitted.push((stream, stored?));
-        Ok(())
+        self.emit_checked(stream, stored?)
+    }
+
+    fn window_insert(&mut self, window: WindowId, row: &[Value]) -> Result<(), Abort> {
+        let owned = self.owned(window)?;
+        let row = owned::stored(owned, &self.program.tables[owned.groups.index()], row)?;
+        self.slide(window, |frame, tx, time_us, slid| frame.insert(tx, &row, time_us, slid))
+    }
+
+    fn window_advance(&mut self, window: WindowId) -> Result<(), Abort> {
+        self.owned(window)?;
+        self.slide(window, |frame, tx, time_us, slid| frame.advance(tx, time_us, slid))
+    }
+
+    fn window_rows(&mut self, window: WindowId) -> Result<Vec<Row>, Abort> {
+        let owned = self.owned(window)?;
+        let frame = Frame::of(owned, self)?;
+        reasons::count(&mut self.operations, frame.len())?;
+        frame.rows(self)
+    }
+
+    fn window_groups(
+        &mut self,
+        window: WindowId,
+        group: Option<&Value>,
+    ) -> Result<Vec<Row>, Abort> {
+        let owned = self.owned(window)?;
+        let groups = owned::groups(owned, self, group)?;
+        reasons::count(&mut self.operations, groups.len())?;
+        Ok(groups)
     }
 
     fn time_us(&self) -> i64 {
@@ -658,9 +718,181 @@ impl Tx for General<'_> {
     }
 }
 
-impl General<'_> {
+impl Held for General<'_> {
+    fn held(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        let at = self.touch(table, key.to_vec())?;
+        Ok(self.rows[at].row.clone().map(Row::from))
+    }
+
+    fn hold(&mut self, table: TableId, row: Vec<Value>) -> Result<(), Abort> {
+        let spec = &self.program.tables[table.index()];
+        let key = spec.key.iter().map(|column| row[*column].clone()).collect();
+        let at = self.touch(table, key)?;
+        (self.rows[at].row, self.rows[at].written) = (Some(row), true);
+        Ok(())
+    }
+
+    fn let_go(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        let at = self.touch(table, key.to_vec())?;
+        (self.rows[at].row, self.rows[at].written) = (None, true);
+        Ok(())
+    }
+
+    fn all(&mut self, table: TableId) -> Result<Vec<Row>, Abort> {
+        self.between(table, &[], &[], usize::MAX)
+    }
+}
+
+impl<'a> General<'a> {
     /// Emits an event whose values fit the stream's columns.
-    pub(crate) fn emit_checked(&mut self, stream: StreamId, row: Vec<Value>) {
-        self.emitted.push((stream, row));
+    pub(crate) fn emit_checked(&mut self, stream: StreamId, row: Vec<Value>) -> Result<(), Abort> {
+        let triggers = &self.program.hooks().emitted[stream.index()];
+        if triggers.is_empty() {
+            self.emitted.push((stream, row));
+            return Ok(());
+        }
+        self.emitted.push((stream, row.clone()));
+        triggers.iter().try_for_each(|trigger| self.fire(*trigger, &row))
+    }
+
+    /// Runs a function, or what stands for one, and then the triggers on rows that it has written.
+    pub(crate) fn function(
+        &mut self,
+        run: impl FnOnce(&mut Self) -> Result<(), Abort>,
+    ) -> Result<(), Abort> {
+        let before = std::mem::take(&mut self.changed);
+        let result = run(self).and_then(|()| self.fire_changed());
+        self.changed = before;
+        match &self.failed {
+            Some(abort) => Err(abort.clone()),
+            None => result,
+        }
+    }
+
+    /// A row is about to be written: what it is now is kept for triggers, and given where there are
+    /// indexes.
+    fn note(&mut self, at: usize) -> Option<Option<Vec<Value>>> {
+        let (hooks, Touched { table, row, .. }) = (self.program.hooks(), &self.rows[at]);
+        let is_known = |(row, _): &(usize, _)| *row == at;
+        if !hooks.written[table.index()].is_empty() && !self.changed.iter().any(is_known) {
+            self.changed.push((at, row.clone()));
+        }
+        (!hooks.indexes[table.index()].is_empty()).then(|| row.clone())
+    }
+
+    /// A row becomes this, and its entries in indexes with it.
+    fn write(&mut self, at: usize, row: Option<Vec<Value>>) -> Result<(), Abort> {
+        let before = self.note(at);
+        (self.rows[at].row, self.rows[at].written) = (row, true);
+        before.map_or(Ok(()), |before| self.reindex(at, before.as_deref()))
+    }
+
+    /// The entries of a row that was another before.
+    fn reindex(&mut self, at: usize, before: Option<&[Value]>) -> Result<(), Abort> {
+        let program = self.program;
+        for index in &program.hooks().indexes[self.rows[at].table.index()] {
+            let entry = |row: Option<&[Value]>| row.and_then(|row| index.entry(program, row));
+            let (before, after) = (entry(before), entry(self.rows[at].row.as_deref()));
+            if before == after {
+                continue;
+            }
+            if let Some(entry) = before {
+                self.let_go(index.table, index.key(&entry))?;
+            }
+            let Some(entry) = after else { continue };
+            if index.is_unique() && self.held(index.table, index.key(&entry))?.is_some() {
+                let abort = index.is_taken(program, &entry);
+                self.failed.get_or_insert(abort.clone());
+                return Err(abort);
+            }
+            self.hold(index.table, entry)?;
+        }
+        Ok(())
+    }
+
+    /// Sets off the triggers on rows that have been written.
+    fn fire_changed(&mut self) -> Result<(), Abort> {
+        let program = self.program;
+        for (at, before) in std::mem::take(&mut self.changed) {
+            for number in &program.hooks().written[self.rows[at].table.index()] {
+                let on = program.triggers[*number].on;
+                let after = self.rows[at].row.as_deref();
+                if let Some(event) = hooks::change(on, before.as_deref(), after) {
+                    self.fire(*number, &event)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a trigger.
+    fn fire(&mut self, number: usize, event: &[Value]) -> Result<(), Abort> {
+        let program = self.program;
+        let trigger = &program.triggers[number];
+        let outer = self.trigger.replace(number);
+        self.depth += 1;
+        let result = match self.depth > hooks::DEPTH_MAX {
+            true => Err(reasons::too_deep(&trigger.name)),
+            false => self.function(|tx| program.opaques[trigger.function].call(event, tx)),
+        };
+        self.depth -= 1;
+        self.trigger = outer;
+        if let Err(abort) = &result {
+            self.failed.get_or_insert(abort.clone());
+        }
+        result
+    }
+
+    fn check_visible(&self, table: TableId) -> Result<(), Abort> {
+        let spec = &self.program.tables[table.index()];
+        match spec.keeps {
+            Some(Keeps::Window) => Err(reasons::is_hidden(spec)),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_writable(&self, table: TableId) -> Result<(), Abort> {
+        let spec = &self.program.tables[table.index()];
+        match spec.keeps {
+            Some(_) => Err(reasons::is_kept(spec)),
+            None => Ok(()),
+        }
+    }
+
+    /// A window of the handler's own.
+    fn owned(&mut self, window: WindowId) -> Result<&'a OwnedWindow, Abort> {
+        reasons::count(&mut self.operations, 1)?;
+        let owned = &self.program.windows[window.index()];
+        match owned.owner.index() == self.handler {
+            true => Ok(owned),
+            false => Err(owned::not_owner(self.program, owned)),
+        }
+    }
+
+    /// Does something to a window that may slide it, and sets off its triggers when it does.
+    fn slide(
+        &mut self,
+        window: WindowId,
+        run: impl FnOnce(&mut Frame<'_>, &mut Self, i64, &mut Slid<'_, Self>) -> Result<(), Abort>,
+    ) -> Result<(), Abort> {
+        let program = self.program;
+        let owned = &program.windows[window.index()];
+        if self.sliding.contains(&window) {
+            return Err(reasons::is_sliding(&owned.name));
+        }
+        self.sliding.push(window);
+        let mut slid = |tx: &mut Self, event: Vec<Value>| -> Result<(), Abort> {
+            let triggers = &program.hooks().slid[window.index()];
+            triggers.iter().try_for_each(|trigger| tx.fire(*trigger, &event))
+        };
+        let time_us = self.moment.time_us();
+        let result =
+            Frame::of(owned, self).and_then(|mut frame| run(&mut frame, self, time_us, &mut slid));
+        self.sliding.pop();
+        if let Err(abort) = &result {
+            // Half of it may have been done.
+            self.failed.get_or_insert(abort.clone());
+        }
+        result
     }
 }

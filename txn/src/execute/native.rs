@@ -141,7 +141,7 @@ pub(crate) fn general(
         let columns = &program.streams[stream.index()].spec.schema.columns;
         let (row, tail) = tail.split_at(columns.len());
         let row: Vec<Value> = columns.iter().zip(row).map(|(c, w)| word_value(&c.ty, *w)).collect();
-        tx.emit_checked(stream, row);
+        tx.emit_checked(stream, row)?;
         rest = tail;
     }
     Ok(())

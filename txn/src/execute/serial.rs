@@ -584,8 +584,10 @@ pub(crate) fn call(
     let mut tx = General::new(program, tables, handler, moment);
     match &program.handlers[handler].body {
         Body::Declared(declared) => tx.declared(declared, event)?,
-        Body::Native(n) => native::general(&mut tx, program, &program.natives[*n], event)?,
-        Body::Opaque(opaque) => program.opaques[*opaque].call(event, &mut tx)?,
+        Body::Native(n) => {
+            tx.function(|tx| native::general(tx, program, &program.natives[*n], event))?;
+        }
+        Body::Opaque(opaque) => tx.function(|tx| program.opaques[*opaque].call(event, tx))?,
     }
     Ok(tx.effects())
 }

@@ -95,7 +95,7 @@ fn perform(
         let Some(batches) = given.batches(procedure, place) else { continue };
         let Body::Opaque(opaque) = procedure.body else { unreachable!("the program was checked") };
         tx.go_on(*index);
-        program.opaques[opaque].call_batch(&batches, &mut tx)?;
+        tx.function(|tx| program.opaques[opaque].call_batch(&batches, tx))?;
         let events = tx.go_on(*index);
         for (stream, row) in &events {
             for (place, next) in turn.procedures.iter().enumerate() {

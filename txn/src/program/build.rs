@@ -1,11 +1,11 @@
 //! The Rust builder of programs. Names are resolved as they are given; a wrong one is an error of
 //! [`Builder::finish`], which checks the whole program.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tidemill_core::rules::{Binary, Unary};
 use tidemill_core::{
-    Column, DataType, Error, HandlerId, History, Late, Result, Schema, SourceId, SourceSpec,
+    Column, DataType, Error, HandlerId, History, Keeps, Late, Result, Schema, SourceId, SourceSpec,
     StreamId, StreamSpec, StreamTime, TableId, TableSpec, Value,
 };
 
@@ -14,6 +14,8 @@ use super::expr::{Block, Expr, ExprId};
 use super::handler::{
     Body, Declared, Handler, Input, Native, OnRows, Op, Opaque, RowId, RowRef, Step, Takes, VarId,
 };
+use super::hooks::{On, Trigger};
+use super::owned::{Extent, OwnedWindow, WindowId};
 use super::rounds::Nested;
 use super::stream::{Origin, Stage, Stream};
 use super::window::{Aggregate, Window, WindowRead};
@@ -69,6 +71,9 @@ impl Builder {
             handlers: Vec::new(),
             calls: Vec::new(),
             nested: Vec::new(),
+            triggers: Vec::new(),
+            windows: Vec::new(),
+            hooks: OnceLock::new(),
             natives: Vec::new(),
             window_reads: Vec::new(),
             opaques: Vec::new(),
@@ -130,6 +135,60 @@ impl Builder {
         let read = WindowRead { table, column, window, aggregate, is_of_ints };
         self.program.window_reads.push(read.clone());
         read
+    }
+
+    /// An index of a table: a table of its rows by some of their columns, which the engine keeps. Its
+    /// columns are those and the rest of the key. With `is_unique` no two rows may have the same there.
+    pub fn index(&mut self, name: &str, of: TableId, by: &[&str], is_unique: bool) -> TableId {
+        let other = self.program.tables[of.index()].clone();
+        let find = |name: &&str| other.schema.find(&format!("table {}", other.name), name);
+        let columns = by.iter().filter_map(|name| self.note(find(name))).collect::<Vec<usize>>();
+        self.program.tables.push(index_spec(name, &other, of, columns, is_unique));
+        TableId(self.program.tables.len() as u16 - 1)
+    }
+
+    /// A window that belongs to a handler: rows of these columns, of which those that are active are
+    /// grouped by a column, if one is named, and summed for each group.
+    pub fn window(
+        &mut self,
+        name: &str,
+        owner: usize,
+        extent: Extent,
+        columns: Vec<Column>,
+        group: Option<&str>,
+        sums: &[&str],
+    ) -> WindowId {
+        let (schema, owned) = (Schema::new(columns), format!("window {name}"));
+        let group = group.and_then(|group| self.note(schema.find(&owned, group)));
+        let sums: Vec<usize> =
+            sums.iter().filter_map(|sum| self.note(schema.find(&owned, sum))).collect();
+        let first = self.program.tables.len() as u16;
+        self.program.tables.extend(OwnedWindow::tables(name, &schema, group, &sums));
+        self.program.windows.push(OwnedWindow {
+            name: name.into(),
+            owner: HandlerId(owner as u16),
+            schema: schema.into(),
+            extent,
+            group,
+            sums,
+            rows: TableId(first),
+            state: TableId(first + 1),
+            groups: TableId(first + 2),
+            at: String::new(),
+        });
+        WindowId(self.program.windows.len() as u16 - 1)
+    }
+
+    /// A function that runs inside of transactions, set off by what they do.
+    pub fn trigger(&mut self, name: &str, on: On, emits: &[StreamId], function: Arc<dyn Opaque>) {
+        self.program.opaques.push(function);
+        self.program.triggers.push(Trigger {
+            name: name.into(),
+            on,
+            function: self.program.opaques.len() - 1,
+            emits: emits.to_vec(),
+            at: String::new(),
+        });
     }
 
     fn add_stream(&mut self, name: &str, columns: Vec<Column>, origin: Origin) -> StreamId {
@@ -322,6 +381,24 @@ impl Builder {
             None => self.program.check().map(|()| self.program),
         }
     }
+}
+
+/// The table that the engine keeps for an index.
+fn index_spec(
+    name: &str,
+    other: &TableSpec,
+    of: TableId,
+    columns: Vec<usize>,
+    is_unique: bool,
+) -> TableSpec {
+    let rest = other.key.iter().filter(|column| !columns.contains(column));
+    let all = columns.iter().chain(rest).filter_map(|column| other.schema.columns.get(*column));
+    let all: Vec<Column> = all.map(|column| Column::new(&column.name, column.ty.clone())).collect();
+    let key = if is_unique { columns.len() } else { all.len() };
+    let mut spec = TableSpec::new(name, (0..key).collect(), Schema::new(all).into());
+    spec.ordered = true;
+    spec.keeps = Some(Keeps::Index { of, columns });
+    spec
 }
 
 /// A row that a handler mentions.

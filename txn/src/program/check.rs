@@ -2,10 +2,12 @@
 
 use std::collections::HashSet;
 
-use tidemill_core::{Column, DataType, Error, Result, Schema, StreamId, StreamTime, TableId};
+use tidemill_core::{
+    Column, DataType, Error, Keeps, Result, Schema, StreamId, StreamTime, TableId,
+};
 
 use super::expr::{Block, Expr, ExprId, Type};
-use super::handler::{Body, Declared, Handler, Native, Op, RowRef, VarId};
+use super::handler::{reasons, Body, Declared, Handler, Native, Op, RowRef, VarId};
 use super::rounds::{Nested, Turns};
 use super::stream::{Origin, Stage, Stream};
 use super::Program;
@@ -54,6 +56,11 @@ impl Program {
         self.nested
             .iter()
             .try_for_each(|n| self.check_nested(n).map_err(|e| e.at(n.at.clone())))?;
+        for window in &self.windows {
+            window.check(self).map_err(|e| e.at(window.at.clone()))?;
+        }
+        unique("window", self.windows.iter().map(|w| (&*w.name, &*w.at)))?;
+        self.check_hooks()?;
         self.check_emits()?;
         self.check_cycles()?;
         Turns::of(self).map(|_| ())
@@ -118,7 +125,7 @@ impl Program {
         }
     }
 
-    fn stream(&self, id: StreamId) -> Result<&Stream> {
+    pub(super) fn stream(&self, id: StreamId) -> Result<&Stream> {
         self.streams
             .get(id.index())
             .ok_or_else(|| Error::program(format!("there is no stream {}", id.0)))
@@ -256,7 +263,7 @@ impl Program {
         self.table(row.table)
     }
 
-    fn table(&self, id: TableId) -> Result<&tidemill_core::TableSpec> {
+    pub(super) fn table(&self, id: TableId) -> Result<&tidemill_core::TableSpec> {
         self.tables
             .get(id.index())
             .ok_or_else(|| Error::program(format!("there is no table {}", id.0)))
@@ -289,6 +296,10 @@ impl Program {
                         .get(row.index())
                         .ok_or_else(|| Error::internal("no such row"))?;
                     row.key.iter().try_for_each(|key| known(set, *key))?;
+                }
+                let table = step.op.row().map(|row| declared.rows[row.index()].table);
+                if let Some(table) = table.or(step.op.range()) {
+                    self.check_kept(table, step.op.writes())?;
                 }
                 if let Some(var) = step.op.var() {
                     if step.when.is_some() {
@@ -368,7 +379,7 @@ impl Program {
         Ok(())
     }
 
-    fn emittable(&self, stream: &Stream) -> Result<()> {
+    pub(super) fn emittable(&self, stream: &Stream) -> Result<()> {
         match stream.origin {
             Origin::Output(_) | Origin::Emitted => Ok(()),
             _ => Err(Error::program(format!(
@@ -381,6 +392,17 @@ impl Program {
 
     fn check_row(&self, row: &RowRef, types: &[Type], owner: &str) -> Result<()> {
         check_key(self.table(row.table)?, &row.key, types, owner, false)
+    }
+
+    /// What the engine keeps in a table is not a program's to write, nor, where it is a window's, to read.
+    fn check_kept(&self, table: TableId, writes: bool) -> Result<()> {
+        let table = self.table(table)?;
+        match table.keeps {
+            Some(Keeps::Window) => Err(reasons::is_hidden(table).reason),
+            Some(Keeps::Index { .. }) if writes => Err(reasons::is_kept(table).reason),
+            _ => Ok(()),
+        }
+        .map_err(Error::program)
     }
 
     fn check_native(&self, native: &Native, event: &Schema, owner: &str) -> Result<()> {
@@ -405,6 +427,7 @@ impl Program {
         words(event, "the event")?;
         for row in &native.rows {
             self.check_row(row, &types, owner)?;
+            self.check_kept(row.table, true)?;
             let table = self.table(row.table)?;
             words(&table.schema, &format!("table {}", table.name))?;
         }
@@ -418,6 +441,16 @@ impl Program {
 
     /// The streams that a handler may add events to.
     pub fn emits(&self, handler: usize) -> Vec<StreamId> {
+        let mut streams = self.emits_itself(handler);
+        let set_off = self.set_off(handler);
+        streams.extend(set_off.iter().flat_map(|trigger| &self.triggers[*trigger].emits));
+        streams.sort();
+        streams.dedup();
+        streams
+    }
+
+    /// The streams that a handler's own function or steps may emit into.
+    pub(super) fn emits_itself(&self, handler: usize) -> Vec<StreamId> {
         let handler = &self.handlers[handler];
         let mut streams: Vec<StreamId> = match &handler.body {
             Body::Declared(declared) => declared

@@ -68,11 +68,13 @@ impl BitOr for Access {
 impl Footprint {
     /// What a handler of a program touches.
     pub fn of(program: &Program, handler: usize) -> Footprint {
-        match &program.handlers[handler].body {
+        let footprint = match &program.handlers[handler].body {
             Body::Declared(declared) => Footprint::declared(declared),
             Body::Native(native) => Footprint::native(&program.natives[*native]),
             Body::Opaque(_) => Footprint { opaque: true, ..Footprint::default() },
-        }
+        };
+        let opaque = footprint.opaque || program.has_more(handler);
+        Footprint { opaque, ..footprint }
     }
 
     /// Whether everything that a transaction touches is known before it runs, from its event.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{Row, StreamId, TableId, Value};
 
 use super::expr::{Block, ExprId};
+use super::owned::WindowId;
 use super::window::{Aggregate, Window};
 use crate::execute::{run_native, End, Lane, NativeCode, NativeTx, Turns};
 
@@ -388,6 +389,17 @@ pub trait Tx {
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort>;
     /// Emits an event with a value for each column; aborts when one does not fit.
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort>;
+    /// Puts a row into a window that belongs to the handler, which may slide it once or, by time,
+    /// several times; aborts when a value does not fit its column.
+    fn window_insert(&mut self, window: WindowId, row: &[Value]) -> Result<(), Abort>;
+    /// Slides a window by time as far as the transaction's time comes.
+    fn window_advance(&mut self, window: WindowId) -> Result<(), Abort>;
+    /// The active rows of a window, in the order in which they came.
+    fn window_rows(&mut self, window: WindowId) -> Result<Vec<Row>, Abort>;
+    /// The groups of a window's active rows, in their order, or the one that is given: for each the
+    /// group (0 where there are none), the number of rows, and the sums.
+    fn window_groups(&mut self, window: WindowId, group: Option<&Value>)
+        -> Result<Vec<Row>, Abort>;
     /// The time of the transaction's place in the one order, in microseconds since 1970 (or in the
     /// unit of an int time column).
     fn time_us(&self) -> i64;
@@ -491,6 +503,30 @@ pub(crate) mod reasons {
     /// What the program's check would have refused, had it known.
     pub(crate) fn refused(error: &tidemill_core::Error) -> Abort {
         Abort { kind: AbortKind::Fault, reason: error.what.clone() }
+    }
+
+    /// A table that the engine keeps.
+    pub(crate) fn is_kept(table: &TableSpec) -> Abort {
+        let reason = format!("table {} is kept by the engine: programs can't write it", table.name);
+        Abort { kind: AbortKind::Fault, reason }
+    }
+
+    /// Somebody else's rows of a window.
+    pub(crate) fn is_hidden(table: &TableSpec) -> Abort {
+        let reason = format!("table {} is a window's, which only its owner sees", table.name);
+        Abort { kind: AbortKind::Fault, reason }
+    }
+
+    pub(crate) fn too_deep(trigger: &str) -> Abort {
+        Abort::refused(format!(
+            "triggers set each other off more than {} deep, {trigger} among them",
+            super::super::hooks::DEPTH_MAX
+        ))
+    }
+
+    pub(crate) fn is_sliding(window: &str) -> Abort {
+        let reason = format!("window {window} is sliding: its triggers can't put rows into it");
+        Abort { kind: AbortKind::Fault, reason }
     }
 
     pub(crate) fn not_ordered(table: &TableSpec) -> Abort {

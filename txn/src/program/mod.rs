@@ -10,12 +10,14 @@ mod check;
 mod expr;
 mod footprint;
 mod handler;
+pub(crate) mod hooks;
 mod moment;
+pub(crate) mod owned;
 pub(crate) mod rounds;
 mod stream;
 mod window;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::{SourceSpec, StreamId, TableSpec};
@@ -30,7 +32,9 @@ pub use handler::{
     Abort, AbortKind, Body, Declared, EventBatch, Handler, Input, Native, Op, Opaque, RowId,
     RowRef, Step, Takes, Tx, VarId, OPERATIONS_MAX,
 };
+pub use hooks::{On, Trigger};
 pub(crate) use moment::Moment;
+pub use owned::{Extent, OwnedWindow, WindowId, SLIDE};
 pub use rounds::Nested;
 pub use stream::{Origin, Stage, Stream};
 pub use window::{Aggregate, Fold, Window, WindowRead};
@@ -58,6 +62,15 @@ pub struct Program {
     /// Procedures that are one transaction.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nested: Vec<Nested>,
+    /// Functions that run inside of transactions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub triggers: Vec<Trigger>,
+    /// Windows that belong to procedures.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<OwnedWindow>,
+    /// What goes along with writes and emitted events, once somebody has asked.
+    #[serde(skip)]
+    hooks: OnceLock<hooks::Hooks>,
     /// The closures of native handlers.
     #[serde(skip)]
     pub natives: Vec<Native>,

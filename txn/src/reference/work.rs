@@ -8,27 +8,36 @@ use tidemill_core::{
 
 use super::{Outcome, Version};
 use crate::execute::{on_frames, OnFrames};
+use crate::program::owned::{self, Frame};
 use crate::program::{
-    evaluate, key_value, reasons, Abort, Aggregate, Declared, Moment, Native, Op, Origin, Program,
-    RowId, Scope, Tx, VarId, Window, WindowRead,
+    evaluate, key_value, reasons, Abort, Aggregate, Declared, Moment, Native, Op, Program, RowId,
+    Scope, Tx, VarId, Window, WindowId, WindowRead,
 };
 
 /// One transaction at work, on the tables themselves.
 pub(super) struct Work<'a> {
-    program: &'a Program,
-    tables: &'a mut Vec<BTreeMap<Key, Row>>,
+    pub(super) program: &'a Program,
+    pub(super) tables: &'a mut Vec<BTreeMap<Key, Row>>,
     histories: &'a [BTreeMap<Key, Vec<Version>>],
     /// When it is.
-    moment: &'a Moment,
+    pub(super) moment: &'a Moment,
     /// The rows it has written.
     pub(super) written: BTreeSet<(TableId, Key)>,
     /// Whose it is.
     pub(super) handler: usize,
     pub(super) emitted: Vec<(StreamId, Vec<Value>)>,
     /// Of functions, until now.
-    operations: usize,
+    pub(super) operations: usize,
     /// Random numbers drawn until now.
     drawn: u64,
+    /// The trigger that runs, and how deep it is.
+    pub(super) trigger: Option<usize>,
+    pub(super) depth: usize,
+    /// Rows that the function that runs has written, and what they were before.
+    pub(super) changed: Vec<(TableId, Key, Option<Row>)>,
+    pub(super) sliding: Vec<WindowId>,
+    /// Why the transaction aborts, whatever its function makes of it.
+    pub(super) failed: Option<Abort>,
 }
 
 struct Variables<'a> {
@@ -56,13 +65,31 @@ impl<'a> Work<'a> {
     ) -> Work<'a> {
         let Outcome { tables, histories, .. } = outcome;
         let (written, emitted) = (BTreeSet::new(), Vec::new());
-        let (operations, drawn) = (0, 0);
-        Work { program, tables, histories, moment, written, handler, emitted, operations, drawn }
+        Work {
+            program,
+            tables,
+            histories,
+            moment,
+            written,
+            handler,
+            emitted,
+            operations: 0,
+            drawn: 0,
+            trigger: None,
+            depth: 0,
+            changed: Vec::new(),
+            sliding: Vec::new(),
+            failed: None,
+        }
     }
 }
 
 impl Work<'_> {
     pub(super) fn declared(&mut self, declared: &Declared, event: &[Value]) -> Result<(), Abort> {
+        self.function(|work| work.steps(declared, event))
+    }
+
+    fn steps(&mut self, declared: &Declared, event: &[Value]) -> Result<(), Abort> {
         let mut scope = Variables { event, vars: Vec::new() };
         let mut made: Vec<(TableId, Vec<Value>)> = Vec::new();
         for step in &declared.steps {
@@ -134,7 +161,7 @@ impl Work<'_> {
                         }
                     };
                     assign(&mut row, &[(*column, *value)])?;
-                    self.write(table.unwrap(), &key, row);
+                    self.write(table.unwrap(), &key, row)?;
                 }
                 Op::Insert { values, .. } | Op::Upsert { values, .. } => {
                     let spec = spec.unwrap();
@@ -143,7 +170,7 @@ impl Work<'_> {
                     if held.is_some() && matches!(step.op, Op::Insert { .. }) {
                         return Err(reasons::exists(spec, &key));
                     }
-                    self.write(table.unwrap(), &key, row);
+                    self.write(table.unwrap(), &key, row)?;
                 }
                 Op::Update { values, .. } => {
                     let spec = spec.unwrap();
@@ -153,10 +180,10 @@ impl Work<'_> {
                     if !there {
                         return Err(reasons::missing(spec, &key));
                     }
-                    self.write(table.unwrap(), &key, row);
+                    self.write(table.unwrap(), &key, row)?;
                 }
                 Op::Delete { .. } => {
-                    self.write_none(table.unwrap(), &key);
+                    self.write_none(table.unwrap(), &key)?;
                 }
                 Op::Emit { stream, values } => {
                     let columns = &self.program.streams[stream.index()].spec.schema.columns;
@@ -165,7 +192,7 @@ impl Work<'_> {
                         .zip(columns)
                         .map(|(value, column)| rules::store(&eval(*value)?, column))
                         .collect();
-                    self.emitted.push((*stream, row?));
+                    self.emit_checked(*stream, row?)?;
                 }
             }
         }
@@ -233,7 +260,7 @@ impl Work<'_> {
                     .enumerate()
                     .map(|(i, column)| word_value(&column.ty, words[bases[index] as usize + i]));
                 let row = row.collect();
-                self.write(*table, key, row);
+                self.write(*table, key, row)?;
             }
         }
         let mut rest = &emitted[..];
@@ -242,7 +269,7 @@ impl Work<'_> {
             let columns = &self.program.streams[stream.index()].spec.schema.columns;
             let (row, tail) = tail.split_at(columns.len());
             let row = columns.iter().zip(row).map(|(c, w)| word_value(&c.ty, *w)).collect();
-            self.emitted.push((stream, row));
+            self.emit_checked(stream, row)?;
             rest = tail;
         }
         Ok(())
@@ -315,6 +342,7 @@ fn set_var(vars: &mut Vec<Value>, var: VarId, value: Value) {
 impl Tx for Work<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
         reasons::count(&mut self.operations, 1)?;
+        self.check_visible(table)?;
         let key = self.checked_key(table, key)?;
         Ok(self.tables[table.index()].get(&Key::of(&key)).cloned())
     }
@@ -346,6 +374,7 @@ impl Tx for Work<'_> {
         if !self.program.tables[table.index()].ordered {
             return Err(reasons::not_ordered(&self.program.tables[table.index()]));
         }
+        self.check_visible(table)?;
         let (from, to) = (self.checked_bound(table, from)?, self.checked_bound(table, to)?);
         let rows: Vec<Row> = self.between(table, &from, &to)?.into_iter().take(limit).collect();
         reasons::count(&mut self.operations, rows.len())?;
@@ -364,25 +393,22 @@ impl Tx for Work<'_> {
         for column in &spec.key {
             stored[*column] = key_value(stored[*column].clone(), spec)?;
         }
+        self.check_writable(table)?;
         let key: Vec<Value> = spec.key.iter().map(|c| stored[*c].clone()).collect();
-        self.write(table, &key, stored);
-        Ok(())
+        self.write(table, &key, stored)
     }
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
         reasons::count(&mut self.operations, 1)?;
         let key = self.checked_key(table, key)?;
-        self.write_none(table, &key);
-        Ok(())
+        self.check_writable(table)?;
+        self.write_none(table, &key)
     }
 
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
         reasons::count(&mut self.operations, 1)?;
         let spec = &self.program.streams[stream.index()];
-        let handler = &self.program.handlers[self.handler];
-        let may = |emits: &Vec<StreamId>| emits.contains(&stream);
-        let is_open = spec.origin == Origin::Emitted && handler.emits.as_ref().is_none_or(may);
-        if Some(stream) != handler.output && !is_open {
+        if !self.program.may_emit(self.handler, self.trigger, stream) {
             return Err(reasons::not_emittable(&spec.spec.name));
         }
         let columns = &spec.spec.schema.columns;
@@ -391,8 +417,36 @@ impl Tx for Work<'_> {
         }
         let stored: Result<Vec<Value>, rules::Fault> =
             row.iter().zip(columns).map(|(v, c)| rules::store(v, c)).collect();
-        self.emitted.push((stream, stored?));
-        Ok(())
+        self.emit_checked(stream, stored?)
+    }
+
+    fn window_insert(&mut self, window: WindowId, row: &[Value]) -> Result<(), Abort> {
+        let owned = self.owned(window)?;
+        let row = owned::stored(owned, &self.program.tables[owned.groups.index()], row)?;
+        self.slide(window, |frame, work, time_us, slid| frame.insert(work, &row, time_us, slid))
+    }
+
+    fn window_advance(&mut self, window: WindowId) -> Result<(), Abort> {
+        self.owned(window)?;
+        self.slide(window, |frame, work, time_us, slid| frame.advance(work, time_us, slid))
+    }
+
+    fn window_rows(&mut self, window: WindowId) -> Result<Vec<Row>, Abort> {
+        let owned = self.owned(window)?;
+        let frame = Frame::of(owned, self)?;
+        reasons::count(&mut self.operations, frame.len())?;
+        frame.rows(self)
+    }
+
+    fn window_groups(
+        &mut self,
+        window: WindowId,
+        group: Option<&Value>,
+    ) -> Result<Vec<Row>, Abort> {
+        let owned = self.owned(window)?;
+        let groups = owned::groups(owned, self, group)?;
+        reasons::count(&mut self.operations, groups.len())?;
+        Ok(groups)
     }
 
     fn time_us(&self) -> i64 {
@@ -410,14 +464,18 @@ impl Tx for Work<'_> {
 }
 
 impl Work<'_> {
-    fn write(&mut self, table: TableId, key: &[Value], row: Vec<Value>) {
+    fn write(&mut self, table: TableId, key: &[Value], row: Vec<Value>) -> Result<(), Abort> {
+        self.note(table, key);
         self.written.insert((table, Key::of(key)));
         self.tables[table.index()].insert(Key::of(key), row.into());
+        self.reindex(table, &Key::of(key))
     }
 
-    fn write_none(&mut self, table: TableId, key: &[Value]) {
+    fn write_none(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        self.note(table, key);
         self.written.insert((table, Key::of(key)));
         self.tables[table.index()].remove(&Key::of(key));
+        self.reindex(table, &Key::of(key))
     }
 
     /// What a window comes to. All versions are there, whatever the history keeps: a program can't

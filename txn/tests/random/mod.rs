@@ -2,8 +2,10 @@
 //!
 //! A program has two tables (one of plain words, one of text, nulls and two key columns; both may
 //! keep versions or be ordered), two input streams, a filtered and a mapped one, and handlers of
-//! every kind; some feed others. In wild ones much is known only once it runs: there are more
+//! every kind; some feed others. Some have indexes, triggers and windows. In wild ones much is known only once it runs: there are more
 //! functions, which feed one another, and keys that are computed.
+
+mod hooks;
 
 use std::sync::Arc;
 
@@ -82,6 +84,7 @@ struct Extras {
     ordered: [bool; 2],
     wild: bool,
     procedures: bool,
+    hooks: bool,
 }
 
 impl Extras {
@@ -95,7 +98,8 @@ impl Extras {
         let histories = [history(), history()];
         let ordered = [dice.chance(40), dice.chance(50)];
         let wild = dice.chance(35);
-        Extras { histories, ordered, wild, procedures: !wild && dice.chance(30) }
+        let procedures = !wild && dice.chance(30);
+        Extras { histories, ordered, wild, procedures, hooks: dice.chance(30) }
     }
 }
 
@@ -527,6 +531,10 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
     }
     // A cascade: somebody takes what others give.
     fed.push((side, 0));
+    if extras.hooks {
+        let inputs = [first, second, filtered];
+        hooks::add(dice, &mut b, &inputs, side, shape.plain);
+    }
     if extras.procedures {
         let given: Vec<(StreamId, usize)> = [(first, 1), (second, 1), (filtered, 1)]
             .into_iter()

@@ -88,8 +88,8 @@ pub(crate) fn shapes(program: &Program, layouts: &[Layout]) -> [Vec<Option<Shape
 
 fn shape(program: &Program, layouts: &[Layout], handler: usize, sliced: bool) -> Option<Shape> {
     let spec = &program.handlers[handler];
-    // What others take of it is executed before the next event.
-    if program.handlers_on(spec.aborted).next().is_some() {
+    // What others take of it is executed before the next event, and what goes along within it.
+    if program.handlers_on(spec.aborted).next().is_some() || program.has_more(handler) {
         return None;
     }
     let footprint = Footprint::of(program, handler);
