@@ -198,6 +198,12 @@ impl Key {
         }
         Key(bytes.into())
     }
+
+    /// A bound behind all keys that begin with this one: every value begins with a tag, and none is as
+    /// high.
+    pub fn behind_all(&self) -> Key {
+        Key(self.0.iter().copied().chain([u8::MAX]).collect())
+    }
 }
 
 #[cfg(test)]

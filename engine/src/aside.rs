@@ -25,12 +25,12 @@ pub(crate) fn set_aside(
     }
     let (runs, lanes) = (&epoch.runs, &epoch.lanes);
     let mut told = BTreeSet::new();
-    epoch.order.retain(|ranked| {
+    for ranked in &epoch.order {
         let run = &runs[lanes[ranked.lane as usize].run as usize];
         let offset = run.offsets[ranked.row as usize];
         let is_it =
             |v: &&Verdict| (v.source, v.offset) == (run.source, offset) && v.from_epoch <= at;
-        let Some(verdict) = verdicts.iter().find(is_it) else { return true };
+        let Some(verdict) = verdicts.iter().find(is_it) else { continue };
         if told.insert((run.source, offset)) {
             let event = run.batch.row(ranked.row as usize);
             let values: Vec<String> = event.iter().map(ToString::to_string).collect();
@@ -38,8 +38,8 @@ pub(crate) fn set_aside(
             let origin = "engine".into();
             bad.push((run.source, Bad { offset, origin, line: 0, raw, reason }));
         }
-        false
-    });
+    }
+    epoch.leave_out(&told);
 }
 
 /// The rows that could not be decoded, and the events that a stage could not compute, up to a cut

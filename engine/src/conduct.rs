@@ -270,7 +270,11 @@ impl Driver {
             let source = &self.sources[index];
             !source.was_idle && !source.ended && self.is_idle(index, now)
         };
-        Ok((0..self.sources.len()).any(falls_idle) && self.sequencer.parked_rows() > 0)
+        if (0..self.sources.len()).any(falls_idle) && self.sequencer.parked_rows() > 0 {
+            return Ok(true);
+        }
+        // So does a batch that closes because time has passed.
+        Ok(self.sequencer.due_us().is_some_and(|due| self.env.clock.now_us() >= due))
     }
 
     /// The drain that no cut has answered yet: its number, and the rows that it waits for.

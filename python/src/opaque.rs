@@ -1,12 +1,14 @@
 //! Opaque functions: a Python function as a [`tidemill_txn::program::Opaque`].
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use tidemill_core::{Row, Schema, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, AbortKind, Aggregate, EventBatch, Opaque, Tx, Window};
+use tidemill_txn::program::{
+    Abort, AbortKind, Aggregate, EventBatch, Opaque, Tx, Window, WindowId,
+};
 use tidemill_txn::Program;
 
 use crate::rules::fault;
@@ -40,6 +42,9 @@ unsafe impl Send for Borrowed {}
 pub struct Shapes {
     tables: Vec<(Arc<Schema>, Vec<usize>)>,
     streams: Vec<Arc<Schema>>,
+    windows: Vec<Arc<Schema>>,
+    /// By window: the table of its groups.
+    groups: Vec<u16>,
 }
 
 impl Shapes {
@@ -48,7 +53,14 @@ impl Shapes {
         Shapes {
             tables: program.tables.iter().map(|t| (t.schema.clone(), t.key.clone())).collect(),
             streams: program.streams.iter().map(|s| s.spec.schema.clone()).collect(),
+            windows: program.windows.iter().map(|w| w.schema.clone()).collect(),
+            groups: program.windows.iter().map(|w| w.groups.0).collect(),
         }
+    }
+
+    fn window(&self, window: u16) -> PyResult<&Schema> {
+        let schema = self.windows.get(usize::from(window));
+        schema.map(|s| &**s).ok_or_else(|| PyRuntimeError::new_err("there is no such window"))
     }
 
     fn key(&self, table: u16, key: &Bound<'_, PyTuple>) -> PyResult<Vec<Value>> {
@@ -83,7 +95,16 @@ impl NativeTx {
         py: Python<'_>,
         work: impl FnOnce(&mut dyn Tx) -> Result<T, Abort>,
     ) -> PyResult<T> {
-        let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+        // Never waits: whoever holds it is a function that is waiting for a trigger, which is this
+        // thread.
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(PyRuntimeError::new_err(
+                "the function whose transaction this is waits for a trigger: use the trigger's \
+                     own tx",
+            )),
+        };
         if let Some(abort) = &state.abort {
             return Err(raise(py, abort));
         }
@@ -159,6 +180,52 @@ impl NativeTx {
     ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let (from, to) = (self.shapes.key(table, from)?, self.shapes.key(table, to)?);
         let rows = self.with(py, |tx| tx.scan(TableId(table), &from, &to, limit))?;
+        rows.iter().map(|row| to_tuple(py, row)).collect()
+    }
+
+    /// The first rows that have these leading key columns, in key order.
+    fn find<'py>(
+        &self,
+        py: Python<'py>,
+        table: u16,
+        leading: &Bound<'py, PyTuple>,
+        limit: usize,
+    ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let leading = self.shapes.key(table, leading)?;
+        let rows = self.with(py, |tx| tx.find(TableId(table), &leading, limit))?;
+        rows.iter().map(|row| to_tuple(py, row)).collect()
+    }
+
+    /// Puts a row into a window.
+    fn window_insert(&self, py: Python<'_>, window: u16, row: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let row = Shapes::row(self.shapes.window(window)?, row)?;
+        self.with(py, |tx| tx.window_insert(WindowId(window), &row))
+    }
+
+    /// Slides a window by time.
+    fn window_advance(&self, py: Python<'_>, window: u16) -> PyResult<()> {
+        self.with(py, |tx| tx.window_advance(WindowId(window)))
+    }
+
+    /// The active rows of a window.
+    fn window_rows<'py>(&self, py: Python<'py>, window: u16) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        self.shapes.window(window)?;
+        let rows = self.with(py, |tx| tx.window_rows(WindowId(window)))?;
+        rows.iter().map(|row| to_tuple(py, row)).collect()
+    }
+
+    /// The groups of a window, or the one whose column is given as a tuple.
+    fn window_groups<'py>(
+        &self,
+        py: Python<'py>,
+        window: u16,
+        group: Option<&Bound<'py, PyTuple>>,
+    ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        self.shapes.window(window)?;
+        let table = self.shapes.groups[usize::from(window)];
+        let group = group.map(|group| self.shapes.key(table, group)).transpose()?;
+        let group = group.as_ref().and_then(|group| group.first());
+        let rows = self.with(py, |tx| tx.window_groups(WindowId(window), group))?;
         rows.iter().map(|row| to_tuple(py, row)).collect()
     }
 

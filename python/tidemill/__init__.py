@@ -44,9 +44,12 @@ from tidemill.functions import (
     upper,
     where,
 )
+from tidemill.index import Index
 from tidemill.mill import Mill, OutputView, TableView
+from tidemill.owned import OwnedWindow
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
+from tidemill.trigger import Trigger
 from tidemill.types import any_value as any
 from tidemill.types import column, decimal, optional, timestamp
 from tidemill.types import list_of as list
@@ -59,17 +62,20 @@ __all__ = [
     "Fault",
     "Files",
     "Handler",
+    "Index",
     "InputError",
     "InternalError",
     "IoError",
     "Mill",
     "OutputView",
+    "OwnedWindow",
     "ProgramError",
     "ResourceError",
     "SettingError",
     "Stream",
     "Table",
     "TableView",
+    "Trigger",
     "Window",
     "__version__",
     "abs",

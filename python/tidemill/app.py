@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from tidemill import _native
 from tidemill.config import checked_settings
 from tidemill.errors import ProgramError, SettingError
+from tidemill.index import Index
+from tidemill.owned import OwnedWindow
 from tidemill.source import here
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
+from tidemill.trigger import Trigger
 from tidemill.types import (
     INT,
     TIMESTAMP,
+    Column,
     Json,
     Schema,
     any_value,
@@ -64,6 +68,8 @@ class App:
         self.sinks: list[Json] = []
         self.kept: list[str] = []
         self.nestings: list[dict[str, Any]] = []
+        self.windows: list[OwnedWindow] = []
+        self.triggers: list[Trigger] = []
         #: The streams of the calls of procedures.
         self.calls: list[Stream] = []
         self.summaries: list[Callable[..., Mapping[str, Any]]] = []
@@ -127,6 +133,185 @@ class App:
         self.tables[name] = table
         return table
 
+    def add_index(
+        self, table: Table, columns: Sequence[str], unique: bool, name: str | None, at: str
+    ) -> Index:
+        """Takes an index of a table into the app."""
+        owner = f"table {table.name}"
+        indexed = [table.schema.find(owner, column, at) for column in columns]
+        for place in indexed:
+            ty = table.schema.columns[place].ty
+            if ty.kind in ("list", "any"):
+                raise ProgramError(
+                    f"{owner}: '{table.schema.columns[place].name}' is {ty}, which can't be "
+                    "indexed",
+                    "",
+                    at,
+                )
+        if len(set(indexed)) < len(indexed):
+            raise ProgramError(f"{owner}: an index has each column once", "", at)
+        chosen = name or f"{table.name}.by_{'_'.join(columns)}"
+        self._name("table", chosen, self.tables, at)
+        both = [*indexed, *(c for c in table.key_columns if c not in indexed)]
+        made = [Column(table.schema.columns[c].name, table.schema.columns[c].ty) for c in both]
+        key = [column.name for column in (made[: len(indexed)] if unique else made)]
+        keeps = {"index": {"of": table.id, "columns": indexed}}
+        entries = self._kept(chosen, tuple(key), made, at, True, keeps)
+        return Index(table, tuple(columns), entries, unique)
+
+    def _kept(
+        self,
+        name: str,
+        key: tuple[str, ...],
+        columns: Sequence[Column],
+        at: str,
+        ordered: bool,
+        keeps: Json,
+    ) -> Table:
+        """A table that the engine keeps."""
+        self._name("table", name, self.tables, at)
+        schema = Schema(columns)
+        made = Table(self, len(self.tables), name, key, schema, None, at, None, ordered, keeps)
+        self.tables[name] = made
+        return made
+
+    def window(
+        self,
+        name: str,
+        /,
+        *,
+        rows: int | None = None,
+        time: str | int | dt.timedelta | None = None,
+        slide: str | int | dt.timedelta | None = None,
+        group: str | None = None,
+        sums: Iterable[str] = (),
+        schema: object = None,
+        **columns: object,
+    ) -> OwnedWindow:
+        """A window that belongs to a procedure, or another function that runs with real values:
+        the last ``rows`` that it has put there, or those of the last ``time``.
+
+        It slides by ``slide`` rows, or by ``slide`` time at its multiples; without by its whole
+        size. Its active rows are counted, and the columns ``sums`` (ints and decimals) summed, for
+        each value of the column ``group``; that goes along with the window and costs no pass over
+        its rows.
+
+        >>> app = App("vote")
+        >>> votes, trend = app.stream("votes", candidate=int), app.stream("trend", leads=int)
+        >>> recent = app.window("recent", rows=3, slide=1, group="candidate", candidate=int)
+        >>> @app.procedure(votes, owns=[recent])
+        ... def count(tx, votes):
+        ...     for vote in votes:
+        ...         recent.insert(candidate=vote.candidate)
+        >>> @app.trigger(recent)
+        ... def lead(tx, slide):
+        ...     tx.emit(trend, leads=max(recent.groups(), key=lambda g: g.rows).candidate)
+        >>> with app.start() as mill:
+        ...     mill.send(votes, [{"candidate": c} for c in (1, 2, 2, 1, 1)])
+        ...     mill.drain()
+        ...     print(mill.output(trend).rows())
+        [{'leads': 2}, {'leads': 2}, {'leads': 1}]
+        """
+        at = here()
+        self._name("window", name, [w.name for w in self.windows], at)
+        made = self._columns(f"window {name}", schema, columns, at)
+        owner = f"window {name}"
+        if (rows is None) == (time is None):
+            raise ProgramError(
+                f"{owner} has either rows= or time=", 'say rows=100, or time="10s"', at
+            )
+        extent: Json
+        try:
+            if rows is not None:
+                step = rows if slide is None else slide
+                for what, count in (("rows", rows), ("slide", step)):
+                    if isinstance(count, bool) or not isinstance(count, int):
+                        raise ProgramError(f"{what}={count!r} is not a number of rows")
+                extent = {"rows": {"size": rows, "slide": step}}
+                size, by = rows, int(str(step))
+            else:
+                size = _span(time, "time")
+                by = size if slide is None else _span(slide, "slide")
+                extent = {"time": {"size_us": size, "slide_us": by}}
+            if not 1 <= by <= size:
+                raise ProgramError(
+                    f"its size is {size} and its slide {by}: a slide is at least 1, and at most "
+                    "the size"
+                )
+        except ProgramError as error:
+            raise ProgramError(f"{owner}: {error.what}", error.help, at) from None
+        summed = tuple(sums)
+        named = [*summed] if group is None else [group, *summed]
+        found = [made.columns[made.find(owner, column, at)] for column in named]
+        if group is None:
+            found.insert(0, Column("#", INT))
+        int_columns = [Column(part, INT) for part in ("#", "first", "end", "next")]
+        parts = {
+            "rows": [Column("#", INT), Column("#at", INT), *made.columns],
+            "state": [*int_columns, Column("edge", INT, True)],
+            "groups": [
+                Column(found[0].name, found[0].ty),
+                Column("#rows", INT),
+                *(Column(column.name, column.ty) for column in found[1:]),
+            ],
+        }
+        tables = [
+            self._kept(f"{name}.{part}", (kept[0].name,), kept, at, part == "groups", "window")
+            for part, kept in parts.items()
+        ]
+        window = OwnedWindow(
+            self, name, extent, made, group, summed, (tables[0], tables[1], tables[2]), at
+        )
+        self.windows.append(window)
+        return window
+
+    def trigger(
+        self,
+        on: Stream | Table | OwnedWindow,
+        /,
+        *,
+        changes: Iterable[str] = ("insert", "update", "delete"),
+        name: str | None = None,
+        emits: Iterable[Stream] = (),
+    ) -> Callable[[Callable[..., Any]], Trigger]:
+        """Makes a function run inside each transaction that emits into a stream, writes a table,
+        or slides a window. It sees what the transaction has done, and when it aborts, that does.
+
+        The function is called with ``tx`` and the event; for a table with ``kind`` (of
+        ``changes``), and the row ``old`` and ``new``, or None; for a window with ``end`` (a time),
+        the number of ``rows`` that are active and of those that ``came``. On a stream or a window
+        it runs at once. On a table it runs when the function that has written its rows has
+        returned, once for each row that is another then.
+
+        >>> app = App("shop")
+        >>> stock = app.table("stock", key="item", item=int, left=int)
+        >>> low = app.stream("low", item=int)
+        >>> @app.trigger(stock, changes=["update"])
+        ... def watch(tx, change):
+        ...     if change.new.left < 3 <= change.old.left:
+        ...         tx.emit(low, item=change.new.item)
+        >>> watch
+        <trigger watch>
+        """
+        at = here()
+        if not isinstance(on, Stream | Table | OwnedWindow):
+            raise ProgramError(
+                f"@app.trigger takes a stream, a table or a window, not {on!r}",
+                "write @app.trigger(table)",
+                at,
+            )
+        if on.app is not self:
+            raise ProgramError(f"{on!r} belongs to another app", "", at)
+
+        def decorate(function: Callable[..., Any]) -> Trigger:
+            chosen = str(name or getattr(function, "__name__", "trigger"))
+            self._name("trigger", chosen, [t.name for t in self.triggers], at)
+            trigger = Trigger(self, function, on, changes, chosen, emits, at)
+            self.triggers.append(trigger)
+            return trigger
+
+        return decorate
+
     def stream(
         self,
         name: str,
@@ -170,7 +355,7 @@ class App:
     @overload
     def transaction(
         self, function: Stream, /, *, name: str | None = None, opaque: bool = False,
-        out: object = None, emits: Iterable[Stream] = (),
+        out: object = None, emits: Iterable[Stream] = (), owns: object = (),
     ) -> Callable[[Callable[..., Any]], Handler]: ...  # fmt: skip
     @overload
     def transaction(self, function: Callable[..., Any], /) -> Handler: ...
@@ -183,6 +368,7 @@ class App:
         opaque: bool = False,
         out: object = None,
         emits: Iterable[Stream] = (),
+        owns: object = (),
     ) -> Any:
         """Makes a function the handler of a stream: each event is one transaction.
 
@@ -190,6 +376,7 @@ class App:
         runs without Python. What can't be recorded runs as an *opaque* function, with real values;
         ``opaque=True`` asks for that. The columns that an opaque function returns are given by
         ``out``, and streams that it emits into by ``emits`` where its code does not name them.
+        ``owns`` are the windows that belong to it.
         """
         at = here()
         if not isinstance(stream, Stream):
@@ -208,7 +395,7 @@ class App:
             self._name("handler", chosen, [h.name for h in self.handlers], at)
             self._name("stream", chosen, [s.name for s in self.streams], at)
             made = None if out is None else self._columns(f"out of {chosen}", out, {}, at)
-            return Handler(self, function, stream, chosen, at, opaque, made, emits)
+            return Handler(self, function, stream, chosen, at, opaque, made, emits, owns=owns)
 
         return decorate
 
@@ -217,7 +404,7 @@ class App:
     @overload
     def procedure(
         self, *streams: Stream, name: str | None = None, out: object = None,
-        emits: Iterable[Stream] = (),
+        emits: Iterable[Stream] = (), owns: object = (),
     ) -> Callable[[Callable[..., Any]], Handler]: ...  # fmt: skip
     def procedure(
         self,
@@ -225,6 +412,7 @@ class App:
         name: str | None = None,
         out: object = None,
         emits: Iterable[Stream] = (),
+        owns: object = (),
     ) -> Any:
         """Makes a function a procedure, which streams push or clients call.
 
@@ -233,6 +421,7 @@ class App:
         its events in this round, with real values. Procedures run after whoever feeds them, so
         that each runs once a round; of two that do not feed each other the one declared first runs
         first. What a procedure returns, one dict or a list of them, has the columns ``out``.
+        ``owns`` are the windows that belong to it.
 
         >>> app = App("shop")
         >>> stock = app.table("stock", key="item", item=int, left=int)
@@ -258,7 +447,7 @@ class App:
         """
         at = here()
         if len(streams) == 1 and callable(streams[0]) and not isinstance(streams[0], Stream):
-            return self._called(streams[0], None, emits, at)
+            return self._called(streams[0], None, emits, owns, at)
         if not all(isinstance(stream, Stream) for stream in streams):
             raise ProgramError(
                 "@app.procedure takes streams, or nothing where it is called by clients",
@@ -275,18 +464,23 @@ class App:
 
         def decorate(function: Callable[..., Any]) -> Handler:
             if not streams:
-                return self._called(function, name, emits, at)
+                return self._called(function, name, emits, owns, at)
             chosen = str(name or getattr(function, "__name__", "procedure"))
             self._name("handler", chosen, [h.name for h in self.handlers], at)
             self._name("stream", chosen, [s.name for s in self.streams], at)
             made = None if out is None else self._columns(f"out of {chosen}", out, {}, at)
             first, *more = streams
-            return Handler(self, function, first, chosen, at, True, made, emits, more)
+            return Handler(self, function, first, chosen, at, True, made, emits, more, owns=owns)
 
         return decorate
 
     def _called(
-        self, function: Callable[..., Any], name: str | None, emits: Iterable[Stream], at: str
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        emits: Iterable[Stream],
+        owns: object,
+        at: str,
     ) -> Handler:
         """A procedure that clients call."""
         chosen = str(name or getattr(function, "__name__", "procedure"))
@@ -296,7 +490,9 @@ class App:
         calls = Stream(self, f"{chosen}.calls", parameters, "input", at)
         self.calls.append(calls)
         reply = self._columns(f"reply of {chosen}", {"reply": optional(any_value)}, {}, at)
-        return Handler(self, function, calls, chosen, at, True, reply, emits, called=True)
+        return Handler(
+            self, function, calls, chosen, at, True, reply, emits, called=True, owns=owns
+        )
 
     def nested(
         self, name: str, *procedures: Handler, before: Iterable[tuple[Handler, Handler]] = ()
@@ -387,7 +583,7 @@ class App:
 
         ``push`` says whether somebody will send: streams without files are then pushed.
         """
-        from tidemill.opaque import OpaqueCall, OpaqueHandler, OpaqueProcedure
+        from tidemill.opaque import OpaqueCall, OpaqueHandler, OpaqueProcedure, OpaqueTrigger
 
         handlers: list[Json] = []
         opaques: list[Any] = []
@@ -399,6 +595,10 @@ class App:
                 if handler.is_procedure or handler.called:
                     kind = OpaqueProcedure if handler.is_procedure else OpaqueCall
                 opaques.append(kind(handler.function, handler, self, deadline_us))
+        triggers = []
+        for trigger in self.triggers:
+            triggers.append(trigger.json(len(opaques)))
+            opaques.append(OpaqueTrigger(trigger, self))
         sources = [s for s in self.sources if push or s["files"] is not None]
         if push:
             for stream in self.streams:
@@ -425,6 +625,8 @@ class App:
                 "handlers": handlers,
                 "calls": [stream.id for stream in self.calls],
                 "nested": self.nestings,
+                "triggers": triggers,
+                "windows": [window.json() for window in self.windows],
             },
             "sources": sources,
             "sinks": self.sinks,
@@ -445,6 +647,13 @@ class App:
 
     def __repr__(self) -> str:
         return f"<app {self.name}>"
+
+
+def _span(given: object, what: str) -> int:
+    """A time as the engine has it; a plain int is in the unit of an int time column."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    return duration_us(given, True, what)
 
 
 def _parameters(function: Callable[..., Any], name: str, at: str) -> dict[str, object]:

@@ -11,6 +11,8 @@ from tidemill.errors import ProgramError
 from tidemill.source import here
 
 if TYPE_CHECKING:
+    from tidemill.index import Index
+    from tidemill.owned import OwnedWindow
     from tidemill.table import Table
 
 
@@ -30,6 +32,27 @@ class Transaction(Protocol):
         self, table: Table, start: tuple[object, ...], end: tuple[object, ...], limit: int | None
     ) -> Any:
         """The rows of a range of keys."""
+
+    def find(
+        self,
+        index: Index,
+        start: tuple[object, ...],
+        end: tuple[object, ...] | None,
+        limit: int | None,
+    ) -> Any:
+        """The rows of a range of an index, or those that begin with ``start``."""
+
+    def window_insert(self, window: OwnedWindow, values: Mapping[str, object]) -> None:
+        """Puts a row into a window."""
+
+    def window_advance(self, window: OwnedWindow) -> None:
+        """Slides a window by time."""
+
+    def window_rows(self, window: OwnedWindow) -> Any:
+        """The active rows of a window."""
+
+    def window_groups(self, window: OwnedWindow, group: tuple[object] | None) -> Any:
+        """The groups of a window's active rows, or the one that is given."""
 
 
 class _Local(threading.local):

@@ -18,20 +18,25 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from tidemill import _native
 from tidemill.context import inside
 from tidemill.deadline import WATCH, Overdue
 from tidemill.errors import Abort, Error, Fault, ProgramError
+from tidemill.owned import OwnedWindow
 from tidemill.source import here, raised_at
+from tidemill.stream import Stream
+from tidemill.table import Table
 from tidemill.types import MISSING, Column, Schema
 from tidemill.window import Over, Window, checked, plain, result_type
 
 if TYPE_CHECKING:
     from tidemill.app import App
-    from tidemill.stream import Handler, Stream
-    from tidemill.table import Table
+    from tidemill.index import Index
+    from tidemill.stream import Handler
+    from tidemill.trigger import Trigger
 
 # Sums and products of 64-bit decimals are exact with this many digits, as they are in the engine;
 # Python's default of 28 would round some.
@@ -324,6 +329,63 @@ class Running:
             rows.append(row)
         return rows
 
+    def find(
+        self,
+        index: Index,
+        start: tuple[object, ...],
+        end: tuple[object, ...] | None,
+        limit: int | None,
+    ) -> list[Row]:
+        """The rows of a range of an index, or those that begin with ``start``."""
+        self.flush(index.table)
+        most = sys.maxsize if limit is None else max(limit, 0)
+        entries = index.entries.id
+        if end is None:
+            found = self.native.find(entries, start, most)
+        else:
+            found = self.native.scan(entries, start, end, most)
+        return [self.row(index.table, tuple(e[place] for place in index.places)) for e in found]
+
+    def window_insert(self, window: OwnedWindow, values: Mapping[str, object]) -> None:
+        """Puts a row into a window."""
+        row = stream_row(window.schema, values)
+        with self.shown(window.id in self.handler.slid):
+            self.native.window_insert(window.id, row)
+
+    def window_advance(self, window: OwnedWindow) -> None:
+        """Slides a window by time."""
+        with self.shown(window.id in self.handler.slid):
+            self.native.window_advance(window.id)
+
+    def window_rows(self, window: OwnedWindow) -> list[Event]:
+        """The active rows of a window."""
+        return [Event(window.schema.names, row) for row in self.native.window_rows(window.id)]
+
+    def window_groups(self, window: OwnedWindow, group: tuple[object] | None) -> list[Event]:
+        """The groups of a window's active rows, or the one that is given."""
+        names = (window.group or "all", "rows", *window.sums)
+        found = self.native.window_groups(window.id, group)
+        if group is not None and not found:
+            shape = self.handler.tables[window.tables[2].id].shape
+            found = [(*group, 0, *(shape.store(at, 0) for at in range(2, len(names))))]
+        return [Event(names, row) for row in found]
+
+    def emit(self, stream: int, row: tuple[object, ...]) -> None:
+        """Emits an event."""
+        with self.shown(stream in self.handler.watched):
+            self.native.emit(stream, row)
+
+    @contextmanager
+    def shown(self, has_triggers: bool) -> Iterator[None]:
+        """Something sets off triggers: they see what was written, and what they write is seen."""
+        if has_triggers:
+            for table in self.handler.tables:
+                self.flush(table.table)
+        yield
+        if has_triggers:
+            for state in self.states.values():
+                state.loaded = state.loaded and state.dirty
+
     def flush(self, table: Table) -> None:
         """Writes what has changed in a table, for reads that the engine makes. A new row that still
         lacks a column waits."""
@@ -402,7 +464,7 @@ class Tx:
                 f"handler {handler.name} was not known to emit into stream {stream.name}; say "
                 f"@app.transaction(..., emits=[{stream.name}])"
             )
-        self._running.native.emit(stream.id, stream_row(stream.schema, {**(row or {}), **columns}))
+        self._running.emit(stream.id, stream_row(stream.schema, {**(row or {}), **columns}))
 
     def now(self) -> dt.datetime:
         """The engine's clock: that of the cut which this transaction belongs to. It is the same
@@ -447,12 +509,25 @@ class OpaqueHandler:
     def __init__(
         self, function: Callable[..., Any], handler: Handler, app: App, deadline_us: int = 0
     ) -> None:
-        self.function = function
-        self.name = handler.name
         self.names = handler.input.schema.names
-        self.tables = [TableShape(table) for table in app.tables.values()]
         self.output = handler if handler.has_output else None
-        self.emits = {stream.id for stream in handler.emits}
+        self._prepare(function, handler.name, handler.emits, app, deadline_us)
+
+    def _prepare(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        emits: Iterable[Stream],
+        app: App,
+        deadline_us: int,
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.tables = [TableShape(table) for table in app.tables.values()]
+        self.emits = {stream.id for stream in emits}
+        #: The streams and windows that have triggers.
+        self.watched = {t.on.id for t in app.triggers if isinstance(t.on, Stream)}
+        self.slid = {t.on.id for t in app.triggers if isinstance(t.on, OwnedWindow)}
         self.deadline_us = deadline_us
 
     def __call__(self, event: tuple[object, ...], native: _native.Tx) -> tuple[str, str] | None:
@@ -484,7 +559,7 @@ class OpaqueHandler:
                 if running.refused is not None:
                     return running.refused.kind, running.refused.reason
                 if result is not None:
-                    self._emit_result(native, result)
+                    self._emit_result(running, result)
                 running.write_back()
         except Abort as abort:
             abort = running.refused or abort
@@ -496,7 +571,7 @@ class OpaqueHandler:
             return "raised", described(error)
         return None
 
-    def _emit_result(self, native: _native.Tx, result: object) -> None:
+    def _emit_result(self, running: Running, result: object) -> None:
         if self.output is None:
             raise TypeError(
                 f"handler {self.name} returned {type(result).__name__}, but was declared to "
@@ -505,7 +580,7 @@ class OpaqueHandler:
         for event in self._events(result):
             if not isinstance(event, Mapping):
                 raise TypeError(f"handler {self.name} returned {type(event).__name__}, not a dict")
-            native.emit(self.output.id, stream_row(self.output.schema, event))
+            running.emit(self.output.id, stream_row(self.output.schema, event))
 
     def _events(self, result: object) -> Iterable[object]:
         return (result,)
@@ -539,9 +614,34 @@ class OpaqueCall(OpaqueHandler):
         """Runs one transaction."""
         return self._run(native, *event)
 
-    def _emit_result(self, native: _native.Tx, result: object) -> None:
+    def _emit_result(self, running: Running, result: object) -> None:
         assert self.output is not None
-        native.emit(self.output.id, (result,))
+        running.emit(self.output.id, (result,))
+
+
+class OpaqueTrigger(OpaqueHandler):
+    """A trigger in the form that the engine calls. The deadline is that of the function which has
+    set it off."""
+
+    def __init__(self, trigger: Trigger, app: App) -> None:
+        self.output = None
+        self._prepare(trigger.function, trigger.name, trigger.emits, app, 0)
+        self.on = trigger.on
+
+    def __call__(self, event: tuple[object, ...], native: _native.Tx) -> tuple[str, str] | None:
+        """Runs it in the transaction that has set it off."""
+        return self._run(native, self._event(event))
+
+    def _event(self, event: tuple[object, ...]) -> Event:
+        if isinstance(self.on, OwnedWindow):
+            return Event(("end", "rows", "came"), event)
+        if isinstance(self.on, Stream):
+            return Event(self.on.schema.names, event)
+        assert isinstance(self.on, Table)
+        names, kind = self.on.schema.names, event[0]
+        old = None if kind == "insert" else Event(names, event[1 : 1 + len(names)])
+        new = None if kind == "delete" else Event(names, event[1 + len(names) :])
+        return Event(("kind", "old", "new"), (kind, old, new))
 
 
 def described(error: BaseException) -> str:

@@ -63,6 +63,7 @@ class Stream(Side):
         self.late_policy = late
         self.pushed = False
         self.has_source = False
+        self.batch: Json = None
         self.id = app.add_stream(self)
 
     # Where events come from.
@@ -91,6 +92,41 @@ class Stream(Side):
             raise ProgramError(f"stream {self.name} is pushed already", "", at)
         self.pushed = True
         self._source(None, disorder, idle, at)
+        return self
+
+    def batches(self, of: int | str | dt.timedelta) -> Stream:
+        """Procedures take the stream's events in batches: so many, or those of an interval.
+
+        A batch is one round, and has its last event's place in the one order. An interval of event
+        time begins at a multiple of it (give ``dt.timedelta(microseconds=n)`` for ``n`` units of an
+        int time column); without event time it begins with its first event. What waits when the
+        stream has ended is a batch, too. For handlers that take each event by itself derive a
+        stream, with ``filter`` or ``map``.
+
+        >>> import tidemill as tm
+        >>> app = tm.App("sums")
+        >>> numbers = app.stream("numbers", n=int).batches(3)
+        >>> @app.procedure(numbers, out={"sum": int})
+        ... def add(tx, numbers):
+        ...     return {"sum": sum(number.n for number in numbers)}
+        >>> with app.start() as mill:
+        ...     mill.send(numbers, [{"n": n} for n in range(8)])
+        ...     summary = mill.finish()
+        ...     print(mill.output(add).rows())
+        [{'sum': 3}, {'sum': 12}, {'sum': 13}]
+        """
+        at = here()
+        if isinstance(of, int) and not isinstance(of, bool):
+            self.batch = {"count": of}
+            size = of
+        else:
+            try:
+                size = duration_us(of, True, "batches")
+            except ProgramError as error:
+                raise ProgramError(f"stream {self.name}: {error.what}", error.help, at) from None
+            self.batch = {"time_us": size}
+        if size <= 0:
+            raise ProgramError(f"stream {self.name}: a batch of {of!r} has no events", "", at)
         return self
 
     def _source(self, files: Json, disorder: Duration, idle: Duration | None, at: str) -> None:
@@ -228,10 +264,27 @@ class Stream(Side):
             "late": self.late_policy,
             "at": self.at,
             "origin": self.origin,
+            **({"batch": self.batch} if self.batch else {}),
         }
 
     def __repr__(self) -> str:
         return f"<stream {self.name}: {self.schema}>"
+
+
+def emitted_by(function: Callable[..., Any], app: App, taken: Sequence[Stream]) -> set[Stream]:
+    """The streams that a function's code names and that it may emit into."""
+    from tidemill.source import referenced
+
+    return {
+        found
+        for found in referenced(function)
+        if type(found) is Stream
+        and found.app is app
+        and found not in taken
+        and found.origin in ("input", "emitted")
+        and not found.has_source
+        and found.time is None
+    }
 
 
 def _is_derived(origin: Json) -> bool:
@@ -253,9 +306,11 @@ class Handler(Stream):
         emits: Iterable[Stream],
         more: Sequence[Stream] | None = None,
         called: bool = False,
+        owns: object = (),
     ) -> None:
         from tidemill.opaque import check_function
-        from tidemill.source import referenced, returns_nothing
+        from tidemill.owned import claim
+        from tidemill.source import returns_nothing
 
         self.is_procedure = more is not None
         #: Whether it is called with parameters, and replies.
@@ -297,17 +352,7 @@ class Handler(Stream):
                         error.at,
                     ) from error.__cause__
         if self.recorder is None:
-            self.emits |= {
-                found
-                for found in referenced(function)
-                if type(found) is Stream
-                and found.app is app
-                and found is not input
-                and found not in self.more
-                and found.origin in ("input", "emitted")
-                and not found.has_source
-                and found.time is None
-            }
+            self.emits |= emitted_by(function, app, (input, *self.more))
             schema = out
         else:
             self.emits |= self.recorder.emits
@@ -316,6 +361,7 @@ class Handler(Stream):
             stream.emitted()
         self.has_output = schema is not None
         app.handlers.append(self)
+        claim(owns, self.index, name, app)
         if schema is not None:
             super().__init__(app, name, schema, {"output": self.index}, at)
             if self.recorder is not None and self.recorder.result is not None:

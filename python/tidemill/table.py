@@ -12,6 +12,7 @@ from tidemill.types import Json, Schema
 
 if TYPE_CHECKING:
     from tidemill.app import App
+    from tidemill.index import Index
 
 
 class Table:
@@ -31,6 +32,7 @@ class Table:
         at: str,
         history: tuple[int | None, int | None] | None = None,
         ordered: bool = False,
+        keeps: Json = None,
     ) -> None:
         self.app = app
         self.id = id
@@ -41,6 +43,8 @@ class Table:
         self.at = at
         self.history = history
         self.ordered = ordered
+        #: What the engine keeps in it, if programs may not write it.
+        self.keeps = keeps
         owner = f"table {name}"
         self.key_columns = tuple(schema.find(owner, column, at) for column in key)
 
@@ -92,6 +96,20 @@ class Table:
                 )
             bounds.append(values)
         return current(f"table {self.name} is read").scan(self, bounds[0], bounds[1], limit)
+
+    def index(self, *columns: str, unique: bool = False, name: str | None = None) -> Index:
+        """An index: the table's rows by these columns, for functions that run with real values.
+
+        The engine keeps it in a table of its own, ``TABLE.by_COLUMNS`` unless ``name`` says
+        otherwise. With ``unique=True`` no two rows may have the same there: a transaction that
+        would make a second one aborts.
+        """
+        at = here()
+        if not columns:
+            raise ProgramError(f"table {self.name}: an index is by a column or several", "", at)
+        if self.keeps is not None:
+            raise ProgramError(f"table {self.name} is kept by the engine", "", at)
+        return self.app.add_index(self, columns, unique, name, at)
 
     def __iter__(self) -> NoReturn:
         raise ProgramError(
@@ -166,6 +184,7 @@ class Table:
             "partition_prefix": self.partition_prefix,
             **({"history": self._history_json()} if self.history else {}),
             **({"ordered": True} if self.ordered else {}),
+            **({"keeps": self.keeps} if self.keeps else {}),
             "at": self.at,
         }
 

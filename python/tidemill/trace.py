@@ -309,6 +309,16 @@ class Recorder:
 
         return Over(read, table)
 
+    def find(self, index: object, *_: object) -> NoReturn:
+        """Not recorded."""
+        raise Untraceable(f"{index} is for functions that run with real values")
+
+    def window_insert(self, window: object, *_: object) -> NoReturn:
+        """Not recorded."""
+        raise Untraceable(f"{window} is for functions that run with real values")
+
+    window_advance = window_rows = window_groups = window_insert
+
     def _aggregate(
         self, kind: str, body: Json, table: Table, name: str | None, aggregate: Json
     ) -> Traced:

@@ -13,6 +13,7 @@
 //! versions, histories, indexes, compiled programs, merging, parking and batching; what it can't catch is
 //! a mistake in what is shared, for which there are tests beside it.
 
+mod batches;
 mod hooks;
 mod work;
 
@@ -79,11 +80,23 @@ pub struct Outcome {
     pub late_error: Option<(StreamId, u64)>,
 }
 
+/// An event that is ready, with its columns on each stream that it is on.
+struct Coming {
+    stamp: Stamp,
+    source: SourceId,
+    offset: u64,
+    views: Vec<(StreamId, Vec<Value>)>,
+    /// The streams on which a batch ends with it.
+    closes: Vec<StreamId>,
+}
+
 /// Runs a program over its sources with these cuts.
 pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outcome {
     let groups = Groups::of(program).expect("the program was checked");
     let turns = Turns::of(program).expect("the program was checked");
-    let mut machine = Machine { program, turns, clock_us: 0, outcome: Outcome::default() };
+    let outcome = Outcome::default();
+    let open = batches::Open::new(program);
+    let mut machine = Machine { program, turns, clock_us: 0, open, outcome };
     machine.outcome.tables = vec![BTreeMap::new(); program.tables.len()];
     machine.outcome.histories = vec![BTreeMap::new(); program.tables.len()];
     let mut taken = vec![0usize; sources.len()];
@@ -103,7 +116,8 @@ pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outc
         }
         let before = marks.clone();
         for (group, mark) in marks.iter_mut().enumerate() {
-            *mark = watermark(program, &groups, group, sources, cut).max(*mark);
+            let now = watermark(program, &groups, group, sources, cut);
+            *mark = batches::whole(program, &groups, group, now).max(*mark);
         }
         // Each event's place, if it is ready now.
         let mut ready: Vec<(Stamp, SourceId, &InputRow)> = Vec::new();
@@ -146,9 +160,26 @@ pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outc
         });
         ready.sort_by(|a, b| a.0.cmp(&b.0));
         machine.clock_us = clock;
+        let mut coming = Vec::new();
         for (stamp, source, row) in ready {
-            let stream = program.sources[source.index()].stream;
-            machine.event(stream, &stamp, row);
+            let views = machine.views(program.sources[source.index()].stream, row);
+            coming.push(Coming { stamp, source, offset: row.offset, views, closes: Vec::new() });
+        }
+        let waits = |stream: StreamId| {
+            let root = program.root_stream(stream);
+            waiting.iter().any(|(at, _)| program.sources[at.source.index()].stream == root)
+        };
+        let place = |stream: StreamId, source, offset| {
+            let group = groups.of[stream.index()];
+            let admission = Admission { epoch, source, offset };
+            match groups.event_time[group] {
+                true => Stamp::admitted(before[group], admission),
+                false => Stamp::of(Position { time_us: clock, source, offset }),
+            }
+        };
+        machine.open.close(program, cut, clock, &mut coming, &waits, &place);
+        for event in coming {
+            machine.event(event);
         }
         let of_stream = groups.of.iter().map(|g| marks[*g]).collect();
         machine.outcome.watermarks.push(of_stream);
@@ -214,6 +245,8 @@ struct Machine<'a> {
     turns: Turns,
     /// The clock of the cut.
     clock_us: i64,
+    /// The events of batches that are not whole yet.
+    open: batches::Open,
     outcome: Outcome,
 }
 
@@ -266,12 +299,24 @@ impl Machine<'_> {
 
     /// One input event: its transactions in the handlers' declaration order, each with its cascade;
     /// then the procedures of its round, in the order of their turns.
-    fn event(&mut self, root: StreamId, stamp: &Stamp, row: &InputRow) {
-        let (views, mut agenda) = (self.views(root, row), Agenda::default());
+    fn event(&mut self, event: Coming) {
+        let Coming { stamp, views, .. } = &event;
+        let mut agenda = Agenda::default();
         for handler in 0..self.program.handlers.len() {
             for input in self.program.handlers[handler].inputs() {
-                if let Some((stream, values)) = views.iter().find(|(s, _)| *s == input.stream) {
+                let view = views.iter().find(|(s, _)| *s == input.stream);
+                if self.program.streams[input.stream.index()].batch.is_some() {
+                    continue;
+                }
+                if let Some((stream, values)) = view {
                     self.hand(handler, *stream, stamp, values, &mut agenda);
+                }
+            }
+        }
+        for (stream, batch) in self.open.take(&event) {
+            for handler in self.program.handlers_on(stream) {
+                for values in &batch {
+                    self.hand(handler, stream, stamp, values, &mut agenda);
                 }
             }
         }

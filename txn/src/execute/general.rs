@@ -522,16 +522,20 @@ impl<'a> General<'a> {
                 bound.iter().map(|value| key_value(value.clone(), spec)).collect();
             Ok(Key::of(&values?))
         };
-        let (from, to) = (bound(from)?, bound(to)?);
+        self.range(table, &bound(from)?, &bound(to)?, limit)
+    }
+
+    /// The same, with bounds as they are encoded.
+    fn range(&self, table: TableId, from: &Key, to: &Key, limit: usize) -> Result<Vec<Row>, Abort> {
         // What the transaction has touched stands in for what the table has.
-        let is_in = |key: &Key| *key >= from && (to.0.is_empty() || *key < to);
+        let is_in = |key: &Key| key >= from && (to.0.is_empty() || key < to);
         let mut own: Vec<(Key, Option<&[Value]>)> = (self.rows.iter())
             .filter(|touched| touched.table == table)
             .map(|touched| (Key::of(&touched.key), touched.row.as_deref()))
             .filter(|(key, _)| is_in(key))
             .collect();
         own.sort_by(|a, b| a.0.cmp(&b.0));
-        let mut keys = self.tables.keys(table, &from, &to).peekable();
+        let mut keys = self.tables.keys(table, from, to).peekable();
         let mut own = own.into_iter().peekable();
         let mut rows = Vec::new();
         while rows.len() < limit {
@@ -629,6 +633,18 @@ impl Tx for General<'_> {
         self.check_visible(table)?;
         let (from, to) = (self.checked_bound(table, from)?, self.checked_bound(table, to)?);
         let rows = self.between(table, &from, &to, limit)?;
+        reasons::count(&mut self.operations, rows.len())?;
+        Ok(rows)
+    }
+
+    fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort> {
+        reasons::count(&mut self.operations, 1)?;
+        if !self.program.tables[table.index()].ordered {
+            return Err(reasons::not_ordered(&self.program.tables[table.index()]));
+        }
+        self.check_visible(table)?;
+        let from = Key::of(&self.checked_bound(table, leading)?);
+        let rows = self.range(table, &from, &from.behind_all(), limit)?;
         reasons::count(&mut self.operations, rows.len())?;
         Ok(rows)
     }

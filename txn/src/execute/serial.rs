@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{Result, SourceId, Stamp, StreamId, Value};
+use tidemill_core::{Result, Row, SourceId, Stamp, StreamId, Value};
 use tidemill_table::{Opened, Seq, Table};
 
 use super::codes::{aborted, moved, Code, Codes, Path};
@@ -90,6 +90,8 @@ pub struct Serial {
     prefetch: bool,
     rerun_every: u64,
     calls: u64,
+    /// By procedure and stream: the events of batches that are not whole yet. Empty between epochs.
+    open: BTreeMap<(usize, StreamId), Vec<Row>>,
     /// What took too long the first time that the epoch was executed.
     obeyed: Vec<Overdue>,
     pub(super) seq: Seq,
@@ -109,6 +111,7 @@ impl Serial {
             prefetch: true,
             rerun_every,
             calls: 0,
+            open: BTreeMap::new(),
             obeyed: Vec::new(),
             seq: 0,
         }
@@ -487,8 +490,21 @@ fn hand(
     (stream, event): (StreamId, &[Value]),
     origin: Origin,
 ) {
-    if serial.codes.program.handlers[origin.handler()].is_procedure() {
-        out.agenda.add(&serial.codes.turns, origin.handler(), stream, event.into());
+    let handler = origin.handler();
+    if serial.codes.program.handlers[handler].is_procedure() {
+        let is_batched = serial.codes.program.streams[stream.index()].batch.is_some();
+        if !is_batched || origin.cause() != 0 {
+            out.agenda.add(&serial.codes.turns, handler, stream, event.into());
+            return;
+        }
+        let open = serial.open.entry((handler, stream)).or_default();
+        open.push(event.into());
+        let (source, offset) = epoch.event(epoch.order[origin.root() as usize]);
+        if epoch.closings.contains(&(stream, source, offset)) {
+            for event in std::mem::take(open) {
+                out.agenda.add(&serial.codes.turns, handler, stream, event);
+            }
+        }
         return;
     }
     serial.seq += 1;

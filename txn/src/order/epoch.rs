@@ -1,8 +1,11 @@
 //! An epoch: runs of events, ranked.
 
+use std::collections::BTreeSet;
+
 use tidemill_core::stamp::Admission;
 use tidemill_core::{Batch, Position, SourceId, Stamp, StreamId};
 
+use super::batches::Closing;
 use crate::program::Program;
 
 /// Events of one stream from one source, by column.
@@ -129,6 +132,8 @@ pub struct Epoch {
     pub order: Vec<Ranked>,
     /// The clock of the cut, in microseconds since 1970.
     pub clock_us: i64,
+    /// The events that are the last of their batches.
+    pub closings: BTreeSet<Closing>,
 }
 
 impl Epoch {
@@ -162,7 +167,34 @@ impl Epoch {
         } else {
             sort(&runs, &lanes)
         };
-        Epoch { runs, lanes, order, clock_us: 0 }
+        Epoch { runs, lanes, order, ..Epoch::default() }
+    }
+
+    /// Leaves out events: nobody takes them, and their batches go without.
+    pub fn leave_out(&mut self, events: &BTreeSet<(SourceId, u64)>) {
+        let (runs, lanes) = (&self.runs, &self.lanes);
+        let event = |ranked: &Ranked| {
+            let run = &runs[lanes[ranked.lane as usize].run as usize];
+            (run.stream, run.source, run.offsets[ranked.row as usize])
+        };
+        // The last one that stays of a batch is its last; where none does, there is no batch.
+        let mut last: Option<Closing> = None;
+        for stream in self.closings.iter().map(|closing| closing.0).collect::<BTreeSet<_>>() {
+            for at in self.order.iter().map(event).filter(|at| at.0 == stream) {
+                let stays = !events.contains(&(at.1, at.2));
+                let closes = self.closings.contains(&at);
+                last = if stays { Some(at) } else { last };
+                if closes {
+                    self.closings.remove(&at);
+                    self.closings.extend(last.take());
+                }
+            }
+            last = None;
+        }
+        self.order.retain(|ranked| {
+            let (_, source, offset) = event(ranked);
+            !events.contains(&(source, offset))
+        });
     }
 
     /// Number of input events.

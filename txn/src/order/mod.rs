@@ -4,10 +4,12 @@
 //! clock says, it decides what is ready, what waits and what is late. [`Epoch`] is what it gives to
 //! the executors.
 
+mod batches;
 mod epoch;
 mod groups;
 mod sequencer;
 
+pub use batches::Closing;
 pub use epoch::{Epoch, Lane, Ranked, Run};
 pub use groups::Groups;
 pub use sequencer::{CutInput, Sequenced, Sequencer, SequencerState};

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use tidemill_core::{Cut, Error, Late, Position, Result, SourceId, StreamId, StreamTime};
 
+use super::batches::{self, Cutting};
 use super::epoch::{Epoch, Run};
 use super::groups::Groups;
-use crate::program::Program;
+use crate::program::{Batching, Program};
 
 /// What has come since the last cut, and what the sequencer is told about the world.
 #[derive(Debug, Default)]
@@ -44,6 +45,8 @@ pub struct Sequencer {
     groups: Groups,
     /// Per stream: the input stream it comes from.
     roots: Vec<StreamId>,
+    /// Per group: the unit at whose multiples its watermarks stop; 0 where they need not.
+    units_us: Vec<i64>,
     epoch: u64,
     clock_us: i64,
     /// Per group.
@@ -79,6 +82,7 @@ impl Sequencer {
             (0..program.streams.len() as u16).map(|s| program.root_stream(StreamId(s))).collect();
         Ok(Sequencer {
             watermarks: vec![Position::MIN; groups.len],
+            units_us: batches::units_us(&program, &groups.of, groups.len),
             groups,
             roots,
             program,
@@ -172,7 +176,7 @@ impl Sequencer {
         // will come any more.
         (0..self.groups.len)
             .map(|g| {
-                let mark = marks[g].or(newest[g]);
+                let mark = marks[g].or(newest[g]).map(|mark| whole(mark, self.units_us[g]));
                 let mark = if all_ended[g] { Some(Position::MAX) } else { mark };
                 mark.unwrap_or(Position::MIN).max(self.watermarks[g])
             })
@@ -197,7 +201,17 @@ impl Sequencer {
             let group = self.groups.of[run.stream.index()];
             let (before, now) = (self.watermarks[group], marks[group]);
             if !matches!(root.time, StreamTime::Event { .. }) {
-                ready.push(self.arrived(run, group));
+                let batch = self.program.streams[run.stream.index()].batch;
+                ready.push(match batch {
+                    None => self.arrived(run, group),
+                    Some(_) if is_new => self.come(run),
+                    Some(_) => run,
+                });
+                continue;
+            }
+            if run.admitted.is_some() {
+                // It was ready before, and waits for its batch.
+                ready.push(run);
                 continue;
             }
             let mut run = run;
@@ -264,11 +278,28 @@ impl Sequencer {
         }
         // Runs of different sources come in any order.
         late.sort_by_key(|run| (run.stream, run.source, run.offsets[0]));
+        let ended = |stream: StreamId| {
+            let root = self.roots[stream.index()];
+            let mut sources = self.program.sources.iter().enumerate();
+            sources.all(|(id, s)| s.stream != root || input.ended.contains(&SourceId(id as u32)))
+        };
+        let cutting = Cutting {
+            program: &self.program,
+            epoch: self.epoch,
+            clock_us: self.clock_us,
+            before: &|stream| self.watermarks[self.groups.of[stream.index()]],
+            ended: &ended,
+            arrived: &|run| {
+                let group = self.groups.of[run.stream.index()];
+                self.arrived(run, group)
+            },
+        };
+        let closings = cutting.batches(&mut ready, &mut parked);
         self.parked = parked;
         self.watermarks = marks;
         ready.retain(|run| !run.offsets.is_empty());
         let mut epoch = Epoch::rank_in_order(&self.program, ready);
-        epoch.clock_us = self.clock_us;
+        (epoch.clock_us, epoch.closings) = (self.clock_us, closings);
         let watermarks = self.groups.of.iter().map(|g| self.watermarks[*g]).collect();
         let cut = Cut {
             epoch: self.epoch,
@@ -279,6 +310,29 @@ impl Sequencer {
             ended: input.ended,
         };
         Ok(Sequenced { cut, epoch, late })
+    }
+
+    /// Events without event time that may wait for their batch: they are told when they came.
+    fn come(&self, mut run: Run) -> Run {
+        run.times = vec![self.clock_us; run.offsets.len()];
+        run.put_in_order();
+        run
+    }
+
+    /// When the first batch is due that closes because time has passed, on the clock.
+    pub fn due_us(&self) -> Option<i64> {
+        let due = |run: &Run| {
+            let root = self.roots[run.stream.index()];
+            match (self.program.streams[run.stream.index()].batch, run.times.first()) {
+                (Some(Batching::TimeUs(us)), Some(first))
+                    if self.program.streams[root.index()].spec.time == StreamTime::Arrival =>
+                {
+                    Some(first.saturating_add(us))
+                }
+                _ => None,
+            }
+        };
+        self.parked.iter().filter_map(due).min()
     }
 
     /// Places events without event time: at the clock, or, beside streams with event time, at the
@@ -327,5 +381,17 @@ impl Sequencer {
         held.into_iter()
             .filter(|s| self.behind(*s, times_max, ended).next().is_some())
             .max_by_key(|s| times_max[s.index()])
+    }
+}
+
+/// The last multiple of a unit of time that is not behind a position.
+fn whole(mark: Position, unit_us: i64) -> Position {
+    match unit_us {
+        0 => mark,
+        _ if mark == Position::MIN => mark,
+        unit => {
+            let time_us = mark.time_us.div_euclid(unit).saturating_mul(unit);
+            Position { time_us, source: SourceId(0), offset: 0 }
+        }
     }
 }

@@ -17,7 +17,7 @@ use super::handler::{
 use super::hooks::{On, Trigger};
 use super::owned::{Extent, OwnedWindow, WindowId};
 use super::rounds::Nested;
-use super::stream::{Origin, Stage, Stream};
+use super::stream::{Batching, Origin, Stage, Stream};
 use super::window::{Aggregate, Window, WindowRead};
 use super::Program;
 use crate::execute::NativeTx;
@@ -137,6 +137,11 @@ impl Builder {
         read
     }
 
+    /// Procedures take the events of a stream in batches.
+    pub fn batch(&mut self, stream: StreamId, batch: Batching) {
+        self.program.streams[stream.index()].batch = Some(batch);
+    }
+
     /// An index of a table: a table of its rows by some of their columns, which the engine keeps. Its
     /// columns are those and the rest of the key. With `is_unique` no two rows may have the same there.
     pub fn index(&mut self, name: &str, of: TableId, by: &[&str], is_unique: bool) -> TableId {
@@ -199,7 +204,7 @@ impl Builder {
             late: Late::Side,
             at: String::new(),
         };
-        self.program.streams.push(Stream { spec, origin });
+        self.program.streams.push(Stream { spec, origin, batch: None });
         StreamId(self.program.streams.len() as u16 - 1)
     }
 

@@ -148,6 +148,7 @@ impl Program {
                 )));
             }
         }
+        self.check_batch(stream, &owner)?;
         let Origin::Derived { from, stage } = &stream.origin else { return Ok(()) };
         let source = self.stream(*from)?;
         if !matches!(source.origin, Origin::Input | Origin::Derived { .. }) {
@@ -171,6 +172,33 @@ impl Program {
             }
         }
         Ok(())
+    }
+
+    /// What comes in batches comes from outside, and procedures take it.
+    fn check_batch(&self, stream: &Stream, owner: &str) -> Result<()> {
+        let Some(batch) = &stream.batch else { return Ok(()) };
+        let wrong = |what: &str| Err(Error::program(format!("{owner}: {what}")));
+        batch.check().or_else(|what| wrong(&what))?;
+        if !matches!(stream.origin, Origin::Input | Origin::Derived { .. }) {
+            return wrong("it is emitted into: a batch there is what one event sets off");
+        }
+        let id = StreamId(self.streams.iter().position(|s| s == stream).unwrap_or(0) as u16);
+        if let Some(handler) = self.handlers_on(id).find(|h| !self.handlers[*h].is_procedure()) {
+            let what = format!(
+                "it comes in batches, and {} takes each event by itself",
+                self.handlers[handler].name
+            );
+            return wrong(&what)
+                .map_err(|e| e.help("make it a procedure, or derive a stream for it"));
+        }
+        let root = self.root_stream(id);
+        let sources = self.sources.iter().filter(|source| source.stream == root).count();
+        match self.streams[root.index()].spec.time {
+            StreamTime::Arrival if sources > 1 => {
+                wrong("in arrival time, what comes in batches comes from one source")
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_handler(&self, index: usize, handler: &Handler) -> Result<()> {

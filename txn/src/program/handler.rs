@@ -383,6 +383,10 @@ pub trait Tx {
         to: &[Value],
         limit: usize,
     ) -> Result<Vec<Row>, Abort>;
+    /// The first `limit` rows, in key order, that have these values in the leading columns of their
+    /// keys: so a row of an index is found, or the rows of a prefix. Aborts when the table is not
+    /// ordered.
+    fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort>;
     /// Makes or replaces a whole row; aborts when a value does not fit its column.
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort>;
     /// Removes a row; nothing happens when it is missing.

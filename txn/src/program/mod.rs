@@ -36,7 +36,7 @@ pub use hooks::{On, Trigger};
 pub(crate) use moment::Moment;
 pub use owned::{Extent, OwnedWindow, WindowId, SLIDE};
 pub use rounds::Nested;
-pub use stream::{Origin, Stage, Stream};
+pub use stream::{Batching, Origin, Stage, Stream};
 pub use window::{Aggregate, Fold, Window, WindowRead};
 
 /// A whole program. Build it with [`Builder`], or read the tracer's JSON with [`Program::from_json`].

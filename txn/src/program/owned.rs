@@ -248,7 +248,10 @@ impl<'w> Frame<'w> {
     ) -> Done<()> {
         self.advance(held, time_us, slid)?;
         let mut stored = Vec::with_capacity(row.len() + 2);
-        stored.extend([self.key(self.marks.next), Value::Int(time_us)]);
+        // By count nobody asks when, and what is kept does not depend on the clock.
+        let is_timed = matches!(self.window.extent, Extent::Time { .. });
+        let at = if is_timed { time_us } else { 0 };
+        stored.extend([self.key(self.marks.next), Value::Int(at)]);
         stored.extend(row.iter().cloned());
         held.hold(self.window.rows, stored)?;
         self.marks.next += 1;

@@ -14,7 +14,43 @@ pub struct Stream {
     pub spec: StreamSpec,
     /// Where its events come from.
     pub origin: Origin,
+    /// Of how many of its events procedures take a batch; of all that one event sets off, if nobody
+    /// says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<Batching>,
 }
+
+/// What a batch of a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Batching {
+    /// So many events, one after the other.
+    Count(u64),
+    /// The events of an interval of so many microseconds (in the unit of an int time column), from a
+    /// multiple on; in arrival time those of so long after the first.
+    TimeUs(i64),
+}
+
+/// Events of a batch are at most so many: they wait in memory.
+const COUNT_MAX: u64 = 1_000_000;
+
+impl Batching {
+    /// Refuses what can't be a batch.
+    pub(super) fn check(&self) -> Result<(), String> {
+        match self {
+            Batching::Count(count) if *count == 0 || *count > COUNT_MAX => {
+                Err(format!("a batch has 1 to {COUNT_MAX} events, not {count}"))
+            }
+            Batching::TimeUs(us) if *us <= 0 || *us > TIME_US_MAX => Err(format!(
+                "a batch of {us} microseconds: it is of more than 0, and at most a day"
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A day: whatever intervals have in common stays small.
+const TIME_US_MAX: i64 = 86_400_000_000;
 
 /// Where a stream's events come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -381,6 +381,24 @@ impl Tx for Work<'_> {
         Ok(rows)
     }
 
+    fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort> {
+        reasons::count(&mut self.operations, 1)?;
+        let spec = &self.program.tables[table.index()];
+        if !spec.ordered {
+            return Err(reasons::not_ordered(spec));
+        }
+        self.check_visible(table)?;
+        let leading = self.checked_bound(table, leading)?;
+        let is_found = |row: &&Row| {
+            let mut both = leading.iter().zip(&spec.key);
+            both.all(|(value, column)| Key::of([value]) == Key::of([&row[*column]]))
+        };
+        let rows = self.tables[table.index()].values().filter(is_found);
+        let rows: Vec<Row> = rows.take(limit).cloned().collect();
+        reasons::count(&mut self.operations, rows.len())?;
+        Ok(rows)
+    }
+
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
         reasons::count(&mut self.operations, 1)?;
         let spec = &self.program.tables[table.index()];

@@ -45,7 +45,11 @@ impl Opaque for Watcher {
         let ints = event.iter().filter(|value| matches!(value, Value::Int(_)));
         let mut sum = ints.fold(event.len() as i64, |sum, value| (sum * 7 + int(value)) % 1000);
         if let Some(by_a) = by_a {
-            for entry in tx.scan(by_a, &[Value::Int(sum % 9)], &[], 3)? {
+            let found = match sum % 2 {
+                0 => tx.scan(by_a, &[Value::Int(sum % 9)], &[], 3)?,
+                _ => tx.find(by_a, &[Value::Int(sum % 9 - 4)], 3)?,
+            };
+            for entry in found {
                 sum = (sum * 5 + entry.iter().map(int).sum::<i64>()) % 1000;
             }
         }

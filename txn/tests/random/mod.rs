@@ -12,8 +12,8 @@ use std::sync::Arc;
 use tidemill_core::rules::{Binary, Unary};
 use tidemill_core::{Column, DataType, History, Late, SourceId, StreamId, TableId, Value};
 use tidemill_txn::program::{
-    Abort, Aggregate, Block, Builder, EventBatch, Expr, ExprId, Fold, HandlerBuilder, Opaque,
-    Program, RowHandle, Tx, Window,
+    Abort, Aggregate, Batching, Block, Builder, EventBatch, Expr, ExprId, Fold, HandlerBuilder,
+    Opaque, Program, RowHandle, Tx, Window,
 };
 use tidemill_txn::reference::{CutAt, InputRow};
 
@@ -369,6 +369,36 @@ fn procedures(
     added
 }
 
+/// A procedure on batches from the border, of one stream or two, which nobody else takes.
+fn batched(
+    dice: &mut Dice,
+    b: &mut Builder,
+    [first, second]: [StreamId; 2],
+    has_one_source: bool,
+    orderly: bool,
+) {
+    let pass = |exprs: &mut Block, schema: &tidemill_core::Schema| {
+        let x = exprs.push(Expr::Column(schema.index_of("x").unwrap() as u16));
+        let low = exprs.push(Expr::Const(Value::Int(-20)));
+        exprs.push(Expr::Binary(Binary::Gt, x, low))
+    };
+    // The second stream may come as it comes, and has one source.
+    let mut streams = vec![b.filter("batched second", second, pass)];
+    if dice.chance(50) || has_one_source {
+        streams.insert(0, b.filter("batched first", first, pass));
+    }
+    for stream in &streams {
+        // Where a stream ends in the midst of a batch by count depends on the cuts.
+        let batch = match !orderly && dice.chance(60) {
+            true => Batching::Count(1 + dice.below(7)),
+            false => Batching::TimeUs(1 + dice.below(12) as i64),
+        };
+        b.batch(*stream, batch);
+    }
+    let function = Juggler { emits: Vec::new(), seen_at: 7 };
+    b.procedure("in batches", &streams, &[], Arc::new(function));
+}
+
 /// What closures say when they panic.
 const ON_PURPOSE: &str = "this event is too much for a closure";
 
@@ -541,6 +571,9 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
             .chain(fed.iter().copied())
             .collect();
         fed.extend(procedures(dice, &mut b, &given));
+        if dice.chance(50) {
+            batched(dice, &mut b, [first, second], sources == 2, shape.orderly);
+        }
     }
     for (index, (stream, k)) in fed.into_iter().enumerate() {
         if extras.wild && dice.chance(30) {

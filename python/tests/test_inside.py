@@ -1,0 +1,454 @@
+"""What goes along inside a transaction: indexes, triggers, windows, random numbers, the clock."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tidemill as tm
+
+from .conftest import reference
+
+
+def refused(define: Callable[[], object]) -> str:
+    """What a declaration is refused with."""
+    with pytest.raises(tm.ProgramError) as caught:
+        define()
+    return str(caught.value)
+
+
+def same(app: tm.App, *sent: tuple[tm.Stream, list[dict[str, Any]]]) -> Any:
+    """What the reference comes to; the engine comes to the same."""
+    wanted = reference(app, *sent)
+    for workers in (1, 2):
+        with app.start(workers=workers) as mill:
+            for stream, rows in sent:
+                mill.send(stream, rows)
+                mill.drain()
+            for name, table in wanted.tables.items():
+                assert list(mill.table(name).rows()) == table, name
+            for stream in app.streams:
+                if stream.origin != "input":
+                    assert mill.output(stream).rows() == wanted.outputs.get(stream.name, [])
+    return wanted
+
+
+class People:
+    """People by city and by mail."""
+
+    def __init__(self) -> None:
+        app = self.app = tm.App("people")
+        people = self.people = app.table(
+            "people", key="id", id=int, city=tm.optional(str), mail=str, n=tm.column(int, default=0)
+        )
+        by_city, by_mail = people.index("city", "n"), people.index("mail", unique=True)
+        self.moves = app.stream("moves", id=int, city=tm.optional(str), mail=str)
+        self.found = app.stream("found", city=str, ids=str)
+
+        @app.transaction(self.moves)
+        def move(tx, e):
+            row = people[e.id]
+            row.mail = e.mail
+            row.city = e.city
+            row.n += 1
+
+        @app.procedure
+        def look(tx, city: str):
+            people[90].mail, people[90].city = "own", city
+            return {
+                "exact": [row.id for row in by_city[city, 1]],
+                "city": [[row.id, row.n] for row in by_city[city]],
+                "from": [row.id for row in by_city.scan(("A",), limit=2)],
+                "until": [row.id for row in by_city.scan(None, (city,))],
+                "mail": [row.id for row in by_mail["b"]],
+            }
+
+        self.move, self.look = move, look
+
+
+def test_an_index_finds_rows_by_other_columns() -> None:
+    app = People()
+    assert app.move.path == "traced"
+    rows = [
+        {"id": 3, "city": "Rome", "mail": "a"},
+        {"id": 1, "city": "Rome", "mail": "b"},
+        {"id": 2, "city": "Bonn", "mail": "c"},
+        {"id": 4, "city": None, "mail": "d"},
+        {"id": 3, "city": "Rome", "mail": "a"},
+        {"id": 5, "city": "Bonn", "mail": "b"},
+    ]
+    wanted = same(app.app, (app.moves, rows))
+    assert wanted.outputs["move.aborted"][0]["reason"] == 'people.by_mail["b"] exists already'
+    entries = wanted.tables["people.by_city_n"]
+    assert [(row["city"], row["id"]) for row in entries] == [("Bonn", 2), ("Rome", 1), ("Rome", 3)]
+    with app.app.start() as mill:
+        mill.send(app.moves, rows)
+        mill.drain()
+        assert mill.call(app.look, city="Rome") == {
+            "exact": [1],
+            "city": [[90, 0], [1, 1], [3, 2]],
+            "from": [2, 90],
+            "until": [2],
+            "mail": [1],
+        }
+
+
+def test_an_index_is_refused_where_it_can_not_be() -> None:
+    app = tm.App("refused")
+    table = app.table("t", key="id", id=int, tags=tm.list(int), name=str)
+    assert "can't be indexed" in refused(lambda: table.index("tags"))
+    assert "no column 'nam'" in refused(lambda: table.index("nam"))
+    assert "each column once" in refused(lambda: table.index("name", "name"))
+    entries = table.index("name").entries
+    stream = app.stream("s", id=int, name=str)
+
+    @app.transaction(stream)
+    def write(tx, e):
+        entries.upsert(name=e.name, id=e.id)
+
+    assert "is kept by the engine" in refused(lambda: app.inspect())
+
+
+def shop(changes: list[str]) -> tuple[tm.App, tm.Stream, tm.Stream]:
+    app = tm.App("shop")
+    stock = app.table("stock", key="item", item=int, left=int)
+    log = app.table("log", key="n", n=int, kind=str, item=int, before=int, after=int)
+    totals = app.table("totals", key="id", id=int, left=tm.column(int, default=0))
+    orders, low = app.stream("orders", item=int, n=int), app.stream("low", item=int)
+
+    @app.transaction(orders, opaque=True)
+    def order(tx, e):
+        row = stock[e.item]
+        if not row.exists():
+            stock.insert(item=e.item, left=10)
+        row.left -= e.n
+        if row.left == 0:
+            row.delete()
+        # It has not run yet.
+        totals[1].left += totals[0].left
+
+    @app.trigger(stock, changes=changes)
+    def watch(tx, change):
+        new, old = change.new, change.old
+        before, after = old.left if old else 0, new.left if new else 0
+        totals[0].left += after - before
+        tx.require(after >= 0, "not enough")
+        log.insert(
+            n=sum(1 for _ in log_ids(log)), kind=change.kind, item=(new or old).item,
+            before=before, after=after,
+        )  # fmt: skip
+        if after < 3:
+            tx.emit(low, item=(new or old).item)
+
+    return app, orders, low
+
+
+def log_ids(log: tm.Table) -> Any:
+    n = 0
+    while log[n].exists():
+        yield n
+        n += 1
+
+
+def test_a_trigger_on_a_table_sees_each_row_that_has_changed() -> None:
+    app, orders, low = shop(["insert", "update", "delete"])
+    rows = [{"item": 1, "n": 2}, {"item": 1, "n": 6}, {"item": 2, "n": 11}, {"item": 1, "n": 2}]
+    wanted = same(app, (orders, rows))
+    seen = [(r["kind"], r["item"], r["before"], r["after"]) for r in wanted.tables["log"]]
+    assert seen == [("insert", 1, 0, 8), ("update", 1, 8, 2), ("delete", 1, 2, 0)]
+    assert wanted.tables["totals"] == [{"id": 0, "left": 0}, {"id": 1, "left": 10}]
+    assert wanted.outputs["order.aborted"] == [{"item": 2, "n": 11, "reason": "not enough"}]
+    assert [row["item"] for row in wanted.outputs[low.name]] == [1, 1]
+
+
+def test_a_trigger_is_set_off_by_traced_handlers_too() -> None:
+    app = tm.App("traced")
+    counts = app.table("counts", key="id", id=int, n=tm.column(int, default=0))
+    total = app.table("total", key="id", id=int, n=tm.column(int, default=0))
+    events = app.stream("events", id=int)
+    seen = app.stream("seen", id=int, n=int)
+    after = app.stream("after", n=int)
+
+    @app.transaction(events)
+    def count(tx, e):
+        counts[e.id].n += 1
+        tx.emit(seen, id=e.id, n=counts[e.id].n)
+
+    @app.trigger(seen)
+    def on_seen(tx, e):
+        # Rows are as the transaction has left them until now.
+        tx.require(counts[e.id].n == e.n < 3, "three is too many")
+        tx.emit(after, n=e.n)
+
+    @app.trigger(counts, changes=["update"])
+    def on_counts(tx, change):
+        total[0].n += change.new.n - change.old.n
+
+    assert count.path == "traced"
+    wanted = same(app, (events, [{"id": 1}, {"id": 1}, {"id": 1}, {"id": 2}]))
+    assert wanted.tables["total"] == [{"id": 0, "n": 1}]
+    assert wanted.outputs["after"] == [{"n": 1}, {"n": 2}, {"n": 1}]
+    assert wanted.outputs["count.aborted"] == [{"id": 1, "reason": "three is too many"}]
+
+
+def test_a_function_sees_what_its_triggers_have_written() -> None:
+    app = tm.App("seen")
+    rows = app.table("rows", key="id", id=int, n=tm.column(int, default=0))
+    events, told = app.stream("events", id=int), app.stream("told", n=int)
+
+    @app.transaction(events, out={"n": int}, opaque=True)
+    def tell(tx, e):
+        row = rows[e.id]
+        row.n += 1
+        tx.emit(told, n=row.n)
+        row.n += 1
+        return dict(n=row.n)
+
+    @app.trigger(told)
+    def double(tx, e):
+        assert rows[1].n == e.n
+        rows[1].n *= 10
+
+    wanted = same(app, (events, [{"id": 1}, {"id": 1}]))
+    assert [row["n"] for row in wanted.outputs["tell"]] == [11, 121]
+
+
+def test_triggers_without_end_abort() -> None:
+    app = tm.App("endless")
+    rows = app.table("rows", key="id", id=int, n=tm.column(int, default=0))
+    events = app.stream("events", id=int)
+
+    @app.transaction(events)
+    def begin(tx, e):
+        rows[e.id].n += 1
+
+    @app.trigger(rows)
+    def again(tx, change):
+        rows[0].n += 1
+
+    wanted = same(app, (events, [{"id": 1}]))
+    assert wanted.tables["rows"] == []
+    assert "more than 128 deep, again" in wanted.outputs["begin.aborted"][0]["reason"]
+
+
+def test_triggers_that_can_not_be_are_refused() -> None:
+    app = tm.App("refused")
+    table = app.table("t", key="id", id=int)
+    one, two = app.stream("one", n=int), app.stream("two", n=int)
+    fed = app.stream("fed", n=int)
+    fed.push()
+
+    def nothing(tx, e):
+        pass
+
+    assert "changes=['inserted']" in refused(
+        lambda: app.trigger(table, changes=["inserted"])(nothing)
+    )
+    assert "takes a stream, a table or a window" in refused(lambda: app.trigger("t"))
+
+    @app.trigger(fed)
+    def on_fed(tx, e):
+        pass
+
+    assert "not one that transactions emit into" in refused(lambda: app.inspect())
+    app.triggers.clear()
+
+    @app.trigger(one)
+    def first(tx, e):
+        tx.emit(two, n=e.n)
+
+    @app.trigger(two)
+    def second(tx, e):
+        tx.emit(one, n=e.n)
+
+    assert "set each other off without end: first, second" in refused(lambda: app.inspect())
+
+    def returns(tx, e):
+        return {"n": 1}
+
+    assert "nobody takes it" in refused(lambda: app.trigger(one)(returns))
+
+
+def test_a_window_by_count_belongs_to_one_procedure() -> None:
+    app = tm.App("vote")
+    votes = app.stream("votes", candidate=int, weight=tm.decimal(1))
+    top = app.stream("top", candidate=int, rows=int, weight=tm.decimal(1), all=int)
+    recent = app.window(
+        "recent", rows=4, slide=2, group="candidate", sums=["weight"],
+        candidate=int, weight=tm.decimal(1),
+    )  # fmt: skip
+
+    @app.procedure(votes, owns=[recent])
+    def count(tx, votes):
+        for vote in votes:
+            recent.insert(candidate=vote.candidate, weight=vote.weight)
+        tx.require(recent[9].rows < 2, "nine leads")
+
+    @app.trigger(recent)
+    def lead(tx, slide):
+        best = max(recent.groups(), key=lambda group: (group.rows, -group.candidate))
+        assert slide.rows == len(recent.rows()) == 4
+        tx.emit(top, candidate=best.candidate, rows=best.rows, weight=best.weight, all=slide.came)
+
+    @app.transaction(top, opaque=True)
+    def spy(tx, e):
+        tx.require(e.candidate != 3)
+        recent.rows()
+
+    cast = [{"candidate": c, "weight": c} for c in (1, 2, 2, 1, 2, 9, 3, 3, 9, 9)]
+    wanted = same(app, (votes, cast))
+    found = [(r["candidate"], r["rows"], str(r["weight"]), r["all"]) for r in wanted.outputs["top"]]
+    # The last vote but one is the ninth accepted; the tenth would let nine lead.
+    assert found == [(1, 2, "2.0", 4), (2, 2, "4.0", 2), (3, 2, "6.0", 2)]
+    assert [row["reason"] for row in wanted.outputs["count.aborted"]] == ["nine leads"]
+    reasons = {row["reason"] for row in wanted.outputs["spy.aborted"]}
+    assert reasons == {"window recent belongs to count", "refused"}
+
+
+def test_a_window_by_time_slides_at_multiples() -> None:
+    app = tm.App("minutes")
+    events = app.stream("events", time="at", at=tm.timestamp, n=int)
+    ends = app.stream("ends", end=int, rows=int, n=int)
+    minute = app.window("minute", time="60s", slide="30s", sums=["n"], n=int)
+
+    @app.transaction(events, opaque=True, owns=minute)
+    def gather(tx, e):
+        if e.n < 0:
+            minute.advance()
+        else:
+            minute.insert(n=e.n)
+
+    @app.trigger(minute)
+    def end(tx, slide):
+        tx.emit(ends, end=slide.end // 1_000_000, rows=slide.rows, n=minute[None].n)
+
+    start = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    given = [(10, 1), (20, 2), (40, 4), (95, -1), (100, 8), (500, 16)]
+    rows = [{"at": start + dt.timedelta(seconds=at), "n": n} for at, n in given]
+    wanted = same(app, (events, rows))
+    found = [(row["end"], row["rows"], row["n"]) for row in wanted.outputs["ends"]]
+    assert found == [(30, 2, 3), (60, 3, 7), (90, 1, 4), (120, 1, 8), (150, 1, 8), (180, 0, 0)]
+
+
+def test_windows_that_can_not_be_are_refused() -> None:
+    app = tm.App("refused")
+    assert "either rows= or time=" in refused(lambda: app.window("w", n=int))
+    assert "a slide is at least 1" in refused(lambda: app.window("w", rows=2, slide=3, n=int))
+    assert "not a number of rows" in refused(lambda: app.window("w", rows="2s", n=int))
+    assert "no column 'm'" in refused(lambda: app.window("w", rows=2, group="m", n=int))
+    window = app.window("w", rows=2, n=int)
+    assert "belongs to nobody" in refused(lambda: app.inspect())
+    events = app.stream("events", n=int)
+
+    @app.transaction(events, opaque=True, owns=[window])
+    def one(tx, e):
+        window.insert(n=e.n)
+
+    def two(tx, e):
+        pass
+
+    decorate = app.transaction(events, opaque=True, owns=[window])
+    assert "belongs to one, and can't be two's" in refused(lambda: decorate(two))
+
+
+def test_random_numbers_and_the_clock_are_the_same_whenever_they_are_asked_for() -> None:
+    app = tm.App("random", seed=7)
+    rows = app.table("rows", key="id", id=int, r=float, u=str, at=tm.timestamp)
+    events = app.stream("events", id=int)
+
+    @app.transaction(events)
+    def draw(tx, e):
+        rows.upsert(id=e.id, r=tx.random(), u=str(tx.uuid()), at=tx.now())
+
+    assert draw.path == "opaque"
+    assert "random numbers are for functions" in draw.why
+    found = []
+    for _ in range(2):
+        before = dt.datetime.now(dt.UTC)
+        with app.start() as mill:
+            mill.send(events, [{"id": 1}, {"id": 2}])
+            mill.drain()
+            table = list(mill.table("rows").rows())
+        assert all(before <= row["at"] <= dt.datetime.now(dt.UTC) for row in table)
+        found.append([(row["r"], row["u"]) for row in table])
+    assert found[0] == found[1]
+    assert all(0 <= r < 1 and uuid.UUID(u).version == 8 for r, u in found[0])
+    assert len({value for row in found[0] for value in row}) == 4
+    assert "a seed is an int" in refused(lambda: tm.App("x", seed=-1))
+
+
+def test_batches_are_of_so_many_events_or_of_an_interval() -> None:
+    app = tm.App("batches")
+    ticks = app.stream("ticks", time="at", at=tm.timestamp, n=int)
+    by_time = ticks.filter(tm.col("n") >= 0, name="by_time").batches("10s")
+    by_count = ticks.filter(tm.col("n") != 5, name="by_count").batches(3)
+    seen = app.table("seen", key="id", id=int, n=tm.column(int, default=0))
+
+    @app.transaction(ticks)
+    def each(tx, e):
+        seen[0].n += 1
+
+    @app.procedure(by_time, by_count, out={"timed": str, "counted": str, "seen": int})
+    def gather(tx, timed, counted):
+        text = [" ".join(str(e.n) for e in events) for events in (timed, counted)]
+        return {"timed": text[0], "counted": text[1], "seen": seen[0].n}
+
+    start = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    at = [1, 2, 9, 10, 15, 30, 31, 32]
+    rows = [{"at": start + dt.timedelta(seconds=s), "n": n} for n, s in enumerate(at)]
+    for size in (1, 3, 8):
+        with app.start() as mill:
+            for first in range(0, len(rows), size):
+                mill.send(ticks, rows[first : first + size])
+                mill.drain()
+            mill.finish()
+            found = [tuple(row.values()) for row in mill.output(gather).rows()]
+        # A batch has its last event's place, where the events before it have been taken one by one.
+        assert found == [
+            ("0 1 2", "0 1 2", 3),
+            ("3 4", "", 5),
+            ("", "3 4 6", 7),
+            ("5 6 7", "7", 8),
+        ]
+
+
+def test_a_batch_in_arrival_time_closes_when_its_time_has_passed() -> None:
+    app = tm.App("arrival")
+    ticks = app.stream("ticks", n=int).batches("200ms")
+
+    @app.procedure(ticks, out={"n": int})
+    def gather(tx, ticks):
+        return {"n": len(ticks)}
+
+    with app.start() as mill:
+        mill.send(ticks, [{"n": 1}, {"n": 2}])
+        for _ in range(100):
+            mill.drain()
+            if found := mill.output(gather).rows():
+                break
+            time.sleep(0.05)
+        assert found == [{"n": 2}]
+        mill.send(ticks, [{"n": 3}])
+        mill.finish()
+        assert mill.output(gather).rows() == [{"n": 2}, {"n": 1}]
+
+
+def test_batches_that_can_not_be_are_refused() -> None:
+    app = tm.App("refused")
+    stream = app.stream("s", n=int)
+    assert "has no events" in refused(lambda: stream.batches(0))
+    assert "batches" in refused(lambda: stream.batches("soon"))
+    stream.batches(2_000_000)
+    assert "1 to 1000000 events" in refused(lambda: app.inspect())
+    stream.batches(2)
+
+    @app.transaction(stream)
+    def each(tx, e):
+        pass
+
+    assert "each takes each event by itself" in refused(lambda: app.inspect())
