@@ -16,7 +16,7 @@ use tidemill_core::{
 use tidemill_env::Env;
 use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Report, Turn};
 use tidemill_table::{Changed, Table};
-use tidemill_txn::execute::{Executor, Outcome};
+use tidemill_txn::execute::{put_commands, take_commands, Executor, Outcome};
 use tidemill_txn::order::{CutInput, Epoch, Ranked, Run, Sequenced, Sequencer};
 use tidemill_txn::program::Program;
 
@@ -27,7 +27,7 @@ use crate::feed::{stopped, Places};
 use crate::internal::{Facts, Internal, SourceFacts};
 use crate::records::Verdict;
 use crate::recover::Recorded;
-use crate::settings::Settings;
+use crate::settings::{Recovery, Settings};
 use crate::shared::Shared;
 use crate::snapshots::Capture;
 use crate::stages::FailedList;
@@ -369,6 +369,14 @@ impl Driver {
                 .help("the input is not what it was: restore the files; --fresh starts anew"));
             }
         }
+        let is_timer = |index: usize| {
+            let stream = self.program.sources[index].stream;
+            self.program.timers.iter().any(|timer| timer.stream == stream)
+        };
+        let mut others = (0..self.sources.len()).filter(|index| !is_timer(*index)).peekable();
+        if others.peek().is_some() && others.all(|index| self.sources[index].ended) {
+            self.shared.others_ended.store(true, Ordering::Release);
+        }
         let was_recorded = recorded.is_some();
         // Decided once: a stop that comes later gets a cut of its own.
         let is_last = self.is_done();
@@ -423,6 +431,7 @@ impl Driver {
                     all.outputs.extend(outcome.outputs);
                     all.unstable.extend(outcome.unstable);
                     all.overdue.extend(outcome.overdue);
+                    all.commands.extend(outcome.commands);
                     for (total, count) in all.counts.iter_mut().zip(outcome.counts) {
                         total.committed += count.committed;
                         total.aborted += count.aborted;
@@ -496,6 +505,9 @@ impl Driver {
         state.release(shared.left());
         let overdue = recorded.as_ref().map(|recorded| recorded.record.overdue.clone());
         self.executor.obey(overdue.unwrap_or_default());
+        let commands = recorded.as_ref().and_then(|recorded| recorded.record.commands.as_ref());
+        let commands = commands.map(|bytes| take_commands(&self.program, bytes)).transpose()?;
+        self.executor.follow(commands);
         let begun = self.env.clock.monotonic_ns();
         let mut answers = aside;
         let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch, &mut answers)?;
@@ -509,6 +521,8 @@ impl Driver {
         events.extend(crate::aside::late(&self.program, late));
         let (seq, written) = (outcome.seq, outcome.written.clone());
         let overdue = outcome.overdue.clone();
+        let is_strong = self.settings.recovery == Recovery::Strong && recorded.is_none();
+        let commands = is_strong.then(|| put_commands(&outcome.commands));
         self.hand_on(&epoch, outcome, &mut events);
         self.counts.parked = self.sequencer.parked_rows() as u64;
         self.counts.lag_us = self.lag_us(&cut);
@@ -540,6 +554,7 @@ impl Driver {
             counts,
             written,
             overdue,
+            commands,
             places,
             drained,
             recorded,

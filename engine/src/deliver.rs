@@ -55,6 +55,8 @@ pub(crate) struct Done {
     pub(crate) written: BTreeMap<usize, u64>,
     /// Calls of functions that took too long.
     pub(crate) overdue: Vec<Overdue>,
+    /// All transactions, where recovery is strong.
+    pub(crate) commands: Option<Vec<u8>>,
     /// Where sources stand, as far as that has changed.
     pub(crate) places: Vec<(SourceId, Place)>,
     /// Request number of the drain that it answers.
@@ -214,6 +216,7 @@ impl Delivery {
                     places: done.places.clone(),
                     written: done.written.clone(),
                     overdue: done.overdue.clone(),
+                    commands: done.commands.take(),
                 };
                 logs.cuts.append(records::CUT, &records::put_cut(&record))?
             }

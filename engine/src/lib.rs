@@ -66,6 +66,7 @@ mod spec;
 mod stages;
 mod stopped;
 mod stored;
+mod timers;
 mod trial;
 mod upgrade;
 mod view;

@@ -28,10 +28,11 @@ use crate::recover::Recorded;
 use crate::report::{Status, Summary};
 use crate::rings::Rings;
 use crate::serve::Server;
-use crate::settings::Durable;
+use crate::settings::{Durable, Recovery};
 use crate::shared::{Out, Shared, State};
 use crate::snapshots::Keeper;
 use crate::spec::AppSpec;
+use crate::timers;
 use crate::trial::{Suspect, Trial};
 use crate::view::{Before, Pushed, View};
 use crate::workers::Workers;
@@ -183,6 +184,7 @@ impl Mill {
             snapshot: Mutex::new(false),
             snapshot_done: Condvar::new(),
             stop: AtomicBool::new(false),
+            others_ended: AtomicBool::new(false),
             drains: Mutex::default(),
             drained: Condvar::new(),
             end: Mutex::default(),
@@ -193,6 +195,9 @@ impl Mill {
         let gate = Gate::new(settings.epoch_bytes_max as u64);
         let strategy = settings.strategy.parse()?;
         let mut executor = Executor::new(program.clone(), strategy, settings.rerun_every);
+        if settings.recovery == Recovery::Strong && durable.is_some() {
+            executor = executor.logging();
+        }
         let pool = Workers::start(&env, workers)?;
         let paths = executor.paths().iter().map(|p| path_words(p).0.to_string()).collect();
         let has_followed = sources.iter().any(|source| source.is_followed);
@@ -324,6 +329,7 @@ impl Mill {
             before,
         });
         let server = Server::start(&view)?;
+        let timers = timers::start(&view)?;
         let rows_max = ROWS_MAX.min(driver.settings.epoch_rows_max);
         let flow =
             Spec { env: env.clone(), workers, mesh: None, inputs, rows_max, park_us: PARK_US };
@@ -350,6 +356,10 @@ impl Mill {
                 shared.life.stopped(&end.error);
                 drop(end);
                 shared.ring_come.notify_all();
+                if let Some(timers) = timers {
+                    // It ends by itself: the run has ended.
+                    let _ = timers.join();
+                }
                 server.stop();
                 // Held until nothing is written any more. A panic is as good as a death.
                 let panicked =

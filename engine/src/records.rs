@@ -7,13 +7,14 @@
 //! A *verdict* record (input log): version (1), source (u32), offset (u64), epoch (u64), reason. The
 //! event at that offset is set aside, from that epoch on.
 //!
-//! A *cut* record (cut log): version (1 to 3), epoch (u64), clock (u64), the fingerprint (u128), the hash
+//! A *cut* record (cut log): version (1 to 4), epoch (u64), clock (u64), the fingerprint (u128), the hash
 //! of all outputs after it (u128), offsets (u32, u64 each), watermarks (u32; time, source and offset
 //! each), idle and ended sources (u32, u32 each), and for each source whose place has changed since
 //! the cut before (u32): its number (u32) and its place as JSON. In version 2 for each opaque handler
 //! that has committed in the epoch (u32): its number (u32), the hash of all that it wrote (u64). In
 //! version 1 none has, or nobody has looked. In version 3 then for each call of a function that took
-//! too long (u32): source (u32) and offset (u64) of its event, which of its calls it was (u32), reason.
+//! too long (u32): source (u32) and offset (u64) of its event, which of its calls it was (u32), reason. In
+//! version 4, which strong recovery writes, then the transactions (see `put_commands`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,6 +37,8 @@ const VERSION: u8 = 1;
 const WRITTEN_VERSION: u8 = 2;
 /// Of one that also says which calls of functions took too long.
 const OVERDUE_VERSION: u8 = 3;
+/// Of one with all transactions.
+const COMMANDS_VERSION: u8 = 4;
 
 /// Rows that were pushed.
 pub(crate) fn put_rows(source: SourceId, chunk: &Chunk) -> Vec<u8> {
@@ -104,6 +107,8 @@ pub(crate) struct CutRecord {
     pub(crate) written: BTreeMap<usize, u64>,
     /// Calls of functions that took too long: a verdict of the clock, which a replay obeys.
     pub(crate) overdue: Vec<Overdue>,
+    /// All transactions, where recovery is strong.
+    pub(crate) commands: Option<Vec<u8>>,
 }
 
 impl CutRecord {
@@ -115,8 +120,9 @@ impl CutRecord {
 
 pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
-    let CutRecord { cut, fingerprint, output_hash, places, written, overdue } = record;
+    let CutRecord { cut, fingerprint, output_hash, places, written, overdue, commands } = record;
     let version = match (written.is_empty(), overdue.is_empty()) {
+        _ if commands.is_some() => COMMANDS_VERSION,
         (_, false) => OVERDUE_VERSION,
         (false, true) => WRITTEN_VERSION,
         (true, true) => VERSION,
@@ -150,7 +156,7 @@ pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
         put_u32(*handler as u32, &mut out);
         put_u64(*hash, &mut out);
     }
-    if version == OVERDUE_VERSION {
+    if version >= OVERDUE_VERSION {
         put_u32(overdue.len() as u32, &mut out);
     }
     for Overdue { event: (source, offset), call, reason } in overdue {
@@ -159,13 +165,14 @@ pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
         put_u32(*call, &mut out);
         put_bytes(reason.as_bytes(), &mut out);
     }
+    commands.iter().for_each(|commands| put_bytes(commands, &mut out));
     out
 }
 
 pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
     let take = |mut input: &[u8]| {
         let input = &mut input;
-        let version = take_u8(input).filter(|v| (VERSION..=OVERDUE_VERSION).contains(v))?;
+        let version = take_u8(input).filter(|v| (VERSION..=COMMANDS_VERSION).contains(v))?;
         let (epoch, clock_us) = (take_u64(input)?, take_u64(input)? as i64);
         let (fingerprint, output_hash) = (take_u128(input)?, take_u128(input)?);
         let count = take_u32(input)? as usize;
@@ -198,7 +205,7 @@ pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
             }
         }
         let mut overdue = Vec::new();
-        if version == OVERDUE_VERSION {
+        if version >= OVERDUE_VERSION {
             for _ in 0..take_u32(input)? {
                 let event = (SourceId(take_u32(input)?), take_u64(input)?);
                 let call = take_u32(input)?;
@@ -207,7 +214,12 @@ pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
             }
         }
         let cut = Cut { epoch, offsets, watermarks, clock_us, idle, ended };
-        let record = CutRecord { cut, fingerprint, output_hash, places, written, overdue };
+        let commands = match version {
+            COMMANDS_VERSION => Some(take_bytes(input)?.to_vec()),
+            _ => None,
+        };
+        let record =
+            CutRecord { cut, fingerprint, output_hash, places, written, overdue, commands };
         input.is_empty().then_some(record)
     };
     take(bytes).ok_or_else(|| unreadable("a cut"))
@@ -295,8 +307,10 @@ mod tests {
         let places = vec![(SourceId(1), Place::start())];
         let written = BTreeMap::new();
         let (fingerprint, output_hash, overdue) = (1 << 100, 3, Vec::new());
-        let mut record = CutRecord { cut, fingerprint, output_hash, places, written, overdue };
-        for more in 0..6 {
+        let commands = None;
+        let mut record =
+            CutRecord { cut, fingerprint, output_hash, places, written, overdue, commands };
+        for more in 0..7 {
             let bytes = put_cut(&record);
             assert_eq!(take_cut(&bytes).unwrap(), record);
             (0..bytes.len()).for_each(|cut| assert!(take_cut(&bytes[..cut]).is_err()));
@@ -307,6 +321,7 @@ mod tests {
                 0 | 1 | 4 => {
                     record.written.insert(more, u64::MAX - more as u64);
                 }
+                6 => record.commands = Some(vec![1, 2, 3]),
                 _ => record.overdue.push(Overdue {
                     event: (SourceId(more as u32), 1 << 40),
                     call: 7,

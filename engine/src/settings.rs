@@ -61,6 +61,19 @@ impl From<Upgrade> for serde_json::Value {
     }
 }
 
+/// How what a crash has interrupted is executed again (S-Store 3.2.5). Both come to the same state, as
+/// long as functions do the same again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recovery {
+    /// Inputs and cuts are logged, and what they set off is set off again.
+    #[default]
+    Weak,
+    /// Each transaction is logged too, with what it was given and a hash of what it came to. None sets
+    /// off another when they are executed again, and one that comes to something else ends the run.
+    Strong,
+}
+
 /// What a user may set. Names end in their unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -95,6 +108,8 @@ pub struct Settings {
     pub data_dir: Option<PathBuf>,
     /// What is kept there.
     pub durable: Durable,
+    /// What is logged of an epoch beside its input.
+    pub recovery: Recovery,
     /// A snapshot is taken this long after the last one, in microseconds; the next cut makes it.
     pub snapshot_us: i64,
     /// Bytes of a segment of the input log.
@@ -141,6 +156,7 @@ impl Default for Settings {
             fresh: false,
             data_dir: None,
             durable: Durable::LogAndSnapshots,
+            recovery: Recovery::Weak,
             snapshot_us: 10_000_000,
             log_segment_bytes: 64 << 20,
             poison_after: 3,

@@ -45,6 +45,8 @@ pub(crate) struct Shared {
     /// Nothing leaves before its cut is durable.
     pub(crate) is_durable: bool,
     pub(crate) stop: AtomicBool,
+    /// Whether all sources have ended but those of timers, of which there are others.
+    pub(crate) others_ended: AtomicBool,
     /// A snapshot is being taken.
     pub(crate) snapshot: Mutex<bool>,
     pub(crate) snapshot_done: Condvar,

@@ -6,6 +6,7 @@ import datetime as dt
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -452,3 +453,73 @@ def test_batches_that_can_not_be_are_refused() -> None:
         pass
 
     assert "each takes each event by itself" in refused(lambda: app.inspect())
+
+
+def test_the_clock_calls_functions_and_a_restart_goes_on(tmp_path: Path) -> None:
+    def made() -> tuple[tm.App, tm.Table, tm.Stream]:
+        app = tm.App("clock")
+        fired = app.table("fired", key="n", n=int, at=tm.timestamp)
+        counts = app.table("counts", key="id", id=int, n=tm.column(int, default=0))
+        events = app.stream("events", id=int)
+
+        @app.every("50ms")
+        def tick(tx, firing):
+            fired.insert(n=counts[0].n, at=firing.at)
+            counts[0].n += 1
+
+        @app.transaction(events)
+        def count(tx, e):
+            counts[e.id].n += 1
+
+        return app, fired, events
+
+    def wait(mill: tm.Mill, rows: int) -> list[dict[str, Any]]:
+        for _ in range(400):
+            found = list(mill.table("fired").rows())
+            if len(found) >= rows:
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"only {found}")
+
+    with made()[0].start(data_dir=tmp_path / "data") as mill:
+        before = wait(mill, 3)
+        mill.stop()
+    app, _, events = made()
+    with app.start(data_dir=tmp_path / "data") as mill:
+        mill.send(events, [{"id": 1}])
+        found = wait(mill, len(before) + 2)
+        assert found[: len(before)] == before
+        times = [row["at"] for row in found]
+        assert times == sorted(set(times))
+        assert all(at.microsecond % 50_000 == 0 for at in times)
+        # What never ends by itself does not keep the rest from ending.
+        assert mill.finish()["events"] >= 1
+
+
+def test_a_timer_does_not_keep_a_run_over_files_from_ending(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("id\n1\n2\n")
+    app = tm.App("files")
+    events = app.stream("events", id=int)
+    events.read(tm.files(str(tmp_path / "in.csv")))
+    seen = app.table("seen", key="id", id=int)
+
+    @app.transaction(events)
+    def see(tx, e):
+        seen.insert(id=e.id)
+
+    @app.every("10ms")
+    def tick(tx, firing):
+        pass
+
+    with app.start() as mill:
+        for _ in range(500):
+            if mill.wait(0.02):
+                break
+        assert mill.status()["ended"]
+        assert len(list(mill.table("seen").rows())) == 2
+
+
+def test_timers_that_can_not_be_are_refused() -> None:
+    app = tm.App("refused")
+    assert "a millisecond is the shortest" in refused(lambda: app.every("10us"))
+    assert "every" in refused(lambda: app.every("often"))

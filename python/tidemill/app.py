@@ -70,6 +70,8 @@ class App:
         self.nestings: list[dict[str, Any]] = []
         self.windows: list[OwnedWindow] = []
         self.triggers: list[Trigger] = []
+        #: The streams of firings, and their periods in microseconds.
+        self.timers: list[tuple[Stream, int]] = []
         #: The streams of the calls of procedures.
         self.calls: list[Stream] = []
         self.summaries: list[Callable[..., Mapping[str, Any]]] = []
@@ -494,6 +496,52 @@ class App:
             self, function, calls, chosen, at, True, reply, emits, called=True, owns=owns
         )
 
+    def every(
+        self,
+        period: str | int | dt.timedelta,
+        /,
+        *,
+        name: str | None = None,
+        out: object = None,
+        emits: Iterable[Stream] = (),
+        owns: object = (),
+    ) -> Callable[[Callable[..., Any]], Handler]:
+        """Makes the clock call a function: at the multiples of ``period``, each time as one
+        transaction in the one order with all others.
+
+        It is called with ``tx`` and a firing, whose ``at`` is the time at which it was due. Firings
+        are logged, so that they are executed again at their place after a crash. Those that were
+        missed while nothing ran come as one, the last.
+
+        >>> app = App("carts")
+        >>> carts = app.table("carts", key="id", id=int, until=dt.datetime)
+        >>> by_until = carts.index("until")
+        >>> @app.every("1s")
+        ... def sweep(tx, firing):
+        ...     for cart in by_until.scan(None, firing.at, limit=100):
+        ...         cart.delete()
+        """
+        at = here()
+        try:
+            period_us = duration_us(period, True, "every")
+            if period_us < 1000:
+                raise ProgramError(f"every={period!r}: a millisecond is the shortest period")
+        except ProgramError as error:
+            raise ProgramError(error.what, error.help, at) from None
+
+        def decorate(function: Callable[..., Any]) -> Handler:
+            chosen = str(name or getattr(function, "__name__", "timer"))
+            self._name("handler", chosen, [h.name for h in self.handlers], at)
+            self._name("stream", chosen, [s.name for s in self.streams], at)
+            columns = self._columns(f"firings of {chosen}", {"at": TIMESTAMP}, {}, at)
+            firings = Stream(self, f"{chosen}.firings", columns, "input", at)
+            made = None if out is None else self._columns(f"out of {chosen}", out, {}, at)
+            handler = Handler(self, function, firings, chosen, at, True, made, emits, owns=owns)
+            self.timers.append((firings, period_us))
+            return handler
+
+        return decorate
+
     def nested(
         self, name: str, *procedures: Handler, before: Iterable[tuple[Handler, Handler]] = ()
     ) -> None:
@@ -600,8 +648,9 @@ class App:
             triggers.append(trigger.json(len(opaques)))
             opaques.append(OpaqueTrigger(trigger, self))
         sources = [s for s in self.sources if push or s["files"] is not None]
-        if push:
-            for stream in self.streams:
+        if push or self.timers:
+            timed = [stream for stream, _ in self.timers]
+            for stream in self.streams if push else timed:
                 if stream.origin == "input" and not stream.has_source:
                     sources.append(
                         {
@@ -624,6 +673,7 @@ class App:
                 "sources": [],
                 "handlers": handlers,
                 "calls": [stream.id for stream in self.calls],
+                "timers": [{"stream": s.id, "period_us": us} for s, us in self.timers],
                 "nested": self.nestings,
                 "triggers": triggers,
                 "windows": [window.json() for window in self.windows],

@@ -40,6 +40,7 @@ SETTINGS: Final[Mapping[str, object]] = {
     "fresh": bool,
     "data_dir": Path,
     "durable": DURABLE,
+    "recovery": ("weak", "strong"),
     "snapshot_us": int,
     "log_segment_bytes": int,
     "poison_after": int,

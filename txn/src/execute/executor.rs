@@ -7,6 +7,7 @@ use tidemill_core::Result;
 use tidemill_table::{Seq, Table};
 
 use super::codes::Path;
+use super::command::Command;
 use super::graph::{self, Graphs};
 use super::in_place::PROCEDURES;
 use super::lists::Lists;
@@ -59,6 +60,8 @@ pub struct Executor {
 /// Why an epoch with such functions is executed serially: which call it was must be the same each time.
 const OVERDUE: &str = "functions have a deadline";
 
+const LOGGED: &str = "each transaction is logged";
+
 const ASKED: &str = "it was asked for";
 
 impl Executor {
@@ -104,6 +107,19 @@ impl Executor {
         self.serial.obey(overdue);
     }
 
+    /// Logs each transaction, for strong recovery: one after the other, on the general path.
+    pub fn logging(mut self) -> Executor {
+        self.serial.log();
+        self.strategy = Strategy::Serial;
+        self
+    }
+
+    /// The next epoch is what these commands of its first execution say; none are there when it was not
+    /// logged.
+    pub fn follow(&mut self, commands: Option<Vec<Command>>) {
+        self.serial.follow(commands);
+    }
+
     /// How each handler is executed.
     pub fn paths(&self) -> &[Path] {
         self.serial.paths()
@@ -117,6 +133,7 @@ impl Executor {
     /// Executes an epoch on the tables, which belong to the program.
     pub fn run(&mut self, pool: &dyn Pool, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
         let outcome = match self.strategy {
+            _ if self.serial.commands.is_on() => self.serially(LOGGED, tables, epoch),
             Strategy::Adaptive => self.adaptive(pool, tables, epoch),
             strategy @ (Strategy::Rounds | Strategy::Lists | Strategy::SStore) => {
                 match self.in_place(strategy, pool, tables, epoch) {

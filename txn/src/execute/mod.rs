@@ -10,6 +10,7 @@
 //! | `lane` | the events of one run for one handler; what is fetched ahead of time |
 //! | `segment` | transactions over words that follow one another: declared ones and closures |
 //! | `words` | declared transactions over word columns, compiled to a register machine, and that to machine code |
+//! | `command` | transactions as strong recovery logs them, and executes them again |
 //! | `native` | rows of words handed to a Rust closure |
 //! | `general` | every transaction there is, over values; what the fast paths fall back to |
 //! | `in_place` | what executing on several threads in place has in common |
@@ -21,6 +22,7 @@
 
 mod closure;
 mod codes;
+mod command;
 mod executor;
 mod general;
 mod graph;
@@ -41,6 +43,7 @@ mod words;
 pub use closure::NativeTx;
 pub(crate) use closure::{on_frames, OnFrames};
 pub use codes::Path;
+pub use command::{put_commands, take_commands, Command};
 pub use executor::{Executor, Ran};
 pub(crate) use lane::Lane;
 pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};

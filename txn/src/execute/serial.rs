@@ -11,10 +11,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{Result, Row, SourceId, Stamp, StreamId, Value};
+use tidemill_core::{Error, Result, Row, SourceId, Stamp, StreamId, Value};
 use tidemill_table::{Opened, Seq, Table};
 
 use super::codes::{aborted, moved, Code, Codes, Path};
+use super::command::{self, Command, Commands, Who};
 use super::general::{Effects, General, Rows};
 use super::lane::Lane;
 use super::native::{self, NativeCode};
@@ -73,6 +74,8 @@ pub struct Outcome {
     pub written: BTreeMap<usize, u64>,
     /// Calls that took too long.
     pub overdue: Vec<Overdue>,
+    /// All transactions, where they are logged.
+    pub commands: Vec<Command>,
     /// The number of the last transaction.
     pub seq: Seq,
 }
@@ -94,6 +97,7 @@ pub struct Serial {
     open: BTreeMap<(usize, StreamId), Vec<Row>>,
     /// What took too long the first time that the epoch was executed.
     obeyed: Vec<Overdue>,
+    pub(super) commands: Commands,
     pub(super) seq: Seq,
 }
 
@@ -113,6 +117,7 @@ impl Serial {
             calls: 0,
             open: BTreeMap::new(),
             obeyed: Vec::new(),
+            commands: Commands::default(),
             seq: 0,
         }
     }
@@ -155,7 +160,16 @@ impl Serial {
     /// Executes an epoch on the tables, which belong to the program.
     pub fn run(&mut self, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
         let mut out = self.sink();
-        self.stretch(tables, epoch, 0..epoch.order.len(), &mut out);
+        match self.commands.are_followed() {
+            true => command::follow(self, tables, epoch, &mut out),
+            false => self.stretch(tables, epoch, 0..epoch.order.len(), &mut out),
+        }
+        if let Some(what) = self.commands.differs.take() {
+            return Err(Error::internal(what).help(
+                "a function must do the same when it is executed again: look for clocks, random \
+                 numbers and what it keeps between calls; the data directory is as it was",
+            ));
+        }
         Ok(self.finish(out))
     }
 
@@ -169,6 +183,9 @@ impl Serial {
             written: BTreeMap::new(),
             overdue: Vec::new(),
             call: None,
+            commands: Vec::new(),
+            following: None,
+            round: 0,
             agenda: Agenda::default(),
         }
     }
@@ -187,6 +204,7 @@ impl Serial {
             unstable: out.unstable,
             written: out.written,
             overdue: out.overdue,
+            commands: out.commands,
             seq: self.seq,
         }
     }
@@ -237,6 +255,18 @@ impl Serial {
         self.rerun_every > 0 && self.calls.is_multiple_of(self.rerun_every)
     }
 
+    /// Logs each transaction from now on. All of them then go through the general path.
+    pub(crate) fn log(&mut self) {
+        let mut codes = Codes::new(self.codes.program.clone());
+        codes.general_only();
+        (self.codes, self.commands.logs) = (Arc::new(codes), true);
+    }
+
+    /// The next epoch is what these commands say.
+    pub(crate) fn follow(&mut self, commands: Option<Vec<Command>>) {
+        self.commands.followed = commands.map(Into::into);
+    }
+
     /// Executes a stretch of an epoch's order.
     pub(crate) fn stretch(
         &mut self,
@@ -267,6 +297,11 @@ impl Serial {
         let mut at = order.start;
         while at < order.end {
             // While procedures wait for their turn, no other event comes.
+            let is_new =
+                at == 0 || epoch.event(epoch.order[at]) != epoch.event(epoch.order[at - 1]);
+            if self.commands.is_on() && is_new {
+                out.round = out.derived.len() as u32;
+            }
             let reach = match out.agenda.is_empty() {
                 true => order.end.min(at + OPEN),
                 false => order.end.min(end_of_event(epoch, at - 1)),
@@ -320,7 +355,8 @@ impl Serial {
         while let Some((turn, mut given)) = out.agenda.next() {
             let codes = self.codes.clone();
             self.seq += 1;
-            turn::run(self, tables, epoch, out, &codes.turns.all[turn], &mut given, root);
+            let turn = (turn, &codes.turns.all[turn]);
+            turn::run(self, tables, epoch, out, turn, &mut given, root);
         }
     }
 
@@ -444,6 +480,11 @@ pub(crate) struct Sink {
     pub(crate) overdue: Vec<Overdue>,
     /// The last call of a function: the event, and which of its calls it was.
     call: Option<((SourceId, u64), u32)>,
+    pub(crate) commands: Vec<Command>,
+    /// What the transaction that is followed came to.
+    pub(crate) following: Option<u64>,
+    /// Events that had been derived before the round that is being executed.
+    pub(crate) round: u32,
     /// Of the round that is being executed.
     pub(crate) agenda: Agenda,
 }
@@ -472,6 +513,10 @@ pub(super) fn cascade(
 ) {
     out.derived.push(DerivedEvent(origin));
     let cause = out.derived.len() as u32;
+    if serial.commands.are_followed() {
+        let (root, cause) = (origin.root() as usize, cause - out.round);
+        return command::follow_cause(serial, tables, epoch, out, root, cause);
+    }
     let handlers =
         serial.codes.program.handlers_on(stream).filter(|handler| !but.contains(handler));
     let handlers: Vec<usize> = handlers.collect();
@@ -512,7 +557,7 @@ fn hand(
 }
 
 /// One transaction on the general path; `seq` is its number already.
-fn transact(
+pub(super) fn transact(
     serial: &mut Serial,
     tables: &mut [Table],
     epoch: &Epoch,
@@ -549,6 +594,20 @@ fn transact(
             let stamp = epoch.stamp(epoch.order[origin.root() as usize]);
             out.unstable.push(Unstable { handler, stamp });
         }
+    }
+    if serial.commands.is_on() {
+        let seq = serial.seq;
+        let came_to = command::hash(result.as_ref().map(|effects| (effects, &[][..])), seq);
+        let cause = origin.cause().saturating_sub(out.round);
+        let input = program.handlers[handler].input;
+        let command = || Command {
+            event: epoch.event(epoch.order[origin.root() as usize]),
+            who: Who::Handler(handler),
+            cause,
+            given: vec![(0, input, event.into())],
+            came_to,
+        };
+        command::note(serial, out, command);
     }
     match result {
         Ok(effects) => {

@@ -2,6 +2,7 @@
 
 use tidemill_table::Table;
 
+use super::command::{self, Command, Who};
 use super::general::{Effects, General, Rows};
 use super::output::Origin;
 use super::serial::{cascade, is_overdue, Serial, Sink, Unstable};
@@ -23,7 +24,7 @@ pub(super) fn run(
     tables: &mut [Table],
     epoch: &Epoch,
     out: &mut Sink,
-    turn: &Turn,
+    (number, turn): (usize, &Turn),
     given: &mut Given,
     root: usize,
 ) {
@@ -47,6 +48,14 @@ pub(super) fn run(
             let stamp = epoch.stamp(epoch.order[root]);
             out.unstable.push(Unstable { handler: first, stamp });
         }
+    }
+    if serial.commands.is_on() {
+        let seq = serial.seq();
+        let came_to = result.as_ref().map(|done| (&done.effects, &done.emitted[..]));
+        let came_to = command::hash(came_to, seq);
+        let given = given.from_outside();
+        let command = || Command { event, who: Who::Turn(number), cause: 0, given, came_to };
+        command::note(serial, out, command);
     }
     let emitted = match result {
         Ok(Performed { effects, emitted }) => {

@@ -17,7 +17,7 @@ use super::handler::{
 use super::hooks::{On, Trigger};
 use super::owned::{Extent, OwnedWindow, WindowId};
 use super::rounds::Nested;
-use super::stream::{Batching, Origin, Stage, Stream};
+use super::stream::{Batching, Origin, Stage, Stream, Timer};
 use super::window::{Aggregate, Window, WindowRead};
 use super::Program;
 use crate::execute::NativeTx;
@@ -70,6 +70,7 @@ impl Builder {
             sources: Vec::new(),
             handlers: Vec::new(),
             calls: Vec::new(),
+            timers: Vec::new(),
             nested: Vec::new(),
             triggers: Vec::new(),
             windows: Vec::new(),
@@ -140,6 +141,13 @@ impl Builder {
     /// Procedures take the events of a stream in batches.
     pub fn batch(&mut self, stream: StreamId, batch: Batching) {
         self.program.streams[stream.index()].batch = Some(batch);
+    }
+
+    /// A stream of firings at the multiples of a period.
+    pub fn timer(&mut self, name: &str, period_us: i64) -> StreamId {
+        let stream = self.stream(name, vec![Column::new("at", DataType::Timestamp)]);
+        self.program.timers.push(Timer { stream, period_us });
+        stream
     }
 
     /// An index of a table: a table of its rows by some of their columns, which the engine keeps. Its

@@ -9,7 +9,7 @@ use tidemill_core::{
 use super::expr::{Block, Expr, ExprId, Type};
 use super::handler::{reasons, Body, Declared, Handler, Native, Op, RowRef, VarId};
 use super::rounds::{Nested, Turns};
-use super::stream::{Origin, Stage, Stream};
+use super::stream::{Origin, Stage, Stream, Timer, PERIOD_US_MIN};
 use super::Program;
 use crate::execute::NATIVE_ROWS_MAX;
 
@@ -53,6 +53,7 @@ impl Program {
             self.check_handler(index, handler).map_err(|e| e.at(handler.at.clone()))?;
         }
         self.calls.iter().try_for_each(|stream| self.check_calls(*stream))?;
+        self.timers.iter().try_for_each(|timer| self.check_timer(timer))?;
         self.nested
             .iter()
             .try_for_each(|n| self.check_nested(n).map_err(|e| e.at(n.at.clone())))?;
@@ -80,6 +81,21 @@ impl Program {
             1 => Ok(()),
             _ => wrong("one handler must take them"),
         }
+    }
+
+    /// Firings have the time at which they were due.
+    fn check_timer(&self, timer: &Timer) -> Result<()> {
+        let stream = self.stream(timer.stream)?;
+        let columns = &stream.spec.schema.columns;
+        let is_due = columns.len() == 1 && columns[0].ty == DataType::Timestamp;
+        let what = match timer.period_us {
+            _ if !is_due || stream.origin != Origin::Input => "it is no stream of firings".into(),
+            _ if stream.spec.time != StreamTime::Arrival => "it is not in arrival time".into(),
+            us if us < PERIOD_US_MIN => format!("{us} microseconds: a millisecond is the least"),
+            _ => return Ok(()),
+        };
+        let error = Error::program(format!("timer {}: {what}", stream.spec.name));
+        Err(error.at(stream.spec.at.clone()))
     }
 
     /// A nested transaction is of procedures, each of which is in one.

@@ -36,7 +36,7 @@ pub use hooks::{On, Trigger};
 pub(crate) use moment::Moment;
 pub use owned::{Extent, OwnedWindow, WindowId, SLIDE};
 pub use rounds::Nested;
-pub use stream::{Batching, Origin, Stage, Stream};
+pub use stream::{Batching, Origin, Stage, Stream, Timer};
 pub use window::{Aggregate, Fold, Window, WindowRead};
 
 /// A whole program. Build it with [`Builder`], or read the tracer's JSON with [`Program::from_json`].
@@ -59,6 +59,9 @@ pub struct Program {
     /// Input streams whose events are calls: whoever makes one is told what its transaction came to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<StreamId>,
+    /// Input streams whose events the clock sends.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub timers: Vec<Timer>,
     /// Procedures that are one transaction.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nested: Vec<Nested>,

@@ -182,6 +182,13 @@ impl Given {
         self.0.entry(place).or_default().push(Taken { stream, event, outside });
     }
 
+    /// The events from outside of the turn, with the places of those who take them.
+    pub(crate) fn from_outside(&self) -> Vec<(u32, StreamId, Row)> {
+        let all = self.0.iter().flat_map(|(p, given)| given.iter().map(move |taken| (*p, taken)));
+        let outside = all.filter(|(_, taken)| taken.outside);
+        outside.map(|(place, taken)| (place as u32, taken.stream, taken.event.clone())).collect()
+    }
+
     /// As it was before the turn began.
     pub(crate) fn begin(&mut self) {
         self.0.values_mut().for_each(|given| given.retain(|taken| taken.outside));

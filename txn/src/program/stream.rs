@@ -20,6 +20,19 @@ pub struct Stream {
     pub batch: Option<Batching>,
 }
 
+/// An input stream of firings: its one column is the time at which one was due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timer {
+    /// The stream.
+    pub stream: StreamId,
+    /// It fires at the multiples of so many microseconds since 1970.
+    pub period_us: i64,
+}
+
+/// The shortest period of a timer: less is no clock's business.
+pub(super) const PERIOD_US_MIN: i64 = 1_000;
+
 /// What a batch of a stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

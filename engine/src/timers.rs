@@ -1,0 +1,90 @@
+//! Timers: events that the clock sends.
+//!
+//! A firing is a pushed event like any other: it is logged, has its place in the one order, and is
+//! executed again after a crash at that place. It fires at the multiples of its period. Firings that were
+//! missed, while nothing ran or nobody took them, come as one: the last. None comes twice, whatever the
+//! clock does.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use tidemill_connect::push::TrySend;
+use tidemill_core::{Batch, Error, Result, Value};
+use tidemill_env::Handle;
+
+use crate::view::{Pushed, View};
+
+/// The longest sleep: whoever ends the engine does not wait longer.
+const SLEEP_US: u64 = 20_000;
+
+/// A timer at work.
+struct Running<'v> {
+    pushed: &'v Pushed,
+    period_us: i64,
+    /// When it fires next.
+    due_us: i64,
+    schema: Arc<tidemill_core::Schema>,
+}
+
+/// Starts the timers of an app, if it has any.
+///
+/// # Errors
+/// When their thread can't be started.
+pub(crate) fn start(view: &Arc<View>) -> Result<Option<Handle>> {
+    if view.program.timers.is_empty() {
+        return Ok(None);
+    }
+    let of = view.clone();
+    let thread = view.env.threads.spawn("tidemill-timers", Box::new(move || run(&of)));
+    thread.map(Some).map_err(|e| Error::io("starting the thread of timers", &e))
+}
+
+fn run(view: &View) {
+    let now = view.env.clock.now_us();
+    let mut timers = Vec::new();
+    for timer in &view.program.timers {
+        let spec = &view.program.streams[timer.stream.index()].spec;
+        let Ok(pushed) = view.pushed(&spec.name) else { continue };
+        if !pushed.is_over {
+            let (period_us, schema) = (timer.period_us, spec.schema.clone());
+            timers.push(Running { pushed, period_us, due_us: next(now, period_us), schema });
+        }
+    }
+    while !view.shared.stop_wanted() && !view.shared.is_over() {
+        if view.shared.others_ended.load(Ordering::Acquire) {
+            // Nothing comes any more that they could be for.
+            timers.iter().for_each(|timer| timer.pushed.handle.close());
+            view.gate.wake();
+            return;
+        }
+        let now = view.env.clock.now_us();
+        timers.retain_mut(|timer| timer.due_us > now || timer.fire(view, now));
+        let Some(due) = timers.iter().map(|timer| timer.due_us).min() else { return };
+        let left = u64::try_from(due.saturating_sub(now)).unwrap_or(0);
+        view.env.clock.sleep_us(left.clamp(1, SLEEP_US));
+    }
+}
+
+impl Running<'_> {
+    /// Fires; whether it may go on.
+    fn fire(&mut self, view: &View, now: i64) -> bool {
+        let at = next(now, self.period_us) - self.period_us;
+        let row = [Value::Timestamp(at)];
+        match self.pushed.handle.try_send(Batch::from_rows(self.schema.clone(), [&row[..]])) {
+            Ok(TrySend::Sent(sent)) => {
+                self.pushed.sent.fetch_max(self.pushed.known + sent, Ordering::AcqRel);
+                view.gate.wake_source(self.pushed.source);
+                self.due_us = at + self.period_us;
+                true
+            }
+            // It comes when there is room.
+            Ok(TrySend::Full(_)) => true,
+            Err(_) => false,
+        }
+    }
+}
+
+/// The first multiple of a period behind a time.
+fn next(time_us: i64, period_us: i64) -> i64 {
+    time_us.div_euclid(period_us).saturating_add(1).saturating_mul(period_us)
+}

@@ -1,0 +1,227 @@
+//! Commands: what strong recovery logs of each transaction, those inside of a round included, and how it
+//! executes them again (S-Store 3.2.5).
+//!
+//! A command has what its transaction was given, and a hash of what it came to. When commands are followed,
+//! nothing sets off anything: each transaction is there to be executed, with what it was given then. One
+//! that comes to something else is found at once, with the function's name, and ends the run.
+
+use std::collections::VecDeque;
+
+use tidemill_core::{encode, wire, Error, Result, Row, SourceId, StreamId, Value};
+use tidemill_table::{Seq, Table};
+
+use super::general::Effects;
+use super::output::Origin;
+use super::serial::{transact, Serial, Sink};
+use super::turn;
+use crate::order::Epoch;
+use crate::program::rounds::{Emitted, Given};
+use crate::program::{Abort, Program};
+
+/// A transaction, as strong recovery logs it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Command {
+    /// The input event of its round: its source, and its row there.
+    pub(crate) event: (SourceId, u64),
+    /// The handler, or the turn.
+    pub(crate) who: Who,
+    /// The event that it is about, among those derived of the input event, from 1; 0 for that itself.
+    pub(crate) cause: u32,
+    /// What it was given, with the places in a turn.
+    pub(crate) given: Vec<(u32, StreamId, Row)>,
+    /// The hash of what it came to.
+    pub(crate) came_to: u64,
+}
+
+/// Whose a transaction is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    Handler(usize),
+    Turn(usize),
+}
+
+/// Commands that are being logged, or followed.
+#[derive(Debug, Default)]
+pub(crate) struct Commands {
+    /// Whether each transaction is logged.
+    pub(crate) logs: bool,
+    /// Those that are followed.
+    pub(crate) followed: Option<VecDeque<Command>>,
+    /// The first function that came to something else.
+    pub(crate) differs: Option<String>,
+}
+
+impl Commands {
+    /// Whether there is anything to do for each transaction.
+    pub(crate) fn is_on(&self) -> bool {
+        self.logs || self.followed.is_some()
+    }
+
+    /// Whether transactions are to be found in commands, and set off none.
+    pub(crate) fn are_followed(&self) -> bool {
+        self.followed.is_some()
+    }
+}
+
+impl Command {
+    fn put(&self, out: &mut Vec<u8>) {
+        wire::put_u32(self.event.0 .0, out);
+        wire::put_u64(self.event.1, out);
+        let (kind, number) = match self.who {
+            Who::Handler(handler) => (0, handler),
+            Who::Turn(turn) => (1, turn),
+        };
+        out.push(kind);
+        wire::put_u32(number as u32, out);
+        wire::put_u32(self.cause, out);
+        wire::put_u64(self.came_to, out);
+        wire::put_u32(self.given.len() as u32, out);
+        for (place, stream, row) in &self.given {
+            wire::put_u32(*place, out);
+            wire::put_u32(u32::from(stream.0), out);
+            row.iter().for_each(|value| encode::value(value, out));
+        }
+    }
+
+    fn take(program: &Program, input: &mut &[u8]) -> Option<Command> {
+        let event = (SourceId(wire::take_u32(input)?), wire::take_u64(input)?);
+        let (kind, number) = (wire::take_u8(input)?, wire::take_u32(input)? as usize);
+        let who = match kind {
+            0 if number < program.handlers.len() => Who::Handler(number),
+            1 => Who::Turn(number),
+            _ => return None,
+        };
+        let (cause, came_to) = (wire::take_u32(input)?, wire::take_u64(input)?);
+        let mut given = Vec::new();
+        for _ in 0..wire::take_u32(input)? {
+            let (place, stream) = (wire::take_u32(input)?, wire::take_u32(input)?);
+            let stream = StreamId(u16::try_from(stream).ok()?);
+            let columns = &program.streams.get(stream.index())?.spec.schema.columns;
+            let row: Option<Vec<Value>> =
+                columns.iter().map(|column| encode::decode(&column.ty, input)).collect();
+            given.push((place, stream, row?.into()));
+        }
+        Some(Command { event, who, cause, given, came_to })
+    }
+}
+
+/// The bytes of the commands of an epoch.
+pub fn put_commands(commands: &[Command]) -> Vec<u8> {
+    let mut out = Vec::new();
+    wire::put_u32(commands.len() as u32, &mut out);
+    commands.iter().for_each(|command| command.put(&mut out));
+    out
+}
+
+/// The commands of an epoch.
+///
+/// # Errors
+/// When the bytes are none of this program's.
+pub fn take_commands(program: &Program, bytes: &[u8]) -> Result<Vec<Command>> {
+    let take = |mut input: &[u8]| {
+        let input = &mut input;
+        let mut commands = Vec::new();
+        for _ in 0..wire::take_u32(input)? {
+            commands.push(Command::take(program, input)?);
+        }
+        input.is_empty().then_some(commands)
+    };
+    take(bytes).ok_or_else(|| Error::internal("the log of transactions is not this program's"))
+}
+
+/// A hash of what a transaction came to.
+pub(crate) fn hash(result: Result<(&Effects, &[Emitted]), &Abort>, seq: Seq) -> u64 {
+    let mut bytes = Vec::new();
+    let written = match result {
+        Ok((effects, emitted)) => {
+            bytes.push(1);
+            let alone = effects.emitted.iter().map(|event| (0, event));
+            let of_turn = emitted.iter().flat_map(|(p, events)| events.iter().map(|e| (*p, e)));
+            for (place, (stream, row)) in alone.chain(of_turn) {
+                wire::put_u32(place as u32, &mut bytes);
+                wire::put_u32(u32::from(stream.0), &mut bytes);
+                row.iter().for_each(|value| encode::value(value, &mut bytes));
+            }
+            effects.written_hash(seq)
+        }
+        Err(abort) => {
+            bytes.push(0);
+            bytes.extend_from_slice(abort.reason.as_bytes());
+            0
+        }
+    };
+    (encode::hash128(&bytes) as u64).wrapping_add(written)
+}
+
+/// A transaction has come to something: it is logged, or compared with its command.
+pub(crate) fn note(serial: &mut Serial, out: &mut Sink, command: impl FnOnce() -> Command) {
+    if serial.commands.are_followed() {
+        let wanted = out.following.take();
+        let command = command();
+        if wanted != Some(command.came_to) && serial.commands.differs.is_none() {
+            let program = &serial.codes.program;
+            let handler = match command.who {
+                Who::Handler(handler) => handler,
+                Who::Turn(turn) => serial.codes.turns.all[turn].procedures[0],
+            };
+            let (source, offset) = command.event;
+            let source = program.sources.get(source.index()).map_or("", |s| &*s.name);
+            serial.commands.differs = Some(format!(
+                "{} came to something else when it was executed again, on row {offset} of source \
+                 {source}",
+                program.handlers[handler].name
+            ));
+        }
+    } else if serial.commands.logs {
+        out.commands.push(command());
+    }
+}
+
+/// Executes the commands of the events of an epoch.
+pub(crate) fn follow(serial: &mut Serial, tables: &mut [Table], epoch: &Epoch, out: &mut Sink) {
+    let mut before = None;
+    for (at, ranked) in epoch.order.iter().enumerate() {
+        let event = epoch.event(*ranked);
+        if before.replace(event) != Some(event) {
+            out.round = out.derived.len() as u32;
+            follow_cause(serial, tables, epoch, out, at, 0);
+        }
+    }
+}
+
+/// Executes the commands that come next and are about one event of a round: depth first, as it was.
+pub(crate) fn follow_cause(
+    serial: &mut Serial,
+    tables: &mut [Table],
+    epoch: &Epoch,
+    out: &mut Sink,
+    root: usize,
+    cause: u32,
+) {
+    let event = epoch.event(epoch.order[root]);
+    let is_next = |next: &Command| (next.event, next.cause) == (event, cause);
+    loop {
+        let followed = serial.commands.followed.as_mut().expect("commands are followed");
+        let Some(command) = followed.pop_front_if(|next| is_next(next)) else { return };
+        let Command { who, given, came_to, .. } = command;
+        out.following = Some(came_to);
+        serial.seq += 1;
+        match who {
+            Who::Handler(handler) => {
+                let cause = if cause == 0 { 0 } else { out.round + cause };
+                let origin = Origin::new(root as u32, cause, handler);
+                let event = given.into_iter().next().map(|(_, _, event)| event);
+                transact(serial, tables, epoch, out, &event.unwrap_or_default(), origin);
+            }
+            Who::Turn(number) => {
+                let codes = serial.codes.clone();
+                let mut all = Given::default();
+                for (place, stream, event) in given {
+                    all.add(place as usize, stream, event, true);
+                }
+                let Some(turn) = codes.turns.all.get(number) else { continue };
+                turn::run(serial, tables, epoch, out, (number, turn), &mut all, root);
+            }
+        }
+    }
+}
