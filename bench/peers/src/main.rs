@@ -2,7 +2,7 @@
 //! same outcome, checked against the same tables.
 //!
 //! ```text
-//! tidemill-peers [--tidemill PATH] [--repeat N] [--without SYSTEM] [what shapes the workload]...
+//! tidemill-peers [--tidemill PATH] [--repeat N] [--without SYSTEM or SETTING] [what shapes the workload]...
 //! ```
 //!
 //! Everything else on the command line goes to `tidemill bench leaderboard`, which writes the votes.
@@ -87,15 +87,20 @@ impl Run {
     fn all(&self) -> Result<bool, Wrong> {
         let folder = tempfile::Builder::new().prefix("tidemill-peers").tempdir()?;
         // Others than the own user start the server in it.
-        std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        std::fs::set_permissions(
+            folder.path(),
+            std::os::unix::fs::PermissionsExt::from_mode(0o755),
+        )?;
         let votes = folder.path().join("votes.csv");
         let mut shape = self.shape.clone();
         shape.extend(["--write-source".into(), votes.display().to_string()]);
         eprintln!("the votes");
         tidemill::run(&self.tidemill, "rust", &folder.path().join("first"), &shape)?;
         let show = Show::read(&votes)?;
-        let systems: Vec<System> =
-            SYSTEMS.into_iter().filter(|s| !self.without.iter().any(|name| name == s.name)).collect();
+        let systems: Vec<System> = SYSTEMS
+            .into_iter()
+            .filter(|s| !self.without.iter().any(|w| [s.name, s.setting].contains(&&**w)))
+            .collect();
         let mut server = match systems.iter().any(|system| system.name == "postgresql") {
             true => Some(postgres::Server::start(folder.path())?),
             false => None,
@@ -106,7 +111,10 @@ impl Run {
             for (at, system) in systems.iter().enumerate() {
                 let (rate, is_right) = self.once(*system, &show, folder.path(), server.as_mut())?;
                 let (name, setting) = (system.name, system.setting);
-                eprintln!("run {repeat} of {}: {name}, {setting}: {rate:.0} votes a second", self.repeat);
+                eprintln!(
+                    "run {repeat} of {}: {name}, {setting}: {rate:.0} votes a second",
+                    self.repeat
+                );
                 rates[at].push(rate);
                 valid[at] &= is_right;
             }
@@ -134,7 +142,8 @@ impl Run {
         server: Option<&mut postgres::Server>,
     ) -> Result<(f64, bool), Wrong> {
         let checked = |ended: Ended| {
-            let right = show.check(&ended).inspect_err(|wrong| eprintln!("{}: {wrong}", system.name));
+            let right =
+                show.check(&ended).inspect_err(|wrong| eprintln!("{}: {wrong}", system.name));
             (show.votes.len() as f64 / ended.seconds, right.is_ok())
         };
         let group = if system.relaxed == TOGETHER { GROUP } else { 1 };

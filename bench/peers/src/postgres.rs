@@ -160,11 +160,12 @@ impl Server {
         let mut tables = Tables::new();
         for (name, columns) in TABLES {
             let key = columns.split(',').next().unwrap_or_default();
-            let rows = client.query(&format!("select {columns} from {name} order by {key}"), &[]);
+            let select = format!("select {columns} from {name} order by {key}");
+            let rows = client.query(&select, &[]).await?;
             let row = |row: &tokio_postgres::Row| -> Vec<i64> {
                 (0..row.len()).map(|column| row.get::<_, i32>(column).into()).collect()
             };
-            tables.insert(name.into(), rows.await?.iter().map(row).collect());
+            tables.insert(name.into(), rows.iter().map(row).collect());
         }
         Ok(Ended { seconds, refused, tables })
     }

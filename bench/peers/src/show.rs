@@ -72,7 +72,9 @@ impl Show {
         }
         for (name, _) in TABLES {
             let (found, wanted) = (&ended.tables[name], &self.tables[name]);
-            if let Some(at) = (0..found.len().max(wanted.len())).find(|at| found.get(*at) != wanted.get(*at)) {
+            if let Some(at) =
+                (0..found.len().max(wanted.len())).find(|at| found.get(*at) != wanted.get(*at))
+            {
                 let (found, wanted) = (found.get(at), wanted.get(at));
                 return Err(format!("{name}, row {at}: {found:?} and not {wanted:?}"));
             }

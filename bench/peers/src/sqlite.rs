@@ -78,7 +78,8 @@ fn vote(db: &Connection, phone: i64, candidate: i64, every: i64) -> rusqlite::Re
         .query_row([place], |row| row.get(0))
         .optional()?;
     if leaves != Some(candidate) {
-        db.prepare_cached("insert or replace into recent values (?1, ?2)")?.execute([place, candidate])?;
+        db.prepare_cached("insert or replace into recent values (?1, ?2)")?
+            .execute([place, candidate])?;
     }
     let mut add = db.prepare_cached(
         "update candidates set votes = votes + ?2, recent = recent + ?3 where candidate = ?1",
