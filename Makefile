@@ -8,6 +8,7 @@ STAMP := $(VENV)/.tools
 CASES ?= 20000
 KILLS ?= 2000
 RECOVERY_KILLS ?= 300
+VOTES ?= --events 100000 --every 4000 --repeat 3
 
 .PHONY: setup demo test test-rust test-python lint soak loom bench-peers clean
 
@@ -57,11 +58,14 @@ soak: setup loom
 loom:
 	RUSTFLAGS="--cfg loom" cargo test --release -p tidemill-txn --lib --target-dir target/loom loom_tests
 
-# Figures beside other systems, from their published packages. None is compared yet; the anchor is
-# the tight serial loop that every run of the benchmark prints beside its own figure.
+# Figures beside other systems, from their published packages: the tight serial loop of each workload,
+# and Leaderboard Maintenance on PostgreSQL (its server must be installed; one is started in a temporary
+# folder) and SQLite. VOTES is what shapes the show; see bench/peers.
 bench-peers: setup
 	$(BIN)/tidemill bench sl --program rust --threads 1 --strategy serial --keys 100000 --json
 	$(BIN)/tidemill bench sl --program traced --threads 1 --strategy serial --keys 100000 --json
+	cd bench/peers && cargo build --release --locked --target-dir $(CURDIR)/target/peers
+	target/peers/release/tidemill-peers --tidemill $(CURDIR)/$(BIN)/tidemill $(VOTES)
 
 clean:
 	rm -rf target $(VENV) out *.tidemill

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,6 @@ def app(options: Mapping[str, Any]) -> App:
 
         return body
 
-    for number, (taken, to) in enumerate(zip(streams, streams[1:], strict=False), 1):
+    for number, (taken, to) in enumerate(itertools.pairwise(streams), 1):
         made.procedure(taken, name=f"p{number}", emits=[to])(link(to))
     return made

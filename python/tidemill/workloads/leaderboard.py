@@ -31,7 +31,8 @@ def app(options: Mapping[str, Any]) -> App:
     tally = made.table("tally", key="id", id=int, accepted=zero)
     recent = made.table("recent", key="place", place=int, candidate=int)
     places = ("first", "first_votes", "second", "second_votes", "third", "third_votes")
-    boards = made.table("boards", key="board", board=int, **dict.fromkeys(places, int))
+    columns: dict[str, Any] = dict.fromkeys(places, int)
+    boards = made.table("boards", key="board", board=int, **columns)
 
     candidacies = made.stream("candidacies", candidate=int)
     cast = made.stream("cast", phone=int, candidate=int)
