@@ -10,7 +10,7 @@ KILLS ?= 2000
 RECOVERY_KILLS ?= 300
 VOTES ?= --events 100000 --every 4000 --repeat 3
 
-.PHONY: setup demo test test-rust test-python lint soak loom bench-peers clean
+.PHONY: setup demo test test-rust test-python lint soak loom histories bench-peers clean
 
 $(STAMP): python/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Tidemill needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -57,6 +57,12 @@ soak: setup loom
 # Every order in which threads may meet in the lock-free parts, in small models.
 loom:
 	RUSTFLAGS="--cfg loom" cargo test --release -p tidemill-txn --lib --target-dir target/loom loom_tests
+
+# Histories of the engine under a checker that others have written: porcupine, a module of Go.
+histories:
+	rm -rf target/histories && mkdir -p target/histories
+	TIDEMILL_HISTORIES=$(CURDIR)/target/histories TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-engine --test order what_clients_see
+	cd engine/tests/order/porcupine && go run . $(CURDIR)/target/histories/*.jsonl
 
 # Figures beside other systems, from their published packages: the tight serial loop of each workload,
 # and Leaderboard Maintenance on PostgreSQL (its server must be installed; one is started in a temporary

@@ -14,6 +14,7 @@
 //! | `rounds` | checks the recorded schedule of turns: the dataflow order and the stream order constraint (S-Store 2.3) |
 //! | `nested` | checks that a nested transaction is one (S-Store 2.4) |
 //! | `spoiled` | histories that are wrong, each in one way |
+//! | `porcupine` | the same histories before a checker that others have written (`make histories`) |
 
 mod history;
 mod load;
@@ -47,7 +48,7 @@ fn what_clients_see_of_the_engine_has_one_serial_order() {
                 panic!("seed {seed}, {workers} workers: {wrong}");
             }
             history.is_worth_checking();
-            // For a checker that others have written: see `porcupine`.
+            // For a checker that others have written: `make histories`.
             if let Ok(folder) = std::env::var("TIDEMILL_HISTORIES") {
                 history.write(&format!("{folder}/{seed}-{workers}.jsonl"));
             }
