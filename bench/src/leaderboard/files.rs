@@ -7,10 +7,8 @@ use serde_json::{json, Map, Value as Json};
 use tidemill_core::{Error, Result, Value};
 use tidemill_env::Env;
 
+use super::program::BY_CANDIDATE;
 use super::run::Leaderboard;
-
-/// The table that no other system needs: it has an index in its place.
-const OWN: &str = "by_candidate";
 
 /// Writes the votes as CSV to `path`, and to the file of the same name that ends in `.json` the show, and
 /// the rows of all tables in the end.
@@ -30,7 +28,8 @@ pub(super) fn write(
         votes.push_str(&format!("{},{}\n", vote.phone, vote.candidate));
     }
     put(env, path, votes.as_bytes())?;
-    let tables = case.straight.tables().into_iter().filter(|(name, _)| *name != OWN);
+    // An index is everybody's own.
+    let tables = case.straight.tables().into_iter().filter(|(name, _)| *name != BY_CANDIDATE);
     let tables =
         tables.map(|(name, rows)| (name.to_string(), rows.iter().map(|r| ints(r)).collect()));
     let [numbers @ ..] = case.straight.numbers();

@@ -24,7 +24,6 @@ impl Opaque for Validate {
             return Err(Abort::refused(AGAIN));
         }
         tx.put(self.frame.votes, vote)?;
-        tx.put(self.frame.by_candidate, &[vote[1].clone(), vote[0].clone()])?;
         tx.emit(self.frame.valid, vote)
     }
 }
@@ -84,10 +83,7 @@ impl Opaque for Remove {
         }
         let least = running.iter().min_by_key(|[_, votes, _]| *votes);
         let [gone, count, _] = *least.expect("some are running");
-        for vote in
-            tx.scan(by_candidate, &[Value::Int(gone)], &[Value::Int(gone + 1)], usize::MAX)?
-        {
-            tx.delete(by_candidate, &vote)?;
+        for vote in tx.find(by_candidate, &[Value::Int(gone)], usize::MAX)? {
             tx.delete(votes, &vote[1..])?;
         }
         tx.delete(candidates, &[Value::Int(gone)])?;

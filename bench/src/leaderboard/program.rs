@@ -15,6 +15,9 @@ use crate::Given;
 pub(super) const CANDIDACIES: &str = "candidacies";
 pub(super) const CAST: &str = "cast";
 
+/// The index.
+pub(super) const BY_CANDIDATE: &str = "votes.by_candidate";
+
 /// The streams that come out, but for those of what aborts.
 pub(super) const VALID: &str = "valid";
 pub(super) const COUNTED: &str = "counted";
@@ -29,7 +32,7 @@ pub(super) struct Frame {
     pub(super) candidates: TableId,
     /// By phone: the vote that stands.
     pub(super) votes: TableId,
-    /// The same votes, by candidate and phone: which ones go with a candidate.
+    /// The index of the votes by candidate: which ones go with it.
     pub(super) by_candidate: TableId,
     /// One row: how many votes were accepted.
     pub(super) tally: TableId,
@@ -53,9 +56,7 @@ impl Frame {
         let candidates = b.table("candidates", &["candidate"], columns);
         b.ordered(candidates);
         let votes = b.table("votes", &["phone"], ints(&["phone", "candidate"]));
-        let columns = ints(&["candidate", "phone"]);
-        let by_candidate = b.table("by_candidate", &["candidate", "phone"], columns);
-        b.ordered(by_candidate);
+        let by_candidate = b.index(BY_CANDIDATE, votes, &["candidate"], false);
         let tally = b.table("tally", &["id"], vec![int("id"), zero("accepted")]);
         let recent = b.table("recent", &["place"], ints(&["place", "candidate"]));
         let places = ["first", "first_votes", "second", "second_votes", "third", "third_votes"];

@@ -7,7 +7,7 @@ use tidemill_core::digest::{streams_hash, RowsHash};
 use tidemill_core::{Batch, Value};
 use tidemill_txn::Program;
 
-use super::program::{COUNTED, REFUSED, REMOVED, VALID};
+use super::program::{BY_CANDIDATE, COUNTED, REFUSED, REMOVED, VALID};
 use super::votes::{Vote, Votes};
 use super::{AGAIN, NOBODY, TREND};
 
@@ -102,7 +102,7 @@ impl Straight {
         [
             ("candidates", candidates.collect()),
             ("votes", votes.collect()),
-            ("by_candidate", by_candidate.iter().map(|pair| row(pair)).collect()),
+            (BY_CANDIDATE, by_candidate.iter().map(|pair| row(pair)).collect()),
             ("tally", tally.into_iter().collect()),
             ("recent", ring.iter().map(|(place, c)| row(&[*place as i64, *c])).collect()),
             ("boards", boards.map(|(n, b)| [row(&[n]), row(&b)].concat()).collect()),

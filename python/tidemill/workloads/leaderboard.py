@@ -25,9 +25,7 @@ def app(options: Mapping[str, Any]) -> App:
         "candidates", key="candidate", ordered=True, candidate=int, votes=zero, recent=zero
     )
     votes = made.table("votes", key="phone", phone=int, candidate=int)
-    by_candidate = made.table(
-        "by_candidate", key=("candidate", "phone"), ordered=True, candidate=int, phone=int
-    )
+    by_candidate = votes.index("candidate")
     tally = made.table("tally", key="id", id=int, accepted=zero)
     recent = made.table("recent", key="place", place=int, candidate=int)
     places = ("first", "first_votes", "second", "second_votes", "third", "third_votes")
@@ -62,7 +60,6 @@ def app(options: Mapping[str, Any]) -> App:
             tx.require(candidates[vote.candidate].exists(), "no such candidate is running")
             tx.require(not votes[vote.phone].exists(), "this phone has voted")
             votes.insert(phone=vote.phone, candidate=vote.candidate)
-            by_candidate.insert(candidate=vote.candidate, phone=vote.phone)
             tx.emit(valid, phone=vote.phone, candidate=vote.candidate)
 
     @made.procedure(valid, emits=[counted])
@@ -90,8 +87,7 @@ def app(options: Mapping[str, Any]) -> App:
                 continue
             least = min(running, key=lambda row: (row.votes, row.candidate))
             gone, had = least.candidate, least.votes
-            for vote in by_candidate.scan(gone, gone + 1):
-                votes[vote.phone].delete()
+            for vote in by_candidate[gone]:
                 vote.delete()
             least.delete()
             write_boards()
