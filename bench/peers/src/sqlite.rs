@@ -100,6 +100,9 @@ fn vote(db: &Connection, phone: i64, candidate: i64, every: i64) -> rusqlite::Re
     Ok(true)
 }
 
+/// The rank of a candidate on a leaderboard, its number, and what is shown of it.
+type Order = fn(&[i64; 3]) -> (i64, i64, i64);
+
 /// Writes the leaderboards that are not as they were; who is running.
 fn boards(db: &Connection) -> rusqlite::Result<Vec<[i64; 3]>> {
     let three = |row: &Row<'_>| Ok([row.get(0)?, row.get(1)?, row.get(2)?]);
@@ -107,7 +110,7 @@ fn boards(db: &Connection) -> rusqlite::Result<Vec<[i64; 3]>> {
         .prepare_cached("select candidate, votes, recent from candidates")?
         .query_map([], three)?
         .collect::<Result<_, _>>()?;
-    let orders: [fn(&[i64; 3]) -> (i64, i64, i64); 3] = [
+    let orders: [Order; 3] = [
         |[c, votes, _]| (-votes, *c, *votes),
         |[c, votes, _]| (*votes, *c, *votes),
         |[c, _, recent]| (-recent, *c, *recent),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import nsmallest
 from typing import Any
 
 from tidemill.app import App
@@ -39,14 +40,14 @@ def app(options: Mapping[str, Any]) -> App:
     removed = made.stream("removed", candidate=int, votes=int, accepted=int)
 
     def write_boards() -> None:
-        running = candidates.scan()
+        running = [(row.candidate, row.votes, row.recent) for row in candidates.scan()]
         orders = (
-            sorted((-row.votes, row.candidate, row.votes) for row in running),
-            sorted((row.votes, row.candidate, row.votes) for row in running),
-            sorted((-row.recent, row.candidate, row.recent) for row in running),
+            nsmallest(3, ((-votes, candidate, votes) for candidate, votes, _ in running)),
+            nsmallest(3, ((votes, candidate, votes) for candidate, votes, _ in running)),
+            nsmallest(3, ((-recent, candidate, recent) for candidate, _, recent in running)),
         )
         for number, order in enumerate(orders):
-            named = [value for _, candidate, count in order[:3] for value in (candidate, count)]
+            named = [value for _, candidate, count in order for value in (candidate, count)]
             named += [0] * (len(places) - len(named))
             boards.upsert(board=number, **dict(zip(places, named, strict=True)))
 
