@@ -8,8 +8,9 @@ STAMP := $(VENV)/.tools
 CASES ?= 20000
 KILLS ?= 2000
 RECOVERY_KILLS ?= 300
+VOTES ?= --events 100000 --every 4000 --repeat 3
 
-.PHONY: setup demo test test-rust test-python lint soak loom bench-peers clean
+.PHONY: setup demo test test-rust test-python lint soak loom histories bench-peers clean
 
 $(STAMP): python/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Tidemill needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -57,11 +58,20 @@ soak: setup loom
 loom:
 	RUSTFLAGS="--cfg loom" cargo test --release -p tidemill-txn --lib --target-dir target/loom loom_tests
 
-# Figures beside other systems, from their published packages. None is compared yet; the anchor is
-# the tight serial loop that every run of the benchmark prints beside its own figure.
+# Histories of the engine under a checker that others have written: porcupine, a module of Go.
+histories:
+	rm -rf target/histories && mkdir -p target/histories
+	TIDEMILL_HISTORIES=$(CURDIR)/target/histories TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-engine --test order what_clients_see
+	cd engine/tests/order/porcupine && go run . $(CURDIR)/target/histories/*.jsonl
+
+# Figures beside other systems, from their published packages: the tight serial loop of each workload,
+# and Leaderboard Maintenance on PostgreSQL (its server must be installed; one is started in a temporary
+# folder) and SQLite. VOTES is what shapes the show; see bench/peers.
 bench-peers: setup
 	$(BIN)/tidemill bench sl --program rust --threads 1 --strategy serial --keys 100000 --json
 	$(BIN)/tidemill bench sl --program traced --threads 1 --strategy serial --keys 100000 --json
+	cd bench/peers && cargo build --release --locked --target-dir $(CURDIR)/target/peers
+	target/peers/release/tidemill-peers --tidemill $(CURDIR)/$(BIN)/tidemill $(VOTES)
 
 clean:
 	rm -rf target $(VENV) out *.tidemill

@@ -35,6 +35,14 @@ const NO_PREFETCH: &str = "serial-noprefetch";
 /// Every strategy but the one that chooses among them.
 const ALL: &str = "all";
 
+/// The workload of requests: they are durable when they are answered, and it has a folder for that.
+const REQUESTS: &str = "leaderboard";
+/// That folder, in the one in which it runs.
+const REQUESTS_SINK: &str = "leaderboard.tidemill";
+
+/// Workloads that leave something behind without being given files.
+const LEAVE: &[&str] = &["push", "recovery", REQUESTS];
+
 /// Threads, at most.
 const THREADS_MAX: usize = 64;
 
@@ -137,9 +145,21 @@ pub struct Args {
     /// A CSV file of labelled tweets, or a folder of them, for the workload that has such events.
     #[serde(default)]
     pub tweets: Option<String>,
-    /// What is durable.
+    /// Candidates of the show, for the workload that has one.
     #[serde(default)]
-    pub durable: Durable,
+    pub candidates: Option<usize>,
+    /// Phones of its viewers.
+    #[serde(default)]
+    pub phones: Option<usize>,
+    /// After so many accepted votes a candidate has to go.
+    #[serde(default)]
+    pub every: Option<u64>,
+    /// Lengths of chains, with commas between.
+    #[serde(default)]
+    pub lengths: Option<String>,
+    /// What is durable; see [`Args::durable`].
+    #[serde(default)]
+    pub durable: Option<Durable>,
     /// Files to read the events from, as `write_source` has written them: the run is end to end.
     #[serde(default)]
     pub source: Option<String>,
@@ -209,8 +229,11 @@ fn default_deposits() -> f64 {
 impl Args {
     /// Reads and checks options.
     pub fn from_json(json: &str) -> Result<Args> {
-        let args: Args = serde_json::from_str(json)
+        let mut args: Args = serde_json::from_str(json)
             .map_err(|e| Error::setting(format!("the options of the benchmark: {e}")))?;
+        if args.workload == REQUESTS && args.durable() != Durable::None {
+            args.sink.get_or_insert_with(|| REQUESTS_SINK.into());
+        }
         args.check()?;
         Ok(args)
     }
@@ -223,6 +246,12 @@ impl Args {
     /// Events of a run.
     pub fn events(&self) -> usize {
         self.events.unwrap_or(DEFAULT_EVENTS)
+    }
+
+    /// What is durable, where the options do not say: nothing, but for requests that are answered.
+    pub fn durable(&self) -> Durable {
+        let default = if self.workload == REQUESTS { Durable::Log } else { Durable::None };
+        self.durable.unwrap_or(default)
     }
 
     /// How transactions are executed.
@@ -264,6 +293,10 @@ impl Args {
             ("compare", !self.compare.is_empty()),
             ("warm-up", self.warm_up != 0),
             ("tweets", self.tweets.is_some()),
+            ("candidates", self.candidates.is_some()),
+            ("phones", self.phones.is_some()),
+            ("every", self.every.is_some()),
+            ("lengths", self.lengths.is_some()),
             ("source", self.source.is_some()),
             ("write-source", self.write_source.is_some()),
         ];
@@ -325,9 +358,8 @@ impl Args {
             return wrong("--batch and --rate must be positive".into());
         }
         if self.source.is_none()
-            && self.workload != "push"
-            && self.workload != "recovery"
-            && (self.durable != Durable::None || self.sink.is_some())
+            && !LEAVE.contains(&&*self.workload)
+            && (self.durable() != Durable::None || self.sink.is_some())
         {
             return Err(Error::setting("--durable and --sink: events in memory leave nothing")
                 .help("write them with --write-source, then give them as --source"));
@@ -336,7 +368,7 @@ impl Args {
             return Err(Error::setting("--compare: a run from files has one strategy")
                 .help("leave out --compare, or --source"));
         }
-        if self.durable != Durable::None && self.sink.is_none() {
+        if self.durable() != Durable::None && self.sink.is_none() {
             return Err(Error::setting("--durable needs a folder for the data directory")
                 .help("give one with --sink"));
         }

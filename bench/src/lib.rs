@@ -26,16 +26,20 @@
 //! | `tp` | Toll Processing |
 //! | `sea` | Stock Exchange Analysis |
 //! | `osed` | Online Social Event Detection |
+//! | `leaderboard` | Leaderboard Maintenance |
+//! | `chain` | a chain of procedures |
 //! | `push` | rows sent into a running app, and acknowledged |
 //! | `recovery` | a start that finds many rows |
 
 mod args;
+mod chain;
 #[cfg(test)]
 mod check;
 mod events;
 mod execute;
 mod gs;
 mod keys;
+mod leaderboard;
 mod measure;
 mod osed;
 mod outputs;
@@ -130,6 +134,18 @@ pub const WORKLOADS: &[Workload] = &[
         about: "Online Social Event Detection: tweets of six crises, words that burst, clusters that grow",
         options: &["tweets", "window", "compare"],
         run: osed::run,
+    },
+    Workload {
+        name: "leaderboard",
+        about: "Leaderboard Maintenance: votes validated, counted and taken back by three procedures",
+        options: &["candidates", "phones", "every", "batch", "rate", "write-source"],
+        run: leaderboard::run,
+    },
+    Workload {
+        name: "pe-triggers",
+        about: "a chain of procedures, each of which feeds the next one",
+        options: &["length", "lengths"],
+        run: chain::run,
     },
     Workload {
         name: "push",

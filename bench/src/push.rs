@@ -81,7 +81,8 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
             waits.extend(ended.waits_ns);
             Ok(args.events() as f64 / ended.seconds)
         };
-        let (bare, rate) = (once(Durable::None, &mut Vec::new())?, once(args.durable, &mut waits)?);
+        let (bare, rate) =
+            (once(Durable::None, &mut Vec::new())?, once(args.durable(), &mut waits)?);
         measured.baseline_rates.push(bare);
         measured.rates.push(rate);
         progress(&format!(
@@ -155,7 +156,7 @@ fn run_once(
             mill.acknowledge("deposits", args.events() as u64)?;
             Vec::new()
         }
-        Some(rate) => paced(env, &mill, batches, rate)?,
+        Some(rate) => paced(env, &mill, "deposits", batches, rate)?,
     };
     let seconds = (env.clock.monotonic_ns() - begun) as f64 / 1e9;
     let summary = mill.finish()?;
@@ -173,16 +174,22 @@ fn run_once(
     })
 }
 
-/// Sends the batches at a rate; how long each took from the moment at which it was to be sent until
-/// it was acknowledged.
-fn paced(env: &Env, mill: &Arc<Mill>, batches: &[Batch], rate: f64) -> Result<Vec<u64>> {
+/// Sends batches of one row into a stream at a rate; how long each took from the moment at which it was
+/// to be sent until it was acknowledged.
+pub(crate) fn paced(
+    env: &Env,
+    mill: &Arc<Mill>,
+    stream: &'static str,
+    batches: &[Batch],
+    rate: f64,
+) -> Result<Vec<u64>> {
     let begun = env.clock.monotonic_ns() + 1_000_000;
     let due = move |nth: usize| begun + (nth as f64 * 1e9 / rate) as u64;
     let (done, waits) = std::sync::mpsc::channel();
     let (clock, acknowledged, count) = (env.clock.clone(), mill.clone(), batches.len());
     let body = move || {
         let waits = (0..count).map(|nth| {
-            acknowledged.acknowledge("deposits", nth as u64 + 1)?;
+            acknowledged.acknowledge(stream, nth as u64 + 1)?;
             Ok(clock.monotonic_ns().saturating_sub(due(nth)))
         });
         let _ = done.send(waits.collect::<Result<Vec<u64>>>());
@@ -196,7 +203,7 @@ fn paced(env: &Env, mill: &Arc<Mill>, batches: &[Batch], rate: f64) -> Result<Ve
         if due(nth) > now {
             env.clock.sleep_us((due(nth) - now) / 1000);
         }
-        mill.send("deposits", batch.clone())?;
+        mill.send(stream, batch.clone())?;
     }
     let waits = waits.recv().map_err(|_| Error::internal("nobody waits any more"))?;
     thread.join().map_err(|panic| Error::internal(format!("waiting: {panic}")))?;
@@ -204,7 +211,8 @@ fn paced(env: &Env, mill: &Arc<Mill>, batches: &[Batch], rate: f64) -> Result<Ve
     Ok(waits?.split_off(WARM_UP.min(count / 10)))
 }
 
-fn latency(waits_ns: &mut [u64]) -> Latency {
+/// The percentiles of what was waited.
+pub(crate) fn latency(waits_ns: &mut [u64]) -> Latency {
     waits_ns.sort_unstable();
     let at = |share: f64| {
         let place = ((waits_ns.len() as f64 * share) as usize).min(waits_ns.len() - 1);

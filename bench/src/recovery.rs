@@ -27,7 +27,7 @@ const LOOK_US: u64 = 1_000;
 
 /// Runs the workload.
 pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
-    let (Some(folder), true) = (&args.sink, args.durable != Durable::None) else {
+    let (Some(folder), true) = (&args.sink, args.durable() != Durable::None) else {
         return Err(Error::setting("--durable none: there is nothing to recover")
             .help("give --durable log or log+snapshots, and a folder with --sink"));
     };
@@ -58,9 +58,9 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
         };
         let (bare_ns, wanted) = fill(Durable::None)?;
         measured.baseline_rates.push(rate(bare_ns));
-        measured.valid &= fill(args.durable)?.1 == wanted;
+        measured.valid &= fill(args.durable())?.1 == wanted;
         let begun = now();
-        let mill = Mill::start(spec(settings(false, args.durable)), env.clone())?;
+        let mill = Mill::start(spec(settings(false, args.durable())), env.clone())?;
         while mill.status().recovering {
             env.clock.sleep_us(LOOK_US);
         }

@@ -194,7 +194,7 @@ impl Report {
             ratio,
             ratio_to_serial,
             rates,
-            durable: args.durable,
+            durable: args.durable(),
             latency_ms: measured.latency_ms,
             state_hash: measured.state_hash,
             output_hash: measured.output_hash,

@@ -59,7 +59,7 @@ pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option
     let (mut scratch, mut sum) = (Vec::new(), 0u128);
     for (spec, rows) in program.tables.iter().zip(&outcome.tables) {
         for (key, row) in rows {
-            assert_eq!(*key, Key::of([&row[0]]));
+            assert_eq!(*key, Key::of(spec.key.iter().map(|column| &row[*column])));
             sum = sum.wrapping_add(row_hash(&spec.name, row, &mut scratch));
         }
     }

@@ -18,10 +18,23 @@ pub(crate) struct Parts {
     pub(crate) inputs: Vec<Input>,
 }
 
+/// Finds the [`parts`] of a program that has no other handlers than those on its input streams.
+pub(crate) fn find(title: &str, program: Program, frame: &Program) -> Result<Parts> {
+    let parts = parts(title, program, frame)?;
+    if parts.program.handlers.len() != parts.inputs.len() {
+        return wrong(title, "its handlers must be those on its input streams, and no others");
+    }
+    Ok(parts)
+}
+
+fn wrong<T>(title: &str, what: impl std::fmt::Display) -> Result<T> {
+    Err(Error::program(format!("this is not {title}: {what}")))
+}
+
 /// Finds the tables and input streams of `frame`, which has nothing else, in a program with one
-/// handler on each stream, and gives it a source for each.
-pub(crate) fn find(title: &str, mut program: Program, frame: &Program) -> Result<Parts> {
-    let wrong = |what: String| Err(Error::program(format!("this is not {title}: {what}")));
+/// handler on each of these streams, and gives it a source for each.
+pub(crate) fn parts(title: &str, mut program: Program, frame: &Program) -> Result<Parts> {
+    let wrong = |what: String| wrong(title, what);
     let mut tables = Vec::new();
     for want in &frame.tables {
         let name = &want.name;
@@ -33,6 +46,9 @@ pub(crate) fn find(title: &str, mut program: Program, frame: &Program) -> Result
             let key = &want.schema.columns[want.key[0]].name;
             let columns = listed(&want.schema.columns);
             return wrong(format!("table {name} must have the key '{key}' and be {columns}"));
+        }
+        if spec.ordered != want.ordered {
+            return wrong(format!("table {name} must be ordered where ranges of it are read"));
         }
         if spec.history != want.history {
             return wrong(format!("table {name} must have the history that its windows need"));
@@ -57,9 +73,6 @@ pub(crate) fn find(title: &str, mut program: Program, frame: &Program) -> Result
             return wrong(format!("one handler must take the stream {name}"));
         }
         inputs.push((id, spec.schema.clone()));
-    }
-    if program.handlers.len() != inputs.len() {
-        return wrong("its handlers must be those on its input streams, and no others".into());
     }
     let source = |(id, _): &Input| SourceSpec {
         name: format!("generated {}", program.streams[id.index()].spec.name).into(),

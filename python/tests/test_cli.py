@@ -286,6 +286,31 @@ def test_bench_from_files_and_pushed(folder: Path) -> None:
         assert line(ended)["valid"], run
 
 
+def test_bench_of_procedures(folder: Path) -> None:
+    show = "leaderboard --candidates 5 --phones 400 --every 80 --repeat 1 --json --sink out"
+    found = []
+    for program in ("rust", "python"):
+        for durable in ("none", "log"):
+            run = (*show.split()[: -2 if durable == "none" else None], "--durable", durable)
+            ended = tidemill(folder, "bench", *run, "--program", program)
+            assert ended.returncode == 0, ended.stderr
+            assert line(ended)["valid"], ended.stdout
+            assert (line(ended)["running"], line(ended)["durable"]) == (1, durable)
+            found.append((line(ended)["state_hash"], line(ended)["output_hash"]))
+    assert len(set(found)) == 1, found
+    chain = "pe-triggers --length 5 --events 200 --repeat 1 --json"
+    found = []
+    for program in ("rust", "python"):
+        ended = tidemill(folder, "bench", *chain.split(), "--program", program)
+        assert ended.returncode == 0, ended.stderr
+        assert line(ended)["valid"]
+        found.append(line(ended)["output_hash"])
+    assert len(set(found)) == 1, found
+    ended = tidemill(folder, "bench", *show.split(), "--program", "traced")
+    assert ended.returncode != 0
+    assert "procedures are functions" in ended.stderr
+
+
 def test_doctor(folder: Path) -> None:
     ended = tidemill(folder, "doctor", "--json")
     assert ended.returncode == 0

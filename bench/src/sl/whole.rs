@@ -175,7 +175,7 @@ fn app(args: &Args, ledger: &Parts, path: &str) -> Result<AppSpec> {
     let settings = Settings {
         fresh: true,
         data_dir: args.sink.as_ref().map(|folder| Path::new(folder).join("data")),
-        durable: args.durable.setting(),
+        durable: args.durable().setting(),
         snapshot_us: SNAPSHOT_US,
         ..Settings::default()
     };

@@ -34,7 +34,11 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("keys", int, "number of keys"),
     ("skew", float, "Zipf's theta of the keys"),
     ("overlap", float, "share of keys drawn again from those used before (sl, gs, tp, sea)"),
-    ("length", int, "records a transaction, 1 to 10 (gs)"),
+    ("length", int, "records a transaction, 1 to 10 (gs); procedures of the chain (pe-triggers)"),
+    ("lengths", str, "several chains, such as 1,2,4: the time a batch is fitted (pe-triggers)"),
+    ("candidates", int, "candidates of the show (leaderboard)"),
+    ("phones", int, "phones of its viewers (leaderboard)"),
+    ("every", int, "after so many accepted votes a candidate has to go (leaderboard)"),
     ("computed", float, "share of transactions with a key that another row tells (gs)"),
     (
         "window",
@@ -50,11 +54,20 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("seed", int, "seed of the events"),
     ("udf-ns", int, "extra work an operation, in nanoseconds"),
     ("tweets", str, "CSV file of labelled tweets, or a folder of them (osed)"),
-    ("batch", int, "rows sent at once (push)"),
-    ("rate", float, "rows a second, sent one at a time: measures latency (push)"),
+    ("batch", int, "rows sent at once (push, leaderboard)"),
+    (
+        "rate",
+        float,
+        "rows a second, sent one at a time: measures latency (push, leaderboard)",
+    ),
     ("form", str, "how Python gives rows: arrow, columns or dicts (push --program python)"),
-    ("durable", str, "none, log or log+snapshots"),
-    ("write-source", str, "write the generated events to files: sl.parquet, sl.csv or sl.jsonl"),
+    ("durable", str, "none (default; of the leaderboard log), log or log+snapshots"),
+    (
+        "write-source",
+        str,
+        "write the generated events to files: sl.parquet, sl.csv or sl.jsonl; or votes.csv, with "
+        "what they come to (leaderboard)",
+    ),
     ("source", str, "run end to end from the files written so"),
     ("sink", str, "folder for the outputs and the data directory"),
     ("sink-format", str, "parquet, csv or jsonl"),
@@ -85,7 +98,9 @@ def add(commands: Any) -> None:
     )
     # The grid has a flag of this name, too.
     parser.add_argument(
-        "what", metavar="WORKLOAD", help="sl, gs, tp, sea, osed, push, recovery, or grid"
+        "what",
+        metavar="WORKLOAD",
+        help="sl, gs, tp, sea, osed, leaderboard, pe-triggers, push, recovery, or grid",
     )
     for name, kind, text in (*FLAGS, *GRID):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar=kind.__name__.upper())

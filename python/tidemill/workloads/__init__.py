@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidemill.app import App
-from tidemill.workloads import gs, sl, tp
+from tidemill.workloads import chain, gs, leaderboard, sl, tp
 
 #: Each makes its app: whether as opaque functions, and the options of the run.
 WORKLOADS: dict[str, Callable[[bool, Mapping[str, Any]], App]] = {
     "sl": lambda opaque, _: sl.app(opaque),
     "gs": gs.app,
     "tp": lambda opaque, _: tp.app(opaque),
+    # Procedures are functions, in any case.
+    "leaderboard": lambda _, options: leaderboard.app(options),
+    "pe-triggers": lambda _, options: chain.app(options),
 }

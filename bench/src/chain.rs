@@ -1,0 +1,258 @@
+//! A chain of procedures (S-Store 4.2.2, triggers of the partition engine): each takes the event from its
+//! stream and emits it into the next one's. One event comes in and is a batch; how long it takes to
+//! come out behind the last procedure is told by the number of procedures.
+//!
+//! With `--length` one chain is measured, with `--lengths 1,2,4` several, each as often as `--repeat`
+//! says; the line `time = a + b × length` is then fitted to their medians by least squares, and r² tells
+//! how well it fits.
+//!
+//! What must hold: all events come out of every stream, in their order, each with one added by every
+//! procedure before.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use tidemill_core::digest::{streams_hash, RowsHash};
+use tidemill_core::{Batch, BatchBuilder, Column, DataType, Error, Result, StreamId, Value};
+use tidemill_table::Table;
+use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
+use tidemill_txn::Program;
+
+use crate::args::{Args, ProgramKind};
+use crate::events::{push_words, Events};
+use crate::execute::Verdicts;
+use crate::report::Report;
+use crate::run::{self, Case, Made};
+use crate::shape::{self, Parts};
+use crate::work::Work;
+use crate::Given;
+
+/// The longest chain.
+const LENGTH_MAX: usize = 64;
+/// Above this many nanoseconds an event and procedure the baseline is not tight.
+const TIGHT_NS: f64 = 10.0;
+/// Events of a run when the options do not say.
+const EVENTS: usize = 50_000;
+
+/// Runs the workload.
+pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+    let Some(lengths) = &args.lengths else {
+        return run::of::<Chain>(args, given, progress);
+    };
+    if args.length.is_some() || given.program.is_some() {
+        return Err(Error::setting(
+            "--lengths: chains of several lengths are made in Rust, by it alone",
+        )
+        .help("leave out --length and --program, or give one --length"));
+    }
+    let wrong = |_| {
+        Error::setting(format!("--lengths {lengths}: these are no numbers with commas between"))
+    };
+    let lengths = lengths.split(',').map(|length| length.trim().parse().map_err(wrong));
+    let (mut points, mut last) = (Vec::new(), None);
+    for length in lengths.collect::<Result<Vec<usize>>>()? {
+        let args = Args { length: Some(length), lengths: None, ..args.clone() };
+        let report = run::of::<Chain>(&args, Given::default(), progress)?;
+        let ns = 1e9 / report.events_per_s;
+        progress(&format!("{length} procedures: {ns:.0} ns a batch"));
+        points.push((length, ns, report.ratio, report.valid));
+        last = Some(report);
+    }
+    let mut report = last.ok_or_else(|| Error::setting("--lengths: there are none"))?;
+    report.valid = points.iter().all(|(.., valid)| *valid);
+    let shown = points
+        .iter()
+        .map(|(length, ns, ratio, _)| json!({ "length": length, "ns": ns, "ratio": ratio }));
+    report.details.insert("lengths".into(), shown.collect());
+    if let Some((a, b, r2)) = line(points.iter().map(|(length, ns, ..)| (*length as f64, *ns))) {
+        progress(&format!("{a:.0} ns and {b:.1} ns a procedure, r² {r2:.4}"));
+        report.details.insert("fit".into(), json!({ "a_ns": a, "b_ns": b, "r2": r2 }));
+    }
+    Ok(report)
+}
+
+/// The line through points by least squares: where it begins, how it rises, and which share of how the
+/// points vary it tells. None through fewer than two places.
+fn line(points: impl Iterator<Item = (f64, f64)> + Clone) -> Option<(f64, f64, f64)> {
+    let n = points.clone().count() as f64;
+    let mean = points.clone().fold((0.0, 0.0), |(x, y), point| (x + point.0 / n, y + point.1 / n));
+    let sum = |of: fn(f64, f64) -> f64| -> f64 {
+        points.clone().map(|(x, y)| of(x - mean.0, y - mean.1)).sum()
+    };
+    let (xx, xy, yy) = (sum(|x, _| x * x), sum(|x, y| x * y), sum(|_, y| y * y));
+    let slope = xy / xx;
+    (xx > 0.0)
+        .then(|| (mean.1 - slope * mean.0, slope, if yy > 0.0 { xy * xy / (xx * yy) } else { 1.0 }))
+}
+
+/// Events that are their places.
+#[derive(Clone, Debug)]
+pub(crate) struct Counted(usize);
+
+impl Events for Counted {
+    fn count(&self) -> usize {
+        self.0
+    }
+
+    fn stream(&self, _: usize) -> usize {
+        0
+    }
+
+    fn words(&self, at: usize) -> impl Iterator<Item = i64> {
+        std::iter::once(at as i64)
+    }
+}
+
+/// The workload as the options want it.
+struct Chain {
+    made: Made<Counted>,
+    length: usize,
+}
+
+/// The stream behind so many procedures.
+fn stream(number: usize) -> String {
+    format!("s{number}")
+}
+
+/// A procedure: takes an event, and emits it with one added.
+struct Link(StreamId);
+
+impl Opaque for Link {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let Value::Int(n) = event[0] else { unreachable!("the column is one of integers") };
+        tx.emit(self.0, &[Value::Int(n + 1)])
+    }
+}
+
+fn program(kind: ProgramKind, given: Given<'_>, length: usize) -> Result<Parts> {
+    let column = || vec![Column::new("n", DataType::Int)];
+    let mut b = Builder::new("chain");
+    b.stream(&stream(0), column());
+    let frame = b.finish()?;
+    let program = match (kind, given.program) {
+        (ProgramKind::Rust, _) => {
+            let mut b = Builder::new("chain");
+            let mut from = b.stream(&stream(0), column());
+            for number in 1..=length {
+                let to = b.emitted(&stream(number), column());
+                b.procedure(&format!("p{number}"), &[from], &[to], Arc::new(Link(to)));
+                from = to;
+            }
+            b.finish()?
+        }
+        (ProgramKind::Python, Some(json)) => {
+            let mut program = Program::from_json(json)?;
+            program.opaques = given.opaques;
+            program
+        }
+        _ => {
+            let what = format!("--program {}: there is none here", kind.name());
+            return Err(Error::setting(what).help("use --program rust, or python from Python"));
+        }
+    };
+    shape::parts("a chain of procedures", program, &frame)
+}
+
+impl Case for Chain {
+    type Events = Counted;
+    /// The last number that has come out.
+    type Baseline = usize;
+
+    fn new(args: &Args, given: Given<'_>, work: Work) -> Result<Chain> {
+        let length = args.length.unwrap_or(1);
+        if !(1..=LENGTH_MAX).contains(&length) {
+            let what = format!("--length {length}: a chain has 1 to {LENGTH_MAX} procedures");
+            return Err(Error::setting(what));
+        }
+        let parts = program(args.program, given, length)?;
+        let events = Counted(args.events.unwrap_or(EVENTS));
+        Ok(Chain { made: Made { keys: 1, ..Made::new(args, parts, events, work) }, length })
+    }
+
+    fn made(&self) -> &Made<Counted> {
+        &self.made
+    }
+
+    fn transactions(&self) -> usize {
+        self.length * self.made.events.0
+    }
+
+    fn baseline(&self) -> usize {
+        0
+    }
+
+    /// Through as many functions that nobody can look into.
+    fn run_baseline(&self, last: &mut usize) -> Verdicts {
+        for event in 0..self.made.events.0 {
+            *last = (0..self.length).fold(event, |n, _| std::hint::black_box(n) + 1);
+        }
+        Verdicts::default()
+    }
+
+    fn baseline_ns_max(&self) -> f64 {
+        TIGHT_NS * self.length as f64
+    }
+
+    fn holds(&self, last: &usize, tables: &[Table]) -> bool {
+        tables.is_empty() && *last == self.made.events.0 - 1 + self.length
+    }
+
+    fn output_hash(&self, _: &usize) -> Option<String> {
+        let schema = &self.made.parts.inputs[0].1;
+        let hash_of = |number: usize| {
+            let mut builder = BatchBuilder::new(schema.clone());
+            let numbers = number as i64..(self.made.events.0 + number) as i64;
+            numbers.for_each(|n| push_words(&mut builder, [n]));
+            let batch: Batch = builder.finish();
+            let mut hash = RowsHash::default();
+            hash.take(&batch);
+            hash
+        };
+        let names: Vec<String> = (1..=self.length).map(stream).collect();
+        let hashes = names.iter().zip(1..).map(|(name, number)| (&**name, hash_of(number)));
+        Some(format!("{:032x}", streams_hash(hashes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::line;
+    use crate::check;
+
+    #[test]
+    fn all_that_comes_in_comes_out_behind_every_procedure() {
+        for options in [r#""length":1"#, r#""length":64"#, r#""length":3,"epoch":7"#] {
+            let options = format!(r#"{options},"events":300,"repeat":1"#);
+            let report = check::report("pe-triggers", &options, Vec::new());
+            assert_eq!(report["valid"], true, "{report}");
+        }
+        let options = r#""lengths":"1, 2,5","events":300,"repeat":1"#;
+        let report = check::report("pe-triggers", options, Vec::new());
+        assert_eq!(report["valid"], true, "{report}");
+        assert_eq!(report["lengths"].as_array().unwrap().len(), 3);
+        assert!(report["fit"]["r2"].as_f64().unwrap() <= 1.0, "{report}");
+    }
+
+    #[test]
+    fn a_line_is_found() {
+        let (a, b, r2) = line([(1.0, 5.0), (2.0, 7.0), (4.0, 11.0)].into_iter()).unwrap();
+        assert!((a - 3.0).abs() < 1e-9 && (b - 2.0).abs() < 1e-9 && (r2 - 1.0).abs() < 1e-9);
+        let (_, b, r2) = line([(1.0, 5.0), (2.0, 5.5), (3.0, 5.0)].into_iter()).unwrap();
+        assert!(b.abs() < 1e-9 && r2.abs() < 1e-9);
+        assert!(line([(1.0, 5.0)].into_iter()).is_none());
+    }
+
+    #[test]
+    fn wrong_options_are_named() {
+        check::are_refused(
+            "pe-triggers",
+            &[
+                (r#""length":0"#, "--length 0"),
+                (r#""length":65"#, "--length 65"),
+                (r#""lengths":"1,x""#, "--lengths 1,x"),
+                (r#""lengths":"1","length":2"#, "--lengths"),
+                (r#""program":"traced""#, "--program traced"),
+            ],
+        );
+    }
+}

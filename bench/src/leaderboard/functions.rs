@@ -1,0 +1,141 @@
+//! The procedures in Rust. Rows are found by running; each sees what those before it have written.
+
+use tidemill_core::Value;
+use tidemill_txn::program::{Abort, Opaque, Tx};
+
+use super::program::Frame;
+use super::{AGAIN, NOBODY, TREND};
+
+/// The one row of `tally`.
+const TALLY: Value = Value::Int(0);
+
+/// Refuses a vote, or inserts it.
+pub(super) struct Validate {
+    pub(super) frame: Frame,
+}
+
+impl Opaque for Validate {
+    fn call(&self, vote: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let (phone, candidate) = (&vote[..1], &vote[1..]);
+        if tx.get(self.frame.candidates, candidate)?.is_none() {
+            return Err(Abort::refused(NOBODY));
+        }
+        if tx.get(self.frame.votes, phone)?.is_some() {
+            return Err(Abort::refused(AGAIN));
+        }
+        tx.put(self.frame.votes, vote)?;
+        tx.emit(self.frame.valid, vote)
+    }
+}
+
+/// Counts a vote, and writes the leaderboards.
+pub(super) struct Count {
+    pub(super) frame: Frame,
+}
+
+impl Opaque for Count {
+    fn call(&self, vote: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let Frame { tally, recent, counted, .. } = self.frame;
+        let candidate = int(&vote[1]);
+        let accepted = tx.get(tally, &[TALLY])?.map_or(0, |row| int(&row[1]));
+        tx.put(tally, &[TALLY, Value::Int(accepted + 1)])?;
+        // The last votes are a ring.
+        let place = Value::Int(accepted % TREND as i64);
+        let leaves = tx.get(recent, std::slice::from_ref(&place))?.map(|row| int(&row[1]));
+        if leaves != Some(candidate) {
+            tx.put(recent, &[place, vote[1].clone()])?;
+        }
+        self.add(candidate, 1, 1, tx)?;
+        if let Some(leaves) = leaves {
+            self.add(leaves, 0, -1, tx)?;
+        }
+        write_boards(self.frame, tx)?;
+        tx.emit(counted, &[Value::Int(accepted + 1)])
+    }
+}
+
+impl Count {
+    /// Adds to what a candidate has, if it is running.
+    fn add(&self, candidate: i64, votes: i64, recent: i64, tx: &mut dyn Tx) -> Result<(), Abort> {
+        let key = [Value::Int(candidate)];
+        let Some(row) = tx.get(self.frame.candidates, &key)? else { return Ok(()) };
+        let row = [candidate, int(&row[1]) + votes, int(&row[2]) + recent];
+        tx.put(self.frame.candidates, &row.map(Value::Int))
+    }
+}
+
+/// Removes the candidate with the fewest votes when it is time, with all votes for it.
+pub(super) struct Remove {
+    pub(super) frame: Frame,
+    pub(super) every: i64,
+}
+
+impl Opaque for Remove {
+    fn call(&self, counted: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let Frame { candidates, votes, by_candidate, removed, .. } = self.frame;
+        let accepted = int(&counted[0]);
+        if accepted % self.every != 0 {
+            return Ok(());
+        }
+        let running = running(self.frame, tx)?;
+        if running.len() == 1 {
+            return Ok(());
+        }
+        let least = running.iter().min_by_key(|[_, votes, _]| *votes);
+        let [gone, count, _] = *least.expect("some are running");
+        for vote in tx.find(by_candidate, &[Value::Int(gone)], usize::MAX)? {
+            tx.delete(votes, &vote[1..])?;
+        }
+        tx.delete(candidates, &[Value::Int(gone)])?;
+        write_boards(self.frame, tx)?;
+        tx.emit(removed, &[gone, count, accepted].map(Value::Int))
+    }
+}
+
+/// Who is running, by number: candidate, votes, votes among the last ones.
+fn running(frame: Frame, tx: &mut dyn Tx) -> Result<Vec<[i64; 3]>, Abort> {
+    let rows = tx.scan(frame.candidates, &[], &[], usize::MAX)?;
+    Ok(rows.iter().map(|row| std::array::from_fn(|column| int(&row[column]))).collect())
+}
+
+/// Writes those leaderboards that are not as they were.
+fn write_boards(frame: Frame, tx: &mut dyn Tx) -> Result<(), Abort> {
+    let running = running(frame, tx)?;
+    let boards = [
+        board(&running, |[_, votes, _]| -votes),
+        board(&running, |[_, votes, _]| *votes),
+        board(&running, |[_, _, recent]| -recent),
+    ];
+    for (number, places) in (0..).zip(boards) {
+        let [[first, a], [second, b], [third, c]] = places;
+        let row = [number, first, a, second, b, third, c].map(Value::Int);
+        if tx.get(frame.boards, &row[..1])?.as_deref() != Some(&row) {
+            tx.put(frame.boards, &row)?;
+        }
+    }
+    Ok(())
+}
+
+/// The three who come first by a rank, with the votes that it counts: lower ranks before higher ones,
+/// and of equals the first.
+fn board(running: &[[i64; 3]], rank: impl Fn(&[i64; 3]) -> i64) -> [[i64; 2]; 3] {
+    // Nobody comes behind everybody.
+    let mut first = [(i64::MAX, 0); 3];
+    for candidate in running {
+        let mut next = (rank(candidate), candidate[0]);
+        for place in &mut first {
+            if next < *place {
+                std::mem::swap(place, &mut next);
+            }
+        }
+    }
+    first.map(|(rank, candidate)| if candidate == 0 { [0, 0] } else { [candidate, rank.abs()] })
+}
+
+/// An integer of a row.
+fn int(value: &Value) -> i64 {
+    match value {
+        Value::Int(int) => *int,
+        other => unreachable!("{other} is in a column of integers"),
+    }
+}

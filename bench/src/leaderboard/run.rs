@@ -1,0 +1,112 @@
+//! Leaderboard Maintenance, ready to run.
+
+use serde_json::{Map, Value as Json};
+use tidemill_core::Result;
+use tidemill_env::Env;
+use tidemill_table::{row_hash, Table};
+
+use super::straight::Straight;
+use super::tight::Tight;
+use super::votes::{self, Votes};
+use super::{files, program, whole, Show};
+use crate::args::{Args, Durable};
+use crate::execute::Verdicts;
+use crate::report::Report;
+use crate::run::{self, Case, Made};
+use crate::work::Work;
+use crate::Given;
+
+/// Above this many nanoseconds a vote the baseline is not tight.
+const TIGHT_NS: f64 = 100.0;
+
+/// Runs the workload: votes pushed into the whole engine, or epochs handed to the executor where nothing
+/// is durable and nothing has a rate.
+pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+    let env = Env::real();
+    let case: Leaderboard = run::made(args, &env, given, progress)?;
+    if let Some(path) = &args.write_source {
+        files::write(&env, &case, path, progress)?;
+    }
+    match args.durable() == Durable::None && args.rate.is_none() {
+        true => run::run(args, &env, &case, progress),
+        false => whole::run(args, &env, &case, progress),
+    }
+}
+
+/// The workload as the options want it.
+pub(crate) struct Leaderboard {
+    pub(super) made: Made<Votes>,
+    pub(super) show: Show,
+    pub(super) straight: Straight,
+}
+
+impl Leaderboard {
+    /// Whether the loops come to the same.
+    pub(super) fn is_tight_right(&self, tight: &Tight) -> bool {
+        let stands = tight.stands.iter().filter(|candidate| **candidate != 0).count();
+        let accepted = ("accepted", tight.accepted as usize);
+        self.straight.removed == tight.removed
+            && self.straight.boards() == tight.boards()
+            && self.straight.numbers().contains(&accepted)
+            && self.straight.numbers().contains(&("standing", stands))
+    }
+}
+
+impl Case for Leaderboard {
+    type Events = Votes;
+    type Baseline = Tight;
+
+    fn new(args: &Args, given: Given<'_>, work: Work) -> Result<Leaderboard> {
+        let show = Show::of(args)?;
+        let parts = program::program(args.program, given, show.every)?;
+        let votes = votes::generate(&show, args);
+        let straight = Straight::run(&votes, show.every);
+        // Tables grow as votes come.
+        let made = Made { keys: show.candidates, ..Made::new(args, parts, votes, work) };
+        Ok(Leaderboard { made, show, straight })
+    }
+
+    fn made(&self) -> &Made<Votes> {
+        &self.made
+    }
+
+    /// Each candidate stands; a vote is one transaction when it is refused, and or else three procedures
+    /// commit.
+    fn transactions(&self) -> usize {
+        let [(_, accepted), (_, refused), ..] = self.straight.numbers();
+        self.show.candidates + refused + 3 * accepted
+    }
+
+    fn baseline(&self) -> Tight {
+        Tight::new(&self.show)
+    }
+
+    fn run_baseline(&self, tight: &mut Tight) -> Verdicts {
+        tight.run(&self.made.events, self.show.every)
+    }
+
+    fn baseline_ns_max(&self) -> f64 {
+        TIGHT_NS
+    }
+
+    /// Every row of every table is that of the straight loop, and so is the baseline.
+    fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
+        let mut scratch = Vec::new();
+        let is_right = |(number, (name, rows)): (usize, (&str, Vec<Vec<_>>))| {
+            let table = self.made.table(tables, number);
+            let hashes = rows.iter().map(|row| row_hash(name, row, &mut scratch));
+            table.len() == rows.len()
+                && table.state_hash() == hashes.fold(0, |sum: u128, hash| sum.wrapping_add(hash))
+        };
+        self.is_tight_right(tight) && self.straight.tables().into_iter().enumerate().all(is_right)
+    }
+
+    fn output_hash(&self, _: &Tight) -> Option<String> {
+        Some(self.straight.output_hash(&self.made.parts.program))
+    }
+
+    fn details(&self, _: &Tight) -> Map<String, Json> {
+        let numbers = self.straight.numbers().into_iter();
+        numbers.map(|(name, number)| (name.to_string(), number.into())).collect()
+    }
+}
