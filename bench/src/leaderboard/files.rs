@@ -32,7 +32,7 @@ pub(super) fn write(
     let tables = case.straight.tables().into_iter().filter(|(name, _)| *name != BY_CANDIDATE);
     let tables =
         tables.map(|(name, rows)| (name.to_string(), rows.iter().map(|r| ints(r)).collect()));
-    let [numbers @ ..] = case.straight.numbers();
+    let numbers = case.straight.numbers();
     let mut found: Map<String, Json> =
         numbers.into_iter().map(|(name, number)| (name.into(), number.into())).collect();
     found.insert("candidates".into(), case.show.candidates.into());

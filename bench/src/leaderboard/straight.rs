@@ -47,7 +47,7 @@ impl Straight {
         }
         self.votes.insert(phone, candidate);
         self.accepted.push([candidate, phone]);
-        if self.accepted.len() % every == 0 && self.running.len() > 1 {
+        if self.accepted.len().is_multiple_of(every) && self.running.len() > 1 {
             let counts = self.counts();
             let (candidate, votes) =
                 counts.iter().min_by_key(|(c, votes)| (**votes, **c)).expect("two are running");
