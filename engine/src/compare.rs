@@ -1,15 +1,15 @@
 //! Two versions of a program side by side: what is different, and what becomes of the tables' rows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{json, Value};
-use tidemill_core::{encode, Error, Kind, Result, Row, TableId, TableSpec};
+use tidemill_core::{encode, Error, Keeps, Kind, Result, Row, TableId, TableSpec};
 use tidemill_env::Env;
 use tidemill_place::{partition_of_bytes, Partition};
 use tidemill_snapshot::{load, Manifest, Store};
 use tidemill_table::StoredVersion;
-use tidemill_txn::program::{Handler, Program};
+use tidemill_txn::program::{Handler, OwnedWindow, Program};
 
 use crate::carry::carry;
 use crate::changes::{counted, Change, Found};
@@ -27,8 +27,9 @@ pub(crate) struct Comparison<'a> {
     /// By table of the old program.
     tables: Vec<TablePlan<'a>>,
     /// Tables that are new.
-    added: Vec<&'a str>,
-    /// Tables of the new program.
+    added: Vec<&'a TableSpec>,
+    /// The new program, and how many tables it has.
+    to: &'a Program,
     count: usize,
     /// The internal state of the new program.
     pub(crate) internal: Internal,
@@ -75,7 +76,10 @@ impl<'a> Comparison<'a> {
         let rows = &facts.tables;
         let tables = from.program.tables.iter().enumerate().map(|(index, table)| {
             let rows = rows.get(index).copied().unwrap_or(0);
-            let to = TableNow::of(table, &to.program, &renames);
+            let to = match is_kept(&from.program, index, &to.program) {
+                true => TableNow::of(table, &to.program, &renames),
+                false => None,
+            };
             TablePlan { from: table, rows, frontier_us: facts.frontier_us(index), versions: 0, to }
         });
         let tables: Vec<TablePlan<'_>> = tables.collect();
@@ -84,11 +88,12 @@ impl<'a> Comparison<'a> {
         };
         let all = to.program.tables.iter().enumerate();
         let added = all.clone().filter(|(id, _)| old(*id).is_none());
-        let added = added.map(|(_, table)| &*table.name).collect();
+        let added = added.map(|(_, table)| table).collect();
         let kept = all.map(|(id, _)| old(id).map_or((0, i64::MIN), |p| (p.rows, p.frontier_us)));
         let (internal, mut rest) = carry(env, from, &left.internal, to, kept.unzip())?;
         handlers(&from.program, &to.program, &renames, &mut rest);
-        Ok(Comparison { tables, added, count: to.program.tables.len(), internal, rest })
+        let count = to.program.tables.len();
+        Ok(Comparison { tables, added, to: &to.program, count, internal, rest })
     }
 
     /// Looks at the rows whose values decide whether they can be converted.
@@ -108,9 +113,43 @@ impl<'a> Comparison<'a> {
         &mut self,
         store: &Arc<dyn Store>,
         manifest: &Manifest,
-        take: impl FnMut(TableId, Partition, &[u8], &[u8]),
+        mut take: impl FnMut(TableId, Partition, &[u8], &[u8]),
     ) -> Result<()> {
-        self.rows(store, manifest, |_| true, take)
+        let (to, count) = (self.to, self.count);
+        let (mut taken, mut why) = (BTreeMap::<TableId, BTreeSet<Vec<u8>>>::new(), Vec::new());
+        self.rows(
+            store,
+            manifest,
+            |_| true,
+            |table, partition, key, row| {
+                take(table, partition, key, row);
+                if table.index() >= count {
+                    return;
+                }
+                // What is in indexes follows from the rows.
+                let Ok(row) = decode(&to.tables[table.index()], row) else { return };
+                for (index, is_unique, entry) in to.index_entries(table, &row) {
+                    let spec = &to.tables[index.index()];
+                    let (mut key, mut bytes) = (Vec::new(), Vec::new());
+                    spec.key.iter().for_each(|column| encode::key(&entry[*column], &mut key));
+                    entry.iter().for_each(|value| encode::value(value, &mut bytes));
+                    if is_unique && !taken.entry(index).or_default().insert(key.clone()) {
+                        let values: Vec<String> =
+                            spec.key.iter().map(|column| entry[*column].to_string()).collect();
+                        why.push(format!(
+                        "index {} is unique, and two rows have {} there: make them differ first",
+                        spec.name,
+                        values.join(", ")
+                    ));
+                        continue;
+                    }
+                    take(index, partition_of_bytes(spec, &key), &key, &bytes);
+                }
+            },
+        )?;
+        why.truncate(10);
+        self.rest.why.extend(why);
+        Ok(())
     }
 
     fn rows(
@@ -159,21 +198,45 @@ impl<'a> Comparison<'a> {
     /// All that is different, and what stands against an upgrade.
     pub(crate) fn found(&self) -> Found {
         let mut found = Found::default();
-        for plan in &self.tables {
+        let is_made = |plan: &&TablePlan<'_>| matches!(plan.from.keeps, Some(Keeps::Index { .. }));
+        for plan in self.tables.iter().filter(|plan| !is_made(plan)) {
             plan.found(&mut found);
         }
-        for name in &self.added {
-            found.push(Change::new("table", "added", *name, "empty"));
+        for table in &self.added {
+            let upgrade = match table.keeps {
+                Some(Keeps::Index { .. }) => "made of the rows of its table",
+                _ => "empty",
+            };
+            found.push(Change::new("table", "added", &*table.name, upgrade));
         }
         found.extend(self.rest.clone());
         found
     }
 }
 
+/// Whether what a table holds goes on to be that. Indexes are made anew, and a window of another shape
+/// begins anew.
+fn is_kept(from: &Program, table: usize, to: &Program) -> bool {
+    let id = TableId(table as u16);
+    match from.tables[table].keeps {
+        None => true,
+        Some(Keeps::Index { .. }) => false,
+        Some(Keeps::Window) => {
+            let mut windows = from.windows.iter();
+            let has = |w: &&OwnedWindow| [w.rows, w.state, w.groups].contains(&id);
+            let shape = |w: &OwnedWindow| (w.schema.clone(), w.extent, w.group, w.sums.clone());
+            let Some(window) = windows.find(has) else { return false };
+            let now = to.windows.iter().find(|now| now.name == window.name);
+            now.is_some_and(|now| shape(now) == shape(window))
+        }
+    }
+}
+
 impl<'a> TableNow<'a> {
     fn of(from: &TableSpec, to: &'a Program, renames: &Renames) -> Option<TableNow<'a>> {
         let name = renames.table(&from.name);
-        let index = to.tables.iter().position(|table| *table.name == *name)?;
+        let index =
+            to.tables.iter().position(|table| *table.name == *name && table.keeps == from.keeps)?;
         let spec = &to.tables[index];
         let names = names_of(&from.schema);
         let names = names.iter().map(|c| renames.column(&from.name, c).to_owned());

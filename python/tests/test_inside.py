@@ -523,3 +523,51 @@ def test_timers_that_can_not_be_are_refused() -> None:
     app = tm.App("refused")
     assert "a millisecond is the shortest" in refused(lambda: app.every("10us"))
     assert "every" in refused(lambda: app.every("often"))
+
+
+def test_an_upgrade_makes_indexes_anew_and_begins_changed_windows_anew(tmp_path: Path) -> None:
+    def made(rows: int, *, unique: bool = False, city: str = "city") -> tuple[tm.App, Any, Any]:
+        app = tm.App("people")
+        people = app.table("people", key="id", schema={"id": int, city: str})
+        moves = app.stream("moves", id=int, city=str)
+        recent = app.window("recent", rows=rows, slide=1, id=int)
+
+        @app.transaction(moves, opaque=True, owns=[recent])
+        def move(tx, e):
+            people.upsert({"id": e.id, city: e.city})
+            recent.insert(id=e.id)
+
+        if rows < 2:
+            return app, moves, None
+        index = people.index(city, unique=unique)
+
+        @app.procedure
+        def look(tx, city: str):
+            return [row.id for row in index[city]]
+
+        return app, moves, look
+
+    settings: dict[str, Any] = {"data_dir": tmp_path / "data"}
+    app, moves, _ = made(1)
+    with app.start(**settings) as mill:
+        mill.send(moves, [{"id": n, "city": "ab"[n % 2]} for n in range(5)])
+        mill.drain()
+        mill.stop()
+    app, *_ = made(2, unique=True)
+    with pytest.raises(tm.SettingError, match=r"people.by_city is unique, and two rows have \"a\""):
+        app.start(upgrade="lossy", **settings)
+    app, *_ = made(2)
+    with pytest.raises(tm.SettingError, match=r"recent\.rows"):
+        app.start(upgrade=True, **settings)
+    app, moves, look = made(2)
+    with app.start(upgrade="lossy", **settings) as mill:
+        assert mill.call(look, city="b") == [1, 3]
+        mill.send(moves, [{"id": 7, "city": "b"}])
+        assert mill.call(look, city="b") == [1, 3, 7]
+        assert list(mill.table("recent.groups").rows()) == []
+        mill.stop()
+    app, moves, look = made(2, city="town")
+    renames = {"people.city": "people.town"}
+    with app.start(upgrade=True, renames=renames, **settings) as mill:
+        assert mill.call(look, city="b") == [1, 3, 7]
+        assert next(iter(mill.table("people.by_town").rows())) == {"town": "a", "id": 0}

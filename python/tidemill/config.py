@@ -23,6 +23,9 @@ from tidemill.errors import SettingError
 #: What ``durable`` may be.
 DURABLE: Final = ("none", "log", "log+snapshots")
 
+#: What ``recovery`` may be.
+RECOVERY: Final = ("weak", "strong")
+
 #: What ``upgrade`` may be, beside true and false.
 LOSSY: Final = "lossy"
 
@@ -40,7 +43,7 @@ SETTINGS: Final[Mapping[str, object]] = {
     "fresh": bool,
     "data_dir": Path,
     "durable": DURABLE,
-    "recovery": ("weak", "strong"),
+    "recovery": RECOVERY,
     "snapshot_us": int,
     "log_segment_bytes": int,
     "poison_after": int,
@@ -94,6 +97,13 @@ def _checked(name: str, value: Any, origin: str) -> Any:
             raise SettingError(
                 f"{origin}: {name}={value!r} is none of {', '.join(DURABLE)}",
                 "say none to keep nothing, log to repeat everything at a start, or log+snapshots",
+            )
+        return value
+    if kind is RECOVERY:
+        if value not in RECOVERY:
+            raise SettingError(
+                f"{origin}: {name}={value!r} is none of {', '.join(RECOVERY)}",
+                "say weak to log inputs, or strong to log each transaction, too",
             )
         return value
     try:

@@ -53,7 +53,7 @@ pub(super) fn run(
         let seq = serial.seq();
         let came_to = result.as_ref().map(|done| (&done.effects, &done.emitted[..]));
         let came_to = command::hash(came_to, seq);
-        let given = given.from_outside();
+        let given = given.outside();
         let command = || Command { event, who: Who::Turn(number), cause: 0, given, came_to };
         command::note(serial, out, command);
     }

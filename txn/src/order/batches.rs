@@ -87,7 +87,7 @@ impl Cutting<'_> {
         let event = |(run, row): (usize, usize)| (runs[run].source, runs[run].offsets[row]);
         let ends = |place: usize| match batching {
             _ if place + 1 == whole => true,
-            Batching::Count(count) => (place + 1) % count as usize == 0,
+            Batching::Count(count) => (place + 1).is_multiple_of(count as usize),
             Batching::TimeUs(_) if by_arrival => false,
             Batching::TimeUs(us) => {
                 let interval = |place: usize| {
@@ -107,7 +107,11 @@ impl Cutting<'_> {
         let late = match batching {
             Batching::Count(count) if is_last && !by_arrival => {
                 let left = &rows[total - total % count as usize..];
-                left.iter().all(is_past).then(|| left.to_vec()).unwrap_or_default()
+                if left.iter().all(is_past) {
+                    left.to_vec()
+                } else {
+                    Vec::new()
+                }
             }
             _ => Vec::new(),
         };

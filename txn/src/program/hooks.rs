@@ -189,6 +189,14 @@ impl Program {
         Some(stream) == handler.output || is_open
     }
 
+    /// The entries that a row of a table has in indexes: each index, whether no two rows may have one key
+    /// there, and the entry, whose first columns are the key.
+    pub fn index_entries(&self, table: TableId, row: &[Value]) -> Vec<(TableId, bool, Vec<Value>)> {
+        let indexes = self.hooks().indexes[table.index()].iter();
+        let entry = |index: &Index| Some((index.table, index.is_unique(), index.entry(self, row)?));
+        indexes.filter_map(entry).collect()
+    }
+
     /// The tables that a handler may write; all, when nobody knows.
     fn written_by(&self, handler: usize) -> Option<Vec<TableId>> {
         match &self.handlers[handler].body {

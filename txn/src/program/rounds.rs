@@ -183,7 +183,7 @@ impl Given {
     }
 
     /// The events from outside of the turn, with the places of those who take them.
-    pub(crate) fn from_outside(&self) -> Vec<(u32, StreamId, Row)> {
+    pub(crate) fn outside(&self) -> Vec<(u32, StreamId, Row)> {
         let all = self.0.iter().flat_map(|(p, given)| given.iter().map(move |taken| (*p, taken)));
         let outside = all.filter(|(_, taken)| taken.outside);
         outside.map(|(place, taken)| (place as u32, taken.stream, taken.event.clone())).collect()

@@ -54,9 +54,9 @@ impl Open {
             match program.streams[stream.index()].batch.expect("it has one") {
                 Batching::Count(count) => {
                     let open = waiting.events.len();
-                    let is_full = |nth: &usize| (open + nth + 1) % count as usize == 0;
+                    let is_full = |nth: &usize| (open + nth + 1).is_multiple_of(count as usize);
                     ends.extend((0..own.len()).filter(is_full).map(|nth| own[nth]));
-                    rest_ends &= (open + own.len()) % count as usize != 0;
+                    rest_ends &= !(open + own.len()).is_multiple_of(count as usize);
                 }
                 Batching::TimeUs(us) if by_arrival => {
                     let is_due = clock_us.saturating_sub(waiting.since) >= us;
