@@ -45,22 +45,32 @@ impl Opaque for Count {
         if leaves != Some(candidate) {
             tx.put(recent, &[place, vote[1].clone()])?;
         }
-        self.add(candidate, 1, 1, tx)?;
+        let mut now = self.add(candidate, 1, 1, tx)?;
         if let Some(leaves) = leaves {
-            self.add(leaves, 0, -1, tx)?;
+            let left = self.add(leaves, 0, -1, tx)?;
+            now = if leaves == candidate { left } else { now };
         }
-        write_boards(self.frame, tx)?;
+        if let Some(now) = now {
+            raise_boards(self.frame, now, leaves, tx)?;
+        }
         tx.emit(counted, &[Value::Int(accepted + 1)])
     }
 }
 
 impl Count {
-    /// Adds to what a candidate has, if it is running.
-    fn add(&self, candidate: i64, votes: i64, recent: i64, tx: &mut dyn Tx) -> Result<(), Abort> {
+    /// Adds to what a candidate has, if it is running; gives what that is then.
+    fn add(
+        &self,
+        candidate: i64,
+        votes: i64,
+        recent: i64,
+        tx: &mut dyn Tx,
+    ) -> Result<Option<[i64; 3]>, Abort> {
         let key = [Value::Int(candidate)];
-        let Some(row) = tx.get(self.frame.candidates, &key)? else { return Ok(()) };
+        let Some(row) = tx.get(self.frame.candidates, &key)? else { return Ok(None) };
         let row = [candidate, int(&row[1]) + votes, int(&row[2]) + recent];
-        tx.put(self.frame.candidates, &row.map(Value::Int))
+        tx.put(self.frame.candidates, &row.map(Value::Int))?;
+        Ok(Some(row))
     }
 }
 
@@ -98,27 +108,86 @@ fn running(frame: Frame, tx: &mut dyn Tx) -> Result<Vec<[i64; 3]>, Abort> {
     Ok(rows.iter().map(|row| std::array::from_fn(|column| int(&row[column]))).collect())
 }
 
-/// Writes those leaderboards that are not as they were.
-fn write_boards(frame: Frame, tx: &mut dyn Tx) -> Result<(), Abort> {
-    let running = running(frame, tx)?;
-    let boards = [
-        board(&running, |[_, votes, _]| -votes),
-        board(&running, |[_, votes, _]| *votes),
-        board(&running, |[_, _, recent]| -recent),
-    ];
-    for (number, places) in (0..).zip(boards) {
-        let [[first, a], [second, b], [third, c]] = places;
-        let row = [number, first, a, second, b, third, c].map(Value::Int);
-        if tx.get(frame.boards, &row[..1])?.as_deref() != Some(&row) {
-            tx.put(frame.boards, &row)?;
+/// The leaderboards, by number: those with the most votes, with the fewest, and with the most of the last
+/// ones.
+const MOST: i64 = 0;
+const FEWEST: i64 = 1;
+const TRENDING: i64 = 2;
+
+/// Three candidates, each with its votes; 0 is nobody.
+type Places = [[i64; 2]; 3];
+
+/// Writes those leaderboards that are not as they were when a candidate has won a vote, and another one
+/// (or nobody) one of the last votes fewer. Whoever rises takes a place or does not; only where somebody
+/// on a board may have to make room for whoever is not on it are all candidates looked at.
+fn raise_boards(
+    frame: Frame,
+    [candidate, votes, recent]: [i64; 3],
+    leaves: Option<i64>,
+    tx: &mut dyn Tx,
+) -> Result<(), Abort> {
+    let mut held = [None; 3];
+    for (number, held) in (0..).zip(&mut held) {
+        let row = tx.get(frame.boards, &[Value::Int(number)])?;
+        *held = row.map(|row| -> Places {
+            std::array::from_fn(|place| [int(&row[place * 2 + 1]), int(&row[place * 2 + 2])])
+        });
+    }
+    let [Some(most), Some(fewest), Some(trending)] = held else { return write_boards(frame, tx) };
+    let is_on = |board: &Places, candidate: i64| board.iter().any(|place| place[0] == candidate);
+    let falls = leaves.is_some_and(|leaves| leaves != candidate && is_on(&trending, leaves));
+    if is_on(&fewest, candidate) || falls {
+        return write_boards(frame, tx);
+    }
+    for (number, held, value) in [(MOST, most, votes), (TRENDING, trending, recent)] {
+        let raised = raised(held, [candidate, value]);
+        if raised != held {
+            write(frame, number, raised, tx)?;
         }
     }
     Ok(())
 }
 
+/// A board on which the most come first, when a candidate has no fewer than before.
+fn raised(mut board: Places, own: [i64; 2]) -> Places {
+    let rank = |place: &[i64; 2]| match place {
+        [0, _] => (i64::MAX, 0),
+        [candidate, votes] => (-votes, *candidate),
+    };
+    let last = board.len() - 1;
+    let there = board.iter().position(|place| place[0] == own[0]);
+    let place = there.unwrap_or(last);
+    if there.is_some() || rank(&own) < rank(&board[place]) {
+        board[place] = own;
+        board.sort_by_key(rank);
+    }
+    board
+}
+
+/// Writes those leaderboards that are not as they were, of all candidates.
+fn write_boards(frame: Frame, tx: &mut dyn Tx) -> Result<(), Abort> {
+    let running = running(frame, tx)?;
+    let boards = [
+        (MOST, board(&running, |[_, votes, _]| -votes)),
+        (FEWEST, board(&running, |[_, votes, _]| *votes)),
+        (TRENDING, board(&running, |[_, _, recent]| -recent)),
+    ];
+    boards.into_iter().try_for_each(|(number, places)| write(frame, number, places, tx))
+}
+
+/// Writes a leaderboard, if it is another one.
+fn write(frame: Frame, number: i64, places: Places, tx: &mut dyn Tx) -> Result<(), Abort> {
+    let [[first, a], [second, b], [third, c]] = places;
+    let row = [number, first, a, second, b, third, c].map(Value::Int);
+    match tx.get(frame.boards, &row[..1])?.as_deref() == Some(&row) {
+        true => Ok(()),
+        false => tx.put(frame.boards, &row),
+    }
+}
+
 /// The three who come first by a rank, with the votes that it counts: lower ranks before higher ones,
 /// and of equals the first.
-fn board(running: &[[i64; 3]], rank: impl Fn(&[i64; 3]) -> i64) -> [[i64; 2]; 3] {
+fn board(running: &[[i64; 3]], rank: impl Fn(&[i64; 3]) -> i64) -> Places {
     // Nobody comes behind everybody.
     let mut first = [(i64::MAX, 0); 3];
     for candidate in running {

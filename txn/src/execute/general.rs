@@ -69,6 +69,11 @@ pub(crate) trait Rows {
     /// The row with this key, if it is there.
     fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled>;
 
+    /// The same, by the values of the key.
+    fn row_by(&self, table: TableId, key: &[Value]) -> Result<Option<Row>, Unsettled> {
+        self.row(table, &Key::of(key))
+    }
+
     /// The versions of a row that was asked for before.
     fn holder(&self, table: TableId, key: &Key, values: &[Value]) -> Result<Holder<'_>, Unsettled>;
 
@@ -87,6 +92,10 @@ pub(crate) trait Rows {
 }
 
 impl Rows for &[Table] {
+    fn row_by(&self, table: TableId, key: &[Value]) -> Result<Option<Row>, Unsettled> {
+        Ok(self[table.index()].get(key))
+    }
+
     fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
         Ok(self[table.index()].get_by_key(key))
     }
@@ -290,28 +299,32 @@ impl<'a> General<'a> {
 
     /// The touched row with this key; equal keys are one row.
     fn touch(&mut self, table: TableId, key: Vec<Value>) -> Result<usize, Unsettled> {
-        let (tables, rows) = (self.tables, &mut self.rows);
-        if rows.len() < ROWS_FEW {
-            let is_it = |touched: &Touched| touched.table == table && touched.key == key;
-            if let Some(at) = rows.iter().position(is_it) {
-                return Ok(at);
-            }
-        } else {
-            if self.by_key.is_empty() {
-                let places = rows.iter().enumerate();
-                self.by_key.extend(places.map(|(at, row)| ((row.table, Key::of(&row.key)), at)));
-            }
-            if let Some(at) = self.by_key.get(&(table, Key::of(&key))) {
-                return Ok(*at);
-            }
+        if let Some(at) = self.find_touched(table, &key) {
+            return Ok(at);
         }
         // What can't be read yet leaves no trace.
-        let row = tables.row(table, &Key::of(&key))?.map(Vec::from);
-        if rows.len() >= ROWS_FEW {
-            self.by_key.insert((table, Key::of(&key)), rows.len());
+        let row = self.tables.row_by(table, &key)?.map(Vec::from);
+        Ok(self.push_touched(Touched { table, key, row, written: false }))
+    }
+
+    fn find_touched(&mut self, table: TableId, key: &[Value]) -> Option<usize> {
+        let rows = &self.rows;
+        if rows.len() < ROWS_FEW {
+            return rows.iter().position(|t| t.table == table && t.key == key);
         }
-        rows.push(Touched { table, key, row, written: false });
-        Ok(rows.len() - 1)
+        if self.by_key.is_empty() {
+            let places = rows.iter().enumerate();
+            self.by_key.extend(places.map(|(at, row)| ((row.table, Key::of(&row.key)), at)));
+        }
+        self.by_key.get(&(table, Key::of(key))).copied()
+    }
+
+    fn push_touched(&mut self, touched: Touched) -> usize {
+        if self.rows.len() >= ROWS_FEW {
+            self.by_key.insert((touched.table, Key::of(&touched.key)), self.rows.len());
+        }
+        self.rows.push(touched);
+        self.rows.len() - 1
     }
 
     /// Runs a declared transaction.
@@ -821,9 +834,24 @@ impl<'a> General<'a> {
                 self.failed.get_or_insert(abort.clone());
                 return Err(abort);
             }
-            self.hold(index.table, entry)?;
+            match index.is_unique() {
+                true => self.hold(index.table, entry)?,
+                // Its key holds the row's own, whose entry was another one: it can't be there.
+                false => self.hold_absent(index.table, entry),
+            }
         }
         Ok(())
+    }
+
+    /// Makes a row that is in the table only if this transaction has put it there.
+    fn hold_absent(&mut self, table: TableId, row: Vec<Value>) {
+        let key: Vec<Value> =
+            self.program.tables[table.index()].key.iter().map(|c| row[*c].clone()).collect();
+        let at = match self.find_touched(table, &key) {
+            Some(at) => at,
+            None => self.push_touched(Touched { table, key, row: None, written: false }),
+        };
+        (self.rows[at].row, self.rows[at].written) = (Some(row), true);
     }
 
     /// Sets off the triggers on rows that have been written.
