@@ -19,9 +19,7 @@ use tidemill_core::{
     encode, rules, Batch, Column, DataType, Error, Late, Result, Row, Schema, StreamId, StreamSpec,
     StreamTime, TableId, TableSpec, Value,
 };
-use tidemill_txn::program::{
-    Abort, Aggregate, Body, Opaque, Origin, Program, Stream, Tx, Window,
-};
+use tidemill_txn::program::{Abort, Aggregate, Body, Opaque, Origin, Program, Stream, Tx, Window};
 
 /// What the engine adds to a program has names that begin so, and nothing else has.
 const PREFIX: &str = "tidemill.";
@@ -324,5 +322,17 @@ impl Tx for Watched<'_> {
             self.reply = Some(stored.collect::<Result<_, _>>()?);
         }
         Ok(())
+    }
+
+    fn time_us(&self) -> i64 {
+        self.tx.time_us()
+    }
+
+    fn now_us(&self) -> i64 {
+        self.tx.now_us()
+    }
+
+    fn random(&mut self) -> u128 {
+        self.tx.random()
     }
 }

@@ -147,6 +147,9 @@ pub struct Settings {
     pub http_calls_max: usize,
     /// Bytes of a request's body.
     pub http_body_bytes_max: usize,
+    /// A connection is cut off that says nothing for so long, in microseconds: between two requests, in
+    /// the midst of one, or taking nothing of an answer.
+    pub http_idle_us: i64,
     /// A call is answered after this long at the latest, in microseconds, and be it that nobody knows yet
     /// what it came to.
     pub http_deadline_us: i64,
@@ -196,6 +199,7 @@ impl Default for Settings {
             http_connections_max: 1024,
             http_calls_max: 4096,
             http_body_bytes_max: 1 << 20,
+            http_idle_us: 30_000_000,
             http_deadline_us: 30_000_000,
             http_requests_kept_us: 24 * 60 * 60 * 1_000_000,
             log_to: None,
@@ -225,6 +229,7 @@ impl Settings {
             ("http_connections_max", self.http_connections_max as i64),
             ("http_calls_max", self.http_calls_max as i64),
             ("http_body_bytes_max", self.http_body_bytes_max as i64),
+            ("http_idle_us", self.http_idle_us),
             ("http_deadline_us", self.http_deadline_us),
             ("http_requests_kept_us", self.http_requests_kept_us),
         ];
