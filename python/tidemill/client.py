@@ -14,7 +14,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -121,7 +121,7 @@ class _Send:
     path: str
     headers: Mapping[str, str]
     content: bytes | None
-    params: list[tuple[str, str]]
+    params: Mapping[str, list[str]]
     seconds: float
 
 
@@ -231,7 +231,7 @@ def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) ->
             break
         headers["tidemill-deadline-ms"] = str(max(1, int(left * 1000)))
         # The app says itself that the time is over; a little more is for the way.
-        send = _Send("POST", f"/call/{procedure}", headers, content, [], left + 1.0)
+        send = _Send("POST", f"/call/{procedure}", headers, content, {}, left + 1.0)
         response = yield send
         if response is None:
             last = None
@@ -262,7 +262,7 @@ def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) ->
     raise error
 
 
-def _get(options: _Options, path: str, params: list[tuple[str, str]]) -> Steps:
+def _get(options: _Options, path: str, params: Mapping[str, list[str]]) -> Steps:
     """Something that may be asked for as often as one likes."""
     until = time.monotonic() + options.deadline
     error: Error = IoError(f"{path}: the app did not answer", "is it running?")
@@ -409,9 +409,12 @@ class _Client:
         """
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        given = {"deadline": deadline, "retries": retries, "request_id": request_id}
-        changed = {name: value for name, value in given.items() if value is not None}
-        other._options = replace(self._options, **changed)
+        now = self._options
+        other._options = _Options(
+            now.deadline if deadline is None else deadline,
+            now.retries if retries is None else retries,
+            now.request_id if request_id is None else request_id,
+        )
         return other
 
     def _subscription(self, stream: Side | str, after: int | None) -> _Following[Event]:
@@ -426,9 +429,7 @@ class _Client:
         for value in key:
             encoded = _encoded(value)
             texts.append(encoded if isinstance(encoded, str) else json.dumps(encoded))
-        return _get(
-            self._options, f"/tables/{_name(table)}/rows", [("key", text) for text in texts]
-        )
+        return _get(self._options, f"/tables/{_name(table)}/rows", {"key": texts})
 
 
 class Client(_Client):
@@ -480,7 +481,7 @@ class Client(_Client):
 
     def openapi(self) -> dict[str, Any]:
         """The document that describes the app."""
-        found: dict[str, Any] = self._run(_get(self._options, "/openapi.json", []))
+        found: dict[str, Any] = self._run(_get(self._options, "/openapi.json", {}))
         return found
 
     def subscribe(self, stream: Side | str, *, after: int | None = None) -> Iterator[Event]:
@@ -589,7 +590,7 @@ class AsyncClient(_Client):
 
     async def openapi(self) -> dict[str, Any]:
         """The document that describes the app."""
-        found: dict[str, Any] = await self._run(_get(self._options, "/openapi.json", []))
+        found: dict[str, Any] = await self._run(_get(self._options, "/openapi.json", {}))
         return found
 
     def subscribe(self, stream: Side | str, *, after: int | None = None) -> AsyncIterator[Event]:
