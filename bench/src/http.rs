@@ -106,7 +106,8 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
             waits.extend(ended.waits_ns);
             Ok(calls.count() as f64 / ended.seconds)
         };
-        let (bare, rate) = (once(Durable::None, &mut Vec::new())?, once(args.durable(), &mut waits)?);
+        let (bare, rate) =
+            (once(Durable::None, &mut Vec::new())?, once(args.durable(), &mut waits)?);
         measured.baseline_rates.push(bare);
         measured.rates.push(rate);
         progress(&format!(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import json
 import os
@@ -57,7 +58,7 @@ class Hotel:
             d: tm.decimal(2) = Decimal("0.00"),  # type: ignore[valid-type]
             t: tm.optional(tm.timestamp) = None,  # type: ignore[valid-type]
             l: tm.list(int) = (),  # type: ignore[valid-type]  # noqa: E741
-            a: tm.any = None,  # type: ignore[valid-type]
+            a: tm.optional(tm.any) = None,  # type: ignore[valid-type]
         ):
             return [i, f, b, s, y, str(d), None if t is None else t.isoformat(), list(l), a]
 
@@ -100,7 +101,7 @@ def test_calls_and_what_they_come_to(hotel: Hotel, client: tm.Client) -> None:
     assert client.call("reserve", hotel="Ritz") == {"hotel": "Ritz", "left": 2}
     with pytest.raises(tm.Abort, match="no rooms left"):
         client.call(hotel.reserve, hotel="Ritz", n=3)
-    with pytest.raises(tm.Abort, match=r"rooms\[Ritz\] exists already"):
+    with pytest.raises(tm.Abort, match="exists already"):
         client.call(hotel.open_hotel, hotel="Ritz")
     assert client.row(hotel.rooms, "Ritz") == {"hotel": "Ritz", "free": 2}
     assert client.row("rooms", "Savoy") is None
@@ -251,6 +252,7 @@ def test_a_stream_is_followed_over_a_restart(hotel: Hotel, tmp_path: Path) -> No
 
 def test_events_that_are_gone_are_not_passed_over(hotel: Hotel) -> None:
     with hotel.app.start(http_port=0, tail_rows=3) as mill, tm.Client(str(mill.url)) as client:
+        mill.call(hotel.open_hotel, hotel="Ritz")
         mill.send(hotel.given_back, {"hotel": ["Ritz"] * 5}, wait=True)
         with pytest.raises(tm.GoneError) as raised:
             next(client.subscribe("give_back", after=-1))
@@ -325,7 +327,7 @@ def test_https(hotel: Hotel, tmp_path: Path) -> None:
             assert client.call(hotel.slow, ms=1) == 1
         with (
             tm.Client(url, token=token, deadline=1, retries=1) as client,
-            pytest.raises(tm.DeadlineError),
+            pytest.raises(tm.IoError, match="certificate"),
         ):
             client.call(hotel.slow, ms=1)
         # Plain words to a port that wants others.
@@ -359,11 +361,8 @@ def test_hostile_input_harms_nobody(hotel: Hotel) -> None:
                 there.sendall(sent)
                 if dice.random() < 0.3:
                     there.settimeout(10)
-                    with pytest.MonkeyPatch.context():
-                        try:
-                            while there.recv(4096):
-                                pass
-                        except ConnectionError:
+                    with contextlib.suppress(ConnectionError):
+                        while there.recv(4096):
                             pass
         with httpx.Client(base_url=url) as http:
             assert http.get("/health").status_code == 200
@@ -513,26 +512,27 @@ def test_a_served_app_is_killed_and_no_call_is_lost_or_done_twice(tmp_path: Path
         return subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE)
 
     running = start()
-    replies: dict[int, list[int]] = {}
+    replies: dict[int, list[int]] = {worker: [] for worker in range(4)}
 
     def ask(worker: int) -> None:
         with tm.Client(f"http://127.0.0.1:{port}", deadline=120, retries=10_000) as client:
-            replies[worker] = [client.call("count", name=str(worker)) for _ in range(60)]
+            for _ in range(60):
+                replies[worker].append(client.call("count", name=str(worker)))
 
-    workers = [threading.Thread(target=ask, args=(worker,), daemon=True) for worker in range(4)]
+    workers = [threading.Thread(target=ask, args=(worker,), daemon=True) for worker in replies]
     for worker in workers:
         worker.start()
-    kills = 0
-    while any(worker.is_alive() for worker in workers):
-        time.sleep(1.0)
-        if kills < 3:
-            running.send_signal(signal.SIGKILL)
-            running.wait()
-            kills += 1
-            running = start()
+    for done in (30, 90, 150):
+        while sum(map(len, replies.values())) < done:
+            time.sleep(0.001)
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        running = start()
+    for worker in workers:
+        worker.join(100)
     with tm.Client(f"http://127.0.0.1:{port}") as client:
         for worker in range(4):
-            assert replies[worker] == list(range(1, 61)), f"client {worker} after {kills} kills"
+            assert replies[worker] == list(range(1, 61)), f"client {worker}"
             assert client.row("counts", str(worker)) == {"name": str(worker), "n": 60}
     running.send_signal(signal.SIGTERM)
     out, _ = running.communicate(timeout=60)

@@ -130,7 +130,9 @@ class _Sleep:
     seconds: float
 
 
-Steps = Generator["_Send | _Sleep", "httpx.Response | None", Any]
+#: What comes of a request that gets no response: whether somebody may have heard it, and why.
+Broken = tuple[bool, str]
+Steps = Generator["_Send | _Sleep", "httpx.Response | Broken", Any]
 Item = TypeVar("Item")
 
 
@@ -199,6 +201,8 @@ def _refusal(response: httpx.Response) -> Error:
     error = said.get("error") or {}
     what = str(error.get("what") or f"{response.url} answered {response.status_code}")
     help = str(error.get("help") or "")
+    if said.get("executed") == "unknown":
+        return DeadlineError(what, help)
     match response.status_code:
         case 401 | 403:
             return AccessError(what, help)
@@ -208,8 +212,6 @@ def _refusal(response: httpx.Response) -> Error:
             gone = GoneError(what, help)
             gone.first = int(said.get("first", 0))
             return gone
-        case 504:
-            return DeadlineError(what, help)
     return _KINDS.get(str(error.get("kind")), IoError)(what, help)
 
 
@@ -223,7 +225,8 @@ def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) ->
     headers = {"content-type": "application/json"}
     if request is not None:
         headers["idempotency-key"] = request
-    last: Error | None = None
+    error: Error = DeadlineError(f"there was no time to call {procedure}")
+    heard = False
     waits = _waits()
     for attempt in range(options.retries + 1):
         left = until - time.monotonic()
@@ -231,50 +234,53 @@ def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) ->
             break
         headers["tidemill-deadline-ms"] = str(max(1, int(left * 1000)))
         # The app says itself that the time is over; a little more is for the way.
-        send = _Send("POST", f"/call/{procedure}", headers, content, {}, left + 1.0)
-        response = yield send
-        if response is None:
-            last = None
+        response = yield _Send("POST", f"/call/{procedure}", headers, content, {}, left + 1.0)
+        if isinstance(response, tuple):
+            may_have_heard, why = response
+            heard |= may_have_heard
+            error = IoError(
+                f"the app can't be reached: {why}", "is it running, and at this address?"
+            )
         elif response.status_code == 200:
             return _found(response).get("reply")
         elif response.status_code == 409 and "aborted" in (said := _found(response)):
             raise Abort(str(said["aborted"]))
         else:
-            last = _refusal(response)
+            error = _refusal(response)
+            heard |= isinstance(error, DeadlineError)
             if response.status_code not in (408, 503, 504):
-                raise last
-        if request is None:
+                raise error
+        if request is None or attempt == options.retries:
             break
-        if attempt < options.retries:
-            wait = next(waits)
-            if wait >= until - time.monotonic():
-                break
-            yield _Sleep(wait)
-    if isinstance(last, ResourceError) and not isinstance(last, DeadlineError):
-        raise last
-    error = DeadlineError(
-        last.what if last else f"the app did not answer the call of {procedure}",
-        "the call may have been executed: ask again with the same request_id and arguments"
-        if request is not None
-        else "the call may have been executed; with retries it could be asked for again",
-    )
-    error.request_id = request
+        if (wait := next(waits)) >= until - time.monotonic():
+            break
+        yield _Sleep(wait)
+    if heard:
+        error = DeadlineError(
+            error.what,
+            "the call may have been executed: ask again with the same request_id and arguments"
+            if request is not None
+            else "the call may have been executed; with retries it could be asked for again",
+        )
+        error.request_id = request
     raise error
 
 
 def _get(options: _Options, path: str, params: Mapping[str, list[str]]) -> Steps:
     """Something that may be asked for as often as one likes."""
     until = time.monotonic() + options.deadline
-    error: Error = IoError(f"{path}: the app did not answer", "is it running?")
+    error: Error = IoError(f"{path}: the app did not answer", "is it running, and at this address?")
     waits = _waits()
     for _ in range(options.retries + 1):
         left = until - time.monotonic()
         if left <= 0:
             break
         response = yield _Send("GET", path, {}, None, params, left)
-        if response is not None:
-            if response.status_code == 200:
-                return _found(response)
+        if isinstance(response, tuple):
+            error = IoError(f"the app can't be reached: {response[1]}", error.help)
+        elif response.status_code == 200:
+            return _found(response)
+        else:
             error = _refusal(response)
             if response.status_code != 503:
                 break
@@ -520,13 +526,13 @@ class Client(_Client):
     def _run(self, steps: Steps) -> Any:
         import httpx
 
-        response: httpx.Response | None = None
+        response: httpx.Response | Broken = (False, "")
         try:
+            step = next(steps)
             while True:
-                step = steps.send(response)
-                response = None
                 if isinstance(step, _Sleep):
                     time.sleep(step.seconds)
+                    step = next(steps)
                     continue
                 try:
                     response = self._http.request(
@@ -534,7 +540,8 @@ class Client(_Client):
                         params=step.params, timeout=step.seconds,
                     )  # fmt: skip
                 except httpx.TransportError as error:
-                    _check_url(error, self.url)
+                    response = _broken(error, self.url)
+                step = steps.send(response)
         except StopIteration as end:
             return end.value
 
@@ -558,7 +565,7 @@ class Client(_Client):
                             if (item := following.take(line)) is not None:
                                 yield item
             except httpx.TransportError as broken:
-                _check_url(broken, self.url)
+                _broken(broken, self.url)
             time.sleep(following.failed(error))
 
 
@@ -621,13 +628,13 @@ class AsyncClient(_Client):
 
         import httpx
 
-        response: httpx.Response | None = None
+        response: httpx.Response | Broken = (False, "")
         try:
+            step = next(steps)
             while True:
-                step = steps.send(response)
-                response = None
                 if isinstance(step, _Sleep):
                     await asyncio.sleep(step.seconds)
+                    step = next(steps)
                     continue
                 try:
                     response = await self._http.request(
@@ -635,7 +642,8 @@ class AsyncClient(_Client):
                         params=step.params, timeout=step.seconds,
                     )  # fmt: skip
                 except httpx.TransportError as error:
-                    _check_url(error, self.url)
+                    response = _broken(error, self.url)
+                step = steps.send(response)
         except StopIteration as end:
             return end.value
 
@@ -661,13 +669,15 @@ class AsyncClient(_Client):
                             if (item := following.take(line)) is not None:
                                 yield item
             except httpx.TransportError as broken:
-                _check_url(broken, self.url)
+                _broken(broken, self.url)
             await asyncio.sleep(following.failed(error))
 
 
-def _check_url(error: httpx.TransportError, url: str) -> None:
-    """Raises what asking again will not mend."""
+def _broken(error: httpx.TransportError, url: str) -> Broken:
+    """What is to be made of a connection that could not be had or kept."""
     import httpx
 
     if isinstance(error, httpx.UnsupportedProtocol):
         raise SettingError(f"'{url}' is no address of an app", "give one as http://127.0.0.1:8080")
+    unreached = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+    return not unreached, str(error) or type(error).__name__
