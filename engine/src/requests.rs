@@ -19,7 +19,9 @@ use tidemill_core::{
     encode, rules, Batch, Column, DataType, Error, Late, Result, Row, Schema, StreamId, StreamSpec,
     StreamTime, TableId, TableSpec, Value,
 };
-use tidemill_txn::program::{Abort, Aggregate, Body, Opaque, Origin, Program, Stream, Tx, Window};
+use tidemill_txn::program::{
+    Abort, Aggregate, Body, Opaque, Origin, Program, Stream, Tx, Window, WindowId,
+};
 
 /// What the engine adds to a program has names that begin so, and nothing else has.
 const PREFIX: &str = "tidemill.";
@@ -90,7 +92,9 @@ pub(crate) fn add(program: &mut Program) -> Result<()> {
             at: String::new(),
         },
         origin: Origin::Emitted,
+        batch: None,
     });
+    program.forget();
     for handler in called {
         let handler = &mut program.handlers[handler];
         let calls = &mut program.streams[handler.input.index()].spec;
@@ -307,6 +311,10 @@ impl Tx for Watched<'_> {
         self.tx.scan(table, from, to, limit)
     }
 
+    fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort> {
+        self.tx.find(table, leading, limit)
+    }
+
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
         self.tx.put(table, row)
     }
@@ -322,6 +330,26 @@ impl Tx for Watched<'_> {
             self.reply = Some(stored.collect::<Result<_, _>>()?);
         }
         Ok(())
+    }
+
+    fn window_insert(&mut self, window: WindowId, row: &[Value]) -> Result<(), Abort> {
+        self.tx.window_insert(window, row)
+    }
+
+    fn window_advance(&mut self, window: WindowId) -> Result<(), Abort> {
+        self.tx.window_advance(window)
+    }
+
+    fn window_rows(&mut self, window: WindowId) -> Result<Vec<Row>, Abort> {
+        self.tx.window_rows(window)
+    }
+
+    fn window_groups(
+        &mut self,
+        window: WindowId,
+        group: Option<&Value>,
+    ) -> Result<Vec<Row>, Abort> {
+        self.tx.window_groups(window, group)
     }
 
     fn time_us(&self) -> i64 {

@@ -96,6 +96,11 @@ impl Program {
             .filter(move |&h| self.handlers[h].inputs().any(|input| input.stream == stream))
     }
 
+    /// Forgets what was found out about it: for whoever changes a program that may have been asked.
+    pub fn forget(&mut self) {
+        self.hooks = OnceLock::new();
+    }
+
     /// The abort event of a handler that takes each event: the event, and the reason behind it. What
     /// calls have beside their parameters is not the program's, and not in it.
     pub fn abort_event(&self, handler: usize, event: &[Value], reason: &str) -> Vec<Value> {
