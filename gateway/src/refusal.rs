@@ -8,9 +8,12 @@ use tidemill_core::{Error, Kind};
 /// Seconds after which whoever came when there was no room may try again.
 const RETRY_AFTER: &str = "1";
 
-/// An answer that says no.
+/// An answer that says no. In a box, because almost all answers are others.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct Refusal(Box<Parts>);
+
+#[derive(Debug)]
+struct Parts {
     status: StatusCode,
     error: Error,
     /// More fields, as an object.
@@ -21,7 +24,7 @@ pub(crate) struct Refusal {
 impl Refusal {
     /// With this status, and what is wrong.
     pub(crate) fn new(status: StatusCode, error: Error) -> Refusal {
-        Refusal { status, error, more: json!({}), headers: Vec::new() }
+        Refusal(Box::new(Parts { status, error, more: json!({}), headers: Vec::new() }))
     }
 
     /// The request is wrong.
@@ -53,20 +56,20 @@ impl Refusal {
 
     /// With a field more.
     pub(crate) fn field(mut self, name: &str, value: impl Into<Value>) -> Refusal {
-        self.more[name] = value.into();
+        self.0.more[name] = value.into();
         self
     }
 
     /// With a header.
     pub(crate) fn header(mut self, name: HeaderName, value: HeaderValue) -> Refusal {
-        self.headers.push((name, value));
+        self.0.headers.push((name, value));
         self
     }
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let Refusal { status, error, mut more, headers } = self;
+        let Parts { status, error, mut more, headers } = *self.0;
         more["error"] = json!({"kind": error.kind.name(), "what": error.what, "help": error.help});
         let mut response = json_response(status, more.to_string().into_bytes());
         response.headers_mut().extend(headers);

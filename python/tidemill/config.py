@@ -155,12 +155,10 @@ def _names(name: str, value: Any, origin: str) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(
         isinstance(text, str) and text for pair in value.items() for text in pair
     ):
-        raise SettingError(
-            f"{origin}: {name}={value!r} does not say what belongs to which name",
-            "give what needs a role with the role: transfer=teller, tables/accounts=auditor"
-            if name == "http_roles"
-            else "give old names with new ones: accounts=clients, accounts.holder=clients.owner",
-        )
+        what, help = "what has which name now", "old names with new ones: accounts=clients"
+        if name == "http_roles":
+            what, help = "which role is needed for what", "names with roles: transfer=teller"
+        raise SettingError(f"{origin}: {name}={value!r} does not say {what}", f"give {help}")
     return dict(value)
 
 
