@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc};
 
 use tidemill_core::{Batch, Column, DataType, Schema, StreamId, TableId, Value};
-use tidemill_engine::{AppSpec, Durable, Mill, Reply, Request, Settings, SourceDecl};
+use tidemill_engine::{AppSpec, Durable, Mill, Recovery, Reply, Request, Settings, SourceDecl};
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
 use tidemill_txn::Program;
@@ -243,9 +243,18 @@ fn nobody_is_surprised() {
 #[test]
 fn requests_are_executed_once_across_crashes() {
     let requests: i64 = 4;
-    for durable in [Durable::Log, Durable::LogAndSnapshots] {
+    for (durable, recovery) in [
+        (Durable::Log, Recovery::Weak),
+        (Durable::Log, Recovery::Strong),
+        (Durable::LogAndSnapshots, Recovery::Weak),
+    ] {
         let sim = SimEnv::new(7);
         let calls = Arc::default();
+        let app = |calls, data_dir, durable| {
+            let mut app = app(calls, data_dir, durable);
+            app.settings.recovery = recovery;
+            app
+        };
         sim.disk.record();
         let mill = Mill::start(app(&calls, Some("/data"), durable), sim.env()).unwrap();
         for n in 1..=requests {
