@@ -86,6 +86,6 @@ pub use mill::Mill;
 pub use report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 pub use requests::Request;
 pub use schema::schema_diff;
-pub use settings::{Durable, Settings, Upgrade};
+pub use settings::{Durable, Recovery, Settings, Upgrade};
 pub use spec::{AppSpec, SinkDecl, SourceDecl};
 pub use workers::Workers;
