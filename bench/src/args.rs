@@ -41,10 +41,13 @@ const REQUESTS: &str = "leaderboard";
 const REQUESTS_SINK: &str = "leaderboard.tidemill";
 
 /// Workloads that leave something behind without being given files.
-const LEAVE: &[&str] = &["push", "recovery", REQUESTS];
+const LEAVE: &[&str] = &["push", "http", "recovery", REQUESTS];
 
 /// Threads, at most.
 const THREADS_MAX: usize = 64;
+
+/// Connections of clients, at most.
+const CONNECTIONS_MAX: usize = 4096;
 
 /// What survives a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,6 +145,12 @@ pub struct Args {
     /// Rows a second, sent one at a time, for workloads that send: latency is measured.
     #[serde(default)]
     pub rate: Option<f64>,
+    /// Connections of clients, each of which waits for its reply before it calls again.
+    #[serde(default)]
+    pub connections: Option<usize>,
+    /// Whether each call has a request id.
+    #[serde(default)]
+    pub requests: bool,
     /// A CSV file of labelled tweets, or a folder of them, for the workload that has such events.
     #[serde(default)]
     pub tweets: Option<String>,
@@ -290,6 +299,8 @@ impl Args {
             ("deposits", self.deposits != default_deposits()),
             ("batch", self.batch.is_some()),
             ("rate", self.rate.is_some()),
+            ("connections", self.connections.is_some()),
+            ("requests", self.requests),
             ("compare", !self.compare.is_empty()),
             ("warm-up", self.warm_up != 0),
             ("tweets", self.tweets.is_some()),
@@ -356,6 +367,9 @@ impl Args {
         }
         if self.batch == Some(0) || self.rate.is_some_and(|rate| rate.is_nan() || rate <= 0.0) {
             return wrong("--batch and --rate must be positive".into());
+        }
+        if self.connections.is_some_and(|n| !(1..=CONNECTIONS_MAX).contains(&n)) {
+            return wrong(format!("--connections: 1 to {CONNECTIONS_MAX} are possible"));
         }
         if self.source.is_none()
             && !LEAVE.contains(&&*self.workload)

@@ -29,6 +29,7 @@
 //! | `leaderboard` | Leaderboard Maintenance |
 //! | `chain` | a chain of procedures |
 //! | `push` | rows sent into a running app, and acknowledged |
+//! | `http` | calls of a procedure over HTTP |
 //! | `recovery` | a start that finds many rows |
 
 mod args;
@@ -38,6 +39,7 @@ mod check;
 mod events;
 mod execute;
 mod gs;
+mod http;
 mod keys;
 mod leaderboard;
 mod measure;
@@ -152,6 +154,12 @@ pub const WORKLOADS: &[Workload] = &[
         about: "rows sent into a running app and acknowledged when they are durable",
         options: &["batch", "rate"],
         run: push::run,
+    },
+    Workload {
+        name: "http",
+        about: "calls over HTTP, answered when they are durable",
+        options: &["connections", "requests"],
+        run: http::run,
     },
     Workload {
         name: "recovery",

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
 }
 
 /// Options without a value.
-const SWITCHES: &[&str] = &["acyclic", "average", "dynamic"];
+const SWITCHES: &[&str] = &["acyclic", "average", "dynamic", "requests"];
 
 /// The options as a JSON object: `--udf-ns 5` is `"udf_ns": 5`.
 fn parse(args: &[String]) -> Result<String, String> {

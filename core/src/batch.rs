@@ -46,7 +46,11 @@ impl Batch {
         schema: Arc<Schema>,
         rows: impl IntoIterator<Item = &'a [Value]>,
     ) -> Batch {
-        let mut builder = BatchBuilder::new(schema);
+        let rows = rows.into_iter();
+        let mut builder = match rows.size_hint() {
+            (few, Some(most)) if few == most => BatchBuilder::of_rows(schema, few),
+            _ => BatchBuilder::new(schema),
+        };
         for row in rows {
             builder.push(row);
         }
@@ -448,6 +452,14 @@ impl BatchBuilder {
         BatchBuilder { schema, columns, len: 0 }
     }
 
+    /// An empty builder with room for so many rows: for one that comes alone it would otherwise be
+    /// made for a thousand.
+    pub fn of_rows(schema: Arc<Schema>, rows: usize) -> BatchBuilder {
+        let column = |c: &crate::schema::Column| ColumnBuilder::of_rows(&c.ty, rows);
+        let columns = schema.columns.iter().map(column).collect();
+        BatchBuilder { schema, columns, len: 0 }
+    }
+
     /// Number of rows so far.
     pub fn len(&self) -> usize {
         self.len
@@ -508,6 +520,17 @@ impl ColumnBuilder {
             ArrowType::Boolean => ColumnBuilder::Bool(BooleanBuilder::new()),
             ArrowType::Utf8 => ColumnBuilder::Str(StringBuilder::new()),
             _ => ColumnBuilder::Bytes(BinaryBuilder::new()),
+        }
+    }
+
+    /// A builder with room for so many rows; texts and bytes find theirs as they come.
+    pub fn of_rows(ty: &DataType, rows: usize) -> ColumnBuilder {
+        match inner_type(ty) {
+            ArrowType::Int64 => ColumnBuilder::Int(Int64Builder::with_capacity(rows)),
+            ArrowType::Float64 => ColumnBuilder::Float(Float64Builder::with_capacity(rows)),
+            ArrowType::Boolean => ColumnBuilder::Bool(BooleanBuilder::with_capacity(rows)),
+            ArrowType::Utf8 => ColumnBuilder::Str(StringBuilder::with_capacity(rows, 0)),
+            _ => ColumnBuilder::Bytes(BinaryBuilder::with_capacity(rows, 0)),
         }
     }
 

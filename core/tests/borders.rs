@@ -56,6 +56,13 @@ fn only_python_knows_pyo3() {
 }
 
 #[test]
+fn only_the_gateway_knows_http() {
+    for package in ["axum", "hyper", "tokio", "tokio-rustls"] {
+        assert_eq!(users_of(package), ["tidemill-gateway"], "{package}");
+    }
+}
+
+#[test]
 fn the_door_is_only_for_those_who_may_go_out() {
     // No IO, clock or thread can reach core, place, table or txn, which do not have the door.
     assert_eq!(
@@ -65,6 +72,7 @@ fn the_door_is_only_for_those_who_may_go_out() {
             "tidemill-connect",
             "tidemill-engine",
             "tidemill-flow",
+            "tidemill-gateway",
             "tidemill-log",
             "tidemill-python",
             "tidemill-sim",
@@ -84,6 +92,8 @@ fn parts_do_not_know_what_they_must_not() {
         ("log", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),
         ("connect", &["tidemill-table", "tidemill-txn", "tidemill-flow", "tidemill-engine"]),
         ("flow", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),
+        ("engine", &["tidemill-gateway", "tokio", "pyo3"]),
+        ("gateway", &["tidemill-txn", "tidemill-table", "tidemill-flow", "pyo3"]),
         ("snapshot", &["tidemill-table", "tidemill-txn", "tidemill-log", "tidemill-engine"]),
     ] {
         let manifest = fs::read_to_string(root().join(part).join("Cargo.toml")).unwrap();

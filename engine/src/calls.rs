@@ -4,16 +4,17 @@
 //! executed again after a crash. Its reply is what its transaction came to, and leaves when the cut
 //! is durable. Whoever waits is known in this process only: after a crash nobody does.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tidemill_connect::push::TrySend;
-use tidemill_core::error::nearest;
-use tidemill_core::{Batch, Error, Result, Row, SourceId, StreamId, Value};
+use tidemill_core::{Batch, Error, Result, Row, Schema, SourceId, StreamId, Value};
 use tidemill_txn::execute::Outcome;
 use tidemill_txn::order::Epoch;
-use tidemill_txn::program::Program;
+use tidemill_txn::program::{Handler, Program};
 
+use crate::requests::{self, Known, Request};
 use crate::view::{Pushed, View};
 
 /// What a call came to.
@@ -23,6 +24,8 @@ pub enum Reply {
     Returned(Option<Row>),
     /// It aborted, and why.
     Aborted(String),
+    /// It was not executed: its request id is that of another call.
+    OtherRequest,
 }
 
 /// The call whose event stands there, and its reply.
@@ -93,27 +96,57 @@ impl Calls {
     }
 }
 
-/// Where calls of a procedure go, if it can be called with these arguments.
+/// A procedure that can be called.
+#[derive(Clone, Debug)]
+pub struct Procedure {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its parameters.
+    pub parameters: Arc<Schema>,
+    /// What it returns, if anything.
+    pub reply: Option<Arc<Schema>>,
+    /// Whether its calls may be [requests](Request).
+    pub takes_requests: bool,
+    /// The stream of its calls.
+    pub(crate) calls: StreamId,
+}
+
+/// The procedures of a program that can be called, by name.
+pub(crate) fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
+    let called = program.handlers.iter().filter(|h| program.calls.contains(&h.input));
+    let procedure = |handler: &Handler| {
+        let schema = |stream: StreamId| program.streams[stream.index()].spec.schema.clone();
+        let calls = schema(handler.input);
+        let (parameters, takes_requests) = requests::parameters(&calls);
+        let parameters = match takes_requests {
+            true => Schema::new(calls.columns[..parameters].to_vec()).into(),
+            false => calls,
+        };
+        let reply = handler.output.map(schema);
+        let (name, calls) = (handler.name.clone(), handler.input);
+        (name.to_string(), Procedure { name, parameters, reply, takes_requests, calls })
+    };
+    called.map(procedure).collect()
+}
+
+/// Where calls of a procedure go, and the event of this one.
 pub(crate) fn callable<'v>(
     view: &'v View,
     procedure: &str,
-    arguments: &Batch,
-) -> Result<&'v Pushed> {
-    let program = &view.program;
-    let called = program.handlers.iter().filter(|h| program.calls.contains(&h.input));
-    let Some(handler) = called.clone().find(|handler| *handler.name == *procedure) else {
-        let error = Error::program(format!("no procedure '{procedure}' can be called"));
-        return Err(match nearest(procedure, called.map(|handler| &*handler.name)) {
-            Some(near) => error.help(format!("did you mean '{near}'?")),
-            None => error.help("those that take no stream can be"),
-        });
-    };
+    arguments: Batch,
+    request: Option<Request>,
+) -> Result<(&'v Pushed, Batch)> {
+    let found = view.procedure(procedure)?;
     if arguments.len() != 1 {
         return Err(Error::program(format!("a call is one event, not {}", arguments.len())));
     }
-    let pushed = view.pushed(&program.streams[handler.input.index()].spec.name)?;
+    if *arguments.schema() != found.parameters {
+        return Err(Error::program("the arguments are not of the procedure's columns"));
+    }
+    let calls = &view.program.streams[found.calls.index()].spec;
+    let pushed = view.pushed(&calls.name)?;
     match pushed.is_over {
-        false => Ok(pushed),
+        false => Ok((pushed, requests::event(&calls.schema, arguments, request)?)),
         true => Err(Error::program(format!(
             "the calls of {procedure} were ended for good by an earlier run"
         ))
@@ -148,8 +181,22 @@ fn of_stream(
         return replies;
     }
     let handler = &program.handlers[handler];
+    let known = requests::answers(program);
+    let output_schema = handler.output.map(|stream| &program.streams[stream.index()].spec.schema);
     for output in &outcome.outputs {
         let aborted = output.stream == handler.aborted;
+        if Some(output.stream) == known {
+            for (row, values) in output.batch.rows().enumerate() {
+                let Some(reply) = replies.get_mut(&output.origins.event(row, epoch)) else {
+                    continue;
+                };
+                *reply = match requests::answer(output_schema, &values) {
+                    Known::Same(row) => Reply::Returned(row),
+                    Known::Other => Reply::OtherRequest,
+                };
+            }
+            continue;
+        }
         if !aborted && Some(output.stream) != handler.output {
             continue;
         }

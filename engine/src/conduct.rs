@@ -512,6 +512,7 @@ impl Driver {
         let mut answers = aside;
         let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch, &mut answers)?;
         let ns = self.env.clock.monotonic_ns() - begun;
+        let noted = shared.followed.lock().note(&state.tables, self.settings.tail_rows);
         shared.recent.note(cut.epoch, epoch.order.len(), ns, self.executor.ran());
         state.executed(&cut, outcome.seq);
         let dead = crate::aside::dead(&self.program, &self.failed, &cut.offsets, bad);
@@ -560,6 +561,7 @@ impl Driver {
             recorded,
             capture,
             answers,
+            noted,
             is_last,
             outputs: BTreeMap::new(),
             output_hash: 0,

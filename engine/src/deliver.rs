@@ -19,6 +19,7 @@ use tidemill_txn::program::Program;
 
 use crate::calls::Answer;
 use crate::counts::Counts;
+use crate::followed::Noted;
 use crate::outlets::Outlets;
 use crate::patient::FULL_US;
 use crate::records::{self, CutRecord};
@@ -67,6 +68,8 @@ pub(crate) struct Done {
     pub(crate) capture: Option<Box<Capture>>,
     /// What its calls came to.
     pub(crate) answers: Vec<Answer>,
+    /// What it has changed in tables that are followed.
+    pub(crate) noted: Noted,
     /// Nothing more will come, ever.
     pub(crate) is_last: bool,
     /// Rows and hash of all outputs after it; known when it is recorded.
@@ -104,6 +107,8 @@ pub(crate) struct Delivery {
     /// Takes snapshots, on a thread of its own.
     pub(crate) keeper: Option<Keeper>,
     pub(crate) keep_cuts: bool,
+    /// Rows and bytes that are kept of each table that is followed.
+    pub(crate) tail: (usize, usize),
     /// What is recorded is being executed again.
     pub(crate) is_recovering: bool,
 }
@@ -282,6 +287,7 @@ impl Delivery {
                 drained,
                 capture,
                 answers,
+                noted,
                 is_last,
                 outputs,
                 output_hash,
@@ -312,6 +318,8 @@ impl Delivery {
             }
             // Before anybody finds in `out` that rows are safe: they can be seen then.
             shared.left.store(epoch, Ordering::Release);
+            // Whoever sees that it has left finds what it has changed, and its rows in the tables.
+            shared.followed.lock().push(epoch, noted, self.tail.0, self.tail.1);
             drop(out);
             shared.calls.answer(answers);
             shared.delivered.notify_all();

@@ -8,6 +8,7 @@ use tidemill_txn::execute::{Path, Serial};
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Body, Handler, Origin, Program, Stage};
 
+use crate::requests::is_hidden;
 use crate::spec::{AppSpec, SinkDecl, SourceDecl};
 
 /// A word for how a handler is executed, and why.
@@ -49,7 +50,8 @@ pub(crate) fn describe(
         .enumerate()
         .map(|(index, (handler, path))| {
             let (path, how) = path_words(path);
-            let emits: Vec<&str> = program.emits(index).into_iter().map(name).collect();
+            let emits = program.emits(index).into_iter().map(name);
+            let emits: Vec<&str> = emits.filter(|name| !is_hidden(name)).collect();
             json!({
                 "name": handler.name, "input": name(handler.input), "path": path, "why": handler.why,
                 "how": how, "emits": emits, "at": handler.at,
@@ -59,6 +61,7 @@ pub(crate) fn describe(
     let tables: Vec<Value> = program
         .tables
         .iter()
+        .filter(|table| !is_hidden(&table.name))
         .map(|table| {
             let columns = table.schema.columns.iter();
             let columns: Vec<Value> = columns
@@ -77,8 +80,10 @@ pub(crate) fn describe(
         .streams
         .iter()
         .enumerate()
+        .filter(|(_, stream)| !is_hidden(&stream.spec.name))
         .map(|(index, stream)| {
             let columns: Vec<Value> = (stream.spec.schema.columns.iter())
+                .filter(|c| !is_hidden(&c.name))
                 .map(|c| json!({"name": c.name, "type": c.ty.to_string(), "nullable": c.nullable}))
                 .collect();
             let time = match stream.spec.time {

@@ -15,10 +15,12 @@
 //! | `trial` | inputs that kill the process |
 //! | `mill`, `view` | the handle of a running app, and what can be asked of it |
 //! | `aside` | what could not be decoded or computed, what is late |
+//! | `calls`, `requests` | calls of procedures, and those that may come again |
 //! | `rings` | the last rows of streams |
 //! | `workers`, `recent` | threads that execute epochs together; how the last ones were executed |
 //! | `patient`, `counts` | writing that waits for room; what has been counted |
-//! | `serve` | answers on a socket, health and metrics over HTTP |
+//! | `serve` | answers on a socket; what health and metrics say |
+//! | `clients`, `followed` | what clients of the app may ask and follow |
 //! | `ask`, `stopped` | asking a running engine, reading what a stopped one has left |
 //! | `past`, `stored` | the state at an earlier cut; the app as manifests keep it |
 //! | `schema`, `compare`, `renames`, `changes` | what is different between two versions of a program |
@@ -33,6 +35,7 @@ mod ask;
 mod calls;
 mod carry;
 mod changes;
+mod clients;
 mod compare;
 mod conduct;
 mod convert;
@@ -41,6 +44,7 @@ mod data_dir;
 mod deliver;
 mod feed;
 mod fingerprint;
+mod followed;
 mod histories;
 mod inspect;
 mod internal;
@@ -56,6 +60,7 @@ mod records;
 mod recover;
 mod renames;
 mod report;
+mod requests;
 mod rings;
 mod schema;
 mod serve;
@@ -73,11 +78,14 @@ mod view;
 mod workers;
 
 pub use ask::{ask, Next, Replies};
-pub use calls::Reply;
+pub use calls::{Procedure, Reply};
+pub use clients::{Health, Kept, News};
+pub use followed::{Changes, TableChange};
 pub use life::LifeSink;
 pub use mill::Mill;
 pub use report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
+pub use requests::Request;
 pub use schema::schema_diff;
-pub use settings::{Durable, Settings, Upgrade};
+pub use settings::{Durable, Recovery, Settings, Upgrade};
 pub use spec::{AppSpec, SinkDecl, SourceDecl};
 pub use workers::Workers;

@@ -14,7 +14,7 @@ use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Groups, Sequencer};
 use tidemill_txn::program::Origin;
 
-use crate::calls::{self, Calls, Reply};
+use crate::calls::{self, Calls, Reply, Then};
 use crate::conduct::{Driver, SnapshotPlan};
 use crate::counts::Counts;
 use crate::deliver::{self, Delivery, Item, Logs};
@@ -26,6 +26,7 @@ use crate::recent::Recent;
 use crate::records::{put_verdict, Verdict};
 use crate::recover::Recorded;
 use crate::report::{Status, Summary};
+use crate::requests::Request;
 use crate::rings::Rings;
 use crate::serve::Server;
 use crate::settings::{Durable, Recovery};
@@ -65,7 +66,7 @@ fn judge(suspect: &Suspect, last_epoch: u64, sources: &[String]) -> Result<Verdi
 
 /// A running app. All methods may be called from any thread.
 pub struct Mill {
-    view: Arc<View>,
+    pub(crate) view: Arc<View>,
     thread: Mutex<Option<Handle>>,
 }
 
@@ -141,6 +142,8 @@ impl Mill {
         let (clock_us, seq) = internal.as_ref().map_or((0, 0), |i| (i.facts.clock_us, i.facts.seq));
         let mut rings = match &durable {
             Some(_) => Rings::new(&program, &settings),
+            // Clients follow streams in memory, too.
+            None if settings.http_port.is_some() => Rings::new(&program, &settings),
             None => Rings::default(),
         };
         if let Some(internal) = &internal {
@@ -176,6 +179,7 @@ impl Mill {
             calls: Calls::default(),
             rings: Mutex::new(rings),
             ring_come: Condvar::new(),
+            followed: Mutex::default(),
             recent: Recent::default(),
             life,
             copying: Mutex::new(()),
@@ -224,6 +228,7 @@ impl Mill {
             logs: None,
             keeper: None,
             keep_cuts: settings.keep_cuts,
+            tail: (settings.tail_rows, settings.tail_bytes),
             is_recovering,
         };
         let (mut replay, mut verdicts, mut snapshots) = Default::default();
@@ -313,12 +318,14 @@ impl Mill {
                 (name, Pushed { source, handle, is_over, known, sent: AtomicU64::new(known) })
             })
             .collect();
+        let procedures = calls::procedures(&program);
         let view = Arc::new(View {
             program,
             env: env.clone(),
             gate: gate.clone(),
             shared: shared.clone(),
             pushed,
+            procedures,
             paths,
             started_ns,
             decls,
@@ -427,8 +434,34 @@ impl Mill {
         arguments: Batch,
         then: impl FnOnce(Result<Reply>) + Send + 'static,
     ) -> Result<()> {
-        let pushed = calls::callable(&self.view, procedure, &arguments)?;
-        let sent = self.view.shared.calls.call(pushed, arguments, Box::new(then))?;
+        self.send_call(procedure, arguments, None, Box::new(then))
+    }
+
+    /// Calls a procedure as [`call_then`](Mill::call_then) does, with an id: whoever is not told, or
+    /// told of the engine's end, may call again, and the call is executed once. An aborted one has
+    /// left nothing, and is executed again.
+    ///
+    /// # Errors
+    /// As [`call_then`](Mill::call_then), and when the procedure takes no request ids.
+    pub fn request_then(
+        &self,
+        procedure: &str,
+        arguments: Batch,
+        request: Request,
+        then: impl FnOnce(Result<Reply>) + Send + 'static,
+    ) -> Result<()> {
+        self.send_call(procedure, arguments, Some(request), Box::new(then))
+    }
+
+    fn send_call(
+        &self,
+        procedure: &str,
+        arguments: Batch,
+        request: Option<Request>,
+        then: Then,
+    ) -> Result<()> {
+        let (pushed, event) = calls::callable(&self.view, procedure, arguments, request)?;
+        let sent = self.view.shared.calls.call(pushed, event, then)?;
         pushed.sent.fetch_max(sent, Ordering::AcqRel);
         self.view.gate.wake_source(pushed.source);
         Ok(())

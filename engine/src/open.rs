@@ -25,6 +25,7 @@ use crate::feed::{Feed, Pace, Places, ToLog};
 use crate::outlets::{NamedSink, Outlets};
 use crate::patient::{patient, Waits};
 use crate::recover::{recover, Recovered};
+use crate::requests;
 use crate::settings::{Durable, Settings, Upgrade, SEGMENT_BYTES_MIN};
 use crate::spec::{AppSpec, SourceDecl};
 use crate::stages::{FailedList, Step};
@@ -76,6 +77,7 @@ pub(crate) struct Partition {
 
 pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Opened> {
     let AppSpec { mut program, sources, sinks, keep, settings } = spec;
+    requests::add(&mut program)?;
     program.check()?;
     let mut read: Vec<PathBuf> = Vec::new();
     let partitions = partitions(&program, &sources, env, &mut read)?;

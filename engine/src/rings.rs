@@ -10,6 +10,7 @@ use tidemill_txn::program::{Origin, Program};
 
 use crate::internal::{DlqFacts, Internal};
 use crate::outlets::dead_schema;
+use crate::requests::is_hidden;
 use crate::settings::Settings;
 
 /// The last rows of a stream. They are numbered from 0, from the first start of the app on.
@@ -120,7 +121,7 @@ impl Rings {
                 bytes: 0,
             }
         };
-        for stream in &program.streams {
+        for stream in program.streams.iter().filter(|s| !is_hidden(&s.spec.name)) {
             let (name, schema) = (&stream.spec.name, &stream.spec.schema);
             match stream.origin {
                 Origin::Input | Origin::Derived { .. } => {

@@ -127,9 +127,34 @@ pub struct Settings {
     pub dlq_rows_max: usize,
     /// They take at most this many bytes, per stream.
     pub dlq_bytes_max: usize,
-    /// The port on the loopback address at which health and metrics are to be had; 0 takes a free
-    /// one. Nobody listens when absent.
+    /// The port at which clients are answered over HTTP; 0 takes a free one. Nobody listens when
+    /// absent. The engine itself knows no sockets of clients: whoever starts it starts the gateway.
     pub http_port: Option<u16>,
+    /// The address to listen at. One that other machines can reach needs tokens and a certificate.
+    pub http_host: String,
+    /// A file with the clients that are let in. Without one everybody on this machine is.
+    pub http_tokens: Option<PathBuf>,
+    /// Certificate chain and private key, as PEM: HTTPS is spoken then.
+    pub http_cert: Option<PathBuf>,
+    /// See `http_cert`.
+    pub http_key: Option<PathBuf>,
+    /// The role that a client needs: for a procedure by its name, for others as `streams/NAME` and
+    /// `tables/NAME`.
+    pub http_roles: BTreeMap<String, String>,
+    /// Connections at a time.
+    pub http_connections_max: usize,
+    /// Calls that may wait for their replies at a time.
+    pub http_calls_max: usize,
+    /// Bytes of a request's body.
+    pub http_body_bytes_max: usize,
+    /// A connection is cut off that says nothing for so long, in microseconds: between two requests, in
+    /// the midst of one, or taking nothing of an answer.
+    pub http_idle_us: i64,
+    /// A call is answered after this long at the latest, in microseconds, and be it that nobody knows yet
+    /// what it came to.
+    pub http_deadline_us: i64,
+    /// What a request came to is remembered this long, in microseconds of the clock.
+    pub http_requests_kept_us: i64,
     /// Where the events of the engine's life are written, one JSON object on a line each: a file that
     /// they are appended to, or `-` for the standard error.
     pub log_to: Option<PathBuf>,
@@ -166,8 +191,18 @@ impl Default for Settings {
             dlq_rows_max: 10_000,
             dlq_bytes_max: 4 << 20,
             http_port: None,
+            http_host: "127.0.0.1".into(),
+            http_tokens: None,
+            http_cert: None,
+            http_key: None,
+            http_roles: BTreeMap::new(),
+            http_connections_max: 1024,
+            http_calls_max: 4096,
+            http_body_bytes_max: 1 << 20,
+            http_idle_us: 30_000_000,
+            http_deadline_us: 30_000_000,
+            http_requests_kept_us: 24 * 60 * 60 * 1_000_000,
             log_to: None,
-
             upgrade: Upgrade::Off,
             renames: BTreeMap::new(),
             keep_cuts: false,
@@ -191,6 +226,12 @@ impl Settings {
             ("tail_bytes", self.tail_bytes as i64),
             ("dlq_rows_max", self.dlq_rows_max as i64),
             ("dlq_bytes_max", self.dlq_bytes_max as i64),
+            ("http_connections_max", self.http_connections_max as i64),
+            ("http_calls_max", self.http_calls_max as i64),
+            ("http_body_bytes_max", self.http_body_bytes_max as i64),
+            ("http_idle_us", self.http_idle_us),
+            ("http_deadline_us", self.http_deadline_us),
+            ("http_requests_kept_us", self.http_requests_kept_us),
         ];
         for (name, value) in positive {
             if value <= 0 {

@@ -12,6 +12,7 @@ use tidemill_txn::order::Groups;
 
 use crate::calls::Calls;
 use crate::counts::Counts;
+use crate::followed::Followed;
 use crate::life::Life;
 use crate::outlets::Kept;
 use crate::recent::Recent;
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) rings: Mutex<Rings>,
     /// There is something new in `rings`, or the run has ended.
     pub(crate) ring_come: Condvar,
+    /// What has changed in tables that clients follow.
+    pub(crate) followed: Mutex<Followed>,
     /// How the last epochs were executed.
     pub(crate) recent: Recent,
     /// Who hears of the engine's life.

@@ -7,6 +7,7 @@ use tidemill_env::Env;
 use tidemill_txn::program::{Body, Program};
 
 use crate::open::partitions;
+use crate::requests;
 use crate::spec::{AppSpec, SinkDecl, SourceDecl};
 
 /// A program and what it is connected to. Closures and opaque functions are not in it.
@@ -22,6 +23,7 @@ impl Stored {
     /// An app as its manifests would have it: its files are looked up, and nothing is written.
     pub(crate) fn of(app: &AppSpec, env: &Env) -> Result<Stored> {
         let mut program = app.program.clone();
+        requests::add(&mut program)?;
         program.check()?;
         let partitions = partitions(&program, &app.sources, env, &mut Vec::new())?;
         program.sources = partitions.into_iter().map(|partition| partition.spec).collect();

@@ -5,15 +5,18 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use tidemill_connect::PushHandle;
+use tidemill_core::error::nearest;
 use tidemill_core::{Error, Result, SourceId};
-use tidemill_env::{Addr, Env};
+use tidemill_env::Env;
 use tidemill_flow::Gate;
 use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::program::Program;
 
+use crate::calls::Procedure;
 use crate::counts::Counts;
 use crate::data_dir::Site;
 use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
+use crate::requests::{is_hidden, shown};
 use crate::settings::Settings;
 use crate::shared::{Out, Shared};
 use crate::spec::SourceDecl;
@@ -25,6 +28,8 @@ pub(crate) struct View {
     pub(crate) gate: Arc<Gate>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) pushed: BTreeMap<String, Pushed>,
+    /// What clients may call.
+    pub(crate) procedures: BTreeMap<String, Procedure>,
     /// By handler: how it is executed.
     pub(crate) paths: Vec<String>,
     pub(crate) started_ns: u64,
@@ -33,7 +38,7 @@ pub(crate) struct View {
     /// Its data directory, and the fingerprint of what runs.
     pub(crate) site: Option<(Site, u128)>,
     /// Where it answers over HTTP.
-    pub(crate) http: OnceLock<Addr>,
+    pub(crate) http: OnceLock<String>,
     /// A source never ends: files that are followed.
     pub(crate) has_followed: bool,
     /// What was done before the start.
@@ -117,6 +122,17 @@ impl View {
         }
     }
 
+    /// A procedure that can be called.
+    pub(crate) fn procedure(&self, name: &str) -> Result<&Procedure> {
+        self.procedures.get(name).ok_or_else(|| {
+            let error = Error::program(format!("no procedure '{name}' can be called"));
+            match nearest(name, self.procedures.keys().map(String::as_str)) {
+                Some(near) => error.help(format!("did you mean '{near}'?")),
+                None => error.help("those that take no stream can be"),
+            }
+        })
+    }
+
     /// The number of a table.
     pub(crate) fn table_index(&self, name: &str) -> Result<usize> {
         let found = self.program.tables.iter().position(|t| &*t.name == name);
@@ -148,7 +164,9 @@ impl View {
             .collect();
         let committed: u64 = handlers.iter().map(|h| h.committed).sum();
         let refused: u64 = handlers.iter().map(|h| h.aborted).sum();
-        let tables = state.tables.iter().zip(&at.rows).map(|(t, rows)| TableReport {
+        let tables = state.tables.iter().zip(&at.rows);
+        let tables = tables.filter(|(t, _)| !is_hidden(&t.spec().name));
+        let tables = tables.map(|(t, rows)| TableReport {
             name: t.spec().name.to_string(),
             rows: *rows as u64,
             bytes: t.bytes() as u64,
@@ -172,7 +190,7 @@ impl View {
             events_per_s: self.events_per_s(counts, seconds),
             handlers,
             tables: tables.collect(),
-            outputs: out.outputs.clone(),
+            outputs: shown(out.outputs.clone()),
             unstable: unstable.collect(),
             state_hash: format!("{state_hash:032x}"),
             output_hash: format!("{:032x}", out.output_hash),

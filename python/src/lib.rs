@@ -31,7 +31,7 @@ mod _native {
     use super::values::Shape;
 
     #[pymodule_export]
-    use super::mill::{bench, inspect, NativeMill};
+    use super::mill::{bench, inspect, token_digest, NativeMill};
     #[pymodule_export]
     use super::running::{ask, schema_diff, NativeReplies};
 

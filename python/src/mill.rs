@@ -10,8 +10,9 @@ use pyo3_arrow::{PyRecordBatch, PyTable};
 use serde::Serialize;
 use tidemill_core::batch::arrow_schema;
 use tidemill_core::{Batch, Error, Schema, Value};
-use tidemill_engine::{AppSpec, Mill, Reply};
+use tidemill_engine::{AppSpec, Mill, Reply, Summary};
 use tidemill_env::Env;
+use tidemill_gateway::{Gateway, Plan};
 use tidemill_txn::Program;
 
 use crate::batches;
@@ -22,7 +23,9 @@ use crate::values::{loose, to_tuple};
 /// A running app; the package's `Mill` wraps it.
 #[pyclass(frozen, name = "Mill", module = "tidemill._native")]
 pub struct NativeMill {
-    mill: Mill,
+    /// Answers clients, where the settings ask for it. It ends first.
+    gateway: Option<Gateway>,
+    mill: Arc<Mill>,
     schemas: HashMap<String, Arc<Schema>>,
 }
 
@@ -38,6 +41,17 @@ fn json(value: &impl Serialize) -> Result<String, Error> {
     serde_json::to_string(value).map_err(|e| Error::internal(format!("writing JSON: {e}")))
 }
 
+impl NativeMill {
+    /// Ends the engine in one of its ways: what clients wait for is answered before, and they are
+    /// told of the end.
+    fn end(&self, end: impl FnOnce(&Mill) -> Result<Summary, Error>) -> Result<Summary, Error> {
+        self.gateway.iter().for_each(Gateway::drain);
+        let ended = end(&self.mill);
+        self.gateway.iter().for_each(Gateway::stop);
+        ended
+    }
+}
+
 #[pymethods]
 impl NativeMill {
     #[new]
@@ -46,8 +60,20 @@ impl NativeMill {
         let streams = &spec.program.streams;
         let schemas =
             streams.iter().map(|s| (s.spec.name.to_string(), s.spec.schema.clone())).collect();
-        let mill = detached(py, || Mill::start(spec, Env::real()))?;
-        Ok(NativeMill { mill, schemas })
+        let (gateway, mill) = detached(py, || {
+            let env = Env::real();
+            // What is refused is so before anything runs.
+            let plan = Plan::of(&spec.settings, &env)?;
+            let mill = Arc::new(Mill::start(spec, env.clone())?);
+            let gateway = plan.map(|plan| Gateway::start(plan, mill.clone(), &env)).transpose()?;
+            Ok((gateway, mill))
+        })?;
+        Ok(NativeMill { gateway, mill, schemas })
+    }
+
+    /// Where clients are answered, if they are.
+    fn address(&self) -> Option<String> {
+        self.gateway.as_ref().map(|gateway| gateway.address().to_string())
     }
 
     /// Sends rows. Gives the number of the row behind them, for `acknowledge`.
@@ -89,6 +115,9 @@ impl NativeMill {
                 Ok(("returned", Some(row.into_any())))
             }
             Reply::Aborted(reason) => Ok(("aborted", Some(PyString::new(py, &reason).into_any()))),
+            Reply::OtherRequest => {
+                Err(to_python(py, &Error::internal("a call without an id has that of another")))
+            }
         }
     }
 
@@ -105,11 +134,11 @@ impl NativeMill {
     }
 
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
-        detached(py, || json(&self.mill.finish()?))
+        detached(py, || json(&self.end(Mill::finish)?))
     }
 
     fn stop(&self, py: Python<'_>) -> PyResult<String> {
-        detached(py, || json(&self.mill.stop()?))
+        detached(py, || json(&self.end(Mill::stop)?))
     }
 
     fn wait(&self, py: Python<'_>, timeout_us: u64) -> PyResult<bool> {
@@ -176,6 +205,12 @@ impl NativeMill {
 pub fn inspect(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<String> {
     let spec = app_spec(py, spec, opaques)?;
     detached(py, || Ok(Mill::inspect(&spec)?.to_string()))
+}
+
+/// The hash of a token, as a file of tokens has it.
+#[pyfunction]
+pub fn token_digest(token: &str) -> String {
+    tidemill_gateway::digest(token)
 }
 
 /// Runs a benchmark; gives its line of JSON. `program` is the workload's program as the package

@@ -13,6 +13,17 @@
 
 from tidemill._native import __version__
 from tidemill.app import App
+from tidemill.client import (
+    AccessError,
+    AsyncClient,
+    Change,
+    Client,
+    Cut,
+    DeadlineError,
+    Event,
+    GoneError,
+    Reset,
+)
 from tidemill.errors import (
     Abort,
     Error,
@@ -57,10 +68,18 @@ from tidemill.window import Window, last, session, sliding, tumbling
 
 __all__ = [
     "Abort",
+    "AccessError",
     "App",
+    "AsyncClient",
+    "Change",
+    "Client",
+    "Cut",
+    "DeadlineError",
     "Error",
+    "Event",
     "Fault",
     "Files",
+    "GoneError",
     "Handler",
     "Index",
     "InputError",
@@ -70,6 +89,7 @@ __all__ = [
     "OutputView",
     "OwnedWindow",
     "ProgramError",
+    "Reset",
     "ResourceError",
     "SettingError",
     "Stream",

@@ -74,6 +74,8 @@ class App:
         self.timers: list[tuple[Stream, int]] = []
         #: The streams of the calls of procedures.
         self.calls: list[Stream] = []
+        #: By procedure: the role that its clients need.
+        self.roles: dict[str, str] = {}
         self.summaries: list[Callable[..., Mapping[str, Any]]] = []
 
     # Declarations.
@@ -406,7 +408,7 @@ class App:
     @overload
     def procedure(
         self, *streams: Stream, name: str | None = None, out: object = None,
-        emits: Iterable[Stream] = (), owns: object = (),
+        emits: Iterable[Stream] = (), owns: object = (), role: str | None = None,
     ) -> Callable[[Callable[..., Any]], Handler]: ...  # fmt: skip
     def procedure(
         self,
@@ -415,6 +417,7 @@ class App:
         out: object = None,
         emits: Iterable[Stream] = (),
         owns: object = (),
+        role: str | None = None,
     ) -> Any:
         """Makes a function a procedure, which streams push or clients call.
 
@@ -446,10 +449,19 @@ class App:
         >>> with app.start() as mill:
         ...     mill.call(supply, item=7)
         {'left': 1}
+
+        With ``role="clerk"`` clients over HTTP need a token with that role; ``mill.call`` asks
+        nobody.
         """
         at = here()
         if len(streams) == 1 and callable(streams[0]) and not isinstance(streams[0], Stream):
-            return self._called(streams[0], None, emits, owns, at)
+            return self._called(streams[0], None, emits, owns, None, at)
+        if streams and role is not None:
+            raise ProgramError(
+                "only a procedure that is called needs a role",
+                "leave role= away: streams are not called",
+                at,
+            )
         if not all(isinstance(stream, Stream) for stream in streams):
             raise ProgramError(
                 "@app.procedure takes streams, or nothing where it is called by clients",
@@ -466,7 +478,7 @@ class App:
 
         def decorate(function: Callable[..., Any]) -> Handler:
             if not streams:
-                return self._called(function, name, emits, owns, at)
+                return self._called(function, name, emits, owns, role, at)
             chosen = str(name or getattr(function, "__name__", "procedure"))
             self._name("handler", chosen, [h.name for h in self.handlers], at)
             self._name("stream", chosen, [s.name for s in self.streams], at)
@@ -482,6 +494,7 @@ class App:
         name: str | None,
         emits: Iterable[Stream],
         owns: object,
+        role: str | None,
         at: str,
     ) -> Handler:
         """A procedure that clients call."""
@@ -492,6 +505,10 @@ class App:
         calls = Stream(self, f"{chosen}.calls", parameters, "input", at)
         self.calls.append(calls)
         reply = self._columns(f"reply of {chosen}", {"reply": optional(any_value)}, {}, at)
+        if role is not None:
+            if not isinstance(role, str) or not role:
+                raise ProgramError(f"procedure {chosen}: a role is a text, not {role!r}", "", at)
+            self.roles[chosen] = role
         return Handler(
             self, function, calls, chosen, at, True, reply, emits, called=True, owns=owns
         )
@@ -648,9 +665,11 @@ class App:
             triggers.append(trigger.json(len(opaques)))
             opaques.append(OpaqueTrigger(trigger, self))
         sources = [s for s in self.sources if push or s["files"] is not None]
-        if push or self.timers:
-            timed = [stream for stream, _ in self.timers]
-            for stream in self.streams if push else timed:
+        served = "http_port" in settings
+        # Those that nobody here sends into: clients call, and the engine tells the time.
+        others = [*(self.calls if served else ()), *(stream for stream, _ in self.timers)]
+        if push or others:
+            for stream in self.streams if push else others:
                 if stream.origin == "input" and not stream.has_source:
                     sources.append(
                         {
@@ -681,9 +700,14 @@ class App:
             "sources": sources,
             "sinks": self.sinks,
             "keep": kept,
-            "settings": dict(settings),
+            "settings": self._with_roles(settings) if served else dict(settings),
         }
         return spec, opaques
+
+    def _with_roles(self, settings: Mapping[str, Any]) -> Json:
+        """The settings with the roles that procedures say; settings overrule them."""
+        roles = self.roles | settings.get("http_roles", {})
+        return dict(settings) | ({"http_roles": roles} if roles else {})
 
     def _all_outputs(self) -> Iterable[str]:
         for stream in self.streams:

@@ -53,6 +53,17 @@ SETTINGS: Final[Mapping[str, object]] = {
     "dlq_rows_max": int,
     "dlq_bytes_max": int,
     "http_port": int,
+    "http_host": str,
+    "http_tokens": Path,
+    "http_cert": Path,
+    "http_key": Path,
+    "http_roles": dict,
+    "http_connections_max": int,
+    "http_calls_max": int,
+    "http_body_bytes_max": int,
+    "http_idle_us": int,
+    "http_deadline_us": int,
+    "http_requests_kept_us": int,
     "log_to": Path,
     "upgrade": LOSSY,
     "renames": dict,
@@ -128,7 +139,7 @@ def _path(name: str, value: Any, origin: str) -> str:
 
 
 def _names(name: str, value: Any, origin: str) -> dict[str, str]:
-    """Old names and new ones, as a mapping or as text.
+    """Names with what belongs to each (new names, roles), as a mapping or as text.
 
     >>> _names("renames", "accounts=clients, accounts.holder=clients.owner", "--set")
     {'accounts': 'clients', 'accounts.holder': 'clients.owner'}
@@ -144,10 +155,10 @@ def _names(name: str, value: Any, origin: str) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(
         isinstance(text, str) and text for pair in value.items() for text in pair
     ):
-        raise SettingError(
-            f"{origin}: {name}={value!r} does not say what has which name now",
-            "give old names with new ones: accounts=clients, accounts.holder=clients.owner",
-        )
+        what, help = "what has which name now", "old names with new ones: accounts=clients"
+        if name == "http_roles":
+            what, help = "which role is needed for what", "names with roles: transfer=teller"
+        raise SettingError(f"{origin}: {name}={value!r} does not say {what}", f"give {help}")
     return dict(value)
 
 

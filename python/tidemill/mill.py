@@ -43,6 +43,7 @@ class Mill:
         self.app = app
         spec, opaques = app.spec(settings, keep_all=keep_all, push=push)
         self._native = _native.Mill(json.dumps(spec), opaques)
+        self._scheme = "https" if "http_cert" in settings else "http"
         self._ended = False
         self._durable = not in_memory(settings)
         #: By stream: the row behind what this process has sent.
@@ -110,6 +111,12 @@ class Mill:
         if kind == "aborted":
             raise Abort(value)
         return None if value is None else value[0]
+
+    @property
+    def url(self) -> str | None:
+        """Where clients are answered over HTTP (see ``tidemill.Client``), if they are."""
+        address = self._native.address()
+        return None if address is None else f"{self._scheme}://{address}"
 
     def sent(self, stream: Stream | str) -> int:
         """How many rows of a stream the engine knows, those of runs before included.

@@ -429,8 +429,7 @@ impl Machine<'_> {
             Err(abort) => {
                 self.outcome.tables = before;
                 self.outcome.aborts += 1;
-                let mut row = event.to_vec();
-                row.push(Value::str(&abort.reason));
+                let row = self.program.abort_event(index, event, &abort.reason);
                 vec![(handler.aborted, row)]
             }
         };

@@ -8,7 +8,7 @@ mod answer;
 mod backup;
 mod dlq;
 mod filter;
-mod http;
+mod health;
 mod lines;
 mod query;
 mod reply;
@@ -32,13 +32,15 @@ use crate::view::View;
 pub(crate) use answer::unknown;
 pub(crate) use backup::{restore, stopped as backup_stopped, verify};
 pub(crate) use dlq::Ls;
+pub(crate) use health::{health, metrics};
 pub(crate) use lines::Lines;
 pub(crate) use query::Query;
 pub(crate) use reply::{Answer, Reply, Stop};
 pub(crate) use request::Fields;
 pub(crate) use status::{add, streams};
+pub(crate) use tail::ring;
 
-/// Connections at a time, of each kind.
+/// Connections at a time.
 const CONNECTIONS_MAX: usize = 32;
 /// How long answers under way are given at the end.
 const GRACE: Duration = Duration::from_secs(2);
@@ -76,8 +78,7 @@ struct Open {
 }
 
 impl Server {
-    /// Begins to answer: on the socket, when there is a data directory, and over HTTP, when a port is
-    /// set.
+    /// Begins to answer, when there is a data directory.
     ///
     /// # Errors
     /// When the address can't be had.
@@ -90,16 +91,6 @@ impl Server {
                 answer::serve(&of, connection, stopping);
             });
             doors.push(Door::open(view, Addr::Unix(path), "tidemill-sock", serve)?);
-        }
-        if let Some(port) = view.settings.http_port {
-            let addr = Addr::Tcp(([127, 0, 0, 1], port).into());
-            let of = view.clone();
-            let serve: Serve = Arc::new(move |connection, _| http::serve(&of, connection));
-            let door = Door::open(view, addr, "tidemill-http", serve)?;
-            if let Ok(addr) = door.listener.local_addr() {
-                let _ = view.http.set(addr);
-            }
-            doors.push(door);
         }
         Ok(Server { doors })
     }

@@ -6,6 +6,7 @@ use serde_json::{json, Value};
 use tidemill_core::Result;
 
 use crate::inspect::describe;
+use crate::requests::shown;
 use crate::rings::Rings;
 use crate::view::View;
 
@@ -30,7 +31,7 @@ pub(super) fn running(view: &View) -> Value {
     let more = json!({
         "app": view.program.name, "state": state, "why": why, "epoch": out.epoch,
         "executed_epoch": executed, "snapshot_age_s": age, "stalls": out.stalls, "log": log,
-        "http": view.http.get().map(ToString::to_string),
+        "http": view.http.get(),
     });
     drop(out);
     if let (Some(said), Value::Object(more)) = (said.as_object_mut(), more) {
@@ -75,7 +76,7 @@ pub(crate) fn add(
             json!({"name": source.name, "stream": stream, "offset": offset})
         })
         .collect();
-    said["outputs"] = json!(outputs);
+    said["outputs"] = json!(shown(outputs));
 }
 
 /// Adds the rows of dead-letter and late streams.

@@ -25,7 +25,7 @@ pub(super) struct Tail {
 }
 
 /// A stream whose rows are kept.
-pub(super) fn ring<'a>(rings: &'a Rings, stream: &str) -> Result<&'a Ring> {
+pub(crate) fn ring<'a>(rings: &'a Rings, stream: &str) -> Result<&'a Ring> {
     rings.by_name.get(stream).ok_or_else(|| {
         let names = || rings.by_name.keys().map(String::as_str);
         let error = Error::setting(format!("stream {stream} is none whose events are kept"));

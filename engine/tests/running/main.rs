@@ -17,7 +17,7 @@ use std::sync::Arc;
 use serde_json::{json, Value as Json};
 use tidemill_core::{Batch, Column, DataType, Late, Row, TableId, Value};
 use tidemill_engine::{ask, AppSpec, Durable, LifeSink, Mill, Settings, SourceDecl};
-use tidemill_env::{Addr, Env};
+use tidemill_env::Env;
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::{Abort, Builder, Opaque, Program, Tx};
 use tidemill_txn::reference::{self, CutAt, InputRow};
@@ -105,15 +105,6 @@ fn rows(env: &Env, request: Json) -> Vec<Json> {
     let lines = lines(env, &request);
     assert!(lines.last().unwrap().get("error").is_none(), "{lines:?}");
     lines.into_iter().filter_map(|mut line| Some(line.get_mut("row")?.take())).collect()
-}
-
-fn http(env: &Env, addr: &Addr, request: &[u8]) -> String {
-    let mut connection = env.net.connect(addr, 1_000_000).unwrap();
-    let _ = connection.write_all(request);
-    let _ = connection.shutdown(std::net::Shutdown::Write);
-    let mut answer = Vec::new();
-    let _ = connection.read_to_end(&mut answer);
-    String::from_utf8(answer).unwrap()
 }
 
 /// All files and their bytes.

@@ -167,7 +167,7 @@ fn garbage_stops_nobody() {
     let env = sim.env();
     let mill = start(&sim, settings());
     let connect = || {
-        let addr = Addr::Unix(Path::new(DATA).join("engine.sock"));
+        let addr = tidemill_env::Addr::Unix(Path::new(DATA).join("engine.sock"));
         env.net.connect(&addr, 1_000_000).unwrap()
     };
     let mut dice = random::Dice(7);

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tidemill import __version__
-from tidemill.cli import bench, doctor, engine, inspect, run
+from tidemill.cli import bench, doctor, engine, inspect, run, token
 from tidemill.cli.output import error_line, printed
 from tidemill.errors import Error
 
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"tidemill {__version__}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, inspect, engine, bench, doctor):
+    for command in (run, inspect, engine, bench, token, doctor):
         command.add(commands)
     for command_parser in _leaves(commands):
         command_parser.add_argument(

@@ -60,6 +60,7 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
         float,
         "rows a second, sent one at a time: measures latency (push, leaderboard)",
     ),
+    ("connections", int, "connections of clients, each waiting for its reply (http)"),
     ("form", str, "how Python gives rows: arrow, columns or dicts (push --program python)"),
     ("durable", str, "none (default; of the leaderboard log), log or log+snapshots"),
     (
@@ -87,6 +88,7 @@ GRID: tuple[tuple[str, type, str], ...] = (
 SWITCHES: tuple[tuple[str, str], ...] = (
     ("acyclic", "records are written from those of lower levels only (gs)"),
     ("average", "write the average and not the sum (gs)"),
+    ("requests", "each call has a request id (http)"),
     ("dynamic", "13 phases: skew up, deposits down, aborts up (sl)"),
 )
 
@@ -100,7 +102,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "what",
         metavar="WORKLOAD",
-        help="sl, gs, tp, sea, osed, leaderboard, pe-triggers, push, recovery, or grid",
+        help="sl, gs, tp, sea, osed, leaderboard, pe-triggers, push, http, recovery, or grid",
     )
     for name, kind, text in (*FLAGS, *GRID):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar=kind.__name__.upper())

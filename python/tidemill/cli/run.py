@@ -56,6 +56,12 @@ def add(commands: Any) -> None:
         action="store_true",
         help="with --upgrade: drop what this version has no place for",
     )
+    parser.add_argument(
+        "--http",
+        metavar="[HOST:]PORT",
+        help="answer clients over HTTP (default host: 127.0.0.1; port 0: any free one); the run "
+        "goes on until it is stopped",
+    )
     add_renames(parser)
     add_settings(parser)
     parser.set_defaults(execute=execute)
@@ -98,6 +104,10 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
         raise SettingError("--lossy says nothing alone", "say --upgrade --lossy")
     if getattr(args, "upgrade", False):
         given["upgrade"] = LOSSY if args.lossy else True
+    if (http := getattr(args, "http", None)) is not None:
+        host, _, given["http_port"] = http.rpartition(":")
+        if host:
+            given["http_host"] = host
     if renames := getattr(args, "rename", []):
         given["renames"] = ",".join(renames)
     for name in ("data_dir", "durable"):
@@ -179,11 +189,12 @@ def execute(args: argparse.Namespace) -> int:
     """Runs the command."""
     app, folder = load(args.app)
     settings = load_settings(args.config, folder, flags(args), os.environ)
-    if not any(source["files"] is not None for source in app.sources):
+    called = bool(app.calls) and "http_port" in settings
+    if not called and not any(source["files"] is not None for source in app.sources):
         raise ProgramError(
             f"app {app.name} reads nothing",
-            'give a stream its files, stream.read(tm.files("name.csv")), or send events from '
-            "Python with app.start()",
+            'give a stream its files, stream.read(tm.files("name.csv")), let clients call its '
+            "procedures with --http PORT, or send events from Python with app.start()",
             app.at,
         )
     settings = placed(settings, app.name)
@@ -205,6 +216,8 @@ def run(
     start = mill.status()
     if not quiet:
         print(f"data  {_found(settings, start)}", flush=True)
+        if mill.url is not None:
+            print(f"http  {mill.url}", flush=True)
     try:
         while not signals.asked and not mill.wait(0.1):
             progress.update(mill)

@@ -626,8 +626,7 @@ pub(super) fn transact(
             }
         }
         Err(reason) => {
-            let mut event = event.to_vec();
-            event.push(Value::str(&reason.reason));
+            let event = program.abort_event(handler, event, &reason.reason);
             abort(serial, tables, epoch, out, event, origin);
         }
     }

@@ -315,6 +315,22 @@ impl Builder {
         });
     }
 
+    /// An opaque handler that returns events of these columns, by emitting them into the stream that its
+    /// function is made for.
+    pub fn returning(
+        &mut self,
+        name: &str,
+        input: StreamId,
+        columns: Vec<Column>,
+        function: impl FnOnce(StreamId) -> Arc<dyn Opaque>,
+    ) -> usize {
+        let origin = Origin::Output(HandlerId(self.program.handlers.len() as u16));
+        let output = self.add_stream(name, columns, origin);
+        let handler = self.opaque(name, input, function(output));
+        self.program.handlers[handler].output = Some(output);
+        handler
+    }
+
     /// Says what streams an opaque handler emits into.
     pub fn emits(&mut self, handler: usize, streams: &[StreamId]) {
         self.program.handlers[handler].emits = Some(streams.to_vec());

@@ -223,7 +223,13 @@ impl Program {
         for taking in handler.inputs() {
             let (input, aborted) = (self.stream(taking.stream)?, self.stream(taking.aborted)?);
             let mut columns = input.spec.schema.columns.clone();
-            columns.push(reason_column(&input.spec.schema));
+            if self.calls.contains(&taking.stream) {
+                // What calls have beside their parameters does not come to aborted events.
+                columns.truncate(aborted.spec.schema.len().saturating_sub(1));
+            }
+            let event = Schema::new(columns);
+            let mut columns = event.columns.clone();
+            columns.push(reason_column(&event));
             if aborted.origin != Origin::Aborted(tidemill_core::HandlerId(index as u16))
                 || aborted.spec.schema.columns != columns
             {

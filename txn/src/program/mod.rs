@@ -20,7 +20,7 @@ mod window;
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{SourceSpec, StreamId, TableSpec};
+use tidemill_core::{SourceSpec, StreamId, TableSpec, Value};
 
 pub use crate::execute::NativeTx;
 pub use build::{Builder, HandlerBuilder, RowHandle};
@@ -94,6 +94,19 @@ impl Program {
     pub fn handlers_on(&self, stream: StreamId) -> impl Iterator<Item = usize> + '_ {
         (0..self.handlers.len())
             .filter(move |&h| self.handlers[h].inputs().any(|input| input.stream == stream))
+    }
+
+    /// Forgets what was found out about it: for whoever changes a program that may have been asked.
+    pub fn forget(&mut self) {
+        self.hooks = OnceLock::new();
+    }
+
+    /// The abort event of a handler that takes each event: the event, and the reason behind it. What
+    /// calls have beside their parameters is not the program's, and not in it.
+    pub fn abort_event(&self, handler: usize, event: &[Value], reason: &str) -> Vec<Value> {
+        let aborted = &self.streams[self.handlers[handler].aborted.index()].spec.schema;
+        let event = &event[..aborted.len() - 1];
+        event.iter().cloned().chain([Value::str(reason)]).collect()
     }
 
     /// The input stream (fed by sources) that a stream derived by map and filter comes from.

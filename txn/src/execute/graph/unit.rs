@@ -88,9 +88,7 @@ impl Unit {
             return;
         }
         let number = self.steps.len();
-        let result = result.map_err(|abort| {
-            event.iter().cloned().chain([Value::str(&abort.reason)]).collect::<Vec<Value>>()
-        });
+        let result = result.map_err(|abort| program.abort_event(handler, event, &abort.reason));
         for row in result.iter().flat_map(Effects::written) {
             let versions = self.written.entry((row.table, Key::of(row.key))).or_default();
             versions.push((number, row.number));

@@ -1,0 +1,341 @@
+//! Calls over HTTP: a procedure that clients call, each waiting for the reply before the next call.
+//!
+//! Each call adds an amount to an account and is answered with what is there then. Some threads have
+//! the connections, each its share: it writes a request on every one of them, and then reads the
+//! replies. So as many calls are under way as there are connections, and the client costs little; it
+//! shares the machine with the app.
+//!
+//! What must hold: every reply says that the call was executed, and every balance is the one of an
+//! array in which the same amounts were added up.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::json;
+use tidemill_core::{Column, DataType, Error, Result, StreamId, TableId, Value};
+use tidemill_engine::{AppSpec, Mill, Settings, SourceDecl};
+use tidemill_env::{Addr, Connection, Env};
+use tidemill_gateway::{Gateway, Plan};
+use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
+use tidemill_txn::Program;
+
+use crate::args::{Args, Durable, ProgramKind};
+use crate::push::latency;
+use crate::report::{Measured, Report};
+use crate::rng::Rng;
+use crate::zipf::Zipf;
+use crate::Given;
+
+/// Calls of a run, and connections, when nobody says.
+const CALLS: usize = 200_000;
+const CONNECTIONS: usize = 64;
+/// Threads of clients.
+const CLIENTS: usize = 2;
+/// The share of the calls whose latency does not count: the first ones.
+const WARM_UP: f64 = 0.1;
+/// How long a client waits for the beginning of a connection, in microseconds.
+const CONNECT_US: u64 = 5_000_000;
+
+/// Adds to an account.
+struct Deposit {
+    accounts: TableId,
+    output: StreamId,
+}
+
+impl Opaque for Deposit {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let row = tx.get(self.accounts, &event[..1])?;
+        let before = match row.as_deref() {
+            Some([_, Value::Int(balance)]) => *balance,
+            _ => 0,
+        };
+        let [account, Value::Int(amount)] = event else {
+            return Err(Abort::refused("an amount is an integer"));
+        };
+        let balance = before.checked_add(*amount).ok_or_else(|| Abort::refused("overflow"))?;
+        tx.put(self.accounts, &[account.clone(), Value::Int(balance)])?;
+        tx.emit(self.output, &[Value::Int(balance)])
+    }
+}
+
+fn program(kind: ProgramKind) -> Result<Program> {
+    let mut b = Builder::new("http");
+    let balance = Column::new("balance", DataType::Int).default(Value::Int(0));
+    let accounts = b.table("accounts", &["id"], vec![Column::new("id", DataType::Int), balance]);
+    let parameters = ["account", "amount"].map(|name| Column::new(name, DataType::Int));
+    let calls = b.calls("deposit.calls", parameters.to_vec());
+    match kind {
+        ProgramKind::Rust => {
+            let reply = vec![Column::new("balance", DataType::Int)];
+            b.returning("deposit", calls, reply, |output| Arc::new(Deposit { accounts, output }));
+        }
+        ProgramKind::Traced => {
+            let mut h = b.handler("deposit", calls);
+            let (account, amount) = (h.column("account"), h.column("amount"));
+            let row = h.row(accounts, &[account]);
+            let balance = h.read(row, "balance");
+            let balance = h.add(balance, amount);
+            h.set(row, "balance", balance);
+            h.output(&[("balance", balance)]);
+            h.done();
+        }
+        ProgramKind::Python => {
+            return Err(Error::setting("--program python: http has none")
+                .help("its client would be what is measured"));
+        }
+    }
+    b.finish()
+}
+
+/// Runs the workload.
+pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+    let env = Env::real();
+    let program = program(args.program)?;
+    if args.requests && args.program != ProgramKind::Rust {
+        return Err(Error::setting("--requests: only functions take request ids")
+            .help("use --program rust"));
+    }
+    let calls = Calls::of(args);
+    let mut measured = Measured::new(calls.count(), "nothing durable");
+    let mut waits = Vec::new();
+    for repeat in 1..=args.repeat {
+        let mut once = |durable: Durable, waits: &mut Vec<u64>| -> Result<f64> {
+            let ended = run_once(args, &env, &program, &calls, durable)?;
+            measured.valid &= ended.valid;
+            measured.state_hash = ended.state_hash;
+            waits.extend(ended.waits_ns);
+            Ok(calls.count() as f64 / ended.seconds)
+        };
+        let (bare, rate) =
+            (once(Durable::None, &mut Vec::new())?, once(args.durable(), &mut waits)?);
+        measured.baseline_rates.push(bare);
+        measured.rates.push(rate);
+        progress(&format!(
+            "run {repeat} of {}: {rate:.0} calls a second, and {bare:.0} without a log",
+            args.repeat
+        ));
+    }
+    measured.latency_ms = Some(latency(&mut waits));
+    measured.details.insert("connections".into(), json!(calls.connections()));
+    measured.details.insert("requests".into(), json!(args.requests));
+    Ok(Report::of(args, measured))
+}
+
+/// What is called, by client and round: a request for each of its connections.
+struct Calls {
+    clients: Vec<Vec<Vec<Vec<u8>>>>,
+    balances: Vec<Option<i64>>,
+}
+
+impl Calls {
+    fn of(args: &Args) -> Calls {
+        let connections = args.connections.unwrap_or(CONNECTIONS);
+        let clients = connections.min(CLIENTS);
+        let share =
+            |client: usize| connections / clients + usize::from(client < connections % clients);
+        let rounds = args.events.unwrap_or(CALLS).div_ceil(connections);
+        let mut rng = Rng::new(args.seed);
+        let accounts = Zipf::new(args.keys, args.skew, rng.next_u64());
+        let mut balances = vec![None; args.keys];
+        let mut call = || {
+            let account = accounts.draw(&mut rng);
+            let amount = 1 + rng.below(100) as i64;
+            *balances[account as usize].get_or_insert(0) += amount;
+            let id = match args.requests {
+                true => format!("Idempotency-Key: {:016x}\r\n", rng.next_u64()),
+                false => String::new(),
+            };
+            let body = format!("{{\"account\":{account},\"amount\":{amount}}}");
+            format!(
+                "POST /call/deposit HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+                 {id}Content-Length: {}\r\n\r\n{body}",
+                body.len()
+            )
+            .into_bytes()
+        };
+        let clients = (0..clients)
+            .map(|client| {
+                (0..rounds).map(|_| (0..share(client)).map(|_| call()).collect()).collect()
+            })
+            .collect();
+        Calls { clients, balances }
+    }
+
+    fn connections(&self) -> usize {
+        self.clients.iter().map(|rounds: &Vec<Vec<Vec<u8>>>| rounds[0].len()).sum()
+    }
+
+    fn count(&self) -> usize {
+        self.clients.iter().flatten().map(Vec::len).sum()
+    }
+}
+
+struct Ended {
+    seconds: f64,
+    waits_ns: Vec<u64>,
+    valid: bool,
+    state_hash: String,
+}
+
+fn run_once(
+    args: &Args,
+    env: &Env,
+    program: &Program,
+    calls: &Calls,
+    durable: Durable,
+) -> Result<Ended> {
+    let data = args.sink.as_ref().map(|folder| Path::new(folder).join("data"));
+    let settings = Settings {
+        fresh: true,
+        data_dir: data.filter(|_| durable != Durable::None),
+        durable: durable.setting(),
+        http_port: Some(0),
+        http_connections_max: calls.connections() + 1,
+        ..Settings::default()
+    };
+    let plan = Plan::of(&settings, env)?.expect("a port is set");
+    let spec = AppSpec {
+        program: program.clone(),
+        sources: vec![SourceDecl::pushed("deposit.calls")],
+        sinks: Vec::new(),
+        keep: Vec::new(),
+        settings,
+    };
+    let mill = Arc::new(Mill::start(spec, env.clone())?);
+    let gateway = Gateway::start(plan, mill.clone(), env)?;
+    let addr = Addr::Tcp(gateway.address());
+    let mut clients = Vec::new();
+    for rounds in &calls.clients {
+        let connect = || Client::open(env, &addr);
+        let connections = rounds[0].iter().map(|_| connect()).collect::<Result<Vec<Client>>>()?;
+        clients.push((connections, rounds.clone()));
+    }
+    let begun = env.clock.monotonic_ns();
+    let (tell, told) = std::sync::mpsc::channel();
+    let mut threads = Vec::new();
+    for (connections, rounds) in clients {
+        let (tell, env) = (tell.clone(), env.clone());
+        let body = {
+            let env = env.clone();
+            // Who does not listen any more has failed already.
+            Box::new(move || drop(tell.send(client(&env, connections, &rounds))))
+        };
+        let thread = env.threads.spawn("bench-client", body);
+        threads.push(thread.map_err(|e| Error::io("starting a client", &e))?);
+    }
+    drop(tell);
+    let mut waits_ns = Vec::new();
+    for waits in &told {
+        let waits: Vec<u64> = waits?;
+        waits_ns.extend_from_slice(&waits[(waits.len() as f64 * WARM_UP) as usize..]);
+    }
+    let seconds = (env.clock.monotonic_ns() - begun) as f64 / 1e9;
+    for thread in threads {
+        thread.join().map_err(|panic| Error::internal(format!("a client: {panic}")))?;
+    }
+    gateway.drain();
+    let summary = mill.stop()?;
+    gateway.stop();
+    let table = mill.table("accounts")?;
+    let mut balances = vec![None; args.keys];
+    for (key, balance) in table.ints(0).unwrap_or(&[]).iter().zip(table.ints(1).unwrap_or(&[])) {
+        balances[*key as usize] = Some(*balance);
+    }
+    let valid = balances == calls.balances && summary.committed == calls.count() as u64;
+    Ok(Ended { seconds, waits_ns, valid, state_hash: summary.state_hash })
+}
+
+/// Calls round by round; how long each waited.
+fn client(env: &Env, mut connections: Vec<Client>, rounds: &[Vec<Vec<u8>>]) -> Result<Vec<u64>> {
+    let mut waits = Vec::with_capacity(rounds.len() * connections.len());
+    let mut sent = vec![0; connections.len()];
+    for round in rounds {
+        for ((connection, request), sent) in connections.iter_mut().zip(round).zip(&mut sent) {
+            *sent = env.clock.monotonic_ns();
+            connection.write(request)?;
+        }
+        for (connection, sent) in connections.iter_mut().zip(&sent) {
+            connection.read()?;
+            waits.push(env.clock.monotonic_ns() - sent);
+        }
+    }
+    Ok(waits)
+}
+
+/// A connection that waits for one reply at a time.
+struct Client {
+    connection: Box<dyn Connection>,
+    buffer: Vec<u8>,
+}
+
+impl Client {
+    fn open(env: &Env, addr: &Addr) -> Result<Client> {
+        let connection = env.net.connect(addr, CONNECT_US);
+        let connection = connection.map_err(|e| Error::io("connecting", &e))?;
+        Ok(Client { connection, buffer: vec![0; 4096] })
+    }
+
+    fn write(&mut self, request: &[u8]) -> Result<()> {
+        self.connection.write_all(request).map_err(|e| Error::io("calling", &e))
+    }
+
+    /// Reads a reply, which must say that the call was executed.
+    fn read(&mut self) -> Result<()> {
+        let mut read = 0;
+        loop {
+            let more = self.connection.read(&mut self.buffer[read..]);
+            let more = more.map_err(|e| Error::io("reading a reply", &e))?;
+            read += more;
+            let text = &self.buffer[..read];
+            if let Some(head) = text.windows(4).position(|w| w == b"\r\n\r\n") {
+                let length = length(&text[..head]).unwrap_or(0);
+                if read >= head + 4 + length {
+                    return match text.starts_with(b"HTTP/1.1 200 ") {
+                        true => Ok(()),
+                        false => Err(wrong(text)),
+                    };
+                }
+            }
+            if more == 0 || read == self.buffer.len() {
+                return Err(wrong(&self.buffer[..read]));
+            }
+        }
+    }
+}
+
+fn length(head: &[u8]) -> Option<usize> {
+    let head = std::str::from_utf8(head).ok()?;
+    let mut lines = head.lines();
+    lines.find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
+    })
+}
+
+fn wrong(text: &[u8]) -> Error {
+    Error::internal(format!("a call was answered: {}", String::from_utf8_lossy(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::run_json;
+
+    #[test]
+    fn what_is_called_is_done_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let sink = folder.path().display();
+        for options in [
+            r#""program":"rust","durable":"log","requests":true"#,
+            r#""program":"traced","durable":"log+snapshots","connections":5"#,
+            r#""program":"rust","connections":1"#,
+        ] {
+            let json = format!(
+                r#"{{"workload":"http","keys":100,"repeat":1,"events":600,"sink":"{sink}",{options}}}"#
+            );
+            let text = run_json(&json, None, Vec::new(), &mut |_| {}).unwrap();
+            let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(report["valid"], true, "{report}");
+            assert!(report["latency_ms"]["p99"].as_f64() > Some(0.0), "{report}");
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Requests: calls that are executed once, however often they come.
+//!
+//! Who calls over a network does not know, when no reply comes, whether the call was executed, so it
+//! calls again, with the same *request id*. What a request came to is a row of an internal table, which is
+//! written by the transaction of the call itself: it is there when the call was executed and not
+//! otherwise, after any crash, and goes with snapshots and upgrades as all tables do.
+//!
+//! [`add`] gives a program what that needs: the streams of calls two columns more, the tables, a
+//! stream of answers that are no output of the procedure, and functions around those of procedures.
+//! Only functions can be wrapped; procedures that are declared or native take no ids.
+//!
+//! An aborted call leaves nothing, here as everywhere: the same request runs again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_core::wire::{put_columns, take_columns};
+use tidemill_core::{
+    encode, rules, Batch, Column, DataType, Error, Late, Result, Row, Schema, StreamId, StreamSpec,
+    StreamTime, TableId, TableSpec, Value,
+};
+use tidemill_txn::program::{
+    Abort, Aggregate, Body, Opaque, Origin, Program, Stream, Tx, Window, WindowId,
+};
+
+/// What the engine adds to a program has names that begin so, and nothing else has.
+const PREFIX: &str = "tidemill.";
+/// Columns of calls: the request's id, and for how long it is remembered.
+const ID: &str = "tidemill.request";
+const KEPT: &str = "tidemill.kept_us";
+/// The tables: what requests came to, and when each is forgotten.
+const REQUESTS: &str = "tidemill.requests";
+const EXPIRIES: &str = "tidemill.expiries";
+/// Where requests are answered that were known.
+const ANSWERS: &str = "tidemill.answers";
+/// So many that are to be forgotten go with each new one: more than come, so that they do go.
+const SWEEP_MAX: usize = 4;
+
+/// Whether a name is one of the engine's own.
+pub(crate) fn is_hidden(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
+/// What is counted by name, without the engine's own.
+pub(crate) fn shown(mut counts: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    counts.retain(|name, _| !is_hidden(name));
+    counts
+}
+
+/// A request that may come again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What tells it from all others.
+    pub id: String,
+    /// How long what it came to is remembered, in microseconds.
+    pub kept_us: i64,
+}
+
+/// Gives a program what requests need, if it has functions that are called.
+///
+/// # Errors
+/// When it has names that are the engine's.
+pub(crate) fn add(program: &mut Program) -> Result<()> {
+    let tables = program.tables.iter().map(|t| ("table", &t.name, &t.at));
+    let streams = program.streams.iter().map(|s| ("stream", &s.spec.name, &s.spec.at));
+    if let Some((what, name, at)) = tables.chain(streams).find(|(_, name, _)| is_hidden(name)) {
+        let what = format!("{what} {name}: names that begin with '{PREFIX}' are the engine's");
+        return Err(Error::program(what).help("give it another name").at(at.to_string()));
+    }
+    let called = |handler: &usize| {
+        let handler = &program.handlers[*handler];
+        program.calls.contains(&handler.input) && matches!(handler.body, Body::Opaque(_))
+    };
+    let called: Vec<usize> = (0..program.handlers.len()).filter(called).collect();
+    if called.is_empty() {
+        return Ok(());
+    }
+    let requests = table(program, REQUESTS, 1, request_columns());
+    let expiries = table(program, EXPIRIES, 2, expiry_columns());
+    program.tables[expiries.index()].ordered = true;
+    let answers = StreamId(program.streams.len() as u16);
+    program.streams.push(Stream {
+        spec: StreamSpec {
+            name: ANSWERS.into(),
+            schema: Schema::new(vec![
+                Column::new("same", DataType::Bool),
+                Column::new("reply", DataType::Bytes).nullable(),
+            ])
+            .into(),
+            time: StreamTime::Arrival,
+            late: Late::Side,
+            at: String::new(),
+        },
+        origin: Origin::Emitted,
+        batch: None,
+    });
+    program.forget();
+    for handler in called {
+        let handler = &mut program.handlers[handler];
+        let calls = &mut program.streams[handler.input.index()].spec;
+        let parameters = calls.schema.len();
+        let mut columns = calls.schema.columns.clone();
+        columns.push(Column::new(ID, DataType::Str).nullable());
+        columns.push(Column::new(KEPT, DataType::Int).nullable());
+        calls.schema = Schema::new(columns).into();
+        if let Some(emits) = &mut handler.emits {
+            emits.push(answers);
+        }
+        let Body::Opaque(function) = handler.body else { continue };
+        // A stored program has lost its functions.
+        let Some(function) = program.opaques.get_mut(function) else { continue };
+        let output = handler.output.map(|stream| {
+            let schema = program.streams[stream.index()].spec.schema.clone();
+            (stream, schema)
+        });
+        *function = Arc::new(Once {
+            function: function.clone(),
+            procedure: handler.name.clone(),
+            parameters,
+            output,
+            requests,
+            expiries,
+            answers,
+        });
+    }
+    Ok(())
+}
+
+fn table(program: &mut Program, name: &str, key: usize, columns: Vec<Column>) -> TableId {
+    let spec = TableSpec::new(name, (0..key).collect(), Schema::new(columns).into());
+    program.tables.push(spec);
+    TableId(program.tables.len() as u16 - 1)
+}
+
+fn request_columns() -> Vec<Column> {
+    vec![
+        Column::new("request", DataType::Str),
+        // Of the procedure and its arguments.
+        Column::new("hash", DataType::Bytes),
+        // The row that it returned, if any.
+        Column::new("reply", DataType::Bytes).nullable(),
+        Column::new("until", DataType::Timestamp),
+    ]
+}
+
+fn expiry_columns() -> Vec<Column> {
+    vec![Column::new("until", DataType::Timestamp), Column::new("request", DataType::Str)]
+}
+
+/// How many columns of a stream of calls are parameters, and whether requests have ids there.
+pub(crate) fn parameters(calls: &Schema) -> (usize, bool) {
+    match calls.index_of(ID) {
+        Some(parameters) => (parameters, true),
+        None => (calls.len(), false),
+    }
+}
+
+/// The event of a call: what a stream of calls has beside the parameters.
+///
+/// # Errors
+/// When its procedure takes no request ids.
+pub(crate) fn event(
+    calls: &Arc<Schema>,
+    arguments: Batch,
+    request: Option<Request>,
+) -> Result<Batch> {
+    let (_, takes_ids) = parameters(calls);
+    if !takes_ids {
+        return match request {
+            None => Ok(arguments),
+            Some(_) => Err(Error::input("this procedure takes no request ids")
+                .help("call it without one; only procedures that are functions take them")),
+        };
+    }
+    let of_request = match request {
+        None => [Value::Null, Value::Null],
+        Some(request) => [Value::str(&request.id), Value::Int(request.kept_us)],
+    };
+    let row: Vec<Value> = arguments.row(0).into_vec().into_iter().chain(of_request).collect();
+    Ok(Batch::from_rows(calls.clone(), [&row[..]]))
+}
+
+/// Where a program answers requests that it knows.
+pub(crate) fn answers(program: &Program) -> Option<StreamId> {
+    let last = program.streams.len().checked_sub(1)?;
+    (&*program.streams[last].spec.name == ANSWERS).then_some(StreamId(last as u16))
+}
+
+/// What an event of that stream says: the row that was returned, or that the request is another.
+pub(crate) fn answer(output: Option<&Arc<Schema>>, event: &[Value]) -> Known {
+    match event {
+        [Value::Bool(true), Value::Bytes(reply)] => Known::Same(output.and_then(|schema| {
+            let batch = take_columns(schema, 1, &mut &reply[..])?;
+            Some(batch.row(0))
+        })),
+        [Value::Bool(true), _] => Known::Same(None),
+        _ => Known::Other,
+    }
+}
+
+/// What is known of a request.
+pub(crate) enum Known {
+    /// What it returned.
+    Same(Option<Row>),
+    /// The id is that of another call.
+    Other,
+}
+
+/// The function of a procedure that is called, so that each request is executed once.
+struct Once {
+    function: Arc<dyn Opaque>,
+    procedure: Arc<str>,
+    /// Columns of the event that are the function's.
+    parameters: usize,
+    output: Option<(StreamId, Arc<Schema>)>,
+    requests: TableId,
+    expiries: TableId,
+    answers: StreamId,
+}
+
+impl Opaque for Once {
+    fn may_be_overdue(&self) -> bool {
+        self.function.may_be_overdue()
+    }
+
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let (arguments, request) = event.split_at(self.parameters);
+        let [id @ Value::Str(_), Value::Int(kept_us)] = request else {
+            return self.function.call(arguments, tx);
+        };
+        let now_us = tx.now_us();
+        self.sweep(now_us, tx)?;
+        let hash = self.hash(arguments);
+        if let Some(row) = tx.get(self.requests, std::slice::from_ref(id))? {
+            let [_, known, reply, until] = &row[..] else { unreachable!("it has four columns") };
+            if matches!(until, Value::Timestamp(us) if *us > now_us) {
+                let answer = match *known == hash {
+                    true => [Value::Bool(true), reply.clone()],
+                    false => [Value::Bool(false), Value::Null],
+                };
+                return tx.emit(self.answers, &answer);
+            }
+            tx.delete(self.expiries, &[until.clone(), id.clone()])?;
+        }
+        let mut watched = Watched { tx, of: self.output.as_ref(), reply: None };
+        self.function.call(arguments, &mut watched)?;
+        let reply = match (watched.reply, &self.output) {
+            (Some(row), Some((_, schema))) => {
+                let mut bytes = Vec::new();
+                put_columns(&Batch::from_rows(schema.clone(), [&row[..]]), &mut bytes);
+                Value::Bytes(bytes.into())
+            }
+            _ => Value::Null,
+        };
+        let until = Value::Timestamp(now_us.saturating_add(*kept_us));
+        tx.put(self.requests, &[id.clone(), hash, reply, until.clone()])?;
+        tx.put(self.expiries, &[until, id.clone()])
+    }
+}
+
+impl Once {
+    /// Forgets some whose time is over.
+    fn sweep(&self, now_us: i64, tx: &mut dyn Tx) -> Result<(), Abort> {
+        for row in tx.scan(self.expiries, &[], &[Value::Timestamp(now_us)], SWEEP_MAX)? {
+            tx.delete(self.requests, &row[1..])?;
+            tx.delete(self.expiries, &row)?;
+        }
+        Ok(())
+    }
+
+    /// What tells this call from others with its id.
+    fn hash(&self, arguments: &[Value]) -> Value {
+        let mut bytes = Vec::with_capacity(64);
+        encode::str(&self.procedure, &mut bytes);
+        arguments.iter().for_each(|value| encode::value(value, &mut bytes));
+        Value::Bytes(encode::hash128(&bytes).to_le_bytes().as_slice().into())
+    }
+}
+
+/// A transaction of which somebody wants to know what it returns.
+struct Watched<'a> {
+    tx: &'a mut dyn Tx,
+    of: Option<&'a (StreamId, Arc<Schema>)>,
+    /// The last event of that stream, as it is stored there.
+    reply: Option<Vec<Value>>,
+}
+
+impl Tx for Watched<'_> {
+    fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        self.tx.get(table, key)
+    }
+
+    fn window(
+        &mut self,
+        table: TableId,
+        key: &[Value],
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
+        self.tx.window(table, key, window, column, aggregate)
+    }
+
+    fn scan(
+        &mut self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        limit: usize,
+    ) -> Result<Vec<Row>, Abort> {
+        self.tx.scan(table, from, to, limit)
+    }
+
+    fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort> {
+        self.tx.find(table, leading, limit)
+    }
+
+    fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
+        self.tx.put(table, row)
+    }
+
+    fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        self.tx.delete(table, key)
+    }
+
+    fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
+        self.tx.emit(stream, row)?;
+        if let Some((_, schema)) = self.of.filter(|(of, _)| *of == stream) {
+            let stored = row.iter().zip(&schema.columns).map(|(v, c)| rules::store(v, c));
+            self.reply = Some(stored.collect::<Result<_, _>>()?);
+        }
+        Ok(())
+    }
+
+    fn window_insert(&mut self, window: WindowId, row: &[Value]) -> Result<(), Abort> {
+        self.tx.window_insert(window, row)
+    }
+
+    fn window_advance(&mut self, window: WindowId) -> Result<(), Abort> {
+        self.tx.window_advance(window)
+    }
+
+    fn window_rows(&mut self, window: WindowId) -> Result<Vec<Row>, Abort> {
+        self.tx.window_rows(window)
+    }
+
+    fn window_groups(
+        &mut self,
+        window: WindowId,
+        group: Option<&Value>,
+    ) -> Result<Vec<Row>, Abort> {
+        self.tx.window_groups(window, group)
+    }
+
+    fn time_us(&self) -> i64 {
+        self.tx.time_us()
+    }
+
+    fn now_us(&self) -> i64 {
+        self.tx.now_us()
+    }
+
+    fn random(&mut self) -> u128 {
+        self.tx.random()
+    }
+}

@@ -1,0 +1,218 @@
+//! Calls of procedures.
+//!
+//! Once a call has been sent into the engine it is executed, whatever becomes of the client or of its
+//! connection; its place among those that may wait is free when it is answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{to_bytes, Body};
+use axum::extract::{Path, State};
+use axum::http::{header, HeaderMap, StatusCode};
+use axum::response::Response;
+use serde_json::json;
+use tidemill_connect::values;
+use tidemill_core::{Batch, Error, Kind, Row, Schema};
+use tidemill_engine::{Procedure, Reply, Request};
+use tokio::sync::oneshot;
+use tokio::time::{timeout, timeout_at, Instant};
+
+use crate::access::Client;
+use crate::arguments::arguments;
+use crate::face::{Counted, Face};
+use crate::refusal::{json_response, Refusal};
+
+/// Headers of a call: the id of a request that may come again, and how long its client waits.
+pub(crate) const REQUEST_ID: &str = "idempotency-key";
+pub(crate) const DEADLINE: &str = "tidemill-deadline-ms";
+/// Bytes of a request's id.
+pub(crate) const ID_BYTES_MAX: usize = 128;
+/// The name of the column that is the reply itself, where there is no other.
+const REPLY: &str = "reply";
+
+pub(crate) async fn call(
+    State(face): State<Arc<Face>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let client = face.access.client(&headers)?;
+    let procedure = face.mill.procedure(&name).map_err(Refusal::missing)?;
+    face.access.permit(&client, &name)?;
+    check_json(&headers)?;
+    let waits = deadline(&headers)?.unwrap_or(face.limits.deadline).min(face.limits.deadline);
+    let until = Instant::now() + waits;
+    let id = request_id(&headers)?;
+    let body = read(&face, &headers, body).await?;
+    let arguments = arguments(&body, &procedure.parameters)?;
+    let arguments = Batch::from_rows(procedure.parameters.clone(), [&arguments[..]]);
+    let told = send(&face, &client, procedure, arguments, id)?;
+    Counted::add(&face.counted.calls);
+    let reply = match timeout_at(until, told).await {
+        Ok(Ok(reply)) => reply.map_err(|error| unanswered(error, id)),
+        Ok(Err(_)) => Err(unanswered(Error::resource("the engine has ended"), id)),
+        Err(_) => {
+            Counted::add(&face.counted.overdue);
+            let what = format!("there was no reply within {} ms", waits.as_millis());
+            let error = Error::resource(what).help(again(id));
+            Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, error).field("executed", "unknown"))
+        }
+    }?;
+    match reply {
+        Reply::Returned(row) => Ok(returned(procedure, row)),
+        Reply::Aborted(reason) => {
+            Counted::add(&face.counted.aborted);
+            let body = json!({"aborted": reason}).to_string().into_bytes();
+            Ok(json_response(StatusCode::CONFLICT, body))
+        }
+        Reply::OtherRequest => {
+            let error = Error::input("the request id is that of another call").help(
+                "send the same parameters to the same procedure when asking again, and a new id for \
+                 a new call",
+            );
+            Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error))
+        }
+    }
+}
+
+/// Sends a call into the engine.
+fn send(
+    face: &Face,
+    client: &Client,
+    procedure: &Procedure,
+    arguments: Batch,
+    id: Option<&str>,
+) -> Result<oneshot::Receiver<tidemill_core::Result<Reply>>, Refusal> {
+    face.open()?;
+    let Ok(place) = face.room.clone().try_acquire_owned() else {
+        Counted::add(&face.counted.full);
+        let error = Error::resource("too many calls wait for their replies")
+            .help("call again when some of them are done");
+        return Err(Refusal::later(error));
+    };
+    let (tell, told) = oneshot::channel();
+    let then = move |reply| {
+        drop(place);
+        // Who does not wait any more need not be told.
+        let _ = tell.send(reply);
+    };
+    let sent = match id {
+        None => face.mill.call_then(&procedure.name, arguments, then),
+        Some(id) => {
+            // Ids are a client's own: nobody is answered what another one has asked.
+            let id = format!("{}/{id}", client.name);
+            let request = Request { id, kept_us: face.limits.requests_kept_us };
+            face.mill.request_then(&procedure.name, arguments, request, then)
+        }
+    };
+    sent.map(|()| told).map_err(Refusal::of)
+}
+
+/// An object with the reply.
+fn returned(procedure: &Procedure, row: Option<Row>) -> Response {
+    let mut body = b"{\"reply\":".to_vec();
+    match (&row, &procedure.reply) {
+        (Some(row), Some(schema)) if is_alone(schema) => values::write(&row[0], &mut body),
+        (Some(row), Some(schema)) => values::write_row(schema, row, &mut body),
+        _ => body.extend_from_slice(b"null"),
+    }
+    body.push(b'}');
+    json_response(StatusCode::OK, body)
+}
+
+/// Whether the only column is the reply.
+pub(crate) fn is_alone(reply: &Schema) -> bool {
+    reply.len() == 1 && &*reply.columns[0].name == REPLY
+}
+
+/// How to ask again for what may have been executed.
+fn again(id: Option<&str>) -> String {
+    match id {
+        Some(_) => {
+            "the call may still be executed: ask again with the same Idempotency-Key and body, \
+                    and it is executed once"
+                .into()
+        }
+        None => {
+            "the call may still be executed: with an Idempotency-Key it could be asked for again"
+                .into()
+        }
+    }
+}
+
+fn unanswered(error: Error, id: Option<&str>) -> Refusal {
+    let Error { kind, what, .. } = error;
+    let refusal = match kind {
+        Kind::Internal => Refusal::of(Error::internal(what)),
+        kind => Refusal::later(Error::new(kind, what).help(again(id))),
+    };
+    refusal.field("executed", "unknown")
+}
+
+/// Pages of other sites may send anything but this without asking first.
+fn check_json(headers: &HeaderMap) -> Result<(), Refusal> {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    match kind.eq_ignore_ascii_case("application/json") {
+        true => Ok(()),
+        false => {
+            let error = Error::input(format!("the body is '{kind}'"))
+                .help("send JSON, with the header Content-Type: application/json");
+            Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error))
+        }
+    }
+}
+
+fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
+    let Some(value) = headers.get(DEADLINE) else { return Ok(None) };
+    let ms = value.to_str().ok().and_then(|text| text.parse::<u64>().ok()).filter(|ms| *ms > 0);
+    match ms {
+        Some(ms) => Ok(Some(Duration::from_millis(ms))),
+        None => Err(Refusal::wrong(
+            "Tidemill-Deadline-Ms is no positive number",
+            "give the milliseconds that you wait for the reply",
+        )),
+    }
+}
+
+fn request_id(headers: &HeaderMap) -> Result<Option<&str>, Refusal> {
+    let Some(value) = headers.get(REQUEST_ID) else { return Ok(None) };
+    let is_id = |id: &&str| !id.is_empty() && id.len() <= ID_BYTES_MAX;
+    let is_alone = headers.get_all(REQUEST_ID).iter().count() == 1;
+    match value.to_str().ok().filter(is_id).filter(|_| is_alone) {
+        Some(id) => Ok(Some(id)),
+        None => Err(Refusal::wrong(
+            format!("Idempotency-Key is not one text of 1 to {ID_BYTES_MAX} ASCII characters"),
+            "give each call a random one, and the same when asking again",
+        )),
+    }
+}
+
+/// The whole body, if it comes in time and is not too large.
+async fn read(face: &Face, headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes, Refusal> {
+    let max = face.limits.body_bytes;
+    let too_large = || {
+        let error = Error::input(format!("a body has at most {max} bytes"))
+            .help("send less, or raise http_body_bytes_max");
+        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, error)
+    };
+    let said = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    if said.and_then(|length| length.parse::<u64>().ok()).is_some_and(|said| said > max as u64) {
+        return Err(too_large());
+    }
+    match timeout(face.limits.idle, to_bytes(body, max)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(error)) => {
+            // Either too long, or broken off: then nobody reads what we say.
+            let error = error.into_inner();
+            match error.is::<http_body_util::LengthLimitError>() {
+                true => Err(too_large()),
+                false => Err(Refusal::wrong("the body has broken off", "send all of it")),
+            }
+        }
+        Err(_) => {
+            let error = Error::input("the body did not come in time").help("send it at once");
+            Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, error))
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What changes in a table, cut by cut, as it becomes durable.
+//!
+//! An event's id is the run of the gateway and an epoch. Changes are kept for a while, in memory, so
+//! whoever comes again soon goes on where he was. Everybody else, and whoever comes first, is told to
+//! read the table: the event `reset`. What is read behind it and changed by what comes behind it is
+//! what the table has, because a change is a whole row.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::response::Response;
+use serde_json::json;
+use tidemill_connect::values;
+use tidemill_core::Schema;
+use tidemill_engine::{Changes, TableChange};
+
+use crate::face::Face;
+use crate::refusal::Refusal;
+use crate::sent::{event, last_id, sent, told, Found};
+
+pub(crate) async fn changes(
+    State(face): State<Arc<Face>>,
+    Path(table): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let client = face.access.client(&headers)?;
+    let schema = crate::rows::table(&face, &table)?.schema.clone();
+    face.access.permit(&client, &format!("tables/{table}"))?;
+    face.open()?;
+    let run = format!("{:016x}", face.run);
+    let behind = last_id(&headers).and_then(|id| {
+        let (of, epoch) = id.split_once('.')?;
+        (of == run).then(|| epoch.parse().ok()).flatten()
+    });
+    // Behind an epoch that is not there nobody knows what has changed.
+    let mut at: u64 = behind.unwrap_or(u64::MAX);
+    let of = face.clone();
+    let look = move || match of.mill.changes(&table, at) {
+        Err(_) => Found::Nothing,
+        Ok(Changes::Unknown(epoch)) => {
+            at = epoch;
+            let mut out = Vec::new();
+            let data = json!({"epoch": epoch, "why": "read the table, and go on from here"});
+            told(&format!("{run}.{epoch}"), "reset", &data, &mut out);
+            Found::Events(out)
+        }
+        Ok(Changes::Are(epochs, upto)) => {
+            at = upto;
+            let mut out = Vec::new();
+            for (epoch, changes) in epochs {
+                let data = written(&schema, epoch, &changes);
+                event(&format!("{run}.{epoch}"), None, &data, &mut out);
+            }
+            match out.is_empty() {
+                true => Found::Nothing,
+                false => Found::Events(out),
+            }
+        }
+    };
+    Ok(sent(&face, b":\n\n".to_vec(), look))
+}
+
+/// `{"epoch": 7, "changes": [{"key": [1], "row": {...}}, {"key": [2], "row": null}]}`.
+fn written(schema: &Schema, epoch: u64, changes: &[TableChange]) -> Vec<u8> {
+    let mut out = format!("{{\"epoch\":{epoch},\"changes\":[").into_bytes();
+    for (index, change) in changes.iter().enumerate() {
+        let open: &[u8] = if index == 0 { b"{\"key\":[" } else { b",{\"key\":[" };
+        out.extend_from_slice(open);
+        for (column, value) in change.key.iter().enumerate() {
+            if column > 0 {
+                out.push(b',');
+            }
+            values::write(value, &mut out);
+        }
+        out.extend_from_slice(b"],\"row\":");
+        match &change.row {
+            Some(row) => values::write_row(schema, row, &mut out),
+            None => out.extend_from_slice(b"null"),
+        }
+        out.push(b'}');
+    }
+    out.extend_from_slice(b"]}");
+    out
+}

@@ -1,0 +1,127 @@
+//! What all answers share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use tidemill_core::{Error, Result};
+use tidemill_engine::Mill;
+use tokio::sync::Semaphore;
+
+use crate::access::Access;
+use crate::news::Bell;
+use crate::openapi;
+use crate::refusal::Refusal;
+
+/// The app as its clients see it.
+pub(crate) struct Face {
+    pub(crate) mill: Arc<Mill>,
+    pub(crate) access: Access,
+    pub(crate) bell: Arc<Bell>,
+    /// One for each call that may wait for its reply.
+    pub(crate) room: Arc<Semaphore>,
+    /// The document that describes all this.
+    pub(crate) openapi: Bytes,
+    /// What tells this run of the gateway from others: numbers of epochs alone do not.
+    pub(crate) run: u64,
+    pub(crate) limits: Limits,
+    pub(crate) counted: Counted,
+    stopping: AtomicBool,
+}
+
+/// What nobody may go beyond.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) body_bytes: usize,
+    pub(crate) calls: usize,
+    pub(crate) connections: usize,
+    pub(crate) idle: Duration,
+    pub(crate) deadline: Duration,
+    pub(crate) requests_kept_us: i64,
+}
+
+/// What has been counted, for the metrics.
+#[derive(Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) connections: AtomicU64,
+    pub(crate) refused_connections: AtomicU64,
+    pub(crate) calls: AtomicU64,
+    pub(crate) aborted: AtomicU64,
+    pub(crate) overdue: AtomicU64,
+    pub(crate) full: AtomicU64,
+}
+
+impl Counted {
+    pub(crate) fn add(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Face {
+    /// Of a running app.
+    ///
+    /// # Errors
+    /// When roles are needed for what is not there.
+    pub(crate) fn new(mill: Arc<Mill>, access: Access, bell: Arc<Bell>, run: u64) -> Result<Face> {
+        check(&mill, &access)?;
+        let settings = mill.settings();
+        let us = |us: i64| Duration::from_micros(us.unsigned_abs());
+        let limits = Limits {
+            body_bytes: settings.http_body_bytes_max,
+            calls: settings.http_calls_max.min(Semaphore::MAX_PERMITS).min(u32::MAX as usize),
+            connections: settings.http_connections_max.min(Semaphore::MAX_PERMITS),
+            idle: us(settings.http_idle_us),
+            deadline: us(settings.http_deadline_us),
+            requests_kept_us: settings.http_requests_kept_us,
+        };
+        let openapi = openapi::document(&mill, &access, &limits).to_string().into();
+        Ok(Face {
+            access,
+            bell,
+            room: Arc::new(Semaphore::new(limits.calls)),
+            openapi,
+            run,
+            limits,
+            counted: Counted::default(),
+            stopping: AtomicBool::new(false),
+            mill,
+        })
+    }
+
+    /// From now on nothing new is begun.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    /// Refuses what is new, at the end.
+    pub(crate) fn open(&self) -> Result<(), Refusal> {
+        match self.stopping.load(Ordering::Acquire) {
+            true => Err(Refusal::later(
+                Error::resource("the app is stopping").help("ask again when it has started anew"),
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Roles must be for something.
+fn check(mill: &Mill, access: &Access) -> Result<()> {
+    let procedures = mill.procedures().map(|p| p.name.to_string());
+    let streams = mill.streams().into_iter().map(|(name, _)| format!("streams/{name}"));
+    let tables = mill.tables().map(|table| format!("tables/{}", table.name));
+    let known: Vec<String> = procedures.chain(streams).chain(tables).collect();
+    for what in access.guarded() {
+        if !known.iter().any(|name| name == what) {
+            let error = Error::setting(format!("http_roles: there is no {what}"));
+            let near = tidemill_core::error::nearest(what, known.iter().map(String::as_str));
+            return Err(match near {
+                Some(near) => error.help(format!("did you mean '{near}'?")),
+                None => error.help(
+                    "give the name of a procedure, streams/NAME of a stream, tables/NAME of a table",
+                ),
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! The events of a stream, as they become durable.
+//!
+//! An event's id is its row's number in the stream, which is the same after every restart where there
+//! is a data directory.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::json;
+use tidemill_connect::values;
+use tidemill_core::Error;
+
+use crate::face::Face;
+use crate::refusal::Refusal;
+use crate::sent::{event, last_id, sent, told, Found};
+
+/// Rows that are sent at a time.
+const ROWS: usize = 256;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct From {
+    from: Option<u64>,
+}
+
+pub(crate) async fn follow(
+    State(face): State<Arc<Face>>,
+    Path(stream): Path<String>,
+    query: Result<Query<From>, axum::extract::rejection::QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let client = face.access.client(&headers)?;
+    let known = face.mill.kept(&stream, 0, 0).map_err(Refusal::missing)?;
+    face.access.permit(&client, &format!("streams/{stream}"))?;
+    face.open()?;
+    let from = from(query, &headers)?.unwrap_or(known.next);
+    if from > known.next {
+        let what = format!("row {from} of {stream} has not come");
+        let help = format!("rows from {} up to {} are there", known.first, known.next);
+        return Err(Refusal::wrong(what, &help).field("next", known.next));
+    }
+    if from < known.first {
+        return Err(Refusal::new(StatusCode::GONE, gone(&stream, from))
+            .field("first", known.first)
+            .field("next", known.next));
+    }
+    let mut at = from;
+    // Who comes again before the first event goes on from here.
+    let begin = format!("id: {}\n\n", at as i64 - 1).into_bytes();
+    let of = face.clone();
+    let look = move || {
+        let Ok(kept) = of.mill.kept(&stream, at, ROWS) else {
+            return Found::Nothing;
+        };
+        let mut out = Vec::new();
+        if at < kept.first {
+            let error = gone(&stream, at);
+            let data = json!({
+                "what": error.what, "help": error.help, "first": kept.first, "next": kept.next,
+            });
+            told(&(at as i64 - 1).to_string(), "gone", &data, &mut out);
+            return Found::Last(out);
+        }
+        for (first, batch) in &kept.rows {
+            for (row, values) in batch.rows().enumerate() {
+                let mut data = Vec::new();
+                values::write_row(batch.schema(), &values, &mut data);
+                at = first + row as u64;
+                event(&at.to_string(), None, &data, &mut out);
+                at += 1;
+            }
+        }
+        match out.is_empty() {
+            true => Found::Nothing,
+            false => Found::Events(out),
+        }
+    };
+    Ok(sent(&face, begin, look))
+}
+
+fn gone(stream: &str, from: u64) -> Error {
+    Error::resource(format!("rows of {stream} from {from} on are kept no more")).help(
+        "go on from the first one that is there; read faster, or raise tail_rows and tail_bytes",
+    )
+}
+
+/// Where to begin: behind the last event that the client has had, else where it asks for.
+fn from(
+    query: Result<Query<From>, axum::extract::rejection::QueryRejection>,
+    headers: &HeaderMap,
+) -> Result<Option<u64>, Refusal> {
+    let help = "give ?from=ROW, the number of a row, or the header Last-Event-ID";
+    let Query(query) = query.map_err(|error| Refusal::wrong(error.body_text(), help))?;
+    match last_id(headers) {
+        None => Ok(query.from),
+        Some(id) => match id.parse::<i64>() {
+            Ok(row) if (-1..i64::MAX).contains(&row) => Ok(Some((row + 1) as u64)),
+            _ => Err(Refusal::wrong(format!("Last-Event-ID '{id}' is no number of a row"), help)),
+        },
+    }
+}

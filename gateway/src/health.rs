@@ -1,0 +1,69 @@
+//! Health and metrics.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{header, HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+
+use crate::face::Face;
+use crate::refusal::{json_response, Refusal};
+
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// For whoever decides whether requests are sent here, without a token.
+pub(crate) async fn health(State(face): State<Arc<Face>>) -> Response {
+    let health = face.mill.health();
+    let ready = health.ready && face.open().is_ok();
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let mut said = health.said;
+    said["ready"] = ready.into();
+    json_response(status, format!("{said}\n").into_bytes())
+}
+
+pub(crate) async fn metrics(
+    State(face): State<Arc<Face>>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    face.access.client(&headers)?;
+    let of = face.clone();
+    // It looks at what the engine holds while it executes.
+    let text = tokio::task::spawn_blocking(move || of.mill.metrics()).await;
+    let mut text = text.unwrap_or_default();
+    let counted = &face.counted;
+    let waiting = face.limits.calls - face.room.available_permits();
+    let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    for (name, kind, help, value) in [
+        ("connections", "gauge", "Connections.", value(&counted.connections)),
+        (
+            "connections_refused_total",
+            "counter",
+            "Connections for which there was no room.",
+            value(&counted.refused_connections),
+        ),
+        ("calls_total", "counter", "Calls.", value(&counted.calls)),
+        ("calls_waiting", "gauge", "Calls that wait for their replies.", waiting as u64),
+        ("calls_aborted_total", "counter", "Calls that aborted.", value(&counted.aborted)),
+        (
+            "calls_overdue_total",
+            "counter",
+            "Calls without a reply in time.",
+            value(&counted.overdue),
+        ),
+        (
+            "calls_refused_total",
+            "counter",
+            "Calls for which there was no room.",
+            value(&counted.full),
+        ),
+    ] {
+        let _ = writeln!(
+            text,
+            "# HELP tidemill_http_{name} {help}\n# TYPE tidemill_http_{name} {kind}\n\
+             tidemill_http_{name} {value}"
+        );
+    }
+    Ok(([(header::CONTENT_TYPE, METRICS)], text).into_response())
+}

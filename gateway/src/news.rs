@@ -1,0 +1,77 @@
+//! When there is something new to be sent. One thread waits for the engine, and only while somebody
+//! follows something; whoever does looks for himself what is new for him, so nothing queues up here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tidemill_core::{Error, Result};
+use tidemill_engine::{Mill, News};
+use tidemill_env::{Env, Handle};
+use tokio::sync::watch;
+
+/// How long the thread waits at a time, in microseconds: its end is noticed so soon.
+const WAIT_US: u64 = 100_000;
+
+/// Tells followers that they should look.
+pub(crate) struct Bell {
+    news: watch::Sender<News>,
+    closing: Mutex<bool>,
+    woken: Condvar,
+}
+
+impl Bell {
+    /// A bell, and the thread that rings it.
+    pub(crate) fn hang(env: &Env, mill: Arc<Mill>) -> Result<(Arc<Bell>, Handle)> {
+        let first = News { epoch: 0, over: false };
+        let bell = Arc::new(Bell {
+            news: watch::Sender::new(first),
+            closing: Mutex::new(false),
+            woken: Condvar::new(),
+        });
+        let of = bell.clone();
+        let thread = env
+            .threads
+            .spawn("tidemill-news", Box::new(move || of.ring(&mill)))
+            .map_err(|e| Error::io("starting the thread that looks for news", &e))?;
+        Ok((bell, thread))
+    }
+
+    fn ring(&self, mill: &Mill) {
+        let mut seen = *self.news.borrow();
+        loop {
+            let mut closing = self.closing.lock();
+            while !*closing && self.news.receiver_count() == 0 {
+                self.woken.wait_for(&mut closing, Duration::from_micros(WAIT_US));
+            }
+            if *closing {
+                return;
+            }
+            drop(closing);
+            let now = mill.news(seen, WAIT_US);
+            if now != seen {
+                seen = now;
+                self.news.send_modify(|news| {
+                    (news.epoch, news.over) = (now.epoch, news.over || now.over);
+                });
+            } else if now.over {
+                let mut closing = self.closing.lock();
+                self.woken.wait_for(&mut closing, Duration::from_micros(WAIT_US));
+            }
+        }
+    }
+
+    /// For somebody who follows something.
+    pub(crate) fn hear(&self) -> watch::Receiver<News> {
+        let heard = self.news.subscribe();
+        self.woken.notify_all();
+        heard
+    }
+
+    /// Whoever follows something is told that nothing more will come.
+    pub(crate) fn close(&self) {
+        *self.closing.lock() = true;
+        self.woken.notify_all();
+        self.news.send_modify(|news| news.over = true);
+    }
+}

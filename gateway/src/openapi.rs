@@ -1,0 +1,281 @@
+//! What there is, as an OpenAPI document: for programs that write clients, and for people.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use serde_json::{json, Map, Value};
+use tidemill_connect::values;
+use tidemill_core::{Column, DataType, Schema};
+use tidemill_engine::{Mill, Procedure};
+
+use crate::access::Access;
+use crate::call::{is_alone, ID_BYTES_MAX};
+use crate::face::{Face, Limits};
+use crate::refusal::{json_response, Refusal};
+
+pub(crate) async fn openapi(
+    State(face): State<Arc<Face>>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    face.access.client(&headers)?;
+    Ok(json_response(StatusCode::OK, face.openapi.to_vec()))
+}
+
+/// The document.
+pub(crate) fn document(mill: &Mill, access: &Access, limits: &Limits) -> Value {
+    let mut paths = Map::new();
+    for procedure in mill.procedures() {
+        paths.insert(format!("/call/{}", procedure.name), called(procedure, access, limits));
+    }
+    for (name, schema) in mill.streams() {
+        let what = format!("streams/{name}");
+        let about = format!("The events of {name}, as they become durable.");
+        let from = json!({
+            "name": "from", "in": "query", "description": "The number of the first row.",
+            "schema": {"type": "integer", "minimum": 0},
+        });
+        let mut path = sent(&about, &row(&schema), vec![from, last_id()], access.role(&what));
+        path["get"]["responses"]["410"] = refused("Those rows are kept no more.");
+        path["get"]["responses"]["400"] = refused("Those rows have not come.");
+        paths.insert(format!("/{what}"), path);
+    }
+    for table in mill.tables() {
+        let what = format!("tables/{}", table.name);
+        let about = format!("What changes in {}, cut by cut, as it becomes durable.", table.name);
+        let change = json!({
+            "type": "object",
+            "properties": {
+                "epoch": {"type": "integer"},
+                "changes": {"type": "array", "items": {
+                    "type": "object",
+                    "properties": {"key": {"type": "array"}, "row": or_null(row(&table.schema))},
+                }},
+            },
+        });
+        let path = sent(&about, &change, vec![last_id()], access.role(&what));
+        paths.insert(format!("/{what}/changes"), path);
+        let key = json!({
+            "name": "key", "in": "query", "required": true, "style": "form", "explode": true,
+            "description": "A value for each key column, in their order.",
+            "schema": {
+                "type": "array", "items": {"type": "string"},
+                "minItems": table.key.len(), "maxItems": table.key.len(),
+            },
+        });
+        let found = json!({
+            "type": "object", "required": ["row"],
+            "properties": {"row": or_null(row(&table.schema))},
+        });
+        paths.insert(
+            format!("/{what}/rows"),
+            guarded(
+                json!({"get": {
+                    "summary": format!("A row of {}, as the last durable cut has left it.", table.name),
+                    "parameters": [key],
+                    "responses": {
+                        "200": answer("The row, or null.", &found),
+                        "400": refused("That is no key."),
+                    },
+                }}),
+                access.role(&what),
+            ),
+        );
+    }
+    let health = json!({"type": "object", "properties": {"ready": {"type": "boolean"}}});
+    paths.insert(
+        "/health".into(),
+        json!({"get": {
+            "summary": "Whether the app is well.", "security": [],
+            "responses": {"200": answer("It is.", &health), "503": answer("It is not.", &health)},
+        }}),
+    );
+    paths.insert(
+        "/metrics".into(),
+        guarded(
+            json!({"get": {
+                "summary": "All counters, in the text format of Prometheus.",
+                "responses": {"200": {"description": "Counters.", "content": {
+                    "text/plain": {"schema": {"type": "string"}},
+                }}},
+            }}),
+            None,
+        ),
+    );
+    let mut document = json!({
+        "openapi": "3.1.0",
+        "info": {"title": mill.app(), "version": env!("CARGO_PKG_VERSION")},
+        "paths": paths,
+        "components": {"schemas": {"Refusal": refusal()}},
+    });
+    if access.wants_tokens() {
+        document["components"]["securitySchemes"] =
+            json!({"token": {"type": "http", "scheme": "bearer"}});
+        document["security"] = json!([{"token": []}]);
+    }
+    document
+}
+
+fn called(procedure: &Procedure, access: &Access, limits: &Limits) -> Value {
+    let mut parameters = vec![json!({
+        "name": "Tidemill-Deadline-Ms", "in": "header",
+        "description": "How long the client waits for the reply.",
+        "schema": {"type": "integer", "minimum": 1, "default": limits.deadline.as_millis() as u64},
+    })];
+    if procedure.takes_requests {
+        parameters.push(json!({
+            "name": "Idempotency-Key", "in": "header",
+            "description": "Of calls with one id, one is executed, and all get its reply.",
+            "schema": {"type": "string", "minLength": 1, "maxLength": ID_BYTES_MAX},
+        }));
+    }
+    let reply = match &procedure.reply {
+        Some(schema) if is_alone(schema) => typed(&schema.columns[0]),
+        Some(schema) => or_null(row(schema)),
+        None => json!({"type": "null"}),
+    };
+    let returned = object([("reply", reply)], &["reply"]);
+    let aborted = object([("aborted", json!({"type": "string"}))], &["aborted"]);
+    let needed: Vec<&str> = (procedure.parameters.columns.iter())
+        .filter(|column| column.default.is_none() && !column.nullable)
+        .map(|column| &*column.name)
+        .collect();
+    let mut body = row(&procedure.parameters);
+    (body["required"], body["additionalProperties"]) = (json!(needed), json!(false));
+    let mut responses = json!({
+        "200": answer("It was executed.", &returned),
+        "400": refused("The parameters, or a header, are wrong."),
+        "408": refused("The body did not come in time."),
+        "409": answer("It aborted, and has left nothing.", &aborted),
+        "413": refused("The body is too large."),
+        "415": refused("The body is no JSON."),
+        "500": refused("The app is wrong."),
+        "503": refused("There is no room, or the app stops: ask again later."),
+        "504": refused("There was no reply in time: it may still be executed."),
+    });
+    if procedure.takes_requests {
+        responses["422"] = refused("The request id is that of another call.");
+    }
+    guarded(
+        json!({"post": {
+            "summary": format!("Calls {}.", procedure.name),
+            "operationId": procedure.name,
+            "parameters": parameters,
+            "requestBody": {"required": true, "content": {"application/json": {"schema": body}}},
+            "responses": responses,
+        }}),
+        access.role(&procedure.name),
+    )
+}
+
+/// A path of server-sent events.
+fn sent(about: &str, data: &Value, parameters: Vec<Value>, role: Option<&str>) -> Value {
+    let about = format!("{about} Server-sent events, each of which is JSON.");
+    guarded(
+        json!({"get": {
+            "summary": about,
+            "parameters": parameters,
+            "responses": {
+                "200": {
+                    "description": "Events without end.",
+                    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                    "x-event": data,
+                },
+                "503": refused("The app stops: ask again later."),
+            },
+        }}),
+        role,
+    )
+}
+
+fn last_id() -> Value {
+    json!({
+        "name": "Last-Event-ID", "in": "header",
+        "description": "The id of the last event that the client has had: it goes on behind it.",
+        "schema": {"type": "string"},
+    })
+}
+
+/// With what somebody hears who is not let in.
+fn guarded(mut path: Value, role: Option<&str>) -> Value {
+    for operation in path.as_object_mut().into_iter().flat_map(|path| path.values_mut()) {
+        operation["responses"]["401"] = refused("A token is needed.");
+        operation["responses"]["403"] = refused("Another role is needed.");
+        if let Some(role) = role {
+            operation["x-role"] = json!(role);
+        }
+    }
+    path
+}
+
+fn answer(description: &str, schema: &Value) -> Value {
+    json!({"description": description, "content": {"application/json": {"schema": schema}}})
+}
+
+fn refused(description: &str) -> Value {
+    answer(description, &json!({"$ref": "#/components/schemas/Refusal"}))
+}
+
+fn refusal() -> Value {
+    let text = || json!({"type": "string"});
+    let error = object([("kind", text()), ("what", text()), ("help", text())], &["kind", "what"]);
+    object([("error", error)], &["error"])
+}
+
+fn object<const N: usize>(fields: [(&str, Value); N], required: &[&str]) -> Value {
+    let fields: Map<String, Value> =
+        fields.into_iter().map(|(name, schema)| (name.to_owned(), schema)).collect();
+    json!({"type": "object", "properties": fields, "required": required})
+}
+
+/// A row as an object.
+fn row(schema: &Schema) -> Value {
+    let fields = schema.columns.iter().map(|column| (column.name.to_string(), typed(column)));
+    json!({"type": "object", "properties": fields.collect::<Map<String, Value>>()})
+}
+
+/// A column's values.
+fn typed(column: &Column) -> Value {
+    let mut schema = of_type(&column.ty);
+    if column.nullable {
+        schema = or_null(schema);
+    }
+    if let Some(default) = &column.default {
+        let mut text = Vec::new();
+        values::write(default, &mut text);
+        schema["default"] = serde_json::from_slice(&text).unwrap_or(Value::Null);
+    }
+    schema
+}
+
+fn of_type(ty: &DataType) -> Value {
+    match ty {
+        DataType::Int => json!({
+            "type": "integer", "format": "int64", "minimum": i64::MIN, "maximum": i64::MAX,
+        }),
+        DataType::Float => json!({"anyOf": [{"type": "number"}, {"enum": ["NaN", "inf", "-inf"]}]}),
+        DataType::Bool => json!({"type": "boolean"}),
+        DataType::Str => json!({"type": "string"}),
+        DataType::Bytes => json!({"type": "string", "pattern": "^0x([0-9a-fA-F]{2})*$"}),
+        DataType::Timestamp => json!({"type": "string", "format": "date-time"}),
+        DataType::Decimal(scale) => {
+            let digits = 18 - u32::from(*scale);
+            let digits = digits.max(1);
+            let behind = match scale {
+                0 => String::new(),
+                scale => format!("(\\.[0-9]{{1,{scale}}})?"),
+            };
+            json!({"type": "string", "pattern": format!("^-?[0-9]{{1,{digits}}}{behind}$")})
+        }
+        DataType::List(inner) => json!({"type": "array", "items": or_null(of_type(inner))}),
+        DataType::Any => json!({}),
+    }
+}
+
+fn or_null(schema: Value) -> Value {
+    match schema.as_object().is_some_and(Map::is_empty) {
+        true => schema,
+        false => json!({"anyOf": [schema, {"type": "null"}]}),
+    }
+}

@@ -1,0 +1,84 @@
+//! How a request is refused: a status, and what, why and how to mend it as JSON.
+
+use axum::http::{header, HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde_json::{json, Value};
+use tidemill_core::{Error, Kind};
+
+/// Seconds after which whoever came when there was no room may try again.
+const RETRY_AFTER: &str = "1";
+
+/// An answer that says no. In a box, because almost all answers are others.
+#[derive(Debug)]
+pub(crate) struct Refusal(Box<Parts>);
+
+#[derive(Debug)]
+struct Parts {
+    status: StatusCode,
+    error: Error,
+    /// More fields, as an object.
+    more: Value,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Refusal {
+    /// With this status, and what is wrong.
+    pub(crate) fn new(status: StatusCode, error: Error) -> Refusal {
+        Refusal(Box::new(Parts { status, error, more: json!({}), headers: Vec::new() }))
+    }
+
+    /// The request is wrong.
+    pub(crate) fn wrong(what: impl Into<String>, help: &str) -> Refusal {
+        Refusal::new(StatusCode::BAD_REQUEST, Error::input(what).help(help))
+    }
+
+    /// What was asked for is not there.
+    pub(crate) fn missing(error: Error) -> Refusal {
+        Refusal::new(StatusCode::NOT_FOUND, error)
+    }
+
+    /// There is no room, or nobody works any more: later there may be.
+    pub(crate) fn later(error: Error) -> Refusal {
+        let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error);
+        refusal.header(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER))
+    }
+
+    /// What the engine says.
+    pub(crate) fn of(error: Error) -> Refusal {
+        match error.kind {
+            Kind::Resource | Kind::Io => Refusal::later(error),
+            Kind::Internal => Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error),
+            Kind::Program | Kind::Setting | Kind::Input => {
+                Refusal::new(StatusCode::BAD_REQUEST, error)
+            }
+        }
+    }
+
+    /// With a field more.
+    pub(crate) fn field(mut self, name: &str, value: impl Into<Value>) -> Refusal {
+        self.0.more[name] = value.into();
+        self
+    }
+
+    /// With a header.
+    pub(crate) fn header(mut self, name: HeaderName, value: HeaderValue) -> Refusal {
+        self.0.headers.push((name, value));
+        self
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let Parts { status, error, mut more, headers } = *self.0;
+        more["error"] = json!({"kind": error.kind.name(), "what": error.what, "help": error.help});
+        let mut response = json_response(status, more.to_string().into_bytes());
+        response.headers_mut().extend(headers);
+        response
+    }
+}
+
+/// An answer of JSON.
+pub(crate) fn json_response(status: StatusCode, body: Vec<u8>) -> Response {
+    const JSON: HeaderValue = HeaderValue::from_static("application/json");
+    (status, [(header::CONTENT_TYPE, JSON)], body).into_response()
+}

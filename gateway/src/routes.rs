@@ -1,0 +1,56 @@
+//! Which path is whose.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode};
+use axum::routing::{get, post};
+use axum::Router;
+use tidemill_core::error::nearest;
+use tidemill_core::Error;
+
+use crate::face::Face;
+use crate::refusal::Refusal;
+use crate::{call, changes, follow, health, openapi, rows};
+
+const PATHS: [&str; 7] = [
+    "/call/{procedure}",
+    "/streams/{stream}",
+    "/tables/{table}/changes",
+    "/tables/{table}/rows",
+    "/openapi.json",
+    "/health",
+    "/metrics",
+];
+
+/// All of them.
+pub(crate) fn of(face: Arc<Face>) -> Router {
+    let [call, stream, changes, rows, openapi, health, metrics] = PATHS;
+    Router::new()
+        .route(call, post(call::call))
+        .route(stream, get(follow::follow))
+        .route(changes, get(changes::changes))
+        .route(rows, get(rows::row))
+        .route(openapi, get(openapi::openapi))
+        .route(health, get(health::health))
+        .route(metrics, get(health::metrics))
+        .method_not_allowed_fallback(other_method)
+        .fallback(nothing)
+        .with_state(face)
+}
+
+async fn nothing(State(face): State<Arc<Face>>, request: Request) -> Result<(), Refusal> {
+    face.access.client(request.headers())?;
+    let path = request.uri().path();
+    let error = Error::input(format!("there is nothing at {path}"));
+    Err(Refusal::missing(match nearest(path, PATHS) {
+        Some(near) => error.help(format!("did you mean {near}?")),
+        None => error.help(format!("there are {}", PATHS.join(", "))),
+    }))
+}
+
+async fn other_method(method: Method) -> Refusal {
+    let error = Error::input(format!("{method} is not what this path is for"))
+        .help("procedures are called with POST, all else is asked for with GET");
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error)
+}

@@ -1,0 +1,64 @@
+//! A row of a table, as the last durable cut has left it.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use tidemill_connect::values;
+use tidemill_core::error::nearest;
+use tidemill_core::{Column, DataType, Error, TableSpec, Value};
+
+use crate::face::Face;
+use crate::refusal::{json_response, Refusal};
+
+/// The table of this name.
+pub(crate) fn table<'f>(face: &'f Face, name: &str) -> Result<&'f TableSpec, Refusal> {
+    face.mill.tables().find(|table| *table.name == *name).ok_or_else(|| {
+        let error = Error::setting(format!("there is no table {name}"));
+        let names: Vec<&str> = face.mill.tables().map(|table| &*table.name).collect();
+        Refusal::missing(match nearest(name, names.iter().copied()) {
+            Some(near) => error.help(format!("did you mean '{near}'?")),
+            None => error.help(format!("there are {}", names.join(", "))),
+        })
+    })
+}
+
+pub(crate) async fn row(
+    State(face): State<Arc<Face>>,
+    Path(name): Path<String>,
+    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let client = face.access.client(&headers)?;
+    let schema = table(&face, &name)?.schema.clone();
+    face.access.permit(&client, &format!("tables/{name}"))?;
+    let help = "give ?key=VALUE, once for each key column in their order";
+    let Query(query) = query.map_err(|error| Refusal::wrong(error.body_text(), help))?;
+    if let Some((other, _)) = query.iter().find(|(name, _)| name != "key") {
+        return Err(Refusal::wrong(format!("there is no '{other}' to be asked for"), help));
+    }
+    let key: Vec<String> = query.into_iter().map(|(_, value)| value).collect();
+    // Tables are behind a lock while an epoch is executed: not a thread of ours that waits for it.
+    let found = tokio::task::spawn_blocking(move || face.mill.row_by(&name, &key, value)).await;
+    let found = found.map_err(|e| Error::internal(format!("reading a row: {e}")));
+    let row = found.and_then(|found| found).map_err(Refusal::of)?;
+    let mut body = b"{\"row\":".to_vec();
+    match &row {
+        Some(row) => values::write_row(&schema, row, &mut body),
+        None => body.extend_from_slice(b"null"),
+    }
+    body.push(b'}');
+    Ok(json_response(StatusCode::OK, body))
+}
+
+/// A key column's value as it stands in an address: as in JSON, but without quotes.
+fn value(text: &str, column: &Column) -> Result<Value, String> {
+    let is_quoted = matches!(column.ty, DataType::Str | DataType::Bytes)
+        || column.ty == DataType::Timestamp && text.parse::<i64>().is_err();
+    match is_quoted {
+        true => values::read(&serde_json::Value::from(text).to_string(), column),
+        false => values::read(text, column),
+    }
+}

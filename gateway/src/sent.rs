@@ -1,0 +1,95 @@
+//! Server-sent events. Nothing queues up for a follower: what is next is looked up when there is room
+//! for it on his connection, and whoever is too slow for what is kept is told so and cut off.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{header, HeaderMap, HeaderValue};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::unfold;
+use serde_json::{json, Value};
+use tokio::time::timeout;
+
+use crate::face::Face;
+
+/// After so long without an event comes a sign of life: less than the patience of what is in between.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// What a follower finds when he looks.
+pub(crate) enum Found {
+    /// These events.
+    Events(Vec<u8>),
+    /// Nothing yet.
+    Nothing,
+    /// These, and no more.
+    Last(Vec<u8>),
+}
+
+/// The id of the last event that a client has had, when it comes again.
+pub(crate) fn last_id(headers: &HeaderMap) -> Option<&str> {
+    headers.get("last-event-id").and_then(|value| value.to_str().ok()).filter(|id| !id.is_empty())
+}
+
+/// Appends an event of JSON; without a name it is what is followed itself.
+pub(crate) fn event(id: &str, name: Option<&str>, data: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(b"id: ");
+    out.extend_from_slice(id.as_bytes());
+    if let Some(name) = name {
+        out.extend_from_slice(b"\nevent: ");
+        out.extend_from_slice(name.as_bytes());
+    }
+    // JSON as we write it has no line breaks.
+    out.extend_from_slice(b"\ndata: ");
+    out.extend_from_slice(data);
+    out.extend_from_slice(b"\n\n");
+}
+
+/// The same of a value.
+pub(crate) fn told(id: &str, name: &str, data: &Value, out: &mut Vec<u8>) {
+    event(id, Some(name), data.to_string().as_bytes(), out);
+}
+
+/// Sends `begin`, and then what `look` finds, as long as there may be something.
+pub(crate) fn sent(
+    face: &Face,
+    begin: Vec<u8>,
+    look: impl FnMut() -> Found + Send + 'static,
+) -> Response {
+    let heard = face.bell.hear();
+    let events = unfold(Some((heard, look, begin)), |state| async {
+        let (mut heard, mut look, begin) = state?;
+        let some = |bytes: Vec<u8>| Ok::<Bytes, Infallible>(bytes.into());
+        if !begin.is_empty() {
+            return Some((some(begin), Some((heard, look, Vec::new()))));
+        }
+        loop {
+            // Before the look: what comes before the end is found then.
+            let over = heard.borrow_and_update().over;
+            match look() {
+                Found::Events(bytes) => {
+                    return Some((some(bytes), Some((heard, look, Vec::new()))));
+                }
+                Found::Last(bytes) => return Some((some(bytes), None)),
+                Found::Nothing if over => return Some((some(end()), None)),
+                Found::Nothing => {}
+            }
+            match timeout(HEARTBEAT, heard.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Some((some(end()), None)),
+                Err(_) => {
+                    return Some((some(b":\n\n".to_vec()), Some((heard, look, Vec::new()))));
+                }
+            }
+        }
+    });
+    const KIND: HeaderValue = HeaderValue::from_static("text/event-stream");
+    const FRESH: HeaderValue = HeaderValue::from_static("no-store");
+    let headers = [(header::CONTENT_TYPE, KIND), (header::CACHE_CONTROL, FRESH)];
+    (headers, Body::from_stream(events)).into_response()
+}
+
+/// The app has stopped. It has no id, so that whoever comes again goes on where he was.
+fn end() -> Vec<u8> {
+    format!("event: end\ndata: {}\n\n", json!({"why": "the app has stopped"})).into_bytes()
+}

@@ -1,0 +1,75 @@
+"""``tidemill token``: lets a client in.
+
+Adds the client to a file of tokens (the setting ``http_tokens``), which has hashes only, and prints
+the token: it is nowhere else, so keep it. A client that is there already gets another token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import secrets
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from tidemill import _native
+from tidemill.cli.output import printed
+from tidemill.errors import SettingError
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "token", help="let a client of an app in", description=__doc__
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="the file of tokens")
+    parser.add_argument("name", metavar="NAME", help="the client's name")
+    parser.add_argument(
+        "--role", metavar="ROLE", action="append", default=[], help="a role it has; repeatable"
+    )
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    token = write(args.file, args.name, args.role)
+    if args.json:
+        printed({"name": args.name, "roles": args.role, "token": token})
+    else:
+        print(token)
+    return 0
+
+
+def write(file: Path, name: str, roles: list[str]) -> str:
+    """Adds a client to a file of tokens; gives its token."""
+    if not re.fullmatch(r"[\w.@-]+", name):
+        raise SettingError(
+            f"'{name}' is no name of a client", "use letters, digits and any of . _ - @"
+        )
+    clients = _read(file)
+    token = "tm_" + secrets.token_urlsafe(32)
+    clients[name] = {"sha256": _native.token_digest(token), "roles": roles}
+    text = "# Who is let in, by the hashes of their tokens. Written by tidemill token.\n"
+    for client, entry in clients.items():
+        # TOML writes texts and lists of them as JSON does.
+        fields = "".join(f"{field} = {json.dumps(value)}\n" for field, value in entry.items())
+        text += f"\n[{json.dumps(client)}]\n{fields}"
+    made = file.with_name(file.name + ".new")
+    with open(made, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+        out.write(text)
+    made.replace(file)
+    return token
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"{file}: {error}", "give a file of tokens, or the name of a new one"
+        ) from None
