@@ -41,7 +41,7 @@ const REQUESTS: &str = "leaderboard";
 const REQUESTS_SINK: &str = "leaderboard.tidemill";
 
 /// Workloads that leave something behind without being given files.
-const LEAVE: &[&str] = &["push", "http", "recovery", REQUESTS];
+const LEAVE: &[&str] = &["push", "http", "recovery", "recovery-modes", REQUESTS];
 
 /// Threads, at most.
 const THREADS_MAX: usize = 64;

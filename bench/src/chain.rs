@@ -1,6 +1,8 @@
-//! A chain of procedures (S-Store 4.2.2, triggers of the partition engine): each takes the event from its
-//! stream and emits it into the next one's. One event comes in and is a batch; how long it takes to
-//! come out behind the last procedure is told by the number of procedures.
+//! A chain of procedures (`pe-triggers`, S-Store 4.2.2): each takes the event from its stream and emits it
+//! into the next one's, when it has committed. Or a chain of triggers in one procedure's transaction
+//! (`ee-triggers`, S-Store 4.2.1): each runs when an event is emitted into its stream, and emits one into
+//! the next. One event comes in and is a batch; how long it takes to come out behind the last link is told
+//! by the number of links.
 //!
 //! With `--length` one chain is measured, with `--lengths 1,2,4` several, each as often as `--repeat`
 //! says; the line `time = a + b × length` is then fitted to their medians by least squares, and r² tells
@@ -15,7 +17,7 @@ use serde_json::json;
 use tidemill_core::digest::{streams_hash, RowsHash};
 use tidemill_core::{Batch, BatchBuilder, Column, DataType, Error, Result, StreamId, Value};
 use tidemill_table::Table;
-use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
+use tidemill_txn::program::{Abort, Builder, On, Opaque, Tx};
 use tidemill_txn::Program;
 
 use crate::args::{Args, ProgramKind};
@@ -45,16 +47,12 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
         )
         .help("leave out --length and --program, or give one --length"));
     }
-    let wrong = |_| {
-        Error::setting(format!("--lengths {lengths}: these are no numbers with commas between"))
-    };
-    let lengths = lengths.split(',').map(|length| length.trim().parse().map_err(wrong));
     let (mut points, mut last) = (Vec::new(), None);
-    for length in lengths.collect::<Result<Vec<usize>>>()? {
+    for length in self::lengths(lengths)? {
         let args = Args { length: Some(length), lengths: None, ..args.clone() };
         let report = run::of::<Chain>(&args, Given::default(), progress)?;
         let ns = 1e9 / report.events_per_s;
-        progress(&format!("{length} procedures: {ns:.0} ns a batch"));
+        progress(&format!("{length} links: {ns:.0} ns a batch"));
         points.push((length, ns, report.ratio, report.valid));
         last = Some(report);
     }
@@ -65,10 +63,39 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
         .map(|(length, ns, ratio, _)| json!({ "length": length, "ns": ns, "ratio": ratio }));
     report.details.insert("lengths".into(), shown.collect());
     if let Some((a, b, r2)) = line(points.iter().map(|(length, ns, ..)| (*length as f64, *ns))) {
-        progress(&format!("{a:.0} ns and {b:.1} ns a procedure, r² {r2:.4}"));
+        progress(&format!("{a:.0} ns and {b:.1} ns a link, r² {r2:.4}"));
         report.details.insert("fit".into(), json!({ "a_ns": a, "b_ns": b, "r2": r2 }));
     }
     Ok(report)
+}
+
+/// Lengths with commas between.
+pub(crate) fn lengths(given: &str) -> Result<Vec<usize>> {
+    let wrong = || {
+        Error::setting(format!(
+            "--lengths {given}: these are no numbers from 1 to {LENGTH_MAX} with commas between"
+        ))
+    };
+    let length = |text: &str| -> Result<usize> {
+        let length = text.trim().parse().map_err(|_| wrong())?;
+        if (1..=LENGTH_MAX).contains(&length) {
+            Ok(length)
+        } else {
+            Err(wrong())
+        }
+    };
+    given.split(',').map(length).collect()
+}
+
+/// The stream that comes in.
+pub(crate) const FIRST: &str = "s0";
+
+/// A chain of procedures in Rust.
+pub(crate) fn program_of(length: usize) -> Result<Program> {
+    let parts = program(ProgramKind::Rust, Given::default(), length, false)?;
+    let mut program = (*parts.program).clone();
+    program.sources.clear();
+    Ok(program)
 }
 
 /// The line through points by least squares: where it begins, how it rises, and which share of how the
@@ -107,14 +134,18 @@ impl Events for Counted {
 struct Chain {
     made: Made<Counted>,
     length: usize,
+    is_inside: bool,
 }
 
-/// The stream behind so many procedures.
+/// The workload whose links are triggers inside of one transaction.
+pub(crate) const INSIDE: &str = "ee-triggers";
+
+/// The stream behind so many links.
 fn stream(number: usize) -> String {
     format!("s{number}")
 }
 
-/// A procedure: takes an event, and emits it with one added.
+/// A link: takes an event, and emits it with one added.
 struct Link(StreamId);
 
 impl Opaque for Link {
@@ -124,7 +155,7 @@ impl Opaque for Link {
     }
 }
 
-fn program(kind: ProgramKind, given: Given<'_>, length: usize) -> Result<Parts> {
+fn program(kind: ProgramKind, given: Given<'_>, length: usize, is_inside: bool) -> Result<Parts> {
     let column = || vec![Column::new("n", DataType::Int)];
     let mut b = Builder::new("chain");
     b.stream(&stream(0), column());
@@ -135,6 +166,12 @@ fn program(kind: ProgramKind, given: Given<'_>, length: usize) -> Result<Parts> 
             let mut from = b.stream(&stream(0), column());
             for number in 1..=length {
                 let to = b.emitted(&stream(number), column());
+                if is_inside && number > 1 {
+                    let function = Arc::new(Link(to));
+                    b.trigger(&format!("t{number}"), On::Emitted(from), &[to], function);
+                    from = to;
+                    continue;
+                }
                 b.procedure(&format!("p{number}"), &[from], &[to], Arc::new(Link(to)));
                 from = to;
             }
@@ -150,7 +187,7 @@ fn program(kind: ProgramKind, given: Given<'_>, length: usize) -> Result<Parts> 
             return Err(Error::setting(what).help("use --program rust, or python from Python"));
         }
     };
-    shape::parts("a chain of procedures", program, &frame)
+    shape::parts("a chain of links", program, &frame)
 }
 
 impl Case for Chain {
@@ -161,12 +198,17 @@ impl Case for Chain {
     fn new(args: &Args, given: Given<'_>, work: Work) -> Result<Chain> {
         let length = args.length.unwrap_or(1);
         if !(1..=LENGTH_MAX).contains(&length) {
-            let what = format!("--length {length}: a chain has 1 to {LENGTH_MAX} procedures");
+            let what = format!("--length {length}: a chain has 1 to {LENGTH_MAX} links");
             return Err(Error::setting(what));
         }
-        let parts = program(args.program, given, length)?;
+        let is_inside = args.workload == INSIDE;
+        let parts = program(args.program, given, length, is_inside)?;
         let events = Counted(args.events.unwrap_or(EVENTS));
-        Ok(Chain { made: Made { keys: 1, ..Made::new(args, parts, events, work) }, length })
+        Ok(Chain {
+            made: Made { keys: 1, ..Made::new(args, parts, events, work) },
+            length,
+            is_inside,
+        })
     }
 
     fn made(&self) -> &Made<Counted> {
@@ -174,7 +216,12 @@ impl Case for Chain {
     }
 
     fn transactions(&self) -> usize {
-        self.length * self.made.events.0
+        // Triggers are in the transaction of the one procedure.
+        if self.is_inside {
+            self.made.events.0
+        } else {
+            self.length * self.made.events.0
+        }
     }
 
     fn baseline(&self) -> usize {
@@ -226,11 +273,17 @@ mod tests {
             let report = check::report("pe-triggers", &options, Vec::new());
             assert_eq!(report["valid"], true, "{report}");
         }
-        let options = r#""lengths":"1, 2,5","events":300,"repeat":1"#;
-        let report = check::report("pe-triggers", options, Vec::new());
-        assert_eq!(report["valid"], true, "{report}");
-        assert_eq!(report["lengths"].as_array().unwrap().len(), 3);
-        assert!(report["fit"]["r2"].as_f64().unwrap() <= 1.0, "{report}");
+        let mut hashes = Vec::new();
+        for workload in ["pe-triggers", super::INSIDE] {
+            let options = r#""lengths":"1, 2,5","events":300,"repeat":1"#;
+            let report = check::report(workload, options, Vec::new());
+            assert_eq!(report["valid"], true, "{report}");
+            assert_eq!(report["lengths"].as_array().unwrap().len(), 3);
+            assert!(report["fit"]["r2"].as_f64().unwrap() <= 1.0, "{report}");
+            hashes.push(report["output_hash"].clone());
+        }
+        // The same comes out, be it in one transaction or in five.
+        assert_eq!(hashes[0], hashes[1]);
     }
 
     #[test]

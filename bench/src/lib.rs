@@ -27,7 +27,8 @@
 //! | `sea` | Stock Exchange Analysis |
 //! | `osed` | Online Social Event Detection |
 //! | `leaderboard` | Leaderboard Maintenance |
-//! | `chain` | a chain of procedures |
+//! | `modes` | weak and strong recovery beside each other |
+//! | `chain` | a chain of procedures, or of triggers inside of one |
 //! | `push` | rows sent into a running app, and acknowledged |
 //! | `http` | calls of a procedure over HTTP |
 //! | `recovery` | a start that finds many rows |
@@ -43,6 +44,7 @@ mod http;
 mod keys;
 mod leaderboard;
 mod measure;
+mod modes;
 mod osed;
 mod outputs;
 mod push;
@@ -150,6 +152,12 @@ pub const WORKLOADS: &[Workload] = &[
         run: chain::run,
     },
     Workload {
+        name: chain::INSIDE,
+        about: "a chain of triggers inside of one transaction",
+        options: &["length", "lengths"],
+        run: chain::run,
+    },
+    Workload {
         name: "push",
         about: "rows sent into a running app and acknowledged when they are durable",
         options: &["batch", "rate"],
@@ -160,6 +168,12 @@ pub const WORKLOADS: &[Workload] = &[
         about: "calls over HTTP, answered when they are durable",
         options: &["connections", "requests"],
         run: http::run,
+    },
+    Workload {
+        name: "recovery-modes",
+        about: "weak and strong recovery of a chain of procedures: bytes logged, rates of replay",
+        options: &["lengths"],
+        run: modes::run,
     },
     Workload {
         name: "recovery",

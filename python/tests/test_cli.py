@@ -298,14 +298,15 @@ def test_bench_of_procedures(folder: Path) -> None:
             assert (line(ended)["running"], line(ended)["durable"]) == (1, durable)
             found.append((line(ended)["state_hash"], line(ended)["output_hash"]))
     assert len(set(found)) == 1, found
-    chain = "pe-triggers --length 5 --events 200 --repeat 1 --json"
-    found = []
-    for program in ("rust", "python"):
-        ended = tidemill(folder, "bench", *chain.split(), "--program", program)
-        assert ended.returncode == 0, ended.stderr
-        assert line(ended)["valid"]
-        found.append(line(ended)["output_hash"])
-    assert len(set(found)) == 1, found
+    for name in ("pe-triggers", "ee-triggers"):
+        chain = f"{name} --length 5 --events 200 --repeat 1 --json"
+        found = []
+        for program in ("rust", "python"):
+            ended = tidemill(folder, "bench", *chain.split(), "--program", program)
+            assert ended.returncode == 0, ended.stderr
+            assert line(ended)["valid"]
+            found.append(line(ended)["output_hash"])
+        assert len(set(found)) == 1, found
     ended = tidemill(folder, "bench", *show.split(), "--program", "traced")
     assert ended.returncode != 0
     assert "procedures are functions" in ended.stderr

@@ -112,7 +112,8 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
 fn changed(dice: &mut random::Dice, old: &Program) -> (Program, BTreeMap<String, String>) {
     let (mut new, mut renames) = (old.clone(), BTreeMap::new());
     let is_opaque = !old.opaques.is_empty();
-    for table in &mut new.tables {
+    // What the engine keeps is not the program's to change.
+    for table in new.tables.iter_mut().filter(|table| table.keeps.is_none()) {
         let before = table.name.to_string();
         if dice.chance(40) {
             table.name = format!("{before}s").into();

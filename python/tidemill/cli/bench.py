@@ -34,8 +34,8 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("keys", int, "number of keys"),
     ("skew", float, "Zipf's theta of the keys"),
     ("overlap", float, "share of keys drawn again from those used before (sl, gs, tp, sea)"),
-    ("length", int, "records a transaction, 1 to 10 (gs); procedures of the chain (pe-triggers)"),
-    ("lengths", str, "several chains, such as 1,2,4: the time a batch is fitted (pe-triggers)"),
+    ("length", int, "records a transaction, 1 to 10 (gs); links of the chain (pe-, ee-triggers)"),
+    ("lengths", str, "several chains, such as 1,2,4: time a batch is fitted (pe-, ee-triggers)"),
     ("candidates", int, "candidates of the show (leaderboard)"),
     ("phones", int, "phones of its viewers (leaderboard)"),
     ("every", int, "after so many accepted votes a candidate has to go (leaderboard)"),
@@ -102,7 +102,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "what",
         metavar="WORKLOAD",
-        help="sl, gs, tp, sea, osed, leaderboard, pe-triggers, push, http, recovery, or grid",
+        help="sl, gs, tp, sea, osed, leaderboard, pe-triggers, ee-triggers, push, http, recovery, "
+        "recovery-modes, or grid",
     )
     for name, kind, text in (*FLAGS, *GRID):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar=kind.__name__.upper())

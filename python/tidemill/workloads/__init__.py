@@ -16,4 +16,5 @@ WORKLOADS: dict[str, Callable[[bool, Mapping[str, Any]], App]] = {
     # Procedures are functions, in any case.
     "leaderboard": lambda _, options: leaderboard.app(options),
     "pe-triggers": lambda _, options: chain.app(options),
+    "ee-triggers": lambda _, options: chain.app(options, inside=True),
 }

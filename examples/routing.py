@@ -1,0 +1,178 @@
+"""Order routing beside OLTP over one set of tables (S-Store, Figure 1).
+
+Orders come on a stream. A procedure checks that the customer has the money and puts it on hold; a
+second one chooses the exchange, by what it has confirmed of the security lately; together they
+are one nested transaction, so that no order is on hold without a way. Exchanges answer on another
+stream: a confirmed order is paid, a denied one gives the money back. Meanwhile clients deposit
+money and look at their orders, by calls, on the same tables.
+
+    python examples/routing.py
+
+At any moment all money of a customer is free, on hold or paid; the last lines say so.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import tidemill as tm
+
+MONEY = tm.decimal(2)
+VENUES = ("north", "south", "west")
+
+app = tm.App("routing", seed=1)
+
+customers = app.table(
+    "customers", key="id", id=int, deposited=MONEY, free=MONEY, held=MONEY, paid=MONEY
+)
+orders = app.table(
+    "orders", key="id", id=int, customer=int, security=str, amount=MONEY, venue=str, state=str
+)
+of_customer = orders.index("customer")
+
+# What venues have confirmed and denied of a security, of their last answers.
+tried = app.table(
+    "tried",
+    key=("security", "venue"),
+    ordered=True,
+    security=str,
+    venue=str,
+    confirmed=tm.column(int, default=0),
+    denied=tm.column(int, default=0),
+)
+
+placed = app.stream("placed", id=int, customer=int, security=str, amount=MONEY)
+covered = app.stream("covered", id=int, security=str)
+routed = app.stream("routed", id=int, security=str, venue=str)
+answers = app.stream("answers", id=int, confirmed=bool)
+
+
+@app.procedure(placed)
+def check_and_hold(tx, placed):
+    """Puts an order's money on hold, or refuses the order."""
+    for order in placed:
+        customer = customers[order.customer]
+        tx.require(order.amount > 0, "the amount is not positive")
+        tx.require(customer.exists(), "no such customer")
+        tx.require(customer.free >= order.amount, "insufficient funds")
+        customer.free -= order.amount
+        customer.held += order.amount
+        orders.insert(
+            id=order.id, customer=order.customer, security=order.security,
+            amount=order.amount, venue="", state="held",
+        )  # fmt: skip
+        tx.emit(covered, id=order.id, security=order.security)
+
+
+@app.procedure(covered)
+def choose_venue(tx, covered):
+    """Sends an order where most of the security was confirmed; now and then elsewhere, to learn."""
+    for order in covered:
+        score = dict.fromkeys(VENUES, 0.5)
+        for row in tried.scan((order.security,), (order.security + "\0",)):
+            score[row.venue] = (row.confirmed + 1) / (row.confirmed + row.denied + 2)
+        best = max(VENUES, key=lambda venue: score[venue])
+        if tx.random() < 0.1:
+            best = VENUES[int(tx.random() * len(VENUES))]
+        orders[order.id].venue, orders[order.id].state = best, "routed"
+        tx.emit(routed, id=order.id, security=order.security, venue=best)
+
+
+app.nested("route", check_and_hold, choose_venue)
+
+
+@app.transaction(answers, opaque=True)
+def update_order(tx, answer):
+    """An exchange has answered: the order is paid, or its money is free again."""
+    order = orders[answer.id]
+    tx.require(order.exists() and order.state == "routed", "no such order is on its way")
+    customer, row = customers[order.customer], tried[order.security, order.venue]
+    customer.held -= order.amount
+    if answer.confirmed:
+        customer.paid += order.amount
+        row.confirmed += 1
+    else:
+        customer.free += order.amount
+        row.denied += 1
+    order.state = "confirmed" if answer.confirmed else "denied"
+
+
+@app.procedure
+def deposit(tx, customer: int, amount: MONEY):
+    """A client brings money."""
+    tx.require(amount > 0, "the amount is not positive")
+    row = customers[customer]
+    if not row.exists():
+        row = customers.insert(id=customer, deposited=0, free=0, held=0, paid=0)
+    row.deposited += amount
+    row.free += amount
+    return str(row.free)
+
+
+@app.procedure
+def my_orders(tx, customer: int):
+    """What became of a client's orders: consistent with what the client has."""
+    row = customers[customer]
+    tx.require(row.exists(), "no such customer")
+    found = [{"id": o.id, "state": o.state, "venue": o.venue} for o in of_customer[customer]]
+    return {"free": str(row.free), "held": str(row.held), "orders": found}
+
+
+def exchange(rows: list[dict[str, Any]], dice: random.Random) -> list[dict[str, Any]]:
+    """The exchanges of this example: each is good at another security."""
+    good = dict(zip(("iron", "wheat", "wool"), VENUES, strict=True))
+    chance = [0.9 if good[row["security"]] == row["venue"] else 0.3 for row in rows]
+    return [
+        {"id": row["id"], "confirmed": dice.random() < c}
+        for row, c in zip(rows, chance, strict=True)
+    ]
+
+
+def main(rounds: int = 40, **settings: Any) -> dict[str, Any]:
+    """Orders, answers and calls, mixed; what it came to."""
+    dice, seen, number = random.Random(5), 0, 0
+    with app.start(**settings) as mill:
+        for customer in range(20):
+            mill.call(deposit, customer=customer, amount=1000)
+        for _ in range(rounds):
+            some = []
+            for _ in range(25):
+                number += 1
+                some.append(
+                    {
+                        "id": number,
+                        "customer": dice.randrange(21),
+                        "security": dice.choice(("iron", "wheat", "wool")),
+                        "amount": dice.randrange(-5, 200),
+                    }
+                )
+            mill.send(placed, some)
+            mill.call(deposit, customer=dice.randrange(20), amount=dice.randrange(1, 300))
+            mill.drain()
+            sent = mill.output(routed).rows()[seen:]
+            seen += len(sent)
+            mill.send(answers, exchange(sent, dice))
+            looked = mill.call(my_orders, customer=3)
+        mill.drain()
+        held = list(mill.table("customers").rows())
+        states = [row["state"] for row in mill.table("orders").rows()]
+        best = {
+            row["security"]: row["venue"]
+            for row in sorted(mill.table("tried").rows(), key=lambda row: row["confirmed"])
+        }
+        return {
+            "orders": number,
+            "refused": len(mill.output(check_and_hold.aborted).rows()),
+            "confirmed": states.count("confirmed"),
+            "denied": states.count("denied"),
+            "best_venues": best,
+            "orders_of_customer_3": len(looked["orders"]),
+            "deposited": str(sum(row["deposited"] for row in held)),
+            "free_held_paid": str(sum(row["free"] + row["held"] + row["paid"] for row in held)),
+        }
+
+
+if __name__ == "__main__":
+    for name, value in main().items():
+        print(f"{name:22} {value}")
