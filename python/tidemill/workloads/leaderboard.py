@@ -31,6 +31,7 @@ def app(options: Mapping[str, Any]) -> App:
     recent = made.table("recent", key="place", place=int, candidate=int)
     places = ("first", "first_votes", "second", "second_votes", "third", "third_votes")
     columns: dict[str, Any] = dict.fromkeys(places, int)
+    named = list(zip(places[::2], places[1::2], strict=True))
     boards = made.table("boards", key="board", board=int, **columns)
 
     candidacies = made.stream("candidacies", candidate=int)
@@ -47,9 +48,25 @@ def app(options: Mapping[str, Any]) -> App:
             nsmallest(3, ((-recent, candidate, recent) for candidate, _, recent in running)),
         )
         for number, order in enumerate(orders):
-            named = [value for _, candidate, count in order for value in (candidate, count)]
-            named += [0] * (len(places) - len(named))
-            boards.upsert(board=number, **dict(zip(places, named, strict=True)))
+            row = [value for _, candidate, count in order for value in (candidate, count)]
+            row += [0] * (len(places) - len(row))
+            boards.upsert(board=number, **dict(zip(places, row, strict=True)))
+
+    def raise_boards(candidate: int, leaves: int | None) -> None:
+        # All candidates are looked at only where one on a board may have to make room for another.
+        most, fewest, trending = (boards[number] for number in range(3))
+        falls = leaves != candidate and leaves in (trending[place] for place in places[::2])
+        if not most.exists() or falls or candidate in (fewest[place] for place in places[::2]):
+            write_boards()
+            return
+        row = candidates[candidate]
+        for board, value in ((most, row.votes), (trending, row.recent)):
+            held = [(board[name], board[its]) for name, its in named]
+            others = [place for place in held if place[0] not in (0, candidate)]
+            now = sorted([*others, (candidate, value)], key=lambda place: (-place[1], place[0]))
+            for place, before, (name, its) in zip(now, held, named, strict=False):
+                if place != before:
+                    board[name], board[its] = place
 
     @made.transaction(candidacies)
     def stand(tx: Any, e: Any) -> None:
@@ -70,12 +87,13 @@ def app(options: Mapping[str, Any]) -> App:
             tally[0].accepted = accepted + 1
             # The last votes are a ring.
             last = recent[accepted % TREND]
-            if last.exists() and candidates[last.candidate].exists():
-                candidates[last.candidate].recent -= 1
+            leaves = last.candidate if last.exists() else None
+            if leaves is not None and candidates[leaves].exists():
+                candidates[leaves].recent -= 1
             last.candidate = vote.candidate
             candidates[vote.candidate].votes += 1
             candidates[vote.candidate].recent += 1
-            write_boards()
+            raise_boards(vote.candidate, leaves)
             tx.emit(counted, accepted=accepted + 1)
 
     @made.procedure(counted, emits=[removed])
