@@ -384,3 +384,30 @@ def test_what_can_not_be_a_reply_aborts() -> None:
             mill.call(give, what="set")
         with pytest.raises(tm.Abort, match="KeyError"):
             mill.call(give, what="nothing")
+
+
+def test_a_procedure_may_be_async_and_waits_for_nothing_from_outside() -> None:
+    app = tm.App("async")
+    rows = app.table("rows", key="id", id=int, n=tm.column(int, default=0))
+
+    async def add(id: int, n: int) -> int:
+        rows[id].n += n
+        return rows[id].n
+
+    @app.procedure
+    async def twice(tx, id: int):
+        await add(id, 1)
+        return await add(id, 2)
+
+    @app.procedure
+    async def sleepy(tx, id: int):
+        import asyncio
+
+        await add(id, 100)
+        await asyncio.sleep(0)
+
+    with app.start() as mill:
+        assert mill.call(twice, id=1) == 3
+        with pytest.raises(tm.Abort, match="awaits something that is not there yet"):
+            mill.call(sleepy, id=1)
+        assert mill.call(twice, id=1) == 6

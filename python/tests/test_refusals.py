@@ -313,7 +313,7 @@ def test_declarations(ledger: Ledger, declare, what: str) -> None:
 
 
 def test_handlers_are_plain_functions(ledger: Ledger) -> None:
-    with pytest.raises(tm.ProgramError, match="generator or a coroutine"):
+    with pytest.raises(tm.ProgramError, match="is a coroutine"):
 
         @ledger.app.transaction(ledger.payments)
         async def f(tx, e):

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -556,6 +556,8 @@ class OpaqueHandler:
         try:
             with inside(running), dec.localcontext(_CONTEXT):
                 result = self.function(Tx(running), *given)
+                if isinstance(result, Coroutine):
+                    result = finished(result)
                 if running.refused is not None:
                     return running.refused.kind, running.refused.reason
                 if result is not None:
@@ -644,6 +646,19 @@ class OpaqueTrigger(OpaqueHandler):
         return Event(("kind", "old", "new"), (kind, old, new))
 
 
+def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine returns that waits for nothing from outside."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        return ended.value
+    coroutine.close()
+    raise TypeError(
+        "an async procedure awaits something that is not there yet: a transaction waits for "
+        "nothing from outside; fetch it before, and send it as an event or a parameter"
+    )
+
+
 def described(error: BaseException) -> str:
     """An exception as the reason of an abort: the same on every machine, so no folders."""
     text = error.what if isinstance(error, Error) else str(error)
@@ -653,20 +668,22 @@ def described(error: BaseException) -> str:
 
 
 def check_function(
-    function: Callable[..., Any], name: str, at: str, takes: Sequence[str] = ("e",)
+    function: Callable[..., Any],
+    name: str,
+    at: str,
+    takes: Sequence[str] = ("e",),
+    may_be_async: bool = False,
 ) -> None:
     """Refuses what can't be a handler in any form; ``takes`` names what it is given beside tx."""
     import inspect
 
     if not inspect.isfunction(function):
         raise ProgramError(f"handler {name} is {function!r}, not a function", "", at)
-    if (
-        inspect.iscoroutinefunction(function)
-        or inspect.isgeneratorfunction(function)
-        or inspect.isasyncgenfunction(function)
-    ):
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ProgramError(f"handler {name} is a generator", "write a plain function", at)
+    if inspect.iscoroutinefunction(function) and not may_be_async:
         raise ProgramError(
-            f"handler {name} is a generator or a coroutine", "write a plain function", at
+            f"handler {name} is a coroutine", "write a plain function, or make it a procedure", at
         )
     try:
         inspect.signature(function).bind(None, *takes)

@@ -318,7 +318,8 @@ class Handler(Stream):
         #: The streams that a procedure takes beside its first one.
         self.more: tuple[Stream, ...] = tuple(more or ())
         takes = [stream.name for stream in (input, *self.more)] if self.is_procedure else ["e"]
-        check_function(function, name, at, input.schema.names if called else takes)
+        given = input.schema.names if called else takes
+        check_function(function, name, at, given, self.is_procedure or called or opaque)
         self.function = function
         self.input = input
         self.index = len(app.handlers)
