@@ -44,6 +44,9 @@ _CONTEXT = dec.Context(prec=60, rounding=dec.ROUND_HALF_EVEN)
 
 _MUTABLE = ("list", "any")
 
+# Values of which equal ones are of one type, so that one stands for the other.
+_PLAIN = frozenset((int, str))
+
 
 class Event:
     """The event of an opaque handler: its columns as attributes, or by ``e["name"]``."""
@@ -80,6 +83,7 @@ class RowState:
         "key",
         "loaded",
         "made",
+        "row",
         "table",
         "values",
     )
@@ -94,6 +98,8 @@ class RowState:
         self.dirty = False
         self.made = False
         self.before = ""
+        #: The one row object that the function has of it.
+        self.row: Row | None = None
 
     def missing(self) -> list[Any]:
         """What a missing row has: its key, defaults, null."""
@@ -160,7 +166,9 @@ class Row:
         return self[name]
 
     def __getitem__(self, name: str) -> Any:
-        state = self._tx.load(self._state)
+        state = self._state
+        if not state.loaded:
+            self._tx.load(state)
         index = state.table.index.get(name)
         if index is None:
             raise AttributeError(f"table {state.table.name} has no column '{name}'")
@@ -212,7 +220,8 @@ class Running:
         self.handler = handler
         self.native = native
         self.states: dict[tuple[object, ...], RowState] = {}
-        self.rows: dict[int, Row] = {}
+        # By keys as they were given, where they are of plain types: most are asked for again.
+        self.known: dict[tuple[int, tuple[object, ...]], RowState] = {}
         self.refused: Abort | None = None
 
     def refuse(self, abort: Abort) -> NoReturn:
@@ -229,6 +238,11 @@ class Running:
 
     def state(self, table: TableShape, key: tuple[object, ...]) -> RowState:
         """The one state of this key."""
+        is_plain = all(type(value) in _PLAIN for value in key)
+        if is_plain:
+            known = self.known.get((table.id, key))
+            if known is not None:
+                return known
         stored: list[object] = []
         for value, index in zip(key, table.key_columns, strict=True):
             if value is None:
@@ -241,6 +255,8 @@ class Running:
         state = self.states.get(same)
         if state is None:
             state = self.states[same] = RowState(table, tuple(stored))
+        if is_plain:
+            self.known[table.id, key] = state
         return state
 
     def load(self, state: RowState) -> RowState:
@@ -274,7 +290,9 @@ class Running:
     def row(self, table: Table, key: tuple[object, ...]) -> Row:
         """A row by key; equal keys give one object."""
         state = self.state(self.handler.tables[table.id], key)
-        return self.rows.setdefault(id(state), Row(self, state))
+        if state.row is None:
+            state.row = Row(self, state)
+        return state.row
 
     def contains(self, table: Table, key: tuple[object, ...]) -> bool:
         """Whether a row is there."""
