@@ -25,7 +25,7 @@ from tidemill import _native
 from tidemill.context import inside
 from tidemill.deadline import WATCH, Overdue
 from tidemill.errors import Abort, Error, Fault, ProgramError
-from tidemill.owned import OwnedWindow
+from tidemill.owned import SLIDE, OwnedWindow
 from tidemill.source import here, raised_at
 from tidemill.stream import Stream
 from tidemill.table import Table
@@ -654,7 +654,7 @@ class OpaqueTrigger(OpaqueHandler):
 
     def _event(self, event: tuple[object, ...]) -> Event:
         if isinstance(self.on, OwnedWindow):
-            return Event(("end", "rows", "came"), event)
+            return Event(SLIDE, event)
         if isinstance(self.on, Stream):
             return Event(self.on.schema.names, event)
         assert isinstance(self.on, Table)

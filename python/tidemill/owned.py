@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from tidemill.table import Table
 
 
+#: What a trigger on a window gets: the time at which the window ends (0 by count), the active rows,
+#: and how many of them have just come.
+SLIDE = ("end", "rows", "came")
+
+
 class OwnedWindow:
     """A window of rows that belongs to one procedure or handler, which says ``owns=[window]``.
 

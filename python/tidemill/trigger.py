@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tidemill.app import App
 
 CHANGES = ("insert", "update", "delete")
-SLIDE = ("end", "rows", "came")
 
 
 class Trigger:

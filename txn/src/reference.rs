@@ -6,8 +6,9 @@
 //! This file is the definition, with that of a single transaction in `reference/work.rs`; every fast path
 //! is tested against it, bit for bit. What it shares with them: the rules of values
 //! (`tidemill_core::rules`), the meaning of a map or filter ([`crate::program::Stage::apply`]), which streams
-//! share a watermark ([`Groups`]), whose turn it is in a round ([`crate::program::rounds`]), and how a
-//! closure is called on copies of its rows. All else is its own: expressions are walked from the root each
+//! share a watermark ([`Groups`]), whose turn it is in a round ([`crate::program::rounds`]), what a
+//! transaction is from inside (`program/inside.rs`: triggers, windows of its own, what may be written), and
+//! how a closure is called on copies of its rows. All else is its own: expressions are walked from the root each
 //! time, tables are ordered maps, an abort restores a copy of all of them, the order is a sort by stamp,
 //! and watermarks are computed from the events seen so far. So it catches what goes wrong in slots,
 //! versions, histories, indexes, compiled programs, merging, parking and batching; what it can't catch is
@@ -27,6 +28,7 @@ use tidemill_core::{
 pub(crate) use self::work::word_value;
 use self::work::Work;
 use crate::order::Groups;
+use crate::program::inside::Transaction;
 use crate::program::rounds::{Agenda, Emitted, Given, Turns};
 use crate::program::{reasons, Body, Moment, Origin, Program};
 
@@ -362,13 +364,13 @@ impl Machine<'_> {
             let Body::Opaque(opaque) = handler.body else {
                 unreachable!("the program was checked")
             };
-            work.handler = *index;
+            work.inside.handler = *index;
             let function = &self.program.opaques[opaque];
             if let Err(abort) = work.function(|work| function.call_batch(&batches, work)) {
                 aborted = Some(abort);
                 break;
             }
-            let events = std::mem::take(&mut work.emitted);
+            let events = std::mem::take(&mut work.inside.emitted);
             for (stream, row) in &events {
                 for (place, next) in turn.procedures.iter().enumerate() {
                     if self.program.handlers_on(*stream).any(|taking| taking == *next) {
@@ -422,7 +424,7 @@ impl Machine<'_> {
         };
         let emitted = match result {
             Ok(()) => {
-                let (written, emitted) = (work.written, work.emitted);
+                let (written, emitted) = (work.written, work.inside.emitted);
                 self.append(written, stamp.at.time_us);
                 emitted
             }

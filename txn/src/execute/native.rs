@@ -8,6 +8,7 @@ use tidemill_table::Layout;
 use super::closure::{on_frames, OnFrames, Places, RowBits, STREAMS_MAX};
 use super::general::General;
 use super::words::KeyFrom;
+use crate::program::inside::Transaction;
 use crate::program::{evaluate, key_value, reasons, Abort, Expr, Native, Program, Tx, WindowRead};
 use crate::reference::word_value;
 
@@ -141,7 +142,7 @@ pub(crate) fn general(
         let columns = &program.streams[stream.index()].spec.schema.columns;
         let (row, tail) = tail.split_at(columns.len());
         let row: Vec<Value> = columns.iter().zip(row).map(|(c, w)| word_value(&c.ty, *w)).collect();
-        tx.emit_checked(stream, row)?;
+        tx.emit_stored(stream, row)?;
         rest = tail;
     }
     Ok(())

@@ -24,6 +24,7 @@ use super::segment::{run_words, End, InOrder, Turns};
 use super::turn;
 use super::words::{Frame, WordCode};
 use crate::order::{Epoch, Ranked};
+use crate::program::inside::Transaction;
 use crate::program::rounds::Agenda;
 use crate::program::{reasons, Abort, AbortKind, Body, Moment, Program};
 use crate::reference::word_value;
@@ -296,12 +297,13 @@ impl Serial {
         let mut lanes = codes.lanes(epoch, &columns);
         let mut at = order.start;
         while at < order.end {
-            // While procedures wait for their turn, no other event comes.
-            let is_new =
-                at == 0 || epoch.event(epoch.order[at]) != epoch.event(epoch.order[at - 1]);
-            if self.commands.is_on() && is_new {
-                out.round = out.derived.len() as u32;
+            if self.commands.is_on() {
+                let event = |at: usize| epoch.event(epoch.order[at]);
+                if at == 0 || event(at) != event(at - 1) {
+                    out.round = out.derived.len() as u32;
+                }
             }
+            // While procedures wait for their turn, no other event comes.
             let reach = match out.agenda.is_empty() {
                 true => order.end.min(at + OPEN),
                 false => order.end.min(end_of_event(epoch, at - 1)),

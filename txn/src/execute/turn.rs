@@ -7,6 +7,7 @@ use super::general::{Effects, General, Rows};
 use super::output::Origin;
 use super::serial::{cascade, is_overdue, Serial, Sink, Unstable};
 use crate::order::Epoch;
+use crate::program::inside::Transaction;
 use crate::program::rounds::{Emitted, Given, Turn};
 use crate::program::{Abort, Body, Moment, Program};
 

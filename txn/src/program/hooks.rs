@@ -33,7 +33,8 @@ pub struct Trigger {
     pub on: On,
     /// Its function: index into [`Program::opaques`]. It gets the event; of a table a text (`insert`,
     /// `update` or `delete`) and the columns of the row before and after, null where there is none; of
-    /// a window the columns of [`super::owned::SLIDE`].
+    /// a window the time at which it ends (0 by count), its active rows, and how many of them have just
+    /// come.
     pub function: usize,
     /// The streams that it may emit into.
     #[serde(default)]

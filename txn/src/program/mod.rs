@@ -11,9 +11,11 @@ mod expr;
 mod footprint;
 mod handler;
 pub(crate) mod hooks;
+pub(crate) mod inside;
 mod moment;
 pub(crate) mod owned;
 pub(crate) mod rounds;
+mod stored;
 mod stream;
 mod window;
 
@@ -34,7 +36,7 @@ pub use handler::{
 };
 pub use hooks::{On, Trigger};
 pub(crate) use moment::Moment;
-pub use owned::{Extent, OwnedWindow, WindowId, SLIDE};
+pub use owned::{Extent, OwnedWindow, WindowId};
 pub use rounds::Nested;
 pub use stream::{Batching, Origin, Stage, Stream, Timer};
 pub use window::{Aggregate, Fold, Window, WindowRead};

@@ -85,10 +85,6 @@ pub struct OwnedWindow {
     pub at: String,
 }
 
-/// What a trigger on a window gets: the time at which the window ends (0 by count), the active rows, and
-/// how many of them have just come.
-pub const SLIDE: [&str; 3] = ["end", "rows", "came"];
-
 /// Rows by count are at most so many.
 const ROWS_MAX: u64 = 1 << 24;
 

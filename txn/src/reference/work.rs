@@ -8,7 +8,9 @@ use tidemill_core::{
 
 use super::{Outcome, Version};
 use crate::execute::{on_frames, OnFrames};
-use crate::program::owned::{self, Frame};
+use crate::program::inside::Inside;
+use crate::program::inside::Transaction;
+use crate::program::owned::Held;
 use crate::program::{
     evaluate, key_value, reasons, Abort, Aggregate, Declared, Moment, Native, Op, Program, RowId,
     Scope, Tx, VarId, Window, WindowId, WindowRead,
@@ -16,28 +18,12 @@ use crate::program::{
 
 /// One transaction at work, on the tables themselves.
 pub(super) struct Work<'a> {
-    pub(super) program: &'a Program,
+    /// What it is beside its rows.
+    pub(super) inside: Inside<'a>,
     pub(super) tables: &'a mut Vec<BTreeMap<Key, Row>>,
     histories: &'a [BTreeMap<Key, Vec<Version>>],
-    /// When it is.
-    pub(super) moment: &'a Moment,
     /// The rows it has written.
     pub(super) written: BTreeSet<(TableId, Key)>,
-    /// Whose it is.
-    pub(super) handler: usize,
-    pub(super) emitted: Vec<(StreamId, Vec<Value>)>,
-    /// Of functions, until now.
-    pub(super) operations: usize,
-    /// Random numbers drawn until now.
-    drawn: u64,
-    /// The trigger that runs, and how deep it is.
-    pub(super) trigger: Option<usize>,
-    pub(super) depth: usize,
-    /// Rows that the function that runs has written, and what they were before.
-    pub(super) changed: Vec<(TableId, Key, Option<Row>)>,
-    pub(super) sliding: Vec<WindowId>,
-    /// Why the transaction aborts, whatever its function makes of it.
-    pub(super) failed: Option<Abort>,
 }
 
 struct Variables<'a> {
@@ -64,23 +50,8 @@ impl<'a> Work<'a> {
         moment: &'a Moment,
     ) -> Work<'a> {
         let Outcome { tables, histories, .. } = outcome;
-        let (written, emitted) = (BTreeSet::new(), Vec::new());
-        Work {
-            program,
-            tables,
-            histories,
-            moment,
-            written,
-            handler,
-            emitted,
-            operations: 0,
-            drawn: 0,
-            trigger: None,
-            depth: 0,
-            changed: Vec::new(),
-            sliding: Vec::new(),
-            failed: None,
-        }
+        let inside = Inside::new(program, handler, moment);
+        Work { inside, tables, histories, written: BTreeSet::new() }
     }
 }
 
@@ -106,7 +77,7 @@ impl Work<'_> {
                 None => Vec::new(),
             };
             let table = step.op.row().map(|row| declared.rows[row.index()].table);
-            let spec = table.map(|t| &self.program.tables[t.index()]);
+            let spec = table.map(|t| &self.inside.program.tables[t.index()]);
             let held = match table {
                 Some(table) => self.tables[table.index()].get(&Key::of(&key)).cloned(),
                 None => None,
@@ -137,7 +108,7 @@ impl Work<'_> {
                     let (from, to): (Result<Vec<_>, _>, Result<Vec<_>, _>) =
                         (bound(from), bound(to));
                     let rows = self.between(*table, &from?, &to?)?;
-                    let spec = &self.program.tables[table.index()];
+                    let spec = &self.inside.program.tables[table.index()];
                     let value = made_of(rows, spec, *column, aggregate)?;
                     set_var(&mut scope.vars, *var, value);
                 }
@@ -161,7 +132,7 @@ impl Work<'_> {
                         }
                     };
                     assign(&mut row, &[(*column, *value)])?;
-                    self.write(table.unwrap(), &key, row)?;
+                    self.write(table.unwrap(), &key, Some(row))?;
                 }
                 Op::Insert { values, .. } | Op::Upsert { values, .. } => {
                     let spec = spec.unwrap();
@@ -170,7 +141,7 @@ impl Work<'_> {
                     if held.is_some() && matches!(step.op, Op::Insert { .. }) {
                         return Err(reasons::exists(spec, &key));
                     }
-                    self.write(table.unwrap(), &key, row)?;
+                    self.write(table.unwrap(), &key, Some(row))?;
                 }
                 Op::Update { values, .. } => {
                     let spec = spec.unwrap();
@@ -180,25 +151,25 @@ impl Work<'_> {
                     if !there {
                         return Err(reasons::missing(spec, &key));
                     }
-                    self.write(table.unwrap(), &key, row)?;
+                    self.write(table.unwrap(), &key, Some(row))?;
                 }
                 Op::Delete { .. } => {
-                    self.write_none(table.unwrap(), &key)?;
+                    self.write(table.unwrap(), &key, None)?;
                 }
                 Op::Emit { stream, values } => {
-                    let columns = &self.program.streams[stream.index()].spec.schema.columns;
+                    let columns = &self.inside.program.streams[stream.index()].spec.schema.columns;
                     let row: Result<Vec<Value>, rules::Fault> = values
                         .iter()
                         .zip(columns)
                         .map(|(value, column)| rules::store(&eval(*value)?, column))
                         .collect();
-                    self.emit_checked(*stream, row?)?;
+                    self.emit_stored(*stream, row?)?;
                 }
             }
         }
         // A row that came to be by setting its columns must have them all in the end.
         for (table, key) in made {
-            let spec = &self.program.tables[table.index()];
+            let spec = &self.inside.program.tables[table.index()];
             if let Some(row) = self.tables[table.index()].get(&Key::of(&key)) {
                 let columns = spec.schema.columns.iter().zip(row.iter());
                 for (index, (column, value)) in columns.enumerate() {
@@ -213,7 +184,7 @@ impl Work<'_> {
 
     fn key(&self, declared: &Declared, row: RowId, scope: &Variables) -> Result<Vec<Value>, Abort> {
         let row = &declared.rows[row.index()];
-        let spec = &self.program.tables[row.table.index()];
+        let spec = &self.inside.program.tables[row.table.index()];
         row.key.iter().map(|id| key_value(evaluate(&declared.exprs, *id, scope)?, spec)).collect()
     }
 
@@ -223,7 +194,7 @@ impl Work<'_> {
             (Vec::new(), Vec::new(), Vec::<(TableId, Vec<Value>)>::new());
         let mut present = 0u128;
         for (index, row) in native.rows.iter().enumerate() {
-            let spec = &self.program.tables[row.table.index()];
+            let spec = &self.inside.program.tables[row.table.index()];
             let key: Result<Vec<Value>, Abort> = row
                 .key
                 .iter()
@@ -249,27 +220,27 @@ impl Work<'_> {
             let (table, key): &(TableId, Vec<Value>) = &keys[row];
             self.over_copy(*table, key, own, &read.window, read.column, &read.aggregate)
         };
-        let (program, frames) = (self.program, &mut words);
+        let (program, frames) = (self.inside.program, &mut words);
         let done = on_frames(program, native, &event_words, frames, &bases, present, &windows);
         let OnFrames { dirty, emitted } = done.map_err(Abort::refused)?;
         for (index, (table, key)) in keys.iter().enumerate() {
             if dirty >> index & 1 == 1 {
-                let columns = &self.program.tables[table.index()].schema.columns;
+                let columns = &self.inside.program.tables[table.index()].schema.columns;
                 let row = columns
                     .iter()
                     .enumerate()
                     .map(|(i, column)| word_value(&column.ty, words[bases[index] as usize + i]));
                 let row = row.collect();
-                self.write(*table, key, row)?;
+                self.write(*table, key, Some(row))?;
             }
         }
         let mut rest = &emitted[..];
         while let Some((stream, tail)) = rest.split_first() {
             let stream = native.emits[*stream as usize];
-            let columns = &self.program.streams[stream.index()].spec.schema.columns;
+            let columns = &self.inside.program.streams[stream.index()].spec.schema.columns;
             let (row, tail) = tail.split_at(columns.len());
             let row = columns.iter().zip(row).map(|(c, w)| word_value(&c.ty, *w)).collect();
-            self.emit_checked(stream, row)?;
+            self.emit_stored(stream, row)?;
             rest = tail;
         }
         Ok(())
@@ -341,10 +312,10 @@ fn set_var(vars: &mut Vec<Value>, var: VarId, value: Value) {
 
 impl Tx for Work<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
-        reasons::count(&mut self.operations, 1)?;
-        self.check_visible(table)?;
-        let key = self.checked_key(table, key)?;
-        Ok(self.tables[table.index()].get(&Key::of(&key)).cloned())
+        self.inside.count(1)?;
+        self.inside.program.check_visible(table)?;
+        let key = self.inside.program.stored_key(table, key)?;
+        self.held(table, &key)
     }
 
     fn window(
@@ -355,11 +326,9 @@ impl Tx for Work<'_> {
         column: u16,
         aggregate: &Aggregate,
     ) -> Result<Value, Abort> {
-        reasons::count(&mut self.operations, 1)?;
-        let key = self.checked_key(table, key)?;
-        let spec = &self.program.tables[table.index()];
-        let checked = window.check(spec).and_then(|()| aggregate.result(spec, column));
-        checked.map_err(|error| reasons::refused(&error))?;
+        self.inside.count(1)?;
+        let key = self.inside.program.stored_key(table, key)?;
+        self.inside.program.check_window(table, window, column, aggregate)?;
         self.over(table, &key, window, column, aggregate)
     }
 
@@ -370,90 +339,57 @@ impl Tx for Work<'_> {
         to: &[Value],
         limit: usize,
     ) -> Result<Vec<Row>, Abort> {
-        reasons::count(&mut self.operations, 1)?;
-        if !self.program.tables[table.index()].ordered {
-            return Err(reasons::not_ordered(&self.program.tables[table.index()]));
-        }
-        self.check_visible(table)?;
-        let (from, to) = (self.checked_bound(table, from)?, self.checked_bound(table, to)?);
+        self.inside.count(1)?;
+        let program = self.inside.program;
+        program.check_ranges(table)?;
+        let (from, to) = (program.stored_bound(table, from)?, program.stored_bound(table, to)?);
         let rows: Vec<Row> = self.between(table, &from, &to)?.into_iter().take(limit).collect();
-        reasons::count(&mut self.operations, rows.len())?;
+        self.inside.count(rows.len())?;
         Ok(rows)
     }
 
     fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort> {
-        reasons::count(&mut self.operations, 1)?;
-        let spec = &self.program.tables[table.index()];
-        if !spec.ordered {
-            return Err(reasons::not_ordered(spec));
-        }
-        self.check_visible(table)?;
-        let leading = self.checked_bound(table, leading)?;
+        self.inside.count(1)?;
+        let program = self.inside.program;
+        program.check_ranges(table)?;
+        let leading = program.stored_bound(table, leading)?;
         let is_found = |row: &&Row| {
-            let mut both = leading.iter().zip(&spec.key);
+            let mut both = leading.iter().zip(&program.tables[table.index()].key);
             both.all(|(value, column)| Key::of([value]) == Key::of([&row[*column]]))
         };
         let rows = self.tables[table.index()].values().filter(is_found);
         let rows: Vec<Row> = rows.take(limit).cloned().collect();
-        reasons::count(&mut self.operations, rows.len())?;
+        self.inside.count(rows.len())?;
         Ok(rows)
     }
 
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
-        reasons::count(&mut self.operations, 1)?;
-        let spec = &self.program.tables[table.index()];
-        if row.len() != spec.schema.len() {
-            return Err(reasons::wrong_shape(&spec.name, spec.schema.len(), row.len()));
-        }
-        let stored: Result<Vec<Value>, rules::Fault> =
-            row.iter().zip(&spec.schema.columns).map(|(v, c)| rules::store(v, c)).collect();
-        let mut stored = stored?;
-        for column in &spec.key {
-            stored[*column] = key_value(stored[*column].clone(), spec)?;
-        }
-        self.check_writable(table)?;
-        let key: Vec<Value> = spec.key.iter().map(|c| stored[*c].clone()).collect();
-        self.write(table, &key, stored)
+        self.inside.count(1)?;
+        let (key, row) = self.inside.program.stored_row(table, row)?;
+        self.write(table, &key, Some(row))
     }
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
-        reasons::count(&mut self.operations, 1)?;
-        let key = self.checked_key(table, key)?;
-        self.check_writable(table)?;
-        self.write_none(table, &key)
+        self.inside.count(1)?;
+        let key = self.inside.program.stored_key(table, key)?;
+        self.inside.program.check_writable(table)?;
+        self.write(table, &key, None)
     }
 
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
-        reasons::count(&mut self.operations, 1)?;
-        let spec = &self.program.streams[stream.index()];
-        if !self.program.may_emit(self.handler, self.trigger, stream) {
-            return Err(reasons::not_emittable(&spec.spec.name));
-        }
-        let columns = &spec.spec.schema.columns;
-        if row.len() != columns.len() {
-            return Err(reasons::wrong_shape(&spec.spec.name, columns.len(), row.len()));
-        }
-        let stored: Result<Vec<Value>, rules::Fault> =
-            row.iter().zip(columns).map(|(v, c)| rules::store(v, c)).collect();
-        self.emit_checked(stream, stored?)
+        self.emit_given(stream, row)
     }
 
     fn window_insert(&mut self, window: WindowId, row: &[Value]) -> Result<(), Abort> {
-        let owned = self.owned(window)?;
-        let row = owned::stored(owned, &self.program.tables[owned.groups.index()], row)?;
-        self.slide(window, |frame, work, time_us, slid| frame.insert(work, &row, time_us, slid))
+        self.insert_into(window, row)
     }
 
     fn window_advance(&mut self, window: WindowId) -> Result<(), Abort> {
-        self.owned(window)?;
-        self.slide(window, |frame, work, time_us, slid| frame.advance(work, time_us, slid))
+        self.advance(window)
     }
 
     fn window_rows(&mut self, window: WindowId) -> Result<Vec<Row>, Abort> {
-        let owned = self.owned(window)?;
-        let frame = Frame::of(owned, self)?;
-        reasons::count(&mut self.operations, frame.len())?;
-        frame.rows(self)
+        self.active_rows(window)
     }
 
     fn window_groups(
@@ -461,38 +397,37 @@ impl Tx for Work<'_> {
         window: WindowId,
         group: Option<&Value>,
     ) -> Result<Vec<Row>, Abort> {
-        let owned = self.owned(window)?;
-        let groups = owned::groups(owned, self, group)?;
-        reasons::count(&mut self.operations, groups.len())?;
-        Ok(groups)
+        self.active_groups(window, group)
     }
 
     fn time_us(&self) -> i64 {
-        self.moment.time_us()
+        self.inside.moment.time_us()
     }
 
     fn now_us(&self) -> i64 {
-        self.moment.now_us
+        self.inside.moment.now_us
     }
 
     fn random(&mut self) -> u128 {
-        self.drawn += 1;
-        self.moment.random(self.program.seed, self.drawn - 1)
+        self.inside.random()
     }
 }
 
 impl Work<'_> {
-    fn write(&mut self, table: TableId, key: &[Value], row: Vec<Value>) -> Result<(), Abort> {
-        self.note(table, key);
+    /// A row becomes this.
+    fn write(
+        &mut self,
+        table: TableId,
+        key: &[Value],
+        row: Option<Vec<Value>>,
+    ) -> Result<(), Abort> {
+        let held = self.tables[table.index()].get(&Key::of(key));
+        self.inside.note(table, key, held.map(|row| &row[..]));
         self.written.insert((table, Key::of(key)));
-        self.tables[table.index()].insert(Key::of(key), row.into());
-        self.reindex(table, &Key::of(key))
-    }
-
-    fn write_none(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
-        self.note(table, key);
-        self.written.insert((table, Key::of(key)));
-        self.tables[table.index()].remove(&Key::of(key));
+        match row {
+            Some(row) => self.tables[table.index()].insert(Key::of(key), row.into()),
+            None => self.tables[table.index()].remove(&Key::of(key)),
+        };
         self.reindex(table, &Key::of(key))
     }
 
@@ -522,8 +457,8 @@ impl Work<'_> {
         column: u16,
         aggregate: &Aggregate,
     ) -> Result<Value, Abort> {
-        let (spec, key) = (&self.program.tables[table.index()], Key::of(key));
-        let now = self.moment.time_us();
+        let (spec, key) = (&self.inside.program.tables[table.index()], Key::of(key));
+        let now = self.inside.moment.time_us();
         let mut versions = self.histories[table.index()].get(&key).cloned().unwrap_or_default();
         versions.extend(own.map(|row| (versions.len() as u64, now, row.into())));
         let len = versions.len() as u64;
@@ -562,7 +497,7 @@ impl Work<'_> {
 
     /// The rows whose keys are in a range, in key order.
     fn between(&self, table: TableId, from: &[Value], to: &[Value]) -> Result<Vec<Row>, Abort> {
-        let spec = &self.program.tables[table.index()];
+        let spec = &self.inside.program.tables[table.index()];
         let bytes = |bound: &[Value]| -> Result<Vec<u8>, Abort> {
             let mut bytes = Vec::new();
             for value in bound {
@@ -576,31 +511,5 @@ impl Work<'_> {
             .filter(|(key, _)| *key.0 >= from[..] && (to.is_empty() || *key.0 < to[..]))
             .map(|(_, row)| row.clone())
             .collect())
-    }
-
-    fn checked_bound(&self, table: TableId, bound: &[Value]) -> Result<Vec<Value>, Abort> {
-        let spec = &self.program.tables[table.index()];
-        if bound.len() > spec.key.len() {
-            return Err(reasons::wrong_shape(&spec.name, spec.key.len(), bound.len()));
-        }
-        let columns = spec.key.iter().map(|column| &spec.schema.columns[*column]);
-        let stored = bound
-            .iter()
-            .zip(columns)
-            .map(|(value, column)| Ok(rules::store(&key_value(value.clone(), spec)?, column)?));
-        stored.collect()
-    }
-    fn checked_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
-        let spec = &self.program.tables[table.index()];
-        if key.len() != spec.key.len() {
-            return Err(reasons::wrong_shape(&spec.name, spec.key.len(), key.len()));
-        }
-        key.iter()
-            .zip(&spec.key)
-            .map(|(value, column)| {
-                let value = key_value(value.clone(), spec)?;
-                Ok(rules::store(&value, &spec.schema.columns[*column])?)
-            })
-            .collect()
     }
 }

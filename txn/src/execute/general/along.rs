@@ -1,0 +1,63 @@
+//! Writes of a transaction on the general path, and the entries in indexes that go along with them.
+
+use tidemill_core::{TableId, Value};
+
+use super::effects::Touched;
+use super::General;
+use crate::program::owned::Held;
+use crate::program::Abort;
+
+impl General<'_> {
+    /// A row is about to be written: what it is now is given where there are indexes.
+    pub(super) fn note(&mut self, at: usize) -> Option<Option<Vec<Value>>> {
+        let Touched { table, key, row, .. } = &self.rows[at];
+        self.inside.note(*table, key, row.as_deref());
+        let indexes = &self.inside.program.hooks().indexes[table.index()];
+        (!indexes.is_empty()).then(|| row.clone())
+    }
+
+    /// A row becomes this, and its entries in indexes with it.
+    pub(super) fn write(&mut self, at: usize, row: Option<Vec<Value>>) -> Result<(), Abort> {
+        let before = self.note(at);
+        (self.rows[at].row, self.rows[at].written) = (row, true);
+        before.map_or(Ok(()), |before| self.reindex(at, before.as_deref()))
+    }
+
+    /// The entries of a row that was another before.
+    pub(super) fn reindex(&mut self, at: usize, before: Option<&[Value]>) -> Result<(), Abort> {
+        let program = self.inside.program;
+        for index in &program.hooks().indexes[self.rows[at].table.index()] {
+            let entry = |row: Option<&[Value]>| row.and_then(|row| index.entry(program, row));
+            let (before, after) = (entry(before), entry(self.rows[at].row.as_deref()));
+            if before == after {
+                continue;
+            }
+            if let Some(entry) = before {
+                self.let_go(index.table, index.key(&entry))?;
+            }
+            let Some(entry) = after else { continue };
+            if index.is_unique() && self.held(index.table, index.key(&entry))?.is_some() {
+                let abort = index.is_taken(program, &entry);
+                self.inside.fail(&abort);
+                return Err(abort);
+            }
+            match index.is_unique() {
+                true => self.hold(index.table, entry)?,
+                // Its key holds the row's own, whose entry was another one: it can't be there.
+                false => self.hold_absent(index.table, entry),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a row that is in the table only if this transaction has put it there.
+    fn hold_absent(&mut self, table: TableId, row: Vec<Value>) {
+        let key: Vec<Value> =
+            self.inside.program.tables[table.index()].key.iter().map(|c| row[*c].clone()).collect();
+        let at = match self.find_touched(table, &key) {
+            Some(at) => at,
+            None => self.push_touched(Touched { table, key, row: None, written: false }),
+        };
+        (self.rows[at].row, self.rows[at].written) = (Some(row), true);
+    }
+}

@@ -1,0 +1,79 @@
+//! What a transaction on the general path comes to.
+
+use tidemill_core::{encode, Key, StreamId, TableId, Value};
+use tidemill_table::{Seq, Table};
+
+/// A row that the transaction has touched.
+#[derive(Debug, PartialEq)]
+pub(super) struct Touched {
+    pub(super) table: TableId,
+    pub(super) key: Vec<Value>,
+    pub(super) row: Option<Vec<Value>>,
+    pub(super) written: bool,
+}
+
+/// What a transaction comes to when it commits.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Effects {
+    pub(super) rows: Vec<Touched>,
+    pub(crate) emitted: Vec<(StreamId, Vec<Value>)>,
+}
+
+/// A row that a transaction writes, by its number among those that it has touched.
+pub(crate) struct Written<'a> {
+    pub(crate) number: usize,
+    pub(crate) table: TableId,
+    pub(crate) key: &'a [Value],
+}
+
+impl Effects {
+    /// Writes the new versions.
+    pub(crate) fn apply(&self, tables: &mut [Table], seq: Seq, time_us: i64) {
+        for touched in self.rows.iter().filter(|t| t.written) {
+            let (key, row) = (&touched.key, touched.row.as_deref());
+            tables[touched.table.index()].put_at(key, row, seq, time_us);
+        }
+    }
+
+    /// The rows that are written, and what they are then.
+    pub(crate) fn written(&self) -> impl Iterator<Item = Written<'_>> + '_ {
+        let written = self.rows.iter().enumerate().filter(|(_, t)| t.written);
+        written.map(|(number, t)| Written { number, table: t.table, key: &t.key })
+    }
+
+    /// The rows that it has touched.
+    pub(crate) fn row(&self, number: usize) -> (&[Value], Option<&[Value]>) {
+        (&self.rows[number].key, self.rows[number].row.as_deref())
+    }
+
+    /// The hash of what transaction number `seq` writes: of each row with its key, summed, because the
+    /// order in which rows were touched does not matter.
+    pub(crate) fn written_hash(&self, seq: Seq) -> u64 {
+        let (mut sum, mut bytes) = (0u64, Vec::new());
+        for touched in self.rows.iter().filter(|t| t.written) {
+            bytes.clear();
+            bytes.extend_from_slice(&seq.to_le_bytes());
+            bytes.extend_from_slice(&touched.table.0.to_le_bytes());
+            touched.key.iter().for_each(|value| encode::value(value, &mut bytes));
+            bytes.push(u8::from(touched.row.is_some()));
+            touched.row.iter().flatten().for_each(|value| encode::value(value, &mut bytes));
+            sum = sum.wrapping_add(encode::hash128(&bytes) as u64);
+        }
+        sum
+    }
+
+    /// Whether both write and emit the same. Which rows were only read does not matter.
+    pub(crate) fn same_outcome(&self, other: &Effects) -> bool {
+        let written = |e: &Effects| {
+            let mut written: Vec<(TableId, Key, Option<Vec<Value>>)> = e
+                .rows
+                .iter()
+                .filter(|t| t.written)
+                .map(|t| (t.table, Key::of(&t.key), t.row.clone()))
+                .collect();
+            written.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+            written
+        };
+        self.emitted == other.emitted && written(self) == written(other)
+    }
+}

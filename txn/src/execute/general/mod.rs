@@ -1,0 +1,178 @@
+//! The general path: any transaction, over values. It works on an overlay of the rows it touched,
+//! so an abort leaves nothing to undo, and one commit applies what has changed.
+
+mod along;
+mod declared;
+mod effects;
+mod rows;
+mod tx;
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use tidemill_core::{Key, Row, StreamId, TableId, Value};
+
+pub(crate) use self::effects::Effects;
+use self::effects::Touched;
+pub(crate) use self::rows::{Holder, Keys, Rows, Unsettled};
+use super::window::Seen;
+use crate::program::inside::Inside;
+use crate::program::{key_value, Abort, Aggregate, Moment, Program, Window, WindowRead};
+
+/// So many rows are faster looked through than hashed.
+const ROWS_FEW: usize = 16;
+
+/// One transaction at work.
+pub(crate) struct General<'a> {
+    /// What it is beside its rows.
+    inside: Inside<'a>,
+    tables: &'a dyn Rows,
+    rows: Vec<Touched>,
+    /// Where each is, once there are more than [`ROWS_FEW`].
+    by_key: HashMap<(TableId, Key), usize, foldhash::fast::FixedState>,
+    /// Rows that came to be by setting columns, in order: in the end they must have them all.
+    made: Vec<usize>,
+}
+
+impl<'a> General<'a> {
+    /// A transaction of a handler at a time.
+    pub(crate) fn new(
+        program: &'a Program,
+        tables: &'a dyn Rows,
+        handler: usize,
+        moment: &'a Moment,
+    ) -> General<'a> {
+        General {
+            inside: Inside::new(program, handler, moment),
+            tables,
+            rows: Vec::new(),
+            by_key: HashMap::default(),
+            made: Vec::new(),
+        }
+    }
+
+    /// Goes on as a transaction of another handler, which sees what was written; gives what was emitted.
+    pub(crate) fn go_on(&mut self, handler: usize) -> Vec<(StreamId, Vec<Value>)> {
+        self.inside.handler = handler;
+        std::mem::take(&mut self.inside.emitted)
+    }
+
+    pub(crate) fn effects(self) -> Effects {
+        Effects { rows: self.rows, emitted: self.inside.emitted }
+    }
+
+    /// The touched row with this key; equal keys are one row.
+    fn touch(&mut self, table: TableId, key: Vec<Value>) -> Result<usize, Unsettled> {
+        if let Some(at) = self.find_touched(table, &key) {
+            return Ok(at);
+        }
+        // What can't be read yet leaves no trace.
+        let row = self.tables.row_by(table, &key)?.map(Vec::from);
+        Ok(self.push_touched(Touched { table, key, row, written: false }))
+    }
+
+    fn find_touched(&mut self, table: TableId, key: &[Value]) -> Option<usize> {
+        let rows = &self.rows;
+        if rows.len() < ROWS_FEW {
+            return rows.iter().position(|t| t.table == table && t.key == key);
+        }
+        if self.by_key.is_empty() {
+            let places = rows.iter().enumerate();
+            self.by_key.extend(places.map(|(at, row)| ((row.table, Key::of(&row.key)), at)));
+        }
+        self.by_key.get(&(table, Key::of(key))).copied()
+    }
+
+    fn push_touched(&mut self, touched: Touched) -> usize {
+        if self.rows.len() >= ROWS_FEW {
+            self.by_key.insert((touched.table, Key::of(&touched.key)), self.rows.len());
+        }
+        self.rows.push(touched);
+        self.rows.len() - 1
+    }
+
+    /// What a window over the versions of a touched row comes to.
+    fn over(
+        &self,
+        at: usize,
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
+        let touched = &self.rows[at];
+        let spec = &self.inside.program.tables[touched.table.index()];
+        let holder = self.tables.holder(touched.table, &Key::of(&touched.key), &touched.key)?;
+        let seen = Seen {
+            versions: holder.table().versions(&touched.key),
+            own: touched.row.as_deref().filter(|_| touched.written),
+            time_us: self.inside.moment.time_us(),
+        };
+        seen.made_of(seen.window(window, spec.history), spec, column, aggregate)
+    }
+
+    /// The same of a row of which a closure has a copy: its columns as the closure has written them.
+    pub(crate) fn over_copy(
+        &self,
+        table: TableId,
+        key: &[Value],
+        own: Option<&[Value]>,
+        read: &WindowRead,
+    ) -> Result<Value, Abort> {
+        let spec = &self.inside.program.tables[table.index()];
+        let holder = self.tables.holder(table, &Key::of(key), key)?;
+        let versions = holder.table().versions(key);
+        let seen = Seen { versions, own, time_us: self.inside.moment.time_us() };
+        let numbers = seen.window(&read.window, spec.history);
+        seen.made_of(numbers, spec, read.column, &read.aggregate)
+    }
+
+    /// The first rows whose keys are in a range, in key order, with the transaction's own writes.
+    fn between(
+        &self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        limit: usize,
+    ) -> Result<Vec<Row>, Abort> {
+        let spec = &self.inside.program.tables[table.index()];
+        let bound = |bound: &[Value]| -> Result<Key, Abort> {
+            let values: Result<Vec<Value>, Abort> =
+                bound.iter().map(|value| key_value(value.clone(), spec)).collect();
+            Ok(Key::of(&values?))
+        };
+        self.range(table, &bound(from)?, &bound(to)?, limit)
+    }
+
+    /// The same, with bounds as they are encoded.
+    fn range(&self, table: TableId, from: &Key, to: &Key, limit: usize) -> Result<Vec<Row>, Abort> {
+        // What the transaction has touched stands in for what the table has.
+        let is_in = |key: &Key| key >= from && (to.0.is_empty() || key < to);
+        let mut own: Vec<(Key, Option<&[Value]>)> = (self.rows.iter())
+            .filter(|touched| touched.table == table)
+            .map(|touched| (Key::of(&touched.key), touched.row.as_deref()))
+            .filter(|(key, _)| is_in(key))
+            .collect();
+        own.sort_by(|a, b| a.0.cmp(&b.0));
+        let mut keys = self.tables.keys(table, from, to).peekable();
+        let mut own = own.into_iter().peekable();
+        let mut rows = Vec::new();
+        while rows.len() < limit {
+            let order = match (keys.peek(), own.peek()) {
+                (Some(held), Some((own, _))) => (**held).cmp(own),
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (None, None) => break,
+            };
+            if order.is_lt() {
+                let key = keys.next().expect("there is one");
+                rows.extend(self.tables.row_in_range(table, &key)?);
+                continue;
+            }
+            if order.is_eq() {
+                keys.next();
+            }
+            rows.extend(own.next().and_then(|(_, row)| row.map(Row::from)));
+        }
+        Ok(rows)
+    }
+}

@@ -1,0 +1,93 @@
+//! Where transactions find rows.
+
+use std::borrow::Cow;
+
+use tidemill_core::{Key, Row, TableId, Value};
+use tidemill_table::{Seq, Table};
+
+use crate::program::{Abort, AbortKind};
+
+/// A row that can't be told yet: a run that has asked for it counts for nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unsettled;
+
+impl From<Unsettled> for Abort {
+    fn from(_: Unsettled) -> Abort {
+        Abort { kind: AbortKind::Raised, reason: "a row is not settled yet".into() }
+    }
+}
+
+/// A table that has all versions of a row.
+pub(crate) enum Holder<'a> {
+    /// Which has others, too.
+    Whole(&'a Table),
+    /// Which was made for this row.
+    Only(Box<Table>),
+}
+
+impl Holder<'_> {
+    pub(super) fn table(&self) -> &Table {
+        match self {
+            Holder::Whole(table) => table,
+            Holder::Only(table) => table,
+        }
+    }
+
+    /// Writes a version behind the others, beside a table that has more than this row.
+    pub(crate) fn put(&mut self, key: &[Value], row: Option<&[Value]>, seq: Seq, time_us: i64) {
+        if let Holder::Whole(table) = self {
+            *self = Holder::Only(Box::new(table.only(key)));
+        }
+        if let Holder::Only(table) = self {
+            table.put_at(key, row, seq, time_us);
+        }
+    }
+}
+
+/// Keys in their order.
+pub(crate) type Keys<'a> = Box<dyn Iterator<Item = Cow<'a, Key>> + 'a>;
+
+/// Where transactions find rows.
+pub(crate) trait Rows {
+    /// The row with this key, if it is there.
+    fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled>;
+
+    /// The same, by the values of the key.
+    fn row_by(&self, table: TableId, key: &[Value]) -> Result<Option<Row>, Unsettled> {
+        self.row(table, &Key::of(key))
+    }
+
+    /// The versions of a row that was asked for before.
+    fn holder(&self, table: TableId, key: &Key, values: &[Value]) -> Result<Holder<'_>, Unsettled>;
+
+    /// The keys of a range that have rows, and maybe more: up to the end when `to` is empty.
+    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a>;
+
+    /// The row of one of these keys, if it is there.
+    fn row_in_range(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        self.row(table, key)
+    }
+
+    /// Whether it was asked for a row that it could not tell.
+    fn is_unsettled(&self) -> bool {
+        false
+    }
+}
+
+impl Rows for &[Table] {
+    fn row_by(&self, table: TableId, key: &[Value]) -> Result<Option<Row>, Unsettled> {
+        Ok(self[table.index()].get(key))
+    }
+
+    fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        Ok(self[table.index()].get_by_key(key))
+    }
+
+    fn holder(&self, table: TableId, _: &Key, _: &[Value]) -> Result<Holder<'_>, Unsettled> {
+        Ok(Holder::Whole(&self[table.index()]))
+    }
+
+    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a> {
+        Box::new(self[table.index()].keys(from, to).map(Cow::Borrowed))
+    }
+}

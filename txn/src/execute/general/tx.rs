@@ -1,0 +1,141 @@
+//! What functions do with a transaction on the general path.
+
+use tidemill_core::{Key, Row, StreamId, TableId, Value};
+
+use super::General;
+use crate::program::inside::{Inside, Transaction};
+use crate::program::owned::Held;
+use crate::program::{Abort, Aggregate, Tx, Window, WindowId};
+
+impl Tx for General<'_> {
+    fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        self.inside.count(1)?;
+        self.inside.program.check_visible(table)?;
+        let key = self.inside.program.stored_key(table, key)?;
+        let at = self.touch(table, key)?;
+        Ok(self.rows[at].row.clone().map(Row::from))
+    }
+
+    fn window(
+        &mut self,
+        table: TableId,
+        key: &[Value],
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<Value, Abort> {
+        self.inside.count(1)?;
+        let key = self.inside.program.stored_key(table, key)?;
+        self.inside.program.check_window(table, window, column, aggregate)?;
+        let at = self.touch(table, key)?;
+        self.over(at, window, column, aggregate)
+    }
+
+    fn scan(
+        &mut self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        limit: usize,
+    ) -> Result<Vec<Row>, Abort> {
+        self.inside.count(1)?;
+        let program = self.inside.program;
+        program.check_ranges(table)?;
+        let (from, to) = (program.stored_bound(table, from)?, program.stored_bound(table, to)?);
+        let rows = self.between(table, &from, &to, limit)?;
+        self.inside.count(rows.len())?;
+        Ok(rows)
+    }
+
+    fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort> {
+        self.inside.count(1)?;
+        let program = self.inside.program;
+        program.check_ranges(table)?;
+        let from = Key::of(&program.stored_bound(table, leading)?);
+        let rows = self.range(table, &from, &from.behind_all(), limit)?;
+        self.inside.count(rows.len())?;
+        Ok(rows)
+    }
+
+    fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
+        self.inside.count(1)?;
+        let (key, row) = self.inside.program.stored_row(table, row)?;
+        let at = self.touch(table, key)?;
+        self.write(at, Some(row))
+    }
+
+    fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        self.inside.count(1)?;
+        let key = self.inside.program.stored_key(table, key)?;
+        self.inside.program.check_writable(table)?;
+        let at = self.touch(table, key)?;
+        self.write(at, None)
+    }
+
+    fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
+        self.emit_given(stream, row)
+    }
+
+    fn window_insert(&mut self, window: WindowId, row: &[Value]) -> Result<(), Abort> {
+        self.insert_into(window, row)
+    }
+
+    fn window_advance(&mut self, window: WindowId) -> Result<(), Abort> {
+        self.advance(window)
+    }
+
+    fn window_rows(&mut self, window: WindowId) -> Result<Vec<Row>, Abort> {
+        self.active_rows(window)
+    }
+
+    fn window_groups(
+        &mut self,
+        window: WindowId,
+        group: Option<&Value>,
+    ) -> Result<Vec<Row>, Abort> {
+        self.active_groups(window, group)
+    }
+
+    fn time_us(&self) -> i64 {
+        self.inside.moment.time_us()
+    }
+
+    fn now_us(&self) -> i64 {
+        self.inside.moment.now_us
+    }
+
+    fn random(&mut self) -> u128 {
+        self.inside.random()
+    }
+}
+
+impl Held for General<'_> {
+    fn held(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        let at = self.touch(table, key.to_vec())?;
+        Ok(self.rows[at].row.clone().map(Row::from))
+    }
+
+    fn hold(&mut self, table: TableId, row: Vec<Value>) -> Result<(), Abort> {
+        let spec = &self.inside.program.tables[table.index()];
+        let key = spec.key.iter().map(|column| row[*column].clone()).collect();
+        let at = self.touch(table, key)?;
+        (self.rows[at].row, self.rows[at].written) = (Some(row), true);
+        Ok(())
+    }
+
+    fn let_go(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        let at = self.touch(table, key.to_vec())?;
+        (self.rows[at].row, self.rows[at].written) = (None, true);
+        Ok(())
+    }
+
+    fn all(&mut self, table: TableId) -> Result<Vec<Row>, Abort> {
+        self.between(table, &[], &[], usize::MAX)
+    }
+}
+
+impl<'a> Transaction<'a> for General<'a> {
+    fn inside(&mut self) -> &mut Inside<'a> {
+        &mut self.inside
+    }
+}

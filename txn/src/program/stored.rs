@@ -1,0 +1,126 @@
+//! Values that a function gives, as tables and streams store them; or why its transaction aborts.
+
+use tidemill_core::{rules, Column, Keeps, StreamId, TableId, TableSpec, Value};
+
+use super::handler::{key_value, reasons, Abort};
+use super::window::{Aggregate, Window};
+use super::Program;
+
+/// Values of columns.
+pub(crate) fn values(given: &[Value], columns: &[Column]) -> Result<Vec<Value>, rules::Fault> {
+    let mut stored = Vec::with_capacity(given.len());
+    for (value, column) in given.iter().zip(columns) {
+        stored.push(rules::store(value, column)?);
+    }
+    Ok(stored)
+}
+
+impl Program {
+    /// A key of a table.
+    pub(crate) fn stored_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
+        let spec = &self.tables[table.index()];
+        match key.len() == spec.key.len() {
+            true => leading(spec, key),
+            false => Err(reasons::wrong_shape(&spec.name, spec.key.len(), key.len())),
+        }
+    }
+
+    /// Leading key columns of a table that is read by ranges.
+    pub(crate) fn stored_bound(
+        &self,
+        table: TableId,
+        bound: &[Value],
+    ) -> Result<Vec<Value>, Abort> {
+        let spec = &self.tables[table.index()];
+        match bound.len() <= spec.key.len() {
+            true => leading(spec, bound),
+            false => Err(reasons::wrong_shape(&spec.name, spec.key.len(), bound.len())),
+        }
+    }
+
+    /// A row of a table that programs may write, and its key.
+    pub(crate) fn stored_row(
+        &self,
+        table: TableId,
+        row: &[Value],
+    ) -> Result<(Vec<Value>, Vec<Value>), Abort> {
+        let spec = &self.tables[table.index()];
+        if row.len() != spec.schema.len() {
+            return Err(reasons::wrong_shape(&spec.name, spec.schema.len(), row.len()));
+        }
+        let mut stored = values(row, &spec.schema.columns)?;
+        for column in &spec.key {
+            stored[*column] = key_value(stored[*column].clone(), spec)?;
+        }
+        self.check_writable(table)?;
+        let key = spec.key.iter().map(|column| stored[*column].clone()).collect();
+        Ok((key, stored))
+    }
+
+    /// An event that a handler's function, or a trigger in its transaction, may emit.
+    pub(crate) fn stored_event(
+        &self,
+        (handler, trigger): (usize, Option<usize>),
+        stream: StreamId,
+        row: &[Value],
+    ) -> Result<Vec<Value>, Abort> {
+        let spec = &self.streams[stream.index()].spec;
+        if !self.may_emit(handler, trigger, stream) {
+            return Err(reasons::not_emittable(&spec.name));
+        }
+        if row.len() != spec.schema.len() {
+            return Err(reasons::wrong_shape(&spec.name, spec.schema.len(), row.len()));
+        }
+        Ok(values(row, &spec.schema.columns)?)
+    }
+
+    /// Functions see all tables but those of windows.
+    pub(crate) fn check_visible(&self, table: TableId) -> Result<(), Abort> {
+        let spec = &self.tables[table.index()];
+        match spec.keeps {
+            Some(Keeps::Window) => Err(reasons::is_hidden(spec)),
+            _ => Ok(()),
+        }
+    }
+
+    /// They write all but those that the engine keeps.
+    pub(crate) fn check_writable(&self, table: TableId) -> Result<(), Abort> {
+        let spec = &self.tables[table.index()];
+        match spec.keeps {
+            Some(_) => Err(reasons::is_kept(spec)),
+            None => Ok(()),
+        }
+    }
+
+    /// They read windows over the versions of rows that have a history which is long enough.
+    pub(crate) fn check_window(
+        &self,
+        table: TableId,
+        window: &Window,
+        column: u16,
+        aggregate: &Aggregate,
+    ) -> Result<(), Abort> {
+        let spec = &self.tables[table.index()];
+        let checked = window.check(spec).and_then(|()| aggregate.result(spec, column));
+        checked.map(|_| ()).map_err(|error| reasons::refused(&error))
+    }
+
+    /// They read ranges of those that are in order.
+    pub(crate) fn check_ranges(&self, table: TableId) -> Result<(), Abort> {
+        let spec = &self.tables[table.index()];
+        match spec.ordered {
+            true => self.check_visible(table),
+            false => Err(reasons::not_ordered(spec)),
+        }
+    }
+}
+
+/// Values as the leading key columns have them.
+fn leading(spec: &TableSpec, key: &[Value]) -> Result<Vec<Value>, Abort> {
+    let columns = spec.key.iter().map(|column| &spec.schema.columns[*column]);
+    let mut stored = Vec::with_capacity(key.len());
+    for (value, column) in key.iter().zip(columns) {
+        stored.push(rules::store(&key_value(value.clone(), spec)?, column)?);
+    }
+    Ok(stored)
+}
