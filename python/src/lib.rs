@@ -10,8 +10,10 @@ mod mill;
 mod msgpack;
 mod opaque;
 mod reference;
+mod row;
 mod rules;
 mod running;
+mod transaction;
 mod values;
 
 use pyo3::prelude::*;
@@ -22,11 +24,13 @@ mod _native {
     use super::*;
 
     #[pymodule_export]
-    use super::opaque::NativeTx;
-    #[pymodule_export]
     use super::reference::run_reference;
     #[pymodule_export]
+    use super::row::Row;
+    #[pymodule_export]
     use super::rules::{binary, binary_type, nearest, unary, unary_type};
+    #[pymodule_export]
+    use super::transaction::NativeTx;
     #[pymodule_export]
     use super::values::Shape;
 

@@ -59,27 +59,28 @@ class _Local(threading.local):
     transaction: Transaction | None = None
 
 
-_local = _Local()
+#: Of this thread.
+local = _Local()
 
 
 def current(what: str) -> Transaction:
     """The transaction that this thread is in."""
-    if _local.transaction is None:
+    if local.transaction is None:
         raise ProgramError(
             f"{what} outside a transaction",
             "read and write tables inside a function with @app.transaction; to look at a table "
             "from outside use mill.table(...)",
             here(),
         )
-    return _local.transaction
+    return local.transaction
 
 
 @contextmanager
 def inside(transaction: Transaction) -> Iterator[None]:
     """This thread is in ``transaction`` for a while."""
-    before = _local.transaction
-    _local.transaction = transaction
+    before = local.transaction
+    local.transaction = transaction
     try:
         yield
     finally:
-        _local.transaction = before
+        local.transaction = before

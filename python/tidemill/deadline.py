@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 from typing import Final
@@ -24,13 +25,20 @@ class Call:
 
 
 class Watch:
-    """Watches calls; its thread begins with the first one."""
+    """Watches calls; its thread begins with the first one.
+
+    Calls come and go far more often than one is overdue, so the thread is not told of each: it
+    looks again when the first of those that it has seen would be, and is woken only when one begins
+    that has less time, or when it has seen none.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: dict[int, Call] = {}
         self._come = threading.Event()
         self._thread: threading.Thread | None = None
+        #: When the thread looks again.
+        self._looks = 0.0
 
     def begin(self, seconds: float) -> Call:
         """A call begins on this thread."""
@@ -42,7 +50,9 @@ class Watch:
                     target=self._watch, name="tidemill-deadline", daemon=True
                 )
                 self._thread.start()
-        self._come.set()
+            if call.until < self._looks:
+                self._looks = call.until
+                self._come.set()
         return call
 
     def end(self, call: Call) -> None:
@@ -60,6 +70,7 @@ class Watch:
     def _watch(self) -> None:
         while True:
             with self._lock:
+                self._come.clear()
                 now = time.monotonic()
                 for call in self._calls.values():
                     if now >= call.until:
@@ -67,9 +78,9 @@ class Watch:
                         call.fired = True
                         call.until = now + 0.1
                         _interrupt(call.thread)
-                waits = min((call.until - now for call in self._calls.values()), default=None)
-            self._come.clear()
-            self._come.wait(waits if waits is None else max(waits, 0.001))
+                self._looks = min((c.until for c in self._calls.values()), default=math.inf)
+            waits = None if self._looks == math.inf else max(self._looks - now, 0.001)
+            self._come.wait(waits)
 
 
 def _interrupt(thread: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidemill.context import current
+from tidemill.context import current, local
 from tidemill.errors import ProgramError
 from tidemill.source import here
 
@@ -44,16 +44,16 @@ class Index:
 
     def __getitem__(self, key: object) -> list[Any]:
         """The rows with these values, one for each leading column that is given, in order."""
-        found: list[Any] = current(f"{self} is read").find(self, self._bound(key), None, None)
+        transaction = local.transaction or current(f"{self} is read")
+        found: list[Any] = transaction.find(self, self._bound(key), None, None)
         return found
 
     def scan(self, start: object = None, end: object = None, *, limit: int | None = None) -> Any:
         """The rows whose columns are not before ``start`` and are before ``end``, in their order;
         without bound where it is None. A bound may be a tuple of the leading columns."""
-        at = here()
         bounds = [() if bound is None else self._bound(bound) for bound in (start, end)]
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-            raise ProgramError(f"limit is a number of rows, not {limit!r}", "", at)
+            raise ProgramError(f"limit is a number of rows, not {limit!r}", "", here())
         return current(f"{self} is read").find(self, bounds[0], bounds[1], limit)
 
     def _bound(self, key: object) -> tuple[object, ...]:

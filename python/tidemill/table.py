@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tidemill.context import current
+from tidemill.context import current, local
 from tidemill.errors import ProgramError
 from tidemill.source import here
 from tidemill.types import Json, Schema
@@ -50,7 +50,11 @@ class Table:
 
     def __getitem__(self, key: object) -> Any:
         """The row with this key; for several key columns ``table[a, b]``."""
-        return current(f"table {self.name} is read").row(self, self.key_values(key))
+        values = key if isinstance(key, tuple) else (key,)
+        if len(values) != len(self.key):
+            self.key_values(key)
+        transaction = local.transaction or current(f"table {self.name} is read")
+        return transaction.row(self, values)
 
     def __delitem__(self, key: object) -> None:
         """Removes the row with this key, if it is there."""
@@ -75,15 +79,14 @@ class Table:
         In a handler that is traced it can be aggregated: ``accounts.scan(10, 20).balance.sum()``.
         A function that runs with real values (``opaque=True``) gets the rows, at most ``limit``.
         """
-        at = here()
         if not self.ordered:
             raise ProgramError(
                 f"table {self.name} can't be read by ranges: its keys are in no order",
                 "declare it with ordered=True",
-                at,
+                here(),
             )
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-            raise ProgramError(f"limit is a number of rows, not {limit!r}", "", at)
+            raise ProgramError(f"limit is a number of rows, not {limit!r}", "", here())
         bounds = []
         for bound in (start, end):
             values = () if bound is None else bound if isinstance(bound, tuple) else (bound,)
@@ -92,7 +95,7 @@ class Table:
                     f"table {self.name} has the key ({', '.join(self.key)}), but a bound with "
                     f"{len(values)} values was given",
                     "",
-                    at,
+                    here(),
                 )
             bounds.append(values)
         return current(f"table {self.name} is read").scan(self, bounds[0], bounds[1], limit)
@@ -122,12 +125,14 @@ class Table:
     def insert(self, row: Mapping[str, object] | None = None, /, **columns: object) -> Any:
         """Makes a row; the transaction aborts when it is there already."""
         values = {**(row or {}), **columns}
-        return current(f"a row of table {self.name} is inserted").insert(self, values, False)
+        transaction = local.transaction or current(f"a row of table {self.name} is inserted")
+        return transaction.insert(self, values, False)
 
     def upsert(self, row: Mapping[str, object] | None = None, /, **columns: object) -> Any:
         """Makes a row or replaces it whole; columns that are not given get their defaults."""
         values = {**(row or {}), **columns}
-        return current(f"a row of table {self.name} is upserted").insert(self, values, True)
+        transaction = local.transaction or current(f"a row of table {self.name} is upserted")
+        return transaction.insert(self, values, True)
 
     def key_values(self, key: object) -> tuple[object, ...]:
         """The values of the key columns that a subscript gives."""

@@ -1,0 +1,368 @@
+//! Rows of a transaction, as the function that runs in it has them: fresh copies, each found once, written
+//! back when it has changed.
+
+use pyo3::exceptions::PyAttributeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+use tidemill_core::rules::Fault;
+use tidemill_core::{Row as Values, TableSpec, Value};
+
+use crate::transaction::NativeTx;
+use crate::values::{stored, to_python};
+
+/// A row that a function has found or made.
+pub struct Held {
+    pub table: usize,
+    pub key: Vec<Value>,
+    /// As the engine stores them.
+    values: Vec<Value>,
+    /// What the function was given of them, where it costs something to make, or can be changed in place;
+    /// none of any as long as it is empty.
+    objects: Vec<Option<Py<PyAny>>>,
+    /// Whether it is there now, and as far as the engine knows.
+    pub exists: bool,
+    existed: bool,
+    pub loaded: bool,
+    /// Whether the function has written it.
+    pub dirty: bool,
+    /// Whether it came to be by setting columns.
+    made: bool,
+    /// The one object that the function has of it.
+    pub object: Option<Py<Row>>,
+}
+
+impl Held {
+    /// A row of which nothing is known.
+    pub fn new(table: usize, key: Vec<Value>) -> Held {
+        Held {
+            table,
+            key,
+            values: Vec::new(),
+            objects: Vec::new(),
+            exists: false,
+            existed: false,
+            loaded: false,
+            dirty: false,
+            made: false,
+            object: None,
+        }
+    }
+
+    /// The row is this, as far as the engine knows.
+    pub fn load(&mut self, row: Option<Values>, spec: &TableSpec) {
+        (self.loaded, self.exists, self.existed) = (true, row.is_some(), row.is_some());
+        self.values = row.map_or_else(|| spec.missing_row(&self.key), Vec::from);
+        self.objects.clear();
+    }
+
+    /// A column becomes this; a missing row is made.
+    pub fn set(&mut self, column: usize, value: Value, spec: &TableSpec) {
+        if !self.exists {
+            self.values = spec.missing_row(&self.key);
+            self.objects.clear();
+            (self.exists, self.made) = (true, true);
+        }
+        self.values[column] = value;
+        if let Some(object) = self.objects.get_mut(column) {
+            *object = None;
+        }
+        self.dirty = true;
+    }
+
+    /// The whole row becomes this.
+    pub fn replace(&mut self, values: Vec<Value>) {
+        (self.values, self.exists, self.dirty) = (values, true, true);
+        self.objects.clear();
+    }
+
+    /// The row goes.
+    pub fn remove(&mut self, spec: &TableSpec) {
+        self.values = spec.missing_row(&self.key);
+        self.objects.clear();
+        (self.exists, self.dirty) = (false, true);
+    }
+
+    /// Whether the row is another one now. What the function has changed in place, in lists and the like,
+    /// becomes the row's; of a missing row that makes it, as setting the column would.
+    fn has_changed(&mut self, py: Python<'_>, spec: &TableSpec) -> Result<bool, Fault> {
+        if !self.loaded {
+            return Ok(false);
+        }
+        let mut in_place = false;
+        for (column, object) in self.objects.iter().enumerate() {
+            let Some(object) = object else { continue };
+            if !matches!(self.values[column], Value::List(_) | Value::Any(_)) {
+                continue;
+            }
+            let value = stored(object.bind(py), &spec.schema.columns[column])?;
+            if value != self.values[column] {
+                (self.values[column], in_place) = (value, true);
+            }
+        }
+        if in_place && !self.exists && !self.dirty {
+            (self.exists, self.made) = (true, true);
+        }
+        Ok(in_place || self.dirty)
+    }
+
+    /// What is to be written while the function still runs, if anything is. A new row that lacks a column
+    /// waits.
+    pub fn flushed(&mut self, py: Python<'_>, spec: &TableSpec) -> Result<Option<Write>, Fault> {
+        let has_changed = self.has_changed(py, spec)?;
+        if !has_changed {
+            return Ok(None);
+        }
+        if self.exists && self.lacking(spec).is_some() {
+            self.dirty = true;
+            return Ok(None);
+        }
+        let write = match (self.exists, self.existed) {
+            (true, _) => Some(Write::Put(self.values.clone())),
+            (false, true) => Some(Write::Delete),
+            (false, false) => None,
+        };
+        (self.existed, self.dirty) = (self.exists, false);
+        Ok(write)
+    }
+
+    /// What is to be written in the end, if anything is; or the column that has no value.
+    pub fn written(
+        &mut self,
+        py: Python<'_>,
+        spec: &TableSpec,
+    ) -> Result<Result<Option<Write>, usize>, Fault> {
+        if !self.has_changed(py, spec)? {
+            return Ok(Ok(None));
+        }
+        if !self.exists {
+            return Ok(Ok(self.existed.then_some(Write::Delete)));
+        }
+        if let Some(column) = self.lacking(spec).filter(|_| self.made) {
+            return Ok(Err(column));
+        }
+        Ok(Ok(Some(Write::Put(std::mem::take(&mut self.values)))))
+    }
+
+    /// The first column that needs a value and has none.
+    fn lacking(&self, spec: &TableSpec) -> Option<usize> {
+        let columns = spec.schema.columns.iter().zip(&self.values);
+        columns.into_iter().position(|(column, value)| value.is_null() && !column.nullable)
+    }
+
+    /// The row as errors show it.
+    pub fn shown(&self, spec: &TableSpec) -> String {
+        shown(spec, &self.key)
+    }
+}
+
+/// What a row's write is.
+pub enum Write {
+    Put(Vec<Value>),
+    Delete,
+}
+
+/// A row with this key, as errors show it.
+pub fn shown(spec: &TableSpec, key: &[Value]) -> String {
+    let key: Vec<String> = key.iter().map(ToString::to_string).collect();
+    format!("{}[{}]", spec.name, key.join(", "))
+}
+
+/// A row of an opaque function: its columns as attributes, or by ``row["name"]``.
+#[pyclass(frozen, name = "Row", module = "tidemill._native")]
+pub struct Row {
+    pub tx: Py<NativeTx>,
+    /// Which one it is, of those of the transaction.
+    pub at: usize,
+    /// The package's `Table`.
+    pub table: Py<PyAny>,
+    /// Its number.
+    pub id: usize,
+}
+
+impl Row {
+    /// A column's value.
+    fn value<'py>(&self, py: Python<'py>, column: usize) -> PyResult<Bound<'py, PyAny>> {
+        let tx = self.tx.get();
+        let found = tx.with(py, |rows| {
+            let held = rows.loaded(self.at)?;
+            Ok(match held.objects.get(column) {
+                Some(Some(object)) => Ok(object.clone_ref(py)),
+                _ => Err(held.values[column].clone()),
+            })
+        })?;
+        let value = match found {
+            Ok(object) => return Ok(object.into_bound(py)),
+            Err(value) => value,
+        };
+        let made = to_python(py, &value)?;
+        let is_cheap = matches!(
+            value,
+            Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Str(_)
+        );
+        if !is_cheap {
+            let kept = made.clone().unbind();
+            tx.with(py, |rows| {
+                let held = rows.loaded(self.at)?;
+                held.objects.resize_with(held.values.len(), || None);
+                held.objects[column] = Some(kept);
+                Ok(())
+            })?;
+        }
+        Ok(made)
+    }
+
+    /// Sets the column with this name.
+    fn set(
+        &self,
+        py: Python<'_>,
+        name: &Bound<'_, PyString>,
+        to: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let tx = self.tx.get();
+        tx.with(py, |rows| rows.loaded(self.at).map(|_| ()))?;
+        let column = self.settable(name)?;
+        self.store(py, column, to)
+    }
+
+    fn store(&self, py: Python<'_>, column: usize, to: &Bound<'_, PyAny>) -> PyResult<()> {
+        let tx = self.tx.get();
+        let shape = &tx.shapes(py)?.tables[self.id];
+        let value = stored(to, &shape.spec.schema.columns[column]);
+        tx.with(py, |rows| {
+            rows.held(self.at)?.set(column, value?, &shape.spec);
+            Ok(())
+        })
+    }
+
+    /// The number of a column that may be set.
+    fn settable(&self, name: &Bound<'_, PyString>) -> PyResult<usize> {
+        let py = name.py();
+        let shape = &self.tx.get().shapes(py)?.tables[self.id];
+        match shape.columns.get(name.to_str()?) {
+            Some(column) if !shape.spec.key.contains(column) => Ok(*column),
+            _ => {
+                // It finds the user's line.
+                let helper = py.import("tidemill.opaque")?.getattr("settable")?;
+                helper.call1((&self.table, name))?.extract()
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Row {
+    fn __getattribute__<'py>(
+        slf: &Bound<'py, Row>,
+        name: &Bound<'py, PyString>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (py, row) = (slf.py(), slf.get());
+        if let Ok(shapes) = row.tx.get().shapes(py) {
+            if let Some(column) = shapes.tables[row.id].attributes.get(name.to_str()?) {
+                return row.value(py, *column);
+            }
+        }
+        // SAFETY: both are objects that live as long as the call, which holds the interpreter's lock; what
+        // comes back is a new reference, or null with an exception set.
+        let found = unsafe {
+            let found = ffi::PyObject_GenericGetAttr(slf.as_ptr(), name.as_ptr());
+            Bound::from_owned_ptr_or_err(py, found)
+        };
+        found.map_err(|error| match error.is_instance_of::<PyAttributeError>(py) {
+            true => row.no_column(py, name),
+            false => error,
+        })
+    }
+
+    fn __getitem__<'py>(
+        &self,
+        py: Python<'py>,
+        name: &Bound<'py, PyString>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let shapes = self.tx.get().shapes(py)?;
+        match shapes.tables[self.id].columns.get(name.to_str()?) {
+            Some(column) => self.value(py, *column),
+            None => Err(self.no_column(py, name)),
+        }
+    }
+
+    fn __setattr__(
+        &self,
+        py: Python<'_>,
+        name: &Bound<'_, PyString>,
+        value: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.set(py, name, value)
+    }
+
+    fn __setitem__(
+        &self,
+        py: Python<'_>,
+        name: &Bound<'_, PyString>,
+        value: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.set(py, name, value)
+    }
+
+    /// Whether the row is there now.
+    pub fn exists(&self, py: Python<'_>) -> PyResult<bool> {
+        self.tx.get().with(py, |rows| Ok(rows.loaded(self.at)?.exists))
+    }
+
+    /// The versions of the row in a window, up to now: ``.over(tm.last(9)).column.sum()``.
+    fn over<'py>(slf: &Bound<'py, Row>, window: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let row = slf.get();
+        row.tx.bind(slf.py()).call_method1("over", (slf, &row.table, window))
+    }
+
+    /// Sets columns; the transaction aborts when the row is missing.
+    #[pyo3(signature = (row=None, /, **columns))]
+    fn update(
+        &self,
+        py: Python<'_>,
+        row: Option<&Bound<'_, PyAny>>,
+        columns: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<()> {
+        let tx = self.tx.get();
+        tx.with(py, |rows| rows.loaded(self.at).map(|_| ()))?;
+        let values = PyDict::new(py);
+        if let Some(row) = row.filter(|row| !row.is_none()) {
+            values.call_method1("update", (row,))?;
+        }
+        columns.map_or(Ok(()), |columns| values.update(columns.as_mapping()))?;
+        let mut settable = Vec::with_capacity(values.len());
+        for (name, value) in values.iter() {
+            settable.push((self.settable(name.cast::<PyString>()?)?, value));
+        }
+        tx.with(py, |rows| match rows.loaded(self.at)?.exists {
+            true => Ok(()),
+            false => Err(rows.refused(self.at, "is missing")),
+        })?;
+        settable.iter().try_for_each(|(column, value)| self.store(py, *column, value))
+    }
+
+    /// Removes the row, if it is there.
+    fn delete(&self, py: Python<'_>) -> PyResult<()> {
+        let tx = self.tx.get();
+        let shapes = tx.shapes(py)?;
+        tx.with(py, |rows| {
+            rows.loaded(self.at)?.remove(&shapes.tables[self.id].spec);
+            Ok(())
+        })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let shapes = self.tx.get().shapes(py)?;
+        self.tx.get().with(py, |rows| {
+            Ok(format!("<row {}>", rows.held(self.at)?.shown(&shapes.tables[self.id].spec)))
+        })
+    }
+}
+
+impl Row {
+    fn no_column(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyErr {
+        let shapes = self.tx.get().shapes(py);
+        let table = shapes.map_or_else(|_| "?".into(), |s| s.tables[self.id].spec.name.clone());
+        PyAttributeError::new_err(format!("table {table} has no column '{name}'"))
+    }
+}

@@ -1,0 +1,663 @@
+//! The transaction that a Python function runs in: what tables, rows and streams ask for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+use tidemill_core::rules::{self, Fault};
+use tidemill_core::{Key, Schema, StreamId, TableId, TableSpec, Value};
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, On, Tx, Window, WindowId};
+use tidemill_txn::Program;
+
+use crate::row::{shown, Held, Row, Write};
+use crate::values::{stored, to_python, to_tuple};
+
+/// The transaction that a function runs in. It lives as long as the call: kept beyond it, every method
+/// raises.
+#[pyclass(frozen, subclass, name = "Tx", module = "tidemill._native")]
+pub struct NativeTx {
+    rows: Mutex<Rows>,
+    shapes: OnceLock<Arc<Shapes>>,
+}
+
+/// A function's view of the tables, while it runs.
+#[derive(Default)]
+pub struct Rows {
+    /// The engine's transaction while the call runs.
+    tx: Option<Borrowed>,
+    /// The first abort, the engine's or one of a row's. A function that catches the exception does not
+    /// undo it.
+    abort: Option<Abort>,
+    /// Those that it has found, in order.
+    held: Vec<Held>,
+    /// Where each is, once there are more than [`ROWS_FEW`].
+    by_key: HashMap<(usize, Key), usize>,
+    shapes: Arc<Shapes>,
+}
+
+/// So many rows are faster looked through than hashed.
+const ROWS_FEW: usize = 16;
+
+/// The transaction of the call that is running, without its lifetime.
+struct Borrowed(*mut (dyn Tx + 'static));
+
+// SAFETY: the pointer is used under the mutex only, and taken away (see `NativeTx::end`) before the
+// borrow it was made from ends. What stands behind it is not bound to a thread while the mutex serialises
+// its users: the calling thread waits for the function meanwhile.
+unsafe impl Send for Borrowed {}
+
+/// Columns of the tables, streams and windows of a program.
+#[derive(Default)]
+pub struct Shapes {
+    pub tables: Vec<TableShape>,
+    streams: Vec<Arc<Schema>>,
+    windows: Vec<Arc<Schema>>,
+    /// By window: the table of its groups.
+    groups: Vec<u16>,
+    /// Whether triggers see what is emitted into a stream.
+    watched: Vec<bool>,
+    /// Whether they do when a window slides.
+    slid: Vec<bool>,
+}
+
+/// A table, as rows need it.
+pub struct TableShape {
+    pub spec: TableSpec,
+    /// Its columns by name.
+    pub columns: HashMap<Arc<str>, usize>,
+    /// Those that are attributes of rows.
+    pub attributes: HashMap<Arc<str>, usize>,
+}
+
+/// What rows have beside columns.
+const METHODS: [&str; 4] = ["delete", "exists", "over", "update"];
+
+impl Shapes {
+    /// Those of this program.
+    pub fn of(program: &Program) -> Shapes {
+        let on = |is: &dyn Fn(On) -> bool| program.triggers.iter().any(|t| is(t.on));
+        let streams = 0..program.streams.len();
+        let windows = 0..program.windows.len();
+        Shapes {
+            tables: program.tables.iter().map(TableShape::of).collect(),
+            streams: program.streams.iter().map(|s| s.spec.schema.clone()).collect(),
+            windows: program.windows.iter().map(|w| w.schema.clone()).collect(),
+            groups: program.windows.iter().map(|w| w.groups.0).collect(),
+            watched: streams
+                .map(|s| on(&|on| matches!(on, On::Emitted(stream) if stream.index() == s)))
+                .collect(),
+            slid: windows
+                .map(|w| on(&|on| matches!(on, On::Slid(window) if window.index() == w)))
+                .collect(),
+        }
+    }
+}
+
+impl TableShape {
+    fn of(spec: &TableSpec) -> TableShape {
+        let names = spec.schema.columns.iter().enumerate();
+        let columns: HashMap<Arc<str>, usize> =
+            names.map(|(index, column)| (column.name.clone(), index)).collect();
+        let mut attributes = columns.clone();
+        attributes.retain(|name, _| {
+            !METHODS.contains(&&**name) && !(name.starts_with("__") && name.ends_with("__"))
+        });
+        TableShape { spec: spec.clone(), columns, attributes }
+    }
+
+    /// Leading key columns, as they are stored.
+    fn key(&self, given: &Bound<'_, PyTuple>) -> Result<Vec<Value>, Abort> {
+        let mut key = Vec::with_capacity(given.len());
+        for (value, column) in given.iter_borrowed().zip(&self.spec.key) {
+            if value.is_none() {
+                return Err(Fault(format!("null in the key of {}", self.spec.name).into()).into());
+            }
+            key.push(match stored(&value, &self.spec.schema.columns[*column])? {
+                Value::Float(0.0) => Value::Float(0.0),
+                value => value,
+            });
+        }
+        Ok(key)
+    }
+}
+
+impl Rows {
+    /// A row's number.
+    fn find(&mut self, table: usize, key: Vec<Value>) -> usize {
+        let held = &self.held;
+        let found = if held.len() < ROWS_FEW {
+            held.iter().position(|held| held.table == table && held.key == key)
+        } else {
+            if self.by_key.is_empty() {
+                let places = held.iter().enumerate();
+                let places = places.map(|(at, held)| ((held.table, Key::of(&held.key)), at));
+                self.by_key.extend(places);
+            }
+            self.by_key.get(&(table, Key::of(&key))).copied()
+        };
+        found.unwrap_or_else(|| {
+            let at = self.held.len();
+            if at >= ROWS_FEW {
+                self.by_key.insert((table, Key::of(&key)), at);
+            }
+            self.held.push(Held::new(table, key));
+            at
+        })
+    }
+
+    /// A row.
+    pub fn held(&mut self, at: usize) -> Result<&mut Held, Abort> {
+        Ok(&mut self.held[at])
+    }
+
+    /// A row, fetched the first time.
+    pub fn loaded(&mut self, at: usize) -> Result<&mut Held, Abort> {
+        if !self.held[at].loaded {
+            let held = &mut self.held[at];
+            let row = engine(&mut self.tx).get(TableId(held.table as u16), &held.key)?;
+            held.load(row, &self.shapes.tables[held.table].spec);
+        }
+        Ok(&mut self.held[at])
+    }
+
+    /// Why the transaction aborts: something is wrong with a row.
+    pub fn refused(&self, at: usize, why: &str) -> Abort {
+        let held = &self.held[at];
+        Abort::refused(format!("{} {why}", held.shown(&self.shapes.tables[held.table].spec)))
+    }
+
+    /// Writes what has changed in a table, or in all, for what the engine does.
+    fn flush(&mut self, py: Python<'_>, table: Option<usize>) -> Result<(), Abort> {
+        for held in &mut self.held {
+            if table.is_none_or(|table| held.table == table) {
+                let write = held.flushed(py, &self.shapes.tables[held.table].spec)?;
+                perform(&mut self.tx, held, write)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what may set off triggers, which see what was written, and whose writes are seen.
+    fn shown(
+        &mut self,
+        py: Python<'_>,
+        has_triggers: bool,
+        run: impl FnOnce(&mut dyn Tx) -> Result<(), Abort>,
+    ) -> Result<(), Abort> {
+        if has_triggers {
+            self.flush(py, None)?;
+        }
+        run(engine(&mut self.tx))?;
+        if has_triggers {
+            self.held.iter_mut().for_each(|held| held.loaded &= held.dirty);
+        }
+        Ok(())
+    }
+}
+
+/// The engine's transaction.
+fn engine(tx: &mut Option<Borrowed>) -> &mut dyn Tx {
+    let Borrowed(tx) = tx.as_mut().expect("whoever asks has looked");
+    // SAFETY: it is set, so the call whose borrow it was made from is still running, and the mutex, whose
+    // guard `tx` is borrowed from, makes this the only use.
+    unsafe { &mut **tx }
+}
+
+/// Does what is to be done with a row.
+fn perform(tx: &mut Option<Borrowed>, held: &Held, write: Option<Write>) -> Result<(), Abort> {
+    let table = TableId(held.table as u16);
+    match write {
+        Some(Write::Put(row)) => engine(tx).put(table, &row),
+        Some(Write::Delete) => engine(tx).delete(table, &held.key),
+        None => Ok(()),
+    }
+}
+
+impl NativeTx {
+    /// The call begins. Whoever calls takes the transaction back with [`NativeTx::end`].
+    pub fn begin(&self, tx: &mut dyn Tx, shapes: &Arc<Shapes>) {
+        // SAFETY: only the lifetime changes. The pointer is taken back before `tx` ends, and
+        // `NativeTx::with` refuses afterwards.
+        let tx = unsafe { std::mem::transmute::<*mut (dyn Tx + '_), *mut (dyn Tx + 'static)>(tx) };
+        let mut rows = self.rows.lock().unwrap_or_else(|e| e.into_inner());
+        (rows.tx, rows.shapes) = (Some(Borrowed(tx)), shapes.clone());
+        let _ = self.shapes.set(shapes.clone());
+    }
+
+    /// The call ends; why its transaction aborts, if that is known.
+    pub fn end(&self) -> Option<Abort> {
+        let mut rows = self.rows.lock().unwrap_or_else(|e| e.into_inner());
+        let Rows { held, abort, .. } = std::mem::take(&mut *rows);
+        // Rows may be the last to hold this very object.
+        drop(rows);
+        drop(held);
+        abort
+    }
+
+    /// The shapes of tables and streams.
+    pub fn shapes(&self, _: Python<'_>) -> PyResult<&Arc<Shapes>> {
+        self.shapes.get().ok_or_else(over)
+    }
+
+    /// Does something with the rows. The interpreter lock is held: what the engine does here is short and
+    /// never waits for another function.
+    pub fn with<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Rows) -> Result<T, Abort>,
+    ) -> PyResult<T> {
+        // Never waits: whoever holds it is a function that is waiting for a trigger, which is this
+        // thread.
+        let mut rows = match self.rows.try_lock() {
+            Ok(rows) => rows,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(PyRuntimeError::new_err(
+                "the function whose transaction this is waits for a trigger: use the trigger's \
+                     own tx",
+            )),
+        };
+        if rows.tx.is_none() {
+            return Err(over());
+        }
+        let result = match &rows.abort {
+            Some(abort) => Err(abort.clone()),
+            None => work(&mut rows),
+        };
+        result.map_err(|abort| {
+            rows.abort.get_or_insert_with(|| abort.clone());
+            drop(rows);
+            raise(py, &abort)
+        })
+    }
+
+    /// The one object of the row with this key.
+    fn row_at(
+        slf: &Bound<'_, NativeTx>,
+        table: &Bound<'_, PyAny>,
+        id: usize,
+        at: usize,
+    ) -> PyResult<Py<Row>> {
+        let (py, tx) = (slf.py(), slf.get());
+        if let Some(row) =
+            tx.with(py, |rows| Ok(rows.held[at].object.as_ref().map(|o| o.clone_ref(py))))?
+        {
+            return Ok(row);
+        }
+        let row = Row { tx: slf.clone().unbind(), at, table: table.clone().unbind(), id };
+        let row = Py::new(py, row)?;
+        let kept = row.clone_ref(py);
+        tx.with(py, |rows| {
+            rows.held[at].object = Some(kept);
+            Ok(())
+        })?;
+        Ok(row)
+    }
+}
+
+fn over() -> PyErr {
+    PyRuntimeError::new_err("the transaction is over: tx and rows can't be kept beyond the handler")
+}
+
+fn raise(py: Python<'_>, abort: &Abort) -> PyErr {
+    let name = match abort.kind {
+        AbortKind::Refused | AbortKind::Raised | AbortKind::Overdue => "Abort",
+        AbortKind::Fault => "Fault",
+    };
+    let raised = py
+        .import("tidemill.errors")
+        .and_then(|m| m.getattr(name))
+        .and_then(|class| class.call1((abort.reason.clone(),)));
+    raised.map_or_else(|e| e, PyErr::from_value)
+}
+
+/// The number of a table, stream or window of the package.
+fn id_of(object: &Bound<'_, PyAny>) -> PyResult<usize> {
+    object.getattr(intern!(object.py(), "id"))?.extract()
+}
+
+/// The values of a row of a stream or window, in order; what is not given has its default.
+fn filled(
+    of: &Bound<'_, PyAny>,
+    schema: &Schema,
+    given: &Bound<'_, PyDict>,
+) -> PyResult<Result<Vec<Value>, Abort>> {
+    let mut found: Vec<Option<Bound<'_, PyAny>>> = vec![None; schema.len()];
+    let mut is_known = true;
+    for (name, value) in given.iter() {
+        let name = name.cast_into::<PyString>()?;
+        let name = name.to_str()?;
+        match schema.columns.iter().position(|column| *column.name == *name) {
+            Some(column) => found[column] = Some(value),
+            None => is_known = false,
+        }
+    }
+    let mut row = Vec::with_capacity(schema.len());
+    for (column, value) in schema.columns.iter().zip(found) {
+        match (value, &column.default) {
+            (Some(value), _) => match stored(&value, column) {
+                Ok(value) => row.push(value),
+                // What is wrong with the call comes before what is wrong with a value.
+                Err(fault) if is_known => return Ok(Err(fault.into())),
+                Err(_) => {}
+            },
+            (None, Some(value)) => row.push(rules::store(value, column).unwrap_or(Value::Null)),
+            (None, None) if column.nullable => row.push(Value::Null),
+            (None, None) => is_known = false,
+        }
+    }
+    if !is_known {
+        let py = of.py();
+        py.import("tidemill.opaque")?.getattr("check_row")?.call1((of, given))?;
+    }
+    Ok(Ok(row))
+}
+
+#[pymethods]
+impl NativeTx {
+    #[new]
+    fn new() -> NativeTx {
+        NativeTx { rows: Mutex::default(), shapes: OnceLock::new() }
+    }
+
+    /// A row by key; equal keys give one object.
+    fn row(
+        slf: &Bound<'_, NativeTx>,
+        table: &Bound<'_, PyAny>,
+        key: &Bound<'_, PyTuple>,
+    ) -> PyResult<Py<Row>> {
+        let (py, tx, id) = (slf.py(), slf.get(), id_of(table)?);
+        let key = tx.shapes(py)?.tables[id].key(key);
+        let at = tx.with(py, |rows| Ok(rows.find(id, key?)))?;
+        NativeTx::row_at(slf, table, id, at)
+    }
+
+    /// Whether a row is there.
+    fn contains(
+        &self,
+        py: Python<'_>,
+        table: &Bound<'_, PyAny>,
+        key: &Bound<'_, PyTuple>,
+    ) -> PyResult<bool> {
+        let id = id_of(table)?;
+        let key = self.shapes(py)?.tables[id].key(key);
+        self.with(py, |rows| {
+            let at = rows.find(id, key?);
+            Ok(rows.loaded(at)?.exists)
+        })
+    }
+
+    /// Makes a row; over an existing one only when ``replace``.
+    fn insert(
+        slf: &Bound<'_, NativeTx>,
+        table: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyDict>,
+        replace: bool,
+    ) -> PyResult<Py<Row>> {
+        let (py, tx, id) = (slf.py(), slf.get(), id_of(table)?);
+        let shape = &tx.shapes(py)?.tables[id];
+        let columns = &shape.spec.schema.columns;
+        let mut given: Vec<(usize, Bound<'_, PyAny>)> = Vec::with_capacity(columns.len());
+        let mut is_right = true;
+        for (name, value) in values.iter() {
+            let name = name.cast_into::<PyString>()?;
+            match shape.columns.get(name.to_str()?) {
+                Some(column) => given.push((*column, value)),
+                None => is_right = false,
+            }
+        }
+        let is_given = |column: usize| given.iter().any(|(given, _)| *given == column);
+        let needed = |column: usize| {
+            let spec = &columns[column];
+            shape.spec.is_key(column) || (!spec.nullable && spec.default.is_none())
+        };
+        if !is_right || (0..columns.len()).any(|column| needed(column) && !is_given(column)) {
+            // It says what is wrong.
+            table.call_method1("row_values", (values, ""))?;
+            return Err(PyTypeError::new_err("the table takes other values"));
+        }
+        let of = |column: &usize| {
+            given.iter().find(|(given, _)| given == column).map(|(_, value)| value.clone())
+        };
+        let key = PyTuple::new(py, shape.spec.key.iter().filter_map(of).collect::<Vec<_>>())?;
+        let key = shape.key(&key);
+        let at = tx.with(py, |rows| {
+            let key = key?;
+            let at = rows.find(id, key);
+            match rows.loaded(at)?.exists && !replace {
+                true => Err(rows.refused(at, "exists already")),
+                false => Ok(at),
+            }
+        })?;
+        let mut fresh = tx.with(py, |rows| Ok(shape.spec.missing_row(&rows.held[at].key)))?;
+        for (column, value) in given.iter().filter(|(column, _)| !shape.spec.is_key(*column)) {
+            let value = stored(value, &columns[*column]);
+            fresh[*column] = tx.with(py, |_| Ok(value?))?;
+        }
+        tx.with(py, |rows| {
+            rows.held[at].replace(fresh);
+            Ok(())
+        })?;
+        NativeTx::row_at(slf, table, id, at)
+    }
+
+    /// The rows of a range of keys, in key order.
+    fn scan<'py>(
+        slf: &Bound<'py, NativeTx>,
+        table: &Bound<'py, PyAny>,
+        start: &Bound<'py, PyTuple>,
+        end: &Bound<'py, PyTuple>,
+        limit: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let (py, tx, id) = (slf.py(), slf.get(), id_of(table)?);
+        let shape = &tx.shapes(py)?.tables[id];
+        let (start, end) = (shape.key(start), shape.key(end));
+        let found = tx.with(py, |rows| {
+            rows.flush(py, Some(id))?;
+            let found =
+                engine(&mut rows.tx).scan(TableId(id as u16), &start?, &end?, most(limit))?;
+            let mut places = Vec::with_capacity(found.len());
+            for row in found {
+                let key = shape.spec.key.iter().map(|column| row[*column].clone()).collect();
+                let at = rows.find(id, key);
+                if !rows.held[at].loaded {
+                    rows.held[at].load(Some(row), &shape.spec);
+                }
+                places.push(at);
+            }
+            Ok(places)
+        })?;
+        let found: PyResult<Vec<Py<Row>>> =
+            found.into_iter().map(|at| NativeTx::row_at(slf, table, id, at)).collect();
+        PyList::new(py, found?)
+    }
+
+    /// The rows of a range of an index, or without ``end`` those that begin with ``start``.
+    fn find<'py>(
+        slf: &Bound<'py, NativeTx>,
+        index: &Bound<'py, PyAny>,
+        start: &Bound<'py, PyTuple>,
+        end: Option<&Bound<'py, PyTuple>>,
+        limit: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let (py, tx) = (slf.py(), slf.get());
+        let (table, places) = (index.getattr("table")?, index.getattr("places")?);
+        let places: Vec<usize> = places.extract()?;
+        let (id, entries) = (id_of(&table)?, id_of(&index.getattr("entries")?)?);
+        let shape = &tx.shapes(py)?.tables[entries];
+        let (start, end) = (shape.key(start), end.map(|end| shape.key(end)).transpose());
+        let found = tx.with(py, |rows| {
+            rows.flush(py, Some(id))?;
+            let (of, engine) = (TableId(entries as u16), engine(&mut rows.tx));
+            let found = match end? {
+                Some(end) => engine.scan(of, &start?, &end, most(limit))?,
+                None => engine.find(of, &start?, most(limit))?,
+            };
+            let key = |entry: &[Value]| places.iter().map(|place| entry[*place].clone()).collect();
+            Ok(found.iter().map(|entry| rows.find(id, key(entry))).collect::<Vec<_>>())
+        })?;
+        let found: PyResult<Vec<Py<Row>>> =
+            found.into_iter().map(|at| NativeTx::row_at(slf, &table, id, at)).collect();
+        PyList::new(py, found?)
+    }
+
+    /// What a window over the versions of a row comes to; window and aggregate as JSON.
+    fn read_window<'py>(
+        &self,
+        py: Python<'py>,
+        row: &Bound<'py, Row>,
+        column: u16,
+        window: &str,
+        aggregate: &str,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let json = |e: serde_json::Error| PyRuntimeError::new_err(e.to_string());
+        let window: Window = serde_json::from_str(window).map_err(json)?;
+        let aggregate: Aggregate = serde_json::from_str(aggregate).map_err(json)?;
+        let Row { at, id, .. } = row.get();
+        let found = self.with(py, |rows| {
+            rows.flush(py, Some(*id))?;
+            let (tx, key) = (engine(&mut rows.tx), &rows.held[*at].key);
+            tx.window(TableId(*id as u16), key, &window, column, &aggregate)
+        })?;
+        to_python(py, &found)
+    }
+
+    /// Emits an event into a stream: its columns by name.
+    fn emit(
+        &self,
+        py: Python<'_>,
+        stream: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyDict>,
+    ) -> PyResult<()> {
+        let (shapes, id) = (self.shapes(py)?, id_of(stream)?);
+        let row = filled(stream, &shapes.streams[id], values)?;
+        self.emit_values(py, id, row)
+    }
+
+    /// Emits the one value of a stream that has a single column.
+    fn emit_value(
+        &self,
+        py: Python<'_>,
+        stream: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (shapes, id) = (self.shapes(py)?, id_of(stream)?);
+        let value = stored(value, &shapes.streams[id].columns[0]);
+        self.emit_values(py, id, value.map(|value| vec![value]).map_err(Abort::from))
+    }
+
+    /// Puts a row into a window.
+    fn window_insert(
+        &self,
+        py: Python<'_>,
+        window: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyDict>,
+    ) -> PyResult<()> {
+        let (shapes, id) = (self.shapes(py)?, id_of(window)?);
+        let row = filled(window, &shapes.windows[id], values)?;
+        self.with(py, |rows| {
+            let row = row?;
+            let insert = |tx: &mut dyn Tx| tx.window_insert(WindowId(id as u16), &row);
+            rows.shown(py, shapes.slid[id], insert)
+        })
+    }
+
+    /// Slides a window by time.
+    fn window_advance(&self, py: Python<'_>, window: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (shapes, id) = (self.shapes(py)?, id_of(window)?);
+        self.with(py, |rows| {
+            rows.shown(py, shapes.slid[id], |tx| tx.window_advance(WindowId(id as u16)))
+        })
+    }
+
+    /// The active rows of the window with this number.
+    fn rows_of_window<'py>(
+        &self,
+        py: Python<'py>,
+        window: u16,
+    ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let rows = self.with(py, |rows| engine(&mut rows.tx).window_rows(WindowId(window)))?;
+        rows.iter().map(|row| to_tuple(py, row)).collect()
+    }
+
+    /// The groups of the window with this number, or the one whose column is given as a tuple.
+    fn groups_of_window<'py>(
+        &self,
+        py: Python<'py>,
+        window: u16,
+        group: Option<&Bound<'py, PyTuple>>,
+    ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let shapes = self.shapes(py)?;
+        let table = &shapes.tables[usize::from(shapes.groups[usize::from(window)])];
+        let group = group.map(|group| table.key(group)).transpose();
+        let rows = self.with(py, |rows| {
+            let group = group?;
+            let group = group.as_ref().and_then(|group| group.first());
+            engine(&mut rows.tx).window_groups(WindowId(window), group)
+        })?;
+        rows.iter().map(|row| to_tuple(py, row)).collect()
+    }
+
+    /// The transaction aborts. A function that catches the exception does not undo it.
+    fn refuse(&self, py: Python<'_>, is_fault: bool, reason: String) -> PyResult<()> {
+        let kind = if is_fault { AbortKind::Fault } else { AbortKind::Refused };
+        self.with(py, |_| Err(Abort { kind, reason }))
+    }
+
+    /// Writes what has changed.
+    fn write_back(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |rows| {
+            for held in &mut rows.held {
+                let spec = &rows.shapes.tables[held.table].spec;
+                match held.written(py, spec)? {
+                    Ok(write) => perform(&mut rows.tx, held, write)?,
+                    Err(column) => {
+                        let (row, column) =
+                            (shown(spec, &held.key), &spec.schema.columns[column].name);
+                        let what = format!("{row} has no value for column '{column}'");
+                        return Err(Fault(what.into()).into());
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The clock of the cut, as a timestamp.
+    fn now<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let now_us = self.with(py, |rows| Ok(engine(&mut rows.tx).now_us()))?;
+        to_python(py, &Value::Timestamp(now_us))
+    }
+
+    /// The next random number, in two halves: the high one first.
+    fn random(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let drawn = self.with(py, |rows| Ok(engine(&mut rows.tx).random()))?;
+        Ok(((drawn >> 64) as u64, drawn as u64))
+    }
+}
+
+impl NativeTx {
+    fn emit_values(
+        &self,
+        py: Python<'_>,
+        stream: usize,
+        row: Result<Vec<Value>, Abort>,
+    ) -> PyResult<()> {
+        let shapes = self.shapes(py)?;
+        self.with(py, |rows| {
+            let row = row?;
+            let emit = |tx: &mut dyn Tx| tx.emit(StreamId(stream as u16), &row);
+            rows.shown(py, shapes.watched[stream], emit)
+        })
+    }
+}
+
+/// How many rows a limit lets through; negative ones none.
+fn most(limit: Option<&Bound<'_, PyAny>>) -> usize {
+    let of = |limit: &Bound<'_, PyAny>| {
+        limit.extract::<i64>().map_or(usize::MAX, |limit| limit.max(0) as usize)
+    };
+    limit.map_or(usize::MAX, of)
+}
