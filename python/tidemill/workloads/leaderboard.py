@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import nsmallest
 from typing import Any
 
 from tidemill.app import App
@@ -11,6 +10,9 @@ from tidemill.types import column
 
 #: So many of the last votes make a trend.
 TREND = 100
+
+# The leaderboards, by number: most votes, fewest, and most of the last ones.
+MOST, FEWEST, TRENDING = range(3)
 
 
 def app(options: Mapping[str, Any]) -> App:
@@ -31,7 +33,6 @@ def app(options: Mapping[str, Any]) -> App:
     recent = made.table("recent", key="place", place=int, candidate=int)
     places = ("first", "first_votes", "second", "second_votes", "third", "third_votes")
     columns: dict[str, Any] = dict.fromkeys(places, int)
-    named = list(zip(places[::2], places[1::2], strict=True))
     boards = made.table("boards", key="board", board=int, **columns)
 
     candidacies = made.stream("candidacies", candidate=int)
@@ -40,33 +41,59 @@ def app(options: Mapping[str, Any]) -> App:
     counted = made.stream("counted", accepted=int)
     removed = made.stream("removed", candidate=int, votes=int, accepted=int)
 
-    def write_boards() -> None:
-        running = [(row.candidate, row.votes, row.recent) for row in candidates.scan()]
-        orders = (
-            nsmallest(3, ((-votes, candidate, votes) for candidate, votes, _ in running)),
-            nsmallest(3, ((votes, candidate, votes) for candidate, votes, _ in running)),
-            nsmallest(3, ((-recent, candidate, recent) for candidate, _, recent in running)),
-        )
-        for number, order in enumerate(orders):
-            row = [value for _, candidate, count in order for value in (candidate, count)]
-            row += [0] * (len(places) - len(row))
-            boards.upsert(board=number, **dict(zip(places, row, strict=True)))
+    def on(board: Any) -> tuple[int, int, int]:
+        return board.first, board.second, board.third
 
-    def raise_boards(candidate: int, leaves: int | None) -> None:
-        # All candidates are looked at only where one on a board may have to make room for another.
-        most, fewest, trending = (boards[number] for number in range(3))
-        falls = leaves != candidate and leaves in (trending[place] for place in places[::2])
-        if not most.exists() or falls or candidate in (fewest[place] for place in places[::2]):
-            write_boards()
+    def write_boards(numbers: tuple[int, ...]) -> None:
+        running = [(row.candidate, row.votes, row.recent) for row in candidates.scan()]
+        for number in numbers:
+            if number == MOST:
+                order = sorted([(-votes, candidate, votes) for candidate, votes, _ in running])
+            elif number == FEWEST:
+                order = sorted([(votes, candidate, votes) for candidate, votes, _ in running])
+            else:
+                order = sorted([(-recent, candidate, recent) for candidate, _, recent in running])
+            write(number, [(candidate, count) for _, candidate, count in order[:3]])
+
+    def write(number: int, order: list[tuple[int, int]]) -> None:
+        (first, a), (second, b), (third, c) = (*order, *[(0, 0)] * (3 - len(order)))
+        boards.upsert(
+            board=number,
+            first=first,
+            first_votes=a,
+            second=second,
+            second_votes=b,
+            third=third,
+            third_votes=c,
+        )
+
+    def raise_board(number: int, board: Any, candidate: int, value: int) -> None:
+        there = candidate in on(board)
+        if not there and board.third and (-board.third_votes, board.third) < (-value, candidate):
             return
-        row = candidates[candidate]
-        for board, value in ((most, row.votes), (trending, row.recent)):
-            held = [(board[name], board[its]) for name, its in named]
-            others = [place for place in held if place[0] not in (0, candidate)]
-            now = sorted([*others, (candidate, value)], key=lambda place: (-place[1], place[0]))
-            for place, before, (name, its) in zip(now, held, named, strict=False):
-                if place != before:
-                    board[name], board[its] = place
+        held = (
+            (board.first, board.first_votes),
+            (board.second, board.second_votes),
+            (board.third, board.third_votes),
+        )
+        now = [place for place in held if place[0] not in (0, candidate)]
+        now.append((candidate, value))
+        now.sort(key=lambda place: (-place[1], place[0]))
+        write(number, now[:3])
+
+    def raise_boards(row: Any, candidate: int, leaves: int | None) -> None:
+        # All candidates are looked at only where one on a board may have to make room for another.
+        most, fewest, trending = boards[MOST], boards[FEWEST], boards[TRENDING]
+        if not most.exists():
+            write_boards((MOST, FEWEST, TRENDING))
+            return
+        raise_board(MOST, most, candidate, row.votes)
+        if candidate in on(fewest):
+            write_boards((FEWEST,))
+        if leaves != candidate and leaves in on(trending):
+            write_boards((TRENDING,))
+        else:
+            raise_board(TRENDING, trending, candidate, row.recent)
 
     @made.transaction(candidacies)
     def stand(tx: Any, e: Any) -> None:
@@ -83,17 +110,19 @@ def app(options: Mapping[str, Any]) -> App:
     @made.procedure(valid, emits=[counted])
     def count(tx: Any, valid: Any) -> None:
         for vote in valid:
-            accepted = tally[0].accepted
-            tally[0].accepted = accepted + 1
+            total = tally[0]
+            accepted = total.accepted
+            total.accepted = accepted + 1
             # The last votes are a ring.
             last = recent[accepted % TREND]
             leaves = last.candidate if last.exists() else None
-            if leaves is not None and candidates[leaves].exists():
-                candidates[leaves].recent -= 1
+            if leaves is not None and (left := candidates[leaves]).exists():
+                left.recent -= 1
             last.candidate = vote.candidate
-            candidates[vote.candidate].votes += 1
-            candidates[vote.candidate].recent += 1
-            raise_boards(vote.candidate, leaves)
+            row = candidates[vote.candidate]
+            row.votes += 1
+            row.recent += 1
+            raise_boards(row, vote.candidate, leaves)
             tx.emit(counted, accepted=accepted + 1)
 
     @made.procedure(counted, emits=[removed])
@@ -109,7 +138,7 @@ def app(options: Mapping[str, Any]) -> App:
             for vote in by_candidate[gone]:
                 vote.delete()
             least.delete()
-            write_boards()
+            write_boards((MOST, FEWEST, TRENDING))
             tx.emit(removed, candidate=gone, votes=had, accepted=count.accepted)
 
     made.nested("vote", validate, count, remove)
