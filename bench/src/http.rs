@@ -199,6 +199,7 @@ fn run_once(
         sources: vec![SourceDecl::pushed("deposit.calls")],
         sinks: Vec::new(),
         keep: Vec::new(),
+        externals: Vec::new(),
         settings,
     };
     let mill = Arc::new(Mill::start(spec, env.clone())?);

@@ -97,7 +97,10 @@ impl One<'_> {
         };
         let (program, sinks, keep) = (self.program.clone(), Vec::new(), Vec::new());
         let sources = vec![SourceDecl::pushed(chain::FIRST)];
-        Mill::start(AppSpec { program, sources, sinks, keep, settings }, self.env.clone())
+        Mill::start(
+            AppSpec { program, sources, sinks, keep, externals: Vec::new(), settings },
+            self.env.clone(),
+        )
     }
 
     fn ran(&self, begun: u64, mill: &Mill) -> Result<Ran> {

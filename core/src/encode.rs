@@ -15,14 +15,36 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::types::DataType;
 use crate::value::{canonical_f64, Value};
 
+/// What is appended to: a vector, or one that is small enough to need no memory of its own.
+pub trait Bytes {
+    /// Appends these.
+    fn extend(&mut self, bytes: &[u8]);
+}
+
+impl Bytes for Vec<u8> {
+    #[inline]
+    fn extend(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
+impl<const N: usize> Bytes for SmallVec<[u8; N]> {
+    #[inline]
+    fn extend(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
 /// Appends the encoding of `value`.
-pub fn value(value: &Value, out: &mut Vec<u8>) {
+pub fn value(value: &Value, out: &mut impl Bytes) {
     match value {
-        Value::Null => out.push(0),
-        Value::Bool(b) => out.extend_from_slice(&[1, u8::from(*b)]),
+        Value::Null => out.extend(&[0]),
+        Value::Bool(b) => out.extend(&[1, u8::from(*b)]),
         Value::Int(i) => int(2, *i, out),
         Value::Timestamp(i) => int(3, *i, out),
         Value::Decimal(units, _) => int(4, *units, out),
@@ -31,18 +53,18 @@ pub fn value(value: &Value, out: &mut Vec<u8>) {
         Value::Bytes(b) => bytes(b, out),
         Value::Any(b) => any(b, out),
         Value::List(items) => {
-            out.push(9);
+            out.extend(&[9]);
             for item in items.iter() {
-                out.push(1);
+                out.extend(&[1]);
                 self::value(item, out);
             }
-            out.push(0);
+            out.extend(&[0]);
         }
     }
 }
 
 /// Appends the encoding of `value` as part of a key: -0.0 becomes 0.0.
-pub fn key(value: &Value, out: &mut Vec<u8>) {
+pub fn key(value: &Value, out: &mut impl Bytes) {
     match value {
         Value::Float(f) if *f == 0.0 => float(0.0, out),
         other => self::value(other, out),
@@ -50,9 +72,9 @@ pub fn key(value: &Value, out: &mut Vec<u8>) {
 }
 
 /// Appends the encoding of a word of type `ty` (see [`Value::word`]).
-pub fn word(ty: &DataType, word: u64, out: &mut Vec<u8>) {
+pub fn word(ty: &DataType, word: u64, out: &mut impl Bytes) {
     match ty {
-        DataType::Bool => out.extend_from_slice(&[1, word as u8]),
+        DataType::Bool => out.extend(&[1, word as u8]),
         DataType::Int => int(2, word as i64, out),
         DataType::Timestamp => int(3, word as i64, out),
         DataType::Decimal(_) => int(4, word as i64, out),
@@ -61,43 +83,47 @@ pub fn word(ty: &DataType, word: u64, out: &mut Vec<u8>) {
     }
 }
 
-fn int(tag: u8, i: i64, out: &mut Vec<u8>) {
-    out.push(tag);
-    out.extend_from_slice(&((i as u64) ^ (1 << 63)).to_be_bytes());
+fn int(tag: u8, i: i64, out: &mut impl Bytes) {
+    tagged(tag, (i as u64) ^ (1 << 63), out);
 }
 
-fn float(f: f64, out: &mut Vec<u8>) {
+fn float(f: f64, out: &mut impl Bytes) {
     let bits = canonical_f64(f).to_bits();
     let ordered = if bits >> 63 == 1 { !bits } else { bits ^ (1 << 63) };
-    out.push(5);
-    out.extend_from_slice(&ordered.to_be_bytes());
+    tagged(5, ordered, out);
+}
+
+fn tagged(tag: u8, ordered: u64, out: &mut impl Bytes) {
+    let mut bytes = [tag; 9];
+    bytes[1..].copy_from_slice(&ordered.to_be_bytes());
+    out.extend(&bytes);
 }
 
 /// Appends the encoding of a text.
-pub fn str(text: &str, out: &mut Vec<u8>) {
+pub fn str(text: &str, out: &mut impl Bytes) {
     escaped(6, text.as_bytes(), out);
 }
 
 /// Appends the encoding of bytes.
-pub fn bytes(bytes: &[u8], out: &mut Vec<u8>) {
+pub fn bytes(bytes: &[u8], out: &mut impl Bytes) {
     escaped(7, bytes, out);
 }
 
 /// Appends the encoding of a msgpack value.
-pub fn any(bytes: &[u8], out: &mut Vec<u8>) {
+pub fn any(bytes: &[u8], out: &mut impl Bytes) {
     escaped(8, bytes, out);
 }
 
-fn escaped(tag: u8, bytes: &[u8], out: &mut Vec<u8>) {
-    out.push(tag);
+fn escaped(tag: u8, bytes: &[u8], out: &mut impl Bytes) {
+    out.extend(&[tag]);
     let mut rest = bytes;
     while let Some(zero) = rest.iter().position(|byte| *byte == 0) {
-        out.extend_from_slice(&rest[..=zero]);
-        out.push(0xff);
+        out.extend(&rest[..=zero]);
+        out.extend(&[0xff]);
         rest = &rest[zero + 1..];
     }
-    out.extend_from_slice(rest);
-    out.extend_from_slice(&[0, 1]);
+    out.extend(rest);
+    out.extend(&[0, 1]);
 }
 
 /// Reads one value of type `ty` from the front of `input`, or `None` when it is not an encoding.

@@ -720,17 +720,18 @@ pub fn parse_decimal(text: &str, scale: u8) -> Result<Value, String> {
 /// NaN, and not null unless the column allows it.
 pub fn store(v: &Value, column: &Column) -> Result<Value, Fault> {
     Ok(match (v, &column.ty) {
-        (Value::Null, _) if column.nullable => Value::Null,
-        (Value::Null, _) => return Err(Fault(format!("null in column '{}'", column.name).into())),
-        (Value::Float(f), DataType::Float) => Value::Float(crate::value::canonical_f64(*f)),
-        (Value::Decimal(_, s), DataType::Decimal(t)) if s == t => v.clone(),
-        (Value::Int(_), DataType::Int | DataType::Float | DataType::Decimal(_))
-        | (Value::Decimal(..), DataType::Decimal(_))
+        (Value::Int(_), DataType::Int)
         | (Value::Bool(_), DataType::Bool)
         | (Value::Str(_), DataType::Str)
         | (Value::Bytes(_), DataType::Bytes)
         | (Value::Timestamp(_), DataType::Timestamp)
-        | (Value::Any(_), DataType::Any) => cast(v, &column.ty)?,
+        | (Value::Any(_), DataType::Any) => v.clone(),
+        (Value::Null, _) if column.nullable => Value::Null,
+        (Value::Null, _) => return Err(Fault(format!("null in column '{}'", column.name).into())),
+        (Value::Float(f), DataType::Float) => Value::Float(crate::value::canonical_f64(*f)),
+        (Value::Decimal(_, s), DataType::Decimal(t)) if s == t => v.clone(),
+        (Value::Int(_), DataType::Float | DataType::Decimal(_))
+        | (Value::Decimal(..), DataType::Decimal(_)) => cast(v, &column.ty)?,
         (Value::List(items), DataType::List(inner)) => {
             let item = Column { nullable: true, ..Column::new(&column.name, (**inner).clone()) };
             Value::List(items.iter().map(|v| store(v, &item)).collect::<Result<_, _>>()?)

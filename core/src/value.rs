@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::encode;
 
@@ -186,17 +187,20 @@ pub fn format_timestamp(us: i64) -> String {
 /// A row's key: the values of its key columns in an encoding whose byte order is the order of the
 /// values (see [`encode`]). -0.0 and 0.0 are one key, and every NaN is one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(pub Box<[u8]>);
+pub struct Key(pub SmallVec<[u8; KEY_INLINE]>);
+
+/// Keys of so many bytes, which two numbers have, need no memory of their own.
+pub const KEY_INLINE: usize = 24;
 
 impl Key {
     /// The key of these values, in the order of the table's key columns. The caller has refused
     /// nulls: a null has no place in a key.
     pub fn of<'a>(values: impl IntoIterator<Item = &'a Value>) -> Key {
-        let mut bytes = Vec::with_capacity(16);
+        let mut bytes = SmallVec::new();
         for value in values {
             encode::key(value, &mut bytes);
         }
-        Key(bytes.into())
+        Key(bytes)
     }
 
     /// A bound behind all keys that begin with this one: every value begins with a tag, and none is as

@@ -18,7 +18,7 @@ use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Report, Turn};
 use tidemill_table::{Changed, Table};
 use tidemill_txn::execute::{put_commands, take_commands, Executor, Outcome};
 use tidemill_txn::order::{CutInput, Epoch, Ranked, Run, Sequenced, Sequencer};
-use tidemill_txn::program::Program;
+use tidemill_txn::program::{Answers, Program};
 
 use crate::calls::{self, Answer, Reply};
 use crate::counts::Counts;
@@ -54,6 +54,8 @@ pub(crate) struct Driver {
     pub(crate) wanted: BTreeSet<String>,
     pub(crate) failed: FailedList,
     pub(crate) sources: Vec<SourceState>,
+    /// The streams of answers from outside.
+    pub(crate) answers: Vec<StreamId>,
     /// Cuts to be made again.
     pub(crate) replay: VecDeque<Recorded>,
     /// All sources had ended before the start.
@@ -369,11 +371,19 @@ impl Driver {
                 .help("the input is not what it was: restore the files; --fresh starts anew"));
             }
         }
-        let is_timer = |index: usize| {
-            let stream = self.program.sources[index].stream;
-            self.program.timers.iter().any(|timer| timer.stream == stream)
-        };
-        let mut others = (0..self.sources.len()).filter(|index| !is_timer(*index)).peekable();
+        let stream = |index: usize| self.program.sources[index].stream;
+        let is_timer =
+            |index: &usize| self.program.timers.iter().any(|timer| timer.stream == stream(*index));
+        let asks = (0..self.sources.len()).filter(|index| !self.answers.contains(&stream(*index)));
+        if !self.answers.is_empty() && asks.clone().all(|index| self.sources[index].ended) {
+            let _ = self.shared.asked_all.compare_exchange(
+                0,
+                sequenced.cut.epoch,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+        }
+        let mut others = asks.filter(|index| !is_timer(index)).peekable();
         if others.peek().is_some() && others.all(|index| self.sources[index].ended) {
             self.shared.others_ended.store(true, Ordering::Release);
         }
@@ -508,6 +518,8 @@ impl Driver {
         let commands = recorded.as_ref().and_then(|recorded| recorded.record.commands.as_ref());
         let commands = commands.map(|bytes| take_commands(&self.program, bytes)).transpose()?;
         self.executor.follow(commands);
+        let told = recorded.as_ref().map(|recorded| recorded.record.answers.clone());
+        epoch.answers = Arc::new(Answers::of(told.unwrap_or_default()));
         let begun = self.env.clock.monotonic_ns();
         let mut answers = aside;
         let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch, &mut answers)?;
@@ -524,6 +536,7 @@ impl Driver {
         let overdue = outcome.overdue.clone();
         let is_strong = self.settings.recovery == Recovery::Strong && recorded.is_none();
         let commands = is_strong.then(|| put_commands(&outcome.commands));
+        let told = epoch.answers.all();
         self.hand_on(&epoch, outcome, &mut events);
         self.counts.parked = self.sequencer.parked_rows() as u64;
         self.counts.lag_us = self.lag_us(&cut);
@@ -556,6 +569,7 @@ impl Driver {
             written,
             overdue,
             commands,
+            told,
             places,
             drained,
             recorded,

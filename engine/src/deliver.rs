@@ -15,7 +15,7 @@ use tidemill_core::{Batch, Cut, Error, Kind, Result, SourceId};
 use tidemill_env::Env;
 use tidemill_log::Log;
 use tidemill_txn::execute::Overdue;
-use tidemill_txn::program::Program;
+use tidemill_txn::program::{Asked, Program};
 
 use crate::calls::Answer;
 use crate::counts::Counts;
@@ -58,6 +58,8 @@ pub(crate) struct Done {
     pub(crate) overdue: Vec<Overdue>,
     /// All transactions, where recovery is strong.
     pub(crate) commands: Option<Vec<u8>>,
+    /// What transactions were told from outside.
+    pub(crate) told: Vec<(Asked, Arc<[u8]>)>,
     /// Where sources stand, as far as that has changed.
     pub(crate) places: Vec<(SourceId, Place)>,
     /// Request number of the drain that it answers.
@@ -222,6 +224,7 @@ impl Delivery {
                     written: done.written.clone(),
                     overdue: done.overdue.clone(),
                     commands: done.commands.take(),
+                    answers: std::mem::take(&mut done.told),
                 };
                 logs.cuts.append(records::CUT, &records::put_cut(&record))?
             }

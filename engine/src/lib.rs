@@ -15,6 +15,7 @@
 //! | `trial` | inputs that kill the process |
 //! | `mill`, `view` | the handle of a running app, and what can be asked of it |
 //! | `aside` | what could not be decoded or computed, what is late |
+//! | `timers`, `external` | events that the clock sends; work outside, and its answers |
 //! | `calls`, `requests` | calls of procedures, and those that may come again |
 //! | `rings` | the last rows of streams |
 //! | `workers`, `recent` | threads that execute epochs together; how the last ones were executed |
@@ -42,6 +43,7 @@ mod convert;
 mod counts;
 mod data_dir;
 mod deliver;
+mod external;
 mod feed;
 mod fingerprint;
 mod followed;
@@ -80,6 +82,7 @@ mod workers;
 pub use ask::{ask, Next, Replies};
 pub use calls::{Procedure, Reply};
 pub use clients::{Health, Kept, News};
+pub use external::{GivesUp, Outside};
 pub use followed::{Changes, TableChange};
 pub use life::LifeSink;
 pub use mill::Mill;
@@ -87,5 +90,5 @@ pub use report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 pub use requests::Request;
 pub use schema::schema_diff;
 pub use settings::{Durable, Recovery, Settings, Upgrade};
-pub use spec::{AppSpec, SinkDecl, SourceDecl};
+pub use spec::{AppSpec, ExternalDecl, SinkDecl, SourceDecl};
 pub use workers::Workers;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
-use tidemill_core::{Batch, Cut, Error, Kind, Result, Row, Schema, SourceId, Value};
+use tidemill_core::{Batch, Cut, Error, Kind, Result, Row, Schema, SourceId, StreamId, Value};
 use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_txn::execute::Executor;
@@ -18,6 +18,7 @@ use crate::calls::{self, Calls, Reply, Then};
 use crate::conduct::{Driver, SnapshotPlan};
 use crate::counts::Counts;
 use crate::deliver::{self, Delivery, Item, Logs};
+use crate::external;
 use crate::feed::stopped;
 use crate::inspect::path_words;
 use crate::life::{self, Life, LifeSink};
@@ -96,7 +97,7 @@ impl Mill {
         let settings = spec.settings.clone();
         settings.check()?;
         life.tell("start", json!({"app": spec.program.name, "data_dir": settings.data_dir}));
-        let decls = spec.sources.clone();
+        let (decls, externals) = (spec.sources.clone(), spec.externals.clone());
         let (items, receiver) = deliver::channel();
         let Opened {
             program,
@@ -189,6 +190,7 @@ impl Mill {
             snapshot_done: Condvar::new(),
             stop: AtomicBool::new(false),
             others_ended: AtomicBool::new(false),
+            asked_all: AtomicU64::new(0),
             drains: Mutex::default(),
             drained: Condvar::new(),
             end: Mutex::default(),
@@ -284,6 +286,9 @@ impl Mill {
             Some(first) => gate.open_to(1, &first.record.cut.offsets),
             None => gate.open(1),
         }
+        let named = |name: &str| program.streams.iter().position(|s| &*s.spec.name == name);
+        let answers = externals.iter().filter_map(|external| named(&external.answers));
+        let answers = answers.map(|stream| StreamId(stream as u16)).collect();
         let driver = Driver {
             env: env.clone(),
             sequencer,
@@ -298,6 +303,7 @@ impl Mill {
             wanted,
             failed,
             sources,
+            answers,
             replay,
             was_over,
             gathered: Deposit::default(),
@@ -325,6 +331,7 @@ impl Mill {
             gate: gate.clone(),
             shared: shared.clone(),
             pushed,
+            answers: externals.iter().map(|external| external.answers.clone()).collect(),
             procedures,
             paths,
             started_ns,
@@ -335,6 +342,7 @@ impl Mill {
             has_followed,
             before,
         });
+        external::start(&view, externals)?;
         let server = Server::start(&view)?;
         let timers = timers::start(&view)?;
         let rows_max = ROWS_MAX.min(driver.settings.epoch_rows_max);
@@ -531,7 +539,7 @@ impl Mill {
         }
     }
 
-    /// Ends all input, runs everything to the end and closes the sinks. Files that are followed
+    /// Ends all input, runs everything to the end, answers from outside included, and closes the sinks. Files that are followed
     /// never end: with one of them this is a [`drain`](Mill::drain) and a [`stop`](Mill::stop).
     ///
     /// # Errors
@@ -542,8 +550,11 @@ impl Mill {
             self.drain()?;
             return self.stop();
         }
-        for pushed in self.view.pushed.values() {
-            pushed.handle.close();
+        for (name, pushed) in &self.view.pushed {
+            // Answers end when nothing is left to be answered.
+            if !self.view.answers.contains(name) {
+                pushed.handle.close();
+            }
         }
         self.view.gate.wake();
         self.join()?;

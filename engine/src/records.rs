@@ -7,14 +7,16 @@
 //! A *verdict* record (input log): version (1), source (u32), offset (u64), epoch (u64), reason. The
 //! event at that offset is set aside, from that epoch on.
 //!
-//! A *cut* record (cut log): version (1 to 4), epoch (u64), clock (u64), the fingerprint (u128), the hash
+//! A *cut* record (cut log): version (1 to 5), epoch (u64), clock (u64), the fingerprint (u128), the hash
 //! of all outputs after it (u128), offsets (u32, u64 each), watermarks (u32; time, source and offset
 //! each), idle and ended sources (u32, u32 each), and for each source whose place has changed since
 //! the cut before (u32): its number (u32) and its place as JSON. In version 2 for each opaque handler
 //! that has committed in the epoch (u32): its number (u32), the hash of all that it wrote (u64). In
 //! version 1 none has, or nobody has looked. In version 3 then for each call of a function that took
 //! too long (u32): source (u32) and offset (u64) of its event, which of its calls it was (u32), reason. In
-//! version 4, which strong recovery writes, then the transactions (see `put_commands`).
+//! version 4, which strong recovery writes, then the transactions (see `put_commands`). In version 5 whether
+//! there are such (u8), and they; then what transactions were told from outside (u32): of each the hash of
+//! what it asked (u128), and the answer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,6 +28,7 @@ use tidemill_core::wire::{
 };
 use tidemill_core::{Cut, Error, Position, Result, Schema, SourceId};
 use tidemill_txn::execute::Overdue;
+use tidemill_txn::program::Asked;
 
 /// Kinds of records.
 pub(crate) const ROWS: u8 = 1;
@@ -39,6 +42,8 @@ const WRITTEN_VERSION: u8 = 2;
 const OVERDUE_VERSION: u8 = 3;
 /// Of one with all transactions.
 const COMMANDS_VERSION: u8 = 4;
+/// Of one that says what transactions were told from outside.
+const ANSWERS_VERSION: u8 = 5;
 
 /// Rows that were pushed.
 pub(crate) fn put_rows(source: SourceId, chunk: &Chunk) -> Vec<u8> {
@@ -109,6 +114,8 @@ pub(crate) struct CutRecord {
     pub(crate) overdue: Vec<Overdue>,
     /// All transactions, where recovery is strong.
     pub(crate) commands: Option<Vec<u8>>,
+    /// What transactions were told from outside.
+    pub(crate) answers: Vec<(Asked, Arc<[u8]>)>,
 }
 
 impl CutRecord {
@@ -120,8 +127,10 @@ impl CutRecord {
 
 pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
-    let CutRecord { cut, fingerprint, output_hash, places, written, overdue, commands } = record;
+    let CutRecord { cut, fingerprint, output_hash, places, written, overdue, commands, answers } =
+        record;
     let version = match (written.is_empty(), overdue.is_empty()) {
+        _ if !answers.is_empty() => ANSWERS_VERSION,
         _ if commands.is_some() => COMMANDS_VERSION,
         (_, false) => OVERDUE_VERSION,
         (false, true) => WRITTEN_VERSION,
@@ -165,14 +174,24 @@ pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
         put_u32(*call, &mut out);
         put_bytes(reason.as_bytes(), &mut out);
     }
+    if version >= ANSWERS_VERSION {
+        out.push(u8::from(commands.is_some()));
+    }
     commands.iter().for_each(|commands| put_bytes(commands, &mut out));
+    if version >= ANSWERS_VERSION {
+        put_u32(answers.len() as u32, &mut out);
+    }
+    for (asked, answer) in answers {
+        put_u128(*asked, &mut out);
+        put_bytes(answer, &mut out);
+    }
     out
 }
 
 pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
     let take = |mut input: &[u8]| {
         let input = &mut input;
-        let version = take_u8(input).filter(|v| (VERSION..=COMMANDS_VERSION).contains(v))?;
+        let version = take_u8(input).filter(|v| (VERSION..=ANSWERS_VERSION).contains(v))?;
         let (epoch, clock_us) = (take_u64(input)?, take_u64(input)? as i64);
         let (fingerprint, output_hash) = (take_u128(input)?, take_u128(input)?);
         let count = take_u32(input)? as usize;
@@ -214,12 +233,31 @@ pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
             }
         }
         let cut = Cut { epoch, offsets, watermarks, clock_us, idle, ended };
-        let commands = match version {
-            COMMANDS_VERSION => Some(take_bytes(input)?.to_vec()),
-            _ => None,
+        let has_commands = match version {
+            ANSWERS_VERSION => match take_u8(input)? {
+                0 => false,
+                1 => true,
+                _ => return None,
+            },
+            _ => version == COMMANDS_VERSION,
         };
-        let record =
-            CutRecord { cut, fingerprint, output_hash, places, written, overdue, commands };
+        let commands = if has_commands { Some(take_bytes(input)?.to_vec()) } else { None };
+        let mut answers = Vec::new();
+        if version >= ANSWERS_VERSION {
+            for _ in 0..take_u32(input)? {
+                answers.push((take_u128(input)?, take_bytes(input)?.into()));
+            }
+        }
+        let record = CutRecord {
+            cut,
+            fingerprint,
+            output_hash,
+            places,
+            written,
+            overdue,
+            commands,
+            answers,
+        };
         input.is_empty().then_some(record)
     };
     take(bytes).ok_or_else(|| unreadable("a cut"))
@@ -307,21 +345,33 @@ mod tests {
         let places = vec![(SourceId(1), Place::start())];
         let written = BTreeMap::new();
         let (fingerprint, output_hash, overdue) = (1 << 100, 3, Vec::new());
-        let commands = None;
-        let mut record =
-            CutRecord { cut, fingerprint, output_hash, places, written, overdue, commands };
-        for more in 0..7 {
+        let (commands, answers) = (None, Vec::new());
+        let mut record = CutRecord {
+            cut,
+            fingerprint,
+            output_hash,
+            places,
+            written,
+            overdue,
+            commands,
+            answers,
+        };
+        for more in 0..10 {
             let bytes = put_cut(&record);
             assert_eq!(take_cut(&bytes).unwrap(), record);
             (0..bytes.len()).for_each(|cut| assert!(take_cut(&bytes[..cut]).is_err()));
             if more == 3 {
                 record.written.clear();
             }
+            if more == 8 {
+                record.commands = None;
+            }
             match more {
                 0 | 1 | 4 => {
                     record.written.insert(more, u64::MAX - more as u64);
                 }
                 6 => record.commands = Some(vec![1, 2, 3]),
+                7 | 8 => record.answers.push((u128::MAX - more as u128, [1, 2][..].into())),
                 _ => record.overdue.push(Overdue {
                     event: (SourceId(more as u32), 1 << 40),
                     call: 7,

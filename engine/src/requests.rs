@@ -363,4 +363,12 @@ impl Tx for Watched<'_> {
     fn random(&mut self) -> u128 {
         self.tx.random()
     }
+
+    fn lookup(
+        &mut self,
+        question: &[u8],
+        ask: &mut dyn FnMut() -> Vec<u8>,
+    ) -> std::result::Result<Arc<[u8]>, Abort> {
+        self.tx.lookup(question, ask)
+    }
 }

@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) stop: AtomicBool,
     /// Whether all sources have ended but those of timers, of which there are others.
     pub(crate) others_ended: AtomicBool,
+    /// The epoch with which all sources have ended but the answers from outside; 0 before.
+    pub(crate) asked_all: AtomicU64,
     /// A snapshot is being taken.
     pub(crate) snapshot: Mutex<bool>,
     pub(crate) snapshot_done: Condvar,

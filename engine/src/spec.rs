@@ -1,9 +1,12 @@
 //! What an app is: its program, where events come from, where outputs go, and settings. The Python
 //! package writes it as JSON; Rust programs make the same value.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use tidemill_txn::Program;
 
+use crate::external::Outside;
 use crate::settings::Settings;
 
 /// A whole app. Unknown fields are errors.
@@ -22,9 +25,34 @@ pub struct AppSpec {
     /// Streams whose events are kept in memory for [`crate::Mill::output`].
     #[serde(default)]
     pub keep: Vec<String>,
+    /// Work outside.
+    #[serde(default)]
+    pub externals: Vec<ExternalDecl>,
     /// Settings.
     #[serde(default)]
     pub settings: Settings,
+}
+
+/// Work that is done outside, once the transactions that ask for it are durable.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExternalDecl {
+    /// The table in which they ask. Its key is one column. Whoever takes an answer removes its row, and
+    /// takes none whose row is not there.
+    pub outbox: String,
+    /// The pushed stream of answers: the row's key, and what was said.
+    pub answers: String,
+    /// Which function it is, of those that the package gives.
+    #[serde(default)]
+    pub function: usize,
+    /// Rows that are worked on at the same time, at most.
+    pub at_once: usize,
+    /// The user's line.
+    #[serde(default)]
+    pub at: String,
+    /// Who does it; nobody, where the app is only looked at.
+    #[serde(skip)]
+    pub outside: Option<Arc<dyn Outside>>,
 }
 
 /// A source of a stream.

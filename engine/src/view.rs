@@ -28,6 +28,8 @@ pub(crate) struct View {
     pub(crate) gate: Arc<Gate>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) pushed: BTreeMap<String, Pushed>,
+    /// Those of them that are answers from outside.
+    pub(crate) answers: Vec<String>,
     /// What clients may call.
     pub(crate) procedures: BTreeMap<String, Procedure>,
     /// By handler: how it is executed.

@@ -46,6 +46,7 @@ fn app(data_dir: Option<&str>, workers: usize) -> AppSpec {
         sources: ["add.calls", "wages"].map(SourceDecl::pushed).to_vec(),
         sinks: Vec::new(),
         keep: Vec::new(),
+        externals: Vec::new(),
         settings: Settings { data_dir, durable, workers, ..Settings::default() },
     }
 }

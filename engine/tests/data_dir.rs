@@ -28,7 +28,14 @@ fn program(name: &str, extra: bool) -> Program {
 
 fn spec(program: Program, settings: Settings) -> AppSpec {
     let source = SourceDecl::pushed("numbers");
-    AppSpec { program, sources: vec![source], sinks: Vec::new(), keep: Vec::new(), settings }
+    AppSpec {
+        program,
+        sources: vec![source],
+        sinks: Vec::new(),
+        keep: Vec::new(),
+        externals: Vec::new(),
+        settings,
+    }
 }
 
 fn durable() -> Settings {

@@ -107,6 +107,7 @@ impl Case {
             sources: sources.collect(),
             sinks: sinks.collect(),
             keep: Vec::new(),
+            externals: Vec::new(),
             settings,
         }
     }
@@ -492,6 +493,7 @@ fn an_input_that_kills_is_set_aside() {
         sources: vec![SourceDecl::pushed("numbers")],
         sinks: Vec::new(),
         keep: vec!["numbers.dead".into()],
+        externals: Vec::new(),
         settings: Settings { data_dir: Some("/data".into()), ..Settings::default() },
     };
     let schema = program.streams[0].spec.schema.clone();

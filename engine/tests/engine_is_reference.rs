@@ -87,7 +87,14 @@ fn app(program: &Program, settings: Settings) -> AppSpec {
         }
     });
     let keep = keep.collect();
-    AppSpec { program: program.clone(), sources, sinks: Vec::new(), keep, settings }
+    AppSpec {
+        program: program.clone(),
+        sources,
+        sinks: Vec::new(),
+        keep,
+        externals: Vec::new(),
+        settings,
+    }
 }
 
 fn rows_of(mill: &Mill, stream: &str) -> Vec<Row> {

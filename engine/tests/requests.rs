@@ -91,6 +91,7 @@ fn app(calls: &Arc<AtomicU64>, data_dir: Option<&str>, durable: Durable) -> AppS
         sources: ["add.calls", "also.calls"].map(SourceDecl::pushed).to_vec(),
         sinks: Vec::new(),
         keep: vec!["add".into()],
+        externals: Vec::new(),
         settings,
     }
 }

@@ -60,7 +60,7 @@ fn spec(settings: Settings) -> AppSpec {
     h.done();
     let sources = ["add.calls", "look.calls"].map(SourceDecl::pushed).to_vec();
     let (sinks, keep) = (Vec::new(), Vec::new());
-    AppSpec { program: b.finish().unwrap(), sources, sinks, keep, settings }
+    AppSpec { program: b.finish().unwrap(), sources, sinks, keep, externals: Vec::new(), settings }
 }
 
 fn settings() -> Settings {

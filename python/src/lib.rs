@@ -6,6 +6,7 @@
 
 mod batches;
 mod errors;
+mod external;
 mod mill;
 mod msgpack;
 mod opaque;
@@ -23,6 +24,8 @@ use pyo3::prelude::*;
 mod _native {
     use super::*;
 
+    #[pymodule_export]
+    use super::msgpack::{packed, unpacked};
     #[pymodule_export]
     use super::reference::run_reference;
     #[pymodule_export]

@@ -17,6 +17,7 @@ use tidemill_txn::Program;
 
 use crate::batches;
 use crate::errors::{detached, to_python};
+use crate::external::PyOutside;
 use crate::opaque::functions;
 use crate::values::{loose, to_tuple};
 
@@ -29,10 +30,23 @@ pub struct NativeMill {
     schemas: HashMap<String, Arc<Schema>>,
 }
 
-pub(crate) fn app_spec(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<AppSpec> {
+/// An app, with its functions: first those of the program, then those that work outside.
+pub(crate) fn app_spec(
+    py: Python<'_>,
+    spec: &str,
+    mut opaques: Vec<Py<PyAny>>,
+) -> PyResult<AppSpec> {
     let mut spec: AppSpec = serde_json::from_str(spec)
         .map_err(|e| to_python(py, &Error::internal(format!("the app's JSON: {e}"))))?;
     let has_deadline = spec.settings.deadline_us > 0;
+    let AppSpec { program, externals, .. } = &mut spec;
+    for external in externals.iter_mut().rev() {
+        let answers = program.streams.iter().find(|s| *s.spec.name == *external.answers);
+        let (Some(answers), true) = (answers, external.function < opaques.len()) else { continue };
+        let function = opaques.swap_remove(external.function);
+        let answers = answers.spec.schema.clone();
+        external.outside = Some(Arc::new(PyOutside { function, answers }));
+    }
     spec.program.opaques = functions(opaques, &spec.program, has_deadline);
     Ok(spec)
 }

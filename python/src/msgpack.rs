@@ -11,6 +11,19 @@ use rmp::{decode, encode, Marker};
 /// Deeper values are refused: decoding recurses.
 const DEPTH_MAX: usize = 128;
 
+/// The msgpack bytes of an object; `ValueError` says what has none.
+#[pyfunction]
+pub fn packed<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    let bytes = to_bytes(value).map_err(PyValueError::new_err)?;
+    Ok(PyBytes::new(value.py(), &bytes))
+}
+
+/// The object of msgpack bytes.
+#[pyfunction]
+pub fn unpacked<'py>(py: Python<'py>, packed: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    from_bytes(py, packed)
+}
+
 /// The msgpack bytes of an object.
 pub fn to_bytes(object: &Bound<'_, PyAny>) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tidemill_core::rules::{self, Fault};
 use tidemill_core::{Key, Schema, StreamId, TableId, TableSpec, Value};
 use tidemill_txn::program::{Abort, AbortKind, Aggregate, On, Tx, Window, WindowId};
@@ -249,14 +249,14 @@ impl NativeTx {
         py: Python<'_>,
         work: impl FnOnce(&mut Rows) -> Result<T, Abort>,
     ) -> PyResult<T> {
-        // Never waits: whoever holds it is a function that is waiting for a trigger, which is this
-        // thread.
+        // Never waits: whoever holds it is a function that waits for a trigger or for outside, and both
+        // are on this thread.
         let mut rows = match self.rows.try_lock() {
             Ok(rows) => rows,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(PyRuntimeError::new_err(
-                "the function whose transaction this is waits for a trigger: use the trigger's \
-                     own tx",
+                "the function whose transaction this is waits for a trigger, which has a tx of its own, or \
+                 for what outside says, which has none",
             )),
         };
         if rows.tx.is_none() {
@@ -629,6 +629,30 @@ impl NativeTx {
     fn now<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let now_us = self.with(py, |rows| Ok(engine(&mut rows.tx).now_us()))?;
         to_python(py, &Value::Timestamp(now_us))
+    }
+
+    /// What a function says that asks outside, as msgpack: its answer is logged, and told again without
+    /// asking. `question` is what it is asked.
+    fn ask<'py>(
+        &self,
+        py: Python<'py>,
+        question: &[u8],
+        function: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let mut failed = None;
+        let mut ask = || {
+            let answer = function.call0().and_then(|answer| answer.extract::<Vec<u8>>());
+            answer.unwrap_or_else(|error| {
+                failed = Some(error);
+                Vec::new()
+            })
+        };
+        let answer = self.with(py, |rows| engine(&mut rows.tx).lookup(question, &mut ask));
+        match failed {
+            // Nobody is told that nothing was said: the call is over, or its time is up.
+            Some(error) => Err(error),
+            None => Ok(PyBytes::new(py, &answer?)),
+        }
     }
 
     /// The next random number, in two halves: the high one first.

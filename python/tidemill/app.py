@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from tidemill import _native
 from tidemill.config import checked_settings
 from tidemill.errors import ProgramError, SettingError
+from tidemill.external import External, Outside
 from tidemill.index import Index
 from tidemill.owned import OwnedWindow
 from tidemill.source import here
@@ -72,6 +73,7 @@ class App:
         self.triggers: list[Trigger] = []
         #: The streams of firings, and their periods in microseconds.
         self.timers: list[tuple[Stream, int]] = []
+        self.externals: list[External] = []
         #: The streams of the calls of procedures.
         self.calls: list[Stream] = []
         #: By procedure: the role that its clients need.
@@ -559,6 +561,65 @@ class App:
 
         return decorate
 
+    def external(
+        self,
+        *,
+        out: object = None,
+        name: str | None = None,
+        at_once: int = 4,
+        retries: int = 3,
+    ) -> Callable[[Callable[..., Any]], External]:
+        """Makes a function one that works outside: it calls services, sends mail, charges a card.
+
+        A transaction asks for it with ``tx.external``; what it asked is a row of the table
+        ``NAME.outbox``. Once that is durable the function is called, beside everything else and
+        with at most ``at_once`` calls at a time, with an id and what it was asked. What it returns,
+        a dict of the columns ``out``, comes back as an event of the stream that this is, once:
+        together with what it was asked. So the work is split in two transactions, and between them
+        anything may happen.
+
+        After a crash the function may be called again with the same id, which is thus one for
+        services to know repeated requests by (an idempotency key). When it raises it is called
+        again, ``retries`` times, after waits that grow from 0.1 to 30 seconds; then the event has
+        the text in ``error`` and nulls in ``out``. It does not use tables.
+
+        >>> app = App("shop")
+        >>> orders = app.table("orders", key="item", item=int, state=str)
+        >>> @app.external(out={"paid": bool})
+        ... def charge(id, item: int, cents: int):
+        ...     return {"paid": cents < 100}
+        >>> @app.procedure
+        ... def order(tx, item: int, cents: int):
+        ...     orders.insert(item=item, state="open")
+        ...     tx.external(charge, item=item, cents=cents)
+        >>> @app.transaction(charge, opaque=True)
+        ... def charged(tx, e):
+        ...     orders[e.item].state = "paid" if e.paid else e.error or "refused"
+        >>> with app.start() as mill:
+        ...     mill.call(order, item=7, cents=50)
+        ...     summary = mill.finish()
+        ...     mill.table("orders").rows()
+        [{'item': 7, 'state': 'paid'}]
+        """
+        at = here()
+        for what, number, least in (("at_once", at_once, 1), ("retries", retries, 0)):
+            is_int = isinstance(number, int) and not isinstance(number, bool)
+            if not is_int or not least <= number <= 1000:
+                text = f"{what} is a number from {least} to 1000, not {number!r}"
+                raise ProgramError(text, "", at)
+
+        def decorate(function: Callable[..., Any]) -> External:
+            chosen = str(name or getattr(function, "__name__", "external"))
+            self._name("stream", chosen, [s.name for s in self.streams], at)
+            asked = _parameters(function, chosen, at, "external")
+            owner = f"out of {chosen}"
+            said = Schema([]) if out is None else self._columns(owner, out, {}, at)
+            made = External(self, function, chosen, asked, said, at_once, retries, at)
+            self.externals.append(made)
+            return made
+
+        return decorate
+
     def nested(
         self, name: str, *procedures: Handler, before: Iterable[tuple[Handler, Handler]] = ()
     ) -> None:
@@ -664,10 +725,15 @@ class App:
         for trigger in self.triggers:
             triggers.append(trigger.json(len(opaques)))
             opaques.append(OpaqueTrigger(trigger, self))
+        externals = []
+        for external in self.externals:
+            externals.append(external.external_json(len(opaques)))
+            opaques.append(Outside(external))
         sources = [s for s in self.sources if push or s["files"] is not None]
         served = "http_port" in settings
         # Those that nobody here sends into: clients call, and the engine tells the time.
         others = [*(self.calls if served else ()), *(stream for stream, _ in self.timers)]
+        others += [external.answers for external in self.externals]
         if push or others:
             for stream in self.streams if push else others:
                 if stream.origin == "input" and not stream.has_source:
@@ -700,6 +766,7 @@ class App:
             "sources": sources,
             "sinks": self.sinks,
             "keep": kept,
+            "externals": externals,
             "settings": self._with_roles(settings) if served else dict(settings),
         }
         return spec, opaques
@@ -730,23 +797,26 @@ def _span(given: object, what: str) -> int:
     return duration_us(given, True, what)
 
 
-def _parameters(function: Callable[..., Any], name: str, at: str) -> dict[str, object]:
-    """The parameters of a procedure behind ``tx``, with their types, as columns."""
+def _parameters(
+    function: Callable[..., Any], name: str, at: str, what: str = "procedure"
+) -> dict[str, object]:
+    """The parameters of a procedure behind the first, with their types, as columns."""
+    first = "tx" if what == "procedure" else "id"
     try:
         given = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     except (TypeError, ValueError, NameError) as error:
-        raise ProgramError(f"procedure {name}: {error}", "write a plain function", at) from None
+        raise ProgramError(f"{what} {name}: {error}", "write a plain function", at) from None
     columns: dict[str, object] = {}
     for parameter in given:
         if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
             raise ProgramError(
-                f"procedure {name}: '{parameter}' is no plain parameter",
-                f"declare it as def {name}(tx, {parameter.name}: int)",
+                f"{what} {name}: '{parameter}' is no plain parameter",
+                f"declare it as def {name}({first}, {parameter.name}: int)",
                 at,
             )
         if parameter.annotation is parameter.empty:
             raise ProgramError(
-                f"procedure {name}: parameter '{parameter.name}' has no type",
+                f"{what} {name}: parameter '{parameter.name}' has no type",
                 f"write {parameter.name}: int, or another type that a column may have",
                 at,
             )

@@ -13,6 +13,7 @@ __all__ = [
     "InputError",
     "InternalError",
     "IoError",
+    "LookupFailed",
     "ProgramError",
     "ResourceError",
     "SettingError",
@@ -77,6 +78,13 @@ class Fault(Abort):
     """An abort by a rule of values: overflow, null where a value is needed, division by zero."""
 
     kind = "fault"
+
+
+class LookupFailed(Exception):
+    """A function that a transaction asked with ``tx.lookup`` has raised; the text says what.
+
+    A transaction that does not catch it aborts.
+    """
 
 
 class Untraceable(TypeError):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from tidemill import _native
 from tidemill.context import local
 from tidemill.deadline import WATCH, Overdue
-from tidemill.errors import Abort, Error, Fault, ProgramError
+from tidemill.errors import Abort, Error, Fault, LookupFailed, ProgramError
 from tidemill.owned import SLIDE, OwnedWindow
 from tidemill.source import here, raised_at
 from tidemill.stream import Stream
@@ -32,6 +32,7 @@ from tidemill.window import Over, Window, checked, plain, result_type
 
 if TYPE_CHECKING:
     from tidemill.app import App
+    from tidemill.external import External
     from tidemill.stream import Handler
     from tidemill.trigger import Trigger
 
@@ -173,6 +174,45 @@ class Tx:
         and of how often the transaction has asked. So it is the same whenever the transaction runs,
         and no secret."""
         return (self._running.random()[0] >> 11) / (1 << 53)
+
+    def external(
+        self, external: External, row: Mapping[str, object] | None = None, /, **columns: object
+    ) -> str:
+        """Asks for work outside (:meth:`tidemill.App.external`), which begins when this transaction
+        is durable. Gives the id with which the function is called."""
+        key = str(self.uuid())
+        external.outbox.insert({**(row or {}), **columns, "id": key})
+        return key
+
+    def lookup(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """What ``function(*arguments)`` says, which may ask anybody: a service, a file, the clock.
+
+        The answer is logged with the transaction and told again, without calling the function,
+        whenever the transaction runs again, also after a crash. Answer and arguments are values of
+        msgpack: None, bools, ints, floats, texts, bytes, lists and dicts, an answer of at most a
+        mebibyte. The function only reads: it may be called more than once, and for a transaction
+        that aborts. It does not use tables. All transactions behind this one wait for it, and its
+        time counts for ``deadline_us``; what takes long, or changes something outside, is for
+        :meth:`tidemill.App.external`. When it raises, so does this, whenever the transaction runs:
+        :class:`tidemill.LookupFailed`."""
+        named = f"{function.__module__}.{function.__qualname__}"
+        question = named.encode() + _native.packed(arguments)
+
+        def ask() -> bytes:
+            outer, local.transaction = local.transaction, None
+            try:
+                return b"+" + _native.packed(function(*arguments))
+            except Overdue:
+                raise
+            except BaseException as error:
+                return b"-" + described(error).encode()
+            finally:
+                local.transaction = outer
+
+        answer = self._running.ask(question, ask)
+        if answer[:1] == b"-":
+            raise LookupFailed(answer[1:].decode())
+        return _native.unpacked(answer[1:])
 
     def uuid(self) -> uuid.UUID:
         """An identifier (UUID version 8), made as :meth:`random` is."""

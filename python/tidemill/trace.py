@@ -157,6 +157,14 @@ class SymbolicTx:
 
     uuid = random
 
+    def lookup(self, *_: object) -> NoReturn:
+        """Not recorded."""
+        raise Untraceable("lookups are for functions that run with real values")
+
+    def external(self, *_: object, **columns: object) -> NoReturn:
+        """Not recorded."""
+        raise Untraceable("external work is for functions that run with real values")
+
     def when(self, cond: object) -> When:
         """What happens in the block happens only where the condition holds."""
         return self._recorder.when(cond)

@@ -29,15 +29,27 @@ impl KeyIndex {
     }
 
     pub(crate) fn find(&self, key: &Key) -> Option<u32> {
-        let hash = self.hasher.hash_one(key);
+        self.find_hashed(key, self.hash(key))
+    }
+
+    /// For [`KeyIndex::find_hashed`] and [`KeyIndex::insert_hashed`].
+    pub(crate) fn hash(&self, key: &Key) -> u64 {
+        self.hasher.hash_one(key)
+    }
+
+    pub(crate) fn find_hashed(&self, key: &Key, hash: u64) -> Option<u32> {
         self.table.find(hash, |&slot| self.keys[slot as usize] == *key).copied()
     }
 
     /// Adds a key that is not there; gives its slot.
     pub(crate) fn insert(&mut self, key: Key) -> u32 {
-        let hash = self.hasher.hash_one(&key);
+        let hash = self.hash(&key);
+        self.insert_hashed(key, hash)
+    }
+
+    pub(crate) fn insert_hashed(&mut self, key: Key, hash: u64) -> u32 {
         let slot = self.keys.len() as u32;
-        self.key_bytes += key.0.len();
+        self.key_bytes += beside(&key);
         self.keys.push(key);
         let (keys, hasher) = (&self.keys, &self.hasher);
         self.table.insert_unique(hash, slot, |&s| hasher.hash_one(&keys[s as usize]));
@@ -56,7 +68,7 @@ impl KeyIndex {
         let Entry::Vacant(entry) = entry else { return None };
         let slot = self.keys.len() as u32;
         entry.insert(slot);
-        self.key_bytes += key.0.len();
+        self.key_bytes += beside(&key);
         self.keys.push(key);
         Some(slot)
     }
@@ -80,5 +92,14 @@ impl KeyIndex {
         self.key_bytes
             + self.keys.capacity() * std::mem::size_of::<Key>()
             + self.table.capacity() * 5
+    }
+}
+
+/// Bytes that a key has beside itself.
+fn beside(key: &Key) -> usize {
+    if key.0.spilled() {
+        key.0.capacity()
+    } else {
+        0
     }
 }

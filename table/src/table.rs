@@ -176,25 +176,16 @@ impl Table {
 
     /// As [`Table::put`], of a transaction at this time, for the row's history.
     pub fn put_at(&mut self, key: &[Value], row: Option<&[Value]>, seq: Seq, time_us: i64) {
-        let slot = match self.slot_of(key) {
-            Some(slot) => slot,
-            None if row.is_none() => return,
-            None => self.take_slot(key),
-        };
+        let Some(slot) = self.slot_for(key, row.is_some()) else { return };
         let base = slot as usize * self.stride;
         if row.is_none() && self.slots.words()[base + STAMP] & 1 == 0 {
             return;
         }
-        self.supersede(base, seq);
-        let words = &mut self.slots.words_mut()[base..][..self.stride];
-        let was_present = words[STAMP] & 1 == 1;
-        words[STAMP] = stamp_word(seq, row.is_some());
-        self.present = self.present + usize::from(row.is_some()) - usize::from(was_present);
+        if self.begin_version(base, row.is_some(), seq) && self.order.is_some() {
+            self.order_changes(self.key(slot), row.is_some());
+        }
         if let Some(history) = self.histories.get_mut(slot as usize) {
             history.newest_us = time_us;
-        }
-        if was_present != row.is_some() {
-            self.order_changes(key, row.is_some());
         }
         let words = &mut self.slots.words_mut()[base..][..self.stride];
         let values = slot as usize * self.layout.values;
@@ -226,6 +217,17 @@ impl Table {
         }
     }
 
+    /// Begins a version of the row at `base`: of one that is there from now on, or is not. Whether it was
+    /// the other way round before.
+    fn begin_version(&mut self, base: usize, is_there: bool, seq: Seq) -> bool {
+        self.supersede(base, seq);
+        let words = &mut self.slots.words_mut()[base..][..self.stride];
+        let was_there = words[STAMP] & 1 == 1;
+        words[STAMP] = stamp_word(seq, is_there);
+        self.present = self.present + usize::from(is_there) - usize::from(was_there);
+        was_there != is_there
+    }
+
     fn slot_of(&self, key: &[Value]) -> Option<u32> {
         match &self.keys {
             Some(index) => index.find(&Key::of(key)),
@@ -237,22 +239,27 @@ impl Table {
         }
     }
 
-    /// A new slot, taken and without a row.
-    fn take_slot(&mut self, key: &[Value]) -> u32 {
-        if self.keys.is_none() {
-            let word = key_word(&key[0]).expect("the caller has refused null keys");
-            return (self.take(word, self.hash(word)) / self.stride) as u32;
+    /// The slot of a key; a new one without a row, if it has none and is to have one.
+    fn slot_for(&mut self, key: &[Value], takes: bool) -> Option<u32> {
+        if let Some(index) = &self.keys {
+            let key = Key::of(key);
+            let hash = index.hash(&key);
+            let found = index.find_hashed(&key, hash);
+            return found.or_else(|| takes.then(|| self.take_keyed(key, hash)));
         }
-        self.take_keyed(Key::of(key))
+        let word = key_word(&key[0]).expect("the caller has refused null keys");
+        let hash = self.hash(word);
+        let base = self.find(word, hash).or_else(|| takes.then(|| self.take(word, hash)))?;
+        Some((base / self.stride) as u32)
     }
 
     /// A new slot, taken and without a row, of a key that is not a word.
-    fn take_keyed(&mut self, key: Key) -> u32 {
+    fn take_keyed(&mut self, key: Key, hash: u64) -> u32 {
         if self.taken == self.capacity {
             self.grow();
         }
         self.taken += 1;
-        let slot = self.keys.as_mut().expect("not a word key").insert(key);
+        let slot = self.keys.as_mut().expect("not a word key").insert_hashed(key, hash);
         let base = slot as usize * self.stride;
         let words = self.slots.words_mut();
         words[base + KEY] = u64::from(slot);
@@ -272,6 +279,7 @@ impl Table {
         (0..self.layout.places.len()).map(|c| self.make_value(c, key, body, values)).collect()
     }
 
+    #[inline]
     pub(crate) fn make_value(
         &self,
         column: usize,
@@ -295,9 +303,34 @@ impl Table {
         self.make_row(key, body, &[])
     }
 
+    /// Appends the encoding of the row whose slot has this key and these column words; of a table of plain
+    /// rows.
+    pub fn encode_row(&self, key: u64, body: &[u64], out: &mut Vec<u8>) {
+        for (place, column) in self.layout.places.iter().zip(&self.spec.schema.columns) {
+            match place {
+                Place::Key => encode::word(&column.ty, key, out),
+                Place::Word { null_bit: Some(bit), .. }
+                    if body[bit / 64] >> (bit % 64) & 1 == 1 =>
+                {
+                    encode::value(&Value::Null, out);
+                }
+                Place::Word { word, .. } => {
+                    encode::word(&column.ty, body[self.layout.null_words + word], out);
+                }
+                Place::Value(_) => unreachable!("the rows are plain"),
+            }
+        }
+    }
+
     /// The column words of a row, null bits first; of a table of plain rows.
     pub fn words_of(&self, row: &[Value]) -> Vec<u64> {
         let mut body = vec![0; self.layout.body_words()];
+        self.write_words(row, &mut body);
+        body
+    }
+
+    /// The same, over words that are all 0.
+    pub fn write_words(&self, row: &[Value], body: &mut [u64]) {
         for (place, value) in self.layout.places.iter().zip(row) {
             if let Place::Word { word, null_bit } = place {
                 let bits = value.word();
@@ -307,7 +340,6 @@ impl Table {
                 body[self.layout.null_words + word] = bits.unwrap_or(0);
             }
         }
-        body
     }
 
     // ---- rows as words --------------------------------------------------------------------
@@ -409,6 +441,26 @@ impl Table {
         body
     }
 
+    /// Writes a new version at `seq` of the row with this key: its column words, or `None` for a deletion;
+    /// of a table of plain rows without a history. What was said of [`Table::put`] holds.
+    pub fn put_words(&mut self, key: u64, body: Option<&[u64]>, seq: Seq) {
+        debug_assert!(self.has_plain_rows() && self.shape.is_none());
+        let hash = self.hash(key);
+        let base = match (self.find(key, hash), body) {
+            (Some(base), None) if !self.is_present(base) => return,
+            (Some(base), _) => base,
+            (None, None) => return,
+            (None, Some(_)) => self.take(key, hash),
+        };
+        if self.begin_version(base, body.is_some(), seq) && self.order.is_some() {
+            self.order_changes(self.key_of(key), body.is_some());
+        }
+        if let Some(body) = body {
+            let words = &mut self.slots.words_mut()[base..][..self.stride];
+            words[HEADER_WORDS..].copy_from_slice(body);
+        }
+    }
+
     /// Moves the newest version to the log, unless it bears this very `seq`.
     #[inline(always)]
     fn supersede(&mut self, base: usize, seq: Seq) {
@@ -466,9 +518,7 @@ impl Table {
     pub(crate) fn have_come(&mut self, keys: Vec<u64>) {
         self.present += keys.len();
         if self.order.is_some() {
-            let ty = &self.spec.schema.columns[self.spec.key[0]].ty;
-            let keys: Vec<Value> = keys.iter().map(|key| word_value(ty, *key)).collect();
-            keys.iter().for_each(|key| self.order_changes(std::slice::from_ref(key), true));
+            keys.iter().for_each(|key| self.order_changes(self.key_of(*key), true));
         }
     }
 
@@ -631,12 +681,13 @@ impl Table {
     fn key(&self, slot: u32) -> Key {
         match &self.keys {
             Some(index) => index.key(slot).clone(),
-            None => {
-                let word = self.slots.words()[slot as usize * self.stride + KEY];
-                let column = &self.spec.schema.columns[self.spec.key[0]];
-                Key::of([&word_value(&column.ty, word)])
-            }
+            None => self.key_of(self.slots.words()[slot as usize * self.stride + KEY]),
         }
+    }
+
+    /// The key of a word.
+    fn key_of(&self, word: u64) -> Key {
+        Key::of([&word_value(&self.spec.schema.columns[self.spec.key[0]].ty, word)])
     }
 
     /// All rows, by key.
@@ -727,6 +778,7 @@ fn key_word(value: &Value) -> Option<u64> {
 }
 
 /// The value of a word of type `ty`.
+#[inline]
 pub(crate) fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
     use tidemill_core::DataType;
     match ty {

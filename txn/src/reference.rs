@@ -19,6 +19,7 @@ mod hooks;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tidemill_core::stamp::Admission;
 use tidemill_core::{
@@ -30,7 +31,7 @@ use self::work::Work;
 use crate::order::Groups;
 use crate::program::inside::Transaction;
 use crate::program::rounds::{Agenda, Emitted, Given, Turns};
-use crate::program::{reasons, Body, Moment, Origin, Program};
+use crate::program::{reasons, Answers, Body, Moment, Origin, Program};
 
 /// One row of a source, decoded.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,11 +95,22 @@ struct Coming {
 
 /// Runs a program over its sources with these cuts.
 pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outcome {
+    run_told(program, sources, cuts, &Arc::default())
+}
+
+/// The same, when what was asked of outside is known.
+pub fn run_told(
+    program: &Program,
+    sources: &[Vec<InputRow>],
+    cuts: &[CutAt],
+    answers: &Arc<Answers>,
+) -> Outcome {
     let groups = Groups::of(program).expect("the program was checked");
     let turns = Turns::of(program).expect("the program was checked");
     let outcome = Outcome::default();
     let open = batches::Open::new(program);
-    let mut machine = Machine { program, turns, clock_us: 0, open, outcome };
+    let answers = answers.clone();
+    let mut machine = Machine { program, turns, clock_us: 0, open, answers, outcome };
     machine.outcome.tables = vec![BTreeMap::new(); program.tables.len()];
     machine.outcome.histories = vec![BTreeMap::new(); program.tables.len()];
     let mut taken = vec![0usize; sources.len()];
@@ -249,10 +261,16 @@ struct Machine<'a> {
     clock_us: i64,
     /// The events of batches that are not whole yet.
     open: batches::Open,
+    answers: Arc<Answers>,
     outcome: Outcome,
 }
 
 impl Machine<'_> {
+    fn moment(&self, stamp: &Stamp, step: usize) -> Moment {
+        let answers = self.answers.clone();
+        Moment { now_us: self.clock_us, stamp: stamp.clone(), step, answers }
+    }
+
     /// The streams that an event of an input stream is on, with its columns there. Where a stage
     /// can't compute, the event does not come to that stream or those behind it, and is noted as
     /// dead.
@@ -355,7 +373,7 @@ impl Machine<'_> {
     fn turn(&mut self, number: usize, mut given: Given, stamp: &Stamp, agenda: &mut Agenda) {
         let turn = self.turns.all[number].clone();
         let before = self.outcome.tables.clone();
-        let moment = Moment { now_us: self.clock_us, stamp: stamp.clone(), step: turn.step };
+        let moment = self.moment(stamp, turn.step);
         let mut work = Work::new(self.program, &mut self.outcome, turn.procedures[0], &moment);
         let (mut emitted, mut aborted): (Vec<Emitted>, _) = (Vec::new(), None);
         for (place, index) in turn.procedures.iter().enumerate() {
@@ -408,7 +426,7 @@ impl Machine<'_> {
     fn transact(&mut self, index: usize, stamp: &Stamp, event: &[Value], agenda: &mut Agenda) {
         let handler = &self.program.handlers[index];
         let before = self.outcome.tables.clone();
-        let moment = Moment { now_us: self.clock_us, stamp: stamp.clone(), step: index };
+        let moment = self.moment(stamp, index);
         let mut work = Work::new(self.program, &mut self.outcome, index, &moment);
         let result = match &handler.body {
             _ if stamp.path.len() > self.program.handlers.len() => Err(reasons::endless()),

@@ -57,6 +57,7 @@ fn check(seed: u64) -> u64 {
         sources,
         sinks: Vec::new(),
         keep: Vec::new(),
+        externals: Vec::new(),
         settings,
     };
     let Ok(mill) = Mill::start(spec, env.clone()) else { return 0 };

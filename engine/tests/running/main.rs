@@ -57,7 +57,14 @@ fn settings() -> Settings {
 
 fn app(program: Program, settings: Settings) -> AppSpec {
     let sources = vec![SourceDecl::pushed("payments")];
-    AppSpec { program, sources, sinks: Vec::new(), keep: Vec::new(), settings }
+    AppSpec {
+        program,
+        sources,
+        sinks: Vec::new(),
+        keep: Vec::new(),
+        externals: Vec::new(),
+        settings,
+    }
 }
 
 /// Without snapshots, so that a start makes all cuts again.

@@ -38,7 +38,7 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
         });
         let sources = sources.collect();
         let (program, sinks, keep) = (program.clone(), Vec::new(), Vec::new());
-        AppSpec { program, sources, sinks, keep, settings }
+        AppSpec { program, sources, sinks, keep, externals: Vec::new(), settings }
     };
     let settings = |dice: &mut random::Dice| Settings {
         workers: 1 + dice.below(3) as usize,

@@ -87,7 +87,7 @@ impl Table {
         // Histories are copied as they are.
         only.shape.clone_from(&self.shape);
         let Some(from) = self.slot_of(key).map(|slot| slot as usize) else { return only };
-        let to = only.take_slot(key) as usize;
+        let to = only.slot_for(key, true).expect("it takes one") as usize;
         let (stride, beside) = (self.stride, self.layout.values);
         let words = &self.slots.words()[from * stride..][..stride];
         let copy = &mut only.slots.words_mut()[to * stride..][..stride];
@@ -169,10 +169,10 @@ impl Table {
     }
 
     /// A row has come or gone.
-    pub(super) fn order_changes(&mut self, key: &[Value], is_there: bool) {
+    pub(super) fn order_changes(&mut self, key: Key, is_there: bool) {
         match &mut self.order {
-            Some(order) if is_there => drop(order.insert(Key::of(key))),
-            Some(order) => drop(order.remove(&Key::of(key))),
+            Some(order) if is_there => drop(order.insert(key)),
+            Some(order) => drop(order.remove(&key)),
             None => {}
         }
     }

@@ -130,7 +130,11 @@ pub fn take_commands(program: &Program, bytes: &[u8]) -> Result<Vec<Command>> {
 }
 
 /// A hash of what a transaction came to.
-pub(crate) fn hash(result: Result<(&Effects, &[Emitted]), &Abort>, seq: Seq) -> u64 {
+pub(crate) fn hash(
+    result: Result<(&Effects, &[Emitted]), &Abort>,
+    tables: &[Table],
+    seq: Seq,
+) -> u64 {
     let mut bytes = Vec::new();
     let written = match result {
         Ok((effects, emitted)) => {
@@ -142,7 +146,7 @@ pub(crate) fn hash(result: Result<(&Effects, &[Emitted]), &Abort>, seq: Seq) -> 
                 wire::put_u32(u32::from(stream.0), &mut bytes);
                 row.iter().for_each(|value| encode::value(value, &mut bytes));
             }
-            effects.written_hash(seq)
+            effects.written_hash(tables, seq)
         }
         Err(abort) => {
             bytes.push(0);

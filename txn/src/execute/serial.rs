@@ -570,7 +570,7 @@ pub(super) fn transact(
     let program = serial.codes.program.clone();
     let handler = origin.handler();
     let stamp = origin.event(epoch, &out.derived);
-    let moment = Moment { now_us: epoch.clock_us, stamp, step: handler };
+    let moment = Moment::at(epoch, stamp, handler);
     let time_us = moment.time_us();
     let is_endless = depth(out, origin) > program.handlers.len();
     let run = |tables: &[Table]| match is_endless {
@@ -599,7 +599,7 @@ pub(super) fn transact(
     }
     if serial.commands.is_on() {
         let seq = serial.seq;
-        let came_to = command::hash(result.as_ref().map(|effects| (effects, &[][..])), seq);
+        let came_to = command::hash(result.as_ref().map(|effects| (effects, &[][..])), tables, seq);
         let cause = origin.cause().saturating_sub(out.round);
         let input = program.handlers[handler].input;
         let command = || Command {
@@ -616,7 +616,7 @@ pub(super) fn transact(
             effects.apply(tables, serial.seq, time_us);
             if let Body::Opaque(_) = program.handlers[handler].body {
                 let sum = out.written.entry(handler).or_default();
-                *sum = sum.wrapping_add(effects.written_hash(serial.seq));
+                *sum = sum.wrapping_add(effects.written_hash(tables, serial.seq));
             }
             out.counts[handler].committed += 1;
             for (ordinal, (stream, row)) in effects.emitted.iter().enumerate() {

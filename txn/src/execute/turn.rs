@@ -31,7 +31,7 @@ pub(super) fn run(
 ) {
     let program = serial.codes.program.clone();
     let stamp = epoch.stamp(epoch.order[root]);
-    let moment = Moment { now_us: epoch.clock_us, stamp, step: turn.step };
+    let moment = Moment::at(epoch, stamp, turn.step);
     let time_us = moment.time_us();
     let first = turn.procedures[0];
     let perform = |given: &mut Given| perform(&program, &&*tables, turn, given, &moment);
@@ -53,7 +53,7 @@ pub(super) fn run(
     if serial.commands.is_on() {
         let seq = serial.seq();
         let came_to = result.as_ref().map(|done| (&done.effects, &done.emitted[..]));
-        let came_to = command::hash(came_to, seq);
+        let came_to = command::hash(came_to, tables, seq);
         let given = given.outside();
         let command = || Command { event, who: Who::Turn(number), cause: 0, given, came_to };
         command::note(serial, out, command);
@@ -62,7 +62,7 @@ pub(super) fn run(
         Ok(Performed { effects, emitted }) => {
             effects.apply(tables, serial.seq(), time_us);
             let sum = out.written.entry(first).or_default();
-            *sum = sum.wrapping_add(effects.written_hash(serial.seq()));
+            *sum = sum.wrapping_add(effects.written_hash(tables, serial.seq()));
             for (place, _) in &emitted {
                 out.counts[turn.procedures[*place]].committed += 1;
             }

@@ -1,12 +1,13 @@
 //! An epoch: runs of events, ranked.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use tidemill_core::stamp::Admission;
 use tidemill_core::{Batch, Position, SourceId, Stamp, StreamId};
 
 use super::batches::Closing;
-use crate::program::Program;
+use crate::program::{Answers, Program};
 
 /// Events of one stream from one source, by column.
 #[derive(Clone, Debug)]
@@ -134,6 +135,8 @@ pub struct Epoch {
     pub clock_us: i64,
     /// The events that are the last of their batches.
     pub closings: BTreeSet<Closing>,
+    /// What its transactions ask of outside. Whoever executes it again gives it what it was told.
+    pub answers: Arc<Answers>,
 }
 
 impl Epoch {

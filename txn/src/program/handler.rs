@@ -413,6 +413,14 @@ pub trait Tx {
     /// there and the count, so the same whenever it runs. Not for secrets: whoever knows the event knows
     /// the number.
     fn random(&mut self) -> u128;
+    /// What outside says to a question, which `ask` asks: at most a mebibyte. The answer is logged, and
+    /// told again, without asking, whenever the transaction asks the same as its so-many-th question. The
+    /// epoch waits for it, and what it changes outside may be done again.
+    fn lookup(
+        &mut self,
+        question: &[u8],
+        ask: &mut dyn FnMut() -> Vec<u8>,
+    ) -> Result<Arc<[u8]>, Abort>;
 }
 
 /// A handler that finds its accesses by running. It must be a function of the event and of what it
@@ -558,6 +566,11 @@ pub(crate) mod reasons {
             ))),
             false => Ok(()),
         }
+    }
+
+    pub(crate) fn long_answer() -> Abort {
+        let most = super::super::answers::ANSWER_MAX;
+        Abort::refused(format!("an answer from outside has more than {most} bytes"))
     }
 
     pub(crate) fn wrong_shape(what: &str, columns: usize, given: usize) -> Abort {

@@ -1,8 +1,11 @@
 //! A transaction from inside, wherever its rows are held: what it emits, the triggers that it sets off, the
 //! windows that it slides. The general path and the reference both are one.
 
+use std::sync::Arc;
+
 use tidemill_core::{Row, StreamId, TableId, Value};
 
+use super::answers::ANSWER_MAX;
 use super::handler::{reasons, Abort, Tx};
 use super::hooks::{self, DEPTH_MAX};
 use super::moment::Moment;
@@ -27,6 +30,8 @@ pub(crate) struct Inside<'a> {
     operations: usize,
     /// Random numbers drawn until now.
     drawn: u64,
+    /// Questions asked of outside until now.
+    asked: u64,
     /// Rows with triggers that the function that runs has written.
     changed: Vec<Changed>,
     /// The windows that are sliding.
@@ -47,6 +52,7 @@ impl<'a> Inside<'a> {
             emitted: Vec::new(),
             operations: 0,
             drawn: 0,
+            asked: 0,
             changed: Vec::new(),
             sliding: Vec::new(),
             failed: None,
@@ -62,6 +68,22 @@ impl<'a> Inside<'a> {
     pub(crate) fn random(&mut self) -> u128 {
         self.drawn += 1;
         self.moment.random(self.program.seed, self.drawn - 1)
+    }
+
+    /// As [`Tx::lookup`].
+    pub(crate) fn lookup(
+        &mut self,
+        question: &[u8],
+        ask: &mut dyn FnMut() -> Vec<u8>,
+    ) -> Result<Arc<[u8]>, Abort> {
+        self.count(1)?;
+        let asked = self.moment.asked(self.asked, question);
+        self.asked += 1;
+        let answer = self.moment.answers.to(asked, ask);
+        match answer.len() > ANSWER_MAX {
+            true => Err(reasons::long_answer()),
+            false => Ok(answer),
+        }
     }
 
     /// A row is about to be written: where it has triggers, what it is now is kept.

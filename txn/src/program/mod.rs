@@ -5,6 +5,7 @@
 //! before it runs, a Rust closure computes on them) or *opaque* (it finds its accesses by
 //! running). A program is data: the Python tracer and the Rust builder both make this one.
 
+mod answers;
 mod build;
 mod check;
 mod expr;
@@ -25,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{SourceSpec, StreamId, TableSpec, Value};
 
 pub use crate::execute::NativeTx;
+pub use answers::{Answers, Asked};
 pub use build::{Builder, HandlerBuilder, RowHandle};
 pub use expr::{evaluate, Block, Expr, ExprId, Node, Scope};
 pub use footprint::{Access, Footprint, RowUse};

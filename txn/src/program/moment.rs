@@ -1,6 +1,10 @@
 //! When a transaction is, and where in the one order: what its clock and its random numbers are made of.
 
+use std::sync::Arc;
+
 use tidemill_core::{encode, Stamp};
+
+use super::answers::{Answers, Asked};
 
 use crate::order::{Epoch, Ranked};
 
@@ -13,13 +17,20 @@ pub(crate) struct Moment {
     pub(crate) stamp: Stamp,
     /// Who takes the event: the number of the handler, or the step of the turn.
     pub(crate) step: usize,
+    /// What was asked of outside in its epoch.
+    pub(crate) answers: Arc<Answers>,
 }
 
 impl Moment {
     /// That of an input event's transaction.
     pub(crate) fn of(epoch: &Epoch, ranked: Ranked) -> Moment {
         let step = epoch.lanes[ranked.lane as usize].handler as usize;
-        Moment { now_us: epoch.clock_us, stamp: epoch.stamp(ranked), step }
+        Moment::at(epoch, epoch.stamp(ranked), step)
+    }
+
+    /// That of any transaction of an epoch.
+    pub(crate) fn at(epoch: &Epoch, stamp: Stamp, step: usize) -> Moment {
+        Moment { now_us: epoch.clock_us, stamp, step, answers: epoch.answers.clone() }
     }
 
     /// The time of the stamp.
@@ -30,6 +41,17 @@ impl Moment {
     /// The `count`-th random number of the transaction, from 0: a hash of what it is about, so that it
     /// is the same whenever the transaction runs, and wherever cuts fall.
     pub(crate) fn random(&self, seed: u64, count: u64) -> u128 {
+        encode::hash128(&self.bytes(seed, count))
+    }
+
+    /// The `count`-th question of the transaction, from 0.
+    pub(crate) fn asked(&self, count: u64, question: &[u8]) -> Asked {
+        let mut bytes = self.bytes(0, count);
+        bytes.extend_from_slice(question);
+        encode::hash128(&bytes)
+    }
+
+    fn bytes(&self, seed: u64, count: u64) -> Vec<u8> {
         let (source, offset) = (u64::from(self.stamp.source().0), self.stamp.offset());
         let mut bytes = Vec::with_capacity(64);
         let mut put = |word: u64| bytes.extend_from_slice(&word.to_le_bytes());
@@ -37,7 +59,7 @@ impl Moment {
         for (handler, output) in &self.stamp.path {
             put(u64::from(*handler) << 32 | u64::from(*output));
         }
-        encode::hash128(&bytes)
+        bytes
     }
 }
 
@@ -50,7 +72,10 @@ mod tests {
     #[test]
     fn a_number_depends_on_the_event_who_takes_it_and_the_count() {
         let stamp = Stamp::of(Position { time_us: 5, source: SourceId(1), offset: 7 });
-        let of = |stamp: &Stamp, step, now_us| Moment { now_us, stamp: stamp.clone(), step };
+        let of = |stamp: &Stamp, step, now_us| {
+            let answers = Arc::default();
+            Moment { now_us, stamp: stamp.clone(), step, answers }
+        };
         let first = of(&stamp, 0, 1).random(3, 0);
         assert_eq!(first, of(&stamp, 0, 2).random(3, 0));
         let others = [

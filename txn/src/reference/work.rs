@@ -1,6 +1,7 @@
 //! One transaction, on ordered maps.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tidemill_core::{
     encode, rules, Column, DataType, Key, Row, StreamId, TableId, TableSpec, Value,
@@ -410,6 +411,14 @@ impl Tx for Work<'_> {
 
     fn random(&mut self) -> u128 {
         self.inside.random()
+    }
+
+    fn lookup(
+        &mut self,
+        question: &[u8],
+        ask: &mut dyn FnMut() -> Vec<u8>,
+    ) -> Result<Arc<[u8]>, Abort> {
+        self.inside.lookup(question, ask)
     }
 }
 

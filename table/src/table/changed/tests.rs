@@ -346,8 +346,8 @@ fn keys_that_are_alike_are_sorted() {
     }
     keys.sort();
     keys.dedup();
-    let mut found: Vec<Box<[u8]>> = Vec::new();
-    table.take_changes().for_each(|_, key, _| found.push(key.into()));
+    let mut found = Vec::new();
+    table.take_changes().for_each(|_, key, _| found.push(Key(key.into()).0));
     assert_eq!(found, keys);
 }
 

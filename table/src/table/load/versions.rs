@@ -59,9 +59,10 @@ impl Table {
         let slot = match &self.keys {
             Some(keys) => {
                 let key = Key(key.into());
-                match keys.find(&key) {
+                let hash = keys.hash(&key);
+                match keys.find_hashed(&key, hash) {
                     Some(slot) => return slot as usize,
-                    None => self.take_keyed(key) as usize,
+                    None => self.take_keyed(key, hash) as usize,
                 }
             }
             None => {

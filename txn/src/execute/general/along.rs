@@ -3,12 +3,13 @@
 use tidemill_core::{TableId, Value};
 
 use super::effects::Touched;
+use super::plain;
 use super::General;
 use crate::program::owned::Held;
 use crate::program::Abort;
 
 impl General<'_> {
-    /// A row is about to be written: what it is now is given where there are indexes.
+    /// A touched row is about to be written: what it is now is given where there are indexes.
     pub(super) fn note(&mut self, at: usize) -> Option<Option<Vec<Value>>> {
         let Touched { table, key, row, .. } = &self.rows[at];
         self.inside.note(*table, key, row.as_deref());
@@ -17,18 +18,52 @@ impl General<'_> {
     }
 
     /// A row becomes this, and its entries in indexes with it.
-    pub(super) fn write(&mut self, at: usize, row: Option<Vec<Value>>) -> Result<(), Abort> {
+    pub(super) fn write(
+        &mut self,
+        table: TableId,
+        key: Vec<Value>,
+        row: Option<Vec<Value>>,
+    ) -> Result<(), Abort> {
+        let program = self.inside.program;
+        if let Some(held) = self.plain(table) {
+            let at = self.plain.touch(table, held, plain::word(&key));
+            if program.hooks().is_plain(table) {
+                self.plain.write(at, held, row.as_deref());
+                return Ok(());
+            }
+            let before = self.plain.row(at, held);
+            self.inside.note(table, &key, before.as_deref());
+            self.plain.write(at, held, row.as_deref());
+            return self.reindex(table, before.as_deref(), row.as_deref());
+        }
+        let at = self.touch(table, key)?;
         let before = self.note(at);
         (self.rows[at].row, self.rows[at].written) = (row, true);
-        before.map_or(Ok(()), |before| self.reindex(at, before.as_deref()))
+        before.map_or(Ok(()), |before| self.reindex_touched(at, before.as_deref()))
     }
 
-    /// The entries of a row that was another before.
-    pub(super) fn reindex(&mut self, at: usize, before: Option<&[Value]>) -> Result<(), Abort> {
+    /// The entries of a touched row that was another before.
+    pub(super) fn reindex_touched(
+        &mut self,
+        at: usize,
+        before: Option<&[Value]>,
+    ) -> Result<(), Abort> {
+        let Touched { table, row, .. } = &self.rows[at];
+        let (table, row) = (*table, row.clone());
+        self.reindex(table, before, row.as_deref())
+    }
+
+    /// The entries of a row of a table that was another before.
+    fn reindex(
+        &mut self,
+        table: TableId,
+        before: Option<&[Value]>,
+        after: Option<&[Value]>,
+    ) -> Result<(), Abort> {
         let program = self.inside.program;
-        for index in &program.hooks().indexes[self.rows[at].table.index()] {
+        for index in &program.hooks().indexes[table.index()] {
             let entry = |row: Option<&[Value]>| row.and_then(|row| index.entry(program, row));
-            let (before, after) = (entry(before), entry(self.rows[at].row.as_deref()));
+            let (before, after) = (entry(before), entry(after));
             if before == after {
                 continue;
             }
@@ -54,6 +89,10 @@ impl General<'_> {
     fn hold_absent(&mut self, table: TableId, row: Vec<Value>) {
         let key: Vec<Value> =
             self.inside.program.tables[table.index()].key.iter().map(|c| row[*c].clone()).collect();
+        if let Some(held) = self.plain(table) {
+            let at = self.plain.touch_absent(table, plain::word(&key));
+            return self.plain.write(at, held, Some(&row));
+        }
         let at = match self.find_touched(table, &key) {
             Some(at) => at,
             None => self.push_touched(Touched { table, key, row: None, written: false }),

@@ -183,7 +183,7 @@ impl General<'_> {
                         | Op::Emit { .. } => unreachable!("handled above"),
                     }
                     if let Some(before) = before {
-                        self.reindex(at, before.as_deref())?;
+                        self.reindex_touched(at, before.as_deref())?;
                     }
                 }
             }

@@ -3,6 +3,8 @@
 use tidemill_core::{encode, Key, StreamId, TableId, Value};
 use tidemill_table::{Seq, Table};
 
+use super::plain::{self, PlainRows};
+
 /// A row that the transaction has touched.
 #[derive(Debug, PartialEq)]
 pub(super) struct Touched {
@@ -13,9 +15,11 @@ pub(super) struct Touched {
 }
 
 /// What a transaction comes to when it commits.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct Effects {
     pub(super) rows: Vec<Touched>,
+    /// Those of tables of plain rows that functions have touched; none of the graph's.
+    pub(super) plain: PlainRows,
     pub(crate) emitted: Vec<(StreamId, Vec<Value>)>,
 }
 
@@ -33,9 +37,10 @@ impl Effects {
             let (key, row) = (&touched.key, touched.row.as_deref());
             tables[touched.table.index()].put_at(key, row, seq, time_us);
         }
+        self.plain.apply(tables, seq);
     }
 
-    /// The rows that are written, and what they are then.
+    /// The rows that are written, and what they are then; of the graph's.
     pub(crate) fn written(&self) -> impl Iterator<Item = Written<'_>> + '_ {
         let written = self.rows.iter().enumerate().filter(|(_, t)| t.written);
         written.map(|(number, t)| Written { number, table: t.table, key: &t.key })
@@ -48,15 +53,27 @@ impl Effects {
 
     /// The hash of what transaction number `seq` writes: of each row with its key, summed, because the
     /// order in which rows were touched does not matter.
-    pub(crate) fn written_hash(&self, seq: Seq) -> u64 {
+    pub(crate) fn written_hash(&self, tables: &[Table], seq: Seq) -> u64 {
         let (mut sum, mut bytes) = (0u64, Vec::new());
-        for touched in self.rows.iter().filter(|t| t.written) {
+        let begin = |table: TableId, bytes: &mut Vec<u8>| {
             bytes.clear();
             bytes.extend_from_slice(&seq.to_le_bytes());
-            bytes.extend_from_slice(&touched.table.0.to_le_bytes());
+            bytes.extend_from_slice(&table.0.to_le_bytes());
+        };
+        for touched in self.rows.iter().filter(|t| t.written) {
+            begin(touched.table, &mut bytes);
             touched.key.iter().for_each(|value| encode::value(value, &mut bytes));
             bytes.push(u8::from(touched.row.is_some()));
             touched.row.iter().flatten().for_each(|value| encode::value(value, &mut bytes));
+            sum = sum.wrapping_add(encode::hash128(&bytes) as u64);
+        }
+        for (at, id, key) in self.plain.all_written() {
+            let table = &tables[id.index()];
+            begin(id, &mut bytes);
+            encode::value(&plain::key_of(table.spec(), key), &mut bytes);
+            let body = self.plain.body(at, table);
+            bytes.push(u8::from(body.is_some()));
+            body.into_iter().for_each(|body| table.encode_row(key, body, &mut bytes));
             sum = sum.wrapping_add(encode::hash128(&bytes) as u64);
         }
         sum
@@ -74,6 +91,8 @@ impl Effects {
             written.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
             written
         };
-        self.emitted == other.emitted && written(self) == written(other)
+        self.emitted == other.emitted
+            && written(self) == written(other)
+            && self.plain.written() == other.plain.written()
     }
 }

@@ -4,6 +4,7 @@
 mod along;
 mod declared;
 mod effects;
+mod plain;
 mod rows;
 mod tx;
 
@@ -14,10 +15,12 @@ use tidemill_core::{Key, Row, StreamId, TableId, Value};
 
 pub(crate) use self::effects::Effects;
 use self::effects::Touched;
+use self::plain::PlainRows;
 pub(crate) use self::rows::{Holder, Keys, Rows, Unsettled};
 use super::window::Seen;
 use crate::program::inside::Inside;
-use crate::program::{key_value, Abort, Aggregate, Moment, Program, Window, WindowRead};
+use crate::program::{key_value, Abort, Aggregate, Body, Moment, Program, Window, WindowRead};
+use tidemill_table::Table;
 
 /// So many rows are faster looked through than hashed.
 const ROWS_FEW: usize = 16;
@@ -27,6 +30,9 @@ pub(crate) struct General<'a> {
     /// What it is beside its rows.
     inside: Inside<'a>,
     tables: &'a dyn Rows,
+    /// Whether rows of plain tables are used as words: functions do. What is declared keeps to values.
+    uses_words: bool,
+    plain: PlainRows,
     rows: Vec<Touched>,
     /// Where each is, once there are more than [`ROWS_FEW`].
     by_key: HashMap<(TableId, Key), usize, foldhash::fast::FixedState>,
@@ -45,6 +51,8 @@ impl<'a> General<'a> {
         General {
             inside: Inside::new(program, handler, moment),
             tables,
+            uses_words: matches!(program.handlers[handler].body, Body::Opaque(_)),
+            plain: PlainRows::default(),
             rows: Vec::new(),
             by_key: HashMap::default(),
             made: Vec::new(),
@@ -58,7 +66,13 @@ impl<'a> General<'a> {
     }
 
     pub(crate) fn effects(self) -> Effects {
-        Effects { rows: self.rows, emitted: self.inside.emitted }
+        Effects { rows: self.rows, plain: self.plain, emitted: self.inside.emitted }
+    }
+
+    /// A table of plain rows, whose rows are used as words.
+    fn plain(&self, table: TableId) -> Option<&'a Table> {
+        let tables = self.tables;
+        tables.table(table).filter(|table| self.uses_words && plain::is_plain(table))
     }
 
     /// The touched row with this key; equal keys are one row.
@@ -147,11 +161,12 @@ impl<'a> General<'a> {
     fn range(&self, table: TableId, from: &Key, to: &Key, limit: usize) -> Result<Vec<Row>, Abort> {
         // What the transaction has touched stands in for what the table has.
         let is_in = |key: &Key| key >= from && (to.0.is_empty() || key < to);
-        let mut own: Vec<(Key, Option<&[Value]>)> = (self.rows.iter())
-            .filter(|touched| touched.table == table)
-            .map(|touched| (Key::of(&touched.key), touched.row.as_deref()))
-            .filter(|(key, _)| is_in(key))
-            .collect();
+        let touched = self.rows.iter().filter(|touched| touched.table == table);
+        let touched =
+            touched.map(|touched| (Key::of(&touched.key), touched.row.clone().map(Row::from)));
+        let plain = self.plain(table).into_iter().flat_map(|held| self.plain.own(table, held));
+        let mut own: Vec<(Key, Option<Row>)> =
+            touched.chain(plain).filter(|(key, _)| is_in(key)).collect();
         own.sort_by(|a, b| a.0.cmp(&b.0));
         let mut keys = self.tables.keys(table, from, to).peekable();
         let mut own = own.into_iter().peekable();
@@ -171,7 +186,7 @@ impl<'a> General<'a> {
             if order.is_eq() {
                 keys.next();
             }
-            rows.extend(own.next().and_then(|(_, row)| row.map(Row::from)));
+            rows.extend(own.next().and_then(|(_, row)| row));
         }
         Ok(rows)
     }

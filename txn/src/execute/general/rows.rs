@@ -68,6 +68,11 @@ pub(crate) trait Rows {
         self.row(table, key)
     }
 
+    /// The table itself, where transactions use it in place.
+    fn table(&self, _: TableId) -> Option<&Table> {
+        None
+    }
+
     /// Whether it was asked for a row that it could not tell.
     fn is_unsettled(&self) -> bool {
         false
@@ -77,6 +82,10 @@ pub(crate) trait Rows {
 impl Rows for &[Table] {
     fn row_by(&self, table: TableId, key: &[Value]) -> Result<Option<Row>, Unsettled> {
         Ok(self[table.index()].get(key))
+    }
+
+    fn table(&self, table: TableId) -> Option<&Table> {
+        Some(&self[table.index()])
     }
 
     fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {

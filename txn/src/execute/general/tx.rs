@@ -1,8 +1,10 @@
 //! What functions do with a transaction on the general path.
 
+use std::sync::Arc;
+
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 
-use super::General;
+use super::{plain, General};
 use crate::program::inside::{Inside, Transaction};
 use crate::program::owned::Held;
 use crate::program::{Abort, Aggregate, Tx, Window, WindowId};
@@ -10,10 +12,16 @@ use crate::program::{Abort, Aggregate, Tx, Window, WindowId};
 impl Tx for General<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
         self.inside.count(1)?;
-        self.inside.program.check_visible(table)?;
-        let key = self.inside.program.stored_key(table, key)?;
-        let at = self.touch(table, key)?;
-        Ok(self.rows[at].row.clone().map(Row::from))
+        let program = self.inside.program;
+        program.check_visible(table)?;
+        if let Some(held) = self.plain(table) {
+            if let Some(key) = plain::key_as_is(&program.tables[table.index()], key) {
+                let at = self.plain.touch(table, held, key);
+                return Ok(self.plain.row(at, held));
+            }
+        }
+        let key = program.stored_key(table, key)?;
+        self.held(table, &key)
     }
 
     fn window(
@@ -59,17 +67,24 @@ impl Tx for General<'_> {
 
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
         self.inside.count(1)?;
-        let (key, row) = self.inside.program.stored_row(table, row)?;
-        let at = self.touch(table, key)?;
-        self.write(at, Some(row))
+        let program = self.inside.program;
+        if let Some(held) = self.plain(table).filter(|_| program.hooks().is_plain(table)) {
+            let spec = &program.tables[table.index()];
+            if let Some(key) = plain::row_as_is(spec, row).filter(|_| spec.keeps.is_none()) {
+                let at = self.plain.touch(table, held, key);
+                self.plain.write(at, held, Some(row));
+                return Ok(());
+            }
+        }
+        let (key, row) = program.stored_row(table, row)?;
+        self.write(table, key, Some(row))
     }
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
         self.inside.count(1)?;
         let key = self.inside.program.stored_key(table, key)?;
         self.inside.program.check_writable(table)?;
-        let at = self.touch(table, key)?;
-        self.write(at, None)
+        self.write(table, key, None)
     }
 
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
@@ -107,23 +122,45 @@ impl Tx for General<'_> {
     fn random(&mut self) -> u128 {
         self.inside.random()
     }
+
+    fn lookup(
+        &mut self,
+        question: &[u8],
+        ask: &mut dyn FnMut() -> Vec<u8>,
+    ) -> Result<Arc<[u8]>, Abort> {
+        self.inside.lookup(question, ask)
+    }
 }
 
 impl Held for General<'_> {
     fn held(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        if let Some(held) = self.plain(table) {
+            let at = self.plain.touch(table, held, plain::word(key));
+            return Ok(self.plain.row(at, held));
+        }
         let at = self.touch(table, key.to_vec())?;
         Ok(self.rows[at].row.clone().map(Row::from))
     }
 
     fn hold(&mut self, table: TableId, row: Vec<Value>) -> Result<(), Abort> {
         let spec = &self.inside.program.tables[table.index()];
-        let key = spec.key.iter().map(|column| row[*column].clone()).collect();
+        let key: Vec<Value> = spec.key.iter().map(|column| row[*column].clone()).collect();
+        if let Some(held) = self.plain(table) {
+            let at = self.plain.touch(table, held, plain::word(&key));
+            self.plain.write(at, held, Some(&row));
+            return Ok(());
+        }
         let at = self.touch(table, key)?;
         (self.rows[at].row, self.rows[at].written) = (Some(row), true);
         Ok(())
     }
 
     fn let_go(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        if let Some(held) = self.plain(table) {
+            let at = self.plain.touch(table, held, plain::word(key));
+            self.plain.write(at, held, None);
+            return Ok(());
+        }
         let at = self.touch(table, key.to_vec())?;
         (self.rows[at].row, self.rows[at].written) = (None, true);
         Ok(())

@@ -108,7 +108,7 @@ impl Appending<'_, '_> {
                 self.out.counts[step.handler].committed += 1;
                 if let Body::Opaque(_) = program.handlers[step.handler].body {
                     let sum = self.out.written.entry(step.handler).or_default();
-                    *sum = sum.wrapping_add(effects.written_hash(seq));
+                    *sum = sum.wrapping_add(effects.written_hash(&[], seq));
                 }
             }
             Err(_) => self.out.counts[step.handler].aborted += 1,

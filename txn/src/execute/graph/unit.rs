@@ -105,7 +105,7 @@ impl Unit {
         {
             let stamp = moment.stamp.derived(handler as u16, ordinal as u32);
             for step in handlers {
-                let moment = Moment { now_us: moment.now_us, stamp: stamp.clone(), step };
+                let moment = Moment { stamp: stamp.clone(), step, ..moment.clone() };
                 self.transact(program, base, &row, &moment);
                 if base.is_unsettled() {
                     return;

@@ -1,0 +1,214 @@
+//! Work outside: what transactions ask for in a table, an *outbox*, is done once that is durable, and what it
+//! comes to is pushed into a stream.
+//!
+//! The outbox is the whole memory of it. A row that is there has not been answered: whoever executes its
+//! answer removes it. So nothing is lost in a crash, and what was done may be done again, with the row's key
+//! for those outside to know it by; the second answer finds no row.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tidemill_connect::push::TrySend;
+use tidemill_core::{Batch, Error, Result, Row, Value};
+
+use crate::followed::Changes;
+use crate::spec::ExternalDecl;
+use crate::view::View;
+
+/// What does the work.
+pub trait Outside: Send + Sync {
+    /// Does what a row of the outbox asks for. Gives what the stream of answers has behind the row's key.
+    /// Where that takes long it ends when `gives_up` says so; what it gives then is not used.
+    fn call(&self, asked: &[Value], gives_up: GivesUp) -> Vec<Value>;
+}
+
+/// Whether nobody waits for an answer any more.
+pub type GivesUp = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// The longest sleep, in microseconds: whoever ends the engine does not wait longer.
+const SLEEP_US: u64 = 20_000;
+
+/// An outbox at work; its workers share it.
+struct Desk {
+    table: usize,
+    /// The stream of answers.
+    answers: String,
+    outside: Arc<dyn Outside>,
+    work: Mutex<Work>,
+}
+
+#[derive(Default)]
+struct Work {
+    /// The epoch up to which the outbox's changes are known, once it was read.
+    epoch: Option<u64>,
+    /// Rows that nobody has begun with, and those that are in the outbox, as far as that is known.
+    waiting: VecDeque<Value>,
+    known: HashSet<Value>,
+}
+
+/// Starts the workers of an app, if it has any. They end by themselves; nobody waits for one that is outside.
+///
+/// # Errors
+/// When a table or stream is not there, or is not what it should be; when a thread can't be started.
+pub(crate) fn start(view: &Arc<View>, decls: Vec<ExternalDecl>) -> Result<()> {
+    let mut desks = Vec::new();
+    for decl in decls {
+        let table = view.table_index(&decl.outbox).map_err(|e| e.at(decl.at.clone()))?;
+        let Some(outside) = decl.outside else { continue };
+        let answers = decl.answers.clone();
+        let schema = view.pushed(&answers).map_err(|e| e.at(decl.at.clone()))?.handle.schema();
+        let spec = &view.program.tables[table];
+        if spec.key.len() != 1 || schema.columns[0].ty != spec.schema.columns[spec.key[0]].ty {
+            let what = format!("the answers of outbox {} do not begin with its key", decl.outbox);
+            return Err(Error::program(what).at(decl.at.clone()));
+        }
+        let desk = Arc::new(Desk { table, answers, outside, work: Mutex::default() });
+        desks.push((desk, decl.at_once.max(1)));
+    }
+    let all: Arc<Vec<usize>> = Arc::new(desks.iter().map(|(desk, _)| desk.table).collect());
+    for (desk, at_once) in desks {
+        for worker in 0..at_once {
+            let (weak, desk, all) = (Arc::downgrade(view), desk.clone(), all.clone());
+            let name = format!("tidemill-outside-{worker}");
+            let body = move || run(&weak, &desk, &all);
+            let thread = view.env.threads.spawn(&name, Box::new(body));
+            thread.map_err(|e| Error::io("starting a thread for external work", &e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the run has ended or is about to.
+fn is_over(view: &View) -> bool {
+    let shared = &view.shared;
+    shared.stop_wanted() || shared.has_failed() || shared.is_over()
+}
+
+fn run(view: &Weak<View>, desk: &Desk, all: &[usize]) {
+    loop {
+        let Some(here) = view.upgrade() else { return };
+        if is_over(&here) {
+            return;
+        }
+        let Some(asked) = desk.next(&here) else {
+            end_with_others(&here, all);
+            here.env.clock.sleep_us(SLEEP_US / 10);
+            continue;
+        };
+        // Nobody waits for what is outside, so nothing is held meanwhile.
+        drop(here);
+        let weak = view.clone();
+        let gives_up = Arc::new(move || weak.upgrade().is_none_or(|view| is_over(&view)));
+        let said = desk.outside.call(&asked, gives_up);
+        let Some(here) = view.upgrade() else { return };
+        let key = asked[here.program.tables[desk.table].key[0]].clone();
+        desk.answer(&here, key, said);
+    }
+}
+
+impl Desk {
+    /// A row that nobody has begun with, if there is one.
+    fn next(&self, view: &View) -> Option<Row> {
+        let mut work = self.work.lock();
+        if work.waiting.is_empty() {
+            self.look(view, &mut work);
+        }
+        while let Some(key) = work.waiting.pop_front() {
+            let state = view.shared.state.lock();
+            let seq = state.as_of(view.shared.left()).seq;
+            let table = state.tables[self.table].as_of(seq);
+            let row = table.ok().and_then(|table| table.get(std::slice::from_ref(&key)));
+            drop(state);
+            match row {
+                Some(row) => return Some(row),
+                None => work.known.remove(&key),
+            };
+        }
+        None
+    }
+
+    /// Looks for rows that have come, and for those that have gone.
+    fn look(&self, view: &View, work: &mut Work) {
+        let spec = &view.program.tables[self.table];
+        if work.epoch.is_none() {
+            if view.shared.out.lock().is_recovering {
+                return;
+            }
+            view.shared.followed.lock().follow(self.table, view.shared.left());
+        }
+        let since = work.epoch.unwrap_or(u64::MAX);
+        let changes = view.shared.followed.lock().since(self.table, since);
+        let epoch = match changes {
+            Changes::Are(epochs, last) => {
+                for change in epochs.iter().flat_map(|(_, changes)| changes.iter()) {
+                    let key = &change.key[0];
+                    match change.row {
+                        Some(_) => work.comes(key),
+                        None => drop(work.known.remove(key)),
+                    }
+                }
+                last
+            }
+            Changes::Unknown(last) => {
+                let state = view.shared.state.lock();
+                let at = state.as_of(view.shared.left());
+                // An epoch may have left since; its changes are then told once more.
+                let Ok(table) = state.tables[self.table].as_of(at.seq) else { return };
+                let rows = table.rows();
+                drop(state);
+                let there: HashSet<&Value> = rows.iter().map(|row| &row[spec.key[0]]).collect();
+                work.known.retain(|key| there.contains(key));
+                rows.iter().for_each(|row| work.comes(&row[spec.key[0]]));
+                last
+            }
+        };
+        work.epoch = Some(epoch);
+    }
+
+    /// Pushes an answer.
+    fn answer(&self, view: &View, key: Value, said: Vec<Value>) {
+        let Ok(pushed) = view.pushed(&self.answers) else { return };
+        let mut row = vec![key];
+        row.extend(said);
+        let mut batch = Batch::from_rows(pushed.handle.schema().clone(), [&row[..]]);
+        loop {
+            if is_over(view) {
+                return;
+            }
+            match pushed.handle.try_send(batch) {
+                Ok(TrySend::Sent(sent)) => {
+                    pushed.sent.fetch_max(pushed.known + sent, Ordering::AcqRel);
+                    view.gate.wake_source(pushed.source);
+                    return;
+                }
+                Ok(TrySend::Full(back)) => batch = back,
+                Err(_) => return,
+            }
+            view.env.clock.sleep_us(SLEEP_US / 10);
+        }
+    }
+}
+
+impl Work {
+    fn comes(&mut self, key: &Value) {
+        if self.known.insert(key.clone()) {
+            self.waiting.push_back(key.clone());
+        }
+    }
+}
+
+/// Ends the streams of answers once all other sources have ended and nothing is left to be answered.
+fn end_with_others(view: &View, outboxes: &[usize]) {
+    let (epoch, left) = (view.shared.asked_all.load(Ordering::Acquire), view.shared.left());
+    if epoch == 0 || left < epoch {
+        return;
+    }
+    let state = view.shared.state.lock();
+    let rows = &state.as_of(left).rows;
+    if outboxes.iter().all(|table| rows[*table] == 0) {
+        view.answers.iter().for_each(|stream| view.pushed[stream].handle.close());
+        view.gate.wake();
+    }
+}

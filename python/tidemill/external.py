@@ -1,0 +1,120 @@
+"""Work outside: a transaction asks for it, it is done when that is durable, and what it comes to is
+an event."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tidemill.errors import ProgramError
+from tidemill.stream import Handler, Stream
+from tidemill.types import STR, Json, Schema, optional
+
+if TYPE_CHECKING:
+    from tidemill.app import App
+    from tidemill.table import Table
+
+#: Waits before a function is called again: the first, and the longest, in seconds.
+_WAITS = (0.1, 30.0)
+
+
+class External(Stream):
+    """The stream of what a function outside has come to: what it was asked, what it said, and
+    ``error`` where it raised. Made by :meth:`tidemill.App.external`.
+
+    What it was asked and has not answered yet is in the table ``NAME.outbox``.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        function: Callable[..., Any],
+        name: str,
+        asked: Mapping[str, object],
+        out: Schema,
+        at_once: int,
+        retries: int,
+        at: str,
+    ) -> None:
+        for taken in ("id", "error", *out.names):
+            if taken in asked or (taken in ("id", "error") and taken in out.names):
+                raise ProgramError(
+                    f"external {name}: there are two columns named '{taken}'",
+                    "beside the parameters and what is in out= there are 'id' and 'error'",
+                    at,
+                )
+        said: dict[str, object] = {}
+        for column in out.columns:
+            said[column.name] = optional(column.ty)
+        said["error"] = optional(STR)
+        self.function = function
+        self.said = out
+        self.retries = retries
+        self.at_once = at_once
+        self.outbox: Table = app.table(f"{name}.outbox", key="id", schema={"id": STR, **asked})
+        self.answers = app.stream(f"{name}.answers", schema={"id": STR, **said})
+        columns = app._columns(f"external {name}", {"id": STR, **asked, **said}, {}, at)
+        super().__init__(app, name, columns, "input", at)
+        names = [*asked]
+
+        def answer(tx: Any, e: Any) -> None:
+            row = self.outbox[e.id]
+            # Whoever was asked twice has answered already.
+            if row.exists():
+                values = {name: row[name] for name in names}
+                row.delete()
+                tx.emit(self, id=e.id, **values, **{name: e[name] for name in said})
+
+        Handler(app, answer, self.answers, f"{name}.answer", at, True, None, [self])
+
+    def external_json(self, function: int) -> Json:
+        """As the engine reads it; ``function`` is the number of its function."""
+        return {
+            "outbox": self.outbox.name,
+            "answers": self.answers.name,
+            "function": function,
+            "at_once": self.at_once,
+            "at": self.at,
+        }
+
+
+class Outside:
+    """A function outside in the form that the engine calls: a row of the outbox in, the columns of
+    its answer out. It may be called again with a row that it has answered."""
+
+    def __init__(self, external: External) -> None:
+        self.external = external
+        self.names = external.outbox.schema.names[1:]
+
+    def __call__(self, row: tuple[object, ...], gives_up: Callable[[], bool]) -> tuple[object, ...]:
+        """Calls it, and again when it raises, until ``gives_up``."""
+        external, (wait, longest) = self.external, _WAITS
+        key, *values = row
+        for left in range(external.retries, -1, -1):
+            try:
+                said = external.function(key, *values)
+                if inspect.iscoroutine(said):
+                    said = asyncio.run(said)
+                return (*self._columns(said), None)
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}"
+            until = time.monotonic() + wait * random.uniform(0.5, 1.0)
+            wait = min(wait * 2, longest)
+            while left and time.monotonic() < until and not gives_up():
+                time.sleep(0.02)
+        return (*(None for _ in external.said.columns), what)
+
+    def _columns(self, said: object) -> tuple[object, ...]:
+        columns = self.external.said.columns
+        if said is None and not columns:
+            return ()
+        if not isinstance(said, Mapping):
+            raise TypeError(f"it returned {type(said).__name__}, not a dict of what is in out=")
+        for name in said:
+            if name not in self.external.said.index:
+                raise TypeError(f"it returned '{name}', which is not in out=")
+        return tuple(said.get(column.name) for column in columns)
