@@ -8,6 +8,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidemill_connect::push::TrySend;
@@ -27,8 +28,8 @@ pub trait Outside: Send + Sync {
 /// Whether nobody waits for an answer any more.
 pub type GivesUp = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// The longest sleep, in microseconds: whoever ends the engine does not wait longer.
-const SLEEP_US: u64 = 20_000;
+/// The longest wait: whoever ends the engine does not wait longer.
+const WAIT: Duration = Duration::from_millis(20);
 
 /// An outbox at work; its workers share it.
 struct Desk {
@@ -86,15 +87,24 @@ fn is_over(view: &View) -> bool {
     shared.stop_wanted() || shared.has_failed() || shared.is_over()
 }
 
+/// Waits until another epoch than this one is the last that has left the engine; not for ever.
+fn wait(view: &View, seen: u64) {
+    let mut out = view.shared.out.lock();
+    if out.epoch == seen {
+        view.shared.delivered.wait_for(&mut out, WAIT);
+    }
+}
+
 fn run(view: &Weak<View>, desk: &Desk, all: &[usize]) {
     loop {
         let Some(here) = view.upgrade() else { return };
         if is_over(&here) {
             return;
         }
+        let seen = here.shared.left();
         let Some(asked) = desk.next(&here) else {
             end_with_others(&here, all);
-            here.env.clock.sleep_us(SLEEP_US / 10);
+            wait(&here, seen);
             continue;
         };
         // Nobody waits for what is outside, so nothing is held meanwhile.
@@ -186,7 +196,7 @@ impl Desk {
                 Ok(TrySend::Full(back)) => batch = back,
                 Err(_) => return,
             }
-            view.env.clock.sleep_us(SLEEP_US / 10);
+            wait(view, view.shared.left());
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use random::{Dice, Shape};
 use serde_json::json;
 use tidemill_core::{Batch, Error, Kind, Row, Schema, Value};
-use tidemill_engine::{AppSpec, Mill, Settings, SinkDecl, SourceDecl, Summary};
+use tidemill_engine::{AppSpec, Mill, Recovery, Settings, SinkDecl, SourceDecl, Summary};
 use tidemill_env::Env;
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::Program;
@@ -140,6 +140,7 @@ fn settings(dice: &mut Dice, durable: bool) -> Settings {
         data_dir: durable.then(|| "/data".into()),
         snapshot_us: if dice.chance(50) { 1 } else { 1_000_000_000 },
         log_segment_bytes: 1 << 16,
+        recovery: if durable && dice.chance(30) { Recovery::Strong } else { Recovery::Weak },
         ..Settings::default()
     }
 }
@@ -340,7 +341,10 @@ fn a_crash_at_any_moment_loses_and_repeats_nothing() {
                 image.disk.record();
             }
             let known = Arc::new(std::sync::Mutex::new(Vec::new()));
-            let again = try_finish(&case, &world, &mut dice, chosen.clone(), |rows| {
+            // Whoever starts again may want the other kind of recovery.
+            let recovery = settings(&mut dice, true).recovery;
+            let then = Settings { recovery, ..chosen.clone() };
+            let again = try_finish(&case, &world, &mut dice, then, |rows| {
                 known.lock().unwrap().push(rows);
             });
             let again = again.unwrap_or_else(|e| panic!("{place}: {e}"));

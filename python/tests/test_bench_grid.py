@@ -117,6 +117,12 @@ def test_plots_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     phases = tmp_path / "phases.svg"
     bench(capsys, "sl", "--dynamic", *small, "--plot", str(phases))
     assert {"phase", "13", "serial", "lists"} <= set(texts(phases))
+    few = ("--lengths", "1,2,3", "--events", "300", "--repeat", "1", "--strategy", "serial")
+    bench(capsys, "ee-triggers", *few, "--plot", str(bars))
+    assert {"links", "measured", "3"} <= set(texts(bars))
+    modes = ("--durable", "log", "--sink", str(tmp_path / "modes"), "--lengths", "1,3")
+    bench(capsys, "recovery-modes", "--events", "300", *modes, "--plot", str(bars))
+    assert {"forward", "log", "replay", "weak", "strong", "procedures"} <= set(texts(bars))
     pushed = ("--program", "python", "--events", "100", "--keys", "10", "--repeat", "1")
     bench(capsys, "push", *pushed, "--plot", str(bars))
     assert "arrow" in texts(bars)

@@ -130,7 +130,7 @@ def execute(args: argparse.Namespace) -> int:
             if getattr(args, name) is not None:
                 raise SettingError(f"--{name}: {args.what} has no such option", "only grid has it")
         found = _run({"workload": args.what, **given})
-        panels = [_bars(found) if not found.get("phases") else _phases(found)]
+        panels = _panels(found)
     if args.plot:
         plot.write(args.plot, _command(args, given), panels)
     if args.json:
@@ -164,6 +164,45 @@ def _grid(
     wanted = grid.cells(args.workload or "sl", size, given)
     measured = grid.grid(wanted, out, _run, _progress)
     return grid.summary(measured), grid.panels(measured)
+
+
+def _panels(found: Mapping[str, Any]) -> list[plot.Panel]:
+    """What is worth drawing of a report."""
+    if found.get("modes"):
+        return _modes(found["modes"])
+    if found.get("lengths"):
+        return [_lengths(found)]
+    return [_phases(found) if found.get("phases") else _bars(found)]
+
+
+def _modes(modes: list[dict[str, Any]]) -> list[plot.Panel]:
+    """What each kind of recovery costs and gives, by the length of the chain (S-Store's Fig. 8)."""
+    places = sorted({mode["length"] for mode in modes})
+    of = {(mode["recovery"], mode["length"]): mode for mode in modes}
+
+    def panel(title: str, y: str, unit: float, name: str) -> plot.Panel:
+        lines = {
+            kind: [of[kind, length][name] / unit for length in places]
+            for kind in ("weak", "strong")
+        }
+        return plot.Panel(title, "procedures", y, [str(length) for length in places], lines)
+
+    return [
+        panel("forward", "events/s", 1, "events_per_s"),
+        panel("log", "MB", 1e6, "log_bytes"),
+        panel("replay", "events/s", 1, "replay_per_s"),
+    ]
+
+
+def _lengths(found: Mapping[str, Any]) -> plot.Panel:
+    """The time of chains by their length, and the line that fits."""
+    lengths = found["lengths"]
+    lines = {"measured": [at["ns"] / 1000 for at in lengths]}
+    if fit := found.get("fit"):
+        named = f"{fit['a_ns']:.0f} + {fit['b_ns']:.0f} ns a link"
+        lines[named] = [(fit["a_ns"] + fit["b_ns"] * at["length"]) / 1000 for at in lengths]
+    places = [str(at["length"]) for at in lengths]
+    return plot.Panel("", "links", "µs a batch", places, lines)
 
 
 def _bars(found: Mapping[str, Any]) -> plot.Panel:

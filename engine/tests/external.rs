@@ -1,0 +1,178 @@
+//! Work outside: it begins when what asks for it is durable, and its answer counts once, whatever becomes of
+//! the machine.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use tidemill_core::{Batch, Column, DataType, TableId, Value};
+use tidemill_engine::{
+    AppSpec, Durable, ExternalDecl, GivesUp, Mill, Outside, Recovery, Settings, SourceDecl,
+};
+use tidemill_sim::{SimDisk, SimEnv};
+use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
+use tidemill_txn::Program;
+
+/// By item: how often it was answered, and what with.
+const ORDERS: TableId = TableId(0);
+/// By item: what is asked.
+const OUTBOX: TableId = TableId(1);
+
+/// Takes an order, and asks.
+struct Order;
+
+impl Opaque for Order {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        tx.put(ORDERS, &[event[0].clone(), Value::Int(0), Value::Int(0)])?;
+        tx.put(OUTBOX, event)
+    }
+}
+
+/// Takes an answer, if it is the first.
+struct Answer;
+
+impl Opaque for Answer {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        if tx.get(OUTBOX, &event[..1])?.is_none() {
+            return Ok(());
+        }
+        tx.delete(OUTBOX, &event[..1])?;
+        let row = tx.get(ORDERS, &event[..1])?.expect("whoever asks has ordered");
+        let [_, Value::Int(times), _] = &row[..] else { panic!("{row:?}") };
+        tx.put(ORDERS, &[event[0].clone(), Value::Int(times + 1), event[1].clone()])
+    }
+}
+
+/// Says twice what it is asked.
+struct Twice {
+    disk: Arc<SimDisk>,
+    /// How often it was asked, by item.
+    asked: Mutex<BTreeMap<i64, u64>>,
+}
+
+impl Outside for Twice {
+    fn call(&self, asked: &[Value], _: GivesUp) -> Vec<Value> {
+        let [Value::Int(item)] = asked else { panic!("{asked:?}") };
+        self.disk.mark(*item as u64);
+        *self.asked.lock().unwrap().entry(*item).or_default() += 1;
+        vec![Value::Int(item * 2)]
+    }
+}
+
+fn program() -> Program {
+    let ints = |names: &[&str]| -> Vec<Column> {
+        names.iter().map(|name| Column::new(name, DataType::Int)).collect()
+    };
+    let mut b = Builder::new("shop");
+    b.table("orders", &["item"], ints(&["item", "times", "answer"]));
+    b.table("outbox", &["item"], ints(&["item"]));
+    let placed = b.stream("placed", ints(&["item"]));
+    let answers = b.stream("answers", ints(&["item", "answer"]));
+    b.opaque("order", placed, Arc::new(Order));
+    b.opaque("answer", answers, Arc::new(Answer));
+    b.finish().unwrap()
+}
+
+fn app(outside: &Arc<Twice>, settings: Settings, at_once: usize) -> AppSpec {
+    let external = ExternalDecl {
+        outbox: "outbox".into(),
+        answers: "answers".into(),
+        function: 0,
+        at_once,
+        at: String::new(),
+        outside: Some(outside.clone()),
+    };
+    AppSpec {
+        program: program(),
+        sources: ["placed", "answers"].map(SourceDecl::pushed).to_vec(),
+        sinks: Vec::new(),
+        keep: Vec::new(),
+        externals: vec![external],
+        settings,
+    }
+}
+
+fn send(mill: &Mill, items: std::ops::RangeInclusive<i64>) {
+    let schema = program().streams[0].spec.schema.clone();
+    let rows: Vec<[Value; 1]> = items.map(|item| [Value::Int(item)]).collect();
+    mill.send("placed", Batch::from_rows(schema, rows.iter().map(|row| &row[..]))).unwrap();
+}
+
+/// Every item was answered once, rightly.
+fn check(mill: &Mill, items: i64, place: &str) {
+    let orders: Vec<_> = mill.table("orders").unwrap().rows().collect();
+    let wanted = |item: i64| [item, 1, item * 2].map(Value::Int);
+    let wanted: Vec<_> = (1..=items).map(wanted).collect();
+    assert!(orders.iter().map(|row| &row[..]).eq(wanted.iter().map(|row| &row[..])), "{place}");
+    assert_eq!(mill.table("outbox").unwrap().len(), 0, "{place}");
+}
+
+#[test]
+fn answers_count_once() {
+    for (durable, data_dir) in [(Durable::None, None), (Durable::Log, Some("/data".into()))] {
+        let sim = SimEnv::new(1);
+        let outside = Arc::new(Twice { disk: sim.disk.clone(), asked: Mutex::default() });
+        let settings = Settings { data_dir, durable, tail_rows: 10, ..Settings::default() };
+        let mill = Mill::start(app(&outside, settings, 3), sim.env()).unwrap();
+        for first in (1..=300).step_by(50) {
+            send(&mill, first..=first + 49);
+        }
+        mill.finish().unwrap();
+        check(&mill, 300, "");
+        assert_eq!(*outside.asked.lock().unwrap(), (1..=300).map(|item| (item, 1)).collect());
+    }
+}
+
+#[test]
+fn a_crash_at_any_moment_loses_no_question_and_takes_no_answer_twice() {
+    const ITEMS: i64 = 5;
+    let mut again = 0;
+    for (durable, recovery) in [
+        (Durable::Log, Recovery::Weak),
+        (Durable::Log, Recovery::Strong),
+        (Durable::LogAndSnapshots, Recovery::Weak),
+    ] {
+        let sim = SimEnv::new(3);
+        let outside = Arc::new(Twice { disk: sim.disk.clone(), asked: Mutex::default() });
+        let data_dir = Some("/data".into());
+        let snapshot_us = 2_000;
+        let settings = Settings {
+            data_dir,
+            durable,
+            recovery,
+            workers: 1,
+            snapshot_us,
+            ..Settings::default()
+        };
+        sim.disk.record();
+        let mill = Mill::start(app(&outside, settings.clone(), 1), sim.env()).unwrap();
+        for item in 1..=ITEMS {
+            send(&mill, item..=item);
+            mill.drain().unwrap();
+        }
+        mill.finish().unwrap();
+        check(&mill, ITEMS, "without a crash");
+        drop(mill);
+        let trace = sim.disk.take_trace();
+        let mut seen = 0;
+        for image in trace.images(5, 1).step_by(4) {
+            let place = format!("{durable:?}, {recovery:?}, a crash at {}", image.at);
+            let world = SimEnv { disk: image.disk.clone(), ..sim.clone() };
+            let outside = Arc::new(Twice { disk: image.disk.clone(), asked: Mutex::default() });
+            let mill = Mill::start(app(&outside, settings.clone(), 1), world.env()).unwrap();
+            // Whatever was asked outside had been asked for good.
+            let known = mill.sent("placed").unwrap() as i64;
+            assert!(image.mark.is_none_or(|asked| asked as i64 <= known), "{place}");
+            if known < ITEMS {
+                send(&mill, known + 1..=ITEMS);
+            }
+            mill.finish().unwrap();
+            check(&mill, ITEMS, &place);
+            let asked = outside.asked.lock().unwrap();
+            assert!(asked.values().all(|times| *times == 1), "{place}: {asked:?}");
+            again += image.mark.map_or(0, |mark| asked.range(..=mark as i64).count());
+            seen += 1;
+        }
+        assert!(seen > 10, "{seen} images");
+    }
+    assert!(again > 0, "nothing was asked again after a crash");
+}
