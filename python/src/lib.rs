@@ -4,6 +4,7 @@
 //! This is the only crate that knows PyO3. It holds no algorithms: the rules of values are
 //! `tidemill_core::rules`, and everything that runs is in the engine.
 
+mod attached;
 mod batches;
 mod errors;
 mod external;

@@ -9,6 +9,7 @@ use tidemill_core::Value;
 use tidemill_txn::program::{Abort, AbortKind, EventBatch, Opaque, Tx};
 use tidemill_txn::Program;
 
+use crate::attached::attached;
 use crate::transaction::{NativeTx, Shapes};
 use crate::values::to_tuple;
 
@@ -52,7 +53,7 @@ impl PyOpaque {
         given: impl for<'py> FnOnce(Python<'py>) -> PyResult<Bound<'py, PyAny>>,
     ) -> Result<(), Abort> {
         let raised = |e: PyErr| Abort { kind: AbortKind::Raised, reason: e.to_string() };
-        Python::attach(|py| {
+        attached(|py| {
             let running = running(py).map_err(raised)?;
             running.get().begin(tx, &self.shapes);
             let function = self.function.bind(py);
