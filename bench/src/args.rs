@@ -151,6 +151,9 @@ pub struct Args {
     /// Whether each call has a request id.
     #[serde(default)]
     pub requests: bool,
+    /// Beside the calls a stream is sent, at this share of the rate that the app takes alone.
+    #[serde(default)]
+    pub beside: Option<f64>,
     /// A CSV file of labelled tweets, or a folder of them, for the workload that has such events.
     #[serde(default)]
     pub tweets: Option<String>,
@@ -301,6 +304,7 @@ impl Args {
             ("rate", self.rate.is_some()),
             ("connections", self.connections.is_some()),
             ("requests", self.requests),
+            ("beside", self.beside.is_some()),
             ("compare", !self.compare.is_empty()),
             ("warm-up", self.warm_up != 0),
             ("tweets", self.tweets.is_some()),
@@ -370,6 +374,9 @@ impl Args {
         }
         if self.connections.is_some_and(|n| !(1..=CONNECTIONS_MAX).contains(&n)) {
             return wrong(format!("--connections: 1 to {CONNECTIONS_MAX} are possible"));
+        }
+        if self.beside.is_some_and(|share| !(share > 0.0 && share <= 1.0)) {
+            return wrong("--beside is a share: more than 0, at most 1".into());
         }
         if self.source.is_none()
             && !LEAVE.contains(&&*self.workload)

@@ -3,10 +3,13 @@
 //! Each call adds an amount to an account and is answered with what is there then. Some threads have
 //! the connections, each its share: it writes a request on every one of them, and then reads the
 //! replies. So as many calls are under way as there are connections, and the client costs little; it
-//! shares the machine with the app.
+//! shares the machine with the app. With `--beside` a stream is paid in at the same time, at that share of
+//! the rate that the app takes alone.
 //!
 //! What must hold: every reply says that the call was executed, and every balance is the one of an
 //! array in which the same amounts were added up.
+
+mod wages;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,6 +23,7 @@ use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
 use tidemill_txn::Program;
 
 use crate::args::{Args, Durable, ProgramKind};
+use crate::measure::median;
 use crate::push::latency;
 use crate::report::{Measured, Report};
 use crate::rng::Rng;
@@ -58,7 +62,7 @@ impl Opaque for Deposit {
     }
 }
 
-fn program(kind: ProgramKind) -> Result<Program> {
+fn program(kind: ProgramKind, has_wages: bool) -> Result<Program> {
     let mut b = Builder::new("http");
     let balance = Column::new("balance", DataType::Int).default(Value::Int(0));
     let accounts = b.table("accounts", &["id"], vec![Column::new("id", DataType::Int), balance]);
@@ -84,26 +88,32 @@ fn program(kind: ProgramKind) -> Result<Program> {
                 .help("its client would be what is measured"));
         }
     }
+    if has_wages {
+        wages::add(&mut b, kind);
+    }
     b.finish()
 }
 
 /// Runs the workload.
 pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let env = Env::real();
-    let program = program(args.program)?;
+    let program = program(args.program, args.beside.is_some())?;
     if args.requests && args.program != ProgramKind::Rust {
         return Err(Error::setting("--requests: only functions take request ids")
             .help("use --program rust"));
     }
     let calls = Calls::of(args);
     let mut measured = Measured::new(calls.count(), "nothing durable");
-    let mut waits = Vec::new();
+    let (mut waits, mut beside) = (Vec::new(), Vec::new());
     for repeat in 1..=args.repeat {
         let mut once = |durable: Durable, waits: &mut Vec<u64>| -> Result<f64> {
             let ended = run_once(args, &env, &program, &calls, durable)?;
             measured.valid &= ended.valid;
             measured.state_hash = ended.state_hash;
             waits.extend(ended.waits_ns);
+            if durable == args.durable() {
+                beside.extend(ended.wages_per_s);
+            }
             Ok(calls.count() as f64 / ended.seconds)
         };
         let (bare, rate) =
@@ -118,6 +128,9 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
     measured.latency_ms = Some(latency(&mut waits));
     measured.details.insert("connections".into(), json!(calls.connections()));
     measured.details.insert("requests".into(), json!(args.requests));
+    if !beside.is_empty() {
+        measured.details.insert("beside_per_s".into(), json!(median(&beside)));
+    }
     Ok(Report::of(args, measured))
 }
 
@@ -175,6 +188,8 @@ struct Ended {
     waits_ns: Vec<u64>,
     valid: bool,
     state_hash: String,
+    /// What went into the stream beside the calls.
+    wages_per_s: Option<f64>,
 }
 
 fn run_once(
@@ -194,14 +209,17 @@ fn run_once(
         ..Settings::default()
     };
     let plan = Plan::of(&settings, env)?.expect("a port is set");
-    let spec = AppSpec {
-        program: program.clone(),
-        sources: vec![SourceDecl::pushed("deposit.calls")],
-        sinks: Vec::new(),
-        keep: Vec::new(),
-        externals: Vec::new(),
-        settings,
-    };
+    let mut sources = vec![SourceDecl::pushed("deposit.calls")];
+    sources.extend(args.beside.map(|_| SourceDecl::pushed(wages::WAGES)));
+    let (sinks, keep) = (Vec::new(), Vec::new());
+    let program = program.clone();
+    let spec = AppSpec { program, sources, sinks, keep, externals: Vec::new(), settings };
+    let mut wages_per_s = None;
+    if let Some(share) = args.beside {
+        let alone = Mill::start(spec.clone(), env.clone())?;
+        wages_per_s = Some(share * wages::most(env, &alone, args.keys)?);
+        alone.stop()?;
+    }
     let mill = Arc::new(Mill::start(spec, env.clone())?);
     let gateway = Gateway::start(plan, mill.clone(), env)?;
     let addr = Addr::Tcp(gateway.address());
@@ -211,6 +229,8 @@ fn run_once(
         let connections = rounds[0].iter().map(|_| connect()).collect::<Result<Vec<Client>>>()?;
         clients.push((connections, rounds.clone()));
     }
+    let pay = |per_s| wages::Payer::start(env, &mill, per_s, args.keys);
+    let payer = wages_per_s.map(pay).transpose()?;
     let begun = env.clock.monotonic_ns();
     let (tell, told) = std::sync::mpsc::channel();
     let mut threads = Vec::new();
@@ -234,6 +254,8 @@ fn run_once(
     for thread in threads {
         thread.join().map_err(|panic| Error::internal(format!("a client: {panic}")))?;
     }
+    let wages = payer.map_or(Ok(0), wages::Payer::end)?;
+    mill.drain()?;
     gateway.drain();
     let summary = mill.stop()?;
     gateway.stop();
@@ -242,8 +264,11 @@ fn run_once(
     for (key, balance) in table.ints(0).unwrap_or(&[]).iter().zip(table.ints(1).unwrap_or(&[])) {
         balances[*key as usize] = Some(*balance);
     }
-    let valid = balances == calls.balances && summary.committed == calls.count() as u64;
-    Ok(Ended { seconds, waits_ns, valid, state_hash: summary.state_hash })
+    let valid = balances == calls.balances
+        && summary.committed == calls.count() as u64 + wages
+        && (args.beside.is_none() || wages::were_paid(&mill, wages, args.keys)?);
+    let wages_per_s = wages_per_s.map(|_| wages as f64 / seconds);
+    Ok(Ended { seconds, waits_ns, valid, state_hash: summary.state_hash, wages_per_s })
 }
 
 /// Calls round by round; how long each waited.
@@ -329,6 +354,8 @@ mod tests {
             r#""program":"rust","durable":"log","requests":true"#,
             r#""program":"traced","durable":"log+snapshots","connections":5"#,
             r#""program":"rust","connections":1"#,
+            r#""program":"rust","durable":"log","beside":0.1"#,
+            r#""program":"traced","beside":0.01"#,
         ] {
             let json = format!(
                 r#"{{"workload":"http","keys":100,"repeat":1,"events":600,"sink":"{sink}",{options}}}"#

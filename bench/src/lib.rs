@@ -166,7 +166,7 @@ pub const WORKLOADS: &[Workload] = &[
     Workload {
         name: "http",
         about: "calls over HTTP, answered when they are durable",
-        options: &["connections", "requests"],
+        options: &["beside", "connections", "requests"],
         run: http::run,
     },
     Workload {

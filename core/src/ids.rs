@@ -13,6 +13,7 @@ macro_rules! id {
 
         impl $name {
             /// The id as an index into the program's list of such things.
+            #[inline]
             pub fn index(self) -> usize {
                 self.0 as usize
             }

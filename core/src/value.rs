@@ -52,6 +52,7 @@ impl Value {
 
     /// The value as one machine word, or `None` for null and for types without a fixed width.
     /// Floats are their bits with one NaN; decimals their units.
+    #[inline]
     pub fn word(&self) -> Option<u64> {
         Some(match self {
             Value::Bool(b) => u64::from(*b),

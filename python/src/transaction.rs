@@ -34,7 +34,7 @@ pub struct Rows {
     /// Those that it has found, in order.
     held: Vec<Held>,
     /// Where each is, once there are more than [`ROWS_FEW`].
-    by_key: HashMap<(usize, Key), usize>,
+    by_key: HashMap<(usize, Key), usize, foldhash::fast::RandomState>,
     shapes: Arc<Shapes>,
 }
 
@@ -67,10 +67,13 @@ pub struct Shapes {
 pub struct TableShape {
     pub spec: TableSpec,
     /// Its columns by name.
-    pub columns: HashMap<Arc<str>, usize>,
+    pub columns: Names,
     /// Those that are attributes of rows.
-    pub attributes: HashMap<Arc<str>, usize>,
+    pub attributes: Names,
 }
+
+/// Columns by name.
+type Names = HashMap<Arc<str>, usize, foldhash::fast::FixedState>;
 
 /// What rows have beside columns.
 const METHODS: [&str; 4] = ["delete", "exists", "over", "update"];
@@ -99,7 +102,7 @@ impl Shapes {
 impl TableShape {
     fn of(spec: &TableSpec) -> TableShape {
         let names = spec.schema.columns.iter().enumerate();
-        let columns: HashMap<Arc<str>, usize> =
+        let columns: Names =
             names.map(|(index, column)| (column.name.clone(), index)).collect();
         let mut attributes = columns.clone();
         attributes.retain(|name, _| {

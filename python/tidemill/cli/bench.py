@@ -61,6 +61,7 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
         "rows a second, sent one at a time: measures latency (push, leaderboard)",
     ),
     ("connections", int, "connections of clients, each waiting for its reply (http)"),
+    ("beside", float, "the share of its own maximum at which a stream is sent beside calls (http)"),
     ("form", str, "how Python gives rows: arrow, columns or dicts (push --program python)"),
     ("durable", str, "none (default; of the leaderboard log), log or log+snapshots"),
     (

@@ -1,0 +1,147 @@
+//! The stream beside the calls: wages, sent in batches at a share of the rate that the app takes alone.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+use tidemill_core::{Batch, Column, DataType, Error, Result, TableId, Value};
+use tidemill_engine::Mill;
+use tidemill_env::{Env, Handle};
+use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
+
+use crate::args::ProgramKind;
+
+/// The stream, and the table of what was paid.
+pub(super) const WAGES: &str = "wages";
+const PAID: &str = "paid";
+
+/// Wages that are sent together, and those that say how many the app takes.
+const BATCH: u64 = 1_000;
+const TRIED: u64 = 400_000;
+
+/// Pays a wage.
+struct Pay {
+    paid: TableId,
+}
+
+impl Opaque for Pay {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let row = tx.get(self.paid, &event[..1])?;
+        let before = match row.as_deref() {
+            Some([_, Value::Int(sum)]) => *sum,
+            _ => 0,
+        };
+        let [account, Value::Int(amount)] = event else {
+            return Err(Abort::refused("an amount is an integer"));
+        };
+        let sum = before.checked_add(*amount).ok_or_else(|| Abort::refused("overflow"))?;
+        tx.put(self.paid, &[account.clone(), Value::Int(sum)])
+    }
+}
+
+/// Adds stream and table to a program.
+pub(super) fn add(b: &mut Builder, kind: ProgramKind) {
+    let int = |name: &str| Column::new(name, DataType::Int);
+    let sum = int("sum").default(Value::Int(0));
+    let paid = b.table(PAID, &["id"], vec![int("id"), sum]);
+    let wages = b.stream(WAGES, vec![int("account"), int("amount")]);
+    if kind == ProgramKind::Rust {
+        b.opaque("pay", wages, Arc::new(Pay { paid }));
+        return;
+    }
+    let mut h = b.handler("pay", wages);
+    let (account, amount) = (h.column("account"), h.column("amount"));
+    let row = h.row(paid, &[account]);
+    let sum = h.read(row, "sum");
+    let sum = h.add(sum, amount);
+    h.set(row, "sum", sum);
+    h.done();
+}
+
+/// The wage with this number.
+fn wage(number: u64, accounts: usize) -> [Value; 2] {
+    [Value::Int((number % accounts as u64) as i64), Value::Int(1)]
+}
+
+fn send(
+    mill: &Mill,
+    schema: &Arc<tidemill_core::Schema>,
+    from: u64,
+    accounts: usize,
+) -> Result<()> {
+    let rows: Vec<[Value; 2]> = (from..from + BATCH).map(|n| wage(n, accounts)).collect();
+    mill.send(WAGES, Batch::from_rows(schema.clone(), rows.iter().map(|row| &row[..]))).map(drop)
+}
+
+fn schema() -> Arc<tidemill_core::Schema> {
+    let int = |name: &str| Column::new(name, DataType::Int);
+    Arc::new(tidemill_core::Schema::new(vec![int("account"), int("amount")]))
+}
+
+/// How many wages a second an app takes that does nothing else.
+pub(super) fn most(env: &Env, mill: &Mill, accounts: usize) -> Result<f64> {
+    let (schema, begun) = (schema(), env.clock.monotonic_ns());
+    for from in (0..TRIED).step_by(BATCH as usize) {
+        send(mill, &schema, from, accounts)?;
+    }
+    mill.drain()?;
+    Ok(TRIED as f64 * 1e9 / (env.clock.monotonic_ns() - begun).max(1) as f64)
+}
+
+/// Somebody who pays all the time.
+pub(super) struct Payer {
+    stop: Arc<AtomicBool>,
+    thread: Handle,
+    told: std::sync::mpsc::Receiver<Result<u64>>,
+}
+
+impl Payer {
+    /// Begins to pay so many wages a second.
+    pub(super) fn start(env: &Env, mill: &Arc<Mill>, per_s: f64, accounts: usize) -> Result<Payer> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (tell, told) = std::sync::mpsc::channel();
+        let body = {
+            let (env, mill, stop) = (env.clone(), mill.clone(), stop.clone());
+            // Who does not listen any more has failed already.
+            Box::new(move || drop(tell.send(pay(&env, &mill, per_s, accounts, &stop))))
+        };
+        let thread = env.threads.spawn("bench-payer", body);
+        let thread = thread.map_err(|e| Error::io("starting who pays", &e))?;
+        Ok(Payer { stop, thread, told })
+    }
+
+    /// Ends; how many wages were paid.
+    pub(super) fn end(self) -> Result<u64> {
+        self.stop.store(true, Ordering::Release);
+        let paid = self.told.recv().unwrap_or(Ok(0));
+        let joined = self.thread.join();
+        joined.map_err(|panic| Error::internal(format!("who pays: {panic}")))?;
+        paid
+    }
+}
+
+fn pay(env: &Env, mill: &Mill, per_s: f64, accounts: usize, stop: &AtomicBool) -> Result<u64> {
+    let (schema, begun) = (schema(), env.clock.monotonic_ns());
+    let mut paid = 0;
+    while !stop.load(Ordering::Acquire) {
+        let due_ns = (paid as f64 * 1e9 / per_s) as u64;
+        let now_ns = env.clock.monotonic_ns() - begun;
+        match due_ns > now_ns {
+            true => env.clock.sleep_us((due_ns - now_ns) / 1_000 + 1),
+            false => {
+                send(mill, &schema, paid, accounts)?;
+                paid += BATCH;
+            }
+        }
+    }
+    Ok(paid)
+}
+
+/// Whether so many wages were paid, each once.
+pub(super) fn were_paid(mill: &Mill, wages: u64, accounts: usize) -> Result<bool> {
+    let table = mill.table(PAID)?;
+    let (ids, sums) = (table.ints(0).unwrap_or(&[]), table.ints(1).unwrap_or(&[]));
+    let accounts = accounts as u64;
+    let wanted = |id: u64| (wages + accounts - 1 - id) / accounts;
+    let right = |(id, sum): (&i64, &i64)| *sum as u64 == wanted(*id as u64);
+    Ok(ids.len() as u64 == wages.min(accounts) && ids.iter().zip(sums).all(right))
+}
