@@ -102,8 +102,7 @@ impl Shapes {
 impl TableShape {
     fn of(spec: &TableSpec) -> TableShape {
         let names = spec.schema.columns.iter().enumerate();
-        let columns: Names =
-            names.map(|(index, column)| (column.name.clone(), index)).collect();
+        let columns: Names = names.map(|(index, column)| (column.name.clone(), index)).collect();
         let mut attributes = columns.clone();
         attributes.retain(|name, _| {
             !METHODS.contains(&&**name) && !(name.starts_with("__") && name.ends_with("__"))
