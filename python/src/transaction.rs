@@ -105,7 +105,8 @@ impl TableShape {
         let columns: Names = names.map(|(index, column)| (column.name.clone(), index)).collect();
         let mut attributes = columns.clone();
         attributes.retain(|name, _| {
-            !METHODS.contains(&&**name) && !(name.starts_with("__") && name.ends_with("__"))
+            let is_python_s = name.starts_with("__") && name.ends_with("__");
+            !(is_python_s || METHODS.contains(&&**name))
         });
         TableShape { spec: spec.clone(), columns, attributes }
     }
