@@ -63,7 +63,7 @@ proptest! {
         let mut dice = Dice(seed);
         let asks = Arc::new(Asks { clock: AtomicI64::new(1) });
         let program = program(&asks);
-        let rows = 1 + dice.below(60) as u64;
+        let rows = 1 + dice.below(60);
         let row = |offset: u64| {
             let values = vec![Value::Int(dice.below(4) as i64), Value::Int(dice.below(4) as i64)];
             InputRow { offset, values }
