@@ -6,13 +6,15 @@
 //! for those outside to know it by; the second answer finds no row.
 
 use std::collections::{HashSet, VecDeque};
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde_json::json;
 use tidemill_connect::push::TrySend;
-use tidemill_core::{Batch, Error, Result, Row, Value};
+use tidemill_core::{rules, Batch, Error, Result, Row, Value};
 
 use crate::followed::Changes;
 use crate::spec::ExternalDecl;
@@ -21,12 +23,16 @@ use crate::view::View;
 /// What does the work.
 pub trait Outside: Send + Sync {
     /// Does what a row of the outbox asks for. Gives what the stream of answers has behind the row's key.
-    /// Where that takes long it ends when `gives_up` says so; what it gives then is not used.
+    /// Where that takes long it ends when `gives_up` says so; what it gives then is not used. When it panics,
+    /// or gives what is no answer, it is called again, a second later.
     fn call(&self, asked: &[Value], gives_up: GivesUp) -> Vec<Value>;
 }
 
 /// Whether nobody waits for an answer any more.
 pub type GivesUp = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// So many waits before a function that has failed is called again: a second.
+const AGAIN: usize = 50;
 
 /// The longest wait: whoever ends the engine does not wait longer.
 const WAIT: Duration = Duration::from_millis(20);
@@ -57,7 +63,10 @@ pub(crate) fn start(view: &Arc<View>, decls: Vec<ExternalDecl>) -> Result<()> {
     let mut desks = Vec::new();
     for decl in decls {
         let table = view.table_index(&decl.outbox).map_err(|e| e.at(decl.at.clone()))?;
-        let Some(outside) = decl.outside else { continue };
+        let Some(outside) = decl.outside else {
+            let what = format!("nobody does what outbox {} asks for", decl.outbox);
+            return Err(Error::program(what).at(decl.at.clone()));
+        };
         let answers = decl.answers.clone();
         let schema = view.pushed(&answers).map_err(|e| e.at(decl.at.clone()))?.handle.schema();
         let spec = &view.program.tables[table];
@@ -95,6 +104,11 @@ fn wait(view: &View, seen: u64) {
     }
 }
 
+/// Waits its time, whatever leaves the engine.
+fn wait_out(view: &View) {
+    view.env.clock.sleep_us(WAIT.as_micros() as u64);
+}
+
 fn run(view: &Weak<View>, desk: &Desk, all: &[usize]) {
     loop {
         let Some(here) = view.upgrade() else { return };
@@ -111,10 +125,18 @@ fn run(view: &Weak<View>, desk: &Desk, all: &[usize]) {
         drop(here);
         let weak = view.clone();
         let gives_up = Arc::new(move || weak.upgrade().is_none_or(|view| is_over(&view)));
-        let said = desk.outside.call(&asked, gives_up);
+        let said = catch_unwind(AssertUnwindSafe(|| desk.outside.call(&asked, gives_up)));
         let Some(here) = view.upgrade() else { return };
         let key = asked[here.program.tables[desk.table].key[0]].clone();
-        desk.answer(&here, key, said);
+        match said.ok().and_then(|said| desk.row(&here, &key, said)) {
+            Some(row) => desk.answer(&here, &row),
+            None => {
+                // It is asked again, behind the others, and not at once.
+                here.shared.life.tell("external work failed", json!({"answers": desk.answers}));
+                (0..AGAIN).take_while(|_| !is_over(&here)).for_each(|_| wait_out(&here));
+                desk.work.lock().waiting.push_back(key);
+            }
+        }
     }
 }
 
@@ -177,12 +199,21 @@ impl Desk {
         work.epoch = Some(epoch);
     }
 
+    /// What was said as a row of the stream of answers, if it is one.
+    fn row(&self, view: &View, key: &Value, said: Vec<Value>) -> Option<Vec<Value>> {
+        let schema = view.pushed(&self.answers).ok()?.handle.schema();
+        let row = std::iter::once(key.clone()).chain(said);
+        let row: Vec<Value> = row
+            .zip(&schema.columns)
+            .map(|(value, column)| rules::store(&value, column).ok())
+            .collect::<Option<_>>()?;
+        (row.len() == schema.len()).then_some(row)
+    }
+
     /// Pushes an answer.
-    fn answer(&self, view: &View, key: Value, said: Vec<Value>) {
+    fn answer(&self, view: &View, row: &[Value]) {
         let Ok(pushed) = view.pushed(&self.answers) else { return };
-        let mut row = vec![key];
-        row.extend(said);
-        let mut batch = Batch::from_rows(pushed.handle.schema().clone(), [&row[..]]);
+        let mut batch = Batch::from_rows(pushed.handle.schema().clone(), [row]);
         loop {
             if is_over(view) {
                 return;

@@ -47,13 +47,25 @@ struct Twice {
     disk: Arc<SimDisk>,
     /// How often it was asked, by item.
     asked: Mutex<BTreeMap<i64, u64>>,
+    /// Whether it says something wrong the first time.
+    is_wrong: bool,
 }
 
 impl Outside for Twice {
     fn call(&self, asked: &[Value], _: GivesUp) -> Vec<Value> {
         let [Value::Int(item)] = asked else { panic!("{asked:?}") };
         self.disk.mark(*item as u64);
-        *self.asked.lock().unwrap().entry(*item).or_default() += 1;
+        let mut asked = self.asked.lock().unwrap();
+        let times = asked.entry(*item).or_default();
+        *times += 1;
+        let is_first = *times == 1;
+        drop(asked);
+        match item % 3 {
+            0 if self.is_wrong && is_first => panic!("it does not know"),
+            1 if self.is_wrong && is_first => return vec![Value::str("twice")],
+            2 if self.is_wrong && is_first => return Vec::new(),
+            _ => {}
+        }
         vec![Value::Int(item * 2)]
     }
 }
@@ -110,7 +122,8 @@ fn check(mill: &Mill, items: i64, place: &str) {
 fn answers_count_once() {
     for (durable, data_dir) in [(Durable::None, None), (Durable::Log, Some("/data".into()))] {
         let sim = SimEnv::new(1);
-        let outside = Arc::new(Twice { disk: sim.disk.clone(), asked: Mutex::default() });
+        let outside =
+            Arc::new(Twice { disk: sim.disk.clone(), asked: Mutex::default(), is_wrong: false });
         let settings = Settings { data_dir, durable, tail_rows: 10, ..Settings::default() };
         let mill = Mill::start(app(&outside, settings, 3), sim.env()).unwrap();
         for first in (1..=300).step_by(50) {
@@ -123,6 +136,23 @@ fn answers_count_once() {
 }
 
 #[test]
+fn who_panics_or_gives_no_answer_is_asked_again() {
+    let sim = SimEnv::new(2);
+    let asked = Mutex::default();
+    let outside = Arc::new(Twice { disk: sim.disk.clone(), asked, is_wrong: true });
+    let settings = Settings { durable: Durable::None, ..Settings::default() };
+    let mill = Mill::start(app(&outside, settings.clone(), 2), sim.env()).unwrap();
+    send(&mill, 1..=9);
+    mill.finish().unwrap();
+    check(&mill, 9, "");
+    assert_eq!(*outside.asked.lock().unwrap(), (1..=9).map(|item| (item, 2)).collect());
+    let mut nobody = app(&outside, settings, 1);
+    nobody.externals[0].outside = None;
+    let refused = Mill::start(nobody, sim.env()).err().unwrap();
+    assert!(refused.to_string().contains("nobody does what outbox outbox asks for"), "{refused}");
+}
+
+#[test]
 fn a_crash_at_any_moment_loses_no_question_and_takes_no_answer_twice() {
     const ITEMS: i64 = 5;
     let mut again = 0;
@@ -132,7 +162,8 @@ fn a_crash_at_any_moment_loses_no_question_and_takes_no_answer_twice() {
         (Durable::LogAndSnapshots, Recovery::Weak),
     ] {
         let sim = SimEnv::new(3);
-        let outside = Arc::new(Twice { disk: sim.disk.clone(), asked: Mutex::default() });
+        let outside =
+            Arc::new(Twice { disk: sim.disk.clone(), asked: Mutex::default(), is_wrong: false });
         let data_dir = Some("/data".into());
         let snapshot_us = 50_000;
         let settings = Settings {
@@ -158,7 +189,11 @@ fn a_crash_at_any_moment_loses_no_question_and_takes_no_answer_twice() {
         for image in trace.images(5, 1).step_by(step) {
             let place = format!("{durable:?}, {recovery:?}, a crash at {}", image.at);
             let world = SimEnv { disk: image.disk.clone(), ..sim.clone() };
-            let outside = Arc::new(Twice { disk: image.disk.clone(), asked: Mutex::default() });
+            let outside = Arc::new(Twice {
+                disk: image.disk.clone(),
+                asked: Mutex::default(),
+                is_wrong: false,
+            });
             let mill = Mill::start(app(&outside, settings.clone(), 1), world.env()).unwrap();
             // Whatever was asked outside had been asked for good.
             let known = mill.sent("placed").unwrap() as i64;
