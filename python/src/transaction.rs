@@ -70,6 +70,8 @@ pub struct TableShape {
     pub columns: Names,
     /// Those that are attributes of rows.
     pub attributes: Names,
+    /// The package's table, once it was seen.
+    object: OnceLock<Py<PyAny>>,
 }
 
 /// Columns by name.
@@ -108,7 +110,7 @@ impl TableShape {
             let is_python_s = name.starts_with("__") && name.ends_with("__");
             !(is_python_s || METHODS.contains(&&**name))
         });
-        TableShape { spec: spec.clone(), columns, attributes }
+        TableShape { spec: spec.clone(), columns, attributes, object: OnceLock::new() }
     }
 
     /// Leading key columns, as they are stored.
@@ -276,6 +278,23 @@ impl NativeTx {
         })
     }
 
+    /// The number of a table of the package.
+    fn table(&self, table: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let tables = &self.shapes(table.py())?.tables;
+        let id = number(table, tables.len())?;
+        let TableShape { spec, object, .. } = &tables[id];
+        if object.get().is_some_and(|known| known.is(table)) {
+            return Ok(id);
+        }
+        let name = table.getattr(intern!(table.py(), "name"))?;
+        if name.cast::<PyString>()?.to_str()? != &*spec.name {
+            return Err(of_another(table));
+        }
+        // Whoever was first is asked for most; an app that was made twice has another one.
+        let _ = object.set(table.clone().unbind());
+        Ok(id)
+    }
+
     /// The one object of the row with this key.
     fn row_at(
         slf: &Bound<'_, NativeTx>,
@@ -316,9 +335,18 @@ fn raise(py: Python<'_>, abort: &Abort) -> PyErr {
     raised.map_or_else(|e| e, PyErr::from_value)
 }
 
-/// The number of a table, stream or window of the package.
-fn id_of(object: &Bound<'_, PyAny>) -> PyResult<usize> {
-    object.getattr(intern!(object.py(), "id"))?.extract()
+/// The number of a table, stream or window of the package, of which there are so many.
+fn number(object: &Bound<'_, PyAny>, len: usize) -> PyResult<usize> {
+    let id: usize = object.getattr(intern!(object.py(), "id"))?.extract()?;
+    match id < len {
+        true => Ok(id),
+        false => Err(of_another(object)),
+    }
+}
+
+fn of_another(object: &Bound<'_, PyAny>) -> PyErr {
+    let shown = object.str().map_or_else(|_| "?".into(), |text| text.to_string());
+    PyTypeError::new_err(format!("{shown} belongs to another app"))
 }
 
 /// The values of a row of a stream or window, in order; what is not given has its default.
@@ -371,7 +399,8 @@ impl NativeTx {
         table: &Bound<'_, PyAny>,
         key: &Bound<'_, PyTuple>,
     ) -> PyResult<Py<Row>> {
-        let (py, tx, id) = (slf.py(), slf.get(), id_of(table)?);
+        let (py, tx) = (slf.py(), slf.get());
+        let id = tx.table(table)?;
         let key = tx.shapes(py)?.tables[id].key(key);
         let at = tx.with(py, |rows| Ok(rows.find(id, key?)))?;
         NativeTx::row_at(slf, table, id, at)
@@ -384,7 +413,7 @@ impl NativeTx {
         table: &Bound<'_, PyAny>,
         key: &Bound<'_, PyTuple>,
     ) -> PyResult<bool> {
-        let id = id_of(table)?;
+        let id = self.table(table)?;
         let key = self.shapes(py)?.tables[id].key(key);
         self.with(py, |rows| {
             let at = rows.find(id, key?);
@@ -399,7 +428,8 @@ impl NativeTx {
         values: &Bound<'_, PyDict>,
         replace: bool,
     ) -> PyResult<Py<Row>> {
-        let (py, tx, id) = (slf.py(), slf.get(), id_of(table)?);
+        let (py, tx) = (slf.py(), slf.get());
+        let id = tx.table(table)?;
         let shape = &tx.shapes(py)?.tables[id];
         let columns = &shape.spec.schema.columns;
         let mut given: Vec<(usize, Bound<'_, PyAny>)> = Vec::with_capacity(columns.len());
@@ -454,7 +484,8 @@ impl NativeTx {
         end: &Bound<'py, PyTuple>,
         limit: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let (py, tx, id) = (slf.py(), slf.get(), id_of(table)?);
+        let (py, tx) = (slf.py(), slf.get());
+        let id = tx.table(table)?;
         let shape = &tx.shapes(py)?.tables[id];
         let (start, end) = (shape.key(start), shape.key(end));
         let found = tx.with(py, |rows| {
@@ -488,7 +519,7 @@ impl NativeTx {
         let (py, tx) = (slf.py(), slf.get());
         let (table, places) = (index.getattr("table")?, index.getattr("places")?);
         let places: Vec<usize> = places.extract()?;
-        let (id, entries) = (id_of(&table)?, id_of(&index.getattr("entries")?)?);
+        let (id, entries) = (tx.table(&table)?, tx.table(&index.getattr("entries")?)?);
         let shape = &tx.shapes(py)?.tables[entries];
         let (start, end) = (shape.key(start), end.map(|end| shape.key(end)).transpose());
         let found = tx.with(py, |rows| {
@@ -534,7 +565,8 @@ impl NativeTx {
         stream: &Bound<'_, PyAny>,
         values: &Bound<'_, PyDict>,
     ) -> PyResult<()> {
-        let (shapes, id) = (self.shapes(py)?, id_of(stream)?);
+        let shapes = self.shapes(py)?;
+        let id = number(stream, shapes.streams.len())?;
         let row = filled(stream, &shapes.streams[id], values)?;
         self.emit_values(py, id, row)
     }
@@ -546,7 +578,8 @@ impl NativeTx {
         stream: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let (shapes, id) = (self.shapes(py)?, id_of(stream)?);
+        let shapes = self.shapes(py)?;
+        let id = number(stream, shapes.streams.len())?;
         let value = stored(value, &shapes.streams[id].columns[0]);
         self.emit_values(py, id, value.map(|value| vec![value]).map_err(Abort::from))
     }
@@ -558,7 +591,8 @@ impl NativeTx {
         window: &Bound<'_, PyAny>,
         values: &Bound<'_, PyDict>,
     ) -> PyResult<()> {
-        let (shapes, id) = (self.shapes(py)?, id_of(window)?);
+        let shapes = self.shapes(py)?;
+        let id = number(window, shapes.windows.len())?;
         let row = filled(window, &shapes.windows[id], values)?;
         self.with(py, |rows| {
             let row = row?;
@@ -569,7 +603,8 @@ impl NativeTx {
 
     /// Slides a window by time.
     fn window_advance(&self, py: Python<'_>, window: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (shapes, id) = (self.shapes(py)?, id_of(window)?);
+        let shapes = self.shapes(py)?;
+        let id = number(window, shapes.windows.len())?;
         self.with(py, |rows| {
             rows.shown(py, shapes.slid[id], |tx| tx.window_advance(WindowId(id as u16)))
         })

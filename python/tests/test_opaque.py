@@ -310,3 +310,33 @@ def test_a_function_without_end_that_operates_aborts() -> None:
     done = reference(app, (numbers, [{"n": 1}]))
     assert done.reasons() == ["a transaction has at most 1000000 operations"]
     assert "many" not in done.outputs
+
+
+def test_tables_and_streams_of_another_app_are_refused() -> None:
+    other = tm.App("other")
+    strange = other.table("strange", key="id", id=int)
+    heard = other.stream("heard", id=int)
+    app = tm.App("own")
+    own = app.table("own", key="id", id=int)
+    numbers = app.stream("numbers", id=int)
+    said = app.stream("said", id=int)
+
+    @app.transaction(numbers, opaque=True, emits=[said])
+    def use(tx, e):
+        own.insert(id=e.id)
+        if e.id == 0:
+            strange.insert(id=e.id)
+        elif e.id == 1:
+            tx.emit(heard, id=e.id)
+        elif e.id == 2:
+            assert strange[2].exists()
+        tx.emit(said, id=e.id)
+
+    with app.start(workers=1) as mill:
+        mill.send(numbers, [dict(id=n) for n in range(4)])
+        mill.finish()
+        assert [row["id"] for row in mill.table(own).rows()] == [3]
+        reasons = [row["reason"] for row in mill.output("use.aborted")]
+    assert "<table strange: id: int> belongs to another app" in reasons[0]
+    assert "was not known to emit into stream heard" in reasons[1]
+    assert "belongs to another app" in reasons[2]

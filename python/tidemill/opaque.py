@@ -157,7 +157,7 @@ class Tx:
     ) -> None:
         """Emits an event into a stream."""
         handler = self._running.handler
-        if stream.id not in handler.emits:
+        if stream not in handler.emits:
             raise TypeError(
                 f"handler {handler.name} was not known to emit into stream {stream.name}; say "
                 f"@app.transaction(..., emits=[{stream.name}])"
@@ -242,7 +242,7 @@ class OpaqueHandler:
     ) -> None:
         self.function = function
         self.name = name
-        self.emits = {stream.id for stream in emits}
+        self.emits = set(emits)
         self.deadline_us = deadline_us
 
     def __call__(self, event: tuple[object, ...], running: Running) -> tuple[str, str] | None:
