@@ -19,7 +19,7 @@ use tidemill_core::{Column, DataType, Error, Result, StreamId, TableId, Value};
 use tidemill_engine::{AppSpec, Mill, Settings, SourceDecl};
 use tidemill_env::{Addr, Connection, Env};
 use tidemill_gateway::{Gateway, Plan};
-use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
+use tidemill_txn::program::{Abort, Builder, ExprId, HandlerBuilder, Opaque, Tx};
 use tidemill_txn::Program;
 
 use crate::args::{Args, Durable, ProgramKind};
@@ -48,18 +48,34 @@ struct Deposit {
 
 impl Opaque for Deposit {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
-        let row = tx.get(self.accounts, &event[..1])?;
-        let before = match row.as_deref() {
-            Some([_, Value::Int(balance)]) => *balance,
-            _ => 0,
-        };
-        let [account, Value::Int(amount)] = event else {
-            return Err(Abort::refused("an amount is an integer"));
-        };
-        let balance = before.checked_add(*amount).ok_or_else(|| Abort::refused("overflow"))?;
-        tx.put(self.accounts, &[account.clone(), Value::Int(balance)])?;
+        let balance = added(tx, self.accounts, event)?;
         tx.emit(self.output, &[Value::Int(balance)])
     }
+}
+
+/// Adds the event's amount to its account: to the number that is there then.
+fn added(tx: &mut dyn Tx, accounts: TableId, event: &[Value]) -> Result<i64, Abort> {
+    let row = tx.get(accounts, &event[..1])?;
+    let before = match row.as_deref() {
+        Some([_, Value::Int(sum)]) => *sum,
+        _ => 0,
+    };
+    let [account, Value::Int(amount)] = event else {
+        return Err(Abort::refused("an amount is an integer"));
+    };
+    let sum = before.checked_add(*amount).ok_or_else(|| Abort::refused("overflow"))?;
+    tx.put(accounts, &[account.clone(), Value::Int(sum)])?;
+    Ok(sum)
+}
+
+/// The same, traced.
+fn traced_added(h: &mut HandlerBuilder<'_>, accounts: TableId, column: &str) -> ExprId {
+    let (account, amount) = (h.column("account"), h.column("amount"));
+    let row = h.row(accounts, &[account]);
+    let sum = h.read(row, column);
+    let sum = h.add(sum, amount);
+    h.set(row, column, sum);
+    sum
 }
 
 fn program(kind: ProgramKind, has_wages: bool) -> Result<Program> {
@@ -75,11 +91,7 @@ fn program(kind: ProgramKind, has_wages: bool) -> Result<Program> {
         }
         ProgramKind::Traced => {
             let mut h = b.handler("deposit", calls);
-            let (account, amount) = (h.column("account"), h.column("amount"));
-            let row = h.row(accounts, &[account]);
-            let balance = h.read(row, "balance");
-            let balance = h.add(balance, amount);
-            h.set(row, "balance", balance);
+            let balance = traced_added(&mut h, accounts, "balance");
             h.output(&[("balance", balance)]);
             h.done();
         }
@@ -211,9 +223,7 @@ fn run_once(
     let plan = Plan::of(&settings, env)?.expect("a port is set");
     let mut sources = vec![SourceDecl::pushed("deposit.calls")];
     sources.extend(args.beside.map(|_| SourceDecl::pushed(wages::WAGES)));
-    let (sinks, keep) = (Vec::new(), Vec::new());
-    let program = program.clone();
-    let spec = AppSpec { program, sources, sinks, keep, externals: Vec::new(), settings };
+    let spec = AppSpec::new(program.clone(), sources, settings);
     let mut wages_per_s = None;
     if let Some(share) = args.beside {
         let alone = Mill::start(spec.clone(), env.clone())?;

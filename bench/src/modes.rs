@@ -95,12 +95,8 @@ impl One<'_> {
             rerun_every: 0,
             ..Settings::default()
         };
-        let (program, sinks, keep) = (self.program.clone(), Vec::new(), Vec::new());
         let sources = vec![SourceDecl::pushed(chain::FIRST)];
-        Mill::start(
-            AppSpec { program, sources, sinks, keep, externals: Vec::new(), settings },
-            self.env.clone(),
-        )
+        Mill::start(AppSpec::new(self.program.clone(), sources, settings), self.env.clone())
     }
 
     fn ran(&self, begun: u64, mill: &Mill) -> Result<Ran> {

@@ -122,14 +122,7 @@ fn rows(args: &Args, program: &Program, size: usize) -> (Vec<Batch>, Vec<Option<
 pub(crate) fn spec(program: &Program, settings: Settings) -> AppSpec {
     let source = SourceDecl::pushed("deposits");
     let (program, sources) = (program.clone(), vec![source]);
-    AppSpec {
-        program,
-        sources,
-        sinks: Vec::new(),
-        keep: Vec::new(),
-        externals: Vec::new(),
-        settings,
-    }
+    AppSpec::new(program, sources, settings)
 }
 
 struct Ended {

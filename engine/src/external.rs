@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 use tidemill_connect::push::TrySend;
 use tidemill_core::{rules, Batch, Error, Result, Row, Value};
@@ -44,6 +44,8 @@ struct Desk {
     answers: String,
     outside: Arc<dyn Outside>,
     work: Mutex<Work>,
+    /// Told when an idle worker may be needed: for a row, or to watch.
+    needed: Condvar,
 }
 
 #[derive(Default)]
@@ -53,6 +55,8 @@ struct Work {
     /// Rows that nobody has begun with, and those that are in the outbox, as far as that is known.
     waiting: VecDeque<Value>,
     known: HashSet<Value>,
+    /// Whether an idle worker watches for epochs. The others sleep.
+    is_watched: bool,
 }
 
 /// Starts the workers of an app, if it has any. They end by themselves; nobody waits for one that is outside.
@@ -74,7 +78,13 @@ pub(crate) fn start(view: &Arc<View>, decls: Vec<ExternalDecl>) -> Result<()> {
             let what = format!("the answers of outbox {} do not begin with its key", decl.outbox);
             return Err(Error::program(what).at(decl.at.clone()));
         }
-        let desk = Arc::new(Desk { table, answers, outside, work: Mutex::default() });
+        let desk = Arc::new(Desk {
+            table,
+            answers,
+            outside,
+            work: Mutex::default(),
+            needed: Condvar::new(),
+        });
         desks.push((desk, decl.at_once.max(1)));
     }
     let all: Arc<Vec<usize>> = Arc::new(desks.iter().map(|(desk, _)| desk.table).collect());
@@ -82,7 +92,11 @@ pub(crate) fn start(view: &Arc<View>, decls: Vec<ExternalDecl>) -> Result<()> {
         for worker in 0..at_once {
             let (weak, desk, all) = (Arc::downgrade(view), desk.clone(), all.clone());
             let name = format!("tidemill-outside-{worker}");
-            let body = move || run(&weak, &desk, &all);
+            let body = move || {
+                run(&weak, &desk, &all);
+                // Those that sleep see for themselves that it is over.
+                desk.needed.notify_all();
+            };
             let thread = view.env.threads.spawn(&name, Box::new(body));
             thread.map_err(|e| Error::io("starting a thread for external work", &e))?;
         }
@@ -118,7 +132,7 @@ fn run(view: &Weak<View>, desk: &Desk, all: &[usize]) {
         let seen = here.shared.left();
         let Some(asked) = desk.next(&here) else {
             end_with_others(&here, all);
-            wait(&here, seen);
+            desk.idle(here, seen);
             continue;
         };
         // Nobody waits for what is outside, so nothing is held meanwhile.
@@ -154,11 +168,35 @@ impl Desk {
             let row = table.ok().and_then(|table| table.get(std::slice::from_ref(&key)));
             drop(state);
             match row {
-                Some(row) => return Some(row),
+                Some(row) => {
+                    if !work.is_watched || !work.waiting.is_empty() {
+                        self.needed.notify_one();
+                    }
+                    return Some(row);
+                }
                 None => work.known.remove(&key),
             };
         }
         None
+    }
+
+    /// Waits for something to do, when nothing was there as of an epoch: one worker of the desk watches the
+    /// epochs, the others sleep until they are needed.
+    fn idle(&self, view: Arc<View>, seen: u64) {
+        let mut work = self.work.lock();
+        if !work.waiting.is_empty() {
+            return;
+        }
+        if work.is_watched {
+            // Who sleeps for long holds nothing.
+            drop(view);
+            self.needed.wait(&mut work);
+            return;
+        }
+        work.is_watched = true;
+        drop(work);
+        wait(&view, seen);
+        self.work.lock().is_watched = false;
     }
 
     /// Looks for rows that have come, and for those that have gone.

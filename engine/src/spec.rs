@@ -33,6 +33,14 @@ pub struct AppSpec {
     pub settings: Settings,
 }
 
+impl AppSpec {
+    /// An app of a program and its sources, which delivers nothing anywhere, yet.
+    pub fn new(program: Program, sources: Vec<SourceDecl>, settings: Settings) -> AppSpec {
+        let (sinks, keep, externals) = Default::default();
+        AppSpec { program, sources, sinks, keep, externals, settings }
+    }
+}
+
 /// Work that is done outside, once the transactions that ask for it are durable.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -35,7 +35,7 @@ fn sums(late: Late) -> Program {
 
 fn app(program: Program, sources: Vec<SourceDecl>, settings: Settings) -> AppSpec {
     let keep = program.streams.iter().map(|s| s.spec.name.to_string()).collect();
-    AppSpec { program, sources, sinks: Vec::new(), keep, externals: Vec::new(), settings }
+    AppSpec { keep, ..AppSpec::new(program, sources, settings) }
 }
 
 fn rows(program: &Program, stream: u16, rows: &[[i64; 3]]) -> Batch {

@@ -41,14 +41,11 @@ fn bank() -> Program {
 fn app(data_dir: Option<&str>, workers: usize) -> AppSpec {
     let durable = if data_dir.is_some() { Durable::Log } else { Durable::None };
     let data_dir = data_dir.map(Into::into);
-    AppSpec {
-        program: bank(),
-        sources: ["add.calls", "wages"].map(SourceDecl::pushed).to_vec(),
-        sinks: Vec::new(),
-        keep: Vec::new(),
-        externals: Vec::new(),
-        settings: Settings { data_dir, durable, workers, ..Settings::default() },
-    }
+    AppSpec::new(
+        bank(),
+        ["add.calls", "wages"].map(SourceDecl::pushed).to_vec(),
+        Settings { data_dir, durable, workers, ..Settings::default() },
+    )
 }
 
 /// Calls and wages have the same columns.

@@ -28,14 +28,7 @@ fn program(name: &str, extra: bool) -> Program {
 
 fn spec(program: Program, settings: Settings) -> AppSpec {
     let source = SourceDecl::pushed("numbers");
-    AppSpec {
-        program,
-        sources: vec![source],
-        sinks: Vec::new(),
-        keep: Vec::new(),
-        externals: Vec::new(),
-        settings,
-    }
+    AppSpec::new(program, vec![source], settings)
 }
 
 fn durable() -> Settings {

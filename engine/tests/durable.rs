@@ -103,12 +103,8 @@ impl Case {
             at: String::new(),
         });
         AppSpec {
-            program: program.clone(),
-            sources: sources.collect(),
             sinks: sinks.collect(),
-            keep: Vec::new(),
-            externals: Vec::new(),
-            settings,
+            ..AppSpec::new(program.clone(), sources.collect(), settings)
         }
     }
 
@@ -493,12 +489,12 @@ fn an_input_that_kills_is_set_aside() {
     let program = b.finish().unwrap();
     let sim = SimEnv::new(1);
     let spec = || AppSpec {
-        program: program.clone(),
-        sources: vec![SourceDecl::pushed("numbers")],
-        sinks: Vec::new(),
         keep: vec!["numbers.dead".into()],
-        externals: Vec::new(),
-        settings: Settings { data_dir: Some("/data".into()), ..Settings::default() },
+        ..AppSpec::new(
+            program.clone(),
+            vec![SourceDecl::pushed("numbers")],
+            Settings { data_dir: Some("/data".into()), ..Settings::default() },
+        )
     };
     let schema = program.streams[0].spec.schema.clone();
     let mut deaths = 0;

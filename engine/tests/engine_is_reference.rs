@@ -87,14 +87,7 @@ fn app(program: &Program, settings: Settings) -> AppSpec {
         }
     });
     let keep = keep.collect();
-    AppSpec {
-        program: program.clone(),
-        sources,
-        sinks: Vec::new(),
-        keep,
-        externals: Vec::new(),
-        settings,
-    }
+    AppSpec { keep, ..AppSpec::new(program.clone(), sources, settings) }
 }
 
 fn rows_of(mill: &Mill, stream: &str) -> Vec<Row> {

@@ -94,12 +94,8 @@ fn app(outside: &Arc<Twice>, settings: Settings, at_once: usize) -> AppSpec {
         outside: Some(outside.clone()),
     };
     AppSpec {
-        program: program(),
-        sources: ["placed", "answers"].map(SourceDecl::pushed).to_vec(),
-        sinks: Vec::new(),
-        keep: Vec::new(),
         externals: vec![external],
-        settings,
+        ..AppSpec::new(program(), ["placed", "answers"].map(SourceDecl::pushed).to_vec(), settings)
     }
 }
 

@@ -78,14 +78,7 @@ impl App {
     fn spec(&self, settings: Settings) -> AppSpec {
         let sources = ["put", "take", "asks"].map(SourceDecl::pushed);
         let (sources, keep) = (sources.to_vec(), vec!["seen".into()]);
-        AppSpec {
-            program: self.program(),
-            sources,
-            sinks: Vec::new(),
-            keep,
-            externals: Vec::new(),
-            settings,
-        }
+        AppSpec { keep, ..AppSpec::new(self.program(), sources, settings) }
     }
 
     fn start(&self, sim: &SimEnv, upgrade: Upgrade) -> Result<Mill, Error> {

@@ -87,12 +87,12 @@ fn app(calls: &Arc<AtomicU64>, data_dir: Option<&str>, durable: Durable) -> AppS
         ..Settings::default()
     };
     AppSpec {
-        program: program(calls),
-        sources: ["add.calls", "also.calls"].map(SourceDecl::pushed).to_vec(),
-        sinks: Vec::new(),
         keep: vec!["add".into()],
-        externals: Vec::new(),
-        settings,
+        ..AppSpec::new(
+            program(calls),
+            ["add.calls", "also.calls"].map(SourceDecl::pushed).to_vec(),
+            settings,
+        )
     }
 }
 

@@ -59,8 +59,7 @@ fn spec(settings: Settings) -> AppSpec {
     h.output(&[("reply", there)]);
     h.done();
     let sources = ["add.calls", "look.calls"].map(SourceDecl::pushed).to_vec();
-    let (sinks, keep) = (Vec::new(), Vec::new());
-    AppSpec { program: b.finish().unwrap(), sources, sinks, keep, externals: Vec::new(), settings }
+    AppSpec::new(b.finish().unwrap(), sources, settings)
 }
 
 fn settings() -> Settings {

@@ -230,7 +230,7 @@ impl Row {
         let shape = &tx.shapes(py)?.tables[self.id];
         let value = stored(to, &shape.spec.schema.columns[column]);
         tx.with(py, |rows| {
-            rows.held(self.at)?.set(column, value?, &shape.spec);
+            rows.held(self.at).set(column, value?, &shape.spec);
             Ok(())
         })
     }
@@ -354,7 +354,7 @@ impl Row {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let shapes = self.tx.get().shapes(py)?;
         self.tx.get().with(py, |rows| {
-            Ok(format!("<row {}>", rows.held(self.at)?.shown(&shapes.tables[self.id].spec)))
+            Ok(format!("<row {}>", rows.held(self.at).shown(&shapes.tables[self.id].spec)))
         })
     }
 }

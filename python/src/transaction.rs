@@ -154,8 +154,8 @@ impl Rows {
     }
 
     /// A row.
-    pub fn held(&mut self, at: usize) -> Result<&mut Held, Abort> {
-        Ok(&mut self.held[at])
+    pub fn held(&mut self, at: usize) -> &mut Held {
+        &mut self.held[at]
     }
 
     /// A row, fetched the first time.

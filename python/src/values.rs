@@ -257,16 +257,4 @@ impl Shape {
             .map_err(|fault| crate::rules::fault(py, &fault))
             .and_then(|value| to_python(py, &value))
     }
-
-    /// A value of a column as texts of the engine show it.
-    fn show(&self, column: usize, value: &Bound<'_, PyAny>) -> PyResult<String> {
-        let column = self
-            .schema
-            .columns
-            .get(column)
-            .ok_or_else(|| PyValueError::new_err("there is no such column"))?;
-        stored(value, column)
-            .map(|value| value.to_string())
-            .map_err(|fault| crate::rules::fault(value.py(), &fault))
-    }
 }

@@ -19,7 +19,6 @@ mod hooks;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use tidemill_core::stamp::Admission;
 use tidemill_core::{
@@ -95,7 +94,7 @@ struct Coming {
 
 /// Runs a program over its sources with these cuts.
 pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outcome {
-    run_told(program, sources, cuts, &Arc::default())
+    run_told(program, sources, cuts, &Answers::default())
 }
 
 /// The same, when what was asked of outside is known.
@@ -103,13 +102,12 @@ pub fn run_told(
     program: &Program,
     sources: &[Vec<InputRow>],
     cuts: &[CutAt],
-    answers: &Arc<Answers>,
+    answers: &Answers,
 ) -> Outcome {
     let groups = Groups::of(program).expect("the program was checked");
     let turns = Turns::of(program).expect("the program was checked");
     let outcome = Outcome::default();
     let open = batches::Open::new(program);
-    let answers = answers.clone();
     let mut machine = Machine { program, turns, clock_us: 0, open, answers, outcome };
     machine.outcome.tables = vec![BTreeMap::new(); program.tables.len()];
     machine.outcome.histories = vec![BTreeMap::new(); program.tables.len()];
@@ -261,14 +259,13 @@ struct Machine<'a> {
     clock_us: i64,
     /// The events of batches that are not whole yet.
     open: batches::Open,
-    answers: Arc<Answers>,
+    answers: &'a Answers,
     outcome: Outcome,
 }
 
-impl Machine<'_> {
-    fn moment(&self, stamp: &Stamp, step: usize) -> Moment {
-        let answers = self.answers.clone();
-        Moment { now_us: self.clock_us, stamp: stamp.clone(), step, answers }
+impl<'a> Machine<'a> {
+    fn moment(&self, stamp: &Stamp, step: usize) -> Moment<'a> {
+        Moment { now_us: self.clock_us, stamp: stamp.clone(), step, answers: self.answers }
     }
 
     /// The streams that an event of an input stream is on, with its columns there. Where a stage

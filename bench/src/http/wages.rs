@@ -8,6 +8,7 @@ use tidemill_engine::Mill;
 use tidemill_env::{Env, Handle};
 use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
 
+use super::{added, traced_added};
 use crate::args::ProgramKind;
 
 /// The stream, and the table of what was paid.
@@ -25,16 +26,7 @@ struct Pay {
 
 impl Opaque for Pay {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
-        let row = tx.get(self.paid, &event[..1])?;
-        let before = match row.as_deref() {
-            Some([_, Value::Int(sum)]) => *sum,
-            _ => 0,
-        };
-        let [account, Value::Int(amount)] = event else {
-            return Err(Abort::refused("an amount is an integer"));
-        };
-        let sum = before.checked_add(*amount).ok_or_else(|| Abort::refused("overflow"))?;
-        tx.put(self.paid, &[account.clone(), Value::Int(sum)])
+        added(tx, self.paid, event).map(drop)
     }
 }
 
@@ -49,11 +41,7 @@ pub(super) fn add(b: &mut Builder, kind: ProgramKind) {
         return;
     }
     let mut h = b.handler("pay", wages);
-    let (account, amount) = (h.column("account"), h.column("amount"));
-    let row = h.row(paid, &[account]);
-    let sum = h.read(row, "sum");
-    let sum = h.add(sum, amount);
-    h.set(row, "sum", sum);
+    traced_added(&mut h, paid, "sum");
     h.done();
 }
 

@@ -112,14 +112,7 @@ fn run_once(
     let mut program = (*case.made.parts.program).clone();
     program.sources.clear();
     let sources = [CANDIDACIES, CAST].map(SourceDecl::pushed).to_vec();
-    let spec = AppSpec {
-        program,
-        sources,
-        sinks: Vec::new(),
-        keep: Vec::new(),
-        externals: Vec::new(),
-        settings,
-    };
+    let spec = AppSpec::new(program, sources, settings);
     let mill = Arc::new(Mill::start(spec, env.clone())?);
     // They stand before the first vote comes.
     for batch in candidacies {

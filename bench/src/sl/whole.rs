@@ -183,7 +183,7 @@ fn app(args: &Args, ledger: &Parts, path: &str) -> Result<AppSpec> {
         Some(epoch) => Settings { epoch_rows_max: epoch, ..settings },
         None => settings,
     };
-    Ok(AppSpec { program, sources, sinks, keep: Vec::new(), externals: Vec::new(), settings })
+    Ok(AppSpec { sinks, ..AppSpec::new(program, sources, settings) })
 }
 
 /// A file for each stream that comes out, but for what an opening could abort with.

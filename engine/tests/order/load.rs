@@ -268,14 +268,7 @@ pub fn run(seed: u64, workers: usize) -> History {
     };
     let sources = ["left", "right", "ask.calls"].map(SourceDecl::pushed).to_vec();
     let keep = ["done"].map(String::from).to_vec();
-    let spec = AppSpec {
-        program: program(),
-        sources,
-        sinks: Vec::new(),
-        keep,
-        externals: Vec::new(),
-        settings,
-    };
+    let spec = AppSpec { keep, ..AppSpec::new(program(), sources, settings) };
     let (mill, moments) = (Arc::new(Mill::start(spec, sim.env()).unwrap()), Moments::default());
     let (tell_pushed, pushed) = mpsc::channel();
     let (tell_asked, asked) = mpsc::channel();

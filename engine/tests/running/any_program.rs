@@ -52,14 +52,7 @@ fn check(seed: u64) -> u64 {
         rerun_every: 0,
         ..self::settings()
     };
-    let spec = AppSpec {
-        program: program.clone(),
-        sources,
-        sinks: Vec::new(),
-        keep: Vec::new(),
-        externals: Vec::new(),
-        settings,
-    };
+    let spec = AppSpec::new(program.clone(), sources, settings);
     let Ok(mill) = Mill::start(spec, env.clone()) else { return 0 };
     let mut compared = 0;
     if pushed {

@@ -57,14 +57,7 @@ fn settings() -> Settings {
 
 fn app(program: Program, settings: Settings) -> AppSpec {
     let sources = vec![SourceDecl::pushed("payments")];
-    AppSpec {
-        program,
-        sources,
-        sinks: Vec::new(),
-        keep: Vec::new(),
-        externals: Vec::new(),
-        settings,
-    }
+    AppSpec::new(program, sources, settings)
 }
 
 /// Without snapshots, so that a start makes all cuts again.

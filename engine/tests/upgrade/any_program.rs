@@ -37,8 +37,7 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
             ..SourceDecl::pushed(&program.streams[source.stream.index()].spec.name)
         });
         let sources = sources.collect();
-        let (program, sinks, keep) = (program.clone(), Vec::new(), Vec::new());
-        AppSpec { program, sources, sinks, keep, externals: Vec::new(), settings }
+        AppSpec::new(program.clone(), sources, settings)
     };
     let settings = |dice: &mut random::Dice| Settings {
         workers: 1 + dice.below(3) as usize,

@@ -64,14 +64,7 @@ fn lossy() -> Settings {
 
 fn app(program: Program, sources: &[&str], settings: Settings) -> AppSpec {
     let sources = sources.iter().map(|stream| SourceDecl::pushed(stream)).collect();
-    AppSpec {
-        program,
-        sources,
-        sinks: Vec::new(),
-        keep: Vec::new(),
-        externals: Vec::new(),
-        settings,
-    }
+    AppSpec::new(program, sources, settings)
 }
 
 /// A table, and a stream whose events become its rows as far as columns have one name.

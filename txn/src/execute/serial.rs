@@ -655,7 +655,7 @@ pub(crate) fn call(
     tables: &dyn Rows,
     handler: usize,
     event: &[Value],
-    moment: &Moment,
+    moment: &Moment<'_>,
 ) -> Result<Effects, Abort> {
     let mut tx = General::new(program, tables, handler, moment);
     match &program.handlers[handler].body {

@@ -95,7 +95,7 @@ fn perform(
     tables: &dyn Rows,
     turn: &Turn,
     given: &mut Given,
-    moment: &Moment,
+    moment: &Moment<'_>,
 ) -> Result<Performed, Abort> {
     given.begin();
     let mut tx = General::new(program, tables, turn.procedures[0], moment);

@@ -19,7 +19,7 @@ type Changed = (TableId, Vec<Value>, Option<Vec<Value>>);
 pub(crate) struct Inside<'a> {
     pub(crate) program: &'a Program,
     /// When it is.
-    pub(crate) moment: &'a Moment,
+    pub(crate) moment: &'a Moment<'a>,
     /// Whose it is.
     pub(crate) handler: usize,
     /// The trigger that runs, and how deep it is.
@@ -42,7 +42,7 @@ pub(crate) struct Inside<'a> {
 
 impl<'a> Inside<'a> {
     /// A transaction of a handler at a time.
-    pub(crate) fn new(program: &'a Program, handler: usize, moment: &'a Moment) -> Inside<'a> {
+    pub(crate) fn new(program: &'a Program, handler: usize, moment: &'a Moment<'a>) -> Inside<'a> {
         Inside {
             program,
             moment,

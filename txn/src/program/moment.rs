@@ -1,7 +1,5 @@
 //! When a transaction is, and where in the one order: what its clock and its random numbers are made of.
 
-use std::sync::Arc;
-
 use tidemill_core::{encode, Stamp};
 
 use super::answers::{Answers, Asked};
@@ -10,7 +8,7 @@ use crate::order::{Epoch, Ranked};
 
 /// The moment of a transaction.
 #[derive(Clone, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct Moment<'e> {
     /// The clock of the cut, in microseconds since 1970.
     pub(crate) now_us: i64,
     /// The event that it is about; of a round, the input event.
@@ -18,19 +16,19 @@ pub(crate) struct Moment {
     /// Who takes the event: the number of the handler, or the step of the turn.
     pub(crate) step: usize,
     /// What was asked of outside in its epoch.
-    pub(crate) answers: Arc<Answers>,
+    pub(crate) answers: &'e Answers,
 }
 
-impl Moment {
+impl<'e> Moment<'e> {
     /// That of an input event's transaction.
-    pub(crate) fn of(epoch: &Epoch, ranked: Ranked) -> Moment {
+    pub(crate) fn of(epoch: &'e Epoch, ranked: Ranked) -> Moment<'e> {
         let step = epoch.lanes[ranked.lane as usize].handler as usize;
         Moment::at(epoch, epoch.stamp(ranked), step)
     }
 
     /// That of any transaction of an epoch.
-    pub(crate) fn at(epoch: &Epoch, stamp: Stamp, step: usize) -> Moment {
-        Moment { now_us: epoch.clock_us, stamp, step, answers: epoch.answers.clone() }
+    pub(crate) fn at(epoch: &'e Epoch, stamp: Stamp, step: usize) -> Moment<'e> {
+        Moment { now_us: epoch.clock_us, stamp, step, answers: &epoch.answers }
     }
 
     /// The time of the stamp.
@@ -72,9 +70,12 @@ mod tests {
     #[test]
     fn a_number_depends_on_the_event_who_takes_it_and_the_count() {
         let stamp = Stamp::of(Position { time_us: 5, source: SourceId(1), offset: 7 });
-        let of = |stamp: &Stamp, step, now_us| {
-            let answers = Arc::default();
-            Moment { now_us, stamp: stamp.clone(), step, answers }
+        let answers = Answers::default();
+        let of = |stamp: &Stamp, step, now_us| Moment {
+            now_us,
+            stamp: stamp.clone(),
+            step,
+            answers: &answers,
         };
         let first = of(&stamp, 0, 1).random(3, 0);
         assert_eq!(first, of(&stamp, 0, 2).random(3, 0));

@@ -48,7 +48,7 @@ impl<'a> Work<'a> {
         program: &'a Program,
         outcome: &'a mut Outcome,
         handler: usize,
-        moment: &'a Moment,
+        moment: &'a Moment<'a>,
     ) -> Work<'a> {
         let Outcome { tables, histories, .. } = outcome;
         let inside = Inside::new(program, handler, moment);

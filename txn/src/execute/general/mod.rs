@@ -1,5 +1,6 @@
-//! The general path: any transaction, over values. It works on an overlay of the rows it touched,
-//! so an abort leaves nothing to undo, and one commit applies what has changed.
+//! The general path: any transaction. It works on an overlay of the rows it touched, so an abort leaves
+//! nothing to undo, and one commit applies what has changed. Rows are values there; functions have those
+//! of plain tables as words (`plain`).
 
 mod along;
 mod declared;
@@ -46,7 +47,7 @@ impl<'a> General<'a> {
         program: &'a Program,
         tables: &'a dyn Rows,
         handler: usize,
-        moment: &'a Moment,
+        moment: &'a Moment<'a>,
     ) -> General<'a> {
         General {
             inside: Inside::new(program, handler, moment),

@@ -303,7 +303,7 @@ impl Source {
         program: &Program,
         tables: &[Table],
         event: &[Value],
-        moment: &Moment,
+        moment: &Moment<'_>,
     ) -> Hint {
         let mut rows = BTreeMap::new();
         if let Source::Event(exprs, keys) = self {

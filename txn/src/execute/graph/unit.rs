@@ -71,14 +71,20 @@ impl Unit {
         program: &Program,
         rows: &dyn Rows,
         event: &[Value],
-        moment: &Moment,
+        moment: &Moment<'_>,
     ) -> Unit {
         let mut unit = Unit::default();
         unit.transact(program, rows, event, moment);
         unit
     }
 
-    fn transact(&mut self, program: &Program, base: &dyn Rows, event: &[Value], moment: &Moment) {
+    fn transact(
+        &mut self,
+        program: &Program,
+        base: &dyn Rows,
+        event: &[Value],
+        moment: &Moment<'_>,
+    ) {
         let (handler, time_us) = (moment.step, moment.time_us());
         let result = match moment.stamp.path.len() > program.handlers.len() {
             true => Err(reasons::endless()),
