@@ -3,7 +3,11 @@
 
 use std::process::ExitCode;
 
+use mimalloc::MiMalloc;
 use serde_json::{Map, Value};
+
+#[global_allocator]
+static MEMORY: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -25,6 +29,9 @@ fn main() -> ExitCode {
 
 /// Options without a value.
 const SWITCHES: &[&str] = &["acyclic", "average", "dynamic", "requests"];
+
+/// Options whose values are text, also where they look like a number.
+const TEXTS: &[&str] = &["lengths", "log", "sink", "snapshots", "source", "tweets", "write_source"];
 
 /// The options as a JSON object: `--udf-ns 5` is `"udf_ns": 5`.
 fn parse(args: &[String]) -> Result<String, String> {
@@ -56,8 +63,9 @@ fn parse(args: &[String]) -> Result<String, String> {
             return Err(format!("{option} needs a value"));
         };
         let number = value.parse::<u64>().map(Value::from);
-        let number = number.or_else(|_| value.parse::<f64>().map(Value::from));
-        object.insert(name, number.unwrap_or_else(|_| value.as_str().into()));
+        let number = number.or_else(|_| value.parse::<f64>().map(Value::from)).ok();
+        let number = number.filter(|_| !TEXTS.contains(&&*name));
+        object.insert(name, number.unwrap_or_else(|| value.as_str().into()));
         rest = tail;
     }
     Ok(Value::Object(object).to_string())

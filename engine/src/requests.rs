@@ -290,6 +290,10 @@ impl Tx for Watched<'_> {
         self.tx.get(table, key)
     }
 
+    fn get_ints(&mut self, table: TableId, key: i64, row: &mut [i64]) -> Result<bool, Abort> {
+        self.tx.get_ints(table, key, row)
+    }
+
     fn window(
         &mut self,
         table: TableId,
@@ -317,6 +321,10 @@ impl Tx for Watched<'_> {
 
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
         self.tx.put(table, row)
+    }
+
+    fn put_ints(&mut self, table: TableId, row: &[i64]) -> Result<(), Abort> {
+        self.tx.put_ints(table, row)
     }
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {

@@ -18,7 +18,11 @@ mod running;
 mod transaction;
 mod values;
 
+use mimalloc::MiMalloc;
 use pyo3::prelude::*;
+
+#[global_allocator]
+static MEMORY: MiMalloc = MiMalloc;
 
 /// The compiled half of the package; `_native.pyi` describes it.
 #[pymodule]

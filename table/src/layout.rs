@@ -1,6 +1,6 @@
 //! Where each column of a row lives.
 
-use tidemill_core::TableSpec;
+use tidemill_core::{DataType, TableSpec};
 
 /// Words of a slot before its columns: key, stamp, link.
 pub const HEADER_WORDS: usize = 3;
@@ -37,6 +37,8 @@ pub struct Layout {
     pub values: usize,
     /// Whether the key is one column of one word, kept in the slot itself.
     pub word_key: bool,
+    /// Whether that, and all columns are integers that are never null.
+    pub ints: bool,
 }
 
 impl Layout {
@@ -62,7 +64,8 @@ impl Layout {
                 }
             })
             .collect();
-        Layout { places, null_words: null_bits.div_ceil(64), words, values, word_key }
+        let ints = word_key && columns.iter().all(|c| c.ty == DataType::Int && !c.nullable);
+        Layout { places, null_words: null_bits.div_ceil(64), words, values, word_key, ints }
     }
 
     /// Words of a version: null bits and columns.

@@ -342,6 +342,31 @@ impl Table {
         }
     }
 
+    /// Whether rows are so many integers, never null, found by one of them.
+    #[inline]
+    pub fn has_int_rows(&self, columns: usize) -> bool {
+        self.layout.ints && self.layout.places.len() == columns
+    }
+
+    /// The columns of a row with this key and these column words; of a table of integers.
+    pub fn read_ints(&self, key: i64, body: &[u64], row: &mut [i64]) {
+        for (place, int) in self.layout.places.iter().zip(row) {
+            *int = match place {
+                Place::Word { word, .. } => body[*word] as i64,
+                _ => key,
+            };
+        }
+    }
+
+    /// The column words of a row of integers.
+    pub fn write_ints(&self, row: &[i64], body: &mut [u64]) {
+        for (place, int) in self.layout.places.iter().zip(row) {
+            if let Place::Word { word, .. } = place {
+                body[*word] = *int as u64;
+            }
+        }
+    }
+
     // ---- rows as words --------------------------------------------------------------------
 
     /// The hash of a word key.

@@ -7,7 +7,7 @@ use super::program::Frame;
 use super::{AGAIN, NOBODY, TREND};
 
 /// The one row of `tally`.
-const TALLY: Value = Value::Int(0);
+const TALLY: i64 = 0;
 
 /// Refuses a vote, or inserts it.
 pub(super) struct Validate {
@@ -16,11 +16,10 @@ pub(super) struct Validate {
 
 impl Opaque for Validate {
     fn call(&self, vote: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
-        let (phone, candidate) = (&vote[..1], &vote[1..]);
-        if tx.get(self.frame.candidates, candidate)?.is_none() {
+        if tx.ints::<3>(self.frame.candidates, int(&vote[1]))?.is_none() {
             return Err(Abort::refused(NOBODY));
         }
-        if tx.get(self.frame.votes, phone)?.is_some() {
+        if tx.ints::<2>(self.frame.votes, int(&vote[0]))?.is_some() {
             return Err(Abort::refused(AGAIN));
         }
         tx.put(self.frame.votes, vote)?;
@@ -37,13 +36,13 @@ impl Opaque for Count {
     fn call(&self, vote: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
         let Frame { tally, recent, counted, .. } = self.frame;
         let candidate = int(&vote[1]);
-        let accepted = tx.get(tally, &[TALLY])?.map_or(0, |row| int(&row[1]));
-        tx.put(tally, &[TALLY, Value::Int(accepted + 1)])?;
+        let accepted = tx.ints(tally, TALLY)?.map_or(0, |[_, accepted]| accepted);
+        tx.put_ints(tally, &[TALLY, accepted + 1])?;
         // The last votes are a ring.
-        let place = Value::Int(accepted % TREND as i64);
-        let leaves = tx.get(recent, std::slice::from_ref(&place))?.map(|row| int(&row[1]));
+        let place = accepted % TREND as i64;
+        let leaves = tx.ints(recent, place)?.map(|[_, candidate]| candidate);
         if leaves != Some(candidate) {
-            tx.put(recent, &[place, vote[1].clone()])?;
+            tx.put_ints(recent, &[place, candidate])?;
         }
         let mut now = self.add(candidate, 1, 1, tx)?;
         if let Some(leaves) = leaves {
@@ -53,7 +52,7 @@ impl Opaque for Count {
         if let Some(now) = now {
             raise_boards(self.frame, now, leaves, tx)?;
         }
-        tx.emit(counted, &[Value::Int(accepted + 1)])
+        tx.emit_ints(counted, &[accepted + 1])
     }
 }
 
@@ -66,10 +65,11 @@ impl Count {
         recent: i64,
         tx: &mut dyn Tx,
     ) -> Result<Option<[i64; 3]>, Abort> {
-        let key = [Value::Int(candidate)];
-        let Some(row) = tx.get(self.frame.candidates, &key)? else { return Ok(None) };
-        let row = [candidate, int(&row[1]) + votes, int(&row[2]) + recent];
-        tx.put(self.frame.candidates, &row.map(Value::Int))?;
+        let Some([_, had, had_recent]) = tx.ints(self.frame.candidates, candidate)? else {
+            return Ok(None);
+        };
+        let row = [candidate, had + votes, had_recent + recent];
+        tx.put_ints(self.frame.candidates, &row)?;
         Ok(Some(row))
     }
 }
@@ -98,7 +98,7 @@ impl Opaque for Remove {
         }
         tx.delete(candidates, &[Value::Int(gone)])?;
         write_boards(self.frame, tx)?;
-        tx.emit(removed, &[gone, count, accepted].map(Value::Int))
+        tx.emit_ints(removed, &[gone, count, accepted])
     }
 }
 
@@ -128,10 +128,8 @@ fn raise_boards(
 ) -> Result<(), Abort> {
     let mut held = [None; 3];
     for (number, held) in (0..).zip(&mut held) {
-        let row = tx.get(frame.boards, &[Value::Int(number)])?;
-        *held = row.map(|row| -> Places {
-            std::array::from_fn(|place| [int(&row[place * 2 + 1]), int(&row[place * 2 + 2])])
-        });
+        let row = tx.ints(frame.boards, number)?;
+        *held = row.map(|[_, first, a, second, b, third, c]| [[first, a], [second, b], [third, c]]);
     }
     let [Some(most), Some(fewest), Some(trending)] = held else { return write_boards(frame, tx) };
     let is_on = |board: &Places, candidate: i64| board.iter().any(|place| place[0] == candidate);
@@ -178,10 +176,10 @@ fn write_boards(frame: Frame, tx: &mut dyn Tx) -> Result<(), Abort> {
 /// Writes a leaderboard, if it is another one.
 fn write(frame: Frame, number: i64, places: Places, tx: &mut dyn Tx) -> Result<(), Abort> {
     let [[first, a], [second, b], [third, c]] = places;
-    let row = [number, first, a, second, b, third, c].map(Value::Int);
-    match tx.get(frame.boards, &row[..1])?.as_deref() == Some(&row) {
+    let row = [number, first, a, second, b, third, c];
+    match tx.ints(frame.boards, number)? == Some(row) {
         true => Ok(()),
-        false => tx.put(frame.boards, &row),
+        false => tx.put_ints(frame.boards, &row),
     }
 }
 

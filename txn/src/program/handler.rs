@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{Row, StreamId, TableId, Value};
 
 use super::expr::{Block, ExprId};
+use super::ints;
 use super::owned::WindowId;
 use super::window::{Aggregate, Window};
 use crate::execute::{run_native, End, Lane, NativeCode, NativeTx, Turns};
@@ -363,6 +364,11 @@ pub const OPERATIONS_MAX: usize = 1_000_000;
 pub trait Tx {
     /// The row with this key (one value for each key column), or `None` when it is missing.
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort>;
+    /// Reads the row with this key into `row`, of a table that has as many columns, all integers and
+    /// never null, one of which is the key; `false` when it is missing. Aborts when the table is another.
+    fn get_ints(&mut self, table: TableId, key: i64, row: &mut [i64]) -> Result<bool, Abort> {
+        ints::get(self, table, key, row)
+    }
     /// What a window over the versions of the row with this key comes to; aborts when the table's
     /// history does not hold it, or the column has no such aggregate.
     fn window(
@@ -389,10 +395,18 @@ pub trait Tx {
     fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort>;
     /// Makes or replaces a whole row; aborts when a value does not fit its column.
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort>;
+    /// As [`Tx::put`], of integers.
+    fn put_ints(&mut self, table: TableId, row: &[i64]) -> Result<(), Abort> {
+        ints::put(self, table, row)
+    }
     /// Removes a row; nothing happens when it is missing.
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort>;
     /// Emits an event with a value for each column; aborts when one does not fit.
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort>;
+    /// As [`Tx::emit`], of integers.
+    fn emit_ints(&mut self, stream: StreamId, row: &[i64]) -> Result<(), Abort> {
+        ints::emit(self, stream, row)
+    }
     /// Puts a row into a window that belongs to the handler, which may slide it once or, by time,
     /// several times; aborts when a value does not fit its column.
     fn window_insert(&mut self, window: WindowId, row: &[Value]) -> Result<(), Abort>;

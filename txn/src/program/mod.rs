@@ -13,6 +13,7 @@ mod footprint;
 mod handler;
 pub(crate) mod hooks;
 pub(crate) mod inside;
+pub(crate) mod ints;
 mod moment;
 pub(crate) mod owned;
 pub(crate) mod rounds;

@@ -14,7 +14,7 @@
 //! What a procedure emits has the stamp of its batch, with one step: its place among all turns,
 //! behind all handlers, and the ordinal of what it emitted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -141,13 +141,17 @@ fn sorted(
 
 /// What is to be done in a round: by turn, the events that its procedures take.
 #[derive(Debug, Default)]
-pub(crate) struct Agenda(BTreeMap<usize, Given>);
+pub(crate) struct Agenda(VecDeque<(usize, Given)>);
 
 impl Agenda {
     /// A procedure has this event to take.
     pub(crate) fn add(&mut self, turns: &Turns, procedure: usize, stream: StreamId, event: Row) {
         let (turn, place) = turns.of[procedure].expect("it is a procedure");
-        self.0.entry(turn).or_default().add(place, stream, event, true);
+        let at = self.0.partition_point(|(other, _)| *other < turn);
+        if self.0.get(at).is_none_or(|(other, _)| *other != turn) {
+            self.0.insert(at, (turn, Given::default()));
+        }
+        self.0[at].1.add(place, stream, event, true);
     }
 
     /// Whether no procedure waits for its turn.
@@ -157,13 +161,13 @@ impl Agenda {
 
     /// The next turn, and what it is given.
     pub(crate) fn next(&mut self) -> Option<(usize, Given)> {
-        self.0.pop_first()
+        self.0.pop_front()
     }
 }
 
 /// The events that the procedures of a turn take, by place in the turn, in their order.
 #[derive(Debug, Default)]
-pub(crate) struct Given(BTreeMap<usize, Vec<Taken>>);
+pub(crate) struct Given(Vec<Vec<Taken>>);
 
 #[derive(Debug)]
 struct Taken {
@@ -179,26 +183,29 @@ pub(crate) type Emitted = (usize, Vec<(StreamId, Vec<Value>)>);
 impl Given {
     /// The procedure at this place has this event to take.
     pub(crate) fn add(&mut self, place: usize, stream: StreamId, event: Row, outside: bool) {
-        self.0.entry(place).or_default().push(Taken { stream, event, outside });
+        if self.0.len() <= place {
+            self.0.resize_with(place + 1, Vec::new);
+        }
+        self.0[place].push(Taken { stream, event, outside });
     }
 
     /// The events from outside of the turn, with the places of those who take them.
     pub(crate) fn outside(&self) -> Vec<(u32, StreamId, Row)> {
-        let all = self.0.iter().flat_map(|(p, given)| given.iter().map(move |taken| (*p, taken)));
+        let all =
+            (0..).zip(&self.0).flat_map(|(p, given)| given.iter().map(move |taken| (p, taken)));
         let outside = all.filter(|(_, taken)| taken.outside);
-        outside.map(|(place, taken)| (place as u32, taken.stream, taken.event.clone())).collect()
+        outside.map(|(place, taken)| (place, taken.stream, taken.event.clone())).collect()
     }
 
     /// As it was before the turn began.
     pub(crate) fn begin(&mut self) {
-        self.0.values_mut().for_each(|given| given.retain(|taken| taken.outside));
-        self.0.retain(|_, given| !given.is_empty());
+        self.0.iter_mut().for_each(|given| given.retain(|taken| taken.outside));
     }
 
     /// What the procedure at this place takes, a batch for each stream that it names; nothing if there
     /// is nothing.
     pub(crate) fn batches(&self, procedure: &Handler, place: usize) -> Option<Vec<EventBatch>> {
-        let given = self.0.get(&place)?;
+        let given = self.0.get(place).filter(|given| !given.is_empty())?;
         let of = |stream: StreamId| {
             let of = given.iter().filter(|taken| taken.stream == stream);
             EventBatch { stream, events: of.map(|taken| taken.event.clone()).collect() }
@@ -209,7 +216,7 @@ impl Given {
     /// What a turn that aborts comes to: what it was given goes where the procedures' aborted events
     /// go.
     pub(crate) fn aborted(&self, program: &Program, turn: &Turn, reason: &str) -> Vec<Emitted> {
-        let of = |(place, given): (&usize, &Vec<Taken>)| {
+        let of = |(place, given): (usize, &Vec<Taken>)| {
             // Stream by stream: in which order events of several came is nobody's business.
             let of_input = |input: Input| {
                 let events = given.iter().filter(move |t| t.outside && t.stream == input.stream);
@@ -219,9 +226,9 @@ impl Given {
                     (input.aborted, event)
                 })
             };
-            let procedure = &program.handlers[turn.procedures[*place]];
-            (*place, procedure.inputs().flat_map(of_input).collect())
+            let procedure = &program.handlers[turn.procedures[place]];
+            (place, procedure.inputs().flat_map(of_input).collect())
         };
-        self.0.iter().map(of).collect()
+        (0..).zip(&self.0).filter(|(_, given)| !given.is_empty()).map(of).collect()
     }
 }

@@ -1,6 +1,7 @@
 //! Writes of a transaction on the general path, and the entries in indexes that go along with them.
 
 use tidemill_core::{TableId, Value};
+use tidemill_table::Table;
 
 use super::effects::Touched;
 use super::plain;
@@ -24,22 +25,33 @@ impl General<'_> {
         key: Vec<Value>,
         row: Option<Vec<Value>>,
     ) -> Result<(), Abort> {
-        let program = self.inside.program;
         if let Some(held) = self.plain(table) {
             let at = self.plain.touch(table, held, plain::word(&key));
-            if program.hooks().is_plain(table) {
-                self.plain.write(at, held, row.as_deref());
-                return Ok(());
-            }
-            let before = self.plain.row(at, held);
-            self.inside.note(table, &key, before.as_deref());
-            self.plain.write(at, held, row.as_deref());
-            return self.reindex(table, before.as_deref(), row.as_deref());
+            return self.write_plain(table, held, at, &key, row.as_deref());
         }
         let at = self.touch(table, key)?;
         let before = self.note(at);
         (self.rows[at].row, self.rows[at].written) = (row, true);
         before.map_or(Ok(()), |before| self.reindex_touched(at, before.as_deref()))
+    }
+
+    /// The same of a table whose rows are used as words.
+    pub(super) fn write_plain(
+        &mut self,
+        table: TableId,
+        held: &Table,
+        at: usize,
+        key: &[Value],
+        row: Option<&[Value]>,
+    ) -> Result<(), Abort> {
+        if self.inside.program.hooks().is_plain(table) {
+            self.plain.write(at, held, row);
+            return Ok(());
+        }
+        let before = self.plain.row(at, held);
+        self.inside.note(table, key, before.as_deref());
+        self.plain.write(at, held, row);
+        self.reindex(table, before.as_deref(), row)
     }
 
     /// The entries of a touched row that was another before.

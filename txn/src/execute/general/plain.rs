@@ -6,6 +6,9 @@ use std::collections::HashMap;
 use tidemill_core::{Column, DataType, Key, Row, TableId, TableSpec, Value};
 use tidemill_table::{Seq, Table};
 
+/// Room for so many words is made when the first row is written.
+const WORDS_FEW: usize = 32;
+
 /// A row that was touched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlainRow {
@@ -113,6 +116,9 @@ impl PlainRows {
     }
 
     fn push(&mut self, row: PlainRow) -> usize {
+        if self.rows.is_empty() {
+            self.rows.reserve(super::ROWS_FEW);
+        }
         if self.rows.len() >= super::ROWS_FEW {
             self.by_key.insert((row.table, row.key), self.rows.len());
         }
@@ -140,23 +146,35 @@ impl PlainRows {
 
     /// A row becomes this.
     pub(super) fn write(&mut self, at: usize, table: &Table, row: Option<&[Value]>) {
-        let Some(row) = row else {
-            self.rows[at].is = Is::Deleted;
-            return;
-        };
+        match row {
+            Some(row) => table.write_words(row, self.fresh(at, table)),
+            None => self.rows[at].is = Is::Deleted,
+        }
+    }
+
+    /// The same of integers, of a table that has nothing else.
+    pub(super) fn write_ints(&mut self, at: usize, table: &Table, row: &[i64]) {
+        table.write_ints(row, self.fresh(at, table));
+    }
+
+    /// Words for what a row becomes, all 0.
+    fn fresh(&mut self, at: usize, table: &Table) -> &mut [u64] {
         let (from, len) = match self.rows[at].is {
             Is::Written { from, len } => {
                 self.words[from..][..len].fill(0);
                 (from, len)
             }
             _ => {
+                if self.words.is_empty() {
+                    self.words.reserve(WORDS_FEW);
+                }
                 let (from, len) = (self.words.len(), table.layout().body_words());
                 self.words.resize(from + len, 0);
+                self.rows[at].is = Is::Written { from, len };
                 (from, len)
             }
         };
-        table.write_words(row, &mut self.words[from..][..len]);
-        self.rows[at].is = Is::Written { from, len };
+        &mut self.words[from..][..len]
     }
 
     /// What the transaction has made of rows of a table: their keys, and what they are now.

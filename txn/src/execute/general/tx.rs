@@ -7,7 +7,7 @@ use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use super::{plain, General};
 use crate::program::inside::{Inside, Transaction};
 use crate::program::owned::Held;
-use crate::program::{Abort, Aggregate, Tx, Window, WindowId};
+use crate::program::{ints, Abort, Aggregate, Tx, Window, WindowId};
 
 impl Tx for General<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
@@ -22,6 +22,18 @@ impl Tx for General<'_> {
         }
         let key = program.stored_key(table, key)?;
         self.held(table, &key)
+    }
+
+    fn get_ints(&mut self, table: TableId, key: i64, row: &mut [i64]) -> Result<bool, Abort> {
+        let Some(held) = self.plain(table).filter(|held| held.has_int_rows(row.len())) else {
+            return ints::get(self, table, key, row);
+        };
+        self.inside.count(1)?;
+        self.inside.program.check_visible(table)?;
+        let at = self.plain.touch(table, held, key as u64);
+        let body = self.plain.body(at, held);
+        body.into_iter().for_each(|body| held.read_ints(key, body, row));
+        Ok(body.is_some())
     }
 
     fn window(
@@ -68,16 +80,28 @@ impl Tx for General<'_> {
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
         self.inside.count(1)?;
         let program = self.inside.program;
-        if let Some(held) = self.plain(table).filter(|_| program.hooks().is_plain(table)) {
+        if let Some(held) = self.plain(table) {
             let spec = &program.tables[table.index()];
             if let Some(key) = plain::row_as_is(spec, row).filter(|_| spec.keeps.is_none()) {
                 let at = self.plain.touch(table, held, key);
-                self.plain.write(at, held, Some(row));
-                return Ok(());
+                let key = std::slice::from_ref(&row[spec.key[0]]);
+                return self.write_plain(table, held, at, key, Some(row));
             }
         }
         let (key, row) = program.stored_row(table, row)?;
         self.write(table, key, Some(row))
+    }
+
+    fn put_ints(&mut self, table: TableId, row: &[i64]) -> Result<(), Abort> {
+        let program = self.inside.program;
+        let is_plain =
+            program.hooks().is_plain(table) && program.tables[table.index()].keeps.is_none();
+        let held = self.plain(table).filter(|held| is_plain && held.has_int_rows(row.len()));
+        let Some(held) = held else { return ints::put(self, table, row) };
+        self.inside.count(1)?;
+        let at = self.plain.touch(table, held, row[held.spec().key[0]] as u64);
+        self.plain.write_ints(at, held, row);
+        Ok(())
     }
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {

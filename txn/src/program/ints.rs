@@ -1,0 +1,62 @@
+//! Rows and events whose columns are all integers, as integers: what functions in Rust that count and add do
+//! with them needs no [`Value`]s. Here they are made of values; a transaction that has rows as words
+//! does better.
+
+use smallvec::SmallVec;
+use tidemill_core::{StreamId, TableId, Value};
+
+use super::handler::{reasons, Abort, AbortKind, Tx};
+
+impl dyn Tx + '_ {
+    /// The row with this key, or `None` when it is missing; of a table that has `N` columns, all integers
+    /// and never null, one of which is the key. Aborts when the table is another.
+    pub fn ints<const N: usize>(
+        &mut self,
+        table: TableId,
+        key: i64,
+    ) -> Result<Option<[i64; N]>, Abort> {
+        let mut row = [0; N];
+        Ok(self.get_ints(table, key, &mut row)?.then_some(row))
+    }
+}
+
+/// As [`Tx::get_ints`].
+pub(crate) fn get(
+    tx: &mut (impl Tx + ?Sized),
+    table: TableId,
+    key: i64,
+    row: &mut [i64],
+) -> Result<bool, Abort> {
+    let Some(held) = tx.get(table, &[Value::Int(key)])? else { return Ok(false) };
+    if held.len() != row.len() {
+        return Err(reasons::wrong_shape("the row", held.len(), row.len()));
+    }
+    for (int, value) in row.iter_mut().zip(&held) {
+        *int = match value {
+            Value::Int(value) => *value,
+            other => {
+                let reason = format!("{other} was read as an integer, which it is not");
+                return Err(Abort { kind: AbortKind::Fault, reason });
+            }
+        };
+    }
+    Ok(true)
+}
+
+/// As [`Tx::put_ints`].
+pub(crate) fn put(tx: &mut (impl Tx + ?Sized), table: TableId, row: &[i64]) -> Result<(), Abort> {
+    tx.put(table, &values(row))
+}
+
+/// As [`Tx::emit_ints`].
+pub(crate) fn emit(
+    tx: &mut (impl Tx + ?Sized),
+    stream: StreamId,
+    row: &[i64],
+) -> Result<(), Abort> {
+    tx.emit(stream, &values(row))
+}
+
+fn values(row: &[i64]) -> SmallVec<[Value; 8]> {
+    row.iter().copied().map(Value::Int).collect()
+}
