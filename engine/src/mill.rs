@@ -27,7 +27,7 @@ use crate::recent::Recent;
 use crate::records::{put_verdict, Verdict};
 use crate::recover::Recorded;
 use crate::report::{Status, Summary};
-use crate::requests::Request;
+use crate::requests::{self, Request};
 use crate::rings::Rings;
 use crate::serve::Server;
 use crate::settings::{Durable, Recovery};
@@ -400,16 +400,22 @@ impl Mill {
     }
 
     /// Sends events into a pushed stream; waits while its queue is full. Gives the row behind
-    /// them, for [`acknowledge`](Mill::acknowledge): several threads may send.
+    /// them, for [`acknowledge`](Mill::acknowledge): several threads may send. Into the stream of a
+    /// procedure that is called, the parameters: nobody waits for what such calls come to.
     ///
     /// # Errors
     /// When the stream is not pushed, the batch is not of its schema, or the run has ended.
     pub fn send(&self, stream: &str, batch: Batch) -> Result<u64> {
         let pushed = self.view.pushed(stream)?;
+        let is_called = requests::parameters(pushed.handle.schema()).1;
         if pushed.is_over {
             return Err(Error::program(format!("stream {stream} was ended for good by an earlier run"))
                 .help("its end is recorded in the data directory: stop instead of finishing when more will come; a fresh start forgets everything"));
         }
+        let batch = match is_called {
+            true => requests::without_ids(pushed.handle.schema(), batch),
+            false => batch,
+        };
         // A batch larger than a worker's reading would only be cut again.
         let sent = pushed.handle.send(batch).map_err(|e| self.view.shared.error().unwrap_or(e))?;
         let sent = pushed.known + sent;

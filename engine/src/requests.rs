@@ -14,6 +14,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use arrow_array::new_null_array;
+use tidemill_core::batch::inner_type;
 use tidemill_core::wire::{put_columns, take_columns};
 use tidemill_core::{
     encode, rules, Batch, Column, DataType, Error, Late, Result, Row, Schema, StreamId, StreamSpec,
@@ -172,12 +174,22 @@ pub(crate) fn event(
                 .help("call it without one; only procedures that are functions take them")),
         };
     }
-    let of_request = match request {
-        None => [Value::Null, Value::Null],
-        Some(request) => [Value::str(&request.id), Value::Int(request.kept_us)],
-    };
+    let Some(request) = request else { return Ok(without_ids(calls, arguments)) };
+    let of_request = [Value::str(&request.id), Value::Int(request.kept_us)];
     let row: Vec<Value> = arguments.row(0).into_vec().into_iter().chain(of_request).collect();
     Ok(Batch::from_rows(calls.clone(), [&row[..]]))
+}
+
+/// Events of calls that nobody makes again, of their parameters; other batches as they are.
+pub(crate) fn without_ids(calls: &Arc<Schema>, given: Batch) -> Batch {
+    let (columns, own) = (&calls.columns, given.schema().clone());
+    if own.len() == columns.len() || !columns.starts_with(&own.columns) {
+        return given;
+    }
+    let missing = columns[own.len()..].iter();
+    let missing = missing.map(|column| new_null_array(&inner_type(&column.ty), given.len()));
+    let arrays = given.columns().iter().cloned().chain(missing).collect();
+    Batch::new(calls.clone(), arrays, given.len())
 }
 
 /// Where a program answers requests that it knows.

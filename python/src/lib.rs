@@ -32,6 +32,8 @@ mod _native {
     #[pymodule_export]
     use super::msgpack::{packed, unpacked};
     #[pymodule_export]
+    use super::opaque::finished;
+    #[pymodule_export]
     use super::reference::run_reference;
     #[pymodule_export]
     use super::row::Row;

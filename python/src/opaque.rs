@@ -1,10 +1,12 @@
 //! Opaque functions: a Python function as a [`tidemill_txn::program::Opaque`].
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyIterator, PyList, PyNone, PySendResult, PyTuple};
 use tidemill_core::Value;
 use tidemill_txn::program::{Abort, AbortKind, EventBatch, Opaque, Tx};
 use tidemill_txn::Program;
@@ -34,10 +36,48 @@ pub fn functions(
     opaques.into_iter().map(function).collect()
 }
 
+/// What a coroutine returns that waits for nothing from outside.
+#[pyfunction]
+pub fn finished<'py>(coroutine: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: what is sent into it need not be an iterator, as coroutines are not; it fails with an
+    // exception where nothing can be sent.
+    let sent = unsafe { coroutine.cast_unchecked::<PyIterator>() };
+    match sent.send(&PyNone::get(coroutine.py()))? {
+        PySendResult::Return(value) => Ok(value),
+        PySendResult::Next(_) => {
+            coroutine.call_method0("close")?;
+            Err(PyTypeError::new_err(
+                "an async function awaits something that is not there yet: a transaction waits for \
+                 nothing from outside; fetch it before, and send it as an event or a parameter",
+            ))
+        }
+    }
+}
+
+/// The kind of an abort, as the package names it.
+pub fn kind(name: &str) -> AbortKind {
+    match name {
+        "refused" => AbortKind::Refused,
+        "fault" => AbortKind::Fault,
+        "overdue" => AbortKind::Overdue,
+        _ => AbortKind::Raised,
+    }
+}
+
 /// The package's `Running`, which is a [`NativeTx`].
 static RUNNING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-fn running(py: Python<'_>) -> PyResult<Bound<'_, NativeTx>> {
+thread_local! {
+    /// One that no function has kept, of the thread's last transaction.
+    static SPARE: RefCell<Option<Py<NativeTx>>> = const { RefCell::new(None) };
+}
+
+fn running<'py>(py: Python<'py>, shapes: &Arc<Shapes>) -> PyResult<Bound<'py, NativeTx>> {
+    // Those of other programs have other shapes.
+    let spare = SPARE.take().filter(|spare| spare.get().is_of(shapes));
+    if let Some(spare) = spare {
+        return Ok(spare.into_bound(py));
+    }
     let class = RUNNING.get_or_try_init(py, || {
         Ok::<_, PyErr>(py.import("tidemill.opaque")?.getattr("Running")?.unbind())
     })?;
@@ -54,7 +94,7 @@ impl PyOpaque {
     ) -> Result<(), Abort> {
         let raised = |e: PyErr| Abort { kind: AbortKind::Raised, reason: e.to_string() };
         attached(|py| {
-            let running = running(py).map_err(raised)?;
+            let running = running(py, &self.shapes).map_err(raised)?;
             running.get().begin(tx, &self.shapes);
             let function = self.function.bind(py);
             let outcome = given(py).and_then(|given| match method {
@@ -62,16 +102,13 @@ impl PyOpaque {
                 Some(method) => function.call_method1(method, (given, &running)),
             });
             let abort = running.get().end();
+            if running.get_refcnt() == 1 {
+                SPARE.set(Some(running.unbind()));
+            }
             let outcome = outcome.and_then(|outcome| match outcome.is_none() {
                 true => Ok(None),
                 false => outcome.extract::<(String, String)>().map(Some),
             });
-            let kind = |kind: &str| match kind {
-                "refused" => AbortKind::Refused,
-                "fault" => AbortKind::Fault,
-                "overdue" => AbortKind::Overdue,
-                _ => AbortKind::Raised,
-            };
             match (outcome, abort) {
                 // How far it had come is the machine's business.
                 (Ok(Some((overdue, reason))), _) if overdue == "overdue" => {

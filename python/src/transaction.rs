@@ -235,11 +235,18 @@ impl NativeTx {
     /// The call ends; why its transaction aborts, if that is known.
     pub fn end(&self) -> Option<Abort> {
         let mut rows = self.rows.lock().unwrap_or_else(|e| e.into_inner());
-        let Rows { held, abort, .. } = std::mem::take(&mut *rows);
+        let (held, abort) = (std::mem::take(&mut rows.held), rows.abort.take());
+        rows.tx = None;
+        rows.by_key.clear();
         // Rows may be the last to hold this very object.
         drop(rows);
         drop(held);
         abort
+    }
+
+    /// Whether it is of a program with these shapes.
+    pub fn is_of(&self, shapes: &Arc<Shapes>) -> bool {
+        self.shapes.get().is_some_and(|own| Arc::ptr_eq(own, shapes))
     }
 
     /// The shapes of tables and streams.
@@ -638,10 +645,13 @@ impl NativeTx {
         rows.iter().map(|row| to_tuple(py, row)).collect()
     }
 
-    /// The transaction aborts. A function that catches the exception does not undo it.
-    fn refuse(&self, py: Python<'_>, is_fault: bool, reason: String) -> PyResult<()> {
-        let kind = if is_fault { AbortKind::Fault } else { AbortKind::Refused };
-        self.with(py, |_| Err(Abort { kind, reason }))
+    /// The transaction aborts, whatever its function goes on to do; the first reason counts.
+    fn mark(&self, py: Python<'_>, kind: &str, reason: String) -> PyResult<()> {
+        let kind = crate::opaque::kind(kind);
+        match self.with(py, |_| Err::<(), _>(Abort { kind, reason })) {
+            Err(error) if error.is_instance_of::<PyRuntimeError>(py) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Writes what has changed.

@@ -24,6 +24,7 @@ from tidemill.client import (
     GoneError,
     Reset,
 )
+from tidemill.entity import Context, Entity, Function, Reply
 from tidemill.errors import (
     Abort,
     Error,
@@ -74,12 +75,15 @@ __all__ = [
     "AsyncClient",
     "Change",
     "Client",
+    "Context",
     "Cut",
     "DeadlineError",
+    "Entity",
     "Error",
     "Event",
     "Fault",
     "Files",
+    "Function",
     "GoneError",
     "Handler",
     "Index",
@@ -91,6 +95,7 @@ __all__ = [
     "OutputView",
     "OwnedWindow",
     "ProgramError",
+    "Reply",
     "Reset",
     "ResourceError",
     "SettingError",

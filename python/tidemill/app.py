@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tidemill import _native
 from tidemill.config import checked_settings
+from tidemill.entity import Entity, Function, OpaqueFunction
 from tidemill.errors import ProgramError, SettingError
 from tidemill.external import External, Outside
 from tidemill.index import Index
 from tidemill.owned import OwnedWindow
-from tidemill.source import here
+from tidemill.source import globals_written, here
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
 from tidemill.trigger import Trigger
@@ -506,14 +507,103 @@ class App:
         parameters = self._columns(f"procedure {chosen}", _parameters(function, chosen, at), {}, at)
         calls = Stream(self, f"{chosen}.calls", parameters, "input", at)
         self.calls.append(calls)
-        reply = self._columns(f"reply of {chosen}", {"reply": optional(any_value)}, {}, at)
-        if role is not None:
-            if not isinstance(role, str) or not role:
-                raise ProgramError(f"procedure {chosen}: a role is a text, not {role!r}", "", at)
-            self.roles[chosen] = role
+        reply = self._reply(chosen, role, at)
         return Handler(
             self, function, calls, chosen, at, True, reply, emits, called=True, owns=owns
         )
+
+    def _reply(self, called: str, role: str | None, at: str) -> Schema:
+        """The columns of the reply of what clients call, who may need a role."""
+        if role is not None:
+            if not isinstance(role, str) or not role:
+                raise ProgramError(f"procedure {called}: a role is a text, not {role!r}", "", at)
+            self.roles[called] = role
+        return self._columns(f"reply of {called}", {"reply": optional(any_value)}, {}, at)
+
+    def entity(
+        self,
+        name: str,
+        /,
+        *,
+        key: str | Sequence[str],
+        schema: object = None,
+        partition_prefix: int | None = None,
+        ordered: bool = False,
+        **columns: object,
+    ) -> Entity:
+        """Entities: rows that have functions, which clients call, and which call each other.
+
+        Key and columns are those of a table (:meth:`table`), which has the same name, for queries.
+        A call of a client is one transaction with all that its function calls: when anything in it
+        raises, nothing of it happens, and the caller gets the reason.
+
+        >>> app = App("trips")
+        >>> hotel = app.entity("hotel", key="id", id=str, rooms=int)
+        >>> trip = app.entity("trip", key="id", id=int, hotel=str)
+        >>> @hotel.function(creates=True)
+        ... async def build(self, ctx, rooms: int):
+        ...     self.rooms = rooms
+        >>> @hotel.function
+        ... async def reserve(self, ctx, n: int = 1):
+        ...     ctx.require(self.rooms >= n, "no rooms left")
+        ...     self.rooms -= n
+        ...     return self.rooms
+        >>> @trip.function(creates=True)
+        ... async def book(self, ctx, hotel_id: str, n: int):
+        ...     left = await hotel[hotel_id].reserve(n)
+        ...     self.hotel = hotel_id
+        ...     return left
+        >>> with app.start() as mill:
+        ...     mill.call(build, id="inn", rooms=3)
+        ...     mill.call(book, id=1, hotel_id="inn", n=2)
+        ...     mill.call(book, id=2, hotel_id="inn", n=2)
+        Traceback (most recent call last):
+        ...
+        tidemill.errors.Abort: no rooms left
+        """
+        more: dict[str, Any] = {"partition_prefix": partition_prefix, "ordered": ordered}
+        table = self.table(name, key=key, schema=schema, **more, **columns)  # type: ignore[arg-type]
+        return Entity(self, table)
+
+    def add_function(
+        self,
+        entity: Entity,
+        function: Callable[..., Any],
+        name: str,
+        creates: bool,
+        role: str | None,
+        at: str,
+    ) -> Function:
+        """Takes a function of an entity into the app."""
+        chosen, table = f"{entity.name}.{name}", entity.table
+        if name.startswith("_") or name in ("exists", "delete", "create", "scan", "function"):
+            raise ProgramError(f"function {chosen}: the name '{name}' is taken", "", at)
+        if name in table.schema.index:
+            raise ProgramError(f"function {chosen}: '{name}' is a column of {entity.name}", "", at)
+        self._name("handler", chosen, [h.name for h in self.handlers], at)
+        self._name("stream", chosen, [s.name for s in self.streams], at)
+        parameters = _parameters(function, chosen, at, "function")
+        for parameter in parameters:
+            if parameter in table.key:
+                raise ProgramError(
+                    f"function {chosen}: '{parameter}' is the key of {entity.name}",
+                    f"read self.{parameter}: whoever calls gives the key",
+                    at,
+                )
+        for written in globals_written(function):
+            raise ProgramError(
+                f"function {chosen} writes the variable '{written}' outside of itself",
+                "keep what lasts in an entity or a table: variables are not undone when a "
+                "transaction aborts, and others do not see them",
+                at,
+            )
+        owner = f"function {chosen}"
+        columns = self._columns(owner, parameters, {}, at) if parameters else Schema(())
+        keys = (table.schema.columns[place] for place in table.key_columns)
+        calls = Stream(self, f"{chosen}.calls", Schema((*keys, *columns.columns)), "input", at)
+        self.calls.append(calls)
+        reply = self._reply(chosen, role, at)
+        return Function(entity, function, chosen, calls, columns, reply, creates, at)
 
     def every(
         self,
@@ -714,11 +804,18 @@ class App:
         handlers: list[Json] = []
         opaques: list[Any] = []
         deadline_us = int(settings.get("deadline_us", 0))
+        # A call of one function may come to any other.
+        functions = [handler for handler in self.handlers if isinstance(handler, Function)]
+        emitted = {stream for function in functions for stream in function.emits}
         for handler in self.handlers:
+            if isinstance(handler, Function):
+                handler.emits = emitted
             handlers.append(handler.handler_json(len(opaques)))
             if handler.recorder is None:
                 kind: type[OpaqueHandler] = OpaqueHandler
-                if handler.is_procedure or handler.called:
+                if isinstance(handler, Function):
+                    kind = OpaqueFunction
+                elif handler.is_procedure or handler.called:
                     kind = OpaqueProcedure if handler.is_procedure else OpaqueCall
                 opaques.append(kind(handler.function, handler, self, deadline_us))
         triggers = []
@@ -776,6 +873,12 @@ class App:
         roles = self.roles | settings.get("http_roles", {})
         return dict(settings) | ({"http_roles": roles} if roles else {})
 
+    def uses_decimals(self) -> bool:
+        """Whether any column holds decimals, with which functions compute as the engine does."""
+        schemas = [table.schema for table in self.tables.values()]
+        schemas += [stream.schema for stream in self.streams]
+        return any("decimal" in str(column.ty) for s in schemas for column in s.columns)
+
     def _all_outputs(self) -> Iterable[str]:
         for stream in self.streams:
             if stream.origin == "input":
@@ -801,9 +904,15 @@ def _parameters(
     function: Callable[..., Any], name: str, at: str, what: str = "procedure"
 ) -> dict[str, object]:
     """The parameters of a procedure behind the first, with their types, as columns."""
-    first = "tx" if what == "procedure" else "id"
+    first = {"procedure": "tx", "external": "id", "function": "self, ctx"}[what]
     try:
-        given = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        given = list(inspect.signature(function, eval_str=True).parameters.values())
+        own, given = given[: 1 + first.count(",")], given[1 + first.count(",") :]
+        if what == "function" and len(own) < 2:
+            named = getattr(function, "__name__", "function")
+            raise ProgramError(
+                f"function {name} does not take ({first})", f"declare it as {named}({first})", at
+            )
     except (TypeError, ValueError, NameError) as error:
         raise ProgramError(f"{what} {name}: {error}", "write a plain function", at) from None
     columns: dict[str, object] = {}

@@ -82,6 +82,9 @@ class Mill:
         directory they are on disk for good. Without it, rows may be lost in a crash until
         then; :meth:`sent` says after a restart from which row on to send again. Many threads may
         send with ``wait=True``; their rows go to disk together.
+
+        Instead of a stream there may be a procedure that is called, or a function of an entity:
+        then each row is a call, its parameters, whose reply nobody waits for.
         """
         name = self._stream_name(stream)
         behind = self._native.send(name, rows)
@@ -183,6 +186,8 @@ class Mill:
         return OutputView(self._native, name)
 
     def _stream_name(self, stream: Stream | str) -> str:
+        if isinstance(stream, Handler) and stream.called:
+            stream = stream.input
         name = stream.name if isinstance(stream, Stream) else stream
         for known in self.app.streams:
             if known.name == name:

@@ -32,6 +32,7 @@ from tidemill.window import Over, Window, checked, plain, result_type
 
 if TYPE_CHECKING:
     from tidemill.app import App
+    from tidemill.entity import Graph
     from tidemill.external import External
     from tidemill.stream import Handler
     from tidemill.trigger import Trigger
@@ -74,8 +75,10 @@ class Running(_native.Tx):
     """A transaction that is running an opaque handler: what tables, streams and windows ask for.
     What is not here is in the engine's half."""
 
-    __slots__ = ("handler",)
+    __slots__ = ("graph", "handler")
     handler: OpaqueHandler
+    #: The calls of functions in it, once there are any.
+    graph: Graph | None
 
     def over(self, row: _native.Row, table: Table, window: Window) -> Over:
         """The versions of a row in a window."""
@@ -104,7 +107,7 @@ class Running(_native.Tx):
 
     def fail(self, abort: Abort) -> NoReturn:
         """Aborts. A function that catches the exception does not undo it."""
-        self.refuse(isinstance(abort, Fault), abort.reason)
+        self.mark(abort.kind, abort.reason)
         raise abort
 
 
@@ -244,6 +247,8 @@ class OpaqueHandler:
         self.name = name
         self.emits = set(emits)
         self.deadline_us = deadline_us
+        # Making a context costs as much as reading a row.
+        self.uses_decimals = app.uses_decimals()
 
     def __call__(self, event: tuple[object, ...], running: Running) -> tuple[str, str] | None:
         """Runs one transaction."""
@@ -267,16 +272,14 @@ class OpaqueHandler:
         return outcome
 
     def _transact(self, running: Running, *given: object) -> tuple[str, str] | None:
-        running.handler = self
+        running.handler, running.graph = self, None
         outer, local.transaction = local.transaction, running
         try:
-            with dec.localcontext(_CONTEXT):
-                result = self.function(Tx(running), *given)
-                if isinstance(result, Coroutine):
-                    result = finished(result)
-                if result is not None:
-                    self._emit_result(running, result)
-                running.write_back()
+            if self.uses_decimals:
+                with dec.localcontext(_CONTEXT):
+                    self._perform(running, given)
+            else:
+                self._perform(running, given)
         except Abort as abort:
             return abort.kind, abort.reason
         except BaseException as error:
@@ -284,7 +287,19 @@ class OpaqueHandler:
             return "raised", described(error)
         finally:
             local.transaction = outer
+            # It knows this very transaction, which is used again once nobody else knows it.
+            running.graph = None
         return None
+
+    def _perform(self, running: Running, given: tuple[object, ...]) -> None:
+        result = self._call(running, given)
+        if result is not None:
+            self._emit_result(running, result)
+        running.write_back()
+
+    def _call(self, running: Running, given: tuple[object, ...]) -> Any:
+        result = self.function(Tx(running), *given)
+        return _native.finished(result) if isinstance(result, Coroutine) else result
 
     def _emit_result(self, running: Running, result: object) -> None:
         if self.output is None:
@@ -357,19 +372,6 @@ class OpaqueTrigger(OpaqueHandler):
         old = None if kind == "insert" else Event(names, event[1 : 1 + len(names)])
         new = None if kind == "delete" else Event(names, event[1 + len(names) :])
         return Event(("kind", "old", "new"), (kind, old, new))
-
-
-def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine returns that waits for nothing from outside."""
-    try:
-        coroutine.send(None)
-    except StopIteration as ended:
-        return ended.value
-    coroutine.close()
-    raise TypeError(
-        "an async procedure awaits something that is not there yet: a transaction waits for "
-        "nothing from outside; fetch it before, and send it as an event or a parameter"
-    )
 
 
 def described(error: BaseException) -> str:

@@ -107,6 +107,19 @@ def referenced(function: Callable[..., Any]) -> Iterator[object]:
             yield function.__globals__[name]
 
 
+def globals_written(function: Callable[..., Any]) -> Iterator[str]:
+    """The variables outside of a function that its code assigns to, nested functions included."""
+    codes, own = [function.__code__], set(function.__code__.co_freevars)
+    while codes:
+        code = codes.pop()
+        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
+        for instruction in dis.get_instructions(code):
+            is_global = instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+            is_outer = instruction.opname in ("STORE_DEREF", "DELETE_DEREF")
+            if is_global or (is_outer and instruction.argval in own):
+                yield instruction.argval
+
+
 class Silent:
     """A construct that tracing would get wrong without noticing."""
 

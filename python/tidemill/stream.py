@@ -307,6 +307,7 @@ class Handler(Stream):
         more: Sequence[Stream] | None = None,
         called: bool = False,
         owns: object = (),
+        takes: Sequence[str] | None = None,
     ) -> None:
         from tidemill.opaque import check_function
         from tidemill.owned import claim
@@ -317,8 +318,8 @@ class Handler(Stream):
         self.called = called
         #: The streams that a procedure takes beside its first one.
         self.more: tuple[Stream, ...] = tuple(more or ())
-        takes = [stream.name for stream in (input, *self.more)] if self.is_procedure else ["e"]
-        given = input.schema.names if called else takes
+        batches = [stream.name for stream in (input, *self.more)] if self.is_procedure else ["e"]
+        given = takes or (input.schema.names if called else batches)
         check_function(function, name, at, given, self.is_procedure or called or opaque)
         self.function = function
         self.input = input
