@@ -35,13 +35,11 @@ const NO_PREFETCH: &str = "serial-noprefetch";
 /// Every strategy but the one that chooses among them.
 const ALL: &str = "all";
 
-/// The workload of requests: they are durable when they are answered, and it has a folder for that.
-const REQUESTS: &str = "leaderboard";
-/// That folder, in the one in which it runs.
-const REQUESTS_SINK: &str = "leaderboard.tidemill";
+/// Workloads of requests: they are durable when they are answered, and each has a folder for that.
+const REQUESTS: &[&str] = &["leaderboard", "ycsb-t"];
 
 /// Workloads that leave something behind without being given files.
-const LEAVE: &[&str] = &["push", "http", "recovery", "recovery-modes", REQUESTS];
+const LEAVE: &[&str] = &["push", "http", "recovery", "recovery-modes", "leaderboard", "ycsb-t"];
 
 /// Threads, at most.
 const THREADS_MAX: usize = 64;
@@ -243,8 +241,9 @@ impl Args {
     pub fn from_json(json: &str) -> Result<Args> {
         let mut args: Args = serde_json::from_str(json)
             .map_err(|e| Error::setting(format!("the options of the benchmark: {e}")))?;
-        if args.workload == REQUESTS && args.durable() != Durable::None {
-            args.sink.get_or_insert_with(|| REQUESTS_SINK.into());
+        if REQUESTS.contains(&&*args.workload) && args.durable() != Durable::None {
+            let folder = format!("{}.tidemill", args.workload);
+            args.sink.get_or_insert(folder);
         }
         args.check()?;
         Ok(args)
@@ -262,7 +261,8 @@ impl Args {
 
     /// What is durable, where the options do not say: nothing, but for requests that are answered.
     pub fn durable(&self) -> Durable {
-        let default = if self.workload == REQUESTS { Durable::Log } else { Durable::None };
+        let default =
+            if REQUESTS.contains(&&*self.workload) { Durable::Log } else { Durable::None };
         self.durable.unwrap_or(default)
     }
 

@@ -36,7 +36,6 @@
 //! | `tight` | the baseline |
 //! | `straight` | the invariant: the straight loop, and what tables and outputs must be |
 //! | `run` | all of it as the harness takes it |
-//! | `whole` | votes pushed into the whole engine |
 //! | `files` | votes in a file, and what they come to, for other systems |
 
 mod files;
@@ -46,7 +45,6 @@ mod run;
 mod straight;
 mod tight;
 mod votes;
-mod whole;
 
 #[cfg(test)]
 mod tests;

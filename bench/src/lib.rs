@@ -19,6 +19,7 @@
 //! | `check`, `same` | what the tests of all workloads have in common; comparing with the reference |
 //! | `execute` | the one place where the engine's executor is made and executes epochs |
 //! | `run` | what a workload that runs in memory has to tell, and its runs beside the baseline |
+//! | `whole` | runs in the whole engine, into which events are pushed |
 //! | `outputs` | the hash of all output events |
 //! | `measure` | medians and ratios of runs taken in turn |
 //! | `sl` | Streaming Ledger |
@@ -27,6 +28,7 @@
 //! | `sea` | Stock Exchange Analysis |
 //! | `osed` | Online Social Event Detection |
 //! | `leaderboard` | Leaderboard Maintenance |
+//! | `ycsb` | YCSB-T: transfers, as calls of functions |
 //! | `modes` | weak and strong recovery beside each other |
 //! | `chain` | a chain of procedures, or of triggers inside of one |
 //! | `push` | rows sent into a running app, and acknowledged |
@@ -60,7 +62,9 @@ mod shape;
 mod sl;
 mod slots;
 mod tp;
+mod whole;
 mod work;
+mod ycsb;
 mod zipf;
 
 use std::sync::Arc;
@@ -144,6 +148,12 @@ pub const WORKLOADS: &[Workload] = &[
         about: "Leaderboard Maintenance: votes validated, counted and taken back by three procedures",
         options: &["candidates", "phones", "every", "batch", "rate", "write-source"],
         run: leaderboard::run,
+    },
+    Workload {
+        name: "ycsb-t",
+        about: "YCSB-T: transfers between accounts, each a function that calls another",
+        options: &["batch", "rate", "compare"],
+        run: whole::of::<ycsb::Transfers>,
     },
     Workload {
         name: "pe-triggers",

@@ -179,7 +179,7 @@ fn run_once(
 pub(crate) fn paced(
     env: &Env,
     mill: &Arc<Mill>,
-    stream: &'static str,
+    stream: &str,
     batches: &[Batch],
     rate: f64,
 ) -> Result<Vec<u64>> {
@@ -187,9 +187,10 @@ pub(crate) fn paced(
     let due = move |nth: usize| begun + (nth as f64 * 1e9 / rate) as u64;
     let (done, waits) = std::sync::mpsc::channel();
     let (clock, acknowledged, count) = (env.clock.clone(), mill.clone(), batches.len());
+    let of = stream.to_string();
     let body = move || {
         let waits = (0..count).map(|nth| {
-            acknowledged.acknowledge(stream, nth as u64 + 1)?;
+            acknowledged.acknowledge(&of, nth as u64 + 1)?;
             Ok(clock.monotonic_ns().saturating_sub(due(nth)))
         });
         let _ = done.send(waits.collect::<Result<Vec<u64>>>());

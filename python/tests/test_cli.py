@@ -312,6 +312,21 @@ def test_bench_of_procedures(folder: Path) -> None:
     assert "procedures are functions" in ended.stderr
 
 
+def test_bench_of_functions(folder: Path) -> None:
+    transfers = "ycsb-t --keys 50 --skew 0.9 --abort 0.1 --events 800 --repeat 1 --json"
+    found = []
+    for program in ("rust", "traced", "python"):
+        for durable in ("none", "log"):
+            # Without a folder there is one of the workload's name.
+            run = (*transfers.split(), "--durable", durable, "--program", program)
+            ended = tidemill(folder, "bench", *run)
+            assert ended.returncode == 0, ended.stderr
+            assert line(ended)["valid"], ended.stdout
+            found.append((line(ended)["state_hash"], line(ended)["output_hash"]))
+    assert len(set(found)) == 1, found
+    assert (folder / "ycsb-t.tidemill").is_dir()
+
+
 def test_doctor(folder: Path) -> None:
     ended = tidemill(folder, "doctor", "--json")
     assert ended.returncode == 0

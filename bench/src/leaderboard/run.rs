@@ -1,18 +1,19 @@
 //! Leaderboard Maintenance, ready to run.
 
 use serde_json::{Map, Value as Json};
-use tidemill_core::Result;
+use tidemill_core::{Batch, Key, Result};
 use tidemill_env::Env;
 use tidemill_table::{row_hash, Table};
 
 use super::straight::Straight;
 use super::tight::Tight;
 use super::votes::{self, Votes};
-use super::{files, program, whole, Show};
-use crate::args::{Args, Durable};
+use super::{files, program, Show};
+use crate::args::Args;
 use crate::execute::Verdicts;
 use crate::report::Report;
 use crate::run::{self, Case, Made};
+use crate::whole::{self, Whole};
 use crate::work::Work;
 use crate::Given;
 
@@ -27,10 +28,7 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
     if let Some(path) = &args.write_source {
         files::write(&env, &case, path, progress)?;
     }
-    match args.durable() == Durable::None && args.rate.is_none() {
-        true => run::run(args, &env, &case, progress),
-        false => whole::run(args, &env, &case, progress),
-    }
+    whole::run(args, &env, &case, progress)
 }
 
 /// The workload as the options want it.
@@ -108,5 +106,24 @@ impl Case for Leaderboard {
     fn details(&self, _: &Tight) -> Map<String, Json> {
         let numbers = self.straight.numbers().into_iter();
         numbers.map(|(name, number)| (name.to_string(), number.into())).collect()
+    }
+}
+
+impl Whole for Leaderboard {
+    /// Candidates stand before the first vote comes.
+    fn prepared(&self) -> usize {
+        self.made.events.candidates
+    }
+
+    /// Every row of every table is that of the straight loop, and so is the baseline.
+    fn is_right(&self, tight: &Tight, tables: &[Batch]) -> bool {
+        let wanted = self.straight.tables();
+        let mut both = wanted.iter().zip(tables);
+        self.is_tight_right(tight)
+            && both.all(|((_, rows), table)| {
+                let mut found: Vec<_> = table.rows().map(Vec::from).collect();
+                found.sort_by_key(|row| Key::of(row));
+                found == *rows
+            })
     }
 }

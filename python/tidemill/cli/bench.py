@@ -29,7 +29,8 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     (
         "compare",
         str,
-        "strategies beside it in each repeat, with commas between, or all (sl, gs, tp, osed)",
+        "strategies beside it in each repeat, with commas between, or all (sl, gs, tp, osed, "
+        "ycsb-t)",
     ),
     ("keys", int, "number of keys"),
     ("skew", float, "Zipf's theta of the keys"),
@@ -54,16 +55,16 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("seed", int, "seed of the events"),
     ("udf-ns", int, "extra work an operation, in nanoseconds"),
     ("tweets", str, "CSV file of labelled tweets, or a folder of them (osed)"),
-    ("batch", int, "rows sent at once (push, leaderboard)"),
+    ("batch", int, "rows sent at once (push, leaderboard, ycsb-t)"),
     (
         "rate",
         float,
-        "rows a second, sent one at a time: measures latency (push, leaderboard)",
+        "rows a second, sent one at a time: measures latency (push, leaderboard, ycsb-t)",
     ),
     ("connections", int, "connections of clients, each waiting for its reply (http)"),
     ("beside", float, "the share of its own maximum at which a stream is sent beside calls (http)"),
     ("form", str, "how Python gives rows: arrow, columns or dicts (push --program python)"),
-    ("durable", str, "none (default; of the leaderboard log), log or log+snapshots"),
+    ("durable", str, "none (default; of leaderboard and ycsb-t log), log or log+snapshots"),
     (
         "write-source",
         str,
@@ -103,8 +104,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "what",
         metavar="WORKLOAD",
-        help="sl, gs, tp, sea, osed, leaderboard, pe-triggers, ee-triggers, push, http, recovery, "
-        "recovery-modes, or grid",
+        help="sl, gs, tp, sea, osed, leaderboard, ycsb-t, pe-triggers, ee-triggers, push, http, "
+        "recovery, recovery-modes, or grid",
     )
     for name, kind, text in (*FLAGS, *GRID):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar=kind.__name__.upper())

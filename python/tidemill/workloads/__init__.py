@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidemill.app import App
-from tidemill.workloads import chain, gs, leaderboard, sl, tp
+from tidemill.workloads import chain, gs, leaderboard, sl, tp, ycsb
 
 #: Each makes its app: whether as opaque functions, and the options of the run.
 WORKLOADS: dict[str, Callable[[bool, Mapping[str, Any]], App]] = {
@@ -15,6 +15,7 @@ WORKLOADS: dict[str, Callable[[bool, Mapping[str, Any]], App]] = {
     "tp": lambda opaque, _: tp.app(opaque),
     # Procedures are functions, in any case.
     "leaderboard": lambda _, options: leaderboard.app(options),
+    "ycsb-t": lambda opaque, _: ycsb.app(opaque),
     "pe-triggers": lambda _, options: chain.app(options),
     "ee-triggers": lambda _, options: chain.app(options, inside=True),
 }

@@ -1,0 +1,101 @@
+//! YCSB-T, ready to run.
+
+use tidemill_core::{Batch, Result};
+use tidemill_table::Table;
+
+use super::events::{self, Transfer};
+use super::program;
+use super::OPENING;
+use crate::args::Args;
+use crate::execute::{words, Verdicts};
+use crate::run::{Case, Made};
+use crate::whole::Whole;
+use crate::work::Work;
+use crate::Given;
+
+/// Above this many nanoseconds a transfer the baseline is not tight.
+const TIGHT_NS: f64 = 10.0;
+
+/// The workload as the options want it.
+pub(crate) struct Transfers {
+    made: Made<Vec<Transfer>>,
+}
+
+/// The baseline: balances in an array.
+#[derive(Clone, Debug)]
+pub(crate) struct Tight {
+    balances: Vec<i64>,
+    /// Which accounts were written.
+    used: Vec<bool>,
+}
+
+impl Tight {
+    /// Executes all transfers in order.
+    #[inline(never)]
+    fn run(&mut self, transfers: &[Transfer], work: Work) -> Verdicts {
+        let mut verdicts = Verdicts::default();
+        for transfer in transfers {
+            let Transfer { debtor, creditor, amount } = *transfer;
+            let (debtor, creditor) = (debtor as usize, creditor as usize);
+            let balance = self.balances[debtor];
+            let worked = work.run(balance, 0);
+            if balance < amount {
+                // Which one it was is told by its first column, the debtor.
+                verdicts.abort(debtor);
+                continue;
+            }
+            self.balances[debtor] = balance - amount;
+            self.balances[creditor] += amount;
+            work.run(self.balances[creditor], worked);
+            (self.used[debtor], self.used[creditor]) = (true, true);
+        }
+        verdicts
+    }
+}
+
+impl Case for Transfers {
+    type Events = Vec<Transfer>;
+    type Baseline = Tight;
+
+    fn new(args: &Args, given: Given<'_>, work: Work) -> Result<Transfers> {
+        let parts = program::program(args.program, given, work)?;
+        Ok(Transfers { made: Made::new(args, parts, events::generate(args), work) })
+    }
+
+    fn made(&self) -> &Made<Vec<Transfer>> {
+        &self.made
+    }
+
+    fn baseline(&self) -> Tight {
+        Tight { balances: vec![OPENING; self.made.keys], used: vec![false; self.made.keys] }
+    }
+
+    fn run_baseline(&self, tight: &mut Tight) -> Verdicts {
+        tight.run(&self.made.events, self.made.work)
+    }
+
+    fn baseline_ns_max(&self) -> f64 {
+        TIGHT_NS
+    }
+
+    /// Every account is as in the baseline, and there are rows of those alone that were used.
+    fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
+        let accounts = self.made.table(tables, 0);
+        (0..self.made.keys).all(|id| match (words(accounts, id as u32), tight.used[id]) {
+            (Some(found), true) => *found == [tight.balances[id] as u64],
+            (found, used) => found.is_none() && !used,
+        })
+    }
+}
+
+impl Whole for Transfers {
+    fn is_right(&self, tight: &Tight, tables: &[Batch]) -> bool {
+        let accounts = &tables[0];
+        let (Some(ids), Some(found)) = (accounts.ints(0), accounts.ints(1)) else { return false };
+        let is_right = |(id, balance): (&i64, &i64)| {
+            tight.used[*id as usize] && tight.balances[*id as usize] == *balance
+        };
+        ids.len() == tight.used.iter().filter(|used| **used).count()
+            && ids.iter().zip(found).all(is_right)
+    }
+}
