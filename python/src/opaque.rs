@@ -4,9 +4,11 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyIterator, PyList, PyNone, PySendResult, PyTuple};
+use pyo3::types::iterator::PySendResult;
+use pyo3::types::{PyIterator, PyList, PyNone, PyTuple};
 use tidemill_core::Value;
 use tidemill_txn::program::{Abort, AbortKind, EventBatch, Opaque, Tx};
 use tidemill_txn::Program;
@@ -102,7 +104,8 @@ impl PyOpaque {
                 Some(method) => function.call_method1(method, (given, &running)),
             });
             let abort = running.get().end();
-            if running.get_refcnt() == 1 {
+            // SAFETY: it is an object, and the interpreter's lock is held.
+            if unsafe { ffi::Py_REFCNT(running.as_ptr()) } == 1 {
                 SPARE.set(Some(running.unbind()));
             }
             let outcome = outcome.and_then(|outcome| match outcome.is_none() {
