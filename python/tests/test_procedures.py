@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import tidemill as tm
@@ -411,3 +413,30 @@ def test_a_procedure_may_be_async_and_waits_for_nothing_from_outside() -> None:
         with pytest.raises(tm.Abort, match="awaits something that is not there yet"):
             mill.call(sleepy, id=1)
         assert mill.call(twice, id=1) == 6
+
+
+def test_a_procedure_without_parameters(tmp_path: Path) -> None:
+    app = tm.App("counter")
+    counts = app.table("counts", key="id", id=int, n=tm.column(int, default=0))
+
+    @app.procedure
+    def count(tx):
+        counts[1].n += 1
+        tx.require(counts[1].n != 6, "six is one too many")
+        return counts[1].n
+
+    with app.start(http_port=0, data_dir=tmp_path / "data") as mill:
+        client = tm.Client(mill.url)
+        assert mill.call(count) == 1
+        assert client.call("count") == 2
+        once = client.using(request_id="a")
+        assert [once.call("count"), once.call("count")] == [3, 3]
+        mill.send(count, [{}, {}], wait=True)
+        mill.drain()
+        with pytest.raises(tm.Abort, match="six is one too many"):
+            client.call("count")
+        with pytest.raises(tm.InputError, match="no parameter 'n'"):
+            client.call("count", n=1)
+        assert [row["reply"] for row in mill.output(count).rows()] == [1, 2, 3, 4, 5]
+    with app.start(data_dir=tmp_path / "data") as mill:
+        assert mill.table(counts).rows() == [{"id": 1, "n": 5}]
