@@ -38,8 +38,8 @@ const ALL: &str = "all";
 /// Workloads of requests: they are durable when they are answered, and each has a folder for that.
 const REQUESTS: &[&str] = &["leaderboard", "ycsb-t"];
 
-/// Workloads that leave something behind without being given files.
-const LEAVE: &[&str] = &["push", "http", "recovery", "recovery-modes", "leaderboard", "ycsb-t"];
+/// Others that leave something behind without being given files.
+const LEAVE: &[&str] = &["push", "http", "recovery", "recovery-modes"];
 
 /// Threads, at most.
 const THREADS_MAX: usize = 64;
@@ -379,7 +379,7 @@ impl Args {
             return wrong("--beside is a share: more than 0, at most 1".into());
         }
         if self.source.is_none()
-            && !LEAVE.contains(&&*self.workload)
+            && ![LEAVE, REQUESTS].concat().contains(&&*self.workload)
             && (self.durable() != Durable::None || self.sink.is_some())
         {
             return Err(Error::setting("--durable and --sink: events in memory leave nothing")

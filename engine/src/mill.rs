@@ -407,15 +407,11 @@ impl Mill {
     /// When the stream is not pushed, the batch is not of its schema, or the run has ended.
     pub fn send(&self, stream: &str, batch: Batch) -> Result<u64> {
         let pushed = self.view.pushed(stream)?;
-        let is_called = requests::parameters(pushed.handle.schema()).1;
         if pushed.is_over {
             return Err(Error::program(format!("stream {stream} was ended for good by an earlier run"))
                 .help("its end is recorded in the data directory: stop instead of finishing when more will come; a fresh start forgets everything"));
         }
-        let batch = match is_called {
-            true => requests::without_ids(pushed.handle.schema(), batch),
-            false => batch,
-        };
+        let batch = requests::without_ids(pushed.handle.schema(), batch);
         // A batch larger than a worker's reading would only be cut again.
         let sent = pushed.handle.send(batch).map_err(|e| self.view.shared.error().unwrap_or(e))?;
         let sent = pushed.known + sent;

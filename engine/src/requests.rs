@@ -180,10 +180,12 @@ pub(crate) fn event(
     Ok(Batch::from_rows(calls.clone(), [&row[..]]))
 }
 
-/// Events of calls that nobody makes again, of their parameters; other batches as they are.
+/// Events of calls that nobody makes again, of their parameters; other batches, and those of streams that
+/// are no calls, as they are.
 pub(crate) fn without_ids(calls: &Arc<Schema>, given: Batch) -> Batch {
     let (columns, own) = (&calls.columns, given.schema().clone());
-    if own.len() == columns.len() || !columns.starts_with(&own.columns) {
+    let (count, takes_ids) = parameters(calls);
+    if !takes_ids || own.len() != count || !columns.starts_with(&own.columns) {
         return given;
     }
     let missing = columns[own.len()..].iter();

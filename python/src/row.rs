@@ -351,11 +351,14 @@ impl Row {
         })
     }
 
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+    /// Its table and key.
+    fn __str__(&self, py: Python<'_>) -> PyResult<String> {
         let shapes = self.tx.get().shapes(py)?;
-        self.tx.get().with(py, |rows| {
-            Ok(format!("<row {}>", rows.held(self.at).shown(&shapes.tables[self.id].spec)))
-        })
+        self.tx.get().with(py, |rows| Ok(rows.held(self.at).shown(&shapes.tables[self.id].spec)))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!("<row {}>", self.__str__(py)?))
     }
 }
 

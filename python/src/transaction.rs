@@ -1,7 +1,7 @@
 //! The transaction that a Python function runs in: what tables, rows and streams ask for.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::intern;
@@ -261,19 +261,7 @@ impl NativeTx {
         py: Python<'_>,
         work: impl FnOnce(&mut Rows) -> Result<T, Abort>,
     ) -> PyResult<T> {
-        // Never waits: whoever holds it is a function that waits for a trigger or for outside, and both
-        // are on this thread.
-        let mut rows = match self.rows.try_lock() {
-            Ok(rows) => rows,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(PyRuntimeError::new_err(
-                "the function whose transaction this is waits for a trigger, which has a tx of its own, or \
-                 for what outside says, which has none",
-            )),
-        };
-        if rows.tx.is_none() {
-            return Err(over());
-        }
+        let mut rows = self.rows()?;
         let result = match &rows.abort {
             Some(abort) => Err(abort.clone()),
             None => work(&mut rows),
@@ -283,6 +271,24 @@ impl NativeTx {
             drop(rows);
             raise(py, &abort)
         })
+    }
+
+    /// The rows, while the transaction runs.
+    fn rows(&self) -> PyResult<MutexGuard<'_, Rows>> {
+        // Never waits: whoever holds it is a function that waits for a trigger or for outside, and both
+        // are on this thread.
+        let rows = match self.rows.try_lock() {
+            Ok(rows) => rows,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(PyRuntimeError::new_err(
+                "the function whose transaction this is waits for a trigger, which has a tx of its own, or \
+                 for what outside says, which has none",
+            )),
+        };
+        match rows.tx.is_some() {
+            true => Ok(rows),
+            false => Err(over()),
+        }
     }
 
     /// The number of a table of the package.
@@ -483,22 +489,25 @@ impl NativeTx {
         NativeTx::row_at(slf, table, id, at)
     }
 
-    /// The rows of a range of keys, in key order.
+    /// The rows of a range of keys, in key order, or without ``end`` those that begin with ``start``.
     fn scan<'py>(
         slf: &Bound<'py, NativeTx>,
         table: &Bound<'py, PyAny>,
         start: &Bound<'py, PyTuple>,
-        end: &Bound<'py, PyTuple>,
+        end: Option<&Bound<'py, PyTuple>>,
         limit: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let (py, tx) = (slf.py(), slf.get());
         let id = tx.table(table)?;
         let shape = &tx.shapes(py)?.tables[id];
-        let (start, end) = (shape.key(start), shape.key(end));
+        let (start, end) = (shape.key(start), end.map(|end| shape.key(end)).transpose());
         let found = tx.with(py, |rows| {
             rows.flush(py, Some(id))?;
-            let found =
-                engine(&mut rows.tx).scan(TableId(id as u16), &start?, &end?, most(limit))?;
+            let (of, engine) = (TableId(id as u16), engine(&mut rows.tx));
+            let found = match end? {
+                Some(end) => engine.scan(of, &start?, &end, most(limit))?,
+                None => engine.find(of, &start?, most(limit))?,
+            };
             let mut places = Vec::with_capacity(found.len());
             for row in found {
                 let key = shape.spec.key.iter().map(|column| row[*column].clone()).collect();
@@ -646,12 +655,9 @@ impl NativeTx {
     }
 
     /// The transaction aborts, whatever its function goes on to do; the first reason counts.
-    fn mark(&self, py: Python<'_>, kind: &str, reason: String) -> PyResult<()> {
-        let kind = crate::opaque::kind(kind);
-        match self.with(py, |_| Err::<(), _>(Abort { kind, reason })) {
-            Err(error) if error.is_instance_of::<PyRuntimeError>(py) => Err(error),
-            _ => Ok(()),
-        }
+    fn mark(&self, kind: &str, reason: String) -> PyResult<()> {
+        self.rows()?.abort.get_or_insert(Abort { kind: crate::opaque::kind(kind), reason });
+        Ok(())
     }
 
     /// Writes what has changed.

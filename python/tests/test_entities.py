@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import tidemill as tm
+from tidemill.cli.token import write
 
 from .conftest import reference
 
@@ -371,9 +372,100 @@ class Odd:
         async def emits(self: Any, ctx: tm.Context) -> None:
             ctx.emit(moved, id=self.id)
 
+        @thing.function
+        async def forgets(self: Any, ctx: tm.Context) -> None:
+            if thing[self.id].exists():
+                self.n = 100
+
+        @thing.function
+        async def returns(self: Any, ctx: tm.Context) -> Any:
+            return thing[self.id].adds(1)
+
+        @thing.function
+        async def sums(self: Any, ctx: tm.Context) -> None:
+            await thing[self.id].adds(True)
+
+        @thing.function
+        async def widens(self: Any, ctx: tm.Context) -> None:
+            await thing[self.id].adds(1 << 63)
+
+        @thing.function
+        async def nulls(self: Any, ctx: tm.Context) -> None:
+            await thing[self.id].adds(None)
+
+        @thing.function
+        async def grows(self: Any, ctx: tm.Context) -> int:
+            return await thing[self.id].huge()
+
+        @thing.function
+        async def huge(self: Any, ctx: tm.Context) -> int:
+            return 1 << 70
+
+        class NoText(tm.Abort):
+            """Does not say what an abort says."""
+
+            def __init__(self) -> None:
+                pass
+
+        class NoWords(Exception):
+            """Can't be shown."""
+
+            def __str__(self) -> str:
+                raise ValueError
+
+        @thing.function
+        async def raises(self: Any, ctx: tm.Context, what: str) -> None:
+            self.n = 50
+            if what == "no text":
+                raise NoText
+            if what == "no words":
+                raise NoWords
+            if what == "no unicode":
+                raise tm.Abort("\ud800")
+            ctx.require(False, "\ud800")
+
+        @thing.function
+        async def catches(self: Any, ctx: tm.Context, what: str) -> str:
+            with contextlib.suppress(Exception):
+                await thing[self.id].raises(what)
+            return "all is well"
+
+        @thing.function
+        async def slow(self: Any, ctx: tm.Context) -> None:
+            while True:
+                pass
+
+        @thing.function
+        async def hurries(self: Any, ctx: tm.Context) -> None:
+            with contextlib.suppress(BaseException):
+                await thing[self.id].slow()
+
+        @thing.function
+        async def draws(self: Any, ctx: tm.Context) -> list[float]:
+            return [ctx.random(), await thing[self.id].draw(), ctx.random()]
+
+        @thing.function
+        async def draw(self: Any, ctx: tm.Context) -> float:
+            return ctx.random()
+
+        def elsewhere(ctx: tm.Context, id: int) -> None:
+            ctx.emit(moved, id=id)
+
+        @thing.function(emits=[moved])
+        async def hidden(self: Any, ctx: tm.Context) -> None:
+            elsewhere(ctx, self.id)
+
+        @thing.function(role="clerk")
+        async def guarded(self: Any, ctx: tm.Context) -> str:
+            return "come in"
+
         @app.procedure
         def mixed(tx: Any, id: int) -> Any:
             return thing[id].adds(1).result()
+
+        @app.procedure
+        def announces(tx: Any, id: int) -> None:
+            thing[id].tells()
 
 
 WRONG = [
@@ -387,6 +479,12 @@ WRONG = [
     ("pokes", "AttributeError: 'n' of another thing can't be set"),
     ("blames", "ZeroDivisionError: division by zero"),
     ("gathers", "TypeError: gather takes calls"),
+    ("forgets", "TypeError: a call was used as what it returns: await it"),
+    ("returns", "TypeError: thing.returns returns a call, not what it returns"),
+    ("sums", "TypeError: thing.adds: parameter 'n': "),
+    ("widens", "TypeError: thing.adds: parameter 'n': "),
+    ("nulls", "TypeError: thing.adds: parameter 'n': "),
+    ("grows", "TypeError: thing.huge returns what is no value of msgpack"),
 ]
 
 
@@ -423,6 +521,126 @@ def test_procedures_call_functions_which_emit_for_each_other() -> None:
         assert mill.call("mixed", id=1) == 3
         mill.call("thing.tells", id=1)
         assert mill.output("moved").rows() == [{"id": 1}]
+
+
+@pytest.mark.parametrize("what", ["no text", "no words", "no unicode", "no reason"])
+def test_nobody_catches_what_a_call_has_failed_with(what: str) -> None:
+    odd = Odd()
+    with odd.app.start() as mill:
+        mill.call("thing.make", id=1)
+        with pytest.raises(tm.Abort):
+            mill.call("thing.catches", id=1, what=what)
+        assert mill.table("thing").rows() == [{"id": 1, "n": 1}]
+
+
+def test_a_deadline_holds_for_all_that_a_call_calls() -> None:
+    odd = Odd()
+    with odd.app.start(deadline_us=50_000) as mill:
+        mill.call("thing.make", id=1)
+        for name in ("slow", "hurries"):
+            with pytest.raises(tm.Abort, match="took longer than 50000 microseconds"):
+                mill.call(f"thing.{name}", id=1)
+
+
+def test_chance_is_one_for_all_that_a_call_calls() -> None:
+    odd = Odd()
+    with odd.app.start(rerun_every=1) as mill:
+        mill.call("thing.make", id=1)
+        drawn = mill.call("thing.draws", id=1)
+        assert len(set(drawn)) == 3
+        assert mill.finish()["unstable"] == []
+
+
+def test_streams_that_functions_emit_into() -> None:
+    odd = Odd()
+    with odd.app.start() as mill:
+        mill.call("thing.make", id=1)
+        mill.call("thing.hidden", id=1)
+        mill.call("announces", id=1)
+        assert mill.output("moved").rows() == [{"id": 1}, {"id": 1}]
+
+
+def test_a_function_needs_its_role_over_http(tmp_path: Path) -> None:
+    odd, tokens = Odd(), tmp_path / "tokens.toml"
+    clerk, guest = write(tokens, "ann", ["clerk"]), write(tokens, "bob", [])
+    with odd.app.start(http_port=0, http_tokens=tokens) as mill:
+        mill.call("thing.make", id=1)
+        assert mill.call("thing.guarded", id=1) == "come in"
+        url = str(mill.url)
+        assert tm.Client(url, token=clerk).call("thing.guarded", id=1) == "come in"
+        with pytest.raises(tm.AccessError, match="bob may not use"):
+            tm.Client(url, token=guest).call("thing.guarded", id=1)
+
+
+def test_what_a_function_sets_in_the_decimal_context_is_gone() -> None:
+    import decimal
+
+    app = tm.App("sums")
+    one = app.entity("one", key="id", id=int, third=tm.column(str, default=""))
+
+    @one.function(creates=True)
+    async def divide(self: Any, ctx: tm.Context, digits: int) -> str:
+        if digits:
+            decimal.getcontext().prec = digits
+        self.third = str(decimal.Decimal(1) / 3)
+        return str(self.third)
+
+    with app.start(rerun_every=1, workers=1) as mill:
+        assert mill.call(divide, id=1, digits=5) == "0.33333"
+        assert mill.call(divide, id=1, digits=0) == "0." + "3" * 60
+        assert mill.finish()["unstable"] == []
+
+
+def test_what_a_function_keeps_is_over_with_its_transaction() -> None:
+    app = tm.App("kept")
+    one = app.entity("one", key="id", id=int, n=tm.column(int, default=0))
+    kept: list[Any] = []
+
+    @one.function(creates=True)
+    async def keep(self: Any, ctx: tm.Context) -> None:
+        kept.append((self, ctx))
+        self.n += 1
+
+    @one.function(creates=True)
+    async def use(self: Any, ctx: tm.Context) -> str:
+        row, context = kept[-1]
+        for use in (lambda: row.n, context.random, lambda: setattr(row, "n", 9)):
+            with pytest.raises(RuntimeError, match="the transaction is over"):
+                use()
+        return "refused"
+
+    with app.start(workers=1) as mill:
+        for _ in range(3):
+            mill.call(keep, id=1)
+            assert mill.call(use, id=1) == "refused"
+        assert mill.table("one").rows() == [{"id": 1, "n": 3}]
+
+
+def test_triggers_call_functions() -> None:
+    app = tm.App("audit")
+    item = app.table("item", key="id", id=int, n=int)
+    total = app.entity("total", key="id", id=int, n=tm.column(int, default=0))
+
+    @total.function(creates=True)
+    def add(self: Any, ctx: tm.Context, n: int) -> None:
+        ctx.require(n < 10, "too many")
+        self.n += n
+
+    @app.trigger(item)
+    def written(tx: Any, change: Any) -> None:
+        total[0].add(change.new.n)
+
+    @app.procedure
+    def put(tx: Any, id: int, n: int) -> None:
+        item.upsert(id=id, n=n)
+
+    with app.start() as mill:
+        mill.call(put, id=1, n=2)
+        mill.call(put, id=2, n=3)
+        with pytest.raises(tm.Abort, match="too many"):
+            mill.call(put, id=3, n=30)
+        assert mill.table("total").rows() == [{"id": 0, "n": 5}]
+        assert len(mill.table("item").rows()) == 2
 
 
 def test_outside_of_transactions_there_are_no_entities() -> None:
@@ -493,10 +711,19 @@ def test_a_function_scans_its_partition() -> None:
     def peeks(tx: Any, id: int) -> None:
         item.scan()
 
+    @item.function(creates=True)
+    async def later(self: Any, ctx: tm.Context, limit: int) -> list[int]:
+        behind = item.scan((self.shop, self.id), limit=limit)
+        assert [row.id for row in item.scan((self.shop, 0), (self.shop, 2))] == [1]
+        return [row.id for row in behind]
+
     with app.start() as mill:
         mill.call(supply, shop="b", id=1, n=100)
         mill.call(supply, shop="a", id=1, n=1)
         assert mill.call(supply, shop="a", id=2, n=2) == 3
+        assert mill.call(supply, shop="a", id=3, n=4) == 7
+        assert mill.call(later, shop="a", id=2, limit=9) == [2, 3]
+        assert mill.call(later, shop="a", id=2, limit=1) == [2]
         with pytest.raises(tm.Abort, match="begins and ends with the partition of self"):
             mill.call(strays, shop="a", id=1)
         with pytest.raises(tm.Abort, match="is scanned by functions of item alone"):
@@ -540,7 +767,45 @@ def test_functions_that_can_not_be_declared() -> None:
             nonlocal n
             n += 1
 
+    def assigned() -> None:
+        @item.function
+        async def assigns(self: Any, ctx: tm.Context) -> None:  # here
+            global SEEN
+            SEEN = 1
+
+    def class_() -> None:
+        @item.function
+        class Thing:  # here
+            def __init__(self, ctx: tm.Context, n: int) -> None:
+                pass
+
+    def yields() -> None:
+        @item.function
+        def generator(self: Any, ctx: tm.Context) -> Any:  # here
+            yield 1
+
+    def own() -> None:
+        n = 0
+
+        @item.function
+        async def inner(self: Any, ctx: tm.Context) -> int:
+            def count() -> int:
+                n = 1
+
+                def more() -> None:
+                    nonlocal n
+                    n += 1
+
+                more()
+                return n
+
+            return n + count()
+
+    own()
     cases = [
+        (assigned, "writes the variable 'SEEN' outside of itself"),
+        (class_, "not a function"),
+        (yields, "is a generator"),
         (key, "'id' is the key of item"),
         (column, "'left' is a column of item"),
         (taken, "the name 'exists' is taken"),

@@ -49,7 +49,11 @@ class Tx:
     def contains(self, table: Table, key: tuple[object, ...]) -> bool: ...
     def insert(self, table: Table, values: Mapping[str, object], replace: bool) -> Row: ...
     def scan(
-        self, table: Table, start: tuple[object, ...], end: tuple[object, ...], limit: int | None
+        self,
+        table: Table,
+        start: tuple[object, ...],
+        end: tuple[object, ...] | None,
+        limit: int | None,
     ) -> list[Row]: ...
     def find(
         self,

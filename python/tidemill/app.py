@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tidemill import _native
 from tidemill.config import checked_settings
-from tidemill.entity import Entity, Function, OpaqueFunction
+from tidemill.entity import Entity, Function, OpaqueFunction, calls_entities
 from tidemill.errors import ProgramError, SettingError
 from tidemill.external import External, Outside
 from tidemill.index import Index
+from tidemill.opaque import check_function
 from tidemill.owned import OwnedWindow
 from tidemill.source import globals_written, here
 from tidemill.stream import Handler, Stream
@@ -505,21 +506,31 @@ class App:
         self._name("handler", chosen, [h.name for h in self.handlers], at)
         self._name("stream", chosen, [s.name for s in self.streams], at)
         given = _parameters(function, chosen, at)
-        parameters = self._columns(f"procedure {chosen}", given, {}, at) if given else Schema(())
-        calls = Stream(self, f"{chosen}.calls", parameters, "input", at)
-        self.calls.append(calls)
-        reply = self._reply(chosen, role, at)
+        calls, _, reply = self._calls(f"procedure {chosen}", chosen, [], given, role, at)
         return Handler(
             self, function, calls, chosen, at, True, reply, emits, called=True, owns=owns
         )
 
-    def _reply(self, called: str, role: str | None, at: str) -> Schema:
-        """The columns of the reply of what clients call, who may need a role."""
+    def _calls(
+        self,
+        owner: str,
+        called: str,
+        keys: Sequence[Column],
+        parameters: Mapping[str, object],
+        role: str | None,
+        at: str,
+    ) -> tuple[Stream, Schema, Schema]:
+        """The stream of calls of what clients call, who may need a role: its columns are ``keys``
+        and the parameters. With it the columns of the parameters, and of the reply."""
+        if role is not None and (not isinstance(role, str) or not role):
+            raise ProgramError(f"{owner}: a role is a text, not {role!r}", "", at)
+        columns = self._columns(owner, parameters, {}, at) if parameters else Schema(())
+        reply = self._columns(f"reply of {called}", {"reply": optional(any_value)}, {}, at)
+        calls = Stream(self, f"{called}.calls", Schema((*keys, *columns.columns)), "input", at)
+        self.calls.append(calls)
         if role is not None:
-            if not isinstance(role, str) or not role:
-                raise ProgramError(f"procedure {called}: a role is a text, not {role!r}", "", at)
             self.roles[called] = role
-        return self._columns(f"reply of {called}", {"reply": optional(any_value)}, {}, at)
+        return calls, columns, reply
 
     def entity(
         self,
@@ -572,6 +583,7 @@ class App:
         function: Callable[..., Any],
         name: str,
         creates: bool,
+        emits: Iterable[Stream],
         role: str | None,
         at: str,
     ) -> Function:
@@ -591,6 +603,7 @@ class App:
                     f"read self.{parameter}: whoever calls gives the key",
                     at,
                 )
+        check_function(function, chosen, at, ("ctx", *parameters), may_be_async=True)
         for written in globals_written(function):
             raise ProgramError(
                 f"function {chosen} writes the variable '{written}' outside of itself",
@@ -598,13 +611,11 @@ class App:
                 "transaction aborts, and others do not see them",
                 at,
             )
-        owner = f"function {chosen}"
-        columns = self._columns(owner, parameters, {}, at) if parameters else Schema(())
-        keys = (table.schema.columns[place] for place in table.key_columns)
-        calls = Stream(self, f"{chosen}.calls", Schema((*keys, *columns.columns)), "input", at)
-        self.calls.append(calls)
-        reply = self._reply(chosen, role, at)
-        return Function(entity, function, chosen, calls, columns, reply, creates, at)
+        keys = [table.schema.columns[place] for place in table.key_columns]
+        calls, columns, reply = self._calls(
+            f"function {chosen}", chosen, keys, parameters, role, at
+        )
+        return Function(entity, function, chosen, calls, columns, reply, creates, emits, at)
 
     def every(
         self,
@@ -808,9 +819,12 @@ class App:
         # A call of one function may come to any other.
         functions = [handler for handler in self.handlers if isinstance(handler, Function)]
         emitted = {stream for function in functions for stream in function.emits}
+        opaque = [handler for handler in self.handlers if handler.recorder is None]
+        callers: list[Handler | Trigger] = [*opaque, *self.triggers]
+        for caller in callers if emitted else ():
+            if calls_entities(caller.function):
+                caller.emits = {*caller.emits, *emitted}
         for handler in self.handlers:
-            if isinstance(handler, Function):
-                handler.emits = emitted
             handlers.append(handler.handler_json(len(opaques)))
             if handler.recorder is None:
                 kind: type[OpaqueHandler] = OpaqueHandler
@@ -874,12 +888,6 @@ class App:
         roles = self.roles | settings.get("http_roles", {})
         return dict(settings) | ({"http_roles": roles} if roles else {})
 
-    def uses_decimals(self) -> bool:
-        """Whether any column holds decimals, with which functions compute as the engine does."""
-        schemas = [table.schema for table in self.tables.values()]
-        schemas += [stream.schema for stream in self.streams]
-        return any("decimal" in str(column.ty) for s in schemas for column in s.columns)
-
     def _all_outputs(self) -> Iterable[str]:
         for stream in self.streams:
             if stream.origin == "input":
@@ -905,10 +913,11 @@ def _parameters(
     function: Callable[..., Any], name: str, at: str, what: str = "procedure"
 ) -> dict[str, object]:
     """The parameters of a procedure behind the first, with their types, as columns."""
-    first = {"procedure": "tx", "external": "id", "function": "self, ctx"}[what]
+    firsts = {"procedure": ["tx"], "external": ["id"], "function": ["self", "ctx"]}[what]
+    first = ", ".join(firsts)
     try:
         given = list(inspect.signature(function, eval_str=True).parameters.values())
-        own, given = given[: 1 + first.count(",")], given[1 + first.count(",") :]
+        own, given = given[: len(firsts)], given[len(firsts) :]
         if what == "function" and len(own) < 2:
             named = getattr(function, "__name__", "function")
             raise ProgramError(

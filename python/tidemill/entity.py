@@ -7,8 +7,10 @@ one that nobody awaits; what it returns is awaited, because it may come from els
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal as dec
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast, overload
 
@@ -16,8 +18,8 @@ from tidemill import _native
 from tidemill.context import local
 from tidemill.deadline import Overdue
 from tidemill.errors import Abort, Fault, ProgramError, Untraceable
-from tidemill.opaque import OpaqueCall, Running, Tx, described
-from tidemill.source import here
+from tidemill.opaque import OpaqueCall, Running, Tx, verdict
+from tidemill.source import here, referenced
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
 from tidemill.types import MISSING, Schema
@@ -30,7 +32,7 @@ DEPTH_MAX = 100
 CALLS_MAX = 100_000
 
 # Values that nobody can change: they go from function to function as they are.
-_FIXED = frozenset((int, str, float, bool, bytes, type(None)))
+_FIXED = frozenset((int, str, float, bool, bytes, type(None), dec.Decimal, dt.datetime))
 
 # The types of parameters whose values are stored as they are, but for integers out of range.
 _AS_IS = {"int": int, "str": str, "bool": bool, "bytes": bytes}
@@ -55,6 +57,15 @@ class Reply(Generic[Result]):
     def result(self) -> Result:
         """What the function has returned."""
         return self._value
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a call was used as what it returns: await it, or ask for its result()")
+
+    def __eq__(self, other: object) -> NoReturn:
+        self.__bool__()
+        raise AssertionError
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"<reply {self._value!r}>"
@@ -90,11 +101,14 @@ class Function(Handler):
         parameters: Schema,
         reply: Schema,
         creates: bool,
+        emits: Iterable[Stream],
         at: str,
     ) -> None:
         takes = ["ctx", *parameters.names]
         app = entity.app
-        super().__init__(app, function, calls, name, at, True, reply, (), called=True, takes=takes)
+        super().__init__(
+            app, function, calls, name, at, True, reply, emits, called=True, takes=takes
+        )
         self.entity = entity
         #: Whether it may run on an entity that is not there.
         self.creates = creates
@@ -165,12 +179,14 @@ class Function(Handler):
 class Graph:
     """The calls of one transaction."""
 
-    __slots__ = ("calls", "context", "depth", "owner", "running")
+    __slots__ = ("calls", "context", "depth", "failed", "owner", "running")
 
     def __init__(self, running: Running) -> None:
         self.running = running
         self.context = Context(running)
         self.calls = self.depth = 0
+        #: What a function has raised last.
+        self.failed: BaseException | None = None
         #: Whose function runs, and on which row.
         self.owner: tuple[Entity, _native.Row] | None = None
 
@@ -195,18 +211,21 @@ class Graph:
         try:
             values = args if named is None else function.bound(args, named)
             if not (function.creates or row.exists()):
-                raise Abort(f"{_shown(row)} does not exist")
+                raise Abort(f"{row} does not exist")
             result = function.function(row, self.context, *values)
             if type(result) is CoroutineType:
                 result = _native.finished(result)
-            return result if type(result) in _FIXED else _copied(function, result)
+            kind = type(result)
+            if kind not in _FIXED or (kind is int and not -_INT_MAX <= result <= _INT_MAX):
+                return _copied(function, result)
+            return result
         except Overdue:
             raise
-        except Abort as abort:
-            running.mark(abort.kind, abort.reason)
-            raise
         except BaseException as error:
-            running.mark("raised", described(error))
+            # On its way up it is the same one.
+            if error is not self.failed:
+                self.failed = error
+                running.mark(*verdict(error))
             raise
         finally:
             self.depth -= 1
@@ -215,14 +234,12 @@ class Graph:
 
 def _copied(function: Function, result: object) -> object:
     """A result that its function could still change."""
+    if isinstance(result, Reply):
+        raise TypeError(f"{function.name} returns a call, not what it returns: write return await")
     try:
         return _native.unpacked(_native.packed(result))
     except ValueError as error:
         raise TypeError(f"{function.name} returns what is no value of msgpack: {error}") from None
-
-
-def _shown(row: _native.Row) -> str:
-    return repr(row)[len("<row ") : -1]
 
 
 class Reference:
@@ -263,13 +280,18 @@ def method(function: Function) -> Callable[..., Reply[Any]]:
     """The function as entities are given it to call."""
     entity, table = function.entity, function.entity.table
 
-    def call(self: Reference, *args: Any, **named: Any) -> Reply[Any]:
+    def call(self: Reference, /, *args: Any, **named: Any) -> Reply[Any]:
         graph = graph_of(entity)
         row = graph.running.row(table, self._key)
         return Reply(graph.call(function, row, args, named))
 
     call.__name__, call.__doc__ = function.name, function.function.__doc__
     return call
+
+
+def calls_entities(function: Callable[..., Any]) -> bool:
+    """Whether a function's code names an entity."""
+    return any(isinstance(found, Entity) for found in referenced(function))
 
 
 def graph_of(entity: Entity) -> Graph:
@@ -297,7 +319,7 @@ class Entity:
 
     def __init__(self, app: App, table: Table) -> None:
         self.app = app
-        #: The table that holds them, for queries; only their functions write it.
+        #: The table that holds them, for queries. Their functions write it; others should not.
         self.table = table
         self.name = table.name
         self.functions: dict[str, Function] = {}
@@ -308,7 +330,13 @@ class Entity:
     def function(self, function: Callable[..., Any], /) -> Function: ...
     @overload
     def function(
-        self, /, *, name: str | None = None, creates: bool = False, role: str | None = None
+        self,
+        /,
+        *,
+        name: str | None = None,
+        creates: bool = False,
+        emits: Iterable[Stream] = (),
+        role: str | None = None,
     ) -> Callable[[Callable[..., Any]], Function]: ...
     def function(
         self,
@@ -317,6 +345,7 @@ class Entity:
         *,
         name: str | None = None,
         creates: bool = False,
+        emits: Iterable[Stream] = (),
         role: str | None = None,
     ) -> Any:
         """Makes a function, plain or async, one of the entity: ``async def reserve(self, ctx, n:
@@ -324,13 +353,14 @@ class Entity:
         transaction. Parameters have types, as columns have.
 
         The entity must be there, unless ``creates=True``: then ``self`` may be a row that is
-        missing, with the defaults of its columns, and setting a column makes it. With
-        ``role="clerk"`` clients over HTTP need a token with that role."""
+        missing, with the defaults of its columns, and setting a column makes it. ``emits`` are
+        streams that it emits into without naming them. With ``role="clerk"`` clients over HTTP need
+        a token with that role."""
         at = here()
 
         def decorate(function: Callable[..., Any]) -> Function:
             chosen = str(name or getattr(function, "__name__", "function"))
-            made = self.app.add_function(self, function, chosen, bool(creates), role, at)
+            made = self.app.add_function(self, function, chosen, bool(creates), emits, role, at)
             self.functions[chosen] = made
             setattr(self._reference, chosen, method(made))
             return made
@@ -344,13 +374,13 @@ class Entity:
             self.table.key_values(key)
         return cast(Reference, self._reference(values))
 
-    def create(self, **columns: object) -> Reply[None]:
+    def create(self, /, **columns: object) -> Reply[None]:
         """Makes an entity; the transaction aborts when it is there already."""
         graph_of(self).running.insert(self.table, columns, False)
         return Reply(None)
 
     def scan(self, start: object = None, end: object = None, *, limit: int | None = None) -> Any:
-        """The entities whose keys are in a range, in key order, as rows to read; for functions of
+        """The entities whose keys are in a range, in key order, as rows; for functions of
         this very kind of entity, which is ``ordered``. Where keys have a prefix that chooses the
         partition (``partition_prefix=``) the range lies within that of ``self``."""
         graph = graph_of(self)
@@ -372,11 +402,11 @@ class Entity:
                     f"write {self.name}.scan({own}, ...)",
                     here(),
                 )
-            rows = self.table.scan(start, end, limit=limit)
-            if end is not None:
-                return rows
-            names = self.table.key[:prefix]
-            return [row for row in rows if tuple(row[name] for name in names) == own]
+            if end is None:
+                rows = graph.running.scan(self.table, own, None, limit if first == own else None)
+                names = self.table.key[: len(first)]
+                rows = [row for row in rows if tuple(row[name] for name in names) >= first]
+                return rows[:limit]
         return self.table.scan(start, end, limit=limit)
 
     def unknown(self, name: str) -> AttributeError:

@@ -107,7 +107,7 @@ class Running(_native.Tx):
 
     def fail(self, abort: Abort) -> NoReturn:
         """Aborts. A function that catches the exception does not undo it."""
-        self.mark(abort.kind, abort.reason)
+        self.mark(*verdict(abort))
         raise abort
 
 
@@ -247,8 +247,6 @@ class OpaqueHandler:
         self.name = name
         self.emits = set(emits)
         self.deadline_us = deadline_us
-        # Making a context costs as much as reading a row.
-        self.uses_decimals = app.uses_decimals()
 
     def __call__(self, event: tuple[object, ...], running: Running) -> tuple[str, str] | None:
         """Runs one transaction."""
@@ -274,28 +272,23 @@ class OpaqueHandler:
     def _transact(self, running: Running, *given: object) -> tuple[str, str] | None:
         running.handler, running.graph = self, None
         outer, local.transaction = local.transaction, running
+        # A copy: whatever a function sets in it is gone with its transaction.
+        context = dec.getcontext()
+        dec.setcontext(_CONTEXT.copy())
         try:
-            if self.uses_decimals:
-                with dec.localcontext(_CONTEXT):
-                    self._perform(running, given)
-            else:
-                self._perform(running, given)
-        except Abort as abort:
-            return abort.kind, abort.reason
+            result = self._call(running, given)
+            if result is not None:
+                self._emit_result(running, result)
+            running.write_back()
         except BaseException as error:
             # Even SystemExit: a function can abort its transaction, and nothing more.
-            return "raised", described(error)
+            return verdict(error)
         finally:
+            dec.setcontext(context)
             local.transaction = outer
             # It knows this very transaction, which is used again once nobody else knows it.
             running.graph = None
         return None
-
-    def _perform(self, running: Running, given: tuple[object, ...]) -> None:
-        result = self._call(running, given)
-        if result is not None:
-            self._emit_result(running, result)
-        running.write_back()
 
     def _call(self, running: Running, given: tuple[object, ...]) -> Any:
         result = self.function(Tx(running), *given)
@@ -372,6 +365,20 @@ class OpaqueTrigger(OpaqueHandler):
         old = None if kind == "insert" else Event(names, event[1 : 1 + len(names)])
         new = None if kind == "delete" else Event(names, event[1 + len(names) :])
         return Event(("kind", "old", "new"), (kind, old, new))
+
+
+def verdict(error: BaseException) -> tuple[str, str]:
+    """Kind and reason of the abort that an exception comes to; this raises nothing."""
+    try:
+        kind, reason = "raised", ""
+        if isinstance(error, Abort):
+            kind, reason = error.kind, str(error.reason)
+        else:
+            reason = described(error)
+        # What is no text for others is none here either.
+        return kind, reason.encode("utf-8", "replace").decode()
+    except Exception:
+        return "raised", type(error).__name__
 
 
 def described(error: BaseException) -> str:

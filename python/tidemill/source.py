@@ -109,10 +109,12 @@ def referenced(function: Callable[..., Any]) -> Iterator[object]:
 
 def globals_written(function: Callable[..., Any]) -> Iterator[str]:
     """The variables outside of a function that its code assigns to, nested functions included."""
-    codes, own = [function.__code__], set(function.__code__.co_freevars)
+    code = inspect.unwrap(function).__code__
+    codes = [(code, set(code.co_freevars))]
     while codes:
-        code = codes.pop()
-        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
+        code, own = codes.pop()
+        inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+        codes.extend((c, own & set(c.co_freevars)) for c in inner)
         for instruction in dis.get_instructions(code):
             is_global = instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
             is_outer = instruction.opname in ("STORE_DEREF", "DELETE_DEREF")

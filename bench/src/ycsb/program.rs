@@ -12,6 +12,8 @@ use crate::work::Work;
 use crate::Given;
 
 const TRANSFER: &str = "account.transfer";
+/// Transfers that are refused.
+pub(super) const ABORTED: &str = "account.transfer.aborted";
 
 /// The program as the options want it.
 pub(super) fn program(kind: ProgramKind, given: Given<'_>, work: Work) -> Result<Parts> {

@@ -1,11 +1,12 @@
 //! YCSB-T, ready to run.
 
-use tidemill_core::{Batch, Result};
+use tidemill_core::digest::{streams_hash, RowsHash};
+use tidemill_core::{Batch, Result, Value};
 use tidemill_table::Table;
 
 use super::events::{self, Transfer};
-use super::program;
-use super::OPENING;
+use super::program::{self, ABORTED};
+use super::{OPENING, POOR};
 use crate::args::Args;
 use crate::execute::{words, Verdicts};
 use crate::run::{Case, Made};
@@ -78,6 +79,16 @@ impl Case for Transfers {
         TIGHT_NS
     }
 
+    fn output_hash(&self, _: &Tight) -> Option<String> {
+        let streams = &self.made.parts.program.streams;
+        let stream = streams.iter().find(|s| *s.spec.name == *ABORTED).expect("it was made");
+        let mut hash = RowsHash::default();
+        let refused = self.refused();
+        hash.take(&Batch::from_rows(stream.spec.schema.clone(), refused.iter().map(Vec::as_slice)));
+        let hashes = (!refused.is_empty()).then_some((ABORTED, hash));
+        Some(format!("{:032x}", streams_hash(hashes)))
+    }
+
     /// Every account is as in the baseline, and there are rows of those alone that were used.
     fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
         let accounts = self.made.table(tables, 0);
@@ -85,6 +96,27 @@ impl Case for Transfers {
             (Some(found), true) => *found == [tight.balances[id] as u64],
             (found, used) => found.is_none() && !used,
         })
+    }
+}
+
+impl Transfers {
+    /// The transfers that are refused, as events, in order.
+    fn refused(&self) -> Vec<Vec<Value>> {
+        let mut balances = vec![OPENING; self.made.keys];
+        let mut refused = Vec::new();
+        for Transfer { debtor, creditor, amount } in &self.made.events {
+            match balances[*debtor as usize] < *amount {
+                true => {
+                    let ints = [i64::from(*debtor), i64::from(*creditor), *amount].map(Value::Int);
+                    refused.push(ints.into_iter().chain([Value::str(POOR)]).collect());
+                }
+                false => {
+                    balances[*debtor as usize] -= amount;
+                    balances[*creditor as usize] += amount;
+                }
+            }
+        }
+        refused
     }
 }
 

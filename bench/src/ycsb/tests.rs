@@ -15,12 +15,12 @@ fn the_whole_engine_comes_to_the_same() {
     let folder = tempfile::tempdir().unwrap();
     for program in ["rust", "traced"] {
         let options = format!(
-            r#""events":3000,"keys":50,"skew":0.9,"abort":0.1,"program":"{program}","sink":"{}""#,
+            r#""events":3000,"keys":50,"skew":0.9,"abort":0.1,"repeat":1,"program":"{program}","sink":"{}""#,
             folder.path().display()
         );
         let report = check::report("ycsb-t", &options, Vec::new());
         assert_eq!(report["valid"], true, "{report}");
-        let paced = format!(r#"{options},"rate":3000,"batch":1"#);
+        let paced = format!(r#"{options},"rate":20000"#);
         let report = check::report("ycsb-t", &paced, Vec::new());
         assert_eq!(report["valid"], true, "{report}");
         assert!(report["latency_ms"]["p99"].as_f64().unwrap() > 0.0, "{report}");

@@ -364,8 +364,8 @@ pub const OPERATIONS_MAX: usize = 1_000_000;
 pub trait Tx {
     /// The row with this key (one value for each key column), or `None` when it is missing.
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort>;
-    /// Reads the row with this key into `row`, of a table that has as many columns, all integers and
-    /// never null, one of which is the key; `false` when it is missing. Aborts when the table is another.
+    /// Reads the row with this key, an integer, into `row`, which has a place for each column; `false` when
+    /// it is missing. Aborts when the row has another number of columns, or one that is no integer.
     fn get_ints(&mut self, table: TableId, key: i64, row: &mut [i64]) -> Result<bool, Abort> {
         ints::get(self, table, key, row)
     }

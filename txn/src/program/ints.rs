@@ -8,8 +8,8 @@ use tidemill_core::{StreamId, TableId, Value};
 use super::handler::{reasons, Abort, AbortKind, Tx};
 
 impl dyn Tx + '_ {
-    /// The row with this key, or `None` when it is missing; of a table that has `N` columns, all integers
-    /// and never null, one of which is the key. Aborts when the table is another.
+    /// The row with this key, an integer, or `None` when it is missing. Aborts when the row has not `N`
+    /// columns, or one that is no integer.
     pub fn ints<const N: usize>(
         &mut self,
         table: TableId,
