@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tidemill import _native
 from tidemill.config import checked_settings
-from tidemill.entity import Entity, Function, OpaqueFunction, calls_entities
+from tidemill.entity import Entity, Function
 from tidemill.errors import ProgramError, SettingError
-from tidemill.external import External, Outside
+from tidemill.external import External
 from tidemill.index import Index
 from tidemill.opaque import check_function
 from tidemill.owned import OwnedWindow
@@ -811,92 +811,9 @@ class App:
 
         ``push`` says whether somebody will send: streams without files are then pushed.
         """
-        from tidemill.opaque import OpaqueCall, OpaqueHandler, OpaqueProcedure, OpaqueTrigger
+        from tidemill.spec import spec
 
-        handlers: list[Json] = []
-        opaques: list[Any] = []
-        deadline_us = int(settings.get("deadline_us", 0))
-        # A call of one function may come to any other.
-        functions = [handler for handler in self.handlers if isinstance(handler, Function)]
-        emitted = {stream for function in functions for stream in function.emits}
-        opaque = [handler for handler in self.handlers if handler.recorder is None]
-        callers: list[Handler | Trigger] = [*opaque, *self.triggers]
-        for caller in callers if emitted else ():
-            if calls_entities(caller.function):
-                caller.emits = {*caller.emits, *emitted}
-        for handler in self.handlers:
-            handlers.append(handler.handler_json(len(opaques)))
-            if handler.recorder is None:
-                kind: type[OpaqueHandler] = OpaqueHandler
-                if isinstance(handler, Function):
-                    kind = OpaqueFunction
-                elif handler.is_procedure or handler.called:
-                    kind = OpaqueProcedure if handler.is_procedure else OpaqueCall
-                opaques.append(kind(handler.function, handler, self, deadline_us))
-        triggers = []
-        for trigger in self.triggers:
-            triggers.append(trigger.json(len(opaques)))
-            opaques.append(OpaqueTrigger(trigger, self))
-        externals = []
-        for external in self.externals:
-            externals.append(external.external_json(len(opaques)))
-            opaques.append(Outside(external))
-        sources = [s for s in self.sources if push or s["files"] is not None]
-        served = "http_port" in settings
-        # Those that nobody here sends into: clients call, and the engine tells the time.
-        others = [*(self.calls if served else ()), *(stream for stream, _ in self.timers)]
-        others += [external.answers for external in self.externals]
-        if push or others:
-            for stream in self.streams if push else others:
-                if stream.origin == "input" and not stream.has_source:
-                    sources.append(
-                        {
-                            "stream": stream.name,
-                            "disorder_us": 0,
-                            "idle_us": None,
-                            "files": None,
-                            "at": stream.at,
-                        }
-                    )
-        kept = list(self.kept)
-        if keep_all:
-            kept += [n for n in self._all_outputs() if n not in kept]
-        spec = {
-            "program": {
-                "name": self.name,
-                "seed": self.seed,
-                "tables": [table.json() for table in self.tables.values()],
-                "streams": [stream.json() for stream in self.streams],
-                "sources": [],
-                "handlers": handlers,
-                "calls": [stream.id for stream in self.calls],
-                "timers": [{"stream": s.id, "period_us": us} for s, us in self.timers],
-                "nested": self.nestings,
-                "triggers": triggers,
-                "windows": [window.json() for window in self.windows],
-            },
-            "sources": sources,
-            "sinks": self.sinks,
-            "keep": kept,
-            "externals": externals,
-            "settings": self._with_roles(settings) if served else dict(settings),
-        }
-        return spec, opaques
-
-    def _with_roles(self, settings: Mapping[str, Any]) -> Json:
-        """The settings with the roles that procedures say; settings overrule them."""
-        roles = self.roles | settings.get("http_roles", {})
-        return dict(settings) | ({"http_roles": roles} if roles else {})
-
-    def _all_outputs(self) -> Iterable[str]:
-        for stream in self.streams:
-            if stream.origin == "input":
-                yield f"{stream.name}.late"
-                yield f"{stream.name}.dead"
-            elif isinstance(stream.origin, dict) and "derived" in stream.origin:
-                yield f"{stream.name}.late"
-            else:
-                yield stream.name
+        return spec(self, settings, keep_all, push)
 
     def __repr__(self) -> str:
         return f"<app {self.name}>"

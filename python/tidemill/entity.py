@@ -62,8 +62,9 @@ class Reply(Generic[Result]):
         raise TypeError("a call was used as what it returns: await it, or ask for its result()")
 
     def __eq__(self, other: object) -> NoReturn:
-        self.__bool__()
-        raise AssertionError
+        raise TypeError(
+            "a call was compared, not what it returns: await it, or ask for its result()"
+        )
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -1,0 +1,113 @@
+"""The app as the engine reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tidemill.entity import Function, OpaqueFunction, calls_entities
+from tidemill.external import Outside
+from tidemill.opaque import OpaqueCall, OpaqueHandler, OpaqueProcedure, OpaqueTrigger
+from tidemill.types import Json
+
+if TYPE_CHECKING:
+    from tidemill.app import App
+    from tidemill.stream import Handler
+    from tidemill.trigger import Trigger
+
+
+def spec(
+    app: App, settings: Mapping[str, Any], keep_all: bool, push: bool
+) -> tuple[Json, list[Any]]:
+    """The app as the engine reads it, and its functions, by number."""
+    handlers: list[Json] = []
+    opaques: list[Any] = []
+    deadline_us = int(settings.get("deadline_us", 0))
+    share_emits(app)
+    for handler in app.handlers:
+        handlers.append(handler.handler_json(len(opaques)))
+        if handler.recorder is None:
+            kind: type[OpaqueHandler] = OpaqueHandler
+            if isinstance(handler, Function):
+                kind = OpaqueFunction
+            elif handler.is_procedure or handler.called:
+                kind = OpaqueProcedure if handler.is_procedure else OpaqueCall
+            opaques.append(kind(handler.function, handler, app, deadline_us))
+    triggers = []
+    for trigger in app.triggers:
+        triggers.append(trigger.json(len(opaques)))
+        opaques.append(OpaqueTrigger(trigger, app))
+    externals = []
+    for external in app.externals:
+        externals.append(external.external_json(len(opaques)))
+        opaques.append(Outside(external))
+    sources = [s for s in app.sources if push or s["files"] is not None]
+    served = "http_port" in settings
+    # Those that nobody here sends into: clients call, and the engine tells the time.
+    others = [*(app.calls if served else ()), *(stream for stream, _ in app.timers)]
+    others += [external.answers for external in app.externals]
+    if push or others:
+        for stream in app.streams if push else others:
+            if stream.origin == "input" and not stream.has_source:
+                sources.append(
+                    {
+                        "stream": stream.name,
+                        "disorder_us": 0,
+                        "idle_us": None,
+                        "files": None,
+                        "at": stream.at,
+                    }
+                )
+    kept = list(app.kept)
+    if keep_all:
+        kept += [n for n in all_outputs(app) if n not in kept]
+    spec = {
+        "program": {
+            "name": app.name,
+            "seed": app.seed,
+            "tables": [table.json() for table in app.tables.values()],
+            "streams": [stream.json() for stream in app.streams],
+            "sources": [],
+            "handlers": handlers,
+            "calls": [stream.id for stream in app.calls],
+            "timers": [{"stream": s.id, "period_us": us} for s, us in app.timers],
+            "nested": app.nestings,
+            "triggers": triggers,
+            "windows": [window.json() for window in app.windows],
+        },
+        "sources": sources,
+        "sinks": app.sinks,
+        "keep": kept,
+        "externals": externals,
+        "settings": with_roles(app, settings) if served else dict(settings),
+    }
+    return spec, opaques
+
+
+def share_emits(app: App) -> None:
+    """Whoever calls a function may come to any other, and emits what they emit."""
+    functions = [handler for handler in app.handlers if isinstance(handler, Function)]
+    emitted = {stream for function in functions for stream in function.emits}
+    opaque = [handler for handler in app.handlers if handler.recorder is None]
+    callers: list[Handler | Trigger] = [*opaque, *app.triggers]
+    for caller in callers if emitted else ():
+        if calls_entities(caller.function):
+            caller.emits = {*caller.emits, *emitted}
+
+
+def with_roles(app: App, settings: Mapping[str, Any]) -> Json:
+    """The settings with the roles that procedures say; settings overrule them."""
+    roles = app.roles | settings.get("http_roles", {})
+    return dict(settings) | ({"http_roles": roles} if roles else {})
+
+
+def all_outputs(app: App) -> Iterable[str]:
+    """The streams whose events come out: what is emitted, returned, aborted, late and dead."""
+    for stream in app.streams:
+        if stream.origin == "input":
+            yield f"{stream.name}.late"
+            yield f"{stream.name}.dead"
+        elif isinstance(stream.origin, dict) and "derived" in stream.origin:
+            yield f"{stream.name}.late"
+        else:
+            yield stream.name
