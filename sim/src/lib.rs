@@ -18,6 +18,7 @@
 //! This crate knows `env` and nothing of the engine.
 
 mod clock;
+pub mod cluster;
 mod disk;
 mod net;
 mod random;

@@ -113,6 +113,11 @@ impl Builder {
         self.program.tables[table.index()].ordered = true;
     }
 
+    /// Rows live together that have so many leading key columns in common.
+    pub fn partition_prefix(&mut self, table: TableId, columns: usize) {
+        self.program.tables[table.index()].partition_prefix = Some(columns);
+    }
+
     /// A window read for a closure to make of its rows of a table, whose history has been
     /// [declared](Builder::history).
     pub fn window_read(

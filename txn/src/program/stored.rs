@@ -17,7 +17,7 @@ pub(crate) fn values(given: &[Value], columns: &[Column]) -> Result<Vec<Value>, 
 
 impl Program {
     /// A key of a table.
-    pub(crate) fn stored_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
+    pub fn stored_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
         let spec = &self.tables[table.index()];
         match key.len() == spec.key.len() {
             true => leading(spec, key),
@@ -26,11 +26,7 @@ impl Program {
     }
 
     /// Leading key columns of a table that is read by ranges.
-    pub(crate) fn stored_bound(
-        &self,
-        table: TableId,
-        bound: &[Value],
-    ) -> Result<Vec<Value>, Abort> {
+    pub fn stored_bound(&self, table: TableId, bound: &[Value]) -> Result<Vec<Value>, Abort> {
         let spec = &self.tables[table.index()];
         match bound.len() <= spec.key.len() {
             true => leading(spec, bound),
@@ -39,7 +35,7 @@ impl Program {
     }
 
     /// A row of a table that programs may write, and its key.
-    pub(crate) fn stored_row(
+    pub fn stored_row(
         &self,
         table: TableId,
         row: &[Value],
@@ -64,10 +60,16 @@ impl Program {
         stream: StreamId,
         row: &[Value],
     ) -> Result<Vec<Value>, Abort> {
-        let spec = &self.streams[stream.index()].spec;
         if !self.may_emit(handler, trigger, stream) {
+            let spec = &self.streams[stream.index()].spec;
             return Err(reasons::not_emittable(&spec.name));
         }
+        self.stored_output(stream, row)
+    }
+
+    /// An event as its stream has it.
+    pub fn stored_output(&self, stream: StreamId, row: &[Value]) -> Result<Vec<Value>, Abort> {
+        let spec = &self.streams[stream.index()].spec;
         if row.len() != spec.schema.len() {
             return Err(reasons::wrong_shape(&spec.name, spec.schema.len(), row.len()));
         }
@@ -75,7 +77,7 @@ impl Program {
     }
 
     /// Functions see all tables but those of windows.
-    pub(crate) fn check_visible(&self, table: TableId) -> Result<(), Abort> {
+    pub fn check_visible(&self, table: TableId) -> Result<(), Abort> {
         let spec = &self.tables[table.index()];
         match spec.keeps {
             Some(Keeps::Window) => Err(reasons::is_hidden(spec)),
@@ -84,7 +86,7 @@ impl Program {
     }
 
     /// They write all but those that the engine keeps.
-    pub(crate) fn check_writable(&self, table: TableId) -> Result<(), Abort> {
+    pub fn check_writable(&self, table: TableId) -> Result<(), Abort> {
         let spec = &self.tables[table.index()];
         match spec.keeps {
             Some(_) => Err(reasons::is_kept(spec)),
@@ -106,7 +108,7 @@ impl Program {
     }
 
     /// They read ranges of those that are in order.
-    pub(crate) fn check_ranges(&self, table: TableId) -> Result<(), Abort> {
+    pub fn check_ranges(&self, table: TableId) -> Result<(), Abort> {
         let spec = &self.tables[table.index()];
         match spec.ordered {
             true => self.check_visible(table),

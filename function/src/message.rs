@@ -1,0 +1,122 @@
+//! What nodes tell each other. Between two nodes messages arrive in the order in which they were sent.
+
+use tidemill_core::Value;
+use tidemill_txn::program::Abort;
+
+use crate::order::{Path, Tid};
+use crate::program::Call;
+use crate::store::Stored;
+use crate::NodeId;
+
+/// A message; one of a round that the receiver has not reached yet waits there.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// The epoch.
+    pub epoch: u64,
+    /// The round in it, from 0.
+    pub round: u32,
+    /// What it says.
+    pub body: Body,
+}
+
+/// How a transaction runs. Later ones are slower, and right in more cases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// As it did the last time: every call where it was, with the arguments that it had, all at once (Styx
+    /// 6.3). Nobody is called; whoever comes to another call or another result says so, and the
+    /// transaction runs [`Mode::Fresh`] in the next round.
+    Cached,
+    /// Calls are made as it runs, side by side where nobody awaits them.
+    Fresh,
+    /// One call after the other, each until all that it has called has ended.
+    Sequential,
+}
+
+/// What a run of a transaction came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Its writes stand.
+    Commit,
+    /// It is undone.
+    Abort,
+    /// It was not run to the end, and has to be run again so.
+    Missed(Mode),
+}
+
+/// What a message says.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// Run this function of an entity that you own.
+    Call {
+        /// The transaction.
+        tid: Tid,
+        /// The call's place in it.
+        path: Path,
+        /// What to run.
+        call: Call,
+        /// Its share, as the exponent of 1/2.
+        share: u32,
+        /// Where the request came from.
+        home: NodeId,
+        /// Who wants the reply.
+        caller: Option<NodeId>,
+        /// How the transaction runs.
+        mode: Mode,
+        /// How many calls there have been before it, where they run one after the other.
+        calls: u32,
+    },
+    /// What a call has returned; `None` when it did not.
+    Reply {
+        /// The transaction.
+        tid: Tid,
+        /// The call's place in it.
+        path: Path,
+        /// What it returned.
+        value: Option<Value>,
+        /// How many calls it came to, where they run one after the other.
+        calls: u32,
+    },
+    /// A call has ended.
+    Ended {
+        /// The transaction.
+        tid: Tid,
+        /// Its share.
+        share: u32,
+        /// How many calls it has made, each of which says so itself.
+        calls: u32,
+        /// Where and why it failed, if it did.
+        failure: Option<(Path, Abort)>,
+        /// It was not run to the end, and has to be run again so.
+        missed: Option<Mode>,
+    },
+    /// All calls of a transaction have ended.
+    Finished {
+        /// The transaction.
+        tid: Tid,
+        /// What they came to.
+        verdict: Verdict,
+    },
+    /// A transaction whose rows are known before it runs, some of which you own.
+    Declared {
+        /// The transaction.
+        tid: Tid,
+        /// What it runs.
+        call: Call,
+        /// Your share.
+        share: u32,
+    },
+    /// The rows that the sender owns of such a transaction, by their places in its list.
+    Values {
+        /// The transaction.
+        tid: Tid,
+        /// The rows.
+        rows: Vec<(u32, Stored)>,
+    },
+    /// All transactions of the round that have come from the sender have ended.
+    Done,
+    /// Transactions that have read, from the sender, what is not so, or have not been run to the end.
+    Conflicts {
+        /// Which, and how they are to run again.
+        again: Vec<(Tid, Mode)>,
+    },
+}

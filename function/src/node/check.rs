@@ -1,0 +1,84 @@
+//! What has to run again: whoever has read what the order does not give.
+
+use super::run::look;
+use super::{running, Fault, Node, Settings};
+use crate::gate::Wish;
+use crate::message::{Mode, Verdict};
+use crate::order::Tid;
+use crate::store::Store;
+
+impl<S: Store> Node<S> {
+    /// The transactions that have to run again, as far as this node can tell, and how: those that came in
+    /// here and were not run to the end, and those whose reads of rows of this node were told something else
+    /// than the order says now.
+    pub(super) fn check(&mut self) -> Vec<(Tid, Mode)> {
+        let Settings { fault, cache, rounds_max, .. } = self.settings;
+        let epoch = running!(self);
+        let mut again = Vec::new();
+        for tid in epoch.run.keys() {
+            if let Some(Verdict::Missed(mode)) =
+                epoch.homes.get(tid).and_then(|h| h.verdict.clone())
+            {
+                again.push((*tid, mode));
+            }
+        }
+        // Where one runs at a time, time is not what matters.
+        let is_slow = epoch.round + 1 >= rounds_max;
+        let is_spoiled = |f: Fault| fault == Some(f);
+        let is_there = |tid: Tid| is_spoiled(Fault::ReadUnfinished) || epoch.there.contains(&tid);
+        for (&tid, part) in &epoch.parts {
+            let is_again = part.mode != Mode::Fresh;
+            if is_again && (is_spoiled(Fault::LoseDependency) || is_spoiled(Fault::ChangeStamp)) {
+                continue;
+            }
+            let mut mode = None;
+            let reads =
+                part.runs.iter().flat_map(|(path, i)| i.reads.iter().map(move |r| (path, r)));
+            for (path, read) in reads {
+                let is_touched = match &read.what {
+                    Wish::Row(table, key) => epoch.versions.touched(*table, key),
+                    Wish::Range(..) => !is_spoiled(Fault::ForgetRange),
+                };
+                let is_absent = read.saw.first().is_none_or(Option::is_none);
+                if !is_touched || (is_absent && is_spoiled(Fault::ForgetAbsence)) {
+                    continue;
+                }
+                let mut place = path.clone();
+                place.push(read.ordinal);
+                let (what, place) = (&read.what, (tid, &place[..]));
+                if look(&self.store, &epoch.versions, place, what, read.limit, &is_there)
+                    == read.saw
+                {
+                    continue;
+                }
+                // If it has written there itself, some call of its own was too late, or too early.
+                let is_own = epoch.versions.has_own(what, place);
+                if is_own && is_spoiled(Fault::ForgetBranches) {
+                    continue;
+                }
+                let to = match (is_own, &part.verdict) {
+                    (true, _) => Mode::Sequential,
+                    (false, Some(Verdict::Commit)) if cache && !is_slow => Mode::Cached,
+                    (false, _) => Mode::Fresh,
+                };
+                mode = mode.max(Some(to));
+            }
+            for read in part.declared.iter().flat_map(|declared| declared.reads()) {
+                let what = Wish::Row(read.0, read.1.clone());
+                let now = look(&self.store, &epoch.versions, (tid, &[]), &what, 1, &is_there);
+                if now[0] != *read.2 {
+                    mode = mode.max(Some(Mode::Fresh));
+                }
+            }
+            if let Some(mode) = mode {
+                let is_sequential = part.mode == Mode::Sequential;
+                again.push((tid, if is_sequential { part.mode } else { mode }));
+            }
+        }
+        if is_spoiled(Fault::KeepConflicts) {
+            // As if only those of its own mattered.
+            again.retain(|(tid, _)| epoch.homes.contains_key(tid));
+        }
+        again
+    }
+}

@@ -1,0 +1,43 @@
+//! The end of an epoch: what its transactions have written goes to the store, what they have emitted leaves.
+
+use super::{Event, Fault, Node, Outbox};
+use crate::message::Verdict;
+use crate::order::{Path, Tid};
+use crate::store::Store;
+
+impl<S: Store> Node<S> {
+    /// Ends the epoch.
+    pub(super) fn commit(&mut self, out: &mut Outbox) {
+        let apply_partly = self.spoiled_by(Fault::ApplyPartly);
+        let emit_twice = self.spoiled_by(Fault::EmitTwice);
+        let mut epoch = self.running.take().expect("an epoch runs");
+        for (table, key, versions) in epoch.versions.drain() {
+            let mut versions = versions.into_iter().peekable();
+            while let Some(version) = versions.next() {
+                let is_last = versions.peek().is_none_or(|next| next.tid != version.tid);
+                let is_dropped = apply_partly && epoch.parts[&version.tid].home != self.me;
+                if is_last && epoch.there.contains(&version.tid) && !is_dropped {
+                    self.store.apply(version.tid, table, &key, version.row);
+                }
+            }
+        }
+        for (&tid, part) in &mut epoch.parts {
+            if part.verdict != Some(Verdict::Commit) {
+                continue;
+            }
+            let mut emitted: Vec<(Path, _, _)> = Vec::new();
+            let before =
+                if emit_twice { std::mem::take(&mut part.before) } else { Default::default() };
+            for (path, invocation) in std::mem::take(&mut part.runs).into_iter().chain(before) {
+                for (ordinal, stream, row) in invocation.emits {
+                    let place = path.iter().copied().chain([ordinal]).collect();
+                    emitted.push((place, stream, row));
+                }
+            }
+            emitted.sort_by(|a, b| a.0.cmp(&b.0));
+            let event = |(path, stream, row)| Event::Emitted { tid: tid as Tid, path, stream, row };
+            out.events.extend(emitted.into_iter().map(event));
+        }
+        out.events.push(Event::Committed { epoch: epoch.number });
+    }
+}

@@ -1,0 +1,90 @@
+//! Mistakes that an engine of this kind makes, so that tests can show that they would find each.
+
+/// A mistake to make on purpose. Those of a node are made by the node, the others by who drives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// The writes of an aborted transaction stay.
+    SkipUndo,
+    /// A read is answered as the last epoch has left the row.
+    StaleRead,
+    /// What a re-run has read is not looked at again.
+    LoseDependency,
+    /// Ranges are not looked at: rows that appear in one are overlooked.
+    ForgetRange,
+    /// That a row was missing is not looked at.
+    ForgetAbsence,
+    /// A call does not see what its transaction has written before it.
+    ForgetOwnWrites,
+    /// A re-run takes cached replies, whatever it asks.
+    TrustCachedCalls,
+    /// A re-run does not say that it has returned something else.
+    TrustCachedReplies,
+    /// A transaction counts as ended when half of its shares are back.
+    LoseShare,
+    /// What has to run again is not told to the others.
+    KeepConflicts,
+    /// The first failure to come in is the reason, wherever it happened.
+    FirstFailure,
+    /// A re-run reads as if it came behind all others.
+    ChangeStamp,
+    /// A node drops what other nodes' transactions have written on it.
+    ApplyPartly,
+    /// Events of a run that did not count leave too.
+    EmitTwice,
+    /// The owners of a declared transaction's rows decide each by what it owns.
+    DecideAlone,
+    /// A transaction sees what others have written before they have ended.
+    ReadUnfinished,
+    /// Conflicts inside a transaction, between its own calls, are overlooked.
+    ForgetBranches,
+    /// Replies leave before their cut is durable.
+    ReplyEarly,
+    /// After a recovery, replies that have left leave again.
+    ReplyAgain,
+    /// A request that comes twice is executed twice.
+    ExecuteAgain,
+    /// A snapshot counts though one of its parts was not stored.
+    CountFailedPut,
+    /// A snapshot's part says the state of an epoch later than it should.
+    SnapshotLate,
+    /// A recovery reads requests from one behind the recorded offset on.
+    SkipRequest,
+    /// A recovery makes cuts of its own instead of the recorded ones.
+    CutAnew,
+    /// Nobody looks at the generation of what is appended and sent.
+    ForgetFence,
+    /// A survivor of a failure keeps its rows, though others go back to the snapshot.
+    KeepState,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Fault; 26] = [
+        Fault::SkipUndo,
+        Fault::StaleRead,
+        Fault::LoseDependency,
+        Fault::ForgetRange,
+        Fault::ForgetAbsence,
+        Fault::ForgetOwnWrites,
+        Fault::TrustCachedCalls,
+        Fault::TrustCachedReplies,
+        Fault::LoseShare,
+        Fault::KeepConflicts,
+        Fault::FirstFailure,
+        Fault::ChangeStamp,
+        Fault::ApplyPartly,
+        Fault::EmitTwice,
+        Fault::DecideAlone,
+        Fault::ReadUnfinished,
+        Fault::ForgetBranches,
+        Fault::ReplyEarly,
+        Fault::ReplyAgain,
+        Fault::ExecuteAgain,
+        Fault::CountFailedPut,
+        Fault::SnapshotLate,
+        Fault::SkipRequest,
+        Fault::CutAnew,
+        Fault::ForgetFence,
+        Fault::KeepState,
+    ];
+}

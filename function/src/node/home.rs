@@ -1,0 +1,171 @@
+//! Transactions where they came in: their beginning, and how it is known that all of their calls have ended.
+
+use std::collections::BTreeSet;
+
+use tidemill_core::Value;
+use tidemill_txn::program::Abort;
+
+use super::{running, Event, Fault, Node, NodeId, Outbox};
+use crate::message::{Body, Mode, Verdict};
+use crate::order::{Path, Tid};
+use crate::program::{Call, RowAt};
+use crate::share::{self, Sum};
+use crate::store::Store;
+
+/// A transaction that came in here.
+pub(super) struct Home {
+    pub call: Call,
+    /// What has come back of its shares in this run.
+    pub sum: Sum,
+    /// The nodes that have taken part, in any run.
+    pub parts: BTreeSet<NodeId>,
+    /// How many calls all of its calls have made.
+    pub calls: u32,
+    pub failure: Option<(Path, Abort)>,
+    pub missed: Option<Mode>,
+    pub value: Option<Value>,
+    pub verdict: Option<Verdict>,
+    /// If its rows are known before it runs: how many nodes own them.
+    pub owners: Option<u32>,
+}
+
+/// What a call says when it ends.
+pub(super) struct Ended {
+    pub share: u32,
+    pub calls: u32,
+    pub failure: Option<(Path, Abort)>,
+    pub missed: Option<Mode>,
+}
+
+impl Home {
+    pub fn new(call: Call) -> Home {
+        Home {
+            call,
+            sum: Sum::default(),
+            parts: BTreeSet::new(),
+            calls: 0,
+            failure: None,
+            missed: None,
+            value: None,
+            verdict: None,
+            owners: None,
+        }
+    }
+
+    /// What it came to, for whoever has asked.
+    fn outcome(&self) -> Result<Value, Abort> {
+        match &self.failure {
+            Some((_, abort)) => Err(abort.clone()),
+            None => Ok(self.value.clone().unwrap_or(Value::Null)),
+        }
+    }
+}
+
+impl<S: Store> Node<S> {
+    /// Begins a transaction, or begins it again, where whoever takes part does not know by itself.
+    pub(super) fn begin_home(&mut self, tid: Tid, mode: Mode, out: &mut Outbox) {
+        let epoch = running!(self);
+        let home = epoch.homes.get_mut(&tid).expect("it came in here");
+        (home.sum, home.calls, home.failure, home.missed) = Default::default();
+        (home.value, home.verdict) = (None, None);
+        epoch.open += 1;
+        let call = home.call.clone();
+        let is_first = epoch.round == 0;
+        if is_first {
+            if let Some(rows) = self.program.declared(&call) {
+                return self.begin_declared(tid, &call, &rows, out);
+            }
+        }
+        let home = running!(self).homes.get_mut(&tid).expect("it came in here");
+        if let Some(owners) = home.owners {
+            home.sum.add_rest(0, owners);
+            return;
+        }
+        if mode == Mode::Cached {
+            return;
+        }
+        let to = self.owners.of_key(self.program.program(), call.table, &call.key);
+        let path = Path::new();
+        // The request is the first call.
+        let (me, share, calls) = (self.me, 0, 1);
+        // A key that is none: whoever gets the call says so.
+        let to = to.unwrap_or(me);
+        let call = Body::Call { tid, path, call, share, home: me, caller: Some(me), mode, calls };
+        self.send(to, call, out);
+    }
+
+    /// Hands a transaction whose rows are known to all who own some.
+    fn begin_declared(&mut self, tid: Tid, call: &Call, rows: &[RowAt], out: &mut Outbox) {
+        let program = self.program.program();
+        let owners: BTreeSet<NodeId> = match rows.is_empty() {
+            true => [self.me].into(),
+            false => rows.iter().map(|row| self.owners.of_row(program, row)).collect(),
+        };
+        let home = running!(self).homes.get_mut(&tid).expect("it came in here");
+        home.owners = Some(owners.len() as u32);
+        home.sum.add_rest(0, owners.len() as u32);
+        for (nth, &node) in owners.iter().enumerate() {
+            let share = share::of_call(0, nth as u32);
+            self.send(node, Body::Declared { tid, call: call.clone(), share }, out);
+        }
+    }
+
+    /// Takes what a call has left of its share; the last one ends the transaction.
+    pub(super) fn ended(&mut self, from: NodeId, tid: Tid, ended: Ended, out: &mut Outbox) {
+        let first_failure = self.spoiled_by(Fault::FirstFailure);
+        let lose_share = self.spoiled_by(Fault::LoseShare);
+        let home = running!(self).homes.get_mut(&tid).expect("it came in here");
+        home.parts.insert(from);
+        home.missed = home.missed.max(ended.missed);
+        if let Some(failure) = ended.failure {
+            match &home.failure {
+                Some((place, _)) if first_failure || *place <= failure.0 => {}
+                _ => home.failure = Some(failure),
+            }
+        }
+        home.sum.add_rest(ended.share, ended.calls);
+        home.calls = home.calls.saturating_add(ended.calls);
+        let whole = home.sum.is_whole() || (lose_share && home.sum.is_half());
+        if whole && home.verdict.is_none() {
+            self.end(tid, out);
+        }
+    }
+
+    /// All calls of a transaction have ended.
+    fn end(&mut self, tid: Tid, out: &mut Outbox) {
+        let calls_max = self.settings.calls_max;
+        let epoch = running!(self);
+        let home = epoch.homes.get_mut(&tid).expect("it came in here");
+        if home.calls >= calls_max && epoch.run[&tid] != Mode::Sequential {
+            // Perhaps too many: only one call after the other says where.
+            home.missed = Some(Mode::Sequential);
+        }
+        let verdict = match (home.missed, &home.failure) {
+            (Some(mode), _) => Verdict::Missed(mode),
+            (None, Some(_)) => Verdict::Abort,
+            (None, None) => Verdict::Commit,
+        };
+        home.verdict = Some(verdict.clone());
+        epoch.open -= 1;
+        if home.owners.is_none() {
+            let parts: Vec<NodeId> = home.parts.iter().copied().collect();
+            for node in parts {
+                self.send(node, Body::Finished { tid, verdict: verdict.clone() }, out);
+            }
+        }
+        self.tell_done(out);
+    }
+
+    /// Replies to those whose outcome nothing can change any more: all before `open`.
+    pub(super) fn reply_before(&mut self, open: Option<Tid>, out: &mut Outbox) {
+        let epoch = running!(self);
+        while let Some(&tid) = epoch.unreplied.first() {
+            if open.is_some_and(|open| open <= tid) {
+                return;
+            }
+            epoch.unreplied.pop_first();
+            let outcome = epoch.homes[&tid].outcome();
+            out.events.push(Event::Replied { tid, outcome });
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! A node: the state machine of one owner of partitions.
+//!
+//! By phase: [`home`] begins transactions and knows when all of their calls have ended; [`run`] runs
+//! functions; [`declared`] runs transactions whose rows are known; [`round`] goes from round to round;
+//! [`check`] finds what has to run again; [`commit`] ends the epoch.
+
+mod check;
+mod commit;
+mod declared;
+mod fault;
+mod home;
+mod part;
+mod round;
+mod run;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::sync::Arc;
+
+use foldhash::fast::FixedState;
+use tidemill_core::{Row, StreamId, TableId, Value};
+use tidemill_place::PARTITIONS;
+use tidemill_txn::program::Abort;
+
+use crate::gate::{Gate, Waiter};
+use crate::message::{Body, Message, Mode};
+use crate::order::{Path, Tid};
+use crate::program::{Call, Functions, RowAt};
+use crate::store::{Store, Stored};
+use crate::versions::Versions;
+
+pub use self::fault::Fault;
+use self::home::Home;
+use self::part::Part;
+
+/// A node, by its place among the nodes of a generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u16);
+
+/// Which node owns each partition; the same on all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owners {
+    nodes: u16,
+    by_partition: Arc<[NodeId]>,
+}
+
+impl Owners {
+    /// Equal shares for so many nodes.
+    pub fn equal(nodes: u16) -> Owners {
+        let worker = |p| tidemill_place::worker(tidemill_place::Partition(p), nodes.into());
+        Owners::new(nodes, (0..PARTITIONS).map(|p| NodeId(worker(p) as u16)).collect())
+    }
+
+    /// These, one for each of the [`PARTITIONS`].
+    pub fn new(nodes: u16, by_partition: Arc<[NodeId]>) -> Owners {
+        assert_eq!(by_partition.len(), usize::from(PARTITIONS), "an owner for each partition");
+        assert!(by_partition.iter().all(|node| node.0 < nodes), "owners are nodes");
+        Owners { nodes, by_partition }
+    }
+
+    /// How many nodes there are.
+    pub fn nodes(&self) -> u16 {
+        self.nodes
+    }
+
+    /// The owner of a partition.
+    pub fn of(&self, partition: tidemill_place::Partition) -> NodeId {
+        self.by_partition[usize::from(partition.0)]
+    }
+
+    /// The owner of a row.
+    pub fn of_row(&self, program: &tidemill_txn::Program, row: &RowAt) -> NodeId {
+        let spec = &program.tables[row.table.index()];
+        self.of(tidemill_place::partition_of_bytes(spec, &row.key.0))
+    }
+
+    /// The owner of the rows whose keys begin so; `None` when these columns do not say in which partition
+    /// they are.
+    pub fn of_key(
+        &self,
+        program: &tidemill_txn::Program,
+        table: TableId,
+        leading: &[Value],
+    ) -> Option<NodeId> {
+        let spec = &program.tables[table.index()];
+        let columns = spec.partition_prefix.unwrap_or(spec.key.len());
+        (leading.len() >= columns).then(|| {
+            let key = tidemill_core::Key::of(&leading[..columns]);
+            self.of(tidemill_place::partition_of_bytes(spec, &key.0))
+        })
+    }
+}
+
+/// What may be chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// So many calls may be in one transaction.
+    pub calls_max: u32,
+    /// So many may be in one another.
+    pub depth_max: usize,
+    /// After so many rounds of an epoch transactions run one at a time.
+    pub rounds_max: u32,
+    /// Whether a re-run makes all calls at once where it can.
+    pub cache: bool,
+    /// What random numbers are made of, beside places.
+    pub seed: u64,
+    /// A mistake to make, so that tests can see that they would find it.
+    #[doc(hidden)]
+    pub fault: Option<Fault>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            calls_max: 100_000,
+            depth_max: 100,
+            rounds_max: 6,
+            cache: true,
+            seed: 0,
+            fault: None,
+        }
+    }
+}
+
+/// What has come of something that concerns the world outside.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A transaction that has come in here is final. Those of one node come in their order, and before the
+    /// end of the epoch where nothing before them is open (early replies, Styx 6.4).
+    Replied {
+        /// Which.
+        tid: Tid,
+        /// What it returned, or why it aborted.
+        outcome: Result<Value, Abort>,
+    },
+    /// A committed transaction has emitted an event here; all events of an epoch, of all nodes, are in the
+    /// order of their transactions and then of their paths.
+    Emitted {
+        /// The transaction.
+        tid: Tid,
+        /// The place in it.
+        path: Path,
+        /// The stream.
+        stream: StreamId,
+        /// The event.
+        row: Row,
+    },
+    /// The epoch is in the store, and the next one may begin.
+    Committed {
+        /// Which.
+        epoch: u64,
+    },
+    /// A function has read the same twice and done something else: it is no function of what it reads.
+    NotDeterministic {
+        /// The transaction.
+        tid: Tid,
+        /// The call.
+        call: Call,
+    },
+}
+
+/// What a step of a node leaves to do.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    /// Messages to other nodes, in the order in which they are to be sent.
+    pub messages: Vec<(NodeId, Message)>,
+    /// What has happened.
+    pub events: Vec<Event>,
+}
+
+/// How much there was to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Epochs.
+    pub epochs: u64,
+    /// Rounds.
+    pub rounds: u64,
+    /// Transactions that came in here.
+    pub transactions: u64,
+    /// Calls executed here, those of re-runs included.
+    pub calls: u64,
+    /// Of those the ones executed without being called.
+    pub cached: u64,
+    /// Messages to other nodes.
+    pub messages: u64,
+}
+
+/// The state machine. Driven by [`Node::begin`], once for each epoch on every node, and
+/// [`Node::receive`]; what either leaves to do is in the [`Outbox`].
+pub struct Node<S> {
+    me: NodeId,
+    program: Arc<dyn Functions>,
+    owners: Owners,
+    settings: Settings,
+    store: S,
+    /// Messages of epochs and rounds that are not here yet.
+    early: VecDeque<(NodeId, Message)>,
+    /// Messages to itself.
+    own: VecDeque<Body>,
+    /// Those whose way is free.
+    woken: VecDeque<Waiter>,
+    running: Option<Epoch>,
+    counters: Counters,
+}
+
+/// An epoch that runs.
+struct Epoch {
+    number: u64,
+    clock_us: i64,
+    round: u32,
+    /// Transactions that came in here.
+    homes: BTreeMap<Tid, Home>,
+    /// How many of them have not ended in this round.
+    open: usize,
+    /// What this node does of transactions, its own and others'.
+    parts: BTreeMap<Tid, Part>,
+    versions: Versions,
+    /// Transactions whose versions others see.
+    there: HashSet<Tid, FixedState>,
+    gate: Gate,
+    /// Rows told of declared transactions that have not come here yet.
+    values_early: BTreeMap<Tid, Vec<(u32, Stored)>>,
+    /// Those that run in this round.
+    run: BTreeMap<Tid, Mode>,
+    /// Those that are not final yet.
+    unsettled: BTreeMap<Tid, Mode>,
+    told_done: bool,
+    /// How many nodes have said that their transactions have ended, and then, what has to run again.
+    dones: u16,
+    conflicts: u16,
+    again: BTreeMap<Tid, Mode>,
+    /// The first that is not final, and since when it is the first.
+    first_open: (Option<Tid>, u32),
+    /// Transactions that came in here and have not been replied to.
+    unreplied: BTreeSet<Tid>,
+}
+
+impl<S: Store> Node<S> {
+    /// A node with its rows.
+    pub fn new(
+        me: NodeId,
+        program: Arc<dyn Functions>,
+        owners: Owners,
+        settings: Settings,
+        store: S,
+    ) -> Node<S> {
+        assert!(me.0 < owners.nodes, "a node is one of the nodes");
+        Node {
+            me,
+            program,
+            owners,
+            settings,
+            store,
+            early: VecDeque::new(),
+            own: VecDeque::new(),
+            woken: VecDeque::new(),
+            running: None,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Its rows, as the last epoch has left them.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// The same, to change between epochs.
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    /// How much there has been to do.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Whether an epoch runs.
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Begins an epoch with the requests that have come in here, each at its place.
+    ///
+    /// # Panics
+    /// When one runs: every node begins an epoch when it has ended the one before.
+    pub fn begin(
+        &mut self,
+        number: u64,
+        clock_us: i64,
+        requests: impl IntoIterator<Item = (Tid, Call)>,
+        out: &mut Outbox,
+    ) {
+        assert!(self.running.is_none(), "an epoch begins when the one before has ended");
+        let homes: BTreeMap<Tid, Home> =
+            requests.into_iter().map(|(tid, call)| (tid, Home::new(call))).collect();
+        self.counters.epochs += 1;
+        self.counters.transactions += homes.len() as u64;
+        let unreplied: BTreeSet<Tid> = homes.keys().copied().collect();
+        let run: BTreeMap<Tid, Mode> = unreplied.iter().map(|&tid| (tid, Mode::Fresh)).collect();
+        self.running = Some(Epoch {
+            number,
+            clock_us,
+            round: 0,
+            homes,
+            open: 0,
+            parts: BTreeMap::new(),
+            versions: Versions::new(self.program.program().tables.len()),
+            there: HashSet::default(),
+            gate: Gate::default(),
+            values_early: BTreeMap::new(),
+            run: BTreeMap::new(),
+            unsettled: BTreeMap::new(),
+            told_done: false,
+            dones: 0,
+            conflicts: 0,
+            again: BTreeMap::new(),
+            first_open: (None, 0),
+            unreplied,
+        });
+        self.enter_round(run, out);
+        self.work(out);
+    }
+
+    /// Takes a message.
+    pub fn receive(&mut self, from: NodeId, message: Message, out: &mut Outbox) {
+        match self.is_due(&message) {
+            true => self.handle(from, message.body, out),
+            false => self.early.push_back((from, message)),
+        }
+        self.work(out);
+    }
+
+    /// Whether a message is of the round that is here. Nobody can be more than one round ahead.
+    fn is_due(&self, message: &Message) -> bool {
+        let here = self.running.as_ref().map(|epoch| (epoch.number, epoch.round));
+        let due = here == Some((message.epoch, message.round));
+        debug_assert!(
+            due || here.is_none_or(|here| here < (message.epoch, message.round)),
+            "a message of round {:?} is late in {here:?}",
+            (message.epoch, message.round)
+        );
+        due
+    }
+
+    /// Takes the messages to itself, and those that have become due.
+    fn work(&mut self, out: &mut Outbox) {
+        loop {
+            if let Some(body) = self.own.pop_front() {
+                self.handle(self.me, body, out);
+            } else if let Some(waiter) = self.woken.pop_front() {
+                self.wake(waiter, out);
+            } else if let Some(at) = self.early.iter().position(|(_, m)| self.is_due(m)) {
+                let (from, message) = self.early.remove(at).expect("it is there");
+                self.handle(from, message.body, out);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn handle(&mut self, from: NodeId, body: Body, out: &mut Outbox) {
+        match body {
+            Body::Call { tid, path, call, share, home, caller, mode, calls } => {
+                let invocation = part::Invocation::new(call, share, caller, calls);
+                self.called(tid, path, invocation, home, mode, out);
+            }
+            Body::Reply { tid, path, value, calls } => self.replied(tid, path, value, calls, out),
+            Body::Ended { tid, share, calls, failure, missed } => {
+                self.ended(from, tid, home::Ended { share, calls, failure, missed }, out);
+            }
+            Body::Finished { tid, verdict } => self.finished(tid, verdict),
+            Body::Declared { tid, call, share } => self.declared(from, tid, call, share, out),
+            Body::Values { tid, rows } => self.values(tid, rows, out),
+            Body::Done => self.all_done(out),
+            Body::Conflicts { again } => self.all_checked(again, out),
+        }
+    }
+
+    fn send(&mut self, to: NodeId, body: Body, out: &mut Outbox) {
+        if to == self.me {
+            return self.own.push_back(body);
+        }
+        let epoch = self.running.as_ref().expect("an epoch runs");
+        self.counters.messages += 1;
+        out.messages.push((to, Message { epoch: epoch.number, round: epoch.round, body }));
+    }
+
+    fn send_all(&mut self, body: &Body, out: &mut Outbox) {
+        for node in 0..self.owners.nodes {
+            self.send(NodeId(node), body.clone(), out);
+        }
+    }
+
+    fn spoiled_by(&self, fault: Fault) -> bool {
+        self.settings.fault == Some(fault)
+    }
+}
+
+/// The epoch that runs.
+///
+/// A macro, and not a method, so that the rest of the node can be used beside it.
+macro_rules! running {
+    ($node:expr) => {
+        $node.running.as_mut().expect("an epoch runs")
+    };
+}
+use running;

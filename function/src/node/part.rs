@@ -1,0 +1,189 @@
+//! What one node does of a transaction.
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+use tidemill_core::{Key, Row, StreamId, TableId, Value};
+use tidemill_txn::program::Abort;
+
+use super::declared::DeclaredPart;
+use super::NodeId;
+use crate::gate::Wish;
+use crate::message::{Mode, Verdict};
+use crate::order::Path;
+use crate::program::{Activation, Call, Target};
+use crate::store::Stored;
+
+/// What a node does of a transaction.
+pub(super) struct Part {
+    pub home: NodeId,
+    pub mode: Mode,
+    /// The calls of this run, and of the last one.
+    pub runs: BTreeMap<Path, Invocation>,
+    pub before: BTreeMap<Path, Invocation>,
+    /// If its rows are known before it runs.
+    pub declared: Option<DeclaredPart>,
+    /// The rows that this run has written here.
+    pub written: Vec<(TableId, Key)>,
+    /// How many calls this run has made here.
+    pub calls: u32,
+    /// What this run came to, once that is known.
+    pub verdict: Option<Verdict>,
+}
+
+impl Part {
+    pub fn new(home: NodeId, mode: Mode) -> Part {
+        Part {
+            home,
+            mode,
+            runs: BTreeMap::new(),
+            before: BTreeMap::new(),
+            declared: None,
+            written: Vec::new(),
+            calls: 0,
+            verdict: None,
+        }
+    }
+}
+
+/// A call, as it runs and as it has run.
+pub(super) struct Invocation {
+    pub call: Call,
+    pub share: u32,
+    /// Who wants the reply.
+    pub caller: Option<NodeId>,
+    /// The function, while it waits; none before it begins, and when it has to begin again.
+    pub activation: Option<Box<dyn Activation>>,
+    /// How many accesses and calls it has made.
+    pub ordinal: u32,
+    /// What it has read, in its order; one that begins again is told the same again.
+    pub reads: Vec<Read>,
+    pub told: usize,
+    pub writes: Vec<Write>,
+    pub emits: Vec<(u32, StreamId, Row)>,
+    /// The calls it has made; one that begins again has made so many of them again.
+    pub children: Vec<Child>,
+    pub made: usize,
+    /// The calls it waits for.
+    pub waits: Vec<u32>,
+    /// How many calls of the transaction were made before it, where they run one after the other.
+    pub calls_before: u32,
+    pub outcome: Option<Outcome>,
+}
+
+/// A read, and what it was told.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Read {
+    pub ordinal: u32,
+    pub what: Wish,
+    /// Of a range: at most so many rows.
+    pub limit: u32,
+    pub saw: Saw,
+}
+
+/// What a read was told: one row, which may be missing, or those of a range.
+pub(super) type Saw = SmallVec<[Stored; 1]>;
+
+/// A write.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Write {
+    pub ordinal: u32,
+    pub table: TableId,
+    pub key: Key,
+    pub row: Stored,
+}
+
+/// A call that a call has made.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Child {
+    pub ordinal: u32,
+    pub call: Call,
+    pub wanted: bool,
+    pub reply: Answer,
+    /// How many calls it came to, where they run one after the other.
+    pub calls: u32,
+}
+
+/// What has come back from a call.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Answer {
+    Nothing,
+    Value(Value),
+    Failed,
+}
+
+/// What a call came to.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Outcome {
+    Returned(Value),
+    /// At this place, for this reason.
+    Failed(Path, Abort),
+    /// It waited for one that has failed.
+    Stopped,
+    /// It has to run again so.
+    Missed(Mode),
+}
+
+impl Invocation {
+    pub fn new(call: Call, share: u32, caller: Option<NodeId>, calls_before: u32) -> Invocation {
+        Invocation {
+            call,
+            share,
+            caller,
+            activation: None,
+            ordinal: 0,
+            reads: Vec::new(),
+            told: 0,
+            writes: Vec::new(),
+            emits: Vec::new(),
+            children: Vec::new(),
+            made: 0,
+            waits: Vec::new(),
+            calls_before,
+            outcome: None,
+        }
+    }
+
+    /// The same call again.
+    pub fn again(&self) -> Invocation {
+        Invocation::new(self.call.clone(), self.share, self.caller, 0)
+    }
+
+    /// What it has read.
+    pub fn wishes(&self) -> impl Iterator<Item = Wish> + '_ {
+        self.reads.iter().map(|read| read.what.clone())
+    }
+
+    /// How many calls it and those that it has made came to, where they run one after the other; uses of
+    /// rows are none.
+    pub fn calls(&self) -> u32 {
+        let own = matches!(self.call.target, Target::Function(_));
+        u32::from(own) + self.children.iter().map(|child| child.calls).sum::<u32>()
+    }
+
+    /// Whether another run of the same call has read the same and yet done something else.
+    pub fn contradicts(&self, other: &Invocation) -> bool {
+        let is_over =
+            |o: &Option<Outcome>| matches!(o, Some(Outcome::Returned(_) | Outcome::Failed(..)));
+        let returned = |i: &Invocation| match &i.outcome {
+            Some(Outcome::Returned(value)) => Some(value.clone()),
+            _ => None,
+        };
+        let calls = |i: &Invocation| -> Vec<(u32, Call, Answer)> {
+            let made = i.children.iter();
+            made.map(|c| (c.ordinal, c.call.clone(), c.reply.clone())).collect()
+        };
+        let replies = |i: &Invocation| -> Vec<Answer> {
+            i.children.iter().map(|c| c.reply.clone()).collect()
+        };
+        is_over(&self.outcome)
+            && is_over(&other.outcome)
+            && self.call == other.call
+            && self.reads == other.reads
+            && replies(self) == replies(other)
+            && (self.writes != other.writes
+                || self.emits != other.emits
+                || calls(self) != calls(other)
+                || returned(self) != returned(other))
+    }
+}

@@ -1,0 +1,136 @@
+//! From round to round: all that run end, everybody looks at what they have read, and says who has to run
+//! again; when nobody has to, the epoch ends.
+//!
+//! Messages between two nodes keep their order, and everybody tells everybody: so when all have said that
+//! theirs have ended, nothing of the round is under way.
+
+use std::collections::BTreeMap;
+
+use super::{running, Fault, Node, Outbox};
+use crate::gate::Waiter;
+use crate::message::{Body, Mode, Verdict};
+use crate::order::Tid;
+use crate::store::Store;
+
+impl<S: Store> Node<S> {
+    /// Begins a round, in which these run.
+    pub(super) fn enter_round(&mut self, run: BTreeMap<Tid, Mode>, out: &mut Outbox) {
+        self.counters.rounds += 1;
+        let epoch = running!(self);
+        (epoch.told_done, epoch.dones, epoch.conflicts, epoch.open) = (false, 0, 0, 0);
+        epoch.again = BTreeMap::new();
+        epoch.run = run.clone();
+        // What they have done before is undone, and expected, before anybody begins.
+        for (&tid, &mode) in &run {
+            let Some(part) = epoch.parts.get_mut(&tid) else { continue };
+            (part.mode, part.verdict, part.calls) = (mode, None, 0);
+            part.before = std::mem::take(&mut part.runs);
+            epoch.there.remove(&tid);
+            for (table, key) in std::mem::take(&mut part.written) {
+                epoch.versions.remove(tid, table, &key);
+                epoch.gate.expect(tid, table, key);
+            }
+            for row in part.declared.iter_mut().flat_map(|declared| declared.again()) {
+                epoch.gate.expect(tid, row.table, row.key.clone());
+            }
+        }
+        for (tid, mode) in run {
+            let epoch = running!(self);
+            match epoch.parts.get(&tid) {
+                Some(part) if part.declared.is_some() => self.enter_declared(tid, out),
+                Some(_) if mode == Mode::Cached => self.enter_cached(tid, out),
+                _ => {}
+            }
+            if running!(self).homes.contains_key(&tid) {
+                self.begin_home(tid, mode, out);
+            }
+        }
+        self.tell_done(out);
+    }
+
+    /// All calls of a transaction have ended, and whoever has waited for that may go on.
+    pub(super) fn finished(&mut self, tid: Tid, verdict: Verdict) {
+        let skip_undo = self.spoiled_by(Fault::SkipUndo);
+        let epoch = running!(self);
+        if let Some(part) = epoch.parts.get_mut(&tid) {
+            if verdict == Verdict::Commit || (skip_undo && verdict == Verdict::Abort) {
+                epoch.there.insert(tid);
+            }
+            part.verdict = Some(verdict);
+        }
+        self.woken.extend(epoch.gate.ended(tid));
+    }
+
+    /// Nobody that it has waited for is in its way any more.
+    pub(super) fn wake(&mut self, waiter: Waiter, out: &mut Outbox) {
+        let Waiter { tid, path } = waiter;
+        match path {
+            Some(path) => self.enter(tid, path, out),
+            None if running!(self).parts[&tid].declared.is_some() => self.enter_declared(tid, out),
+            None => self.enter_cached(tid, out),
+        }
+    }
+
+    /// Tells the others, once, that all that came in here and run in this round have ended.
+    pub(super) fn tell_done(&mut self, out: &mut Outbox) {
+        let epoch = running!(self);
+        if epoch.open == 0 && !epoch.told_done {
+            epoch.told_done = true;
+            self.send_all(&Body::Done, out);
+        }
+    }
+
+    /// Another node's have ended; after the last one nothing is under way.
+    pub(super) fn all_done(&mut self, out: &mut Outbox) {
+        let epoch = running!(self);
+        epoch.dones += 1;
+        if epoch.dones == self.owners.nodes() {
+            let again = self.check();
+            self.send_all(&Body::Conflicts { again }, out);
+        }
+    }
+
+    /// Another node has said what has to run again; after the last one everybody knows, and goes on.
+    pub(super) fn all_checked(&mut self, again: Vec<(Tid, Mode)>, out: &mut Outbox) {
+        let (nodes, rounds_max) = (self.owners.nodes(), self.settings.rounds_max);
+        let epoch = running!(self);
+        for (tid, mode) in again {
+            let known = epoch.again.entry(tid).or_insert(mode);
+            *known = (*known).max(mode);
+        }
+        epoch.conflicts += 1;
+        if epoch.conflicts < nodes {
+            return;
+        }
+        for tid in epoch.run.keys() {
+            epoch.unsettled.remove(tid);
+        }
+        for (tid, mode) in std::mem::take(&mut epoch.again) {
+            let known = epoch.unsettled.entry(tid).or_insert(mode);
+            *known = (*known).max(mode);
+        }
+        let first = epoch.unsettled.first_key_value().map(|(&tid, &mode)| (tid, mode));
+        let Some((open, mode)) = first else {
+            self.reply_before(None, out);
+            return self.commit(out);
+        };
+        let run = match epoch.round + 1 < rounds_max {
+            true => epoch.unsettled.clone(),
+            // The first of them, all before it being final, is final after at most three rounds.
+            false => [(open, mode)].into(),
+        };
+        epoch.round += 1;
+        if epoch.first_open.0 != Some(open) {
+            epoch.first_open = (Some(open), epoch.round);
+        }
+        // All before it are final, so what it reads is, and one call after the other sees it.
+        let rounds = epoch.round - epoch.first_open.1;
+        assert!(
+            rounds < rounds_max + 4,
+            "{open:?} does not come to an end in epoch {}",
+            epoch.number
+        );
+        self.reply_before(Some(open), out);
+        self.enter_round(run, out);
+    }
+}

@@ -1,0 +1,615 @@
+//! Running functions: what they may do, and what becomes of it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use foldhash::fast::FixedState;
+use tidemill_core::{Key, StreamId, TableId, Value};
+use tidemill_txn::program::{Abort, AbortKind, OPERATIONS_MAX};
+
+use super::part::{Answer, Child, Invocation, Outcome, Part, Read, Saw, Write};
+use super::{running, Event, Fault, Node, NodeId, Outbox, Owners, Settings};
+use crate::gate::{Waiter, Wish};
+use crate::message::{Body, Mode};
+use crate::order::{Path, Tid};
+use crate::program::{Activation, Call, Context, Functions, Handle, Step, Stop, Target};
+use crate::share;
+use crate::store::{Store, Stored};
+use crate::versions::{Version, Versions};
+
+impl<S: Store> Node<S> {
+    /// A call has come.
+    pub(super) fn called(
+        &mut self,
+        tid: Tid,
+        path: Path,
+        invocation: Invocation,
+        home: NodeId,
+        mode: Mode,
+        out: &mut Outbox,
+    ) {
+        let epoch = running!(self);
+        let part = epoch.parts.entry(tid).or_insert_with(|| Part::new(home, mode));
+        part.mode = mode;
+        part.runs.insert(path.clone(), invocation);
+        self.counters.calls += 1;
+        self.enter(tid, path, out);
+    }
+
+    /// Runs a call, once nobody is in its way.
+    pub(super) fn enter(&mut self, tid: Tid, path: Path, out: &mut Outbox) {
+        let program = self.program.program();
+        let epoch = running!(self);
+        let part = &epoch.parts[&tid];
+        let wishes = match part.before.get(&path) {
+            Some(before) => before.wishes().collect::<Vec<Wish>>(),
+            None => {
+                let call = &part.runs[&path].call;
+                let key = program.stored_key(call.table, &call.key);
+                key.iter().map(|key| Wish::Row(call.table, Key::of(key))).collect()
+            }
+        };
+        match epoch.gate.in_the_way(tid, &wishes) {
+            Some(earlier) => epoch.gate.wait(earlier, Waiter { tid, path: Some(path) }),
+            None => self.resume(tid, path, out),
+        }
+    }
+
+    /// Runs what a node has done of a transaction once more, every call where it was, once nobody is in the
+    /// way of any.
+    pub(super) fn enter_cached(&mut self, tid: Tid, out: &mut Outbox) {
+        let epoch = running!(self);
+        let part = epoch.parts.get_mut(&tid).expect("it has a part");
+        let wishes: Vec<Wish> = part.before.values().flat_map(Invocation::wishes).collect();
+        if let Some(earlier) = epoch.gate.in_the_way(tid, &wishes) {
+            return epoch.gate.wait(earlier, Waiter { tid, path: None });
+        }
+        part.runs = part.before.iter().map(|(path, i)| (path.clone(), i.again())).collect();
+        let paths: Vec<Path> = part.runs.keys().cloned().collect();
+        self.counters.calls += paths.len() as u64;
+        self.counters.cached += paths.len() as u64;
+        for path in paths {
+            self.resume(tid, path, out);
+        }
+    }
+
+    /// What a call has returned.
+    pub(super) fn replied(
+        &mut self,
+        tid: Tid,
+        path: Path,
+        value: Option<Value>,
+        calls: u32,
+        out: &mut Outbox,
+    ) {
+        let epoch = running!(self);
+        let Some((&ordinal, caller)) = path.split_last() else {
+            epoch.homes.get_mut(&tid).expect("it came in here").value = value;
+            return;
+        };
+        let part = epoch.parts.get_mut(&tid).expect("its caller is here");
+        let invocation = part.runs.get_mut(caller).expect("it has called");
+        let at = invocation.children.binary_search_by_key(&ordinal, |c| c.ordinal);
+        let child = &mut invocation.children[at.expect("it has made this call")];
+        child.reply = value.map_or(Answer::Failed, Answer::Value);
+        child.calls = calls;
+        if invocation.outcome.is_some() {
+            return;
+        }
+        let children = &invocation.children;
+        let is_open = |&n: &u32| children[n as usize].reply == Answer::Nothing;
+        if !invocation.waits.iter().any(is_open) {
+            self.resume(tid, caller.into(), out);
+        }
+    }
+
+    /// Lets a call go on, from its beginning or from its wait, until it waits or ends.
+    fn resume(&mut self, tid: Tid, path: Path, out: &mut Outbox) {
+        let epoch = running!(self);
+        let part = epoch.parts.get_mut(&tid).expect("it has a part");
+        let mut invocation = part.runs.remove(&path).expect("it has been called");
+        let mut sends = Vec::new();
+        let outcome = {
+            let mut turn = Turn {
+                me: self.me,
+                tid,
+                path: &path,
+                home: part.home,
+                mode: part.mode,
+                clock_us: epoch.clock_us,
+                functions: &*self.program,
+                owners: &self.owners,
+                settings: &self.settings,
+                store: &self.store,
+                versions: &mut epoch.versions,
+                there: &epoch.there,
+                written: &mut part.written,
+                calls: &mut part.calls,
+                cached: part.before.get(&path).filter(|_| part.mode == Mode::Cached),
+                invocation: &mut invocation,
+                missed: None,
+                sends: &mut sends,
+            };
+            turn.run()
+        };
+        if let Some(outcome) = outcome {
+            invocation.outcome = Some(outcome.clone());
+            invocation.activation = None;
+            if part.before.get(&path).is_some_and(|before| before.contradicts(&invocation)) {
+                out.events.push(Event::NotDeterministic { tid, call: invocation.call.clone() });
+            }
+            let trusts = self.settings.fault == Some(Fault::TrustCachedReplies);
+            end(tid, &path, &invocation, part, outcome, trusts, &mut sends);
+        }
+        part.runs.insert(path, invocation);
+        for (to, body) in sends {
+            self.send(to, body, out);
+        }
+    }
+}
+
+/// Says what a call came to: to whoever wants to know, and to where the transaction came from.
+#[allow(clippy::too_many_arguments)] // All that there is to say.
+fn end(
+    tid: Tid,
+    path: &Path,
+    invocation: &Invocation,
+    part: &Part,
+    outcome: Outcome,
+    trusts: bool,
+    sends: &mut Vec<(NodeId, Body)>,
+) {
+    let (mut value, mut failure, mut missed) = (None, None, None);
+    match outcome {
+        Outcome::Returned(returned) => value = Some(returned),
+        Outcome::Failed(place, abort) => failure = Some((place, abort)),
+        Outcome::Stopped => {}
+        Outcome::Missed(mode) => missed = Some(mode),
+    }
+    let mut calls = invocation.children.len();
+    if part.mode == Mode::Cached {
+        let before = &part.before[path];
+        let is_wanted = invocation.caller.is_some() && !path.is_empty();
+        if let Some(value) = &value {
+            let returned = Outcome::Returned(value.clone());
+            let is_same = before.outcome == Some(returned) || trusts;
+            if calls != before.children.len() || (is_wanted && !is_same) {
+                missed = Some(Mode::Fresh);
+            }
+        }
+        // All of them run, whether it has come to them or not.
+        calls = before.children.len();
+    }
+    if let Some(caller) = invocation.caller {
+        if part.mode != Mode::Cached || path.is_empty() {
+            let (path, calls) = (path.clone(), invocation.calls());
+            sends.push((caller, Body::Reply { tid, path, value, calls }));
+        }
+    }
+    let (share, calls) = (invocation.share, calls as u32);
+    sends.push((part.home, Body::Ended { tid, share, calls, failure, missed }));
+}
+
+/// A function's turn: all that it can reach while it runs.
+struct Turn<'a, S> {
+    me: NodeId,
+    tid: Tid,
+    path: &'a Path,
+    home: NodeId,
+    mode: Mode,
+    clock_us: i64,
+    functions: &'a dyn Functions,
+    owners: &'a Owners,
+    settings: &'a Settings,
+    store: &'a S,
+    versions: &'a mut Versions,
+    there: &'a HashSet<Tid, FixedState>,
+    written: &'a mut Vec<(TableId, Key)>,
+    /// The calls of the transaction that were made here.
+    calls: &'a mut u32,
+    /// The last run of the same call, where it is to be repeated.
+    cached: Option<&'a Invocation>,
+    invocation: &'a mut Invocation,
+    /// Why it can't be run to its end now.
+    missed: Option<Mode>,
+    sends: &'a mut Vec<(NodeId, Body)>,
+}
+
+impl<S: Store> Turn<'_, S> {
+    /// Runs the function until it waits (`None`) or ends.
+    fn run(&mut self) -> Option<Outcome> {
+        loop {
+            let children = &self.invocation.children;
+            let failed = |&n: &u32| children[n as usize].reply == Answer::Failed;
+            if self.invocation.waits.iter().any(failed) {
+                return Some(Outcome::Stopped);
+            }
+            let activation = match self.invocation.activation.take() {
+                Some(activation) => Ok(activation),
+                None => self.begin(),
+            };
+            let (mut activation, step) = match activation {
+                Ok(mut activation) => {
+                    let step = activation.resume(self);
+                    (Some(activation), step)
+                }
+                Err(abort) => (None, Err(Stop::Abort(abort))),
+            };
+            match step {
+                Ok(Step::Done(value)) => return Some(Outcome::Returned(value)),
+                Err(Stop::Abort(abort)) => return Some(Outcome::Failed(self.here(), abort)),
+                Ok(Step::Wait(handles)) => {
+                    self.invocation.waits = handles.iter().map(|handle| handle.0).collect();
+                }
+                Err(Stop::Unwind) => {
+                    if let Some(mode) = self.missed {
+                        return Some(Outcome::Missed(mode));
+                    }
+                    activation = None;
+                }
+            }
+            let children = &self.invocation.children;
+            let mut waits = self.invocation.waits.iter().map(|&n| &children[n as usize]);
+            if let Some(child) = waits.find(|child| child.reply == Answer::Nothing) {
+                if !child.wanted && self.mode != Mode::Sequential {
+                    let reason = "a function waits for a call that it did not want a reply of";
+                    let abort = Abort { kind: AbortKind::Fault, reason: reason.into() };
+                    return Some(Outcome::Failed(self.here(), abort));
+                }
+                self.invocation.activation = activation;
+                return None;
+            }
+            self.invocation.activation = activation;
+        }
+    }
+
+    /// Begins the function, perhaps again: then it is told what it was told before.
+    fn begin(&mut self) -> Result<Box<dyn Activation>, Abort> {
+        let invocation = &mut *self.invocation;
+        (invocation.ordinal, invocation.told, invocation.made) = (0, 0, 0);
+        invocation.writes.clear();
+        invocation.emits.clear();
+        match invocation.call.target {
+            Target::Function(_) => self.functions.begin(&invocation.call),
+            _ => Ok(Box::new(OnRow(invocation.call.clone()))),
+        }
+    }
+
+    /// The place of the next access.
+    fn here(&self) -> Path {
+        let mut path = self.path.clone();
+        path.push(self.invocation.ordinal);
+        path
+    }
+
+    /// Goes on to the next access; its place and number.
+    fn access(&mut self) -> Result<(Path, u32), Stop> {
+        let place = self.here();
+        let ordinal = self.invocation.ordinal;
+        if ordinal as usize == OPERATIONS_MAX {
+            let reason = format!("a function has at most {OPERATIONS_MAX} operations");
+            return Err(Abort::refused(reason).into());
+        }
+        self.invocation.ordinal += 1;
+        Ok((place, ordinal))
+    }
+
+    fn is_spoiled_by(&self, fault: Fault) -> bool {
+        self.settings.fault == Some(fault)
+    }
+
+    /// Reads what this node owns.
+    fn read(&mut self, what: Wish, limit: u32) -> Result<Saw, Stop> {
+        let (place, ordinal) = self.access()?;
+        let invocation = &mut *self.invocation;
+        if let Some(read) = invocation.reads.get(invocation.told) {
+            invocation.told += 1;
+            if (read.ordinal, &read.what, read.limit) != (ordinal, &what, limit) {
+                return Err(self.not_deterministic());
+            }
+            return Ok(read.saw.clone());
+        }
+        let unfinished = self.is_spoiled_by(Fault::ReadUnfinished);
+        let is_there = |tid: Tid| unfinished || self.there.contains(&tid);
+        let is_last = self.is_spoiled_by(Fault::ChangeStamp) && self.mode != Mode::Fresh;
+        let place = (if is_last { Tid(u64::MAX) } else { self.tid }, &place[..]);
+        let saw = look(self.store, self.versions, place, &what, limit, &is_there);
+        let told = match () {
+            () if self.is_spoiled_by(Fault::StaleRead) => {
+                let nothing = Versions::new(self.functions.program().tables.len());
+                look(self.store, &nothing, place, &what, limit, &is_there)
+            }
+            () if self.is_spoiled_by(Fault::ForgetOwnWrites) => {
+                let place = (self.tid, &[][..]);
+                look(self.store, self.versions, place, &what, limit, &is_there)
+            }
+            () => saw.clone(),
+        };
+        self.invocation.reads.push(Read { ordinal, what, limit, saw });
+        self.invocation.told += 1;
+        Ok(told)
+    }
+
+    /// Writes what this node owns.
+    fn write(&mut self, table: TableId, key: Key, row: Stored) -> Result<(), Stop> {
+        let (path, ordinal) = self.access()?;
+        let version = Version { tid: self.tid, path, row: row.clone() };
+        self.versions.put(table, key.clone(), version);
+        self.written.push((table, key.clone()));
+        self.invocation.writes.push(Write { ordinal, table, key, row });
+        Ok(())
+    }
+
+    /// Makes a call; what has come back of it, in the end.
+    fn make(&mut self, call: Call, to: NodeId, wanted: bool) -> Result<u32, Stop> {
+        let (path, ordinal) = self.access()?;
+        let invocation = &mut *self.invocation;
+        let nth = invocation.made;
+        invocation.made += 1;
+        let is_function = matches!(call.target, Target::Function(_));
+        if nth < invocation.children.len() {
+            let child = &invocation.children[nth];
+            if (child.ordinal, &child.call, child.wanted) != (ordinal, &call, wanted) {
+                return Err(self.not_deterministic());
+            }
+        } else if is_function && self.path.len() + 1 >= self.settings.depth_max {
+            let depth_max = self.settings.depth_max;
+            let reason = format!("calls are more than {depth_max} deep in one another");
+            return Err(Abort::refused(reason).into());
+        } else if let Some(cached) = self.cached {
+            let trusts = self.settings.fault == Some(Fault::TrustCachedCalls);
+            match cached.children.get(nth) {
+                Some(child)
+                    if trusts
+                        || (child.ordinal, &child.call, child.wanted)
+                            == (ordinal, &call, wanted) =>
+                {
+                    invocation.children.push(child.clone());
+                }
+                _ => return Err(self.miss(Mode::Fresh)),
+            }
+        } else {
+            let calls_max = self.settings.calls_max;
+            let mut calls = invocation.calls_before;
+            if self.mode == Mode::Sequential {
+                calls += invocation.children.iter().map(|child| child.calls).sum::<u32>();
+                calls += u32::from(is_function);
+                if calls > calls_max {
+                    let reason = format!("a transaction has at most {calls_max} calls");
+                    return Err(Abort::refused(reason).into());
+                }
+            } else {
+                // Only one call after the other says which is the one too many.
+                *self.calls += 1;
+                if *self.calls > calls_max {
+                    return Err(self.miss(Mode::Sequential));
+                }
+            }
+            let (tid, home, mode) = (self.tid, self.home, self.mode);
+            let caller = (wanted || mode == Mode::Sequential).then_some(self.me);
+            let share = share::of_call(invocation.share, nth as u32);
+            let reply = Answer::Nothing;
+            let child = Child { ordinal, call: call.clone(), wanted, reply, calls: 0 };
+            invocation.children.push(child);
+            self.sends.push((to, Body::Call { tid, path, call, share, home, caller, mode, calls }));
+        }
+        let nth = nth as u32;
+        if self.mode == Mode::Sequential {
+            self.answer(nth)?;
+        }
+        Ok(nth)
+    }
+
+    /// What a call has returned; the function begins again when it has not yet.
+    fn answer(&mut self, nth: u32) -> Result<&Value, Stop> {
+        if !matches!(self.invocation.children[nth as usize].reply, Answer::Value(_)) {
+            self.invocation.waits = vec![nth];
+            return Err(Stop::Unwind);
+        }
+        match &self.invocation.children[nth as usize].reply {
+            Answer::Value(value) => Ok(value),
+            _ => unreachable!("it has a value"),
+        }
+    }
+
+    /// Uses a row that lives elsewhere.
+    fn reach(
+        &mut self,
+        to: NodeId,
+        target: Target,
+        table: TableId,
+        key: &[Value],
+        args: &[Value],
+    ) -> Result<u32, Stop> {
+        let wanted = matches!(target, Target::Get | Target::Find(_));
+        let call = Call { target, table, key: key.into(), args: args.into() };
+        let nth = self.make(call, to, wanted)?;
+        if wanted {
+            self.answer(nth)?;
+        }
+        Ok(nth)
+    }
+
+    fn miss(&mut self, mode: Mode) -> Stop {
+        self.missed = self.missed.max(Some(mode));
+        Stop::Unwind
+    }
+
+    fn not_deterministic(&mut self) -> Stop {
+        let reason = "the function is not deterministic: begun again, it does something else";
+        Stop::Abort(Abort { kind: AbortKind::Fault, reason: reason.into() })
+    }
+
+    /// Who owns the rows whose keys begin so.
+    fn owner(&self, table: TableId, leading: &[Value]) -> Result<NodeId, Stop> {
+        let program = self.functions.program();
+        self.owners.of_key(program, table, leading).ok_or_else(|| {
+            let name = &program.tables[table.index()].name;
+            let reason = format!(
+                "rows of {name} are found by leading columns of their keys that say in which partition \
+                 they are: declare a partition_prefix, or name the whole key"
+            );
+            Stop::Abort(Abort::refused(reason))
+        })
+    }
+}
+
+impl<S: Store> Context for Turn<'_, S> {
+    fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Arc<[Value]>>, Stop> {
+        self.functions.program().check_visible(table)?;
+        let key = self.functions.program().stored_key(table, key)?;
+        let owner = self.owner(table, &key)?;
+        if owner == self.me {
+            let saw = self.read(Wish::Row(table, Key::of(&key)), 1)?;
+            return Ok(saw.into_iter().next().flatten());
+        }
+        let nth = self.reach(owner, Target::Get, table, &key, &[])?;
+        Ok(row(self.answer(nth)?))
+    }
+
+    fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Stop> {
+        let (key, row) = self.functions.program().stored_row(table, row)?;
+        let owner = self.owner(table, &key)?;
+        if owner == self.me {
+            return self.write(table, Key::of(&key), Some(row.into()));
+        }
+        self.reach(owner, Target::Put, table, &key, &row).map(|_| ())
+    }
+
+    fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop> {
+        let key = self.functions.program().stored_key(table, key)?;
+        self.functions.program().check_writable(table)?;
+        let owner = self.owner(table, &key)?;
+        if owner == self.me {
+            return self.write(table, Key::of(&key), None);
+        }
+        self.reach(owner, Target::Delete, table, &key, &[]).map(|_| ())
+    }
+
+    fn find(
+        &mut self,
+        table: TableId,
+        leading: &[Value],
+        limit: u32,
+    ) -> Result<Vec<Arc<[Value]>>, Stop> {
+        self.functions.program().check_ranges(table)?;
+        let leading = self.functions.program().stored_bound(table, leading)?;
+        let owner = self.owner(table, &leading)?;
+        if owner == self.me {
+            let from = Key::of(&leading);
+            let to = from.behind_all();
+            let saw = self.read(Wish::Range(table, from, to), limit)?;
+            return Ok(saw.into_iter().flatten().collect());
+        }
+        let nth = self.reach(owner, Target::Find(limit), table, &leading, &[])?;
+        match self.answer(nth)? {
+            Value::List(rows) => Ok(rows.iter().filter_map(row).collect()),
+            other => unreachable!("rows came back as {other}"),
+        }
+    }
+
+    fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop> {
+        let key = self.functions.program().stored_key(call.table, &call.key)?;
+        let owner = self.owner(call.table, &key)?;
+        self.make(Call { key: key.into(), ..call }, owner, wanted).map(Handle)
+    }
+
+    fn reply(&self, handle: Handle) -> Option<&Value> {
+        match &self.invocation.children.get(handle.0 as usize)?.reply {
+            Answer::Value(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Stop> {
+        let row = self.functions.program().stored_output(stream, row)?;
+        let (_, ordinal) = self.access()?;
+        self.invocation.emits.push((ordinal, stream, row.into()));
+        Ok(())
+    }
+
+    fn random(&mut self) -> u64 {
+        let mut bytes = Vec::with_capacity(64);
+        bytes.extend(self.settings.seed.to_le_bytes());
+        bytes.extend(self.tid.0.to_le_bytes());
+        self.here().iter().for_each(|n| bytes.extend(n.to_le_bytes()));
+        self.invocation.ordinal += 1;
+        xxhash_rust::xxh3::xxh3_64(&bytes)
+    }
+
+    fn now_us(&self) -> i64 {
+        self.clock_us
+    }
+}
+
+/// A row as a value, and back.
+fn listed(row: &Arc<[Value]>) -> Value {
+    Value::List(row.clone())
+}
+
+fn row(value: &Value) -> Option<Arc<[Value]>> {
+    match value {
+        Value::List(row) => Some(row.clone()),
+        _ => None,
+    }
+}
+
+/// What calls that are no functions do, where the row lives.
+struct OnRow(Call);
+
+impl Activation for OnRow {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        let Call { target, table, key, args } = &self.0;
+        Ok(Step::Done(match target {
+            Target::Get => context.get(*table, key)?.as_ref().map_or(Value::Null, listed),
+            Target::Find(limit) => {
+                Value::List(context.find(*table, key, *limit)?.iter().map(listed).collect())
+            }
+            Target::Put => {
+                context.put(*table, args)?;
+                Value::Null
+            }
+            Target::Delete => {
+                context.delete(*table, key)?;
+                Value::Null
+            }
+            Target::Function(_) => unreachable!("a function is the program's"),
+        }))
+    }
+}
+
+/// Rows as a place sees them: those of earlier transactions that are there, and its own before it.
+pub(super) fn look<S: Store>(
+    store: &S,
+    versions: &Versions,
+    place: (Tid, &[u32]),
+    what: &Wish,
+    limit: u32,
+    is_there: &dyn Fn(Tid) -> bool,
+) -> Saw {
+    match what {
+        Wish::Row(table, key) => {
+            let version = versions.before(*table, key, place, is_there);
+            let row = version.map_or_else(|| store.get(*table, key), |v| v.row.clone());
+            [row].into_iter().collect()
+        }
+        Wish::Range(table, from, to) => {
+            let written = versions.range(*table, from, to, place, is_there);
+            let mut written = written.map(|(key, version)| (key, &version.row)).peekable();
+            let (mut saw, limit) = (Saw::new(), limit as usize);
+            store.range(*table, from, to, &mut |key, row| {
+                while let Some((_, row)) = written.next_if(|(k, _)| *k < key) {
+                    saw.extend(row.clone().map(Some));
+                }
+                match written.next_if(|(k, _)| *k == key) {
+                    Some((_, row)) => saw.extend(row.clone().map(Some)),
+                    None => saw.push(Some(row.clone())),
+                }
+                saw.len() < limit
+            });
+            saw.extend(written.filter_map(|(_, row)| row.clone().map(Some)));
+            saw.truncate(limit);
+            saw
+        }
+    }
+}

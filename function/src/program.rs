@@ -1,0 +1,140 @@
+//! What a program gives: functions, and for those that run what they may do.
+
+use std::sync::Arc;
+
+use tidemill_core::{Key, Row, StreamId, TableId, Value};
+use tidemill_txn::program::Abort;
+use tidemill_txn::Program;
+
+/// A call of a function of an entity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// What runs.
+    pub target: Target,
+    /// The table of the entity.
+    pub table: TableId,
+    /// The entity's key: a value for each key column. Of a [`Target::Find`] its leading ones.
+    pub key: Arc<[Value]>,
+    /// The arguments.
+    pub args: Arc<[Value]>,
+}
+
+/// What a call runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A function of the program, by its number there.
+    Function(u32),
+    /// Reads the row: its values as a list, or null.
+    Get,
+    /// Writes the row: the arguments are its values.
+    Put,
+    /// Removes the row.
+    Delete,
+    /// The first rows, so many at most, whose keys begin so: a list of lists.
+    Find(u32),
+}
+
+/// A call that a function has made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle(pub(crate) u32);
+
+/// How far a function has come.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// It goes on when these calls have returned, which it wanted.
+    Wait(Vec<Handle>),
+    /// It returns.
+    Done(Value),
+}
+
+/// Why a function stops.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stop {
+    /// The transaction aborts.
+    Abort(Abort),
+    /// It can't go on now. Whoever gets this from a [`Context`] hands it on at once; it is begun again when
+    /// it can.
+    Unwind,
+}
+
+impl From<Abort> for Stop {
+    fn from(abort: Abort) -> Stop {
+        Stop::Abort(abort)
+    }
+}
+
+/// A function that runs: between its waits it keeps what it needs to go on.
+pub trait Activation: Send {
+    /// Goes on until it waits or ends.
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop>;
+}
+
+/// A row of a transaction that is known before it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowAt {
+    /// The table.
+    pub table: TableId,
+    /// The key.
+    pub key: Key,
+    /// Whether it may be written.
+    pub writes: bool,
+}
+
+/// What such a transaction comes to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Changes {
+    /// The rows that it writes, by their places in its list: new ones, or `None` for those removed.
+    pub rows: Vec<(u32, Option<Row>)>,
+    /// What it returns.
+    pub value: Option<Value>,
+}
+
+/// A program as nodes see it. All nodes have the same; functions are deterministic.
+pub trait Functions: Send + Sync {
+    /// Its tables and streams.
+    fn program(&self) -> &Program;
+
+    /// Begins a function; aborts when there is none, or when the arguments do not fit.
+    fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort>;
+
+    /// The rows of a call, if they are known before it runs; no row twice.
+    fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
+        let _ = call;
+        None
+    }
+
+    /// Runs such a call on its rows. Every owner of one of them does, and they come to the same.
+    fn run_declared(&self, call: &Call, rows: &[Option<Arc<[Value]>>]) -> Result<Changes, Abort> {
+        let _ = (call, rows);
+        Ok(Changes::default())
+    }
+}
+
+/// What a function may do inside its transaction, which sees its own writes. Rows that live elsewhere are
+/// fetched, for which the function is begun again; calls bring the function to the row instead.
+pub trait Context {
+    /// The row with this key, or `None` when it is missing.
+    fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Arc<[Value]>>, Stop>;
+    /// Makes or replaces a whole row; aborts when a value does not fit its column.
+    fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Stop>;
+    /// Removes a row; nothing happens when it is missing.
+    fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop>;
+    /// The first `limit` rows, in key order, whose keys begin so; aborts when these columns do not say in
+    /// which partition they are.
+    fn find(
+        &mut self,
+        table: TableId,
+        leading: &[Value],
+        limit: u32,
+    ) -> Result<Vec<Arc<[Value]>>, Stop>;
+    /// Calls a function, and says whether anybody will wait for what it returns.
+    fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop>;
+    /// What a call has returned, if it was wanted and has.
+    fn reply(&self, handle: Handle) -> Option<&Value>;
+    /// Emits an event; it leaves when the transaction has committed.
+    fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Stop>;
+    /// A random number: a hash of the transaction's place and the place in it.
+    fn random(&mut self) -> u64;
+    /// The clock of the cut, in microseconds since 1970.
+    fn now_us(&self) -> i64;
+}

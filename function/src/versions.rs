@@ -1,0 +1,116 @@
+//! Versions of rows that the transactions of an epoch have written, each with the place of its write.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use tidemill_core::{Key, TableId};
+
+use crate::gate::Wish;
+use crate::order::{Path, Tid};
+use crate::store::Stored;
+
+/// What a write has left.
+#[derive(Clone, Debug)]
+pub(crate) struct Version {
+    pub tid: Tid,
+    pub path: Path,
+    pub row: Stored,
+}
+
+impl Version {
+    fn place(&self) -> (Tid, &[u32]) {
+        (self.tid, &self.path)
+    }
+}
+
+/// The versions of an epoch on one node, by table and key, in the order of their places. A key whose
+/// versions are gone keeps its entry: what was read of it may not be so any more.
+#[derive(Default)]
+pub(crate) struct Versions {
+    tables: Vec<BTreeMap<Key, Vec<Version>>>,
+}
+
+impl Versions {
+    pub fn new(tables: usize) -> Versions {
+        Versions { tables: (0..tables).map(|_| BTreeMap::new()).collect() }
+    }
+
+    /// Writes at a place, where the same write of an earlier attempt may be already.
+    pub fn put(&mut self, table: TableId, key: Key, version: Version) {
+        let versions = self.tables[table.index()].entry(key).or_default();
+        let at = versions.partition_point(|v| v.place() < version.place());
+        match versions.get_mut(at) {
+            Some(there) if there.place() == version.place() => *there = version,
+            _ => versions.insert(at, version),
+        }
+    }
+
+    /// Takes back what a transaction has written to a row.
+    pub fn remove(&mut self, tid: Tid, table: TableId, key: &Key) {
+        if let Some(versions) = self.tables[table.index()].get_mut(key) {
+            versions.retain(|v| v.tid != tid);
+        }
+    }
+
+    /// Whether anybody has written a row, or had.
+    pub fn touched(&self, table: TableId, key: &Key) -> bool {
+        self.tables[table.index()].contains_key(key)
+    }
+
+    /// The newest version before a place that is there for whoever reads.
+    pub fn before(
+        &self,
+        table: TableId,
+        key: &Key,
+        place: (Tid, &[u32]),
+        is_there: impl Fn(Tid) -> bool,
+    ) -> Option<&Version> {
+        newest(self.tables[table.index()].get(key)?, place, is_there)
+    }
+
+    /// The same for all rows from a key on and before another that somebody has written.
+    pub fn range<'a>(
+        &'a self,
+        table: TableId,
+        from: &Key,
+        to: &Key,
+        place: (Tid, &'a [u32]),
+        is_there: impl Fn(Tid) -> bool + 'a,
+    ) -> impl Iterator<Item = (&'a Key, &'a Version)> + 'a {
+        let range = (Bound::Included(from), Bound::Excluded(to));
+        self.tables[table.index()]
+            .range::<Key, _>(range)
+            .filter_map(move |(key, versions)| Some((key, newest(versions, place, &is_there)?)))
+    }
+
+    /// Whether a transaction has written, before a place in it, what is read there.
+    pub fn has_own(&self, what: &Wish, place: (Tid, &[u32])) -> bool {
+        let has_own = |versions: &Vec<Version>| {
+            versions.iter().any(|v| v.tid == place.0 && v.place() < place)
+        };
+        match what {
+            Wish::Row(table, key) => self.tables[table.index()].get(key).is_some_and(has_own),
+            Wish::Range(table, from, to) => {
+                let range = (Bound::Included(from), Bound::Excluded(to));
+                self.tables[table.index()].range::<Key, _>(range).any(|(_, v)| has_own(v))
+            }
+        }
+    }
+
+    /// All of them, by table and key.
+    pub fn drain(&mut self) -> impl Iterator<Item = (TableId, Key, Vec<Version>)> + '_ {
+        self.tables.iter_mut().enumerate().flat_map(|(table, rows)| {
+            let table = TableId(table as u16);
+            std::mem::take(rows).into_iter().map(move |(key, versions)| (table, key, versions))
+        })
+    }
+}
+
+fn newest<'a>(
+    versions: &'a [Version],
+    place: (Tid, &[u32]),
+    is_there: impl Fn(Tid) -> bool,
+) -> Option<&'a Version> {
+    let before = versions.partition_point(|v| v.place() < place);
+    versions[..before].iter().rev().find(|v| v.tid == place.0 || is_there(v.tid))
+}

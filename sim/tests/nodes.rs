@@ -1,0 +1,182 @@
+//! The protocol of functions, in any order in which messages may come: the outcome is the reference's.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use tidemill_core::Value;
+use tidemill_function::{
+    Call, Event, Fault, Message, Node, NodeId, Outbox, Owners, Path, Rows, Sequencing, Settings,
+    Tid,
+};
+use tidemill_sim::cluster::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX};
+use tidemill_sim::cluster::{Dice, Epoch, Expected};
+
+/// Nodes and what is under way between each two of them.
+struct Net {
+    nodes: Vec<Node<Rows>>,
+    wires: BTreeMap<(NodeId, NodeId), VecDeque<Message>>,
+    events: Vec<(Tid, Path, Vec<Value>)>,
+    found: Expected,
+    committed: usize,
+    not_deterministic: usize,
+}
+
+impl Net {
+    fn new(script: &Arc<Script>, nodes: u16, settings: Settings) -> Net {
+        let owners = Owners::equal(nodes);
+        let program = Arc::new(OnNodes { script: script.clone(), executes_again: false });
+        let node = |n| {
+            let store = Rows::new(4);
+            Node::new(NodeId(n), program.clone(), owners.clone(), settings, store)
+        };
+        Net {
+            nodes: (0..nodes).map(node).collect(),
+            wires: BTreeMap::new(),
+            events: Vec::new(),
+            found: Expected::default(),
+            committed: 0,
+            not_deterministic: 0,
+        }
+    }
+
+    fn take(&mut self, from: NodeId, out: Outbox) {
+        for (to, message) in out.messages {
+            self.wires.entry((from, to)).or_default().push_back(message);
+        }
+        for event in out.events {
+            match event {
+                Event::Replied { tid, outcome } => {
+                    let outcome = outcome.map_err(|abort| abort.reason);
+                    let twice = self.found.replies.insert(tid, outcome);
+                    assert_eq!(twice, None, "{tid:?} has two replies");
+                }
+                Event::Emitted { tid, path, row, .. } => {
+                    self.events.push((tid, path, row.to_vec()))
+                }
+                Event::Committed { .. } => self.committed += 1,
+                Event::NotDeterministic { .. } => self.not_deterministic += 1,
+            }
+        }
+    }
+
+    /// Executes an epoch; says whether it came to its end.
+    fn run(
+        &mut self,
+        number: u64,
+        clock_us: i64,
+        homes: Vec<Vec<(Tid, Call)>>,
+        dice: &mut Dice,
+    ) -> bool {
+        self.committed = 0;
+        let mut homes: Vec<_> = homes.into_iter().map(Some).collect();
+        loop {
+            let mut choices: Vec<(NodeId, NodeId)> =
+                self.wires.iter().filter(|(_, w)| !w.is_empty()).map(|(&pair, _)| pair).collect();
+            let begins = homes.iter().enumerate().filter(|(_, h)| h.is_some());
+            choices.extend(begins.map(|(n, _)| (NodeId(n as u16), NodeId(n as u16))));
+            if choices.is_empty() {
+                break;
+            }
+            let (from, to) = *dice.pick(&choices);
+            let mut out = Outbox::default();
+            if from == to {
+                let home = homes[usize::from(to.0)].take().unwrap();
+                self.nodes[usize::from(to.0)].begin(number, clock_us, home, &mut out);
+            } else {
+                let message = self.wires.get_mut(&(from, to)).unwrap().pop_front().unwrap();
+                self.nodes[usize::from(to.0)].receive(from, message, &mut out);
+            }
+            self.take(to, out);
+        }
+        self.committed == self.nodes.len()
+    }
+
+    fn finish(mut self) -> Expected {
+        self.events.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        self.found.events = self.events.into_iter().map(|(_, _, row)| row).collect();
+        self.found.tables = vec![BTreeMap::new(); 4];
+        for node in &self.nodes {
+            for (all, rows) in self.found.tables.iter_mut().zip(&node.store().tables) {
+                all.extend(rows.iter().map(|(key, row)| (key.clone(), row.clone())));
+            }
+        }
+        self.found
+    }
+}
+
+/// What a seed comes to, and what it should.
+fn run(seed: u64, fault: Option<Fault>) -> (bool, Expected, Expected) {
+    let mut dice = Dice(seed);
+    let keys = 2 + dice.below(12) as i64;
+    let script = Script::random(&mut dice, keys);
+    let nodes = 1 + dice.below(4) as u16;
+    let cache = dice.chance(75);
+    let rounds_max = 2 + dice.below(5) as u32;
+    let settings =
+        Settings { calls_max: CALLS_MAX, depth_max: DEPTH_MAX, rounds_max, cache, seed: 0, fault };
+    let mut net = Net::new(&script, nodes, settings);
+    let mut order = Sequencing { sources: nodes.into(), base: 0 };
+    let (mut epochs, mut id) = (Vec::new(), 0);
+    let mut ended = true;
+    for number in 0..1 + dice.below(4) {
+        let counts: Vec<u64> = (0..nodes).map(|_| dice.below(12)).collect();
+        let mut homes = Vec::new();
+        for (source, &count) in counts.iter().enumerate() {
+            let mut home = Vec::new();
+            for nth in 0..count {
+                id += 1;
+                let given = if dice.chance(5) { id / 2 } else { id };
+                home.push((order.tid(source as u32, nth), script.request(&mut dice, given)));
+            }
+            homes.push(home);
+        }
+        let clock_us = 1_000 * (number as i64 + 1);
+        let mut requests: Vec<(Tid, Call)> = homes.concat();
+        requests.sort_by_key(|(tid, _)| *tid);
+        epochs.push(Epoch { clock_us, requests });
+        order = order.next(counts.iter().copied().max().unwrap_or(0));
+        ended &= net.run(number, clock_us, homes, &mut dice);
+        if !ended {
+            break;
+        }
+    }
+    if fault.is_none() {
+        assert_eq!(net.not_deterministic, 0);
+    }
+    let wanted = Expected::of(&script, &epochs);
+    (ended, net.finish(), wanted)
+}
+
+fn cases() -> u64 {
+    let named = std::env::var("TIDEMILL_CASES").ok();
+    named.and_then(|n| n.parse().ok()).unwrap_or(2_000)
+}
+
+#[test]
+fn any_order_of_messages_comes_to_the_reference() {
+    let named = std::env::var("TIDEMILL_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seeds = named.map_or(0..cases(), |seed: u64| seed..seed + 1);
+    for seed in seeds {
+        let (ended, found, wanted) = run(seed, None);
+        assert!(ended, "seed {seed}: an epoch did not end");
+        assert_eq!(found.replies, wanted.replies, "seed {seed}: replies");
+        assert_eq!(found.events, wanted.events, "seed {seed}: events");
+        assert_eq!(found.tables, wanted.tables, "seed {seed}: tables");
+    }
+}
+
+/// The mistakes that nodes can make; the others are those of who drives them.
+const OF_NODES: usize = 17;
+
+#[test]
+fn every_mistake_is_found() {
+    for fault in &Fault::ALL[..OF_NODES] {
+        let finds = |seed: &u64| {
+            let outcome = std::panic::catch_unwind(|| run(*seed, Some(*fault)));
+            outcome.map_or(true, |(ended, found, wanted)| !ended || found != wanted)
+        };
+        let found = (0..4_000).find(finds);
+        assert!(found.is_some(), "nobody notices {fault:?}");
+        println!("{fault:?}: seed {}", found.unwrap());
+    }
+}
