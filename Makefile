@@ -10,7 +10,7 @@ KILLS ?= 2000
 RECOVERY_KILLS ?= 300
 VOTES ?= --events 100000 --every 4000 --repeat 3
 
-.PHONY: setup demo test test-rust test-python lint soak loom histories bench-peers clean
+.PHONY: setup demo test test-rust test-python lint soak seed loom histories bench-peers clean
 
 $(STAMP): python/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Tidemill needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -48,11 +48,15 @@ test-python: setup
 # the CASES above the engine alone sees some 70,000 crashes and 30,000 files that are damaged; the tests
 # print how many.
 soak: setup loom
-	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -- --show-output
+	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -p tidemill-sim -- --show-output
 	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py
 	cd python && ../$(BIN)/python -m tests.kill.driver --kills $(KILLS) --recovery-kills $(RECOVERY_KILLS) --progress ../target/soak-kills.json
 	$(BIN)/tidemill bench grid --workload sl --cells full --out target/soak-grid-sl.jsonl --plot target/soak-grid-sl.svg
 	$(BIN)/tidemill bench grid --workload gs --cells full --out target/soak-grid-gs.jsonl --plot target/soak-grid-gs.svg
+
+# One run of the simulated cluster, with all that happens in it.
+seed:
+	TIDEMILL_SEED=$(SEED) cargo test --release -p tidemill-sim --test cluster whatever -- --nocapture
 
 # Every order in which threads may meet in the lock-free parts, in small models.
 loom:

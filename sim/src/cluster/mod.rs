@@ -1,9 +1,17 @@
-//! A simulated cluster.
+//! A simulated cluster: workers, a coordinator, a log, a store and clients, in one thread and from one seed.
+//!
+//! [`World`] runs it, with trouble; [`check`] looks whether all properties hold; what should have come out
+//! is [`Expected`], from the reference.
 
+mod check;
 mod expected;
+mod log;
 pub mod script;
+mod world;
 
+pub use check::check;
 pub use expected::{Epoch, Expected};
+pub use world::{Weather, World};
 
 /// SplitMix64: one seed, one run.
 #[derive(Clone, Debug)]

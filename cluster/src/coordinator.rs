@@ -1,0 +1,271 @@
+//! The coordinator: who is a member, what is an epoch, and what is a snapshot.
+//!
+//! It has no state of its own that the log has not: one that starts reads the cuts, fences them with the next
+//! number, and forms a generation of whoever says that it lives. By phase: [`form`] begins generations,
+//! [`cut`] makes cuts and snapshots.
+
+mod cut;
+mod form;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use foldhash::fast::FixedState;
+use tidemill_function::Fault;
+
+use self::cut::Running;
+use self::form::Forming;
+use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
+use crate::records::{CutRecord, Manifest, Member, Record, Topic};
+use crate::Settings;
+
+/// What an answer is for.
+enum Wish {
+    /// The cuts, on from where it has read.
+    Log,
+    /// The fence of a topic.
+    Fence,
+    /// A cut.
+    Cut(u64),
+    /// A manifest, and its record.
+    Manifest(Arc<Manifest>),
+    Snapshot(Arc<Manifest>),
+}
+
+/// What it is doing.
+enum Stage {
+    /// It reads the cuts, to know which number is next.
+    Reading,
+    /// It appends the number to all topics that generations write.
+    Fencing {
+        generation: u64,
+        left: usize,
+    },
+    /// It reads what was appended before the fence.
+    Rereading {
+        generation: u64,
+    },
+    /// It waits for members.
+    Gathering {
+        generation: u64,
+    },
+    Forming(Forming),
+    Running(Box<Running>),
+}
+
+/// The state machine of a coordinator process.
+pub struct Coordinator {
+    settings: Settings,
+    stage: Stage,
+    wishes: HashMap<Token, Wish, FixedState>,
+    tokens: u64,
+    now_us: u64,
+    clock_us: i64,
+    started_us: Option<u64>,
+    /// Who has said that it lives, when, and of which generation it was.
+    seen: BTreeMap<Member, (u64, u64)>,
+    /// What the log says: how far it was read, the last generation, the last snapshot, and cuts behind it.
+    read: u64,
+    has_read: bool,
+    last_generation: u64,
+    /// The generations that this process has begun.
+    begun: BTreeSet<u64>,
+    manifest: Arc<Manifest>,
+    cuts: Vec<Arc<CutRecord>>,
+}
+
+impl Coordinator {
+    /// A process that knows nothing yet.
+    pub fn new(settings: Settings) -> Coordinator {
+        let manifest = Manifest {
+            inputs: vec![0; settings.sources as usize],
+            outputs: vec![0; settings.sources as usize],
+            ..Manifest::default()
+        };
+        Coordinator {
+            settings,
+            stage: Stage::Reading,
+            wishes: HashMap::default(),
+            tokens: 0,
+            now_us: 0,
+            clock_us: 0,
+            started_us: None,
+            seen: BTreeMap::new(),
+            read: 0,
+            has_read: false,
+            last_generation: 0,
+            begun: BTreeSet::new(),
+            manifest: manifest.into(),
+            cuts: Vec::new(),
+        }
+    }
+
+    /// The generation that runs, and its members, if one does.
+    pub fn running(&self) -> Option<(u64, &[Member])> {
+        match &self.stage {
+            Stage::Running(running) => {
+                Some((running.form.generation, &running.form.assignment.members))
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes what has happened.
+    pub fn handle(&mut self, input: Input, effects: &mut Vec<Effect>) {
+        match input {
+            Input::Tick { now_us, clock_us } => {
+                (self.now_us, self.clock_us) = (now_us, clock_us);
+                if self.started_us.is_none() {
+                    self.started_us = Some(now_us);
+                    self.read_on(effects);
+                }
+                self.tick(effects);
+            }
+            Input::Packet { from: Address::Worker(member), packet } => {
+                self.packet(member, packet, effects);
+            }
+            Input::Broken { to: Address::Worker(member) } => {
+                // Messages may be lost, and then somebody waits for ever.
+                if self.is_member(member) {
+                    self.begin(effects);
+                }
+            }
+            Input::Appended { token, result } => {
+                let Some(wish) = self.wishes.remove(&token) else { return };
+                match result {
+                    Ok(_) => self.appended(wish, effects),
+                    Err(Refused::Fenced) => self.step_down(effects),
+                    Err(Refused::Unknown) => {
+                        effects.push(Effect::Stop {
+                            why: "nobody knows whether the log has a record",
+                        });
+                    }
+                }
+            }
+            Input::Records { token, records } => {
+                if let Some(Wish::Log) = self.wishes.remove(&token) {
+                    self.was_read(records, effects);
+                }
+            }
+            Input::Stored { token, is_stored } => {
+                if let Some(Wish::Manifest(manifest)) = self.wishes.remove(&token) {
+                    self.manifest_put(manifest, is_stored, effects);
+                }
+            }
+            Input::Packet { .. } | Input::Broken { .. } | Input::Got { .. } => {}
+        }
+    }
+
+    fn packet(&mut self, member: Member, packet: Packet, effects: &mut Vec<Effect>) {
+        match packet {
+            Packet::Beat { generation } => {
+                self.seen.insert(member, (self.now_us, generation));
+            }
+            Packet::Formed { generation } => self.formed(member, generation, effects),
+            Packet::Lost { generation, member: other } => {
+                if self.generation() == generation && self.is_member(other) {
+                    self.begin(effects);
+                }
+            }
+            Packet::Available { generation, source, upto } => {
+                if let Some(running) = self.of(generation) {
+                    let available = &mut running.available[source as usize];
+                    *available = (*available).max(upto);
+                    self.try_cut(effects);
+                }
+            }
+            Packet::Executed { generation, epoch } => {
+                if let Some(running) = self.of(generation) {
+                    running.executed.insert(member, epoch);
+                    self.try_cut(effects);
+                }
+            }
+            Packet::Part { generation, epoch, name, outputs } => {
+                if self.of(generation).is_some() {
+                    self.part(member, epoch, name, &outputs, effects);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The generation that runs, if it is this one.
+    fn of(&mut self, generation: u64) -> Option<&mut Running> {
+        match &mut self.stage {
+            Stage::Running(running) if running.form.generation == generation => Some(running),
+            _ => None,
+        }
+    }
+
+    fn generation(&self) -> u64 {
+        match &self.stage {
+            Stage::Reading => 0,
+            Stage::Fencing { generation, .. }
+            | Stage::Rereading { generation }
+            | Stage::Gathering { generation } => *generation,
+            Stage::Forming(forming) => forming.form.generation,
+            Stage::Running(running) => running.form.generation,
+        }
+    }
+
+    fn members(&self) -> &[Member] {
+        match &self.stage {
+            Stage::Forming(forming) => &forming.form.assignment.members,
+            Stage::Running(running) => &running.form.assignment.members,
+            _ => &[],
+        }
+    }
+
+    fn is_member(&self, member: Member) -> bool {
+        self.members().contains(&member)
+    }
+
+    fn tick(&mut self, effects: &mut Vec<Effect>) {
+        let (now_us, lease_us) = (self.now_us, self.settings.lease_us);
+        self.seen.retain(|_, (at_us, _)| *at_us + lease_us > now_us);
+        let is_lost = self.members().iter().any(|member| !self.seen.contains_key(member));
+        match &self.stage {
+            Stage::Gathering { generation } => self.form(*generation, effects),
+            Stage::Forming(forming)
+                if is_lost || forming.since_us + self.settings.form_us < now_us =>
+            {
+                self.begin(effects);
+            }
+            Stage::Running(running) => {
+                let generation = running.form.generation;
+                // Somebody new, or a member that has started again or has been told of something later.
+                let is_settled = running.since_us + self.settings.lease_us < now_us;
+                let is_other = self.seen.values().any(|(_, of)| *of != generation);
+                if is_lost || (is_other && is_settled) {
+                    self.begin(effects);
+                } else {
+                    self.try_cut(effects);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends the same to all members.
+    fn tell(&self, packet: &Packet, effects: &mut Vec<Effect>) {
+        for member in self.members() {
+            effects.push(Effect::Send { to: Address::Worker(*member), packet: packet.clone() });
+        }
+    }
+
+    fn token(&mut self, wish: Wish) -> Token {
+        self.tokens += 1;
+        self.wishes.insert(Token(self.tokens), wish);
+        Token(self.tokens)
+    }
+
+    fn append(&mut self, wish: Wish, topic: Topic, record: Record, effects: &mut Vec<Effect>) {
+        let generation = self.generation();
+        let token = self.token(wish);
+        effects.push(Effect::Append { token, topic, generation, record });
+    }
+
+    fn is_spoiled_by(&self, fault: Fault) -> bool {
+        self.settings.function.fault == Some(fault)
+    }
+}

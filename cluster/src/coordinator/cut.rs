@@ -1,0 +1,185 @@
+//! Making cuts and snapshots.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Coordinator, Stage, Wish};
+use crate::effect::{Effect, Packet};
+use crate::records::{CutRecord, Form, Manifest, Member, Object, Record, Topic};
+use crate::Settings;
+
+/// A snapshot that is being taken.
+struct Taking {
+    cut: Arc<CutRecord>,
+    parts: BTreeMap<Member, String>,
+    outputs: Vec<u64>,
+    all: bool,
+    /// Whether its manifest is on its way.
+    is_put: bool,
+}
+
+/// A generation that executes.
+pub(super) struct Running {
+    pub form: Arc<Form>,
+    pub since_us: u64,
+    /// The last cut that was made, and the last durable one.
+    pub epoch: u64,
+    durable: u64,
+    clock_us: i64,
+    base: u64,
+    upto: Vec<u64>,
+    /// For each source what can be read.
+    pub available: Vec<u64>,
+    /// The last epoch that each member has executed.
+    pub executed: BTreeMap<Member, u64>,
+    taking: Option<Taking>,
+}
+
+impl Running {
+    /// Goes on behind the recorded cuts.
+    pub fn new(form: Arc<Form>, cuts: &[Arc<CutRecord>], now_us: u64) -> Running {
+        let manifest = form.manifest.clone();
+        let last = cuts.last();
+        let epoch = last.map_or(manifest.epoch, |cut| cut.epoch);
+        let upto = last.map_or(&manifest.inputs, |cut| &cut.upto).clone();
+        Running {
+            since_us: now_us,
+            epoch,
+            durable: epoch,
+            clock_us: last.map_or(manifest.clock_us, |cut| cut.clock_us),
+            base: last.map_or(manifest.base, |cut| cut.next_base()),
+            available: upto.clone(),
+            upto,
+            executed: BTreeMap::new(),
+            taking: None,
+            form,
+        }
+    }
+}
+
+impl Coordinator {
+    /// Makes a cut when all have executed the one before, that one is durable, and there is something to
+    /// execute. One at a time is on its way to the log: were the first of two lost and the second not, there
+    /// would be a gap.
+    pub(super) fn try_cut(&mut self, effects: &mut Vec<Effect>) {
+        let Settings { epoch_max, snapshot_every, objects_max, .. } = self.settings;
+        let clock_us = self.clock_us;
+        let manifest = self.manifest.clone();
+        let Stage::Running(running) = &mut self.stage else { return };
+        let Running { form, epoch, durable, executed, .. } = &**running;
+        let is_idle =
+            |member| executed.get(member).copied().unwrap_or(form.manifest.epoch) == *epoch;
+        let is_new = running.available.iter().zip(&running.upto).any(|(there, cut)| there > cut);
+        if !is_new || epoch > durable || !form.assignment.members.iter().all(is_idle) {
+            return;
+        }
+        let from = running.upto.clone();
+        let upto: Vec<u64> = (running.available.iter().zip(&from))
+            .map(|(&there, &from)| there.min(from + epoch_max))
+            .collect();
+        running.epoch += 1;
+        running.clock_us = clock_us.max(running.clock_us + 1);
+        let (epoch, clock_us, base) = (running.epoch, running.clock_us, running.base);
+        let cut = Arc::new(CutRecord { epoch, clock_us, base, from, upto: upto.clone() });
+        running.base = cut.next_base();
+        running.upto = upto;
+        let mut snapshot = None;
+        if running.taking.is_none() && epoch.is_multiple_of(snapshot_every) {
+            let all = manifest.objects.len() + running.form.assignment.members.len() > objects_max;
+            let (parts, outputs) = (BTreeMap::new(), manifest.outputs.clone());
+            running.taking = Some(Taking { cut: cut.clone(), parts, outputs, all, is_put: false });
+            snapshot = Some(all);
+        }
+        let generation = running.form.generation;
+        let record = Record::Cut((*cut).clone());
+        // It is executed while it becomes durable.
+        self.tell(&Packet::Cut { generation, cut, snapshot }, effects);
+        self.append(Wish::Cut(epoch), Topic::Cuts, record, effects);
+    }
+
+    /// What was executed up to here may leave.
+    pub(super) fn cut_durable(&mut self, epoch: u64, effects: &mut Vec<Effect>) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        running.durable = running.durable.max(epoch);
+        let (generation, epoch) = (running.form.generation, running.durable);
+        self.tell(&Packet::Durable { generation, epoch }, effects);
+        self.try_manifest(effects);
+        self.try_cut(effects);
+    }
+
+    /// A member's part of a snapshot is stored, or could not be.
+    pub(super) fn part(
+        &mut self,
+        member: Member,
+        epoch: u64,
+        name: Option<String>,
+        outputs: &[u64],
+        effects: &mut Vec<Effect>,
+    ) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        let Some(taking) = running.taking.as_mut().filter(|t| t.cut.epoch == epoch) else { return };
+        let Some(name) = name else { return self.give_up(epoch, effects) };
+        taking.parts.insert(member, name);
+        for (end, more) in taking.outputs.iter_mut().zip(outputs) {
+            *end = (*end).max(*more);
+        }
+        self.try_manifest(effects);
+    }
+
+    /// Puts the manifest, once all parts are stored and the cut is durable.
+    fn try_manifest(&mut self, effects: &mut Vec<Effect>) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        let Some(taking) = running.taking.as_mut() else { return };
+        let epoch = taking.cut.epoch;
+        let is_whole = taking.parts.len() == running.form.assignment.members.len();
+        if !is_whole || epoch > running.durable || std::mem::replace(&mut taking.is_put, true) {
+            return;
+        }
+        let mut objects = if taking.all { Vec::new() } else { self.manifest.objects.clone() };
+        objects.extend(taking.parts.values().cloned());
+        let manifest = Arc::new(Manifest {
+            epoch,
+            clock_us: taking.cut.clock_us,
+            base: taking.cut.next_base(),
+            inputs: taking.cut.upto.clone(),
+            outputs: taking.outputs.clone(),
+            objects,
+        });
+        let name = format!("manifest-{}-{epoch}", running.form.generation);
+        let token = self.token(Wish::Manifest(manifest.clone()));
+        effects.push(Effect::Put { token, name, object: Object::Manifest(manifest) });
+    }
+
+    /// The manifest is stored, or could not be; it counts when the log names it.
+    pub(super) fn manifest_put(
+        &mut self,
+        manifest: Arc<Manifest>,
+        is_stored: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !is_stored {
+            return self.give_up(manifest.epoch, effects);
+        }
+        let (wish, record) = (Wish::Snapshot(manifest.clone()), Record::Snapshot(manifest));
+        self.append(wish, Topic::Cuts, record, effects);
+    }
+
+    /// The log names the snapshot.
+    pub(super) fn snapshot_counts(&mut self, manifest: Arc<Manifest>, effects: &mut Vec<Effect>) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        running.taking = None;
+        let (generation, epoch) = (running.form.generation, manifest.epoch);
+        self.cuts.retain(|cut| cut.epoch > epoch);
+        self.manifest = manifest;
+        self.tell(&Packet::Snapshot { generation, epoch, counts: true }, effects);
+        // So that there is little to read when the next generation begins.
+        self.read_on(effects);
+    }
+
+    fn give_up(&mut self, epoch: u64, effects: &mut Vec<Effect>) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        running.taking = None;
+        let generation = running.form.generation;
+        self.tell(&Packet::Snapshot { generation, epoch, counts: false }, effects);
+    }
+}

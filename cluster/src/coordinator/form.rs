@@ -1,0 +1,152 @@
+//! Beginning a generation: its number is in the logs before anybody hears of it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tidemill_function::Fault;
+
+use super::cut::Running;
+use super::{Coordinator, Stage, Wish};
+use crate::effect::{Effect, Packet};
+use crate::records::{Assignment, Form, Member, Record, Topic};
+
+/// A generation whose members go back to the snapshot.
+pub(super) struct Forming {
+    pub form: Arc<Form>,
+    pub since_us: u64,
+    formed: BTreeSet<Member>,
+}
+
+impl Coordinator {
+    /// Begins the next generation, whatever was before.
+    pub(super) fn begin(&mut self, effects: &mut Vec<Effect>) {
+        self.begin_nothing();
+        self.read_on(effects);
+    }
+
+    /// Reads the cuts on from where it has come to.
+    pub(super) fn read_on(&mut self, effects: &mut Vec<Effect>) {
+        if self.wishes.values().any(|wish| matches!(wish, Wish::Log)) {
+            return;
+        }
+        let (token, topic, from) = (self.token(Wish::Log), Topic::Cuts, self.read);
+        effects.push(Effect::Read { token, topic, from });
+    }
+
+    /// What the cuts have come to.
+    pub(super) fn was_read(&mut self, records: Option<Vec<Record>>, effects: &mut Vec<Effect>) {
+        let Some(records) = records else { return self.read_on(effects) };
+        let is_first = !std::mem::replace(&mut self.has_read, true);
+        self.read += records.len() as u64;
+        for record in records {
+            match record {
+                Record::Generation { generation } => {
+                    if !is_first && !self.begun.contains(&generation) {
+                        return self.step_down(effects);
+                    }
+                    self.last_generation = self.last_generation.max(generation);
+                }
+                Record::Cut(cut) if cut.epoch > self.manifest.epoch => self.cuts.push(cut.into()),
+                Record::Snapshot(manifest) if manifest.epoch > self.manifest.epoch => {
+                    self.cuts.retain(|cut| cut.epoch > manifest.epoch);
+                    self.manifest = manifest;
+                }
+                // What it has taken itself meanwhile is newer than what it reads.
+                Record::Cut(_) | Record::Snapshot(_) => {}
+                Record::Request { .. } | Record::Output(_) => {}
+            }
+        }
+        match self.stage {
+            Stage::Reading => self.fence(effects),
+            Stage::Rereading { generation } => {
+                self.stage = Stage::Gathering { generation };
+                self.form(generation, effects);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes the next number, in every topic that generations append to.
+    fn fence(&mut self, effects: &mut Vec<Effect>) {
+        let generation = self.last_generation + 1;
+        let left = self.settings.sources as usize + 1;
+        self.begun.insert(generation);
+        self.stage = Stage::Fencing { generation, left };
+        let outputs = (0..self.settings.sources).map(Topic::Output);
+        for topic in [Topic::Cuts].into_iter().chain(outputs) {
+            self.append(Wish::Fence, topic, Record::Generation { generation }, effects);
+        }
+    }
+
+    /// Another coordinator has begun a generation since this one started: that one goes on. So of two that
+    /// live the later one stays, and they do not outbid each other for ever.
+    pub(super) fn step_down(&mut self, effects: &mut Vec<Effect>) {
+        self.begin_nothing();
+        effects.push(Effect::Stop { why: "another coordinator has taken over" });
+    }
+
+    fn begin_nothing(&mut self) {
+        self.stage = Stage::Reading;
+        self.wishes.clear();
+    }
+
+    /// A record is durable.
+    pub(super) fn appended(&mut self, wish: Wish, effects: &mut Vec<Effect>) {
+        match wish {
+            Wish::Fence => {
+                let Stage::Fencing { generation, left } = &mut self.stage else { return };
+                *left -= 1;
+                if *left == 0 {
+                    // What others have appended before the fence counts.
+                    self.stage = Stage::Rereading { generation: *generation };
+                    self.read_on(effects);
+                }
+            }
+            Wish::Cut(epoch) => self.cut_durable(epoch, effects),
+            Wish::Snapshot(manifest) => self.snapshot_counts(manifest, effects),
+            Wish::Log | Wish::Manifest(_) => {}
+        }
+    }
+
+    /// Hands whoever lives its part; waits for somebody where nobody does.
+    pub(super) fn form(&mut self, generation: u64, effects: &mut Vec<Effect>) {
+        // Those that live say so soon after it has begun to listen.
+        let began_us = self.started_us.expect("the clock has ticked");
+        let members: Vec<Member> = self.seen.keys().copied().collect();
+        if members.is_empty() || self.now_us < began_us + 2 * self.settings.beat_us {
+            return;
+        }
+        let (assignment, manifest) = (Assignment::equal(members), self.manifest.clone());
+        let form = Arc::new(Form { generation, assignment, manifest });
+        let (since_us, formed) = (self.now_us, BTreeSet::new());
+        self.stage = Stage::Forming(Forming { form: form.clone(), since_us, formed });
+        self.tell(&Packet::Form(form), effects);
+    }
+
+    /// A member is ready; when all are, they execute the recorded cuts, and then new ones.
+    pub(super) fn formed(&mut self, member: Member, generation: u64, effects: &mut Vec<Effect>) {
+        let Stage::Forming(forming) = &mut self.stage else { return };
+        if forming.form.generation != generation {
+            return;
+        }
+        forming.formed.insert(member);
+        if forming.formed.len() < forming.form.assignment.members.len() {
+            return;
+        }
+        let form = forming.form.clone();
+        if self.is_spoiled_by(Fault::CutAnew) {
+            self.cuts.clear();
+        }
+        let cuts = std::mem::take(&mut self.cuts);
+        let running = Running::new(form, &cuts, self.now_us);
+        let epoch = running.epoch;
+        self.stage = Stage::Running(Box::new(running));
+        for cut in &cuts {
+            self.tell(&Packet::Cut { generation, cut: cut.clone(), snapshot: None }, effects);
+        }
+        // They are read again if this generation does not get as far as a snapshot.
+        self.cuts = cuts;
+        self.tell(&Packet::Durable { generation, epoch }, effects);
+        self.try_cut(effects);
+    }
+}

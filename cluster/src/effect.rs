@@ -1,0 +1,219 @@
+//! What goes into the machines and comes out of them.
+
+use std::sync::Arc;
+
+use tidemill_function::{Message, NodeId};
+
+use crate::records::{CutRecord, Form, Member, Object, Record, Topic};
+
+/// Who a message is for, or from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Address {
+    /// The coordinator, whichever process it is now.
+    Coordinator,
+    /// A worker.
+    Worker(Member),
+}
+
+/// Which of its wishes an answer belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(pub u64);
+
+/// Why nothing was appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// A later generation has begun.
+    Fenced,
+    /// Nobody knows whether it was: the process has to stop.
+    Unknown,
+}
+
+/// What a machine wants done.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// A message. Those to one address arrive in their order, or the connection breaks.
+    Send {
+        /// To whom.
+        to: Address,
+        /// What.
+        packet: Packet,
+    },
+    /// Append a record durably, unless a later generation has begun in the topic.
+    Append {
+        /// For the answer.
+        token: Token,
+        /// Where.
+        topic: Topic,
+        /// Whose record it is.
+        generation: u64,
+        /// The record.
+        record: Record,
+    },
+    /// Read what there is from an offset on.
+    Read {
+        /// For the answer.
+        token: Token,
+        /// Where.
+        topic: Topic,
+        /// From where on.
+        from: u64,
+    },
+    /// Put an object, unless there is one of this name.
+    Put {
+        /// For the answer.
+        token: Token,
+        /// Its name.
+        name: String,
+        /// The object.
+        object: Object,
+    },
+    /// Get an object.
+    Get {
+        /// For the answer.
+        token: Token,
+        /// Its name.
+        name: String,
+    },
+    /// The process can't go on and ends; who starts it again is not its business.
+    Stop {
+        /// Why.
+        why: &'static str,
+    },
+}
+
+/// What happens to a machine.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Time has passed.
+    Tick {
+        /// The monotonic clock.
+        now_us: u64,
+        /// The wall clock, which may jump.
+        clock_us: i64,
+    },
+    /// A message has come.
+    Packet {
+        /// From whom.
+        from: Address,
+        /// What.
+        packet: Packet,
+    },
+    /// A connection has broken: messages may be lost.
+    Broken {
+        /// To whom it was.
+        to: Address,
+    },
+    /// A record is durable at an offset, or was refused.
+    Appended {
+        /// Of what.
+        token: Token,
+        /// How it went.
+        result: Result<u64, Refused>,
+    },
+    /// Records.
+    Records {
+        /// Of what.
+        token: Token,
+        /// They begin at the offset that was asked for; `None` when they could not be read now.
+        records: Option<Vec<Record>>,
+    },
+    /// An object is stored, or not.
+    Stored {
+        /// Of what.
+        token: Token,
+        /// Whether it is.
+        is_stored: bool,
+    },
+    /// An object; `None` when it could not be read now.
+    Got {
+        /// Of what.
+        token: Token,
+        /// The object.
+        object: Option<Object>,
+    },
+}
+
+/// A message.
+#[derive(Clone, Debug)]
+pub enum Packet {
+    /// From a worker: it lives, and is of this generation.
+    Beat {
+        /// 0 when of none.
+        generation: u64,
+    },
+    /// To a worker: a generation begins.
+    Form(Arc<Form>),
+    /// From a worker: it has gone back to the snapshot, and is ready.
+    Formed {
+        /// Of which generation.
+        generation: u64,
+    },
+    /// From a worker: so many requests of a source can be read.
+    Available {
+        /// Of which generation.
+        generation: u64,
+        /// The source.
+        source: u32,
+        /// Behind the last one.
+        upto: u64,
+    },
+    /// To a worker: execute this.
+    Cut {
+        /// Of which generation.
+        generation: u64,
+        /// What.
+        cut: Arc<CutRecord>,
+        /// Whether a snapshot is to be taken behind it, and whether of all rows.
+        snapshot: Option<bool>,
+    },
+    /// To a worker: cuts up to here are durable.
+    Durable {
+        /// Of which generation.
+        generation: u64,
+        /// The last of them.
+        epoch: u64,
+    },
+    /// From a worker: it has executed an epoch.
+    Executed {
+        /// Of which generation.
+        generation: u64,
+        /// Which.
+        epoch: u64,
+    },
+    /// From a worker: its part of a snapshot is stored, and all that has left up to there is in the outputs.
+    Part {
+        /// Of which generation.
+        generation: u64,
+        /// Behind which epoch.
+        epoch: u64,
+        /// The object; `None` when it could not be stored.
+        name: Option<String>,
+        /// For each source where outputs of later epochs may begin, as far as the worker knows.
+        outputs: Vec<u64>,
+    },
+    /// To a worker: what has become of a snapshot.
+    Snapshot {
+        /// Of which generation.
+        generation: u64,
+        /// Behind which epoch.
+        epoch: u64,
+        /// Whether it counts.
+        counts: bool,
+    },
+    /// From a worker: it has lost the connection to another.
+    Lost {
+        /// Of which generation.
+        generation: u64,
+        /// To whom.
+        member: Member,
+    },
+    /// Between workers.
+    Node {
+        /// Of which generation.
+        generation: u64,
+        /// The sender's place in it.
+        from: NodeId,
+        /// What one node tells the other.
+        message: Message,
+    },
+}

@@ -1,0 +1,58 @@
+//! Several processes that execute one order: membership, cuts, snapshots and recovery, as state machines.
+//!
+//! ```text
+//!  clients ──append──▶ inputs (a log partition for each source)
+//!                         │ read by the worker that the source is assigned to
+//!                         ▼
+//!  coordinator ──cut──▶ workers ◀──calls, conflicts──▶ workers        an epoch: `tidemill_function::Node`
+//!       │ append          │ append, once the cut is durable
+//!       ▼                 ▼
+//!     cuts             outputs (replies and events)          store: parts of snapshots, then the manifest
+//! ```
+//!
+//! **A generation** is one set of members with one map of partitions. Whoever is lost, slow for longer than
+//! its lease, or new, begins the next one: the coordinator fences the logs with its number, so that nobody of
+//! an earlier one appends anything from then on; all members go back to the last snapshot, and execute the
+//! recorded cuts again. Then nothing differs from a run without a failure, because cuts, inputs and places in
+//! the order are the same.
+//!
+//! **What counts is in the log.** A cut is made when it is appended; workers execute it meanwhile, but no
+//! reply and no event leaves before. What has left is in the outputs, and is not appended twice. A snapshot
+//! counts when its manifest has been put and a record of the cuts names it; before that every part is stored,
+//! and all that the epochs up to it have sent is in the outputs.
+//!
+//! This crate must not know sockets, files, threads, clocks, timely or Python: a [`Worker`] and a
+//! [`Coordinator`] take inputs and give [`Effect`]s.
+
+mod coordinator;
+mod effect;
+mod records;
+mod state;
+mod worker;
+
+pub use coordinator::Coordinator;
+pub use effect::{Address, Effect, Input, Packet, Refused, Token};
+pub use records::{Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record, Topic};
+pub use state::State;
+pub use worker::Worker;
+
+/// What may be chosen; the same for all processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// How many sources there are; as long as the logs live, always the same.
+    pub sources: u32,
+    /// Who is silent for so long is no member any more.
+    pub lease_us: u64,
+    /// How often members say that they live.
+    pub beat_us: u64,
+    /// A generation that has not formed by then gives way to the next.
+    pub form_us: u64,
+    /// So many requests of a source are in one epoch at most.
+    pub epoch_max: u64,
+    /// A snapshot is begun every so many epochs.
+    pub snapshot_every: u64,
+    /// After so many objects the next snapshot is a whole one.
+    pub objects_max: usize,
+    /// Of the protocol of functions.
+    pub function: tidemill_function::Settings,
+}

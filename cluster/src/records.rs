@@ -1,0 +1,165 @@
+//! What is in the logs and in the store.
+
+use std::sync::Arc;
+
+use tidemill_core::{Key, Row, StreamId, TableId, Value};
+use tidemill_function::{Call, NodeId, Owners, Path, Stored, Tid};
+use tidemill_txn::program::Abort;
+
+/// A process, by a number that nobody else has had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Member(pub u32);
+
+/// A log partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Topic {
+    /// Generations, cuts and snapshots.
+    Cuts,
+    /// Requests of a source.
+    Input(u32),
+    /// Replies and events of the requests of a source.
+    Output(u32),
+}
+
+/// A record of a log.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record {
+    /// A generation begins: nothing of an earlier one is appended behind.
+    Generation {
+        /// Its number.
+        generation: u64,
+    },
+    /// A request of a client.
+    Request {
+        /// What the client calls it.
+        id: i64,
+        /// What it asks for.
+        call: Call,
+    },
+    /// A cut.
+    Cut(CutRecord),
+    /// A snapshot counts.
+    Snapshot(Arc<Manifest>),
+    /// Something has left.
+    Output(Output),
+}
+
+/// What leaves.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// A reply.
+    Reply {
+        /// To which request.
+        tid: Tid,
+        /// What it came to.
+        outcome: Result<Value, Abort>,
+    },
+    /// An event.
+    Event {
+        /// Of which request.
+        tid: Tid,
+        /// The place in it.
+        path: Path,
+        /// The stream.
+        stream: StreamId,
+        /// The event.
+        row: Row,
+    },
+}
+
+impl Output {
+    /// What it is known by.
+    pub fn id(&self) -> (Tid, Option<Path>) {
+        match self {
+            Output::Reply { tid, .. } => (*tid, None),
+            Output::Event { tid, path, .. } => (*tid, Some(path.clone())),
+        }
+    }
+}
+
+/// A cut: which requests are an epoch, and where its places begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CutRecord {
+    /// The epoch, from 1.
+    pub epoch: u64,
+    /// The clock, in microseconds since 1970; it never goes back.
+    pub clock_us: i64,
+    /// The base of the places (`tidemill_function::Sequencing`).
+    pub base: u64,
+    /// For each source the first request.
+    pub from: Vec<u64>,
+    /// For each source the first request behind it.
+    pub upto: Vec<u64>,
+}
+
+impl CutRecord {
+    /// The base of the next one.
+    pub fn next_base(&self) -> u64 {
+        let counts = self.upto.iter().zip(&self.from).map(|(upto, from)| upto - from);
+        self.base + counts.max().unwrap_or(0)
+    }
+}
+
+/// Which objects are a snapshot, and what goes on behind it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manifest {
+    /// The last epoch that is in it.
+    pub epoch: u64,
+    /// The clock of its cut.
+    pub clock_us: i64,
+    /// The base of the next.
+    pub base: u64,
+    /// For each source the first request that is not in it.
+    pub inputs: Vec<u64>,
+    /// For each source where outputs of later epochs may begin.
+    pub outputs: Vec<u64>,
+    /// Its objects by name, later ones over earlier ones.
+    pub objects: Vec<String>,
+}
+
+/// An object of the store.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Object {
+    /// A part of a snapshot: rows, or that they have been removed.
+    Part(Vec<(TableId, Key, Stored)>),
+    /// A manifest.
+    Manifest(Arc<Manifest>),
+}
+
+/// Who does what in a generation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assignment {
+    /// The members, each of which is the node of its place.
+    pub members: Vec<Member>,
+    /// The owners of partitions.
+    pub owners: Owners,
+}
+
+impl Assignment {
+    /// Equal shares.
+    pub fn equal(members: Vec<Member>) -> Assignment {
+        let owners = Owners::equal(members.len() as u16);
+        Assignment { members, owners }
+    }
+
+    /// The node of a member.
+    pub fn node_of(&self, member: Member) -> Option<NodeId> {
+        self.members.iter().position(|m| *m == member).map(|n| NodeId(n as u16))
+    }
+
+    /// The node that reads a source.
+    pub fn reader(&self, source: u32) -> NodeId {
+        NodeId((source as usize % self.members.len()) as u16)
+    }
+}
+
+/// How a generation begins.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Form {
+    /// Its number.
+    pub generation: u64,
+    /// Who does what.
+    pub assignment: Assignment,
+    /// The snapshot that it goes on from; nothing when there is none.
+    pub manifest: Arc<Manifest>,
+}

@@ -1,0 +1,284 @@
+//! A worker: one member's part of a generation.
+//!
+//! By phase: [`load`] goes back to the snapshot; [`run`] executes cuts and lets out what they came to;
+//! [`save`] stores parts of snapshots.
+
+mod load;
+mod run;
+mod save;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::fast::FixedState;
+use tidemill_function::{Fault, Functions, Message, NodeId};
+
+use self::load::Loading;
+use self::run::Running;
+use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
+use crate::records::{Form, Member, Record, Topic};
+use crate::state::State;
+use crate::Settings;
+
+/// What an answer is for.
+enum Wish {
+    /// An object of the snapshot, by its place in the manifest.
+    Object(usize),
+    /// The outputs of a source.
+    Outputs(u32),
+    /// The requests of a source.
+    Requests(u32),
+    /// Something that leaves, of an epoch, in a source's outputs.
+    Output(u64, u32),
+    /// The part of a snapshot behind this epoch, which may have been given up since.
+    Part(u64),
+}
+
+/// What it is doing.
+enum Stage {
+    /// It is of no generation.
+    Idle,
+    /// It goes back to the snapshot.
+    Loading(Box<Loading>),
+    /// It executes.
+    Running(Box<Running>),
+}
+
+/// The state machine of a worker process.
+pub struct Worker {
+    me: Member,
+    functions: Arc<dyn Functions>,
+    settings: Settings,
+    stage: Stage,
+    /// The last generation that it has heard of.
+    generation: u64,
+    wishes: HashMap<Token, Wish, FixedState>,
+    tokens: u64,
+    now_us: u64,
+    beaten_us: Option<u64>,
+    /// What has come from members that are ready before it is.
+    early: Vec<(NodeId, Message)>,
+    /// How often functions were found that are not functions of what they read.
+    not_deterministic: u64,
+}
+
+impl Worker {
+    /// A process that is of no generation yet.
+    pub fn new(me: Member, functions: Arc<dyn Functions>, settings: Settings) -> Worker {
+        Worker {
+            me,
+            functions,
+            settings,
+            stage: Stage::Idle,
+            generation: 0,
+            wishes: HashMap::default(),
+            tokens: 0,
+            now_us: 0,
+            beaten_us: None,
+            early: Vec::new(),
+            not_deterministic: 0,
+        }
+    }
+
+    /// The rows that it owns, if it executes, and the last epoch that is in them.
+    pub fn state(&self) -> Option<(&State, u64)> {
+        match &self.stage {
+            Stage::Running(running) => Some((running.node.store(), running.executed)),
+            _ => None,
+        }
+    }
+
+    /// How many outputs of executed epochs are not durable yet.
+    pub fn outputs_under_way(&self) -> usize {
+        match &self.stage {
+            Stage::Running(running) => {
+                running.held.len() + running.appending.values().sum::<usize>()
+            }
+            _ => 0,
+        }
+    }
+
+    /// What it is doing, in words.
+    pub fn status(&self) -> String {
+        let (me, generation) = (self.me.0, self.generation);
+        match &self.stage {
+            Stage::Idle => format!("{me} is idle, after generation {generation}"),
+            Stage::Loading(_) => format!("{me} goes back to the snapshot for generation {generation}"),
+            Stage::Running(running) => format!(
+                "{me} has executed epoch {} of generation {generation}, {} cuts wait, epoch {:?} runs, \
+                 {} outputs are under way",
+                running.executed,
+                running.cuts.len(),
+                running.current.as_ref().map(|(cut, _)| cut.epoch),
+                self.outputs_under_way(),
+            ),
+        }
+    }
+
+    /// How often functions were found that are not functions of what they read.
+    pub fn not_deterministic(&self) -> u64 {
+        self.not_deterministic
+    }
+
+    /// Takes what has happened.
+    pub fn handle(&mut self, input: Input, effects: &mut Vec<Effect>) {
+        match input {
+            Input::Tick { now_us, .. } => self.tick(now_us, effects),
+            Input::Packet { packet, .. } => self.packet(packet, effects),
+            Input::Broken { to: Address::Worker(member) } => {
+                let generation = self.generation;
+                if !matches!(self.stage, Stage::Idle) {
+                    self.tell(Packet::Lost { generation, member }, effects);
+                }
+            }
+            // What was lost is found by a beat: whoever has not executed an epoch that others wait for
+            // belongs to an earlier generation, or will be told of the next.
+            Input::Broken { to: Address::Coordinator } => self.beaten_us = None,
+            Input::Appended { token, result } => match (self.wishes.remove(&token), result) {
+                (Some(Wish::Output(epoch, source)), Ok(offset)) => {
+                    self.left(epoch, source, offset, effects);
+                }
+                (Some(_), Ok(_)) | (None, _) => {}
+                (Some(_), Err(Refused::Fenced)) => self.forget(),
+                (Some(_), Err(Refused::Unknown)) => {
+                    effects.push(Effect::Stop { why: "nobody knows whether the log has a record" });
+                }
+            },
+            Input::Records { token, records } => match self.wishes.remove(&token) {
+                Some(Wish::Outputs(source)) => self.known(source, records, effects),
+                Some(Wish::Requests(source)) => self.requests(source, records, effects),
+                _ => {}
+            },
+            Input::Got { token, object } => {
+                if let Some(Wish::Object(nth)) = self.wishes.remove(&token) {
+                    self.loaded(nth, object, effects);
+                }
+            }
+            Input::Stored { token, is_stored } => {
+                if let Some(Wish::Part(epoch)) = self.wishes.remove(&token) {
+                    self.part_stored(epoch, is_stored, effects);
+                }
+            }
+        }
+    }
+
+    fn tick(&mut self, now_us: u64, effects: &mut Vec<Effect>) {
+        self.now_us = now_us;
+        if self.beaten_us.is_none_or(|at| now_us >= at + self.settings.beat_us) {
+            self.beaten_us = Some(now_us);
+            let generation = match &self.stage {
+                Stage::Idle => 0,
+                _ => self.generation,
+            };
+            self.tell(Packet::Beat { generation }, effects);
+            // Again, because the coordinator does not listen before all are ready.
+            if let Stage::Running(running) = &self.stage {
+                for (&source, input) in &running.inputs {
+                    self.tell(input.available(generation, source), effects);
+                }
+            }
+        }
+        self.ask(effects);
+        self.save_again(effects);
+    }
+
+    fn packet(&mut self, packet: Packet, effects: &mut Vec<Effect>) {
+        let is_of = |generation: u64| {
+            generation == self.generation
+                || self.settings.function.fault == Some(Fault::ForgetFence)
+        };
+        match packet {
+            Packet::Form(form) if form.generation > self.generation => self.form(form, effects),
+            Packet::Cut { generation, cut, snapshot } if is_of(generation) => {
+                if let Stage::Running(running) = &mut self.stage {
+                    running.cuts.push_back((cut, snapshot));
+                    self.go_on(effects);
+                }
+            }
+            Packet::Durable { generation, epoch } if is_of(generation) => {
+                if let Stage::Running(running) = &mut self.stage {
+                    running.durable = running.durable.max(epoch);
+                    self.let_out(effects);
+                }
+            }
+            Packet::Snapshot { generation, epoch, counts } if is_of(generation) => {
+                self.snapshot_ended(epoch, counts);
+            }
+            Packet::Node { generation, from, message } if is_of(generation) => {
+                match &mut self.stage {
+                    Stage::Running(_) => self.receive(from, message, effects),
+                    Stage::Loading(_) => self.early.push((from, message)),
+                    Stage::Idle => {}
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A later generation has begun without it, or is about to.
+    fn forget(&mut self) {
+        self.stage = Stage::Idle;
+        self.wishes.clear();
+        self.early.clear();
+        self.beaten_us = None;
+    }
+
+    fn tell(&self, packet: Packet, effects: &mut Vec<Effect>) {
+        effects.push(Effect::Send { to: Address::Coordinator, packet });
+    }
+
+    fn token(&mut self, wish: Wish) -> Token {
+        self.tokens += 1;
+        self.wishes.insert(Token(self.tokens), wish);
+        Token(self.tokens)
+    }
+
+    fn is_spoiled_by(&self, fault: Fault) -> bool {
+        self.settings.function.fault == Some(fault)
+    }
+
+    /// Reads on in the requests of its sources.
+    fn ask(&mut self, effects: &mut Vec<Effect>) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        let mut reads = Vec::new();
+        for (&source, input) in &mut running.inputs {
+            if !input.is_asked {
+                input.is_asked = true;
+                reads.push((source, input.offset + input.requests.len() as u64));
+            }
+        }
+        for (source, from) in reads {
+            let (token, topic) = (self.token(Wish::Requests(source)), Topic::Input(source));
+            effects.push(Effect::Read { token, topic, from });
+        }
+    }
+
+    /// Requests that have come.
+    fn requests(&mut self, source: u32, records: Option<Vec<Record>>, effects: &mut Vec<Effect>) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        let input = running.inputs.get_mut(&source).expect("it has asked for them");
+        input.is_asked = false;
+        let before = input.requests.len();
+        input.requests.extend(records.into_iter().flatten().filter_map(|record| match record {
+            Record::Request { call, .. } => Some(call),
+            _ => None,
+        }));
+        if input.requests.len() > before {
+            let packet = input.available(self.generation, source);
+            self.tell(packet, effects);
+            self.go_on(effects);
+        }
+    }
+
+    /// Begins a generation.
+    fn form(&mut self, form: Arc<Form>, effects: &mut Vec<Effect>) {
+        let kept = match (&mut self.stage, self.settings.function.fault) {
+            (Stage::Running(running), Some(Fault::KeepState)) => Some(running.node.store().clone()),
+            _ => None,
+        };
+        self.forget();
+        self.generation = form.generation;
+        let Some(node) = form.assignment.node_of(self.me) else { return };
+        self.load(form, node, kept, effects);
+    }
+}

@@ -1,0 +1,231 @@
+//! Executing cuts, and letting out what they came to.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use tidemill_function::{
+    Call, Event, Fault, Functions, Message, Node, NodeId, Outbox, Path, Sequencing, Tid,
+};
+
+use super::save::Saving;
+use super::{Stage, Wish, Worker};
+use crate::effect::{Address, Effect, Packet};
+use crate::records::{CutRecord, Form, Output, Record, Topic};
+use crate::state::State;
+use crate::Settings;
+
+/// A source that this worker reads.
+pub(super) struct Source {
+    /// The offset of the first request that is here.
+    pub offset: u64,
+    pub requests: VecDeque<Call>,
+    pub is_asked: bool,
+}
+
+impl Source {
+    /// What the coordinator is told of it.
+    pub fn available(&self, generation: u64, source: u32) -> Packet {
+        let upto = self.offset + self.requests.len() as u64;
+        Packet::Available { generation, source, upto }
+    }
+}
+
+/// A generation that executes.
+pub(super) struct Running {
+    pub form: Arc<Form>,
+    pub node: Node<State>,
+    pub inputs: BTreeMap<u32, Source>,
+    /// Cuts that are still to be executed, and whether snapshots are to be taken behind them.
+    pub cuts: VecDeque<(Arc<CutRecord>, Option<bool>)>,
+    /// The one that is executed now.
+    pub current: Option<(Arc<CutRecord>, Option<bool>)>,
+    /// The last epoch that is in the rows, and the last one whose cut is durable.
+    pub executed: u64,
+    pub durable: u64,
+    /// What waits for its cut to be durable.
+    pub held: VecDeque<(u64, Output)>,
+    /// What has left before.
+    pub known: HashSet<(Tid, Option<Path>)>,
+    /// How much of each epoch is being appended.
+    pub appending: BTreeMap<u64, usize>,
+    /// For each source the end of the outputs, as far as this worker knows.
+    pub ends: Vec<u64>,
+    pub saving: Option<Saving>,
+}
+
+impl Running {
+    pub fn new(
+        form: Arc<Form>,
+        node: NodeId,
+        state: State,
+        known: HashSet<(Tid, Option<Path>)>,
+        functions: Arc<dyn Functions>,
+        settings: &Settings,
+    ) -> Running {
+        let manifest = form.manifest.clone();
+        let of = |offsets: &[u64], source: u32| offsets.get(source as usize).copied().unwrap_or(0);
+        let own = (0..settings.sources).filter(|s| form.assignment.reader(*s) == node);
+        let source = |source| {
+            let offset = of(&manifest.inputs, source);
+            (source, Source { offset, requests: VecDeque::new(), is_asked: false })
+        };
+        let inputs = own.map(source).collect();
+        let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();
+        let owners = form.assignment.owners.clone();
+        Running {
+            node: Node::new(node, functions, owners, settings.function, state),
+            inputs,
+            cuts: VecDeque::new(),
+            current: None,
+            executed: manifest.epoch,
+            durable: manifest.epoch,
+            held: VecDeque::new(),
+            known,
+            appending: BTreeMap::new(),
+            ends,
+            saving: None,
+            form,
+        }
+    }
+
+    /// A mistake: begins one request later than the snapshot says.
+    pub fn skip(&mut self) {
+        if self.executed > 0 {
+            self.inputs.values_mut().for_each(|source| source.offset += 1);
+        }
+    }
+
+    /// The requests of a cut that come in here, each with its place; `None` while some have not come yet.
+    fn requests(&self, cut: &CutRecord, sources: u32) -> Option<Vec<(Tid, Call)>> {
+        let order = Sequencing { sources, base: cut.base };
+        let mut requests = Vec::new();
+        for (&source, input) in &self.inputs {
+            let at = source as usize;
+            for (nth, offset) in (cut.from[at]..cut.upto[at]).enumerate() {
+                let call = input.requests.get(offset.saturating_sub(input.offset) as usize)?;
+                requests.push((order.tid(source, nth as u64), call.clone()));
+            }
+        }
+        Some(requests)
+    }
+}
+
+impl Worker {
+    /// Begins the next epoch, if it can.
+    pub(super) fn go_on(&mut self, effects: &mut Vec<Effect>) {
+        let sources = self.settings.sources;
+        let Stage::Running(running) = &mut self.stage else { return };
+        if running.current.is_some() {
+            return;
+        }
+        let Some((cut, _)) = running.cuts.front() else { return };
+        let Some(requests) = running.requests(cut, sources) else { return };
+        for (&source, input) in &mut running.inputs {
+            let upto = cut.upto[source as usize];
+            let count = upto.saturating_sub(input.offset) as usize;
+            input.requests.drain(..count.min(input.requests.len()));
+            input.offset = upto.max(input.offset);
+        }
+        let mut out = Outbox::default();
+        let (epoch, clock_us) = (cut.epoch, cut.clock_us);
+        running.current = running.cuts.pop_front();
+        running.node.begin(epoch, clock_us, requests, &mut out);
+        self.take(out, effects);
+    }
+
+    /// A message of another node.
+    pub(super) fn receive(&mut self, from: NodeId, message: Message, effects: &mut Vec<Effect>) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        let mut out = Outbox::default();
+        running.node.receive(from, message, &mut out);
+        self.take(out, effects);
+    }
+
+    /// Sends what a node has to send, and takes what has happened on it.
+    fn take(&mut self, out: Outbox, effects: &mut Vec<Effect>) {
+        let (generation, sources) = (self.generation, u64::from(self.settings.sources));
+        let Stage::Running(running) = &mut self.stage else { return };
+        let from = running.form.assignment.node_of(self.me).expect("it is a member");
+        for (to, message) in out.messages {
+            let to = Address::Worker(running.form.assignment.members[usize::from(to.0)]);
+            let packet = Packet::Node { generation, from, message };
+            effects.push(Effect::Send { to, packet });
+        }
+        let mut committed = None;
+        let epoch = running.current.as_ref().map_or(0, |(cut, _)| cut.epoch);
+        debug_assert!(sources > 0);
+        for event in out.events {
+            let output = match event {
+                Event::Replied { tid, outcome } => Output::Reply { tid, outcome },
+                Event::Emitted { tid, path, stream, row } => {
+                    Output::Event { tid, path, stream, row }
+                }
+                Event::Committed { epoch } => {
+                    committed = Some(epoch);
+                    continue;
+                }
+                Event::NotDeterministic { .. } => {
+                    self.not_deterministic += 1;
+                    continue;
+                }
+            };
+            running.held.push_back((epoch, output));
+        }
+        self.let_out(effects);
+        if let Some(epoch) = committed {
+            self.executed(epoch, effects);
+        }
+    }
+
+    /// Appends what may leave: replies and events whose cut is durable, and that have not left before.
+    pub(super) fn let_out(&mut self, effects: &mut Vec<Effect>) {
+        let early = self.is_spoiled_by(Fault::ReplyEarly);
+        let (generation, sources) = (self.generation, self.settings.sources);
+        let Stage::Running(running) = &mut self.stage else { return };
+        let mut leaving = Vec::new();
+        while let Some((epoch, _)) = running.held.front() {
+            if *epoch > running.durable && !early {
+                break;
+            }
+            let (epoch, output) = running.held.pop_front().expect("it is there");
+            if !running.known.remove(&output.id()) {
+                *running.appending.entry(epoch).or_default() += 1;
+                leaving.push((epoch, output));
+            }
+        }
+        for (epoch, output) in leaving {
+            let source = ((output.id().0 .0 - 1) % u64::from(sources)) as u32;
+            let token = self.token(Wish::Output(epoch, source));
+            let (topic, record) = (Topic::Output(source), Record::Output(output));
+            effects.push(Effect::Append { token, topic, generation, record });
+        }
+        self.part_ready(effects);
+    }
+
+    /// Something has left.
+    pub(super) fn left(&mut self, epoch: u64, source: u32, at: u64, effects: &mut Vec<Effect>) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        let end = &mut running.ends[source as usize];
+        *end = (*end).max(at + 1);
+        if let Some(left) = running.appending.get_mut(&epoch) {
+            *left -= 1;
+            if *left == 0 {
+                running.appending.remove(&epoch);
+            }
+        }
+        self.part_ready(effects);
+    }
+
+    /// An epoch is in the rows.
+    fn executed(&mut self, epoch: u64, effects: &mut Vec<Effect>) {
+        let generation = self.generation;
+        let Stage::Running(running) = &mut self.stage else { return };
+        running.executed = epoch;
+        let current = running.current.take();
+        if let Some((_, Some(all))) = current {
+            self.save(epoch, all, effects);
+        }
+        self.tell(Packet::Executed { generation, epoch }, effects);
+        self.go_on(effects);
+    }
+}

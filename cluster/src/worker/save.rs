@@ -1,0 +1,116 @@
+//! Parts of snapshots: rows as an epoch has left them, stored beside the execution of the next ones.
+
+use tidemill_core::{Key, TableId};
+use tidemill_function::{Fault, Stored};
+
+use super::{Stage, Wish, Worker};
+use crate::effect::{Effect, Packet};
+use crate::records::Object;
+
+/// So often a part is put that could not be stored.
+const TRIES_MAX: u32 = 4;
+
+/// A part that is being stored, or is.
+pub(super) struct Saving {
+    epoch: u64,
+    name: String,
+    rows: Vec<(TableId, Key, Stored)>,
+    tries: u32,
+    is_asked: bool,
+    is_stored: bool,
+    is_told: bool,
+    /// Where outputs of later epochs may begin.
+    outputs: Vec<u64>,
+}
+
+impl Worker {
+    /// Takes the rows that have changed since the last snapshot, or all.
+    pub(super) fn save(&mut self, epoch: u64, all: bool, effects: &mut Vec<Effect>) {
+        let (generation, me) = (self.generation, self.me.0);
+        let Stage::Running(running) = &mut self.stage else { return };
+        let rows = running.node.store_mut().take(all);
+        let outputs = running.ends.clone();
+        let name = format!("part-{generation}-{epoch}-{me}");
+        let (tries, is_asked, is_stored, is_told) = (0, false, false, false);
+        let saving = Saving { epoch, name, rows, tries, is_asked, is_stored, is_told, outputs };
+        if let Some(before) = running.saving.replace(saving) {
+            let keys = before.rows.into_iter().map(|(table, key, _)| (table, key));
+            running.node.store_mut().put_back(keys);
+        }
+        self.save_again(effects);
+    }
+
+    /// Puts the part, if nobody is at it.
+    pub(super) fn save_again(&mut self, effects: &mut Vec<Effect>) {
+        let is_late = self.is_spoiled_by(Fault::SnapshotLate);
+        let Stage::Running(running) = &mut self.stage else { return };
+        let executed = running.executed;
+        let Some(saving) = &mut running.saving else { return };
+        if saving.is_asked || saving.is_stored || saving.is_told {
+            return;
+        }
+        if is_late && executed == saving.epoch {
+            // A mistake: waits until there is more.
+            return;
+        }
+        if is_late {
+            let store = running.node.store();
+            for (table, key, row) in &mut saving.rows {
+                *row = tidemill_function::Store::get(store, *table, key);
+            }
+        }
+        saving.is_asked = true;
+        saving.tries += 1;
+        // A name is used once: what nobody knows the fate of may be there.
+        let name = format!("{}-{}", saving.name, saving.tries);
+        let object = Object::Part(saving.rows.clone());
+        let epoch = saving.epoch;
+        let token = self.token(Wish::Part(epoch));
+        effects.push(Effect::Put { token, name, object });
+    }
+
+    /// The part is stored, or is not.
+    pub(super) fn part_stored(&mut self, epoch: u64, is_stored: bool, effects: &mut Vec<Effect>) {
+        let generation = self.generation;
+        let counts = is_stored || self.is_spoiled_by(Fault::CountFailedPut);
+        let Stage::Running(running) = &mut self.stage else { return };
+        let saving = running.saving.as_mut().filter(|saving| saving.epoch == epoch);
+        let Some(saving) = saving else { return };
+        saving.is_asked = false;
+        saving.is_stored = counts;
+        if !counts && saving.tries >= TRIES_MAX {
+            saving.is_told = true;
+            let (epoch, outputs) = (saving.epoch, Vec::new());
+            return self.tell(Packet::Part { generation, epoch, name: None, outputs }, effects);
+        }
+        self.part_ready(effects);
+    }
+
+    /// Says that the part is stored, once all that has left up to its epoch is in the outputs: from then on
+    /// nobody executes those epochs again.
+    pub(super) fn part_ready(&mut self, effects: &mut Vec<Effect>) {
+        let generation = self.generation;
+        let Stage::Running(running) = &mut self.stage else { return };
+        let Some(saving) = &mut running.saving else { return };
+        let epoch = saving.epoch;
+        let is_leaving = running.held.front().is_some_and(|(of, _)| *of <= epoch)
+            || running.appending.first_key_value().is_some_and(|(of, _)| *of <= epoch);
+        if !saving.is_stored || saving.is_told || is_leaving {
+            return;
+        }
+        saving.is_told = true;
+        let name = Some(format!("{}-{}", saving.name, saving.tries));
+        let outputs = saving.outputs.clone();
+        self.tell(Packet::Part { generation, epoch, name, outputs }, effects);
+    }
+
+    /// The snapshot counts, or does not: then what it took has to be in the next one.
+    pub(super) fn snapshot_ended(&mut self, epoch: u64, counts: bool) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        let Some(saving) = running.saving.take_if(|saving| saving.epoch == epoch) else { return };
+        if !counts {
+            let keys = saving.rows.into_iter().map(|(table, key, _)| (table, key));
+            running.node.store_mut().put_back(keys);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What must hold of a run: one checker for each property, outside of what is checked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tidemill_cluster::{Output, Record, Topic, Worker};
+use tidemill_core::{Key, Value};
+use tidemill_function::{
+    Call, Event, Node, NodeId, Outbox, Owners, Path, Rows, Sequencing, Settings, Tid,
+};
+
+use super::expected::{Epoch, Expected};
+use super::script::{OnNodes, CALLS_MAX, DEPTH_MAX};
+use super::world::World;
+
+/// What is wrong with a run; nothing when all properties hold.
+pub fn check(world: &World) -> Result<(), String> {
+    let epochs = epochs(world)?;
+    let wanted = Expected::of(&world.script, &epochs);
+    acknowledged(world, &epochs)?;
+    order(world, &wanted)?;
+    exactly_once(world, &wanted)?;
+    let found = state(world, &epochs)?;
+    atomicity(&found, &wanted)?;
+    recovery(world, &epochs, &found)?;
+    match world.workers().map(Worker::not_deterministic).sum::<u64>() {
+        0 => Ok(()),
+        n => Err(format!("functions are said to be not deterministic, {n} times")),
+    }
+}
+
+/// One sequence of cuts: the epochs that it makes of the requests.
+fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
+    let mut epochs = Vec::new();
+    let sources = world.sources();
+    let mut base = 0;
+    let mut upto = vec![0; sources as usize];
+    for cut in world.log.cuts() {
+        let wanted = (epochs.len() as u64 + 1, base, &upto);
+        if (cut.epoch, cut.base, &cut.from) != wanted {
+            return Err(format!("cuts: {cut:?} does not follow {wanted:?}"));
+        }
+        let order = Sequencing { sources, base };
+        let mut requests = Vec::new();
+        for source in 0..sources {
+            let records = world.log.records(Topic::Input(source));
+            let at = source as usize;
+            for (nth, offset) in (cut.from[at]..cut.upto[at]).enumerate() {
+                match records.get(offset as usize) {
+                    Some(Record::Request { call, .. }) => {
+                        requests.push((order.tid(source, nth as u64), call.clone()));
+                    }
+                    other => return Err(format!("cuts: a cut is behind the requests: {other:?}")),
+                }
+            }
+        }
+        requests.sort_by_key(|(tid, _)| *tid);
+        base = cut.next_base();
+        upto.clone_from(&cut.upto);
+        epochs.push(Epoch { clock_us: cut.clock_us, requests });
+    }
+    Ok(epochs)
+}
+
+/// What a client knows to be in the log is there, and is in an epoch.
+fn acknowledged(world: &World, epochs: &[Epoch]) -> Result<(), String> {
+    let mut executed: BTreeSet<i64> = BTreeSet::new();
+    for (_, Call { args, .. }) in epochs.iter().flat_map(|epoch| &epoch.requests) {
+        if let Value::Int(id) = args[0] {
+            executed.insert(id);
+        }
+    }
+    match world.acknowledged.iter().find(|id| !executed.contains(id)) {
+        None => Ok(()),
+        Some(id) => Err(format!("acknowledged: request {id} is lost")),
+    }
+}
+
+/// Every reply and every event is what the order gives.
+fn order(world: &World, wanted: &Expected) -> Result<(), String> {
+    let mut events: BTreeMap<(Tid, Path), Vec<Value>> = BTreeMap::new();
+    for output in world.log.outputs() {
+        match output {
+            Output::Reply { tid, outcome } => {
+                let outcome = outcome.clone().map_err(|abort| abort.reason);
+                if wanted.replies.get(tid) != Some(&outcome) {
+                    let other = wanted.replies.get(tid);
+                    return Err(format!("order: {tid:?} was told {outcome:?}, not {other:?}"));
+                }
+            }
+            Output::Event { tid, path, row, .. } => {
+                events.insert((*tid, path.clone()), row.to_vec());
+            }
+        }
+    }
+    let events: Vec<Vec<Value>> = events.into_values().collect();
+    match events == wanted.events {
+        true => Ok(()),
+        false => Err(format!("order: events are {events:?}, not {:?}", wanted.events)),
+    }
+}
+
+/// Everything has left, and once.
+fn exactly_once(world: &World, wanted: &Expected) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for output in world.log.outputs() {
+        if !seen.insert(output.id()) {
+            return Err(format!("exactly once: {output:?} has left twice"));
+        }
+    }
+    match wanted.replies.keys().find(|tid| !seen.contains(&(**tid, None))) {
+        None => Ok(()),
+        Some(tid) => Err(format!("exactly once: {tid:?} has no reply")),
+    }
+}
+
+type Tables = Vec<BTreeMap<Key, Arc<[Value]>>>;
+
+/// The rows of all members together, each of which has its own partitions only.
+fn state(world: &World, epochs: &[Epoch]) -> Result<Tables, String> {
+    let members = world.members();
+    let owners = Owners::equal(members.len() as u16);
+    let program = world.script.for_reference();
+    let mut found: Tables = vec![BTreeMap::new(); 4];
+    for (n, member) in members.iter().enumerate() {
+        let state = world.worker(*member).and_then(Worker::state);
+        let Some((state, executed)) = state else { return Err(format!("{member:?} has no state")) };
+        if executed != epochs.len() as u64 {
+            return Err(format!("state: {member:?} is at epoch {executed}"));
+        }
+        for (table, rows) in state.rows.tables.iter().enumerate() {
+            for (key, row) in rows {
+                let spec = &program.tables[table];
+                let owner = owners.of(tidemill_place::partition_of_bytes(spec, &key.0));
+                if owner != NodeId(n as u16) {
+                    return Err(format!("state: {member:?} has a row of {owner:?}: {row:?}"));
+                }
+                found[table].insert(key.clone(), row.clone());
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// All that a transaction has written is there, on all members, or nothing is.
+fn atomicity(found: &Tables, wanted: &Expected) -> Result<(), String> {
+    for (table, (found, wanted)) in found.iter().zip(&wanted.tables).enumerate() {
+        let keys: BTreeSet<&Key> = found.keys().chain(wanted.keys()).collect();
+        for key in keys {
+            if found.get(key) != wanted.get(key) {
+                let (found, wanted) = (found.get(key), wanted.get(key));
+                return Err(format!("atomicity: table {table} has {found:?}, not {wanted:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The rows are those of a run that nothing has interrupted: one node, the same cuts.
+fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), String> {
+    let functions = OnNodes { script: world.script.clone(), executes_again: false };
+    let settings = Settings { calls_max: CALLS_MAX, depth_max: DEPTH_MAX, ..Settings::default() };
+    let (me, owners) = (NodeId(0), Owners::equal(1));
+    let mut node = Node::new(me, Arc::new(functions), owners, settings, Rows::new(4));
+    for (n, epoch) in epochs.iter().enumerate() {
+        let mut out = Outbox::default();
+        node.begin(n as u64 + 1, epoch.clock_us, epoch.requests.clone(), &mut out);
+        let is_committed = |event: &Event| matches!(event, Event::Committed { .. });
+        if !out.events.iter().any(is_committed) {
+            return Err("recovery: one node alone does not end".into());
+        }
+    }
+    match node.store().tables == *found {
+        true => Ok(()),
+        false => Err("recovery: the rows are not those of an uninterrupted run".into()),
+    }
+}

@@ -1,0 +1,82 @@
+//! The log service: partitions of records, each with a fence.
+
+use std::collections::BTreeMap;
+
+use tidemill_cluster::{CutRecord, Output, Record, Refused, Topic};
+
+/// The log.
+#[derive(Default)]
+pub(super) struct Log {
+    topics: BTreeMap<Topic, Partition>,
+    /// A mistake: nobody is refused.
+    forgets_fences: bool,
+}
+
+#[derive(Default)]
+struct Partition {
+    records: Vec<Record>,
+    generation: u64,
+}
+
+impl Log {
+    pub fn new(forgets_fences: bool) -> Log {
+        Log { topics: BTreeMap::new(), forgets_fences }
+    }
+
+    /// Appends a record, unless a later generation has, or this one has begun already.
+    pub fn append(
+        &mut self,
+        topic: Topic,
+        generation: u64,
+        record: Record,
+    ) -> Result<u64, Refused> {
+        let partition = self.topics.entry(topic).or_default();
+        let begins = matches!(record, Record::Generation { .. });
+        let is_late =
+            partition.generation > generation || (begins && partition.generation == generation);
+        if is_late && !(self.forgets_fences && !begins) {
+            return Err(Refused::Fenced);
+        }
+        partition.generation = partition.generation.max(generation);
+        partition.records.push(record);
+        Ok(partition.records.len() as u64 - 1)
+    }
+
+    pub fn read(&self, topic: Topic, from: u64) -> Vec<Record> {
+        self.records(topic).get(from as usize..).unwrap_or_default().to_vec()
+    }
+
+    pub fn records(&self, topic: Topic) -> &[Record] {
+        self.topics.get(&topic).map_or(&[], |partition| &partition.records)
+    }
+
+    /// All that has left, by source.
+    pub fn outputs(&self) -> impl Iterator<Item = &Output> + '_ {
+        let outputs = self.topics.iter().filter(|(t, _)| matches!(t, Topic::Output(_)));
+        outputs.flat_map(|(_, partition)| &partition.records).filter_map(|record| match record {
+            Record::Output(output) => Some(output),
+            _ => None,
+        })
+    }
+
+    pub fn cuts(&self) -> impl Iterator<Item = &CutRecord> + '_ {
+        self.records(Topic::Cuts).iter().filter_map(|record| match record {
+            Record::Cut(cut) => Some(cut),
+            _ => None,
+        })
+    }
+
+    pub fn last_epoch(&self) -> u64 {
+        self.cuts().last().map_or(0, |cut| cut.epoch)
+    }
+
+    /// How many requests there are, and replies.
+    pub fn requests(&self) -> usize {
+        let inputs = self.topics.iter().filter(|(t, _)| matches!(t, Topic::Input(_)));
+        inputs.map(|(_, partition)| partition.records.len()).sum()
+    }
+
+    pub fn replies(&self) -> usize {
+        self.outputs().filter(|output| matches!(output, Output::Reply { .. })).count()
+    }
+}

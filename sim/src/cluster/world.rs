@@ -1,0 +1,641 @@
+//! Workers, a coordinator, a log, a store and clients in one thread, from one seed.
+//!
+//! What happens next is what is due next; how long anything takes, and what goes wrong, the dice say. Messages
+//! between two processes keep their order, others do not. What the processes do is in `tidemill_cluster`.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::sync::Arc;
+
+use tidemill_cluster::{
+    Address, Coordinator, Effect, Input, Member, Object, Packet, Record, Settings, Topic, Worker,
+};
+use tidemill_function::{Call, Fault};
+
+use super::log::Log;
+use super::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX};
+use super::Dice;
+
+const MS: u64 = 1_000;
+
+/// So often processes look at the clock.
+const TICK_US: u64 = 4 * MS;
+
+/// What may go wrong in a run, each at a rate of so many times in ten seconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Weather {
+    /// A worker dies, and another process takes its place.
+    pub kills: u64,
+    /// A process stands still for up to half a second.
+    pub freezes: u64,
+    /// The coordinator dies or is replaced while it stands still.
+    pub coordinators: u64,
+    /// A connection breaks, and what was under way is lost.
+    pub breaks: u64,
+    /// The log is slow or fails for a while.
+    pub logs: u64,
+    /// The store is slow or fails for a while.
+    pub stores: u64,
+    /// A wall clock jumps.
+    pub jumps: u64,
+}
+
+/// A process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Process {
+    Coordinator(u32),
+    Worker(Member),
+}
+
+enum Machine {
+    Coordinator(Box<Coordinator>),
+    Worker(Box<Worker>),
+}
+
+struct Running {
+    machine: Machine,
+    frozen_until_us: u64,
+    /// What has come while it stood still.
+    inbox: Vec<Input>,
+    /// How far its wall clock is off.
+    clock_off_us: i64,
+}
+
+enum Happening {
+    Tick(Process),
+    Deliver(Process, Input),
+    /// From one process to another.
+    Packet {
+        by: Process,
+        to: Process,
+        input: Input,
+    },
+    Thaw(Process),
+    Append {
+        by: Process,
+        topic: Topic,
+        generation: u64,
+        record: Record,
+        token: tidemill_cluster::Token,
+    },
+    Put {
+        by: Process,
+        name: String,
+        object: Object,
+        token: tidemill_cluster::Token,
+    },
+    Start(Process),
+    Trouble,
+    Request(u32),
+    RequestAppend {
+        client: u32,
+        source: u32,
+        id: i64,
+        call: Call,
+        is_lost: bool,
+    },
+}
+
+/// A client: it sends a request again, perhaps elsewhere, until it knows that it is in the log.
+struct Client {
+    left: u32,
+    pending: Option<(i64, Call)>,
+}
+
+/// A simulated cluster.
+pub struct World {
+    dice: Dice,
+    now_us: u64,
+    count: u64,
+    due: BinaryHeap<Reverse<(u64, u64)>>,
+    happenings: HashMap<u64, Happening>,
+    processes: BTreeMap<Process, Running>,
+    coordinator: u32,
+    members: u32,
+    functions: Arc<OnNodes>,
+    pub(super) script: Arc<Script>,
+    settings: Settings,
+    weather: Weather,
+    until_us: u64,
+    pub(super) log: Log,
+    store: BTreeMap<String, Object>,
+    /// When the last thing on each way arrives.
+    ways: HashMap<(Process, Process), u64>,
+    appends: HashMap<(Process, Topic), u64>,
+    log_trouble_until_us: u64,
+    store_trouble_until_us: u64,
+    clients: Vec<Client>,
+    ids: i64,
+    /// Requests whose clients know that they are in the log.
+    pub(super) acknowledged: Vec<i64>,
+    /// What happened, if somebody wants to know.
+    pub trace: bool,
+}
+
+impl World {
+    /// A cluster from a seed; with a mistake, if one is to be made.
+    pub fn new(seed: u64, fault: Option<Fault>) -> World {
+        let mut dice = Dice(seed);
+        let keys = 3 + dice.below(20) as i64;
+        let script = Script::random(&mut dice, keys);
+        let functions =
+            OnNodes { script: script.clone(), executes_again: fault == Some(Fault::ExecuteAgain) };
+        let sources = 1 + dice.below(4) as u32;
+        let settings = Settings {
+            sources,
+            lease_us: 100 * MS,
+            beat_us: 20 * MS,
+            form_us: 200 * MS,
+            epoch_max: 1 + dice.below(12),
+            snapshot_every: 2 + dice.below(6),
+            objects_max: 3 + dice.below(8) as usize,
+            function: tidemill_function::Settings {
+                calls_max: CALLS_MAX,
+                depth_max: DEPTH_MAX,
+                rounds_max: 2 + dice.below(5) as u32,
+                cache: dice.chance(75),
+                seed,
+                fault,
+            },
+        };
+        let weather = match dice.below(6) {
+            0 => Weather::default(),
+            1 => Weather { kills: 30, ..Weather::default() },
+            2 => Weather { freezes: 30, coordinators: 20, ..Weather::default() },
+            3 => Weather { breaks: 30, jumps: 20, ..Weather::default() },
+            4 => Weather { logs: 30, stores: 30, kills: 5, ..Weather::default() },
+            _ => Weather {
+                kills: 10,
+                freezes: 10,
+                coordinators: 10,
+                breaks: 10,
+                logs: 10,
+                stores: 10,
+                jumps: 10,
+            },
+        };
+        let until_us = 500 * MS + dice.below(2_500) * MS;
+        let workers = 1 + dice.below(4) as u32;
+        let clients = 1 + dice.below(6);
+        let mut world = World {
+            dice,
+            now_us: 0,
+            count: 0,
+            due: BinaryHeap::new(),
+            happenings: HashMap::new(),
+            processes: BTreeMap::new(),
+            coordinator: 0,
+            members: 0,
+            functions: functions.into(),
+            script,
+            settings,
+            weather,
+            until_us,
+            log: Log::new(fault == Some(Fault::ForgetFence)),
+            store: BTreeMap::new(),
+            ways: HashMap::new(),
+            appends: HashMap::new(),
+            log_trouble_until_us: 0,
+            store_trouble_until_us: 0,
+            clients: Vec::new(),
+            ids: 0,
+            acknowledged: Vec::new(),
+            trace: false,
+        };
+        world.start_coordinator();
+        (0..workers).for_each(|_| world.start_worker());
+        for client in 0..clients {
+            let left = 5 + world.dice.below(25) as u32;
+            world.clients.push(Client { left, pending: None });
+            let at_us = world.dice.below(200 * MS);
+            world.after(at_us, Happening::Request(client as u32));
+        }
+        world.after(50 * MS, Happening::Trouble);
+        world
+    }
+
+    /// How many sources there are.
+    pub fn sources(&self) -> u32 {
+        self.settings.sources
+    }
+
+    /// Its workers that execute: what they own, and how far they are.
+    pub(super) fn workers(&self) -> impl Iterator<Item = &Worker> {
+        self.processes.values().filter_map(|process| match &process.machine {
+            Machine::Worker(worker) => Some(&**worker),
+            Machine::Coordinator(_) => None,
+        })
+    }
+
+    /// The members of the generation that runs.
+    pub(super) fn members(&self) -> Vec<Member> {
+        let coordinator = self.processes.get(&Process::Coordinator(self.coordinator));
+        match coordinator.map(|process| &process.machine) {
+            Some(Machine::Coordinator(coordinator)) => {
+                coordinator.running().map_or(Vec::new(), |(_, members)| members.to_vec())
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The worker of a member.
+    pub(super) fn worker(&self, member: Member) -> Option<&Worker> {
+        match &self.processes.get(&Process::Worker(member))?.machine {
+            Machine::Worker(worker) => Some(worker),
+            Machine::Coordinator(_) => None,
+        }
+    }
+
+    /// Runs until trouble is over and all that was asked has been answered, everywhere; `false` when that
+    /// does not come.
+    pub fn run(&mut self) -> bool {
+        // Long enough for generations to form, and to execute what has been recorded.
+        let patience_us = self.until_us + 20_000 * MS;
+        while let Some(Reverse((at_us, number))) = self.due.pop() {
+            if at_us > patience_us {
+                return false;
+            }
+            self.now_us = at_us;
+            let happening = self.happenings.remove(&number).expect("it is due");
+            self.happen(happening);
+            if self.now_us > self.until_us && number % 64 == 0 && self.is_quiet() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether trouble and clients have ended, and all members have executed all that was cut.
+    fn is_quiet(&self) -> bool {
+        let is_over =
+            self.clients.iter().all(|client| client.left == 0 && client.pending.is_none());
+        let members = self.members();
+        let last = self.log.last_epoch();
+        is_over
+            && !members.is_empty()
+            && self.log.replies() >= self.log.requests()
+            && members.iter().all(|member| {
+                let worker = self.worker(*member);
+                let is_done = |worker: &&Worker| {
+                    worker.outputs_under_way() == 0
+                        && worker.state().is_some_and(|(_, executed)| executed == last)
+                };
+                worker.filter(is_done).is_some()
+            })
+    }
+
+    /// Where it stands, for whoever wonders why it does not come to rest.
+    pub fn status(&self) -> String {
+        let coordinator = self.processes.get(&Process::Coordinator(self.coordinator));
+        let generation = coordinator.and_then(|process| match &process.machine {
+            Machine::Coordinator(coordinator) => coordinator.running().map(|(g, _)| g),
+            Machine::Worker(_) => None,
+        });
+        let workers: Vec<String> = self.workers().map(|worker| worker.status()).collect();
+        let (requests, replies) = (self.log.requests(), self.log.replies());
+        format!(
+            "generation {generation:?} of {:?}, epoch {}, {requests} requests, {replies} replies; {}",
+            self.members(),
+            self.log.last_epoch(),
+            workers.join("; ")
+        )
+    }
+
+    fn after(&mut self, in_us: u64, happening: Happening) {
+        self.at(self.now_us + in_us, happening);
+    }
+
+    fn at(&mut self, at_us: u64, happening: Happening) {
+        self.count += 1;
+        self.due.push(Reverse((at_us, self.count)));
+        self.happenings.insert(self.count, happening);
+    }
+
+    fn start_coordinator(&mut self) {
+        self.coordinator += 1;
+        let machine = Machine::Coordinator(Box::new(Coordinator::new(self.settings)));
+        self.start(Process::Coordinator(self.coordinator), machine);
+    }
+
+    fn start_worker(&mut self) {
+        self.members += 1;
+        let member = Member(self.members);
+        let worker = Worker::new(member, self.functions.clone(), self.settings);
+        self.start(Process::Worker(member), Machine::Worker(Box::new(worker)));
+    }
+
+    fn start(&mut self, process: Process, machine: Machine) {
+        self.say(|| format!("{process:?} starts"));
+        let (frozen_until_us, inbox, clock_off_us) = (0, Vec::new(), 0);
+        self.processes.insert(process, Running { machine, frozen_until_us, inbox, clock_off_us });
+        let in_us = self.dice.below(TICK_US);
+        self.after(in_us, Happening::Tick(process));
+    }
+
+    /// Ends a process; whoever was connected to it notices, sooner or later.
+    fn kill(&mut self, process: Process) {
+        self.say(|| format!("{process:?} dies"));
+        self.processes.remove(&process);
+        let others: Vec<Process> = self.processes.keys().copied().collect();
+        for other in others {
+            self.broken(other, process);
+        }
+    }
+
+    /// Tells a process that its connection to another is broken, behind what has come over it.
+    fn broken(&mut self, at: Process, to: Process) {
+        let to = match to {
+            Process::Coordinator(n) if n == self.coordinator => Address::Coordinator,
+            Process::Worker(member) => Address::Worker(member),
+            Process::Coordinator(_) => return,
+        };
+        let in_us = self.dice.below(30 * MS);
+        self.after(in_us, Happening::Deliver(at, Input::Broken { to }));
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
+        if self.trace {
+            eprintln!("{:>9.3} ms  {}", self.now_us as f64 / 1e3, what());
+        }
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Tick(process) => {
+                let Some(running) = self.processes.get(&process) else { return };
+                let clock_us = 1_000_000 + self.now_us as i64 + running.clock_off_us;
+                let input = Input::Tick { now_us: self.now_us, clock_us };
+                if running.frozen_until_us <= self.now_us {
+                    self.give(process, input);
+                }
+                self.after(TICK_US, Happening::Tick(process));
+            }
+            Happening::Deliver(process, input) | Happening::Packet { to: process, input, .. } => {
+                self.give(process, input);
+            }
+            Happening::Thaw(process) => {
+                let Some(running) = self.processes.get_mut(&process) else { return };
+                if running.frozen_until_us > self.now_us {
+                    return;
+                }
+                self.say(|| format!("{process:?} goes on"));
+                let running = self.processes.get_mut(&process).expect("it is there");
+                for input in std::mem::take(&mut running.inbox) {
+                    self.give(process, input);
+                }
+            }
+            Happening::Append { by, topic, generation, record, token } => {
+                let fails = self.now_us < self.log_trouble_until_us && self.dice.chance(10);
+                let is_lost = fails && self.dice.chance(50);
+                let result = match is_lost {
+                    true => Err(tidemill_cluster::Refused::Unknown),
+                    false => self.log.append(topic, generation, record),
+                };
+                let result = if fails { Err(tidemill_cluster::Refused::Unknown) } else { result };
+                let in_us = self.delay();
+                self.after(in_us, Happening::Deliver(by, Input::Appended { token, result }));
+            }
+            Happening::Put { by, name, object, token } => {
+                let fails = self.now_us < self.store_trouble_until_us && self.dice.chance(60);
+                let is_there = self.store.contains_key(&name);
+                let is_lost = fails && self.dice.chance(70);
+                if !is_lost && !is_there {
+                    self.store.insert(name, object);
+                }
+                let is_stored = !fails && !is_there;
+                let in_us = self.delay();
+                self.after(in_us, Happening::Deliver(by, Input::Stored { token, is_stored }));
+            }
+            Happening::Start(Process::Coordinator(dead)) => {
+                if dead == self.coordinator {
+                    self.start_coordinator();
+                }
+            }
+            Happening::Start(_) => self.start_worker(),
+            Happening::Trouble => self.trouble(),
+            Happening::Request(client) => self.request(client),
+            Happening::RequestAppend { client, source, id, call, is_lost } => {
+                if !is_lost {
+                    let record = Record::Request { id, call };
+                    self.log.append(Topic::Input(source), 0, record).expect("inputs have no fence");
+                }
+                let is_unsure = is_lost || self.dice.chance(5);
+                let client_state = &mut self.clients[client as usize];
+                if !is_unsure && client_state.pending.as_ref().is_some_and(|(of, _)| *of == id) {
+                    client_state.pending = None;
+                    client_state.left -= 1;
+                    self.acknowledged.push(id);
+                }
+                let in_us = self.dice.below(60 * MS);
+                self.after(in_us, Happening::Request(client));
+            }
+        }
+    }
+
+    /// A client asks for the next thing, or for the same again.
+    fn request(&mut self, client: u32) {
+        if self.clients[client as usize].left == 0 {
+            return;
+        }
+        let (id, call) = match self.clients[client as usize].pending.clone() {
+            Some(pending) => pending,
+            None => {
+                self.ids += 1;
+                (self.ids, self.script.request(&mut self.dice, self.ids))
+            }
+        };
+        self.clients[client as usize].pending = Some((id, call.clone()));
+        let source = self.dice.below(self.settings.sources.into()) as u32;
+        let is_lost = self.now_us < self.log_trouble_until_us && self.dice.chance(20);
+        let in_us = self.delay();
+        self.after(in_us, Happening::RequestAppend { client, source, id, call, is_lost });
+    }
+
+    /// How long something takes: mostly little.
+    fn delay(&mut self) -> u64 {
+        let worst = match self.dice.below(100) {
+            0 => 40 * MS,
+            1..=9 => 5 * MS,
+            _ => MS,
+        };
+        20 + self.dice.below(worst)
+    }
+
+    /// Hands something to a process, and does what comes of it.
+    fn give(&mut self, process: Process, input: Input) {
+        let now_us = self.now_us;
+        let Some(running) = self.processes.get_mut(&process) else { return };
+        if running.frozen_until_us > now_us {
+            return running.inbox.push(input);
+        }
+        let mut effects = Vec::new();
+        match &mut running.machine {
+            Machine::Coordinator(machine) => machine.handle(input, &mut effects),
+            Machine::Worker(machine) => machine.handle(input, &mut effects),
+        }
+        for effect in effects {
+            if self.processes.contains_key(&process) {
+                self.effect(process, effect);
+            }
+        }
+    }
+
+    fn effect(&mut self, by: Process, effect: Effect) {
+        match effect {
+            Effect::Send { to, packet } => self.send(by, to, packet),
+            Effect::Append { token, topic, generation, record } => {
+                let mut in_us = self.delay();
+                if self.now_us < self.log_trouble_until_us {
+                    in_us += self.dice.below(50 * MS);
+                }
+                // What one process appends to a topic keeps its order.
+                let last = self.appends.entry((by, topic)).or_default();
+                let at_us = (self.now_us + in_us).max(*last + 1);
+                *last = at_us;
+                self.at(at_us, Happening::Append { by, topic, generation, record, token });
+            }
+            Effect::Read { token, topic, from } => {
+                let fails = self.now_us < self.log_trouble_until_us && self.dice.chance(20);
+                let records = (!fails).then(|| self.log.read(topic, from));
+                let in_us = self.delay();
+                self.after(in_us, Happening::Deliver(by, Input::Records { token, records }));
+            }
+            Effect::Put { token, name, object } => {
+                let mut in_us = self.delay();
+                if self.now_us < self.store_trouble_until_us {
+                    in_us += self.dice.below(200 * MS);
+                }
+                self.after(in_us, Happening::Put { by, name, object, token });
+            }
+            Effect::Get { token, name } => {
+                let fails = self.now_us < self.store_trouble_until_us && self.dice.chance(40);
+                let object = self.store.get(&name).filter(|_| !fails).cloned();
+                let in_us = self.delay();
+                self.after(in_us, Happening::Deliver(by, Input::Got { token, object }));
+            }
+            Effect::Stop { why } => {
+                self.say(|| format!("{by:?} stops: {why}"));
+                self.kill(by);
+                let is_replaced = matches!(by, Process::Coordinator(n) if n != self.coordinator);
+                if !is_replaced {
+                    let in_us = self.dice.below(100 * MS);
+                    self.after(in_us, Happening::Start(by));
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, by: Process, to: Address, packet: Packet) {
+        let from = match by {
+            Process::Coordinator(_) => Address::Coordinator,
+            Process::Worker(member) => Address::Worker(member),
+        };
+        let to = match to {
+            Address::Coordinator => Process::Coordinator(self.coordinator),
+            Address::Worker(member) => Process::Worker(member),
+        };
+        if !self.processes.contains_key(&to) {
+            // Nobody listens.
+            return self.broken(by, to);
+        }
+        let in_us = self.delay();
+        let last = self.ways.entry((by, to)).or_default();
+        let at_us = (self.now_us + in_us).max(*last + 1);
+        *last = at_us;
+        let input = Input::Packet { from, packet };
+        self.at(at_us, Happening::Packet { by, to, input });
+    }
+
+    /// Something goes wrong, until it is time that nothing does.
+    fn trouble(&mut self) {
+        if self.now_us > self.until_us {
+            self.say(|| "no more trouble".into());
+            let frozen: Vec<Process> = self.processes.keys().copied().collect();
+            for process in frozen {
+                self.processes.get_mut(&process).expect("it is there").frozen_until_us = 0;
+                self.after(0, Happening::Thaw(process));
+            }
+            if !self.processes.contains_key(&Process::Coordinator(self.coordinator)) {
+                self.start_coordinator();
+            }
+            return;
+        }
+        // Every 10 ms, so a rate of n in ten seconds is n in a thousand.
+        let w = self.weather;
+        let kinds = [w.kills, w.freezes, w.coordinators, w.breaks, w.logs, w.stores, w.jumps];
+        for (kind, rate) in kinds.into_iter().enumerate() {
+            if self.dice.below(1000) < rate {
+                self.strike(kind);
+            }
+        }
+        self.after(10 * MS, Happening::Trouble);
+    }
+
+    fn strike(&mut self, kind: usize) {
+        let all: Vec<Process> = self.processes.keys().copied().collect();
+        let workers: Vec<Process> =
+            all.iter().copied().filter(|p| matches!(p, Process::Worker(_))).collect();
+        if all.is_empty() {
+            return;
+        }
+        let for_us = 10 * MS + self.dice.below(490) * MS;
+        match kind {
+            0 if !workers.is_empty() => {
+                let victim = *self.dice.pick(&workers);
+                self.kill(victim);
+                self.after(for_us, Happening::Start(victim));
+            }
+            1 => {
+                let victim = *self.dice.pick(&all);
+                self.freeze(victim, for_us);
+            }
+            2 => {
+                let victim = Process::Coordinator(self.coordinator);
+                if self.dice.chance(50) {
+                    self.kill(victim);
+                    self.after(for_us, Happening::Start(victim));
+                } else {
+                    // Whoever watches takes it for dead, and it comes back.
+                    self.freeze(victim, for_us);
+                    self.start_coordinator();
+                }
+            }
+            3 if all.len() > 1 => {
+                let (a, b) = (*self.dice.pick(&all), *self.dice.pick(&all));
+                if a != b {
+                    self.tear(a, b);
+                }
+            }
+            4 => self.log_trouble_until_us = self.now_us + for_us,
+            5 => self.store_trouble_until_us = self.now_us + for_us,
+            6 => {
+                let victim = *self.dice.pick(&all);
+                let off_us = (self.dice.below(20_000) as i64 - 10_000) * MS as i64;
+                self.processes.get_mut(&victim).expect("it is there").clock_off_us = off_us;
+            }
+            _ => {}
+        }
+    }
+
+    fn freeze(&mut self, process: Process, for_us: u64) {
+        self.say(|| format!("{process:?} stands still for {} ms", for_us / MS));
+        let until_us = self.now_us + for_us;
+        if let Some(running) = self.processes.get_mut(&process) {
+            running.frozen_until_us = until_us;
+            self.at(until_us, Happening::Thaw(process));
+        }
+    }
+
+    /// Breaks the connection between two processes: what is under way is lost, and both notice.
+    fn tear(&mut self, a: Process, b: Process) {
+        self.say(|| format!("the connection between {a:?} and {b:?} breaks"));
+        self.happenings.retain(|_, happening| match happening {
+            Happening::Packet { by, to, .. } => (*by, *to) != (a, b) && (*by, *to) != (b, a),
+            _ => true,
+        });
+        let happenings = &self.happenings;
+        self.due.retain(|Reverse((_, number))| happenings.contains_key(number));
+        self.broken(a, b);
+        self.broken(b, a);
+    }
+}
