@@ -36,7 +36,7 @@ const NO_PREFETCH: &str = "serial-noprefetch";
 const ALL: &str = "all";
 
 /// Workloads of requests: they are durable when they are answered, and each has a folder for that.
-const REQUESTS: &[&str] = &["leaderboard", "ycsb-t"];
+const REQUESTS: &[&str] = &["leaderboard", "ycsb-t", "tpcc", "hotel", "movie"];
 
 /// Others that leave something behind without being given files.
 const LEAVE: &[&str] = &["push", "http", "recovery", "recovery-modes"];
@@ -164,6 +164,12 @@ pub struct Args {
     /// After so many accepted votes a candidate has to go.
     #[serde(default)]
     pub every: Option<u64>,
+    /// Warehouses, for the workload that has them.
+    #[serde(default)]
+    pub warehouses: Option<usize>,
+    /// Items that they sell.
+    #[serde(default)]
+    pub items: Option<usize>,
     /// Lengths of chains, with commas between.
     #[serde(default)]
     pub lengths: Option<String>,
@@ -311,6 +317,8 @@ impl Args {
             ("candidates", self.candidates.is_some()),
             ("phones", self.phones.is_some()),
             ("every", self.every.is_some()),
+            ("warehouses", self.warehouses.is_some()),
+            ("items", self.items.is_some()),
             ("lengths", self.lengths.is_some()),
             ("source", self.source.is_some()),
             ("write-source", self.write_source.is_some()),

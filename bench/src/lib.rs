@@ -20,6 +20,7 @@
 //! | `execute` | the one place where the engine's executor is made and executes epochs |
 //! | `run` | what a workload that runs in memory has to tell, and its runs beside the baseline |
 //! | `whole` | runs in the whole engine, into which events are pushed |
+//! | `mixed` | the same for calls of several functions |
 //! | `outputs` | the hash of all output events |
 //! | `measure` | medians and ratios of runs taken in turn |
 //! | `sl` | Streaming Ledger |
@@ -29,6 +30,8 @@
 //! | `osed` | Online Social Event Detection |
 //! | `leaderboard` | Leaderboard Maintenance |
 //! | `ycsb` | YCSB-T: transfers, as calls of functions |
+//! | `tpcc` | TPC-C's NewOrder and Payment |
+//! | `hotel`, `movie` | DeathStarBench's reservations and reviews, by functions in Python |
 //! | `modes` | weak and strong recovery beside each other |
 //! | `chain` | a chain of procedures, or of triggers inside of one |
 //! | `push` | rows sent into a running app, and acknowledged |
@@ -42,11 +45,14 @@ mod check;
 mod events;
 mod execute;
 mod gs;
+mod hotel;
 mod http;
 mod keys;
 mod leaderboard;
 mod measure;
+mod mixed;
 mod modes;
+mod movie;
 mod osed;
 mod outputs;
 mod push;
@@ -62,6 +68,7 @@ mod shape;
 mod sl;
 mod slots;
 mod tp;
+mod tpcc;
 mod whole;
 mod work;
 mod ycsb;
@@ -154,6 +161,24 @@ pub const WORKLOADS: &[Workload] = &[
         about: "YCSB-T: transfers between accounts, each a function that calls another",
         options: &["batch", "rate", "compare"],
         run: whole::of::<ycsb::Transfers>,
+    },
+    Workload {
+        name: "tpcc",
+        about: "TPC-C: NewOrder and Payment, functions of districts and warehouses that call others",
+        options: &["batch", "rate", "warehouses", "items"],
+        run: tpcc::run,
+    },
+    Workload {
+        name: "hotel",
+        about: "DeathStarBench's hotels: searches, recommendations, logins and bookings",
+        options: &["batch", "rate"],
+        run: hotel::run,
+    },
+    Workload {
+        name: "movie",
+        about: "DeathStarBench's movies: reviews, put together by functions that nobody awaits",
+        options: &["batch", "rate"],
+        run: movie::run,
     },
     Workload {
         name: "pe-triggers",

@@ -8,6 +8,7 @@
 //!
 //! What must hold: every balance is the one of an array in which the same rows were added up.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -156,7 +157,10 @@ fn run_once(
             mill.acknowledge("deposits", args.events() as u64)?;
             Vec::new()
         }
-        Some(rate) => paced(env, &mill, "deposits", batches, rate)?,
+        Some(rate) => {
+            let batches: Vec<_> = batches.iter().map(|batch| ("deposits", batch.clone())).collect();
+            paced(env, &mill, &batches, rate)?
+        }
     };
     let seconds = (env.clock.monotonic_ns() - begun) as f64 / 1e9;
     let summary = mill.finish()?;
@@ -174,23 +178,29 @@ fn run_once(
     })
 }
 
-/// Sends batches of one row into a stream at a rate; how long each took from the moment at which it was
+/// Sends batches of one row into streams at a rate; how long each took from the moment at which it was
 /// to be sent until it was acknowledged.
 pub(crate) fn paced(
     env: &Env,
     mill: &Arc<Mill>,
-    stream: &str,
-    batches: &[Batch],
+    batches: &[(&str, Batch)],
     rate: f64,
 ) -> Result<Vec<u64>> {
     let begun = env.clock.monotonic_ns() + 1_000_000;
     let due = move |nth: usize| begun + (nth as f64 * 1e9 / rate) as u64;
     let (done, waits) = std::sync::mpsc::channel();
     let (clock, acknowledged, count) = (env.clock.clone(), mill.clone(), batches.len());
-    let of = stream.to_string();
+    let mut sent: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut number = |stream| {
+        let sent = sent.entry(stream).or_default();
+        *sent += 1;
+        (stream.to_string(), *sent)
+    };
+    // Which of its stream's rows each is.
+    let rows: Vec<(String, u64)> = batches.iter().map(|(stream, _)| number(stream)).collect();
     let body = move || {
-        let waits = (0..count).map(|nth| {
-            acknowledged.acknowledge(&of, nth as u64 + 1)?;
+        let waits = rows.iter().enumerate().map(|(nth, (stream, sent))| {
+            acknowledged.acknowledge(stream, *sent)?;
             Ok(clock.monotonic_ns().saturating_sub(due(nth)))
         });
         let _ = done.send(waits.collect::<Result<Vec<u64>>>());
@@ -199,7 +209,7 @@ pub(crate) fn paced(
         .threads
         .spawn("bench-ack", Box::new(body))
         .map_err(|e| Error::io("starting the thread that waits for acknowledgements", &e))?;
-    for (nth, batch) in batches.iter().enumerate() {
+    for (nth, (stream, batch)) in batches.iter().enumerate() {
         let now = env.clock.monotonic_ns();
         if due(nth) > now {
             env.clock.sleep_us((due(nth) - now) / 1000);

@@ -141,19 +141,7 @@ fn run_once<C: Whole>(
     case: &C,
     [before, timed]: &[Option<Sent>; 2],
 ) -> Result<Ended> {
-    let settings = Settings {
-        workers: args.threads,
-        fresh: true,
-        data_dir: args.sink.as_ref().map(|folder| Path::new(folder).join("data")),
-        durable: args.durable().setting(),
-        snapshot_us: SNAPSHOT_US,
-        strategy: args.strategy()?.to_string(),
-        ..Settings::default()
-    };
-    let settings = match args.epoch {
-        Some(epoch) => Settings { epoch_rows_max: epoch, ..settings },
-        None => settings,
-    };
+    let settings = settings(args)?;
     let parts = &case.made().parts;
     let mut program = (*parts.program).clone();
     program.sources.clear();
@@ -173,11 +161,30 @@ fn run_once<C: Whole>(
             Vec::new()
         }
         (Some(Sent { stream, batches, .. }), Some(rate)) => {
-            paced(env, &mill, stream, batches, rate)?
+            let batches: Vec<_> = batches.iter().map(|batch| (&**stream, batch.clone())).collect();
+            paced(env, &mill, &batches, rate)?
         }
     };
     let ns = env.clock.monotonic_ns() - begun;
     let summary = mill.finish()?;
     let tables = parts.tables.iter().map(|id| mill.table(&parts.program.tables[id.index()].name));
     Ok(Ended { ns, waits_ns, summary, tables: tables.collect::<Result<_>>()? })
+}
+
+/// The engine's settings, as the options want them.
+pub(crate) fn settings(args: &Args) -> Result<Settings> {
+    let settings = Settings {
+        workers: args.threads,
+        fresh: true,
+        data_dir: args.sink.as_ref().map(|folder| Path::new(folder).join("data")),
+        durable: args.durable().setting(),
+        snapshot_us: SNAPSHOT_US,
+        strategy: args.strategy()?.to_string(),
+        ..Settings::default()
+    };
+    let settings = match args.epoch {
+        Some(epoch) => Settings { epoch_rows_max: epoch, ..settings },
+        None => settings,
+    };
+    Ok(settings)
 }

@@ -40,6 +40,8 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("candidates", int, "candidates of the show (leaderboard)"),
     ("phones", int, "phones of its viewers (leaderboard)"),
     ("every", int, "after so many accepted votes a candidate has to go (leaderboard)"),
+    ("warehouses", int, "warehouses (tpcc)"),
+    ("items", int, "items that they sell (tpcc)"),
     ("computed", float, "share of transactions with a key that another row tells (gs)"),
     (
         "window",
@@ -55,16 +57,16 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("seed", int, "seed of the events"),
     ("udf-ns", int, "extra work an operation, in nanoseconds"),
     ("tweets", str, "CSV file of labelled tweets, or a folder of them (osed)"),
-    ("batch", int, "rows sent at once (push, leaderboard, ycsb-t)"),
+    ("batch", int, "rows sent at once (push, leaderboard, ycsb-t, tpcc, hotel, movie)"),
     (
         "rate",
         float,
-        "rows a second, sent one at a time: measures latency (push, leaderboard, ycsb-t)",
+        "rows a second, sent one at a time: measures latency (push and workloads of calls)",
     ),
     ("connections", int, "connections of clients, each waiting for its reply (http)"),
     ("beside", float, "the share of its own maximum at which a stream is sent beside calls (http)"),
     ("form", str, "how Python gives rows: arrow, columns or dicts (push --program python)"),
-    ("durable", str, "none (default; of leaderboard and ycsb-t log), log or log+snapshots"),
+    ("durable", str, "none (default; of workloads of calls log), log or log+snapshots"),
     (
         "write-source",
         str,
@@ -104,8 +106,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "what",
         metavar="WORKLOAD",
-        help="sl, gs, tp, sea, osed, leaderboard, ycsb-t, pe-triggers, ee-triggers, push, http, "
-        "recovery, recovery-modes, or grid",
+        help="sl, gs, tp, sea, osed, leaderboard, ycsb-t, tpcc, hotel, movie, pe-triggers, "
+        "ee-triggers, push, http, recovery, recovery-modes, or grid",
     )
     for name, kind, text in (*FLAGS, *GRID):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar=kind.__name__.upper())
@@ -146,6 +148,8 @@ def _run(given: Mapping[str, Any]) -> dict[str, Any]:
     """The report of one run."""
     if given["workload"] == "push" and given.get("program") == "python":
         return push.run(given)
+    if given["workload"] in ("hotel", "movie"):
+        given = {"program": "python", **given}
     program, opaques = _program(given)
     found: dict[str, Any] = json.loads(
         _native.bench(json.dumps(given), program, opaques, _progress)

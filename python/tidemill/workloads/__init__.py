@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidemill.app import App
-from tidemill.workloads import chain, gs, leaderboard, sl, tp, ycsb
+from tidemill.workloads import chain, gs, hotel, leaderboard, movie, sl, tp, tpcc, ycsb
 
 #: Each makes its app: whether as opaque functions, and the options of the run.
 WORKLOADS: dict[str, Callable[[bool, Mapping[str, Any]], App]] = {
@@ -16,6 +16,10 @@ WORKLOADS: dict[str, Callable[[bool, Mapping[str, Any]], App]] = {
     # Procedures are functions, in any case.
     "leaderboard": lambda _, options: leaderboard.app(options),
     "ycsb-t": lambda opaque, _: ycsb.app(opaque),
+    # What functions touch is found by running them.
+    "tpcc": lambda *_: tpcc.app(),
+    "hotel": lambda *_: hotel.app(),
+    "movie": lambda *_: movie.app(),
     "pe-triggers": lambda _, options: chain.app(options),
     "ee-triggers": lambda _, options: chain.app(options, inside=True),
 }

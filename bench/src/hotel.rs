@@ -1,0 +1,275 @@
+//! DeathStarBench's hotel reservation (Styx 9.1), as calls of functions of entities, in Python.
+//!
+//! 60 % of the calls search: the five nearest of 80 hotels within 10 km, and the prices of those of them that
+//! are among the 28 with a rate. 39 % ask for a recommendation among 79: the nearest, the best rated or the
+//! cheapest. 0.5 % are logins of one of 501 users. 0.5 % book: one of 100 hotels and one of 100 flights, of
+//! which both must have room, 10 to begin with; one that has none aborts the whole booking.
+//!
+//! What must hold: rooms, seats and bookings are those of the baseline, row by row; nothing else has changed.
+
+use std::collections::BTreeMap;
+
+use serde_json::{json, Map, Value as Json};
+use tidemill_core::{Batch, Column, DataType, Key, Result, Row, Value};
+use tidemill_txn::program::Builder;
+
+use crate::args::Args;
+use crate::mixed::{self, Mixed};
+use crate::report::Report;
+use crate::rng::Rng;
+use crate::shape::{self, Parts};
+use crate::Given;
+
+#[cfg(test)]
+mod tests;
+
+/// Calls of a run, where nobody says.
+const CALLS: usize = 100_000;
+const PLACES: i64 = 80;
+const ADVICE: i64 = 79;
+const USERS: i64 = 501;
+const HOTELS: i64 = 100;
+const FLIGHTS: i64 = 100;
+/// Rooms and seats to begin with.
+const ROOM: i64 = 10;
+
+/// A booking.
+#[derive(Clone, Debug)]
+struct Booking {
+    id: i64,
+    user: String,
+    hotel: i64,
+    flight: i64,
+}
+
+struct Hotel {
+    parts: Parts,
+    calls: Vec<(usize, Row)>,
+    bookings: Vec<Booking>,
+}
+
+/// What is left, and what was booked.
+struct Straight {
+    rooms: Vec<i64>,
+    seats: Vec<i64>,
+    bookings: BTreeMap<i64, Booking>,
+    refused: usize,
+    /// How many hotels and logins the replies tell of.
+    told: usize,
+}
+
+/// Runs the workload.
+pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+    let program = mixed::given(args, given)?;
+    let parts = shape::parts("the hotels", program, &frame()?)?;
+    let (calls, bookings) = generate(args.seed, args.events.unwrap_or(CALLS));
+    mixed::run(args, &Hotel { parts, calls, bookings }, progress)
+}
+
+/// The tables and streams.
+fn frame() -> Result<tidemill_txn::Program> {
+    let int = |name: &str| Column::new(name, DataType::Int);
+    let float = |name: &str| Column::new(name, DataType::Float);
+    let text = |name: &str| Column::new(name, DataType::Str);
+    let mut b = Builder::new("hotel");
+    b.table("city", &["id"], vec![int("id"), text("name")]);
+    let place = vec![int("city"), int("hotel"), float("lat"), float("lon")];
+    let places = b.table("place", &["city", "hotel"], place.clone());
+    b.ordered(places);
+    let advice = [place, vec![float("rating"), int("price")]].concat();
+    let advice = b.table("advice", &["city", "hotel"], advice);
+    b.ordered(advice);
+    b.table("rate", &["hotel"], vec![int("hotel"), int("price")]);
+    b.table("user", &["name"], vec![text("name"), text("password")]);
+    b.table("hotel", &["id"], vec![int("id"), int("rooms")]);
+    b.table("flight", &["id"], vec![int("id"), int("seats")]);
+    let booking = vec![int("id"), text("user"), int("hotel"), int("flight"), text("state")];
+    b.table("booking", &["id"], booking);
+    b.stream("city.search.calls", vec![int("id"), float("lat"), float("lon")]);
+    let columns = vec![int("id"), text("by"), float("lat"), float("lon")];
+    b.stream("city.recommend.calls", columns);
+    b.stream("user.login.calls", vec![text("name"), text("password")]);
+    let columns = vec![int("id"), text("who"), int("hotel_id"), int("flight_id")];
+    b.stream("booking.make.calls", columns);
+    b.finish()
+}
+
+fn name(user: i64) -> String {
+    format!("Cornell_{user}")
+}
+
+fn password(user: i64) -> String {
+    user.to_string().repeat(10)
+}
+
+fn generate(seed: u64, count: usize) -> (Vec<(usize, Row)>, Vec<Booking>) {
+    let mut rng = Rng::new(seed);
+    let (mut calls, mut bookings) = (Vec::with_capacity(count), Vec::new());
+    for id in 0..count as i64 {
+        let mut below = |n: u64| rng.below(n) as i64;
+        let kind = below(1000);
+        let lat = Value::Float(38.0235 + (below(482) as f64 - 240.5) / 1000.0);
+        let lon = Value::Float(-122.095 + (below(326) as f64 - 157.0) / 1000.0);
+        calls.push(match kind {
+            0..600 => (0, [Value::Int(0), lat, lon].into()),
+            600..990 => {
+                let by = ["distance", "rating", "price"][below(3) as usize];
+                (1, [Value::Int(0), Value::str(by), lat, lon].into())
+            }
+            990..995 => {
+                let user = below(USERS as u64);
+                // One of ten has forgotten.
+                let said = if below(10) == 0 { "forgotten".into() } else { password(user) };
+                (2, [Value::str(&name(user)), Value::str(&said)].into())
+            }
+            _ => {
+                let user = name(below(USERS as u64));
+                let (hotel, flight) = (below(HOTELS as u64), below(FLIGHTS as u64));
+                let row = [id, hotel, flight].map(Value::Int);
+                let [number, hotel_id, flight_id] = row;
+                let row = [number, Value::str(&user), hotel_id, flight_id];
+                bookings.push(Booking { id, user, hotel, flight });
+                (3, row.into())
+            }
+        });
+    }
+    (calls, bookings)
+}
+
+fn float(value: &Value) -> f64 {
+    match value {
+        Value::Float(float) => *float,
+        other => unreachable!("{other} is where a float is"),
+    }
+}
+
+/// Along the surface, in kilometres.
+fn distance_km(lat: f64, lon: f64, place: &Row) -> f64 {
+    let (a, b) = (lat.to_radians(), float(&place[2]).to_radians());
+    let (x, y) = (((b - a) / 2.0).sin(), ((float(&place[3]) - lon).to_radians() / 2.0).sin());
+    2.0 * 6371.0 * (x * x + a.cos() * b.cos() * y * y).sqrt().asin()
+}
+
+/// How many of the five nearest hotels have a rate.
+fn search(call: &Row, places: &[Row], rates: &[Row]) -> usize {
+    let (lat, lon) = (float(&call[1]), float(&call[2]));
+    let mut near: Vec<(f64, &Row)> =
+        places.iter().map(|place| (distance_km(lat, lon, place), place)).collect();
+    near.retain(|(away, _)| *away <= 10.0);
+    near.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let has_rate = |place: &Row| rates.iter().any(|rate| rate[0] == place[1]);
+    near.iter().take(5).filter(|(_, place)| has_rate(place)).count()
+}
+
+/// How many hotels are the best.
+fn recommend(call: &Row, advice: &[Row]) -> usize {
+    let (lat, lon) = (float(&call[2]), float(&call[3]));
+    let mark = |row: &Row| match &call[1] {
+        Value::Str(by) if &**by == "distance" => distance_km(lat, lon, row),
+        Value::Str(by) if &**by == "rating" => -float(&row[4]),
+        _ => match row[5] {
+            Value::Int(price) => price as f64,
+            _ => unreachable!("a price is an integer"),
+        },
+    };
+    let marks: Vec<f64> = advice.iter().map(mark).collect();
+    let best = marks.iter().copied().fold(f64::INFINITY, f64::min);
+    marks.into_iter().filter(|mark| *mark == best).count()
+}
+
+impl Mixed for Hotel {
+    type Straight = Straight;
+
+    fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    fn straight(&self) -> Straight {
+        let (rooms, seats) = (vec![ROOM; HOTELS as usize], vec![ROOM; FLIGHTS as usize]);
+        Straight { rooms, seats, bookings: BTreeMap::new(), refused: 0, told: 0 }
+    }
+
+    fn rows(&self, straight: &Straight, table: usize) -> Vec<Row> {
+        let int = Value::Int;
+        let at = |n: i64| {
+            let (lat, lon) = (37.7835 + n as f64 / 500.0 * 3.0, -122.41 + n as f64 / 500.0 * 4.0);
+            [Value::Float(lat), Value::Float(lon)]
+        };
+        let place = |n: i64| {
+            let [lat, lon] = at(n);
+            [int(0), int(n), lat, lon]
+        };
+        match table {
+            0 => vec![[int(0), Value::str("San Francisco")].into()],
+            1 => (1..=PLACES).map(|n| place(n).into()).collect(),
+            2 => (1..=ADVICE)
+                .map(|n| {
+                    let rating = Value::Float(100.0 + (n * 37 % 100) as f64 / 10.0);
+                    let price = int(9_000 + n * 7_919 % 12_000);
+                    place(n).into_iter().chain([rating, price]).collect()
+                })
+                .collect(),
+            3 => (1..=PLACES)
+                .filter(|n| *n <= 3 || (*n > 6 && n % 3 == 0))
+                .map(|n| [int(n), int(10_000 + n * 6_113 % 9_000)].into())
+                .collect(),
+            4 => (0..USERS)
+                .map(|n| [Value::str(&name(n)), Value::str(&password(n))].into())
+                .collect(),
+            5 | 6 => {
+                let left = if table == 5 { &straight.rooms } else { &straight.seats };
+                left.iter()
+                    .enumerate()
+                    .map(|(n, left)| [int(n as i64), int(*left)].into())
+                    .collect()
+            }
+            _ => {
+                let row = |it: &Booking| {
+                    let booked = Value::str("booked");
+                    [int(it.id), Value::str(&it.user), int(it.hotel), int(it.flight), booked].into()
+                };
+                straight.bookings.values().map(row).collect()
+            }
+        }
+    }
+
+    fn calls(&self) -> Vec<(usize, Row)> {
+        self.calls.clone()
+    }
+
+    fn execute(&self, straight: &mut Straight) {
+        let [places, advice, rates] = [1, 2, 3].map(|table| self.rows(straight, table));
+        for (kind, row) in &self.calls {
+            straight.told += match kind {
+                0 => search(row, &places, &rates),
+                1 => recommend(row, &advice),
+                _ => 0,
+            };
+        }
+        for booking in &self.bookings {
+            let room = &mut straight.rooms[booking.hotel as usize];
+            let seat = &mut straight.seats[booking.flight as usize];
+            if *room == 0 || *seat == 0 {
+                straight.refused += 1;
+                continue;
+            }
+            (*room, *seat) = (*room - 1, *seat - 1);
+            straight.bookings.insert(booking.id, booking.clone());
+        }
+    }
+
+    fn is_right(&self, straight: &Straight, tables: &[Batch]) -> bool {
+        (0..tables.len()).all(|table| {
+            let keys = if (1..=2).contains(&table) { 2 } else { 1 };
+            mixed::same_rows(self.rows(straight, table), &tables[table], |row| {
+                Key::of(&row[..keys])
+            })
+        })
+    }
+
+    fn details(&self, straight: &Straight) -> Map<String, Json> {
+        let (booked, refused) = (straight.bookings.len(), straight.refused);
+        let details = json!({ "booked": booked, "refused": refused, "told": straight.told });
+        details.as_object().expect("it is one").clone()
+    }
+}

@@ -1,0 +1,113 @@
+//! NewOrder and Payment, ready to run.
+
+use serde_json::{json, Map, Value as Json};
+use tidemill_core::{Batch, Error, Result, Row, Value};
+
+use super::calls::{self, Call};
+use super::program::{self, TABLES};
+use super::straight::Straight;
+use super::Scale;
+use crate::args::Args;
+use crate::mixed::{self, Mixed};
+use crate::report::Report;
+use crate::shape::Parts;
+use crate::Given;
+
+/// Calls of a run, where nobody says.
+const CALLS: usize = 200_000;
+const WAREHOUSES: usize = 10;
+const ITEMS: usize = 100_000;
+
+/// The workload as the options want it.
+struct Tpcc {
+    parts: Parts,
+    scale: Scale,
+    seed: u64,
+    calls: Vec<Call>,
+}
+
+/// Runs the workload.
+pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+    let (warehouses, items) = (args.warehouses.unwrap_or(WAREHOUSES), args.items.unwrap_or(ITEMS));
+    if !(1..=1000).contains(&warehouses) {
+        return Err(Error::setting(format!("--warehouses {warehouses}: it must be 1 to 1000")));
+    }
+    if !(100..=100_000).contains(&items) {
+        return Err(Error::setting(format!("--items {items}: it must be 100 to 100000")));
+    }
+    let scale = Scale { warehouses: warehouses as i64, items: items as i64 };
+    let parts = program::program(args.program, given)?;
+    let calls = calls::generate(args.seed, &scale, args.events.unwrap_or(CALLS));
+    mixed::run(args, &Tpcc { parts, scale, seed: args.seed, calls }, progress)
+}
+
+impl Mixed for Tpcc {
+    type Straight = Straight;
+
+    fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    fn straight(&self) -> Straight {
+        Straight::new(self.seed, &self.scale)
+    }
+
+    fn rows(&self, straight: &Straight, table: usize) -> Vec<Row> {
+        straight.rows(table)
+    }
+
+    fn calls(&self) -> Vec<(usize, Row)> {
+        self.calls.iter().map(event).collect()
+    }
+
+    fn execute(&self, straight: &mut Straight) {
+        straight.run(&self.calls);
+    }
+
+    fn is_right(&self, straight: &Straight, tables: &[Batch]) -> bool {
+        (0..TABLES.len()).all(|table| straight.is_right(table, &tables[table]))
+            && Straight::is_consistent(tables)
+    }
+
+    fn details(&self, straight: &Straight) -> Map<String, Json> {
+        let details = json!({
+            "warehouses": self.scale.warehouses,
+            "refused": straight.aborts,
+        });
+        details.as_object().expect("it is one").clone()
+    }
+}
+
+/// A call as an event: the place of its stream, and its columns.
+fn event(call: &Call) -> (usize, Row) {
+    let int = Value::Int;
+    match call {
+        Call::NewOrder(order) => {
+            let column = |part: fn(&(i64, i64, i64)) -> i64| {
+                Value::List(order.lines.iter().map(|line| int(part(line))).collect())
+            };
+            let row = [
+                int(order.warehouse),
+                int(order.district),
+                int(order.customer),
+                column(|line| line.0),
+                column(|line| line.1),
+                column(|line| line.2),
+            ];
+            (0, row.into())
+        }
+        Call::Payment(payment) => {
+            let row = [
+                int(payment.warehouse),
+                int(payment.district),
+                int(payment.customer_warehouse),
+                int(payment.customer_district),
+                int(payment.customer),
+                Value::str(&payment.last),
+                int(payment.amount),
+                int(payment.id),
+            ];
+            (1, row.into())
+        }
+    }
+}
