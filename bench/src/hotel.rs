@@ -261,7 +261,7 @@ impl Mixed for Hotel {
     fn is_right(&self, straight: &Straight, tables: &[Batch]) -> bool {
         (0..tables.len()).all(|table| {
             let keys = if (1..=2).contains(&table) { 2 } else { 1 };
-            mixed::same_rows(self.rows(straight, table), &tables[table], |row| {
+            mixed::same_rows(self.rows(straight, table), tables[table].rows().collect(), |row| {
                 Key::of(&row[..keys])
             })
         })

@@ -72,10 +72,10 @@ pub(crate) fn given(args: &Args, given: Given<'_>) -> Result<Program> {
     }
 }
 
-/// Whether a table has these rows and no others.
-pub(crate) fn same_rows(wanted: Vec<Row>, found: &Batch, key: impl Fn(&Row) -> Key) -> bool {
+/// Whether these are the same rows, in any order.
+pub(crate) fn same_rows(wanted: Vec<Row>, found: Vec<Row>, key: impl Fn(&Row) -> Key) -> bool {
     let mut wanted: Vec<(Key, Row)> = wanted.into_iter().map(|row| (key(&row), row)).collect();
-    let mut there: Vec<(Key, Row)> = found.rows().map(|row| (key(&row), row)).collect();
+    let mut there: Vec<(Key, Row)> = found.into_iter().map(|row| (key(&row), row)).collect();
     wanted.sort_by(|a, b| a.0.cmp(&b.0));
     there.sort_by(|a, b| a.0.cmp(&b.0));
     wanted == there

@@ -167,7 +167,8 @@ impl Mixed for Movie {
 
     fn is_right(&self, straight: &Straight, tables: &[Batch]) -> bool {
         (0..tables.len()).all(|table| {
-            mixed::same_rows(self.rows(straight, table), &tables[table], |row| Key::of(&row[..1]))
+            let found = tables[table].rows().collect();
+            mixed::same_rows(self.rows(straight, table), found, |row| Key::of(&row[..1]))
         })
     }
 

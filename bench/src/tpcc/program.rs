@@ -6,7 +6,7 @@ use tidemill_core::{Column, DataType, Error, Result, Row, StreamId, TableId, Val
 use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
 use tidemill_txn::Program;
 
-use super::{NOTE_MAX, NO_ITEM};
+use super::{DISTRICTS, NOTE_MAX, NO_ITEM};
 use crate::args::ProgramKind;
 use crate::shape::{self, Parts};
 use crate::Given;
@@ -38,29 +38,80 @@ const BY_NAME: TableId = TableId(9);
 pub(super) const NEW_ORDER: &str = "district.new_order";
 pub(super) const PAY: &str = "warehouse.pay";
 
-/// What all programs have in common.
-fn frame() -> (Builder, [StreamId; 2]) {
+/// Tables whose keys are several integers, and how many; the functions in Rust have them as one.
+const KEYS: [(usize, usize); 6] = [(1, 2), (3, 2), (5, 3), (6, 3), (7, 4), (8, 2)];
+
+/// The key of a row as one integer: a district's, an item's in a stock, an order's, an order's line's, or that
+/// of a row of history.
+fn packed(table: usize, key: &[i64]) -> i64 {
+    let district = |w: i64, d: i64| w * DISTRICTS + d - 1;
+    match (table, key) {
+        (1, &[w, d]) => district(w, d),
+        (3, &[w, i]) => (w << 20) | i,
+        (5 | 6, &[w, d, o]) => (district(w, d) << 32) | o,
+        (7, &[w, d, o, n]) => (((district(w, d) << 32) | o) << 4) | n,
+        (8, &[w, id]) => (w << 40) | id,
+        _ => unreachable!("table {table} has no packed key"),
+    }
+}
+
+/// A row as the functions in Rust have it.
+pub(super) fn packed_row(table: usize, row: Row) -> Row {
+    let Some((_, columns)) = KEYS.iter().find(|(of, _)| *of == table) else { return row };
+    let key: Vec<i64> = row[..*columns].iter().map(int).collect();
+    let rest = row[*columns..].iter().cloned();
+    [Value::Int(packed(table, &key))].into_iter().chain(rest).collect()
+}
+
+/// A row as everybody else has it.
+pub(super) fn unpacked_row(table: usize, row: Row) -> Row {
+    if !KEYS.iter().any(|(of, _)| *of == table) {
+        return row;
+    }
+    let key = int(&row[0]);
+    let district = |packed: i64| [packed / DISTRICTS, packed % DISTRICTS + 1];
+    let order = |packed: i64| {
+        let [w, d] = district(packed >> 32);
+        [w, d, packed & 0xFFFF_FFFF]
+    };
+    let key: Vec<i64> = match table {
+        1 => district(key).into(),
+        3 => vec![key >> 20, key & 0xF_FFFF],
+        5 | 6 => order(key).into(),
+        7 => [&order(key >> 4)[..], &[key & 15]].concat(),
+        _ => vec![key >> 40, key & 0xFF_FFFF_FFFF],
+    };
+    key.into_iter().map(Value::Int).chain(row[1..].iter().cloned()).collect()
+}
+
+/// What all programs have in common, but for keys.
+fn frame(is_packed: bool) -> (Builder, [StreamId; 2]) {
     let int = |name: &str| Column::new(name, DataType::Int);
     let ints = |names: &[&str]| names.iter().map(|name| int(name)).collect::<Vec<_>>();
     let text = |name: &str| Column::new(name, DataType::Str);
     let mut b = Builder::new("tpcc");
-    b.table("warehouse", &["w"], ints(&["w", "tax", "paid"]));
-    b.table("district", &["w", "d"], ints(&["w", "d", "tax", "paid", "next_order"]));
+    let table = |b: &mut Builder, name: &str, key: &[&str], rest: &[&str]| {
+        let is_one = is_packed && key.len() > 1;
+        let key = if is_one { &["key"] } else { key };
+        let table = b.table(name, key, ints(&[key, rest].concat()));
+        if key.len() > 1 {
+            b.partition_prefix(table, 1);
+        }
+    };
+    table(&mut b, "warehouse", &["w"], &["tax", "paid"]);
+    table(&mut b, "district", &["w", "d"], &["tax", "paid", "next_order"]);
     let mut customer = ints(&["w", "d", "c"]);
     customer.extend([text("last"), int("first"), Column::new("good", DataType::Bool)]);
     customer.extend(ints(&["discount", "balance", "paid", "payments"]));
     customer.push(text("note"));
-    b.table("customer", &["w", "d", "c"], customer);
-    b.table("stock", &["w", "i"], ints(&["w", "i", "quantity", "sold", "orders", "remote"]));
-    b.table("item", &["i"], ints(&["i", "price"]));
-    b.table("orders", &["w", "d", "o"], ints(&["w", "d", "o", "c", "lines", "local"]));
-    b.table("open_orders", &["w", "d", "o"], ints(&["w", "d", "o"]));
-    let line = ints(&["w", "d", "o", "n", "i", "supplier", "quantity", "amount"]);
-    b.table("order_line", &["w", "d", "o", "n"], line);
-    b.table("history", &["w", "id"], ints(&["w", "id", "d", "cw", "cd", "c", "amount"]));
-    for table in [1, 2, 3, 5, 6, 7, 8] {
-        b.partition_prefix(TableId(table), 1);
-    }
+    let customer = b.table("customer", &["w", "d", "c"], customer);
+    b.partition_prefix(customer, 1);
+    table(&mut b, "stock", &["w", "i"], &["quantity", "sold", "orders", "remote"]);
+    table(&mut b, "item", &["i"], &["price"]);
+    table(&mut b, "orders", &["w", "d", "o"], &["c", "lines", "local"]);
+    table(&mut b, "open_orders", &["w", "d", "o"], &[]);
+    table(&mut b, "order_line", &["w", "d", "o", "n"], &["i", "supplier", "quantity", "amount"]);
+    table(&mut b, "history", &["w", "id"], &["d", "cw", "cd", "c", "amount"]);
     let list = |name: &str| Column::new(name, DataType::List(Box::new(DataType::Int)));
     let mut order = ints(&["w", "d", "c"]);
     order.extend(["items", "suppliers", "quantities"].map(list));
@@ -89,11 +140,11 @@ pub(super) fn program(kind: ProgramKind, given: Given<'_>) -> Result<Parts> {
                 .help("say --program rust or --program python"));
         }
     };
-    shape::parts("TPC-C", program, &frame().0.finish()?)
+    shape::parts("TPC-C", program, &frame(kind == ProgramKind::Rust).0.finish()?)
 }
 
 fn functions() -> Result<Program> {
-    let (mut b, [order, payment]) = frame();
+    let (mut b, [order, payment]) = frame(true);
     let by_name = b.index("customer.by_name", CUSTOMER, &["w", "d", "last", "first"], false);
     assert_eq!(by_name, BY_NAME);
     let reply = || vec![Column::new("reply", DataType::Int)];
@@ -116,18 +167,19 @@ fn list(value: &Value) -> &[Value] {
     }
 }
 
-fn there(
+/// Reads a row of integers, which must be there.
+fn held<const N: usize>(
     tx: &mut dyn Tx,
     table: TableId,
     name: &str,
-    key: &[i64],
-) -> std::result::Result<Row, Abort> {
-    let key = key.iter().map(|&i| Value::Int(i)).collect::<smallvec::SmallVec<[Value; 3]>>();
-    tx.get(table, &key)?.ok_or_else(|| Abort::refused(format!("there is no such {name}")))
+    key: i64,
+) -> std::result::Result<[i64; N], Abort> {
+    tx.ints(table, key)?.ok_or_else(|| Abort::refused(format!("there is no such {name}")))
 }
 
-fn put(tx: &mut dyn Tx, table: TableId, row: &[i64]) -> std::result::Result<(), Abort> {
-    tx.put_ints(table, row)
+fn customer_of(tx: &mut dyn Tx, key: [i64; 3]) -> std::result::Result<Row, Abort> {
+    let customer = tx.get(CUSTOMER, &key.map(Value::Int))?;
+    customer.ok_or_else(|| Abort::refused("there is no such customer"))
 }
 
 struct TakesOrders {
@@ -138,45 +190,38 @@ impl Opaque for TakesOrders {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> std::result::Result<(), Abort> {
         let [w, d, c] = [0, 1, 2].map(|at| int(&event[at]));
         let [items, suppliers, quantities] = [3, 4, 5].map(|at| list(&event[at]));
-        let mut district = there(tx, DISTRICT, "district", &[w, d])?;
+        let [key, tax, paid, order] = held(tx, DISTRICT, "district", packed(1, &[w, d]))?;
         let mut prices = smallvec::SmallVec::<[i64; 15]>::new();
         for item in items {
             let price: Option<[i64; 2]> = tx.ints(ITEM, int(item))?;
             let [_, price] = price.ok_or_else(|| Abort::refused(NO_ITEM))?;
             prices.push(price);
         }
-        let warehouse: Option<[i64; 3]> = tx.ints(WAREHOUSE, w)?;
-        let [_, warehouse_tax, _] =
-            warehouse.ok_or_else(|| Abort::refused("there is no such warehouse"))?;
-        let customer = there(tx, CUSTOMER, "customer", &[w, d, c])?;
-        let (discount, district_tax) = (int(&customer[6]), int(&district[2]));
-        let order = int(&district[4]);
-        district[4] = Value::Int(order + 1);
-        tx.put(DISTRICT, &district)?;
+        let [_, warehouse_tax, _] = held(tx, WAREHOUSE, "warehouse", w)?;
+        let discount = int(&customer_of(tx, [w, d, c])?[6]);
+        tx.put_ints(DISTRICT, &[key, tax, paid, order + 1])?;
         let is_local = suppliers.iter().all(|supplier| int(supplier) == w);
         let lines = items.len() as i64;
-        put(tx, ORDERS, &[w, d, order, c, lines, is_local.into()])?;
-        put(tx, OPEN_ORDERS, &[w, d, order])?;
+        let key = packed(5, &[w, d, order]);
+        tx.put_ints(ORDERS, &[key, c, lines, is_local.into()])?;
+        tx.put_ints(OPEN_ORDERS, &[key])?;
         let mut total = 0;
         for (n, price) in prices.into_iter().enumerate() {
             let [i, supplier, quantity] =
                 [items, suppliers, quantities].map(|column| int(&column[n]));
-            let mut stock = there(tx, STOCK, "stock", &[supplier, i])?;
-            let left = int(&stock[2]) - quantity;
-            let left = if left >= 10 { left } else { left + 91 };
-            stock[2] = Value::Int(left);
-            stock[3] = Value::Int(int(&stock[3]) + quantity);
-            stock[4] = Value::Int(int(&stock[4]) + 1);
-            stock[5] = Value::Int(int(&stock[5]) + i64::from(supplier != w));
-            tx.put(STOCK, &stock)?;
+            let [stock, left, sold, orders, remote] =
+                held(tx, STOCK, "stock", packed(3, &[supplier, i]))?;
+            let left = if left - quantity >= 10 { left - quantity } else { left - quantity + 91 };
+            let remote = remote + i64::from(supplier != w);
+            tx.put_ints(STOCK, &[stock, left, sold + quantity, orders + 1, remote])?;
             let amount = quantity * price;
             total += amount;
-            let n = n as i64 + 1;
-            put(tx, ORDER_LINE, &[w, d, order, n, i, supplier, quantity, amount])?;
+            let line = packed(7, &[w, d, order, n as i64 + 1]);
+            tx.put_ints(ORDER_LINE, &[line, i, supplier, quantity, amount])?;
         }
         let total = total * (10_000 - discount) / 10_000;
-        let total = total * (10_000 + warehouse_tax + district_tax) / 10_000;
-        tx.emit(self.replies, &[Value::Int(total)])
+        let total = total * (10_000 + warehouse_tax + tax) / 10_000;
+        tx.emit_ints(self.replies, &[total])
     }
 }
 
@@ -188,13 +233,10 @@ impl Opaque for TakesPayments {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> std::result::Result<(), Abort> {
         let [w, d, cw, cd, c] = [0, 1, 2, 3, 4].map(|at| int(&event[at]));
         let (amount, id) = (int(&event[6]), int(&event[7]));
-        let warehouse: Option<[i64; 3]> = tx.ints(WAREHOUSE, w)?;
-        let [_, tax, paid] =
-            warehouse.ok_or_else(|| Abort::refused("there is no such warehouse"))?;
+        let [_, tax, paid] = held(tx, WAREHOUSE, "warehouse", w)?;
         tx.put_ints(WAREHOUSE, &[w, tax, paid + amount])?;
-        let mut district = there(tx, DISTRICT, "district", &[w, d])?;
-        district[3] = Value::Int(int(&district[3]) + amount);
-        tx.put(DISTRICT, &district)?;
+        let [district, tax, paid, order] = held(tx, DISTRICT, "district", packed(1, &[w, d]))?;
+        tx.put_ints(DISTRICT, &[district, tax, paid + amount, order])?;
         let mut c = c;
         if c == 0 {
             let named = [Value::Int(cw), Value::Int(cd), event[5].clone()];
@@ -204,7 +246,7 @@ impl Opaque for TakesPayments {
             };
             c = int(found[middle / 2].last().expect("entries end with the key"));
         }
-        let mut customer = there(tx, CUSTOMER, "customer", &[cw, cd, c])?;
+        let mut customer = customer_of(tx, [cw, cd, c])?;
         let balance = int(&customer[7]) - amount;
         customer[7] = Value::Int(balance);
         customer[8] = Value::Int(int(&customer[8]) + amount);
@@ -214,8 +256,8 @@ impl Opaque for TakesPayments {
             customer[10] = Value::Str(note(before, [c, cd, cw, d, w, amount]).into());
         }
         tx.put(CUSTOMER, &customer)?;
-        put(tx, HISTORY, &[w, id, d, cw, cd, c, amount])?;
-        tx.emit(self.replies, &[Value::Int(balance)])
+        tx.put_ints(HISTORY, &[packed(8, &[w, id]), d, cw, cd, c, amount])?;
+        tx.emit_ints(self.replies, &[balance])
     }
 }
 

@@ -1,13 +1,13 @@
 //! NewOrder and Payment, ready to run.
 
 use serde_json::{json, Map, Value as Json};
-use tidemill_core::{Batch, Error, Result, Row, Value};
+use tidemill_core::{Batch, Error, Key, Result, Row, Value};
 
 use super::calls::{self, Call};
 use super::program::{self, TABLES};
 use super::straight::Straight;
 use super::Scale;
-use crate::args::Args;
+use crate::args::{Args, ProgramKind};
 use crate::mixed::{self, Mixed};
 use crate::report::Report;
 use crate::shape::Parts;
@@ -21,6 +21,8 @@ const ITEMS: usize = 100_000;
 /// The workload as the options want it.
 struct Tpcc {
     parts: Parts,
+    /// Whether keys of several integers are one.
+    is_packed: bool,
     scale: Scale,
     seed: u64,
     calls: Vec<Call>,
@@ -38,7 +40,8 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
     let scale = Scale { warehouses: warehouses as i64, items: items as i64 };
     let parts = program::program(args.program, given)?;
     let calls = calls::generate(args.seed, &scale, args.events.unwrap_or(CALLS));
-    mixed::run(args, &Tpcc { parts, scale, seed: args.seed, calls }, progress)
+    let (is_packed, seed) = (args.program == ProgramKind::Rust, args.seed);
+    mixed::run(args, &Tpcc { parts, is_packed, scale, seed, calls }, progress)
 }
 
 impl Mixed for Tpcc {
@@ -53,7 +56,11 @@ impl Mixed for Tpcc {
     }
 
     fn rows(&self, straight: &Straight, table: usize) -> Vec<Row> {
-        straight.rows(table)
+        let rows = straight.rows(table).into_iter();
+        match self.is_packed {
+            true => rows.map(|row| program::packed_row(table, row)).collect(),
+            false => rows.collect(),
+        }
     }
 
     fn calls(&self) -> Vec<(usize, Row)> {
@@ -65,8 +72,20 @@ impl Mixed for Tpcc {
     }
 
     fn is_right(&self, straight: &Straight, tables: &[Batch]) -> bool {
-        (0..TABLES.len()).all(|table| straight.is_right(table, &tables[table]))
-            && Straight::is_consistent(tables)
+        let rows = |table: usize| -> Vec<Row> {
+            let rows = tables[table].rows();
+            match self.is_packed {
+                true => rows.map(|row| program::unpacked_row(table, row)).collect(),
+                false => rows.collect(),
+            }
+        };
+        let found: Vec<Vec<Row>> = (0..TABLES.len()).map(rows).collect();
+        let is_right = |table: usize| {
+            let columns = [1, 2, 3, 2, 1, 3, 3, 4, 2][table];
+            let key = |row: &Row| Key::of(&row[..columns]);
+            mixed::same_rows(straight.rows(table), found[table].clone(), key)
+        };
+        (0..TABLES.len()).all(is_right) && Straight::is_consistent(&found)
     }
 
     fn details(&self, straight: &Straight) -> Map<String, Json> {

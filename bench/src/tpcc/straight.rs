@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use foldhash::fast::FixedState;
-use tidemill_core::{Batch, Key, Row, Value};
+use tidemill_core::{Row, Value};
 
 use super::calls::{last_name, names, Call, NewOrder, Payment};
 use super::program::note;
 use super::{Scale, DISTRICTS};
-use crate::mixed::same_rows;
 use crate::rng::Rng;
 
 type Map<K, V> = HashMap<K, V, FixedState>;
@@ -190,16 +189,12 @@ impl Straight {
         }
     }
 
-    /// Whether a table has these rows and no others.
-    pub fn is_right(&self, table: usize, found: &Batch) -> bool {
-        let columns = [1, 2, 3, 2, 1, 3, 3, 4, 2][table];
-        same_rows(self.rows(table), found, |row| Key::of(&row[..columns]))
-    }
-
-    /// The consistency conditions 1 to 4 (clause 3.3.2), of rows as they were found.
-    pub fn is_consistent(found: &[Batch]) -> bool {
-        let int =
-            |table: usize, column: usize, at: usize| found[table].ints(column).expect("ints")[at];
+    /// The consistency conditions 1 to 4 (clause 3.3.2), of the rows of all tables as they were found.
+    pub fn is_consistent(found: &[Vec<Row>]) -> bool {
+        let int = |table: usize, column: usize, at: usize| match found[table][at][column] {
+            Value::Int(int) => int,
+            ref other => unreachable!("{other} is where an integer is"),
+        };
         let mut paid: BTreeMap<i64, i64> = BTreeMap::new();
         let mut next: BTreeMap<(i64, i64), i64> = BTreeMap::new();
         for at in 0..found[1].len() {
