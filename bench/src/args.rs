@@ -164,6 +164,9 @@ pub struct Args {
     /// After so many accepted votes a candidate has to go.
     #[serde(default)]
     pub every: Option<u64>,
+    /// The graphs of calls, for the workload that has several.
+    #[serde(default)]
+    pub of: Option<String>,
     /// Warehouses, for the workload that has them.
     #[serde(default)]
     pub warehouses: Option<usize>,
@@ -319,6 +322,7 @@ impl Args {
             ("every", self.every.is_some()),
             ("warehouses", self.warehouses.is_some()),
             ("items", self.items.is_some()),
+            ("of", self.of.is_some()),
             ("lengths", self.lengths.is_some()),
             ("source", self.source.is_some()),
             ("write-source", self.write_source.is_some()),

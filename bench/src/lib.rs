@@ -32,6 +32,7 @@
 //! | `ycsb` | YCSB-T: transfers, as calls of functions |
 //! | `tpcc` | TPC-C's NewOrder and Payment |
 //! | `hotel`, `movie` | DeathStarBench's reservations and reviews, by functions in Python |
+//! | `calls` | graphs of calls over several owners, each a thread |
 //! | `modes` | weak and strong recovery beside each other |
 //! | `chain` | a chain of procedures, or of triggers inside of one |
 //! | `push` | rows sent into a running app, and acknowledged |
@@ -39,6 +40,7 @@
 //! | `recovery` | a start that finds many rows |
 
 mod args;
+mod calls;
 mod chain;
 #[cfg(test)]
 mod check;
@@ -179,6 +181,12 @@ pub const WORKLOADS: &[Workload] = &[
         about: "DeathStarBench's movies: reviews, put together by functions that nobody awaits",
         options: &["batch", "rate"],
         run: movie::run,
+    },
+    Workload {
+        name: "calls",
+        about: "graphs of calls over several owners of keys, with and without cache and prefixes",
+        options: &["of", "warehouses", "items"],
+        run: calls::run,
     },
     Workload {
         name: "pe-triggers",

@@ -33,7 +33,8 @@ mod straight;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use run::run;
+pub(crate) use program::{note, plain_program};
+pub(crate) use run::{run, Made};
 
 /// Districts of a warehouse.
 const DISTRICTS: i64 = 10;

@@ -122,6 +122,11 @@ fn frame(is_packed: bool) -> (Builder, [StreamId; 2]) {
     (b, [order, payment])
 }
 
+/// The tables and streams alone, with keys as everybody but the functions in Rust has them.
+pub(crate) fn plain_program() -> Program {
+    frame(false).0.finish().expect("a program")
+}
+
 /// The program as the options want it.
 pub(super) fn program(kind: ProgramKind, given: Given<'_>) -> Result<Parts> {
     let program = match (kind, given.program) {
@@ -262,7 +267,7 @@ impl Opaque for TakesPayments {
 }
 
 /// A customer's note with a payment before it.
-pub(super) fn note(before: &str, payment: [i64; 6]) -> String {
+pub(crate) fn note(before: &str, payment: [i64; 6]) -> String {
     let [c, cd, cw, d, w, amount] = payment;
     let mut note = format!("{c} {cd} {cw} {d} {w} {amount}|{before}");
     note.truncate(NOTE_MAX);

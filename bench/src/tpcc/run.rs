@@ -1,7 +1,7 @@
 //! NewOrder and Payment, ready to run.
 
 use serde_json::{json, Map, Value as Json};
-use tidemill_core::{Batch, Error, Key, Result, Row, Value};
+use tidemill_core::{Batch, Error, Key, Result, Row, TableId, Value};
 
 use super::calls::{self, Call};
 use super::program::{self, TABLES};
@@ -30,6 +30,14 @@ struct Tpcc {
 
 /// Runs the workload.
 pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+    let scale = scale(args)?;
+    let parts = program::program(args.program, given)?;
+    let calls = calls::generate(args.seed, &scale, args.events.unwrap_or(CALLS));
+    let (is_packed, seed) = (args.program == ProgramKind::Rust, args.seed);
+    mixed::run(args, &Tpcc { parts, is_packed, scale, seed, calls }, progress)
+}
+
+fn scale(args: &Args) -> Result<Scale> {
     let (warehouses, items) = (args.warehouses.unwrap_or(WAREHOUSES), args.items.unwrap_or(ITEMS));
     if !(1..=1000).contains(&warehouses) {
         return Err(Error::setting(format!("--warehouses {warehouses}: it must be 1 to 1000")));
@@ -37,11 +45,49 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
     if !(100..=100_000).contains(&items) {
         return Err(Error::setting(format!("--items {items}: it must be 100 to 100000")));
     }
-    let scale = Scale { warehouses: warehouses as i64, items: items as i64 };
-    let parts = program::program(args.program, given)?;
-    let calls = calls::generate(args.seed, &scale, args.events.unwrap_or(CALLS));
-    let (is_packed, seed) = (args.program == ProgramKind::Rust, args.seed);
-    mixed::run(args, &Tpcc { parts, is_packed, scale, seed, calls }, progress)
+    Ok(Scale { warehouses: warehouses as i64, items: items as i64 })
+}
+
+/// The workload for others to execute. Customers are named by their numbers.
+pub(crate) struct Made {
+    scale: Scale,
+    seed: u64,
+    calls: Vec<Call>,
+}
+
+impl Made {
+    /// So many calls, as the options want them.
+    pub(crate) fn new(args: &Args, count: usize) -> Result<Made> {
+        let scale = scale(args)?;
+        let mut calls = calls::generate(args.seed, &scale, count);
+        let straight = Straight::new(args.seed, &scale);
+        calls.iter_mut().for_each(|call| straight.name(call));
+        Ok(Made { scale, seed: args.seed, calls })
+    }
+
+    /// What is there at the beginning.
+    pub(crate) fn begin(&self) -> Vec<(TableId, Row)> {
+        all_rows(&Straight::new(self.seed, &self.scale))
+    }
+
+    /// The calls as events: for each the place of its stream.
+    pub(crate) fn events(&self) -> Vec<(usize, Row)> {
+        self.calls.iter().map(event).collect()
+    }
+
+    /// What is there at the end.
+    pub(crate) fn end(&self) -> Vec<(TableId, Row)> {
+        let mut straight = Straight::new(self.seed, &self.scale);
+        straight.run(&self.calls);
+        all_rows(&straight)
+    }
+}
+
+fn all_rows(straight: &Straight) -> Vec<(TableId, Row)> {
+    let of = |table: usize| {
+        straight.rows(table).into_iter().map(move |row| (TableId(table as u16), row))
+    };
+    (0..TABLES.len()).flat_map(of).collect()
 }
 
 impl Mixed for Tpcc {

@@ -88,6 +88,25 @@ impl Straight {
         made
     }
 
+    /// Names the customer of a payment by the number.
+    pub fn name(&self, call: &mut Call) {
+        if let Call::Payment(payment) = call {
+            payment.customer = self.customer(payment);
+        }
+    }
+
+    /// The customer who pays: of those with one last name the middle one.
+    fn customer(&self, payment: &Payment) -> i64 {
+        let (w, d) = (payment.customer_warehouse, payment.customer_district);
+        match payment.customer {
+            0 => {
+                let named = &self.by_name[&(w, d, payment.last.clone())];
+                named[(named.len() - 1) / 2]
+            }
+            c => c,
+        }
+    }
+
     /// Executes all calls in their order.
     pub fn run(&mut self, calls: &[Call]) {
         for call in calls {
@@ -131,13 +150,7 @@ impl Straight {
         let (cw, cd) = (payment.customer_warehouse, payment.customer_district);
         self.warehouses.get_mut(&w).expect("it is there")[1] += amount;
         self.districts.get_mut(&(w, d)).expect("it is there").paid += amount;
-        let c = match payment.customer {
-            0 => {
-                let named = &self.by_name[&(cw, cd, payment.last.clone())];
-                named[(named.len() - 1) / 2]
-            }
-            c => c,
-        };
+        let c = self.customer(payment);
         let customer = self.customers.get_mut(&(cw, cd, c)).expect("it is there");
         customer.balance -= amount;
         customer.paid += amount;

@@ -40,8 +40,9 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("candidates", int, "candidates of the show (leaderboard)"),
     ("phones", int, "phones of its viewers (leaderboard)"),
     ("every", int, "after so many accepted votes a candidate has to go (leaderboard)"),
-    ("warehouses", int, "warehouses (tpcc)"),
-    ("items", int, "items that they sell (tpcc)"),
+    ("of", str, "graphs of calls: ycsb-t (default) or tpcc (calls)"),
+    ("warehouses", int, "warehouses (tpcc, calls)"),
+    ("items", int, "items that they sell (tpcc, calls)"),
     ("computed", float, "share of transactions with a key that another row tells (gs)"),
     (
         "window",
@@ -106,8 +107,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "what",
         metavar="WORKLOAD",
-        help="sl, gs, tp, sea, osed, leaderboard, ycsb-t, tpcc, hotel, movie, pe-triggers, "
-        "ee-triggers, push, http, recovery, recovery-modes, or grid",
+        help="sl, gs, tp, sea, osed, leaderboard, ycsb-t, tpcc, hotel, movie, calls, "
+        "pe-triggers, ee-triggers, push, http, recovery, recovery-modes, or grid",
     )
     for name, kind, text in (*FLAGS, *GRID):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar=kind.__name__.upper())
