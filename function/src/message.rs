@@ -118,5 +118,8 @@ pub enum Body {
     Conflicts {
         /// Which, and how they are to run again.
         again: Vec<(Tid, Mode)>,
+        /// Others that have read what a transaction of the epoch wrote: who, whose, and how they are to run if
+        /// that one does.
+        reads: Vec<(Tid, Tid, Mode)>,
     },
 }

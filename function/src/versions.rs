@@ -83,6 +83,26 @@ impl Versions {
             .filter_map(move |(key, versions)| Some((key, newest(versions, place, &is_there)?)))
     }
 
+    /// The other transactions that have written what is read at a place.
+    pub fn writers(
+        &self,
+        what: &Wish,
+        place: (Tid, &[u32]),
+        is_there: impl Fn(Tid) -> bool,
+        found: &mut Vec<Tid>,
+    ) {
+        let mut take = |version: Option<&Version>| {
+            found.extend(version.map(|v| v.tid).filter(|tid| *tid != place.0));
+        };
+        match what {
+            Wish::Row(table, key) => take(self.before(*table, key, place, is_there)),
+            Wish::Range(table, from, to) => {
+                let versions = self.range(*table, from, to, place, is_there);
+                versions.for_each(|(_, version)| take(Some(version)));
+            }
+        }
+    }
+
     /// Whether a transaction has written, before a place in it, what is read there.
     pub fn has_own(&self, what: &Wish, place: (Tid, &[u32])) -> bool {
         let has_own = |versions: &Vec<Version>| {

@@ -10,11 +10,11 @@ use crate::store::Store;
 impl<S: Store> Node<S> {
     /// The transactions that have to run again, as far as this node can tell, and how: those that came in
     /// here and were not run to the end, and those whose reads of rows of this node were told something else
-    /// than the order says now.
-    pub(super) fn check(&mut self) -> Vec<(Tid, Mode)> {
+    /// than the order says now. And who of the others has read what another transaction of the epoch wrote.
+    pub(super) fn check(&mut self) -> (Vec<(Tid, Mode)>, Vec<(Tid, Tid, Mode)>) {
         let Settings { fault, cache, rounds_max, .. } = self.settings;
         let epoch = running!(self);
-        let mut again = Vec::new();
+        let (mut again, mut read_from) = (Vec::new(), Vec::new());
         for tid in epoch.run.keys() {
             if let Some(Verdict::Missed(mode)) =
                 epoch.homes.get(tid).and_then(|h| h.verdict.clone())
@@ -32,6 +32,12 @@ impl<S: Store> Node<S> {
                 continue;
             }
             let mut mode = None;
+            let mut writers: Vec<Tid> = Vec::new();
+            let by_others = match &part.verdict {
+                _ if part.mode == Mode::Sequential => Mode::Sequential,
+                Some(Verdict::Commit) if cache && !is_slow => Mode::Cached,
+                _ => Mode::Fresh,
+            };
             let reads =
                 part.runs.iter().flat_map(|(path, i)| i.reads.iter().map(move |r| (path, r)));
             for (path, read) in reads {
@@ -49,6 +55,7 @@ impl<S: Store> Node<S> {
                 if look(&self.store, &epoch.versions, place, what, read.limit, &is_there)
                     == read.saw
                 {
+                    epoch.versions.writers(what, place, &is_there, &mut writers);
                     continue;
                 }
                 // If it has written there itself, some call of its own was too late, or too early.
@@ -56,29 +63,28 @@ impl<S: Store> Node<S> {
                 if is_own && is_spoiled(Fault::ForgetBranches) {
                     continue;
                 }
-                let to = match (is_own, &part.verdict) {
-                    (true, _) => Mode::Sequential,
-                    (false, Some(Verdict::Commit)) if cache && !is_slow => Mode::Cached,
-                    (false, _) => Mode::Fresh,
-                };
-                mode = mode.max(Some(to));
+                mode = mode.max(Some(if is_own { Mode::Sequential } else { by_others }));
             }
             for read in part.declared.iter().flat_map(|declared| declared.reads()) {
                 let what = Wish::Row(read.0, read.1.clone());
                 let now = look(&self.store, &epoch.versions, (tid, &[]), &what, 1, &is_there);
-                if now[0] != *read.2 {
-                    mode = mode.max(Some(Mode::Fresh));
+                match now[0] == *read.2 {
+                    true => epoch.versions.writers(&what, (tid, &[]), &is_there, &mut writers),
+                    false => mode = mode.max(Some(Mode::Fresh)),
                 }
             }
             if let Some(mode) = mode {
                 let is_sequential = part.mode == Mode::Sequential;
                 again.push((tid, if is_sequential { part.mode } else { mode }));
+            } else {
+                read_from.extend(writers.into_iter().map(|writer| (tid, writer, by_others)));
             }
         }
         if is_spoiled(Fault::KeepConflicts) {
             // As if only those of its own mattered.
             again.retain(|(tid, _)| epoch.homes.contains_key(tid));
+            read_from.clear();
         }
-        again
+        (again, read_from)
     }
 }

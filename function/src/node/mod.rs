@@ -196,6 +196,7 @@ pub struct Node<S> {
     early: VecDeque<(NodeId, Message)>,
     /// Messages to itself.
     own: VecDeque<Body>,
+    fresh: Vec<Body>,
     /// Those whose way is free.
     woken: VecDeque<Waiter>,
     running: Option<Epoch>,
@@ -228,6 +229,8 @@ struct Epoch {
     dones: u16,
     conflicts: u16,
     again: BTreeMap<Tid, Mode>,
+    /// By writer: who has read what it wrote.
+    reads: BTreeMap<Tid, Vec<(Tid, Mode)>>,
     /// The first that is not final, and since when it is the first.
     first_open: (Option<Tid>, u32),
     /// Transactions that came in here and have not been replied to.
@@ -252,6 +255,7 @@ impl<S: Store> Node<S> {
             store,
             early: VecDeque::new(),
             own: VecDeque::new(),
+            fresh: Vec::new(),
             woken: VecDeque::new(),
             running: None,
             counters: Counters::default(),
@@ -313,6 +317,7 @@ impl<S: Store> Node<S> {
             dones: 0,
             conflicts: 0,
             again: BTreeMap::new(),
+            reads: BTreeMap::new(),
             first_open: (None, 0),
             unreplied,
         });
@@ -344,6 +349,11 @@ impl<S: Store> Node<S> {
     /// Takes the messages to itself, and those that have become due.
     fn work(&mut self, out: &mut Outbox) {
         loop {
+            // What has come of something is before what was there: the calls of one request before the next
+            // request, which then finds them done.
+            while let Some(body) = self.fresh.pop() {
+                self.own.push_front(body);
+            }
             if let Some(body) = self.own.pop_front() {
                 self.handle(self.me, body, out);
             } else if let Some(waiter) = self.woken.pop_front() {
@@ -371,13 +381,13 @@ impl<S: Store> Node<S> {
             Body::Declared { tid, call, share } => self.declared(from, tid, call, share, out),
             Body::Values { tid, rows } => self.values(tid, rows, out),
             Body::Done => self.all_done(out),
-            Body::Conflicts { again } => self.all_checked(again, out),
+            Body::Conflicts { again, reads } => self.all_checked(again, reads, out),
         }
     }
 
     fn send(&mut self, to: NodeId, body: Body, out: &mut Outbox) {
         if to == self.me {
-            return self.own.push_back(body);
+            return self.fresh.push(body);
         }
         let epoch = self.running.as_ref().expect("an epoch runs");
         self.counters.messages += 1;

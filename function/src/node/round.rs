@@ -5,6 +5,7 @@
 //! theirs have ended, nothing of the round is under way.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use super::{running, Fault, Node, Outbox};
 use crate::gate::Waiter;
@@ -18,7 +19,7 @@ impl<S: Store> Node<S> {
         self.counters.rounds += 1;
         let epoch = running!(self);
         (epoch.told_done, epoch.dones, epoch.conflicts, epoch.open) = (false, 0, 0, 0);
-        epoch.again = BTreeMap::new();
+        (epoch.again, epoch.reads) = Default::default();
         epoch.run = run.clone();
         // What they have done before is undone, and expected, before anybody begins.
         for (&tid, &mode) in &run {
@@ -85,22 +86,43 @@ impl<S: Store> Node<S> {
         let epoch = running!(self);
         epoch.dones += 1;
         if epoch.dones == self.owners.nodes() {
-            let again = self.check();
-            self.send_all(&Body::Conflicts { again }, out);
+            let (again, reads) = self.check();
+            self.send_all(&Body::Conflicts { again, reads }, out);
         }
     }
 
     /// Another node has said what has to run again; after the last one everybody knows, and goes on.
-    pub(super) fn all_checked(&mut self, again: Vec<(Tid, Mode)>, out: &mut Outbox) {
+    ///
+    /// Whoever has read from one that runs again runs again with it: most likely what it has read will be gone,
+    /// and finding that out a round later would take as many rounds as a chain of readers is long.
+    pub(super) fn all_checked(
+        &mut self,
+        again: Vec<(Tid, Mode)>,
+        reads: Vec<(Tid, Tid, Mode)>,
+        out: &mut Outbox,
+    ) {
         let (nodes, rounds_max) = (self.owners.nodes(), self.settings.rounds_max);
         let epoch = running!(self);
         for (tid, mode) in again {
             let known = epoch.again.entry(tid).or_insert(mode);
             *known = (*known).max(mode);
         }
+        for (reader, writer, mode) in reads {
+            epoch.reads.entry(writer).or_default().push((reader, mode));
+        }
         epoch.conflicts += 1;
         if epoch.conflicts < nodes {
             return;
+        }
+        // Writers are before their readers.
+        let mut next = epoch.again.first_key_value().map(|(&tid, _)| tid);
+        while let Some(tid) = next {
+            for (reader, mode) in epoch.reads.remove(&tid).into_iter().flatten() {
+                let known = epoch.again.entry(reader).or_insert(mode);
+                *known = (*known).max(mode);
+            }
+            let later = (Bound::Excluded(tid), Bound::Unbounded);
+            next = epoch.again.range(later).next().map(|(&tid, _)| tid);
         }
         for tid in epoch.run.keys() {
             epoch.unsettled.remove(tid);
