@@ -43,18 +43,19 @@ impl Gate {
         }
     }
 
-    /// An earlier transaction that is expected to write what is to be read, if there is one.
+    /// An earlier transaction that is expected to write what is to be read, if there is one: of a row's the
+    /// last, which mostly ends last.
     pub fn in_the_way(&self, tid: Tid, wishes: &[Wish]) -> Option<Tid> {
-        let first = |writers: &BTreeSet<Tid>| writers.first().copied().filter(|&t| t < tid);
+        let last = |writers: &BTreeSet<Tid>| writers.range(..tid).next_back().copied();
         if self.writers.is_empty() {
             return None;
         }
         wishes.iter().find_map(|wish| match wish {
-            Wish::Row(table, key) => self.writers.get(&(*table, key.clone())).and_then(first),
+            Wish::Row(table, key) => self.writers.get(&(*table, key.clone())).and_then(last),
             Wish::Range(table, from, to) => {
                 let from = Bound::Included((*table, from.clone()));
                 let to = Bound::Excluded((*table, to.clone()));
-                self.writers.range((from, to)).find_map(|(_, writers)| first(writers))
+                self.writers.range((from, to)).find_map(|(_, writers)| last(writers))
             }
         })
     }

@@ -35,7 +35,7 @@ impl<S: Store> Node<S> {
             let mut writers: Vec<Tid> = Vec::new();
             let by_others = match &part.verdict {
                 _ if part.mode == Mode::Sequential => Mode::Sequential,
-                Some(Verdict::Commit) if cache && !is_slow => Mode::Cached,
+                Some(Verdict::Commit) if cache && !is_slow && !part.has_missed => Mode::Cached,
                 _ => Mode::Fresh,
             };
             let reads =

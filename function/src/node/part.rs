@@ -27,6 +27,8 @@ pub(super) struct Part {
     pub written: Vec<(TableId, Key)>,
     /// How many calls this run has made here.
     pub calls: u32,
+    /// Whether repeating the last run has failed: then it is not tried again.
+    pub has_missed: bool,
     /// What this run came to, once that is known.
     pub verdict: Option<Verdict>,
 }
@@ -41,6 +43,7 @@ impl Part {
             declared: None,
             written: Vec::new(),
             calls: 0,
+            has_missed: false,
             verdict: None,
         }
     }

@@ -57,6 +57,7 @@ impl<S: Store> Node<S> {
             if verdict == Verdict::Commit || (skip_undo && verdict == Verdict::Abort) {
                 epoch.there.insert(tid);
             }
+            part.has_missed |= matches!(verdict, Verdict::Missed(_));
             part.verdict = Some(verdict);
         }
         self.woken.extend(epoch.gate.ended(tid));
