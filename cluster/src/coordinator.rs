@@ -162,10 +162,10 @@ impl Coordinator {
                 self.seen.insert(member, (self.now_us, generation));
             }
             Packet::Formed { generation } => self.formed(member, generation, effects),
-            Packet::Lost { generation, member: other } => {
-                if self.generation() == generation && self.is_member(other) {
-                    self.begin(effects);
-                }
+            Packet::Lost { generation, member: other }
+                if self.generation() == generation && self.is_member(other) =>
+            {
+                self.begin(effects);
             }
             Packet::Available { generation, source, upto } => {
                 if let Some(running) = self.of(generation) {
@@ -180,10 +180,8 @@ impl Coordinator {
                     self.try_cut(effects);
                 }
             }
-            Packet::Part { generation, epoch, name, outputs } => {
-                if self.of(generation).is_some() {
-                    self.part(member, epoch, name, &outputs, effects);
-                }
+            Packet::Part { generation, epoch, name, outputs } if self.of(generation).is_some() => {
+                self.part(member, epoch, name, &outputs, effects);
             }
             _ => {}
         }

@@ -312,6 +312,25 @@ def test_bench_of_procedures(folder: Path) -> None:
     assert "procedures are functions" in ended.stderr
 
 
+def test_bench_of_graphs_of_calls(folder: Path) -> None:
+    small = "--warehouses 2 --items 120 --events 600"
+    runs = [
+        f"tpcc --program python {small}",
+        f"tpcc --program rust {small}",
+        "hotel --events 1500",
+        "hotel --events 300 --rate 2000",
+        "movie --events 400",
+        f"calls --of tpcc --threads 2 {small}",
+    ]
+    for run in runs:
+        ended = tidemill(folder, "bench", *run.split(), "--repeat", "1", "--json")
+        assert ended.returncode == 0, ended.stderr
+        assert line(ended)["valid"], run
+    assert line(ended)["protocol"]["all"]["messages_a_request"] > 0
+    ended = tidemill(folder, "bench", "hotel", "--program", "rust")
+    assert "has its functions in Python" in ended.stderr
+
+
 def test_bench_of_functions(folder: Path) -> None:
     transfers = "ycsb-t --keys 50 --skew 0.9 --abort 0.1 --events 800 --repeat 1 --json"
     found = []

@@ -56,12 +56,12 @@ impl Straight {
         let mut made = Straight { items: vec![0], ..Straight::default() };
         made.items.extend((0..scale.items).map(|_| one(100, 10_000)));
         for w in 1..=scale.warehouses {
-            made.warehouses.insert(w, [one(0, 2_000), 300_000_00]);
+            made.warehouses.insert(w, [one(0, 2_000), 30_000_000]);
             for i in 1..=scale.items {
                 made.stock.insert((w, i), [one(10, 100), 0, 0, 0]);
             }
             for d in 1..=DISTRICTS {
-                let (tax, paid, next_order) = (one(0, 2_000), 30_000_00, 1);
+                let (tax, paid, next_order) = (one(0, 2_000), 3_000_000, 1);
                 made.districts.insert((w, d), District { tax, paid, next_order });
                 for c in 1..=scale.customers() {
                     let number = if c <= names(scale) { c - 1 } else { one(0, names(scale) - 1) };
@@ -70,8 +70,8 @@ impl Straight {
                         first: one(0, 1 << 40),
                         good: one(1, 100) > 10,
                         discount: one(0, 5_000),
-                        balance: -10_00,
-                        paid: 10_00,
+                        balance: -1_000,
+                        paid: 1_000,
                         payments: 1,
                         note: String::new(),
                     };

@@ -7,11 +7,19 @@ use crate::message::{Mode, Verdict};
 use crate::order::Tid;
 use crate::store::Store;
 
+/// What a node has found.
+pub(super) struct Checked {
+    /// Who has to run again, and how.
+    pub again: Vec<(Tid, Mode)>,
+    /// Who has read what another transaction wrote, and how it is to run if that one does.
+    pub reads: Vec<(Tid, Tid, Mode)>,
+}
+
 impl<S: Store> Node<S> {
     /// The transactions that have to run again, as far as this node can tell, and how: those that came in
     /// here and were not run to the end, and those whose reads of rows of this node were told something else
     /// than the order says now. And who of the others has read what another transaction of the epoch wrote.
-    pub(super) fn check(&mut self) -> (Vec<(Tid, Mode)>, Vec<(Tid, Tid, Mode)>) {
+    pub(super) fn check(&mut self) -> Checked {
         let Settings { fault, cache, rounds_max, .. } = self.settings;
         let epoch = running!(self);
         let (mut again, mut read_from) = (Vec::new(), Vec::new());
@@ -55,7 +63,7 @@ impl<S: Store> Node<S> {
                 if look(&self.store, &epoch.versions, place, what, read.limit, &is_there)
                     == read.saw
                 {
-                    epoch.versions.writers(what, place, &is_there, &mut writers);
+                    epoch.versions.writers(what, place, is_there, &mut writers);
                     continue;
                 }
                 // If it has written there itself, some call of its own was too late, or too early.
@@ -69,7 +77,7 @@ impl<S: Store> Node<S> {
                 let what = Wish::Row(read.0, read.1.clone());
                 let now = look(&self.store, &epoch.versions, (tid, &[]), &what, 1, &is_there);
                 match now[0] == *read.2 {
-                    true => epoch.versions.writers(&what, (tid, &[]), &is_there, &mut writers),
+                    true => epoch.versions.writers(&what, (tid, &[]), is_there, &mut writers),
                     false => mode = mode.max(Some(Mode::Fresh)),
                 }
             }
@@ -85,6 +93,6 @@ impl<S: Store> Node<S> {
             again.retain(|(tid, _)| epoch.homes.contains_key(tid));
             read_from.clear();
         }
-        (again, read_from)
+        Checked { again, reads: read_from }
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
+use super::check::Checked;
 use super::{running, Fault, Node, Outbox};
 use crate::gate::Waiter;
 use crate::message::{Body, Mode, Verdict};
@@ -87,7 +88,7 @@ impl<S: Store> Node<S> {
         let epoch = running!(self);
         epoch.dones += 1;
         if epoch.dones == self.owners.nodes() {
-            let (again, reads) = self.check();
+            let Checked { again, reads } = self.check();
             self.send_all(&Body::Conflicts { again, reads }, out);
         }
     }

@@ -34,7 +34,7 @@ impl Log {
         let begins = matches!(record, Record::Generation { .. });
         let is_late =
             partition.generation > generation || (begins && partition.generation == generation);
-        if is_late && !(self.forgets_fences && !begins) {
+        if is_late && (begins || !self.forgets_fences) {
             return Err(Refused::Fenced);
         }
         partition.generation = partition.generation.max(generation);
