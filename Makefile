@@ -56,7 +56,7 @@ soak: setup loom
 
 # One run of the simulated cluster, with all that happens in it.
 seed:
-	TIDEMILL_SEED=$(SEED) cargo test --release -p tidemill-sim --test cluster whatever -- --nocapture
+	TIDEMILL_SEED=$(SEED) cargo test --release --workspace --test cluster whatever -- --nocapture
 
 # Every order in which threads may meet in the lock-free parts, in small models.
 loom:

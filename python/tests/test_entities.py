@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import random
 import threading
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,49 @@ from .conftest import reference
 Script = list[list[Any]]
 
 CASES = 30
+
+
+class SoldOut(tm.Abort):
+    """What a caller can tell from other reasons."""
+
+    def __init__(self, left: int, *, of: str) -> None:
+        super().__init__(f"{left} of {of} left")
+
+
+def test_exceptions_come_to_callers_as_themselves(tmp_path: Path) -> None:
+    app = tm.App("shop")
+    item = app.entity("item", key="id", id=int, left=tm.column(int, default=0))
+
+    @item.function(creates=True)
+    async def take(self: Any, ctx: tm.Context) -> None:
+        raise SoldOut(self.left, of="item")
+
+    @item.function(creates=True)
+    async def buy(self: Any, ctx: tm.Context) -> None:
+        await item[self.id].take()
+
+    @item.function(creates=True)
+    async def note(self: Any, ctx: tm.Context) -> None:
+        raise tm.Abort("Note: nothing of this name")
+
+    with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
+        for call in (mill.call, client.call):
+            with pytest.raises(SoldOut) as refused:
+                call("item.buy", id=1)
+            assert (str(refused.value), refused.value.reason) == ("0 of item left",) * 2
+            with pytest.raises(tm.Abort) as plain:
+                call("item.note", id=1)
+            assert type(plain.value) is tm.Abort
+            assert str(plain.value) == "Note: nothing of this name"
+        mill.drain()
+        assert [row["reason"] for row in mill.output(buy.aborted).rows()] == [
+            "SoldOut: 0 of item left"
+        ] * 2
+
+
+def pending() -> asyncio.Future[None]:
+    """What never comes."""
+    return asyncio.new_event_loop().create_future()
 
 
 class Trips:
@@ -321,8 +366,7 @@ class Odd:
 
         @thing.function
         async def waits(self: Any, ctx: tm.Context) -> None:
-            future: asyncio.Future[None] = asyncio.new_event_loop().create_future()
-            await future
+            await pending()
 
         @thing.function
         async def typed(self: Any, ctx: tm.Context) -> None:
@@ -802,7 +846,36 @@ def test_functions_that_can_not_be_declared() -> None:
             return n + count()
 
     own()
+
+    def naps() -> None:
+        @item.function
+        async def take(self: Any, ctx: Any) -> None:
+            time.sleep(1)
+
+    def awaits() -> None:
+        @item.function
+        async def take(self: Any, ctx: Any) -> None:
+            await asyncio.sleep(1)
+
+    def opens() -> None:
+        @item.function
+        def take(self: Any, ctx: Any) -> None:
+            def inner() -> str:
+                with open("names") as names:
+                    return names.read()
+
+            inner()
+
+    def asks() -> None:
+        @item.function
+        def take(self: Any, ctx: Any) -> None:
+            urllib.request.urlopen("http://127.0.0.1")
+
     cases = [
+        (naps, "uses time.sleep, which waits"),
+        (awaits, "uses asyncio.sleep, which waits"),
+        (opens, "uses open, which waits"),
+        (asks, "uses urllib.request.urlopen, which waits"),
         (assigned, "writes the variable 'SEEN' outside of itself"),
         (class_, "not a function"),
         (yields, "is a generator"),

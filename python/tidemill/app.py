@@ -16,7 +16,7 @@ from tidemill.external import External
 from tidemill.index import Index
 from tidemill.opaque import check_function
 from tidemill.owned import OwnedWindow
-from tidemill.source import globals_written, here
+from tidemill.source import blocking, globals_written, here
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
 from tidemill.trigger import Trigger
@@ -609,6 +609,13 @@ class App:
                 f"function {chosen} writes the variable '{written}' outside of itself",
                 "keep what lasts in an entity or a table: variables are not undone when a "
                 "transaction aborts, and others do not see them",
+                at,
+            )
+        for waited in blocking(function):
+            raise ProgramError(
+                f"function {chosen} uses {waited}, which waits, and everybody else with it",
+                "ask outside with ctx.lookup, which is logged, or have it done once the "
+                "transaction is durable with ctx.external",
                 at,
             )
         keys = [table.schema.columns[place] for place in table.key_columns]

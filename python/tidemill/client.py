@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from tidemill.errors import (
-    Abort,
     Error,
     InputError,
     InternalError,
@@ -28,6 +27,7 @@ from tidemill.errors import (
     ProgramError,
     ResourceError,
     SettingError,
+    aborted,
 )
 from tidemill.stream import Handler, Side
 from tidemill.table import Table
@@ -244,7 +244,7 @@ def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) ->
         elif response.status_code == 200:
             return _found(response).get("reply")
         elif response.status_code == 409 and "aborted" in (said := _found(response)):
-            raise Abort(str(said["aborted"]))
+            raise aborted(str(said["aborted"]))
         else:
             error = _refusal(response)
             heard |= isinstance(error, DeadlineError)
@@ -475,7 +475,9 @@ class Client(_Client):
 
         It is tried again when the connection breaks or the app has no room, starts anew, or does
         not answer; it is executed once all the same, because each try has the same request id.
-        When it aborts, ``tm.Abort`` is raised with the reason; when there is no answer in time,
+        When it aborts, ``tm.Abort`` is raised with the reason, or a class derived
+        from it, as the function has raised it, where there is one of that name; when there is no answer in
+        time,
         :class:`DeadlineError`.
         """
         return self._run(_call(self._options, _name(procedure), arguments))

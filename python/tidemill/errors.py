@@ -65,7 +65,18 @@ class InternalError(Error):
 
 
 class Abort(Exception):
-    """Raised in a handler: the transaction has no effect but an event in the aborted stream."""
+    """Raised in a handler: the transaction has no effect but an event in the aborted stream.
+
+    Classes of your own that derive from it have their name before the reason, and come to
+    callers as themselves.
+
+    >>> class SoldOut(Abort):
+    ...     pass
+    >>> aborted("SoldOut: no rooms left")
+    SoldOut('no rooms left')
+    >>> aborted("no rooms left")
+    Abort('no rooms left')
+    """
 
     kind = "refused"
 
@@ -78,6 +89,21 @@ class Fault(Abort):
     """An abort by a rule of values: overflow, null where a value is needed, division by zero."""
 
     kind = "fault"
+
+
+def aborted(reason: str) -> Abort:
+    """What a caller is told of an abort: of the class that was raised, if it is there."""
+    name, colon, text = reason.partition(": ")
+    kinds = Abort.__subclasses__() if colon else []
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if kind.__name__ == name and kind is not Fault:
+            # Whatever its own constructor takes.
+            error = kind.__new__(kind)
+            Abort.__init__(error, text)
+            return error
+    return Abort(reason)
 
 
 class LookupFailed(Exception):

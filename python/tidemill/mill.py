@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tidemill import _native
 from tidemill.config import in_memory
-from tidemill.errors import Abort, ProgramError
+from tidemill.errors import ProgramError, aborted
 from tidemill.source import here
 from tidemill.stream import Handler, Side, Stream
 from tidemill.table import Table
@@ -99,7 +99,8 @@ class Mill:
 
         The call is a transaction in the one order with all others, and what it has done is on disk,
         where there is a data directory, before it returns. When it aborts, by ``tx.require``, say,
-        or by an exception, ``tm.Abort`` is raised with the reason. Many threads may call; their
+        or by an exception, ``tm.Abort`` is raised with the reason, or a class derived from
+        it, as the function has raised it. Many threads may call; their
         calls go to disk together.
 
         When the engine ends before there is a reply, an error says so: whether the call was
@@ -112,7 +113,7 @@ class Mill:
             )
         kind, value = _interruptible(lambda: self._native.call(name, [arguments]))
         if kind == "aborted":
-            raise Abort(value)
+            raise aborted(value)
         return None if value is None else value[0]
 
     @property

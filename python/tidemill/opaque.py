@@ -373,6 +373,8 @@ def verdict(error: BaseException) -> tuple[str, str]:
         kind, reason = "raised", ""
         if isinstance(error, Abort):
             kind, reason = error.kind, str(error.reason)
+            if type(error) not in (Abort, Fault):
+                reason = f"{type(error).__name__}: {reason}"
         else:
             reason = described(error)
         # What is no text for others is none here either.

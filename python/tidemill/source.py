@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import dis
 import inspect
 import os
@@ -10,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -120,6 +121,66 @@ def globals_written(function: Callable[..., Any]) -> Iterator[str]:
             is_outer = instruction.opname in ("STORE_DEREF", "DELETE_DEREF")
             if is_global or (is_outer and instruction.argval in own):
                 yield instruction.argval
+
+
+#: What waits for the world: modules, and functions of theirs where not all of them do.
+_BLOCKING = {
+    "time": ("sleep",),
+    "builtins": ("input", "open"),
+    "os": ("popen", "system", "waitpid"),
+    "asyncio": None,
+    "http.client": None,
+    "httpx": None,
+    "requests": None,
+    "socket": None,
+    "subprocess": None,
+    "urllib.request": None,
+}
+
+
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def blocking(function: Callable[..., Any]) -> Iterator[str]:
+    """What the code of a function names that waits for the world, nested functions included: as the
+    code names it, modules before their functions.
+
+    >>> import time
+    >>> def naps():
+    ...     time.sleep(1)
+    >>> list(blocking(naps))
+    ['time.sleep']
+    """
+    plain = inspect.unwrap(function)
+    names = {**vars(builtins), **getattr(plain, "__globals__", {})}
+    codes = [plain.__code__]
+    while codes:
+        code = codes.pop()
+        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
+        found: object = None
+        said = ""
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                said = str(instruction.argval)
+                found = names.get(said)
+            elif isinstance(found, ModuleType) and instruction.opname in _ATTRIBUTES:
+                said = f"{said}.{instruction.argval}"
+                found = getattr(found, str(instruction.argval), None)
+            else:
+                found = None
+            if found is not None and not isinstance(found, ModuleType) and _is_blocking(found):
+                yield said
+
+
+def _is_blocking(found: object) -> bool:
+    module = str(getattr(found, "__module__", None) or "")
+    name = getattr(found, "__name__", "")
+    for blocks, functions in _BLOCKING.items():
+        is_of = module == blocks or module.startswith(f"{blocks}.")
+        if is_of and (functions is None or name in functions):
+            return callable(found)
+    # Where functions are written in C their modules have other names.
+    return module in ("_io", "io", "posix", "nt") and name in ("open", "popen", "system", "waitpid")
 
 
 class Silent:

@@ -19,7 +19,7 @@ def distance_km(lat: float, lon: float, to_lat: float, to_lon: float) -> float:
     """Along the surface, in kilometres.
 
     >>> round(distance_km(52.52, 13.405, 48.137, 11.575))
-    505
+    504
     """
     a, b = math.radians(lat), math.radians(to_lat)
     x, y = math.sin((b - a) / 2), math.sin(math.radians(to_lon - lon) / 2)

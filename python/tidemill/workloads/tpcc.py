@@ -16,7 +16,7 @@ def app() -> App:
     """The app. Amounts are cents, rates hundredths of a percent.
 
     >>> len(app().handlers)
-    6
+    7
     """
     made = App("tpcc")
     warehouse = made.entity("warehouse", key="w", w=int, tax=int, paid=int)
