@@ -475,9 +475,8 @@ class Client(_Client):
 
         It is tried again when the connection breaks or the app has no room, starts anew, or does
         not answer; it is executed once all the same, because each try has the same request id.
-        When it aborts, ``tm.Abort`` is raised with the reason, or a class derived
-        from it, as the function has raised it, where there is one of that name; when there is no answer in
-        time,
+        When it aborts, ``tm.Abort`` is raised with the reason, or a class derived from it, as the
+        function has raised it, where there is one of that name; when there is no answer in time,
         :class:`DeadlineError`.
         """
         return self._run(_call(self._options, _name(procedure), arguments))
