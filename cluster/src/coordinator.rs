@@ -53,6 +53,9 @@ enum Stage {
     Running(Box<Running>),
 }
 
+/// Forming may take so many times longer, at most.
+const PATIENCE_MAX: u64 = 64;
+
 /// The state machine of a coordinator process.
 pub struct Coordinator {
     settings: Settings,
@@ -62,6 +65,8 @@ pub struct Coordinator {
     now_us: u64,
     clock_us: i64,
     started_us: Option<u64>,
+    /// How many times longer than the first a generation may take to form, since one has not.
+    patience: u64,
     /// Who has said that it lives, when, and of which generation it was.
     seen: BTreeMap<Member, (u64, u64)>,
     /// What the log says: how far it was read, the last generation, the last snapshot, and cuts behind it.
@@ -90,6 +95,7 @@ impl Coordinator {
             now_us: 0,
             clock_us: 0,
             started_us: None,
+            patience: 1,
             seen: BTreeMap::new(),
             read: 0,
             has_read: false,
@@ -224,10 +230,15 @@ impl Coordinator {
         let is_lost = self.members().iter().any(|member| !self.seen.contains_key(member));
         match &self.stage {
             Stage::Gathering { generation } => self.form(*generation, effects),
-            Stage::Forming(forming)
-                if is_lost || forming.since_us + self.settings.form_us < now_us =>
-            {
-                self.begin(effects);
+            Stage::Forming(forming) => {
+                let is_late = forming.since_us + self.patience * self.settings.form_us < now_us;
+                if is_late {
+                    // Perhaps there is much to load.
+                    self.patience = (2 * self.patience).min(PATIENCE_MAX);
+                }
+                if is_late || is_lost {
+                    self.begin(effects);
+                }
             }
             Stage::Running(running) => {
                 let generation = running.form.generation;

@@ -49,7 +49,8 @@ pub enum Effect {
         /// The record.
         record: Record,
     },
-    /// Read what there is from an offset on.
+    /// Read what there is from an offset on, so many records at most; without a limit all of it, in one answer,
+    /// however many reads that takes.
     Read {
         /// For the answer.
         token: Token,
@@ -57,6 +58,8 @@ pub enum Effect {
         topic: Topic,
         /// From where on.
         from: u64,
+        /// How much.
+        limit: Option<usize>,
     },
     /// Put an object, unless there is one of this name.
     Put {

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_function::{Fault, Functions, Message, NodeId};
+use tidemill_function::{Call, Fault, Functions};
 
 use self::load::Loading;
 use self::run::Running;
@@ -19,6 +19,9 @@ use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
 use crate::records::{Form, Member, Record, Topic};
 use crate::state::State;
 use crate::Settings;
+
+/// So many epochs of requests are read ahead of their execution.
+const AHEAD_EPOCHS_MAX: u64 = 8;
 
 /// What an answer is for.
 enum Wish {
@@ -56,10 +59,8 @@ pub struct Worker {
     tokens: u64,
     now_us: u64,
     beaten_us: Option<u64>,
-    /// What has come from members that are ready before it is.
-    early: Vec<(NodeId, Message)>,
-    /// How often functions were found that are not functions of what they read.
-    not_deterministic: u64,
+    /// Calls that were found not to be functions of what they read.
+    not_deterministic: Vec<Call>,
 }
 
 impl Worker {
@@ -75,8 +76,7 @@ impl Worker {
             tokens: 0,
             now_us: 0,
             beaten_us: None,
-            early: Vec::new(),
-            not_deterministic: 0,
+            not_deterministic: Vec::new(),
         }
     }
 
@@ -115,9 +115,9 @@ impl Worker {
         }
     }
 
-    /// How often functions were found that are not functions of what they read.
-    pub fn not_deterministic(&self) -> u64 {
-        self.not_deterministic
+    /// Calls that were found not to be functions of what they read, the first ones.
+    pub fn not_deterministic(&self) -> &[Call] {
+        &self.not_deterministic
     }
 
     /// Takes what has happened.
@@ -204,12 +204,9 @@ impl Worker {
             Packet::Snapshot { generation, epoch, counts } if is_of(generation) => {
                 self.snapshot_ended(epoch, counts);
             }
+            // Nobody executes anything before all are ready.
             Packet::Node { generation, from, message } if is_of(generation) => {
-                match &mut self.stage {
-                    Stage::Running(_) => self.receive(from, message, effects),
-                    Stage::Loading(_) => self.early.push((from, message)),
-                    Stage::Idle => {}
-                }
+                self.receive(from, message, effects);
             }
             _ => {}
         }
@@ -219,7 +216,6 @@ impl Worker {
     fn forget(&mut self) {
         self.stage = Stage::Idle;
         self.wishes.clear();
-        self.early.clear();
         self.beaten_us = None;
     }
 
@@ -241,15 +237,17 @@ impl Worker {
     fn ask(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         let mut reads = Vec::new();
+        // What can't be executed soon may stay where it is.
+        let ahead_max = (AHEAD_EPOCHS_MAX * self.settings.epoch_max) as usize;
         for (&source, input) in &mut running.inputs {
-            if !input.is_asked {
+            if !input.is_asked && input.requests.len() < ahead_max {
                 input.is_asked = true;
                 reads.push((source, input.offset + input.requests.len() as u64));
             }
         }
         for (source, from) in reads {
             let (token, topic) = (self.token(Wish::Requests(source)), Topic::Input(source));
-            effects.push(Effect::Read { token, topic, from });
+            effects.push(Effect::Read { token, topic, from, limit: Some(ahead_max) });
         }
     }
 

@@ -129,7 +129,7 @@ pub trait Context {
     ) -> Result<Vec<Arc<[Value]>>, Stop>;
     /// Calls a function, and says whether anybody will wait for what it returns.
     fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop>;
-    /// What a call has returned, if it was wanted and has.
+    /// What a call has returned that the function has waited for.
     fn reply(&self, handle: Handle) -> Option<&Value>;
     /// Emits an event; it leaves when the transaction has committed.
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Stop>;

@@ -35,13 +35,19 @@ impl Versions {
         Versions { tables: (0..tables).map(|_| BTreeMap::new()).collect() }
     }
 
-    /// Writes at a place, where the same write of an earlier attempt may be already.
-    pub fn put(&mut self, table: TableId, key: Key, version: Version) {
+    /// Writes at a place, where the same write of an earlier attempt may be already; says whether it is new.
+    pub fn put(&mut self, table: TableId, key: Key, version: Version) -> bool {
         let versions = self.tables[table.index()].entry(key).or_default();
         let at = versions.partition_point(|v| v.place() < version.place());
         match versions.get_mut(at) {
-            Some(there) if there.place() == version.place() => *there = version,
-            _ => versions.insert(at, version),
+            Some(there) if there.place() == version.place() => {
+                *there = version;
+                false
+            }
+            _ => {
+                versions.insert(at, version);
+                true
+            }
         }
     }
 

@@ -180,3 +180,24 @@ fn every_mistake_is_found() {
         println!("{fault:?}: seed {}", found.unwrap());
     }
 }
+
+#[test]
+fn keys_that_are_none_are_refused() {
+    let mut dice = Dice(7);
+    let script = Script::random(&mut dice, 5);
+    let mut net = Net::new(&script, 3, Settings::default());
+    let keys =
+        [vec![Value::Null], vec![], vec![Value::Int(1), Value::Int(2)], vec![Value::str("1")]];
+    let mut home = Vec::new();
+    for (n, key) in keys.iter().enumerate() {
+        for call in [script.request(&mut dice, n as i64), script.request(&mut dice, n as i64)] {
+            let tid = Tid(home.len() as u64 + 1);
+            home.push((tid, Call { key: key.clone().into(), ..call }));
+        }
+    }
+    let call = script.request(&mut dice, 9);
+    home.push((Tid(100), Call { table: tidemill_core::TableId(77), ..call }));
+    let count = home.len();
+    assert!(net.run(1, 1_000, vec![home, Vec::new(), Vec::new()], &mut dice));
+    assert_eq!(net.found.replies.values().filter(|reply| reply.is_err()).count(), count);
+}

@@ -30,7 +30,7 @@ impl Coordinator {
             return;
         }
         let (token, topic, from) = (self.token(Wish::Log), Topic::Cuts, self.read);
-        effects.push(Effect::Read { token, topic, from });
+        effects.push(Effect::Read { token, topic, from, limit: None });
     }
 
     /// What the cuts have come to.
@@ -72,10 +72,8 @@ impl Coordinator {
         let left = self.settings.sources as usize + 1;
         self.begun.insert(generation);
         self.stage = Stage::Fencing { generation, left };
-        let outputs = (0..self.settings.sources).map(Topic::Output);
-        for topic in [Topic::Cuts].into_iter().chain(outputs) {
-            self.append(Wish::Fence, topic, Record::Generation { generation }, effects);
-        }
+        // The cuts first: of two that take one number one gets all of it.
+        self.append(Wish::Fence, Topic::Cuts, Record::Generation { generation }, effects);
     }
 
     /// Another coordinator has begun a generation since this one started: that one goes on. So of two that
@@ -95,10 +93,15 @@ impl Coordinator {
         match wish {
             Wish::Fence => {
                 let Stage::Fencing { generation, left } = &mut self.stage else { return };
+                let generation = *generation;
                 *left -= 1;
-                if *left == 0 {
+                if *left == self.settings.sources as usize {
+                    for topic in (0..self.settings.sources).map(Topic::Output) {
+                        self.append(Wish::Fence, topic, Record::Generation { generation }, effects);
+                    }
+                } else if *left == 0 {
                     // What others have appended before the fence counts.
-                    self.stage = Stage::Rereading { generation: *generation };
+                    self.stage = Stage::Rereading { generation };
                     self.read_on(effects);
                 }
             }
@@ -134,6 +137,7 @@ impl Coordinator {
             return;
         }
         let form = forming.form.clone();
+        self.patience = 1;
         if self.is_spoiled_by(Fault::CutAnew) {
             self.cuts.clear();
         }

@@ -45,7 +45,8 @@ impl Worker {
         for source in 0..self.settings.sources {
             let from = manifest.outputs.get(source as usize).copied().unwrap_or(0);
             let token = self.token(Wish::Outputs(source));
-            effects.push(Effect::Read { token, topic: Topic::Output(source), from });
+            let (topic, limit) = (Topic::Output(source), None);
+            effects.push(Effect::Read { token, topic, from, limit });
         }
         self.ready(effects);
     }
@@ -79,7 +80,8 @@ impl Worker {
         let Some(records) = records else {
             let from = loading.form.manifest.outputs.get(source as usize).copied().unwrap_or(0);
             let token = self.token(Wish::Outputs(source));
-            return effects.push(Effect::Read { token, topic: Topic::Output(source), from });
+            let (topic, limit) = (Topic::Output(source), None);
+            return effects.push(Effect::Read { token, topic, from, limit });
         };
         let ids = records.iter().filter_map(|record| match record {
             Record::Output(output) if !forgets => Some(output.id()),
@@ -121,9 +123,6 @@ impl Worker {
         self.stage = Stage::Running(Box::new(running));
         let generation = self.generation;
         self.tell(Packet::Formed { generation }, effects);
-        for (from, message) in std::mem::take(&mut self.early) {
-            self.receive(from, message, effects);
-        }
         self.ask(effects);
     }
 }

@@ -14,6 +14,9 @@ use crate::records::{CutRecord, Form, Output, Record, Topic};
 use crate::state::State;
 use crate::Settings;
 
+/// So many calls that are not deterministic are named.
+const NAMED_MAX: usize = 100;
+
 /// A source that this worker reads.
 pub(super) struct Source {
     /// The offset of the first request that is here.
@@ -111,15 +114,20 @@ impl Running {
 }
 
 impl Worker {
-    /// Begins the next epoch, if it can.
+    /// Executes epochs as long as it can: a node alone ends one as it begins it.
     pub(super) fn go_on(&mut self, effects: &mut Vec<Effect>) {
+        while self.begin_next(effects) {}
+    }
+
+    /// Begins the next epoch, if it can.
+    fn begin_next(&mut self, effects: &mut Vec<Effect>) -> bool {
         let sources = self.settings.sources;
-        let Stage::Running(running) = &mut self.stage else { return };
+        let Stage::Running(running) = &mut self.stage else { return false };
         if running.current.is_some() {
-            return;
+            return false;
         }
-        let Some((cut, _)) = running.cuts.front() else { return };
-        let Some(requests) = running.requests(cut, sources) else { return };
+        let Some((cut, _)) = running.cuts.front() else { return false };
+        let Some(requests) = running.requests(cut, sources) else { return false };
         for (&source, input) in &mut running.inputs {
             let upto = cut.upto[source as usize];
             let count = upto.saturating_sub(input.offset) as usize;
@@ -131,6 +139,7 @@ impl Worker {
         running.current = running.cuts.pop_front();
         running.node.begin(epoch, clock_us, requests, &mut out);
         self.take(out, effects);
+        true
     }
 
     /// A message of another node.
@@ -139,11 +148,12 @@ impl Worker {
         let mut out = Outbox::default();
         running.node.receive(from, message, &mut out);
         self.take(out, effects);
+        self.go_on(effects);
     }
 
     /// Sends what a node has to send, and takes what has happened on it.
     fn take(&mut self, out: Outbox, effects: &mut Vec<Effect>) {
-        let (generation, sources) = (self.generation, u64::from(self.settings.sources));
+        let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return };
         let from = running.form.assignment.node_of(self.me).expect("it is a member");
         for (to, message) in out.messages {
@@ -153,7 +163,6 @@ impl Worker {
         }
         let mut committed = None;
         let epoch = running.current.as_ref().map_or(0, |(cut, _)| cut.epoch);
-        debug_assert!(sources > 0);
         for event in out.events {
             let output = match event {
                 Event::Replied { tid, outcome } => Output::Reply { tid, outcome },
@@ -164,8 +173,10 @@ impl Worker {
                     committed = Some(epoch);
                     continue;
                 }
-                Event::NotDeterministic { .. } => {
-                    self.not_deterministic += 1;
+                Event::NotDeterministic { call, .. } => {
+                    if self.not_deterministic.len() < NAMED_MAX {
+                        self.not_deterministic.push(call);
+                    }
                     continue;
                 }
             };
@@ -226,6 +237,5 @@ impl Worker {
             self.save(epoch, all, effects);
         }
         self.tell(Packet::Executed { generation, epoch }, effects);
-        self.go_on(effects);
     }
 }

@@ -34,7 +34,9 @@ impl<S: Store> Node<S> {
         let is_slow = epoch.round + 1 >= rounds_max;
         let is_spoiled = |f: Fault| fault == Some(f);
         let is_there = |tid: Tid| is_spoiled(Fault::ReadUnfinished) || epoch.there.contains(&tid);
-        for (&tid, part) in &epoch.parts {
+        // All before the first that is not final are.
+        let first = epoch.unsettled.first_key_value().map_or(Tid(0), |(&tid, _)| tid);
+        for (&tid, part) in epoch.parts.range(first..) {
             let is_again = part.mode != Mode::Fresh;
             if is_again && (is_spoiled(Fault::LoseDependency) || is_spoiled(Fault::ChangeStamp)) {
                 continue;
@@ -71,7 +73,13 @@ impl<S: Store> Node<S> {
                 if is_own && is_spoiled(Fault::ForgetBranches) {
                     continue;
                 }
-                mode = mode.max(Some(if is_own { Mode::Sequential } else { by_others }));
+                // Calls that were repeated all at once were in each other's way: one that waits for its
+                // calls is not.
+                mode = mode.max(Some(match (is_own, part.mode) {
+                    (true, Mode::Cached) => Mode::Fresh,
+                    (true, _) => Mode::Sequential,
+                    (false, _) => by_others,
+                }));
             }
             for read in part.declared.iter().flat_map(|declared| declared.reads()) {
                 let what = Wish::Row(read.0, read.1.clone());
@@ -85,6 +93,8 @@ impl<S: Store> Node<S> {
                 let is_sequential = part.mode == Mode::Sequential;
                 again.push((tid, if is_sequential { part.mode } else { mode }));
             } else {
+                writers.sort_unstable();
+                writers.dedup();
                 read_from.extend(writers.into_iter().map(|writer| (tid, writer, by_others)));
             }
         }

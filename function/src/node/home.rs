@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tidemill_core::Value;
 use tidemill_txn::program::Abort;
 
-use super::{running, Event, Fault, Node, NodeId, Outbox};
+use super::{run, running, Event, Fault, Node, NodeId, Outbox};
 use crate::message::{Body, Mode, Verdict};
 use crate::order::{Path, Tid};
 use crate::program::{Call, RowAt};
@@ -69,9 +69,14 @@ impl<S: Store> Node<S> {
         (home.sum, home.calls, home.failure, home.missed) = Default::default();
         (home.value, home.verdict) = (None, None);
         epoch.open += 1;
-        let call = home.call.clone();
+        let mut call = home.call.clone();
         let is_first = epoch.round == 0;
-        if is_first {
+        // Where a request goes, and what its function sees, is the key as the table has it.
+        let key = run::stored_key(self.program.program(), &call);
+        if let Ok(key) = &key {
+            call.key = key.as_slice().into();
+        }
+        if is_first && key.is_ok() {
             if let Some(rows) = self.program.declared(&call) {
                 return self.begin_declared(tid, &call, &rows, out);
             }
@@ -84,12 +89,12 @@ impl<S: Store> Node<S> {
         if mode == Mode::Cached {
             return;
         }
-        let to = self.owners.of_key(self.program.program(), call.table, &call.key);
+        let of_key = |key: Vec<Value>| self.owners.of_key(self.program.program(), call.table, &key);
         let path = Path::new();
         // The request is the first call.
         let (me, share, calls) = (self.me, 0, 1);
-        // A key that is none: whoever gets the call says so.
-        let to = to.unwrap_or(me);
+        // A key that is none is found when the function begins.
+        let to = key.ok().and_then(of_key).unwrap_or(me);
         let call = Body::Call { tid, path, call, share, home: me, caller: Some(me), mode, calls };
         self.send(to, call, out);
     }

@@ -93,7 +93,8 @@ impl Owners {
 /// What may be chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// So many calls may be in one transaction.
+    /// So many calls may be in one transaction. One call after the other, which is how it is found which one
+    /// is too many, costs the square of their number.
     pub calls_max: u32,
     /// So many may be in one another.
     pub depth_max: usize,
@@ -111,7 +112,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            calls_max: 100_000,
+            calls_max: 10_000,
             depth_max: 100,
             rounds_max: 6,
             cache: true,
@@ -193,7 +194,7 @@ pub struct Node<S> {
     settings: Settings,
     store: S,
     /// Messages of epochs and rounds that are not here yet.
-    early: VecDeque<(NodeId, Message)>,
+    early: BTreeMap<(u64, u32), VecDeque<(NodeId, Message)>>,
     /// Messages to itself.
     own: VecDeque<Body>,
     fresh: Vec<Body>,
@@ -253,7 +254,7 @@ impl<S: Store> Node<S> {
             owners,
             settings,
             store,
-            early: VecDeque::new(),
+            early: BTreeMap::new(),
             own: VecDeque::new(),
             fresh: Vec::new(),
             woken: VecDeque::new(),
@@ -329,7 +330,10 @@ impl<S: Store> Node<S> {
     pub fn receive(&mut self, from: NodeId, message: Message, out: &mut Outbox) {
         match self.is_due(&message) {
             true => self.handle(from, message.body, out),
-            false => self.early.push_back((from, message)),
+            false => {
+                let round = (message.epoch, message.round);
+                self.early.entry(round).or_default().push_back((from, message));
+            }
         }
         self.work(out);
     }
@@ -346,6 +350,20 @@ impl<S: Store> Node<S> {
         due
     }
 
+    /// The next message that has become due.
+    fn due(&mut self) -> Option<(NodeId, Message)> {
+        let mut first = self.early.first_entry()?;
+        let here = self.running.as_ref().map(|epoch| (epoch.number, epoch.round));
+        if here != Some(*first.key()) {
+            return None;
+        }
+        let message = first.get_mut().pop_front();
+        if first.get().is_empty() {
+            first.remove();
+        }
+        message
+    }
+
     /// Takes the messages to itself, and those that have become due.
     fn work(&mut self, out: &mut Outbox) {
         loop {
@@ -358,8 +376,7 @@ impl<S: Store> Node<S> {
                 self.handle(self.me, body, out);
             } else if let Some(waiter) = self.woken.pop_front() {
                 self.wake(waiter, out);
-            } else if let Some(at) = self.early.iter().position(|(_, m)| self.is_due(m)) {
-                let (from, message) = self.early.remove(at).expect("it is there");
+            } else if let Some((from, message)) = self.due() {
                 self.handle(from, message.body, out);
             } else {
                 return;

@@ -1,6 +1,6 @@
 //! What one node does of a transaction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
@@ -67,8 +67,9 @@ pub(super) struct Invocation {
     /// The calls it has made; one that begins again has made so many of them again.
     pub children: Vec<Child>,
     pub made: usize,
-    /// The calls it waits for.
+    /// The calls it waits for, and all that it has waited for since it began.
     pub waits: Vec<u32>,
+    pub awaited: BTreeSet<u32>,
     /// How many calls of the transaction were made before it, where they run one after the other.
     pub calls_before: u32,
     pub outcome: Option<Outcome>,
@@ -142,6 +143,7 @@ impl Invocation {
             children: Vec::new(),
             made: 0,
             waits: Vec::new(),
+            awaited: BTreeSet::new(),
             calls_before,
             outcome: None,
         }

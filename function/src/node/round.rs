@@ -2,7 +2,8 @@
 //! again; when nobody has to, the epoch ends.
 //!
 //! Messages between two nodes keep their order, and everybody tells everybody: so when all have said that
-//! theirs have ended, nothing of the round is under way.
+//! theirs have ended, nothing of the round is under way but replies that nobody waits for any more, and those
+//! are before what the sender says next.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, StreamId, TableId, Value};
 use tidemill_txn::program::{Abort, AbortKind, OPERATIONS_MAX};
+use tidemill_txn::Program;
 
 use super::part::{Answer, Child, Invocation, Outcome, Part, Read, Saw, Write};
 use super::{running, Event, Fault, Node, NodeId, Outbox, Owners, Settings};
@@ -45,7 +46,7 @@ impl<S: Store> Node<S> {
             Some(before) => before.wishes().collect::<Vec<Wish>>(),
             None => {
                 let call = &part.runs[&path].call;
-                let key = program.stored_key(call.table, &call.key);
+                let key = stored_key(program, call);
                 key.iter().map(|key| Wish::Row(call.table, Key::of(key))).collect()
             }
         };
@@ -239,7 +240,16 @@ impl<S: Store> Turn<'_, S> {
                 Ok(Step::Done(value)) => return Some(Outcome::Returned(value)),
                 Err(Stop::Abort(abort)) => return Some(Outcome::Failed(self.here(), abort)),
                 Ok(Step::Wait(handles)) => {
-                    self.invocation.waits = handles.iter().map(|handle| handle.0).collect();
+                    let waits: Vec<u32> = handles.iter().map(|handle| handle.0).collect();
+                    let made = &self.invocation.children;
+                    let is_wanted = |&n: &u32| made.get(n as usize).is_some_and(|c| c.wanted);
+                    if !waits.iter().all(is_wanted) {
+                        let reason = "a function waits for a call that it did not want a reply of";
+                        let abort = Abort { kind: AbortKind::Fault, reason: reason.into() };
+                        return Some(Outcome::Failed(self.here(), abort));
+                    }
+                    self.invocation.awaited.extend(&waits);
+                    self.invocation.waits = waits;
                 }
                 Err(Stop::Unwind) => {
                     if let Some(mode) = self.missed {
@@ -250,12 +260,7 @@ impl<S: Store> Turn<'_, S> {
             }
             let children = &self.invocation.children;
             let mut waits = self.invocation.waits.iter().map(|&n| &children[n as usize]);
-            if let Some(child) = waits.find(|child| child.reply == Answer::Nothing) {
-                if !child.wanted && self.mode != Mode::Sequential {
-                    let reason = "a function waits for a call that it did not want a reply of";
-                    let abort = Abort { kind: AbortKind::Fault, reason: reason.into() };
-                    return Some(Outcome::Failed(self.here(), abort));
-                }
+            if waits.any(|child| child.reply == Answer::Nothing) {
                 self.invocation.activation = activation;
                 return None;
             }
@@ -267,8 +272,13 @@ impl<S: Store> Turn<'_, S> {
     fn begin(&mut self) -> Result<Box<dyn Activation>, Abort> {
         let invocation = &mut *self.invocation;
         (invocation.ordinal, invocation.told, invocation.made) = (0, 0, 0);
+        invocation.awaited.clear();
         invocation.writes.clear();
         invocation.emits.clear();
+        if self.path.is_empty() {
+            // A request's key is a client's.
+            stored_key(self.functions.program(), &invocation.call)?;
+        }
         match invocation.call.target {
             Target::Function(_) => self.functions.begin(&invocation.call),
             _ => Ok(Box::new(OnRow(invocation.call.clone()))),
@@ -286,7 +296,7 @@ impl<S: Store> Turn<'_, S> {
     fn access(&mut self) -> Result<(Path, u32), Stop> {
         let place = self.here();
         let ordinal = self.invocation.ordinal;
-        if ordinal as usize == OPERATIONS_MAX {
+        if ordinal as usize >= OPERATIONS_MAX {
             let reason = format!("a function has at most {OPERATIONS_MAX} operations");
             return Err(Abort::refused(reason).into());
         }
@@ -334,8 +344,9 @@ impl<S: Store> Turn<'_, S> {
     fn write(&mut self, table: TableId, key: Key, row: Stored) -> Result<(), Stop> {
         let (path, ordinal) = self.access()?;
         let version = Version { tid: self.tid, path, row: row.clone() };
-        self.versions.put(table, key.clone(), version);
-        self.written.push((table, key.clone()));
+        if self.versions.put(table, key.clone(), version) {
+            self.written.push((table, key.clone()));
+        }
         self.invocation.writes.push(Write { ordinal, table, key, row });
         Ok(())
     }
@@ -515,6 +526,10 @@ impl<S: Store> Context for Turn<'_, S> {
     }
 
     fn reply(&self, handle: Handle) -> Option<&Value> {
+        if !self.invocation.awaited.contains(&handle.0) {
+            // It may be here: when is a matter of chance.
+            return None;
+        }
         match &self.invocation.children.get(handle.0 as usize)?.reply {
             Answer::Value(value) => Some(value),
             _ => None,
@@ -533,12 +548,20 @@ impl<S: Store> Context for Turn<'_, S> {
         bytes.extend(self.settings.seed.to_le_bytes());
         bytes.extend(self.tid.0.to_le_bytes());
         self.here().iter().for_each(|n| bytes.extend(n.to_le_bytes()));
-        self.invocation.ordinal += 1;
+        self.invocation.ordinal = self.invocation.ordinal.saturating_add(1);
         xxhash_rust::xxh3::xxh3_64(&bytes)
     }
 
     fn now_us(&self) -> i64 {
         self.clock_us
+    }
+}
+
+/// The key of a call as its table has it.
+pub(super) fn stored_key(program: &Program, call: &Call) -> Result<Vec<Value>, Abort> {
+    match program.tables.get(call.table.index()) {
+        Some(_) => program.stored_key(call.table, &call.key),
+        None => Err(Abort::refused(format!("there is no table {}", call.table.0))),
     }
 }
 
@@ -607,7 +630,8 @@ pub(super) fn look<S: Store>(
                 }
                 saw.len() < limit
             });
-            saw.extend(written.filter_map(|(_, row)| row.clone().map(Some)));
+            let left = limit.saturating_sub(saw.len());
+            saw.extend(written.filter_map(|(_, row)| row.clone().map(Some)).take(left));
             saw.truncate(limit);
             saw
         }

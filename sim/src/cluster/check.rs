@@ -23,9 +23,9 @@ pub fn check(world: &World) -> Result<(), String> {
     let found = state(world, &epochs)?;
     atomicity(&found, &wanted)?;
     recovery(world, &epochs, &found)?;
-    match world.workers().map(Worker::not_deterministic).sum::<u64>() {
-        0 => Ok(()),
-        n => Err(format!("functions are said to be not deterministic, {n} times")),
+    match world.workers().flat_map(Worker::not_deterministic).next() {
+        None => Ok(()),
+        Some(call) => Err(format!("a function is said to be not deterministic: {call:?}")),
     }
 }
 

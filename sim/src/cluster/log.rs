@@ -42,8 +42,9 @@ impl Log {
         Ok(partition.records.len() as u64 - 1)
     }
 
-    pub fn read(&self, topic: Topic, from: u64) -> Vec<Record> {
-        self.records(topic).get(from as usize..).unwrap_or_default().to_vec()
+    pub fn read(&self, topic: Topic, from: u64, limit: Option<usize>) -> Vec<Record> {
+        let there = self.records(topic).get(from as usize..).unwrap_or_default();
+        there[..there.len().min(limit.unwrap_or(usize::MAX))].to_vec()
     }
 
     pub fn records(&self, topic: Topic) -> &[Record] {

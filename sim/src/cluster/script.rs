@@ -56,6 +56,11 @@ enum Inst {
         times: u32,
     },
     Scan(u32),
+    /// Items that may live elsewhere.
+    ScanOf {
+        key: Operand,
+        limit: u32,
+    },
     PutItem(i64),
     DeleteItem(i64),
     Get {
@@ -266,7 +271,13 @@ fn random_function(dice: &mut Dice, count: u32, keys: i64) -> Vec<Inst> {
                 code.push(Inst::Repeat { to, times: 1 + dice.below(2) as u32 });
             }
             18 => code.push(Inst::SkipIfOdd(1 + dice.below(2) as usize)),
-            19 => code.push(Inst::Scan(1 + dice.below(4) as u32)),
+            19 => {
+                let limit = 1 + dice.below(4) as u32;
+                code.push(match dice.chance(50) {
+                    true => Inst::Scan(limit),
+                    false => Inst::ScanOf { key: operand(dice), limit },
+                });
+            }
             20 => code.push(Inst::PutItem(dice.below(4) as i64)),
             21 => code.push(Inst::DeleteItem(dice.below(4) as i64)),
             22 => {
@@ -391,6 +402,12 @@ impl<M: Copy> Machine<M> {
                 Inst::Repeat { .. } => {}
                 Inst::Scan(limit) => {
                     for row in memory.find(ITEMS, self.key, limit)? {
+                        self.acc = mix(mix(self.acc, row[1]), row[2]);
+                    }
+                }
+                Inst::ScanOf { key, limit } => {
+                    let key = self.operand(key, script.keys);
+                    for row in memory.find(ITEMS, key, limit)? {
                         self.acc = mix(mix(self.acc, row[1]), row[2]);
                     }
                 }

@@ -494,9 +494,9 @@ impl World {
                 *last = at_us;
                 self.at(at_us, Happening::Append { by, topic, generation, record, token });
             }
-            Effect::Read { token, topic, from } => {
+            Effect::Read { token, topic, from, limit } => {
                 let fails = self.now_us < self.log_trouble_until_us && self.dice.chance(20);
-                let records = (!fails).then(|| self.log.read(topic, from));
+                let records = (!fails).then(|| self.log.read(topic, from, limit));
                 let in_us = self.delay();
                 self.after(in_us, Happening::Deliver(by, Input::Records { token, records }));
             }
