@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_core::batch::ColumnBuilder;
-use tidemill_core::{Batch, BatchBuilder, Schema, SourceId, StreamId};
+use tidemill_core::{Batch, BatchBuilder, Schema, SourceId, StreamId, Value};
 use tidemill_txn::order::{CutInput, Run};
 
 /// The events of a run by their place in it, which is also their time. All columns are words.
@@ -17,6 +17,22 @@ pub(crate) trait Events {
 
     /// The words of its columns, the time first. There may be more than the stream has columns.
     fn words(&self, at: usize) -> impl Iterator<Item = i64>;
+}
+
+/// A column of integers, of an event or a row.
+pub(crate) fn int(value: &Value) -> i64 {
+    match value {
+        Value::Int(int) => *int,
+        other => unreachable!("{other} is in a column of integers"),
+    }
+}
+
+/// A column of lists.
+pub(crate) fn list(value: &Value) -> &[Value] {
+    match value {
+        Value::List(items) => items,
+        other => unreachable!("{other} is in a column of lists"),
+    }
 }
 
 /// A stream that events come in, from a source of its own: its id and its columns.

@@ -326,6 +326,11 @@ def test_bench_of_graphs_of_calls(folder: Path) -> None:
         ended = tidemill(folder, "bench", *run.split(), "--repeat", "1", "--json")
         assert ended.returncode == 0, ended.stderr
         assert line(ended)["valid"], run
+    paced = "http --program python --events 300 --keys 40 --rate 600 --sink out --json"
+    calls = tidemill(folder, "bench", *paced.split())
+    assert calls.returncode == 0, calls.stderr
+    assert line(calls)["valid"]
+    assert line(calls)["latency_ms"]["p50"] > 0
     assert line(ended)["protocol"]["all"]["messages_a_request"] > 0
     ended = tidemill(folder, "bench", "hotel", "--program", "rust")
     assert "has its functions in Python" in ended.stderr

@@ -6,6 +6,7 @@ import datetime as dt
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tidemill import _native
@@ -16,7 +17,7 @@ from tidemill.external import External
 from tidemill.index import Index
 from tidemill.opaque import check_function
 from tidemill.owned import OwnedWindow
-from tidemill.source import blocking, globals_written, here
+from tidemill.source import blocking, globals_changed, globals_written, here
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
 from tidemill.trigger import Trigger
@@ -604,7 +605,7 @@ class App:
                     at,
                 )
         check_function(function, chosen, at, ("ctx", *parameters), may_be_async=True)
-        for written in globals_written(function):
+        for written in chain(globals_written(function), globals_changed(function)):
             raise ProgramError(
                 f"function {chosen} writes the variable '{written}' outside of itself",
                 "keep what lasts in an entity or a table: variables are not undone when a "

@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet
 from functools import lru_cache
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
@@ -121,6 +121,61 @@ def globals_written(function: Callable[..., Any]) -> Iterator[str]:
             is_outer = instruction.opname in ("STORE_DEREF", "DELETE_DEREF")
             if is_global or (is_outer and instruction.argval in own):
                 yield instruction.argval
+
+
+_CHANGING = frozenset(
+    [
+        "add",
+        "append",
+        "appendleft",
+        "clear",
+        "difference_update",
+        "discard",
+        "extend",
+        "extendleft",
+        "insert",
+        "intersection_update",
+        "pop",
+        "popitem",
+        "popleft",
+        "remove",
+        "reverse",
+        "rotate",
+        "setdefault",
+        "sort",
+        "subtract",
+        "symmetric_difference_update",
+        "update",
+    ]
+)
+
+
+def globals_changed(function: Callable[..., Any]) -> Iterator[str]:
+    """The lists, dicts and sets outside of a function that its code changes, as far as its source
+    says."""
+    plain = inspect.unwrap(function)
+    try:
+        tree = ast.parse(textwrap.dedent("".join(inspect.getsourcelines(plain)[0])))
+    except (OSError, TypeError, SyntaxError):
+        return
+    outside = {**plain.__globals__, **inspect.getclosurevars(plain).nonlocals}
+    own = {*plain.__code__.co_varnames, *plain.__code__.co_cellvars}
+    for node in ast.walk(tree):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            parts = [part for part in node.targets if isinstance(part, ast.Subscript)]
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript):
+            parts = [node.target]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            parts = [node.func] if node.func.attr in _CHANGING else []
+        for part in parts:
+            root = part
+            while isinstance(root, ast.Subscript | ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id not in own:
+                held = outside.get(root.id)
+                if isinstance(held, MutableMapping | MutableSequence | MutableSet):
+                    yield root.id
 
 
 #: What waits for the world: modules, and functions of theirs where not all of them do.

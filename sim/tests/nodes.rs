@@ -106,7 +106,7 @@ impl Net {
 
 /// What a seed comes to, and what it should.
 fn run(seed: u64, fault: Option<Fault>) -> (bool, Expected, Expected) {
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let keys = 2 + dice.below(12) as i64;
     let script = Script::random(&mut dice, keys);
     let nodes = 1 + dice.below(4) as u16;
@@ -183,7 +183,7 @@ fn every_mistake_is_found() {
 
 #[test]
 fn keys_that_are_none_are_refused() {
-    let mut dice = Dice(7);
+    let mut dice = Dice::new(7);
     let script = Script::random(&mut dice, 5);
     let mut net = Net::new(&script, 3, Settings::default());
     let keys =

@@ -10,6 +10,7 @@ use tidemill_txn::Program;
 
 use super::Graphs;
 use crate::args::Args;
+use crate::events::{int, list};
 use crate::tpcc::{self, Made};
 
 const NEW_ORDER: Target = Target::Function(0);
@@ -82,20 +83,6 @@ impl Functions for Shop {
 struct Running {
     call: Call,
     made: Vec<Handle>,
-}
-
-fn int(value: &Value) -> i64 {
-    match value {
-        Value::Int(int) => *int,
-        other => unreachable!("{other} is where an integer is"),
-    }
-}
-
-fn list(value: &Value) -> &[Value] {
-    match value {
-        Value::List(items) => items,
-        other => unreachable!("{other} is where a list is"),
-    }
 }
 
 fn ints(ints: &[i64]) -> Vec<Value> {

@@ -9,6 +9,7 @@ use tidemill_txn::Program;
 
 use super::Graphs;
 use crate::args::Args;
+use crate::events::int;
 use crate::rng::Rng;
 use crate::zipf::Zipf;
 
@@ -84,13 +85,6 @@ impl Functions for Accounts {
 
     fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
         Ok(Box::new(OnAccount(call.clone())))
-    }
-}
-
-fn int(value: &Value) -> i64 {
-    match value {
-        Value::Int(int) => *int,
-        other => unreachable!("{other} is where an integer is"),
     }
 }
 

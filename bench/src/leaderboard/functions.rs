@@ -5,6 +5,7 @@ use tidemill_txn::program::{Abort, Opaque, Tx};
 
 use super::program::Frame;
 use super::{AGAIN, NOBODY, TREND};
+use crate::events::int;
 
 /// The one row of `tally`.
 const TALLY: i64 = 0;
@@ -197,12 +198,4 @@ fn board(running: &[[i64; 3]], rank: impl Fn(&[i64; 3]) -> i64) -> Places {
         }
     }
     first.map(|(rank, candidate)| if candidate == 0 { [0, 0] } else { [candidate, rank.abs()] })
-}
-
-/// An integer of a row.
-fn int(value: &Value) -> i64 {
-    match value {
-        Value::Int(int) => *int,
-        other => unreachable!("{other} is in a column of integers"),
-    }
 }

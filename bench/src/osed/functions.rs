@@ -6,6 +6,7 @@ use tidemill_txn::program::{Abort, Opaque, Tx};
 use super::list::{pack, unpack};
 use super::program::{word, Frame};
 use super::{event, similarity, SIMILAR};
+use crate::events::int;
 
 /// Where columns are in a row of `tweets`.
 const COUNT: usize = 2;
@@ -198,13 +199,5 @@ impl Opaque for Select {
             }
         }
         Ok(())
-    }
-}
-
-/// An integer of a row.
-fn int(value: &Value) -> i64 {
-    match value {
-        Value::Int(int) => *int,
-        other => unreachable!("{other} is in a column of integers"),
     }
 }

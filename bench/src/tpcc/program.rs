@@ -8,6 +8,7 @@ use tidemill_txn::Program;
 
 use super::{DISTRICTS, NOTE_MAX, NO_ITEM};
 use crate::args::ProgramKind;
+use crate::events::{int, list};
 use crate::shape::{self, Parts};
 use crate::Given;
 
@@ -156,20 +157,6 @@ fn functions() -> Result<Program> {
     b.returning(NEW_ORDER, order, reply(), |replies| Arc::new(TakesOrders { replies }));
     b.returning(PAY, payment, reply(), |replies| Arc::new(TakesPayments { replies }));
     b.finish()
-}
-
-fn int(value: &Value) -> i64 {
-    match value {
-        Value::Int(int) => *int,
-        other => unreachable!("{other} is where an integer is"),
-    }
-}
-
-fn list(value: &Value) -> &[Value] {
-    match value {
-        Value::List(items) => items,
-        other => unreachable!("{other} is where a list is"),
-    }
 }
 
 /// Reads a row of integers, which must be there.

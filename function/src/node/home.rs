@@ -15,6 +15,8 @@ use crate::store::Store;
 /// A transaction that came in here.
 pub(super) struct Home {
     pub call: Call,
+    /// Who owns its entity; nobody when its key is none.
+    to: Option<NodeId>,
     /// What has come back of its shares in this run.
     pub sum: Sum,
     /// The nodes that have taken part, in any run.
@@ -38,9 +40,10 @@ pub(super) struct Ended {
 }
 
 impl Home {
-    pub fn new(call: Call) -> Home {
+    pub fn new(call: Call, to: Option<NodeId>) -> Home {
         Home {
             call,
+            to,
             sum: Sum::default(),
             parts: BTreeSet::new(),
             calls: 0,
@@ -62,6 +65,15 @@ impl Home {
 }
 
 impl<S: Store> Node<S> {
+    /// A request that has come in: where it goes, and what its function sees, is the key as the table has it.
+    pub(super) fn home(&self, mut call: Call) -> Home {
+        let program = self.program.program();
+        let Ok(key) = run::stored_key(program, &call) else { return Home::new(call, None) };
+        let to = self.owners.of_key(program, call.table, &key);
+        call.key = key.into();
+        Home::new(call, to)
+    }
+
     /// Begins a transaction, or begins it again, where whoever takes part does not know by itself.
     pub(super) fn begin_home(&mut self, tid: Tid, mode: Mode, out: &mut Outbox) {
         let epoch = running!(self);
@@ -69,14 +81,9 @@ impl<S: Store> Node<S> {
         (home.sum, home.calls, home.failure, home.missed) = Default::default();
         (home.value, home.verdict) = (None, None);
         epoch.open += 1;
-        let mut call = home.call.clone();
+        let (call, to) = (home.call.clone(), home.to);
         let is_first = epoch.round == 0;
-        // Where a request goes, and what its function sees, is the key as the table has it.
-        let key = run::stored_key(self.program.program(), &call);
-        if let Ok(key) = &key {
-            call.key = key.as_slice().into();
-        }
-        if is_first && key.is_ok() {
+        if is_first && to.is_some() {
             if let Some(rows) = self.program.declared(&call) {
                 return self.begin_declared(tid, &call, &rows, out);
             }
@@ -89,12 +96,11 @@ impl<S: Store> Node<S> {
         if mode == Mode::Cached {
             return;
         }
-        let of_key = |key: Vec<Value>| self.owners.of_key(self.program.program(), call.table, &key);
         let path = Path::new();
         // The request is the first call.
         let (me, share, calls) = (self.me, 0, 1);
         // A key that is none is found when the function begins.
-        let to = key.ok().and_then(of_key).unwrap_or(me);
+        let to = to.unwrap_or(me);
         let call = Body::Call { tid, path, call, share, home: me, caller: Some(me), mode, calls };
         self.send(to, call, out);
     }

@@ -296,7 +296,7 @@ impl<S: Store> Node<S> {
     ) {
         assert!(self.running.is_none(), "an epoch begins when the one before has ended");
         let homes: BTreeMap<Tid, Home> =
-            requests.into_iter().map(|(tid, call)| (tid, Home::new(call))).collect();
+            requests.into_iter().map(|(tid, call)| (tid, self.home(call))).collect();
         self.counters.epochs += 1;
         self.counters.transactions += homes.len() as u64;
         let unreplied: BTreeSet<Tid> = homes.keys().copied().collect();

@@ -18,7 +18,7 @@ from tidemill import _native
 from tidemill.cli import grid, plot
 from tidemill.cli.output import fields, printed, refuse_unwritable
 from tidemill.errors import SettingError
-from tidemill.workloads import WORKLOADS, push
+from tidemill.workloads import WORKLOADS, http, push
 
 #: Flags of a workload: name, type, what it says.
 FLAGS: tuple[tuple[str, type, str], ...] = (
@@ -149,6 +149,8 @@ def _run(given: Mapping[str, Any]) -> dict[str, Any]:
     """The report of one run."""
     if given["workload"] == "push" and given.get("program") == "python":
         return push.run(given)
+    if given["workload"] == "http" and given.get("program") == "python":
+        return http.run(given)
     if given["workload"] in ("hotel", "movie"):
         given = {"program": "python", **given}
     program, opaques = _program(given)

@@ -13,23 +13,21 @@ pub use check::check;
 pub use expected::{Epoch, Expected};
 pub use world::{Weather, World};
 
-/// SplitMix64: one seed, one run.
-#[derive(Clone, Debug)]
-pub struct Dice(pub u64);
+use crate::SimRandom;
+
+/// What a seed decides: one seed, one run.
+#[derive(Debug)]
+pub struct Dice(SimRandom);
 
 impl Dice {
-    /// The next number.
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+    /// The dice of a seed.
+    pub fn new(seed: u64) -> Dice {
+        Dice(SimRandom::new(seed))
     }
 
-    /// One below `n`.
+    /// A number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.draw() % n
+        self.0.below(n)
     }
 
     /// Whether it happens.

@@ -135,7 +135,7 @@ pub struct World {
 impl World {
     /// A cluster from a seed; with a mistake, if one is to be made.
     pub fn new(seed: u64, fault: Option<Fault>) -> World {
-        let mut dice = Dice(seed);
+        let mut dice = Dice::new(seed);
         let keys = 3 + dice.below(20) as i64;
         let script = Script::random(&mut dice, keys);
         let functions =
