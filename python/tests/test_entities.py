@@ -13,6 +13,7 @@ import pytest
 
 import tidemill as tm
 from tidemill.cli.token import write
+from tidemill.errors import aborted
 
 from .conftest import reference
 
@@ -21,8 +22,8 @@ Script = list[list[Any]]
 CASES = 30
 
 
-class SoldOut(tm.Abort):
-    """What a caller can tell from other reasons."""
+class NoneLeft(tm.Abort):
+    """What a caller can tell from other reasons. No other class of the tests has its name."""
 
     def __init__(self, left: int, *, of: str) -> None:
         super().__init__(f"{left} of {of} left")
@@ -34,7 +35,7 @@ def test_exceptions_come_to_callers_as_themselves(tmp_path: Path) -> None:
 
     @item.function(creates=True)
     async def take(self: Any, ctx: tm.Context) -> None:
-        raise SoldOut(self.left, of="item")
+        raise NoneLeft(self.left, of="item")
 
     @item.function(creates=True)
     async def buy(self: Any, ctx: tm.Context) -> None:
@@ -46,7 +47,7 @@ def test_exceptions_come_to_callers_as_themselves(tmp_path: Path) -> None:
 
     with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
         for call in (mill.call, client.call):
-            with pytest.raises(SoldOut) as refused:
+            with pytest.raises(NoneLeft) as refused:
                 call("item.buy", id=1)
             assert (str(refused.value), refused.value.reason) == ("0 of item left",) * 2
             with pytest.raises(tm.Abort) as plain:
@@ -55,8 +56,21 @@ def test_exceptions_come_to_callers_as_themselves(tmp_path: Path) -> None:
             assert str(plain.value) == "Note: nothing of this name"
         mill.drain()
         assert [row["reason"] for row in mill.output(buy.aborted).rows()] == [
-            "SoldOut: 0 of item left"
+            "NoneLeft: 0 of item left"
         ] * 2
+
+
+def test_of_two_exceptions_with_one_name_callers_get_the_later() -> None:
+    def defined() -> type[tm.Abort]:
+        class DefinedTwice(tm.Abort):
+            pass
+
+        return DefinedTwice
+
+    first, second = defined(), defined()
+    caught = aborted("DefinedTwice: text")
+    assert (type(caught), str(caught)) == (second, "text")
+    assert first is not second
 
 
 def pending() -> asyncio.Future[None]:

@@ -68,12 +68,13 @@ class Abort(Exception):
     """Raised in a handler: the transaction has no effect but an event in the aborted stream.
 
     Classes of your own that derive from it have their name before the reason, and come to
-    callers as themselves.
+    callers as themselves. They are told apart by their names: of two with the same one, callers
+    get the one that was defined last.
 
-    >>> class SoldOut(Abort):
+    >>> class NoRooms(Abort):
     ...     pass
-    >>> aborted("SoldOut: no rooms left")
-    SoldOut('no rooms left')
+    >>> aborted("NoRooms: all taken")
+    NoRooms('all taken')
     >>> aborted("no rooms left")
     Abort('no rooms left')
     """
