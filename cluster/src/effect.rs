@@ -28,6 +28,15 @@ pub enum Refused {
     Unknown,
 }
 
+/// What was read of a topic.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Records {
+    /// Records with their offsets, which may have gaps.
+    pub records: Vec<(u64, Record)>,
+    /// Behind all that was looked at: where the next read begins.
+    pub upto: u64,
+}
+
 /// What a machine wants done.
 #[derive(Clone, Debug)]
 pub enum Effect {
@@ -117,8 +126,8 @@ pub enum Input {
     Records {
         /// Of what.
         token: Token,
-        /// They begin at the offset that was asked for; `None` when they could not be read now.
-        records: Option<Vec<Record>>,
+        /// `None` when they could not be read now.
+        records: Option<Records>,
     },
     /// An object is stored, or not.
     Stored {
