@@ -24,7 +24,7 @@ pub struct Token(pub u64);
 pub enum Refused {
     /// A later generation has begun.
     Fenced,
-    /// Nobody knows whether it was: the process has to stop.
+    /// Nobody knows whether it was, or will be before a later generation begins.
     Unknown,
 }
 

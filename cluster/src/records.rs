@@ -152,9 +152,10 @@ impl Assignment {
         self.members.iter().position(|m| *m == member).map(|n| NodeId(n as u16))
     }
 
-    /// The node that reads a source.
-    pub fn reader(&self, source: u32) -> NodeId {
-        NodeId((source as usize % self.members.len()) as u16)
+    /// The node that reads a source, of so many: neighbouring sources have one reader, as neighbouring
+    /// partitions have one owner where shares are equal.
+    pub fn reader(&self, source: u32, sources: u32) -> NodeId {
+        NodeId((u64::from(source) * self.members.len() as u64 / u64::from(sources)) as u16)
     }
 }
 

@@ -139,10 +139,9 @@ impl Worker {
                     self.left(epoch, source, offset, effects);
                 }
                 (Some(_), Ok(_)) | (None, _) => {}
-                (Some(_), Err(Refused::Fenced)) => self.forget(),
-                (Some(_), Err(Refused::Unknown)) => {
-                    effects.push(Effect::Stop { why: "nobody knows whether the log has a record" });
-                }
+                // Also where nobody knows whether it is there: the next generation reads what has left behind
+                // its fence, and what comes later does not count.
+                (Some(_), Err(Refused::Fenced | Refused::Unknown)) => self.forget(),
             },
             Input::Records { token, records } => match self.wishes.remove(&token) {
                 Some(Wish::Outputs(source)) => self.known(source, records, effects),
