@@ -11,6 +11,8 @@ use crate::Settings;
 /// A snapshot that is being taken.
 struct Taking {
     cut: Arc<CutRecord>,
+    /// Where its cut is in the log.
+    cut_at: u64,
     parts: BTreeMap<Member, String>,
     outputs: Vec<u64>,
     all: bool,
@@ -57,6 +59,13 @@ impl Running {
     }
 }
 
+impl Running {
+    /// For each source what can be read, and what has been cut.
+    pub fn sources(&self) -> Vec<(u64, u64)> {
+        self.available.iter().copied().zip(self.upto.iter().copied()).collect()
+    }
+}
+
 impl Coordinator {
     /// Makes a cut when all have executed the one before, that one is durable, and there is something to
     /// execute. One at a time is on its way to the log: were the first of two lost and the second not, there
@@ -87,7 +96,8 @@ impl Coordinator {
         if running.taking.is_none() && epoch.is_multiple_of(snapshot_every) {
             let all = manifest.objects.len() + running.form.assignment.members.len() > objects_max;
             let (parts, outputs) = (BTreeMap::new(), manifest.outputs.clone());
-            running.taking = Some(Taking { cut: cut.clone(), parts, outputs, all, is_put: false });
+            let cut = cut.clone();
+            running.taking = Some(Taking { cut, cut_at: 0, parts, outputs, all, is_put: false });
             snapshot = Some(all);
         }
         let generation = running.form.generation;
@@ -98,8 +108,11 @@ impl Coordinator {
     }
 
     /// What was executed up to here may leave.
-    pub(super) fn cut_durable(&mut self, epoch: u64, effects: &mut Vec<Effect>) {
+    pub(super) fn cut_durable(&mut self, epoch: u64, offset: u64, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
+        if let Some(taking) = running.taking.as_mut().filter(|t| t.cut.epoch == epoch) {
+            taking.cut_at = offset;
+        }
         running.durable = running.durable.max(epoch);
         let (generation, epoch) = (running.form.generation, running.durable);
         self.tell(&Packet::Durable { generation, epoch }, effects);
@@ -138,6 +151,7 @@ impl Coordinator {
         let mut objects = if taking.all { Vec::new() } else { self.manifest.objects.clone() };
         objects.extend(taking.parts.values().cloned());
         let manifest = Arc::new(Manifest {
+            generation: running.form.generation,
             epoch,
             clock_us: taking.cut.clock_us,
             base: taking.cut.next_base(),
@@ -145,7 +159,7 @@ impl Coordinator {
             outputs: taking.outputs.clone(),
             objects,
         });
-        let name = format!("manifest-{}-{epoch}", running.form.generation);
+        let name = manifest.name();
         let token = self.token(Wish::Manifest(manifest.clone()));
         effects.push(Effect::Put { token, name, object: Object::Manifest(manifest) });
     }
@@ -167,7 +181,10 @@ impl Coordinator {
     /// The log names the snapshot.
     pub(super) fn snapshot_counts(&mut self, manifest: Arc<Manifest>, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
-        running.taking = None;
+        let taken = running.taking.take();
+        // Later cuts may be before the snapshot's record.
+        let cuts = taken.map_or(0, |taking| taking.cut_at);
+        effects.push(Effect::Release { manifest: manifest.clone(), cuts });
         let (generation, epoch) = (running.form.generation, manifest.epoch);
         self.cuts.retain(|cut| cut.epoch > epoch);
         self.manifest = manifest;

@@ -42,6 +42,7 @@ fn abort(kind: AbortKind) -> Abort {
 
 fn manifest() -> Manifest {
     Manifest {
+        generation: 3,
         epoch: 4,
         clock_us: -5,
         base: 6,

@@ -514,6 +514,16 @@ impl World {
                 let in_us = self.delay();
                 self.after(in_us, Happening::Deliver(by, Input::Got { token, object }));
             }
+            Effect::Release { manifest, cuts } => {
+                self.log.trim(Topic::Cuts, cuts);
+                for (source, (input, output)) in
+                    manifest.inputs.iter().zip(&manifest.outputs).enumerate()
+                {
+                    self.log.trim(Topic::Input(source as u32), *input);
+                    self.log.trim(Topic::Output(source as u32), *output);
+                }
+                self.store.retain(|name, _| manifest.keeps(name));
+            }
             Effect::Stop { why } => {
                 self.say(|| format!("{by:?} stops: {why}"));
                 self.kill(by);
