@@ -80,8 +80,8 @@ mod view;
 mod workers;
 
 pub use ask::{ask, Next, Replies};
-pub use calls::{Procedure, Reply};
-pub use clients::{Health, Kept, News};
+pub use calls::{Procedure, Reply, Then};
+pub use clients::{App, Health, Kept, News};
 pub use external::{GivesUp, Outside};
 pub use followed::{Changes, TableChange};
 pub use life::LifeSink;
