@@ -35,6 +35,8 @@ pub(super) struct Running {
     /// The last epoch that each member has executed.
     pub executed: BTreeMap<Member, u64>,
     taking: Option<Taking>,
+    /// When the last snapshot was begun.
+    taken_us: u64,
 }
 
 impl Running {
@@ -54,6 +56,7 @@ impl Running {
             upto,
             executed: BTreeMap::new(),
             taking: None,
+            taken_us: now_us,
             form,
         }
     }
@@ -71,8 +74,8 @@ impl Coordinator {
     /// execute. One at a time is on its way to the log: were the first of two lost and the second not, there
     /// would be a gap.
     pub(super) fn try_cut(&mut self, effects: &mut Vec<Effect>) {
-        let Settings { epoch_max, snapshot_every, objects_max, .. } = self.settings;
-        let clock_us = self.clock_us;
+        let Settings { epoch_max, snapshot_every, snapshot_us, objects_max, .. } = self.settings;
+        let (now_us, clock_us) = (self.now_us, self.clock_us);
         let manifest = self.manifest.clone();
         let Stage::Running(running) = &mut self.stage else { return };
         let Running { form, epoch, durable, executed, .. } = &**running;
@@ -93,7 +96,9 @@ impl Coordinator {
         running.base = cut.next_base();
         running.upto = upto;
         let mut snapshot = None;
-        if running.taking.is_none() && epoch.is_multiple_of(snapshot_every) {
+        let is_due = now_us >= running.taken_us + snapshot_us;
+        if running.taking.is_none() && epoch.is_multiple_of(snapshot_every) && is_due {
+            running.taken_us = now_us;
             let all = manifest.objects.len() + running.form.assignment.members.len() > objects_max;
             let (parts, outputs) = (BTreeMap::new(), manifest.outputs.clone());
             let cut = cut.clone();

@@ -180,7 +180,7 @@ fn objects_come_back_and_damaged_ones_do_not() {
 
 #[test]
 fn lists_without_end_are_refused() {
-    let mut bytes = vec![8, 1, 0, 0, 0].repeat(100_000);
+    let mut bytes = [8, 1, 0, 0, 0].repeat(100_000);
     bytes.push(0);
     assert_eq!(take_value(&mut &bytes[..]), None);
     // Nor is memory taken for what is not there.

@@ -97,6 +97,7 @@ impl Site {
             form_us: 3_000_000,
             epoch_max: 1_000,
             snapshot_every: 20,
+            snapshot_us: 0,
             objects_max: 20,
             function: tidemill_function::Settings::default(),
         };

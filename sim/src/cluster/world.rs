@@ -148,6 +148,7 @@ impl World {
             form_us: 200 * MS,
             epoch_max: 1 + dice.below(12),
             snapshot_every: 2 + dice.below(6),
+            snapshot_us: 0,
             objects_max: 3 + dice.below(8) as usize,
             function: tidemill_function::Settings {
                 calls_max: CALLS_MAX,
