@@ -23,6 +23,8 @@ pub(super) struct Part {
     pub before: BTreeMap<Path, Invocation>,
     /// If its rows are known before it runs.
     pub declared: Option<DeclaredPart>,
+    /// What it emits then, where this node is the one that says so.
+    pub events: Vec<(StreamId, Row)>,
     /// The rows that this run has written here.
     pub written: Vec<(TableId, Key)>,
     /// How many calls this run has made here.
@@ -41,6 +43,7 @@ impl Part {
             runs: BTreeMap::new(),
             before: BTreeMap::new(),
             declared: None,
+            events: Vec::new(),
             written: Vec::new(),
             calls: 0,
             has_missed: false,

@@ -244,9 +244,7 @@ impl<S: Store> Turn<'_, S> {
                     let made = &self.invocation.children;
                     let is_wanted = |&n: &u32| made.get(n as usize).is_some_and(|c| c.wanted);
                     if !waits.iter().all(is_wanted) {
-                        let reason = "a function waits for a call that it did not want a reply of";
-                        let abort = Abort { kind: AbortKind::Fault, reason: reason.into() };
-                        return Some(Outcome::Failed(self.here(), abort));
+                        return Some(Outcome::Failed(self.here(), unwanted()));
                     }
                     self.invocation.awaited.extend(&waits);
                     self.invocation.waits = waits;
@@ -536,6 +534,16 @@ impl<S: Store> Context for Turn<'_, S> {
         }
     }
 
+    fn settled(&mut self, handle: Handle) -> Result<&Value, Stop> {
+        let child = self.invocation.children.get(handle.0 as usize);
+        if !child.is_some_and(|child| child.wanted) {
+            return Err(unwanted().into());
+        }
+        // Whether it is here is a matter of chance; that the function asked is not.
+        self.invocation.awaited.insert(handle.0);
+        self.answer(handle.0)
+    }
+
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Stop> {
         let row = self.functions.program().stored_output(stream, row)?;
         let (_, ordinal) = self.access()?;
@@ -555,6 +563,12 @@ impl<S: Store> Context for Turn<'_, S> {
     fn now_us(&self) -> i64 {
         self.clock_us
     }
+}
+
+/// Why a function fails that waits for what will never come.
+fn unwanted() -> Abort {
+    let reason = "a function waits for a call that it did not want a reply of";
+    Abort { kind: AbortKind::Fault, reason: reason.into() }
 }
 
 /// The key of a call as its table has it.
