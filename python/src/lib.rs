@@ -10,8 +10,10 @@ mod errors;
 mod external;
 mod mill;
 mod msgpack;
+mod nodes;
 mod opaque;
 mod reference;
+mod remote;
 mod row;
 mod rules;
 mod running;
@@ -32,7 +34,9 @@ mod _native {
     #[pymodule_export]
     use super::msgpack::{packed, unpacked};
     #[pymodule_export]
-    use super::opaque::finished;
+    use super::nodes::run_nodes;
+    #[pymodule_export]
+    use super::opaque::{finished, refuse_wait, step};
     #[pymodule_export]
     use super::reference::run_reference;
     #[pymodule_export]
