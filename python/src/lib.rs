@@ -36,7 +36,7 @@ mod _native {
     #[pymodule_export]
     use super::nodes::run_nodes;
     #[pymodule_export]
-    use super::opaque::{finished, refuse_wait, step};
+    use super::opaque::finished;
     #[pymodule_export]
     use super::reference::run_reference;
     #[pymodule_export]

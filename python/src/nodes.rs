@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use tidemill_core::{Batch, Row, Schema, StreamId, Value};
 use tidemill_engine::{AppFunctions, Reply};
+use tidemill_env::Env;
 use tidemill_function::{
     Call, Event, Functions, Message, Node, NodeId, Outbox, Owners, Path, Rows, Sequencing,
     Settings, Tid,
@@ -151,6 +152,8 @@ pub fn run_nodes<'py>(
     };
     let mut order = Sequencing { sources: 1, base: 0 };
     let mut all = Vec::new();
+    let clock = Env::real().clock;
+    let begun = clock.monotonic_ns();
     for (number, requests) in requests.chunks(epoch.max(1)).enumerate() {
         let placed = requests.iter().enumerate();
         let placed: Vec<(Tid, Call)> =
@@ -161,7 +164,9 @@ pub fn run_nodes<'py>(
         );
         order = order.next(requests.len() as u64);
     }
+    let ns = clock.monotonic_ns() - begun;
     let found = PyDict::new(py);
+    found.set_item("ns", ns)?;
     let replies = PyList::empty(py);
     for _ in 0..calls.len() {
         replies.append(py.None())?;

@@ -41,33 +41,22 @@ pub fn functions(
 /// What a coroutine returns that waits for nothing from outside.
 #[pyfunction]
 pub fn finished<'py>(coroutine: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: what is sent into it need not be an iterator, as coroutines are not; it fails with an
-    // exception where nothing can be sent.
-    let sent = unsafe { coroutine.cast_unchecked::<PyIterator>() };
-    match sent.send(&PyNone::get(coroutine.py()))? {
+    match sent(coroutine)? {
         PySendResult::Return(value) => Ok(value),
         PySendResult::Next(_) => Err(waits_outside(coroutine)?),
     }
 }
 
-/// How far a coroutine comes: what it returns, or what it waits for.
-#[pyfunction]
-pub fn step<'py>(coroutine: &Bound<'py, PyAny>) -> PyResult<(bool, Bound<'py, PyAny>)> {
-    // SAFETY: as of `finished`.
+/// How far a coroutine comes.
+pub fn sent<'py>(coroutine: &Bound<'py, PyAny>) -> PyResult<PySendResult<'py>> {
+    // SAFETY: what is sent into it need not be an iterator, as coroutines are not; it fails with an
+    // exception where nothing can be sent.
     let sent = unsafe { coroutine.cast_unchecked::<PyIterator>() };
-    Ok(match sent.send(&PyNone::get(coroutine.py()))? {
-        PySendResult::Return(value) => (true, value),
-        PySendResult::Next(waits) => (false, waits),
-    })
+    sent.send(&PyNone::get(coroutine.py()))
 }
 
-/// Ends a coroutine that waits for what no transaction waits for, and says so.
-#[pyfunction]
-pub fn refuse_wait(coroutine: &Bound<'_, PyAny>) -> PyResult<()> {
-    Err(waits_outside(coroutine)?)
-}
-
-fn waits_outside(coroutine: &Bound<'_, PyAny>) -> PyResult<PyErr> {
+/// Ends a coroutine that waits for what no transaction waits for.
+pub fn waits_outside(coroutine: &Bound<'_, PyAny>) -> PyResult<PyErr> {
     coroutine.call_method0("close")?;
     Ok(PyTypeError::new_err(
         "an async function awaits something that is not there yet: a transaction waits for \

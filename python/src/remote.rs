@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use pyo3::exceptions::{PyBaseException, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::iterator::PySendResult;
+use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString, PyTuple};
 use pyo3::{create_exception, intern};
 use tidemill_core::rules::Fault;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
@@ -16,7 +17,7 @@ use tidemill_txn::program::{Abort, AbortKind, Aggregate, Tx, Window, WindowId};
 use crate::attached::attached;
 use crate::errors::to_python as raised;
 use crate::msgpack;
-use crate::opaque::{kind, running, spare};
+use crate::opaque::{kind, running, sent, spare, waits_outside};
 use crate::transaction::{FunctionShape, NativeTx, Shapes};
 use crate::values::{loose, stored, to_python, to_tuple};
 
@@ -193,25 +194,34 @@ impl NativeTx {
         from_reply(py, &value)
     }
 
-    /// The function returns this: to a client, or to whoever has called it. With a `name` a value that can't be
-    /// returned is the fault of the function that has it.
-    pub fn returns(
+    /// The function returns this: to a client, or to whoever has called it. What can't be returned is the fault of
+    /// the function `of` an entity.
+    fn returns(
         &self,
         value: &Bound<'_, PyAny>,
         is_request: bool,
-        name: Option<&str>,
+        of: Option<&Function>,
     ) -> PyResult<()> {
         let py = value.py();
-        let returned = match is_request {
+        let packed = || msgpack::to_bytes(value).map(|bytes| Value::Any(bytes.into()));
+        let returned = match (is_plain(value), is_request) {
+            _ if value.is_none() => Ok(Value::Null),
+            (true, false) => loose(value).map_err(|fault| fault.to_string()),
             // The column of replies is one of any value.
-            true if value.is_none() => Ok(Value::Null),
-            true => msgpack::to_bytes(value).map(|bytes| Value::Any(bytes.into())),
-            false => to_reply(value)?,
+            (true, true) => packed(),
+            (false, _) => match (as_text(value)?, of) {
+                (Some(text), _) if !is_request => Ok(text),
+                (None, Some(of)) => {
+                    if value.is_instance(of.package.reply.bind(py))? {
+                        of.called.bind(py).call_method0("refuse_reply")?;
+                    }
+                    let name = &of.name;
+                    let wrong = |why| format!("{name} returns what is no value of msgpack: {why}");
+                    Ok(packed().map_err(|why| PyTypeError::new_err(wrong(why)))?)
+                }
+                _ => packed(),
+            },
         };
-        if let (Err(why), Some(name)) = (&returned, name) {
-            let what = format!("{name} returns what is no value of msgpack: {why}");
-            return Err(PyTypeError::new_err(what));
-        }
         self.with(py, |rows| {
             rows.returned = Some(returned.map_err(|why| Fault(why.into()))?);
             Ok(())
@@ -219,29 +229,30 @@ impl NativeTx {
     }
 }
 
-/// What a function has returned, as a message has it; the other way it comes out equal, and nobody's else.
-fn to_reply(value: &Bound<'_, PyAny>) -> PyResult<Result<Value, String>> {
-    let is_plain = value.is_none()
+/// Whether a value is one that messages have as it is.
+fn is_plain(value: &Bound<'_, PyAny>) -> bool {
+    value.is_none()
+        || (value.is_exact_instance_of::<PyInt>() && value.extract::<i64>().is_ok())
+        || value.is_exact_instance_of::<PyString>()
         || value.is_exact_instance_of::<PyBool>()
         || value.is_exact_instance_of::<PyFloat>()
-        || value.is_exact_instance_of::<PyString>()
         || value.is_exact_instance_of::<PyBytes>()
-        || (value.is_exact_instance_of::<PyInt>() && value.extract::<i64>().is_ok());
-    if is_plain {
-        return Ok(loose(value).map_err(|fault| fault.to_string()));
-    }
-    let class = value.get_type();
-    let name = class.name()?;
-    let text = match name.to_str()? {
-        "Decimal" if class.module()?.to_str()? == "decimal" => value.str()?,
-        "datetime" if class.module()?.to_str()? == "datetime" => {
-            value.call_method0(intern!(value.py(), "isoformat"))?.cast_into::<PyString>()?
-        }
-        _ => return Ok(msgpack::to_bytes(value).map(|bytes| Value::Any(bytes.into()))),
-    };
-    Ok(Ok(Value::List([Value::str(name.to_str()?), Value::str(text.to_str()?)].into())))
 }
 
+/// A decimal or a time, of whatever precision and zone, as a message has it.
+fn as_text(value: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
+    let class = value.get_type();
+    let (name, module) = (class.name()?, class.module()?);
+    let text = match (module.to_str()?, name.to_str()?) {
+        ("decimal", "Decimal") => value.str()?,
+        ("datetime", "datetime") => value.call_method0("isoformat")?.cast_into::<PyString>()?,
+        _ => return Ok(None),
+    };
+    let text = [name, text].iter().map(|t| Ok(Value::str(t.to_str()?))).collect::<PyResult<_>>()?;
+    Ok(Some(Value::List(text)))
+}
+
+/// What a call has returned, equal to what the function did, and nobody else's.
 fn from_reply<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
     let Value::List(items) = value else { return to_python(py, value) };
     match &items[..] {
@@ -256,11 +267,62 @@ fn from_reply<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>
     }
 }
 
-/// A function of the package's `remote.py`.
+/// What functions use of the package.
+struct Package {
+    /// The thread's transaction.
+    local: Py<PyAny>,
+    /// What calls of entities go through.
+    calls: Py<PyAny>,
+    /// What functions of entities are given, and others.
+    context: Py<PyAny>,
+    tx: Py<PyAny>,
+    /// The class of all replies, and of those that are not there yet.
+    reply: Py<PyAny>,
+    remote: Py<PyAny>,
+    coroutine: Py<PyAny>,
+    verdict: Py<PyAny>,
+    /// Decimals: a fresh context, and the thread's.
+    fresh: Py<PyAny>,
+    get_context: Py<PyAny>,
+    set_context: Py<PyAny>,
+}
+
+impl Package {
+    fn new(py: Python<'_>) -> PyResult<Package> {
+        let of =
+            |module: &str, name: &str| Ok::<_, PyErr>(py.import(module)?.getattr(name)?.unbind());
+        let context = py.import("tidemill.opaque")?.getattr("CONTEXT")?;
+        Ok(Package {
+            local: of("tidemill.context", "local")?,
+            calls: of("tidemill.remote", "CALLS")?,
+            context: of("tidemill.remote", "RemoteContext")?,
+            tx: of("tidemill.opaque", "Tx")?,
+            reply: of("tidemill.entity", "Reply")?,
+            remote: of("tidemill.remote", "Remote")?,
+            coroutine: of("types", "CoroutineType")?,
+            verdict: of("tidemill.opaque", "verdict")?,
+            fresh: context.getattr("copy")?.unbind(),
+            get_context: of("decimal", "getcontext")?,
+            set_context: of("decimal", "setcontext")?,
+        })
+    }
+}
+
+/// An opaque function of the app.
 struct Function {
-    begin: Py<PyAny>,
-    resume: Py<PyAny>,
-    close: Py<PyAny>,
+    package: Arc<Package>,
+    name: String,
+    function: Py<PyAny>,
+    /// The package's handler, for requests and for other calls of it.
+    handler: Py<PyAny>,
+    inner: Py<PyAny>,
+    /// The package's `Function`, of a function of an entity; and its table, also by its number.
+    called: Py<PyAny>,
+    table: Option<(usize, Py<PyAny>)>,
+    /// Whether the entity need not be there.
+    creates: bool,
+    /// Whether it is given an event, not arguments.
+    takes_event: bool,
 }
 
 /// The opaque functions of an app on nodes.
@@ -270,6 +332,11 @@ struct PyFunctions {
     /// Itself, for those that it begins.
     own: OnceLock<std::sync::Weak<PyFunctions>>,
 }
+
+/// A function as the package describes it: the handler, the same for calls inside, the `Function` and its table,
+/// if it is one, and whether it takes an event.
+type Described<'py> =
+    (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, bool);
 
 /// An app's functions as nodes run them. `opaques` are those that the package's `spec` gives with `spec`.
 pub fn app_functions(
@@ -295,12 +362,23 @@ pub fn app_functions(
     }
     let remote = py.import("tidemill.remote")?.getattr("remote")?;
     let mut functions = Vec::with_capacity(opaques.len());
-    for function in remote.call1((opaques,))?.try_iter()? {
-        let function = function?;
+    let package = Arc::new(Package::new(py)?);
+    for described in remote.call1((opaques,))?.try_iter()? {
+        let (handler, inner, called, table, takes_event) = described?.extract::<Described<'_>>()?;
+        let table = match table.is_none() {
+            true => None,
+            false => Some((table.getattr("id")?.extract()?, table.unbind())),
+        };
         functions.push(Function {
-            begin: function.getattr("begin")?.unbind(),
-            resume: function.getattr("resume")?.unbind(),
-            close: function.getattr("close")?.unbind(),
+            package: package.clone(),
+            name: handler.getattr("name")?.extract()?,
+            function: handler.getattr("function")?.unbind(),
+            creates: table.is_some() && called.getattr("creates")?.is_truthy()?,
+            handler: handler.unbind(),
+            inner: inner.unbind(),
+            called: called.unbind(),
+            table,
+            takes_event,
         });
     }
     let own = OnceLock::new();
@@ -318,8 +396,8 @@ impl Begins for PyFunctions {
     ) -> Result<Box<dyn Activation>, Abort> {
         let functions = self.own.get().and_then(std::sync::Weak::upgrade);
         let functions = functions.expect("whoever asks holds it");
-        let (call, running, is_begun) = (call.clone(), None, false);
-        Ok(Box::new(Turns { functions, function, call, is_request, running, is_begun }))
+        let (call, running, coroutine) = (call.clone(), None, None);
+        Ok(Box::new(Turns { functions, function, call, is_request, running, coroutine }))
     }
 }
 
@@ -331,40 +409,122 @@ struct Turns {
     is_request: bool,
     /// What it runs in, once it has begun.
     running: Option<Py<NativeTx>>,
-    is_begun: bool,
+    /// The coroutine that waits, and the decimals' context as it has left it.
+    coroutine: Option<(Py<PyAny>, Py<PyAny>)>,
 }
 
 impl Turns {
-    /// Lets the function begin or go on; where it waits, for which of its calls.
-    fn turn(&mut self, py: Python<'_>) -> PyResult<Outcome> {
-        let function = &self.functions.functions[self.function];
-        let running = self.running.as_ref().expect("it has begun").bind(py);
-        let outcome = match self.is_begun {
-            true => function.resume.bind(py).call1((running,))?,
-            false => {
-                let (key, args) = (to_tuple(py, &self.call.key)?, to_tuple(py, &self.call.args)?);
-                function.begin.bind(py).call1((running, key, args, self.is_request))?
+    fn function(&self) -> &Function {
+        &self.functions.functions[self.function]
+    }
+
+    /// Lets the function begin or go on, in its surroundings.
+    fn turn(&mut self, py: Python<'_>, running: &Bound<'_, NativeTx>) -> PyResult<Outcome> {
+        let package = self.function().package.clone();
+        let (get, set) = (package.get_context.bind(py), package.set_context.bind(py));
+        let (local, transaction) = (package.local.bind(py), intern!(py, "transaction"));
+        let outer = local.getattr(transaction)?;
+        local.setattr(transaction, running)?;
+        let before = get.call0()?;
+        // What a function sets in the context of decimals is gone with it.
+        let outcome = match self.coroutine.take() {
+            Some((coroutine, decimals)) => {
+                set.call1((decimals,))?;
+                self.goes_on(running, coroutine.into_bound(py), get)
+            }
+            None => {
+                set.call1((package.fresh.bind(py).call0()?,))?;
+                self.begins(running).and_then(|result| {
+                    match result.get_type().is(package.coroutine.bind(py)) {
+                        true => self.goes_on(running, result, get),
+                        false => self.ends(running, &result),
+                    }
+                })
             }
         };
-        if outcome.is_none() {
-            return Ok(Outcome::Done);
+        set.call1((before,))?;
+        local.setattr(transaction, outer)?;
+        outcome.or_else(|error| {
+            // Even SystemExit: a function can abort its transaction, and nothing more.
+            let verdict = package.verdict.bind(py).call1((error.into_value(py),))?;
+            let (why, reason) = verdict.extract::<(String, String)>()?;
+            Ok(Outcome::Aborted(Abort { kind: kind(&why), reason }))
+        })
+    }
+
+    /// What the function returns, which may be a coroutine.
+    fn begins<'py>(&self, running: &Bound<'py, NativeTx>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, function) = (running.py(), self.function());
+        let handler = if self.is_request { &function.handler } else { &function.inner };
+        running.setattr(intern!(py, "handler"), handler)?;
+        running.setattr(intern!(py, "graph"), &function.package.calls)?;
+        let mut given = Vec::with_capacity(self.call.args.len() + 2);
+        match &function.table {
+            Some((id, table)) => {
+                let row = NativeTx::own(running, table.bind(py), *id, self.call.key.to_vec())?;
+                if !function.creates {
+                    NativeTx::needs(running, 0)?;
+                }
+                given.push(row.into_bound(py).into_any());
+                given.push(function.package.context.bind(py).call1((running,))?);
+            }
+            None => given.push(function.package.tx.bind(py).call1((running,))?),
         }
-        if let Ok(waits) = outcome.cast::<PyList>() {
-            return Ok(Outcome::Waits(waits.extract()?));
+        if function.takes_event {
+            let event = to_tuple(py, &self.call.args)?;
+            given.push(handler.bind(py).call_method1("event", (event,))?);
+        } else {
+            for value in self.call.args.iter() {
+                given.push(to_python(py, value)?);
+            }
         }
-        let (why, reason) = outcome.extract::<(String, String)>()?;
-        Ok(Outcome::Aborted(Abort { kind: kind(&why), reason }))
+        function.function.bind(py).call1(PyTuple::new(py, given)?)
+    }
+
+    fn goes_on(
+        &mut self,
+        running: &Bound<'_, NativeTx>,
+        coroutine: Bound<'_, PyAny>,
+        get: &Bound<'_, PyAny>,
+    ) -> PyResult<Outcome> {
+        let waits = match sent(&coroutine)? {
+            PySendResult::Return(value) => return self.ends(running, &value),
+            PySendResult::Next(waits) => waits,
+        };
+        if !waits.is_instance(self.function().package.remote.bind(running.py()))? {
+            return Err(waits_outside(&coroutine)?);
+        }
+        self.coroutine = Some((coroutine.unbind(), get.call0()?.unbind()));
+        Ok(Outcome::Waits(waits.call_method0(intern!(running.py(), "calls"))?.extract()?))
+    }
+
+    fn ends(&self, running: &Bound<'_, NativeTx>, value: &Bound<'_, PyAny>) -> PyResult<Outcome> {
+        let (py, function) = (running.py(), self.function());
+        if !function.takes_event {
+            let of = function.table.is_some().then_some(function);
+            running.get().returns(value, self.is_request, of)?;
+        } else if !value.is_none() {
+            function.handler.bind(py).call_method1("emit_result", (running, value))?;
+        }
+        running.get().write_back(py)?;
+        Ok(Outcome::Done)
     }
 
     /// Ends what it runs in. A coroutine that waits ends without a word.
     fn over(&mut self, py: Python<'_>) {
-        let Some(running) = self.running.take() else { return };
-        let running = running.into_bound(py);
-        let close = self.functions.functions[self.function].close.bind(py);
-        // It raises nothing, and if it did there would be nobody to tell.
-        let _ = close.call1((&running,));
-        running.get().end();
-        spare(running);
+        if let Some((coroutine, _)) = self.coroutine.take() {
+            let (local, transaction) =
+                (self.function().package.local.bind(py), intern!(py, "transaction"));
+            // What it does at its end is not part of the transaction, and nobody is told of it.
+            let outer = local.getattr(transaction);
+            let _ = local.setattr(transaction, py.None());
+            let _ = coroutine.bind(py).call_method0(intern!(py, "close"));
+            let _ = outer.and_then(|outer| local.setattr(transaction, outer));
+        }
+        if let Some(running) = self.running.take() {
+            running.get().end();
+            spare(running.into_bound(py));
+        }
     }
 }
 
@@ -381,15 +541,15 @@ impl Activation for Turns {
         attached(|py| {
             let functions = self.functions.clone();
             let mut node = OnNode { context, shapes: &functions.shapes, is_unwound: false };
-            if self.running.is_none() {
-                let made = running(py, &functions.shapes).map_err(raised)?;
-                self.running = Some(made.unbind());
-                self.is_begun = false;
-            }
-            let running = self.running.as_ref().expect("it is there").clone_ref(py);
+            let running = match &self.running {
+                Some(running) => running.clone_ref(py),
+                None => {
+                    let made = running(py, &functions.shapes).map_err(raised)?.unbind();
+                    self.running.insert(made).clone_ref(py)
+                }
+            };
             running.get().enter(&mut node, &functions.shapes);
-            let outcome = self.turn(py);
-            self.is_begun = true;
+            let outcome = self.turn(py, running.bind(py));
             let waits = match &outcome {
                 Ok(Outcome::Waits(waits)) => &waits[..],
                 _ => &[],

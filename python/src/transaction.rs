@@ -393,6 +393,25 @@ impl NativeTx {
         Ok(id)
     }
 
+    /// The row whose function is about to run, the first that it has.
+    pub fn own(
+        slf: &Bound<'_, NativeTx>,
+        table: &Bound<'_, PyAny>,
+        id: usize,
+        key: Vec<Value>,
+    ) -> PyResult<Py<Row>> {
+        let at = slf.get().with(slf.py(), |rows| Ok(rows.find(id, key)))?;
+        NativeTx::row_at(slf, table, id, at)
+    }
+
+    /// Aborts when a row is not there.
+    pub fn needs(slf: &Bound<'_, NativeTx>, at: usize) -> PyResult<()> {
+        slf.get().with(slf.py(), |rows| match rows.loaded(at)?.exists {
+            true => Ok(()),
+            false => Err(rows.refused(at, "does not exist")),
+        })
+    }
+
     /// The one object of the row with this key.
     fn row_at(
         slf: &Bound<'_, NativeTx>,
@@ -749,7 +768,7 @@ impl NativeTx {
     }
 
     /// Writes what has changed.
-    fn write_back(&self, py: Python<'_>) -> PyResult<()> {
+    pub fn write_back(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |rows| {
             rows.refresh(None)?;
             for held in &mut rows.held {
@@ -814,15 +833,11 @@ impl NativeTx {
         self.reply_of(py, call)
     }
 
-    /// What the function returns, on a node.
-    #[pyo3(signature = (value, is_request, name))]
-    fn returned(
-        &self,
-        value: &Bound<'_, PyAny>,
-        is_request: bool,
-        name: Option<&str>,
-    ) -> PyResult<()> {
-        self.returns(value, is_request, name)
+    /// The row of the entity whose function runs, on a node.
+    fn own_row(slf: &Bound<'_, NativeTx>) -> PyResult<Option<Py<Row>>> {
+        slf.get().with(slf.py(), |rows| {
+            Ok(rows.held.first().and_then(|held| Some(held.object.as_ref()?.clone_ref(slf.py()))))
+        })
     }
 
     /// The next random number, in two halves: the high one first.

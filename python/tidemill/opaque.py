@@ -33,7 +33,7 @@ from tidemill.window import Over, Window, checked, plain, result_type
 if TYPE_CHECKING:
     from tidemill.app import App
     from tidemill.entity import Graph
-    from tidemill.remote import Caller
+    from tidemill.remote import Calls
     from tidemill.external import External
     from tidemill.stream import Handler
     from tidemill.trigger import Trigger
@@ -79,7 +79,7 @@ class Running(_native.Tx):
     __slots__ = ("graph", "handler")
     handler: OpaqueHandler
     #: The calls of functions in it, once there are any.
-    graph: Graph | Caller | None
+    graph: Graph | Calls | None
 
     def over(self, row: _native.Row, table: Table, window: Window) -> Over:
         """The versions of a row in a window."""
