@@ -153,6 +153,9 @@ pub fn run_nodes<'py>(
     let mut order = Sequencing { sources: 1, base: 0 };
     let mut all = Vec::new();
     let clock = Env::real().clock;
+    // Functions leave theirs behind.
+    let decimals = py.import("decimal")?;
+    let before = decimals.call_method0("getcontext")?;
     let begun = clock.monotonic_ns();
     for (number, requests) in requests.chunks(epoch.max(1)).enumerate() {
         let placed = requests.iter().enumerate();
@@ -165,6 +168,7 @@ pub fn run_nodes<'py>(
         order = order.next(requests.len() as u64);
     }
     let ns = clock.monotonic_ns() - begun;
+    decimals.call_method1("setcontext", (before,))?;
     let found = PyDict::new(py);
     found.set_item("ns", ns)?;
     let replies = PyList::empty(py);

@@ -103,11 +103,16 @@ pub fn running<'py>(py: Python<'py>, shapes: &Arc<Shapes>) -> PyResult<Bound<'py
 pub fn spare(running: Bound<'_, NativeTx>) {
     // SAFETY: it is an object, and the interpreter's lock is held.
     if unsafe { ffi::Py_REFCNT(running.as_ptr()) } == 1 {
-        SPARE.with_borrow_mut(|spares| {
-            if spares.len() < SPARE_MAX {
-                spares.push(running.unbind());
-            }
-        });
+        keep(running);
+    }
+}
+
+/// The same, of one of which that is known.
+pub fn keep(running: Bound<'_, NativeTx>) {
+    if SPARE.with_borrow(Vec::len) < SPARE_MAX {
+        SPARE.with_borrow_mut(|spares| spares.push(running.unbind()));
+    } else {
+        drop(running.get().take_context());
     }
 }
 

@@ -1,13 +1,14 @@
 //! Python functions on a node: each call is an activation, which goes on when what it waits for is there, and
 //! is begun again when it can't keep where it is. The package's half is `remote.py`.
 
+use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use pyo3::exceptions::{PyBaseException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::iterator::PySendResult;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString, PyTuple};
-use pyo3::{create_exception, intern};
+use pyo3::{create_exception, ffi, intern};
 use tidemill_core::rules::Fault;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_engine::{inner, AppFunctions, AppSpec, Begins};
@@ -17,7 +18,7 @@ use tidemill_txn::program::{Abort, AbortKind, Aggregate, Tx, Window, WindowId};
 use crate::attached::attached;
 use crate::errors::to_python as raised;
 use crate::msgpack;
-use crate::opaque::{kind, running, sent, spare, waits_outside};
+use crate::opaque::{keep, kind, running, sent, spare, waits_outside};
 use crate::transaction::{FunctionShape, NativeTx, Shapes};
 use crate::values::{loose, stored, to_python, to_tuple};
 
@@ -203,9 +204,11 @@ impl NativeTx {
         of: Option<&Function>,
     ) -> PyResult<()> {
         let py = value.py();
+        if value.is_none() {
+            return Ok(());
+        }
         let packed = || msgpack::to_bytes(value).map(|bytes| Value::Any(bytes.into()));
         let returned = match (is_plain(value), is_request) {
-            _ if value.is_none() => Ok(Value::Null),
             (true, false) => loose(value).map_err(|fault| fault.to_string()),
             // The column of replies is one of any value.
             (true, true) => packed(),
@@ -267,6 +270,73 @@ fn from_reply<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>
     }
 }
 
+/// The context in which decimals are computed. What a function sets there is gone with it. All functions of a
+/// thread have one, until one of them changes it: then that is its own, and the others get a fresh one.
+struct Decimals {
+    fresh: Py<PyAny>,
+    get: Py<PyAny>,
+    set: Py<PyAny>,
+    /// What it is when it is fresh, as its attributes say.
+    is: [(Py<PyString>, Py<PyAny>); 7],
+}
+
+thread_local! {
+    /// The thread's, as long as nobody has changed it.
+    static DECIMALS: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
+}
+
+impl Decimals {
+    fn new(py: Python<'_>) -> PyResult<Decimals> {
+        let context = py.import("tidemill.opaque")?.getattr("CONTEXT")?.call_method0("copy")?;
+        let names = ["prec", "rounding", "Emin", "Emax", "capitals", "clamp", "traps"];
+        let mut is = Vec::with_capacity(names.len());
+        for name in names {
+            is.push((PyString::intern(py, name).unbind(), context.getattr(name)?.unbind()));
+        }
+        let module = py.import("decimal")?;
+        Ok(Decimals {
+            fresh: context.getattr("copy")?.unbind(),
+            get: module.getattr("getcontext")?.unbind(),
+            set: module.getattr("setcontext")?.unbind(),
+            is: is.try_into().unwrap_or_else(|_| unreachable!("one for each name")),
+        })
+    }
+
+    /// A function's turn begins, which has one of its own, or the thread's.
+    fn enter(&self, py: Python<'_>, own: Option<Py<PyAny>>) -> PyResult<()> {
+        let context =
+            match own.or_else(|| DECIMALS.with_borrow(|c| Some(c.as_ref()?.clone_ref(py)))) {
+                Some(context) => context,
+                None => {
+                    let fresh = self.fresh.call0(py)?;
+                    DECIMALS.set(Some(fresh.clone_ref(py)));
+                    fresh
+                }
+            };
+        if !self.get.bind(py).call0()?.is(&context) {
+            self.set.call1(py, (context,))?;
+        }
+        Ok(())
+    }
+
+    /// It ends; the context, if it is no longer as all others want it.
+    fn leave(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let context = self.get.bind(py).call0()?;
+        let is_the_thread_s = DECIMALS.with_borrow(|c| c.as_ref().is_some_and(|c| context.is(c)));
+        if is_the_thread_s {
+            let is = |(name, is): &(Py<PyString>, Py<PyAny>)| {
+                let found = context.getattr(name.bind(py))?;
+                Ok::<_, PyErr>(found.is(is) || found.eq(is)?)
+            };
+            if self.is.iter().map(is).collect::<PyResult<Vec<bool>>>()?.iter().all(|is| *is) {
+                return Ok(None);
+            }
+            DECIMALS.set(None);
+        }
+        Ok(Some(context.unbind()))
+    }
+}
+
 /// What functions use of the package.
 struct Package {
     /// The thread's transaction.
@@ -281,17 +351,13 @@ struct Package {
     remote: Py<PyAny>,
     coroutine: Py<PyAny>,
     verdict: Py<PyAny>,
-    /// Decimals: a fresh context, and the thread's.
-    fresh: Py<PyAny>,
-    get_context: Py<PyAny>,
-    set_context: Py<PyAny>,
+    decimals: Decimals,
 }
 
 impl Package {
     fn new(py: Python<'_>) -> PyResult<Package> {
         let of =
             |module: &str, name: &str| Ok::<_, PyErr>(py.import(module)?.getattr(name)?.unbind());
-        let context = py.import("tidemill.opaque")?.getattr("CONTEXT")?;
         Ok(Package {
             local: of("tidemill.context", "local")?,
             calls: of("tidemill.remote", "CALLS")?,
@@ -301,9 +367,7 @@ impl Package {
             remote: of("tidemill.remote", "Remote")?,
             coroutine: of("types", "CoroutineType")?,
             verdict: of("tidemill.opaque", "verdict")?,
-            fresh: context.getattr("copy")?.unbind(),
-            get_context: of("decimal", "getcontext")?,
-            set_context: of("decimal", "setcontext")?,
+            decimals: Decimals::new(py)?,
         })
     }
 }
@@ -396,8 +460,8 @@ impl Begins for PyFunctions {
     ) -> Result<Box<dyn Activation>, Abort> {
         let functions = self.own.get().and_then(std::sync::Weak::upgrade);
         let functions = functions.expect("whoever asks holds it");
-        let (call, running, coroutine) = (call.clone(), None, None);
-        Ok(Box::new(Turns { functions, function, call, is_request, running, coroutine }))
+        let (call, running, coroutine, decimals) = (call.clone(), None, None, None);
+        Ok(Box::new(Turns { functions, function, call, is_request, running, coroutine, decimals }))
     }
 }
 
@@ -409,8 +473,10 @@ struct Turns {
     is_request: bool,
     /// What it runs in, once it has begun.
     running: Option<Py<NativeTx>>,
-    /// The coroutine that waits, and the decimals' context as it has left it.
-    coroutine: Option<(Py<PyAny>, Py<PyAny>)>,
+    /// The coroutine that waits.
+    coroutine: Option<Py<PyAny>>,
+    /// The context of decimals, if the function has changed it.
+    decimals: Option<Py<PyAny>>,
 }
 
 impl Turns {
@@ -421,29 +487,20 @@ impl Turns {
     /// Lets the function begin or go on, in its surroundings.
     fn turn(&mut self, py: Python<'_>, running: &Bound<'_, NativeTx>) -> PyResult<Outcome> {
         let package = self.function().package.clone();
-        let (get, set) = (package.get_context.bind(py), package.set_context.bind(py));
         let (local, transaction) = (package.local.bind(py), intern!(py, "transaction"));
-        let outer = local.getattr(transaction)?;
         local.setattr(transaction, running)?;
-        let before = get.call0()?;
-        // What a function sets in the context of decimals is gone with it.
+        package.decimals.enter(py, self.decimals.take())?;
         let outcome = match self.coroutine.take() {
-            Some((coroutine, decimals)) => {
-                set.call1((decimals,))?;
-                self.goes_on(running, coroutine.into_bound(py), get)
-            }
-            None => {
-                set.call1((package.fresh.bind(py).call0()?,))?;
-                self.begins(running).and_then(|result| {
-                    match result.get_type().is(package.coroutine.bind(py)) {
-                        true => self.goes_on(running, result, get),
-                        false => self.ends(running, &result),
-                    }
-                })
-            }
+            Some(coroutine) => self.goes_on(running, coroutine.into_bound(py)),
+            None => self.begins(running).and_then(|result| {
+                match result.get_type().is(package.coroutine.bind(py)) {
+                    true => self.goes_on(running, result),
+                    false => self.ends(running, &result),
+                }
+            }),
         };
-        set.call1((before,))?;
-        local.setattr(transaction, outer)?;
+        self.decimals = package.decimals.leave(py)?;
+        local.setattr(transaction, py.None())?;
         outcome.or_else(|error| {
             // Even SystemExit: a function can abort its transaction, and nothing more.
             let verdict = package.verdict.bind(py).call1((error.into_value(py),))?;
@@ -457,7 +514,9 @@ impl Turns {
         let (py, function) = (running.py(), self.function());
         let handler = if self.is_request { &function.handler } else { &function.inner };
         running.setattr(intern!(py, "handler"), handler)?;
-        running.setattr(intern!(py, "graph"), &function.package.calls)?;
+        if running.get().is_new() {
+            running.setattr(intern!(py, "graph"), &function.package.calls)?;
+        }
         let mut given = Vec::with_capacity(self.call.args.len() + 2);
         match &function.table {
             Some((id, table)) => {
@@ -466,7 +525,7 @@ impl Turns {
                     NativeTx::needs(running, 0)?;
                 }
                 given.push(row.into_bound(py).into_any());
-                given.push(function.package.context.bind(py).call1((running,))?);
+                given.push(running.get().context(running, &function.package.context)?);
             }
             None => given.push(function.package.tx.bind(py).call1((running,))?),
         }
@@ -485,17 +544,21 @@ impl Turns {
         &mut self,
         running: &Bound<'_, NativeTx>,
         coroutine: Bound<'_, PyAny>,
-        get: &Bound<'_, PyAny>,
     ) -> PyResult<Outcome> {
         let waits = match sent(&coroutine)? {
             PySendResult::Return(value) => return self.ends(running, &value),
             PySendResult::Next(waits) => waits,
         };
-        if !waits.is_instance(self.function().package.remote.bind(running.py()))? {
+        let (py, package) = (running.py(), &self.function().package);
+        let calls = if waits.get_type().is(package.remote.bind(py)) {
+            vec![waits.getattr(intern!(py, "_call"))?.extract()?]
+        } else if waits.is_instance(package.remote.bind(py))? {
+            waits.call_method0(intern!(py, "calls"))?.extract()?
+        } else {
             return Err(waits_outside(&coroutine)?);
-        }
-        self.coroutine = Some((coroutine.unbind(), get.call0()?.unbind()));
-        Ok(Outcome::Waits(waits.call_method0(intern!(running.py(), "calls"))?.extract()?))
+        };
+        self.coroutine = Some(coroutine.unbind());
+        Ok(Outcome::Waits(calls))
     }
 
     fn ends(&self, running: &Bound<'_, NativeTx>, value: &Bound<'_, PyAny>) -> PyResult<Outcome> {
@@ -512,18 +575,26 @@ impl Turns {
 
     /// Ends what it runs in. A coroutine that waits ends without a word.
     fn over(&mut self, py: Python<'_>) {
-        if let Some((coroutine, _)) = self.coroutine.take() {
-            let (local, transaction) =
-                (self.function().package.local.bind(py), intern!(py, "transaction"));
+        if let Some(coroutine) = self.coroutine.take() {
             // What it does at its end is not part of the transaction, and nobody is told of it.
-            let outer = local.getattr(transaction);
-            let _ = local.setattr(transaction, py.None());
             let _ = coroutine.bind(py).call_method0(intern!(py, "close"));
-            let _ = outer.and_then(|outer| local.setattr(transaction, outer));
         }
         if let Some(running) = self.running.take() {
             running.get().end();
-            spare(running.into_bound(py));
+            // They know each other.
+            let context = running.get().take_context();
+            let is_free = context.as_ref().is_none_or(|context| {
+                // SAFETY: both are objects, and the interpreter's lock is held.
+                let counts =
+                    unsafe { [ffi::Py_REFCNT(context.as_ptr()), ffi::Py_REFCNT(running.as_ptr())] };
+                counts == [1, 2]
+            });
+            if let Some(context) = context.filter(|_| is_free) {
+                running.get().keep_context(context);
+                keep(running.into_bound(py));
+            } else if is_free {
+                spare(running.into_bound(py));
+            }
         }
     }
 }

@@ -23,6 +23,8 @@ use crate::values::{stored, to_python, to_tuple};
 pub struct NativeTx {
     rows: Mutex<Rows>,
     shapes: OnceLock<Arc<Shapes>>,
+    /// On a node: what functions are given of it, which holds it in turn.
+    context: Mutex<Option<Py<PyAny>>>,
 }
 
 /// A function's view of the tables, while it runs.
@@ -325,6 +327,34 @@ impl NativeTx {
         abort
     }
 
+    /// What functions of entities are given of it: one of this class.
+    pub fn context<'py>(
+        &self,
+        running: &Bound<'py, NativeTx>,
+        class: &Py<PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = running.py();
+        let known = self.take_context();
+        let context = known.map_or_else(|| class.call1(py, (running,)), Ok)?;
+        self.keep_context(context.clone_ref(py));
+        Ok(context.into_bound(py))
+    }
+
+    /// Takes that away.
+    pub fn take_context(&self) -> Option<Py<PyAny>> {
+        self.context.lock().unwrap_or_else(|e| e.into_inner()).take()
+    }
+
+    /// Whoever runs in it next is given this one.
+    pub fn keep_context(&self, context: Py<PyAny>) {
+        *self.context.lock().unwrap_or_else(|e| e.into_inner()) = Some(context);
+    }
+
+    /// Whether nobody has run in it.
+    pub fn is_new(&self) -> bool {
+        self.context.lock().unwrap_or_else(|e| e.into_inner()).is_none()
+    }
+
     /// Whether it is of a program with these shapes.
     pub fn is_of(&self, shapes: &Arc<Shapes>) -> bool {
         self.shapes.get().is_some_and(|own| Arc::ptr_eq(own, shapes))
@@ -507,7 +537,7 @@ fn filled(
 impl NativeTx {
     #[new]
     fn new() -> NativeTx {
-        NativeTx { rows: Mutex::default(), shapes: OnceLock::new() }
+        NativeTx { rows: Mutex::default(), shapes: OnceLock::new(), context: Mutex::default() }
     }
 
     /// A row by key; equal keys give one object.
