@@ -14,13 +14,16 @@ use crate::order::Path;
 use crate::program::{Activation, Call, Target};
 use crate::store::Stored;
 
+/// Calls by their places. Most maps have one, and a call has hundreds of bytes.
+pub(super) type Runs = BTreeMap<Path, Box<Invocation>>;
+
 /// What a node does of a transaction.
 pub(super) struct Part {
     pub home: NodeId,
     pub mode: Mode,
     /// The calls of this run, and of the last one.
-    pub runs: BTreeMap<Path, Invocation>,
-    pub before: BTreeMap<Path, Invocation>,
+    pub runs: Runs,
+    pub before: Runs,
     /// If its rows are known before it runs.
     pub declared: Option<DeclaredPart>,
     /// What it emits then, where this node is the one that says so.

@@ -32,7 +32,7 @@ impl<S: Store> Node<S> {
         let epoch = running!(self);
         let part = epoch.parts.entry(tid).or_insert_with(|| Part::new(home, mode));
         part.mode = mode;
-        part.runs.insert(path.clone(), invocation);
+        part.runs.insert(path.clone(), Box::new(invocation));
         self.counters.calls += 1;
         self.enter(tid, path, out);
     }
@@ -61,11 +61,12 @@ impl<S: Store> Node<S> {
     pub(super) fn enter_cached(&mut self, tid: Tid, out: &mut Outbox) {
         let epoch = running!(self);
         let part = epoch.parts.get_mut(&tid).expect("it has a part");
-        let wishes: Vec<Wish> = part.before.values().flat_map(Invocation::wishes).collect();
+        let wishes: Vec<Wish> = part.before.values().flat_map(|before| before.wishes()).collect();
         if let Some(earlier) = epoch.gate.in_the_way(tid, &wishes) {
             return epoch.gate.wait(earlier, Waiter { tid, path: None });
         }
-        part.runs = part.before.iter().map(|(path, i)| (path.clone(), i.again())).collect();
+        part.runs =
+            part.before.iter().map(|(path, i)| (path.clone(), Box::new(i.again()))).collect();
         let paths: Vec<Path> = part.runs.keys().cloned().collect();
         self.counters.calls += paths.len() as u64;
         self.counters.cached += paths.len() as u64;
@@ -126,7 +127,8 @@ impl<S: Store> Node<S> {
                 there: &epoch.there,
                 written: &mut part.written,
                 calls: &mut part.calls,
-                cached: part.before.get(&path).filter(|_| part.mode == Mode::Cached),
+                cached: (part.before.get(&path).map(|before| &**before))
+                    .filter(|_| part.mode == Mode::Cached),
                 invocation: &mut invocation,
                 missed: None,
                 sends: &mut sends,
