@@ -10,8 +10,10 @@ mod errors;
 mod external;
 mod mill;
 mod msgpack;
+mod nodes;
 mod opaque;
 mod reference;
+mod remote;
 mod row;
 mod rules;
 mod running;
@@ -31,6 +33,8 @@ mod _native {
 
     #[pymodule_export]
     use super::msgpack::{packed, unpacked};
+    #[pymodule_export]
+    use super::nodes::run_nodes;
     #[pymodule_export]
     use super::opaque::finished;
     #[pymodule_export]
