@@ -18,6 +18,7 @@
 //! | `timers`, `external` | events that the clock sends; work outside, and its answers |
 //! | `calls`, `requests` | calls of procedures, and those that may come again |
 //! | `functions` | the app's functions as nodes run them |
+//! | `cluster` | the app on several processes |
 //! | `rings` | the last rows of streams |
 //! | `workers`, `recent` | threads that execute epochs together; how the last ones were executed |
 //! | `patient`, `counts` | writing that waits for room; what has been counted |
@@ -38,6 +39,7 @@ mod calls;
 mod carry;
 mod changes;
 mod clients;
+mod cluster;
 mod compare;
 mod conduct;
 mod convert;
@@ -84,6 +86,7 @@ mod workers;
 pub use ask::{ask, Next, Replies};
 pub use calls::{Procedure, Reply, Then};
 pub use clients::{App, Health, Kept, News};
+pub use cluster::{join, Cluster, ClusterSettings};
 pub use external::{GivesUp, Outside};
 pub use followed::{Changes, TableChange};
 pub use functions::{inner, AppFunctions, Begins};

@@ -147,6 +147,17 @@ impl Rings {
         Rings { by_name }
     }
 
+    /// Of what functions emit alone.
+    pub(crate) fn of_emitted(program: &Program, settings: &Settings) -> Rings {
+        let mut rings = Rings::new(program, settings);
+        let is_emitted = |name: &String| {
+            let mut streams = program.streams.iter();
+            streams.any(|s| *s.spec.name == **name && s.origin == Origin::Emitted)
+        };
+        rings.by_name.retain(|name, _| is_emitted(name));
+        rings
+    }
+
     /// The streams whose rows are kept, with their columns.
     pub(crate) fn streams(&self) -> Vec<(String, Arc<Schema>)> {
         self.by_name.iter().map(|(name, ring)| (name.clone(), ring.schema.clone())).collect()

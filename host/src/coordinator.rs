@@ -41,7 +41,7 @@ pub struct Status {
 pub struct CoordinatorProcess {
     mesh: Arc<Mesh>,
     told: Arc<Told>,
-    thread: Option<Handle>,
+    thread: Mutex<Option<Handle>>,
 }
 
 /// What its threads share.
@@ -90,7 +90,8 @@ impl CoordinatorProcess {
             doors.inbox.close();
         };
         let thread = env.threads.spawn("coordinator", Box::new(body));
-        let thread = Some(thread.map_err(|e| Error::io("starting a thread", &e))?);
+        let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
+        let thread = Mutex::new(Some(thread));
         Ok(CoordinatorProcess { mesh, told, thread })
     }
 
@@ -110,7 +111,7 @@ impl CoordinatorProcess {
 impl Drop for CoordinatorProcess {
     fn drop(&mut self) {
         self.told.inbox.close();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
     }

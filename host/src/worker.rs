@@ -33,7 +33,7 @@ pub enum Ended {
 pub struct WorkerProcess {
     mesh: Arc<Mesh>,
     told: Arc<Told>,
-    thread: Option<Handle>,
+    thread: Mutex<Option<Handle>>,
 }
 
 /// What its threads share.
@@ -96,7 +96,8 @@ impl WorkerProcess {
             own.ended(why.map_or(Ended::Stopped, |why| Ended::Failed(why.into())));
         };
         let thread = env.threads.spawn("worker", Box::new(body));
-        let thread = Some(thread.map_err(|e| Error::io("starting a thread", &e))?);
+        let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
+        let thread = Mutex::new(Some(thread));
         Ok(WorkerProcess { mesh, told, thread })
     }
 
@@ -128,7 +129,7 @@ impl WorkerProcess {
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
         self.told.inbox.close();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
     }
