@@ -17,6 +17,7 @@ mod remote;
 mod row;
 mod rules;
 mod running;
+mod shapes;
 mod transaction;
 mod values;
 

@@ -14,7 +14,8 @@ use tidemill_txn::program::{Abort, AbortKind, EventBatch, Opaque, Tx};
 use tidemill_txn::Program;
 
 use crate::attached::attached;
-use crate::transaction::{NativeTx, Shapes};
+use crate::shapes::Shapes;
+use crate::transaction::NativeTx;
 use crate::values::to_tuple;
 
 /// A Python function as an opaque function. It takes (event as a tuple, transaction) and gives

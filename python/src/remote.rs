@@ -19,7 +19,8 @@ use crate::attached::attached;
 use crate::errors::to_python as raised;
 use crate::msgpack;
 use crate::opaque::{keep, kind, running, sent, spare, waits_outside};
-use crate::transaction::{FunctionShape, NativeTx, Shapes};
+use crate::shapes::{FunctionShape, Shapes};
+use crate::transaction::NativeTx;
 use crate::values::{loose, stored, to_python, to_tuple};
 
 create_exception!(tidemill._native, Unwound, PyBaseException);
@@ -606,6 +607,22 @@ enum Outcome {
     Aborted(Abort),
 }
 
+/// A transaction that has a node, which is taken back however its turn ends.
+struct Entered<'a>(&'a NativeTx);
+
+impl<'a> Entered<'a> {
+    fn new(tx: &'a NativeTx, node: &mut OnNode<'_>, shapes: &Arc<Shapes>) -> Entered<'a> {
+        tx.enter(node, shapes);
+        Entered(tx)
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
 impl Activation for Turns {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
         let raised = |e: PyErr| Abort { kind: AbortKind::Raised, reason: e.to_string() };
@@ -619,13 +636,14 @@ impl Activation for Turns {
                     self.running.insert(made).clone_ref(py)
                 }
             };
-            running.get().enter(&mut node, &functions.shapes);
+            let entered = Entered::new(running.get(), &mut node, &functions.shapes);
             let outcome = self.turn(py, running.bind(py));
+            drop(entered);
             let waits = match &outcome {
                 Ok(Outcome::Waits(waits)) => &waits[..],
                 _ => &[],
             };
-            let (returned, abort, waits) = running.get().leave(waits);
+            let (returned, abort, waits) = running.get().outcome(waits);
             drop(running);
             let step = match (outcome, abort) {
                 _ if node.is_unwound => Err(Stop::Unwind),

@@ -8,13 +8,13 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tidemill_core::rules::{self, Fault};
-use tidemill_core::{Column, Key, Schema, StreamId, TableId, TableSpec, Value};
+use tidemill_core::{Key, Schema, StreamId, TableId, Value};
 use tidemill_function::Handle;
-use tidemill_txn::program::{Abort, AbortKind, Aggregate, On, Tx, Window, WindowId};
-use tidemill_txn::Program;
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, Tx, Window, WindowId};
 
 use crate::remote::{unwound, OnNode};
 use crate::row::{shown, Held, Row, Write};
+use crate::shapes::{Shapes, TableShape};
 use crate::values::{stored, to_python, to_tuple};
 
 /// The transaction that a function runs in. It lives as long as the call: kept beyond it, every method
@@ -58,96 +58,6 @@ enum Borrowed {
 // borrow it was made from ends. What stands behind it is not bound to a thread while the mutex serialises
 // its users: the calling thread waits for the function meanwhile.
 unsafe impl Send for Borrowed {}
-
-/// Columns of the tables, streams and windows of a program.
-#[derive(Default)]
-pub struct Shapes {
-    pub tables: Vec<TableShape>,
-    streams: Vec<Arc<Schema>>,
-    windows: Vec<Arc<Schema>>,
-    /// By window: the table of its groups.
-    groups: Vec<u16>,
-    /// Whether triggers see what is emitted into a stream.
-    watched: Vec<bool>,
-    /// Whether they do when a window slides.
-    slid: Vec<bool>,
-    /// By handler: how it is called, if it is a function of an entity; where functions run on nodes.
-    pub functions: Vec<Option<FunctionShape>>,
-}
-
-/// A function of an entity, as those need it that call it.
-pub struct FunctionShape {
-    pub name: Arc<str>,
-    pub table: usize,
-    pub parameters: Vec<Column>,
-}
-
-/// A table, as rows need it.
-pub struct TableShape {
-    pub spec: TableSpec,
-    /// Its columns by name.
-    pub columns: Names,
-    /// Those that are attributes of rows.
-    pub attributes: Names,
-    /// The package's table, once it was seen.
-    object: OnceLock<Py<PyAny>>,
-}
-
-/// Columns by name.
-type Names = HashMap<Arc<str>, usize, foldhash::fast::FixedState>;
-
-/// What rows have beside columns.
-const METHODS: [&str; 4] = ["delete", "exists", "over", "update"];
-
-impl Shapes {
-    /// Those of this program.
-    pub fn of(program: &Program) -> Shapes {
-        let on = |is: &dyn Fn(On) -> bool| program.triggers.iter().any(|t| is(t.on));
-        let streams = 0..program.streams.len();
-        let windows = 0..program.windows.len();
-        Shapes {
-            tables: program.tables.iter().map(TableShape::of).collect(),
-            streams: program.streams.iter().map(|s| s.spec.schema.clone()).collect(),
-            windows: program.windows.iter().map(|w| w.schema.clone()).collect(),
-            groups: program.windows.iter().map(|w| w.groups.0).collect(),
-            watched: streams
-                .map(|s| on(&|on| matches!(on, On::Emitted(stream) if stream.index() == s)))
-                .collect(),
-            slid: windows
-                .map(|w| on(&|on| matches!(on, On::Slid(window) if window.index() == w)))
-                .collect(),
-            functions: Vec::new(),
-        }
-    }
-}
-
-impl TableShape {
-    fn of(spec: &TableSpec) -> TableShape {
-        let names = spec.schema.columns.iter().enumerate();
-        let columns: Names = names.map(|(index, column)| (column.name.clone(), index)).collect();
-        let mut attributes = columns.clone();
-        attributes.retain(|name, _| {
-            let is_python_s = name.starts_with("__") && name.ends_with("__");
-            !(is_python_s || METHODS.contains(&&**name))
-        });
-        TableShape { spec: spec.clone(), columns, attributes, object: OnceLock::new() }
-    }
-
-    /// Leading key columns, as they are stored.
-    pub fn key(&self, given: &Bound<'_, PyTuple>) -> Result<Vec<Value>, Abort> {
-        let mut key = Vec::with_capacity(given.len());
-        for (value, column) in given.iter_borrowed().zip(&self.spec.key) {
-            if value.is_none() {
-                return Err(Fault(format!("null in the key of {}", self.spec.name).into()).into());
-            }
-            key.push(match stored(&value, &self.spec.schema.columns[*column])? {
-                Value::Float(0.0) => Value::Float(0.0),
-                value => value,
-            });
-        }
-        Ok(key)
-    }
-}
 
 impl Rows {
     /// A row's number.
@@ -260,12 +170,13 @@ impl Rows {
 
 /// The engine's transaction.
 fn engine(tx: &mut Option<Borrowed>) -> &mut dyn Tx {
+    let tx: *mut (dyn Tx + 'static) = match tx.as_mut().expect("whoever asks has looked") {
+        Borrowed::Engine(tx) => *tx,
+        Borrowed::Node(node) => *node,
+    };
     // SAFETY: it is set, so the call whose borrow it was made from is still running, and the mutex, whose
     // guard `tx` is borrowed from, makes this the only use.
-    match tx.as_mut().expect("whoever asks has looked") {
-        Borrowed::Engine(tx) => unsafe { &mut **tx },
-        Borrowed::Node(node) => unsafe { &mut **node },
-    }
+    unsafe { &mut *tx }
 }
 
 /// Does what is to be done with a row.
@@ -305,11 +216,15 @@ impl NativeTx {
         let _ = self.shapes.set(shapes.clone());
     }
 
-    /// The call's turn on a node ends: what it has returned, why it aborts, if it does, and the calls at these
+    /// Takes the node back.
+    pub fn leave(&self) {
+        self.rows.lock().unwrap_or_else(|e| e.into_inner()).tx = None;
+    }
+
+    /// What the call's turn on a node came to: what it has returned, why it aborts, if it does, and the calls at these
     /// places among those that it has made.
-    pub fn leave(&self, waits: &[usize]) -> (Option<Value>, Option<Abort>, Vec<Handle>) {
+    pub fn outcome(&self, waits: &[usize]) -> (Option<Value>, Option<Abort>, Vec<Handle>) {
         let mut rows = self.rows.lock().unwrap_or_else(|e| e.into_inner());
-        rows.tx = None;
         let waits = waits.iter().filter_map(|at| rows.made.get(*at).copied()).collect();
         (rows.returned.take(), rows.abort.take(), waits)
     }

@@ -16,7 +16,7 @@ import pytest
 import tidemill as tm
 from tidemill import _native
 
-from .conftest import Ledger, payment, refusal
+from .conftest import Ledger, marked_line, payment
 from .test_entities import WRONG, Nodes, Odd, Straight, Trips, any_script
 
 Calls = list[tuple[str, dict[str, Any]]]
@@ -44,9 +44,7 @@ def in_process(app: tm.App, calls: Calls) -> dict[str, Any]:
                 named = "" if type(abort) is tm.Abort else f"{kind}: "
                 replies.append(("aborted", named + abort.reason))
         mill.drain()
-        tables = {
-            name: mill.table(name).rows() for name in app.tables if not name.startswith("$")
-        }
+        tables = {name: mill.table(name).rows() for name in app.tables if not name.startswith("$")}
         outputs = {}
         for stream in app.streams:
             if stream.origin != "input" and (rows := mill.output(stream.name).rows()):
@@ -67,9 +65,7 @@ def is_one(make: Callable[[], tm.App], calls: Calls, seeds: int = 3) -> dict[str
                 for rows in found["tables"].values():
                     rows.sort(key=repr)
                 asked = [w is None for w in wanted["replies"]]
-                replies = [
-                    None if no else f for no, f in zip(asked, found["replies"], strict=True)
-                ]
+                replies = [None if no else f for no, f in zip(asked, found["replies"], strict=True)]
                 where = f"{nodes} nodes, seed {seed}, epochs of {epoch}"
                 assert replies == wanted["replies"], where
                 assert found["tables"] == wanted["tables"], where
@@ -150,9 +146,7 @@ class Lists:
         app = self.app = tm.App("lists")
         tags = tm.column(tm.list(str), default=[])
         number = tm.column(int, default=0)
-        box = app.entity(
-            "box", key="id", id=int, tags=tags, note=tm.optional(tm.any), n=number
-        )
+        box = app.entity("box", key="id", id=int, tags=tags, note=tm.optional(tm.any), n=number)
 
         @box.function(creates=True)
         async def put(self: Any, ctx: tm.Context, tag: str, to: int) -> Any:
@@ -454,16 +448,117 @@ def test_chance_is_the_same_whenever_a_function_runs() -> None:
     assert len(set(json.loads(drawn.pop().split(", ", 1)[1][:-1]))) == 3
 
 
-def test_what_does_not_run_on_several_processes(ledger: Ledger) -> None:
-    app, accounts, payments = ledger.app, ledger.accounts, ledger.payments
+def computed(ledger: Ledger) -> None:
+    @ledger.app.transaction(ledger.payments)  # here
+    def find(tx: Any, e: Any) -> None:
+        ledger.accounts[tm.cast(ledger.accounts[e.src].balance, int)].balance += 1
 
-    def computed() -> None:
-        @app.transaction(payments)  # here
-        def find(tx: Any, e: Any) -> None:
-            accounts[tm.cast(accounts[e.src].balance, int)].balance += 1
 
-        on_nodes(app, [], 2, 1, 1)
+def ranged(ledger: Ledger) -> None:
+    rates = ledger.app.table("rates", key="id", ordered=True, id=int, rate=int)
 
-    error = refusal(computed)
-    assert "finds rows by keys that it reads" in error.what
-    assert "opaque=True" in error.help
+    @ledger.app.transaction(ledger.payments)  # here
+    def total(tx: Any, e: Any) -> None:
+        ledger.accounts[e.src].balance += rates.scan(1, 5).rate.sum()
+
+
+def kept(ledger: Ledger) -> None:
+    ledger.app.table("rates", key="id", id=int, rate=int, history="1h")  # here
+
+
+def indexed(ledger: Ledger) -> None:
+    ledger.accounts.index("owner")  # here
+
+
+def triggered(ledger: Ledger) -> None:
+    @ledger.app.trigger(ledger.accounts)  # here
+    def seen(tx: Any, change: Any) -> None:
+        pass
+
+
+def timed(ledger: Ledger) -> None:
+    @ledger.app.every("1s")  # here
+    def tick(tx: Any, firing: Any) -> None:
+        pass
+
+
+def in_time(ledger: Ledger) -> None:
+    clicks = ledger.app.stream("clicks", time="at", at=tm.timestamp, id=int)
+
+    @ledger.app.transaction(clicks)  # here
+    def click(tx: Any, e: Any) -> None:
+        ledger.accounts[e.id].balance += 1
+
+
+def derived(ledger: Ledger) -> None:
+    large = ledger.payments.filter(tm.col("amount") > 5)
+
+    @ledger.app.transaction(large)  # here
+    def big(tx: Any, e: Any) -> None:
+        ledger.accounts[e.src].balance += 1
+
+
+def batched(ledger: Ledger) -> None:
+    @ledger.app.procedure(ledger.payments)  # here
+    def many(tx: Any, payments: Any) -> None:
+        pass
+
+
+def windowed(ledger: Ledger) -> None:
+    window = ledger.app.window("last", rows=3, slide=1, n=int)
+
+    @ledger.app.procedure(ledger.payments, owns=window)  # here
+    def own(tx: Any, payments: Any) -> None:
+        pass
+
+
+def outside(ledger: Ledger) -> None:
+    @ledger.app.external()  # here
+    def mail(id: int) -> None:
+        pass
+
+
+REFUSED = [
+    (computed, "find finds rows by keys that it reads"),
+    (ranged, "total reads a range of rows"),
+    (kept, "table rates keeps versions of its rows"),
+    (indexed, "is an index of table accounts"),
+    (triggered, "seen is a trigger"),
+    (timed, "the clock sends into tick.firings"),
+    (in_time, "click takes events of clicks in the order of their times"),
+    (derived, "big takes events of"),
+    (batched, "many takes batches of events"),
+    (windowed, "own owns window last"),
+    (outside, "asks for work outside"),
+]
+
+
+@pytest.mark.parametrize(("define", "why"), REFUSED, ids=[d.__name__ for d, _ in REFUSED])
+def test_what_does_not_run_on_several_processes(
+    ledger: Ledger, define: Callable[[Ledger], None], why: str
+) -> None:
+    define(ledger)
+    with pytest.raises(tm.ProgramError) as caught:
+        on_nodes(ledger.app, [], 2, 1, 1)
+    assert why in caught.value.what
+    assert "that does not run on several processes yet" in caught.value.what
+    assert "run the app in one process" in caught.value.help
+    assert str(caught.value.at).rsplit("/", 1)[-1] == marked_line(define)
+
+
+def test_functions_that_ask_for_more_than_nodes_have() -> None:
+    app = tm.App("asks")
+    one = app.entity("one", key="id", ordered=True, id=int, n=tm.column(int, default=0))
+
+    @one.function(creates=True)
+    async def looks(self: Any, ctx: tm.Context) -> Any:
+        return ctx.lookup(str, self.id)
+
+    @one.function(creates=True)
+    async def scans(self: Any, ctx: tm.Context) -> Any:
+        return [row.id for row in one.scan(1, 3)]
+
+    found = on_nodes(app, [("one.looks", {"id": 1}), ("one.scans", {"id": 1})], 2, 1, 9)
+    reasons = [reply[1] for reply in found["replies"]]
+    assert reasons[0] == "ctx.lookup: functions on several processes can't do that yet"
+    assert "declare a partition_prefix" in reasons[1]

@@ -35,7 +35,6 @@ def bench(
 def run_reference(
     spec: str, opaques: list[Callable[..., Any]], events: list[tuple[str, object]]
 ) -> dict[str, Any]: ...
-
 def run_nodes(
     spec: str,
     opaques: list[Callable[..., Any]],

@@ -275,7 +275,8 @@ class Reference:
         return Reply(None)
 
     def _row(self) -> _native.Row:
-        return graph_of(self._entity).running.row(self._entity.table, self._key)
+        row: _native.Row = graph_of(self._entity).running.row(self._entity.table, self._key)
+        return row
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._entity.unknown(name)
@@ -297,7 +298,8 @@ def method(function: Function) -> Callable[..., Reply[Any]]:
     def call(self: Reference, /, *args: Any, **named: Any) -> Reply[Any]:
         graph = graph_of(entity)
         if graph.is_remote:
-            return graph.send(function, self._key, args, named)
+            sent: Reply[Any] = graph.send(function, self._key, args, named)
+            return sent
         row = graph.running.row(table, self._key)
         return Reply(graph.call(function, row, args, named))
 

@@ -33,8 +33,8 @@ from tidemill.window import Over, Window, checked, plain, result_type
 if TYPE_CHECKING:
     from tidemill.app import App
     from tidemill.entity import Graph
-    from tidemill.remote import Calls
     from tidemill.external import External
+    from tidemill.remote import Calls
     from tidemill.stream import Handler
     from tidemill.trigger import Trigger
 
@@ -300,6 +300,7 @@ class OpaqueHandler:
         return _native.finished(result) if isinstance(result, Coroutine) else result
 
     def emit_result(self, running: Running, result: object) -> None:
+        """Emits what the function has returned."""
         if self.output is None:
             raise TypeError(
                 f"handler {self.name} returned {type(result).__name__}, but was declared to "
@@ -343,6 +344,7 @@ class OpaqueCall(OpaqueHandler):
         return self._run(running, *event)
 
     def emit_result(self, running: Running, result: object) -> None:
+        """The reply is an event, too."""
         assert self.output is not None
         running.emit_value(self.output, result)
 

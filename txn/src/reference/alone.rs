@@ -31,7 +31,10 @@ pub fn mentions(program: &Program, handler: usize, event: &[Value]) -> Option<Ve
         let key: Result<Vec<Value>, Abort> = row.key.iter().map(|id| value(*id)).collect();
         let Ok(key) = key else { continue };
         let key = Key::of(&key);
-        match found.iter_mut().find(|(table, known, _)| (*table, &*known) == (row.table, &key)) {
+        match found
+            .iter_mut()
+            .find(|(table, known, _)| (*table, known as &Key) == (row.table, &key))
+        {
             Some((.., writes)) => *writes |= row.access.writes,
             None => found.push((row.table, key, row.access.writes)),
         }
