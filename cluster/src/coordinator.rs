@@ -158,7 +158,8 @@ impl Coordinator {
                 self.packet(member, packet, effects);
             }
             Input::Broken { to: Address::Worker(member) } => {
-                // Messages may be lost, and then somebody waits for ever.
+                // Messages may be lost, and then somebody waits for ever. Whether it lives it says itself.
+                self.seen.remove(&member);
                 if self.is_member(member) {
                     self.begin(effects);
                 }

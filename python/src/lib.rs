@@ -6,6 +6,7 @@
 
 mod attached;
 mod batches;
+mod cluster;
 mod errors;
 mod external;
 mod mill;
@@ -32,6 +33,8 @@ static MEMORY: MiMalloc = MiMalloc;
 mod _native {
     use super::*;
 
+    #[pymodule_export]
+    use super::cluster::{NativeCluster, NativeWorker};
     #[pymodule_export]
     use super::msgpack::{packed, unpacked};
     #[pymodule_export]

@@ -30,7 +30,7 @@ RECOVERY: Final = ("weak", "strong")
 LOSSY: Final = "lossy"
 
 #: The engine's settings; see the guide for what they mean.
-SETTINGS: Final[Mapping[str, object]] = {
+SETTINGS: Final[dict[str, object]] = {
     "workers": int,
     "epoch_idle": bool,
     "epoch_rows_max": int,
@@ -70,6 +70,25 @@ SETTINGS: Final[Mapping[str, object]] = {
     "keep_cuts": bool,
 }
 
+#: Settings of a cluster begin so.
+CLUSTER_PREFIX: Final = "cluster_"
+
+#: Those settings; see the guide for what they mean.
+CLUSTER: Final[dict[str, object]] = {
+    "cluster_name": str,
+    "cluster_listen": str,
+    "cluster_advertised": str,
+    "cluster_secret_file": Path,
+    "cluster_snapshots": str,
+    "cluster_sources": int,
+    "cluster_lease_us": int,
+    "cluster_beat_us": int,
+    "cluster_form_us": int,
+    "cluster_epoch_rows_max": int,
+    "cluster_snapshot_us": int,
+    "cluster_snapshot_objects_max": int,
+}
+
 PREFIX: Final = "TIDEMILL_"
 _BOOLS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -80,12 +99,13 @@ def checked_settings(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, origin: str) -> Any:
-    kind = SETTINGS.get(name)
+    known = SETTINGS | CLUSTER
+    kind = known.get(name)
     if kind is None:
-        near = _native.nearest(name, list(SETTINGS))
+        near = _native.nearest(name, list(known))
         raise SettingError(
             f"{origin}: there is no setting '{name}'",
-            f"did you mean '{near}'?" if near else f"the settings are {', '.join(SETTINGS)}",
+            f"did you mean '{near}'?" if near else f"the settings are {', '.join(known)}",
         )
     if kind is LOSSY and value == LOSSY:
         return value
@@ -160,6 +180,21 @@ def _names(name: str, value: Any, origin: str) -> dict[str, str]:
             what, help = "which role is needed for what", "names with roles: transfer=teller"
         raise SettingError(f"{origin}: {name}={value!r} does not say {what}", f"give {help}")
     return dict(value)
+
+
+def apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of an engine, and those of a cluster without their prefix.
+
+    >>> apart({"workers": 2, "cluster_lease_us": 3_000_000})
+    ({'workers': 2}, {'lease_us': 3000000})
+    """
+    engine = {k: v for k, v in settings.items() if not k.startswith(CLUSTER_PREFIX)}
+    cluster = {
+        name.removeprefix(CLUSTER_PREFIX): value
+        for name, value in settings.items()
+        if name not in engine
+    }
+    return engine, cluster
 
 
 def in_memory(settings: Mapping[str, Any]) -> bool:

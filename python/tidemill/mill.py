@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tidemill import _native
-from tidemill.config import in_memory
+from tidemill.config import apart, in_memory
 from tidemill.errors import ProgramError, aborted
 from tidemill.source import here
 from tidemill.stream import Handler, Side, Stream
@@ -41,7 +41,7 @@ class Mill:
         self, app: App, settings: Mapping[str, Any], *, keep_all: bool, push: bool
     ) -> None:
         self.app = app
-        spec, opaques = app.spec(settings, keep_all=keep_all, push=push)
+        spec, opaques = app.spec(apart(settings)[0], keep_all=keep_all, push=push)
         self._native = _native.Mill(json.dumps(spec), opaques)
         self._scheme = "https" if "http_cert" in settings else "http"
         self._ended = False

@@ -24,7 +24,7 @@ use super::{fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, Kept, News};
 use crate::followed::Changes;
-use crate::functions::{AppFunctions, Begins};
+use crate::functions::AppFunctions;
 use crate::requests::{is_hidden, Request};
 use crate::rings::Rings;
 use crate::serve;
@@ -61,17 +61,15 @@ impl Cluster {
     /// Begins to form the cluster of whoever joins.
     ///
     /// # Errors
-    /// When a setting is wrong, something of the app does not run on several processes, its log can't be
-    /// opened or is of another app, or nobody can listen.
+    /// When a setting is wrong, its log can't be opened or is of another app, or nobody can listen.
     pub fn start(
         spec: &AppSpec,
-        begins: Arc<dyn Begins>,
+        functions: Arc<AppFunctions>,
         settings: &ClusterSettings,
         secret: &[u8],
         env: &Env,
     ) -> Result<Cluster> {
         let host = settings.host(spec, secret)?;
-        let functions = AppFunctions::new(spec, begins)?;
         let program = spec.program.clone();
         same_program(&settings.dir, fingerprint(spec), env)?;
         let log = Arc::new(FileLog::open(env, settings.dir.join("log"), log_of(&host.cluster))?);

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tidemill import __version__
-from tidemill.cli import bench, doctor, engine, inspect, run, token
+from tidemill.cli import bench, cluster, doctor, engine, inspect, run, token
 from tidemill.cli.output import error_line, printed
 from tidemill.errors import Error
 
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"tidemill {__version__}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, inspect, engine, bench, token, doctor):
+    for command in (run, cluster, inspect, engine, bench, token, doctor):
         command.add(commands)
     for command_parser in _leaves(commands):
         command_parser.add_argument(
@@ -56,7 +56,7 @@ def _leaves(commands: Any) -> Iterator[argparse.ArgumentParser]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; gives the exit code."""
     args = parser().parse_args(argv)
-    if argv is None and args.command in ("run", "inspect", "schema"):
+    if argv is None and args.command in ("run", "coordinator", "worker", "inspect", "schema"):
         fix_hash_seed()
     try:
         code: int = args.execute(args)

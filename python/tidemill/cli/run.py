@@ -62,6 +62,12 @@ def add(commands: Any) -> None:
         help="answer clients over HTTP (default host: 127.0.0.1; port 0: any free one); the run "
         "goes on until it is stopped",
     )
+    parser.add_argument(
+        "--processes",
+        metavar="N",
+        type=int,
+        help="run on N processes of this machine, with a coordinator in this one",
+    )
     add_renames(parser)
     add_settings(parser)
     parser.set_defaults(execute=execute)
@@ -189,6 +195,8 @@ def execute(args: argparse.Namespace) -> int:
     """Runs the command."""
     app, folder = load(args.app)
     settings = load_settings(args.config, folder, flags(args), os.environ)
+    if args.processes is not None:
+        return on_processes(app, args, placed(settings, app.name))
     called = bool(app.calls) and "http_port" in settings
     if not called and not any(source["files"] is not None for source in app.sources):
         raise ProgramError(
@@ -206,6 +214,14 @@ def execute(args: argparse.Namespace) -> int:
     else:
         print("\n".join(fields(summary)))
     return 130 if signals.asked else 0
+
+
+def on_processes(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    """Runs the app on several processes of this machine, until a signal."""
+    # It needs this module.
+    from tidemill.cli.cluster import run_here
+
+    return run_here(app, args, settings)
 
 
 def run(

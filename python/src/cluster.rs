@@ -1,0 +1,133 @@
+//! An app on several processes: its coordinator, and workers. Every call that may wait releases the interpreter
+//! lock.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use tidemill_core::Error;
+use tidemill_engine::{join, App, Cluster, ClusterSettings};
+use tidemill_env::Env;
+use tidemill_gateway::{Gateway, Plan};
+use tidemill_host::{Ended, WorkerProcess};
+
+use crate::errors::{detached, to_python};
+use crate::mill::app_spec;
+use crate::remote::app_functions;
+
+fn settings(py: Python<'_>, json: &str) -> PyResult<ClusterSettings> {
+    serde_json::from_str(json)
+        .map_err(|e| to_python(py, &Error::setting(format!("settings of the cluster: {e}"))))
+}
+
+/// A coordinator in this process.
+#[pyclass(frozen, name = "Cluster", module = "tidemill._native")]
+pub struct NativeCluster {
+    /// Answers clients, where the settings ask for it. It ends first.
+    gateway: Option<Gateway>,
+    cluster: Arc<Cluster>,
+}
+
+#[pymethods]
+impl NativeCluster {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        spec: &str,
+        opaques: Vec<Py<PyAny>>,
+        cluster: &str,
+        secret: Vec<u8>,
+    ) -> PyResult<NativeCluster> {
+        let (chosen, copies) = (settings(py, cluster)?, opaques.iter().map(|o| o.clone_ref(py)));
+        let spec = app_spec(py, spec, copies.collect())?;
+        let functions = app_functions(py, &spec, opaques)?;
+        let (gateway, cluster) = detached(py, || {
+            let env = Env::real();
+            // What is refused is so before anything runs.
+            let plan = Plan::of(&spec.settings, &env)?;
+            let cluster = Arc::new(Cluster::start(&spec, functions, &chosen, &secret, &env)?);
+            let app: Arc<dyn App> = cluster.clone();
+            let gateway = plan.map(|plan| Gateway::start(plan, app, &env)).transpose()?;
+            Ok((gateway, cluster))
+        })?;
+        Ok(NativeCluster { gateway, cluster })
+    }
+
+    /// Where workers join.
+    #[getter]
+    fn address(&self) -> String {
+        self.cluster.address()
+    }
+
+    /// Where clients are answered, if they are.
+    #[getter]
+    fn http(&self) -> Option<String> {
+        self.gateway.as_ref().map(|gateway| gateway.address().to_string())
+    }
+
+    /// What the cluster is doing, as JSON.
+    fn status(&self, py: Python<'_>) -> PyResult<String> {
+        detached(py, || Ok(self.cluster.said().to_string()))
+    }
+
+    /// Ends: first what clients wait for is answered.
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, || {
+            self.gateway.iter().for_each(Gateway::drain);
+            self.gateway.iter().for_each(Gateway::stop);
+            Ok(())
+        })
+    }
+}
+
+/// A worker in this process.
+#[pyclass(frozen, name = "Worker", module = "tidemill._native")]
+pub struct NativeWorker {
+    worker: WorkerProcess,
+}
+
+#[pymethods]
+impl NativeWorker {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        spec: &str,
+        opaques: Vec<Py<PyAny>>,
+        cluster: &str,
+        secret: Vec<u8>,
+        coordinator: &str,
+    ) -> PyResult<NativeWorker> {
+        let (chosen, copies) = (settings(py, cluster)?, opaques.iter().map(|o| o.clone_ref(py)));
+        let spec = app_spec(py, spec, copies.collect())?;
+        let functions = app_functions(py, &spec, opaques)?;
+        let joined = || join(&spec, functions, &chosen, &secret, coordinator, &Env::real());
+        Ok(NativeWorker { worker: detached(py, joined)? })
+    }
+
+    /// Its number, as others show it.
+    #[getter]
+    fn number(&self) -> String {
+        format!("{:08x}", self.worker.number())
+    }
+
+    /// Where others reach it.
+    #[getter]
+    fn address(&self) -> String {
+        self.worker.address().to_string()
+    }
+
+    /// What it is doing, in words.
+    fn status(&self) -> String {
+        self.worker.status()
+    }
+
+    /// Waits so many seconds for its end: ("stopped", "refused" or "failed", why) when it has come.
+    fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<(&'static str, String)>> {
+        let wait_us = (seconds.max(0.0) * 1e6) as u64;
+        let ended = detached(py, || Ok(self.worker.wait(wait_us)))?;
+        Ok(ended.map(|ended| match ended {
+            Ended::Stopped => ("stopped", String::new()),
+            Ended::Refused(why) => ("refused", why),
+            Ended::Failed(why) => ("failed", why),
+        }))
+    }
+}

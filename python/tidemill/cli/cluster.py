@@ -1,0 +1,252 @@
+"""``tidemill coordinator`` and ``tidemill worker``: the processes of a cluster, one by one.
+
+A cluster has one coordinator, which clients call over HTTP, and any number of workers, which join
+and leave as they like: what they have to do is divided among those that are there. When a process
+dies the others go on without it, from the last snapshot, and nothing is lost or done twice. Who
+starts it again is who has started it: ``tidemill run --processes`` does for its own, elsewhere it
+is the orchestrator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tidemill.app import App
+from tidemill.cli.load import load
+from tidemill.cli.output import fields, printed
+from tidemill.cli.run import Signals, add_settings, flags
+from tidemill.cluster import Coordinator, Worker, folder_of, secret_of
+from tidemill.config import load as load_settings
+from tidemill.config import placed
+from tidemill.errors import ProgramError, ResourceError, SettingError
+
+#: A worker that has ended is started again after so long, at first and at most.
+AGAIN_S, AGAIN_MAX_S = 0.05, 5.0
+
+#: One that has run for so long has not failed at its start.
+RUNS_S = 10.0
+
+
+def add(commands: Any) -> None:
+    """Adds the commands to the parser."""
+    coordinator: argparse.ArgumentParser = commands.add_parser(
+        "coordinator", help="run the coordinator of a cluster", description=__doc__
+    )
+    coordinator.add_argument("app", metavar="APP.py", help="the file that makes the app")
+    coordinator.add_argument(
+        "--listen", metavar="ADDRESS", help="where workers join (default: 127.0.0.1:7400)"
+    )
+    coordinator.add_argument(
+        "--data-dir", metavar="DIR", help="where its log is (default: <app>.tidemill)"
+    )
+    coordinator.add_argument(
+        "--http", metavar="[HOST:]PORT", help="answer clients over HTTP (default host: 127.0.0.1)"
+    )
+    _common(coordinator)
+    coordinator.set_defaults(execute=_coordinator)
+
+    worker: argparse.ArgumentParser = commands.add_parser(
+        "worker", help="run a worker of a cluster", description=__doc__
+    )
+    worker.add_argument("app", metavar="APP.py", help="the file that makes the app")
+    worker.add_argument("--join", metavar="ADDRESS", help="where the coordinator is")
+    worker.add_argument(
+        "--listen", metavar="ADDRESS", help="where other workers reach it (default: 127.0.0.1:0)"
+    )
+    # For who starts it: what it needs comes in a line, and it ends when nothing can come any more.
+    worker.add_argument("--from-parent", action="store_true", help=argparse.SUPPRESS)
+    _common(worker)
+    worker.set_defaults(execute=_worker)
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help="a file with what all processes of the cluster know, and nobody else does",
+    )
+    parser.add_argument(
+        "--snapshots", metavar="DIR", help="where snapshots are, for all processes"
+    )
+    add_settings(parser)
+
+
+def _settings(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    given = flags(args)
+    for name in ("listen", "secret_file", "snapshots"):
+        if (value := getattr(args, name, None)) is not None:
+            given[f"cluster_{name}"] = value
+    return load_settings(args.config, folder, given, os.environ)
+
+
+def _secret(settings: dict[str, Any]) -> bytes:
+    if "cluster_secret_file" not in settings:
+        raise SettingError(
+            "the cluster has no secret, by which its processes know each other",
+            "openssl rand -hex 32 > secret, and give all of them --secret-file secret",
+        )
+    return secret_of(settings["cluster_secret_file"])
+
+
+def _coordinator(args: argparse.Namespace) -> int:
+    app, folder = load(args.app)
+    settings = {"cluster_listen": "127.0.0.1:7400"} | _settings(args, folder)
+    _check(app)
+    signals = Signals()
+    signals.install()
+    coordinator = Coordinator(app, placed(settings, app.name), _secret(settings))
+    _say(args, coordinator, "workers join at")
+    status = _watch(coordinator, signals, lambda: None)
+    return _ended(args, status, signals)
+
+
+def _check(app: App) -> None:
+    if not app.calls:
+        raise ProgramError(
+            f"app {app.name} has nothing that clients could call",
+            "several processes run functions of entities and procedures that are called",
+            app.at,
+        )
+
+
+def _say(args: argparse.Namespace, coordinator: Coordinator, what: str) -> None:
+    if args.json:
+        return
+    print(f"cluster  {what} {coordinator.address}", flush=True)
+    if coordinator.url is not None:
+        print(f"http     {coordinator.url}", flush=True)
+
+
+def _watch(coordinator: Coordinator, signals: Signals, look: Any) -> dict[str, Any]:
+    """Waits for a signal, or for the end of the coordinator; gives the last status."""
+    seen: tuple[object, ...] = ()
+    while not signals.asked:
+        time.sleep(0.05)
+        look()
+        status = coordinator.status()
+        if status["ended"] is not None:
+            return status
+        now = (status["generation"], len(status["members"]))
+        if now != seen and now[0]:
+            print(f"generation {now[0]}: {now[1]} workers", file=sys.stderr, flush=True)
+            seen = now
+    coordinator.stop()
+    return coordinator.status()
+
+
+def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -> int:
+    if args.json:
+        printed(status)
+    if status["ended"] is not None:
+        raise ResourceError(f"the coordinator has ended: {status['ended']}", "start it again")
+    if not args.json:
+        print("\n".join(fields(status)))
+    return 130 if signals.asked else 0
+
+
+def _worker(args: argparse.Namespace) -> int:
+    app, folder = load(args.app)
+    if args.from_parent:
+        given = json.loads(sys.stdin.buffer.readline())
+        settings, secret, join = given["settings"], bytes.fromhex(given["secret"]), given["join"]
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+    else:
+        settings = _settings(args, folder)
+        settings.pop("cluster_advertised", None) if args.listen is None else None
+        secret, join = _secret(settings), args.join
+    if join is None:
+        raise SettingError("a worker joins a coordinator", "say where it is: --join ADDRESS")
+    signals = Signals()
+    signals.install()
+    worker = Worker(app, placed(settings, app.name), secret, join)
+    if not args.json and not args.from_parent:
+        print(f"worker {worker.number} at {worker.address}, joining {join}", flush=True)
+    ended = None
+    while not signals.asked and ended is None:
+        ended = worker.wait(0.1)
+    if args.json:
+        printed({"worker": worker.number, "ended": ended and ended[0], "why": ended and ended[1]})
+    if ended is not None and ended[0] != "stopped":
+        raise ResourceError(f"the worker has ended: {ended[1]}", "start another one")
+    return 130 if signals.asked else 0
+
+
+def _end_with_parent() -> None:
+    """Waits until nobody holds the other end of stdin any more."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(0)
+
+
+class Child:
+    """A worker process, and when to start another in its place."""
+
+    def __init__(self, command: list[str], given: bytes) -> None:
+        self.command, self.given = command, given
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started = self.due = 0.0
+        self.pause = AGAIN_S
+
+    def look(self) -> None:
+        """Starts the process when there is none and it is time to."""
+        now = time.monotonic()
+        if self.process is not None:
+            code = self.process.poll()
+            if code is None:
+                return
+            self.process = None
+            self.pause = AGAIN_S if now - self.started > RUNS_S else min(2 * self.pause, AGAIN_MAX_S)
+            self.due = now + self.pause
+            print(f"a worker has ended ({code}); another one starts", file=sys.stderr, flush=True)
+        if now >= self.due:
+            self.started = now
+            self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE)
+            assert self.process.stdin is not None
+            self.process.stdin.write(self.given)
+            self.process.stdin.flush()
+
+    def end(self) -> None:
+        """Ends it, at once: whatever it does is done again by whoever comes next."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    """A coordinator in this process, and workers in others of this machine."""
+    if args.processes < 1:
+        raise SettingError(f"--processes {args.processes}", "give 1 or more")
+    _check(app)
+    if settings.pop("fresh", False):
+        shutil.rmtree(folder_of(settings), ignore_errors=True)
+    signals = Signals()
+    signals.install()
+    secret = secrets.token_bytes(32)
+    coordinator = Coordinator(app, settings, secret)
+    _say(args, coordinator, f"{args.processes} workers join at")
+    theirs = {k: v for k, v in settings.items() if k != "cluster_listen"}
+    given = {"settings": theirs, "secret": secret.hex(), "join": coordinator.address}
+    line = json.dumps(given).encode() + b"\n"
+    command = [sys.executable, "-m", "tidemill.cli", "worker", args.app, "--from-parent"]
+    children = [Child(command, line) for _ in range(args.processes)]
+
+    def look() -> None:
+        for child in children:
+            child.look()
+
+    try:
+        status = _watch(coordinator, signals, look)
+    finally:
+        for child in children:
+            child.end()
+    return _ended(args, status, signals)
