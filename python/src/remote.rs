@@ -17,6 +17,7 @@ use tidemill_txn::program::{Abort, AbortKind, Aggregate, Tx, Window, WindowId};
 
 use crate::attached::attached;
 use crate::errors::to_python as raised;
+use crate::mill::app_spec;
 use crate::msgpack;
 use crate::opaque::{keep, kind, running, sent, spare, waits_outside};
 use crate::shapes::{FunctionShape, Shapes};
@@ -403,12 +404,16 @@ struct PyFunctions {
 type Described<'py> =
     (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, bool);
 
-/// An app's functions as nodes run them. `opaques` are those that the package's `spec` gives with `spec`.
+/// An app, and its functions as nodes run them, of what the package's `spec` gives.
+///
+/// Whoever runs nodes on a thread of Python's keeps that thread's decimal context: functions leave theirs behind.
+/// A node that works through much at once does so faster with the interpreter's lock.
 pub fn app_functions(
     py: Python<'_>,
-    spec: &AppSpec,
+    spec: &str,
     opaques: Vec<Py<PyAny>>,
-) -> PyResult<Arc<AppFunctions>> {
+) -> PyResult<(AppSpec, Arc<AppFunctions>)> {
+    let spec = app_spec(py, spec, opaques.iter().map(|opaque| opaque.clone_ref(py)).collect())?;
     let mut shapes = Shapes::of(&spec.program);
     let program = &spec.program;
     shapes.functions.resize_with(program.handlers.len(), || None);
@@ -449,7 +454,8 @@ pub fn app_functions(
     let own = OnceLock::new();
     let begins = Arc::new(PyFunctions { functions, shapes: Arc::new(shapes), own });
     let _ = begins.own.set(Arc::downgrade(&begins));
-    AppFunctions::new(spec, begins).map_err(|error| raised(py, &error))
+    let functions = AppFunctions::new(&spec, begins).map_err(|error| raised(py, &error))?;
+    Ok((spec, functions))
 }
 
 impl Begins for PyFunctions {
