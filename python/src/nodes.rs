@@ -16,7 +16,6 @@ use tidemill_function::{
 
 use crate::batches;
 use crate::errors::to_python as raised;
-use crate::mill::app_spec;
 use crate::remote::app_functions;
 use crate::values::to_python;
 
@@ -132,9 +131,7 @@ pub fn run_nodes<'py>(
     seed: u64,
     epoch: usize,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let functions: Vec<Py<PyAny>> = opaques.iter().map(|opaque| opaque.clone_ref(py)).collect();
-    let spec = app_spec(py, spec, opaques)?;
-    let functions = app_functions(py, &spec, functions)?;
+    let (_, functions) = app_functions(py, spec, opaques)?;
     let program = functions.program();
     let requests = requests(&functions, calls)?;
     let owners = Owners::equal(nodes);

@@ -1,7 +1,6 @@
 //! Python functions on a node: each call is an activation, which goes on when what it waits for is there, and
 //! is begun again when it can't keep where it is. The package's half is `remote.py`.
 
-use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use pyo3::exceptions::{PyBaseException, PyTypeError};
@@ -17,6 +16,7 @@ use tidemill_txn::program::{Abort, AbortKind, Aggregate, Tx, Window, WindowId};
 
 use crate::attached::attached;
 use crate::errors::to_python as raised;
+use crate::mill::app_spec;
 use crate::msgpack;
 use crate::opaque::{keep, kind, running, sent, spare, waits_outside};
 use crate::shapes::{FunctionShape, Shapes};
@@ -271,73 +271,6 @@ fn from_reply<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>
     }
 }
 
-/// The context in which decimals are computed. What a function sets there is gone with it. All functions of a
-/// thread have one, until one of them changes it: then that is its own, and the others get a fresh one.
-struct Decimals {
-    fresh: Py<PyAny>,
-    get: Py<PyAny>,
-    set: Py<PyAny>,
-    /// What it is when it is fresh, as its attributes say.
-    is: [(Py<PyString>, Py<PyAny>); 7],
-}
-
-thread_local! {
-    /// The thread's, as long as nobody has changed it.
-    static DECIMALS: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
-}
-
-impl Decimals {
-    fn new(py: Python<'_>) -> PyResult<Decimals> {
-        let context = py.import("tidemill.opaque")?.getattr("CONTEXT")?.call_method0("copy")?;
-        let names = ["prec", "rounding", "Emin", "Emax", "capitals", "clamp", "traps"];
-        let mut is = Vec::with_capacity(names.len());
-        for name in names {
-            is.push((PyString::intern(py, name).unbind(), context.getattr(name)?.unbind()));
-        }
-        let module = py.import("decimal")?;
-        Ok(Decimals {
-            fresh: context.getattr("copy")?.unbind(),
-            get: module.getattr("getcontext")?.unbind(),
-            set: module.getattr("setcontext")?.unbind(),
-            is: is.try_into().unwrap_or_else(|_| unreachable!("one for each name")),
-        })
-    }
-
-    /// A function's turn begins, which has one of its own, or the thread's.
-    fn enter(&self, py: Python<'_>, own: Option<Py<PyAny>>) -> PyResult<()> {
-        let context =
-            match own.or_else(|| DECIMALS.with_borrow(|c| Some(c.as_ref()?.clone_ref(py)))) {
-                Some(context) => context,
-                None => {
-                    let fresh = self.fresh.call0(py)?;
-                    DECIMALS.set(Some(fresh.clone_ref(py)));
-                    fresh
-                }
-            };
-        if !self.get.bind(py).call0()?.is(&context) {
-            self.set.call1(py, (context,))?;
-        }
-        Ok(())
-    }
-
-    /// It ends; the context, if it is no longer as all others want it.
-    fn leave(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let context = self.get.bind(py).call0()?;
-        let is_the_thread_s = DECIMALS.with_borrow(|c| c.as_ref().is_some_and(|c| context.is(c)));
-        if is_the_thread_s {
-            let is = |(name, is): &(Py<PyString>, Py<PyAny>)| {
-                let found = context.getattr(name.bind(py))?;
-                Ok::<_, PyErr>(found.is(is) || found.eq(is)?)
-            };
-            if self.is.iter().map(is).collect::<PyResult<Vec<bool>>>()?.iter().all(|is| *is) {
-                return Ok(None);
-            }
-            DECIMALS.set(None);
-        }
-        Ok(Some(context.unbind()))
-    }
-}
-
 /// What functions use of the package.
 struct Package {
     /// The thread's transaction.
@@ -352,7 +285,10 @@ struct Package {
     remote: Py<PyAny>,
     coroutine: Py<PyAny>,
     verdict: Py<PyAny>,
-    decimals: Decimals,
+    /// The context in which decimals are computed: a fresh one, and the thread's.
+    fresh: Py<PyAny>,
+    get_context: Py<PyAny>,
+    set_context: Py<PyAny>,
 }
 
 impl Package {
@@ -368,7 +304,9 @@ impl Package {
             remote: of("tidemill.remote", "Remote")?,
             coroutine: of("types", "CoroutineType")?,
             verdict: of("tidemill.opaque", "verdict")?,
-            decimals: Decimals::new(py)?,
+            fresh: py.import("tidemill.opaque")?.getattr("CONTEXT")?.getattr("copy")?.unbind(),
+            get_context: of("decimal", "getcontext")?,
+            set_context: of("decimal", "setcontext")?,
         })
     }
 }
@@ -403,12 +341,16 @@ struct PyFunctions {
 type Described<'py> =
     (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, bool);
 
-/// An app's functions as nodes run them. `opaques` are those that the package's `spec` gives with `spec`.
+/// An app, and its functions as nodes run them, of what the package's `spec` gives.
+///
+/// Whoever runs nodes on a thread of Python's keeps that thread's decimal context: functions leave theirs behind.
+/// A node that works through much at once does so faster with the interpreter's lock.
 pub fn app_functions(
     py: Python<'_>,
-    spec: &AppSpec,
+    spec: &str,
     opaques: Vec<Py<PyAny>>,
-) -> PyResult<Arc<AppFunctions>> {
+) -> PyResult<(AppSpec, Arc<AppFunctions>)> {
+    let spec = app_spec(py, spec, opaques.iter().map(|opaque| opaque.clone_ref(py)).collect())?;
     let mut shapes = Shapes::of(&spec.program);
     let program = &spec.program;
     shapes.functions.resize_with(program.handlers.len(), || None);
@@ -449,7 +391,8 @@ pub fn app_functions(
     let own = OnceLock::new();
     let begins = Arc::new(PyFunctions { functions, shapes: Arc::new(shapes), own });
     let _ = begins.own.set(Arc::downgrade(&begins));
-    AppFunctions::new(spec, begins).map_err(|error| raised(py, &error))
+    let functions = AppFunctions::new(&spec, begins).map_err(|error| raised(py, &error))?;
+    Ok((spec, functions))
 }
 
 impl Begins for PyFunctions {
@@ -476,7 +419,7 @@ struct Turns {
     running: Option<Py<NativeTx>>,
     /// The coroutine that waits.
     coroutine: Option<Py<PyAny>>,
-    /// The context of decimals, if the function has changed it.
+    /// Its context of decimals, while it waits.
     decimals: Option<Py<PyAny>>,
 }
 
@@ -490,7 +433,9 @@ impl Turns {
         let package = self.function().package.clone();
         let (local, transaction) = (package.local.bind(py), intern!(py, "transaction"));
         local.setattr(transaction, running)?;
-        package.decimals.enter(py, self.decimals.take())?;
+        // What a function sets there is gone with it. The next one on this thread sets its own.
+        let decimals = self.decimals.take().map_or_else(|| package.fresh.call0(py), Ok)?;
+        package.set_context.bind(py).call1((decimals,))?;
         let outcome = match self.coroutine.take() {
             Some(coroutine) => self.goes_on(running, coroutine.into_bound(py)),
             None => self.begins(running).and_then(|result| {
@@ -500,7 +445,9 @@ impl Turns {
                 }
             }),
         };
-        self.decimals = package.decimals.leave(py)?;
+        if self.coroutine.is_some() {
+            self.decimals = Some(package.get_context.call0(py)?);
+        }
         local.setattr(transaction, py.None())?;
         outcome.or_else(|error| {
             // Even SystemExit: a function can abort its transaction, and nothing more.

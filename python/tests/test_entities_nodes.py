@@ -264,6 +264,36 @@ def test_values_come_back_as_they_went() -> None:
     is_one(make, [*calls, ("one.sends", {"id": 3})], 1)
 
 
+def test_what_a_function_sets_in_the_decimal_context_is_its_own() -> None:
+    def make() -> tm.App:
+        app = tm.App("sums")
+        one = app.entity("one", key="id", id=int, third=tm.column(str, default=""))
+
+        @one.function(creates=True)
+        async def divide(self: Any, ctx: tm.Context, digits: int) -> list[str]:
+            if digits:
+                decimal.getcontext().prec = digits
+            before = str(decimal.Decimal(1) / 3)
+            await one[self.id + 1].touch()
+            self.third = str(decimal.Decimal(2) / 3)
+            return [before, str(self.third)]
+
+        @one.function(creates=True)
+        async def touch(self: Any, ctx: tm.Context) -> None:
+            self.third = str(decimal.Decimal(1) / 7)
+
+        return app
+
+    calls: Calls = [("one.divide", {"id": n, "digits": 3 * (n % 3)}) for n in range(6)]
+    # In one process a function has the context of whoever has called it.
+    is_one(make, calls[::3], 2)
+    found = on_nodes(make(), calls, 2, 1, 9)
+    assert found["replies"][1] == ("returned", ["0.333", "0.667"])
+    assert {row["third"] for row in found["tables"]["one"] if row["id"] == 6} == {
+        "0." + "142857" * 10
+    }
+
+
 def test_scans_creates_and_deletes() -> None:
     def make() -> tm.App:
         app = tm.App("shop")
