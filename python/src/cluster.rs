@@ -11,7 +11,6 @@ use tidemill_gateway::{Gateway, Plan};
 use tidemill_host::{Ended, WorkerProcess};
 
 use crate::errors::{detached, to_python};
-use crate::mill::app_spec;
 use crate::remote::app_functions;
 
 fn settings(py: Python<'_>, json: &str) -> PyResult<ClusterSettings> {
@@ -37,9 +36,8 @@ impl NativeCluster {
         cluster: &str,
         secret: Vec<u8>,
     ) -> PyResult<NativeCluster> {
-        let (chosen, copies) = (settings(py, cluster)?, opaques.iter().map(|o| o.clone_ref(py)));
-        let spec = app_spec(py, spec, copies.collect())?;
-        let functions = app_functions(py, &spec, opaques)?;
+        let (chosen, (spec, functions)) =
+            (settings(py, cluster)?, app_functions(py, spec, opaques)?);
         let (gateway, cluster) = detached(py, || {
             let env = Env::real();
             // What is refused is so before anything runs.
@@ -96,9 +94,8 @@ impl NativeWorker {
         secret: Vec<u8>,
         coordinator: &str,
     ) -> PyResult<NativeWorker> {
-        let (chosen, copies) = (settings(py, cluster)?, opaques.iter().map(|o| o.clone_ref(py)));
-        let spec = app_spec(py, spec, copies.collect())?;
-        let functions = app_functions(py, &spec, opaques)?;
+        let (chosen, (spec, functions)) =
+            (settings(py, cluster)?, app_functions(py, spec, opaques)?);
         let joined = || join(&spec, functions, &chosen, &secret, coordinator, &Env::real());
         Ok(NativeWorker { worker: detached(py, joined)? })
     }
