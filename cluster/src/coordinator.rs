@@ -141,11 +141,8 @@ impl Coordinator {
                 match result {
                     Ok(_) => self.appended(wish, effects),
                     Err(Refused::Fenced) => self.step_down(effects),
-                    Err(Refused::Unknown) => {
-                        effects.push(Effect::Stop {
-                            why: "nobody knows whether the log has a record",
-                        });
-                    }
+                    // The next generation reads behind its fence what has become of it.
+                    Err(Refused::Unknown) => self.begin(effects),
                 }
             }
             Input::Records { token, records } => {

@@ -24,8 +24,17 @@ pub struct Token(pub u64);
 pub enum Refused {
     /// A later generation has begun.
     Fenced,
-    /// Nobody knows whether it was: the process has to stop.
+    /// Nobody knows whether it was, or will be before a later generation begins.
     Unknown,
+}
+
+/// What was read of a topic.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Records {
+    /// Records with their offsets, which may have gaps.
+    pub records: Vec<(u64, Record)>,
+    /// Behind all that was looked at: where the next read begins.
+    pub upto: u64,
 }
 
 /// What a machine wants done.
@@ -117,8 +126,8 @@ pub enum Input {
     Records {
         /// Of what.
         token: Token,
-        /// They begin at the offset that was asked for; `None` when they could not be read now.
-        records: Option<Vec<Record>>,
+        /// `None` when they could not be read now.
+        records: Option<Records>,
     },
     /// An object is stored, or not.
     Stored {

@@ -28,11 +28,14 @@ mod coordinator;
 mod effect;
 mod records;
 mod state;
+pub mod wire;
 mod worker;
 
 pub use coordinator::Coordinator;
-pub use effect::{Address, Effect, Input, Packet, Refused, Token};
-pub use records::{Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record, Topic};
+pub use effect::{Address, Effect, Input, Packet, Records, Refused, Token};
+pub use records::{
+    Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record, RequestId, Topic,
+};
 pub use state::State;
 pub use worker::Worker;
 

@@ -10,6 +10,9 @@ use tidemill_txn::program::Abort;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(pub u32);
 
+/// What a client calls its request.
+pub type RequestId = Arc<[u8]>;
+
 /// A log partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Topic {
@@ -31,8 +34,8 @@ pub enum Record {
     },
     /// A request of a client.
     Request {
-        /// What the client calls it.
-        id: i64,
+        /// What the client calls it; the reply bears it.
+        id: RequestId,
         /// What it asks for.
         call: Call,
     },
@@ -51,6 +54,8 @@ pub enum Output {
     Reply {
         /// To which request.
         tid: Tid,
+        /// What its client calls it.
+        id: RequestId,
         /// What it came to.
         outcome: Result<Value, Abort>,
     },
@@ -147,9 +152,10 @@ impl Assignment {
         self.members.iter().position(|m| *m == member).map(|n| NodeId(n as u16))
     }
 
-    /// The node that reads a source.
-    pub fn reader(&self, source: u32) -> NodeId {
-        NodeId((source as usize % self.members.len()) as u16)
+    /// The node that reads a source, of so many: neighbouring sources have one reader, as neighbouring
+    /// partitions have one owner where shares are equal.
+    pub fn reader(&self, source: u32, sources: u32) -> NodeId {
+        NodeId((u64::from(source) * self.members.len() as u64 / u64::from(sources)) as u16)
     }
 }
 

@@ -14,8 +14,8 @@ use foldhash::fast::FixedState;
 use tidemill_function::{Call, Fault, Functions};
 
 use self::load::Loading;
-use self::run::Running;
-use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
+use self::run::{Request, Running};
+use crate::effect::{Address, Effect, Input, Packet, Records, Refused, Token};
 use crate::records::{Form, Member, Record, Topic};
 use crate::state::State;
 use crate::Settings;
@@ -139,10 +139,9 @@ impl Worker {
                     self.left(epoch, source, offset, effects);
                 }
                 (Some(_), Ok(_)) | (None, _) => {}
-                (Some(_), Err(Refused::Fenced)) => self.forget(),
-                (Some(_), Err(Refused::Unknown)) => {
-                    effects.push(Effect::Stop { why: "nobody knows whether the log has a record" });
-                }
+                // Also where nobody knows whether it is there: the next generation reads what has left behind
+                // its fence, and what comes later does not count.
+                (Some(_), Err(Refused::Fenced | Refused::Unknown)) => self.forget(),
             },
             Input::Records { token, records } => match self.wishes.remove(&token) {
                 Some(Wish::Outputs(source)) => self.known(source, records, effects),
@@ -242,7 +241,7 @@ impl Worker {
         for (&source, input) in &mut running.inputs {
             if !input.is_asked && input.requests.len() < ahead_max {
                 input.is_asked = true;
-                reads.push((source, input.offset + input.requests.len() as u64));
+                reads.push((source, input.upto));
             }
         }
         for (source, from) in reads {
@@ -252,19 +251,22 @@ impl Worker {
     }
 
     /// Requests that have come.
-    fn requests(&mut self, source: u32, records: Option<Vec<Record>>, effects: &mut Vec<Effect>) {
+    fn requests(&mut self, source: u32, records: Option<Records>, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         let input = running.inputs.get_mut(&source).expect("it has asked for them");
         input.is_asked = false;
-        let before = input.requests.len();
-        input.requests.extend(records.into_iter().flatten().filter_map(|record| match record {
-            Record::Request { call, .. } => Some(call),
+        let Some(Records { records, upto }) = records else { return };
+        input.requests.extend(records.into_iter().filter_map(|(offset, record)| match record {
+            Record::Request { id, call } => Some(Request { offset, id, call }),
             _ => None,
         }));
-        if input.requests.len() > before {
+        let is_more = upto > input.upto;
+        input.upto = upto.max(input.upto);
+        if is_more {
             let packet = input.available(self.generation, source);
             self.tell(packet, effects);
             self.go_on(effects);
+            self.ask(effects);
         }
     }
 

@@ -74,6 +74,7 @@ fn the_door_is_only_for_those_who_may_go_out() {
             "tidemill-flow",
             "tidemill-gateway",
             "tidemill-log",
+            "tidemill-mesh",
             "tidemill-python",
             "tidemill-sim",
             "tidemill-snapshot"
@@ -91,6 +92,7 @@ fn parts_do_not_know_what_they_must_not() {
         ("txn", &["tidemill-env", "tidemill-connect", "tidemill-flow", "tidemill-engine"]),
         ("function", &["tidemill-env", "tidemill-flow", "tidemill-engine", "tidemill-cluster"]),
         ("cluster", &["tidemill-env", "tidemill-flow", "tidemill-engine", "tidemill-log"]),
+        ("mesh", &["tidemill-cluster", "tidemill-function", "tidemill-txn", "tidemill-engine"]),
         ("log", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),
         ("connect", &["tidemill-table", "tidemill-txn", "tidemill-flow", "tidemill-engine"]),
         ("flow", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),

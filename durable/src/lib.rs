@@ -10,26 +10,17 @@
 mod dir;
 
 pub use dir::DirStore;
-use tidemill_cluster::{Record, Refused, Topic};
+pub use tidemill_cluster::{Record, Records, Refused, Topic};
 
 /// Told once, from any thread.
 pub type Then<T> = Box<dyn FnOnce(T) + Send>;
-
-/// Records that were read. Offsets may have gaps.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Records {
-    /// The records with their offsets, which rise.
-    pub records: Vec<(u64, Record)>,
-    /// Where the next read begins.
-    pub upto: u64,
-}
 
 /// Logs that all processes append to and read.
 pub trait Log: Send + Sync {
     /// Appends durably, unless a later generation has begun in the topic: a [`Record::Generation`] with a
     /// higher number is before it, or with the same one, if it is such a record itself. Does not block.
-    /// Appends to one topic are in the log in the order of the calls; when one is answered
-    /// [`Refused::Unknown`], nothing of this process that comes behind it is in the log without it.
+    /// Appends to one topic are in the log in the order of the calls. When one of a generation is
+    /// answered [`Refused::Unknown`], no later one of that generation is in the log without it.
     fn append(
         &self,
         topic: Topic,

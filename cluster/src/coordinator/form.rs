@@ -7,7 +7,7 @@ use tidemill_function::Fault;
 
 use super::cut::Running;
 use super::{Coordinator, Stage, Wish};
-use crate::effect::{Effect, Packet};
+use crate::effect::{Effect, Packet, Records};
 use crate::records::{Assignment, Form, Member, Record, Topic};
 
 /// A generation whose members go back to the snapshot.
@@ -34,11 +34,11 @@ impl Coordinator {
     }
 
     /// What the cuts have come to.
-    pub(super) fn was_read(&mut self, records: Option<Vec<Record>>, effects: &mut Vec<Effect>) {
-        let Some(records) = records else { return self.read_on(effects) };
+    pub(super) fn was_read(&mut self, records: Option<Records>, effects: &mut Vec<Effect>) {
+        let Some(Records { records, upto }) = records else { return self.read_on(effects) };
         let is_first = !std::mem::replace(&mut self.has_read, true);
-        self.read += records.len() as u64;
-        for record in records {
+        self.read = upto;
+        for (_, record) in records {
             match record {
                 Record::Generation { generation } => {
                     if !is_first && !self.begun.contains(&generation) {

@@ -8,7 +8,7 @@ use tidemill_function::{Fault, NodeId, Path, Rows, Store, Stored, Tid};
 
 use super::run::Running;
 use super::{Stage, Wish, Worker};
-use crate::effect::{Effect, Packet};
+use crate::effect::{Effect, Packet, Records};
 use crate::records::{Form, Object, Record, Topic};
 use crate::state::State;
 
@@ -72,18 +72,18 @@ impl Worker {
     pub(super) fn known(
         &mut self,
         source: u32,
-        records: Option<Vec<Record>>,
+        records: Option<Records>,
         effects: &mut Vec<Effect>,
     ) {
         let forgets = self.is_spoiled_by(Fault::ReplyAgain);
         let Stage::Loading(loading) = &mut self.stage else { return };
-        let Some(records) = records else {
+        let Some(Records { records, .. }) = records else {
             let from = loading.form.manifest.outputs.get(source as usize).copied().unwrap_or(0);
             let token = self.token(Wish::Outputs(source));
             let (topic, limit) = (Topic::Output(source), None);
             return effects.push(Effect::Read { token, topic, from, limit });
         };
-        let ids = records.iter().filter_map(|record| match record {
+        let ids = records.iter().filter_map(|(_, record)| match record {
             Record::Output(output) if !forgets => Some(output.id()),
             _ => None,
         });

@@ -1,8 +1,9 @@
 //! Executing cuts, and letting out what they came to.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
+use foldhash::fast::FixedState;
 use tidemill_function::{
     Call, Event, Fault, Functions, Message, Node, NodeId, Outbox, Path, Sequencing, Tid,
 };
@@ -10,7 +11,7 @@ use tidemill_function::{
 use super::save::Saving;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Address, Effect, Packet};
-use crate::records::{CutRecord, Form, Output, Record, Topic};
+use crate::records::{CutRecord, Form, Output, Record, RequestId, Topic};
 use crate::state::State;
 use crate::Settings;
 
@@ -19,18 +20,25 @@ const NAMED_MAX: usize = 100;
 
 /// A source that this worker reads.
 pub(super) struct Source {
-    /// The offset of the first request that is here.
-    pub offset: u64,
-    pub requests: VecDeque<Call>,
+    /// Requests that no epoch has taken yet.
+    pub requests: VecDeque<Request>,
+    /// Behind all that has been read.
+    pub upto: u64,
     pub is_asked: bool,
 }
 
 impl Source {
     /// What the coordinator is told of it.
     pub fn available(&self, generation: u64, source: u32) -> Packet {
-        let upto = self.offset + self.requests.len() as u64;
-        Packet::Available { generation, source, upto }
+        Packet::Available { generation, source, upto: self.upto }
     }
+}
+
+/// A request that has been read.
+pub(super) struct Request {
+    pub offset: u64,
+    pub id: RequestId,
+    pub call: Call,
 }
 
 /// A generation that executes.
@@ -38,6 +46,8 @@ pub(super) struct Running {
     pub form: Arc<Form>,
     pub node: Node<State>,
     pub inputs: BTreeMap<u32, Source>,
+    /// What clients call the requests that have come in here and have no reply.
+    ids: HashMap<Tid, RequestId, FixedState>,
     /// Cuts that are still to be executed, and whether snapshots are to be taken behind them.
     pub cuts: VecDeque<(Arc<CutRecord>, Option<bool>)>,
     /// The one that is executed now.
@@ -67,10 +77,10 @@ impl Running {
     ) -> Running {
         let manifest = form.manifest.clone();
         let of = |offsets: &[u64], source: u32| offsets.get(source as usize).copied().unwrap_or(0);
-        let own = (0..settings.sources).filter(|s| form.assignment.reader(*s) == node);
+        let own = (0..settings.sources).filter(|s| form.assignment.reader(*s, settings.sources) == node);
         let source = |source| {
-            let offset = of(&manifest.inputs, source);
-            (source, Source { offset, requests: VecDeque::new(), is_asked: false })
+            let upto = of(&manifest.inputs, source);
+            (source, Source { requests: VecDeque::new(), upto, is_asked: false })
         };
         let inputs = own.map(source).collect();
         let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();
@@ -78,6 +88,7 @@ impl Running {
         Running {
             node: Node::new(node, functions, owners, settings.function, state),
             inputs,
+            ids: HashMap::default(),
             cuts: VecDeque::new(),
             current: None,
             executed: manifest.epoch,
@@ -94,19 +105,25 @@ impl Running {
     /// A mistake: begins one request later than the snapshot says.
     pub fn skip(&mut self) {
         if self.executed > 0 {
-            self.inputs.values_mut().for_each(|source| source.offset += 1);
+            self.inputs.values_mut().for_each(|source| source.upto += 1);
         }
     }
 
-    /// The requests of a cut that come in here, each with its place; `None` while some have not come yet.
-    fn requests(&self, cut: &CutRecord, sources: u32) -> Option<Vec<(Tid, Call)>> {
+    /// Takes the requests of a cut that come in here, each with its place; `None` while some have not come
+    /// yet.
+    fn requests(&mut self, cut: &CutRecord, sources: u32) -> Option<Vec<(Tid, Call)>> {
         let order = Sequencing { sources, base: cut.base };
+        let upto = |source: u32| cut.upto[source as usize];
+        if self.inputs.iter().any(|(&source, input)| input.upto < upto(source)) {
+            return None;
+        }
         let mut requests = Vec::new();
-        for (&source, input) in &self.inputs {
-            let at = source as usize;
-            for (nth, offset) in (cut.from[at]..cut.upto[at]).enumerate() {
-                let call = input.requests.get(offset.saturating_sub(input.offset) as usize)?;
-                requests.push((order.tid(source, nth as u64), call.clone()));
+        for (&source, input) in &mut self.inputs {
+            let count = input.requests.partition_point(|request| request.offset < upto(source));
+            for (nth, Request { id, call, .. }) in input.requests.drain(..count).enumerate() {
+                let tid = order.tid(source, nth as u64);
+                self.ids.insert(tid, id);
+                requests.push((tid, call));
             }
         }
         Some(requests)
@@ -127,13 +144,8 @@ impl Worker {
             return false;
         }
         let Some((cut, _)) = running.cuts.front() else { return false };
-        let Some(requests) = running.requests(cut, sources) else { return false };
-        for (&source, input) in &mut running.inputs {
-            let upto = cut.upto[source as usize];
-            let count = upto.saturating_sub(input.offset) as usize;
-            input.requests.drain(..count.min(input.requests.len()));
-            input.offset = upto.max(input.offset);
-        }
+        let cut = cut.clone();
+        let Some(requests) = running.requests(&cut, sources) else { return false };
         let mut out = Outbox::default();
         let (epoch, clock_us) = (cut.epoch, cut.clock_us);
         running.current = running.cuts.pop_front();
@@ -165,7 +177,10 @@ impl Worker {
         let epoch = running.current.as_ref().map_or(0, |(cut, _)| cut.epoch);
         for event in out.events {
             let output = match event {
-                Event::Replied { tid, outcome } => Output::Reply { tid, outcome },
+                Event::Replied { tid, outcome } => {
+                    let id = running.ids.remove(&tid).expect("it came in here");
+                    Output::Reply { tid, id, outcome }
+                }
                 Event::Emitted { tid, path, stream, row } => {
                     Output::Event { tid, path, stream, row }
                 }

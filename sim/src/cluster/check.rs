@@ -81,7 +81,7 @@ fn order(world: &World, wanted: &Expected) -> Result<(), String> {
     let mut events: BTreeMap<(Tid, Path), Vec<Value>> = BTreeMap::new();
     for output in world.log.outputs() {
         match output {
-            Output::Reply { tid, outcome } => {
+            Output::Reply { tid, outcome, .. } => {
                 let outcome = outcome.clone().map_err(|abort| abort.reason);
                 if wanted.replies.get(tid) != Some(&outcome) {
                     let other = wanted.replies.get(tid);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tidemill_cluster::{CutRecord, Output, Record, Refused, Topic};
+use tidemill_cluster::{CutRecord, Output, Record, Records, Refused, Topic};
 
 /// The log.
 #[derive(Default)]
@@ -42,9 +42,11 @@ impl Log {
         Ok(partition.records.len() as u64 - 1)
     }
 
-    pub fn read(&self, topic: Topic, from: u64, limit: Option<usize>) -> Vec<Record> {
+    pub fn read(&self, topic: Topic, from: u64, limit: Option<usize>) -> Records {
         let there = self.records(topic).get(from as usize..).unwrap_or_default();
-        there[..there.len().min(limit.unwrap_or(usize::MAX))].to_vec()
+        let there = &there[..there.len().min(limit.unwrap_or(usize::MAX))];
+        let upto = from + there.len() as u64;
+        Records { records: (from..).zip(there.iter().cloned()).collect(), upto }
     }
 
     pub fn records(&self, topic: Topic) -> &[Record] {

@@ -416,7 +416,8 @@ impl World {
             Happening::Request(client) => self.request(client),
             Happening::RequestAppend { client, source, id, call, is_lost } => {
                 if !is_lost {
-                    let record = Record::Request { id, call };
+                    let id_bytes = id.to_be_bytes().into();
+                    let record = Record::Request { id: id_bytes, call };
                     self.log.append(Topic::Input(source), 0, record).expect("inputs have no fence");
                 }
                 let is_unsure = is_lost || self.dice.chance(5);

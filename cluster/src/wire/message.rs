@@ -1,0 +1,172 @@
+//! What nodes tell each other.
+
+use tidemill_core::wire::{put_u16, put_u32, put_u64, take_u16, take_u32, take_u64, take_u8};
+use tidemill_function::{Body, Message, Mode, NodeId, Verdict};
+
+use super::record::{put_abort, put_call, put_stored, take_abort, take_call, take_stored};
+use super::{
+    put_list, put_option, put_path, put_tid, put_value, take_list, take_option, take_path,
+    take_tid, take_value,
+};
+
+fn put_mode(mode: Mode, out: &mut Vec<u8>) {
+    out.push(match mode {
+        Mode::Cached => 0,
+        Mode::Fresh => 1,
+        Mode::Sequential => 2,
+    });
+}
+
+fn take_mode(input: &mut &[u8]) -> Option<Mode> {
+    match take_u8(input)? {
+        0 => Some(Mode::Cached),
+        1 => Some(Mode::Fresh),
+        2 => Some(Mode::Sequential),
+        _ => None,
+    }
+}
+
+pub(super) fn put_node(node: NodeId, out: &mut Vec<u8>) {
+    put_u16(node.0, out);
+}
+
+pub(super) fn take_node(input: &mut &[u8]) -> Option<NodeId> {
+    take_u16(input).map(NodeId)
+}
+
+pub(super) fn put_message(message: &Message, out: &mut Vec<u8>) {
+    put_u64(message.epoch, out);
+    put_u32(message.round, out);
+    put_body(&message.body, out);
+}
+
+pub(super) fn take_message(input: &mut &[u8]) -> Option<Message> {
+    Some(Message { epoch: take_u64(input)?, round: take_u32(input)?, body: take_body(input)? })
+}
+
+fn put_body(body: &Body, out: &mut Vec<u8>) {
+    match body {
+        Body::Call { tid, path, call, share, home, caller, mode, calls } => {
+            out.push(0);
+            put_tid(*tid, out);
+            put_path(path, out);
+            put_call(call, out);
+            put_u32(*share, out);
+            put_node(*home, out);
+            put_option(*caller, out, put_node);
+            put_mode(*mode, out);
+            put_u32(*calls, out);
+        }
+        Body::Reply { tid, path, value, calls } => {
+            out.push(1);
+            put_tid(*tid, out);
+            put_path(path, out);
+            put_option(value.as_ref(), out, put_value);
+            put_u32(*calls, out);
+        }
+        Body::Ended { tid, share, calls, failure, missed } => {
+            out.push(2);
+            put_tid(*tid, out);
+            put_u32(*share, out);
+            put_u32(*calls, out);
+            put_option(failure.as_ref(), out, |(path, abort), out| {
+                put_path(path, out);
+                put_abort(abort, out);
+            });
+            put_option(*missed, out, put_mode);
+        }
+        Body::Finished { tid, verdict } => {
+            out.push(3);
+            put_tid(*tid, out);
+            match verdict {
+                Verdict::Commit => out.push(0),
+                Verdict::Abort => out.push(1),
+                Verdict::Missed(mode) => {
+                    out.push(2);
+                    put_mode(*mode, out);
+                }
+            }
+        }
+        Body::Declared { tid, call, share } => {
+            out.push(4);
+            put_tid(*tid, out);
+            put_call(call, out);
+            put_u32(*share, out);
+        }
+        Body::Values { tid, rows } => {
+            out.push(5);
+            put_tid(*tid, out);
+            put_list(rows, out, |(at, row), out| {
+                put_u32(*at, out);
+                put_stored(row, out);
+            });
+        }
+        Body::Done => out.push(6),
+        Body::Conflicts { again, reads } => {
+            out.push(7);
+            put_list(again, out, |(tid, mode), out| {
+                put_tid(*tid, out);
+                put_mode(*mode, out);
+            });
+            put_list(reads, out, |(reader, writer, mode), out| {
+                put_tid(*reader, out);
+                put_tid(*writer, out);
+                put_mode(*mode, out);
+            });
+        }
+    }
+}
+
+fn take_body(input: &mut &[u8]) -> Option<Body> {
+    Some(match take_u8(input)? {
+        0 => Body::Call {
+            tid: take_tid(input)?,
+            path: take_path(input)?,
+            call: take_call(input)?,
+            share: take_u32(input)?,
+            home: take_node(input)?,
+            caller: take_option(input, take_node)?,
+            mode: take_mode(input)?,
+            calls: take_u32(input)?,
+        },
+        1 => Body::Reply {
+            tid: take_tid(input)?,
+            path: take_path(input)?,
+            value: take_option(input, take_value)?,
+            calls: take_u32(input)?,
+        },
+        2 => Body::Ended {
+            tid: take_tid(input)?,
+            share: take_u32(input)?,
+            calls: take_u32(input)?,
+            failure: take_option(input, |input| Some((take_path(input)?, take_abort(input)?)))?,
+            missed: take_option(input, take_mode)?,
+        },
+        3 => Body::Finished {
+            tid: take_tid(input)?,
+            verdict: match take_u8(input)? {
+                0 => Verdict::Commit,
+                1 => Verdict::Abort,
+                2 => Verdict::Missed(take_mode(input)?),
+                _ => return None,
+            },
+        },
+        4 => Body::Declared {
+            tid: take_tid(input)?,
+            call: take_call(input)?,
+            share: take_u32(input)?,
+        },
+        5 => Body::Values {
+            tid: take_tid(input)?,
+            rows: take_list(input, |input| Some((take_u32(input)?, take_stored(input)?)))?,
+        },
+        6 => Body::Done,
+        7 => Body::Conflicts {
+            again: take_list(input, |input| Some((take_tid(input)?, take_mode(input)?)))?,
+            reads: take_list(input, |input| {
+                Some((take_tid(input)?, take_tid(input)?, take_mode(input)?))
+            })?,
+        },
+        _ => return None,
+    })
+}

@@ -1,0 +1,138 @@
+//! What processes tell each other.
+
+use std::sync::Arc;
+
+use tidemill_core::wire::{
+    put_bytes, put_u16, put_u32, put_u64, take_text, take_u16, take_u32, take_u64, take_u8,
+};
+use tidemill_function::{NodeId, Owners};
+use tidemill_place::PARTITIONS;
+
+use super::message::{put_message, put_node, take_message, take_node};
+use super::record::{put_cut, put_manifest, take_cut, take_manifest};
+use super::{put_bool, put_list, put_option, take_bool, take_list, take_option};
+use crate::effect::Packet;
+use crate::records::{Assignment, Form, Member};
+
+fn put_form(form: &Form, out: &mut Vec<u8>) {
+    let Form { generation, assignment, manifest } = form;
+    put_u64(*generation, out);
+    put_list(&assignment.members, out, |member, out| put_u32(member.0, out));
+    for partition in 0..PARTITIONS {
+        put_node(assignment.owners.of(tidemill_place::Partition(partition)), out);
+    }
+    put_manifest(manifest, out);
+}
+
+fn take_form(input: &mut &[u8]) -> Option<Form> {
+    let generation = take_u64(input)?;
+    let members = take_list(input, |input| take_u32(input).map(Member))?;
+    let nodes = u16::try_from(members.len()).ok()?;
+    let owner = |input: &mut &[u8]| take_node(input).filter(|NodeId(node)| *node < nodes);
+    let owners = (0..PARTITIONS).map(|_| owner(input)).collect::<Option<Arc<[NodeId]>>>()?;
+    let assignment = Assignment { members, owners: Owners::new(nodes, owners) };
+    Some(Form { generation, assignment, manifest: Arc::new(take_manifest(input)?) })
+}
+
+/// Appends a packet.
+pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
+    match packet {
+        Packet::Beat { generation } => {
+            out.push(0);
+            put_u64(*generation, out);
+        }
+        Packet::Form(form) => {
+            out.push(1);
+            put_form(form, out);
+        }
+        Packet::Formed { generation } => {
+            out.push(2);
+            put_u64(*generation, out);
+        }
+        Packet::Available { generation, source, upto } => {
+            out.push(3);
+            put_u64(*generation, out);
+            put_u32(*source, out);
+            put_u64(*upto, out);
+        }
+        Packet::Cut { generation, cut, snapshot } => {
+            out.push(4);
+            put_u64(*generation, out);
+            put_cut(cut, out);
+            put_option(*snapshot, out, put_bool);
+        }
+        Packet::Durable { generation, epoch } => {
+            out.push(5);
+            put_u64(*generation, out);
+            put_u64(*epoch, out);
+        }
+        Packet::Executed { generation, epoch } => {
+            out.push(6);
+            put_u64(*generation, out);
+            put_u64(*epoch, out);
+        }
+        Packet::Part { generation, epoch, name, outputs } => {
+            out.push(7);
+            put_u64(*generation, out);
+            put_u64(*epoch, out);
+            put_option(name.as_ref(), out, |name, out| put_bytes(name.as_bytes(), out));
+            put_list(outputs, out, |offset, out| put_u64(*offset, out));
+        }
+        Packet::Snapshot { generation, epoch, counts } => {
+            out.push(8);
+            put_u64(*generation, out);
+            put_u64(*epoch, out);
+            put_bool(*counts, out);
+        }
+        Packet::Lost { generation, member } => {
+            out.push(9);
+            put_u64(*generation, out);
+            put_u32(member.0, out);
+        }
+        Packet::Node { generation, from, message } => {
+            out.push(10);
+            put_u64(*generation, out);
+            put_u16(from.0, out);
+            put_message(message, out);
+        }
+    }
+}
+
+/// Takes a packet off the front.
+pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
+    Some(match take_u8(input)? {
+        0 => Packet::Beat { generation: take_u64(input)? },
+        1 => Packet::Form(Arc::new(take_form(input)?)),
+        2 => Packet::Formed { generation: take_u64(input)? },
+        3 => Packet::Available {
+            generation: take_u64(input)?,
+            source: take_u32(input)?,
+            upto: take_u64(input)?,
+        },
+        4 => Packet::Cut {
+            generation: take_u64(input)?,
+            cut: Arc::new(take_cut(input)?),
+            snapshot: take_option(input, take_bool)?,
+        },
+        5 => Packet::Durable { generation: take_u64(input)?, epoch: take_u64(input)? },
+        6 => Packet::Executed { generation: take_u64(input)?, epoch: take_u64(input)? },
+        7 => Packet::Part {
+            generation: take_u64(input)?,
+            epoch: take_u64(input)?,
+            name: take_option(input, |input| take_text(input).map(String::from))?,
+            outputs: take_list(input, take_u64)?,
+        },
+        8 => Packet::Snapshot {
+            generation: take_u64(input)?,
+            epoch: take_u64(input)?,
+            counts: take_bool(input)?,
+        },
+        9 => Packet::Lost { generation: take_u64(input)?, member: Member(take_u32(input)?) },
+        10 => Packet::Node {
+            generation: take_u64(input)?,
+            from: NodeId(take_u16(input)?),
+            message: take_message(input)?,
+        },
+        _ => return None,
+    })
+}

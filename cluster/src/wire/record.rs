@@ -1,0 +1,250 @@
+//! Records of the log, and objects of the store.
+
+use std::sync::Arc;
+
+use tidemill_core::wire::{
+    put_bytes, put_u16, put_u32, put_u64, take_bytes, take_slice, take_text, take_u16, take_u32,
+    take_u64, take_u8,
+};
+use tidemill_core::{Key, StreamId, TableId, Value};
+use tidemill_function::{Call, Stored, Target};
+use tidemill_txn::program::{Abort, AbortKind};
+
+use super::{
+    put_i64, put_list, put_option, put_path, put_tid, put_value, put_values, take_i64, take_list,
+    take_option, take_path, take_tid, take_value, take_values, VERSION,
+};
+use crate::records::{CutRecord, Manifest, Object, Output, Record};
+
+pub(super) fn put_call(call: &Call, out: &mut Vec<u8>) {
+    match call.target {
+        Target::Function(number) => {
+            out.push(0);
+            put_u32(number, out);
+        }
+        Target::Get => out.push(1),
+        Target::Put => out.push(2),
+        Target::Delete => out.push(3),
+        Target::Find(limit) => {
+            out.push(4);
+            put_u32(limit, out);
+        }
+    }
+    put_u16(call.table.0, out);
+    put_values(&call.key, out);
+    put_values(&call.args, out);
+}
+
+pub(super) fn take_call(input: &mut &[u8]) -> Option<Call> {
+    let target = match take_u8(input)? {
+        0 => Target::Function(take_u32(input)?),
+        1 => Target::Get,
+        2 => Target::Put,
+        3 => Target::Delete,
+        4 => Target::Find(take_u32(input)?),
+        _ => return None,
+    };
+    let table = TableId(take_u16(input)?);
+    Some(Call { target, table, key: take_values(input)?, args: take_values(input)? })
+}
+
+pub(super) fn put_abort(abort: &Abort, out: &mut Vec<u8>) {
+    out.push(match abort.kind {
+        AbortKind::Refused => 0,
+        AbortKind::Fault => 1,
+        AbortKind::Raised => 2,
+        AbortKind::Overdue => 3,
+    });
+    put_bytes(abort.reason.as_bytes(), out);
+}
+
+pub(super) fn take_abort(input: &mut &[u8]) -> Option<Abort> {
+    let kind = match take_u8(input)? {
+        0 => AbortKind::Refused,
+        1 => AbortKind::Fault,
+        2 => AbortKind::Raised,
+        3 => AbortKind::Overdue,
+        _ => return None,
+    };
+    Some(Abort { kind, reason: take_text(input)?.into() })
+}
+
+pub(super) fn put_stored(row: &Stored, out: &mut Vec<u8>) {
+    put_option(row.as_ref(), out, |row, out| put_values(row, out));
+}
+
+pub(super) fn take_stored(input: &mut &[u8]) -> Option<Stored> {
+    take_option(input, take_values)
+}
+
+fn put_outcome(outcome: &Result<Value, Abort>, out: &mut Vec<u8>) {
+    match outcome {
+        Ok(value) => {
+            out.push(0);
+            put_value(value, out);
+        }
+        Err(abort) => {
+            out.push(1);
+            put_abort(abort, out);
+        }
+    }
+}
+
+fn take_outcome(input: &mut &[u8]) -> Option<Result<Value, Abort>> {
+    match take_u8(input)? {
+        0 => take_value(input).map(Ok),
+        1 => take_abort(input).map(Err),
+        _ => None,
+    }
+}
+
+fn put_u64s(numbers: &[u64], out: &mut Vec<u8>) {
+    put_list(numbers, out, |number, out| put_u64(*number, out));
+}
+
+fn take_u64s(input: &mut &[u8]) -> Option<Vec<u64>> {
+    take_list(input, take_u64)
+}
+
+pub(super) fn put_cut(cut: &CutRecord, out: &mut Vec<u8>) {
+    put_u64(cut.epoch, out);
+    put_i64(cut.clock_us, out);
+    put_u64(cut.base, out);
+    put_u64s(&cut.from, out);
+    put_u64s(&cut.upto, out);
+}
+
+pub(super) fn take_cut(input: &mut &[u8]) -> Option<CutRecord> {
+    Some(CutRecord {
+        epoch: take_u64(input)?,
+        clock_us: take_i64(input)?,
+        base: take_u64(input)?,
+        from: take_u64s(input)?,
+        upto: take_u64s(input)?,
+    })
+}
+
+pub(super) fn put_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
+    put_u64(manifest.epoch, out);
+    put_i64(manifest.clock_us, out);
+    put_u64(manifest.base, out);
+    put_u64s(&manifest.inputs, out);
+    put_u64s(&manifest.outputs, out);
+    put_list(&manifest.objects, out, |name, out| put_bytes(name.as_bytes(), out));
+}
+
+pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
+    Some(Manifest {
+        epoch: take_u64(input)?,
+        clock_us: take_i64(input)?,
+        base: take_u64(input)?,
+        inputs: take_u64s(input)?,
+        outputs: take_u64s(input)?,
+        objects: take_list(input, |input| take_text(input).map(String::from))?,
+    })
+}
+
+/// Appends a record.
+pub fn put_record(record: &Record, out: &mut Vec<u8>) {
+    match record {
+        Record::Generation { generation } => {
+            out.push(0);
+            put_u64(*generation, out);
+        }
+        Record::Request { id, call } => {
+            out.push(1);
+            put_bytes(id, out);
+            put_call(call, out);
+        }
+        Record::Cut(cut) => {
+            out.push(2);
+            put_cut(cut, out);
+        }
+        Record::Snapshot(manifest) => {
+            out.push(3);
+            put_manifest(manifest, out);
+        }
+        Record::Output(Output::Reply { tid, id, outcome }) => {
+            out.push(4);
+            put_tid(*tid, out);
+            put_bytes(id, out);
+            put_outcome(outcome, out);
+        }
+        Record::Output(Output::Event { tid, path, stream, row }) => {
+            out.push(5);
+            put_tid(*tid, out);
+            put_path(path, out);
+            put_u16(stream.0, out);
+            put_values(row, out);
+        }
+    }
+}
+
+/// Takes a record off the front.
+pub fn take_record(input: &mut &[u8]) -> Option<Record> {
+    Some(match take_u8(input)? {
+        0 => Record::Generation { generation: take_u64(input)? },
+        1 => Record::Request { id: take_bytes(input)?.into(), call: take_call(input)? },
+        2 => Record::Cut(take_cut(input)?),
+        3 => Record::Snapshot(Arc::new(take_manifest(input)?)),
+        4 => Record::Output(Output::Reply {
+            tid: take_tid(input)?,
+            id: take_bytes(input)?.into(),
+            outcome: take_outcome(input)?,
+        }),
+        5 => Record::Output(Output::Event {
+            tid: take_tid(input)?,
+            path: take_path(input)?,
+            stream: StreamId(take_u16(input)?),
+            row: take_values(input)?.to_vec().into(),
+        }),
+        _ => return None,
+    })
+}
+
+/// What an object begins with.
+const MAGIC: &[u8; 4] = b"TMob";
+
+/// Appends an object with its version and a checksum.
+pub fn put_object(object: &Object, out: &mut Vec<u8>) {
+    let begin = out.len();
+    out.extend_from_slice(MAGIC);
+    put_u32(VERSION, out);
+    match object {
+        Object::Part(rows) => {
+            out.push(0);
+            put_list(rows, out, |(table, key, row), out| {
+                put_u16(table.0, out);
+                put_bytes(&key.0, out);
+                put_stored(row, out);
+            });
+        }
+        Object::Manifest(manifest) => {
+            out.push(1);
+            put_manifest(manifest, out);
+        }
+    }
+    let hash = tidemill_core::encode::hash128(&out[begin..]);
+    out.extend_from_slice(&hash.to_le_bytes());
+}
+
+/// The object that these bytes are; `None` when they are none, or damaged.
+pub fn take_object(bytes: &[u8]) -> Option<Object> {
+    let (mut input, hash) = bytes.split_last_chunk::<16>()?;
+    if tidemill_core::encode::hash128(input) != u128::from_le_bytes(*hash) {
+        return None;
+    }
+    let input = &mut input;
+    if take_slice(4, input)? != MAGIC || take_u32(input)? != VERSION {
+        return None;
+    }
+    let object = match take_u8(input)? {
+        0 => Object::Part(take_list(input, |input| {
+            let table = TableId(take_u16(input)?);
+            Some((table, Key(take_bytes(input)?.into()), take_stored(input)?))
+        })?),
+        1 => Object::Manifest(Arc::new(take_manifest(input)?)),
+        _ => return None,
+    };
+    input.is_empty().then_some(object)
+}

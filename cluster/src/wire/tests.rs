@@ -1,0 +1,216 @@
+use proptest::prelude::*;
+use smallvec::smallvec;
+use tidemill_core::{Key, StreamId, TableId};
+use tidemill_function::{Body, Call, Message, Mode, NodeId, Target, Verdict};
+use tidemill_txn::program::{Abort, AbortKind};
+
+use super::*;
+use crate::effect::Packet;
+use crate::records::{Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record};
+
+fn values() -> Vec<Value> {
+    vec![
+        Value::Null,
+        Value::Bool(true),
+        Value::Int(i64::MIN),
+        Value::Float(-0.0),
+        Value::Float(f64::NAN),
+        Value::str("a\0é"),
+        Value::Bytes(vec![0, 255].into()),
+        Value::Timestamp(-1),
+        Value::Decimal(12345, 2),
+        Value::List(vec![Value::List(vec![].into()), Value::Null].into()),
+        Value::Any(vec![0xc0].into()),
+    ]
+}
+
+fn calls() -> Vec<Call> {
+    let targets =
+        [Target::Function(9), Target::Get, Target::Put, Target::Delete, Target::Find(u32::MAX)];
+    let call = |target| Call {
+        target,
+        table: TableId(3),
+        key: vec![Value::Int(1)].into(),
+        args: values().into(),
+    };
+    targets.into_iter().map(call).collect()
+}
+
+fn abort(kind: AbortKind) -> Abort {
+    Abort { kind, reason: "no rooms left".into() }
+}
+
+fn manifest() -> Manifest {
+    Manifest {
+        epoch: 4,
+        clock_us: -5,
+        base: 6,
+        inputs: vec![7, 8],
+        outputs: vec![9],
+        objects: vec!["part-1".into()],
+    }
+}
+
+fn cut() -> CutRecord {
+    CutRecord { epoch: 1, clock_us: 2, base: 3, from: vec![4], upto: vec![u64::MAX] }
+}
+
+fn records() -> Vec<Record> {
+    let (tid, id, path) = (Tid(77), Arc::from(*b"id"), smallvec![1, 2, 3, 4, 5, 6, 7]);
+    let kinds = [AbortKind::Refused, AbortKind::Fault, AbortKind::Raised, AbortKind::Overdue];
+    let reply = |outcome| Record::Output(Output::Reply { tid, id: Arc::from(*b"id"), outcome });
+    let mut records = vec![
+        Record::Generation { generation: 12 },
+        Record::Cut(cut()),
+        Record::Snapshot(manifest().into()),
+        Record::Output(Output::Event { tid, path, stream: StreamId(4), row: values().into() }),
+        Record::Request { id, call: calls()[0].clone() },
+    ];
+    records.extend(values().into_iter().map(|value| reply(Ok(value))));
+    records.extend(kinds.map(|kind| reply(Err(abort(kind)))));
+    records
+}
+
+fn packets() -> Vec<Packet> {
+    let (tid, path, generation): (_, Path, _) = (Tid(77), smallvec![3], 5);
+    let home = NodeId(1);
+    let call = |call| Body::Call {
+        tid,
+        path: path.clone(),
+        call,
+        share: 4,
+        home,
+        caller: Some(home),
+        mode: Mode::Cached,
+        calls: 2,
+    };
+    let mut bodies: Vec<Body> = calls().into_iter().map(call).collect();
+    let failure = Some((path.clone(), abort(AbortKind::Refused)));
+    bodies.extend([
+        Body::Reply { tid, path: path.clone(), value: Some(Value::Null), calls: 1 },
+        Body::Reply { tid, path: path.clone(), value: None, calls: 1 },
+        Body::Ended { tid, share: 1, calls: 2, failure, missed: Some(Mode::Sequential) },
+        Body::Finished { tid, verdict: Verdict::Commit },
+        Body::Finished { tid, verdict: Verdict::Abort },
+        Body::Finished { tid, verdict: Verdict::Missed(Mode::Fresh) },
+        Body::Declared { tid, call: calls()[0].clone(), share: 1 },
+        Body::Values { tid, rows: vec![(0, None), (1, Some(values().into()))] },
+        Body::Done,
+        Body::Conflicts { again: vec![(tid, Mode::Fresh)], reads: vec![(tid, tid, Mode::Cached)] },
+    ]);
+    let message = |body| Packet::Node {
+        generation,
+        from: home,
+        message: Message { epoch: 3, round: 1, body },
+    };
+    let mut packets: Vec<Packet> = bodies.into_iter().map(message).collect();
+    let assignment = Assignment::equal(vec![Member(4), Member(9)]);
+    let form = Form { generation, assignment, manifest: manifest().into() };
+    packets.extend([
+        Packet::Beat { generation },
+        Packet::Form(form.into()),
+        Packet::Formed { generation },
+        Packet::Available { generation, source: 1, upto: 2 },
+        Packet::Cut { generation, cut: cut().into(), snapshot: Some(true) },
+        Packet::Durable { generation, epoch: 1 },
+        Packet::Executed { generation, epoch: 1 },
+        Packet::Part { generation, epoch: 1, name: Some("part".into()), outputs: vec![1] },
+        Packet::Snapshot { generation, epoch: 1, counts: false },
+        Packet::Lost { generation, member: Member(4) },
+    ]);
+    packets
+}
+
+fn objects() -> [Object; 2] {
+    let key = Key::of([&Value::Int(1)]);
+    let rows = vec![(TableId(0), key.clone(), None), (TableId(1), key, Some(values().into()))];
+    [Object::Part(rows), Object::Manifest(manifest().into())]
+}
+
+/// What is taken is what was put, and no part of its bytes is anything.
+fn comes_back<T>(
+    what: &T,
+    put: impl Fn(&T, &mut Vec<u8>),
+    take: impl Fn(&mut &[u8]) -> Option<T>,
+) -> T {
+    let mut bytes = Vec::new();
+    put(what, &mut bytes);
+    for len in 0..bytes.len() {
+        assert!(take(&mut &bytes[..len]).is_none(), "{len} bytes of {bytes:?}");
+    }
+    let mut input = &bytes[..];
+    let found = take(&mut input).expect("it was put");
+    assert!(input.is_empty());
+    let mut again = Vec::new();
+    put(&found, &mut again);
+    assert_eq!(bytes, again);
+    found
+}
+
+#[test]
+fn records_come_back() {
+    for record in records() {
+        assert_eq!(comes_back(&record, put_record, take_record), record);
+    }
+}
+
+#[test]
+fn packets_come_back() {
+    for packet in packets() {
+        let found = comes_back(&packet, put_packet, take_packet);
+        assert_eq!(format!("{found:?}"), format!("{packet:?}"));
+    }
+}
+
+#[test]
+fn objects_come_back_and_damaged_ones_do_not() {
+    for object in objects() {
+        let mut bytes = Vec::new();
+        put_object(&object, &mut bytes);
+        assert_eq!(take_object(&bytes), Some(object));
+        for at in 0..bytes.len() {
+            assert_eq!(take_object(&bytes[..at]), None);
+            bytes[at] ^= 0x10;
+            assert_eq!(take_object(&bytes), None);
+            bytes[at] ^= 0x10;
+        }
+    }
+}
+
+#[test]
+fn lists_without_end_are_refused() {
+    let mut bytes = vec![8, 1, 0, 0, 0].repeat(100_000);
+    bytes.push(0);
+    assert_eq!(take_value(&mut &bytes[..]), None);
+    // Nor is memory taken for what is not there.
+    assert_eq!(take_value(&mut &[8, 255, 255, 255, 255][..]), None);
+}
+
+proptest! {
+    /// Whatever comes, nothing breaks; and what is taken can be put.
+    #[test]
+    fn bytes_of_any_kind_are_taken_or_refused(
+        which in 0usize..1000,
+        flips in prop::collection::vec((0usize..200, any::<u8>()), 0..4),
+        noise in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let (records, packets) = (records(), packets());
+        let mut bytes = Vec::new();
+        put_record(&records[which % records.len()], &mut bytes);
+        let mut packet = Vec::new();
+        put_packet(&packets[which % packets.len()], &mut packet);
+        for bytes in [&mut bytes, &mut packet] {
+            let len = bytes.len();
+            flips.iter().for_each(|(at, to)| bytes[at % len] = *to);
+        }
+        for bytes in [&bytes, &packet, &noise] {
+            if let Some(record) = take_record(&mut &bytes[..]) {
+                put_record(&record, &mut Vec::new());
+            }
+            if let Some(packet) = take_packet(&mut &bytes[..]) {
+                put_packet(&packet, &mut Vec::new());
+            }
+            take_object(bytes);
+        }
+    }
+}

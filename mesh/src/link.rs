@@ -1,0 +1,127 @@
+//! The two threads of a connection: one writes what waits in the queue, one reads.
+
+use std::io::BufReader;
+use std::net::Shutdown;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+use tidemill_env::Connection;
+
+use crate::frame;
+use crate::mesh::Shared;
+use crate::queue::{Queue, Taken};
+use crate::{Event, Peer};
+
+/// Bytes that are read at once.
+const READ_BYTES: usize = 256 << 10;
+/// Bytes of memory that a writer keeps.
+const WRITE_BYTES: usize = 1 << 20;
+/// So many times a side says that it lives before the other gives it up.
+const ALIVE_TIMES: u64 = 5;
+
+/// A connection with a peer, or one that is being made.
+pub(crate) struct Link {
+    pub queue: Queue,
+    /// Which of all links it is.
+    pub number: u64,
+    /// The connection, until its writer has taken it, and a handle to end it.
+    connection: Mutex<Connected>,
+    came: Condvar,
+}
+
+#[derive(Default)]
+struct Connected {
+    write: Option<Box<dyn Connection>>,
+    end: Option<Box<dyn Connection>>,
+    is_closed: bool,
+}
+
+impl Link {
+    pub fn new(number: u64) -> Arc<Link> {
+        let (queue, connection, came) = Default::default();
+        Arc::new(Link { queue, number, connection, came })
+    }
+
+    /// Nothing is written or read any more.
+    pub fn close(&self) {
+        self.queue.close();
+        let mut connected = self.connection.lock();
+        connected.is_closed = true;
+        if let Some(end) = connected.end.take() {
+            // It may have ended by itself.
+            let _ = end.shutdown(Shutdown::Both);
+        }
+        drop(connected);
+        self.came.notify_all();
+    }
+
+    /// Whether it has a connection.
+    pub fn is_up(&self) -> bool {
+        self.connection.lock().end.is_some()
+    }
+
+    /// The connection has come: its writer begins; gives the half that is to be read.
+    pub fn attach(
+        &self,
+        connection: Box<dyn Connection>,
+        silence_us: u64,
+    ) -> std::io::Result<Box<dyn Connection>> {
+        connection.set_read_timeout(Some(silence_us))?;
+        connection.set_write_timeout(Some(silence_us))?;
+        let (read, end) = (connection.try_clone()?, connection.try_clone()?);
+        let mut connected = self.connection.lock();
+        if connected.is_closed {
+            let _ = end.shutdown(Shutdown::Both);
+            return Err(std::io::ErrorKind::NotConnected.into());
+        }
+        (connected.write, connected.end) = (Some(connection), Some(end));
+        drop(connected);
+        self.came.notify_all();
+        Ok(read)
+    }
+
+    /// Waits for the connection, so long.
+    fn connection(&self, wait_us: u64) -> Option<Box<dyn Connection>> {
+        let mut connected = self.connection.lock();
+        if connected.write.is_none() && !connected.is_closed {
+            let wait = std::time::Duration::from_micros(wait_us);
+            self.came.wait_for(&mut connected, wait);
+        }
+        connected.write.take()
+    }
+}
+
+/// Writes what waits, until the link ends; why it did.
+pub(crate) fn write(link: &Link, shared: &Shared) -> String {
+    let settings = &shared.settings;
+    let Some(mut connection) = link.connection(2 * settings.greeting_us) else {
+        return "it has not come".into();
+    };
+    let mut bytes = Vec::new();
+    loop {
+        bytes.clear();
+        bytes.shrink_to(WRITE_BYTES);
+        match link.queue.take(settings.silence_us / ALIVE_TIMES) {
+            Taken::Messages(messages) => {
+                messages.iter().for_each(|message| frame::put(message, &mut bytes));
+            }
+            Taken::Nothing => frame::put_alive(&mut bytes),
+            Taken::Closed => return "it was ended here".into(),
+        }
+        if let Err(error) = connection.write_all(&bytes) {
+            return format!("writing to it failed: {error}");
+        }
+    }
+}
+
+/// Reads, and tells the sink, until the link ends; why it did.
+pub(crate) fn read(peer: Peer, connection: Box<dyn Connection>, shared: &Shared) -> String {
+    let mut stream = BufReader::with_capacity(READ_BYTES, connection);
+    loop {
+        match frame::read(&mut stream, shared.settings.message_bytes_max.min(frame::BYTES_MAX)) {
+            Ok(bytes) if bytes.is_empty() => {}
+            Ok(bytes) => shared.sink.take(Event::Message { peer, bytes }),
+            Err(error) => return format!("reading from it failed: {error}"),
+        }
+    }
+}

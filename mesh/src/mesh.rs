@@ -1,0 +1,297 @@
+//! All links of a process.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tidemill_core::{Error, Result};
+use tidemill_env::{Addr, Connection, Env, Listener};
+
+use crate::hello::{self, Card, Failed};
+use crate::link::{self, Link};
+use crate::queue::Lane;
+use crate::{frame, Event, Peer, Settings, Sink};
+
+/// So long somebody who dials waits before the next attempt, in microseconds.
+const AGAIN_US: u64 = 20_000;
+
+/// The connections of this process.
+pub struct Mesh {
+    shared: Arc<Shared>,
+}
+
+/// What all threads of a mesh have.
+pub(crate) struct Shared {
+    pub settings: Settings,
+    pub sink: Arc<dyn Sink>,
+    env: Env,
+    listener: Box<dyn Listener>,
+    card: Card,
+    links: Mutex<Links>,
+    greetings: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Links {
+    by_peer: BTreeMap<Peer, Arc<Link>>,
+    count: u64,
+    is_closed: bool,
+}
+
+impl Mesh {
+    /// Listens at an address, and tells the sink what happens.
+    ///
+    /// # Errors
+    /// When nobody can listen there.
+    pub fn listen(
+        env: &Env,
+        address: &Addr,
+        settings: Settings,
+        sink: Arc<dyn Sink>,
+    ) -> Result<Mesh> {
+        let listening = |error| {
+            Error::io(format!("listening at {address}"), &error)
+                .help("give an address of this machine with a port that is free, or port 0")
+        };
+        let listener = env.net.listen(address).map_err(listening)?;
+        let own = listener.local_addr().map_err(listening)?;
+        let card = Card::of(&settings, settings.advertised.clone().unwrap_or(own));
+        let (links, greetings) = Default::default();
+        let env = env.clone();
+        let shared = Arc::new(Shared { settings, sink, env, listener, card, links, greetings });
+        let accepting = shared.clone();
+        shared.spawn("mesh-accept", move || accepting.accept())?;
+        Ok(Mesh { shared })
+    }
+
+    /// Where others reach this process.
+    pub fn address(&self) -> Addr {
+        self.shared.card.address.clone()
+    }
+
+    /// Makes a link with a peer, if there is none: dials, or waits for the peer to.
+    pub fn link(&self, peer: Peer, dial: Option<Addr>) {
+        let mut links = self.shared.links.lock();
+        if links.is_closed || links.by_peer.contains_key(&peer) {
+            return;
+        }
+        let link = links.add(peer);
+        drop(links);
+        self.shared.begin(peer, &link);
+        let Some(address) = dial else { return };
+        let (shared, dialing) = (self.shared.clone(), link.clone());
+        let began = self.shared.spawn("mesh-dial", move || shared.dial(peer, &address, &dialing));
+        if let Err(error) = began {
+            self.shared.end(peer, &link, error.to_string());
+        }
+    }
+
+    /// Sends a message. Where there is no link the sink is told that it is down.
+    pub fn send(&self, peer: Peer, lane: Lane, message: Vec<u8>) {
+        let link = self.shared.links.lock().by_peer.get(&peer).cloned();
+        let Some(link) = link else {
+            let why = "there is no link".into();
+            return self.shared.sink.take(Event::Down { peer, why });
+        };
+        let Settings { queue_bytes_max, message_bytes_max, .. } = self.shared.settings;
+        if message.len() > message_bytes_max.min(frame::BYTES_MAX) {
+            let why = format!("a message has {} bytes", message.len());
+            return self.shared.end(peer, &link, why);
+        }
+        if !link.queue.push(lane, message, queue_bytes_max) {
+            let why = format!("more than {queue_bytes_max} bytes wait for it");
+            self.shared.end(peer, &link, why);
+        }
+    }
+
+    /// Ends the link with a peer; the sink is told.
+    pub fn unlink(&self, peer: Peer) {
+        let link = self.shared.links.lock().by_peer.get(&peer).cloned();
+        if let Some(link) = link {
+            self.shared.end(peer, &link, "it was ended here".into());
+        }
+    }
+
+    /// Those with whom there is a link now.
+    pub fn peers(&self) -> Vec<Peer> {
+        let links = self.shared.links.lock();
+        links.by_peer.iter().filter(|(_, link)| link.is_up()).map(|(peer, _)| *peer).collect()
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        let mut links = self.shared.links.lock();
+        links.is_closed = true;
+        let all = std::mem::take(&mut links.by_peer);
+        drop(links);
+        self.shared.listener.close();
+        all.values().for_each(|link| link.close());
+    }
+}
+
+impl Links {
+    fn add(&mut self, peer: Peer) -> Arc<Link> {
+        self.count += 1;
+        let link = Link::new(self.count);
+        self.by_peer.insert(peer, link.clone());
+        link
+    }
+}
+
+impl Shared {
+    fn spawn(&self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = self.env.threads.spawn(name, Box::new(body));
+        thread.map(drop).map_err(|error| Error::io("starting a thread", &error))
+    }
+
+    /// Starts the writer of a link.
+    fn begin(self: &Arc<Self>, peer: Peer, link: &Arc<Link>) {
+        let (shared, own) = (self.clone(), link.clone());
+        let began = self.spawn("mesh-write", move || {
+            let why = link::write(&own, &shared);
+            shared.end(peer, &own, why);
+        });
+        if let Err(error) = began {
+            self.end(peer, link, error.to_string());
+        }
+    }
+
+    /// A link has ended, for the first of several reasons.
+    fn end(&self, peer: Peer, link: &Link, why: String) {
+        let mut links = self.links.lock();
+        let is_own = links.by_peer.get(&peer).is_some_and(|own| own.number == link.number);
+        if is_own {
+            links.by_peer.remove(&peer);
+        }
+        drop(links);
+        link.close();
+        if is_own {
+            self.sink.take(Event::Down { peer, why });
+        }
+    }
+
+    /// Dials until somebody answers, as long as a greeting may take.
+    fn dial(self: &Arc<Self>, peer: Peer, address: &Addr, link: &Arc<Link>) {
+        let wait_us = self.settings.greeting_us;
+        let until = self.env.clock.monotonic_ns() + 1000 * wait_us;
+        let connection = loop {
+            match self.env.net.connect(address, wait_us) {
+                Ok(connection) => break connection,
+                Err(error) if self.env.clock.monotonic_ns() > until => {
+                    let why = format!("nobody answers at {address}: {error}");
+                    return self.end(peer, link, why);
+                }
+                Err(_) => self.env.clock.sleep_us(AGAIN_US),
+            }
+        };
+        match self.greet(connection, hello::come) {
+            Ok((card, connection)) if card.peer == peer => {
+                self.up(card, connection, link);
+            }
+            Ok((card, _)) => {
+                let why = format!("{address} is another process, {}", card.peer.0);
+                self.end(peer, link, why);
+            }
+            Err(failed) => {
+                self.refuse(Some(peer), &failed);
+                let why = format!("no greeting with {address}: {failed}");
+                self.end(peer, link, why);
+            }
+        }
+    }
+
+    /// Lets others in.
+    fn accept(self: &Arc<Self>) {
+        loop {
+            match self.listener.accept() {
+                Ok((connection, _)) => self.meet(connection),
+                Err(error) if error.kind() == std::io::ErrorKind::NotConnected => return,
+                // No handle was free, say.
+                Err(_) => self.env.clock.sleep_us(AGAIN_US),
+            }
+        }
+    }
+
+    /// Greets somebody who comes, beside others.
+    fn meet(self: &Arc<Self>, connection: Box<dyn Connection>) {
+        if self.greetings.fetch_add(1, Ordering::AcqRel) >= self.settings.greetings_max {
+            self.greetings.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        let shared = self.clone();
+        let began = self.spawn("mesh-greet", move || {
+            let greeted = shared.greet(connection, hello::receive);
+            shared.greetings.fetch_sub(1, Ordering::AcqRel);
+            match greeted {
+                Ok((card, connection)) => shared.came(card, connection),
+                Err(failed) => shared.refuse(None, &failed),
+            }
+        });
+        if began.is_err() {
+            self.greetings.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// A peer has come: to a link that waits for it, or to a new one. One that is up has broken, which was
+    /// not seen here yet.
+    fn came(self: &Arc<Self>, card: Card, connection: Box<dyn Connection>) {
+        let mut links = self.links.lock();
+        if links.is_closed {
+            return;
+        }
+        let before = links.by_peer.get(&card.peer).cloned();
+        let (link, is_new, broken) = match before {
+            Some(link) if !link.is_up() => (link, false, None),
+            before => (links.add(card.peer), true, before),
+        };
+        drop(links);
+        if let Some(broken) = broken {
+            broken.close();
+            let why = "it has come again".into();
+            self.sink.take(Event::Down { peer: card.peer, why });
+        }
+        if is_new {
+            self.begin(card.peer, &link);
+        }
+        self.up(card, connection, &link);
+    }
+
+    /// A link has its connection; whoever calls reads from it.
+    fn up(self: &Arc<Self>, card: Card, connection: Box<dyn Connection>, link: &Arc<Link>) {
+        let peer = card.peer;
+        let why = match link.attach(connection, self.settings.silence_us) {
+            Ok(connection) => {
+                self.sink.take(Event::Up { peer, address: card.address });
+                link::read(peer, connection, self)
+            }
+            Err(error) => format!("the connection is gone: {error}"),
+        };
+        self.end(peer, link, why);
+    }
+
+    fn greet(
+        &self,
+        mut connection: Box<dyn Connection>,
+        greet: impl FnOnce(
+            &mut dyn Connection,
+            &Card,
+            &crate::Secret,
+            &dyn tidemill_env::Random,
+        ) -> Result<Card, Failed>,
+    ) -> Result<(Card, Box<dyn Connection>), Failed> {
+        let wait_us = self.settings.greeting_us;
+        connection.set_read_timeout(Some(wait_us))?;
+        connection.set_write_timeout(Some(wait_us))?;
+        let secret = &self.settings.secret;
+        let card = greet(&mut *connection, &self.card, secret, &*self.env.random)?;
+        Ok((card, connection))
+    }
+
+    fn refuse(&self, peer: Option<Peer>, failed: &Failed) {
+        if let Failed::Refused(why) = failed {
+            self.sink.take(Event::Refused { peer, why: why.clone() });
+        }
+    }
+}
