@@ -84,7 +84,8 @@ impl DirStore {
                 then(answer);
             }
         });
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.jobs.try_send(job) {
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.jobs.try_send(job)
+        {
             let then = then.lock().take();
             if let Some(then) = then {
                 then(failure);

@@ -104,7 +104,8 @@ pub mod contract {
         assert_eq!(get("b/x"), Some(b"one".to_vec()));
         assert!(put("b/y", b""), "an empty object");
         assert_eq!(get("b/y"), Some(vec![]));
-        let large: Vec<u8> = (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let large: Vec<u8> =
+            (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         assert!(put("a-b", &large));
         assert!(put("a/b", b"below"));
         assert_eq!(get("a-b"), Some(large));
