@@ -19,6 +19,7 @@ use crate::fence::Waiting;
 use crate::log::Core;
 use crate::message::Outgoing;
 use crate::settings::KafkaSettings;
+use crate::topics;
 
 /// So long a thread that waits for reports does not look whether it is still needed.
 const POLL: Duration = Duration::from_millis(50);
@@ -161,6 +162,12 @@ impl Appends {
         let running = Some(Running::start(core, settings, 1)?);
         let inner = Inner { running, made: 1, highest: nothing.clone(), barred: nothing };
         Ok(Appends { core: core.clone(), settings: settings.clone(), inner: Mutex::new(inner) })
+    }
+
+    /// Has the producer learn who leads the partitions.
+    pub(crate) fn warm(&self) -> Result<()> {
+        let producer = self.inner.lock().running.as_ref().map(|running| running.producer.clone());
+        producer.map_or(Ok(()), |p| topics::warm(&self.core, p.client(), &self.settings))
     }
 
     /// Appends a message.

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use rdkafka::admin::AdminClient;
 use rdkafka::client::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
-use rdkafka::consumer::{BaseConsumer, ConsumerContext};
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use tidemill_cluster::{Record, Records, Refused, Topic};
 use tidemill_core::{Error, Kind, Result};
@@ -250,12 +250,17 @@ impl KafkaLog {
             asks: asked,
             answers,
         };
+        let consumers = [Arc::new(consumer(core, settings)?), Arc::new(consumer(core, settings)?)];
+        self.appends.warm()?;
+        for consumer in &consumers {
+            topics::warm(core, consumer.client(), settings)?;
+        }
         let driver = Driver::new(
             core.clone(),
             settings.clone(),
             self.format.clone(),
             self.appends.clone(),
-            [Arc::new(consumer(core, settings)?), Arc::new(consumer(core, settings)?)],
+            consumers,
             asks,
         );
         let threads = &core.env.threads;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_executor::block_on;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::{Client, ClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use tidemill_core::{Error, Result};
@@ -54,6 +55,20 @@ fn too_few(name: &str, found: u32, wanted: u32) -> Error {
         "set the number of sources to {found}, or give the topic more partitions before the first \
              start: kafka-topics --alter --topic {name} --partitions {wanted}"
     ))
+}
+
+/// Has a client learn who leads the partitions before it needs to: by itself it takes a second for each topic.
+pub(crate) fn warm<C: ClientContext>(
+    core: &Core,
+    client: &Client<C>,
+    settings: &KafkaSettings,
+) -> Result<()> {
+    for name in [&settings.cuts, &settings.inputs, &settings.outputs] {
+        client
+            .fetch_metadata(Some(name), settings.timeout())
+            .map_err(|e| unreachable(core, settings, &e))?;
+    }
+    Ok(())
 }
 
 /// How many partitions a topic has, if there is one.

@@ -292,10 +292,11 @@ fn server_reads_say_that_no_broker_answers() {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     let mut is_none = false;
     for _ in 0..50 {
-        is_none |= read(&log, Topic::Input(0), upto, Some(10), 100_000).is_none();
+        is_none = is_none || read(&log, Topic::Input(0), upto, Some(10), 100_000).is_none();
+        std::thread::sleep(Duration::from_millis(10));
     }
     assert!(is_none, "a reader at the end is told, too");
-    assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     control("start");
     assert_eq!(read_patiently(&log, Topic::Input(0), 0).records.len(), 10);
     assert!(log.lost().is_none());
@@ -357,8 +358,23 @@ fn server_a_topic_made_anew_is_noticed() {
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_figures() {
-    let log = open(&settings("figures", 4));
+    let begun = Instant::now();
+    let settings = settings("figures", 4);
+    drop(open(&settings));
+    let made = begun.elapsed();
+    let begun = Instant::now();
+    let log = open(&settings);
+    println!("a log is made in {made:.1?} and opened in {:.1?}", begun.elapsed());
     let topic = Topic::Output(0);
+    for topic in [Topic::Cuts, Topic::Output(1), Topic::Output(2), Topic::Input(0)] {
+        let begun = Instant::now();
+        append(&log, topic, 1, Record::Generation { generation: 1 }).unwrap();
+        let appended = begun.elapsed();
+        let begun = Instant::now();
+        read(&log, topic, 0, Some(1), 5_000_000).unwrap();
+        let read = begun.elapsed();
+        println!("the first append to {topic:?} takes {appended:.1?}, the first read {read:.1?}");
+    }
     append(&log, topic, 1, Record::Generation { generation: 1 }).unwrap();
     let mut taken: Vec<Duration> = (0..2000)
         .map(|n| {
