@@ -56,6 +56,21 @@ enum Stage {
 /// Forming may take so many times longer, at most.
 const PATIENCE_MAX: u64 = 64;
 
+/// How far a cluster has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// The generation that runs; 0 when none does.
+    pub generation: u64,
+    /// Its members.
+    pub members: Vec<Member>,
+    /// The last cut.
+    pub epoch: u64,
+    /// The epoch of the last snapshot.
+    pub snapshot: u64,
+    /// For each source what can be read, and what has been cut.
+    pub sources: Vec<(u64, u64)>,
+}
+
 /// The state machine of a coordinator process.
 pub struct Coordinator {
     settings: Settings,
@@ -116,6 +131,18 @@ impl Coordinator {
         }
     }
 
+    /// How far the cluster has come.
+    pub fn progress(&self) -> Progress {
+        let mut progress = Progress { snapshot: self.manifest.epoch, ..Progress::default() };
+        if let Stage::Running(running) = &self.stage {
+            progress.generation = running.form.generation;
+            progress.members.clone_from(&running.form.assignment.members);
+            progress.epoch = running.epoch;
+            progress.sources = running.sources();
+        }
+        progress
+    }
+
     /// Takes what has happened.
     pub fn handle(&mut self, input: Input, effects: &mut Vec<Effect>) {
         match input {
@@ -139,7 +166,7 @@ impl Coordinator {
             Input::Appended { token, result } => {
                 let Some(wish) = self.wishes.remove(&token) else { return };
                 match result {
-                    Ok(_) => self.appended(wish, effects),
+                    Ok(offset) => self.appended(wish, offset, effects),
                     Err(Refused::Fenced) => self.step_down(effects),
                     // The next generation reads behind its fence what has become of it.
                     Err(Refused::Unknown) => self.begin(effects),

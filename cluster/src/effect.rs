@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidemill_function::{Message, NodeId};
 
-use crate::records::{CutRecord, Form, Member, Object, Record, Topic};
+use crate::records::{CutRecord, Form, Manifest, Member, Object, Record, Topic};
 
 /// Who a message is for, or from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -85,6 +85,14 @@ pub enum Effect {
         token: Token,
         /// Its name.
         name: String,
+    },
+    /// A snapshot counts: requests, outputs and cuts before it are not needed any more, nor are objects of
+    /// epochs up to it that it does not name. Nothing has to be done.
+    Release {
+        /// The snapshot.
+        manifest: Arc<Manifest>,
+        /// The offset of its cut.
+        cuts: u64,
     },
     /// The process can't go on and ends; who starts it again is not its business.
     Stop {

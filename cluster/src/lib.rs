@@ -31,7 +31,7 @@ mod state;
 pub mod wire;
 mod worker;
 
-pub use coordinator::Coordinator;
+pub use coordinator::{Coordinator, Progress};
 pub use effect::{Address, Effect, Input, Packet, Records, Refused, Token};
 pub use records::{
     Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record, RequestId, Topic,
@@ -52,8 +52,10 @@ pub struct Settings {
     pub form_us: u64,
     /// So many requests of a source are in one epoch at most.
     pub epoch_max: u64,
-    /// A snapshot is begun every so many epochs.
+    /// A snapshot is begun every so many epochs,
     pub snapshot_every: u64,
+    /// and this long after the last one at the earliest.
+    pub snapshot_us: u64,
     /// After so many objects the next snapshot is a whole one.
     pub objects_max: usize,
     /// Of the protocol of functions.

@@ -108,6 +108,8 @@ impl CutRecord {
 /// Which objects are a snapshot, and what goes on behind it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
+    /// The generation that has taken it.
+    pub generation: u64,
     /// The last epoch that is in it.
     pub epoch: u64,
     /// The clock of its cut.
@@ -120,6 +122,20 @@ pub struct Manifest {
     pub outputs: Vec<u64>,
     /// Its objects by name, later ones over earlier ones.
     pub objects: Vec<String>,
+}
+
+impl Manifest {
+    /// What it is called in the store.
+    pub fn name(&self) -> String {
+        format!("manifest-{}-{}", self.generation, self.epoch)
+    }
+
+    /// Whether an object may still be needed when this snapshot counts: it is part of it, or of a later one.
+    pub fn keeps(&self, name: &str) -> bool {
+        let epoch = name.split('-').nth(2).and_then(|epoch| epoch.parse::<u64>().ok());
+        let is_later = epoch.is_none_or(|epoch| epoch > self.epoch);
+        is_later || self.name() == name || self.objects.iter().any(|own| own == name)
+    }
 }
 
 /// An object of the store.

@@ -10,7 +10,8 @@
 mod dir;
 
 pub use dir::DirStore;
-pub use tidemill_cluster::{Record, Records, Refused, Topic};
+pub use tidemill_cluster::Records;
+use tidemill_cluster::{Record, Refused, Topic};
 
 /// Told once, from any thread.
 pub type Then<T> = Box<dyn FnOnce(T) + Send>;
@@ -31,6 +32,9 @@ pub trait Log: Send + Sync {
 
     /// Reads from an offset on. With a limit: so many at most, as soon as there is one, or none after
     /// `wait_us`. Without: all that there was when it was asked. `None`: could not be read now.
+    ///
+    /// Of cuts and outputs those that have been deleted are left out where it reads from 0 on; elsewhere what
+    /// is missing can't be read.
     fn read(
         &self,
         topic: Topic,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tidemill_connect::push::TrySend;
+use tidemill_core::error::nearest;
 use tidemill_core::{Batch, Error, Result, Row, Schema, SourceId, StreamId, Value};
 use tidemill_txn::execute::Outcome;
 use tidemill_txn::order::Epoch;
@@ -32,7 +33,7 @@ pub enum Reply {
 pub(crate) type Answer = ((SourceId, u64), Reply);
 
 /// Who is told.
-pub(crate) type Then = Box<dyn FnOnce(Result<Reply>) + Send>;
+pub type Then = Box<dyn FnOnce(Result<Reply>) + Send>;
 
 /// Who waits for replies.
 #[derive(Default)]
@@ -109,6 +110,23 @@ pub struct Procedure {
     pub takes_requests: bool,
     /// The stream of its calls.
     pub(crate) calls: StreamId,
+}
+
+/// The procedure of this name.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn named<'p>(
+    procedures: &'p BTreeMap<String, Procedure>,
+    name: &str,
+) -> Result<&'p Procedure> {
+    procedures.get(name).ok_or_else(|| {
+        let error = Error::program(format!("no procedure '{name}' can be called"));
+        match nearest(name, procedures.keys().map(String::as_str)) {
+            Some(near) => error.help(format!("did you mean '{near}'?")),
+            None => error.help("those that take no stream can be"),
+        }
+    })
 }
 
 /// The procedures of a program that can be called, by name.

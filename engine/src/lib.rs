@@ -17,6 +17,8 @@
 //! | `aside` | what could not be decoded or computed, what is late |
 //! | `timers`, `external` | events that the clock sends; work outside, and its answers |
 //! | `calls`, `requests` | calls of procedures, and those that may come again |
+//! | `functions` | the app's functions as nodes run them |
+//! | `cluster` | the app on several processes |
 //! | `rings` | the last rows of streams |
 //! | `workers`, `recent` | threads that execute epochs together; how the last ones were executed |
 //! | `patient`, `counts` | writing that waits for room; what has been counted |
@@ -37,6 +39,7 @@ mod calls;
 mod carry;
 mod changes;
 mod clients;
+mod cluster;
 mod compare;
 mod conduct;
 mod convert;
@@ -47,6 +50,7 @@ mod external;
 mod feed;
 mod fingerprint;
 mod followed;
+mod functions;
 mod histories;
 mod inspect;
 mod internal;
@@ -80,15 +84,17 @@ mod view;
 mod workers;
 
 pub use ask::{ask, Next, Replies};
-pub use calls::{Procedure, Reply};
-pub use clients::{Health, Kept, News};
+pub use calls::{Procedure, Reply, Then};
+pub use clients::{App, Health, Kept, News};
+pub use cluster::{join, Cluster, ClusterSettings};
 pub use external::{GivesUp, Outside};
 pub use followed::{Changes, TableChange};
+pub use functions::{inner, AppFunctions, Begins};
 pub use life::LifeSink;
 pub use mill::Mill;
 pub use report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 pub use requests::Request;
 pub use schema::schema_diff;
 pub use settings::{Durable, Recovery, Settings, Upgrade};
-pub use spec::{AppSpec, ExternalDecl, SinkDecl, SourceDecl};
+pub use spec::{AppSpec, ExternalDecl, FunctionDecl, SinkDecl, SourceDecl};
 pub use workers::Workers;

@@ -463,7 +463,7 @@ impl Mill {
         self.send_call(procedure, arguments, Some(request), Box::new(then))
     }
 
-    fn send_call(
+    pub(crate) fn send_call(
         &self,
         procedure: &str,
         arguments: Batch,

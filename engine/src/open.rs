@@ -76,7 +76,7 @@ pub(crate) struct Partition {
 }
 
 pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Opened> {
-    let AppSpec { mut program, sources, sinks, keep, externals: _, settings } = spec;
+    let AppSpec { mut program, sources, sinks, keep, settings, .. } = spec;
     requests::add(&mut program)?;
     program.check()?;
     let mut read: Vec<PathBuf> = Vec::new();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tidemill_core::{Batch, Schema};
 use tidemill_txn::program::{Origin, Program};
 
+use crate::clients::Kept;
 use crate::internal::{DlqFacts, Internal};
 use crate::outlets::dead_schema;
 use crate::requests::is_hidden;
@@ -83,6 +84,16 @@ impl Ring {
         }
     }
 
+    /// At most `rows_max` rows from number `from` on; none of them when that is not there.
+    pub(crate) fn kept(&self, from: u64, rows_max: usize) -> Kept {
+        let (first, next) = (self.first(), self.next());
+        let rows = match (first..next).contains(&from) {
+            true => self.rows(from, rows_max),
+            false => Vec::new(),
+        };
+        Kept { first, next, rows }
+    }
+
     /// At most `rows_max` rows from number `from` on, which is there: each with its number.
     pub(crate) fn rows(&self, from: u64, rows_max: usize) -> Vec<(u64, Batch)> {
         let (mut at, mut left, mut found) = (self.first(), rows_max, Vec::new());
@@ -134,6 +145,22 @@ impl Rings {
             }
         }
         Rings { by_name }
+    }
+
+    /// Of what functions emit alone.
+    pub(crate) fn of_emitted(program: &Program, settings: &Settings) -> Rings {
+        let mut rings = Rings::new(program, settings);
+        let is_emitted = |name: &String| {
+            let mut streams = program.streams.iter();
+            streams.any(|s| *s.spec.name == **name && s.origin == Origin::Emitted)
+        };
+        rings.by_name.retain(|name, _| is_emitted(name));
+        rings
+    }
+
+    /// The streams whose rows are kept, with their columns.
+    pub(crate) fn streams(&self) -> Vec<(String, Arc<Schema>)> {
+        self.by_name.iter().map(|(name, ring)| (name.clone(), ring.schema.clone())).collect()
     }
 
     /// Goes on behind a snapshot.

@@ -28,6 +28,9 @@ pub struct AppSpec {
     /// Work outside.
     #[serde(default)]
     pub externals: Vec<ExternalDecl>,
+    /// Functions of entities.
+    #[serde(default)]
+    pub functions: Vec<FunctionDecl>,
     /// Settings.
     #[serde(default)]
     pub settings: Settings,
@@ -36,9 +39,19 @@ pub struct AppSpec {
 impl AppSpec {
     /// An app of a program and its sources, which delivers nothing anywhere, yet.
     pub fn new(program: Program, sources: Vec<SourceDecl>, settings: Settings) -> AppSpec {
-        let (sinks, keep, externals) = Default::default();
-        AppSpec { program, sources, sinks, keep, externals, settings }
+        let (sinks, keep, externals, functions) = Default::default();
+        AppSpec { program, sources, sinks, keep, externals, functions, settings }
     }
+}
+
+/// A function of an entity: the first columns of its calls are the key of the entity.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionDecl {
+    /// The handler's name.
+    pub handler: String,
+    /// The table that holds the entities, by number.
+    pub table: u16,
 }
 
 /// Work that is done outside, once the transactions that ask for it are durable.

@@ -5,7 +5,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use tidemill_connect::PushHandle;
-use tidemill_core::error::nearest;
 use tidemill_core::{Error, Result, SourceId};
 use tidemill_env::Env;
 use tidemill_flow::Gate;
@@ -126,13 +125,7 @@ impl View {
 
     /// A procedure that can be called.
     pub(crate) fn procedure(&self, name: &str) -> Result<&Procedure> {
-        self.procedures.get(name).ok_or_else(|| {
-            let error = Error::program(format!("no procedure '{name}' can be called"));
-            match nearest(name, self.procedures.keys().map(String::as_str)) {
-                Some(near) => error.help(format!("did you mean '{near}'?")),
-                None => error.help("those that take no stream can be"),
-            }
-        })
+        crate::calls::named(&self.procedures, name)
     }
 
     /// The number of a table.

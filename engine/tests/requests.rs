@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc};
 
 use tidemill_core::{Batch, Column, DataType, Schema, StreamId, TableId, Value};
+use tidemill_engine::App;
 use tidemill_engine::{AppSpec, Durable, Mill, Recovery, Reply, Request, Settings, SourceDecl};
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::{Abort, Builder, Opaque, Tx};

@@ -87,6 +87,8 @@ pub struct Changes {
     pub rows: Vec<(u32, Option<Row>)>,
     /// What it returns.
     pub value: Option<Value>,
+    /// The events that it emits, in their order.
+    pub events: Vec<(StreamId, Row)>,
 }
 
 /// A program as nodes see it. All nodes have the same; functions are deterministic.
@@ -131,6 +133,9 @@ pub trait Context {
     fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop>;
     /// What a call has returned that the function has waited for.
     fn reply(&self, handle: Handle) -> Option<&Value>;
+    /// What a call has returned, whose reply the function wanted. Where it has not yet, the function is begun
+    /// again when it has: so functions wait that can't keep where they are.
+    fn settled(&mut self, handle: Handle) -> Result<&Value, Stop>;
     /// Emits an event; it leaves when the transaction has committed.
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Stop>;
     /// A random number: a hash of the transaction's place and the place in it.

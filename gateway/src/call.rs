@@ -37,7 +37,7 @@ pub(crate) async fn call(
     body: Body,
 ) -> Result<Response, Refusal> {
     let client = face.access.client(&headers)?;
-    let procedure = face.mill.procedure(&name).map_err(Refusal::missing)?;
+    let procedure = face.app.procedure(&name).map_err(Refusal::missing)?;
     face.access.permit(&client, &name)?;
     check_json(&headers)?;
     let waits = deadline(&headers)?.unwrap_or(face.limits.deadline).min(face.limits.deadline);
@@ -96,15 +96,12 @@ fn send(
         // Who does not wait any more need not be told.
         let _ = tell.send(reply);
     };
-    let sent = match id {
-        None => face.mill.call_then(&procedure.name, arguments, then),
-        Some(id) => {
-            // Ids are a client's own: nobody is answered what another one has asked.
-            let id = format!("{}/{id}", client.name);
-            let request = Request { id, kept_us: face.limits.requests_kept_us };
-            face.mill.request_then(&procedure.name, arguments, request, then)
-        }
-    };
+    // Ids are a client's own: nobody is answered what another one has asked.
+    let request = id.map(|id| Request {
+        id: format!("{}/{id}", client.name),
+        kept_us: face.limits.requests_kept_us,
+    });
+    let sent = face.app.call_then(&procedure.name, arguments, request, Box::new(then));
     sent.map(|()| told).map_err(Refusal::of)
 }
 

@@ -36,7 +36,7 @@ pub(crate) async fn changes(
     // Behind an epoch that is not there nobody knows what has changed.
     let mut at: u64 = behind.unwrap_or(u64::MAX);
     let of = face.clone();
-    let look = move || match of.mill.changes(&table, at) {
+    let look = move || match of.app.changes(&table, at) {
         Err(_) => Found::Nothing,
         Ok(Changes::Unknown(epoch)) => {
             at = epoch;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use tidemill_core::{Error, Result};
-use tidemill_engine::Mill;
+use tidemill_engine::App;
 use tokio::sync::Semaphore;
 
 use crate::access::Access;
@@ -16,7 +16,7 @@ use crate::refusal::Refusal;
 
 /// The app as its clients see it.
 pub(crate) struct Face {
-    pub(crate) mill: Arc<Mill>,
+    pub(crate) app: Arc<dyn App>,
     pub(crate) access: Access,
     pub(crate) bell: Arc<Bell>,
     /// One for each call that may wait for its reply.
@@ -63,9 +63,14 @@ impl Face {
     ///
     /// # Errors
     /// When roles are needed for what is not there.
-    pub(crate) fn new(mill: Arc<Mill>, access: Access, bell: Arc<Bell>, run: u64) -> Result<Face> {
-        check(&mill, &access)?;
-        let settings = mill.settings();
+    pub(crate) fn new(
+        app: Arc<dyn App>,
+        access: Access,
+        bell: Arc<Bell>,
+        run: u64,
+    ) -> Result<Face> {
+        check(&*app, &access)?;
+        let settings = app.settings();
         let us = |us: i64| Duration::from_micros(us.unsigned_abs());
         let limits = Limits {
             body_bytes: settings.http_body_bytes_max,
@@ -75,7 +80,7 @@ impl Face {
             deadline: us(settings.http_deadline_us),
             requests_kept_us: settings.http_requests_kept_us,
         };
-        let openapi = openapi::document(&mill, &access, &limits).to_string().into();
+        let openapi = openapi::document(&*app, &access, &limits).to_string().into();
         Ok(Face {
             access,
             bell,
@@ -85,7 +90,7 @@ impl Face {
             limits,
             counted: Counted::default(),
             stopping: AtomicBool::new(false),
-            mill,
+            app,
         })
     }
 
@@ -106,10 +111,10 @@ impl Face {
 }
 
 /// Roles must be for something.
-fn check(mill: &Mill, access: &Access) -> Result<()> {
-    let procedures = mill.procedures().map(|p| p.name.to_string());
-    let streams = mill.streams().into_iter().map(|(name, _)| format!("streams/{name}"));
-    let tables = mill.tables().map(|table| format!("tables/{}", table.name));
+fn check(app: &dyn App, access: &Access) -> Result<()> {
+    let procedures = app.procedures().keys().cloned();
+    let streams = app.streams().into_iter().map(|(name, _)| format!("streams/{name}"));
+    let tables = app.tables().into_iter().map(|table| format!("tables/{}", table.name));
     let known: Vec<String> = procedures.chain(streams).chain(tables).collect();
     for what in access.guarded() {
         if !known.iter().any(|name| name == what) {

@@ -33,7 +33,7 @@ pub(crate) async fn follow(
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let client = face.access.client(&headers)?;
-    let known = face.mill.kept(&stream, 0, 0).map_err(Refusal::missing)?;
+    let known = face.app.kept(&stream, 0, 0).map_err(Refusal::missing)?;
     face.access.permit(&client, &format!("streams/{stream}"))?;
     face.open()?;
     let from = from(query, &headers)?.unwrap_or(known.next);
@@ -52,7 +52,7 @@ pub(crate) async fn follow(
     let begin = format!("id: {}\n\n", at as i64 - 1).into_bytes();
     let of = face.clone();
     let look = move || {
-        let Ok(kept) = of.mill.kept(&stream, at, ROWS) else {
+        let Ok(kept) = of.app.kept(&stream, at, ROWS) else {
             return Found::Nothing;
         };
         let mut out = Vec::new();

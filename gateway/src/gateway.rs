@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidemill_core::{Error, Result};
-use tidemill_engine::Mill;
+use tidemill_engine::App;
 use tidemill_env::{Env, Handle};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
@@ -37,7 +37,7 @@ impl Gateway {
     ///
     /// # Errors
     /// When the address can't be had, or roles are needed for what is not there.
-    pub fn start(plan: Plan, mill: Arc<Mill>, env: &Env) -> Result<Gateway> {
+    pub fn start(plan: Plan, app: Arc<dyn App>, env: &Env) -> Result<Gateway> {
         let Plan { address, access, tls } = plan;
         let runtime = Builder::new_multi_thread()
             .worker_threads(env.threads.cores().min(THREADS_MAX))
@@ -50,8 +50,8 @@ impl Gateway {
         let listening = listening.and_then(|l| Ok((l.local_addr()?, l)));
         let (address, listener) =
             listening.map_err(|e| Error::io(format!("listening on {address}"), &e))?;
-        let (bell, thread) = Bell::hang(env, mill.clone())?;
-        let face = Face::new(mill.clone(), access, bell.clone(), env.random.next_u64());
+        let (bell, thread) = Bell::hang(env, app.clone())?;
+        let face = Face::new(app.clone(), access, bell.clone(), env.random.next_u64());
         let face = match face {
             Ok(face) => Arc::new(face),
             Err(error) => {
@@ -59,7 +59,7 @@ impl Gateway {
                 return Err(error);
             }
         };
-        mill.answers_at(&address.to_string());
+        app.answers_at(&address.to_string());
         let closing = watch::Sender::new(false);
         let routes = routes::of(face.clone());
         runtime.spawn(server::serve(listener, tls, routes, face.clone(), closing.subscribe()));

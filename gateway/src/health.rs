@@ -15,7 +15,7 @@ const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// For whoever decides whether requests are sent here, without a token.
 pub(crate) async fn health(State(face): State<Arc<Face>>) -> Response {
-    let health = face.mill.health();
+    let health = face.app.health();
     let ready = health.ready && face.open().is_ok();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut said = health.said;
@@ -30,7 +30,7 @@ pub(crate) async fn metrics(
     face.access.client(&headers)?;
     let of = face.clone();
     // It looks at what the engine holds while it executes.
-    let text = tokio::task::spawn_blocking(move || of.mill.metrics()).await;
+    let text = tokio::task::spawn_blocking(move || of.app.metrics()).await;
     let mut text = text.unwrap_or_default();
     let counted = &face.counted;
     let waiting = face.limits.calls - face.room.available_permits();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tidemill_core::{Error, Result};
-use tidemill_engine::{Mill, News};
+use tidemill_engine::{App, News};
 use tidemill_env::{Env, Handle};
 use tokio::sync::watch;
 
@@ -22,7 +22,7 @@ pub(crate) struct Bell {
 
 impl Bell {
     /// A bell, and the thread that rings it.
-    pub(crate) fn hang(env: &Env, mill: Arc<Mill>) -> Result<(Arc<Bell>, Handle)> {
+    pub(crate) fn hang(env: &Env, app: Arc<dyn App>) -> Result<(Arc<Bell>, Handle)> {
         let first = News { epoch: 0, over: false };
         let bell = Arc::new(Bell {
             news: watch::Sender::new(first),
@@ -32,12 +32,12 @@ impl Bell {
         let of = bell.clone();
         let thread = env
             .threads
-            .spawn("tidemill-news", Box::new(move || of.ring(&mill)))
+            .spawn("tidemill-news", Box::new(move || of.ring(&*app)))
             .map_err(|e| Error::io("starting the thread that looks for news", &e))?;
         Ok((bell, thread))
     }
 
-    fn ring(&self, mill: &Mill) {
+    fn ring(&self, app: &dyn App) {
         let mut seen = *self.news.borrow();
         loop {
             let mut closing = self.closing.lock();
@@ -48,7 +48,7 @@ impl Bell {
                 return;
             }
             drop(closing);
-            let now = mill.news(seen, WAIT_US);
+            let now = app.news(seen, WAIT_US);
             if now != seen {
                 seen = now;
                 self.news.send_modify(|news| {

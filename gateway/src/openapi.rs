@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde_json::{json, Map, Value};
 use tidemill_connect::values;
 use tidemill_core::{Column, DataType, Schema};
-use tidemill_engine::{Mill, Procedure};
+use tidemill_engine::{App, Procedure};
 
 use crate::access::Access;
 use crate::call::{is_alone, ID_BYTES_MAX};
@@ -24,12 +24,12 @@ pub(crate) async fn openapi(
 }
 
 /// The document.
-pub(crate) fn document(mill: &Mill, access: &Access, limits: &Limits) -> Value {
+pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value {
     let mut paths = Map::new();
-    for procedure in mill.procedures() {
+    for procedure in app.procedures().values() {
         paths.insert(format!("/call/{}", procedure.name), called(procedure, access, limits));
     }
-    for (name, schema) in mill.streams() {
+    for (name, schema) in app.streams() {
         let what = format!("streams/{name}");
         let about = format!("The events of {name}, as they become durable.");
         let from = json!({
@@ -41,7 +41,7 @@ pub(crate) fn document(mill: &Mill, access: &Access, limits: &Limits) -> Value {
         path["get"]["responses"]["400"] = refused("Those rows have not come.");
         paths.insert(format!("/{what}"), path);
     }
-    for table in mill.tables() {
+    for table in app.tables() {
         let what = format!("tables/{}", table.name);
         let about = format!("What changes in {}, cut by cut, as it becomes durable.", table.name);
         let change = json!({
@@ -105,7 +105,7 @@ pub(crate) fn document(mill: &Mill, access: &Access, limits: &Limits) -> Value {
     );
     let mut document = json!({
         "openapi": "3.1.0",
-        "info": {"title": mill.app(), "version": env!("CARGO_PKG_VERSION")},
+        "info": {"title": app.name(), "version": env!("CARGO_PKG_VERSION")},
         "paths": paths,
         "components": {"schemas": {"Refusal": refusal()}},
     });

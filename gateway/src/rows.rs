@@ -15,9 +15,9 @@ use crate::refusal::{json_response, Refusal};
 
 /// The table of this name.
 pub(crate) fn table<'f>(face: &'f Face, name: &str) -> Result<&'f TableSpec, Refusal> {
-    face.mill.tables().find(|table| *table.name == *name).ok_or_else(|| {
+    face.app.tables().into_iter().find(|table| *table.name == *name).ok_or_else(|| {
         let error = Error::setting(format!("there is no table {name}"));
-        let names: Vec<&str> = face.mill.tables().map(|table| &*table.name).collect();
+        let names: Vec<&str> = face.app.tables().iter().map(|table| &*table.name).collect();
         Refusal::missing(match nearest(name, names.iter().copied()) {
             Some(near) => error.help(format!("did you mean '{near}'?")),
             None => error.help(format!("there are {}", names.join(", "))),
@@ -32,7 +32,7 @@ pub(crate) async fn row(
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let client = face.access.client(&headers)?;
-    let schema = table(&face, &name)?.schema.clone();
+    let spec = table(&face, &name)?.clone();
     face.access.permit(&client, &format!("tables/{name}"))?;
     let help = "give ?key=VALUE, once for each key column in their order";
     let Query(query) = query.map_err(|error| Refusal::wrong(error.body_text(), help))?;
@@ -41,9 +41,12 @@ pub(crate) async fn row(
     }
     let key: Vec<String> = query.into_iter().map(|(_, value)| value).collect();
     // Tables are behind a lock while an epoch is executed: not a thread of ours that waits for it.
-    let found = tokio::task::spawn_blocking(move || face.mill.row_by(&name, &key, value)).await;
-    let found = found.map_err(|e| Error::internal(format!("reading a row: {e}")));
-    let row = found.and_then(|found| found).map_err(Refusal::of)?;
+    let found =
+        tokio::task::spawn_blocking(move || (face.app.row_by(&spec, &key, value), spec.schema))
+            .await;
+    let found = found.map_err(|e| Refusal::of(Error::internal(format!("reading a row: {e}"))));
+    let (row, schema) = found?;
+    let row = row.map_err(Refusal::of)?;
     let mut body = b"{\"row\":".to_vec();
     match &row {
         Some(row) => values::write_row(&schema, row, &mut body),

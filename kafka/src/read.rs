@@ -311,11 +311,16 @@ impl Driver {
         let side = &mut self.sides[index];
         let Some(read) = side.waiting.front_mut() else { return };
         let from = read.from;
+        if from == u64::MAX {
+            // Only where the end is.
+            return side.answer(Some(high));
+        }
         if from > high {
             return self.core.lose(part.anew(from, high));
         }
-        // The cuts are deleted as the log is trimmed, and who reads from their beginning wants what is left.
-        if from < low && !(from == 0 && part.topic == Topic::Cuts) {
+        // Cuts are deleted as the log is trimmed, and outputs by their age: who reads them from their beginning
+        // wants what is left. Of inputs all have to be there.
+        if from < low && !(from == 0 && part.is_fenced()) {
             return self.core.lose(part.gone(from, low));
         }
         if read.limit.is_none() {

@@ -117,7 +117,8 @@ fn both_sides_are_told_of_the_end_once_and_can_meet_again() {
 #[test]
 fn whoever_does_not_belong_is_turned_away_with_a_reason() {
     let there = Process::start(1, |_| {});
-    let cases: [(&str, fn(&mut Settings)); 5] = [
+    type Change = fn(&mut Settings);
+    let cases: [(&str, Change); 5] = [
         ("secret", |s| s.secret = Secret::new(b"guessed")),
         ("cluster 'other'", |s| s.cluster = "other".into()),
         ("another program", |s| s.app = 8),

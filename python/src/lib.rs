@@ -10,11 +10,14 @@ mod errors;
 mod external;
 mod mill;
 mod msgpack;
+mod nodes;
 mod opaque;
 mod reference;
+mod remote;
 mod row;
 mod rules;
 mod running;
+mod shapes;
 mod transaction;
 mod values;
 
@@ -31,6 +34,8 @@ mod _native {
 
     #[pymodule_export]
     use super::msgpack::{packed, unpacked};
+    #[pymodule_export]
+    use super::nodes::run_nodes;
     #[pymodule_export]
     use super::opaque::finished;
     #[pymodule_export]

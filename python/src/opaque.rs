@@ -14,7 +14,8 @@ use tidemill_txn::program::{Abort, AbortKind, EventBatch, Opaque, Tx};
 use tidemill_txn::Program;
 
 use crate::attached::attached;
-use crate::transaction::{NativeTx, Shapes};
+use crate::shapes::Shapes;
+use crate::transaction::NativeTx;
 use crate::values::to_tuple;
 
 /// A Python function as an opaque function. It takes (event as a tuple, transaction) and gives
@@ -41,19 +42,27 @@ pub fn functions(
 /// What a coroutine returns that waits for nothing from outside.
 #[pyfunction]
 pub fn finished<'py>(coroutine: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    match sent(coroutine)? {
+        PySendResult::Return(value) => Ok(value),
+        PySendResult::Next(_) => Err(waits_outside(coroutine)?),
+    }
+}
+
+/// How far a coroutine comes.
+pub fn sent<'py>(coroutine: &Bound<'py, PyAny>) -> PyResult<PySendResult<'py>> {
     // SAFETY: what is sent into it need not be an iterator, as coroutines are not; it fails with an
     // exception where nothing can be sent.
     let sent = unsafe { coroutine.cast_unchecked::<PyIterator>() };
-    match sent.send(&PyNone::get(coroutine.py()))? {
-        PySendResult::Return(value) => Ok(value),
-        PySendResult::Next(_) => {
-            coroutine.call_method0("close")?;
-            Err(PyTypeError::new_err(
-                "an async function awaits something that is not there yet: a transaction waits for \
-                 nothing from outside; fetch it before, and send it as an event or a parameter",
-            ))
-        }
-    }
+    sent.send(&PyNone::get(coroutine.py()))
+}
+
+/// Ends a coroutine that waits for what no transaction waits for.
+pub fn waits_outside(coroutine: &Bound<'_, PyAny>) -> PyResult<PyErr> {
+    coroutine.call_method0("close")?;
+    Ok(PyTypeError::new_err(
+        "an async function awaits something that is not there yet: a transaction waits for \
+         nothing from outside; fetch it before, and send it as an event or a parameter",
+    ))
 }
 
 /// The kind of an abort, as the package names it.
@@ -70,20 +79,42 @@ pub fn kind(name: &str) -> AbortKind {
 static RUNNING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 thread_local! {
-    /// One that no function has kept, of the thread's last transaction.
-    static SPARE: RefCell<Option<Py<NativeTx>>> = const { RefCell::new(None) };
+    /// Those that no function has kept, of the thread's last transactions.
+    static SPARE: RefCell<Vec<Py<NativeTx>>> = const { RefCell::new(Vec::new()) };
 }
 
-fn running<'py>(py: Python<'py>, shapes: &Arc<Shapes>) -> PyResult<Bound<'py, NativeTx>> {
+/// So many are kept: on a node calls wait for each other, and each has its own.
+const SPARE_MAX: usize = 16;
+
+/// A transaction to run a function in. Whoever takes it gives it back with [`spare`].
+pub fn running<'py>(py: Python<'py>, shapes: &Arc<Shapes>) -> PyResult<Bound<'py, NativeTx>> {
     // Those of other programs have other shapes.
-    let spare = SPARE.take().filter(|spare| spare.get().is_of(shapes));
-    if let Some(spare) = spare {
-        return Ok(spare.into_bound(py));
+    while let Some(spare) = SPARE.with_borrow_mut(Vec::pop) {
+        if spare.get().is_of(shapes) {
+            return Ok(spare.into_bound(py));
+        }
     }
     let class = RUNNING.get_or_try_init(py, || {
         Ok::<_, PyErr>(py.import("tidemill.opaque")?.getattr("Running")?.unbind())
     })?;
     Ok(class.bind(py).call0()?.cast_into::<NativeTx>()?)
+}
+
+/// The transaction is over; another one may run in what it ran in, unless a function has kept it.
+pub fn spare(running: Bound<'_, NativeTx>) {
+    // SAFETY: it is an object, and the interpreter's lock is held.
+    if unsafe { ffi::Py_REFCNT(running.as_ptr()) } == 1 {
+        keep(running);
+    }
+}
+
+/// The same, of one of which that is known.
+pub fn keep(running: Bound<'_, NativeTx>) {
+    if SPARE.with_borrow(Vec::len) < SPARE_MAX {
+        SPARE.with_borrow_mut(|spares| spares.push(running.unbind()));
+    } else {
+        drop(running.get().take_context());
+    }
 }
 
 impl PyOpaque {
@@ -104,10 +135,7 @@ impl PyOpaque {
                 Some(method) => function.call_method1(method, (given, &running)),
             });
             let abort = running.get().end();
-            // SAFETY: it is an object, and the interpreter's lock is held.
-            if unsafe { ffi::Py_REFCNT(running.as_ptr()) } == 1 {
-                SPARE.set(Some(running.unbind()));
-            }
+            spare(running);
             let outcome = outcome.and_then(|outcome| match outcome.is_none() {
                 true => Ok(None),
                 false => outcome.extract::<(String, String)>().map(Some),

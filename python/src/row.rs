@@ -52,8 +52,26 @@ impl Held {
     /// The row is this, as far as the engine knows.
     pub fn load(&mut self, row: Option<Values>, spec: &TableSpec) {
         (self.loaded, self.exists, self.existed) = (true, row.is_some(), row.is_some());
-        self.values = row.map_or_else(|| spec.missing_row(&self.key), Vec::from);
-        self.objects.clear();
+        let values = row.map_or_else(|| spec.missing_row(&self.key), Vec::from);
+        // What the function was given of values that are still the same goes on being theirs.
+        for (column, object) in self.objects.iter_mut().enumerate() {
+            if self.values[column] != values[column] {
+                *object = None;
+            }
+        }
+        self.values = values;
+    }
+
+    /// Others may have written the row: it is looked up again when it is used.
+    pub fn forget(&mut self) {
+        self.loaded &= self.dirty;
+    }
+
+    /// Whether the function may have changed it in place since others may have.
+    pub fn is_to_be_looked_at(&self) -> bool {
+        let given = self.objects.iter().zip(&self.values);
+        let mut given = given.filter(|(object, _)| object.is_some());
+        !self.loaded && given.any(|(_, value)| matches!(value, Value::List(_) | Value::Any(_)))
     }
 
     /// A column becomes this; a missing row is made.

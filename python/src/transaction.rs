@@ -8,11 +8,13 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tidemill_core::rules::{self, Fault};
-use tidemill_core::{Key, Schema, StreamId, TableId, TableSpec, Value};
-use tidemill_txn::program::{Abort, AbortKind, Aggregate, On, Tx, Window, WindowId};
-use tidemill_txn::Program;
+use tidemill_core::{Key, Schema, StreamId, TableId, Value};
+use tidemill_function::Handle;
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, Tx, Window, WindowId};
 
+use crate::remote::{unwound, OnNode};
 use crate::row::{shown, Held, Row, Write};
+use crate::shapes::{Shapes, TableShape};
 use crate::values::{stored, to_python, to_tuple};
 
 /// The transaction that a function runs in. It lives as long as the call: kept beyond it, every method
@@ -21,6 +23,8 @@ use crate::values::{stored, to_python, to_tuple};
 pub struct NativeTx {
     rows: Mutex<Rows>,
     shapes: OnceLock<Arc<Shapes>>,
+    /// On a node: what functions are given of it, which holds it in turn.
+    context: Mutex<Option<Py<PyAny>>>,
 }
 
 /// A function's view of the tables, while it runs.
@@ -31,6 +35,9 @@ pub struct Rows {
     /// The first abort, the engine's or one of a row's. A function that catches the exception does not
     /// undo it.
     abort: Option<Abort>,
+    /// The calls of other functions that it has made, on a node, and what it returns there.
+    pub made: Vec<Handle>,
+    pub returned: Option<Value>,
     /// Those that it has found, in order.
     held: Vec<Held>,
     /// Where each is, once there are more than [`ROWS_FEW`].
@@ -42,92 +49,15 @@ pub struct Rows {
 const ROWS_FEW: usize = 16;
 
 /// The transaction of the call that is running, without its lifetime.
-struct Borrowed(*mut (dyn Tx + 'static));
+enum Borrowed {
+    Engine(*mut (dyn Tx + 'static)),
+    Node(*mut OnNode<'static>),
+}
 
 // SAFETY: the pointer is used under the mutex only, and taken away (see `NativeTx::end`) before the
 // borrow it was made from ends. What stands behind it is not bound to a thread while the mutex serialises
 // its users: the calling thread waits for the function meanwhile.
 unsafe impl Send for Borrowed {}
-
-/// Columns of the tables, streams and windows of a program.
-#[derive(Default)]
-pub struct Shapes {
-    pub tables: Vec<TableShape>,
-    streams: Vec<Arc<Schema>>,
-    windows: Vec<Arc<Schema>>,
-    /// By window: the table of its groups.
-    groups: Vec<u16>,
-    /// Whether triggers see what is emitted into a stream.
-    watched: Vec<bool>,
-    /// Whether they do when a window slides.
-    slid: Vec<bool>,
-}
-
-/// A table, as rows need it.
-pub struct TableShape {
-    pub spec: TableSpec,
-    /// Its columns by name.
-    pub columns: Names,
-    /// Those that are attributes of rows.
-    pub attributes: Names,
-    /// The package's table, once it was seen.
-    object: OnceLock<Py<PyAny>>,
-}
-
-/// Columns by name.
-type Names = HashMap<Arc<str>, usize, foldhash::fast::FixedState>;
-
-/// What rows have beside columns.
-const METHODS: [&str; 4] = ["delete", "exists", "over", "update"];
-
-impl Shapes {
-    /// Those of this program.
-    pub fn of(program: &Program) -> Shapes {
-        let on = |is: &dyn Fn(On) -> bool| program.triggers.iter().any(|t| is(t.on));
-        let streams = 0..program.streams.len();
-        let windows = 0..program.windows.len();
-        Shapes {
-            tables: program.tables.iter().map(TableShape::of).collect(),
-            streams: program.streams.iter().map(|s| s.spec.schema.clone()).collect(),
-            windows: program.windows.iter().map(|w| w.schema.clone()).collect(),
-            groups: program.windows.iter().map(|w| w.groups.0).collect(),
-            watched: streams
-                .map(|s| on(&|on| matches!(on, On::Emitted(stream) if stream.index() == s)))
-                .collect(),
-            slid: windows
-                .map(|w| on(&|on| matches!(on, On::Slid(window) if window.index() == w)))
-                .collect(),
-        }
-    }
-}
-
-impl TableShape {
-    fn of(spec: &TableSpec) -> TableShape {
-        let names = spec.schema.columns.iter().enumerate();
-        let columns: Names = names.map(|(index, column)| (column.name.clone(), index)).collect();
-        let mut attributes = columns.clone();
-        attributes.retain(|name, _| {
-            let is_python_s = name.starts_with("__") && name.ends_with("__");
-            !(is_python_s || METHODS.contains(&&**name))
-        });
-        TableShape { spec: spec.clone(), columns, attributes, object: OnceLock::new() }
-    }
-
-    /// Leading key columns, as they are stored.
-    fn key(&self, given: &Bound<'_, PyTuple>) -> Result<Vec<Value>, Abort> {
-        let mut key = Vec::with_capacity(given.len());
-        for (value, column) in given.iter_borrowed().zip(&self.spec.key) {
-            if value.is_none() {
-                return Err(Fault(format!("null in the key of {}", self.spec.name).into()).into());
-            }
-            key.push(match stored(&value, &self.spec.schema.columns[*column])? {
-                Value::Float(0.0) => Value::Float(0.0),
-                value => value,
-            });
-        }
-        Ok(key)
-    }
-}
 
 impl Rows {
     /// A row's number.
@@ -168,6 +98,17 @@ impl Rows {
         Ok(&mut self.held[at])
     }
 
+    /// Looks rows up again, of a table or of all, that others may have written, and the function in place.
+    fn refresh(&mut self, table: Option<usize>) -> Result<(), Abort> {
+        for at in 0..self.held.len() {
+            let held = &self.held[at];
+            if held.is_to_be_looked_at() && table.is_none_or(|table| held.table == table) {
+                self.loaded(at)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Why the transaction aborts: something is wrong with a row.
     pub fn refused(&self, at: usize, why: &str) -> Abort {
         let held = &self.held[at];
@@ -175,7 +116,8 @@ impl Rows {
     }
 
     /// Writes what has changed in a table, or in all, for what the engine does.
-    fn flush(&mut self, py: Python<'_>, table: Option<usize>) -> Result<(), Abort> {
+    pub fn flush(&mut self, py: Python<'_>, table: Option<usize>) -> Result<(), Abort> {
+        self.refresh(table)?;
         for held in &mut self.held {
             if table.is_none_or(|table| held.table == table) {
                 let write = held.flushed(py, &self.shapes.tables[held.table].spec)?;
@@ -197,18 +139,44 @@ impl Rows {
         }
         run(engine(&mut self.tx))?;
         if has_triggers {
-            self.held.iter_mut().for_each(|held| held.loaded &= held.dirty);
+            self.forget();
         }
         Ok(())
+    }
+
+    /// Others may have written rows.
+    pub fn forget(&mut self) {
+        self.held.iter_mut().for_each(Held::forget);
+    }
+
+    /// The node that the function runs on, if it does.
+    pub fn node(&mut self) -> Option<&mut OnNode<'static>> {
+        match self.tx {
+            // SAFETY: as of `engine`.
+            Some(Borrowed::Node(node)) => Some(unsafe { &mut *node }),
+            _ => None,
+        }
+    }
+
+    /// Whether the function is begun again, whatever it goes on to do.
+    fn is_unwound(&self) -> bool {
+        match self.tx {
+            // SAFETY: as of `engine`.
+            Some(Borrowed::Node(node)) => unsafe { (*node).is_unwound },
+            _ => false,
+        }
     }
 }
 
 /// The engine's transaction.
 fn engine(tx: &mut Option<Borrowed>) -> &mut dyn Tx {
-    let Borrowed(tx) = tx.as_mut().expect("whoever asks has looked");
+    let tx: *mut (dyn Tx + 'static) = match tx.as_mut().expect("whoever asks has looked") {
+        Borrowed::Engine(tx) => *tx,
+        Borrowed::Node(node) => *node,
+    };
     // SAFETY: it is set, so the call whose borrow it was made from is still running, and the mutex, whose
     // guard `tx` is borrowed from, makes this the only use.
-    unsafe { &mut **tx }
+    unsafe { &mut *tx }
 }
 
 /// Does what is to be done with a row.
@@ -227,21 +195,79 @@ impl NativeTx {
         // SAFETY: only the lifetime changes. The pointer is taken back before `tx` ends, and
         // `NativeTx::with` refuses afterwards.
         let tx = unsafe { std::mem::transmute::<*mut (dyn Tx + '_), *mut (dyn Tx + 'static)>(tx) };
+        self.borrow(Borrowed::Engine(tx), shapes);
+    }
+
+    /// The same on a node, where a call comes and goes; between its turns it keeps what it has found. Whoever
+    /// calls takes the node back with [`NativeTx::leave`].
+    pub fn enter(&self, node: &mut OnNode<'_>, shapes: &Arc<Shapes>) {
+        // SAFETY: only the lifetime changes. The pointer is taken back before `node` ends, and
+        // `NativeTx::with` refuses afterwards.
+        let node = unsafe { std::mem::transmute::<*mut OnNode<'_>, *mut OnNode<'static>>(node) };
+        self.borrow(Borrowed::Node(node), shapes);
+    }
+
+    fn borrow(&self, tx: Borrowed, shapes: &Arc<Shapes>) {
         let mut rows = self.rows.lock().unwrap_or_else(|e| e.into_inner());
-        (rows.tx, rows.shapes) = (Some(Borrowed(tx)), shapes.clone());
+        rows.tx = Some(tx);
+        if !Arc::ptr_eq(&rows.shapes, shapes) {
+            rows.shapes = shapes.clone();
+        }
         let _ = self.shapes.set(shapes.clone());
+    }
+
+    /// Takes the node back.
+    pub fn leave(&self) {
+        self.rows.lock().unwrap_or_else(|e| e.into_inner()).tx = None;
+    }
+
+    /// What the call's turn on a node came to: what it has returned, why it aborts, if it does, and the calls at these
+    /// places among those that it has made.
+    pub fn outcome(&self, waits: &[usize]) -> (Option<Value>, Option<Abort>, Vec<Handle>) {
+        let mut rows = self.rows.lock().unwrap_or_else(|e| e.into_inner());
+        let waits = waits.iter().filter_map(|at| rows.made.get(*at).copied()).collect();
+        (rows.returned.take(), rows.abort.take(), waits)
     }
 
     /// The call ends; why its transaction aborts, if that is known.
     pub fn end(&self) -> Option<Abort> {
         let mut rows = self.rows.lock().unwrap_or_else(|e| e.into_inner());
         let (held, abort) = (std::mem::take(&mut rows.held), rows.abort.take());
-        rows.tx = None;
+        (rows.tx, rows.returned) = (None, None);
+        rows.made.clear();
         rows.by_key.clear();
         // Rows may be the last to hold this very object.
         drop(rows);
         drop(held);
         abort
+    }
+
+    /// What functions of entities are given of it: one of this class.
+    pub fn context<'py>(
+        &self,
+        running: &Bound<'py, NativeTx>,
+        class: &Py<PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = running.py();
+        let known = self.take_context();
+        let context = known.map_or_else(|| class.call1(py, (running,)), Ok)?;
+        self.keep_context(context.clone_ref(py));
+        Ok(context.into_bound(py))
+    }
+
+    /// Takes that away.
+    pub fn take_context(&self) -> Option<Py<PyAny>> {
+        self.context.lock().unwrap_or_else(|e| e.into_inner()).take()
+    }
+
+    /// Whoever runs in it next is given this one.
+    pub fn keep_context(&self, context: Py<PyAny>) {
+        *self.context.lock().unwrap_or_else(|e| e.into_inner()) = Some(context);
+    }
+
+    /// Whether nobody has run in it.
+    pub fn is_new(&self) -> bool {
+        self.context.lock().unwrap_or_else(|e| e.into_inner()).is_none()
     }
 
     /// Whether it is of a program with these shapes.
@@ -264,9 +290,13 @@ impl NativeTx {
         let mut rows = self.rows()?;
         let result = match &rows.abort {
             Some(abort) => Err(abort.clone()),
+            None if rows.is_unwound() => return Err(unwound()),
             None => work(&mut rows),
         };
         result.map_err(|abort| {
+            if rows.is_unwound() {
+                return unwound();
+            }
             rows.abort.get_or_insert_with(|| abort.clone());
             drop(rows);
             raise(py, &abort)
@@ -306,6 +336,25 @@ impl NativeTx {
         // Whoever was first is asked for most; an app that was made twice has another one.
         let _ = object.set(table.clone().unbind());
         Ok(id)
+    }
+
+    /// The row whose function is about to run, the first that it has.
+    pub fn own(
+        slf: &Bound<'_, NativeTx>,
+        table: &Bound<'_, PyAny>,
+        id: usize,
+        key: Vec<Value>,
+    ) -> PyResult<Py<Row>> {
+        let at = slf.get().with(slf.py(), |rows| Ok(rows.find(id, key)))?;
+        NativeTx::row_at(slf, table, id, at)
+    }
+
+    /// Aborts when a row is not there.
+    pub fn needs(slf: &Bound<'_, NativeTx>, at: usize) -> PyResult<()> {
+        slf.get().with(slf.py(), |rows| match rows.loaded(at)?.exists {
+            true => Ok(()),
+            false => Err(rows.refused(at, "does not exist")),
+        })
     }
 
     /// The one object of the row with this key.
@@ -403,7 +452,7 @@ fn filled(
 impl NativeTx {
     #[new]
     fn new() -> NativeTx {
-        NativeTx { rows: Mutex::default(), shapes: OnceLock::new() }
+        NativeTx { rows: Mutex::default(), shapes: OnceLock::new(), context: Mutex::default() }
     }
 
     /// A row by key; equal keys give one object.
@@ -656,13 +705,17 @@ impl NativeTx {
 
     /// The transaction aborts, whatever its function goes on to do; the first reason counts.
     fn mark(&self, kind: &str, reason: String) -> PyResult<()> {
-        self.rows()?.abort.get_or_insert(Abort { kind: crate::opaque::kind(kind), reason });
+        let mut rows = self.rows()?;
+        if !rows.is_unwound() {
+            rows.abort.get_or_insert(Abort { kind: crate::opaque::kind(kind), reason });
+        }
         Ok(())
     }
 
     /// Writes what has changed.
-    fn write_back(&self, py: Python<'_>) -> PyResult<()> {
+    pub fn write_back(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |rows| {
+            rows.refresh(None)?;
             for held in &mut rows.held {
                 let spec = &rows.shapes.tables[held.table].spec;
                 match held.written(py, spec)? {
@@ -707,6 +760,29 @@ impl NativeTx {
             Some(error) => Err(error),
             None => Ok(PyBytes::new(py, &answer?)),
         }
+    }
+
+    /// Calls a function of an entity, on a node.
+    fn call(
+        &self,
+        py: Python<'_>,
+        function: usize,
+        key: &Bound<'_, PyTuple>,
+        args: &Bound<'_, PyTuple>,
+    ) -> PyResult<usize> {
+        self.make_call(py, function, key, args)
+    }
+
+    /// What a call on a node has returned.
+    fn settled<'py>(&self, py: Python<'py>, call: usize) -> PyResult<Bound<'py, PyAny>> {
+        self.reply_of(py, call)
+    }
+
+    /// The row of the entity whose function runs, on a node.
+    fn own_row(slf: &Bound<'_, NativeTx>) -> PyResult<Option<Py<Row>>> {
+        slf.get().with(slf.py(), |rows| {
+            Ok(rows.held.first().and_then(|held| Some(held.object.as_ref()?.clone_ref(slf.py()))))
+        })
     }
 
     /// The next random number, in two halves: the high one first.

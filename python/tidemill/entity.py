@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 DEPTH_MAX = 100
 CALLS_MAX = 100_000
 
-# Values that nobody can change: they go from function to function as they are.
-_FIXED = frozenset((int, str, float, bool, bytes, type(None), dec.Decimal, dt.datetime))
+#: Types of values that nobody can change: they go from function to function as they are.
+FIXED = frozenset((int, str, float, bool, bytes, type(None), dec.Decimal, dt.datetime))
 
 # The types of parameters whose values are stored as they are, but for integers out of range.
 _AS_IS = {"int": int, "str": str, "bool": bool, "bytes": bytes}
@@ -125,7 +125,7 @@ class Function(Handler):
         """The values of the parameters, as their types store them."""
         columns = self.parameters.columns
         if named or len(args) != len(columns):
-            args = self._filled(args, named)
+            args = self.filled(args, named)
         for place, value in enumerate(args):
             kind = self._as_is[place]
             is_fit = type(value) is kind
@@ -133,7 +133,17 @@ class Function(Handler):
                 return self._stored(args, place)
         return args
 
-    def _filled(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    def check(self, row: _native.Row) -> None:
+        """Aborts when the entity is not there."""
+        if not row.exists():
+            raise Abort(f"{row} does not exist")
+
+    def refuse_reply(self) -> NoReturn:
+        """It returns a call."""
+        raise TypeError(f"{self.name} returns a call, not what it returns: write return await")
+
+    def filled(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments with their defaults, in the order of the parameters."""
         columns = self.parameters.columns
         if len(args) > len(columns):
             raise TypeError(
@@ -182,6 +192,9 @@ class Graph:
 
     __slots__ = ("calls", "context", "depth", "failed", "owner", "running")
 
+    #: Calls take place where they are made.
+    is_remote = False
+
     def __init__(self, running: Running) -> None:
         self.running = running
         self.context = Context(running)
@@ -211,13 +224,13 @@ class Graph:
         self.depth += 1
         try:
             values = args if named is None else function.bound(args, named)
-            if not (function.creates or row.exists()):
-                raise Abort(f"{row} does not exist")
+            if not function.creates:
+                function.check(row)
             result = function.function(row, self.context, *values)
             if type(result) is CoroutineType:
                 result = _native.finished(result)
             kind = type(result)
-            if kind not in _FIXED or (kind is int and not -_INT_MAX <= result <= _INT_MAX):
+            if kind not in FIXED or (kind is int and not -_INT_MAX <= result <= _INT_MAX):
                 return _copied(function, result)
             return result
         except Overdue:
@@ -236,7 +249,7 @@ class Graph:
 def _copied(function: Function, result: object) -> object:
     """A result that its function could still change."""
     if isinstance(result, Reply):
-        raise TypeError(f"{function.name} returns a call, not what it returns: write return await")
+        function.refuse_reply()
     try:
         return _native.unpacked(_native.packed(result))
     except ValueError as error:
@@ -262,7 +275,8 @@ class Reference:
         return Reply(None)
 
     def _row(self) -> _native.Row:
-        return graph_of(self._entity).running.row(self._entity.table, self._key)
+        row: _native.Row = graph_of(self._entity).running.row(self._entity.table, self._key)
+        return row
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._entity.unknown(name)
@@ -283,6 +297,9 @@ def method(function: Function) -> Callable[..., Reply[Any]]:
 
     def call(self: Reference, /, *args: Any, **named: Any) -> Reply[Any]:
         graph = graph_of(entity)
+        if graph.is_remote:
+            sent: Reply[Any] = graph.send(function, self._key, args, named)
+            return sent
         row = graph.running.row(table, self._key)
         return Reply(graph.call(function, row, args, named))
 
@@ -295,7 +312,7 @@ def calls_entities(function: Callable[..., Any]) -> bool:
     return any(isinstance(found, Entity) for found in referenced(function))
 
 
-def graph_of(entity: Entity) -> Graph:
+def graph_of(entity: Entity) -> Any:
     """The calls of the transaction that this thread is in."""
     running = local.transaction
     if type(running) is Running:

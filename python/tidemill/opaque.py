@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from tidemill.app import App
     from tidemill.entity import Graph
     from tidemill.external import External
+    from tidemill.remote import Calls
     from tidemill.stream import Handler
     from tidemill.trigger import Trigger
 
-# Sums and products of 64-bit decimals are exact with this many digits, as they are in the engine;
-# Python's default of 28 would round some.
-_CONTEXT = dec.Context(prec=60, rounding=dec.ROUND_HALF_EVEN)
+#: Sums and products of 64-bit decimals are exact with this many digits, as they are in the engine;
+#: Python's default of 28 would round some.
+CONTEXT = dec.Context(prec=60, rounding=dec.ROUND_HALF_EVEN)
 
 _MUTABLE = ("list", "any")
 
@@ -78,7 +79,7 @@ class Running(_native.Tx):
     __slots__ = ("graph", "handler")
     handler: OpaqueHandler
     #: The calls of functions in it, once there are any.
-    graph: Graph | None
+    graph: Graph | Calls | None
 
     def over(self, row: _native.Row, table: Table, window: Window) -> Over:
         """The versions of a row in a window."""
@@ -250,7 +251,11 @@ class OpaqueHandler:
 
     def __call__(self, event: tuple[object, ...], running: Running) -> tuple[str, str] | None:
         """Runs one transaction."""
-        return self._run(running, Event(self.names, event))
+        return self._run(running, self.event(event))
+
+    def event(self, values: tuple[object, ...]) -> Event:
+        """An event as the function is given it."""
+        return Event(self.names, values)
 
     def _run(self, running: Running, *given: object) -> tuple[str, str] | None:
         if not self.deadline_us:
@@ -274,11 +279,11 @@ class OpaqueHandler:
         outer, local.transaction = local.transaction, running
         # A copy: whatever a function sets in it is gone with its transaction.
         context = dec.getcontext()
-        dec.setcontext(_CONTEXT.copy())
+        dec.setcontext(CONTEXT.copy())
         try:
             result = self._call(running, given)
             if result is not None:
-                self._emit_result(running, result)
+                self.emit_result(running, result)
             running.write_back()
         except BaseException as error:
             # Even SystemExit: a function can abort its transaction, and nothing more.
@@ -294,7 +299,8 @@ class OpaqueHandler:
         result = self.function(Tx(running), *given)
         return _native.finished(result) if isinstance(result, Coroutine) else result
 
-    def _emit_result(self, running: Running, result: object) -> None:
+    def emit_result(self, running: Running, result: object) -> None:
+        """Emits what the function has returned."""
         if self.output is None:
             raise TypeError(
                 f"handler {self.name} returned {type(result).__name__}, but was declared to "
@@ -337,7 +343,8 @@ class OpaqueCall(OpaqueHandler):
         """Runs one transaction."""
         return self._run(running, *event)
 
-    def _emit_result(self, running: Running, result: object) -> None:
+    def emit_result(self, running: Running, result: object) -> None:
+        """The reply is an event, too."""
         assert self.output is not None
         running.emit_value(self.output, result)
 

@@ -79,6 +79,11 @@ def spec(
         "sinks": app.sinks,
         "keep": kept,
         "externals": externals,
+        "functions": [
+            {"handler": handler.name, "table": handler.entity.table.id}
+            for handler in app.handlers
+            if isinstance(handler, Function)
+        ],
         "settings": with_roles(app, settings) if served else dict(settings),
     }
     return spec, opaques

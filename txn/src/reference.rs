@@ -14,6 +14,7 @@
 //! versions, histories, indexes, compiled programs, merging, parking and batching; what it can't catch is
 //! a mistake in what is shared, for which there are tests beside it.
 
+mod alone;
 mod batches;
 mod hooks;
 mod work;
@@ -25,6 +26,7 @@ use tidemill_core::{
     Key, Late, Position, Row, SourceId, Stamp, StreamId, StreamTime, TableId, Value,
 };
 
+pub use self::alone::{alone, keys_are_known, mentions, ranges, reads_versions, Done, Mentioned};
 pub(crate) use self::work::word_value;
 use self::work::Work;
 use crate::order::Groups;

@@ -11,6 +11,8 @@ use crate::Settings;
 /// A snapshot that is being taken.
 struct Taking {
     cut: Arc<CutRecord>,
+    /// Where its cut is in the log.
+    cut_at: u64,
     parts: BTreeMap<Member, String>,
     outputs: Vec<u64>,
     all: bool,
@@ -33,6 +35,8 @@ pub(super) struct Running {
     /// The last epoch that each member has executed.
     pub executed: BTreeMap<Member, u64>,
     taking: Option<Taking>,
+    /// When the last snapshot was begun.
+    taken_us: u64,
 }
 
 impl Running {
@@ -52,8 +56,16 @@ impl Running {
             upto,
             executed: BTreeMap::new(),
             taking: None,
+            taken_us: now_us,
             form,
         }
+    }
+}
+
+impl Running {
+    /// For each source what can be read, and what has been cut.
+    pub fn sources(&self) -> Vec<(u64, u64)> {
+        self.available.iter().copied().zip(self.upto.iter().copied()).collect()
     }
 }
 
@@ -62,8 +74,8 @@ impl Coordinator {
     /// execute. One at a time is on its way to the log: were the first of two lost and the second not, there
     /// would be a gap.
     pub(super) fn try_cut(&mut self, effects: &mut Vec<Effect>) {
-        let Settings { epoch_max, snapshot_every, objects_max, .. } = self.settings;
-        let clock_us = self.clock_us;
+        let Settings { epoch_max, snapshot_every, snapshot_us, objects_max, .. } = self.settings;
+        let (now_us, clock_us) = (self.now_us, self.clock_us);
         let manifest = self.manifest.clone();
         let Stage::Running(running) = &mut self.stage else { return };
         let Running { form, epoch, durable, executed, .. } = &**running;
@@ -84,10 +96,13 @@ impl Coordinator {
         running.base = cut.next_base();
         running.upto = upto;
         let mut snapshot = None;
-        if running.taking.is_none() && epoch.is_multiple_of(snapshot_every) {
+        let is_due = now_us >= running.taken_us + snapshot_us;
+        if running.taking.is_none() && epoch.is_multiple_of(snapshot_every) && is_due {
+            running.taken_us = now_us;
             let all = manifest.objects.len() + running.form.assignment.members.len() > objects_max;
             let (parts, outputs) = (BTreeMap::new(), manifest.outputs.clone());
-            running.taking = Some(Taking { cut: cut.clone(), parts, outputs, all, is_put: false });
+            let cut = cut.clone();
+            running.taking = Some(Taking { cut, cut_at: 0, parts, outputs, all, is_put: false });
             snapshot = Some(all);
         }
         let generation = running.form.generation;
@@ -98,8 +113,11 @@ impl Coordinator {
     }
 
     /// What was executed up to here may leave.
-    pub(super) fn cut_durable(&mut self, epoch: u64, effects: &mut Vec<Effect>) {
+    pub(super) fn cut_durable(&mut self, epoch: u64, offset: u64, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
+        if let Some(taking) = running.taking.as_mut().filter(|t| t.cut.epoch == epoch) {
+            taking.cut_at = offset;
+        }
         running.durable = running.durable.max(epoch);
         let (generation, epoch) = (running.form.generation, running.durable);
         self.tell(&Packet::Durable { generation, epoch }, effects);
@@ -138,6 +156,7 @@ impl Coordinator {
         let mut objects = if taking.all { Vec::new() } else { self.manifest.objects.clone() };
         objects.extend(taking.parts.values().cloned());
         let manifest = Arc::new(Manifest {
+            generation: running.form.generation,
             epoch,
             clock_us: taking.cut.clock_us,
             base: taking.cut.next_base(),
@@ -145,7 +164,7 @@ impl Coordinator {
             outputs: taking.outputs.clone(),
             objects,
         });
-        let name = format!("manifest-{}-{epoch}", running.form.generation);
+        let name = manifest.name();
         let token = self.token(Wish::Manifest(manifest.clone()));
         effects.push(Effect::Put { token, name, object: Object::Manifest(manifest) });
     }
@@ -167,7 +186,10 @@ impl Coordinator {
     /// The log names the snapshot.
     pub(super) fn snapshot_counts(&mut self, manifest: Arc<Manifest>, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
-        running.taking = None;
+        let taken = running.taking.take();
+        // Later cuts may be before the snapshot's record.
+        let cuts = taken.map_or(0, |taking| taking.cut_at);
+        effects.push(Effect::Release { manifest: manifest.clone(), cuts });
         let (generation, epoch) = (running.form.generation, manifest.epoch);
         self.cuts.retain(|cut| cut.epoch > epoch);
         self.manifest = manifest;

@@ -48,6 +48,8 @@ impl Coordinator {
                 }
                 Record::Cut(cut) if cut.epoch > self.manifest.epoch => self.cuts.push(cut.into()),
                 Record::Snapshot(manifest) if manifest.epoch > self.manifest.epoch => {
+                    // What was before it in the log may have gone.
+                    self.last_generation = self.last_generation.max(manifest.generation);
                     self.cuts.retain(|cut| cut.epoch > manifest.epoch);
                     self.manifest = manifest;
                 }
@@ -89,7 +91,7 @@ impl Coordinator {
     }
 
     /// A record is durable.
-    pub(super) fn appended(&mut self, wish: Wish, effects: &mut Vec<Effect>) {
+    pub(super) fn appended(&mut self, wish: Wish, offset: u64, effects: &mut Vec<Effect>) {
         match wish {
             Wish::Fence => {
                 let Stage::Fencing { generation, left } = &mut self.stage else { return };
@@ -105,7 +107,7 @@ impl Coordinator {
                     self.read_on(effects);
                 }
             }
-            Wish::Cut(epoch) => self.cut_durable(epoch, effects),
+            Wish::Cut(epoch) => self.cut_durable(epoch, offset, effects),
             Wish::Snapshot(manifest) => self.snapshot_counts(manifest, effects),
             Wish::Log | Wish::Manifest(_) => {}
         }

@@ -125,6 +125,7 @@ pub(super) fn take_cut(input: &mut &[u8]) -> Option<CutRecord> {
 }
 
 pub(super) fn put_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
+    put_u64(manifest.generation, out);
     put_u64(manifest.epoch, out);
     put_i64(manifest.clock_us, out);
     put_u64(manifest.base, out);
@@ -135,6 +136,7 @@ pub(super) fn put_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
 
 pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
     Some(Manifest {
+        generation: take_u64(input)?,
         epoch: take_u64(input)?,
         clock_us: take_i64(input)?,
         base: take_u64(input)?,

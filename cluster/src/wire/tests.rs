@@ -42,6 +42,7 @@ fn abort(kind: AbortKind) -> Abort {
 
 fn manifest() -> Manifest {
     Manifest {
+        generation: 3,
         epoch: 4,
         clock_us: -5,
         base: 6,
@@ -179,7 +180,7 @@ fn objects_come_back_and_damaged_ones_do_not() {
 
 #[test]
 fn lists_without_end_are_refused() {
-    let mut bytes = vec![8, 1, 0, 0, 0].repeat(100_000);
+    let mut bytes = [8, 1, 0, 0, 0].repeat(100_000);
     bytes.push(0);
     assert_eq!(take_value(&mut &bytes[..]), None);
     // Nor is memory taken for what is not there.

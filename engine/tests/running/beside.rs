@@ -1,6 +1,7 @@
 //! Reading goes on beside a slow disk, a full disk, and what has just been acknowledged.
 
 use super::*;
+use tidemill_engine::App;
 
 fn beside(act: impl FnOnce() + Send + 'static) -> tidemill_env::Handle {
     Env::real().threads.spawn("beside", Box::new(act)).unwrap()

@@ -1,6 +1,7 @@
 //! What an engine tells of itself.
 
 use super::*;
+use tidemill_engine::App;
 
 #[test]
 fn status_inspect_summary_of_a_running_and_of_a_stopped_engine() {

@@ -35,6 +35,9 @@ impl<S: Store> Node<S> {
                 }
             }
             emitted.sort_by(|a, b| a.0.cmp(&b.0));
+            for (nth, (stream, row)) in std::mem::take(&mut part.events).into_iter().enumerate() {
+                emitted.push(([nth as u32].into_iter().collect(), stream, row));
+            }
             let event = |(path, stream, row)| Event::Emitted { tid: tid as Tid, path, stream, row };
             out.events.extend(emitted.into_iter().map(event));
         }

@@ -133,6 +133,7 @@ impl<S: Store> Node<S> {
         let part = epoch.parts.get_mut(&tid).expect("it has a part");
         let declared = part.declared.as_ref().expect("it is declared");
         let result = self.program.run_declared(&declared.call, told);
+        let is_first = declared.owners.first().is_none_or(|first| *first == self.me);
         let mut verdict = Verdict::Abort;
         let (mut value, mut failure) = (None, None);
         match result {
@@ -148,11 +149,11 @@ impl<S: Store> Node<S> {
                     }
                 }
                 value = Some(changes.value.unwrap_or(Value::Null));
+                part.events = if is_first { changes.events } else { Vec::new() };
             }
             Err(abort) => failure = Some((Path::new(), abort) as (Path, Abort)),
         }
         let (share, home) = (declared.share, part.home);
-        let is_first = declared.owners.first().is_none_or(|first| *first == self.me);
         self.counters.calls += 1;
         if is_first && value.is_some() {
             self.send(home, Body::Reply { tid, path: Path::new(), value, calls: 1 }, out);

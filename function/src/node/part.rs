@@ -14,15 +14,20 @@ use crate::order::Path;
 use crate::program::{Activation, Call, Target};
 use crate::store::Stored;
 
+/// Calls by their places. Most maps have one, and a call has hundreds of bytes.
+pub(super) type Runs = BTreeMap<Path, Box<Invocation>>;
+
 /// What a node does of a transaction.
 pub(super) struct Part {
     pub home: NodeId,
     pub mode: Mode,
     /// The calls of this run, and of the last one.
-    pub runs: BTreeMap<Path, Invocation>,
-    pub before: BTreeMap<Path, Invocation>,
+    pub runs: Runs,
+    pub before: Runs,
     /// If its rows are known before it runs.
     pub declared: Option<DeclaredPart>,
+    /// What it emits then, where this node is the one that says so.
+    pub events: Vec<(StreamId, Row)>,
     /// The rows that this run has written here.
     pub written: Vec<(TableId, Key)>,
     /// How many calls this run has made here.
@@ -41,6 +46,7 @@ impl Part {
             runs: BTreeMap::new(),
             before: BTreeMap::new(),
             declared: None,
+            events: Vec::new(),
             written: Vec::new(),
             calls: 0,
             has_missed: false,

@@ -32,7 +32,7 @@ impl<S: Store> Node<S> {
         let epoch = running!(self);
         let part = epoch.parts.entry(tid).or_insert_with(|| Part::new(home, mode));
         part.mode = mode;
-        part.runs.insert(path.clone(), invocation);
+        part.runs.insert(path.clone(), Box::new(invocation));
         self.counters.calls += 1;
         self.enter(tid, path, out);
     }
@@ -61,11 +61,12 @@ impl<S: Store> Node<S> {
     pub(super) fn enter_cached(&mut self, tid: Tid, out: &mut Outbox) {
         let epoch = running!(self);
         let part = epoch.parts.get_mut(&tid).expect("it has a part");
-        let wishes: Vec<Wish> = part.before.values().flat_map(Invocation::wishes).collect();
+        let wishes: Vec<Wish> = part.before.values().flat_map(|before| before.wishes()).collect();
         if let Some(earlier) = epoch.gate.in_the_way(tid, &wishes) {
             return epoch.gate.wait(earlier, Waiter { tid, path: None });
         }
-        part.runs = part.before.iter().map(|(path, i)| (path.clone(), i.again())).collect();
+        part.runs =
+            part.before.iter().map(|(path, i)| (path.clone(), Box::new(i.again()))).collect();
         let paths: Vec<Path> = part.runs.keys().cloned().collect();
         self.counters.calls += paths.len() as u64;
         self.counters.cached += paths.len() as u64;
@@ -126,7 +127,8 @@ impl<S: Store> Node<S> {
                 there: &epoch.there,
                 written: &mut part.written,
                 calls: &mut part.calls,
-                cached: part.before.get(&path).filter(|_| part.mode == Mode::Cached),
+                cached: (part.before.get(&path).map(|before| &**before))
+                    .filter(|_| part.mode == Mode::Cached),
                 invocation: &mut invocation,
                 missed: None,
                 sends: &mut sends,
@@ -244,9 +246,7 @@ impl<S: Store> Turn<'_, S> {
                     let made = &self.invocation.children;
                     let is_wanted = |&n: &u32| made.get(n as usize).is_some_and(|c| c.wanted);
                     if !waits.iter().all(is_wanted) {
-                        let reason = "a function waits for a call that it did not want a reply of";
-                        let abort = Abort { kind: AbortKind::Fault, reason: reason.into() };
-                        return Some(Outcome::Failed(self.here(), abort));
+                        return Some(Outcome::Failed(self.here(), unwanted()));
                     }
                     self.invocation.awaited.extend(&waits);
                     self.invocation.waits = waits;
@@ -536,6 +536,16 @@ impl<S: Store> Context for Turn<'_, S> {
         }
     }
 
+    fn settled(&mut self, handle: Handle) -> Result<&Value, Stop> {
+        let child = self.invocation.children.get(handle.0 as usize);
+        if !child.is_some_and(|child| child.wanted) {
+            return Err(unwanted().into());
+        }
+        // Whether it is here is a matter of chance; that the function asked is not.
+        self.invocation.awaited.insert(handle.0);
+        self.answer(handle.0)
+    }
+
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Stop> {
         let row = self.functions.program().stored_output(stream, row)?;
         let (_, ordinal) = self.access()?;
@@ -555,6 +565,12 @@ impl<S: Store> Context for Turn<'_, S> {
     fn now_us(&self) -> i64 {
         self.clock_us
     }
+}
+
+/// Why a function fails that waits for what will never come.
+fn unwanted() -> Abort {
+    let reason = "a function waits for a call that it did not want a reply of";
+    Abort { kind: AbortKind::Fault, reason: reason.into() }
 }
 
 /// The key of a call as its table has it.

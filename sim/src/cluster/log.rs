@@ -14,7 +14,10 @@ pub(super) struct Log {
 
 #[derive(Default)]
 struct Partition {
+    /// All there have ever been, for the checkers.
     records: Vec<Record>,
+    /// Those before are not read any more.
+    first: u64,
     generation: u64,
 }
 
@@ -43,10 +46,17 @@ impl Log {
     }
 
     pub fn read(&self, topic: Topic, from: u64, limit: Option<usize>) -> Records {
+        let first = self.topics.get(&topic).map_or(0, |partition| partition.first);
+        let from = from.max(first);
         let there = self.records(topic).get(from as usize..).unwrap_or_default();
         let there = &there[..there.len().min(limit.unwrap_or(usize::MAX))];
         let upto = from + there.len() as u64;
         Records { records: (from..).zip(there.iter().cloned()).collect(), upto }
+    }
+
+    pub fn trim(&mut self, topic: Topic, below: u64) {
+        let partition = self.topics.entry(topic).or_default();
+        partition.first = partition.first.max(below);
     }
 
     pub fn records(&self, topic: Topic) -> &[Record] {

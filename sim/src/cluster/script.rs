@@ -49,6 +49,8 @@ enum Inst {
     },
     /// Awaits so many of the last calls that were wanted, at once.
     Await(usize),
+    /// The same, one after the other, as functions ask that are begun again for it.
+    Ask(usize),
     SkipIfOdd(usize),
     /// Back, so many times.
     Repeat {
@@ -157,7 +159,7 @@ impl Script {
     fn transfer(call: &Call, rows: &[Option<Arc<[Value]>>]) -> Result<Changes, Abort> {
         let n = |at: usize| rows[at].as_ref().map_or(5, |row| int(&row[1]));
         if let Some(request) = &rows[3] {
-            return Ok(Changes { rows: Vec::new(), value: Some(request[2].clone()) });
+            return Ok(Changes { value: Some(request[2].clone()), ..Changes::default() });
         }
         let (key, args) = (int(&call.key[0]), &call.args);
         let amount = int(&args[3]);
@@ -172,7 +174,8 @@ impl Script {
             (2, row(&[int(&args[2]), n(2) + 1])),
             (3, row(&[key, int(&args[0]), value])),
         ];
-        Ok(Changes { rows, value: Some(Value::Int(value)) })
+        let event = [key, value].into_iter().map(Value::Int).collect();
+        Ok(Changes { rows, value: Some(Value::Int(value)), events: vec![(EVENTS, event)] })
     }
 
     /// The same program for the reference: requests are events, in the order that they have. Its streams
@@ -264,7 +267,10 @@ fn random_function(dice: &mut Dice, count: u32, keys: i64) -> Vec<Inst> {
             15 | 16 if calls > 0 => {
                 let some = 1 + dice.below(calls as u64) as usize;
                 calls -= some;
-                code.push(Inst::Await(some));
+                code.push(match dice.chance(60) {
+                    true => Inst::Await(some),
+                    false => Inst::Ask(some),
+                });
             }
             17 if !code.is_empty() => {
                 let to = dice.below(code.len() as u64) as usize;
@@ -305,6 +311,7 @@ trait Memory {
     fn find(&mut self, table: TableId, leading: i64, limit: u32) -> Result<Vec<Vec<i64>>, Stop>;
     fn call(&mut self, call: Call, wanted: bool) -> Result<Self::Made, Stop>;
     fn reply(&self, made: Self::Made) -> Option<i64>;
+    fn settled(&mut self, made: Self::Made) -> Result<i64, Stop>;
     fn emit(&mut self, n: i64, acc: i64) -> Result<(), Stop>;
     fn now_us(&self) -> i64;
 }
@@ -392,6 +399,12 @@ impl<M: Copy> Machine<M> {
                     self.wanted.truncate(from);
                     self.acc = replies.into_iter().fold(self.acc, mix);
                 }
+                Inst::Ask(some) => {
+                    let from = self.wanted.len().saturating_sub(some);
+                    for made in self.wanted.split_off(from).into_iter().flatten() {
+                        self.acc = mix(self.acc, memory.settled(made)?);
+                    }
+                }
                 Inst::SkipIfOdd(some) if self.acc % 2 == 1 => self.at += some,
                 Inst::SkipIfOdd(_) => {}
                 Inst::Repeat { to, times } if self.repeated < times => {
@@ -471,6 +484,10 @@ impl Memory for OnNode<'_> {
 
     fn reply(&self, made: Handle) -> Option<i64> {
         self.0.reply(made).map(int)
+    }
+
+    fn settled(&mut self, made: Handle) -> Result<i64, Stop> {
+        self.0.settled(made).map(int)
     }
 
     fn emit(&mut self, n: i64, acc: i64) -> Result<(), Stop> {
@@ -625,6 +642,10 @@ impl Memory for OnTx<'_> {
         Some(self.replies[made])
     }
 
+    fn settled(&mut self, made: usize) -> Result<i64, Stop> {
+        Ok(self.replies[made])
+    }
+
     fn emit(&mut self, n: i64, acc: i64) -> Result<(), Stop> {
         Ok(self.tx.emit(EVENTS, &row_of(&[n, acc]))?)
     }
@@ -655,6 +676,9 @@ impl Opaque for Serial {
             let changes = Script::transfer(&call, &given)?;
             for (n, row) in changes.rows {
                 tx.put(rows[n as usize].0, &row.expect("transfers remove nothing"))?;
+            }
+            for (stream, event) in changes.events {
+                tx.emit(stream, &event)?;
             }
             changes.value.expect("transfers return something")
         } else if let Some(done) = tx.get(REQUESTS, &row_of(&[key, at(4)]))? {

@@ -148,6 +148,7 @@ impl World {
             form_us: 200 * MS,
             epoch_max: 1 + dice.below(12),
             snapshot_every: 2 + dice.below(6),
+            snapshot_us: 0,
             objects_max: 3 + dice.below(8) as usize,
             function: tidemill_function::Settings {
                 calls_max: CALLS_MAX,
@@ -513,6 +514,16 @@ impl World {
                 let object = self.store.get(&name).filter(|_| !fails).cloned();
                 let in_us = self.delay();
                 self.after(in_us, Happening::Deliver(by, Input::Got { token, object }));
+            }
+            Effect::Release { manifest, cuts } => {
+                self.log.trim(Topic::Cuts, cuts);
+                for (source, (input, output)) in
+                    manifest.inputs.iter().zip(&manifest.outputs).enumerate()
+                {
+                    self.log.trim(Topic::Input(source as u32), *input);
+                    self.log.trim(Topic::Output(source as u32), *output);
+                }
+                self.store.retain(|name, _| manifest.keeps(name));
             }
             Effect::Stop { why } => {
                 self.say(|| format!("{by:?} stops: {why}"));

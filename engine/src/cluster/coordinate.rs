@@ -1,0 +1,320 @@
+//! The coordinator of a cluster, with the app as its clients see it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use serde_json::json;
+use tidemill_cluster::Output;
+use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, Value};
+use tidemill_env::Env;
+use tidemill_function::{Call, Target};
+use tidemill_host::{Answer, CoordinatorProcess, Desk, FileLog, Shared, Status};
+use tidemill_place::partition_in;
+use tidemill_txn::program::{Abort, Program};
+
+use super::doors::store;
+use super::settings::shown;
+use super::{fingerprint, log_of, ClusterSettings};
+use crate::calls::{self, Procedure, Then};
+use crate::clients::{App, Health, Kept, News};
+use crate::followed::Changes;
+use crate::functions::{AppFunctions, Begins};
+use crate::requests::{is_hidden, Request};
+use crate::rings::Rings;
+use crate::serve;
+use crate::settings::Settings;
+use crate::spec::AppSpec;
+
+/// So long a row is waited for.
+const ROW_WAIT: Duration = Duration::from_secs(10);
+/// The file that says of which program a cluster's directory is.
+const PROGRAM: &str = "program";
+
+/// An app on several processes, at its coordinator.
+pub struct Cluster {
+    // Ends before what it hands its answers to.
+    desk: Desk,
+    coordinator: CoordinatorProcess,
+    functions: Arc<AppFunctions>,
+    program: Program,
+    settings: Settings,
+    procedures: BTreeMap<String, Procedure>,
+    told: Arc<Told>,
+    http: OnceLock<String>,
+}
+
+/// What has left.
+struct Told {
+    rings: Mutex<Rings>,
+    /// How much, and who waits for more.
+    count: Mutex<u64>,
+    more: Condvar,
+}
+
+impl Cluster {
+    /// Begins to form the cluster of whoever joins.
+    ///
+    /// # Errors
+    /// When a setting is wrong, something of the app does not run on several processes, its log can't be
+    /// opened or is of another app, or nobody can listen.
+    pub fn start(
+        spec: &AppSpec,
+        begins: Arc<dyn Begins>,
+        settings: &ClusterSettings,
+        secret: &[u8],
+        env: &Env,
+    ) -> Result<Cluster> {
+        let host = settings.host(spec, secret)?;
+        let functions = AppFunctions::new(spec, begins)?;
+        let program = spec.program.clone();
+        same_program(&settings.dir, fingerprint(spec), env)?;
+        let log = Arc::new(FileLog::open(env, settings.dir.join("log"), log_of(&host.cluster))?);
+        let shared = Shared { log: log.clone(), store: store(settings, env)? };
+        let sources = settings.sources;
+        let coordinator = CoordinatorProcess::start(env, host, shared, Some(log.clone()))?;
+        let told = Arc::new(Told {
+            rings: Mutex::new(Rings::of_emitted(&program, &spec.settings)),
+            count: Mutex::new(0),
+            more: Condvar::new(),
+        });
+        let (hears, of) = (told.clone(), program.clone());
+        let listener = move |_: u32, output: &Output| hears.take(&of, output);
+        let desk = Desk::open(env, log, sources, Some(Arc::new(listener)));
+        Ok(Cluster {
+            desk,
+            coordinator,
+            functions,
+            procedures: calls::procedures(&program),
+            program,
+            settings: spec.settings.clone(),
+            told,
+            http: OnceLock::new(),
+        })
+    }
+
+    /// Where workers join it.
+    pub fn address(&self) -> String {
+        self.coordinator.address().to_string()
+    }
+
+    /// What it is doing.
+    pub fn status(&self) -> Status {
+        self.coordinator.status()
+    }
+
+    /// The same for programs: members, epochs, and for each source how many requests are there that no cut has.
+    pub fn said(&self) -> serde_json::Value {
+        let Status { generation, members, epoch, snapshot, sources, refused, ended } =
+            self.status();
+        let member = |(peer, at)| json!({"worker": shown(peer), "address": format!("{at}")});
+        let lag: Vec<u64> = sources.iter().map(|(there, cut)| there.saturating_sub(*cut)).collect();
+        json!({
+            "app": self.program.name, "generation": generation,
+            "members": members.into_iter().map(member).collect::<Vec<_>>(),
+            "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag,
+            "requests_open": self.desk.open_requests(),
+            "refused": refused, "ended": ended, "coordinator": self.address(),
+            "http": self.http.get(),
+        })
+    }
+
+    fn ask(
+        &self,
+        partition: tidemill_place::Partition,
+        call: Call,
+        then: tidemill_durable::Then<Answer>,
+    ) {
+        self.desk.call(self.desk.source_of(partition), call, then);
+    }
+
+    fn partition(&self, table: TableId, key: &[Value]) -> tidemill_place::Partition {
+        partition_in(&self.program.tables[table.index()], &Key::of(key))
+    }
+}
+
+/// Refuses a directory that another program has written: replay would come to something else.
+fn same_program(dir: &Path, program: u128, env: &Env) -> Result<()> {
+    let failed = |e: &std::io::Error| Error::io(format!("the directory {}", dir.display()), e);
+    env.disk.create_dir_all(dir).map_err(|e| failed(&e))?;
+    let (path, own) = (dir.join(PROGRAM), format!("{program:032x}\n"));
+    let mut found = String::new();
+    match env.disk.open_read(&path) {
+        Ok(mut file) => {
+            std::io::Read::read_to_string(&mut file, &mut found).map_err(|e| failed(&e))?;
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(&error)),
+    }
+    if found == own {
+        return Ok(());
+    }
+    if !found.is_empty() {
+        let what = format!("{} is the directory of another program", dir.display());
+        return Err(Error::setting(what).help(
+            "what is recorded there has to be executed by the program that it was recorded for: start that \
+             one, or give another directory",
+        ));
+    }
+    let temporary = dir.join(format!("{PROGRAM}.new"));
+    let write = || {
+        let mut file = env.disk.create(&temporary)?;
+        std::io::Write::write_all(&mut file, own.as_bytes())?;
+        file.sync()?;
+        env.disk.rename(&temporary, &path)?;
+        env.disk.sync_dir(dir)
+    };
+    write().map_err(|e| failed(&e))
+}
+
+impl Told {
+    fn take(&self, program: &Program, output: &Output) {
+        if let Output::Event { stream, row, .. } = output {
+            if let Some(stream) = program.streams.get(stream.index()) {
+                let batch = Batch::from_rows(stream.spec.schema.clone(), [&row[..]]);
+                self.rings.lock().push(&stream.spec.name, &batch);
+            }
+        }
+        *self.count.lock() += 1;
+        self.more.notify_all();
+    }
+}
+
+impl App for Cluster {
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn name(&self) -> &str {
+        &self.program.name
+    }
+
+    fn procedures(&self) -> &BTreeMap<String, Procedure> {
+        &self.procedures
+    }
+
+    fn tables(&self) -> Vec<&TableSpec> {
+        self.program.tables.iter().filter(|table| !is_hidden(&table.name)).collect()
+    }
+
+    fn streams(&self) -> Vec<(String, Arc<Schema>)> {
+        self.told.rings.lock().streams()
+    }
+
+    fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<Kept> {
+        serve::ring(&self.told.rings.lock(), stream).map(|ring| ring.kept(from, rows_max))
+    }
+
+    fn changes(&self, table: &str, _: u64) -> Result<Changes> {
+        Err(Error::program(format!(
+            "changes of table {table} can't be followed on several processes yet"
+        ))
+        .help("let its functions emit what others want to know"))
+    }
+
+    fn news(&self, seen: News, timeout_us: u64) -> News {
+        let mut count = self.told.count.lock();
+        if *count == seen.epoch {
+            self.told.more.wait_for(&mut count, Duration::from_micros(timeout_us));
+        }
+        News { epoch: *count, over: self.status().ended.is_some() }
+    }
+
+    fn health(&self) -> Health {
+        let mut said = self.said();
+        let ready = said["ended"].is_null() && said["generation"] != 0;
+        said["live"] = said["ended"].is_null().into();
+        Health { ready, said }
+    }
+
+    fn metrics(&self) -> String {
+        let Status { generation, members, epoch, snapshot, sources, .. } = self.status();
+        let lag: u64 = sources.iter().map(|(there, cut)| there.saturating_sub(*cut)).sum();
+        let mut text = String::new();
+        for (name, kind, help, value) in [
+            ("generation", "gauge", "The generation that runs; 0 when none does.", generation),
+            ("workers", "gauge", "Its members.", members.len() as u64),
+            ("epoch", "counter", "The last cut.", epoch),
+            ("snapshot_epoch", "gauge", "The epoch of the last snapshot.", snapshot),
+            ("lag", "gauge", "Requests that no cut has.", lag),
+            (
+                "requests_open",
+                "gauge",
+                "Requests without replies.",
+                self.desk.open_requests() as u64,
+            ),
+        ] {
+            let _ = writeln!(
+                text,
+                "# HELP tidemill_cluster_{name} {help}\n# TYPE tidemill_cluster_{name} {kind}\n\
+                 tidemill_cluster_{name} {value}"
+            );
+        }
+        text
+    }
+
+    fn answers_at(&self, address: &str) {
+        // Nobody else has set it, or it is the same.
+        let _ = self.http.set(address.to_owned());
+    }
+
+    fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {
+        let number = self.program.tables.iter().position(|spec| *spec.name == *table);
+        let Some(number) = number else {
+            return Err(Error::program(format!("there is no table {table}")));
+        };
+        let table = TableId(number as u16);
+        let refused = |abort: Abort| Error::input(abort.reason);
+        let key = self.program.stored_key(table, key).map_err(refused)?;
+        let (tell, told) = channel();
+        let partition = self.partition(table, &key);
+        let call = Call { target: Target::Get, table, key: key.into(), args: [].into() };
+        self.ask(partition, call, Box::new(move |answer| drop(tell.send(answer))));
+        match told.recv_timeout(ROW_WAIT) {
+            Ok(Answer::Returned(Value::List(row))) => Ok(Some(row.to_vec().into())),
+            Ok(Answer::Returned(_)) => Ok(None),
+            Ok(Answer::Aborted(reason)) => Err(Error::input(reason)),
+            Ok(Answer::Unknown) | Err(_) => Err(Error::resource("no worker answers now")
+                .help("start one, or wait until those that are there have recovered")),
+        }
+    }
+
+    fn call_then(
+        &self,
+        procedure: &str,
+        arguments: Batch,
+        request: Option<Request>,
+        then: Then,
+    ) -> Result<()> {
+        if request.is_some() {
+            return Err(
+                Error::input("several processes take no request ids yet").help("call without one")
+            );
+        }
+        let row = arguments.row(0);
+        let call = self.functions.call(procedure, &row)?;
+        let key = self.program.stored_key(call.table, &call.key);
+        let partition = self.partition(call.table, &key.map_err(|e| Error::input(e.reason))?);
+        let (functions, of) = (self.functions.clone(), call.clone());
+        let answered = move |answer| {
+            let outcome = match answer {
+                Answer::Returned(value) => Ok(value),
+                Answer::Aborted(reason) => Err(Abort::refused(reason)),
+                Answer::Unknown => {
+                    return then(Err(Error::resource(
+                        "nobody knows whether the call was recorded",
+                    )
+                    .help("look at what it would have changed before calling again")));
+                }
+            };
+            then(Ok(functions.replied(&of, outcome).0));
+        };
+        self.ask(partition, call, Box::new(answered));
+        Ok(())
+    }
+}

@@ -1,0 +1,31 @@
+//! An app on several processes: what its coordinator's process and its workers' processes are made of.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `settings` | what may be chosen |
+//! | `doors` | the log and the store that the settings name |
+//! | `coordinate` | the coordinator, with the app as clients see it |
+//! | `join` | a worker |
+
+mod coordinate;
+mod doors;
+mod join;
+mod settings;
+
+pub use coordinate::Cluster;
+pub use join::join;
+pub use settings::ClusterSettings;
+
+use tidemill_core::encode::hash128;
+
+use crate::spec::AppSpec;
+
+/// What tells one app from another, for its processes.
+fn fingerprint(spec: &AppSpec) -> u128 {
+    crate::fingerprint::of(&crate::fingerprint::text(&spec.program))
+}
+
+/// What tells the log of one cluster from another's: its name, because its app may change.
+fn log_of(name: &str) -> u128 {
+    hash128(name.as_bytes())
+}

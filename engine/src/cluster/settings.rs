@@ -1,0 +1,152 @@
+//! What may be chosen of a cluster. All its processes are given the same, but for where they listen.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{Error, Result};
+use tidemill_env::Addr;
+use tidemill_host::Settings as Host;
+use tidemill_mesh::{Peer, Secret};
+
+use crate::spec::AppSpec;
+
+/// A machine is told the time so often in a beat.
+const TICKS: u64 = 4;
+/// Bytes of a secret, at least.
+const SECRET_BYTES_MIN: usize = 16;
+
+/// Settings of a cluster. Unknown ones are errors.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterSettings {
+    /// Its name; the app's where none is given.
+    pub name: Option<String>,
+    /// Where this process listens for the others.
+    pub listen: String,
+    /// Where the others reach it, where that is elsewhere.
+    pub advertised: Option<String>,
+    /// The coordinator's directory, with the log that it serves, and snapshots that are nowhere else.
+    pub dir: PathBuf,
+    /// A directory that all processes see, where snapshots are stored.
+    pub snapshots: Option<String>,
+    /// Sources: requests come in by so many ways, each in an order of its own. Never another number in the
+    /// life of a log.
+    pub sources: u32,
+    /// Who is silent for so long is lost.
+    pub lease_us: u64,
+    /// So often a worker says that it lives.
+    pub beat_us: u64,
+    /// A generation that has not begun by then gives way to the next.
+    pub form_us: u64,
+    /// So many requests of a source are in one epoch at most.
+    pub epoch_rows_max: u64,
+    /// Snapshots are so long apart at least.
+    pub snapshot_us: u64,
+    /// After so many objects a snapshot is a whole one.
+    pub snapshot_objects_max: usize,
+}
+
+impl Default for ClusterSettings {
+    fn default() -> ClusterSettings {
+        ClusterSettings {
+            name: None,
+            listen: "127.0.0.1:0".into(),
+            advertised: None,
+            dir: PathBuf::from("cluster.tidemill"),
+            snapshots: None,
+            sources: 8,
+            lease_us: 2_000_000,
+            beat_us: 100_000,
+            form_us: 10_000_000,
+            epoch_rows_max: 4_000,
+            snapshot_us: 1_000_000,
+            snapshot_objects_max: 100,
+        }
+    }
+}
+
+impl ClusterSettings {
+    /// The name of the cluster.
+    pub(super) fn name(&self, spec: &AppSpec) -> String {
+        self.name.clone().unwrap_or_else(|| spec.program.name.to_string())
+    }
+
+    /// What a process is started with, checked.
+    ///
+    /// # Errors
+    /// What is wrong, and how to mend it.
+    pub(super) fn host(&self, spec: &AppSpec, secret: &[u8]) -> Result<Host> {
+        let wrong = |what: String, help: &str| Err(Error::setting(what).help(help.to_owned()));
+        let name = self.name(spec);
+        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        if name.is_empty() || !name.chars().all(fits) {
+            let what =
+                format!("the cluster is called '{name}', which can't begin names of objects");
+            return wrong(what, "give it a name of ASCII letters, digits, - and _");
+        }
+        if secret.len() < SECRET_BYTES_MIN {
+            let what = format!("the cluster's secret has {} bytes", secret.len());
+            return wrong(
+                what,
+                "give at least 16 bytes that nobody can guess: `openssl rand -hex 32`",
+            );
+        }
+        if self.sources == 0 || self.sources > 4096 {
+            return wrong(format!("{} sources", self.sources), "give 1 to 4096");
+        }
+        if self.beat_us == 0 || self.lease_us < 3 * self.beat_us {
+            let what = format!("lease_us is {}, and beat_us {}", self.lease_us, self.beat_us);
+            return wrong(what, "a lease is three beats long at least: one may be late");
+        }
+        if self.epoch_rows_max == 0 || self.form_us == 0 {
+            return wrong("epoch_rows_max or form_us is 0".into(), "give a positive number");
+        }
+        let listen = address("listen", &self.listen)?;
+        let advertised =
+            self.advertised.as_deref().map(|at| address("advertised", at)).transpose()?;
+        let is_open = |at: &Addr| at.tcp().is_ok_and(|at| at.ip().is_unspecified());
+        if is_open(&listen) && advertised.is_none() {
+            return wrong(
+                format!(
+                    "at {listen} a process listens on all addresses, and others reach it by one"
+                ),
+                "say which: advertised",
+            );
+        }
+        Ok(Host {
+            cluster: name,
+            secret: Secret::new(secret),
+            app: super::fingerprint(spec),
+            listen,
+            advertised,
+            machine: tidemill_cluster::Settings {
+                sources: self.sources,
+                lease_us: self.lease_us,
+                beat_us: self.beat_us,
+                form_us: self.form_us,
+                epoch_max: self.epoch_rows_max,
+                snapshot_every: 1,
+                snapshot_us: self.snapshot_us,
+                objects_max: self.snapshot_objects_max,
+                function: tidemill_function::Settings {
+                    seed: spec.program.seed,
+                    ..tidemill_function::Settings::default()
+                },
+            },
+            tick_us: (self.beat_us / TICKS).max(1_000),
+        })
+    }
+}
+
+/// An address that a setting gives.
+pub(super) fn address(setting: &str, text: &str) -> Result<Addr> {
+    text.parse().map_err(|_| {
+        Error::setting(format!("{setting} is '{text}', which is no address"))
+            .help("give one with a port, as 127.0.0.1:7400, or with port 0 for a free one")
+    })
+}
+
+/// The number of a process, as people read it.
+pub(super) fn shown(peer: Peer) -> String {
+    format!("{:08x}", peer.0)
+}

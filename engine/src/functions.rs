@@ -1,0 +1,301 @@
+//! The functions of an app as nodes run them (`tidemill_function`): entities' functions, procedures that are
+//! called, and handlers of single events. Each call and each event is a [`Call`]; where it runs is where its
+//! entity lives, or, where it has none, chance that is the same everywhere: a hash of what it is given.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_core::{
+    encode, DataType, Error, Keeps, Key, Result, Row, StreamId, StreamTime, TableId, TableSpec,
+    Value,
+};
+use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
+use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Takes};
+use tidemill_txn::reference;
+
+use crate::calls::Reply;
+use crate::spec::AppSpec;
+
+/// What begins functions that find their accesses by running.
+pub trait Begins: Send + Sync {
+    /// Begins a function, by its place among [`Program::opaques`]. Of a request, it returns what the reply has:
+    /// the one value of the row, or null. Other calls of it return whatever their callers understand.
+    fn begin(
+        &self,
+        function: usize,
+        call: &Call,
+        is_request: bool,
+    ) -> Result<Box<dyn Activation>, Abort>;
+}
+
+/// An app's program as nodes see it.
+pub struct AppFunctions {
+    program: Program,
+    /// By handler: the table of its entity, if it is a function of one.
+    entities: Vec<Option<TableId>>,
+    /// Handlers that clients call, by name.
+    called: BTreeMap<String, usize>,
+    begins: Arc<dyn Begins>,
+}
+
+/// The call of an entity's function by another function. Requests of clients have another target.
+pub fn inner(handler: usize) -> Target {
+    Target::Function(2 * handler as u32)
+}
+
+fn request(handler: usize) -> Target {
+    Target::Function(2 * handler as u32 + 1)
+}
+
+/// The handler that a call is of, and whether it is a request.
+fn handler_of(target: Target) -> Option<(usize, bool)> {
+    match target {
+        Target::Function(number) => Some((number as usize / 2, number % 2 == 1)),
+        _ => None,
+    }
+}
+
+impl AppFunctions {
+    /// Those of an app, or what of it does not run on several nodes yet.
+    ///
+    /// # Errors
+    /// A program error that names it, and the user's line.
+    pub fn new(spec: &AppSpec, begins: Arc<dyn Begins>) -> Result<Arc<AppFunctions>> {
+        let program = &spec.program;
+        program.check()?;
+        refused(spec)?;
+        let mut entities = vec![None; program.handlers.len()];
+        for decl in &spec.functions {
+            let is_it = |handler: &Handler| *handler.name == *decl.handler;
+            let handler = program.handlers.iter().position(is_it);
+            let table = usize::from(decl.table) < program.tables.len();
+            let (Some(handler), true) = (handler, table) else {
+                return Err(Error::internal(format!("{} is no function here", decl.handler)));
+            };
+            entities[handler] = Some(TableId(decl.table));
+        }
+        if program.tables.is_empty() && !program.handlers.is_empty() {
+            return Err(Error::program("an app without tables has nothing to share")
+                .help("run it in one process"));
+        }
+        let called = |(number, handler): (usize, &Handler)| {
+            program.calls.contains(&handler.input).then(|| (handler.name.to_string(), number))
+        };
+        let called = program.handlers.iter().enumerate().filter_map(called).collect();
+        let program = program.clone();
+        Ok(Arc::new(AppFunctions { program, entities, called, begins }))
+    }
+
+    /// A client's call of a procedure or an entity's function by its name, with a value for each column of
+    /// its stream of calls.
+    ///
+    /// # Errors
+    /// When there is none of this name, or the row has other columns.
+    pub fn call(&self, name: &str, row: &[Value]) -> Result<Call> {
+        let Some(&handler) = self.called.get(name) else {
+            let known: Vec<&str> = self.called.keys().map(String::as_str).collect();
+            return Err(Error::program(format!("there is no procedure {name}"))
+                .help(format!("there are {}", known.join(", "))));
+        };
+        self.made(handler, row)
+    }
+
+    /// The transactions of an event, in the order of the handlers on its stream.
+    ///
+    /// # Errors
+    /// When the row has other columns than the stream.
+    pub fn event(&self, stream: StreamId, row: &[Value]) -> Result<Vec<Call>> {
+        self.program.handlers_on(stream).map(|handler| self.made(handler, row)).collect()
+    }
+
+    fn made(&self, handler: usize, row: &[Value]) -> Result<Call> {
+        let stream = &self.program.streams[self.program.handlers[handler].input.index()].spec;
+        if row.len() != stream.schema.len() {
+            let (columns, given) = (stream.schema.len(), row.len());
+            let what = format!("{} has {columns} columns, but {given} were given", stream.name);
+            return Err(Error::program(what));
+        }
+        let target = request(handler);
+        if let Some(table) = self.entities[handler] {
+            let (key, args) = row.split_at(self.program.tables[table.index()].key.len());
+            return Ok(Call { target, table, key: key.into(), args: args.into() });
+        }
+        // One whose rows are known is told to their owners; it comes in anywhere.
+        let table = TableId(0);
+        let key = placed(&self.program.tables[0], handler, row);
+        Ok(Call { target, table, key: key.into(), args: row.into() })
+    }
+
+    /// The row of the stream that a request came by, as it came.
+    fn row(&self, handler: usize, call: &Call) -> Vec<Value> {
+        let key = match self.entities[handler] {
+            Some(_) => &call.key[..],
+            None => &[],
+        };
+        key.iter().chain(call.args.iter()).cloned().collect()
+    }
+
+    /// What a request's caller is told of what it came to, and the event that tells all others: what it
+    /// returned, or that it was aborted. That event is the last of its transaction.
+    pub fn replied(
+        &self,
+        call: &Call,
+        outcome: std::result::Result<Value, Abort>,
+    ) -> (Reply, Option<(StreamId, Row)>) {
+        let Some((number, true)) = handler_of(call.target) else {
+            unreachable!("requests are made here")
+        };
+        let handler = &self.program.handlers[number];
+        match outcome {
+            Err(abort) => {
+                let row = self.row(number, call);
+                let event = self.program.abort_event(number, &row, &abort.reason);
+                (Reply::Aborted(abort.reason), Some((handler.aborted, event.into())))
+            }
+            Ok(Value::Null) => (Reply::Returned(None), None),
+            Ok(value) => {
+                let row: Row = [value].into();
+                let event = handler.output.map(|output| (output, row.clone()));
+                (Reply::Returned(Some(row)), event)
+            }
+        }
+    }
+}
+
+impl Functions for AppFunctions {
+    fn program(&self) -> &Program {
+        &self.program
+    }
+
+    fn begin(&self, call: &Call) -> std::result::Result<Box<dyn Activation>, Abort> {
+        let found = handler_of(call.target);
+        let body = found.and_then(|(number, is_request)| {
+            let handler = self.program.handlers.get(number)?;
+            match handler.body {
+                Body::Opaque(function) => Some((function, is_request)),
+                _ => None,
+            }
+        });
+        match body {
+            Some((function, is_request)) => self.begins.begin(function, call, is_request),
+            None => Err(Abort::refused("there is no such function")),
+        }
+    }
+
+    fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
+        let (handler, _) = handler_of(call.target)?;
+        let rows = reference::mentions(&self.program, handler, &call.args)?;
+        Some(rows.into_iter().map(|(table, key, writes)| RowAt { table, key, writes }).collect())
+    }
+
+    fn run_declared(
+        &self,
+        call: &Call,
+        rows: &[Option<Arc<[Value]>>],
+    ) -> std::result::Result<Changes, Abort> {
+        let (handler, _) = handler_of(call.target).expect("it is declared");
+        let known = reference::mentions(&self.program, handler, &call.args).expect("it is");
+        let given = known.iter().zip(rows);
+        let given = given.map(|((table, key, _), row)| (*table, key.clone(), row.as_deref()));
+        let (written, events) = reference::alone(&self.program, handler, &call.args, given)?;
+        let place = |table: TableId, key: &Key| {
+            let is_it = |(t, k, _): &reference::Mentioned| (*t, k) == (table, key);
+            known.iter().position(is_it).expect("it writes rows that it mentions") as u32
+        };
+        let rows = written.into_iter().map(|(table, key, row)| (place(table, &key), row));
+        Ok(Changes { rows: rows.collect(), value: None, events })
+    }
+}
+
+/// A key of a table, made of what a call without an entity is given.
+fn placed(spec: &TableSpec, handler: usize, row: &[Value]) -> Vec<Value> {
+    let mut bytes = vec![handler as u8];
+    row.iter().for_each(|value| encode::value(value, &mut bytes));
+    let hash = encode::hash128(&bytes);
+    let value = |column: &usize| match &spec.schema.columns[*column].ty {
+        DataType::Int => Value::Int((hash >> 2) as i64 & i64::MAX),
+        DataType::Float => Value::Float((hash as u32).into()),
+        DataType::Bool => Value::Bool(hash & 1 == 1),
+        DataType::Str => Value::str(&format!("{hash:x}")),
+        DataType::Bytes => Value::Bytes(hash.to_le_bytes().as_slice().into()),
+        DataType::Timestamp => Value::Timestamp(hash as u32 as i64),
+        DataType::Decimal(scale) => Value::Decimal(hash as u32 as i64, *scale),
+        DataType::List(_) => Value::List([].into()),
+        DataType::Any => Value::Any([0xc0].as_slice().into()),
+    };
+    spec.key.iter().map(value).collect()
+}
+
+/// What of an app does not run on several nodes yet.
+fn refused(spec: &AppSpec) -> Result<()> {
+    let program = &spec.program;
+    let refuse = |what: String, at: &str| {
+        Err(Error::program(format!("{what}: that does not run on several processes yet"))
+            .help("run the app in one process")
+            .at(at.to_string()))
+    };
+    if let Some(trigger) = program.triggers.first() {
+        return refuse(format!("{} is a trigger", trigger.name), &trigger.at);
+    }
+    if let Some(window) = program.windows.first() {
+        let owner = &program.handlers[window.owner.index()];
+        return refuse(format!("{} owns window {}", owner.name, window.name), &owner.at);
+    }
+    if let Some(timer) = program.timers.first() {
+        let stream = &program.streams[timer.stream.index()].spec;
+        return refuse(format!("the clock sends into {}", stream.name), &stream.at);
+    }
+    if let Some(nested) = program.nested.first() {
+        return refuse(format!("{} is a nested transaction", nested.name), &nested.at);
+    }
+    if let Some(external) = spec.externals.first() {
+        return refuse(format!("table {} asks for work outside", external.outbox), &external.at);
+    }
+    if spec.settings.deadline_us > 0 {
+        return Err(Error::setting("deadline_us is set: several processes have no deadline yet")
+            .help("leave it out, or run the app in one process"));
+    }
+    for table in &program.tables {
+        if let Some(Keeps::Index { of, .. }) = table.keeps {
+            let of = &program.tables[of.index()].name;
+            return refuse(format!("{} is an index of table {of}", table.name), &table.at);
+        }
+        if table.history.is_some() {
+            return refuse(format!("table {} keeps versions of its rows", table.name), &table.at);
+        }
+    }
+    for number in 0..program.handlers.len() {
+        let handler = &program.handlers[number];
+        let stream = &program.streams[handler.input.index()];
+        let (name, input) = (&handler.name, &stream.spec.name);
+        let what = if handler.takes != Takes::Each || stream.batch.is_some() {
+            format!("{name} takes batches of events")
+        } else if stream.origin != Origin::Input {
+            format!("{name} takes events of {input}, which the app makes")
+        } else if stream.spec.time != StreamTime::Arrival {
+            format!("{name} takes events of {input} in the order of their times")
+        } else if matches!(handler.body, Body::Native(_)) {
+            format!("{name} is a closure")
+        } else if matches!(handler.body, Body::Declared(_)) {
+            if reference::reads_versions(program, number) {
+                format!("{name} reads a window over versions of a row")
+            } else if reference::ranges(program, number) {
+                format!("{name} reads a range of rows")
+            } else if !reference::keys_are_known(program, number) {
+                format!("{name} finds rows by keys that it reads")
+            } else {
+                continue;
+            }
+        } else {
+            continue;
+        };
+        let mut error = refuse(what, &handler.at).expect_err("it is refused");
+        if matches!(handler.body, Body::Declared(_)) && stream.origin == Origin::Input {
+            error = error.help(
+                "say opaque=True and it finds its rows by running, or run the app in one process",
+            );
+        }
+        return Err(error);
+    }
+    Ok(())
+}

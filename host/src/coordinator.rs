@@ -1,0 +1,191 @@
+//! The process of a coordinator.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+use tidemill_cluster::{Coordinator, Input, Packet};
+use tidemill_core::{Error, Result};
+use tidemill_env::{Addr, Env, Handle};
+use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
+
+use crate::drive::{address, drive, Doors, Seen};
+use crate::inbox::Inbox;
+use crate::served::{serve, FileLog};
+use crate::word::Word;
+use crate::{Settings, Shared, COORDINATOR};
+
+/// So many refusals are remembered.
+const REFUSALS: usize = 16;
+
+/// What a cluster is doing.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// The generation that runs; 0 when none does.
+    pub generation: u64,
+    /// Its members, and where they are.
+    pub members: Vec<(Peer, Addr)>,
+    /// The last cut, and the snapshot that a recovery would go back to.
+    pub epoch: u64,
+    /// The epoch of that snapshot.
+    pub snapshot: u64,
+    /// For each source what can be read, and what has been cut.
+    pub sources: Vec<(u64, u64)>,
+    /// Who was turned away last, and why.
+    pub refused: Vec<String>,
+    /// Why it has ended, if it has.
+    pub ended: Option<String>,
+}
+
+/// A coordinator that runs.
+pub struct CoordinatorProcess {
+    mesh: Arc<Mesh>,
+    told: Arc<Told>,
+    thread: Mutex<Option<Handle>>,
+}
+
+/// What its threads share.
+struct Told {
+    inbox: Arc<Inbox>,
+    served: Option<Arc<FileLog>>,
+    mesh: OnceLock<Weak<Mesh>>,
+    directory: Mutex<BTreeMap<Peer, Addr>>,
+    refused: Mutex<VecDeque<String>>,
+    status: Mutex<Status>,
+}
+
+impl CoordinatorProcess {
+    /// Begins to listen, and to form generations of whoever comes. `served` is the log that it serves to the
+    /// others, if they have none of their own.
+    ///
+    /// # Errors
+    /// When nobody can listen there.
+    pub fn start(
+        env: &Env,
+        settings: Settings,
+        shared: Shared,
+        served: Option<Arc<FileLog>>,
+    ) -> Result<CoordinatorProcess> {
+        let inbox = Arc::new(Inbox::default());
+        let told = Arc::new(Told {
+            inbox: inbox.clone(),
+            served,
+            mesh: OnceLock::new(),
+            directory: Mutex::default(),
+            refused: Mutex::default(),
+            status: Mutex::default(),
+        });
+        let mesh = Mesh::listen(env, &settings.listen, settings.mesh(COORDINATOR), told.clone())?;
+        let mesh = Arc::new(mesh);
+        let _ = told.mesh.set(Arc::downgrade(&mesh));
+        let prefix = settings.cluster.clone();
+        let doors = Doors { env: env.clone(), mesh: mesh.clone(), shared, inbox, prefix };
+        let own = told.clone();
+        let body = move || {
+            let mut machine = Coordinator::new(settings.machine);
+            let why = drive(&mut machine, &doors, settings.tick_us, &mut |machine, seen| {
+                own.seen(machine, &doors.mesh, &seen);
+            });
+            own.status.lock().ended.get_or_insert_with(|| why.unwrap_or("it was ended").into());
+            doors.inbox.close();
+        };
+        let thread = env.threads.spawn("coordinator", Box::new(body));
+        let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
+        let thread = Mutex::new(Some(thread));
+        Ok(CoordinatorProcess { mesh, told, thread })
+    }
+
+    /// Where workers reach it.
+    pub fn address(&self) -> Addr {
+        self.mesh.address()
+    }
+
+    /// What it is doing.
+    pub fn status(&self) -> Status {
+        let mut status = self.told.status.lock().clone();
+        status.refused = self.told.refused.lock().iter().cloned().collect();
+        status
+    }
+}
+
+impl Drop for CoordinatorProcess {
+    fn drop(&mut self) {
+        self.told.inbox.close();
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Told {
+    fn seen(&self, machine: &Coordinator, mesh: &Mesh, seen: &Seen<'_>) {
+        match seen {
+            // Whoever is to be a member hears first where the others are.
+            Seen::Sends(to, Packet::Form(_)) => {
+                let peers = self.directory.lock().clone().into_iter().collect();
+                // Nothing is locked while it is sent: it may be told at once that the link is down.
+                mesh.send(*to, Lane::Urgent, Word::Directory(peers).bytes());
+            }
+            Seen::Sends(..) => {}
+            Seen::Tick | Seen::Turn => {
+                let failed = self.served.as_ref().and_then(|log| log.failed());
+                if let Some(error) = failed {
+                    // What is durable is not known any more.
+                    self.status.lock().ended = Some(error.to_string());
+                    return self.inbox.close();
+                }
+                let found = machine.progress();
+                let mut status = self.status.lock();
+                let directory = self.directory.lock();
+                let at = |member: &tidemill_cluster::Member| {
+                    let peer = Peer(member.0);
+                    Some((peer, directory.get(&peer)?.clone()))
+                };
+                status.generation = found.generation;
+                status.members = found.members.iter().filter_map(at).collect();
+                (status.epoch, status.snapshot) = (found.epoch, found.snapshot);
+                status.sources = found.sources;
+            }
+        }
+    }
+}
+
+impl Sink for Told {
+    fn take(&self, event: Event) {
+        match event {
+            Event::Up { peer, address } => {
+                self.directory.lock().insert(peer, address);
+            }
+            Event::Message { peer, bytes } => {
+                let nobody = Weak::new();
+                let mesh = self.mesh.get().unwrap_or(&nobody);
+                let word = Word::of(&bytes);
+                let word = match (word, &self.served) {
+                    (Some(word), Some(log)) => serve(log, mesh, peer, word),
+                    (Some(word), None) => Some(word),
+                    (None, _) => {
+                        // It knows the secret, and speaks another language.
+                        if let Some(mesh) = mesh.upgrade() {
+                            mesh.unlink(peer);
+                        }
+                        return;
+                    }
+                };
+                if let Some(Word::Packets(packets)) = word {
+                    let from = address(peer);
+                    let inputs = packets.into_iter().map(|packet| Input::Packet { from, packet });
+                    self.inbox.push_all(inputs);
+                }
+            }
+            Event::Down { peer, .. } => {
+                self.directory.lock().remove(&peer);
+                self.inbox.push(Input::Broken { to: address(peer) });
+            }
+            Event::Refused { why, .. } => {
+                let mut refused = self.refused.lock();
+                refused.truncate(REFUSALS - 1);
+                refused.push_front(why);
+            }
+        }
+    }
+}

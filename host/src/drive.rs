@@ -1,0 +1,175 @@
+//! Hands a machine what happens, and does what it wants done.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_cluster::wire::{put_object, take_object};
+use tidemill_cluster::{Address, Coordinator, Effect, Input, Manifest, Packet, Topic, Worker};
+use tidemill_env::Env;
+use tidemill_mesh::{Lane, Mesh, Peer};
+
+use crate::inbox::Inbox;
+use crate::word::Word;
+use crate::{Shared, COORDINATOR};
+
+/// So long a read waits for requests to come, in microseconds.
+const READ_WAIT_US: u64 = 1_000_000;
+
+/// A state machine.
+pub(crate) trait Machine {
+    /// Takes what has happened.
+    fn handle(&mut self, input: Input, effects: &mut Vec<Effect>);
+}
+
+impl Machine for Worker {
+    fn handle(&mut self, input: Input, effects: &mut Vec<Effect>) {
+        Worker::handle(self, input, effects);
+    }
+}
+
+impl Machine for Coordinator {
+    fn handle(&mut self, input: Input, effects: &mut Vec<Effect>) {
+        Coordinator::handle(self, input, effects);
+    }
+}
+
+/// All that a machine can reach.
+pub(crate) struct Doors {
+    pub env: Env,
+    pub mesh: Arc<Mesh>,
+    pub shared: Shared,
+    pub inbox: Arc<Inbox>,
+    /// What the names of this cluster's objects begin with.
+    pub prefix: String,
+}
+
+/// Drives a machine until its inbox is closed (`None`) or it stops, saying why.
+pub(crate) fn drive<M: Machine>(
+    machine: &mut M,
+    doors: &Doors,
+    tick_us: u64,
+    watcher: &mut impl FnMut(&mut M, Seen<'_>),
+) -> Option<&'static str> {
+    let mut effects = Vec::new();
+    let mut ticked_ns = None;
+    loop {
+        let now_ns = doors.env.clock.monotonic_ns();
+        let due_ns = ticked_ns.map_or(now_ns, |at: u64| at + 1000 * tick_us);
+        let wait_us = due_ns.saturating_sub(now_ns) / 1000;
+        let inputs = doors.inbox.take(wait_us)?;
+        for input in inputs {
+            machine.handle(input, &mut effects);
+        }
+        let now_ns = doors.env.clock.monotonic_ns();
+        if now_ns >= due_ns {
+            ticked_ns = Some(now_ns);
+            let (now_us, clock_us) = (now_ns / 1000, doors.env.clock.now_us());
+            machine.handle(Input::Tick { now_us, clock_us }, &mut effects);
+            watcher(machine, Seen::Tick);
+        }
+        let mut packets: BTreeMap<Peer, Vec<Packet>> = BTreeMap::new();
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Send { to, packet } => {
+                    let to = peer(to);
+                    watcher(machine, Seen::Sends(to, &packet));
+                    packets.entry(to).or_default().push(packet);
+                }
+                Effect::Stop { why } => return Some(why),
+                other => doors.perform(other),
+            }
+        }
+        for (to, packets) in packets {
+            doors.mesh.send(to, Lane::Urgent, Word::Packets(packets).bytes());
+        }
+        watcher(machine, Seen::Turn);
+    }
+}
+
+/// What a process hears of its machine.
+pub(crate) enum Seen<'a> {
+    /// It sends this.
+    Sends(Peer, &'a Packet),
+    /// It has been told the time.
+    Tick,
+    /// It has been told all that had happened.
+    Turn,
+}
+
+pub(crate) fn peer(address: Address) -> Peer {
+    match address {
+        Address::Coordinator => COORDINATOR,
+        Address::Worker(member) => Peer(member.0),
+    }
+}
+
+pub(crate) fn address(peer: Peer) -> Address {
+    match peer {
+        COORDINATOR => Address::Coordinator,
+        Peer(number) => Address::Worker(tidemill_cluster::Member(number)),
+    }
+}
+
+impl Doors {
+    fn perform(&self, effect: Effect) {
+        let inbox = self.inbox.clone();
+        let Shared { log, store } = &self.shared;
+        match effect {
+            Effect::Append { token, topic, generation, record } => {
+                let then = move |result| inbox.push(Input::Appended { token, result });
+                log.append(topic, generation, record, Box::new(then));
+            }
+            Effect::Read { token, topic, from, limit } => {
+                let then = move |records| inbox.push(Input::Records { token, records });
+                log.read(topic, from, limit, READ_WAIT_US, Box::new(then));
+            }
+            Effect::Put { token, name, object } => {
+                let (store, name, told) = (store.clone(), self.name(&name), inbox.clone());
+                // Beside the machine: it may be long.
+                let work = move || {
+                    let mut bytes = Vec::new();
+                    put_object(&object, &mut bytes);
+                    let then = move |is_stored| told.push(Input::Stored { token, is_stored });
+                    store.put(name, bytes, Box::new(then));
+                };
+                if self.env.threads.spawn("cluster-store", Box::new(work)).is_err() {
+                    inbox.push(Input::Stored { token, is_stored: false });
+                }
+            }
+            Effect::Get { token, name } => {
+                let then = move |bytes: Option<Vec<u8>>| {
+                    let object = bytes.and_then(|bytes| take_object(&bytes));
+                    inbox.push(Input::Got { token, object });
+                };
+                store.get(self.name(&name), Box::new(then));
+            }
+            Effect::Release { manifest, cuts } => self.release(&manifest, cuts),
+            Effect::Send { .. } | Effect::Stop { .. } => unreachable!("the loop does these"),
+        }
+    }
+
+    /// Lets go of what is not needed any more.
+    fn release(&self, manifest: &Arc<Manifest>, cuts: u64) {
+        let Shared { log, store } = &self.shared;
+        log.trim(Topic::Cuts, cuts);
+        for (source, (input, output)) in manifest.inputs.iter().zip(&manifest.outputs).enumerate() {
+            log.trim(Topic::Input(source as u32), *input);
+            log.trim(Topic::Output(source as u32), *output);
+        }
+        let (prefix, manifest, deleting) = (self.name(""), manifest.clone(), store.clone());
+        let then = move |names: Option<Vec<String>>| {
+            for name in names.into_iter().flatten() {
+                let own = name.strip_prefix(&prefix).unwrap_or_default();
+                if !manifest.keeps(own) {
+                    // What is not deleted now is the next time.
+                    deleting.delete(name, Box::new(drop));
+                }
+            }
+        };
+        store.list(self.name(""), Box::new(then));
+    }
+
+    fn name(&self, name: &str) -> String {
+        format!("{}/{name}", self.prefix)
+    }
+}

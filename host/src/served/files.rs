@@ -1,0 +1,411 @@
+//! The log of a cluster in the files of one process, which serves it to the others.
+//!
+//! All topics are in one log, so that one sync makes everything durable that has come meanwhile. What is not
+//! trimmed is in memory, too, where it is read.
+//!
+//! A record of the files is a byte for its kind, then:
+//!
+//! | kind | what |
+//! | --- | --- |
+//! | 0 | where topics are at a trim: count (u32), and for each topic its tag (u8, u32), the next offset (u64) and the generation (u64) |
+//! | 1 | a record: its topic, its offset (u64), the generation of whoever has appended it (u64), its bytes (`tidemill_cluster::wire`) |
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{unbounded, Receiver, RecvTimeoutError, Sender};
+use parking_lot::Mutex;
+use tidemill_cluster::wire::{put_record, take_record};
+use tidemill_cluster::{Record, Records, Refused, Topic};
+use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64, take_u8};
+use tidemill_core::{Error, Result};
+use tidemill_durable::{Log, Then};
+use tidemill_env::Env;
+use tidemill_log::{LogKind, LogSpec};
+
+use super::topic::{put_topic, take_topic};
+
+/// Bytes of a file of the log.
+const SEGMENT_BYTES: u64 = 64 << 20;
+/// So many appends are made durable at once.
+const BATCH: usize = 1 << 16;
+/// Bytes that may wait to be appended.
+const WAITING_BYTES_MAX: usize = 1 << 30;
+/// So much of the log is trimmed at once, at least: each trim is a record, too.
+const TRIM_BYTES: usize = 4 << 20;
+
+const BASES: u8 = 0;
+const RECORD: u8 = 1;
+
+/// A record as it is read.
+pub(crate) type Raw = (u64, Arc<[u8]>);
+
+/// What was found of a topic.
+pub(crate) struct Found {
+    pub records: Vec<Raw>,
+    pub upto: u64,
+}
+
+enum Job {
+    Append { topic: Topic, generation: u64, begins: Option<u64>, bytes: Vec<u8>, then: Appended },
+    Read { topic: Topic, from: u64, limit: Option<usize>, wait_us: u64, then: Then<Option<Found>> },
+    Trim { topic: Topic, below: u64 },
+}
+
+type Appended = Then<std::result::Result<u64, Refused>>;
+
+/// The log.
+pub struct FileLog {
+    jobs: Sender<Job>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// Bytes that wait to be appended.
+    waiting: Mutex<usize>,
+    failed: Mutex<Option<Error>>,
+}
+
+impl FileLog {
+    /// Opens the log of an app in a directory, or begins it.
+    ///
+    /// # Errors
+    /// A log that is damaged, of another app, or of a newer format; failing calls.
+    pub fn open(env: &Env, dir: PathBuf, app: u128) -> Result<FileLog> {
+        let spec = LogSpec { dir, kind: LogKind::Cuts, app, segment_bytes: SEGMENT_BYTES };
+        let log = tidemill_log::Log::open(env.disk.clone(), spec, 0)?;
+        let mut topics = Topics::default();
+        for record in log.read(log.first())? {
+            let record = record?;
+            topics.found(record.number, record.kind, &record.bytes).ok_or_else(|| {
+                let what = format!("record {} of the log is none of a cluster's", record.number);
+                Error::input(what).help("restore the directory from a backup")
+            })?;
+        }
+        let (jobs, coming) = unbounded();
+        let shared = Arc::new(Shared { waiting: Mutex::new(0), failed: Mutex::new(None) });
+        let files = Files { env: env.clone(), log, topics, parked: Vec::new(), freed: 0 };
+        let own = shared.clone();
+        let body = Box::new(move || files.run(&coming, &own));
+        env.threads.spawn("cluster-log", body).map_err(|e| Error::io("starting a thread", &e))?;
+        Ok(FileLog { jobs, shared })
+    }
+
+    /// Why the log has stopped, if it has: then the process has to.
+    pub fn failed(&self) -> Option<Error> {
+        self.shared.failed.lock().clone()
+    }
+
+    /// As [`Log::append`], of bytes. `begins` is the generation that the record begins, if it does.
+    pub(crate) fn append_raw(
+        &self,
+        topic: Topic,
+        generation: u64,
+        begins: Option<u64>,
+        bytes: Vec<u8>,
+        then: Appended,
+    ) {
+        let mut waiting = self.shared.waiting.lock();
+        if *waiting + bytes.len() > WAITING_BYTES_MAX {
+            drop(waiting);
+            return then(Err(Refused::Unknown));
+        }
+        *waiting += bytes.len();
+        drop(waiting);
+        self.job(Job::Append { topic, generation, begins, bytes, then });
+    }
+
+    /// As [`Log::read`], of bytes.
+    pub(crate) fn read_raw(
+        &self,
+        topic: Topic,
+        from: u64,
+        limit: Option<usize>,
+        wait_us: u64,
+        then: Then<Option<Found>>,
+    ) {
+        self.job(Job::Read { topic, from, limit, wait_us, then });
+    }
+
+    fn job(&self, job: Job) {
+        // The thread lives as long as this does, or has panicked: then whoever waits is told.
+        if let Err(crossbeam_channel::SendError(job)) = self.jobs.send(job) {
+            match job {
+                Job::Append { then, .. } => then(Err(Refused::Unknown)),
+                Job::Read { then, .. } => then(None),
+                Job::Trim { .. } => {}
+            }
+        }
+    }
+}
+
+impl Log for FileLog {
+    fn append(&self, topic: Topic, generation: u64, record: Record, then: Appended) {
+        let begins = match record {
+            Record::Generation { generation } => Some(generation),
+            _ => None,
+        };
+        let mut bytes = Vec::new();
+        put_record(&record, &mut bytes);
+        self.append_raw(topic, generation, begins, bytes, then);
+    }
+
+    fn read(
+        &self,
+        topic: Topic,
+        from: u64,
+        limit: Option<usize>,
+        wait_us: u64,
+        then: Then<Option<Records>>,
+    ) {
+        let told = move |found: Option<Found>| {
+            then(found.map(|Found { records, upto }| {
+                let record = |(offset, bytes): Raw| Some((offset, take_record(&mut &bytes[..])?));
+                Records { records: records.into_iter().filter_map(record).collect(), upto }
+            }));
+        };
+        self.read_raw(topic, from, limit, wait_us, Box::new(told));
+    }
+
+    fn trim(&self, topic: Topic, below: u64) {
+        self.job(Job::Trim { topic, below });
+    }
+}
+
+/// What is in memory of a topic.
+#[derive(Default)]
+struct Kept {
+    /// The offset of the first record, and the records: each with its number in the files.
+    first: u64,
+    records: VecDeque<(u64, Arc<[u8]>)>,
+    generation: u64,
+}
+
+impl Kept {
+    fn next(&self) -> u64 {
+        self.first + self.records.len() as u64
+    }
+}
+
+#[derive(Default)]
+struct Topics(BTreeMap<Topic, Kept>);
+
+impl Topics {
+    /// A record of the files.
+    fn found(&mut self, number: u64, kind: u8, mut input: &[u8]) -> Option<()> {
+        let input = &mut input;
+        match kind {
+            BASES => {
+                for _ in 0..take_u32(input)? {
+                    let kept = self.0.entry(take_topic(input)?).or_default();
+                    let (next, generation) = (take_u64(input)?, take_u64(input)?);
+                    kept.generation = kept.generation.max(generation);
+                    if kept.next() < next {
+                        (kept.first, kept.records) = (next, VecDeque::new());
+                    }
+                }
+            }
+            RECORD => {
+                let kept = self.0.entry(take_topic(input)?).or_default();
+                let (offset, generation) = (take_u64(input)?, take_u64(input)?);
+                if kept.records.is_empty() {
+                    kept.first = offset;
+                }
+                if kept.next() != offset {
+                    return None;
+                }
+                kept.generation = kept.generation.max(generation);
+                kept.records.push_back((number, Arc::from(*input)));
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn find(&self, topic: Topic, from: u64, limit: Option<usize>) -> Found {
+        let Some(kept) = self.0.get(&topic) else {
+            return Found { records: Vec::new(), upto: from };
+        };
+        let skip = from.saturating_sub(kept.first) as usize;
+        let begin = kept.first + skip as u64;
+        let records = kept.records.iter().skip(skip).take(limit.unwrap_or(usize::MAX));
+        let records: Vec<Raw> =
+            (begin..).zip(records).map(|(offset, (_, bytes))| (offset, bytes.clone())).collect();
+        let upto = from.max(begin) + records.len() as u64;
+        Found { records, upto }
+    }
+}
+
+/// A read that waits for something to be there.
+struct Parked {
+    topic: Topic,
+    from: u64,
+    limit: usize,
+    until_ns: u64,
+    then: Then<Option<Found>>,
+}
+
+struct Files {
+    env: Env,
+    log: tidemill_log::Log,
+    topics: Topics,
+    parked: Vec<Parked>,
+    /// Bytes that were trimmed in memory, and not in the files.
+    freed: usize,
+}
+
+/// How an append will be answered.
+enum Going {
+    Taken(Topic, u64, Arc<[u8]>),
+    Refused,
+}
+
+impl Files {
+    fn run(mut self, coming: &Receiver<Job>, shared: &Shared) {
+        loop {
+            let now = self.env.clock.monotonic_ns();
+            let wait = self.parked.iter().map(|read| read.until_ns.saturating_sub(now)).min();
+            let first = match coming.recv_timeout(Duration::from_nanos(wait.unwrap_or(u64::MAX))) {
+                Ok(job) => Some(job),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let jobs: Vec<Job> = first.into_iter().chain(coming.try_iter().take(BATCH)).collect();
+            self.work(jobs, shared);
+        }
+    }
+
+    fn work(&mut self, jobs: Vec<Job>, shared: &Shared) {
+        let mut going: Vec<(Going, Appended)> = Vec::new();
+        let mut next: BTreeMap<Topic, u64> = BTreeMap::new();
+        let mut bytes_taken = 0;
+        let now = self.env.clock.monotonic_ns();
+        for job in jobs {
+            match job {
+                Job::Append { topic, generation, begins, bytes, then } => {
+                    bytes_taken += bytes.len();
+                    let kept = self.topics.0.entry(topic).or_default();
+                    let is_late = match begins {
+                        Some(number) => kept.generation >= number,
+                        None => kept.generation > generation,
+                    };
+                    // Requests are of no generation.
+                    if is_late && !matches!(topic, Topic::Input(_)) {
+                        going.push((Going::Refused, then));
+                        continue;
+                    }
+                    kept.generation = kept.generation.max(begins.unwrap_or(generation));
+                    let offset = next.entry(topic).or_insert_with(|| kept.next());
+                    going.push((Going::Taken(topic, *offset, bytes.into()), then));
+                    *offset += 1;
+                }
+                Job::Read { topic, from, limit, wait_us, then } => {
+                    let until_ns = now + wait_us * 1000;
+                    match limit {
+                        Some(limit) => {
+                            self.parked.push(Parked { topic, from, limit, until_ns, then });
+                        }
+                        None => then(Some(self.topics.find(topic, from, None))),
+                    }
+                }
+                Job::Trim { topic, below } => self.trim(topic, below),
+            }
+        }
+        let numbers = self.append(&going);
+        *shared.waiting.lock() -= bytes_taken;
+        if let Err(error) = &numbers {
+            shared.failed.lock().get_or_insert_with(|| error.clone());
+        }
+        let mut numbers = numbers.ok().map(Vec::into_iter);
+        for (going, then) in going {
+            match (going, &mut numbers) {
+                (Going::Refused, _) => then(Err(Refused::Fenced)),
+                (Going::Taken(..), None) => then(Err(Refused::Unknown)),
+                (Going::Taken(topic, offset, bytes), Some(numbers)) => {
+                    let kept = self.topics.0.entry(topic).or_default();
+                    if kept.records.is_empty() {
+                        kept.first = offset;
+                    }
+                    kept.records.push_back((numbers.next().unwrap_or_default(), bytes));
+                    then(Ok(offset));
+                }
+            }
+        }
+        self.answer();
+        if self.freed >= TRIM_BYTES {
+            if let Err(error) = self.let_go() {
+                shared.failed.lock().get_or_insert(error);
+            }
+        }
+    }
+
+    /// Makes records durable; their numbers.
+    fn append(&mut self, going: &[(Going, Appended)]) -> Result<Vec<u64>> {
+        let mut numbers = Vec::with_capacity(going.len());
+        let mut record = Vec::new();
+        for (going, _) in going {
+            let Going::Taken(topic, offset, bytes) = going else { continue };
+            record.clear();
+            put_topic(*topic, &mut record);
+            put_u64(*offset, &mut record);
+            put_u64(self.topics.0[topic].generation, &mut record);
+            record.extend_from_slice(bytes);
+            numbers.push(self.log.append(RECORD, &record)?);
+        }
+        if !numbers.is_empty() {
+            self.log.commit()?;
+        }
+        Ok(numbers)
+    }
+
+    /// Answers reads for which something is there, or whose time is over.
+    fn answer(&mut self) {
+        let now = self.env.clock.monotonic_ns();
+        let topics = &self.topics;
+        let is_due = |read: &Parked| {
+            let there = topics.0.get(&read.topic).map_or(0, Kept::next);
+            there > read.from || read.until_ns <= now
+        };
+        let (due, parked) = std::mem::take(&mut self.parked).into_iter().partition(is_due);
+        self.parked = parked;
+        for Parked { topic, from, limit, then, .. } in due {
+            then(Some(self.topics.find(topic, from, Some(limit))));
+        }
+    }
+
+    fn trim(&mut self, topic: Topic, below: u64) {
+        let Some(kept) = self.topics.0.get_mut(&topic) else { return };
+        while kept.first < below {
+            let Some((_, bytes)) = kept.records.pop_front() else { break };
+            kept.first += 1;
+            self.freed += bytes.len();
+        }
+    }
+
+    /// Removes files that nothing needs any more.
+    fn let_go(&mut self) -> Result<()> {
+        self.freed = 0;
+        let mut bases = Vec::new();
+        put_u32(self.topics.0.len() as u32, &mut bases);
+        for (topic, kept) in &self.topics.0 {
+            put_topic(*topic, &mut bases);
+            put_u64(kept.next(), &mut bases);
+            put_u64(kept.generation, &mut bases);
+        }
+        let number = self.log.append(BASES, &bases)?;
+        self.log.commit()?;
+        let firsts = self.topics.0.values().filter_map(|kept| kept.records.front());
+        let needed = firsts.map(|(number, _)| *number).min().unwrap_or(number);
+        self.log.trim(needed.min(number)).map(drop)
+    }
+}
+
+/// The kind of a record's bytes, for who serves the log.
+pub(crate) fn begins(bytes: &[u8]) -> Option<u64> {
+    match (take_u8(&mut &bytes[..]), take_record(&mut &bytes[..])) {
+        (Some(0), Some(Record::Generation { generation })) => Some(generation),
+        _ => None,
+    }
+}

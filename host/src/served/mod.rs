@@ -1,0 +1,12 @@
+//! A log in the files of one process, which serves it to the others.
+
+mod client;
+mod files;
+mod server;
+mod topic;
+
+pub(crate) use client::RemoteLog;
+pub use files::FileLog;
+pub(crate) use files::Raw;
+pub(crate) use server::serve;
+pub(crate) use topic::{put_topic, take_topic};

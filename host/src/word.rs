@@ -1,0 +1,145 @@
+//! What processes say to each other over the mesh.
+
+use std::sync::Arc;
+
+use tidemill_cluster::wire::{put_packet, take_packet};
+use tidemill_cluster::{Packet, Refused, Topic};
+use tidemill_core::wire::{
+    put_bytes, put_u32, put_u64, take_bytes, take_text, take_u32, take_u64, take_u8,
+};
+use tidemill_env::Addr;
+use tidemill_mesh::Peer;
+
+use crate::served::{put_topic, take_topic, Raw};
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) enum Word {
+    /// What machines tell each other.
+    Packets(Vec<Packet>),
+    /// To a worker: where the others are.
+    Directory(Vec<(Peer, Addr)>),
+    /// To who serves the log: append this.
+    Append { call: u64, topic: Topic, generation: u64, bytes: Vec<u8> },
+    /// To who serves the log: read there.
+    Read { call: u64, topic: Topic, from: u64, limit: Option<u64>, wait_us: u64 },
+    /// From who serves the log.
+    Appended { call: u64, result: Result<u64, Refused> },
+    /// From who serves the log: records, and whether that is all there was.
+    Found { call: u64, records: Vec<Raw>, upto: u64, is_all: bool },
+    /// From who serves the log: it can't be read.
+    NotFound { call: u64 },
+}
+
+impl Word {
+    /// Its bytes.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        match self {
+            Word::Packets(packets) => {
+                out.push(0);
+                packets.iter().for_each(|packet| put_packet(packet, &mut out));
+            }
+            Word::Directory(peers) => {
+                out.push(1);
+                for (Peer(peer), address) in peers {
+                    put_u32(*peer, &mut out);
+                    put_bytes(address.to_string().as_bytes(), &mut out);
+                }
+            }
+            Word::Append { call, topic, generation, bytes } => {
+                out.push(2);
+                put_u64(*call, &mut out);
+                put_topic(*topic, &mut out);
+                put_u64(*generation, &mut out);
+                out.extend_from_slice(bytes);
+            }
+            Word::Read { call, topic, from, limit, wait_us } => {
+                out.push(3);
+                put_u64(*call, &mut out);
+                put_topic(*topic, &mut out);
+                put_u64(*from, &mut out);
+                put_u64(limit.map_or(u64::MAX, |limit| limit.min(u64::MAX - 1)), &mut out);
+                put_u64(*wait_us, &mut out);
+            }
+            Word::Appended { call, result } => {
+                out.push(4);
+                put_u64(*call, &mut out);
+                out.push(match result {
+                    Ok(_) => 0,
+                    Err(Refused::Fenced) => 1,
+                    Err(Refused::Unknown) => 2,
+                });
+                put_u64(result.unwrap_or_default(), &mut out);
+            }
+            Word::Found { call, records, upto, is_all } => {
+                out.push(5);
+                put_u64(*call, &mut out);
+                put_u64(*upto, &mut out);
+                out.push(u8::from(*is_all));
+                for (offset, bytes) in records {
+                    put_u64(*offset, &mut out);
+                    put_bytes(bytes, &mut out);
+                }
+            }
+            Word::NotFound { call } => {
+                out.push(6);
+                put_u64(*call, &mut out);
+            }
+        }
+        out
+    }
+
+    /// The word that these bytes are.
+    pub fn of(mut bytes: &[u8]) -> Option<Word> {
+        let input = &mut bytes;
+        let word = match take_u8(input)? {
+            0 => Word::Packets(all(input, take_packet)?),
+            1 => Word::Directory(all(input, |input| {
+                Some((Peer(take_u32(input)?), take_text(input)?.parse().ok()?))
+            })?),
+            2 => Word::Append {
+                call: take_u64(input)?,
+                topic: take_topic(input)?,
+                generation: take_u64(input)?,
+                bytes: std::mem::take(input).to_vec(),
+            },
+            3 => Word::Read {
+                call: take_u64(input)?,
+                topic: take_topic(input)?,
+                from: take_u64(input)?,
+                limit: Some(take_u64(input)?).filter(|limit| *limit < u64::MAX),
+                wait_us: take_u64(input)?,
+            },
+            4 => {
+                let (call, status, offset) = (take_u64(input)?, take_u8(input)?, take_u64(input)?);
+                let result = match status {
+                    0 => Ok(offset),
+                    1 => Err(Refused::Fenced),
+                    2 => Err(Refused::Unknown),
+                    _ => return None,
+                };
+                Word::Appended { call, result }
+            }
+            5 => {
+                let (call, upto, is_all) =
+                    (take_u64(input)?, take_u64(input)?, take_u8(input)? == 1);
+                let record =
+                    |input: &mut &[u8]| Some((take_u64(input)?, Arc::from(take_bytes(input)?)));
+                Word::Found { call, records: all(input, record)?, upto, is_all }
+            }
+            6 => Word::NotFound { call: take_u64(input)? },
+            _ => return None,
+        };
+        input.is_empty().then_some(word)
+    }
+}
+
+/// As many as there are.
+fn all<T>(input: &mut &[u8], mut take: impl FnMut(&mut &[u8]) -> Option<T>) -> Option<Vec<T>> {
+    let mut items = Vec::new();
+    while !input.is_empty() {
+        items.push(take(input)?);
+    }
+    Some(items)
+}

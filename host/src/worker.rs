@@ -1,0 +1,192 @@
+//! The process of a worker.
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tidemill_cluster::{Input, Member, Worker};
+use tidemill_core::{Error, Result};
+use tidemill_durable::Log;
+use tidemill_durable::Store;
+use tidemill_env::{Addr, Env, Handle};
+use tidemill_function::Functions;
+use tidemill_mesh::{Event, Mesh, Peer, Sink};
+
+use crate::drive::{address, drive, Doors, Seen};
+use crate::inbox::Inbox;
+use crate::served::RemoteLog;
+use crate::word::Word;
+use crate::{Settings, Shared, COORDINATOR};
+
+/// Why a worker has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was told to.
+    Stopped,
+    /// The coordinator does not take it: the reason.
+    Refused(String),
+    /// It can't go on: the reason. Another may be started in its place.
+    Failed(String),
+}
+
+/// A worker that runs.
+pub struct WorkerProcess {
+    mesh: Arc<Mesh>,
+    told: Arc<Told>,
+    thread: Mutex<Option<Handle>>,
+}
+
+/// What its threads share.
+struct Told {
+    me: Peer,
+    inbox: Arc<Inbox>,
+    mesh: OnceLock<Weak<Mesh>>,
+    /// The log that the coordinator serves, if it does.
+    remote: OnceLock<Arc<RemoteLog>>,
+    ended: Mutex<Option<Ended>>,
+    end: Condvar,
+    status: Mutex<String>,
+}
+
+impl WorkerProcess {
+    /// Joins a cluster, as soon as its coordinator is there, and executes its part from then on. Without a
+    /// `log` it is the one that the coordinator serves.
+    ///
+    /// # Errors
+    /// When nobody can listen there.
+    pub fn start(
+        env: &Env,
+        settings: Settings,
+        coordinator: Addr,
+        functions: Arc<dyn Functions>,
+        log: Option<Arc<dyn Log>>,
+        store: Arc<dyn Store>,
+    ) -> Result<WorkerProcess> {
+        // Nobody else has had this number, as far as chance goes.
+        let me = Peer(((env.random.next_u64() >> 33) as u32).max(1));
+        let inbox = Arc::new(Inbox::default());
+        let told = Arc::new(Told {
+            me,
+            inbox: inbox.clone(),
+            mesh: OnceLock::new(),
+            remote: OnceLock::new(),
+            ended: Mutex::default(),
+            end: Condvar::new(),
+            status: Mutex::default(),
+        });
+        let mesh = Mesh::listen(env, &settings.listen, settings.mesh(me), told.clone())?;
+        let mesh = Arc::new(mesh);
+        let _ = told.mesh.set(Arc::downgrade(&mesh));
+        let log = log.unwrap_or_else(|| {
+            let remote = RemoteLog::new(Arc::downgrade(&mesh));
+            told.remote.get_or_init(|| Arc::new(remote)).clone()
+        });
+        let shared = Shared { log, store };
+        let prefix = settings.cluster.clone();
+        let doors = Doors { env: env.clone(), mesh: mesh.clone(), shared, inbox, prefix };
+        let own = told.clone();
+        let body = move || {
+            let mut machine = Worker::new(Member(me.0), functions, settings.machine);
+            let why = drive(&mut machine, &doors, settings.tick_us, &mut |machine, seen| {
+                if let Seen::Tick = seen {
+                    doors.mesh.link(COORDINATOR, Some(coordinator.clone()));
+                    *own.status.lock() = machine.status();
+                }
+            });
+            own.ended(why.map_or(Ended::Stopped, |why| Ended::Failed(why.into())));
+        };
+        let thread = env.threads.spawn("worker", Box::new(body));
+        let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
+        let thread = Mutex::new(Some(thread));
+        Ok(WorkerProcess { mesh, told, thread })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.told.me.0
+    }
+
+    /// Where others reach it.
+    pub fn address(&self) -> Addr {
+        self.mesh.address()
+    }
+
+    /// What it is doing, in words.
+    pub fn status(&self) -> String {
+        self.told.status.lock().clone()
+    }
+
+    /// Waits so long for its end.
+    pub fn wait(&self, wait_us: u64) -> Option<Ended> {
+        let mut ended = self.told.ended.lock();
+        if ended.is_none() {
+            self.told.end.wait_for(&mut ended, Duration::from_micros(wait_us));
+        }
+        ended.clone()
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        self.told.inbox.close();
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Told {
+    fn ended(&self, how: Ended) {
+        self.ended.lock().get_or_insert(how);
+        self.inbox.close();
+        self.end.notify_all();
+    }
+
+    /// Where the others are: of two workers the one with the smaller number dials.
+    fn directory(&self, mesh: &Mesh, peers: Vec<(Peer, Addr)>) {
+        for (peer, at) in peers {
+            if peer != self.me {
+                mesh.link(peer, (self.me < peer).then_some(at));
+            }
+        }
+    }
+}
+
+impl Sink for Told {
+    fn take(&self, event: Event) {
+        let mesh = self.mesh.get().and_then(Weak::upgrade);
+        match event {
+            Event::Up { .. } => {}
+            Event::Message { peer, bytes } => {
+                let word = Word::of(&bytes);
+                let is_answer = |word| match self.remote.get().filter(|_| peer == COORDINATOR) {
+                    Some(remote) => remote.answered(word),
+                    None => Some(word),
+                };
+                match (word.map(is_answer), mesh) {
+                    (Some(None), _) => {}
+                    (Some(Some(Word::Packets(packets))), _) => {
+                        let from = address(peer);
+                        let inputs =
+                            packets.into_iter().map(|packet| Input::Packet { from, packet });
+                        self.inbox.push_all(inputs);
+                    }
+                    (Some(Some(Word::Directory(peers))), Some(mesh)) if peer == COORDINATOR => {
+                        self.directory(&mesh, peers);
+                    }
+                    // It knows the secret, and speaks another language.
+                    (_, Some(mesh)) => mesh.unlink(peer),
+                    (_, None) => {}
+                }
+            }
+            Event::Down { peer, .. } => {
+                if let Some(remote) = self.remote.get().filter(|_| peer == COORDINATOR) {
+                    remote.broken();
+                }
+                self.inbox.push(Input::Broken { to: address(peer) });
+            }
+            Event::Refused { peer: Some(COORDINATOR), why } => self.ended(Ended::Refused(why)),
+            Event::Refused { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Clusters of real sockets and files: whatever ends, every request is executed once, in one order.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::{transfer, Coordinator, Site, OPENING};
+use parking_lot::Mutex;
+use tidemill_cluster::Output;
+use tidemill_env::Env;
+use tidemill_host::Answer;
+
+const ACCOUNTS: i64 = 50;
+
+/// Applies what was answered to what the accounts should hold. Requests whose fate is unknown count by what
+/// their replies in the log say.
+fn settle(balances: &mut BTreeMap<i64, i64>, from: i64, to: i64, amount: i64) {
+    *balances.entry(from).or_insert(OPENING) -= amount;
+    *balances.entry(to).or_insert(OPENING) += amount;
+}
+
+fn way(n: i64) -> (i64, i64, i64) {
+    let from = (n * 7919) % ACCOUNTS;
+    (from, (from + 1 + n % (ACCOUNTS - 1)) % ACCOUNTS, n % 40)
+}
+
+#[test]
+fn several_workers_execute_one_order() {
+    let mut site = Site::new(4);
+    let coordinator = site.coordinator(None);
+    let workers: Vec<_> = (0..3).map(|_| site.worker()).collect();
+    coordinator.wait_for(3);
+    let sent: Vec<_> = (0..2_000)
+        .map(|n| {
+            let (from, to, amount) = way(n);
+            ((from, to, amount), coordinator.send(transfer(from, to, amount)))
+        })
+        .collect();
+    let mut balances = BTreeMap::new();
+    let mut refused = 0;
+    for ((from, to, amount), reply) in sent {
+        match reply.recv_timeout(std::time::Duration::from_secs(20)).unwrap_or_else(|_| {
+            panic!(
+                "no reply: {:?} {:?}",
+                coordinator.process.status(),
+                workers.iter().map(|w| w.status()).collect::<Vec<_>>()
+            )
+        }) {
+            Answer::Returned(_) => settle(&mut balances, from, to, amount),
+            Answer::Aborted(why) => {
+                assert_eq!(why, "insufficient funds");
+                refused += 1;
+            }
+            Answer::Unknown => panic!("nothing has failed"),
+        }
+    }
+    assert!(refused < 2_000);
+    assert_eq!(coordinator.balances(ACCOUNTS), balances);
+    assert!(coordinator.process.status().snapshot > 0, "{:?}", coordinator.process.status());
+    drop(workers);
+}
+
+/// What has left, by who asked: each reply once.
+#[derive(Default)]
+struct Left(Mutex<BTreeMap<Vec<u8>, usize>>);
+
+fn listener(left: &Arc<Left>) -> tidemill_host::Listener {
+    let left = left.clone();
+    Arc::new(move |_, output| {
+        if let Output::Reply { id, .. } = output {
+            *left.0.lock().entry(id.to_vec()).or_default() += 1;
+        }
+    })
+}
+
+#[test]
+fn workers_that_die_and_come_lose_nothing_and_repeat_nothing() {
+    let mut site = Site::new(4);
+    let left = Arc::new(Left::default());
+    let coordinator = site.coordinator(Some(listener(&left)));
+    let mut workers: Vec<_> = (0..2).map(|_| site.worker()).collect();
+    coordinator.wait_for(2);
+    let mut balances = BTreeMap::new();
+    let mut sent = 0;
+    for round in 0..6 {
+        let ways: Vec<_> = (0..300).map(|n| way(1_000 * round + n)).collect();
+        let replies: Vec<_> =
+            ways.iter().map(|(from, to, n)| coordinator.send(transfer(*from, *to, *n))).collect();
+        sent += replies.len();
+        // In the midst of them one goes, or another one comes.
+        match round % 3 {
+            0 => drop(workers.remove(0)),
+            1 => workers.push(site.worker()),
+            _ => {
+                drop(workers.remove(0));
+                workers.push(site.worker());
+            }
+        }
+        for ((from, to, amount), reply) in ways.into_iter().zip(replies) {
+            match reply.recv_timeout(std::time::Duration::from_secs(20)).unwrap_or_else(|_| {
+                panic!(
+                    "no reply: {:?} {:?}",
+                    coordinator.process.status(),
+                    workers.iter().map(|w| w.status()).collect::<Vec<_>>()
+                )
+            }) {
+                Answer::Returned(_) => settle(&mut balances, from, to, amount),
+                Answer::Aborted(_) => {}
+                Answer::Unknown => panic!("the log is there"),
+            }
+        }
+    }
+    assert_eq!(coordinator.balances(ACCOUNTS), balances);
+    let left = left.0.lock();
+    assert!(left.len() >= sent && left.values().all(|times| *times == 1));
+}
+
+/// Stops the coordinator, and starts it again where it was.
+fn again(site: &mut Site, coordinator: Coordinator) -> Coordinator {
+    drop(coordinator);
+    site.coordinator(None)
+}
+
+#[test]
+fn a_coordinator_that_comes_back_goes_on() {
+    let mut site = Site::new(2);
+    let mut coordinator = site.coordinator(None);
+    let workers: Vec<_> = (0..2).map(|_| site.worker()).collect();
+    coordinator.wait_for(2);
+    let mut balances = BTreeMap::new();
+    for round in 0..4 {
+        for n in 0..200 {
+            let (from, to, amount) = way(500 * round + n);
+            if let Answer::Returned(_) = coordinator.call(transfer(from, to, amount)) {
+                settle(&mut balances, from, to, amount);
+            }
+        }
+        assert_eq!(coordinator.balances(ACCOUNTS), balances);
+        coordinator = again(&mut site, coordinator);
+    }
+    coordinator.wait_for(2);
+    assert_eq!(coordinator.balances(ACCOUNTS), balances);
+    drop(workers);
+    // All at once, too.
+    let coordinator = again(&mut site, coordinator);
+    let _worker = site.worker();
+    coordinator.wait_for(1);
+    assert_eq!(coordinator.balances(ACCOUNTS), balances);
+    Env::real().clock.sleep_us(1);
+}

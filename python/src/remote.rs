@@ -1,0 +1,669 @@
+//! Python functions on a node: each call is an activation, which goes on when what it waits for is there, and
+//! is begun again when it can't keep where it is. The package's half is `remote.py`.
+
+use std::cell::RefCell;
+use std::sync::{Arc, OnceLock};
+
+use pyo3::exceptions::{PyBaseException, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::iterator::PySendResult;
+use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString, PyTuple};
+use pyo3::{create_exception, ffi, intern};
+use tidemill_core::rules::Fault;
+use tidemill_core::{Key, Row, StreamId, TableId, Value};
+use tidemill_engine::{inner, AppFunctions, AppSpec, Begins};
+use tidemill_function::{Activation, Call, Context, Step, Stop};
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, Tx, Window, WindowId};
+
+use crate::attached::attached;
+use crate::errors::to_python as raised;
+use crate::msgpack;
+use crate::opaque::{keep, kind, running, sent, spare, waits_outside};
+use crate::shapes::{FunctionShape, Shapes};
+use crate::transaction::NativeTx;
+use crate::values::{loose, stored, to_python, to_tuple};
+
+create_exception!(tidemill._native, Unwound, PyBaseException);
+
+/// Raised where a function can't go on now. It is begun again, whatever it makes of this.
+pub fn unwound() -> PyErr {
+    Unwound::new_err("the function is begun again")
+}
+
+/// What a function reaches on a node, as the transaction that the engine would give it.
+pub struct OnNode<'a> {
+    context: &'a mut dyn Context,
+    shapes: &'a Shapes,
+    /// Whether the function can't go on now.
+    pub is_unwound: bool,
+}
+
+impl OnNode<'_> {
+    fn done<T>(&mut self, result: Result<T, Stop>) -> Result<T, Abort> {
+        result.map_err(|stop| match stop {
+            Stop::Abort(abort) => abort,
+            Stop::Unwind => {
+                self.is_unwound = true;
+                // Nobody sees it.
+                Abort { kind: AbortKind::Raised, reason: String::new() }
+            }
+        })
+    }
+}
+
+/// Why a function aborts that asks for more than nodes have.
+fn not_here(what: &str) -> Abort {
+    let reason = format!("{what}: functions on several processes can't do that yet");
+    Abort { kind: AbortKind::Refused, reason }
+}
+
+impl Tx for OnNode<'_> {
+    fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        let row = self.context.get(table, key);
+        Ok(self.done(row)?.map(|row| row.as_ref().into()))
+    }
+
+    fn window(
+        &mut self,
+        _: TableId,
+        _: &[Value],
+        _: &Window,
+        _: u16,
+        _: &Aggregate,
+    ) -> Result<Value, Abort> {
+        Err(not_here("a window over versions of a row"))
+    }
+
+    /// Rows of one partition: those that begin as both bounds do.
+    fn scan(
+        &mut self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        limit: usize,
+    ) -> Result<Vec<Row>, Abort> {
+        let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+        let spec = &self.shapes.tables[table.index()].spec;
+        let (first, behind) = (Key::of(from), Key::of(to));
+        let mut rows = self.find(table, &from[..common], usize::MAX)?;
+        rows.retain(|row| {
+            let key = Key::of(spec.key.iter().map(|column| &row[*column]));
+            key >= first && (to.is_empty() || key < behind)
+        });
+        rows.truncate(limit);
+        Ok(rows)
+    }
+
+    fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort> {
+        let rows = self.context.find(table, leading, u32::try_from(limit).unwrap_or(u32::MAX));
+        Ok(self.done(rows)?.iter().map(|row| row.as_ref().into()).collect())
+    }
+
+    fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {
+        let put = self.context.put(table, row);
+        self.done(put)
+    }
+
+    fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        let deleted = self.context.delete(table, key);
+        self.done(deleted)
+    }
+
+    fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
+        let emitted = self.context.emit(stream, row);
+        self.done(emitted)
+    }
+
+    fn window_insert(&mut self, _: WindowId, _: &[Value]) -> Result<(), Abort> {
+        Err(not_here("a window of its own"))
+    }
+
+    fn window_advance(&mut self, _: WindowId) -> Result<(), Abort> {
+        Err(not_here("a window of its own"))
+    }
+
+    fn window_rows(&mut self, _: WindowId) -> Result<Vec<Row>, Abort> {
+        Err(not_here("a window of its own"))
+    }
+
+    fn window_groups(&mut self, _: WindowId, _: Option<&Value>) -> Result<Vec<Row>, Abort> {
+        Err(not_here("a window of its own"))
+    }
+
+    fn time_us(&self) -> i64 {
+        self.context.now_us()
+    }
+
+    fn now_us(&self) -> i64 {
+        self.context.now_us()
+    }
+
+    fn random(&mut self) -> u128 {
+        let high = self.context.random();
+        u128::from(high) << 64 | u128::from(self.context.random())
+    }
+
+    fn lookup(&mut self, _: &[u8], _: &mut dyn FnMut() -> Vec<u8>) -> Result<Arc<[u8]>, Abort> {
+        Err(not_here("ctx.lookup"))
+    }
+}
+
+impl NativeTx {
+    /// Calls a function of an entity, by its handler's number; gives the call's number.
+    pub fn make_call(
+        &self,
+        py: Python<'_>,
+        function: usize,
+        key: &Bound<'_, PyTuple>,
+        args: &Bound<'_, PyTuple>,
+    ) -> PyResult<usize> {
+        let shapes = self.shapes(py)?;
+        let shape = shapes.functions.get(function).and_then(Option::as_ref);
+        let shape = shape.ok_or_else(|| PyTypeError::new_err("a function of another app"))?;
+        let key = shapes.tables[shape.table].key(key);
+        let key = self.with(py, |_| key)?;
+        let mut values = Vec::with_capacity(args.len());
+        for (value, column) in args.iter_borrowed().zip(&shape.parameters) {
+            values.push(stored(&value, column).map_err(|fault| {
+                let (function, parameter) = (&shape.name, &column.name);
+                PyTypeError::new_err(format!("{function}: parameter '{parameter}': {fault}"))
+            })?);
+        }
+        self.with(py, |rows| {
+            // Whoever is called sees what was written, and may write in turn.
+            rows.flush(py, None)?;
+            let node = rows.node().ok_or_else(|| not_here("a call"))?;
+            let (target, table) = (inner(function), TableId(shape.table as u16));
+            let call = Call { target, table, key: key.into(), args: values.into() };
+            // Nobody knows yet whether it is awaited: a reply is one message.
+            let made = node.context.call(call, true);
+            let made = node.done(made)?;
+            rows.forget();
+            rows.made.push(made);
+            Ok(rows.made.len() - 1)
+        })
+    }
+
+    /// What the call with this number has returned. Where that is not known yet the function is begun again
+    /// when it is.
+    pub fn reply_of<'py>(&self, py: Python<'py>, call: usize) -> PyResult<Bound<'py, PyAny>> {
+        let value = self.with(py, |rows| {
+            let made = rows.made[call];
+            let node = rows.node().ok_or_else(|| not_here("a call"))?;
+            let value = node.context.settled(made).cloned();
+            node.done(value)
+        })?;
+        from_reply(py, &value)
+    }
+
+    /// The function returns this: to a client, or to whoever has called it. What can't be returned is the fault of
+    /// the function `of` an entity.
+    fn returns(
+        &self,
+        value: &Bound<'_, PyAny>,
+        is_request: bool,
+        of: Option<&Function>,
+    ) -> PyResult<()> {
+        let py = value.py();
+        if value.is_none() {
+            return Ok(());
+        }
+        let packed = || msgpack::to_bytes(value).map(|bytes| Value::Any(bytes.into()));
+        let returned = match (is_plain(value), is_request) {
+            (true, false) => loose(value).map_err(|fault| fault.to_string()),
+            // The column of replies is one of any value.
+            (true, true) => packed(),
+            (false, _) => match (as_text(value)?, of) {
+                (Some(text), _) if !is_request => Ok(text),
+                (None, Some(of)) => {
+                    if value.is_instance(of.package.reply.bind(py))? {
+                        of.called.bind(py).call_method0("refuse_reply")?;
+                    }
+                    let name = &of.name;
+                    let wrong = |why| format!("{name} returns what is no value of msgpack: {why}");
+                    Ok(packed().map_err(|why| PyTypeError::new_err(wrong(why)))?)
+                }
+                _ => packed(),
+            },
+        };
+        self.with(py, |rows| {
+            rows.returned = Some(returned.map_err(|why| Fault(why.into()))?);
+            Ok(())
+        })
+    }
+}
+
+/// Whether a value is one that messages have as it is.
+fn is_plain(value: &Bound<'_, PyAny>) -> bool {
+    value.is_none()
+        || (value.is_exact_instance_of::<PyInt>() && value.extract::<i64>().is_ok())
+        || value.is_exact_instance_of::<PyString>()
+        || value.is_exact_instance_of::<PyBool>()
+        || value.is_exact_instance_of::<PyFloat>()
+        || value.is_exact_instance_of::<PyBytes>()
+}
+
+/// A decimal or a time, of whatever precision and zone, as a message has it.
+fn as_text(value: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
+    let class = value.get_type();
+    let (name, module) = (class.name()?, class.module()?);
+    let text = match (module.to_str()?, name.to_str()?) {
+        ("decimal", "Decimal") => value.str()?,
+        ("datetime", "datetime") => value.call_method0("isoformat")?.cast_into::<PyString>()?,
+        _ => return Ok(None),
+    };
+    let text = [name, text].iter().map(|t| Ok(Value::str(t.to_str()?))).collect::<PyResult<_>>()?;
+    Ok(Some(Value::List(text)))
+}
+
+/// What a call has returned, equal to what the function did, and nobody else's.
+fn from_reply<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+    let Value::List(items) = value else { return to_python(py, value) };
+    match &items[..] {
+        [Value::Str(class), Value::Str(text)] if &**class == "Decimal" => {
+            py.import(intern!(py, "decimal"))?.getattr(intern!(py, "Decimal"))?.call1((&**text,))
+        }
+        [_, Value::Str(text)] => {
+            let class = py.import(intern!(py, "datetime"))?.getattr(intern!(py, "datetime"))?;
+            class.call_method1(intern!(py, "fromisoformat"), (&**text,))
+        }
+        _ => unreachable!("replies are made here"),
+    }
+}
+
+/// The context in which decimals are computed. What a function sets there is gone with it. All functions of a
+/// thread have one, until one of them changes it: then that is its own, and the others get a fresh one.
+struct Decimals {
+    fresh: Py<PyAny>,
+    get: Py<PyAny>,
+    set: Py<PyAny>,
+    /// What it is when it is fresh, as its attributes say.
+    is: [(Py<PyString>, Py<PyAny>); 7],
+}
+
+thread_local! {
+    /// The thread's, as long as nobody has changed it.
+    static DECIMALS: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
+}
+
+impl Decimals {
+    fn new(py: Python<'_>) -> PyResult<Decimals> {
+        let context = py.import("tidemill.opaque")?.getattr("CONTEXT")?.call_method0("copy")?;
+        let names = ["prec", "rounding", "Emin", "Emax", "capitals", "clamp", "traps"];
+        let mut is = Vec::with_capacity(names.len());
+        for name in names {
+            is.push((PyString::intern(py, name).unbind(), context.getattr(name)?.unbind()));
+        }
+        let module = py.import("decimal")?;
+        Ok(Decimals {
+            fresh: context.getattr("copy")?.unbind(),
+            get: module.getattr("getcontext")?.unbind(),
+            set: module.getattr("setcontext")?.unbind(),
+            is: is.try_into().unwrap_or_else(|_| unreachable!("one for each name")),
+        })
+    }
+
+    /// A function's turn begins, which has one of its own, or the thread's.
+    fn enter(&self, py: Python<'_>, own: Option<Py<PyAny>>) -> PyResult<()> {
+        let context =
+            match own.or_else(|| DECIMALS.with_borrow(|c| Some(c.as_ref()?.clone_ref(py)))) {
+                Some(context) => context,
+                None => {
+                    let fresh = self.fresh.call0(py)?;
+                    DECIMALS.set(Some(fresh.clone_ref(py)));
+                    fresh
+                }
+            };
+        if !self.get.bind(py).call0()?.is(&context) {
+            self.set.call1(py, (context,))?;
+        }
+        Ok(())
+    }
+
+    /// It ends; the context, if it is no longer as all others want it.
+    fn leave(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let context = self.get.bind(py).call0()?;
+        let is_the_thread_s = DECIMALS.with_borrow(|c| c.as_ref().is_some_and(|c| context.is(c)));
+        if is_the_thread_s {
+            let is = |(name, is): &(Py<PyString>, Py<PyAny>)| {
+                let found = context.getattr(name.bind(py))?;
+                Ok::<_, PyErr>(found.is(is) || found.eq(is)?)
+            };
+            if self.is.iter().map(is).collect::<PyResult<Vec<bool>>>()?.iter().all(|is| *is) {
+                return Ok(None);
+            }
+            DECIMALS.set(None);
+        }
+        Ok(Some(context.unbind()))
+    }
+}
+
+/// What functions use of the package.
+struct Package {
+    /// The thread's transaction.
+    local: Py<PyAny>,
+    /// What calls of entities go through.
+    calls: Py<PyAny>,
+    /// What functions of entities are given, and others.
+    context: Py<PyAny>,
+    tx: Py<PyAny>,
+    /// The class of all replies, and of those that are not there yet.
+    reply: Py<PyAny>,
+    remote: Py<PyAny>,
+    coroutine: Py<PyAny>,
+    verdict: Py<PyAny>,
+    decimals: Decimals,
+}
+
+impl Package {
+    fn new(py: Python<'_>) -> PyResult<Package> {
+        let of =
+            |module: &str, name: &str| Ok::<_, PyErr>(py.import(module)?.getattr(name)?.unbind());
+        Ok(Package {
+            local: of("tidemill.context", "local")?,
+            calls: of("tidemill.remote", "CALLS")?,
+            context: of("tidemill.remote", "RemoteContext")?,
+            tx: of("tidemill.opaque", "Tx")?,
+            reply: of("tidemill.entity", "Reply")?,
+            remote: of("tidemill.remote", "Remote")?,
+            coroutine: of("types", "CoroutineType")?,
+            verdict: of("tidemill.opaque", "verdict")?,
+            decimals: Decimals::new(py)?,
+        })
+    }
+}
+
+/// An opaque function of the app.
+struct Function {
+    package: Arc<Package>,
+    name: String,
+    function: Py<PyAny>,
+    /// The package's handler, for requests and for other calls of it.
+    handler: Py<PyAny>,
+    inner: Py<PyAny>,
+    /// The package's `Function`, of a function of an entity; and its table, also by its number.
+    called: Py<PyAny>,
+    table: Option<(usize, Py<PyAny>)>,
+    /// Whether the entity need not be there.
+    creates: bool,
+    /// Whether it is given an event, not arguments.
+    takes_event: bool,
+}
+
+/// The opaque functions of an app on nodes.
+struct PyFunctions {
+    functions: Vec<Function>,
+    shapes: Arc<Shapes>,
+    /// Itself, for those that it begins.
+    own: OnceLock<std::sync::Weak<PyFunctions>>,
+}
+
+/// A function as the package describes it: the handler, the same for calls inside, the `Function` and its table,
+/// if it is one, and whether it takes an event.
+type Described<'py> =
+    (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, bool);
+
+/// An app's functions as nodes run them. `opaques` are those that the package's `spec` gives with `spec`.
+pub fn app_functions(
+    py: Python<'_>,
+    spec: &AppSpec,
+    opaques: Vec<Py<PyAny>>,
+) -> PyResult<Arc<AppFunctions>> {
+    let mut shapes = Shapes::of(&spec.program);
+    let program = &spec.program;
+    shapes.functions.resize_with(program.handlers.len(), || None);
+    for decl in &spec.functions {
+        let handler = program.handlers.iter().position(|h| *h.name == *decl.handler);
+        let (Some(handler), Some(table)) = (handler, program.tables.get(usize::from(decl.table)))
+        else {
+            continue;
+        };
+        let calls = &program.streams[program.handlers[handler].input.index()].spec.schema;
+        shapes.functions[handler] = Some(FunctionShape {
+            name: decl.handler.as_str().into(),
+            table: decl.table.into(),
+            parameters: calls.columns[table.key.len()..].to_vec(),
+        });
+    }
+    let remote = py.import("tidemill.remote")?.getattr("remote")?;
+    let mut functions = Vec::with_capacity(opaques.len());
+    let package = Arc::new(Package::new(py)?);
+    for described in remote.call1((opaques,))?.try_iter()? {
+        let (handler, inner, called, table, takes_event) = described?.extract::<Described<'_>>()?;
+        let table = match table.is_none() {
+            true => None,
+            false => Some((table.getattr("id")?.extract()?, table.unbind())),
+        };
+        functions.push(Function {
+            package: package.clone(),
+            name: handler.getattr("name")?.extract()?,
+            function: handler.getattr("function")?.unbind(),
+            creates: table.is_some() && called.getattr("creates")?.is_truthy()?,
+            handler: handler.unbind(),
+            inner: inner.unbind(),
+            called: called.unbind(),
+            table,
+            takes_event,
+        });
+    }
+    let own = OnceLock::new();
+    let begins = Arc::new(PyFunctions { functions, shapes: Arc::new(shapes), own });
+    let _ = begins.own.set(Arc::downgrade(&begins));
+    AppFunctions::new(spec, begins).map_err(|error| raised(py, &error))
+}
+
+impl Begins for PyFunctions {
+    fn begin(
+        &self,
+        function: usize,
+        call: &Call,
+        is_request: bool,
+    ) -> Result<Box<dyn Activation>, Abort> {
+        let functions = self.own.get().and_then(std::sync::Weak::upgrade);
+        let functions = functions.expect("whoever asks holds it");
+        let (call, running, coroutine, decimals) = (call.clone(), None, None, None);
+        Ok(Box::new(Turns { functions, function, call, is_request, running, coroutine, decimals }))
+    }
+}
+
+/// A call of a Python function, which comes and goes.
+struct Turns {
+    functions: Arc<PyFunctions>,
+    function: usize,
+    call: Call,
+    is_request: bool,
+    /// What it runs in, once it has begun.
+    running: Option<Py<NativeTx>>,
+    /// The coroutine that waits.
+    coroutine: Option<Py<PyAny>>,
+    /// The context of decimals, if the function has changed it.
+    decimals: Option<Py<PyAny>>,
+}
+
+impl Turns {
+    fn function(&self) -> &Function {
+        &self.functions.functions[self.function]
+    }
+
+    /// Lets the function begin or go on, in its surroundings.
+    fn turn(&mut self, py: Python<'_>, running: &Bound<'_, NativeTx>) -> PyResult<Outcome> {
+        let package = self.function().package.clone();
+        let (local, transaction) = (package.local.bind(py), intern!(py, "transaction"));
+        local.setattr(transaction, running)?;
+        package.decimals.enter(py, self.decimals.take())?;
+        let outcome = match self.coroutine.take() {
+            Some(coroutine) => self.goes_on(running, coroutine.into_bound(py)),
+            None => self.begins(running).and_then(|result| {
+                match result.get_type().is(package.coroutine.bind(py)) {
+                    true => self.goes_on(running, result),
+                    false => self.ends(running, &result),
+                }
+            }),
+        };
+        self.decimals = package.decimals.leave(py)?;
+        local.setattr(transaction, py.None())?;
+        outcome.or_else(|error| {
+            // Even SystemExit: a function can abort its transaction, and nothing more.
+            let verdict = package.verdict.bind(py).call1((error.into_value(py),))?;
+            let (why, reason) = verdict.extract::<(String, String)>()?;
+            Ok(Outcome::Aborted(Abort { kind: kind(&why), reason }))
+        })
+    }
+
+    /// What the function returns, which may be a coroutine.
+    fn begins<'py>(&self, running: &Bound<'py, NativeTx>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, function) = (running.py(), self.function());
+        let handler = if self.is_request { &function.handler } else { &function.inner };
+        running.setattr(intern!(py, "handler"), handler)?;
+        if running.get().is_new() {
+            running.setattr(intern!(py, "graph"), &function.package.calls)?;
+        }
+        let mut given = Vec::with_capacity(self.call.args.len() + 2);
+        match &function.table {
+            Some((id, table)) => {
+                let row = NativeTx::own(running, table.bind(py), *id, self.call.key.to_vec())?;
+                if !function.creates {
+                    NativeTx::needs(running, 0)?;
+                }
+                given.push(row.into_bound(py).into_any());
+                given.push(running.get().context(running, &function.package.context)?);
+            }
+            None => given.push(function.package.tx.bind(py).call1((running,))?),
+        }
+        if function.takes_event {
+            let event = to_tuple(py, &self.call.args)?;
+            given.push(handler.bind(py).call_method1("event", (event,))?);
+        } else {
+            for value in self.call.args.iter() {
+                given.push(to_python(py, value)?);
+            }
+        }
+        function.function.bind(py).call1(PyTuple::new(py, given)?)
+    }
+
+    fn goes_on(
+        &mut self,
+        running: &Bound<'_, NativeTx>,
+        coroutine: Bound<'_, PyAny>,
+    ) -> PyResult<Outcome> {
+        let waits = match sent(&coroutine)? {
+            PySendResult::Return(value) => return self.ends(running, &value),
+            PySendResult::Next(waits) => waits,
+        };
+        let (py, package) = (running.py(), &self.function().package);
+        let calls = if waits.get_type().is(package.remote.bind(py)) {
+            vec![waits.getattr(intern!(py, "_call"))?.extract()?]
+        } else if waits.is_instance(package.remote.bind(py))? {
+            waits.call_method0(intern!(py, "calls"))?.extract()?
+        } else {
+            return Err(waits_outside(&coroutine)?);
+        };
+        self.coroutine = Some(coroutine.unbind());
+        Ok(Outcome::Waits(calls))
+    }
+
+    fn ends(&self, running: &Bound<'_, NativeTx>, value: &Bound<'_, PyAny>) -> PyResult<Outcome> {
+        let (py, function) = (running.py(), self.function());
+        if !function.takes_event {
+            let of = function.table.is_some().then_some(function);
+            running.get().returns(value, self.is_request, of)?;
+        } else if !value.is_none() {
+            function.handler.bind(py).call_method1("emit_result", (running, value))?;
+        }
+        running.get().write_back(py)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Ends what it runs in. A coroutine that waits ends without a word.
+    fn over(&mut self, py: Python<'_>) {
+        if let Some(coroutine) = self.coroutine.take() {
+            // What it does at its end is not part of the transaction, and nobody is told of it.
+            let _ = coroutine.bind(py).call_method0(intern!(py, "close"));
+        }
+        if let Some(running) = self.running.take() {
+            running.get().end();
+            // They know each other.
+            let context = running.get().take_context();
+            let is_free = context.as_ref().is_none_or(|context| {
+                // SAFETY: both are objects, and the interpreter's lock is held.
+                let counts =
+                    unsafe { [ffi::Py_REFCNT(context.as_ptr()), ffi::Py_REFCNT(running.as_ptr())] };
+                counts == [1, 2]
+            });
+            if let Some(context) = context.filter(|_| is_free) {
+                running.get().keep_context(context);
+                keep(running.into_bound(py));
+            } else if is_free {
+                spare(running.into_bound(py));
+            }
+        }
+    }
+}
+
+/// How far a function has come.
+enum Outcome {
+    Done,
+    Waits(Vec<usize>),
+    Aborted(Abort),
+}
+
+/// A transaction that has a node, which is taken back however its turn ends.
+struct Entered<'a>(&'a NativeTx);
+
+impl<'a> Entered<'a> {
+    fn new(tx: &'a NativeTx, node: &mut OnNode<'_>, shapes: &Arc<Shapes>) -> Entered<'a> {
+        tx.enter(node, shapes);
+        Entered(tx)
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl Activation for Turns {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        let raised = |e: PyErr| Abort { kind: AbortKind::Raised, reason: e.to_string() };
+        attached(|py| {
+            let functions = self.functions.clone();
+            let mut node = OnNode { context, shapes: &functions.shapes, is_unwound: false };
+            let running = match &self.running {
+                Some(running) => running.clone_ref(py),
+                None => {
+                    let made = running(py, &functions.shapes).map_err(raised)?.unbind();
+                    self.running.insert(made).clone_ref(py)
+                }
+            };
+            let entered = Entered::new(running.get(), &mut node, &functions.shapes);
+            let outcome = self.turn(py, running.bind(py));
+            drop(entered);
+            let waits = match &outcome {
+                Ok(Outcome::Waits(waits)) => &waits[..],
+                _ => &[],
+            };
+            let (returned, abort, waits) = running.get().outcome(waits);
+            drop(running);
+            let step = match (outcome, abort) {
+                _ if node.is_unwound => Err(Stop::Unwind),
+                // The first abort counts, whatever the function has made of it.
+                (_, Some(abort)) | (Ok(Outcome::Aborted(abort)), None) => Err(Stop::Abort(abort)),
+                (Ok(Outcome::Waits(_)), None) => return Ok(Step::Wait(waits)),
+                (Ok(Outcome::Done), None) => Ok(Step::Done(returned.unwrap_or(Value::Null))),
+                (Err(error), None) => Err(Stop::Abort(raised(error))),
+            };
+            self.over(py);
+            step
+        })
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        if self.running.is_some() {
+            // Where the interpreter has ended there is nothing to end.
+            let _ = Python::try_attach(|py| self.over(py));
+        }
+    }
+}

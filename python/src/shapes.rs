@@ -1,0 +1,103 @@
+//! Columns of a program, as functions that run with real values need them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use tidemill_core::rules::Fault;
+use tidemill_core::{Column, Schema, TableSpec, Value};
+use tidemill_txn::program::{Abort, On};
+use tidemill_txn::Program;
+
+use crate::values::stored;
+
+/// Columns of the tables, streams and windows of a program.
+#[derive(Default)]
+pub struct Shapes {
+    pub tables: Vec<TableShape>,
+    pub streams: Vec<Arc<Schema>>,
+    pub windows: Vec<Arc<Schema>>,
+    /// By window: the table of its groups.
+    pub groups: Vec<u16>,
+    /// Whether triggers see what is emitted into a stream.
+    pub watched: Vec<bool>,
+    /// Whether they do when a window slides.
+    pub slid: Vec<bool>,
+    /// By handler: how it is called, if it is a function of an entity; where functions run on nodes.
+    pub functions: Vec<Option<FunctionShape>>,
+}
+
+/// A function of an entity, as those need it that call it.
+pub struct FunctionShape {
+    pub name: Arc<str>,
+    pub table: usize,
+    pub parameters: Vec<Column>,
+}
+
+/// A table, as rows need it.
+pub struct TableShape {
+    pub spec: TableSpec,
+    /// Its columns by name.
+    pub columns: Names,
+    /// Those that are attributes of rows.
+    pub attributes: Names,
+    /// The package's table, once it was seen.
+    pub object: OnceLock<Py<PyAny>>,
+}
+
+/// Columns by name.
+type Names = HashMap<Arc<str>, usize, foldhash::fast::FixedState>;
+
+/// What rows have beside columns.
+const METHODS: [&str; 4] = ["delete", "exists", "over", "update"];
+
+impl Shapes {
+    /// Those of this program.
+    pub fn of(program: &Program) -> Shapes {
+        let on = |is: &dyn Fn(On) -> bool| program.triggers.iter().any(|t| is(t.on));
+        let streams = 0..program.streams.len();
+        let windows = 0..program.windows.len();
+        Shapes {
+            tables: program.tables.iter().map(TableShape::of).collect(),
+            streams: program.streams.iter().map(|s| s.spec.schema.clone()).collect(),
+            windows: program.windows.iter().map(|w| w.schema.clone()).collect(),
+            groups: program.windows.iter().map(|w| w.groups.0).collect(),
+            watched: streams
+                .map(|s| on(&|on| matches!(on, On::Emitted(stream) if stream.index() == s)))
+                .collect(),
+            slid: windows
+                .map(|w| on(&|on| matches!(on, On::Slid(window) if window.index() == w)))
+                .collect(),
+            functions: Vec::new(),
+        }
+    }
+}
+
+impl TableShape {
+    fn of(spec: &TableSpec) -> TableShape {
+        let names = spec.schema.columns.iter().enumerate();
+        let columns: Names = names.map(|(index, column)| (column.name.clone(), index)).collect();
+        let mut attributes = columns.clone();
+        attributes.retain(|name, _| {
+            let is_python_s = name.starts_with("__") && name.ends_with("__");
+            !(is_python_s || METHODS.contains(&&**name))
+        });
+        TableShape { spec: spec.clone(), columns, attributes, object: OnceLock::new() }
+    }
+
+    /// Leading key columns, as they are stored.
+    pub fn key(&self, given: &Bound<'_, PyTuple>) -> Result<Vec<Value>, Abort> {
+        let mut key = Vec::with_capacity(given.len());
+        for (value, column) in given.iter_borrowed().zip(&self.spec.key) {
+            if value.is_none() {
+                return Err(Fault(format!("null in the key of {}", self.spec.name).into()).into());
+            }
+            key.push(match stored(&value, &self.spec.schema.columns[*column])? {
+                Value::Float(0.0) => Value::Float(0.0),
+                value => value,
+            });
+        }
+        Ok(key)
+    }
+}

@@ -1,0 +1,564 @@
+"""Functions of entities on several nodes: they come to what they come to in one process."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import gc
+import json
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tidemill as tm
+from tidemill import _native
+
+from .conftest import Ledger, marked_line, payment
+from .test_entities import WRONG, Nodes, Odd, Straight, Trips, any_script
+
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+def on_nodes(app: tm.App, calls: Calls, nodes: int, seed: int, epoch: int) -> dict[str, Any]:
+    """The calls, or events, in their order on nodes: replies, tables and events."""
+    spec, opaques = app.spec({}, keep_all=True, push=True)
+    return _native.run_nodes(json.dumps(spec), opaques, calls, nodes, seed, epoch)
+
+
+def in_process(app: tm.App, calls: Calls) -> dict[str, Any]:
+    """The same in one process, one call after the other."""
+    replies: list[Any] = []
+    with app.start(workers=1) as mill:
+        for name, row in calls:
+            if name in [stream.name for stream in app.streams if stream.origin == "input"]:
+                mill.send(name, [row], wait=True)
+                replies.append(None)
+                continue
+            try:
+                replies.append(("returned", mill.call(name, **row)))
+            except tm.Abort as abort:
+                kind = type(abort).__name__
+                named = "" if type(abort) is tm.Abort else f"{kind}: "
+                replies.append(("aborted", named + abort.reason))
+        mill.drain()
+        tables = {name: mill.table(name).rows() for name in app.tables if not name.startswith("$")}
+        outputs = {}
+        for stream in app.streams:
+            if stream.origin != "input" and (rows := mill.output(stream.name).rows()):
+                outputs[stream.name] = rows
+    for rows in tables.values():
+        rows.sort(key=repr)
+    return {"replies": replies, "tables": tables, "outputs": outputs}
+
+
+def is_one(make: Callable[[], tm.App], calls: Calls, seeds: int = 3) -> dict[str, Any]:
+    """Replies, tables and events are the same on any nodes, in epochs of any size."""
+    wanted = in_process(make(), calls)
+    app = make()
+    for nodes in (1, 2, 3, 4):
+        for seed in range(seeds):
+            for epoch in (1, 4, 1000):
+                found = on_nodes(app, calls, nodes, seed, epoch)
+                for rows in found["tables"].values():
+                    rows.sort(key=repr)
+                asked = [w is None for w in wanted["replies"]]
+                replies = [None if no else f for no, f in zip(asked, found["replies"], strict=True)]
+                where = f"{nodes} nodes, seed {seed}, epochs of {epoch}"
+                assert replies == wanted["replies"], where
+                assert found["tables"] == wanted["tables"], where
+                assert found["outputs"] == wanted["outputs"], where
+                assert found["not_deterministic"] == 0, where
+    return wanted
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    """Functions that are begun again leave no coroutine behind that says so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+        gc.collect()
+
+
+def test_trips() -> None:
+    places: Calls = [
+        ("hotel.build", {"id": "inn", "rooms": 3}),
+        ("flight.plan", {"id": "TM1", "seats": 2}),
+    ]
+    trips: Calls = [
+        ("trip.book", {"id": n, "hotel_id": "inn" if n % 4 else "none", "flight_id": "TM1"})
+        for n in range(8)
+    ]
+    wanted = is_one(lambda: Trips().app, [*places, *trips, ("trip.cancel", {"id": 1})])
+    assert wanted["tables"]["hotel"] == [{"id": "inn", "rooms": 1}]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_graph_of_calls(seed: int) -> None:
+    dice = random.Random(seed)
+    calls = [(dice.randint(0, 4), any_script(dice, 3)) for _ in range(40)]
+    straight, app = Straight(), Nodes().app
+    failed = [straight.call(key, script) for key, script in calls]
+    rows: Calls = [("node.run", {"id": key, "script": script}) for key, script in calls]
+    for nodes in (1, 2, 3, 4):
+        for epoch in (1, 1 + seed % 9, 40):
+            found = on_nodes(app, rows, nodes, seed, epoch)
+            replies = [reply[1] if reply[0] == "aborted" else None for reply in found["replies"]]
+            assert replies == failed
+            assert found["tables"] == {
+                "node": [{"id": id, "sum": n} for id, n in sorted(straight.nodes.items())],
+                "counts": [{"id": id, "n": n} for id, n in sorted(straight.counts.items())],
+            }
+            seen = [(row["id"], row["sum"]) for row in found["outputs"].get("seen", [])]
+            assert seen == straight.seen
+            assert found["not_deterministic"] == 0
+
+
+ODD = [(name, why) for name, why in WRONG if name != "wide"]
+
+
+def test_what_goes_wrong_has_the_same_reasons() -> None:
+    calls: Calls = [("thing.make", {"id": 1})]
+    for name, _ in ODD:
+        calls += [(f"thing.{name}", {"id": 1}), ("thing.touch", {"id": 1})]
+    for what in ("no text", "no words", "no unicode", "no reason"):
+        calls.append(("thing.catches", {"id": 1, "what": what}))
+    calls += [("thing.touch", {"id": 7}), ("thing.named", {"id": 1}), ("thing.tells", {"id": 1})]
+    calls += [("mixed", {"id": 1}), ("announces", {"id": 1}), ("thing.hidden", {"id": 1})]
+    calls += [("mixed", {"id": 8}), ("thing.guarded", {"id": 1})]
+    wanted = is_one(lambda: Odd().app, calls, 1)
+    for reply, (_, why) in zip(wanted["replies"][1::2], ODD, strict=False):
+        assert why in reply[1]
+
+
+def test_a_graph_without_end_is_ended() -> None:
+    found = on_nodes(Odd().app, [("thing.make", {"id": 1}), ("thing.deep", {"id": 1})], 3, 1, 9)
+    assert found["replies"][1] == ("aborted", "calls are more than 100 deep in one another")
+
+
+class Lists:
+    """Functions that change lists in place, around calls of each other."""
+
+    def __init__(self) -> None:
+        app = self.app = tm.App("lists")
+        tags = tm.column(tm.list(str), default=[])
+        number = tm.column(int, default=0)
+        box = app.entity("box", key="id", id=int, tags=tags, note=tm.optional(tm.any), n=number)
+
+        @box.function(creates=True)
+        async def put(self: Any, ctx: tm.Context, tag: str, to: int) -> Any:
+            own = self.tags
+            own.append(tag)
+            if self.note is None:
+                self.note = {}
+            self.note["last"] = tag
+            if to != self.id:
+                there = await box[to].take(tag)
+                own.append(f"{tag}:{there}")
+                self.note["there"] = there
+            return [list(self.tags), dict(self.note)]
+
+        @box.function(creates=True)
+        def take(self: Any, ctx: tm.Context, tag: str) -> int:
+            self.tags.append(tag.upper())
+            self.n += 1
+            return len(self.tags)
+
+        @box.function(creates=True)
+        def pass_on(self: Any, ctx: tm.Context, tag: str, to: int) -> int:
+            own = self.tags
+            before = len(own)
+            first = box[to].take(tag).result()
+            own.append("mine")
+            second = box[to].take(tag).result()
+            third = box[self.id + 10].take(tag)
+            self.n += before
+            return int(first + second + third.result())
+
+        @box.function(creates=True)
+        async def own(self: Any, ctx: tm.Context, depth: int) -> int:
+            self.n += 1
+            if depth:
+                self.n += await box[self.id].own(depth - 1)
+                self.tags = [*self.tags, str(self.n)]
+            return int(self.n)
+
+        @box.function
+        def drop(self: Any, ctx: tm.Context) -> bool:
+            self.delete()
+            return bool(self.exists())
+
+
+def test_lists_changed_in_place() -> None:
+    dice = random.Random(5)
+    calls: Calls = []
+    for n in range(30):
+        id, to, tag = dice.randint(0, 3), dice.randint(4, 6), f"t{n}"
+        calls += dice.choice(
+            [
+                [("box.put", {"id": id, "tag": tag, "to": to})],
+                [("box.put", {"id": id, "tag": tag, "to": id})],
+                [("box.pass_on", {"id": id, "tag": tag, "to": to})],
+                [("box.own", {"id": id, "depth": dice.randint(0, 5)})],
+                [("box.drop", {"id": dice.randint(0, 6)})],
+            ]
+        )
+    is_one(lambda: Lists().app, calls)
+
+
+def test_values_come_back_as_they_went() -> None:
+    def make() -> tm.App:
+        app = tm.App("values")
+        one = app.entity("one", key="id", id=int, said=tm.column(str, default=""))
+
+        @one.function(creates=True)
+        def gives(self: Any, ctx: tm.Context, what: int) -> Any:
+            east = dt.timezone(dt.timedelta(hours=3))
+            return [
+                decimal.Decimal("1.50"),
+                dt.datetime(2024, 5, 6, 7, 8, 9, 10, dt.UTC),
+                dt.datetime(2024, 5, 6, tzinfo=east),
+                dt.datetime(2024, 5, 6),
+                (1, [2.5, None, True]),
+                {"a": b"bytes", 3: "three"},
+                1 << 63,
+                float("nan"),
+                -0.0,
+                None,
+                b"raw",
+                "text",
+                decimal.Decimal("1E+40"),
+            ][what]
+
+        @one.function(creates=True)
+        async def asks(self: Any, ctx: tm.Context, what: int) -> str:
+            self.said = repr(await one[self.id + 1].gives(what))
+            return str(self.said)
+
+        @one.function(creates=True)
+        def takes(
+            self: Any,
+            ctx: tm.Context,
+            at: tm.timestamp,  # type: ignore[valid-type]
+            much: tm.decimal(2),  # type: ignore[valid-type]
+            names: tm.list(str),  # type: ignore[valid-type]
+            more: float = 0.5,
+        ) -> str:
+            return repr((at, much, names, more))
+
+        @one.function(creates=True)
+        async def sends(self: Any, ctx: tm.Context) -> str:
+            return str(
+                await one[self.id + 1].takes(
+                    dt.datetime(2024, 1, 2, tzinfo=dt.UTC), 3, names=("a", "b")
+                )
+            )
+
+        return app
+
+    calls: Calls = [("one.asks", {"id": n, "what": n}) for n in range(13)]
+    calls += [("one.gives", {"id": n, "what": n}) for n in range(13) if n != 7]
+    is_one(make, [*calls, ("one.sends", {"id": 3})], 1)
+
+
+def test_scans_creates_and_deletes() -> None:
+    def make() -> tm.App:
+        app = tm.App("shop")
+        item = app.entity(
+            "item", key=("shop", "id"), partition_prefix=1, ordered=True, shop=str, id=int, left=int
+        )
+        total = app.table("total", key="shop", shop=str, n=tm.column(int, default=0))
+
+        @item.function(creates=True)
+        async def supply(self: Any, ctx: tm.Context, n: int) -> int:
+            self.left = n
+            total[self.shop].n += 1
+            return sum(row.left for row in item.scan((self.shop,)))
+
+        @item.function(creates=True)
+        async def later(self: Any, ctx: tm.Context, limit: int) -> list[list[int]]:
+            behind = item.scan((self.shop, self.id), limit=limit)
+            between = item.scan((self.shop, 1), (self.shop, 4), limit=2)
+            return [[row.id for row in rows] for rows in (behind, between)]
+
+        @item.function(creates=True)
+        async def more(self: Any, ctx: tm.Context) -> list[bool]:
+            one, other = item[self.shop, self.id], item[self.shop, self.id + 1]
+            before = await one.exists()
+            if not before:
+                await item.create(shop=self.shop, id=self.id, left=5)
+            await other.delete()
+            return [before, await one.exists(), self.exists(), await other.exists()]
+
+        @item.function(creates=True)
+        def sweeps(self: Any, ctx: tm.Context, other: str) -> int:
+            found = item[other, 0].gone().result()
+            if ("x" + other) in total:
+                del total["x" + other]
+            else:
+                total.insert(shop="x" + other, n=found)
+            return int(found)
+
+        @item.function(creates=True)
+        def gone(self: Any, ctx: tm.Context) -> int:
+            rows = item.scan((self.shop,), limit=2)
+            for row in rows:
+                row.delete()
+            return len(rows)
+
+        @item.function(creates=True)
+        async def strays(self: Any, ctx: tm.Context) -> None:
+            item.scan(("other",))
+
+        return app
+
+    dice, calls = random.Random(3), []
+    for _ in range(60):
+        key = {"shop": dice.choice("abc"), "id": dice.randint(0, 6)}
+        calls.append(
+            dice.choice(
+                [
+                    ("item.supply", {**key, "n": dice.randint(1, 9)}),
+                    ("item.supply", {**key, "n": dice.randint(1, 9)}),
+                    ("item.later", {**key, "limit": dice.randint(1, 3)}),
+                    ("item.more", key),
+                    ("item.sweeps", {**key, "other": dice.choice("abc")}),
+                    ("item.strays", key),
+                ]
+            )
+        )
+    is_one(make, calls)
+
+
+def test_exceptions_and_their_places() -> None:
+    def make() -> tm.App:
+        app = tm.App("errors")
+        one = app.entity("one", key="id", id=int, n=tm.column(int, default=0))
+
+        @one.function(creates=True)
+        async def fails(self: Any, ctx: tm.Context, how: int) -> int:
+            self.n += 1
+            if how == 1:
+                raise ValueError("wrong")
+            if how == 2:
+                raise KeyError
+            if how == 3:
+                self.n = "many"
+            if how == 4:
+                self.nothing = 1
+            if how == 5:
+                raise SystemExit(3)
+            if how == 6:
+                raise tm.Abort("Note: x")
+            if how == 7:
+                ctx.require(self.n > 5, f"only {self.n}")
+            if how == 8:
+                self.n = 1 << 62
+                self.n += 1 << 62
+            return int(self.n)
+
+        @one.function(creates=True)
+        async def both(self: Any, ctx: tm.Context, how: int, then: int) -> list[int]:
+            first, second = one[1].fails(how), one[2].fails(then)
+            try:
+                return list(await ctx.gather(first, second))
+            finally:
+                self.n += 100
+
+        @one.function(creates=True)
+        def plain(self: Any, ctx: tm.Context, how: int) -> int:
+            one[1].fails(0)
+            try:
+                return int(one[2].fails(how).result())
+            except BaseException:
+                return -1
+
+        @one.function(creates=True)
+        async def unheard(self: Any, ctx: tm.Context, how: int) -> int:
+            one[1].fails(how)
+            return 7
+
+        return app
+
+    calls: Calls = []
+    for how in range(9):
+        calls += [
+            ("one.fails", {"id": 3, "how": how}),
+            ("one.both", {"id": 4, "how": how, "then": (how * 5 + 1) % 9}),
+            ("one.both", {"id": 4, "how": 0, "then": how}),
+            ("one.plain", {"id": 5, "how": how}),
+            ("one.unheard", {"id": 6, "how": how}),
+        ]
+    is_one(make, calls, 2)
+
+
+def test_declared_transactions_and_events() -> None:
+    def make() -> tm.App:
+        ledger = Ledger()
+        accounts, payments = ledger.accounts, ledger.payments
+
+        @ledger.app.transaction(payments)
+        def pay(tx: Any, e: Any) -> Any:
+            src, dst = accounts[e.src], accounts[e.dst]
+            tx.require(src.balance + 100 >= e.amount, "insufficient funds")
+            src.balance -= e.amount
+            dst.balance += e.amount
+            with tx.when(e.amount > 50):
+                tx.emit(ledger.large, src=e.src, note=e.memo)
+            return {"src": e.src, "left": src.balance}
+
+        @ledger.app.transaction(payments, opaque=True, out={"seen": int})
+        def count(tx: Any, e: Any) -> Any:
+            pair = ledger.pairs.upsert(a=e.src, b=str(e.dst), n=1)
+            if e.amount == 13:
+                raise tm.Abort("thirteen")
+            return {"seen": pair.n} if e.flag else None
+
+        keeper = ledger.app.entity("keeper", key="id", id=int, n=tm.column(int, default=0))
+
+        @keeper.function(creates=True)
+        def moves(self: Any, ctx: tm.Context, by: int) -> str:
+            accounts[self.id].balance += by
+            self.n += 1
+            return str(accounts[self.id].balance)
+
+        return ledger.app
+
+    dice, calls = random.Random(9), []
+    for _ in range(60):
+        src, dst = dice.randint(0, 5), dice.randint(0, 5)
+        if dice.random() < 0.3:
+            calls.append(("keeper.moves", {"id": src, "by": dice.randint(-9, 9)}))
+        else:
+            amount = dice.choice([13, 5, 40, 60, 120])
+            event = payment(src, dst, amount, memo=f"m{len(calls)}", flag=dice.random() < 0.5)
+            calls.append(("payments", event))
+    wanted = is_one(make, calls)
+    assert {"pay", "count", "large", "pay.aborted", "count.aborted"} <= set(wanted["outputs"])
+
+
+def test_chance_is_the_same_whenever_a_function_runs() -> None:
+    app = Odd().app
+    calls: Calls = [("thing.make", {"id": 1}), ("thing.draws", {"id": 1})]
+    drawn = {str(on_nodes(app, calls, nodes, 5, 9)["replies"][1]) for nodes in (1, 2, 4)}
+    assert len(drawn) == 1
+    assert len(set(json.loads(drawn.pop().split(", ", 1)[1][:-1]))) == 3
+
+
+def computed(ledger: Ledger) -> None:
+    @ledger.app.transaction(ledger.payments)  # here
+    def find(tx: Any, e: Any) -> None:
+        ledger.accounts[tm.cast(ledger.accounts[e.src].balance, int)].balance += 1
+
+
+def ranged(ledger: Ledger) -> None:
+    rates = ledger.app.table("rates", key="id", ordered=True, id=int, rate=int)
+
+    @ledger.app.transaction(ledger.payments)  # here
+    def total(tx: Any, e: Any) -> None:
+        ledger.accounts[e.src].balance += rates.scan(1, 5).rate.sum()
+
+
+def kept(ledger: Ledger) -> None:
+    ledger.app.table("rates", key="id", id=int, rate=int, history="1h")  # here
+
+
+def indexed(ledger: Ledger) -> None:
+    ledger.accounts.index("owner")  # here
+
+
+def triggered(ledger: Ledger) -> None:
+    @ledger.app.trigger(ledger.accounts)  # here
+    def seen(tx: Any, change: Any) -> None:
+        pass
+
+
+def timed(ledger: Ledger) -> None:
+    @ledger.app.every("1s")  # here
+    def tick(tx: Any, firing: Any) -> None:
+        pass
+
+
+def in_time(ledger: Ledger) -> None:
+    clicks = ledger.app.stream("clicks", time="at", at=tm.timestamp, id=int)
+
+    @ledger.app.transaction(clicks)  # here
+    def click(tx: Any, e: Any) -> None:
+        ledger.accounts[e.id].balance += 1
+
+
+def derived(ledger: Ledger) -> None:
+    large = ledger.payments.filter(tm.col("amount") > 5)
+
+    @ledger.app.transaction(large)  # here
+    def big(tx: Any, e: Any) -> None:
+        ledger.accounts[e.src].balance += 1
+
+
+def batched(ledger: Ledger) -> None:
+    @ledger.app.procedure(ledger.payments)  # here
+    def many(tx: Any, payments: Any) -> None:
+        pass
+
+
+def windowed(ledger: Ledger) -> None:
+    window = ledger.app.window("last", rows=3, slide=1, n=int)
+
+    @ledger.app.procedure(ledger.payments, owns=window)  # here
+    def own(tx: Any, payments: Any) -> None:
+        pass
+
+
+def outside(ledger: Ledger) -> None:
+    @ledger.app.external()  # here
+    def mail(id: int) -> None:
+        pass
+
+
+REFUSED = [
+    (computed, "find finds rows by keys that it reads"),
+    (ranged, "total reads a range of rows"),
+    (kept, "table rates keeps versions of its rows"),
+    (indexed, "is an index of table accounts"),
+    (triggered, "seen is a trigger"),
+    (timed, "the clock sends into tick.firings"),
+    (in_time, "click takes events of clicks in the order of their times"),
+    (derived, "big takes events of"),
+    (batched, "many takes batches of events"),
+    (windowed, "own owns window last"),
+    (outside, "asks for work outside"),
+]
+
+
+@pytest.mark.parametrize(("define", "why"), REFUSED, ids=[d.__name__ for d, _ in REFUSED])
+def test_what_does_not_run_on_several_processes(
+    ledger: Ledger, define: Callable[[Ledger], None], why: str
+) -> None:
+    define(ledger)
+    with pytest.raises(tm.ProgramError) as caught:
+        on_nodes(ledger.app, [], 2, 1, 1)
+    assert why in caught.value.what
+    assert "that does not run on several processes yet" in caught.value.what
+    assert "run the app in one process" in caught.value.help
+    assert str(caught.value.at).rsplit("/", 1)[-1] == marked_line(define)
+
+
+def test_functions_that_ask_for_more_than_nodes_have() -> None:
+    app = tm.App("asks")
+    one = app.entity("one", key="id", ordered=True, id=int, n=tm.column(int, default=0))
+
+    @one.function(creates=True)
+    async def looks(self: Any, ctx: tm.Context) -> Any:
+        return ctx.lookup(str, self.id)
+
+    @one.function(creates=True)
+    async def scans(self: Any, ctx: tm.Context) -> Any:
+        return [row.id for row in one.scan(1, 3)]
+
+    found = on_nodes(app, [("one.looks", {"id": 1}), ("one.scans", {"id": 1})], 2, 1, 9)
+    reasons = [reply[1] for reply in found["replies"]]
+    assert reasons[0] == "ctx.lookup: functions on several processes can't do that yet"
+    assert "declare a partition_prefix" in reasons[1]
