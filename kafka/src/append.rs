@@ -12,8 +12,9 @@ use rdkafka::producer::{
     BaseProducer, BaseRecord, DeliveryResult, NoCustomPartitioner, Producer, ProducerContext,
     PurgeConfig,
 };
+use tidemill_cluster::Refused;
 use tidemill_core::{Error, Result};
-use tidemill_durable::{Refused, Then};
+use tidemill_durable::Then;
 
 use crate::fence::Waiting;
 use crate::log::Core;

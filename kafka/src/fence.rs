@@ -5,7 +5,8 @@
 
 use std::collections::VecDeque;
 
-use tidemill_durable::{Refused, Then};
+use tidemill_cluster::Refused;
+use tidemill_durable::Then;
 
 use crate::message::Mark;
 
