@@ -10,7 +10,7 @@ KILLS ?= 2000
 RECOVERY_KILLS ?= 300
 VOTES ?= --events 100000 --every 4000 --repeat 3
 
-.PHONY: setup demo test test-rust test-python lint soak seed loom histories bench-peers clean
+.PHONY: setup demo test test-rust test-python lint soak seed loom histories test-servers bench-peers clean
 
 $(STAMP): python/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Tidemill needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -67,6 +67,13 @@ histories:
 	rm -rf target/histories && mkdir -p target/histories
 	TIDEMILL_HISTORIES=$(CURDIR)/target/histories TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-engine --test order what_clients_see
 	cd engine/tests/order/porcupine && go run . $(CURDIR)/target/histories/*.jsonl
+
+# What needs a Kafka broker and an S3 server, with real ones: servers/run.py installs them once into
+# target/servers (with mvn, java and go), starts them for this and ends them. One test at a time: some kill
+# the broker.
+test-servers: setup
+	cargo test --release -p tidemill-kafka -p tidemill-s3 --no-run
+	$(BIN)/python servers/run.py -- cargo test --release -p tidemill-kafka -p tidemill-s3 -- --ignored --test-threads=1 --show-output server_
 
 # Figures beside other systems, from their published packages: the tight serial loop of each workload,
 # and Leaderboard Maintenance on PostgreSQL (its server must be installed; one is started in a temporary

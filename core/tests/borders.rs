@@ -57,9 +57,16 @@ fn only_python_knows_pyo3() {
 
 #[test]
 fn only_the_gateway_knows_http() {
-    for package in ["axum", "hyper", "tokio", "tokio-rustls"] {
+    for package in ["axum", "hyper", "tokio-rustls"] {
         assert_eq!(users_of(package), ["tidemill-gateway"], "{package}");
     }
+    assert_eq!(users_of("tokio"), ["tidemill-gateway", "tidemill-s3"]);
+}
+
+#[test]
+fn only_their_crates_know_kafka_and_s3() {
+    assert_eq!(users_of("rdkafka"), ["tidemill-kafka"]);
+    assert_eq!(users_of("object_store"), ["tidemill-s3"]);
 }
 
 #[test]
@@ -75,6 +82,7 @@ fn the_door_is_only_for_those_who_may_go_out() {
             "tidemill-flow",
             "tidemill-gateway",
             "tidemill-host",
+            "tidemill-kafka",
             "tidemill-log",
             "tidemill-mesh",
             "tidemill-python",
@@ -96,6 +104,11 @@ fn parts_do_not_know_what_they_must_not() {
         ("cluster", &["tidemill-env", "tidemill-flow", "tidemill-engine", "tidemill-log"]),
         ("mesh", &["tidemill-cluster", "tidemill-function", "tidemill-txn", "tidemill-engine"]),
         ("durable", &["tidemill-function", "tidemill-engine", "tidemill-mesh", "tidemill-log"]),
+        (
+            "kafka",
+            &["tidemill-function", "tidemill-engine", "tidemill-mesh", "tidemill-host", "tokio"],
+        ),
+        ("s3", &["tidemill-cluster", "tidemill-engine", "tidemill-mesh", "tidemill-host"]),
         ("host", &["tidemill-engine", "tidemill-gateway", "tidemill-flow", "tokio", "pyo3"]),
         ("log", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),
         ("connect", &["tidemill-table", "tidemill-txn", "tidemill-flow", "tidemill-engine"]),

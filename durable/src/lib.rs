@@ -20,8 +20,8 @@ pub type Then<T> = Box<dyn FnOnce(T) + Send>;
 pub trait Log: Send + Sync {
     /// Appends durably, unless a later generation has begun in the topic: a [`Record::Generation`] with a
     /// higher number is before it, or with the same one, if it is such a record itself. Does not block.
-    /// Appends to one topic are in the log in the order of the calls; when one is answered
-    /// [`Refused::Unknown`], nothing of this process that comes behind it is in the log without it.
+    /// Appends to one topic are in the log in the order of the calls. When one of a generation is
+    /// answered [`Refused::Unknown`], no later one of that generation is in the log without it.
     fn append(
         &self,
         topic: Topic,
@@ -32,6 +32,9 @@ pub trait Log: Send + Sync {
 
     /// Reads from an offset on. With a limit: so many at most, as soon as there is one, or none after
     /// `wait_us`. Without: all that there was when it was asked. `None`: could not be read now.
+    ///
+    /// Of cuts and outputs those that have been deleted are left out where it reads from 0 on; elsewhere what
+    /// is missing can't be read.
     fn read(
         &self,
         topic: Topic,

@@ -1,0 +1,298 @@
+//! Appending: producers that come and go, and what becomes of their records.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rdkafka::client::ClientContext;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, Message, OwnedHeaders};
+use rdkafka::producer::{
+    BaseProducer, BaseRecord, DeliveryResult, NoCustomPartitioner, Producer, ProducerContext,
+    PurgeConfig,
+};
+use tidemill_cluster::Refused;
+use tidemill_core::{Error, Result};
+use tidemill_durable::Then;
+
+use crate::fence::Waiting;
+use crate::log::Core;
+use crate::message::Outgoing;
+use crate::settings::KafkaSettings;
+use crate::topics;
+
+/// So long a thread that waits for reports does not look whether it is still needed.
+const POLL: Duration = Duration::from_millis(50);
+/// So many times it looks for the last reports of a producer that was given up.
+const LAST_POLLS: usize = 100;
+
+/// What is known of a record while it is under way.
+pub(crate) struct Sent {
+    part: usize,
+    generation: u64,
+    begins: bool,
+    /// In a lock only because the library wants what may be shared.
+    then: Mutex<Then<Result<u64, Refused>>>,
+}
+
+/// Takes the reports of one producer.
+pub(crate) struct Reports {
+    core: Arc<Core>,
+    /// Which producer it is.
+    id: u64,
+}
+
+impl ClientContext for Reports {
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.core.heard(&error, reason);
+        if let KafkaError::Global(RDKafkaErrorCode::Fatal) = error {
+            self.core.fail(self.id);
+        }
+    }
+}
+
+impl ProducerContext<NoCustomPartitioner> for Reports {
+    type DeliveryOpaque = Box<Sent>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, sent: Box<Sent>) {
+        let part = &self.core.parts[sent.part];
+        let now_ns = self.core.env.clock.monotonic_ns();
+        part.progress_ns.store(now_ns, Ordering::Relaxed);
+        part.outstanding.fetch_sub(1, Ordering::Relaxed);
+        let offset = match result {
+            // Where a repeated send was found to be there already, the broker may not say where.
+            Ok(message) => u64::try_from(message.offset()).ok(),
+            Err((error, _)) => {
+                self.core.heard(error, "");
+                part.is_missing(error).then(|| self.core.lose(part.missing()));
+                None
+            }
+        };
+        let Some(offset) = offset else {
+            self.core.fail(self.id);
+            return sent.then.into_inner()(Err(Refused::Unknown));
+        };
+        if !part.is_fenced() {
+            return sent.then.into_inner()(Ok(offset));
+        }
+        let mut answers = Vec::new();
+        let mut fence = part.fence.lock();
+        fence.wait(Waiting {
+            offset,
+            generation: sent.generation,
+            begins: sent.begins,
+            since_ns: now_ns,
+            then: sent.then.into_inner(),
+        });
+        fence.answers(&mut answers);
+        drop(fence);
+        for (then, answer) in answers {
+            then(answer);
+        }
+    }
+}
+
+/// A producer, and the thread that waits for its reports.
+struct Running {
+    producer: Arc<BaseProducer<Reports>>,
+    id: u64,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Running {
+    fn start(core: &Arc<Core>, settings: &KafkaSettings, id: u64) -> Result<Running> {
+        let reports = Reports { core: core.clone(), id };
+        let producer: BaseProducer<Reports> = settings
+            .producer()?
+            .create_with_context(reports)
+            .map_err(|e| Error::resource(format!("a producer for Kafka could not be made: {e}")))?;
+        let producer = Arc::new(producer);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (polled, is_done) = (producer.clone(), is_over.clone());
+        let body = move || {
+            while !is_done.load(Ordering::Relaxed) {
+                polled.poll(POLL);
+            }
+            // What was purged is reported, too.
+            for _ in 0..LAST_POLLS {
+                if polled.in_flight_count() == 0 {
+                    break;
+                }
+                polled.poll(POLL);
+            }
+        };
+        let started = core.env.threads.spawn("kafka-reports", Box::new(body));
+        started.map_err(|e| Error::io("starting a thread for Kafka", &e))?;
+        Ok(Running { producer, id, is_over })
+    }
+
+    /// Gives up what has not been sent, and what was sent and not answered.
+    fn end(&self) {
+        self.producer.purge(PurgeConfig::default().queue().inflight().non_blocking());
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// All that is appended by this process.
+pub(crate) struct Appends {
+    core: Arc<Core>,
+    settings: KafkaSettings,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    running: Option<Running>,
+    made: u64,
+    /// For each part the highest generation that has appended there.
+    highest: Vec<u64>,
+    /// For each part up to which generation nothing is appended any more: some of it may be missing.
+    barred: Vec<u64>,
+}
+
+/// What has become of an attempt.
+enum Tried {
+    Sent,
+    /// Nothing is in the log, or nobody knows.
+    Not(Then<Result<u64, Refused>>),
+}
+
+impl Appends {
+    pub(crate) fn start(core: &Arc<Core>, settings: &KafkaSettings) -> Result<Appends> {
+        let nothing = vec![0; core.parts.len()];
+        let running = Some(Running::start(core, settings, 1)?);
+        let inner = Inner { running, made: 1, highest: nothing.clone(), barred: nothing };
+        Ok(Appends { core: core.clone(), settings: settings.clone(), inner: Mutex::new(inner) })
+    }
+
+    /// Has the producer learn who leads the partitions.
+    pub(crate) fn warm(&self) -> Result<()> {
+        let producer = self.inner.lock().running.as_ref().map(|running| running.producer.clone());
+        producer.map_or(Ok(()), |p| topics::warm(&self.core, p.client(), &self.settings))
+    }
+
+    /// Appends a message.
+    pub(crate) fn append(
+        &self,
+        part: usize,
+        generation: u64,
+        begins: bool,
+        message: &Outgoing,
+        then: Then<Result<u64, Refused>>,
+    ) {
+        // The lock is what makes the order of the calls that of the log.
+        let tried = {
+            let mut inner = self.inner.lock();
+            self.renew(&mut inner);
+            let is_barred = self.core.parts[part].is_fenced() && generation <= inner.barred[part];
+            match &inner.running {
+                Some(running) if !is_barred && !self.core.is_over() => {
+                    let sent = Sent { part, generation, begins, then: Mutex::new(then) };
+                    let (id, tried) = (running.id, self.send(running, sent, message));
+                    inner.highest[part] = inner.highest[part].max(generation);
+                    if matches!(tried, Tried::Not(_)) && self.core.parts[part].is_fenced() {
+                        // What comes behind must not be there without it.
+                        self.core.fail(id);
+                        self.renew(&mut inner);
+                    }
+                    tried
+                }
+                _ => Tried::Not(then),
+            }
+        };
+        if let Tried::Not(then) = tried {
+            then(Err(Refused::Unknown));
+        }
+    }
+
+    fn send(&self, running: &Running, sent: Sent, message: &Outgoing) -> Tried {
+        let part = &self.core.parts[sent.part];
+        if part.outstanding.fetch_add(1, Ordering::Relaxed) == 0 {
+            part.progress_ns.store(self.core.env.clock.monotonic_ns(), Ordering::Relaxed);
+        }
+        let mut record = BaseRecord::with_opaque_to(&part.name, Box::new(sent))
+            .partition(part.partition)
+            .payload(&message.value);
+        if let Some(key) = &message.key {
+            record = record.key(key);
+        }
+        if !message.headers.is_empty() {
+            let headers = OwnedHeaders::new_with_capacity(message.headers.len());
+            let headers = message.headers.iter().fold(headers, |headers, (key, value)| {
+                headers.insert(Header { key, value: Some(value) })
+            });
+            record = record.headers(headers);
+        }
+        match running.producer.send::<Vec<u8>, Vec<u8>>(record) {
+            Ok(()) => Tried::Sent,
+            Err((error, record)) => {
+                self.core.heard(&error, "");
+                part.outstanding.fetch_sub(1, Ordering::Relaxed);
+                Tried::Not(record.delivery_opaque.then.into_inner())
+            }
+        }
+    }
+
+    /// Another producer, where the present one has failed.
+    fn renew(&self, inner: &mut Inner) {
+        if inner.running.as_ref().is_some_and(|r| !self.core.has_failed(r.id)) {
+            return;
+        }
+        if let Some(failed) = inner.running.take() {
+            failed.end();
+            for (barred, highest) in inner.barred.iter_mut().zip(&inner.highest) {
+                *barred = (*barred).max(*highest);
+            }
+        }
+        inner.made += 1;
+        match Running::start(&self.core, &self.settings, inner.made) {
+            Ok(running) => inner.running = Some(running),
+            // The next append tries again.
+            Err(error) => self.core.heard_error(&error.to_string()),
+        }
+    }
+
+    /// Gives up a producer that has made no progress for too long.
+    pub(crate) fn check(&self, now_ns: u64, timeout_ns: u64) {
+        let is_stuck = self.core.parts.iter().any(|part| {
+            let progress_ns = part.progress_ns.load(Ordering::Relaxed);
+            part.outstanding.load(Ordering::Relaxed) > 0
+                && now_ns.saturating_sub(progress_ns) > timeout_ns
+        });
+        let mut inner = self.inner.lock();
+        if let (true, Some(running)) = (is_stuck, &inner.running) {
+            self.core.fail(running.id);
+            // Those of the next producer have their own time.
+            for part in &self.core.parts {
+                part.progress_ns.store(now_ns, Ordering::Relaxed);
+            }
+        }
+        self.renew(&mut inner);
+    }
+
+    /// The highest generation that this process has appended to a part.
+    pub(crate) fn highest(&self, part: usize) -> u64 {
+        self.inner.lock().highest[part]
+    }
+
+    /// Nothing is appended any more.
+    pub(crate) fn end(&self) {
+        if let Some(running) = self.inner.lock().running.take() {
+            running.end();
+        }
+    }
+}
+
+/// The number of the producer that has failed last.
+#[derive(Default)]
+pub(crate) struct Failed(AtomicU64);
+
+impl Failed {
+    pub(crate) fn set(&self, id: u64) {
+        self.0.fetch_max(id, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has(&self, id: u64) -> bool {
+        self.0.load(Ordering::SeqCst) >= id
+    }
+}

@@ -1,0 +1,210 @@
+//! Which records of a partition count: those behind no higher generation's beginning.
+//!
+//! What was seen is kept as the places where generations have begun, from some offset on. Appends wait here,
+//! by their offsets, until all before them has been seen.
+
+use std::collections::VecDeque;
+
+use tidemill_cluster::Refused;
+use tidemill_durable::Then;
+
+use crate::message::Mark;
+
+/// An append whose offset is known.
+pub(crate) struct Waiting {
+    pub(crate) offset: u64,
+    pub(crate) generation: u64,
+    /// Whether its generation begins with it.
+    pub(crate) begins: bool,
+    /// When it was delivered.
+    pub(crate) since_ns: u64,
+    pub(crate) then: Then<Result<u64, Refused>>,
+}
+
+/// An answer that can be given.
+pub(crate) type Answer = (Then<Result<u64, Refused>>, Result<u64, Refused>);
+
+/// What is known of a partition.
+#[derive(Default)]
+pub(crate) struct Fence {
+    /// From this offset on all is known.
+    base: u64,
+    /// The highest generation that has begun before.
+    below: u64,
+    /// Where that was said the last time.
+    begun: Option<u64>,
+    /// The offsets where generations have begun since, or have said so again; both rise.
+    begins: Vec<(u64, u64)>,
+    /// Everything below has been seen.
+    scanned: u64,
+    /// By offset.
+    waiting: VecDeque<Waiting>,
+}
+
+impl Fence {
+    /// Nothing is known but what has begun before an offset, and where.
+    pub(crate) fn new(base: u64, below: u64, begun: Option<u64>) -> Fence {
+        Fence { base, below, begun, scanned: base, ..Fence::default() }
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    pub(crate) fn scanned(&self) -> u64 {
+        self.scanned
+    }
+
+    /// The highest generation that has begun before an offset, which is not below the base and not above
+    /// what was scanned.
+    pub(crate) fn before(&self, offset: u64) -> u64 {
+        let n = self.begins.partition_point(|(begun, _)| *begun < offset);
+        n.checked_sub(1).map_or(self.below, |last| self.begins[last].1)
+    }
+
+    /// Where the generation that was the highest before an offset has said the last time that it begins.
+    pub(crate) fn begun(&self, offset: u64) -> Option<u64> {
+        let n = self.begins.partition_point(|(begun, _)| *begun < offset);
+        n.checked_sub(1).map_or(self.begun, |last| Some(self.begins[last].0))
+    }
+
+    /// What lies at an offset is seen, and nothing is between there and what was seen before.
+    pub(crate) fn see(&mut self, offset: u64, mark: Mark) {
+        if offset < self.scanned {
+            return;
+        }
+        if mark.begins.is_some_and(|begins| begins >= self.before(offset)) {
+            self.begins.extend(mark.begins.map(|begins| (offset, begins)));
+        }
+        self.scanned = offset + 1;
+    }
+
+    /// Everything below an offset has gone without having been seen.
+    pub(crate) fn skip(&mut self, upto: u64) {
+        self.scanned = self.scanned.max(upto);
+    }
+
+    /// Nothing below will be asked for again.
+    pub(crate) fn forget(&mut self, below: u64) {
+        if below > self.base && below <= self.scanned {
+            self.begun = self.begun(below);
+            self.below = self.before(below);
+            self.base = below;
+            self.begins.retain(|(begun, _)| *begun >= below);
+        }
+    }
+
+    /// An append has an offset now.
+    pub(crate) fn wait(&mut self, waiting: Waiting) {
+        // Reports come in the order of the offsets; this is for the case that they do not.
+        let at = self.waiting.partition_point(|w| w.offset < waiting.offset);
+        self.waiting.insert(at, waiting);
+    }
+
+    /// Takes the answers that can be given.
+    pub(crate) fn answers(&mut self, answers: &mut Vec<Answer>) {
+        while self.waiting.front().is_some_and(|w| w.offset < self.scanned) {
+            let Some(w) = self.waiting.pop_front() else { return };
+            let before = self.before(w.offset);
+            let is_fenced = before > w.generation || (w.begins && before == w.generation);
+            answers.push((w.then, if is_fenced { Err(Refused::Fenced) } else { Ok(w.offset) }));
+        }
+    }
+
+    /// Gives up what has waited since then.
+    pub(crate) fn overdue(&mut self, since_ns: u64, answers: &mut Vec<Answer>) {
+        while self.waiting.front().is_some_and(|w| w.since_ns <= since_ns) {
+            answers.extend(self.waiting.pop_front().map(|w| (w.then, Err(Refused::Unknown))));
+        }
+    }
+}
+
+/// Goes through the messages of a partition in their order, and says which count.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Judge {
+    /// The highest generation that has begun.
+    pub(crate) generation: u64,
+}
+
+impl Judge {
+    /// Whether the next message counts.
+    pub(crate) fn counts(&mut self, mark: Mark) -> bool {
+        match mark {
+            Mark { begins: Some(begins), .. } => {
+                let is_higher = begins > self.generation;
+                self.generation = self.generation.max(begins);
+                is_higher
+            }
+            Mark { generation: Some(generation), .. } => generation >= self.generation,
+            // Somebody else's.
+            Mark { .. } => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    fn of(generation: u64) -> Mark {
+        Mark { generation: Some(generation), begins: None }
+    }
+
+    fn begins(generation: u64) -> Mark {
+        Mark { generation: Some(generation), begins: Some(generation) }
+    }
+
+    #[test]
+    fn a_record_counts_unless_a_higher_generation_has_begun() {
+        let log = [
+            (begins(1), true),
+            (of(1), true),
+            (begins(3), true),
+            (of(1), false),
+            (begins(2), false),
+            (of(2), false),
+            (begins(3), false),
+            (of(3), true),
+            (Mark::default(), false),
+        ];
+        let mut judge = Judge::default();
+        let mut fence = Fence::new(10, 0, None);
+        for (offset, (mark, counts)) in (10..).zip(log) {
+            assert_eq!(judge.counts(mark), counts, "{offset}");
+            fence.see(offset, mark);
+        }
+        assert_eq!([10, 11, 12, 13, 19].map(|offset| fence.before(offset)), [0, 1, 1, 3, 3]);
+        assert_eq!([10, 13, 19].map(|offset| fence.begun(offset)), [None, Some(12), Some(16)]);
+        fence.forget(14);
+        assert_eq!((fence.base(), fence.before(14), fence.begun(14)), (14, 3, Some(12)));
+    }
+
+    #[test]
+    fn appends_are_answered_when_all_before_them_was_seen() {
+        let mut fence = Fence::new(0, 1, None);
+        let (send, receive) = channel();
+        for (offset, generation, begins) in
+            [(2, 2, false), (0, 2, true), (1, 2, true), (3, 1, false)]
+        {
+            let send = send.clone();
+            let then: Then<_> = Box::new(move |result| send.send((offset, result)).unwrap());
+            fence.wait(Waiting { offset, generation, begins, since_ns: offset, then });
+        }
+        let mut answers = Vec::new();
+        fence.answers(&mut answers);
+        assert!(answers.is_empty());
+        fence.see(0, begins(2));
+        fence.see(1, begins(2));
+        fence.see(2, of(2));
+        fence.answers(&mut answers);
+        fence.overdue(3, &mut answers);
+        for (then, result) in answers {
+            then(result);
+        }
+        let fenced = Err(Refused::Fenced);
+        let expected = [(0, Ok(0)), (1, fenced), (2, Ok(2)), (3, Err(Refused::Unknown))];
+        assert_eq!(receive.try_iter().collect::<Vec<_>>(), expected);
+    }
+}

@@ -1,0 +1,388 @@
+//! The log: what its threads share, and how it is opened.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+
+use crossbeam_channel::{bounded, Receiver, Sender, TrySendError};
+use parking_lot::Mutex;
+use rdkafka::admin::AdminClient;
+use rdkafka::client::ClientContext;
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use tidemill_cluster::{Record, Records, Refused, Topic};
+use tidemill_core::{Error, Kind, Result};
+use tidemill_durable::{Log, Then};
+use tidemill_env::Env;
+
+use crate::append::{Appends, Failed};
+use crate::asks::{remembered, Asker};
+use crate::fence::Fence;
+use crate::message::{encode, Format};
+use crate::read::{Command, Driver, Read};
+use crate::settings::KafkaSettings;
+use crate::topics;
+
+/// So many reads and trims wait at most; further reads could not be done.
+const COMMANDS: usize = 1024;
+
+/// A partition.
+pub(crate) struct Part {
+    pub(crate) topic: Topic,
+    pub(crate) name: String,
+    pub(crate) partition: i32,
+    pub(crate) fence: Mutex<Fence>,
+    /// Whether it is read behind appends.
+    pub(crate) is_tailed: AtomicBool,
+    /// Appends that have not been reported on.
+    pub(crate) outstanding: AtomicU64,
+    /// When the last one was.
+    pub(crate) progress_ns: AtomicU64,
+}
+
+impl Part {
+    pub(crate) fn is_fenced(&self) -> bool {
+        !matches!(self.topic, Topic::Input(_))
+    }
+
+    fn place(&self) -> String {
+        format!("partition {} of the topic {}", self.partition, self.name)
+    }
+
+    /// Whether an error says that there is no such partition.
+    pub(crate) fn is_missing(&self, error: &KafkaError) -> bool {
+        use RDKafkaErrorCode as Code;
+        matches!(
+            error.rdkafka_error_code(),
+            Some(
+                Code::UnknownTopicOrPartition
+                    | Code::UnknownTopic
+                    | Code::UnknownPartition
+                    | Code::UnknownTopicId
+            )
+        )
+    }
+
+    pub(crate) fn missing(&self) -> Error {
+        Error::new(Kind::Io, format!("{} has been removed", self.place()))
+            .help("what was in it is lost: begin anew with topics of other names, or bring it back")
+    }
+
+    /// Records that are needed are not there any more.
+    pub(crate) fn gone(&self, from: u64, low: u64) -> Error {
+        let place = self.place();
+        Error::new(
+            Kind::Io,
+            format!("{place} begins at the offset {low}, and records from {from} on are needed"),
+        )
+        .help(
+            "they were deleted by age or size, or by hand: begin anew with topics of other names, and let \
+             retention.ms and retention.bytes keep more than is appended between two snapshots",
+        )
+    }
+
+    /// There is less than there was.
+    pub(crate) fn anew(&self, from: u64, high: u64) -> Error {
+        let place = self.place();
+        Error::new(
+            Kind::Io,
+            format!("{place} ends at the offset {high}, and has been read up to {from} before"),
+        )
+        .help(
+            "the topic was removed and made anew, or a broker has lost records: begin anew with topics of \
+             other names",
+        )
+    }
+
+    pub(crate) fn unread(&self, offset: u64, why: &str, help: &str) -> Error {
+        Error::new(Kind::Io, format!("{}: the record at {offset} {why}", self.place())).help(help)
+    }
+}
+
+/// What all threads of a log share.
+pub(crate) struct Core {
+    pub(crate) env: Env,
+    pub(crate) parts: Vec<Part>,
+    /// Producers that have failed.
+    failed: Failed,
+    is_over: AtomicBool,
+    lost: Mutex<Option<Error>>,
+    is_lost: AtomicBool,
+    /// What was heard last of the brokers.
+    heard: Mutex<String>,
+    /// Whether no broker could be reached when one was last heard of.
+    pub(crate) is_away: AtomicBool,
+    waker: Sender<()>,
+}
+
+impl Core {
+    /// Has the thread that reads look around.
+    pub(crate) fn wake(&self) {
+        // When there is one already, it will look.
+        let _ = self.waker.try_send(());
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::SeqCst) || self.is_lost.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.is_over.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::SeqCst)
+    }
+
+    /// The log can't be used any more. What was said first stays.
+    pub(crate) fn lose(&self, error: Error) {
+        self.lost.lock().get_or_insert(error);
+        self.is_lost.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    pub(crate) fn fail(&self, producer: u64) {
+        self.failed.set(producer);
+        self.wake();
+    }
+
+    pub(crate) fn has_failed(&self, producer: u64) -> bool {
+        self.failed.has(producer)
+    }
+
+    pub(crate) fn heard(&self, error: &KafkaError, reason: &str) {
+        let text = if reason.is_empty() { error.to_string() } else { reason.to_owned() };
+        if matches!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::AllBrokersDown)) {
+            self.is_away.store(true, Ordering::Relaxed);
+            self.wake();
+        }
+        self.heard_error(&text);
+    }
+
+    pub(crate) fn heard_error(&self, text: &str) {
+        text.clone_into(&mut self.heard.lock());
+    }
+
+    pub(crate) fn last_heard(&self) -> String {
+        self.heard.lock().clone()
+    }
+}
+
+/// Hears what brokers say to those who read and ask.
+pub(crate) struct Listener(pub(crate) Arc<Core>);
+
+impl ClientContext for Listener {
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.0.heard(&error, reason);
+    }
+}
+
+impl ConsumerContext for Listener {}
+
+/// A log in Kafka.
+pub struct KafkaLog {
+    core: Arc<Core>,
+    settings: KafkaSettings,
+    format: Arc<dyn Format>,
+    appends: Arc<Appends>,
+    commands: Sender<Command>,
+}
+
+impl KafkaLog {
+    /// Opens the log, and makes what topics are missing.
+    ///
+    /// # Errors
+    /// `Setting` when a property or a topic can't do, `Io` when no broker answers or something is refused.
+    pub fn open(env: &Env, settings: KafkaSettings, format: Arc<dyn Format>) -> Result<KafkaLog> {
+        settings.check()?;
+        let (waker, wakes) = bounded(1);
+        let core = Arc::new(Core {
+            env: env.clone(),
+            parts: parts(&settings),
+            failed: Failed::default(),
+            is_over: AtomicBool::new(false),
+            lost: Mutex::default(),
+            is_lost: AtomicBool::new(false),
+            heard: Mutex::default(),
+            is_away: AtomicBool::new(false),
+            waker,
+        });
+        let client = Arc::new(consumer(&core, &settings)?);
+        let admin: AdminClient<Listener> = make(&core, &settings.client(&[])?)?;
+        topics::open(&core, &client, &admin, &settings)?;
+        recall(&core, &client, &settings)?;
+        let appends = Arc::new(Appends::start(&core, &settings)?);
+        let (commands, waiting) = bounded(COMMANDS);
+        let log = KafkaLog { core, settings, format, appends, commands };
+        // Where one of the threads can't be started, dropping the log ends the others.
+        log.start(client, admin, waiting, wakes)?;
+        Ok(log)
+    }
+
+    /// Why the log can't be used any more, when a topic is not what it was. From then on nothing is
+    /// appended or read.
+    pub fn lost(&self) -> Option<Error> {
+        self.core.lost.lock().clone()
+    }
+
+    /// What was heard last of brokers that failed; for people. Empty when nothing was.
+    pub fn trouble(&self) -> String {
+        self.core.last_heard()
+    }
+
+    fn start(
+        &self,
+        client: Arc<BaseConsumer<Listener>>,
+        admin: AdminClient<Listener>,
+        commands: Receiver<Command>,
+        wakes: Receiver<()>,
+    ) -> Result<()> {
+        let (core, settings) = (&self.core, &self.settings);
+        // Two questions for the ends of each part, and trims, which come again.
+        let room = 2 * core.parts.len() + COMMANDS;
+        let (asks, asked) = bounded(room);
+        let (answers, answered) = bounded(room);
+        let asker = Asker {
+            core: core.clone(),
+            settings: settings.clone(),
+            client,
+            admin,
+            asks: asked,
+            answers,
+        };
+        let consumers = [Arc::new(consumer(core, settings)?), Arc::new(consumer(core, settings)?)];
+        self.appends.warm()?;
+        for consumer in &consumers {
+            topics::warm(core, consumer.client(), settings)?;
+        }
+        let driver = Driver::new(
+            core.clone(),
+            settings.clone(),
+            self.format.clone(),
+            self.appends.clone(),
+            consumers,
+            asks,
+        );
+        let threads = &core.env.threads;
+        let run = move || driver.run(&commands, &answered, &wakes);
+        threads
+            .spawn("kafka-asks", Box::new(move || asker.run()))
+            .and_then(|_| threads.spawn("kafka-reads", Box::new(run)))
+            .map_err(|e| Error::io("starting a thread for Kafka", &e))?;
+        Ok(())
+    }
+
+    fn part(&self, topic: Topic) -> Option<usize> {
+        let sources = self.settings.sources;
+        match topic {
+            Topic::Cuts => Some(0),
+            Topic::Input(n) if n < sources => Some(1 + n as usize),
+            Topic::Output(n) if n < sources => Some(1 + sources as usize + n as usize),
+            Topic::Input(_) | Topic::Output(_) => None,
+        }
+    }
+
+    fn command(&self, command: Command) {
+        match self.commands.try_send(command) {
+            Ok(()) => self.core.wake(),
+            Err(TrySendError::Full(command) | TrySendError::Disconnected(command)) => {
+                if let Command::Read { read, .. } = command {
+                    (read.then)(None);
+                }
+            }
+        }
+    }
+}
+
+/// All partitions, where [`KafkaLog::part`] looks for them.
+fn parts(settings: &KafkaSettings) -> Vec<Part> {
+    let inputs = (0..settings.sources).map(Topic::Input);
+    let outputs = (0..settings.sources).map(Topic::Output);
+    let part = |topic| {
+        let (name, partition) = settings.place(topic);
+        Part {
+            topic,
+            name: name.to_owned(),
+            partition,
+            fence: Mutex::default(),
+            is_tailed: AtomicBool::new(false),
+            outstanding: AtomicU64::new(0),
+            progress_ns: AtomicU64::new(0),
+        }
+    };
+    std::iter::once(Topic::Cuts).chain(inputs).chain(outputs).map(part).collect()
+}
+
+fn make<T: FromClientConfigAndContext<Listener>>(
+    core: &Arc<Core>,
+    config: &ClientConfig,
+) -> Result<T> {
+    config
+        .create_with_context(Listener(core.clone()))
+        .map_err(|e| Error::resource(format!("a client for Kafka could not be made: {e}")))
+}
+
+fn consumer(core: &Arc<Core>, settings: &KafkaSettings) -> Result<BaseConsumer<Listener>> {
+    make(core, &settings.consumer()?)
+}
+
+/// What was known when the log was trimmed.
+fn recall(core: &Core, client: &BaseConsumer<Listener>, settings: &KafkaSettings) -> Result<()> {
+    let fenced: Vec<&Part> = core.parts.iter().filter(|part| part.is_fenced()).collect();
+    let places: Vec<_> = fenced.iter().map(|part| (part.name.clone(), part.partition)).collect();
+    let known = remembered(client, &places, settings)
+        .map_err(|e| topics::unreachable(core, settings, &e))?;
+    for (part, known) in fenced.iter().zip(known) {
+        if let Some(known) = known {
+            *part.fence.lock() = Fence::new(known.offset, known.generation, known.begun);
+        }
+    }
+    Ok(())
+}
+
+impl Log for KafkaLog {
+    fn append(
+        &self,
+        topic: Topic,
+        generation: u64,
+        record: Record,
+        then: Then<Result<u64, Refused>>,
+    ) {
+        let Some(part) = self.part(topic) else { return then(Err(Refused::Unknown)) };
+        let message = encode(&*self.format, topic, generation, &record);
+        let of = &self.core.parts[part];
+        if of.is_fenced() && !of.is_tailed.swap(true, Ordering::SeqCst) {
+            self.core.wake();
+        }
+        let begins = matches!(record, Record::Generation { .. });
+        self.appends.append(part, generation, begins, &message, then);
+    }
+
+    fn read(
+        &self,
+        topic: Topic,
+        from: u64,
+        limit: Option<usize>,
+        wait_us: u64,
+        then: Then<Option<Records>>,
+    ) {
+        let Some(part) = self.part(topic) else { return then(None) };
+        let now_ns = self.core.env.clock.monotonic_ns();
+        let read = Read::new(from, limit, now_ns, wait_us.saturating_mul(1000), then);
+        self.command(Command::Read { part, read });
+    }
+
+    fn trim(&self, topic: Topic, below: u64) {
+        if let Some(part) = self.part(topic) {
+            self.command(Command::Trim { part, below });
+        }
+    }
+}
+
+impl Drop for KafkaLog {
+    fn drop(&mut self) {
+        self.core.is_over.store(true, Ordering::SeqCst);
+        self.appends.end();
+        self.core.wake();
+    }
+}

@@ -1,0 +1,147 @@
+//! What a message of Kafka is to Tidemill.
+
+use rdkafka::message::{BorrowedMessage, Headers, Message};
+use tidemill_cluster::{Record, Topic};
+
+use crate::{BEGINS, GENERATION};
+
+/// A message that was read.
+#[derive(Clone, Debug, Default)]
+pub struct Incoming<'a> {
+    /// Its key.
+    pub key: Option<&'a [u8]>,
+    /// Its value; none in a tombstone.
+    pub value: Option<&'a [u8]>,
+    /// Its headers in their order. Those without a value are not among them.
+    pub headers: Vec<(&'a str, &'a [u8])>,
+    /// When it was made or appended, as the topic is set up; milliseconds since 1970.
+    pub timestamp_ms: Option<i64>,
+    /// Its partition.
+    pub partition: u32,
+    /// Its place in it.
+    pub offset: u64,
+}
+
+impl Incoming<'_> {
+    /// The value of the last header of a name.
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.headers.iter().rev().find(|(n, _)| *n == name).map(|(_, value)| *value)
+    }
+
+    /// A header that is a number in decimal digits.
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
+        std::str::from_utf8(self.header(name)?).ok()?.parse().ok()
+    }
+
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { generation: self.number(GENERATION), begins: self.number(BEGINS) }
+    }
+}
+
+/// A message to be appended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outgoing {
+    /// Its key.
+    pub key: Option<Vec<u8>>,
+    /// Its value.
+    pub value: Vec<u8>,
+    /// Its headers. Names that begin with `tidemill-` are taken.
+    pub headers: Vec<(String, Vec<u8>)>,
+}
+
+/// How requests and replies are written in Kafka. Called from several threads; must not panic, whatever the
+/// bytes are.
+pub trait Format: Send + Sync {
+    /// The request of a message of the inputs. Every message is one: what can't be read is a request that
+    /// will be refused.
+    fn request(&self, message: &Incoming<'_>) -> Record;
+
+    /// The message for a record of the inputs or the outputs. That of a [`Record::Generation`] is for people
+    /// only: it is read by its headers.
+    fn encode(&self, record: &Record) -> Outgoing;
+
+    /// The record of a message of the outputs; `None` when it is none.
+    fn decode(&self, message: &Incoming<'_>) -> Option<Record>;
+}
+
+/// What decides whether a message counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// Whose record it is.
+    pub(crate) generation: Option<u64>,
+    /// The generation that begins with it.
+    pub(crate) begins: Option<u64>,
+}
+
+/// The view of a message.
+pub(crate) fn incoming<'a>(message: &'a BorrowedMessage<'a>) -> Incoming<'a> {
+    let headers = message.headers().map_or(Vec::new(), |headers| {
+        headers.iter().filter_map(|header| Some((header.key, header.value?))).collect()
+    });
+    Incoming {
+        key: message.key(),
+        value: message.payload(),
+        headers,
+        timestamp_ms: message.timestamp().to_millis(),
+        partition: u32::try_from(message.partition()).unwrap_or(0),
+        offset: u64::try_from(message.offset()).unwrap_or(0),
+    }
+}
+
+/// The message for a record.
+pub(crate) fn encode(
+    format: &dyn Format,
+    topic: Topic,
+    generation: u64,
+    record: &Record,
+) -> Outgoing {
+    let mut outgoing = match topic {
+        Topic::Input(_) => return format.encode(record),
+        Topic::Output(_) => format.encode(record),
+        Topic::Cuts => {
+            let mut value = Vec::new();
+            tidemill_cluster::wire::put_record(record, &mut value);
+            let version = tidemill_cluster::wire::VERSION.to_string().into_bytes();
+            Outgoing { key: None, value, headers: vec![(crate::VERSION.into(), version)] }
+        }
+    };
+    outgoing.headers.push((GENERATION.into(), generation.to_string().into_bytes()));
+    if let Record::Generation { generation } = record {
+        outgoing.headers.push((BEGINS.into(), generation.to_string().into_bytes()));
+    }
+    outgoing
+}
+
+/// Why a message of the cuts can't be read.
+pub(crate) enum Unread {
+    /// It is not one of ours.
+    Foreign,
+    /// It was written by another version.
+    Version(u64),
+    /// Its bytes are damaged.
+    Damaged,
+}
+
+/// The record of a message that counts.
+pub(crate) fn decode(
+    format: &dyn Format,
+    topic: Topic,
+    message: &Incoming<'_>,
+) -> Result<Record, Unread> {
+    match topic {
+        Topic::Input(_) => Ok(format.request(message)),
+        Topic::Output(_) => format.decode(message).ok_or(Unread::Foreign),
+        Topic::Cuts => {
+            let version = message.number(crate::VERSION).ok_or(Unread::Foreign)?;
+            if version != u64::from(tidemill_cluster::wire::VERSION) {
+                return Err(Unread::Version(version));
+            }
+            let mut bytes = message.value.ok_or(Unread::Damaged)?;
+            let record = tidemill_cluster::wire::take_record(&mut bytes).ok_or(Unread::Damaged)?;
+            match bytes.is_empty() {
+                true => Ok(record),
+                false => Err(Unread::Damaged),
+            }
+        }
+    }
+}

@@ -1,0 +1,590 @@
+//! Reading: one thread that goes through the partitions, for those who read and behind what is appended.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{select, Receiver, Sender};
+use rdkafka::consumer::base_consumer::PartitionQueue;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::topic_partition_list::TopicPartitionList;
+use tidemill_cluster::{Record, Records, Topic};
+use tidemill_core::Error;
+use tidemill_durable::Then;
+
+use crate::append::Appends;
+use crate::asks::{offset, Ask, Ends, Known, Why};
+use crate::fence::{Answer, Judge};
+use crate::log::{Core, Listener, Part};
+use crate::message::{decode, encode, incoming, Format, Mark, Unread};
+use crate::settings::KafkaSettings;
+
+/// So many messages of a partition are taken before the others have their turn.
+const TURN: usize = 4096;
+/// So often deadlines are looked at.
+const TICK_NS: u64 = 50_000_000;
+/// Before a question that nobody has answered is asked again.
+const AGAIN_NS: u64 = 200_000_000;
+/// After so many records a generation says again that it begins, so that those before can be deleted.
+const SAY_AGAIN: u64 = 10_000;
+
+/// What is wanted of the thread.
+pub(crate) enum Command {
+    Read { part: usize, read: Read },
+    Trim { part: usize, below: u64 },
+}
+
+/// A read that is not answered.
+pub(crate) struct Read {
+    from: u64,
+    limit: Option<usize>,
+    asked_ns: u64,
+    wait_ns: u64,
+    pub(crate) then: Then<Option<Records>>,
+    /// Without a limit: behind what there was.
+    end: Option<u64>,
+    /// Whether the cursor is there for it.
+    is_placed: bool,
+    records: Vec<(u64, Record)>,
+}
+
+impl Read {
+    pub(crate) fn new(
+        from: u64,
+        limit: Option<usize>,
+        asked_ns: u64,
+        wait_ns: u64,
+        then: Then<Option<Records>>,
+    ) -> Read {
+        let limit = limit.map(|limit| limit.max(1));
+        let (end, records) = (None, Vec::new());
+        Read { from, limit, asked_ns, wait_ns, then, end, is_placed: false, records }
+    }
+
+    fn is_full(&self) -> bool {
+        self.limit.is_some_and(|limit| self.records.len() >= limit)
+    }
+}
+
+/// A place in a partition that one of the consumers reads from.
+struct Cursor {
+    queue: PartitionQueue<Listener>,
+    /// All below has been taken.
+    position: u64,
+    judge: Judge,
+    /// Whether something has come since it was placed, be it that there is nothing.
+    is_live: bool,
+    /// Whether the end was seen behind all that was taken.
+    is_at_end: bool,
+}
+
+/// What one message more has come to.
+enum Next {
+    /// A message was taken.
+    Taken,
+    /// There is none now.
+    None,
+    /// Reading has failed for now: begin again.
+    Failed,
+}
+
+/// The sides of a partition.
+#[derive(Default)]
+struct Side {
+    tail: Option<Cursor>,
+    is_tail_asked: bool,
+    ask_tail_at_ns: u64,
+    read: Option<Cursor>,
+    is_read_asked: bool,
+    /// The first one is being served.
+    waiting: VecDeque<Read>,
+    trimmed: u64,
+}
+
+/// The thread that reads.
+pub(crate) struct Driver {
+    core: Arc<Core>,
+    settings: KafkaSettings,
+    format: Arc<dyn Format>,
+    appends: Arc<Appends>,
+    tails: Arc<BaseConsumer<Listener>>,
+    reads: Arc<BaseConsumer<Listener>>,
+    asks: Sender<Ask>,
+    sides: Vec<Side>,
+    ticked_ns: u64,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        settings: KafkaSettings,
+        format: Arc<dyn Format>,
+        appends: Arc<Appends>,
+        consumers: [Arc<BaseConsumer<Listener>>; 2],
+        asks: Sender<Ask>,
+    ) -> Driver {
+        let sides = core.parts.iter().map(|_| Side::default()).collect();
+        let [tails, reads] = consumers;
+        Driver { core, settings, format, appends, tails, reads, asks, sides, ticked_ns: 0 }
+    }
+
+    /// Until the log is dropped.
+    pub(crate) fn run(
+        mut self,
+        commands: &Receiver<Command>,
+        ends: &Receiver<Ends>,
+        wakes: &Receiver<()>,
+    ) {
+        while !self.core.is_ended() {
+            commands.try_iter().for_each(|command| self.take(command));
+            ends.try_iter().for_each(|ends| self.place(&ends));
+            let mut has_more = false;
+            for part in 0..self.sides.len() {
+                has_more |= self.follow(part);
+                has_more |= self.serve(part);
+                self.answer(part);
+            }
+            self.tick();
+            if !has_more {
+                select! {
+                    recv(wakes) -> _ => {}
+                    default(self.patience()) => {}
+                }
+            }
+        }
+        self.end(commands);
+    }
+
+    /// How long nothing has to be done if nothing comes.
+    fn patience(&self) -> Duration {
+        let now_ns = self.now_ns();
+        let deadlines = self.sides.iter().filter_map(|side| {
+            let read = side.waiting.front().filter(|read| read.is_placed)?;
+            Some((read.asked_ns + read.wait_ns).saturating_sub(now_ns)).filter(|ns| *ns > 0)
+        });
+        Duration::from_nanos(deadlines.min().unwrap_or(TICK_NS).min(TICK_NS))
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.core.env.clock.monotonic_ns()
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Read { part, read } => self.sides[part].waiting.push_back(read),
+            Command::Trim { part, below } => self.trim(part, below),
+        }
+    }
+
+    /// Reads on behind the appends. Whether there may be more.
+    fn follow(&mut self, index: usize) -> bool {
+        let (core, now_ns) = (&self.core, self.now_ns());
+        let (part, side) = (&core.parts[index], &mut self.sides[index]);
+        if core.is_lost() || !part.is_tailed.load(Ordering::SeqCst) {
+            return false;
+        }
+        let Some(cursor) = &mut side.tail else {
+            if !side.is_tail_asked && now_ns >= side.ask_tail_at_ns {
+                side.is_tail_asked =
+                    self.asks.try_send(Ask::Ends { part: index, why: Why::Tail }).is_ok();
+            }
+            return false;
+        };
+        let mut seen = Vec::new();
+        let mut next = Next::Taken;
+        while seen.len() < TURN && matches!(next, Next::Taken) {
+            next = cursor.next(core, part, |message| {
+                seen.push((message.offset, message.mark()));
+                Ok(())
+            });
+        }
+        see(part, &seen);
+        if matches!(next, Next::Failed) {
+            unassign(&self.tails, part);
+            (side.tail, side.ask_tail_at_ns) = (None, now_ns + AGAIN_NS);
+        }
+        matches!(next, Next::Taken)
+    }
+
+    /// Serves the first of those who wait. Whether there may be more.
+    fn serve(&mut self, index: usize) -> bool {
+        let now_ns = self.now_ns();
+        loop {
+            let part = &self.core.parts[index];
+            let side = &mut self.sides[index];
+            let has_others = side.waiting.len() > 1;
+            let Some(read) = side.waiting.front_mut() else { return false };
+            if self.core.is_lost() {
+                // Not at once: who asks again and again is to have time to look why.
+                if now_ns < read.asked_ns + 2 * TICK_NS {
+                    return false;
+                }
+                side.answer(None);
+                continue;
+            }
+            if !read.is_placed {
+                let is_there = read.limit.is_some()
+                    && side.read.as_ref().is_some_and(|cursor| cursor.position == read.from);
+                if !is_there {
+                    if !side.is_read_asked {
+                        let ask = Ask::Ends { part: index, why: Why::Read };
+                        side.is_read_asked = self.asks.try_send(ask).is_ok();
+                    }
+                    return false;
+                }
+                read.is_placed = true;
+            }
+            let Some(cursor) = &mut side.read else {
+                // It was given up with an earlier read.
+                read.is_placed = false;
+                continue;
+            };
+            let (taken, is_failed) = fill(read, cursor, &self.core, part, &*self.format);
+            let end = read.end.unwrap_or(u64::MAX);
+            let is_all = read.is_full()
+                || cursor.position >= end
+                || (read.end.is_some() && cursor.is_at_end)
+                || (read.limit.is_some() && !read.records.is_empty());
+            if is_all {
+                let upto = cursor.position.max(read.from).max(read.end.unwrap_or(0));
+                side.answer(Some(upto));
+                continue;
+            }
+            if taken >= TURN {
+                return true;
+            }
+            let waited_ns = now_ns.saturating_sub(read.asked_ns);
+            let is_late = waited_ns > read.wait_ns.max(self.settings.timeout_us * 1000);
+            let is_away = self.core.is_away.load(Ordering::Relaxed);
+            if is_failed || is_late || (is_away && waited_ns >= read.wait_ns) {
+                unassign(&self.reads, part);
+                side.read = None;
+                side.answer(None);
+                continue;
+            }
+            let is_over = waited_ns >= read.wait_ns || has_others;
+            if read.limit.is_some() && cursor.is_live && is_over {
+                let upto = cursor.position.max(read.from);
+                side.answer(Some(upto));
+                continue;
+            }
+            return false;
+        }
+    }
+
+    /// The ends of a partition are known: the cursor goes where it is wanted.
+    fn place(&mut self, ends: &Ends) {
+        let (part, now_ns) = (&self.core.parts[ends.part], self.now_ns());
+        let side = &mut self.sides[ends.part];
+        if ends.ends.is_some() {
+            self.core.is_away.store(false, Ordering::Relaxed);
+        }
+        match ends.why {
+            Why::Tail => {
+                side.is_tail_asked = false;
+                side.ask_tail_at_ns = now_ns + AGAIN_NS;
+                let Some((low, high)) = ends.ends else { return };
+                let mut fence = part.fence.lock();
+                let from = fence.scanned();
+                if from > high {
+                    drop(fence);
+                    return self.core.lose(part.anew(from, high));
+                }
+                fence.skip(low);
+                drop(fence);
+                side.tail = assign(&self.core, &self.tails, part, from.max(low), 0);
+            }
+            Why::Read => {
+                side.is_read_asked = false;
+                match ends.ends {
+                    None => side.answer(None),
+                    Some((low, high)) => self.place_read(ends.part, low, high),
+                }
+            }
+        }
+    }
+
+    fn place_read(&mut self, index: usize, low: u64, high: u64) {
+        let part = &self.core.parts[index];
+        let side = &mut self.sides[index];
+        let Some(read) = side.waiting.front_mut() else { return };
+        let from = read.from;
+        if from == u64::MAX {
+            // Only where the end is.
+            return side.answer(Some(high));
+        }
+        if from > high {
+            return self.core.lose(part.anew(from, high));
+        }
+        // Cuts are deleted as the log is trimmed, and outputs by their age: who reads them from their beginning
+        // wants what is left. Of inputs all have to be there.
+        if from < low && !(from == 0 && part.is_fenced()) {
+            return self.core.lose(part.gone(from, low));
+        }
+        if read.limit.is_none() {
+            read.end = Some(high);
+            if high <= from {
+                return side.answer(Some(from));
+            }
+        }
+        let (start, generation) = if part.is_fenced() {
+            let mut fence = part.fence.lock();
+            let base = fence.base();
+            if from < base && low < base {
+                // From before all that is known, which is nothing.
+                (low, 0)
+            } else {
+                fence.skip(low);
+                let start = from.max(low).min(fence.scanned());
+                (start, fence.before(start))
+            }
+        } else {
+            (from, 0)
+        };
+        if from < low && generation > 0 {
+            // What has begun in the part that was deleted.
+            read.records.push((low, Record::Generation { generation }));
+        }
+        unassign(&self.reads, part);
+        side.read = assign(&self.core, &self.reads, part, start, generation);
+        match side.read.is_some() {
+            true => read.is_placed = true,
+            false => side.answer(None),
+        }
+    }
+
+    /// Tells those whose appends have been seen.
+    fn answer(&self, index: usize) {
+        let mut answers: Vec<Answer> = Vec::new();
+        self.core.parts[index].fence.lock().answers(&mut answers);
+        for (then, answer) in answers {
+            then(answer);
+        }
+    }
+
+    /// What is to be looked at now and then.
+    fn tick(&mut self) {
+        let now_ns = self.now_ns();
+        if now_ns < self.ticked_ns + TICK_NS {
+            return;
+        }
+        self.ticked_ns = now_ns;
+        let timeout_ns = self.settings.timeout_us.saturating_mul(1000);
+        self.appends.check(now_ns, timeout_ns);
+        let mut answers = Vec::new();
+        for part in &self.core.parts {
+            let mut fence = part.fence.lock();
+            let since_ns =
+                if self.core.is_lost() { u64::MAX } else { now_ns.saturating_sub(timeout_ns) };
+            fence.overdue(since_ns, &mut answers);
+        }
+        for (then, answer) in answers {
+            then(answer);
+        }
+        // What brokers say unasked comes here.
+        for consumer in [&self.tails, &self.reads] {
+            while consumer.poll(Duration::ZERO).is_some() {}
+        }
+    }
+
+    fn trim(&mut self, index: usize, below: u64) {
+        let (part, side) = (&self.core.parts[index], &mut self.sides[index]);
+        if below <= side.trimmed || self.core.is_lost() {
+            return;
+        }
+        let mut delete = (part.topic == Topic::Cuts || self.settings.deletes).then_some(below);
+        let mut known = None;
+        let mut say = None;
+        if part.is_fenced() {
+            let mut fence = part.fence.lock();
+            if below > fence.scanned() || below < fence.base() {
+                return;
+            }
+            let (generation, begun) = (fence.before(below), fence.begun(below));
+            known = Some(Known { offset: below, generation, begun });
+            fence.forget(below);
+            // The newest beginning stays, so that all who read from the first record on know of it.
+            delete = delete.and(begun);
+            let is_long_ago = begun.is_none_or(|begun| below - begun > SAY_AGAIN);
+            say = (generation > 0 && is_long_ago).then_some(generation);
+        }
+        side.trimmed = below;
+        // When there is no room, the next trim does it.
+        let _ = self.asks.try_send(Ask::Trim { part: index, known, delete });
+        if let Some(generation) = say.filter(|say| *say == self.appends.highest(index)) {
+            let record = Record::Generation { generation };
+            let message = encode(&*self.format, part.topic, generation, &record);
+            self.appends.append(index, generation, true, &message, Box::new(|_| {}));
+        }
+    }
+
+    /// Nobody waits for ever.
+    fn end(mut self, commands: &Receiver<Command>) {
+        commands.try_iter().for_each(|command| self.take(command));
+        for side in &mut self.sides {
+            while !side.waiting.is_empty() {
+                side.answer(None);
+            }
+        }
+        let mut answers = Vec::new();
+        for part in &self.core.parts {
+            part.fence.lock().overdue(u64::MAX, &mut answers);
+        }
+        for (then, answer) in answers {
+            then(answer);
+        }
+    }
+}
+
+impl Side {
+    /// Answers the first of those who wait.
+    fn answer(&mut self, upto: Option<u64>) {
+        if let Some(read) = self.waiting.pop_front() {
+            (read.then)(upto.map(|upto| Records { records: read.records, upto }));
+        }
+    }
+}
+
+impl Cursor {
+    /// Takes the next message, if there is one.
+    fn next(
+        &mut self,
+        core: &Core,
+        part: &Part,
+        take: impl FnOnce(&crate::message::Incoming<'_>) -> Result<(), Error>,
+    ) -> Next {
+        match self.queue.poll(Duration::ZERO) {
+            None => Next::None,
+            Some(Ok(message)) => {
+                let message = incoming(&message);
+                self.position = message.offset + 1;
+                (self.is_live, self.is_at_end) = (true, false);
+                if let Err(error) = take(&message) {
+                    core.lose(error);
+                }
+                Next::Taken
+            }
+            Some(Err(KafkaError::PartitionEOF(_))) => {
+                (self.is_live, self.is_at_end) = (true, true);
+                Next::Taken
+            }
+            Some(Err(error)) => {
+                core.heard(&error, "");
+                if part.is_missing(&error) {
+                    core.lose(part.missing());
+                }
+                // Also where the offset is out of range: which way is seen when the ends are asked for.
+                Next::Failed
+            }
+        }
+    }
+}
+
+/// Takes messages for a read: how many, and whether that has failed.
+fn fill(
+    read: &mut Read,
+    cursor: &mut Cursor,
+    core: &Core,
+    part: &Part,
+    format: &dyn Format,
+) -> (usize, bool) {
+    let (mut taken, mut seen) = (0, Vec::new());
+    let mut judge = cursor.judge;
+    let mut is_failed = false;
+    let end = read.end.unwrap_or(u64::MAX);
+    while taken < TURN && !read.is_full() && cursor.position < end {
+        taken += 1;
+        let next = cursor.next(core, part, |message| {
+            let mark = if part.is_fenced() { message.mark() } else { Mark::default() };
+            if part.is_fenced() {
+                seen.push((message.offset, mark));
+                if !judge.counts(mark) {
+                    return Ok(());
+                }
+            }
+            if message.offset < read.from {
+                return Ok(());
+            }
+            let record = match mark.begins {
+                Some(generation) => Ok(Record::Generation { generation }),
+                None => decode(format, part.topic, message),
+            };
+            match record {
+                Ok(record) => read.records.push((message.offset, record)),
+                Err(Unread::Foreign) => {}
+                Err(Unread::Version(version)) => {
+                    return Err(part.unread(
+                        message.offset,
+                        &format!("was written by another version of Tidemill: {version}"),
+                        "start the version that has written it",
+                    ));
+                }
+                Err(Unread::Damaged) => {
+                    return Err(part.unread(
+                        message.offset,
+                        "can't be read: it is damaged, or not Tidemill's",
+                        "let nobody else write to this topic; begin anew with topics of other names",
+                    ));
+                }
+            }
+            Ok(())
+        });
+        match next {
+            Next::Taken => {}
+            Next::None => {
+                taken -= 1;
+                break;
+            }
+            Next::Failed => {
+                is_failed = true;
+                break;
+            }
+        }
+    }
+    cursor.judge = judge;
+    see(part, &seen);
+    (taken, is_failed)
+}
+
+/// Tells the fence what has come by, without a gap behind what it has seen.
+fn see(part: &Part, seen: &[(u64, Mark)]) {
+    if !seen.is_empty() {
+        let mut fence = part.fence.lock();
+        for (offset, mark) in seen {
+            fence.see(*offset, *mark);
+        }
+    }
+}
+
+/// A cursor at an offset.
+fn assign(
+    core: &Arc<Core>,
+    consumer: &Arc<BaseConsumer<Listener>>,
+    part: &Part,
+    from: u64,
+    generation: u64,
+) -> Option<Cursor> {
+    // The queue is taken before the partition is assigned, so that no message goes elsewhere.
+    let mut queue = consumer.split_partition_queue(&part.name, part.partition)?;
+    let woken = core.clone();
+    queue.set_nonempty_callback(move || woken.wake());
+    let mut list = TopicPartitionList::new();
+    let assigned = list
+        .add_partition_offset(&part.name, part.partition, offset(from))
+        .and_then(|()| consumer.incremental_assign(&list));
+    if let Err(error) = assigned {
+        core.heard(&error, "");
+        return None;
+    }
+    let judge = Judge { generation };
+    Some(Cursor { queue, position: from, judge, is_live: false, is_at_end: false })
+}
+
+fn unassign(consumer: &BaseConsumer<Listener>, part: &Part) {
+    let mut list = TopicPartitionList::new();
+    list.add_partition(&part.name, part.partition);
+    // It fails when it is not assigned, which is as well.
+    let _ = consumer.incremental_unassign(&list);
+}

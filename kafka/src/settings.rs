@@ -1,0 +1,230 @@
+//! What may be chosen, and the settings of librdkafka that follow.
+
+use std::collections::BTreeMap;
+
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::error::KafkaError;
+use tidemill_cluster::Topic;
+use tidemill_core::{Error, Result};
+
+/// What may be chosen; the same for all processes of a cluster.
+#[derive(Clone, Debug)]
+pub struct KafkaSettings {
+    /// Some brokers, as `host:port,host:port`.
+    pub brokers: String,
+    /// The topic of the inputs.
+    pub inputs: String,
+    /// The topic of the outputs.
+    pub outputs: String,
+    /// The topic of the cuts, which nobody else may write to.
+    pub cuts: String,
+    /// How many sources there are: so many partitions inputs and outputs have at least.
+    pub sources: u32,
+    /// On how many brokers topics are kept that are made.
+    pub replication: u16,
+    /// So long an append waits for others to go along.
+    pub linger_us: u64,
+    /// What is not answered by then is given up: an append is then unknown, and a read could not be done.
+    pub timeout_us: u64,
+    /// So many bytes of appends wait at most, together.
+    pub append_bytes: usize,
+    /// So many bytes are read ahead at most, of each partition that is read.
+    pub ahead_bytes: usize,
+    /// Whether inputs and outputs are deleted, too, when the log is trimmed. Others can't read them then.
+    pub deletes: bool,
+    /// Further properties of librdkafka, as `security.protocol`, by name.
+    pub properties: BTreeMap<String, String>,
+}
+
+impl KafkaSettings {
+    /// Topics named after an app, with all else as it is mostly right.
+    pub fn new(brokers: &str, app: &str, sources: u32) -> KafkaSettings {
+        KafkaSettings {
+            brokers: brokers.into(),
+            inputs: format!("{app}.inputs"),
+            outputs: format!("{app}.outputs"),
+            cuts: format!("{app}.cuts"),
+            sources,
+            replication: 1,
+            linger_us: 1_000,
+            timeout_us: 10_000_000,
+            append_bytes: 256 << 20,
+            ahead_bytes: 8 << 20,
+            deletes: false,
+            properties: BTreeMap::new(),
+        }
+    }
+
+    /// The name of a topic in Kafka, and the partition.
+    pub(crate) fn place(&self, topic: Topic) -> (&str, i32) {
+        let partition = |source: u32| i32::try_from(source).unwrap_or(i32::MAX);
+        match topic {
+            Topic::Cuts => (&self.cuts, 0),
+            Topic::Input(source) => (&self.inputs, partition(source)),
+            Topic::Output(source) => (&self.outputs, partition(source)),
+        }
+    }
+
+    pub(crate) fn timeout(&self) -> std::time::Duration {
+        std::time::Duration::from_micros(self.timeout_us)
+    }
+
+    /// Refuses what can't be.
+    pub(crate) fn check(&self) -> Result<()> {
+        let [inputs, outputs, cuts] = [&self.inputs, &self.outputs, &self.cuts];
+        if inputs == outputs || inputs == cuts || outputs == cuts {
+            return Err(Error::setting("inputs, outputs and cuts are not three topics of Kafka")
+                .help("give each a name of its own"));
+        }
+        if self.brokers.trim().is_empty() {
+            return Err(Error::setting("no broker of Kafka is named")
+                .help("name one or some, as host:9092,other:9092"));
+        }
+        if self.sources == 0 || i32::try_from(self.sources).is_err() {
+            return Err(Error::setting(format!("{} sources can't be", self.sources)));
+        }
+        for name in self.properties.keys() {
+            if let Some((_, instead)) = TAKEN.iter().find(|(taken, _)| taken == name) {
+                return Err(Error::setting(format!("the Kafka property {name} can't be chosen"))
+                    .help(*instead));
+            }
+        }
+        // Whether librdkafka takes them is seen here, and not when a client is made in need.
+        self.producer()?;
+        self.consumer().map(|_| ())
+    }
+
+    /// For what appends.
+    pub(crate) fn producer(&self) -> Result<ClientConfig> {
+        let kilobytes = (self.append_bytes >> 10).clamp(1, 2_147_483_647);
+        self.client(&[
+            ("acks", "all".into()),
+            ("enable.idempotence", "true".into()),
+            // What fails takes all behind it along. Time-outs are not covered by this: they are ours.
+            ("enable.gapless.guarantee", "true".into()),
+            ("message.timeout.ms", "0".into()),
+            ("linger.ms", format!("{:.3}", self.linger_us as f64 / 1000.0)),
+            ("queue.buffering.max.kbytes", kilobytes.to_string()),
+            ("queue.buffering.max.messages", APPENDS_MAX.to_string()),
+            ("retry.backoff.ms", "20".into()),
+            ("retry.backoff.max.ms", "500".into()),
+        ])
+    }
+
+    /// For what reads.
+    pub(crate) fn consumer(&self) -> Result<ClientConfig> {
+        let kilobytes = (self.ahead_bytes >> 10).clamp(1, 2_097_151);
+        let fetch = self.ahead_bytes.clamp(64 << 10, 64 << 20);
+        self.client(&[
+            // Nobody joins it: it only names what is remembered of how far was trimmed.
+            ("group.id", format!("tidemill-{}", self.cuts)),
+            ("enable.auto.commit", "false".into()),
+            ("enable.auto.offset.store", "false".into()),
+            ("auto.offset.reset", "error".into()),
+            ("enable.partition.eof", "true".into()),
+            // A broker answers as soon as there is something. While it waits for that, partitions that are
+            // read from now on have to wait as well.
+            ("fetch.wait.max.ms", "20".into()),
+            ("fetch.queue.backoff.ms", "5".into()),
+            ("fetch.error.backoff.ms", "50".into()),
+            ("queued.max.messages.kbytes", kilobytes.to_string()),
+            ("fetch.message.max.bytes", (fetch / 4).to_string()),
+            ("fetch.max.bytes", fetch.to_string()),
+        ])
+    }
+
+    /// For whatever client, with some properties more.
+    pub(crate) fn client(&self, own: &[(&str, String)]) -> Result<ClientConfig> {
+        let mut config = ClientConfig::new();
+        config.set_log_level(RDKafkaLogLevel::Error);
+        config.set("bootstrap.servers", &self.brokers);
+        config.set("client.id", "tidemill");
+        config.set("reconnect.backoff.ms", "50");
+        config.set("reconnect.backoff.max.ms", "1000");
+        // Small packets go at once.
+        config.set("socket.nagle.disable", "true");
+        // When a topic is removed or made anew, it is to be seen soon.
+        config.set("topic.metadata.refresh.interval.ms", "5000");
+        for (name, value) in own {
+            config.set(*name, value);
+        }
+        for (name, value) in &self.properties {
+            config.set(name, value);
+        }
+        config.create_native_config().map_err(refused)?;
+        Ok(config)
+    }
+}
+
+/// So many appends wait at most for being delivered.
+const APPENDS_MAX: usize = 1_000_000;
+
+/// Properties that the promises of the log hang on, and what to do instead.
+const TAKEN: &[(&str, &str)] = &[
+    ("bootstrap.servers", "use the setting for brokers"),
+    ("metadata.broker.list", "use the setting for brokers"),
+    ("acks", "all replicas have a record when it counts"),
+    ("request.required.acks", "all replicas have a record when it counts"),
+    ("enable.idempotence", "records are in their order, each once"),
+    ("enable.gapless.guarantee", "records are in their order, none missing"),
+    ("message.timeout.ms", "use the setting for the time-out"),
+    ("delivery.timeout.ms", "use the setting for the time-out"),
+    ("linger.ms", "use the setting for lingering"),
+    ("queue.buffering.max.ms", "use the setting for lingering"),
+    ("transactional.id", "the log does without transactions"),
+    ("group.id", "it follows from the topic of the cuts"),
+    ("enable.auto.commit", "nothing is committed for reading"),
+    ("enable.auto.offset.store", "nothing is committed for reading"),
+    ("auto.offset.reset", "records that are missing are an error"),
+    ("enable.partition.eof", "reads need it"),
+    ("partitioner", "the partition is that of the source"),
+];
+
+/// What librdkafka says to its settings.
+fn refused(error: KafkaError) -> Error {
+    match error {
+        KafkaError::ClientConfig(_, what, name, value) => {
+            Error::setting(format!("the Kafka property {name} = {value} is refused: {what}"))
+                .help(help(&what, &value))
+        }
+        other => Error::setting(format!("the properties for Kafka are refused: {other}")),
+    }
+}
+
+fn help(what: &str, value: &str) -> &'static str {
+    let is_of_tls = ["ssl", "SSL", "scram", "SCRAM", "OAUTH"];
+    if is_of_tls.iter().any(|word| what.contains(word) || value.contains(word)) {
+        return "TLS and SCRAM need a build with the feature `tls`, or `tls-vendored`";
+    }
+    "the properties are those of librdkafka, see its CONFIGURATION.md"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(name: &str, value: &str) -> String {
+        let mut settings = KafkaSettings::new("x:9092", "app", 1);
+        settings.properties.insert(name.into(), value.into());
+        settings.check().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn properties_are_checked_by_name() {
+        assert!(refusal("securty.protocol", "ssl").contains("securty.protocol"));
+        assert!(refusal("security.protocol", "tls").contains("security.protocol = tls"));
+        assert!(refusal("acks", "1").contains("acks"));
+        let mut settings = KafkaSettings::new("x:9092", "app", 1);
+        settings.properties.insert("socket.timeout.ms".into(), "5000".into());
+        settings.properties.insert("sasl.username".into(), "me".into());
+        settings.properties.insert("compression.type".into(), "lz4".into());
+        settings.check().unwrap();
+    }
+
+    #[test]
+    fn three_topics_are_three() {
+        let mut settings = KafkaSettings::new("x:9092", "app", 1);
+        settings.outputs = settings.inputs.clone();
+        assert!(settings.check().unwrap_err().to_string().contains("three topics"));
+    }
+}

@@ -1,0 +1,235 @@
+//! The topics: made when missing, and refused when they can't do.
+
+use std::time::Duration;
+
+use futures_executor::block_on;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::{Client, ClientContext};
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use tidemill_core::{Error, Result};
+
+use crate::log::{Core, Listener};
+use crate::settings::KafkaSettings;
+
+/// Before it is looked again whether a topic that was made is ready.
+const LOOK_US: u64 = 50_000;
+
+/// Makes sure that there are topics with enough partitions, which keep all records for a while.
+pub(crate) fn open(
+    core: &Core,
+    client: &BaseConsumer<Listener>,
+    admin: &AdminClient<Listener>,
+    settings: &KafkaSettings,
+) -> Result<()> {
+    let topics = [
+        (&settings.cuts, 1, true),
+        (&settings.inputs, settings.sources, false),
+        (&settings.outputs, settings.sources, false),
+    ];
+    let mut made = false;
+    for (name, wanted, is_forever) in topics {
+        match partitions(core, client, settings, name)? {
+            None => {
+                make(core, admin, settings, name, wanted, is_forever)?;
+                made = true;
+            }
+            Some(found) if found < wanted => return Err(too_few(name, found, wanted)),
+            Some(_) => {}
+        }
+    }
+    if made {
+        wait(core, client, settings)?;
+    }
+    for (name, ..) in topics {
+        refuse_compacted(core, admin, settings, name)?;
+    }
+    Ok(())
+}
+
+fn too_few(name: &str, found: u32, wanted: u32) -> Error {
+    Error::setting(format!(
+        "the topic {name} has {found} partitions, and {wanted} sources need one each"
+    ))
+    .help(format!(
+        "set the number of sources to {found}, or give the topic more partitions before the first \
+             start: kafka-topics --alter --topic {name} --partitions {wanted}"
+    ))
+}
+
+/// Has a client learn who leads the partitions before it needs to: by itself it takes a second for each topic.
+pub(crate) fn warm<C: ClientContext>(
+    core: &Core,
+    client: &Client<C>,
+    settings: &KafkaSettings,
+) -> Result<()> {
+    for name in [&settings.cuts, &settings.inputs, &settings.outputs] {
+        client
+            .fetch_metadata(Some(name), settings.timeout())
+            .map_err(|e| unreachable(core, settings, &e))?;
+    }
+    Ok(())
+}
+
+/// How many partitions a topic has, if there is one.
+fn partitions(
+    core: &Core,
+    client: &BaseConsumer<Listener>,
+    settings: &KafkaSettings,
+    name: &str,
+) -> Result<Option<u32>> {
+    let metadata = client
+        .fetch_metadata(Some(name), settings.timeout())
+        .map_err(|e| unreachable(core, settings, &e))?;
+    let Some(topic) = metadata.topics().iter().find(|topic| topic.name() == name) else {
+        return Ok(None);
+    };
+    match topic.error().map(RDKafkaErrorCode::from) {
+        None => Ok(u32::try_from(topic.partitions().len()).ok().filter(|n| *n > 0)),
+        Some(RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic) => {
+            Ok(None)
+        }
+        // It is just being made.
+        Some(RDKafkaErrorCode::LeaderNotAvailable) => Ok(None),
+        Some(code) => Err(refused(core, &format!("looking at the topic {name}"), code)),
+    }
+}
+
+fn make(
+    core: &Core,
+    admin: &AdminClient<Listener>,
+    settings: &KafkaSettings,
+    name: &str,
+    partitions: u32,
+    is_forever: bool,
+) -> Result<()> {
+    let count = i32::try_from(partitions).unwrap_or(i32::MAX);
+    let replication = TopicReplication::Fixed(i32::from(settings.replication.max(1)));
+    let mut topic = NewTopic::new(name, count, replication).set("cleanup.policy", "delete");
+    if settings.replication >= 3 {
+        // A record counts when it is in two places, and one broker may be away.
+        topic = topic.set("min.insync.replicas", "2");
+    }
+    if is_forever {
+        // Deleted by trimming, not by age.
+        topic = topic.set("retention.ms", "-1").set("retention.bytes", "-1");
+    }
+    let what = format!("making the topic {name}");
+    let results = block_on(admin.create_topics([&topic], &options(settings)))
+        .map_err(|e| other(core, &what, &e))?;
+    for result in results {
+        match result {
+            // Another process was faster.
+            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+            Err((_, code)) => return Err(refused(core, &what, code)),
+        }
+    }
+    Ok(())
+}
+
+/// Until all partitions have a leader.
+fn wait(core: &Core, client: &BaseConsumer<Listener>, settings: &KafkaSettings) -> Result<()> {
+    let begun_ns = core.env.clock.monotonic_ns();
+    loop {
+        let is_ready = core.parts.iter().all(|part| {
+            client.fetch_watermarks(&part.name, part.partition, Duration::from_secs(1)).is_ok()
+        });
+        if is_ready {
+            return Ok(());
+        }
+        if core.env.clock.monotonic_ns() - begun_ns > settings.timeout_us * 1000 {
+            return Err(Error::new(
+                tidemill_core::Kind::Io,
+                format!("the topics that were made have no leaders: {}", core.last_heard()),
+            )
+            .help("see what the brokers' logs say about them"));
+        }
+        core.env.clock.sleep_us(LOOK_US);
+    }
+}
+
+/// A compacted topic loses records that have a key.
+fn refuse_compacted(
+    core: &Core,
+    admin: &AdminClient<Listener>,
+    settings: &KafkaSettings,
+    name: &str,
+) -> Result<()> {
+    let asked = [ResourceSpecifier::Topic(name)];
+    let what = format!("reading the configuration of the topic {name}");
+    let described = block_on(admin.describe_configs(&asked, &options(settings)))
+        .map_err(|e| other(core, &what, &e))?;
+    for resource in described {
+        let config = match resource {
+            Ok(config) => config,
+            // Who may not look may still read and write.
+            Err(RDKafkaErrorCode::TopicAuthorizationFailed) => continue,
+            Err(code) => return Err(refused(core, &what, code)),
+        };
+        let policy = config.get("cleanup.policy").and_then(|entry| entry.value.as_deref());
+        if policy.is_some_and(|policy| policy.contains("compact")) {
+            return Err(Error::setting(format!(
+                "the topic {name} is compacted: records would vanish"
+            ))
+            .help(format!(
+                "kafka-configs --alter --entity-type topics --entity-name {name} --add-config \
+                     cleanup.policy=delete, before anything was compacted; or name another topic"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn options(settings: &KafkaSettings) -> AdminOptions {
+    let timeout = Some(settings.timeout());
+    AdminOptions::new().request_timeout(timeout).operation_timeout(timeout)
+}
+
+/// Nobody has answered, or would not.
+pub(crate) fn unreachable(core: &Core, settings: &KafkaSettings, error: &KafkaError) -> Error {
+    let heard = core.last_heard();
+    let what = match heard.is_empty() {
+        true => format!("no broker of {} answers: {error}", settings.brokers),
+        false => format!("no broker of {} answers: {heard}", settings.brokers),
+    };
+    let is_login = heard.to_ascii_lowercase().contains("authentication");
+    Error::new(tidemill_core::Kind::Io, what).help(match is_login {
+        true => "check sasl.username, sasl.password and sasl.mechanism",
+        false => {
+            "check the address, that the broker runs and advertises an address that can be reached from \
+             here, and security.protocol"
+        }
+    })
+}
+
+fn other(core: &Core, what: &str, error: &KafkaError) -> Error {
+    match error.rdkafka_error_code() {
+        Some(code) => refused(core, what, code),
+        None => Error::new(tidemill_core::Kind::Io, format!("{what}: {error}")),
+    }
+}
+
+fn refused(core: &Core, what: &str, code: RDKafkaErrorCode) -> Error {
+    use RDKafkaErrorCode as Code;
+    let error = Error::new(tidemill_core::Kind::Io, format!("{what}: {code}"));
+    match code {
+        Code::TopicAuthorizationFailed
+        | Code::ClusterAuthorizationFailed
+        | Code::GroupAuthorizationFailed => error.help(
+            "grant it: topics need Describe, Read, Write, Create and Delete, and the group Read",
+        ),
+        Code::InvalidReplicationFactor => {
+            error.help("there are fewer brokers than `replication` asks for")
+        }
+        Code::InvalidTopic => {
+            error.help("names are letters, digits, '.', '_' and '-', 249 at most")
+        }
+        _ => {
+            let heard = core.last_heard();
+            match heard.is_empty() {
+                true => error,
+                false => error.help(format!("last heard of the brokers: {heard}")),
+            }
+        }
+    }
+}

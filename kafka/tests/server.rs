@@ -1,0 +1,416 @@
+//! The log on a real broker. `make test-servers` starts one and runs these.
+
+#![allow(clippy::disallowed_methods)] // Threads, sleep and time of the tests themselves.
+
+#[path = "server/common.rs"]
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::*;
+use tidemill_cluster::{Record, Refused, Topic};
+use tidemill_durable::Log;
+
+const NEEDS: &str = "a broker";
+
+#[test]
+#[ignore = "needs a server: make test-servers"]
+fn server_records_are_read_back_in_order() {
+    let log = open(&settings("order", 2));
+    let offsets = append_all(&log, Topic::Input(1), 0, 0..3000);
+    let offsets: Vec<u64> = offsets.into_iter().map(|o| o.unwrap()).collect();
+    assert!(offsets.windows(2).all(|two| two[0] < two[1]));
+    let all: Vec<(u64, Record)> =
+        offsets.iter().zip(0..).map(|(offset, n)| (*offset, request(n))).collect();
+
+    // In steps, one behind the other.
+    let (mut from, mut found) = (0, Vec::new());
+    while found.len() < all.len() {
+        let read = read(&log, Topic::Input(1), from, Some(700), 2_000_000).unwrap();
+        assert!(!read.records.is_empty() && read.records.len() <= 700);
+        assert!(read.upto > from);
+        from = read.upto;
+        found.extend(read.records);
+    }
+    assert_eq!(found, all);
+    // All at once, from anywhere, here and there.
+    for n in 0..40u64 {
+        let at = (n * 7919 % 3000) as usize;
+        let limit = [None, Some(1), Some(50), Some(5000)][n as usize % 4];
+        let read = read(&log, Topic::Input(1), all[at].0, limit, 2_000_000).unwrap();
+        let expected = &all[at..];
+        match limit {
+            None => assert_eq!(read.records, expected),
+            Some(limit) => {
+                assert!(!read.records.is_empty() && read.records.len() <= limit);
+                assert_eq!(read.records, expected[..read.records.len()]);
+            }
+        }
+        assert_eq!(read.upto, read.records.last().unwrap().0 + 1);
+    }
+    // Nothing behind the end.
+    let begun = Instant::now();
+    let none = read(&log, Topic::Input(1), from, Some(10), 100_000).unwrap();
+    assert_eq!((none.records.len(), none.upto), (0, from));
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert_eq!(read(&log, Topic::Input(1), from, None, 0).unwrap().upto, from);
+    assert_eq!(read(&log, Topic::Input(0), 0, None, 0).unwrap().records, []);
+    assert!(log.lost().is_none());
+}
+
+#[test]
+#[ignore = "needs a server: make test-servers"]
+fn server_a_read_waits_for_what_comes() {
+    let log = open(&settings("waits", 1));
+    let mut taken = Vec::new();
+    for n in 0..200 {
+        let waiting = begin_read(&log, Topic::Input(0), n, Some(10), 5_000_000);
+        std::thread::sleep(Duration::from_millis(5));
+        let begun = Instant::now();
+        let offset = append(&log, Topic::Input(0), 0, request(n)).unwrap();
+        let read = waiting.recv().unwrap().unwrap();
+        taken.push(begun.elapsed());
+        assert_eq!(read.records, [(offset, request(n))]);
+    }
+    println!("a waiting read has a record {} after the append was begun", spread(&mut taken));
+}
+
+/// Two writers, the later of which begins a generation in the midst: what is read is what was answered so.
+#[test]
+#[ignore = "needs a server: make test-servers"]
+fn server_a_later_generation_fences_the_earlier() {
+    let settings = settings("fence", 4);
+    let (old, new, third) = (open(&settings), open(&settings), open(&settings));
+    let mut fenced = 0;
+    for round in 0..24u64 {
+        let topic = [Topic::Cuts, Topic::Output(0), Topic::Output(1)][round as usize % 3];
+        let (first, second) = (2 * round + 1, 2 * round + 2);
+        let before = read(&third, topic, 0, None, 0).unwrap().upto;
+        let mut answered: BTreeMap<u64, Record> = BTreeMap::new();
+        let begun = append(&old, topic, first, Record::Generation { generation: first });
+        answered.insert(begun.unwrap(), Record::Generation { generation: first });
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut waiting = Vec::new();
+                let mut n = 0;
+                while !is_over.load(Ordering::SeqCst) || n < 50 {
+                    let record = record(topic, n);
+                    waiting.push((begin_append(&old, topic, first, record.clone()), record));
+                    n += 1;
+                    if n % 8 == 0 {
+                        std::thread::sleep(Duration::from_micros(300));
+                    }
+                }
+                waiting
+            });
+            std::thread::sleep(Duration::from_millis(round % 5 * 4));
+            let generation = Record::Generation { generation: second };
+            let begun = append(&new, topic, second, generation.clone()).unwrap();
+            answered.insert(begun, generation.clone());
+            // Nobody else may begin it as well, nor an earlier one.
+            assert_eq!(append(&old, topic, second, generation), Err(Refused::Fenced));
+            let earlier = Record::Generation { generation: first };
+            assert_eq!(append(&new, topic, first, earlier), Err(Refused::Fenced));
+            for n in 10_000..10_050 {
+                let record = record(topic, n);
+                answered.insert(append(&new, topic, second, record.clone()).unwrap(), record);
+            }
+            is_over.store(true, Ordering::SeqCst);
+            for (answer, record) in writer.join().unwrap() {
+                match answer.recv().unwrap() {
+                    Ok(offset) => assert_eq!(answered.insert(offset, record), None),
+                    Err(Refused::Fenced) => fenced += 1,
+                    Err(Refused::Unknown) => panic!("the broker was there"),
+                }
+            }
+        });
+        let answered: Vec<(u64, Record)> = answered.into_iter().collect();
+        for log in [&old, &new, &third, &open(&settings)] {
+            assert_eq!(read(log, topic, before, None, 0).unwrap().records, answered);
+        }
+    }
+    println!("{fenced} appends of {NEEDS} were fenced");
+    assert!(fenced > 0);
+}
+
+#[test]
+#[ignore = "needs a server: make test-servers"]
+fn server_a_trimmed_log_still_knows_its_generation() {
+    let settings = settings("trim", 1);
+    let log = open(&settings);
+    let generation = |generation| Record::Generation { generation };
+    append(&log, Topic::Cuts, 1, generation(1)).unwrap();
+    append_all(&log, Topic::Cuts, 1, 0..100);
+    append(&log, Topic::Cuts, 2, generation(2)).unwrap();
+    // Of the first generation, behind the beginning of the second.
+    let late = append_all(&log, Topic::Cuts, 1, 100..110);
+    assert!(late.iter().all(|answer| *answer == Err(Refused::Fenced)));
+    // Far more than what makes a generation say again that it begins.
+    let offsets = append_all(&log, Topic::Cuts, 2, 200..25_200);
+    let all: Vec<u64> = offsets.into_iter().map(|offset| offset.unwrap()).collect();
+    for at in [15_000, 20_000, 24_900, 24_950] {
+        log.trim(Topic::Cuts, all[at]);
+        std::thread::sleep(Duration::from_millis(100));
+        if at == 15_000 {
+            // The last beginning is far behind now, and another record says it again.
+            append_all(&log, Topic::Cuts, 2, 30_000..30_010);
+        }
+    }
+    let more = append_all(&log, Topic::Cuts, 2, 40_000..40_010);
+    let last = more[9].unwrap();
+    log.trim(Topic::Cuts, last);
+    let begun = Instant::now();
+    while low(&settings, &settings.cuts) <= all[24_999] {
+        assert!(begun.elapsed() < Duration::from_secs(10), "nothing is deleted");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let fresh = open(&settings);
+    let found = read(&fresh, Topic::Cuts, 0, None, 0).unwrap();
+    assert_eq!(found.records[0].1, generation(2), "who reads from the beginning knows it");
+    assert_eq!(found.records.last().unwrap(), &(last, record(Topic::Cuts, 40_009)));
+    assert_eq!(append(&fresh, Topic::Cuts, 1, record(Topic::Cuts, 1)), Err(Refused::Fenced));
+    assert_eq!(append(&fresh, Topic::Cuts, 2, generation(2)), Err(Refused::Fenced));
+    append(&fresh, Topic::Cuts, 3, generation(3)).unwrap();
+
+    // Who needs what has gone is told so.
+    assert_eq!(read(&fresh, Topic::Cuts, 5, None, 0), None);
+    let lost = fresh.lost().unwrap().to_string();
+    assert!(lost.contains("records from 5 on are needed"), "{lost}");
+    assert_eq!(append(&fresh, Topic::Cuts, 4, generation(4)), Err(Refused::Unknown));
+}
+
+/// The broker dies in the midst, and comes back: what was answered is there, and in its order.
+#[test]
+#[ignore = "needs a server: make test-servers"]
+fn server_a_broker_that_dies_loses_nothing() {
+    let mut settings = settings("dies", 1);
+    settings.timeout_us = 30_000_000;
+    let log = open(&settings);
+    let topic = Topic::Output(0);
+    append(&log, topic, 1, Record::Generation { generation: 1 }).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut waiting = Vec::new();
+            while !is_over.load(Ordering::SeqCst) {
+                let n = waiting.len() as u64;
+                waiting.push(begin_append(&log, topic, 1, record(topic, n)));
+                std::thread::sleep(Duration::from_micros(500));
+            }
+            waiting
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        for deed in ["kill", "stop"] {
+            control(deed);
+            std::thread::sleep(Duration::from_millis(1500));
+            control(if deed == "kill" { "start" } else { "go" });
+            std::thread::sleep(Duration::from_millis(1500));
+        }
+        is_over.store(true, Ordering::SeqCst);
+        let mut expected = Vec::new();
+        for (n, answer) in writer.join().unwrap().into_iter().enumerate() {
+            let offset = answer.recv().unwrap().expect("all were appended at last");
+            expected.push((offset, record(topic, n as u64)));
+        }
+        let found = read(&log, topic, 0, None, 0).unwrap().records;
+        assert_eq!(found[1..], expected);
+        println!("{} records over two failures of the broker", expected.len());
+    });
+}
+
+/// The broker is away for longer than the time-out: nobody knows, nothing is missing in between, and the next
+/// generation goes on.
+#[test]
+#[ignore = "needs a server: make test-servers"]
+fn server_what_is_unknown_leaves_no_hole() {
+    let mut settings = settings("unknown", 1);
+    settings.timeout_us = 1_000_000;
+    let log = open(&settings);
+    let topic = Topic::Output(0);
+    let mut generation = 0;
+    for round in 0..6 {
+        generation += 1;
+        let before = read_patiently(&log, topic, 0).upto;
+        while append(&log, topic, generation, Record::Generation { generation }).is_err() {
+            generation += 1;
+        }
+        let waiting = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut waiting = Vec::new();
+                for n in 0..6000 {
+                    waiting.push(begin_append(&log, topic, generation, record(topic, n)));
+                    std::thread::sleep(Duration::from_micros(400));
+                }
+                waiting
+            });
+            std::thread::sleep(Duration::from_millis(300));
+            control(if round % 2 == 0 { "stop" } else { "kill" });
+            // About as long as the time-out, so that some of it comes before, and some behind.
+            std::thread::sleep(Duration::from_millis(800 + 150 * round));
+            control(if round % 2 == 0 { "go" } else { "start" });
+            writer.join().unwrap()
+        });
+        let answers: Vec<_> = waiting.into_iter().map(|answer| answer.recv().unwrap()).collect();
+        let known = answers.iter().take_while(|answer| answer.is_ok()).count();
+        // The next generation is the fence behind which nothing of this one comes.
+        let of = generation;
+        loop {
+            generation += 1;
+            if append(&log, topic, generation, Record::Generation { generation }).is_ok() {
+                break;
+            }
+        }
+        let found = read_patiently(&log, topic, before).records;
+        let found: Vec<&Record> =
+            found.iter().map(|(_, r)| r).filter(|r| matches!(r, Record::Output(_))).collect();
+        println!("generation {of}: {known} of {} known, {} there", answers.len(), found.len());
+        assert!(found.len() >= known, "what was answered is there");
+        for (n, found) in found.iter().enumerate() {
+            assert_eq!(**found, record(topic, n as u64), "none is missing before another");
+        }
+        for (answer, n) in answers.iter().zip(0..) {
+            assert!(answer.is_err() || n < found.len());
+        }
+    }
+    assert!(log.lost().is_none(), "{:?}", log.lost());
+}
+
+#[test]
+#[ignore = "needs a server: make test-servers"]
+fn server_reads_say_that_no_broker_answers() {
+    let mut settings = settings("away", 1);
+    settings.timeout_us = 1_500_000;
+    let log = open(&settings);
+    append_all(&log, Topic::Input(0), 0, 0..10);
+    let upto = read(&log, Topic::Input(0), 0, Some(10), 1_000_000).unwrap().upto;
+    control("kill");
+    let begun = Instant::now();
+    assert_eq!(read(&log, Topic::Input(0), 0, None, 0), None);
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    let mut is_none = false;
+    for _ in 0..50 {
+        is_none = is_none || read(&log, Topic::Input(0), upto, Some(10), 100_000).is_none();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(is_none, "a reader at the end is told, too");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    control("start");
+    assert_eq!(read_patiently(&log, Topic::Input(0), 0).records.len(), 10);
+    assert!(log.lost().is_none());
+}
+
+#[test]
+#[ignore = "needs a server: make test-servers"]
+fn server_topics_that_cannot_do_are_refused() {
+    let settings = settings("refused", 2);
+    make_topic(&settings.inputs, 1, "delete");
+    let error = refusal(&settings);
+    assert!(error.contains("has 1 partitions, and 2 sources"), "{error}");
+    let mut settings = common::settings("compacted", 1);
+    make_topic(&settings.outputs, 1, "compact,delete");
+    let error = refusal(&settings);
+    assert!(error.contains(&format!("{} is compacted", settings.outputs)), "{error}");
+    settings.outputs = "no name/of a topic".into();
+    let error = refusal(&settings);
+    assert!(error.contains("no name/of a topic"), "{error}");
+    let mut settings = common::settings("replicated", 1);
+    settings.replication = 3;
+    let error = refusal(&settings);
+    assert!(error.contains("fewer brokers"), "{error}");
+}
+
+#[test]
+#[ignore = "needs a server: make test-servers"]
+fn server_a_topic_made_anew_is_noticed() {
+    // Removed and made anew while it is read.
+    let settings = settings("anew", 1);
+    let log = open(&settings);
+    let offsets = append_all(&log, Topic::Input(0), 0, 0..100);
+    assert!(offsets.iter().all(Result::is_ok));
+    let upto = read(&log, Topic::Input(0), 0, None, 0).unwrap().upto;
+    remove_topic(&settings.inputs);
+    std::thread::sleep(Duration::from_millis(500));
+    make_topic(&settings.inputs, 1, "delete");
+    let begun = Instant::now();
+    while log.lost().is_none() && begun.elapsed() < Duration::from_secs(20) {
+        read(&log, Topic::Input(0), upto, Some(10), 200_000);
+    }
+    let lost = log.lost().expect("it was noticed").to_string();
+    println!("after {:?}: {lost}", begun.elapsed());
+    assert!(lost.contains(&settings.inputs), "{lost}");
+
+    // While nobody looked.
+    let settings = common::settings("anew2", 1);
+    let log = open(&settings);
+    append_all(&log, Topic::Input(0), 0, 0..100);
+    remove_topic(&settings.inputs);
+    std::thread::sleep(Duration::from_millis(500));
+    let log = open(&settings);
+    assert_eq!(read(&log, Topic::Input(0), 100, Some(1), 0), None);
+    let lost = log.lost().unwrap().to_string();
+    assert!(lost.contains("ends at the offset 0, and has been read up to 100"), "{lost}");
+}
+
+/// Figures, for whoever reads them.
+#[test]
+#[ignore = "needs a server: make test-servers"]
+fn server_figures() {
+    let begun = Instant::now();
+    let settings = settings("figures", 4);
+    drop(open(&settings));
+    let made = begun.elapsed();
+    let begun = Instant::now();
+    let log = open(&settings);
+    println!("a log is made in {made:.1?} and opened in {:.1?}", begun.elapsed());
+    let topic = Topic::Output(0);
+    for topic in [Topic::Cuts, Topic::Output(1), Topic::Output(2), Topic::Input(0)] {
+        let begun = Instant::now();
+        append(&log, topic, 1, Record::Generation { generation: 1 }).unwrap();
+        let appended = begun.elapsed();
+        let begun = Instant::now();
+        read(&log, topic, 0, Some(1), 5_000_000).unwrap();
+        let read = begun.elapsed();
+        println!("the first append to {topic:?} takes {appended:.1?}, the first read {read:.1?}");
+    }
+    append(&log, topic, 1, Record::Generation { generation: 1 }).unwrap();
+    let mut taken: Vec<Duration> = (0..2000)
+        .map(|n| {
+            let begun = Instant::now();
+            append(&log, topic, 1, record(topic, n)).unwrap();
+            begun.elapsed()
+        })
+        .collect();
+    println!("one append at a time is answered after {}", spread(&mut taken));
+
+    for (topics, count) in [(1, 200_000), (4, 400_000u64)] {
+        for n in 1..topics {
+            let _ = append(&log, Topic::Output(n), 1, Record::Generation { generation: 1 });
+        }
+        let begun = Instant::now();
+        let mut waiting = std::collections::VecDeque::new();
+        let mut taken = Vec::new();
+        for n in 0..count {
+            let topic = Topic::Output((n % u64::from(topics)) as u32);
+            waiting.push_back(begin_timed_append(&log, topic, 1, record(topic, n)));
+            // So many are in flight.
+            if waiting.len() > 10_000 {
+                taken.push(waiting.pop_front().unwrap().recv().unwrap());
+            }
+        }
+        taken.extend(waiting.into_iter().map(|answer| answer.recv().unwrap()));
+        let per_second = count as f64 / begun.elapsed().as_secs_f64();
+        println!(
+            "10,000 in flight on {topics} partitions: {per_second:.0} a second, answered after {}",
+            spread(&mut taken)
+        );
+    }
+    let begun = Instant::now();
+    let found = read(&log, topic, 0, None, 0).unwrap().records.len();
+    println!(
+        "{found} records read at {:.0} a second",
+        found as f64 / begun.elapsed().as_secs_f64()
+    );
+}

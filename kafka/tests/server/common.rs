@@ -1,0 +1,217 @@
+//! A plain format, and calls that wait for their answers.
+
+use std::ops::Range;
+use std::sync::mpsc::{channel, Receiver};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::ClientConfig;
+use tidemill_cluster::wire::{put_record, take_record};
+use tidemill_cluster::{CutRecord, Output, Record, Records, Refused, Topic};
+use tidemill_core::{TableId, Value};
+use tidemill_durable::Log;
+use tidemill_env::Env;
+use tidemill_function::{Call, Target, Tid};
+use tidemill_kafka::{Format, Incoming, KafkaLog, KafkaSettings, Outgoing};
+
+/// Records as they are.
+struct Plain;
+
+impl Format for Plain {
+    fn request(&self, message: &Incoming<'_>) -> Record {
+        take_record(&mut message.value.unwrap_or_default()).unwrap_or(request(0))
+    }
+
+    fn encode(&self, record: &Record) -> Outgoing {
+        let mut value = Vec::new();
+        put_record(record, &mut value);
+        Outgoing { key: Some(b"key".to_vec()), value, headers: vec![("a".into(), b"b".to_vec())] }
+    }
+
+    fn decode(&self, message: &Incoming<'_>) -> Option<Record> {
+        assert_eq!((message.key, message.header("a")), (Some(&b"key"[..]), Some(&b"b"[..])));
+        take_record(&mut message.value?)
+    }
+}
+
+pub fn brokers() -> String {
+    std::env::var("TIDEMILL_KAFKA").expect("TIDEMILL_KAFKA: run this with make test-servers")
+}
+
+/// Topics that no other test has.
+pub fn settings(name: &str, sources: u32) -> KafkaSettings {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    KafkaSettings::new(&brokers(), &format!("{name}-{}", now.as_micros()), sources)
+}
+
+pub fn open(settings: &KafkaSettings) -> KafkaLog {
+    KafkaLog::open(&Env::real(), settings.clone(), Arc::new(Plain)).expect("the log opens")
+}
+
+pub fn refusal(settings: &KafkaSettings) -> String {
+    let opened = KafkaLog::open(&Env::real(), settings.clone(), Arc::new(Plain));
+    let error = opened.err().expect("a refusal");
+    println!("{error}");
+    error.to_string()
+}
+
+pub fn request(n: u64) -> Record {
+    let id = n.to_be_bytes().into();
+    let call = Call {
+        target: Target::Function(0),
+        table: TableId(0),
+        key: [Value::Int(n as i64)].into(),
+        args: [Value::Str("a".repeat(70).as_str().into())].into(),
+    };
+    Record::Request { id, call }
+}
+
+/// Some hundred bytes.
+pub fn record(topic: Topic, n: u64) -> Record {
+    match topic {
+        Topic::Input(_) => request(n),
+        Topic::Output(_) => {
+            let outcome = Ok(Value::Str("a".repeat(70).as_str().into()));
+            Record::Output(Output::Reply { tid: Tid(n), id: n.to_be_bytes().into(), outcome })
+        }
+        Topic::Cuts => Record::Cut(CutRecord {
+            epoch: n,
+            clock_us: 7,
+            base: 0,
+            from: vec![n; 4],
+            upto: vec![n; 4],
+        }),
+    }
+}
+
+pub fn begin_append(
+    log: &KafkaLog,
+    topic: Topic,
+    generation: u64,
+    record: Record,
+) -> Receiver<Result<u64, Refused>> {
+    let (send, receive) = channel();
+    let then = move |answer| {
+        let _ = send.send(answer);
+    };
+    log.append(topic, generation, record, Box::new(then));
+    receive
+}
+
+/// Tells how long the answer has taken.
+pub fn begin_timed_append(
+    log: &KafkaLog,
+    topic: Topic,
+    generation: u64,
+    record: Record,
+) -> Receiver<Duration> {
+    let (send, receive) = channel();
+    let begun = Instant::now();
+    let then = move |answer: Result<u64, Refused>| {
+        answer.expect("it is appended");
+        let _ = send.send(begun.elapsed());
+    };
+    log.append(topic, generation, record, Box::new(then));
+    receive
+}
+
+pub fn append(
+    log: &KafkaLog,
+    topic: Topic,
+    generation: u64,
+    record: Record,
+) -> Result<u64, Refused> {
+    begin_append(log, topic, generation, record).recv().expect("an answer")
+}
+
+/// All in flight at once.
+pub fn append_all(
+    log: &KafkaLog,
+    topic: Topic,
+    generation: u64,
+    range: Range<u64>,
+) -> Vec<Result<u64, Refused>> {
+    let begun: Vec<_> =
+        range.map(|n| begin_append(log, topic, generation, record(topic, n))).collect();
+    begun.into_iter().map(|answer| answer.recv().expect("an answer")).collect()
+}
+
+pub fn begin_read(
+    log: &KafkaLog,
+    topic: Topic,
+    from: u64,
+    limit: Option<usize>,
+    wait_us: u64,
+) -> Receiver<Option<Records>> {
+    let (send, receive) = channel();
+    let then = move |records| {
+        let _ = send.send(records);
+    };
+    log.read(topic, from, limit, wait_us, Box::new(then));
+    receive
+}
+
+pub fn read(
+    log: &KafkaLog,
+    topic: Topic,
+    from: u64,
+    limit: Option<usize>,
+    wait_us: u64,
+) -> Option<Records> {
+    begin_read(log, topic, from, limit, wait_us).recv().expect("an answer")
+}
+
+/// All, once the broker is there.
+pub fn read_patiently(log: &KafkaLog, topic: Topic, from: u64) -> Records {
+    let begun = Instant::now();
+    loop {
+        if let Some(records) = read(log, topic, from, None, 0) {
+            return records;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?} {}", log.lost(), log.trouble());
+    }
+}
+
+/// Has something done to the broker, and waits until it was.
+pub fn control(deed: &str) {
+    let folder = std::env::var("TIDEMILL_KAFKA_CONTROL").expect("TIDEMILL_KAFKA_CONTROL");
+    let file = std::path::Path::new(&folder).join(deed);
+    std::fs::write(&file, "").expect("a file");
+    while file.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn admin() -> AdminClient<DefaultClientContext> {
+    ClientConfig::new().set("bootstrap.servers", brokers()).create().expect("a client")
+}
+
+pub fn make_topic(name: &str, partitions: i32, policy: &str) {
+    let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+    let topic = topic.set("cleanup.policy", policy);
+    let made = admin().create_topics([&topic], &AdminOptions::new());
+    futures_executor::block_on(made).expect("an answer")[0].as_ref().expect("it is made");
+}
+
+pub fn remove_topic(name: &str) {
+    let removed = admin().delete_topics(&[name], &AdminOptions::new());
+    futures_executor::block_on(removed).expect("an answer")[0].as_ref().expect("it is removed");
+}
+
+/// The first offset of a topic.
+pub fn low(settings: &KafkaSettings, topic: &str) -> u64 {
+    let client: BaseConsumer =
+        ClientConfig::new().set("bootstrap.servers", &settings.brokers).create().expect("a client");
+    let (low, _) = client.fetch_watermarks(topic, 0, Duration::from_secs(10)).expect("an answer");
+    low as u64
+}
+
+/// p50, p99 and the longest.
+pub fn spread(taken: &mut [Duration]) -> String {
+    taken.sort_unstable();
+    let at = |share: f64| taken[((taken.len() - 1) as f64 * share) as usize].as_secs_f64() * 1000.0;
+    format!("{:.2} ms p50, {:.2} ms p99, {:.2} ms at most", at(0.5), at(0.99), at(1.0))
+}

@@ -1,0 +1,348 @@
+#!/usr/bin/env python3
+"""Runs a command beside a real Kafka broker and a real S3 server.
+
+    servers/run.py [--kafka] [--s3] -- cargo test --release ...
+
+Both servers are installed once, into target/servers, and started for this run alone: on free loopback
+ports, with a temporary folder. The command finds them in its environment:
+
+    TIDEMILL_KAFKA          host:port of the broker
+    TIDEMILL_KAFKA_CONTROL  a folder: whoever makes the file `kill`, `stop`, `go` or `start` there has the
+                            broker killed, suspended, resumed or started again; the file is gone when that
+                            is done
+    TIDEMILL_S3_ENDPOINT    http://host:port
+    TIDEMILL_S3_BUCKET      a bucket that is there
+    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION
+
+The exit status is that of the command. Only the standard library is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import hashlib
+import hmac
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+KAFKA = "4.3.1"
+MINIO = "v0.0.0-20260212201848-7aac2a2c5b7c"
+INSTALLED = Path(__file__).resolve().parent.parent / "target" / "servers"
+BUCKET = "tidemill"
+USER, PASSWORD, REGION = "tidemill", "tidemill-secret", "us-east-1"
+
+POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>tidemill</groupId><artifactId>servers</artifactId><version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{KAFKA}</version>
+    </dependency>
+    <dependency>
+      <groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{KAFKA}</version>
+    </dependency>
+    <dependency>
+      <groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+
+
+class Failed(Exception):
+    """What went wrong, for people."""
+
+
+def need(tool: str, package: str) -> str:
+    """The path of a program."""
+    path = shutil.which(tool)
+    if path is None:
+        raise Failed(f"{tool} is missing: apt-get install {package}")
+    return path
+
+
+def install_kafka() -> Path:
+    """The folder with the broker's jars."""
+    home = INSTALLED / f"kafka-{KAFKA}"
+    libs = home / "libs"
+    if libs.is_dir():
+        return libs
+    mvn = need("mvn", "maven")
+    print(f"servers: installing Kafka {KAFKA} (once, 54 MB)", file=sys.stderr)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "pom.xml").write_text(POM)
+    # Into another folder first: what was half fetched is not taken for whole.
+    fetched = home / "libs.part"
+    shutil.rmtree(fetched, ignore_errors=True)
+    command = [mvn, "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
+    done = subprocess.run(
+        [*command, f"-DoutputDirectory={fetched}"], cwd=home, timeout=900, stdout=sys.stderr
+    )
+    if done.returncode != 0:
+        raise Failed(f"maven could not fetch Kafka {KAFKA}: see its messages above")
+    fetched.rename(libs)
+    return libs
+
+
+def install_minio() -> Path:
+    """The path of the server."""
+    home = INSTALLED / f"minio-{MINIO}"
+    binary = home / "minio"
+    if binary.is_file():
+        return binary
+    go = need("go", "golang-go (1.24 or newer; from backports, or from go.dev)")
+    print("servers: installing MinIO (once, some minutes)", file=sys.stderr)
+    environment = {**os.environ, "GOBIN": str(home)}
+    done = subprocess.run(
+        [go, "install", f"github.com/minio/minio@{MINIO}"],
+        env=environment, cwd=tempfile.gettempdir(), timeout=1800, stdout=sys.stderr,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise Failed("go could not build MinIO: see its messages above")
+    return binary
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on. Held all at once, so that none comes twice."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Server:
+    """A server's process."""
+
+    def __init__(self, name: str, command: list[str], folder: Path, **environment: str) -> None:
+        self.name, self.command, self.folder = name, command, folder
+        self.environment = {**os.environ, **environment}
+        self.log = folder / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, cwd=self.folder, env=self.environment,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                # An interrupt from the keyboard is for this script, which ends the servers itself.
+                start_new_session=True,
+            )  # fmt: skip
+
+    def wait_until(self, is_ready, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not is_ready():
+            ended = self.process is None or self.process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                why = "has ended" if ended else f"was not ready after {seconds:.0f} s"
+                tail = self.log.read_text(errors="replace")[-3000:]
+                raise Failed(f"{self.name} {why}; the end of its log:\n{tail}")
+            time.sleep(0.1)
+
+    def signal(self, number: int) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def end(self, seconds: float = 10) -> None:
+        if self.process is None:
+            return
+        # A suspended process does not see the other signal.
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+def listens(port: int) -> bool:
+    """Whether somebody takes connections."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def make_kafka(folder: Path) -> tuple[Server, int]:
+    """A broker, not yet started, with an empty log."""
+    java = need("java", "openjdk-17-jre-headless")
+    libs = install_kafka()
+    port, controller = free_ports(2)
+    properties = folder / "server.properties"
+    properties.write_text(
+        f"""process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={folder / "data"}
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=false
+"""
+    )
+    classes = f"{libs}/*"
+    done = subprocess.run(
+        [java, "-cp", classes, "kafka.tools.StorageTool", "format",
+         "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", str(properties)],
+        cwd=folder, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise Failed(f"Kafka's folder could not be formatted:\n{done.stdout}{done.stderr}")
+    command = [java, "-Xmx512m", "-cp", classes, "kafka.Kafka", str(properties)]
+    return Server("Kafka", command, folder), port
+
+
+def make_minio(folder: Path) -> tuple[Server, int]:
+    """An S3 server, not yet started, with nothing in it."""
+    binary = install_minio()
+    (port,) = free_ports(1)
+    command = [str(binary), "server", "--quiet", "--address", f"127.0.0.1:{port}", "data"]
+    server = Server("MinIO", command, folder, MINIO_ROOT_USER=USER, MINIO_ROOT_PASSWORD=PASSWORD,
+                    MINIO_BROWSER="off", MINIO_UPDATE="off")  # fmt: skip
+    return server, port
+
+
+def s3(port: int, method: str, path: str) -> int:
+    """Sends a request without a body, signed (version 4), and returns the status."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    time_, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
+    empty = hashlib.sha256(b"").hexdigest()
+    headers = {"host": f"127.0.0.1:{port}", "x-amz-content-sha256": empty, "x-amz-date": time_}
+    names = ";".join(headers)
+    lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    request = hashlib.sha256(f"{method}\n{path}\n\n{lines}\n{names}\n{empty}".encode()).hexdigest()
+    scope = f"{day}/{REGION}/s3/aws4_request"
+    key = f"AWS4{PASSWORD}".encode()
+    for part in [*scope.split("/"), f"AWS4-HMAC-SHA256\n{time_}\n{scope}\n{request}"]:
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    headers["authorization"] = (
+        f"AWS4-HMAC-SHA256 Credential={USER}/{scope},SignedHeaders={names},Signature={key.hex()}"
+    )
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path, headers=headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def has_bucket(port: int) -> bool:
+    """Makes the bucket, if the server is ready."""
+    try:
+        return s3(port, "PUT", f"/{BUCKET}") in (200, 409)
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def obey(control: Path, kafka: Server, port: int, is_over: threading.Event) -> None:
+    """Does to the broker what the command asks for, until the command is over."""
+    deeds = {
+        "kill": kafka.kill,
+        "stop": lambda: kafka.signal(signal.SIGSTOP),
+        "go": lambda: kafka.signal(signal.SIGCONT),
+        "start": lambda: (kafka.start(), kafka.wait_until(lambda: listens(port))),
+    }
+    while not is_over.wait(0.05):
+        for name, do in deeds.items():
+            if (control / name).exists():
+                try:
+                    do()
+                except Failed as failed:
+                    print(f"servers: {failed}", file=sys.stderr)
+                (control / name).unlink()
+
+
+def run(command: list[str], with_kafka: bool, with_s3: bool) -> int:
+    """Starts the servers, runs the command, ends the servers."""
+    with contextlib.ExitStack() as stack:
+        # What is pushed last is done first: the servers end before their folder goes.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-servers-")))
+        environment = dict(os.environ)
+        is_over = threading.Event()
+        if with_kafka:
+            (folder / "kafka").mkdir()
+            (control := folder / "control").mkdir()
+            kafka, port = make_kafka(folder / "kafka")
+            stack.callback(kafka.end)
+            kafka.start()
+            obeying = threading.Thread(target=obey, args=(control, kafka, port, is_over))
+            environment["TIDEMILL_KAFKA"] = f"127.0.0.1:{port}"
+            environment["TIDEMILL_KAFKA_CONTROL"] = str(control)
+        if with_s3:
+            (folder / "minio" / "data").mkdir(parents=True)
+            minio, s3_port = make_minio(folder / "minio")
+            stack.callback(minio.end)
+            minio.start()
+            minio.wait_until(lambda: has_bucket(s3_port))
+            environment |= {
+                "TIDEMILL_S3_ENDPOINT": f"http://127.0.0.1:{s3_port}",
+                "TIDEMILL_S3_BUCKET": BUCKET,
+                "AWS_ACCESS_KEY_ID": USER,
+                "AWS_SECRET_ACCESS_KEY": PASSWORD,
+                "AWS_REGION": REGION,
+            }
+        if with_kafka:
+            kafka.wait_until(lambda: listens(port))
+            obeying.start()
+            stack.callback(obeying.join)
+            stack.callback(is_over.set)
+        process = subprocess.Popen(command, env=environment)
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Runs a command beside Kafka and S3 servers that are started for it."
+    )
+    parser.add_argument("--kafka", action="store_true", help="only Kafka, unless --s3 is given, too")
+    parser.add_argument("--s3", action="store_true", help="only S3, unless --kafka is given, too")
+    parser.add_argument("command", nargs="+", help="the command, behind --")
+    chosen = parser.parse_args()
+    every = not (chosen.kafka or chosen.s3)
+    # An ended terminal or a `kill` must end the servers, too.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        status = run(chosen.command, chosen.kafka or every, chosen.s3 or every)
+    except Failed as failed:
+        print(f"servers: {failed}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
