@@ -12,6 +12,7 @@ mod dir;
 pub use dir::DirStore;
 pub use tidemill_cluster::Records;
 use tidemill_cluster::{Record, Refused, Topic};
+use tidemill_core::Error;
 
 /// Told once, from any thread.
 pub type Then<T> = Box<dyn FnOnce(T) + Send>;
@@ -46,6 +47,11 @@ pub trait Log: Send + Sync {
 
     /// Records below are not read again.
     fn trim(&self, topic: Topic, below: u64);
+
+    /// Why nothing can be appended or read any more, if that is so: then the process has to end.
+    fn failed(&self) -> Option<Error> {
+        None
+    }
 }
 
 /// Objects by name, put as a whole and never changed.

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_core::{
-    encode, DataType, Error, Keeps, Key, Result, Row, StreamId, StreamTime, TableId, TableSpec,
-    Value,
+    encode, DataType, Error, Keeps, Key, Result, Row, Schema, StreamId, StreamTime, TableId,
+    TableSpec, Value,
 };
 use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
 use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Takes};
@@ -42,6 +42,9 @@ pub struct AppFunctions {
 pub fn inner(handler: usize) -> Target {
     Target::Function(2 * handler as u32)
 }
+
+/// What no function is.
+const UNREADABLE: Target = Target::Function(u32::MAX);
 
 fn request(handler: usize) -> Target {
     Target::Function(2 * handler as u32 + 1)
@@ -92,11 +95,7 @@ impl AppFunctions {
     /// # Errors
     /// When there is none of this name, or the row has other columns.
     pub fn call(&self, name: &str, row: &[Value]) -> Result<Call> {
-        let Some(&handler) = self.called.get(name) else {
-            let known: Vec<&str> = self.called.keys().map(String::as_str).collect();
-            return Err(Error::program(format!("there is no procedure {name}"))
-                .help(format!("there are {}", known.join(", "))));
-        };
+        let handler = *self.called.get(name).ok_or_else(|| self.no_procedure(name))?;
         self.made(handler, row)
     }
 
@@ -106,6 +105,62 @@ impl AppFunctions {
     /// When the row has other columns than the stream.
     pub fn event(&self, stream: StreamId, row: &[Value]) -> Result<Vec<Call>> {
         self.program.handlers_on(stream).map(|handler| self.made(handler, row)).collect()
+    }
+
+    /// The columns of a call of this name: the entity's key, where it has one, and the parameters.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn parameters(&self, name: &str) -> Result<Arc<Schema>> {
+        let handler = self.called.get(name).ok_or_else(|| self.no_procedure(name))?;
+        Ok(self.program.streams[self.program.handlers[*handler].input.index()].spec.schema.clone())
+    }
+
+    /// The columns of a stream that events come in by.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn columns(&self, stream: &str) -> Result<Arc<Schema>> {
+        Ok(self.program.streams[self.input(stream)?.index()].spec.schema.clone())
+    }
+
+    /// The transaction of an event of a stream on which there is one handler.
+    ///
+    /// # Errors
+    /// When there is no such stream, or another number of handlers on it.
+    pub fn only_event(&self, stream: &str, row: &[Value]) -> Result<Call> {
+        let mut calls = self.event(self.input(stream)?, row)?;
+        match (calls.pop(), calls.is_empty()) {
+            (Some(call), true) => Ok(call),
+            _ => Err(Error::program(format!("stream {stream} has not one handler"))),
+        }
+    }
+
+    fn input(&self, name: &str) -> Result<StreamId> {
+        let streams = &self.program.streams;
+        let is_it = |s: &tidemill_txn::program::Stream| *s.spec.name == *name;
+        let found = streams.iter().position(|s| is_it(s) && s.origin == Origin::Input);
+        let found = found.ok_or_else(|| Error::program(format!("there is no stream {name}")))?;
+        Ok(StreamId(found as u16))
+    }
+
+    /// A stream's name and columns.
+    pub fn stream(&self, stream: StreamId) -> Option<(Arc<str>, Arc<Schema>)> {
+        let spec = &self.program.streams.get(stream.index())?.spec;
+        Some((spec.name.clone(), spec.schema.clone()))
+    }
+
+    /// A request that could not be read: it is refused, with the reason.
+    pub fn unreadable(&self, why: &str) -> Call {
+        let args = [Value::str(&format!("the request can't be read: {why}"))];
+        let key = placed(&self.program.tables[0], 0, &args).into();
+        Call { target: UNREADABLE, table: TableId(0), key, args: args.into() }
+    }
+
+    fn no_procedure(&self, name: &str) -> Error {
+        let known: Vec<&str> = self.called.keys().map(String::as_str).collect();
+        Error::program(format!("there is no procedure {name}"))
+            .help(format!("there are {}", known.join(", ")))
     }
 
     fn made(&self, handler: usize, row: &[Value]) -> Result<Call> {
@@ -168,6 +223,9 @@ impl Functions for AppFunctions {
     }
 
     fn begin(&self, call: &Call) -> std::result::Result<Box<dyn Activation>, Abort> {
+        if let (UNREADABLE, Some(Value::Str(why))) = (call.target, call.args.first()) {
+            return Err(Abort::refused(&**why));
+        }
         let found = handler_of(call.target);
         let body = found.and_then(|(number, is_request)| {
             let handler = self.program.handlers.get(number)?;

@@ -84,7 +84,7 @@ impl CoordinatorProcess {
         let body = move || {
             let mut machine = Coordinator::new(settings.machine);
             let why = drive(&mut machine, &doors, settings.tick_us, &mut |machine, seen| {
-                own.seen(machine, &doors.mesh, &seen);
+                own.seen(machine, &doors, &seen);
             });
             own.status.lock().ended.get_or_insert_with(|| why.unwrap_or("it was ended").into());
             doors.inbox.close();
@@ -118,7 +118,8 @@ impl Drop for CoordinatorProcess {
 }
 
 impl Told {
-    fn seen(&self, machine: &Coordinator, mesh: &Mesh, seen: &Seen<'_>) {
+    fn seen(&self, machine: &Coordinator, doors: &Doors, seen: &Seen<'_>) {
+        let Doors { mesh, shared: Shared { log, .. }, .. } = doors;
         match seen {
             // Whoever is to be a member hears first where the others are.
             Seen::Sends(to, Packet::Form(_)) => {
@@ -128,8 +129,7 @@ impl Told {
             }
             Seen::Sends(..) => {}
             Seen::Tick | Seen::Turn => {
-                let failed = self.served.as_ref().and_then(|log| log.failed());
-                if let Some(error) = failed {
+                if let Some(error) = log.failed() {
                     // What is durable is not known any more.
                     self.status.lock().ended = Some(error.to_string());
                     return self.inbox.close();

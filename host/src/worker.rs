@@ -91,6 +91,9 @@ impl WorkerProcess {
                 if let Seen::Tick = seen {
                     doors.mesh.link(COORDINATOR, Some(coordinator.clone()));
                     *own.status.lock() = machine.status();
+                    if let Some(error) = doors.shared.log.failed() {
+                        own.ended(Ended::Failed(error.to_string()));
+                    }
                 }
             });
             own.ended(why.map_or(Ended::Stopped, |why| Ended::Failed(why.into())));

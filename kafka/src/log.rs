@@ -377,6 +377,10 @@ impl Log for KafkaLog {
             self.command(Command::Trim { part, below });
         }
     }
+
+    fn failed(&self) -> Option<Error> {
+        self.lost()
+    }
 }
 
 impl Drop for KafkaLog {

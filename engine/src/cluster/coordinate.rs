@@ -12,13 +12,14 @@ use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 use tidemill_cluster::Output;
 use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, Value};
+use tidemill_durable::Log;
 use tidemill_env::Env;
 use tidemill_function::{Call, Target};
 use tidemill_host::{Answer, CoordinatorProcess, Desk, FileLog, Shared, Status};
 use tidemill_place::partition_in;
 use tidemill_txn::program::{Abort, Program};
 
-use super::doors::store;
+use super::doors::{log, store};
 use super::settings::shown;
 use super::{fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
@@ -72,10 +73,18 @@ impl Cluster {
         let host = settings.host(spec, secret)?;
         let program = spec.program.clone();
         same_program(&settings.dir, fingerprint(spec), env)?;
-        let log = Arc::new(FileLog::open(env, settings.dir.join("log"), log_of(&host.cluster))?);
+        let elsewhere = log(settings, &host.cluster, &functions, env)?;
+        let (log, served) = match elsewhere {
+            Some(log) => (log, None),
+            None => {
+                let own = log_of(&host.cluster);
+                let log = Arc::new(FileLog::open(env, settings.dir.join("log"), own)?);
+                (log.clone() as Arc<dyn Log>, Some(log))
+            }
+        };
         let shared = Shared { log: log.clone(), store: store(settings, env)? };
         let sources = settings.sources;
-        let coordinator = CoordinatorProcess::start(env, host, shared, Some(log.clone()))?;
+        let coordinator = CoordinatorProcess::start(env, host, shared, served)?;
         let told = Arc::new(Told {
             rings: Mutex::new(Rings::of_emitted(&program, &spec.settings)),
             count: Mutex::new(0),

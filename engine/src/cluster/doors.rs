@@ -4,13 +4,41 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tidemill_core::{Error, Result};
-use tidemill_durable::{DirStore, Store};
+use tidemill_durable::{DirStore, Log, Store};
 use tidemill_env::Env;
+use tidemill_kafka::{KafkaLog, KafkaSettings};
+use tidemill_s3::{S3Options, S3Store};
 
+use super::format::Json;
 use super::ClusterSettings;
+use crate::functions::AppFunctions;
 
 /// Threads that write and read objects.
 const STORE_THREADS: usize = 2;
+const KAFKA: &str = "kafka://";
+const S3: &str = "s3://";
+
+/// The log, where it is not the coordinator that serves it.
+///
+/// # Errors
+/// When it can't be opened.
+pub(super) fn log(
+    settings: &ClusterSettings,
+    name: &str,
+    functions: &Arc<AppFunctions>,
+    env: &Env,
+) -> Result<Option<Arc<dyn Log>>> {
+    let Some(url) = settings.log.as_deref() else { return Ok(None) };
+    let Some(brokers) = url.strip_prefix(KAFKA) else {
+        return Err(Error::setting(format!("log is '{url}', which is no log"))
+            .help("give kafka://host:port, or nothing for a log that the coordinator serves"));
+    };
+    let mut kafka = KafkaSettings::new(brokers.trim_end_matches('/'), name, settings.sources);
+    kafka.properties.clone_from(&settings.log_options);
+    kafka.replication = settings.log_replication;
+    let log = KafkaLog::open(env, kafka, Arc::new(Json(functions.clone())))?;
+    Ok(Some(Arc::new(log)))
+}
 
 /// The store of snapshots.
 ///
@@ -19,9 +47,12 @@ const STORE_THREADS: usize = 2;
 pub(super) fn store(settings: &ClusterSettings, env: &Env) -> Result<Arc<dyn Store>> {
     let dir = match settings.snapshots.as_deref() {
         None => settings.dir.join("snapshots"),
+        Some(url) if url.starts_with(S3) => {
+            return Ok(Arc::new(S3Store::open(url, &S3Options::default())?));
+        }
         Some(text) if text.contains("://") => {
             return Err(Error::setting(format!("snapshots is '{text}', which is no store"))
-                .help("give a directory that all processes see"));
+                .help("give a directory that all processes see, or s3://bucket/prefix"));
         }
         Some(dir) => Path::new(dir).to_owned(),
     };

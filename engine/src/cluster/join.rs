@@ -6,7 +6,7 @@ use tidemill_core::Result;
 use tidemill_env::Env;
 use tidemill_host::WorkerProcess;
 
-use super::doors::store;
+use super::doors::{log, store};
 use super::settings::address;
 use super::ClusterSettings;
 use crate::functions::AppFunctions;
@@ -26,5 +26,6 @@ pub fn join(
 ) -> Result<WorkerProcess> {
     let host = settings.host(spec, secret)?;
     let at = address("join", coordinator)?;
-    WorkerProcess::start(env, host, at, functions, None, store(settings, env)?)
+    let log = log(settings, &host.cluster, &functions, env)?;
+    WorkerProcess::start(env, host, at, functions, log, store(settings, env)?)
 }

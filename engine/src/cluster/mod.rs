@@ -4,11 +4,13 @@
 //! | --- | --- |
 //! | `settings` | what may be chosen |
 //! | `doors` | the log and the store that the settings name |
+//! | `format` | requests and outputs as messages of Kafka |
 //! | `coordinate` | the coordinator, with the app as clients see it |
 //! | `join` | a worker |
 
 mod coordinate;
 mod doors;
+mod format;
 mod join;
 mod settings;
 

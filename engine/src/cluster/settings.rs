@@ -1,5 +1,6 @@
 //! What may be chosen of a cluster. All its processes are given the same, but for where they listen.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -27,7 +28,13 @@ pub struct ClusterSettings {
     pub advertised: Option<String>,
     /// The coordinator's directory, with the log that it serves, and snapshots that are nowhere else.
     pub dir: PathBuf,
-    /// A directory that all processes see, where snapshots are stored.
+    /// Where the log is: `kafka://host:port,host:port`, or nothing for the one that the coordinator serves.
+    pub log: Option<String>,
+    /// Properties of librdkafka for the log in Kafka, as `security.protocol`.
+    pub log_options: BTreeMap<String, String>,
+    /// On how many brokers topics are kept that are made.
+    pub log_replication: u16,
+    /// Where snapshots are stored: a directory that all processes see, or `s3://bucket/prefix`.
     pub snapshots: Option<String>,
     /// Sources: requests come in by so many ways, each in an order of its own. Never another number in the
     /// life of a log.
@@ -53,6 +60,9 @@ impl Default for ClusterSettings {
             listen: "127.0.0.1:0".into(),
             advertised: None,
             dir: PathBuf::from("cluster.tidemill"),
+            log: None,
+            log_options: BTreeMap::new(),
+            log_replication: 1,
             snapshots: None,
             sources: 8,
             lease_us: 2_000_000,

@@ -93,11 +93,6 @@ impl FileLog {
         Ok(FileLog { jobs, shared })
     }
 
-    /// Why the log has stopped, if it has: then the process has to.
-    pub fn failed(&self) -> Option<Error> {
-        self.shared.failed.lock().clone()
-    }
-
     /// As [`Log::append`], of bytes. `begins` is the generation that the record begins, if it does.
     pub(crate) fn append_raw(
         &self,
@@ -171,6 +166,10 @@ impl Log for FileLog {
 
     fn trim(&self, topic: Topic, below: u64) {
         self.job(Job::Trim { topic, below });
+    }
+
+    fn failed(&self) -> Option<Error> {
+        self.shared.failed.lock().clone()
     }
 }
 

@@ -76,17 +76,16 @@ def _common(parser: argparse.ArgumentParser) -> None:
         help="a file with what all processes of the cluster know, and nobody else does",
     )
     parser.add_argument(
-        "--snapshots", metavar="DIR", help="where snapshots are, for all processes"
+        "--log", metavar="URL", help="kafka://host:port; else the coordinator serves one"
+    )
+    parser.add_argument(
+        "--snapshots", metavar="DIR", help="where snapshots are: a directory, or s3://bucket/prefix"
     )
     add_settings(parser)
 
 
 def _settings(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    given = flags(args)
-    for name in ("listen", "secret_file", "snapshots"):
-        if (value := getattr(args, name, None)) is not None:
-            given[f"cluster_{name}"] = value
-    return load_settings(args.config, folder, given, os.environ)
+    return load_settings(args.config, folder, flags(args), os.environ)
 
 
 def _secret(settings: dict[str, Any]) -> bytes:

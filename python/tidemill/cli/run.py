@@ -68,6 +68,14 @@ def add(commands: Any) -> None:
         type=int,
         help="run on N processes of this machine, with a coordinator in this one",
     )
+    parser.add_argument(
+        "--log", metavar="URL", help="with --processes: kafka://host:port, where the log is"
+    )
+    parser.add_argument(
+        "--snapshots",
+        metavar="DIR",
+        help="with --processes: where snapshots are, a directory or s3://bucket/prefix",
+    )
     add_renames(parser)
     add_settings(parser)
     parser.set_defaults(execute=execute)
@@ -119,6 +127,9 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("data_dir", "durable"):
         if getattr(args, name, None) is not None:
             given[name] = getattr(args, name)
+    for name in ("listen", "secret_file", "log", "snapshots"):
+        if getattr(args, name, None) is not None:
+            given[f"cluster_{name}"] = getattr(args, name)
     return given
 
 
