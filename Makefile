@@ -35,6 +35,8 @@ lint: setup
 	cd python && ../$(BIN)/ruff check --quiet . && ../$(BIN)/ruff format --check --quiet .
 	cd python && ../$(BIN)/ruff check --quiet --config pyproject.toml --ignore C408 ../examples
 	cd python && ../$(BIN)/ruff format --check --quiet --config pyproject.toml ../examples
+	cd python && ../$(BIN)/ruff check --quiet --config pyproject.toml ../servers
+	cd python && ../$(BIN)/ruff format --check --quiet --config pyproject.toml ../servers
 	cd python && ../$(BIN)/mypy --strict tidemill
 
 test-rust:

@@ -3,13 +3,13 @@
 
     servers/run.py [--kafka] [--s3] -- cargo test --release ...
 
-Both servers are installed once, into target/servers, and started for this run alone: on free loopback
-ports, with a temporary folder. The command finds them in its environment:
+Both servers are installed once, into target/servers, and started for this run alone: on free
+loopback ports, with a temporary folder. The command finds them in its environment:
 
     TIDEMILL_KAFKA          host:port of the broker
-    TIDEMILL_KAFKA_CONTROL  a folder: whoever makes the file `kill`, `stop`, `go` or `start` there has the
-                            broker killed, suspended, resumed or started again; the file is gone when that
-                            is done
+    TIDEMILL_KAFKA_CONTROL  a folder: whoever makes the file `kill`, `stop`, `go` or `start` there
+                            has the broker killed, suspended, resumed or started again; the file is
+                            gone when that is done
     TIDEMILL_S3_ENDPOINT    http://host:port
     TIDEMILL_S3_BUCKET      a bucket that is there
     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION
@@ -132,6 +132,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        """Starts it; what it prints goes to its log."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, cwd=self.folder, env=self.environment,
@@ -141,6 +142,7 @@ class Server:
             )  # fmt: skip
 
     def wait_until(self, is_ready, seconds: float = 60) -> None:
+        """Waits until it is ready, or has ended."""
         deadline = time.monotonic() + seconds
         while not is_ready():
             ended = self.process is None or self.process.poll() is not None
@@ -151,10 +153,12 @@ class Server:
             time.sleep(0.1)
 
     def signal(self, number: int) -> None:
+        """Sends it a signal, if it runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
     def end(self, seconds: float = 10) -> None:
+        """Ends it, by force if it takes too long."""
         if self.process is None:
             return
         # A suspended process does not see the other signal.
@@ -166,6 +170,7 @@ class Server:
             self.kill()
 
     def kill(self) -> None:
+        """Ends it by force."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -231,7 +236,7 @@ def make_minio(folder: Path) -> tuple[Server, int]:
 
 def s3(port: int, method: str, path: str) -> int:
     """Sends a request without a body, signed (version 4), and returns the status."""
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     time_, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
     empty = hashlib.sha256(b"").hexdigest()
     headers = {"host": f"127.0.0.1:{port}", "x-amz-content-sha256": empty, "x-amz-date": time_}
@@ -323,10 +328,13 @@ def run(command: list[str], with_kafka: bool, with_s3: bool) -> int:
 
 
 def main() -> int:
+    """Runs what the command line asks for."""
     parser = argparse.ArgumentParser(
         description="Runs a command beside Kafka and S3 servers that are started for it."
     )
-    parser.add_argument("--kafka", action="store_true", help="only Kafka, unless --s3 is given, too")
+    parser.add_argument(
+        "--kafka", action="store_true", help="only Kafka, unless --s3 is given, too"
+    )
     parser.add_argument("--s3", action="store_true", help="only S3, unless --kafka is given, too")
     parser.add_argument("command", nargs="+", help="the command, behind --")
     chosen = parser.parse_args()

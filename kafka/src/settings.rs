@@ -214,6 +214,10 @@ mod tests {
         assert!(refusal("securty.protocol", "ssl").contains("securty.protocol"));
         assert!(refusal("security.protocol", "tls").contains("security.protocol = tls"));
         assert!(refusal("acks", "1").contains("acks"));
+        if cfg!(not(any(feature = "tls", feature = "tls-vendored"))) {
+            let refusal = refusal("security.protocol", "ssl");
+            assert!(refusal.contains("feature `tls`"), "{refusal}");
+        }
         let mut settings = KafkaSettings::new("x:9092", "app", 1);
         settings.properties.insert("socket.timeout.ms".into(), "5000".into());
         settings.properties.insert("sasl.username".into(), "me".into());

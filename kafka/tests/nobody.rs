@@ -1,0 +1,35 @@
+//! What is said when there is no broker; needs none.
+
+use std::sync::Arc;
+
+use tidemill_cluster::Record;
+use tidemill_core::Kind;
+use tidemill_env::Env;
+use tidemill_kafka::{Format, Incoming, KafkaLog, KafkaSettings, Outgoing};
+
+struct Nothing;
+
+impl Format for Nothing {
+    fn request(&self, _: &Incoming<'_>) -> Record {
+        Record::Generation { generation: 0 }
+    }
+
+    fn encode(&self, _: &Record) -> Outgoing {
+        Outgoing::default()
+    }
+
+    fn decode(&self, _: &Incoming<'_>) -> Option<Record> {
+        None
+    }
+}
+
+#[test]
+fn a_broker_that_cannot_be_reached_is_named() {
+    // Nobody listens on this port.
+    let mut settings = KafkaSettings::new("127.0.0.1:1", "app", 1);
+    settings.timeout_us = 500_000;
+    let error = KafkaLog::open(&Env::real(), settings, Arc::new(Nothing)).err().expect("an error");
+    assert_eq!(error.kind, Kind::Io);
+    assert!(error.what.contains("no broker of 127.0.0.1:1 answers"), "{error}");
+    assert!(error.help.contains("check the address"), "{error}");
+}
