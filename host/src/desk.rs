@@ -19,8 +19,6 @@ use tidemill_place::{Partition, PARTITIONS};
 const READ: usize = 4096;
 /// So long a read waits for more, in microseconds.
 const WAIT_US: u64 = 1_000_000;
-/// So long after a read that has failed, in microseconds.
-const AGAIN_US: u64 = 100_000;
 
 /// What a client is told.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,10 +55,10 @@ impl Desk {
         let waiting = Arc::new(Mutex::new(Waiting::default()));
         for source in 0..sources {
             let (log, waiting) = (Arc::downgrade(&log), Arc::downgrade(&waiting));
-            let (env, listener) = (env.clone(), listener.clone());
-            let tail = Tail { env, log, waiting, listener, source };
-            // What has left before is nobody's here.
-            tail.read(0, None);
+            let listener = listener.clone();
+            let tail = Tail { log, waiting, listener, source };
+            // What has left before is nobody's here: it is only found where the end is.
+            tail.read(u64::MAX, None);
         }
         Desk { log, sources, own: env.random.next_u64(), waiting }
     }
@@ -103,7 +101,6 @@ impl Desk {
 
 /// Reads what leaves, for one source.
 struct Tail {
-    env: Env,
     log: Weak<dyn Log>,
     waiting: Weak<Mutex<Waiting>>,
     listener: Option<Listener>,
@@ -126,11 +123,9 @@ impl Tail {
     fn found(self, from: u64, limit: Option<usize>, found: Option<Records>) {
         let Some(waiting) = self.waiting.upgrade() else { return };
         let Some(Records { records, upto }) = found else {
-            self.env.clock.sleep_us(AGAIN_US);
             return self.read(from, limit);
         };
-        // The first time it is only found where the end is.
-        for (_, record) in records.into_iter().filter(|_| limit.is_some()) {
+        for (_, record) in records {
             let Record::Output(output) = record else { continue };
             if let Some(listener) = &self.listener {
                 listener(self.source, &output);

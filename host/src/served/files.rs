@@ -224,9 +224,13 @@ impl Topics {
     }
 
     fn find(&self, topic: Topic, from: u64, limit: Option<usize>) -> Found {
+        let nothing = |upto| Found { records: Vec::new(), upto };
         let Some(kept) = self.0.get(&topic) else {
-            return Found { records: Vec::new(), upto: from };
+            return nothing(if from == u64::MAX { 0 } else { from });
         };
+        if from == u64::MAX {
+            return nothing(kept.next());
+        }
         let skip = from.saturating_sub(kept.first) as usize;
         let begin = kept.first + skip as u64;
         let records = kept.records.iter().skip(skip).take(limit.unwrap_or(usize::MAX));
