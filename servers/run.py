@@ -6,13 +6,13 @@
 Both servers are installed once, into target/servers, and started for this run alone: on free
 loopback ports, with a temporary folder. The command finds them in its environment:
 
-    TIDEMILL_KAFKA          host:port of the broker
-    TIDEMILL_KAFKA_CONTROL  a folder: whoever makes the file `kill`, `stop`, `go` or `start` there
+    SERVERS_KAFKA          host:port of the broker
+    SERVERS_KAFKA_CONTROL  a folder: whoever makes the file `kill`, `stop`, `go` or `start` there
                             has the broker killed, suspended, resumed or started again; the file is
                             gone when that is done
-    TIDEMILL_S3_ENDPOINT    http://host:port
-    TIDEMILL_S3_BUCKET      a bucket that is there
-    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION
+    SERVERS_S3_ENDPOINT    http://host:port
+    SERVERS_S3_BUCKET      a bucket that is there
+    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL
 
 The exit status is that of the command. Only the standard library is used.
 """
@@ -298,8 +298,8 @@ def run(command: list[str], with_kafka: bool, with_s3: bool) -> int:
             stack.callback(kafka.end)
             kafka.start()
             obeying = threading.Thread(target=obey, args=(control, kafka, port, is_over))
-            environment["TIDEMILL_KAFKA"] = f"127.0.0.1:{port}"
-            environment["TIDEMILL_KAFKA_CONTROL"] = str(control)
+            environment["SERVERS_KAFKA"] = f"127.0.0.1:{port}"
+            environment["SERVERS_KAFKA_CONTROL"] = str(control)
         if with_s3:
             (folder / "minio" / "data").mkdir(parents=True)
             minio, s3_port = make_minio(folder / "minio")
@@ -307,11 +307,12 @@ def run(command: list[str], with_kafka: bool, with_s3: bool) -> int:
             minio.start()
             minio.wait_until(lambda: has_bucket(s3_port))
             environment |= {
-                "TIDEMILL_S3_ENDPOINT": f"http://127.0.0.1:{s3_port}",
-                "TIDEMILL_S3_BUCKET": BUCKET,
+                "SERVERS_S3_ENDPOINT": f"http://127.0.0.1:{s3_port}",
+                "SERVERS_S3_BUCKET": BUCKET,
                 "AWS_ACCESS_KEY_ID": USER,
                 "AWS_SECRET_ACCESS_KEY": PASSWORD,
                 "AWS_REGION": REGION,
+                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3_port}",
             }
         if with_kafka:
             kafka.wait_until(lambda: listens(port))

@@ -18,13 +18,13 @@ fn variable(name: &str) -> String {
 }
 
 fn options() -> S3Options {
-    S3Options { endpoint: Some(variable("TIDEMILL_S3_ENDPOINT")), ..S3Options::default() }
+    S3Options { endpoint: Some(variable("SERVERS_S3_ENDPOINT")), ..S3Options::default() }
 }
 
 /// A place that no other test has.
 fn url(name: &str) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    format!("s3://{}/{name}-{}", variable("TIDEMILL_S3_BUCKET"), now.as_micros())
+    format!("s3://{}/{name}-{}", variable("SERVERS_S3_BUCKET"), now.as_micros())
 }
 
 fn put(store: &S3Store, name: &str, bytes: &[u8]) -> bool {
@@ -104,7 +104,7 @@ fn server_what_is_wrong_is_said() {
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_a_bad_line_is_survived() {
-    let server = variable("TIDEMILL_S3_ENDPOINT").trim_start_matches("http://").to_owned();
+    let server = variable("SERVERS_S3_ENDPOINT").trim_start_matches("http://").to_owned();
     let line = Line::new(server);
     let options =
         S3Options { endpoint: Some(line.endpoint.clone()), timeout_us: 20_000_000, ..options() };

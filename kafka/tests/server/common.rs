@@ -38,7 +38,7 @@ impl Format for Plain {
 }
 
 pub fn brokers() -> String {
-    std::env::var("TIDEMILL_KAFKA").expect("TIDEMILL_KAFKA: run this with make test-servers")
+    std::env::var("SERVERS_KAFKA").expect("SERVERS_KAFKA: run this with make test-servers")
 }
 
 /// Topics that no other test has.
@@ -177,7 +177,7 @@ pub fn read_patiently(log: &KafkaLog, topic: Topic, from: u64) -> Records {
 
 /// Has something done to the broker, and waits until it was.
 pub fn control(deed: &str) {
-    let folder = std::env::var("TIDEMILL_KAFKA_CONTROL").expect("TIDEMILL_KAFKA_CONTROL");
+    let folder = std::env::var("SERVERS_KAFKA_CONTROL").expect("SERVERS_KAFKA_CONTROL");
     let file = std::path::Path::new(&folder).join(deed);
     std::fs::write(&file, "").expect("a file");
     while file.exists() {
