@@ -31,8 +31,8 @@ const PREFIX: &str = "tidemill.";
 const ID: &str = "tidemill.request";
 const KEPT: &str = "tidemill.kept_us";
 /// The tables: what requests came to, and when each is forgotten.
-const REQUESTS: &str = "tidemill.requests";
-const EXPIRIES: &str = "tidemill.expiries";
+pub(crate) const REQUESTS: &str = "tidemill.requests";
+pub(crate) const EXPIRIES: &str = "tidemill.expiries";
 /// Where requests are answered that were known.
 const ANSWERS: &str = "tidemill.answers";
 /// So many that are to be forgotten go with each new one: more than come, so that they do go.

@@ -14,6 +14,7 @@ use tidemill_durable::{Log, Then};
 use tidemill_env::Env;
 use tidemill_function::Call;
 use tidemill_place::{Partition, PARTITIONS};
+use tidemill_txn::program::Abort;
 
 /// So many outputs are read at once.
 const READ: usize = 4096;
@@ -26,7 +27,7 @@ pub enum Answer {
     /// The transaction has committed, and its function has returned this.
     Returned(Value),
     /// It has aborted, for this reason.
-    Aborted(String),
+    Aborted(Abort),
     /// Nobody knows whether the request is in the log, and so whether it will be executed.
     Unknown,
 }
@@ -135,7 +136,7 @@ impl Tail {
             if let Some(then) = then {
                 then(match outcome {
                     Ok(value) => Answer::Returned(value),
-                    Err(abort) => Answer::Aborted(abort.reason),
+                    Err(abort) => Answer::Aborted(abort),
                 });
             }
         }

@@ -49,7 +49,7 @@ fn several_workers_execute_one_order() {
         }) {
             Answer::Returned(_) => settle(&mut balances, from, to, amount),
             Answer::Aborted(why) => {
-                assert_eq!(why, "insufficient funds");
+                assert_eq!(why.reason, "insufficient funds");
                 refused += 1;
             }
             Answer::Unknown => panic!("nothing has failed"),

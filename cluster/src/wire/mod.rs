@@ -88,11 +88,13 @@ fn take_values(input: &mut &[u8]) -> Option<Arc<[Value]>> {
     take_list(input, |input| value::take(input, DEPTH_MAX)).map(Arc::from)
 }
 
-fn put_value(of: &Value, out: &mut Vec<u8>) {
+/// Appends a value.
+pub fn put_value(of: &Value, out: &mut Vec<u8>) {
     value::put(of, out);
 }
 
-fn take_value(input: &mut &[u8]) -> Option<Value> {
+/// Takes a value off the front.
+pub fn take_value(input: &mut &[u8]) -> Option<Value> {
     value::take(input, DEPTH_MAX)
 }
 

@@ -14,7 +14,7 @@ use tidemill_cluster::Output;
 use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, Value};
 use tidemill_durable::Log;
 use tidemill_env::Env;
-use tidemill_function::{Call, Target};
+use tidemill_function::{Call, Functions as _, Target};
 use tidemill_host::{Answer, CoordinatorProcess, Desk, FileLog, Shared, Status};
 use tidemill_place::partition_in;
 use tidemill_txn::program::{Abort, Program};
@@ -97,7 +97,7 @@ impl Cluster {
             desk,
             coordinator,
             functions,
-            procedures: calls::procedures(&program),
+            procedures: procedures(&program),
             program,
             settings: spec.settings.clone(),
             told,
@@ -143,6 +143,13 @@ impl Cluster {
     fn partition(&self, table: TableId, key: &[Value]) -> tidemill_place::Partition {
         partition_in(&self.program.tables[table.index()], &Key::of(key))
     }
+}
+
+/// What can be called, each of it with ids of requests.
+fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
+    let mut procedures = calls::procedures(program);
+    procedures.values_mut().for_each(|procedure| procedure.takes_requests = true);
+    procedures
 }
 
 /// Refuses a directory that another program has written: replay would come to something else.
@@ -285,7 +292,7 @@ impl App for Cluster {
         match told.recv_timeout(ROW_WAIT) {
             Ok(Answer::Returned(Value::List(row))) => Ok(Some(row.to_vec().into())),
             Ok(Answer::Returned(_)) => Ok(None),
-            Ok(Answer::Aborted(reason)) => Err(Error::input(reason)),
+            Ok(Answer::Aborted(abort)) => Err(Error::input(abort.reason)),
             Ok(Answer::Unknown) | Err(_) => Err(Error::resource("no worker answers now")
                 .help("start one, or wait until those that are there have recovered")),
         }
@@ -298,25 +305,27 @@ impl App for Cluster {
         request: Option<Request>,
         then: Then,
     ) -> Result<()> {
-        if request.is_some() {
-            return Err(
-                Error::input("several processes take no request ids yet").help("call without one")
-            );
-        }
         let row = arguments.row(0);
-        let call = self.functions.call(procedure, &row)?;
-        let key = self.program.stored_key(call.table, &call.key);
-        let partition = self.partition(call.table, &key.map_err(|e| Error::input(e.reason))?);
+        let call = match &request {
+            None => self.functions.call(procedure, &row)?,
+            Some(request) => self.functions.request(procedure, &row, request)?,
+        };
+        let program = self.functions.program();
+        let key = program.stored_key(call.table, &call.key);
+        let key = Key::of(&key.map_err(|abort| Error::input(abort.reason))?);
+        let partition = partition_in(&program.tables[call.table.index()], &key);
+        let may_ask_again = request.is_some();
         let (functions, of) = (self.functions.clone(), call.clone());
         let answered = move |answer| {
             let outcome = match answer {
                 Answer::Returned(value) => Ok(value),
-                Answer::Aborted(reason) => Err(Abort::refused(reason)),
+                Answer::Aborted(abort) => Err(abort),
                 Answer::Unknown => {
-                    return then(Err(Error::resource(
-                        "nobody knows whether the call was recorded",
-                    )
-                    .help("look at what it would have changed before calling again")));
+                    let error = Error::resource("nobody knows whether the call was recorded");
+                    return then(Err(error.help(match may_ask_again {
+                        true => "ask again with the same id: it is executed once",
+                        false => "look at what it would have changed before calling again",
+                    })));
                 }
             };
             then(Ok(functions.replied(&of, outcome).0));

@@ -2,6 +2,8 @@
 //! called, and handlers of single events. Each call and each event is a [`Call`]; where it runs is where its
 //! entity lives, or, where it has none, chance that is the same everywhere: a hash of what it is given.
 
+mod once;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -13,7 +15,9 @@ use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
 use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Takes};
 use tidemill_txn::reference;
 
+use self::once::Requests;
 use crate::calls::Reply;
+use crate::requests::Request;
 use crate::spec::AppSpec;
 
 /// What begins functions that find their accesses by running.
@@ -36,6 +40,7 @@ pub struct AppFunctions {
     /// Handlers that clients call, by name.
     called: BTreeMap<String, usize>,
     begins: Arc<dyn Begins>,
+    requests: Requests,
 }
 
 /// The call of an entity's function by another function. Requests of clients have another target.
@@ -85,8 +90,9 @@ impl AppFunctions {
             program.calls.contains(&handler.input).then(|| (handler.name.to_string(), number))
         };
         let called = program.handlers.iter().enumerate().filter_map(called).collect();
-        let program = program.clone();
-        Ok(Arc::new(AppFunctions { program, entities, called, begins }))
+        let mut program = program.clone();
+        let requests = Requests::add(&mut program);
+        Ok(Arc::new(AppFunctions { program, entities, called, begins, requests }))
     }
 
     /// A client's call of a procedure or an entity's function by its name, with a value for each column of
@@ -97,6 +103,14 @@ impl AppFunctions {
     pub fn call(&self, name: &str, row: &[Value]) -> Result<Call> {
         let handler = *self.called.get(name).ok_or_else(|| self.no_procedure(name))?;
         self.made(handler, row)
+    }
+
+    /// The same, executed once however often it is asked with one id.
+    ///
+    /// # Errors
+    /// As [`AppFunctions::call`].
+    pub fn request(&self, name: &str, row: &[Value], request: &Request) -> Result<Call> {
+        Ok(self.requests.call(self.call(name, row)?, request))
     }
 
     /// The transactions of an event, in the order of the handlers on its stream.
@@ -197,6 +211,13 @@ impl AppFunctions {
         call: &Call,
         outcome: std::result::Result<Value, Abort>,
     ) -> (Reply, Option<(StreamId, Row)>) {
+        if call.target == Requests::TARGET {
+            return match (&outcome, Requests::inner(call)) {
+                (Err(abort), _) if Requests::is_other(abort) => (Reply::OtherRequest, None),
+                (_, Some(inner)) => self.replied(&inner, outcome),
+                (_, None) => unreachable!("requests are made here"),
+            };
+        }
         let Some((number, true)) = handler_of(call.target) else {
             unreachable!("requests are made here")
         };
@@ -226,6 +247,9 @@ impl Functions for AppFunctions {
         if let (UNREADABLE, Some(Value::Str(why))) = (call.target, call.args.first()) {
             return Err(Abort::refused(&**why));
         }
+        if call.target == Requests::TARGET {
+            return self.requests.begin(call);
+        }
         let found = handler_of(call.target);
         let body = found.and_then(|(number, is_request)| {
             let handler = self.program.handlers.get(number)?;
@@ -242,6 +266,9 @@ impl Functions for AppFunctions {
 
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
         let (handler, _) = handler_of(call.target)?;
+        if handler >= self.program.handlers.len() {
+            return None;
+        }
         let rows = reference::mentions(&self.program, handler, &call.args)?;
         Some(rows.into_iter().map(|(table, key, writes)| RowAt { table, key, writes }).collect())
     }

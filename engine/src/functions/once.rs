@@ -1,0 +1,169 @@
+//! Requests that may come again: each is executed once, whoever asks, and by whatever process.
+//!
+//! A request with an id is a call of its own, on a row of a table that the engine keeps: it looks whether the id
+//! is known, calls the function, and writes down what that returned, all in one transaction. Ids are in buckets,
+//! so that those whose time is over are found where new ones come.
+
+use std::sync::Arc;
+
+use tidemill_cluster::wire::{put_value, take_value};
+use tidemill_core::{encode, Column, DataType, Schema, TableId, TableSpec, Value};
+use tidemill_function::{Activation, Call, Context, Handle, Step, Stop, Target};
+use tidemill_txn::program::{Abort, AbortKind, Program};
+
+use crate::requests::{Request, EXPIRIES, REQUESTS};
+
+/// Ids are in so many buckets; never another number in the life of a log.
+const BUCKETS: u128 = 1024;
+/// So many whose time is over are forgotten when one comes.
+const SWEEP_MAX: u32 = 4;
+/// Why a request is refused whose id is that of another call.
+const OTHER: &str = "the request id is that of another call";
+
+/// The tables of requests.
+#[derive(Clone, Copy)]
+pub(super) struct Requests {
+    requests: TableId,
+    expiries: TableId,
+}
+
+impl Requests {
+    /// What the call of a request is.
+    pub const TARGET: Target = Target::Function(u32::MAX - 1);
+
+    /// Gives a program the tables.
+    pub fn add(program: &mut Program) -> Requests {
+        let mut table = |name: &str, key: usize, columns: Vec<Column>| {
+            let mut spec = TableSpec::new(name, (0..key).collect(), Schema::new(columns).into());
+            (spec.ordered, spec.partition_prefix) = (true, Some(1));
+            program.tables.push(spec);
+            TableId(program.tables.len() as u16 - 1)
+        };
+        let bucket = || Column::new("bucket", DataType::Int);
+        let requests = vec![
+            bucket(),
+            Column::new("request", DataType::Str),
+            Column::new("hash", DataType::Bytes),
+            Column::new("reply", DataType::Bytes),
+            Column::new("until", DataType::Timestamp),
+        ];
+        let expiries = vec![
+            bucket(),
+            Column::new("until", DataType::Timestamp),
+            Column::new("request", DataType::Str),
+        ];
+        let requests = table(REQUESTS, 2, requests);
+        let expiries = table(EXPIRIES, 3, expiries);
+        program.forget();
+        Requests { requests, expiries }
+    }
+
+    /// The call of a request: `inner` is executed once.
+    pub fn call(&self, inner: Call, request: &Request) -> Call {
+        let hash = encode::hash128(request.id.as_bytes());
+        let key = [Value::Int((hash % BUCKETS) as i64), Value::str(&request.id)];
+        let Target::Function(number) = inner.target else {
+            unreachable!("requests are calls of functions")
+        };
+        let head = [
+            Value::Int(request.kept_us),
+            Value::Int(number.into()),
+            Value::Int(inner.table.0.into()),
+            Value::List(inner.key),
+            Value::List(inner.args),
+        ];
+        Call { target: Requests::TARGET, table: self.requests, key: key.into(), args: head.into() }
+    }
+
+    /// The call that a request makes; `None` when these are no arguments of one.
+    pub fn inner(call: &Call) -> Option<Call> {
+        match &call.args[..] {
+            [_, Value::Int(number), Value::Int(table), Value::List(key), Value::List(args)] => {
+                let target = Target::Function(u32::try_from(*number).ok()?);
+                let table = TableId(u16::try_from(*table).ok()?);
+                Some(Call { target, table, key: key.clone(), args: args.clone() })
+            }
+            _ => None,
+        }
+    }
+
+    /// Begins one.
+    pub fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
+        let refused = || Abort::refused("this is no request");
+        let inner = Requests::inner(call).ok_or_else(refused)?;
+        let [Value::Int(kept_us), ..] = call.args[..] else { return Err(refused()) };
+        if inner.target == Requests::TARGET {
+            return Err(refused());
+        }
+        let (of, key, called) = (*self, call.key.clone(), None);
+        Ok(Box::new(Once { of, key, inner, kept_us, called }))
+    }
+
+    /// Whether a request was refused because its id is that of another call.
+    pub fn is_other(abort: &Abort) -> bool {
+        abort.kind == AbortKind::Fault && abort.reason == OTHER
+    }
+}
+
+struct Once {
+    of: Requests,
+    /// Bucket and id.
+    key: Arc<[Value]>,
+    inner: Call,
+    kept_us: i64,
+    called: Option<Handle>,
+}
+
+impl Once {
+    /// What tells this call from others with its id.
+    fn hash(&self) -> Value {
+        let Call { target, table, key, args } = &self.inner;
+        let mut bytes = format!("{target:?}{table:?}").into_bytes();
+        key.iter().chain(args.iter()).for_each(|value| encode::value(value, &mut bytes));
+        Value::Bytes(encode::hash128(&bytes).to_le_bytes().as_slice().into())
+    }
+
+    /// Looks whether the request is known, and calls the function where it is not.
+    fn ask(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        let Requests { requests, expiries } = self.of;
+        let now_us = context.now_us();
+        let [bucket, id] = &self.key[..] else { unreachable!("the key has two columns") };
+        if let Some(row) = context.get(requests, &self.key)? {
+            let [_, _, hash, reply, until] = &row[..] else { unreachable!("it has five columns") };
+            let Value::Timestamp(until_us) = *until else { unreachable!("it is a time") };
+            if until_us > now_us {
+                let Value::Bytes(reply) = reply else { unreachable!("they are bytes") };
+                return match *hash == self.hash() {
+                    true => Ok(Step::Done(take_value(&mut &reply[..]).unwrap_or(Value::Null))),
+                    false => Err(Abort { kind: AbortKind::Fault, reason: OTHER.into() }.into()),
+                };
+            }
+            context.delete(expiries, &[bucket.clone(), until.clone(), id.clone()])?;
+        }
+        for row in context.find(expiries, std::slice::from_ref(bucket), SWEEP_MAX)? {
+            if matches!(row[1], Value::Timestamp(until_us) if until_us <= now_us) {
+                context.delete(expiries, &row)?;
+                context.delete(requests, &[bucket.clone(), row[2].clone()])?;
+            }
+        }
+        let handle = context.call(self.inner.clone(), true)?;
+        self.called = Some(handle);
+        Ok(Step::Wait(vec![handle]))
+    }
+}
+
+impl Activation for Once {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        let Some(handle) = self.called else { return self.ask(context) };
+        let reply = context.settled(handle)?.clone();
+        let mut bytes = Vec::new();
+        put_value(&reply, &mut bytes);
+        let until = Value::Timestamp(context.now_us().saturating_add(self.kept_us));
+        let [bucket, id] = &self.key[..] else { unreachable!("the key has two columns") };
+        let row =
+            [bucket.clone(), id.clone(), self.hash(), Value::Bytes(bytes.into()), until.clone()];
+        context.put(self.of.requests, &row)?;
+        context.put(self.of.expiries, &[bucket.clone(), until, id.clone()])?;
+        Ok(Step::Done(reply))
+    }
+}
