@@ -74,8 +74,8 @@ histories:
 # target/servers (with mvn, java and go), starts them for this and ends them. One test at a time: some kill
 # the broker.
 test-servers: setup
-	cargo test --release -p tidemill-kafka -p tidemill-s3 --no-run
-	$(BIN)/python servers/run.py -- cargo test --release -p tidemill-kafka -p tidemill-s3 -- --ignored --test-threads=1 --show-output server_
+	cargo test --release --workspace --exclude tidemill-python --test server --no-run --quiet
+	$(BIN)/python servers/run.py -- cargo test --release --workspace --exclude tidemill-python --test server --quiet -- --ignored --test-threads=1
 
 # Figures beside other systems, from their published packages: the tight serial loop of each workload,
 # and Leaderboard Maintenance on PostgreSQL (its server must be installed; one is started in a temporary
