@@ -53,7 +53,7 @@ def url_of(process: Process) -> str:
 def wait_for_workers(url: str, count: int) -> list[str]:
     """Waits until so many are members."""
     found: list[str] = wait_for(
-        f"{count} workers", lambda: (w if len(w := workers_of(url)) == count else None)
+        f"{count} workers", lambda: w if len(w := workers_of(url)) == count else None
     )
     return found
 
@@ -158,3 +158,220 @@ def test_workers_are_killed_and_freeze(tmp_path: Path) -> None:
         assert len(pids) == 2
         parent.send(signal.SIGKILL)
         wait_for("the end of its workers", lambda: not any(map(is_there, pids)))
+
+
+def test_coordinators_are_killed(apart: Apart) -> None:
+    first, second = apart.add(), apart.add()
+    wait_for_workers(apart.url, 2)
+    follower = Follower(apart.url)
+    with Clients(apart.url, ACCOUNTS) as clients:
+        clients.wait_for_more()
+        for with_a_worker in (False, True, False):
+            apart.coordinator.send(signal.SIGKILL)
+            if with_a_worker:
+                first.send(signal.SIGKILL)
+            apart.begin()
+            if with_a_worker:
+                first = apart.add()
+            clients.wait_for_more()
+            wait_for_workers(apart.url, 2)
+        clients.wait_for_more()
+        # All of them at once.
+        for victim in (first, second, apart.coordinator):
+            victim.send(signal.SIGKILL)
+        apart.begin()
+        apart.add()
+        clients.wait_for_more()
+    # Where the coordinator has died nobody knows what has become of the calls that were on their
+    # way, and whoever followed the events is told that there are some that it has not seen.
+    assert clients.fates["unknown"] > 0
+    validate(clients)
+    follower.thread.join(PATIENCE)
+    assert isinstance(follower.error, tm.GoneError), follower.error
+    assert follower.error.first > follower.events[-1].row
+
+
+def test_a_worker_that_stops_is_missed_by_nobody(apart: Apart) -> None:
+    apart.add()
+    second = apart.add()
+    wait_for_workers(apart.url, 2)
+    with Clients(apart.url, ACCOUNTS) as clients:
+        clients.wait_for_more()
+        assert second.stop() == 130
+        wait_for_workers(apart.url, 1)
+        clients.wait_for_more()
+        apart.add()
+        wait_for_workers(apart.url, 2)
+        clients.wait_for_more()
+    assert clients.surprises == []
+    validate(clients)
+    assert apart.coordinator.stop() == 130
+
+
+OTHER_APP = """
+import tidemill as tm
+
+app = tm.App("bank")
+account = app.entity("account", key="id", id=int, balance=tm.column(int, default=7))
+
+
+@account.function(creates=True)
+async def look(self, ctx):
+    return self.balance
+"""
+
+NOTHING_TO_CALL = """
+import tidemill as tm
+
+app = tm.App("bank")
+payments = app.stream("payments", id=int)
+
+
+@app.transaction(payments)
+def pay(tx, e):
+    return dict(id=e.id)
+"""
+
+NOT_ON_PROCESSES = """
+import tidemill as tm
+
+app = tm.App("bank")
+account = app.entity("account", key="id", id=int, balance=tm.column(int, default=7))
+times = app.stream("times", time="at", at=tm.timestamp, id=int)
+
+
+@account.function(creates=True)
+async def look(self, ctx):
+    return self.balance
+
+
+@app.transaction(times)
+def count(tx, e):  # here
+    return dict(id=e.id)
+"""
+
+
+def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
+    apart.add()
+    wait_for_workers(apart.url, 1)
+    for name, text in (
+        ("other", OTHER_APP),
+        ("nothing", NOTHING_TO_CALL),
+        ("unfit", NOT_ON_PROCESSES),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "wrong").write_text("fedcba9876543210fedcba9876543210")
+    (tmp_path / "short").write_text("secret")
+    secret, join = ["--secret-file", str(apart.folder / "secret")], ["--join", apart.listen]
+    snapshots = ["--snapshots", str(apart.folder / "snapshots")]
+    app = str(APP)
+    worker, run = ["worker", app, *snapshots], ["run", app, "--http", "0"]
+    coordinator = ["coordinator", app, *secret]
+    taken = ["--data-dir", str(apart.folder / "data")]
+    fresh = ["--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "fresh")]
+    other, nothing, unfit = (str(tmp_path / f"{n}.py") for n in ("other", "nothing", "unfit"))
+    wanted = [
+        ([*worker, *join, "--secret-file", str(tmp_path / "wrong")], "does not know the secret"),
+        ([*worker, *join, "--secret-file", str(tmp_path / "short")], "secret has 6 bytes"),
+        ([*worker, *join, "--secret-file", str(tmp_path / "none")], "none can't be read"),
+        ([*worker, *join], "the cluster has no secret"),
+        ([*worker, *secret], "say where it is: --join ADDRESS"),
+        ([*worker, *secret, "--join", "here"], "join is 'here', which is no address"),
+        (["worker", other, *secret, *join], "runs another program"),
+        (
+            [*worker, *secret, *join, "--set", "cluster_name=tank"],
+            "is of cluster 'bank', not 'tank'",
+        ),
+        (["coordinator", nothing, *secret, *fresh], "has nothing that clients could call"),
+        (
+            ["run", nothing, "--http", "0", "--processes", "2"],
+            "has nothing that clients could call",
+        ),
+        (["run", unfit, "--http", "0", "--processes", "2"], "unfit.py:14"),
+        (["coordinator", unfit, *secret, *fresh], "unfit.py:14"),
+        (["coordinator", other, *secret, "--listen", "127.0.0.1:0", *taken], "another process"),
+        ([*coordinator, "--listen", "127.0.0.1:0", *taken], "another process"),
+        ([*run, "--processes", "2", "--fresh", *taken], "another process"),
+        ([*coordinator, *fresh[2:], "--listen", apart.listen], f"listening at {apart.listen}"),
+        ([*coordinator, *fresh, "--http", apart.http], "listening on "),
+        ([*run, "--processes", "0"], "--processes 0"),
+    ]
+    running = [Process(tmp_path / f"refused-{n}", *args) for n, (args, _) in enumerate(wanted[:9])]
+    for n, (args, words) in enumerate(wanted):
+        process = running[n]
+        with process:
+            code = process.process.wait(PATIENCE)
+        said = process.errors.read_text()
+        assert code == 1, (args, said)
+        assert words in said, (args, said)
+        assert "error: " in said and "Traceback" not in said, (args, said)
+        if (later := len(running)) < len(wanted):
+            running.append(Process(tmp_path / f"refused-{later}", *wanted[later][0]))
+    # Nothing of it has harmed whoever runs.
+    with Clients(apart.url, ACCOUNTS) as clients:
+        clients.wait_for_more()
+    assert clients.surprises == []
+    validate(clients)
+    assert apart.coordinator.stop() == 130
+    late = Process(tmp_path / "late", "coordinator", other, *secret, *fresh[:2], *taken)
+    with late:
+        assert late.process.wait(PATIENCE) == 1
+    assert "is the directory of another program" in late.errors.read_text()
+
+
+def test_strangers_at_the_ports_harm_nobody(apart: Apart) -> None:
+    apart.add(), apart.add()
+    wait_for_workers(apart.url, 2)
+    members = health(apart.url)["members"]
+    dice = random.Random(7)
+    generation = health(apart.url)["generation"]
+    with Clients(apart.url, ACCOUNTS) as clients, contextlib.ExitStack() as open_ones:
+        for at in (apart.listen, *(member["address"] for member in members)):
+            host, _, port = at.rpartition(":")
+            for n in range(90):
+                # Some say nothing, and stay. There are more than are greeted at once.
+                stranger = open_ones.enter_context(socket.create_connection((host, int(port)), 5))
+                with contextlib.suppress(OSError):
+                    greeting = b"tidemesh\x01" if n % 3 == 1 else b""
+                    if n % 3 < 2:
+                        stranger.sendall(greeting + dice.randbytes(dice.randrange(1, 3_000)))
+            clients.wait_for_more()
+        clients.wait_for_more()
+        # Whoever belongs to it comes in all the same.
+        apart.add()
+        wait_for_workers(apart.url, 3)
+        clients.wait_for_more()
+    assert clients.surprises == []
+    assert health(apart.url)["generation"] == generation + 1
+    validate(clients)
+
+
+def command(*args: str) -> subprocess.CompletedProcess[str]:
+    """A command of the package, to its end."""
+    line = [sys.executable, "-m", "tidemill.cli", *args]
+    return subprocess.run(line, text=True, capture_output=True, timeout=PATIENCE)
+
+
+def test_how_a_cluster_does(tmp_path: Path) -> None:
+    with together(tmp_path, count=1) as parent:
+        url = url_of(parent)
+        (worker,) = wait_for_workers(url, 1)
+        with tm.Client(url, retries=0) as client:
+            client.call("account.transfer", id=1, dst=2, amount=5, op=0)
+        shown = command("status", "--cluster", url)
+        assert shown.returncode == 0, shown.stderr
+        assert worker in shown.stdout and "generation" in shown.stdout and "bank" in shown.stdout
+        found: dict[str, Any] = json.loads(command("status", "--cluster", url, "--json").stdout)
+        assert [member["worker"] for member in found["members"]] == [worker]
+        assert found["ready"] and found["epoch"] >= 1
+        wrong = command("status", "--cluster", url, "--data-dir", str(tmp_path))
+        assert wrong.returncode == 1 and "one of them" in wrong.stderr
+    gone = command("status", "--cluster", url)
+    assert gone.returncode == 1 and "nobody answers" in gone.stderr
+    flags = ["--http", "0", "--processes", "2", "--json", "--data-dir", str(tmp_path / "other")]
+    with Process(tmp_path / "json", "run", str(APP), *flags) as parent:
+        url = url_of(parent)
+        wait_for_workers(url, 2)
+        assert parent.stop() == 130
+        summary = json.loads(parent.said.read_text())
+    assert summary["app"] == "bank" and len(summary["members"]) == 2

@@ -14,7 +14,7 @@ use tidemill_cluster::Output;
 use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, Value};
 use tidemill_env::Env;
 use tidemill_function::{Call, Target};
-use tidemill_host::{Answer, CoordinatorProcess, Desk, FileLog, Shared, Status};
+use tidemill_host::{hold, Answer, CoordinatorProcess, Desk, FileLog, Shared, Status};
 use tidemill_place::partition_in;
 use tidemill_txn::program::{Abort, Program};
 
@@ -23,6 +23,7 @@ use super::settings::shown;
 use super::{fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, Kept, News};
+use crate::data_dir::remove_all;
 use crate::followed::Changes;
 use crate::functions::AppFunctions;
 use crate::requests::{is_hidden, Request};
@@ -71,13 +72,25 @@ impl Cluster {
     ) -> Result<Cluster> {
         let host = settings.host(spec, secret)?;
         let program = spec.program.clone();
-        same_program(&settings.dir, fingerprint(spec), env)?;
-        let log = Arc::new(FileLog::open(env, settings.dir.join("log"), log_of(&host.cluster))?);
+        let dir = &settings.dir;
+        let held = hold(env, dir)?;
+        if settings.fresh {
+            let failed = |e| Error::io(format!("emptying the directory {}", dir.display()), &e);
+            // The log first: without it nothing says what the rest means.
+            for part in ["log", "snapshots"] {
+                remove_all(&*env.disk, &dir.join(part)).map_err(failed)?;
+            }
+        }
+        same_program(dir, fingerprint(spec), settings.fresh, env)?;
+        let log = FileLog::open(env, dir.join("log"), log_of(&host.cluster), held)?;
+        let log = Arc::new(log);
         let shared = Shared { log: log.clone(), store: store(settings, env)? };
         let sources = settings.sources;
         let coordinator = CoordinatorProcess::start(env, host, shared, Some(log.clone()))?;
         let told = Arc::new(Told {
-            rings: Mutex::new(Rings::of_emitted(&program, &spec.settings)),
+            // Each event is a record, so a number is never used again: whoever followed a coordinator that has
+            // ended is told that there are rows that it has missed.
+            rings: Mutex::new(Rings::of_emitted(&program, &spec.settings, log.begins_at())),
             count: Mutex::new(0),
             more: Condvar::new(),
         });
@@ -136,10 +149,10 @@ impl Cluster {
     }
 }
 
-/// Refuses a directory that another program has written: replay would come to something else.
-fn same_program(dir: &Path, program: u128, env: &Env) -> Result<()> {
+/// Refuses a directory that another program has written, unless it has been emptied: replay would come to
+/// something else.
+fn same_program(dir: &Path, program: u128, fresh: bool, env: &Env) -> Result<()> {
     let failed = |e: &std::io::Error| Error::io(format!("the directory {}", dir.display()), e);
-    env.disk.create_dir_all(dir).map_err(|e| failed(&e))?;
     let (path, own) = (dir.join(PROGRAM), format!("{program:032x}\n"));
     let mut found = String::new();
     match env.disk.open_read(&path) {
@@ -152,7 +165,7 @@ fn same_program(dir: &Path, program: u128, env: &Env) -> Result<()> {
     if found == own {
         return Ok(());
     }
-    if !found.is_empty() {
+    if !found.is_empty() && !fresh {
         let what = format!("{} is the directory of another program", dir.display());
         return Err(Error::setting(what).help(
             "what is recorded there has to be executed by the program that it was recorded for: start that \

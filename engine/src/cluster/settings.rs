@@ -27,6 +27,8 @@ pub struct ClusterSettings {
     pub advertised: Option<String>,
     /// The coordinator's directory, with the log that it serves, and snapshots that are nowhere else.
     pub dir: PathBuf,
+    /// Begins anew: what is in the directory goes. Of the coordinator.
+    pub fresh: bool,
     /// A directory that all processes see, where snapshots are stored.
     pub snapshots: Option<String>,
     /// Sources: requests come in by so many ways, each in an order of its own. Never another number in the
@@ -53,6 +55,7 @@ impl Default for ClusterSettings {
             listen: "127.0.0.1:0".into(),
             advertised: None,
             dir: PathBuf::from("cluster.tidemill"),
+            fresh: false,
             snapshots: None,
             sources: 8,
             lease_us: 2_000_000,
