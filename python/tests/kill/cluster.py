@@ -1,4 +1,4 @@
-"""Processes of a cluster, clients that call them, and what must hold of every account in the end."""
+"""Processes of a cluster, clients that call them, and what must hold of all accounts in the end."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def validate(clients: Clients, follower: Follower | None = None) -> None:
     whose fate nobody knows may have, and then on both sides, too. Events are those that have
     happened, each once, and for each account in the order in which they did."""
     rows = dict(balances(clients.url, clients.accounts))
-    expected = {id: OPENING for id in rows}
+    expected = dict.fromkeys(rows, OPENING)
     happened = set()
     places: dict[int, list[int]] = {}
     for id, row in rows.items():

@@ -77,9 +77,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file with what all processes of the cluster know, and nobody else does",
     )
-    parser.add_argument(
-        "--snapshots", metavar="DIR", help="where snapshots are, for all processes"
-    )
+    parser.add_argument("--snapshots", metavar="DIR", help="where snapshots are, for all processes")
     add_settings(parser)
 
 
@@ -248,7 +246,8 @@ class Child:
             if code is None:
                 return
             self.process = None
-            self.pause = AGAIN_S if now - self.started > RUNS_S else min(2 * self.pause, AGAIN_MAX_S)
+            has_run = now - self.started > RUNS_S
+            self.pause = AGAIN_S if has_run else min(2 * self.pause, AGAIN_MAX_S)
             self.due = now + self.pause
             print(f"a worker has ended ({code}); another one starts", file=sys.stderr, flush=True)
         if now >= self.due:
