@@ -8,6 +8,7 @@ STAMP := $(VENV)/.tools
 CASES ?= 20000
 KILLS ?= 2000
 RECOVERY_KILLS ?= 300
+PROCESS_KILLS ?= 300
 VOTES ?= --events 100000 --every 4000 --repeat 3
 
 .PHONY: setup demo test test-rust test-python lint soak seed loom histories test-servers bench-peers clean
@@ -46,13 +47,14 @@ test-python: setup
 	cd python && ../$(BIN)/python -m pytest
 
 # More seeds than a build runs, an app that is killed KILLS times, RECOVERY_KILLS of them while it
-# recovers, and the adaptive strategy beside all others; kills and grids can be stopped and go on. With
+# recovers, PROCESS_KILLS processes of clusters that are killed or stand still, and the adaptive strategy beside all others; kills and grids can be stopped and go on. With
 # the CASES above the engine alone sees some 70,000 crashes and 30,000 files that are damaged; the tests
 # print how many.
 soak: setup loom
 	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -p tidemill-sim -- --show-output
 	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py
 	cd python && ../$(BIN)/python -m tests.kill.driver --kills $(KILLS) --recovery-kills $(RECOVERY_KILLS) --progress ../target/soak-kills.json
+	cd python && ../$(BIN)/python -m tests.kill.processes --kills $(PROCESS_KILLS) --progress ../target/soak-processes.json
 	$(BIN)/tidemill bench grid --workload sl --cells full --out target/soak-grid-sl.jsonl --plot target/soak-grid-sl.svg
 	$(BIN)/tidemill bench grid --workload gs --cells full --out target/soak-grid-gs.jsonl --plot target/soak-grid-gs.svg
 

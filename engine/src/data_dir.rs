@@ -242,7 +242,7 @@ fn write_identity(disk: &dyn Disk, path: &Path, app: u128, name: &str) -> std::i
 }
 
 /// Removes a folder and what is in it.
-fn remove_all(disk: &dyn Disk, dir: &Path) -> std::io::Result<()> {
+pub(crate) fn remove_all(disk: &dyn Disk, dir: &Path) -> std::io::Result<()> {
     match disk.list(dir) {
         Ok(paths) => {
             for path in paths {

@@ -147,9 +147,10 @@ impl Rings {
         Rings { by_name }
     }
 
-    /// Of what functions emit alone.
-    pub(crate) fn of_emitted(program: &Program, settings: &Settings) -> Rings {
+    /// Of what functions emit alone, numbered from a row on.
+    pub(crate) fn of_emitted(program: &Program, settings: &Settings, from: u64) -> Rings {
         let mut rings = Rings::new(program, settings);
+        rings.by_name.values_mut().for_each(|ring| ring.next = from);
         let is_emitted = |name: &String| {
             let mut streams = program.streams.iter();
             streams.any(|s| *s.spec.name == **name && s.origin == Origin::Emitted)

@@ -28,7 +28,7 @@ mod worker;
 
 pub use coordinator::{CoordinatorProcess, Status};
 pub use desk::{Answer, Desk, Listener};
-pub use served::FileLog;
+pub use served::{hold, FileLog};
 pub use worker::{Ended, WorkerProcess};
 
 use std::sync::Arc;

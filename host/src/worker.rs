@@ -119,6 +119,15 @@ impl WorkerProcess {
         self.told.status.lock().clone()
     }
 
+    /// Ends it, and waits until nothing of it executes any more.
+    pub fn end(&self) {
+        self.told.inbox.close();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+
     /// Waits so long for its end.
     pub fn wait(&self, wait_us: u64) -> Option<Ended> {
         let mut ended = self.told.ended.lock();
@@ -131,10 +140,7 @@ impl WorkerProcess {
 
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
-        self.told.inbox.close();
-        if let Some(thread) = self.thread.lock().take() {
-            let _ = thread.join();
-        }
+        self.end();
     }
 }
 

@@ -247,7 +247,9 @@ pub(crate) fn receive(
     let other = Card::take(&card).ok_or_else(|| Failed::Refused(NOT_A_CARD.into()))?;
     match own.refuses(&other, "who comes") {
         Some(why) => {
-            send_text(stream, 0, why.as_bytes())?;
+            // Whoever comes is told as it would have found it itself.
+            let told = other.refuses(own, "who is there").unwrap_or_else(|| why.clone());
+            send_text(stream, 0, told.as_bytes())?;
             Err(Failed::Refused(why))
         }
         None => {

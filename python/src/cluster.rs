@@ -117,6 +117,14 @@ impl NativeWorker {
         self.worker.status()
     }
 
+    /// Ends it.
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, || {
+            self.worker.end();
+            Ok(())
+        })
+    }
+
     /// Waits so many seconds for its end: ("stopped", "refused" or "failed", why) when it has come.
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<(&'static str, String)>> {
         let wait_us = (seconds.max(0.0) * 1e6) as u64;
@@ -126,5 +134,12 @@ impl NativeWorker {
             Ended::Refused(why) => ("refused", why),
             Ended::Failed(why) => ("failed", why),
         }))
+    }
+}
+
+impl Drop for NativeWorker {
+    fn drop(&mut self) {
+        // Whoever drops it has the interpreter, and its thread may wait for that.
+        Python::try_attach(|py| py.detach(|| self.worker.end()));
     }
 }

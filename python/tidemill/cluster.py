@@ -42,6 +42,7 @@ def _made(app: App, settings: Mapping[str, Any]) -> tuple[str, list[Any], dict[s
     # Each process has its own; what a directory is for is the cluster's business.
     for name in ("data_dir", "durable"):
         engine.pop(name, None)
+    cluster["fresh"] = bool(engine.pop("fresh", False))
     spec, opaques = app.spec(engine, keep_all=False, push=False)
     return json.dumps(spec), opaques, cluster
 
@@ -90,6 +91,10 @@ class Worker:
     def status(self) -> str:
         """What it is doing, in words."""
         return self._native.status()
+
+    def stop(self) -> None:
+        """Ends it: the others go on without it."""
+        self._native.stop()
 
     def wait(self, seconds: float) -> tuple[str, str] | None:
         """Waits for its end: what ended it (``stopped``, ``refused`` or ``failed``), and why."""

@@ -13,9 +13,9 @@ use serde_json::json;
 use tidemill_cluster::Output;
 use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, Value};
 use tidemill_durable::Log;
-use tidemill_env::Env;
+use tidemill_env::{Env, Lock};
 use tidemill_function::{Call, Functions as _, Target};
-use tidemill_host::{Answer, CoordinatorProcess, Desk, FileLog, Shared, Status};
+use tidemill_host::{hold, Answer, CoordinatorProcess, Desk, FileLog, Shared, Status};
 use tidemill_place::partition_in;
 use tidemill_txn::program::{Abort, Program};
 
@@ -24,6 +24,7 @@ use super::settings::shown;
 use super::{fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, Kept, News};
+use crate::data_dir::remove_all;
 use crate::followed::Changes;
 use crate::functions::AppFunctions;
 use crate::requests::{is_hidden, Request};
@@ -48,6 +49,8 @@ pub struct Cluster {
     procedures: BTreeMap<String, Procedure>,
     told: Arc<Told>,
     http: OnceLock<String>,
+    /// The directory, where the log that is in it does not hold it.
+    _held: Option<Box<dyn Lock>>,
 }
 
 /// What has left.
@@ -72,21 +75,36 @@ impl Cluster {
     ) -> Result<Cluster> {
         let host = settings.host(spec, secret)?;
         let program = spec.program.clone();
-        same_program(&settings.dir, fingerprint(spec), env)?;
+        let dir = &settings.dir;
+        let held = hold(env, dir)?;
+        if let (true, Some(log)) = (settings.fresh, &settings.log) {
+            return Err(Error::setting(format!("the log at {log} can't be begun anew from here"))
+                .help("remove its topics, or give the cluster another name"));
+        }
+        if settings.fresh {
+            let failed = |e| Error::io(format!("emptying the directory {}", dir.display()), &e);
+            // The log first: without it nothing says what the rest means.
+            for part in ["log", "snapshots"] {
+                remove_all(&*env.disk, &dir.join(part)).map_err(failed)?;
+            }
+        }
+        same_program(dir, fingerprint(spec), settings.fresh, env)?;
         let elsewhere = log(settings, &host.cluster, &functions, env)?;
-        let (log, served) = match elsewhere {
-            Some(log) => (log, None),
+        // Each event has a number that is never used again: whoever followed a coordinator that has ended is told
+        // that there are rows that it has missed. In the log that it serves each is a record.
+        let (log, served, first, held) = match elsewhere {
+            Some(log) => (log, None, env.clock.now_us().unsigned_abs(), Some(held)),
             None => {
                 let own = log_of(&host.cluster);
-                let log = Arc::new(FileLog::open(env, settings.dir.join("log"), own)?);
-                (log.clone() as Arc<dyn Log>, Some(log))
+                let log = Arc::new(FileLog::open(env, dir.join("log"), own, held)?);
+                (log.clone() as Arc<dyn Log>, Some(log.clone()), log.begins_at(), None)
             }
         };
         let shared = Shared { log: log.clone(), store: store(settings, env)? };
         let sources = settings.sources;
         let coordinator = CoordinatorProcess::start(env, host, shared, served)?;
         let told = Arc::new(Told {
-            rings: Mutex::new(Rings::of_emitted(&program, &spec.settings)),
+            rings: Mutex::new(Rings::of_emitted(&program, &spec.settings, first)),
             count: Mutex::new(0),
             more: Condvar::new(),
         });
@@ -102,6 +120,7 @@ impl Cluster {
             settings: spec.settings.clone(),
             told,
             http: OnceLock::new(),
+            _held: held,
         })
     }
 
@@ -152,10 +171,10 @@ fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
     procedures
 }
 
-/// Refuses a directory that another program has written: replay would come to something else.
-fn same_program(dir: &Path, program: u128, env: &Env) -> Result<()> {
+/// Refuses a directory that another program has written, unless it has been emptied: replay would come to
+/// something else.
+fn same_program(dir: &Path, program: u128, fresh: bool, env: &Env) -> Result<()> {
     let failed = |e: &std::io::Error| Error::io(format!("the directory {}", dir.display()), e);
-    env.disk.create_dir_all(dir).map_err(|e| failed(&e))?;
     let (path, own) = (dir.join(PROGRAM), format!("{program:032x}\n"));
     let mut found = String::new();
     match env.disk.open_read(&path) {
@@ -168,7 +187,7 @@ fn same_program(dir: &Path, program: u128, env: &Env) -> Result<()> {
     if found == own {
         return Ok(());
     }
-    if !found.is_empty() {
+    if !found.is_empty() && !fresh {
         let what = format!("{} is the directory of another program", dir.display());
         return Err(Error::setting(what).help(
             "what is recorded there has to be executed by the program that it was recorded for: start that \

@@ -28,6 +28,8 @@ pub struct ClusterSettings {
     pub advertised: Option<String>,
     /// The coordinator's directory, with the log that it serves, and snapshots that are nowhere else.
     pub dir: PathBuf,
+    /// Begins anew: what is in the directory goes. Of the coordinator.
+    pub fresh: bool,
     /// Where the log is: `kafka://host:port,host:port`, or nothing for the one that the coordinator serves.
     pub log: Option<String>,
     /// Properties of librdkafka for the log in Kafka, as `security.protocol`.
@@ -63,6 +65,7 @@ impl Default for ClusterSettings {
             log: None,
             log_options: BTreeMap::new(),
             log_replication: 1,
+            fresh: false,
             snapshots: None,
             sources: 8,
             lease_us: 2_000_000,

@@ -11,7 +11,7 @@
 //! | 1 | a record: its topic, its offset (u64), the generation of whoever has appended it (u64), its bytes (`tidemill_cluster::wire`) |
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use tidemill_cluster::{Record, Records, Refused, Topic};
 use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64, take_u8};
 use tidemill_core::{Error, Result};
 use tidemill_durable::{Log, Then};
-use tidemill_env::Env;
+use tidemill_env::{Env, Lock};
 use tidemill_log::{LogKind, LogSpec};
 
 use super::topic::{put_topic, take_topic};
@@ -35,6 +35,11 @@ const BATCH: usize = 1 << 16;
 const WAITING_BYTES_MAX: usize = 1 << 30;
 /// So much of the log is trimmed at once, at least: each trim is a record, too.
 const TRIM_BYTES: usize = 4 << 20;
+
+/// So long the directory is waited for: of who had it before in this process the last thread may be about to
+/// end.
+const HOLD_WAIT_NS: u64 = 2_000_000_000;
+const HOLD_AGAIN_US: u64 = 10_000;
 
 const BASES: u8 = 0;
 const RECORD: u8 = 1;
@@ -59,6 +64,7 @@ type Appended = Then<std::result::Result<u64, Refused>>;
 /// The log.
 pub struct FileLog {
     jobs: Sender<Job>,
+    begins_at: u64,
     shared: Arc<Shared>,
 }
 
@@ -68,12 +74,32 @@ struct Shared {
     failed: Mutex<Option<Error>>,
 }
 
+/// Takes a directory, which is made when missing, so that no other process writes a log there.
+///
+/// # Errors
+/// When another process has it; failing calls.
+pub fn hold(env: &Env, dir: &Path) -> Result<Box<dyn Lock>> {
+    let failed = |e: &std::io::Error| Error::io(format!("the directory {}", dir.display()), e);
+    env.disk.create_dir_all(dir).map_err(|e| failed(&e))?;
+    let until_ns = env.clock.monotonic_ns() + HOLD_WAIT_NS;
+    loop {
+        if let Some(lock) = env.disk.try_lock(&dir.join("LOCK")).map_err(|e| failed(&e))? {
+            return Ok(lock);
+        }
+        if env.clock.monotonic_ns() > until_ns {
+            let what = format!("another process has the directory {}", dir.display());
+            return Err(Error::resource(what).help("stop it first, or give another directory"));
+        }
+        env.clock.sleep_us(HOLD_AGAIN_US);
+    }
+}
+
 impl FileLog {
-    /// Opens the log of an app in a directory, or begins it.
+    /// Opens the log of an app in a directory, or begins it. What is held for it is until its last write.
     ///
     /// # Errors
     /// A log that is damaged, of another app, or of a newer format; failing calls.
-    pub fn open(env: &Env, dir: PathBuf, app: u128) -> Result<FileLog> {
+    pub fn open(env: &Env, dir: PathBuf, app: u128, held: Box<dyn Lock>) -> Result<FileLog> {
         let spec = LogSpec { dir, kind: LogKind::Cuts, app, segment_bytes: SEGMENT_BYTES };
         let log = tidemill_log::Log::open(env.disk.clone(), spec, 0)?;
         let mut topics = Topics::default();
@@ -86,11 +112,17 @@ impl FileLog {
         }
         let (jobs, coming) = unbounded();
         let shared = Arc::new(Shared { waiting: Mutex::new(0), failed: Mutex::new(None) });
-        let files = Files { env: env.clone(), log, topics, parked: Vec::new(), freed: 0 };
-        let own = shared.clone();
+        let files =
+            Files { env: env.clone(), log, topics, parked: Vec::new(), freed: 0, _held: held };
+        let (own, begins_at) = (shared.clone(), files.log.next());
         let body = Box::new(move || files.run(&coming, &own));
         env.threads.spawn("cluster-log", body).map_err(|e| Error::io("starting a thread", &e))?;
-        Ok(FileLog { jobs, shared })
+        Ok(FileLog { jobs, begins_at, shared })
+    }
+
+    /// How many records it has had, in all its life, when it was opened.
+    pub fn begins_at(&self) -> u64 {
+        self.begins_at
     }
 
     /// As [`Log::append`], of bytes. `begins` is the generation that the record begins, if it does.
@@ -257,6 +289,8 @@ struct Files {
     parked: Vec<Parked>,
     /// Bytes that were trimmed in memory, and not in the files.
     freed: usize,
+    /// Nobody else writes there.
+    _held: Box<dyn Lock>,
 }
 
 /// How an append will be answered.

@@ -6,7 +6,7 @@ mod server;
 mod topic;
 
 pub(crate) use client::RemoteLog;
-pub use files::FileLog;
 pub(crate) use files::Raw;
+pub use files::{hold, FileLog};
 pub(crate) use server::serve;
 pub(crate) use topic::{put_topic, take_topic};

@@ -11,7 +11,7 @@ use tidemill_durable::DirStore;
 use tidemill_env::{Addr, Env};
 use tidemill_function::{Activation, Call, Context, Functions, Step, Stop, Target};
 use tidemill_host::{
-    Answer, CoordinatorProcess, Desk, FileLog, Listener, Settings, Shared, WorkerProcess,
+    hold, Answer, CoordinatorProcess, Desk, FileLog, Listener, Settings, Shared, WorkerProcess,
 };
 use tidemill_mesh::Secret;
 use tidemill_txn::program::{Abort, Builder};
@@ -127,7 +127,8 @@ impl Site {
 
     pub fn coordinator(&mut self, listener: Option<Listener>) -> Coordinator {
         let env = Env::real();
-        let log = Arc::new(FileLog::open(&env, self.path("log"), APP).expect("a log"));
+        let held = hold(&env, &self.path("held")).expect("nobody else is there");
+        let log = Arc::new(FileLog::open(&env, self.path("log"), APP, held).expect("a log"));
         let shared = Shared { log: log.clone(), store: self.store() };
         let started = CoordinatorProcess::start(&env, self.settings(), shared, Some(log.clone()));
         let process = started.expect("a coordinator");

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +24,7 @@ from tidemill.app import App
 from tidemill.cli.load import load
 from tidemill.cli.output import fields, printed
 from tidemill.cli.run import Signals, add_settings, flags
-from tidemill.cluster import Coordinator, Worker, folder_of, secret_of
+from tidemill.cluster import Coordinator, Worker, secret_of
 from tidemill.config import load as load_settings
 from tidemill.config import placed
 from tidemill.errors import ProgramError, ResourceError, SettingError
@@ -35,6 +34,9 @@ AGAIN_S, AGAIN_MAX_S = 0.05, 5.0
 
 #: One that has run for so long has not failed at its start.
 RUNS_S = 10.0
+
+#: So long a coordinator is asked how its cluster does.
+STATUS_S = 10.0
 
 
 def add(commands: Any) -> None:
@@ -119,11 +121,11 @@ def _check(app: App) -> None:
 
 
 def _say(args: argparse.Namespace, coordinator: Coordinator, what: str) -> None:
-    if args.json:
-        return
-    print(f"cluster  {what} {coordinator.address}", flush=True)
+    # With --json stdout has one line, the last.
+    to = sys.stderr if args.json else sys.stdout
+    print(f"cluster  {what} {coordinator.address}", file=to, flush=True)
     if coordinator.url is not None:
-        print(f"http     {coordinator.url}", flush=True)
+        print(f"http     {coordinator.url}", file=to, flush=True)
 
 
 def _watch(coordinator: Coordinator, signals: Signals, look: Any) -> dict[str, Any]:
@@ -153,6 +155,44 @@ def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -
     return 130 if signals.asked else 0
 
 
+def status_of(url: str) -> dict[str, Any]:
+    """What the coordinator says of its cluster, which answers clients at an address."""
+    import httpx
+
+    help = "give the address that the coordinator shows as http, such as http://127.0.0.1:8080"
+    url = url if "://" in url else f"http://{url}"
+    try:
+        found = httpx.get(f"{url.rstrip('/')}/health", timeout=STATUS_S).json()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ResourceError(f"nobody answers at {url}: {error}", help) from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "members" not in found:
+        raise SettingError(f"{url} is not the address of a cluster", help)
+    return found
+
+
+def status_lines(found: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    generation, members = found["generation"], found["members"]
+    state = f"ended: {found['ended']}" if found["ended"] else "forms" if not generation else "runs"
+    head = {
+        "app": found["app"],
+        "state": state,
+        "generation": generation,
+        "epoch": found["epoch"],
+        "snapshot at epoch": found["snapshot_epoch"],
+        "requests that wait": sum(found["lag"]),
+        "replies that wait": found["requests_open"],
+        "coordinator": found["coordinator"],
+    }
+    workers = [f"  {member['worker']}  {member['address']}" for member in members]
+    lines = [*fields(head), f"workers ({len(members)})", *workers]
+    if found["refused"]:
+        lines += ["turned away", *(f"  {why}" for why in found["refused"])]
+    return lines
+
+
 def _worker(args: argparse.Namespace) -> int:
     app, folder = load(args.app)
     if args.from_parent:
@@ -173,8 +213,11 @@ def _worker(args: argparse.Namespace) -> int:
     ended = None
     while not signals.asked and ended is None:
         ended = worker.wait(0.1)
+    worker.stop()
     if args.json:
         printed({"worker": worker.number, "ended": ended and ended[0], "why": ended and ended[1]})
+    if ended is not None and ended[0] == "refused":
+        raise SettingError(f"the coordinator at {join} and this worker do not match: {ended[1]}")
     if ended is not None and ended[0] != "stopped":
         raise ResourceError(f"the worker has ended: {ended[1]}", "start another one")
     return 130 if signals.asked else 0
@@ -204,7 +247,8 @@ class Child:
             if code is None:
                 return
             self.process = None
-            self.pause = AGAIN_S if now - self.started > RUNS_S else min(2 * self.pause, AGAIN_MAX_S)
+            has_run = now - self.started > RUNS_S
+            self.pause = AGAIN_S if has_run else min(2 * self.pause, AGAIN_MAX_S)
             self.due = now + self.pause
             print(f"a worker has ended ({code}); another one starts", file=sys.stderr, flush=True)
         if now >= self.due:
@@ -226,8 +270,6 @@ def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> in
     if args.processes < 1:
         raise SettingError(f"--processes {args.processes}", "give 1 or more")
     _check(app)
-    if settings.pop("fresh", False):
-        shutil.rmtree(folder_of(settings), ignore_errors=True)
     signals = Signals()
     signals.install()
     secret = secrets.token_bytes(32)

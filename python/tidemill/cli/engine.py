@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill import _native, errors
+from tidemill.cli.cluster import status_lines, status_of
 from tidemill.cli.load import load
 from tidemill.cli.output import fields, printed, shown
 from tidemill.cli.run import add_renames, add_settings, flags
@@ -31,6 +32,9 @@ def add(commands: Any) -> None:
     """Adds the commands to the parser."""
     status = _command(commands, "status", "say how an engine is doing", _status)
     _data_dir(status)
+    status.add_argument(
+        "--cluster", metavar="URL", help="how a cluster is doing, whose coordinator answers there"
+    )
 
     query = _command(commands, "query", "show rows of a table", _query)
     query.add_argument("table", metavar="TABLE")
@@ -152,6 +156,15 @@ def _without_end(line: Line) -> Line:
 
 
 def _status(args: argparse.Namespace) -> int:
+    if args.cluster is not None:
+        if args.data_dir is not None:
+            raise SettingError("--cluster and --data-dir are two places", "say one of them")
+        found = status_of(args.cluster)
+        if args.json:
+            printed(found)
+        else:
+            print("\n".join(status_lines(found)))
+        return 0
     data_dir = found_data_dir(args.data_dir)
     reply = answer(data_dir, {"do": "status"})
     found = {"data_dir": data_dir, "engine": reply.get("engine"), **reply["status"]}

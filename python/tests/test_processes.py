@@ -1,0 +1,378 @@
+"""An app on several processes: real ones, which are killed, frozen, and started wrongly."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidemill as tm
+
+from .kill.cluster import (
+    APP,
+    LEASE_S,
+    PATIENCE,
+    Clients,
+    Follower,
+    Process,
+    children,
+    health,
+    is_there,
+    settings,
+    validate,
+    wait_for,
+    workers_of,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
+
+ACCOUNTS = 24
+
+
+def together(folder: Path, *more: str, count: int = 2) -> Process:
+    """A coordinator that has started its workers."""
+    flags = ["--processes", str(count), "--data-dir", str(folder / "data"), *settings(*more)]
+    return Process(folder / "parent", "run", str(APP), "--http", "0", *flags)
+
+
+def url_of(process: Process) -> str:
+    return process.find(r"http +(http://\S+)")
+
+
+def wait_for_workers(url: str, count: int) -> list[str]:
+    """Waits until so many are members."""
+    found: list[str] = wait_for(
+        f"{count} workers", lambda: w if len(w := workers_of(url)) == count else None
+    )
+    return found
+
+
+class Apart:
+    """A coordinator, and workers that nobody starts again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "secret").write_text("0123456789abcdef0123456789abcdef\n")
+        self.listen, self.http = "127.0.0.1:0", "127.0.0.1:0"
+        self.workers: list[Process] = []
+        self.started = 0
+        self.coordinator = self.begin()
+
+    def common(self, who: str) -> list[str]:
+        """What all processes are told."""
+        flags = ["--secret-file", str(self.folder / "secret"), *settings()]
+        return [who, str(APP), *flags, "--snapshots", str(self.folder / "snapshots")]
+
+    def begin(self) -> Process:
+        """Starts the coordinator, where it was before."""
+        self.started += 1
+        self.coordinator = Process(
+            self.folder / f"coordinator-{self.started}",
+            *self.common("coordinator"),
+            *("--listen", self.listen, "--http", self.http),
+            *("--data-dir", str(self.folder / "data")),
+        )
+        self.listen = self.coordinator.find(r"join at (\S+)")
+        self.url = url_of(self.coordinator)
+        self.http = self.url.removeprefix("http://")
+        return self.coordinator
+
+    def add(self, *more: str) -> Process:
+        """Starts a worker."""
+        self.started += 1
+        folder = self.folder / f"worker-{self.started}"
+        worker = Process(folder, *self.common("worker"), "--join", self.listen, *more)
+        self.workers.append(worker)
+        return worker
+
+    def close(self) -> None:
+        for process in (*self.workers, self.coordinator):
+            process.__exit__()
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Apart]:
+    cluster = Apart(tmp_path / "apart")
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def test_workers_are_killed_and_freeze(tmp_path: Path) -> None:
+    with together(tmp_path) as parent:
+        url = url_of(parent)
+        wait_for_workers(url, 2)
+        follower = Follower(url)
+        with Clients(url, ACCOUNTS) as clients:
+            clients.wait_for_more()
+            before, pids = workers_of(url), children(parent.pid)
+            assert len(pids) == 2
+            os.kill(pids[0], signal.SIGKILL)
+            clients.wait_for_more()
+            # Another one is started in its place.
+            wait_for("another worker", lambda: set(workers_of(url)) - set(before))
+            wait_for_workers(url, 2)
+            clients.wait_for_more()
+            # One stands still for longer than its lease: the others go on, and it does no harm.
+            generation = health(url)["generation"]
+            os.kill(pids[1], signal.SIGSTOP)
+            try:
+                wait_for("a generation without it", lambda: len(workers_of(url)) == 1)
+                clients.wait_for_more()
+                time.sleep(LEASE_S)
+            finally:
+                os.kill(pids[1], signal.SIGCONT)
+            wait_for_workers(url, 2)
+            assert health(url)["generation"] > generation + 1
+            clients.wait_for_more()
+        assert is_there(pids[1]), "the one that stood still is a member again"
+        assert clients.surprises == []
+        assert clients.fates["refused"] > 0
+        validate(clients, follower)
+        # Stopped and started again, it has what it had.
+        pids = children(parent.pid)
+        assert parent.stop() == 130
+        assert not any(map(is_there, pids))
+    with together(tmp_path) as parent:
+        clients.url = url_of(parent)
+        wait_for_workers(clients.url, 2)
+        validate(clients)
+        with Clients(clients.url, ACCOUNTS) as more:
+            more.next = clients.next
+            more.wait_for_more()
+        # Workers end with whoever has started them, however that ends.
+        pids = children(parent.pid)
+        assert len(pids) == 2
+        parent.send(signal.SIGKILL)
+        wait_for("the end of its workers", lambda: not any(map(is_there, pids)))
+
+
+def test_coordinators_are_killed(apart: Apart) -> None:
+    first, second = apart.add(), apart.add()
+    wait_for_workers(apart.url, 2)
+    follower = Follower(apart.url)
+    with Clients(apart.url, ACCOUNTS) as clients:
+        clients.wait_for_more()
+        for with_a_worker in (False, True, False):
+            apart.coordinator.send(signal.SIGKILL)
+            if with_a_worker:
+                first.send(signal.SIGKILL)
+            apart.begin()
+            if with_a_worker:
+                first = apart.add()
+            clients.wait_for_more()
+            wait_for_workers(apart.url, 2)
+        clients.wait_for_more()
+        # All of them at once.
+        for victim in (first, second, apart.coordinator):
+            victim.send(signal.SIGKILL)
+        apart.begin()
+        apart.add()
+        clients.wait_for_more()
+    # Where the coordinator has died nobody knows what has become of the calls that were on their
+    # way, and whoever followed the events is told that there are some that it has not seen.
+    assert clients.fates["unknown"] > 0
+    validate(clients)
+    follower.thread.join(PATIENCE)
+    assert isinstance(follower.error, tm.GoneError), follower.error
+    assert follower.error.first > follower.events[-1].row
+
+
+def test_a_worker_that_stops_is_missed_by_nobody(apart: Apart) -> None:
+    apart.add()
+    second = apart.add()
+    wait_for_workers(apart.url, 2)
+    with Clients(apart.url, ACCOUNTS) as clients:
+        clients.wait_for_more()
+        assert second.stop() == 130
+        wait_for_workers(apart.url, 1)
+        clients.wait_for_more()
+        apart.add()
+        wait_for_workers(apart.url, 2)
+        clients.wait_for_more()
+    assert clients.surprises == []
+    validate(clients)
+    assert apart.coordinator.stop() == 130
+
+
+OTHER_APP = """
+import tidemill as tm
+
+app = tm.App("bank")
+account = app.entity("account", key="id", id=int, balance=tm.column(int, default=7))
+
+
+@account.function(creates=True)
+async def look(self, ctx):
+    return self.balance
+"""
+
+NOTHING_TO_CALL = """
+import tidemill as tm
+
+app = tm.App("bank")
+payments = app.stream("payments", id=int)
+
+
+@app.transaction(payments)
+def pay(tx, e):
+    return dict(id=e.id)
+"""
+
+NOT_ON_PROCESSES = """
+import tidemill as tm
+
+app = tm.App("bank")
+account = app.entity("account", key="id", id=int, balance=tm.column(int, default=7))
+times = app.stream("times", time="at", at=tm.timestamp, id=int)
+
+
+@account.function(creates=True)
+async def look(self, ctx):
+    return self.balance
+
+
+@app.transaction(times)
+def count(tx, e):  # here
+    return dict(id=e.id)
+"""
+
+
+def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
+    apart.add()
+    wait_for_workers(apart.url, 1)
+    for name, text in (
+        ("other", OTHER_APP),
+        ("nothing", NOTHING_TO_CALL),
+        ("unfit", NOT_ON_PROCESSES),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "wrong").write_text("fedcba9876543210fedcba9876543210")
+    (tmp_path / "short").write_text("secret")
+    secret, join = ["--secret-file", str(apart.folder / "secret")], ["--join", apart.listen]
+    snapshots = ["--snapshots", str(apart.folder / "snapshots")]
+    app = str(APP)
+    worker, run = ["worker", app, *snapshots], ["run", app, "--http", "0"]
+    coordinator = ["coordinator", app, *secret]
+    taken = ["--data-dir", str(apart.folder / "data")]
+    fresh = ["--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "fresh")]
+    other, nothing, unfit = (str(tmp_path / f"{n}.py") for n in ("other", "nothing", "unfit"))
+    wanted = [
+        ([*worker, *join, "--secret-file", str(tmp_path / "wrong")], "does not know the secret"),
+        ([*worker, *join, "--secret-file", str(tmp_path / "short")], "secret has 6 bytes"),
+        ([*worker, *join, "--secret-file", str(tmp_path / "none")], "none can't be read"),
+        ([*worker, *join], "the cluster has no secret"),
+        ([*worker, *secret], "say where it is: --join ADDRESS"),
+        ([*worker, *secret, "--join", "here"], "join is 'here', which is no address"),
+        (["worker", other, *secret, *join], "runs another program"),
+        (
+            [*worker, *secret, *join, "--set", "cluster_name=tank"],
+            "is of cluster 'bank', not 'tank'",
+        ),
+        (["coordinator", nothing, *secret, *fresh], "has nothing that clients could call"),
+        (
+            ["run", nothing, "--http", "0", "--processes", "2"],
+            "has nothing that clients could call",
+        ),
+        (["run", unfit, "--http", "0", "--processes", "2"], "unfit.py:14"),
+        (["coordinator", unfit, *secret, *fresh], "unfit.py:14"),
+        (["coordinator", other, *secret, "--listen", "127.0.0.1:0", *taken], "another process"),
+        ([*coordinator, "--listen", "127.0.0.1:0", *taken], "another process"),
+        ([*run, "--processes", "2", "--fresh", *taken], "another process"),
+        ([*coordinator, *fresh[2:], "--listen", apart.listen], f"listening at {apart.listen}"),
+        ([*coordinator, *fresh, "--http", apart.http], "listening on "),
+        ([*run, "--processes", "0"], "--processes 0"),
+    ]
+    running = [Process(tmp_path / f"refused-{n}", *args) for n, (args, _) in enumerate(wanted[:9])]
+    for n, (args, words) in enumerate(wanted):
+        process = running[n]
+        with process:
+            code = process.process.wait(PATIENCE)
+        said = process.errors.read_text()
+        assert code == 1, (args, said)
+        assert words in said, (args, said)
+        assert "Traceback" not in said, (args, said)
+        if (later := len(running)) < len(wanted):
+            running.append(Process(tmp_path / f"refused-{later}", *wanted[later][0]))
+    # Nothing of it has harmed whoever runs.
+    with Clients(apart.url, ACCOUNTS) as clients:
+        clients.wait_for_more()
+    assert clients.surprises == []
+    validate(clients)
+    assert apart.coordinator.stop() == 130
+    late = Process(tmp_path / "late", "coordinator", other, *secret, *fresh[:2], *taken)
+    with late:
+        assert late.process.wait(PATIENCE) == 1
+    assert "is the directory of another program" in late.errors.read_text()
+
+
+def test_strangers_at_the_ports_harm_nobody(apart: Apart) -> None:
+    apart.add(), apart.add()
+    wait_for_workers(apart.url, 2)
+    members = health(apart.url)["members"]
+    dice = random.Random(7)
+    generation = health(apart.url)["generation"]
+    with Clients(apart.url, ACCOUNTS) as clients, contextlib.ExitStack() as open_ones:
+        for at in (apart.listen, *(member["address"] for member in members)):
+            host, _, port = at.rpartition(":")
+            for n in range(90):
+                # Some say nothing, and stay. There are more than are greeted at once.
+                stranger = open_ones.enter_context(socket.create_connection((host, int(port)), 5))
+                with contextlib.suppress(OSError):
+                    greeting = b"tidemesh\x01" if n % 3 == 1 else b""
+                    if n % 3 < 2:
+                        stranger.sendall(greeting + dice.randbytes(dice.randrange(1, 3_000)))
+            clients.wait_for_more()
+        clients.wait_for_more()
+        # Whoever belongs to it comes in all the same.
+        apart.add()
+        wait_for_workers(apart.url, 3)
+        clients.wait_for_more()
+    assert clients.surprises == []
+    assert health(apart.url)["generation"] == generation + 1
+    validate(clients)
+
+
+def command(*args: str) -> subprocess.CompletedProcess[str]:
+    """A command of the package, to its end."""
+    line = [sys.executable, "-m", "tidemill.cli", *args]
+    return subprocess.run(line, text=True, capture_output=True, timeout=PATIENCE)
+
+
+def test_how_a_cluster_does(tmp_path: Path) -> None:
+    with together(tmp_path, count=1) as parent:
+        url = url_of(parent)
+        (worker,) = wait_for_workers(url, 1)
+        with tm.Client(url, retries=0) as client:
+            client.call("account.transfer", id=1, dst=2, amount=5, op=0)
+        shown = command("status", "--cluster", url)
+        assert shown.returncode == 0, shown.stderr
+        assert all(word in shown.stdout for word in (worker, "generation", "bank"))
+        found: dict[str, Any] = json.loads(command("status", "--cluster", url, "--json").stdout)
+        assert [member["worker"] for member in found["members"]] == [worker]
+        assert found["ready"]
+        assert found["epoch"] >= 1
+        wrong = command("status", "--cluster", url, "--data-dir", str(tmp_path))
+        assert (wrong.returncode, "one of them" in wrong.stderr) == (1, True)
+    gone = command("status", "--cluster", url)
+    assert (gone.returncode, "nobody answers" in gone.stderr) == (1, True)
+    flags = ["--http", "0", "--processes", "2", "--json", "--data-dir", str(tmp_path / "other")]
+    with Process(tmp_path / "json", "run", str(APP), *flags) as parent:
+        url = url_of(parent)
+        wait_for_workers(url, 2)
+        assert parent.stop() == 130
+        summary = json.loads(parent.said.read_text())
+    assert (summary["app"], len(summary["members"])) == ("bank", 2)
