@@ -250,18 +250,21 @@ impl Coordinator {
     }
 
     fn tick(&mut self, effects: &mut Vec<Effect>) {
-        let (now_us, lease_us) = (self.now_us, self.settings.lease_us);
+        // Who loads much says nothing meanwhile. One that has died is known by its connection.
+        let patience = match self.stage {
+            Stage::Forming(_) => self.patience,
+            _ => 1,
+        };
+        let (now_us, lease_us) = (self.now_us, patience * self.settings.lease_us);
         self.seen.retain(|_, (at_us, _)| *at_us + lease_us > now_us);
         let is_lost = self.members().iter().any(|member| !self.seen.contains_key(member));
         match &self.stage {
             Stage::Gathering { generation } => self.form(*generation, effects),
             Stage::Forming(forming) => {
                 let is_late = forming.since_us + self.patience * self.settings.form_us < now_us;
-                if is_late {
+                if is_late || is_lost {
                     // Perhaps there is much to load.
                     self.patience = (2 * self.patience).min(PATIENCE_MAX);
-                }
-                if is_late || is_lost {
                     self.begin(effects);
                 }
             }

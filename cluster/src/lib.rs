@@ -36,7 +36,7 @@ pub use effect::{Address, Effect, Input, Packet, Records, Refused, Token};
 pub use records::{
     Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record, RequestId, Topic,
 };
-pub use state::State;
+pub use state::{SnapshotId, State};
 pub use worker::Worker;
 
 /// What may be chosen; the same for all processes.

@@ -6,6 +6,8 @@ use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_function::{Call, NodeId, Owners, Path, Stored, Tid};
 use tidemill_txn::program::Abort;
 
+use crate::state::SnapshotId;
+
 /// A process, by a number that nobody else has had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(pub u32);
@@ -125,6 +127,11 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// Which snapshot it is.
+    pub fn id(&self) -> SnapshotId {
+        (self.generation, self.epoch)
+    }
+
     /// What it is called in the store.
     pub fn name(&self) -> String {
         format!("manifest-{}-{}", self.generation, self.epoch)

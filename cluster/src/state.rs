@@ -1,43 +1,101 @@
-//! The rows of a worker, and which of them a snapshot has not got.
+//! The rows of a worker, what they were at its snapshots, and which of them the last one has not got.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_core::{Key, TableId, Value};
 use tidemill_function::{Rows, Store, Stored, Tid};
 
-/// Rows, and those that have changed since they were last taken.
+/// Which snapshot: the generation that has taken it, and its epoch. The epoch alone does not say it: one that
+/// was executed ahead of its cut may be another in the next generation.
+pub type SnapshotId = (u64, u64);
+
+/// What has changed since a snapshot, until the next one.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Layer {
+    since: SnapshotId,
+    /// The rows as they were then.
+    before: BTreeMap<(TableId, Key), Stored>,
+}
+
+/// Rows, with what leads back to snapshots: the one that they began with or that counts, and later ones that
+/// may count one day.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
     /// The rows.
     pub rows: Rows,
-    changed: BTreeSet<(TableId, Key)>,
+    /// The oldest first; never none, but for rows of nobody.
+    layers: Vec<Layer>,
 }
 
 impl State {
-    /// These rows, none of which has changed.
-    pub fn new(rows: Rows) -> State {
-        State { rows, changed: BTreeSet::new() }
+    /// These rows, which are those of a snapshot.
+    pub fn new(rows: Rows, since: SnapshotId) -> State {
+        State { rows, layers: vec![Layer { since, ..Layer::default() }] }
     }
 
-    /// Takes what has changed, or all rows; in either case those that have been removed, too.
-    pub fn take(&mut self, all: bool) -> Vec<(TableId, Key, Stored)> {
-        let mut keys = std::mem::take(&mut self.changed);
-        if all {
-            for (n, rows) in self.rows.tables.iter().enumerate() {
-                keys.extend(rows.keys().map(|key| (TableId(n as u16), key.clone())));
+    /// Takes what has changed since the last snapshot, or all rows, for the next one; in either case those that
+    /// have been removed, too.
+    pub fn take(&mut self, all: bool, of: SnapshotId) -> Vec<(TableId, Key, Stored)> {
+        let changed = self.layers.last().map(|layer| &layer.before);
+        let changed = changed.into_iter().flat_map(BTreeMap::keys).map(|(table, key)| {
+            let row = self.rows.get(*table, key);
+            (*table, key.clone(), row)
+        });
+        let mut taken: Vec<_> = match all {
+            false => changed.collect(),
+            true => changed.filter(|(.., row)| row.is_none()).collect(),
+        };
+        for (n, rows) in self.rows.tables.iter().enumerate().filter(|_| all) {
+            let row = |(key, row): (&Key, &Arc<[Value]>)| {
+                (TableId(n as u16), key.clone(), Some(row.clone()))
+            };
+            taken.extend(rows.iter().map(row));
+        }
+        self.layers.push(Layer { since: of, ..Layer::default() });
+        taken
+    }
+
+    /// A snapshot counts: nobody goes back beyond it any more.
+    pub fn counts(&mut self, of: SnapshotId) {
+        if let Some(at) = self.layers.iter().position(|layer| layer.since == of) {
+            self.layers.drain(..at);
+        }
+    }
+
+    /// A snapshot does not count: what it has taken is for the next one.
+    pub fn give_up(&mut self, of: SnapshotId) {
+        let at = self.layers.iter().position(|layer| layer.since == of);
+        if let Some(at) = at.filter(|at| *at > 0) {
+            let later = self.layers.remove(at).before;
+            let earlier = &mut self.layers[at - 1].before;
+            for (key, row) in later {
+                earlier.entry(key).or_insert(row);
             }
         }
-        let row = |(table, key): (TableId, Key)| {
-            let row = self.rows.get(table, &key);
-            (table, key, row)
-        };
-        keys.into_iter().map(row).collect()
     }
 
-    /// What has been taken counts as changed again.
-    pub fn put_back(&mut self, taken: impl IntoIterator<Item = (TableId, Key)>) {
-        self.changed.extend(taken);
+    /// Whether these rows lead back to a snapshot.
+    pub fn leads_to(&self, of: SnapshotId) -> bool {
+        self.layers.iter().any(|layer| layer.since == of)
+    }
+
+    /// The rows as they were at a snapshot, to which these lead back.
+    pub fn back_to(mut self, of: SnapshotId) -> State {
+        let at = self.layers.iter().position(|layer| layer.since == of);
+        for layer in self.layers.drain(at.unwrap_or(0)..).rev() {
+            for ((table, key), row) in layer.before {
+                self.rows.apply(Tid(0), table, &key, row);
+            }
+        }
+        State::new(self.rows, of)
+    }
+
+    /// A mistake: only what has changed since the last part was taken leads back.
+    pub(crate) fn spoil_layers(&mut self) {
+        if let [earlier @ .., _] = &mut self.layers[..] {
+            earlier.iter_mut().for_each(|layer| layer.before.clear());
+        }
     }
 }
 
@@ -57,7 +115,64 @@ impl Store for State {
     }
 
     fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored) {
-        self.changed.insert((table, key.clone()));
+        if let Some(layer) = self.layers.last_mut() {
+            let rows = &self.rows;
+            let before = layer.before.entry((table, key.clone()));
+            before.or_insert_with(|| rows.get(table, key));
+        }
         self.rows.apply(tid, table, key, row);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u8) -> Key {
+        Key([n][..].into())
+    }
+
+    fn put(state: &mut State, n: u8, value: Option<i64>) {
+        let row = value.map(|value| Arc::from([Value::Int(value)]));
+        state.apply(Tid(1), TableId(0), &key(n), row);
+    }
+
+    fn keys(taken: &[(TableId, Key, Stored)]) -> Vec<Key> {
+        taken.iter().map(|(_, key, _)| key.clone()).collect()
+    }
+
+    #[test]
+    fn rows_lead_back_to_the_snapshot_that_counts() {
+        let mut state = State::new(Rows::new(1), (1, 0));
+        put(&mut state, 1, Some(10));
+        put(&mut state, 2, Some(20));
+        assert_eq!(keys(&state.take(false, (1, 3))), [key(1), key(2)]);
+        let third = state.rows.clone();
+        put(&mut state, 1, Some(11));
+        put(&mut state, 2, None);
+        assert_eq!(keys(&state.take(true, (1, 5))), [key(2), key(1)], "removed ones, too");
+        let fifth = state.rows.clone();
+        put(&mut state, 3, Some(30));
+        for (of, rows) in [((1, 0), Rows::new(1)), ((1, 3), third), ((1, 5), fifth)] {
+            assert!(state.leads_to(of));
+            assert_eq!(state.clone().back_to(of), State::new(rows, of));
+        }
+        assert!(!state.leads_to((2, 5)), "another generation's epoch may be another");
+        state.counts((1, 3));
+        assert!(!state.leads_to((1, 0)));
+        assert!(state.leads_to((1, 3)));
+    }
+
+    #[test]
+    fn what_a_snapshot_took_that_does_not_count_is_in_the_next() {
+        let mut state = State::new(Rows::new(1), (1, 0));
+        put(&mut state, 1, Some(10));
+        state.take(false, (1, 3));
+        put(&mut state, 1, Some(11));
+        put(&mut state, 2, Some(20));
+        state.give_up((1, 3));
+        assert!(!state.leads_to((1, 3)));
+        assert_eq!(keys(&state.take(false, (1, 4))), [key(1), key(2)]);
+        assert_eq!(state.back_to((1, 0)).rows, Rows::new(1));
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_function::{Call, Fault, Functions};
 
-use self::load::Loading;
+use self::load::{Kept, Loading};
 use self::run::{Request, Running};
 use crate::effect::{Address, Effect, Input, Packet, Records, Refused, Token};
 use crate::records::{Form, Member, Record, Topic};
@@ -53,6 +53,8 @@ pub struct Worker {
     functions: Arc<dyn Functions>,
     settings: Settings,
     stage: Stage,
+    /// The rows that it had in its last generation, until it has those of the next.
+    kept: Option<Kept>,
     /// The last generation that it has heard of.
     generation: u64,
     wishes: HashMap<Token, Wish, FixedState>,
@@ -71,6 +73,7 @@ impl Worker {
             functions,
             settings,
             stage: Stage::Idle,
+            kept: None,
             generation: 0,
             wishes: HashMap::default(),
             tokens: 0,
@@ -213,7 +216,9 @@ impl Worker {
 
     /// A later generation has begun without it, or is about to.
     fn forget(&mut self) {
-        self.stage = Stage::Idle;
+        if let Stage::Running(running) = std::mem::replace(&mut self.stage, Stage::Idle) {
+            self.kept = Some(Kept::of(*running));
+        }
         self.wishes.clear();
         self.beaten_us = None;
     }
@@ -272,13 +277,9 @@ impl Worker {
 
     /// Begins a generation.
     fn form(&mut self, form: Arc<Form>, effects: &mut Vec<Effect>) {
-        let kept = match (&mut self.stage, self.settings.function.fault) {
-            (Stage::Running(running), Some(Fault::KeepState)) => Some(running.node.store().clone()),
-            _ => None,
-        };
         self.forget();
         self.generation = form.generation;
         let Some(node) = form.assignment.node_of(self.me) else { return };
-        self.load(form, node, kept, effects);
+        self.load(form, node, effects);
     }
 }

@@ -1,15 +1,20 @@
 //! Going back to the snapshot: rows from its objects, and what has left since from the outputs.
+//!
+//! Whoever has executed behind that snapshot already keeps its rows, takes back what has changed in them since,
+//! and reads what it did not own.
 
 use std::collections::HashSet;
+use std::mem::take;
 use std::sync::Arc;
 
 use tidemill_core::{Key, TableId};
-use tidemill_function::{Fault, NodeId, Path, Rows, Store, Stored, Tid};
+use tidemill_function::{Fault, NodeId, Owners, Path, Rows, Store, Stored, Tid};
+use tidemill_place::{Partition, PARTITIONS};
 
 use super::run::Running;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Effect, Packet, Records};
-use crate::records::{Form, Object, Record, Topic};
+use crate::records::{Form, Member, Object, Record, Topic};
 use crate::state::State;
 
 /// What is still to come.
@@ -19,26 +24,71 @@ pub(super) struct Loading {
     objects: Vec<Option<Vec<(TableId, Key, Stored)>>>,
     outputs: Vec<Option<()>>,
     pub known: HashSet<(Tid, Option<Path>)>,
-    /// A mistake: the rows that it had.
-    kept: Option<State>,
+}
+
+/// What a worker has of its last generation.
+pub(super) struct Kept {
+    state: State,
+    owners: Owners,
+    node: NodeId,
+    since: u64,
+}
+
+impl Kept {
+    pub fn of(mut running: Running) -> Kept {
+        let state = std::mem::take(running.node.store_mut());
+        let owners = running.form.assignment.owners.clone();
+        let node = running.own;
+        Kept { state, owners, node, since: running.since }
+    }
+
+    fn owns(&self, partition: Partition) -> bool {
+        self.owners.of(partition) == self.node
+    }
+
+    /// Whether it has all rows of an object: it has stored that itself, and owned nothing then that it does
+    /// not own now.
+    fn has(&self, me: Member, object: &str) -> bool {
+        let mut parts = object.split('-').skip(1);
+        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok());
+        let (generation, _, member) = (number(), number(), number());
+        generation.is_some_and(|of| of >= self.since) && member == Some(me.0.into())
+    }
 }
 
 impl Worker {
     /// Asks for all that a snapshot is made of.
-    pub(super) fn load(
-        &mut self,
-        form: Arc<Form>,
-        node: NodeId,
-        kept: Option<State>,
-        effects: &mut Vec<Effect>,
-    ) {
-        let objects = vec![None; form.manifest.objects.len()];
+    pub(super) fn load(&mut self, form: Arc<Form>, node: NodeId, effects: &mut Vec<Effect>) {
+        let id = form.manifest.id();
+        let kept = self.kept.as_mut();
+        if let Some(kept) = kept {
+            match self.settings.function.fault {
+                Some(Fault::KeepState) => kept.state = State::new(take(&mut kept.state.rows), id),
+                Some(Fault::KeepLayers) => kept.state.spoil_layers(),
+                Some(Fault::KeepParts) => kept.since = 0,
+                _ => {}
+            }
+        }
+        let kept = self.kept.take_if(|kept| kept.state.leads_to(id));
+        // Nothing is read of which every row is there.
+        let owners = &form.assignment.owners;
+        let gains = |kept: &Kept| {
+            let mut own = (0..PARTITIONS).map(Partition).filter(|p| owners.of(*p) == node);
+            own.any(|partition| !kept.owns(partition))
+        };
+        let gains = kept.as_ref().is_none_or(gains);
+        let is_there = |name: &String| {
+            let has = |kept: &Kept| !gains || kept.has(self.me, name);
+            kept.as_ref().is_some_and(has).then(Vec::new)
+        };
+        let objects: Vec<_> = form.manifest.objects.iter().map(is_there).collect();
+        self.kept = kept;
+        let asked: Vec<bool> = objects.iter().map(Option::is_none).collect();
         let outputs = vec![None; self.settings.sources as usize];
         let known = HashSet::new();
         let manifest = form.manifest.clone();
-        self.stage =
-            Stage::Loading(Box::new(Loading { form, node, objects, outputs, known, kept }));
-        for (nth, name) in manifest.objects.iter().enumerate() {
+        self.stage = Stage::Loading(Box::new(Loading { form, node, objects, outputs, known }));
+        for (nth, name) in manifest.objects.iter().enumerate().filter(|(nth, _)| asked[*nth]) {
             let token = self.token(Wish::Object(nth));
             effects.push(Effect::Get { token, name: name.clone() });
         }
@@ -102,21 +152,39 @@ impl Worker {
         }
         let program = self.functions.program();
         let owners = &loading.form.assignment.owners;
-        let mut rows = Rows::new(program.tables.len());
-        for (table, key, row) in
-            std::mem::take(&mut loading.objects).into_iter().flatten().flatten()
-        {
-            let spec = &program.tables[table.index()];
-            let partition = tidemill_place::partition_of_bytes(spec, &key.0);
-            if owners.of(partition) == loading.node {
-                rows.apply(Tid(0), table, &key, row);
+        let (id, node) = (loading.form.manifest.id(), loading.node);
+        let partition = |table: TableId, key: &Key| {
+            tidemill_place::partition_of_bytes(&program.tables[table.index()], &key.0)
+        };
+        let is_own = |partition: Partition| owners.of(partition) == node;
+        let all = || (0..PARTITIONS).map(Partition);
+        let mut had = self.kept.take();
+        let kept = had.as_mut().map(|kept| take(&mut kept.state));
+        let mut state = match kept {
+            Some(state) => state.back_to(id),
+            None => State::new(Rows::new(program.tables.len()), id),
+        };
+        let loses = |kept: &Kept| all().any(|partition| kept.owns(partition) && !is_own(partition));
+        let since = match &had {
+            Some(kept) if !loses(kept) => kept.since,
+            _ => self.generation,
+        };
+        if had.as_ref().is_some_and(loses) {
+            for (n, rows) in state.rows.tables.iter_mut().enumerate() {
+                rows.retain(|key, _| is_own(partition(TableId(n as u16), key)));
             }
         }
-        let state = loading.kept.take().unwrap_or_else(|| State::new(rows));
-        let (form, node) = (loading.form.clone(), loading.node);
-        let known = std::mem::take(&mut loading.known);
+        for (table, key, row) in take(&mut loading.objects).into_iter().flatten().flatten() {
+            let partition = partition(table, &key);
+            let has = had.as_ref().is_some_and(|kept| kept.owns(partition));
+            if is_own(partition) && !has {
+                state.rows.apply(Tid(0), table, &key, row);
+            }
+        }
+        let form = loading.form.clone();
+        let known = take(&mut loading.known);
         let mut running =
-            Running::new(form, node, state, known, self.functions.clone(), &self.settings);
+            Running::new(form, since, node, state, known, self.functions.clone(), &self.settings);
         if self.is_spoiled_by(Fault::SkipRequest) {
             running.skip();
         }

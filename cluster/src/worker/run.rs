@@ -44,6 +44,10 @@ pub(super) struct Request {
 /// A generation that executes.
 pub(super) struct Running {
     pub form: Arc<Form>,
+    /// Since this generation it owns what it owns now, or less.
+    pub since: u64,
+    /// Which node it is.
+    pub own: NodeId,
     pub node: Node<State>,
     pub inputs: BTreeMap<u32, Source>,
     /// What clients call the requests that have come in here and have no reply.
@@ -69,6 +73,7 @@ pub(super) struct Running {
 impl Running {
     pub fn new(
         form: Arc<Form>,
+        since: u64,
         node: NodeId,
         state: State,
         known: HashSet<(Tid, Option<Path>)>,
@@ -99,6 +104,8 @@ impl Running {
             appending: BTreeMap::new(),
             ends,
             saving: None,
+            since,
+            own: node,
             form,
         }
     }

@@ -28,15 +28,16 @@ impl Worker {
     pub(super) fn save(&mut self, epoch: u64, all: bool, effects: &mut Vec<Effect>) {
         let (generation, me) = (self.generation, self.me.0);
         let Stage::Running(running) = &mut self.stage else { return };
-        let rows = running.node.store_mut().take(all);
+        let state = running.node.store_mut();
+        if let Some(before) = running.saving.take() {
+            state.give_up((generation, before.epoch));
+        }
+        let rows = state.take(all, (generation, epoch));
         let outputs = running.ends.clone();
         let name = format!("part-{generation}-{epoch}-{me}");
         let (tries, is_asked, is_stored, is_told) = (0, false, false, false);
         let saving = Saving { epoch, name, rows, tries, is_asked, is_stored, is_told, outputs };
-        if let Some(before) = running.saving.replace(saving) {
-            let keys = before.rows.into_iter().map(|(table, key, _)| (table, key));
-            running.node.store_mut().put_back(keys);
-        }
+        running.saving = Some(saving);
         self.save_again(effects);
     }
 
@@ -106,11 +107,13 @@ impl Worker {
 
     /// The snapshot counts, or does not: then what it took has to be in the next one.
     pub(super) fn snapshot_ended(&mut self, epoch: u64, counts: bool) {
+        let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return };
-        let Some(saving) = running.saving.take_if(|saving| saving.epoch == epoch) else { return };
-        if !counts {
-            let keys = saving.rows.into_iter().map(|(table, key, _)| (table, key));
-            running.node.store_mut().put_back(keys);
+        running.saving.take_if(|saving| saving.epoch == epoch);
+        let state = running.node.store_mut();
+        match counts {
+            true => state.counts((generation, epoch)),
+            false => state.give_up((generation, epoch)),
         }
     }
 }

@@ -55,11 +55,15 @@ pub enum Fault {
     ForgetFence,
     /// A survivor of a failure keeps its rows, though others go back to the snapshot.
     KeepState,
+    /// A survivor takes back only what has changed since it took its last part of a snapshot.
+    KeepLayers,
+    /// A survivor reads no part that it has stored itself, whatever it owned then.
+    KeepParts,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 26] = [
+    pub const ALL: [Fault; 28] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -86,5 +90,7 @@ impl Fault {
         Fault::CutAnew,
         Fault::ForgetFence,
         Fault::KeepState,
+        Fault::KeepLayers,
+        Fault::KeepParts,
     ];
 }
