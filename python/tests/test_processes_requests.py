@@ -22,7 +22,7 @@ def test_requests_with_ids_are_executed_once_across_deaths(tmp_path: Path) -> No
         wait_for("two workers", lambda: len(workers_of(url)) == 2)
 
         def ask(key: int, id: str, amount: int = 5) -> httpx.Response:
-            body = {"id": key, "to": key + 1, "amount": amount}
+            body = {"id": key, "dst": key + 1, "amount": amount, "op": key}
             headers = {"Idempotency-Key": id}
             return httpx.post(f"{url}/call/account.transfer", json=body, headers=headers, timeout=30)
 
@@ -39,6 +39,8 @@ def test_requests_with_ids_are_executed_once_across_deaths(tmp_path: Path) -> No
         assert [ask(50, "much", amount=10**6).status_code for _ in range(2)] == [409, 409]
         found = httpx.get(f"{url}/tables/account/rows?key=0", timeout=30).json()
         again = httpx.post(
-            f"{url}/call/account.transfer", json={"id": 0, "to": 1, "amount": 5}, timeout=30
+            f"{url}/call/account.transfer",
+            json={"id": 0, "dst": 1, "amount": 5, "op": 99},
+            timeout=30,
         )
         assert again.json()["reply"] == found["row"]["balance"] - 5
