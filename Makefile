@@ -76,6 +76,7 @@ histories:
 test-servers: setup
 	cargo test --release -p tidemill-kafka -p tidemill-s3 --no-run
 	$(BIN)/python servers/run.py -- cargo test --release -p tidemill-kafka -p tidemill-s3 -- --ignored --test-threads=1 --show-output server_
+	cd python && ../$(BIN)/python ../servers/run.py -- ../$(BIN)/python -m pytest -m servers
 
 # Figures beside other systems, from their published packages: the tight serial loop of each workload,
 # and Leaderboard Maintenance on PostgreSQL (its server must be installed; one is started in a temporary

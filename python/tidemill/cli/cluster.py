@@ -204,7 +204,9 @@ class Child:
             if code is None:
                 return
             self.process = None
-            self.pause = AGAIN_S if now - self.started > RUNS_S else min(2 * self.pause, AGAIN_MAX_S)
+            self.pause = (
+                AGAIN_S if now - self.started > RUNS_S else min(2 * self.pause, AGAIN_MAX_S)
+            )
             self.due = now + self.pause
             print(f"a worker has ended ({code}); another one starts", file=sys.stderr, flush=True)
         if now >= self.due:
