@@ -68,9 +68,10 @@ def test_refusals(tmp_path: Path, option: str) -> None:
 
 @pytest.mark.servers
 @pytest.mark.parametrize("program", ["python", "traced"])
-def test_servers(tmp_path: Path, program: str) -> None:
+def test_servers(tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka and S3 in earnest; a worker is killed while requests come."""
     log = f"kafka://{os.environ['TIDEMILL_KAFKA']}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", os.environ["TIDEMILL_S3_ENDPOINT"])
     snapshots = f"s3://{os.environ['TIDEMILL_S3_BUCKET']}/bench-{program}"
     servers = ("--processes", "2", "--program", program, "--log", log, "--snapshots", snapshots)
     found = bench(tmp_path, "ycsb-t", *servers, "--events", "5000")
