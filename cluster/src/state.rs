@@ -11,33 +11,38 @@ use tidemill_function::{Rows, Store, Stored, Tid};
 pub struct State {
     /// The rows.
     pub rows: Rows,
-    changed: BTreeSet<(TableId, Key)>,
+    /// By table.
+    changed: Vec<BTreeSet<Key>>,
 }
 
 impl State {
     /// These rows, none of which has changed.
     pub fn new(rows: Rows) -> State {
-        State { rows, changed: BTreeSet::new() }
+        let changed = vec![BTreeSet::new(); rows.tables.len()];
+        State { rows, changed }
     }
 
     /// Takes what has changed, or all rows; in either case those that have been removed, too.
     pub fn take(&mut self, all: bool) -> Vec<(TableId, Key, Stored)> {
-        let mut keys = std::mem::take(&mut self.changed);
-        if all {
-            for (n, rows) in self.rows.tables.iter().enumerate() {
-                keys.extend(rows.keys().map(|key| (TableId(n as u16), key.clone())));
+        let mut taken = Vec::new();
+        for (n, keys) in self.changed.iter_mut().enumerate() {
+            let (table, mut keys) = (TableId(n as u16), std::mem::take(keys));
+            if all {
+                keys.extend(self.rows.tables[n].keys().cloned());
             }
+            taken.extend(keys.into_iter().map(|key| {
+                let row = self.rows.get(table, &key);
+                (table, key, row)
+            }));
         }
-        let row = |(table, key): (TableId, Key)| {
-            let row = self.rows.get(table, &key);
-            (table, key, row)
-        };
-        keys.into_iter().map(row).collect()
+        taken
     }
 
     /// What has been taken counts as changed again.
     pub fn put_back(&mut self, taken: impl IntoIterator<Item = (TableId, Key)>) {
-        self.changed.extend(taken);
+        for (table, key) in taken {
+            self.changed[table.index()].insert(key);
+        }
     }
 }
 
@@ -57,7 +62,11 @@ impl Store for State {
     }
 
     fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored) {
-        self.changed.insert((table, key.clone()));
+        let changed = &mut self.changed[table.index()];
+        // What is hot is there already.
+        if !changed.contains(key) {
+            changed.insert(key.clone());
+        }
         self.rows.apply(tid, table, key, row);
     }
 }
