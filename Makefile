@@ -78,6 +78,7 @@ histories:
 test-servers: setup
 	cargo test --release --workspace --exclude tidemill-python --test server --no-run --quiet
 	$(BIN)/python servers/run.py -- cargo test --release --workspace --exclude tidemill-python --test server --quiet -- --ignored --test-threads=1
+	cd python && ../$(BIN)/python ../servers/run.py -- ../$(BIN)/python -m pytest -m servers
 
 # Figures beside other systems, from their published packages: the tight serial loop of each workload,
 # and Leaderboard Maintenance on PostgreSQL (its server must be installed; one is started in a temporary

@@ -12,8 +12,10 @@ use std::collections::BTreeMap;
 use serde_json::{json, Map, Value as Json};
 use tidemill_core::{Batch, Column, DataType, Key, Result, Row, Value};
 use tidemill_txn::program::Builder;
+use tidemill_txn::Program;
 
 use crate::args::Args;
+use crate::cluster::{Ended, Load, Wanted};
 use crate::mixed::{self, Mixed};
 use crate::report::Report;
 use crate::rng::Rng;
@@ -60,14 +62,22 @@ struct Straight {
 
 /// Runs the workload.
 pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
-    let program = mixed::given(args, given)?;
+    mixed::run(args, &made(args, mixed::given(args, given)?)?, progress)
+}
+
+/// The workload for several processes.
+pub(crate) fn load(args: &Args, program: Program) -> Result<Box<dyn Load>> {
+    Ok(Box::new(made(args, program)?))
+}
+
+fn made(args: &Args, program: Program) -> Result<Hotel> {
     let parts = shape::parts("the hotels", program, &frame()?)?;
     let (calls, bookings) = generate(args.seed, args.events.unwrap_or(CALLS));
-    mixed::run(args, &Hotel { parts, calls, bookings }, progress)
+    Ok(Hotel { parts, calls, bookings })
 }
 
 /// The tables and streams.
-fn frame() -> Result<tidemill_txn::Program> {
+fn frame() -> Result<Program> {
     let int = |name: &str| Column::new(name, DataType::Int);
     let float = |name: &str| Column::new(name, DataType::Float);
     let text = |name: &str| Column::new(name, DataType::Str);
@@ -177,6 +187,58 @@ fn recommend(call: &Row, advice: &[Row]) -> usize {
     marks.into_iter().filter(|mark| *mark == best).count()
 }
 
+impl Straight {
+    fn book(&mut self, booking: &Booking) {
+        let room = &mut self.rooms[booking.hotel as usize];
+        let seat = &mut self.seats[booking.flight as usize];
+        if *room == 0 || *seat == 0 {
+            self.refused += 1;
+            return;
+        }
+        (*room, *seat) = (*room - 1, *seat - 1);
+        self.bookings.insert(booking.id, booking.clone());
+    }
+}
+
+/// How many columns a table's key has.
+fn keys(table: usize) -> usize {
+    1 + usize::from((1..=2).contains(&table))
+}
+
+impl Load for Hotel {
+    fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    fn opening(&self, table: usize) -> Vec<Row> {
+        self.rows(&self.straight(), table)
+    }
+
+    fn calls(&self) -> Vec<(usize, Row)> {
+        self.calls.clone()
+    }
+
+    fn end(&self, order: &[usize]) -> Ended {
+        let mut straight = self.straight();
+        // A booking's number is that of its call.
+        let by_number: BTreeMap<i64, &Booking> =
+            self.bookings.iter().map(|it| (it.id, it)).collect();
+        let booked: Vec<&Booking> =
+            order.iter().filter_map(|nth| by_number.get(&(*nth as i64)).copied()).collect();
+        booked.iter().for_each(|booking| straight.book(booking));
+        let rows = |table| self.rows(&straight, table).into_iter().map(move |row| (table, row));
+        let rows = (0..self.parts.tables.len()).flat_map(rows);
+        let mut wanted: Vec<Wanted> =
+            rows.map(|(table, row)| Wanted::row(table, keys(table), row)).collect();
+        let refused = booked.iter().filter(|it| !straight.bookings.contains_key(&it.id));
+        wanted.extend(refused.map(|it| {
+            let table = self.parts.tables.len() - 1;
+            Wanted { table, key: vec![Value::Int(it.id)], row: None }
+        }));
+        Ended { wanted, aborts: straight.refused as u64 }
+    }
+}
+
 impl Mixed for Hotel {
     type Straight = Straight;
 
@@ -246,23 +308,13 @@ impl Mixed for Hotel {
                 _ => 0,
             };
         }
-        for booking in &self.bookings {
-            let room = &mut straight.rooms[booking.hotel as usize];
-            let seat = &mut straight.seats[booking.flight as usize];
-            if *room == 0 || *seat == 0 {
-                straight.refused += 1;
-                continue;
-            }
-            (*room, *seat) = (*room - 1, *seat - 1);
-            straight.bookings.insert(booking.id, booking.clone());
-        }
+        self.bookings.iter().for_each(|booking| straight.book(booking));
     }
 
     fn is_right(&self, straight: &Straight, tables: &[Batch]) -> bool {
         (0..tables.len()).all(|table| {
-            let keys = if (1..=2).contains(&table) { 2 } else { 1 };
             mixed::same_rows(self.rows(straight, table), tables[table].rows().collect(), |row| {
-                Key::of(&row[..keys])
+                Key::of(&row[..keys(table)])
             })
         })
     }

@@ -35,6 +35,7 @@
 //! | `calls` | graphs of calls over several owners, each a thread |
 //! | `modes` | weak and strong recovery beside each other |
 //! | `chain` | a chain of procedures, or of triggers inside of one |
+//! | `cluster` | clients of several processes, and what they compare |
 //! | `push` | rows sent into a running app, and acknowledged |
 //! | `http` | calls of a procedure over HTTP |
 //! | `recovery` | a start that finds many rows |
@@ -44,6 +45,7 @@ mod calls;
 mod chain;
 #[cfg(test)]
 mod check;
+mod cluster;
 mod events;
 mod execute;
 mod gs;
@@ -83,6 +85,7 @@ use tidemill_core::{Error, Result};
 use tidemill_txn::program::Opaque;
 
 pub use args::{Args, Durable, ProgramKind, DEFAULT_EPOCH};
+pub use cluster::{offer_json, Offered, Way};
 pub use report::{Latency, Phase, Report};
 pub use rng::Rng;
 pub use zipf::Zipf;

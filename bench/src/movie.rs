@@ -9,8 +9,10 @@
 use serde_json::{Map, Value as Json};
 use tidemill_core::{Batch, Column, DataType, Key, Result, Row, Value};
 use tidemill_txn::program::Builder;
+use tidemill_txn::Program;
 
 use crate::args::Args;
+use crate::cluster::{Ended, Load, Wanted};
 use crate::mixed::{self, Mixed};
 use crate::report::Report;
 use crate::rng::Rng;
@@ -49,13 +51,21 @@ struct Straight {
     reviews: Vec<i64>,
     /// By movie: sum and count.
     ratings: Vec<(i64, i64)>,
-    /// The numbers of the reviews.
-    numbers: Vec<i64>,
+    /// The numbers of the reviews; there is none where there is no review.
+    numbers: Vec<Option<i64>>,
 }
 
 /// Runs the workload.
 pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
-    let program = mixed::given(args, given)?;
+    mixed::run(args, &made(args, mixed::given(args, given)?)?, progress)
+}
+
+/// The workload for several processes.
+pub(crate) fn load(args: &Args, program: Program) -> Result<Box<dyn Load>> {
+    Ok(Box::new(made(args, program)?))
+}
+
+fn made(args: &Args, program: Program) -> Result<Movie> {
     let parts = shape::parts("the reviews", program, &frame()?)?;
     let mut rng = Rng::new(args.seed);
     let letters = b"abcdefghijklmnopqrstuvwxyz ";
@@ -66,11 +76,11 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
         Review { user, movie, rating, text }
     };
     let reviews = (0..args.events.unwrap_or(CALLS)).map(|_| review()).collect();
-    mixed::run(args, &Movie { parts, reviews }, progress)
+    Ok(Movie { parts, reviews })
 }
 
 /// The tables and streams.
-fn frame() -> Result<tidemill_txn::Program> {
+fn frame() -> Result<Program> {
     let int = |name: &str| Column::new(name, DataType::Int);
     let zero = |name: &str| int(name).default(Value::Int(0));
     let text = |name: &str| Column::new(name, DataType::Str);
@@ -97,6 +107,41 @@ fn title(n: usize) -> Value {
     Value::str(&format!("The Story of {n}"))
 }
 
+impl Straight {
+    fn compose(&mut self, id: usize, it: &Review) {
+        let counter = id as i64 % COUNTERS;
+        let given = &mut self.given[counter as usize];
+        *given += 1;
+        self.numbers[id] = Some(*given * COUNTERS + counter);
+        self.reviews[it.user] += 1;
+        let (total, count) = &mut self.ratings[it.movie];
+        (*total, *count) = (*total + it.rating, *count + 1);
+    }
+}
+
+impl Load for Movie {
+    fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    fn opening(&self, table: usize) -> Vec<Row> {
+        self.rows(&self.straight(), table)
+    }
+
+    fn calls(&self) -> Vec<(usize, Row)> {
+        Mixed::calls(self)
+    }
+
+    fn end(&self, order: &[usize]) -> Ended {
+        let mut straight = self.straight();
+        order.iter().for_each(|nth| straight.compose(*nth, &self.reviews[*nth]));
+        let rows = |table| self.rows(&straight, table).into_iter().map(move |row| (table, row));
+        let rows = (0..self.parts.tables.len()).flat_map(rows);
+        let wanted = rows.map(|(table, row)| Wanted::row(table, 1, row)).collect();
+        Ended { wanted, aborts: 0 }
+    }
+}
+
 impl Mixed for Movie {
     type Straight = Straight;
 
@@ -109,13 +154,14 @@ impl Mixed for Movie {
             given: vec![0; COUNTERS as usize],
             reviews: vec![0; USERS],
             ratings: vec![(0, 0); MOVIES],
-            numbers: Vec::new(),
+            numbers: vec![None; self.reviews.len()],
         }
     }
 
     fn rows(&self, straight: &Straight, table: usize) -> Vec<Row> {
         let int = Value::Int;
         let written = self.reviews.iter().zip(&straight.numbers).enumerate();
+        let written = written.filter_map(|(id, (it, number))| Some((id, (it, number.as_ref()?))));
         match table {
             0 => written
                 .map(|(id, (it, number))| {
@@ -154,15 +200,7 @@ impl Mixed for Movie {
     }
 
     fn execute(&self, straight: &mut Straight) {
-        for (id, it) in self.reviews.iter().enumerate() {
-            let counter = id as i64 % COUNTERS;
-            let given = &mut straight.given[counter as usize];
-            *given += 1;
-            straight.numbers.push(*given * COUNTERS + counter);
-            straight.reviews[it.user] += 1;
-            let (total, count) = &mut straight.ratings[it.movie];
-            (*total, *count) = (*total + it.rating, *count + 1);
-        }
+        self.reviews.iter().enumerate().for_each(|(id, it)| straight.compose(id, it));
     }
 
     fn is_right(&self, straight: &Straight, tables: &[Batch]) -> bool {

@@ -24,8 +24,10 @@
 //! | `program` | the tables, and the functions in Rust |
 //! | `straight` | the baseline, and what tables must be |
 //! | `run` | all of it as the harness takes it |
+//! | `load` | the same for several processes |
 
 mod calls;
+mod load;
 mod program;
 mod run;
 mod straight;
@@ -33,6 +35,7 @@ mod straight;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use load::load;
 pub(crate) use program::{note, plain_program};
 pub(crate) use run::{run, Made};
 

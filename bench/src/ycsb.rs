@@ -18,14 +18,17 @@
 //! | `events` | the generator |
 //! | `program` | the transfer as a closure, as a declared transaction, as functions of an entity |
 //! | `run` | all of it as the harness takes it, and the baseline |
+//! | `load` | the same for several processes |
 
 mod events;
+mod load;
 mod program;
 mod run;
 
 #[cfg(test)]
 mod tests;
 
+pub(crate) use load::load;
 pub(crate) use run::Transfers;
 
 /// What an account begins with.

@@ -11,11 +11,17 @@ mod dir;
 
 pub use dir::DirStore;
 pub use tidemill_cluster::Records;
+
+use std::sync::Arc;
+
 use tidemill_cluster::{Record, Refused, Topic};
 use tidemill_core::Error;
 
 /// Told once, from any thread.
 pub type Then<T> = Box<dyn FnOnce(T) + Send>;
+
+/// Told once for each of several, by its place among them, from any thread.
+pub type ThenEach = Arc<dyn Fn(usize, Result<u64, Refused>) + Send + Sync>;
 
 /// Logs that all processes append to and read.
 pub trait Log: Send + Sync {
@@ -30,6 +36,14 @@ pub trait Log: Send + Sync {
         record: Record,
         then: Then<Result<u64, Refused>>,
     );
+
+    /// Appends several records to a topic, in their order, and tells of each by its place among them.
+    fn append_all(&self, topic: Topic, generation: u64, records: Vec<Record>, then: ThenEach) {
+        for (nth, record) in records.into_iter().enumerate() {
+            let then = then.clone();
+            self.append(topic, generation, record, Box::new(move |result| then(nth, result)));
+        }
+    }
 
     /// Reads from an offset on. With a limit: so many at most, as soon as there is one, or none after
     /// `wait_us`. Without: all that there was when it was asked; from [`u64::MAX`] on that is nothing, and it

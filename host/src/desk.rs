@@ -4,15 +4,16 @@
 //! reply even when every process but this one has died meanwhile.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Once, Weak};
+use std::time::Duration;
 
 use foldhash::fast::FixedState;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::{Output, Record, Records, Refused, RequestId, Topic};
 use tidemill_core::Value;
 use tidemill_durable::{Log, Then};
 use tidemill_env::Env;
-use tidemill_function::Call;
+use tidemill_function::{Call, Tid};
 use tidemill_place::{Partition, PARTITIONS};
 use tidemill_txn::program::Abort;
 
@@ -20,6 +21,9 @@ use tidemill_txn::program::Abort;
 const READ: usize = 4096;
 /// So long a read waits for more, in microseconds.
 const WAIT_US: u64 = 1_000_000;
+
+/// So long it may take to find where the outputs end.
+const BEGIN: Duration = Duration::from_secs(10);
 
 /// What a client is told.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +36,9 @@ pub enum Answer {
     Unknown,
 }
 
+/// Who is told what has become of a request, and where in the order it was; `None` where that is not known.
+pub type Placed = Box<dyn FnOnce(Option<Tid>, Answer) + Send>;
+
 /// Who hears of all that leaves, in the order of each source.
 pub type Listener = Arc<dyn Fn(u32, &Output) + Send + Sync>;
 
@@ -41,27 +48,39 @@ pub struct Desk {
     sources: u32,
     own: u64,
     waiting: Arc<Mutex<Waiting>>,
+    listener: Option<Listener>,
+    begun: Once,
 }
 
 #[derive(Default)]
 struct Waiting {
     count: u64,
-    open: HashMap<RequestId, Then<Answer>, FixedState>,
+    open: HashMap<RequestId, Placed, FixedState>,
 }
 
 impl Desk {
-    /// Begins to read what leaves from now on; `listener` hears of all of it. Reading ends when the desk has
-    /// been dropped.
+    /// A desk at which nobody has asked yet; `listener` hears of all that leaves after [`Desk::begin`].
     pub fn open(env: &Env, log: Arc<dyn Log>, sources: u32, listener: Option<Listener>) -> Desk {
-        let waiting = Arc::new(Mutex::new(Waiting::default()));
-        for source in 0..sources {
-            let (log, waiting) = (Arc::downgrade(&log), Arc::downgrade(&waiting));
-            let listener = listener.clone();
-            let tail = Tail { log, waiting, listener, source };
-            // What has left before is nobody's here: it is only found where the end is.
-            tail.read(u64::MAX, None);
-        }
-        Desk { log, sources, own: env.random.next_u64(), waiting }
+        let (own, waiting) = (env.random.next_u64(), Arc::default());
+        Desk { log, sources, own, waiting, listener, begun: Once::new() }
+    }
+
+    /// Begins to read what leaves from now on, if nobody has asked anything yet: where clients come by other
+    /// ways that would be for nobody. Reading ends when the desk has been dropped.
+    pub fn begin(&self) {
+        self.begun.call_once(|| {
+            let unknown: Arc<Unknown> = Arc::new((Mutex::new(self.sources), Condvar::new()));
+            for source in 0..self.sources {
+                let (log, waiting) = (Arc::downgrade(&self.log), Arc::downgrade(&self.waiting));
+                let (listener, unknown) = (self.listener.clone(), Some(unknown.clone()));
+                let tail = Tail { log, waiting, listener, source, unknown };
+                // What has left before is nobody's here: it is only found where the end is.
+                tail.read(u64::MAX, None);
+            }
+            // The reply to what is asked before that might be missed.
+            let (count, known) = &*unknown;
+            known.wait_while_for(&mut count.lock(), |count| *count > 0, BEGIN);
+        });
     }
 
     /// How many sources there are.
@@ -81,6 +100,12 @@ impl Desk {
 
     /// Appends a request to a source. It is executed once, whatever happens.
     pub fn call(&self, source: u32, call: Call, then: Then<Answer>) {
+        self.call_placed(source, call, Box::new(move |_, answer| then(answer)));
+    }
+
+    /// The same, for who wants to know the request's place in the order.
+    pub fn call_placed(&self, source: u32, call: Call, then: Placed) {
+        self.begin();
         let mut waiting = self.waiting.lock();
         waiting.count += 1;
         let id: Vec<u8> = [self.own, waiting.count].iter().flat_map(|n| n.to_be_bytes()).collect();
@@ -93,12 +118,15 @@ impl Desk {
             // That it is there is no news: its reply is.
             let then = result.is_err().then(|| waiting.lock().open.remove(&id)).flatten();
             if let Some(then) = then {
-                then(Answer::Unknown);
+                then(None, Answer::Unknown);
             }
         };
         self.log.append(Topic::Input(source), 0, record, Box::new(appended));
     }
 }
+
+/// Of how many sources it is not known yet where their outputs end.
+type Unknown = (Mutex<u32>, Condvar);
 
 /// Reads what leaves, for one source.
 struct Tail {
@@ -106,6 +134,7 @@ struct Tail {
     waiting: Weak<Mutex<Waiting>>,
     listener: Option<Listener>,
     source: u32,
+    unknown: Option<Arc<Unknown>>,
 }
 
 impl Tail {
@@ -121,23 +150,28 @@ impl Tail {
         );
     }
 
-    fn found(self, from: u64, limit: Option<usize>, found: Option<Records>) {
+    fn found(mut self, from: u64, limit: Option<usize>, found: Option<Records>) {
         let Some(waiting) = self.waiting.upgrade() else { return };
         let Some(Records { records, upto }) = found else {
             return self.read(from, limit);
         };
+        if let Some(unknown) = self.unknown.take() {
+            *unknown.0.lock() -= 1;
+            unknown.1.notify_all();
+        }
         for (_, record) in records {
             let Record::Output(output) = record else { continue };
             if let Some(listener) = &self.listener {
                 listener(self.source, &output);
             }
-            let Output::Reply { id, outcome, .. } = output else { continue };
+            let Output::Reply { tid, id, outcome } = output else { continue };
             let then = waiting.lock().open.remove(&id);
             if let Some(then) = then {
-                then(match outcome {
+                let answer = match outcome {
                     Ok(value) => Answer::Returned(value),
                     Err(abort) => Answer::Aborted(abort),
-                });
+                };
+                then(Some(tid), answer);
             }
         }
         drop(waiting);

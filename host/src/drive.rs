@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_cluster::wire::{put_object, take_object};
-use tidemill_cluster::{Address, Coordinator, Effect, Input, Manifest, Packet, Topic, Worker};
+use tidemill_cluster::{
+    Address, Coordinator, Effect, Input, Manifest, Packet, Record, Token, Topic, Worker,
+};
 use tidemill_env::Env;
 use tidemill_mesh::{Lane, Mesh, Peer};
 
@@ -68,6 +70,7 @@ pub(crate) fn drive<M: Machine>(
             watcher(machine, Seen::Tick);
         }
         let mut packets: BTreeMap<Peer, Vec<Packet>> = BTreeMap::new();
+        let mut appends = Appends::new();
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send { to, packet } => {
@@ -75,10 +78,16 @@ pub(crate) fn drive<M: Machine>(
                     watcher(machine, Seen::Sends(to, &packet));
                     packets.entry(to).or_default().push(packet);
                 }
+                Effect::Append { token, topic, generation, record } => {
+                    let (tokens, records) = appends.entry((topic, generation)).or_default();
+                    tokens.push(token);
+                    records.push(record);
+                }
                 Effect::Stop { why } => return Some(why),
                 other => doors.perform(other),
             }
         }
+        doors.append(appends);
         for (to, packets) in packets {
             doors.mesh.send(to, Lane::Urgent, Word::Packets(packets).bytes());
         }
@@ -110,15 +119,34 @@ pub(crate) fn address(peer: Peer) -> Address {
     }
 }
 
+/// What a machine appends in a turn: those of one topic go together.
+type Appends = BTreeMap<(Topic, u64), (Vec<Token>, Vec<Record>)>;
+
 impl Doors {
+    fn append(&self, appends: Appends) {
+        for ((topic, generation), (tokens, mut records)) in appends {
+            let inbox = self.inbox.clone();
+            let log = &self.shared.log;
+            match (&tokens[..], records.pop()) {
+                (&[token], Some(record)) => {
+                    let then = move |result| inbox.push(Input::Appended { token, result });
+                    log.append(topic, generation, record, Box::new(then));
+                }
+                (_, last) => {
+                    records.extend(last);
+                    let then = move |nth: usize, result| {
+                        inbox.push(Input::Appended { token: tokens[nth], result });
+                    };
+                    log.append_all(topic, generation, records, Arc::new(then));
+                }
+            }
+        }
+    }
+
     fn perform(&self, effect: Effect) {
         let inbox = self.inbox.clone();
         let Shared { log, store } = &self.shared;
         match effect {
-            Effect::Append { token, topic, generation, record } => {
-                let then = move |result| inbox.push(Input::Appended { token, result });
-                log.append(topic, generation, record, Box::new(then));
-            }
             Effect::Read { token, topic, from, limit } => {
                 let then = move |records| inbox.push(Input::Records { token, records });
                 log.read(topic, from, limit, READ_WAIT_US, Box::new(then));
@@ -144,7 +172,9 @@ impl Doors {
                 store.get(self.name(&name), Box::new(then));
             }
             Effect::Release { manifest, cuts } => self.release(&manifest, cuts),
-            Effect::Send { .. } | Effect::Stop { .. } => unreachable!("the loop does these"),
+            Effect::Append { .. } | Effect::Send { .. } | Effect::Stop { .. } => {
+                unreachable!("the loop does these")
+            }
         }
     }
 

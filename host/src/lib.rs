@@ -27,7 +27,7 @@ mod word;
 mod worker;
 
 pub use coordinator::{CoordinatorProcess, Status};
-pub use desk::{Answer, Desk, Listener};
+pub use desk::{Answer, Desk, Listener, Placed};
 pub use served::{hold, FileLog};
 pub use worker::{Ended, WorkerProcess};
 

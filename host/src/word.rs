@@ -19,11 +19,11 @@ pub(crate) enum Word {
     Packets(Vec<Packet>),
     /// To a worker: where the others are.
     Directory(Vec<(Peer, Addr)>),
-    /// To who serves the log: append this.
-    Append { call: u64, topic: Topic, generation: u64, bytes: Vec<u8> },
+    /// To who serves the log: append these, one behind the other.
+    Append { call: u64, topic: Topic, generation: u64, records: Vec<Vec<u8>> },
     /// To who serves the log: read there.
     Read { call: u64, topic: Topic, from: u64, limit: Option<u64>, wait_us: u64 },
-    /// From who serves the log.
+    /// From who serves the log: the offset of the first.
     Appended { call: u64, result: Result<u64, Refused> },
     /// From who serves the log: records, and whether that is all there was.
     Found { call: u64, records: Vec<Raw>, upto: u64, is_all: bool },
@@ -47,12 +47,12 @@ impl Word {
                     put_bytes(address.to_string().as_bytes(), &mut out);
                 }
             }
-            Word::Append { call, topic, generation, bytes } => {
+            Word::Append { call, topic, generation, records } => {
                 out.push(2);
                 put_u64(*call, &mut out);
                 put_topic(*topic, &mut out);
                 put_u64(*generation, &mut out);
-                out.extend_from_slice(bytes);
+                records.iter().for_each(|bytes| put_bytes(bytes, &mut out));
             }
             Word::Read { call, topic, from, limit, wait_us } => {
                 out.push(3);
@@ -102,7 +102,7 @@ impl Word {
                 call: take_u64(input)?,
                 topic: take_topic(input)?,
                 generation: take_u64(input)?,
-                bytes: std::mem::take(input).to_vec(),
+                records: all(input, |input| take_bytes(input).map(<[u8]>::to_vec))?,
             },
             3 => Word::Read {
                 call: take_u64(input)?,

@@ -22,6 +22,7 @@
 
 mod append;
 mod asks;
+mod client;
 mod fence;
 mod hash;
 mod log;
@@ -30,6 +31,7 @@ mod read;
 mod settings;
 mod topics;
 
+pub use client::{Client, Heard};
 pub use hash::partition_of_key;
 pub use log::KafkaLog;
 pub use message::{Format, Incoming, Outgoing};

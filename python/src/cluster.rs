@@ -4,6 +4,9 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
+
+use tidemill_bench::Way;
 use tidemill_core::Error;
 use tidemill_engine::{join, App, Cluster, ClusterSettings};
 use tidemill_env::Env;
@@ -75,6 +78,35 @@ impl NativeCluster {
             Ok(())
         })
     }
+}
+
+/// Offers the requests of a benchmark to a cluster that runs, and compares what they came to: by the desk of a
+/// coordinator in this process, or else through the topics of `kafka`, which are the brokers, the cluster's name
+/// and properties of librdkafka. Gives a line of JSON.
+#[pyfunction]
+#[pyo3(signature = (spec, opaques, arguments, offered, progress, cluster=None, kafka=None))]
+#[allow(clippy::too_many_arguments)] // They come from Python by name.
+pub fn offer(
+    py: Python<'_>,
+    spec: &str,
+    opaques: Vec<Py<PyAny>>,
+    arguments: &str,
+    offered: &str,
+    progress: Py<PyAny>,
+    cluster: Option<&Bound<'_, NativeCluster>>,
+    kafka: Option<(String, String, BTreeMap<String, String>)>,
+) -> PyResult<String> {
+    let (_, functions) = app_functions(py, spec, opaques)?;
+    let way = match (cluster, kafka) {
+        (Some(cluster), _) => Way::Desk(cluster.get().cluster.clone()),
+        (None, Some((brokers, cluster, properties))) => Way::Kafka { brokers, cluster, properties },
+        (None, None) => return Err(to_python(py, &Error::internal("there is no way in"))),
+    };
+    let mut report = |line: &str| {
+        // A progress line that can't be shown is not worth ending the run for.
+        let _ = Python::attach(|py| progress.call1(py, (line,)));
+    };
+    detached(py, || tidemill_bench::offer_json(arguments, offered, &functions, way, &mut report))
 }
 
 /// A worker in this process.

@@ -34,7 +34,7 @@ mod _native {
     use super::*;
 
     #[pymodule_export]
-    use super::cluster::{NativeCluster, NativeWorker};
+    use super::cluster::{offer, NativeCluster, NativeWorker};
     #[pymodule_export]
     use super::msgpack::{packed, unpacked};
     #[pymodule_export]

@@ -98,6 +98,16 @@ class Row:
     def update(self, row: Mapping[str, object] | None = None, /, **columns: object) -> None: ...
     def delete(self) -> None: ...
 
+def offer(
+    spec: str,
+    opaques: list[Callable[..., Any]],
+    arguments: str,
+    offered: str,
+    progress: Callable[[str], None],
+    cluster: Cluster | None = None,
+    kafka: tuple[str, str, dict[str, str]] | None = None,
+) -> str: ...
+
 class Cluster:
     def __init__(
         self,

@@ -53,27 +53,27 @@ class Coordinator:
     def __init__(self, app: App, settings: Mapping[str, Any], secret: bytes) -> None:
         spec, opaques, cluster = _made(app, settings)
         cluster["dir"] = str(folder_of(settings))
-        self._native = _native.Cluster(spec, opaques, json.dumps(cluster), secret)
+        self.native = _native.Cluster(spec, opaques, json.dumps(cluster), secret)
         self._scheme = "https" if "http_cert" in settings else "http"
 
     @property
     def address(self) -> str:
         """Where workers join."""
-        return self._native.address
+        return self.native.address
 
     @property
     def url(self) -> str | None:
         """Where clients are answered, if they are."""
-        return None if self._native.http is None else f"{self._scheme}://{self._native.http}"
+        return None if self.native.http is None else f"{self._scheme}://{self.native.http}"
 
     def status(self) -> dict[str, Any]:
         """Members, epochs, and for each source how many requests wait for a cut."""
-        found: dict[str, Any] = json.loads(self._native.status())
+        found: dict[str, Any] = json.loads(self.native.status())
         return found
 
     def stop(self) -> None:
         """Begins nothing new, and waits a while for the replies that clients wait for."""
-        self._native.stop()
+        self.native.stop()
 
 
 class Worker:

@@ -128,6 +128,11 @@ pub(crate) fn plain_program() -> Program {
     frame(false).0.finish().expect("a program")
 }
 
+/// The parts of a program that others have made.
+pub(super) fn parts(program: Program) -> Result<Parts> {
+    shape::parts("TPC-C", program, &plain_program())
+}
+
 /// The program as the options want it.
 pub(super) fn program(kind: ProgramKind, given: Given<'_>) -> Result<Parts> {
     let program = match (kind, given.program) {

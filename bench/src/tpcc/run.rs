@@ -14,7 +14,7 @@ use crate::shape::Parts;
 use crate::Given;
 
 /// Calls of a run, where nobody says.
-const CALLS: usize = 200_000;
+pub(super) const CALLS: usize = 200_000;
 const WAREHOUSES: usize = 10;
 const ITEMS: usize = 100_000;
 
@@ -50,9 +50,9 @@ fn scale(args: &Args) -> Result<Scale> {
 
 /// The workload for others to execute. Customers are named by their numbers.
 pub(crate) struct Made {
-    scale: Scale,
-    seed: u64,
-    calls: Vec<Call>,
+    pub(super) scale: Scale,
+    pub(super) seed: u64,
+    pub(super) calls: Vec<Call>,
 }
 
 impl Made {

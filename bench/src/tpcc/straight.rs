@@ -108,7 +108,7 @@ impl Straight {
     }
 
     /// Executes all calls in their order.
-    pub fn run(&mut self, calls: &[Call]) {
+    pub fn run<'a>(&mut self, calls: impl IntoIterator<Item = &'a Call>) {
         for call in calls {
             match call {
                 Call::NewOrder(order) => self.new_order(order),

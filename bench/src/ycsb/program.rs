@@ -30,6 +30,11 @@ pub(super) fn program(kind: ProgramKind, given: Given<'_>, work: Work) -> Result
             program
         }
     };
+    parts(program)
+}
+
+/// The parts of a program that others have made.
+pub(super) fn parts(program: Program) -> Result<Parts> {
     // Functions of an entity are called by each other, too.
     shape::parts("YCSB-T", program, &begin().0.finish()?)
 }

@@ -15,7 +15,7 @@ use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, 
 use tidemill_durable::Log;
 use tidemill_env::{Env, Lock};
 use tidemill_function::{Call, Functions as _, Target};
-use tidemill_host::{hold, Answer, CoordinatorProcess, Desk, FileLog, Shared, Status};
+use tidemill_host::{hold, Answer, CoordinatorProcess, Desk, FileLog, Placed, Shared, Status};
 use tidemill_place::partition_in;
 use tidemill_txn::program::{Abort, Program};
 
@@ -150,6 +150,11 @@ impl Cluster {
         })
     }
 
+    /// Records a request at a source, for whoever has made it and knows where it belongs.
+    pub fn offer(&self, source: u32, call: Call, then: Placed) {
+        self.desk.call_placed(source, call, then);
+    }
+
     fn ask(
         &self,
         partition: tidemill_place::Partition,
@@ -240,6 +245,7 @@ impl App for Cluster {
     }
 
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<Kept> {
+        self.desk.begin();
         serve::ring(&self.told.rings.lock(), stream).map(|ring| ring.kept(from, rows_max))
     }
 
@@ -251,6 +257,7 @@ impl App for Cluster {
     }
 
     fn news(&self, seen: News, timeout_us: u64) -> News {
+        self.desk.begin();
         let mut count = self.told.count.lock();
         if *count == seen.epoch {
             self.told.more.wait_for(&mut count, Duration::from_micros(timeout_us));
@@ -292,6 +299,7 @@ impl App for Cluster {
     }
 
     fn answers_at(&self, address: &str) {
+        self.desk.begin();
         // Nobody else has set it, or it is the same.
         let _ = self.http.set(address.to_owned());
     }

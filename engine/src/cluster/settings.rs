@@ -47,7 +47,8 @@ pub struct ClusterSettings {
     pub beat_us: u64,
     /// A generation that has not begun by then gives way to the next.
     pub form_us: u64,
-    /// So many requests of a source are in one epoch at most.
+    /// So many requests of a source are in one epoch at most. In long epochs more of them are in each other's
+    /// way, and run again.
     pub epoch_rows_max: u64,
     /// Snapshots are so long apart at least.
     pub snapshot_us: u64,
@@ -71,7 +72,7 @@ impl Default for ClusterSettings {
             lease_us: 2_000_000,
             beat_us: 100_000,
             form_us: 10_000_000,
-            epoch_rows_max: 4_000,
+            epoch_rows_max: 250,
             snapshot_us: 1_000_000,
             snapshot_objects_max: 100,
         }

@@ -1,5 +1,6 @@
 //! What has to run again: whoever has read what the order does not give.
 
+use super::part::Part;
 use super::run::look;
 use super::{running, Fault, Node, Settings};
 use crate::gate::Wish;
@@ -36,7 +37,10 @@ impl<S: Store> Node<S> {
         let is_there = |tid: Tid| is_spoiled(Fault::ReadUnfinished) || epoch.there.contains(&tid);
         // All before the first that is not final are.
         let first = epoch.unsettled.first_key_value().map_or(Tid(0), |(&tid, _)| tid);
-        for (&tid, part) in epoch.parts.range(first..) {
+        let open = epoch.parts.iter().filter(|(&tid, _)| tid >= first);
+        let mut open: Vec<(Tid, &Part)> = open.map(|(&tid, part)| (tid, part)).collect();
+        open.sort_unstable_by_key(|(tid, _)| *tid);
+        for (tid, part) in open {
             let is_again = part.mode != Mode::Fresh;
             if is_again && (is_spoiled(Fault::LoseDependency) || is_spoiled(Fault::ChangeStamp)) {
                 continue;

@@ -1,5 +1,6 @@
 //! The end of an epoch: what its transactions have written goes to the store, what they have emitted leaves.
 
+use super::part::Part;
 use super::{Event, Fault, Node, Outbox};
 use crate::message::Verdict;
 use crate::order::{Path, Tid};
@@ -21,10 +22,12 @@ impl<S: Store> Node<S> {
                 }
             }
         }
-        for (&tid, part) in &mut epoch.parts {
-            if part.verdict != Some(Verdict::Commit) {
-                continue;
-            }
+        let mut parts: Vec<(Tid, &mut Part)> = (epoch.parts.iter_mut())
+            .filter(|(_, part)| part.verdict == Some(Verdict::Commit))
+            .map(|(&tid, part)| (tid, part))
+            .collect();
+        parts.sort_unstable_by_key(|(tid, _)| *tid);
+        for (tid, part) in parts {
             let mut emitted: Vec<(Path, _, _)> = Vec::new();
             let before =
                 if emit_twice { std::mem::take(&mut part.before) } else { Default::default() };
@@ -38,7 +41,7 @@ impl<S: Store> Node<S> {
             for (nth, (stream, row)) in std::mem::take(&mut part.events).into_iter().enumerate() {
                 emitted.push(([nth as u32].into_iter().collect(), stream, row));
             }
-            let event = |(path, stream, row)| Event::Emitted { tid: tid as Tid, path, stream, row };
+            let event = |(path, stream, row)| Event::Emitted { tid, path, stream, row };
             out.events.extend(emitted.into_iter().map(event));
         }
         out.events.push(Event::Committed { epoch: epoch.number });

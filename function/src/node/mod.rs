@@ -13,7 +13,7 @@ mod part;
 mod round;
 mod run;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
@@ -210,11 +210,11 @@ struct Epoch {
     clock_us: i64,
     round: u32,
     /// Transactions that came in here.
-    homes: BTreeMap<Tid, Home>,
+    homes: HashMap<Tid, Home, FixedState>,
     /// How many of them have not ended in this round.
     open: usize,
     /// What this node does of transactions, its own and others'.
-    parts: BTreeMap<Tid, Part>,
+    parts: HashMap<Tid, Part, FixedState>,
     versions: Versions,
     /// Transactions whose versions others see.
     there: HashSet<Tid, FixedState>,
@@ -295,7 +295,7 @@ impl<S: Store> Node<S> {
         out: &mut Outbox,
     ) {
         assert!(self.running.is_none(), "an epoch begins when the one before has ended");
-        let homes: BTreeMap<Tid, Home> =
+        let homes: HashMap<Tid, Home, FixedState> =
             requests.into_iter().map(|(tid, call)| (tid, self.home(call))).collect();
         self.counters.epochs += 1;
         self.counters.transactions += homes.len() as u64;
@@ -307,7 +307,7 @@ impl<S: Store> Node<S> {
             round: 0,
             homes,
             open: 0,
-            parts: BTreeMap::new(),
+            parts: HashMap::default(),
             versions: Versions::new(self.program.program().tables.len()),
             there: HashSet::default(),
             gate: Gate::default(),

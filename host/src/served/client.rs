@@ -1,17 +1,21 @@
 //! The log that another process serves.
 
 use std::collections::HashMap;
-use std::sync::Weak;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
 
 use foldhash::fast::FixedState;
 use parking_lot::Mutex;
 use tidemill_cluster::wire::{put_record, take_record};
 use tidemill_cluster::{Record, Records, Refused, Topic};
-use tidemill_durable::{Log, Then};
+use tidemill_durable::{Log, Then, ThenEach};
 use tidemill_mesh::{Lane, Mesh};
 
 use crate::word::Word;
 use crate::COORDINATOR;
+
+/// Bytes of records that are appended by one message, about.
+const APPEND_BYTES: usize = 1 << 20;
 
 /// The log, as a worker has it.
 pub(crate) struct RemoteLog {
@@ -27,7 +31,8 @@ struct Calls {
 
 /// A call that waits for its answer.
 enum Open {
-    Append(Then<Result<u64, Refused>>),
+    /// Of these of the records that were appended together.
+    Append(Range<usize>, ThenEach),
     Read(Reading),
 }
 
@@ -61,7 +66,7 @@ impl RemoteLog {
         let open = std::mem::take(&mut self.calls.lock().open);
         for (_, open) in open {
             match open {
-                Open::Append(then) => then(Err(Refused::Unknown)),
+                Open::Append(of, then) => of.for_each(|nth| then(nth, Err(Refused::Unknown))),
                 Open::Read(reading) => (reading.then)(None),
             }
         }
@@ -76,8 +81,13 @@ impl RemoteLog {
         };
         let open = self.calls.lock().open.remove(&call);
         match (open, word) {
-            (Some(Open::Append(then)), Word::Appended { result, .. }) => then(result),
-            (Some(Open::Append(then)), _) => then(Err(Refused::Unknown)),
+            (Some(Open::Append(of, then)), Word::Appended { result, .. }) => {
+                let (from, offset) = (of.start, |n: usize| result.map(|first| first + n as u64));
+                of.for_each(|nth| then(nth, offset(nth - from)));
+            }
+            (Some(Open::Append(of, then)), _) => {
+                of.for_each(|nth| then(nth, Err(Refused::Unknown)));
+            }
             (Some(Open::Read(reading)), Word::Found { records, upto, is_all, .. }) => {
                 self.found(reading, records, upto, is_all);
             }
@@ -113,10 +123,29 @@ impl Log for RemoteLog {
         record: Record,
         then: Then<Result<u64, Refused>>,
     ) {
-        let mut bytes = Vec::new();
-        put_record(&record, &mut bytes);
-        let word = |call| Word::Append { call, topic, generation, bytes };
-        self.call(Open::Append(then), word);
+        let then = Mutex::new(Some(then));
+        let told = move |_, result| {
+            let then = then.lock().take();
+            then.into_iter().for_each(|then| then(result));
+        };
+        self.append_all(topic, generation, vec![record], Arc::new(told));
+    }
+
+    fn append_all(&self, topic: Topic, generation: u64, records: Vec<Record>, then: ThenEach) {
+        let (count, mut from, mut size) = (records.len(), 0, 0);
+        let mut together = Vec::new();
+        for (nth, record) in records.iter().enumerate() {
+            let mut bytes = Vec::new();
+            put_record(record, &mut bytes);
+            size += bytes.len();
+            together.push(bytes);
+            if size > APPEND_BYTES || nth + 1 == count {
+                let records = std::mem::take(&mut together);
+                let open = Open::Append(from..nth + 1, then.clone());
+                self.call(open, |call| Word::Append { call, topic, generation, records });
+                (from, size) = (nth + 1, 0);
+            }
+        }
     }
 
     fn read(

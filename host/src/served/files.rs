@@ -21,7 +21,7 @@ use tidemill_cluster::wire::{put_record, take_record};
 use tidemill_cluster::{Record, Records, Refused, Topic};
 use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64, take_u8};
 use tidemill_core::{Error, Result};
-use tidemill_durable::{Log, Then};
+use tidemill_durable::{Log, Then, ThenEach};
 use tidemill_env::{Env, Lock};
 use tidemill_log::{LogKind, LogSpec};
 
@@ -54,11 +54,27 @@ pub(crate) struct Found {
 }
 
 enum Job {
-    Append { topic: Topic, generation: u64, begins: Option<u64>, bytes: Vec<u8>, then: Appended },
-    Read { topic: Topic, from: u64, limit: Option<usize>, wait_us: u64, then: Then<Option<Found>> },
-    Trim { topic: Topic, below: u64 },
+    Append {
+        topic: Topic,
+        generation: u64,
+        begins: Option<u64>,
+        records: Vec<Vec<u8>>,
+        then: Appended,
+    },
+    Read {
+        topic: Topic,
+        from: u64,
+        limit: Option<usize>,
+        wait_us: u64,
+        then: Then<Option<Found>>,
+    },
+    Trim {
+        topic: Topic,
+        below: u64,
+    },
 }
 
+/// Told the offset of the first of the records.
 type Appended = Then<std::result::Result<u64, Refused>>;
 
 /// The log.
@@ -125,23 +141,24 @@ impl FileLog {
         self.begins_at
     }
 
-    /// As [`Log::append`], of bytes. `begins` is the generation that the record begins, if it does.
+    /// As [`Log::append_all`], of bytes. `begins` is the generation that the only record begins, if it does.
     pub(crate) fn append_raw(
         &self,
         topic: Topic,
         generation: u64,
         begins: Option<u64>,
-        bytes: Vec<u8>,
+        records: Vec<Vec<u8>>,
         then: Appended,
     ) {
+        let bytes: usize = records.iter().map(Vec::len).sum();
         let mut waiting = self.shared.waiting.lock();
-        if *waiting + bytes.len() > WAITING_BYTES_MAX {
+        if *waiting + bytes > WAITING_BYTES_MAX {
             drop(waiting);
             return then(Err(Refused::Unknown));
         }
-        *waiting += bytes.len();
+        *waiting += bytes;
         drop(waiting);
-        self.job(Job::Append { topic, generation, begins, bytes, then });
+        self.job(Job::Append { topic, generation, begins, records, then });
     }
 
     /// As [`Log::read`], of bytes.
@@ -174,9 +191,16 @@ impl Log for FileLog {
             Record::Generation { generation } => Some(generation),
             _ => None,
         };
-        let mut bytes = Vec::new();
-        put_record(&record, &mut bytes);
-        self.append_raw(topic, generation, begins, bytes, then);
+        self.append_raw(topic, generation, begins, vec![bytes_of(&record)], then);
+    }
+
+    fn append_all(&self, topic: Topic, generation: u64, records: Vec<Record>, then: ThenEach) {
+        let records: Vec<Vec<u8>> = records.iter().map(bytes_of).collect();
+        let count = records.len();
+        let told = move |first: std::result::Result<u64, Refused>| {
+            (0..count).for_each(|nth| then(nth, first.map(|first| first + nth as u64)));
+        };
+        self.append_raw(topic, generation, None, records, Box::new(told));
     }
 
     fn read(
@@ -295,7 +319,8 @@ struct Files {
 
 /// How an append will be answered.
 enum Going {
-    Taken(Topic, u64, Arc<[u8]>),
+    /// At this offset, and those behind it.
+    Taken(Topic, u64, Vec<Arc<[u8]>>),
     Refused,
 }
 
@@ -321,8 +346,8 @@ impl Files {
         let now = self.env.clock.monotonic_ns();
         for job in jobs {
             match job {
-                Job::Append { topic, generation, begins, bytes, then } => {
-                    bytes_taken += bytes.len();
+                Job::Append { topic, generation, begins, records, then } => {
+                    bytes_taken += records.iter().map(Vec::len).sum::<usize>();
                     let kept = self.topics.0.entry(topic).or_default();
                     let is_late = match begins {
                         Some(number) => kept.generation >= number,
@@ -335,8 +360,10 @@ impl Files {
                     }
                     kept.generation = kept.generation.max(begins.unwrap_or(generation));
                     let offset = next.entry(topic).or_insert_with(|| kept.next());
-                    going.push((Going::Taken(topic, *offset, bytes.into()), then));
-                    *offset += 1;
+                    let records: Vec<Arc<[u8]>> = records.into_iter().map(Arc::from).collect();
+                    let first = *offset;
+                    *offset += records.len() as u64;
+                    going.push((Going::Taken(topic, first, records), then));
                 }
                 Job::Read { topic, from, limit, wait_us, then } => {
                     let until_ns = now + wait_us * 1000;
@@ -360,12 +387,16 @@ impl Files {
             match (going, &mut numbers) {
                 (Going::Refused, _) => then(Err(Refused::Fenced)),
                 (Going::Taken(..), None) => then(Err(Refused::Unknown)),
-                (Going::Taken(topic, offset, bytes), Some(numbers)) => {
+                (Going::Taken(topic, offset, records), Some(numbers)) => {
                     let kept = self.topics.0.entry(topic).or_default();
                     if kept.records.is_empty() {
                         kept.first = offset;
                     }
-                    kept.records.push_back((numbers.next().unwrap_or_default(), bytes));
+                    let records = records.into_iter();
+                    kept.records.extend(records.map(|bytes| {
+                        let number = numbers.next().unwrap_or_default();
+                        (number, bytes)
+                    }));
                     then(Ok(offset));
                 }
             }
@@ -383,13 +414,16 @@ impl Files {
         let mut numbers = Vec::with_capacity(going.len());
         let mut record = Vec::new();
         for (going, _) in going {
-            let Going::Taken(topic, offset, bytes) = going else { continue };
-            record.clear();
-            put_topic(*topic, &mut record);
-            put_u64(*offset, &mut record);
-            put_u64(self.topics.0[topic].generation, &mut record);
-            record.extend_from_slice(bytes);
-            numbers.push(self.log.append(RECORD, &record)?);
+            let Going::Taken(topic, first, records) = going else { continue };
+            let generation = self.topics.0[topic].generation;
+            for (offset, bytes) in (*first..).zip(records) {
+                record.clear();
+                put_topic(*topic, &mut record);
+                put_u64(offset, &mut record);
+                put_u64(generation, &mut record);
+                record.extend_from_slice(bytes);
+                numbers.push(self.log.append(RECORD, &record)?);
+            }
         }
         if !numbers.is_empty() {
             self.log.commit()?;
@@ -439,8 +473,15 @@ impl Files {
     }
 }
 
-/// The kind of a record's bytes, for who serves the log.
-pub(crate) fn begins(bytes: &[u8]) -> Option<u64> {
+fn bytes_of(record: &Record) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    put_record(record, &mut bytes);
+    bytes
+}
+
+/// Which generation records begin, for who serves the log: one that does comes alone.
+pub(crate) fn begins(records: &[Vec<u8>]) -> Option<u64> {
+    let [bytes] = records else { return None };
     match (take_u8(&mut &bytes[..]), take_record(&mut &bytes[..])) {
         (Some(0), Some(Record::Generation { generation })) => Some(generation),
         _ => None,

@@ -22,9 +22,9 @@ pub(crate) fn serve(log: &FileLog, mesh: &Weak<Mesh>, peer: Peer, word: Word) ->
         }
     };
     match word {
-        Word::Append { call, topic, generation, bytes } => {
+        Word::Append { call, topic, generation, records } => {
             let then = move |result| answer(Lane::Urgent, Word::Appended { call, result });
-            log.append_raw(topic, generation, begins(&bytes), bytes, Box::new(then));
+            log.append_raw(topic, generation, begins(&records), records, Box::new(then));
             None
         }
         Word::Read { call, topic, from, limit, wait_us } => {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill import _native
-from tidemill.cli import grid, plot
+from tidemill.cli import grid, plot, processes
 from tidemill.cli.output import fields, printed, refuse_unwritable
 from tidemill.errors import SettingError
 from tidemill.workloads import WORKLOADS, http, push
@@ -77,8 +77,13 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("source", str, "run end to end from the files written so"),
     ("sink", str, "folder for the outputs and the data directory"),
     ("sink-format", str, "parquet, csv or jsonl"),
-    ("log", str, "kafka for a real log"),
-    ("snapshots", str, "s3 for real snapshots"),
+    ("log", str, "kafka://host:port (--processes); else the coordinator serves one"),
+    ("snapshots", str, "a directory, or s3://bucket/prefix (--processes)"),
+    ("snapshot-us", int, "snapshots are so far apart at least, in microseconds (--processes)"),
+    ("seconds", float, "so long requests are offered at most (--processes)"),
+    ("under-way", int, "without a rate, so many requests wait for replies at most (--processes)"),
+    ("multi", float, "percentage of transfers between two processes (ycsb-t --processes)"),
+    ("kill", float, "after so many seconds a worker is killed (--processes)"),
     ("repeat", int, "number of runs"),
 )
 
@@ -147,6 +152,8 @@ def execute(args: argparse.Namespace) -> int:
 
 def _run(given: Mapping[str, Any]) -> dict[str, Any]:
     """The report of one run."""
+    if given.get("processes", 1) != 1 or processes.is_for(given):
+        return processes.run(given, _progress)
     if given["workload"] == "push" and given.get("program") == "python":
         return push.run(given)
     if given["workload"] == "http" and given.get("program") == "python":

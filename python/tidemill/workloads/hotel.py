@@ -13,6 +13,8 @@ from tidemill.errors import Abort
 NEAR_KM = 10.0
 NEAREST = 5
 EARTH_KM = 6371.0
+#: No hotel has this number, or a higher one: scans stay in the city, and so in its partition.
+BEHIND = 1 << 62
 
 
 def distance_km(lat: float, lon: float, to_lat: float, to_lon: float) -> float:
@@ -69,7 +71,7 @@ def app() -> App:
     @city.function
     async def search(self: Any, ctx: Context, lat: float, lon: float) -> list[Any]:
         near = []
-        for row in place.scan((self.id,), (self.id + 1,)):
+        for row in place.scan((self.id, 0), (self.id, BEHIND)):
             away = distance_km(lat, lon, row.lat, row.lon)
             if away <= NEAR_KM:
                 near.append((away, row.hotel))
@@ -81,7 +83,7 @@ def app() -> App:
 
     @city.function
     async def recommend(self: Any, ctx: Context, by: str, lat: float, lon: float) -> list[int]:
-        rows = list(advice.scan((self.id,), (self.id + 1,)))
+        rows = list(advice.scan((self.id, 0), (self.id, BEHIND)))
         if by == "distance":
             marks = [distance_km(lat, lon, row.lat, row.lon) for row in rows]
         elif by == "rating":

@@ -1,0 +1,308 @@
+//! Workloads of calls over several processes: a client offers requests to a cluster that runs, waits for every
+//! reply, and compares all rows with those of the baseline.
+//!
+//! Replies tell where in the one order their requests were; the baseline executes the same requests in that
+//! order. So nothing has to commute: what an order's number is, or who gets the last room, must be right, too.
+//!
+//! | file | what it is |
+//! | --- | --- |
+//! | `load` | what a workload has to tell |
+//! | `door` | the two ways in: the coordinator's desk, and topics of Kafka |
+//! | `offer` | requests at a rate, or as many as there may be under way, and their replies |
+
+mod door;
+mod load;
+mod offer;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidemill_connect::values;
+use tidemill_core::digest::{streams_hash, RowsHash};
+use tidemill_core::{Batch, Error, Key, Result, Row, TableId, Value};
+use tidemill_engine::{AppFunctions, Cluster};
+use tidemill_env::Env;
+use tidemill_function::{Call, Functions, Target};
+use tidemill_kafka::KafkaSettings;
+use tidemill_place::{partition_in, PARTITIONS};
+use tidemill_txn::Program;
+
+pub(crate) use load::{Ended, Load, Wanted};
+
+use self::door::{Desk, Door, Topics};
+use self::offer::{offer, Asked, Pace, Replied};
+use crate::args::Args;
+use crate::push::latency;
+use crate::report::Latency;
+
+/// Requests that fill tables, and that read rows at the end, of which so many may be under way.
+const UNDER_WAY: usize = 20_000;
+/// The streams that fill tables are called so, and then as the table.
+const FILLING: &str = "filling.";
+/// The streams of calls are called as the function, and then so.
+const CALLS: &str = ".calls";
+
+/// How a client reaches a cluster.
+pub enum Way {
+    /// In the coordinator's process.
+    Desk(Arc<Cluster>),
+    /// Through the topics of a cluster of this name.
+    Kafka {
+        /// `host:port`, with commas between.
+        brokers: String,
+        /// The name of the cluster.
+        cluster: String,
+        /// Further properties of librdkafka.
+        properties: BTreeMap<String, String>,
+    },
+}
+
+/// How requests are offered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Offered {
+    /// How many sources the cluster has.
+    pub sources: u32,
+    /// How many processes it has, for `multi`.
+    pub processes: usize,
+    /// So long requests are offered at most.
+    #[serde(default)]
+    pub seconds: Option<f64>,
+    /// Without a rate, so many requests are under way at most.
+    pub under_way: usize,
+    /// So long nothing may come before the run is given up.
+    pub patience_s: f64,
+    /// The percentage of transfers between accounts of two processes.
+    #[serde(default)]
+    pub multi: Option<f64>,
+}
+
+/// What a run came to.
+#[derive(Serialize)]
+struct Report {
+    workload: String,
+    program: &'static str,
+    /// Where the client was.
+    client: &'static str,
+    events: usize,
+    seconds: f64,
+    events_per_s: f64,
+    offered_per_s: Option<f64>,
+    latency_ms: Latency,
+    aborted: u64,
+    /// Why the first of these was.
+    why_aborted: Option<String>,
+    unanswered: usize,
+    /// Replies that came twice, as they do where two generations have appended them.
+    seen_again: u64,
+    rows_compared: usize,
+    rows_wrong: usize,
+    fill_seconds: f64,
+    state_hash: String,
+    valid: bool,
+}
+
+/// Runs a workload: `args_json` are options as of other benchmarks, `offered_json` are [`Offered`].
+///
+/// # Errors
+/// When an option is wrong, or the cluster can't be reached.
+pub fn offer_json(
+    args_json: &str,
+    offered_json: &str,
+    functions: &Arc<AppFunctions>,
+    way: Way,
+    progress: &mut dyn FnMut(&str),
+) -> Result<String> {
+    let args = Args::from_json(args_json)?;
+    let offered: Offered = serde_json::from_str(offered_json)
+        .map_err(|e| Error::setting(format!("how to offer requests: {e}")))?;
+    let load = load::of(&args, functions.program().clone(), &offered)?;
+    let env = Env::real();
+    let runner = Runner { env, functions, sources: offered.sources, load: &*load };
+    let report = runner.run(&args, &offered, way, progress)?;
+    serde_json::to_string(&report).map_err(|e| Error::internal(format!("writing the report: {e}")))
+}
+
+struct Runner<'a> {
+    env: Env,
+    functions: &'a Arc<AppFunctions>,
+    sources: u32,
+    load: &'a dyn Load,
+}
+
+impl Runner<'_> {
+    fn run(
+        &self,
+        args: &Args,
+        offered: &Offered,
+        way: Way,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Report> {
+        let is_text = matches!(way, Way::Kafka { .. });
+        let opening = self.opening(is_text)?;
+        let calls = self.calls(is_text)?;
+        let (mut door, client): (Box<dyn Door>, _) = match way {
+            Way::Desk(cluster) => (Box::new(Desk::new(cluster)), "in the coordinator's process"),
+            Way::Kafka { brokers, cluster, properties } => {
+                let mut settings = KafkaSettings::new(&brokers, &cluster, self.sources);
+                settings.properties = properties;
+                let topics = Topics::open(&self.env, &settings)?;
+                (Box::new(topics), "a process of its own")
+            }
+        };
+        let plain = Pace {
+            rate: None,
+            seconds: None,
+            under_way: UNDER_WAY,
+            patience_s: offered.patience_s,
+            keeps_values: false,
+        };
+        let mut first = 0;
+        let mut all = |asked: &[Asked], pace: &Pace| -> Result<Replied> {
+            let replied = offer(&self.env, &mut *door, first, asked, pace);
+            first += asked.len() as u64;
+            replied
+        };
+        progress(&format!("{} rows to begin with", opening.len()));
+        let filled = all(&opening, &plain)?;
+        if filled.unanswered + filled.aborted as usize > 0 {
+            let why = filled.reason.unwrap_or_default();
+            let what = format!("{} rows could not be made {why}", filled.unanswered);
+            return Err(Error::resource(what).help("see what the workers say"));
+        }
+        drop(opening);
+        progress(&format!("{} requests", calls.len()));
+        let (rate, seconds, under_way) = (args.rate, offered.seconds, offered.under_way);
+        let mut replied = all(&calls, &Pace { rate, seconds, under_way, ..plain.clone() })?;
+        drop(calls);
+        let ended = self.load.end(&replied.order());
+        progress(&format!("{} rows to compare", ended.wanted.len()));
+        let gets = self.gets(&ended.wanted)?;
+        let found = all(&gets, &Pace { keeps_values: true, ..plain })?;
+        let mut tables: Vec<Vec<Row>> = vec![Vec::new(); self.load.parts().tables.len()];
+        let mut rows_wrong = 0;
+        for (nth, Wanted { table, row, .. }) in ended.wanted.iter().enumerate() {
+            let there: Option<Row> = match found.values.get(&nth) {
+                Some(Value::List(row)) => Some(row.to_vec().into()),
+                _ => None,
+            };
+            rows_wrong += usize::from(there != *row);
+            tables[*table].extend(there);
+        }
+        let state_hash = self.state_hash(&mut tables);
+        let valid = rows_wrong == 0
+            && found.unanswered == 0
+            && found.aborted == 0
+            && replied.unanswered == 0
+            && !replied.differs
+            && replied.aborted == ended.aborts
+            && self.load.holds(&tables);
+        let seconds = replied.ns as f64 / 1e9;
+        Ok(Report {
+            workload: args.workload.clone(),
+            program: args.program.name(),
+            client,
+            events: replied.sent,
+            seconds,
+            events_per_s: (replied.sent - replied.unanswered) as f64 / seconds,
+            offered_per_s: rate,
+            latency_ms: latency(&mut replied.waits_ns),
+            aborted: replied.aborted,
+            why_aborted: replied.reason,
+            unanswered: replied.unanswered,
+            seen_again: replied.seen_again,
+            rows_compared: ended.wanted.len() - found.unanswered,
+            rows_wrong,
+            fill_seconds: filled.ns as f64 / 1e9,
+            state_hash,
+            valid,
+        })
+    }
+
+    /// The rows to begin with, as events that fill them in.
+    fn opening(&self, is_text: bool) -> Result<Vec<Asked>> {
+        let parts = self.load.parts();
+        let mut asked = Vec::new();
+        for (at, id) in parts.tables.iter().enumerate() {
+            let stream = format!("{FILLING}{}", parts.program.tables[id.index()].name);
+            for row in self.load.opening(at) {
+                asked.push(self.event(&stream, &row, is_text)?);
+            }
+        }
+        Ok(asked)
+    }
+
+    fn calls(&self, is_text: bool) -> Result<Vec<Asked>> {
+        let parts = self.load.parts();
+        let of = |(stream, row): (usize, Row)| {
+            let id = parts.inputs[stream].0;
+            let name = &*parts.program.streams[id.index()].spec.name;
+            match parts.program.calls.contains(&id) {
+                true => self.call(name.strip_suffix(CALLS).unwrap_or(name), &row, is_text),
+                false => self.event(name, &row, is_text),
+            }
+        };
+        self.load.calls().into_iter().map(of).collect()
+    }
+
+    fn gets(&self, wanted: &[Wanted]) -> Result<Vec<Asked>> {
+        let parts = self.load.parts();
+        let of = |Wanted { table, key, .. }: &Wanted| {
+            let (table, args) = (parts.tables[*table], [].into());
+            let call = Call { target: Target::Get, table, key: key.clone().into(), args };
+            self.asked(call, None)
+        };
+        wanted.iter().map(of).collect()
+    }
+
+    fn call(&self, name: &str, row: &[Value], is_text: bool) -> Result<Asked> {
+        let text = is_text.then(|| -> Result<Vec<u8>> {
+            let schema = self.functions.parameters(name)?;
+            let mut text = format!("{{\"call\":\"{name}\",\"args\":").into_bytes();
+            values::write_row(&schema, row, &mut text);
+            text.push(b'}');
+            Ok(text)
+        });
+        self.asked(self.functions.call(name, row)?, text.transpose()?)
+    }
+
+    fn event(&self, name: &str, row: &[Value], is_text: bool) -> Result<Asked> {
+        let text = is_text.then(|| -> Result<Vec<u8>> {
+            let schema = self.functions.columns(name)?;
+            let mut text = format!("{{\"event\":\"{name}\",\"row\":").into_bytes();
+            values::write_row(&schema, row, &mut text);
+            text.push(b'}');
+            Ok(text)
+        });
+        self.asked(self.functions.only_event(name, row)?, text.transpose()?)
+    }
+
+    /// A request, at the source whose reader owns its entity where shares are equal.
+    fn asked(&self, call: Call, text: Option<Vec<u8>>) -> Result<Asked> {
+        let program = self.functions.program();
+        let key = program.stored_key(call.table, &call.key);
+        let key = key.map_err(|abort| Error::input(abort.reason))?;
+        let partition = partition_of(program, call.table, &key);
+        let source = u64::from(partition) * u64::from(self.sources) / u64::from(PARTITIONS);
+        Ok(Asked { source: source as u32, call, text })
+    }
+
+    fn state_hash(&self, tables: &mut [Vec<Row>]) -> String {
+        let parts = self.load.parts();
+        let of = |(id, rows): (&TableId, &mut Vec<Row>)| {
+            let spec = &parts.program.tables[id.index()];
+            let key = |row: &Row| Key::of(spec.key.iter().map(|column| &row[*column]));
+            rows.sort_by_cached_key(key);
+            let mut hash = RowsHash::default();
+            hash.take(&Batch::from_rows(spec.schema.clone(), rows.iter().map(|row| &**row)));
+            (&*spec.name, hash)
+        };
+        format!("{:032x}", streams_hash(parts.tables.iter().zip(tables).map(of)))
+    }
+}
+
+/// The number of a key's partition.
+pub(crate) fn partition_of(program: &Program, table: TableId, key: &[Value]) -> u16 {
+    partition_in(&program.tables[table.index()], &Key::of(key)).0
+}

@@ -1,0 +1,189 @@
+//! Requests at a rate, or as many as there may be under way, and their replies.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::fast::FixedState;
+use parking_lot::Mutex;
+use tidemill_core::{Result, Value};
+use tidemill_env::Env;
+use tidemill_function::Call;
+
+use super::door::Door;
+
+/// At first something is still made that is there later: these latencies do not count in a run that is much
+/// longer.
+const WARM_UP_NS: u64 = 1_000_000_000;
+/// So long the client sleeps where it has nothing to do; what is due meanwhile is late, and counts as that.
+const NAP_US: u64 = 300;
+
+/// A request.
+pub(super) struct Asked {
+    pub source: u32,
+    pub call: Call,
+    /// As clients of Kafka write it.
+    pub text: Option<Vec<u8>>,
+}
+
+/// How requests are offered.
+#[derive(Clone)]
+pub(super) struct Pace {
+    pub rate: Option<f64>,
+    pub seconds: Option<f64>,
+    pub under_way: usize,
+    pub patience_s: f64,
+    pub keeps_values: bool,
+}
+
+/// What a reply says.
+pub(super) enum Came {
+    Returned,
+    Value(Value),
+    Aborted(String),
+}
+
+/// What has come.
+pub(super) struct Book {
+    env: Env,
+    /// The number of the first request: earlier ones are nobody's here.
+    first: u64,
+    pub keeps_values: bool,
+    page: Mutex<Page>,
+}
+
+#[derive(Default)]
+struct Page {
+    /// For each request its place in the order, more 1, and when its reply came.
+    came: Vec<(u64, u64)>,
+    count: usize,
+    last_ns: u64,
+    aborted: u64,
+    reason: Option<String>,
+    again: u64,
+    differs: bool,
+    values: HashMap<usize, Value, FixedState>,
+}
+
+impl Book {
+    /// A reply has come.
+    pub fn take(&self, nth: u64, place: u64, came: Came) {
+        let Some(nth) = nth.checked_sub(self.first) else { return };
+        let now_ns = self.env.clock.monotonic_ns();
+        let mut page = self.page.lock();
+        let page = &mut *page;
+        let Some(entry) = page.came.get_mut(nth as usize) else { return };
+        if entry.0 != 0 {
+            page.again += 1;
+            page.differs |= entry.0 != place + 1;
+            return;
+        }
+        *entry = (place + 1, now_ns);
+        page.count += 1;
+        page.last_ns = now_ns;
+        match came {
+            Came::Returned => {}
+            Came::Value(value) => drop(page.values.insert(nth as usize, value)),
+            Came::Aborted(reason) => {
+                page.aborted += 1;
+                page.reason.get_or_insert(reason);
+            }
+        }
+    }
+
+    /// How many replies have come.
+    fn count(&self) -> usize {
+        self.page.lock().count
+    }
+}
+
+/// What requests have come to.
+pub(super) struct Replied {
+    pub sent: usize,
+    /// Until the last reply.
+    pub ns: u64,
+    pub waits_ns: Vec<u64>,
+    pub aborted: u64,
+    /// Why the first of these was.
+    pub reason: Option<String>,
+    pub unanswered: usize,
+    /// Replies that have come twice, and whether any two of them were of two places.
+    pub seen_again: u64,
+    pub differs: bool,
+    pub values: HashMap<usize, Value, FixedState>,
+    places: Vec<u64>,
+}
+
+impl Replied {
+    /// The requests in the order in which they were executed.
+    pub fn order(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.sent).filter(|nth| self.places[*nth] != 0).collect();
+        order.sort_by_key(|nth| self.places[*nth]);
+        order
+    }
+}
+
+/// Sends requests, numbered from `first` on, and waits for their replies.
+pub(super) fn offer(
+    env: &Env,
+    door: &mut dyn Door,
+    first: u64,
+    asked: &[Asked],
+    pace: &Pace,
+) -> Result<Replied> {
+    let page = Mutex::new(Page { came: vec![(0, 0); asked.len()], ..Page::default() });
+    let keeps_values = pace.keeps_values;
+    let book = Arc::new(Book { env: env.clone(), first, keeps_values, page });
+    door.tell(&book);
+    let begun = env.clock.monotonic_ns();
+    let until = pace.seconds.map_or(u64::MAX, |seconds| begun + (seconds * 1e9) as u64);
+    let patience = (pace.patience_s * 1e9) as u64;
+    let is_over = |now: u64| now > book.page.lock().last_ns.max(begun).saturating_add(patience);
+    let mut due = Vec::with_capacity(asked.len());
+    'sending: for (nth, asked) in asked.iter().enumerate() {
+        let mut now = env.clock.monotonic_ns();
+        let at = pace.rate.map(|rate| begun + (nth as f64 * 1e9 / rate) as u64);
+        if at.is_some_and(|at| at >= until) {
+            break;
+        }
+        while at.map_or_else(|| nth - book.count() >= pace.under_way, |at| at > now) {
+            env.clock.sleep_us(NAP_US);
+            now = env.clock.monotonic_ns();
+            if is_over(now) {
+                break 'sending;
+            }
+        }
+        if at.is_none() && now >= until {
+            break;
+        }
+        due.push(at.unwrap_or(now));
+        door.send(first + nth as u64, asked)?;
+    }
+    let (sent, stopped) = (due.len(), env.clock.monotonic_ns());
+    while book.count() < sent {
+        let now = env.clock.monotonic_ns();
+        if is_over(now) && now > stopped + patience {
+            break;
+        }
+        env.clock.sleep_us(NAP_US);
+    }
+    let page = std::mem::take(&mut *book.page.lock());
+    let is_long = due.last().is_some_and(|last| *last > begun + 2 * WARM_UP_NS);
+    let counts = begun + if is_long { WARM_UP_NS } else { 0 };
+    let waits = page.came.iter().zip(&due).filter(|((place, _), at)| *place != 0 && **at >= counts);
+    let mut waits_ns: Vec<u64> = waits.map(|((_, came), at)| came.saturating_sub(*at)).collect();
+    if waits_ns.is_empty() {
+        waits_ns.push(0);
+    }
+    Ok(Replied {
+        sent,
+        ns: page.last_ns.saturating_sub(begun).max(1),
+        waits_ns,
+        aborted: page.aborted,
+        reason: page.reason,
+        unanswered: sent - page.count,
+        seen_again: page.again,
+        differs: page.differs,
+        values: page.values,
+        places: page.came.into_iter().map(|(place, _)| place).collect(),
+    })
+}

@@ -1,0 +1,303 @@
+"""``tidemill bench WORKLOAD --processes N``: a workload over real processes.
+
+The coordinator is in this process, workers are others, as ``tidemill run --processes`` starts them.
+With a log in Kafka the client is a process of its own, which writes requests into the inputs and
+reads replies from the outputs; with the log that the coordinator serves it is in the coordinator's
+process. Run as a module, this is that client.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tidemill import _native
+from tidemill.app import App
+from tidemill.cli.cluster import Child
+from tidemill.cluster import Coordinator
+from tidemill.config import placed
+from tidemill.errors import ResourceError, SettingError
+from tidemill.workloads import served
+
+#: Workloads, and how many requests a second no run of them exceeds.
+PER_SECOND = {"ycsb-t": 300_000, "tpcc": 10_000, "hotel": 60_000, "movie": 30_000}
+
+#: Options that the client's half knows, and those that are for this one.
+CLIENT = ("program", "rate", "events", "keys", "skew", "abort", "seed", "warehouses", "items")
+OWN = (
+    *("workload", "processes", "log", "snapshots", "snapshot_us", "seconds", "multi", "under_way"),
+    *("kill", "sink", "epoch"),
+)
+
+#: Accounts of ycsb-t and items of tpcc, requests, and requests under way without a rate.
+KEYS, ITEMS, EVENTS, UNDER_WAY = 10_000, 10_000, 100_000, 20_000
+
+#: Sources of the cluster; the client chooses one by the key.
+SOURCES = 8
+
+#: So long the workers may take to join, and so long no reply may come.
+FORM_S, PATIENCE_S = 60.0, 30.0
+
+#: So often this process looks at the others.
+LOOK_S = 0.02
+
+
+def is_for(given: Mapping[str, Any]) -> bool:
+    """Whether a run asks for processes, be it one, and there is such a workload."""
+    return "processes" in given and given["workload"] in PER_SECOND
+
+
+def run(given: Mapping[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
+    """The report of a run."""
+    workload, processes = given["workload"], given["processes"]
+    _check(given)
+    program = given.get("program", "python")
+    folder = Path(tempfile.mkdtemp(prefix="tidemill-bench-", dir=given.get("sink")))
+    name = f"bench-{secrets.token_hex(4)}"
+    settings: dict[str, Any] = {"cluster_name": name, "cluster_sources": SOURCES}
+    settings["data_dir"] = str(folder / "data")
+    for option, setting in (
+        ("log", "cluster_log"),
+        ("snapshots", "cluster_snapshots"),
+        ("snapshot_us", "cluster_snapshot_us"),
+        ("epoch", "cluster_epoch_rows_max"),
+    ):
+        if option in given:
+            settings[setting] = given[option]
+    options = {"program": program}
+    app = served.app(workload, options)
+    file = folder / "app.py"
+    file.write_text(
+        f"from tidemill.workloads import served\n\napp = served.app({workload!r}, {options!r})\n"
+    )
+    seen = _Seen(given.get("kill"))
+    try:
+        with _Cluster(app, file, placed(settings, app.name), processes) as cluster:
+            cluster.wait_for(processes)
+            client = _offer(app, cluster, given, name, progress)
+            while (found := client.ended()) is None:
+                cluster.look()
+                seen.take(cluster)
+                time.sleep(LOOK_S)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    found["processes"] = processes
+    found["strategy"] = f"{processes} processes"
+    found["rates"] = {found["strategy"]: [found["events_per_s"]]}
+    found["log"] = "kafka" if "log" in given else "served"
+    found["snapshots"] = "s3" if "s3://" in str(given.get("snapshots")) else "dir"
+    found["generations"] = sorted(seen.generations)
+    found["snapshots_taken"] = len(seen.snapshots)
+    found["epochs"] = seen.epoch
+    if seen.killed:
+        found["killed"] = seen.killed
+    return found
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    workload, processes = given["workload"], given["processes"]
+    if workload not in PER_SECOND:
+        known = ", ".join(PER_SECOND)
+        raise SettingError(
+            f"--processes: {workload} runs in one process", f"on several run {known}"
+        )
+    if processes < 1:
+        raise SettingError(f"--processes {processes}", "give 1 or more")
+    for option in given:
+        if option not in (*CLIENT, *OWN):
+            flag = option.replace("_", "-")
+            raise SettingError(f"--{flag}: a run on several processes has no such option")
+    program = given.get("program", "python")
+    if program not in ("python", *(["traced"] if workload == "ycsb-t" else [])):
+        raise SettingError(
+            f"--program {program}: {workload} runs on several processes in Python",
+            "say --program python" + (" or traced" if workload == "ycsb-t" else ""),
+        )
+    if "multi" in given and not 0 <= given["multi"] <= 100:
+        raise SettingError(f"--multi {given['multi']}: it is a percentage")
+    for option in ("rate", "seconds", "under_way", "events"):
+        if option in given and given[option] <= 0:
+            raise SettingError(f"--{option.replace('_', '-')} {given[option]}: it is above 0")
+
+
+class _Cluster:
+    """A coordinator in this process, and workers in others."""
+
+    def __init__(self, app: App, file: Path, settings: dict[str, Any], count: int) -> None:
+        secret = secrets.token_bytes(32)
+        self.coordinator = Coordinator(app, settings, secret)
+        given = {"settings": settings, "secret": secret.hex(), "join": self.coordinator.address}
+        line = json.dumps(given).encode() + b"\n"
+        command = [sys.executable, "-m", "tidemill.cli", "worker", str(file), "--from-parent"]
+        self.children = [Child(command, line) for _ in range(count)]
+
+    def __enter__(self) -> _Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self.children:
+            child.end()
+        self.coordinator.stop()
+
+    def look(self) -> None:
+        """Starts workers that are to run and do not."""
+        for child in self.children:
+            child.look()
+
+    def status(self) -> dict[str, Any]:
+        """What the coordinator says."""
+        status = self.coordinator.status()
+        if status["ended"] is not None:
+            raise ResourceError(f"the coordinator has ended: {status['ended']}")
+        return status
+
+    def wait_for(self, count: int) -> None:
+        """Waits until a generation of so many workers runs."""
+        until = time.monotonic() + FORM_S
+        while True:
+            self.look()
+            status = self.status()
+            if status["generation"] and len(status["members"]) == count:
+                return
+            if time.monotonic() > until:
+                raise ResourceError(f"{len(status['members'])} of {count} workers have joined")
+            time.sleep(LOOK_S)
+
+
+class _Seen:
+    """What has happened to the cluster meanwhile."""
+
+    def __init__(self, kill_s: float | None) -> None:
+        self.begun = time.monotonic()
+        self.kill_s = kill_s
+        self.killed: list[int] = []
+        self.generations: set[int] = set()
+        self.snapshots: set[int] = set()
+        self.epoch = 0
+
+    def take(self, cluster: _Cluster) -> None:
+        """Looks at it, and ends a worker when that is due."""
+        status = cluster.status()
+        if status["generation"]:
+            self.generations.add(status["generation"])
+        if status["snapshot_epoch"]:
+            self.snapshots.add(status["snapshot_epoch"])
+        self.epoch = max(self.epoch, status["epoch"])
+        is_due = self.kill_s is not None and time.monotonic() - self.begun > self.kill_s
+        victim = cluster.children[-1].process
+        if is_due and victim is not None and not self.killed:
+            os.kill(victim.pid, signal.SIGKILL)
+            self.killed.append(victim.pid)
+
+
+class _Here:
+    """A client in this process, beside the coordinator."""
+
+    def __init__(self, offer: Callable[[], str]) -> None:
+        self.found: str | None = None
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, args=(offer,), daemon=True)
+        self.thread.start()
+
+    def _run(self, offer: Callable[[], str]) -> None:
+        try:
+            self.found = offer()
+        except BaseException as error:
+            self.error = error
+
+    def ended(self) -> dict[str, Any] | None:
+        """What it has found, when it has ended."""
+        if self.error is not None:
+            raise self.error
+        if self.found is None:
+            return None
+        found: dict[str, Any] = json.loads(self.found)
+        return found
+
+
+class _There:
+    """A client in a process of its own."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        command = [sys.executable, "-m", "tidemill.cli.processes"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(given).encode() + b"\n")
+        self.process.stdin.close()
+
+    def ended(self) -> dict[str, Any] | None:
+        """What it has found, when it has ended."""
+        if self.process.poll() is None:
+            return None
+        assert self.process.stdout is not None
+        said = self.process.stdout.read()
+        if self.process.returncode:
+            raise ResourceError(f"the client has ended ({self.process.returncode})")
+        found: dict[str, Any] = json.loads(said)
+        return found
+
+
+def _offer(
+    app: App,
+    cluster: _Cluster,
+    given: Mapping[str, Any],
+    name: str,
+    progress: Callable[[str], None],
+) -> _Here | _There:
+    """The client, which runs."""
+    workload = given["workload"]
+    seconds = given.get("seconds")
+    arguments: dict[str, Any] = {"workload": workload, "program": "python", "keys": KEYS}
+    if workload == "tpcc":
+        arguments["items"] = ITEMS
+    if seconds is not None:
+        arguments["events"] = int(seconds * given.get("rate", PER_SECOND[workload])) + 1
+    else:
+        arguments["events"] = EVENTS
+    arguments |= {option: given[option] for option in CLIENT if option in given}
+    offered = {
+        "sources": SOURCES,
+        "processes": given["processes"],
+        "seconds": seconds,
+        "under_way": given.get("under_way", UNDER_WAY),
+        "patience_s": PATIENCE_S,
+        "multi": given.get("multi"),
+    }
+    texts = (json.dumps(arguments), json.dumps(offered))
+    if "log" not in given:
+        spec, opaques = app.spec({}, keep_all=False, push=False)
+        native = cluster.coordinator.native
+        text = json.dumps(spec)
+        return _Here(lambda: _native.offer(text, opaques, *texts, progress, native))
+    brokers = given["log"].removeprefix("kafka://").rstrip("/")
+    program = {"program": arguments["program"]}
+    return _There({"app": [workload, program], "texts": texts, "kafka": [brokers, name, {}]})
+
+
+def _client() -> None:
+    """The client in a process of its own: what it is to do comes in a line."""
+    given = json.loads(sys.stdin.buffer.readline())
+    spec, opaques = served.app(*given["app"]).spec({}, keep_all=False, push=False)
+    brokers, name, properties = given["kafka"]
+    arguments, offered = given["texts"]
+
+    def progress(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    way = (brokers, name, properties)
+    print(_native.offer(json.dumps(spec), opaques, arguments, offered, progress, kafka=way))
+
+
+if __name__ == "__main__":
+    _client()
