@@ -24,7 +24,9 @@ def test_requests_with_ids_are_executed_once_across_deaths(tmp_path: Path) -> No
         def ask(key: int, id: str, amount: int = 5) -> httpx.Response:
             body = {"id": key, "dst": key + 1, "amount": amount, "op": key}
             headers = {"Idempotency-Key": id}
-            return httpx.post(f"{url}/call/account.transfer", json=body, headers=headers, timeout=30)
+            return httpx.post(
+                f"{url}/call/account.transfer", json=body, headers=headers, timeout=30
+            )
 
         # Some live with one worker, some with the other; so do the ids.
         first = {key: ask(key, f"id {key}").json() for key in range(0, 40, 2)}
