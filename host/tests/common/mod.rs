@@ -135,6 +135,7 @@ impl Site {
         // One that is started again is found where it was.
         self.listen = process.address();
         let desk = Desk::open(&env, log, self.machine.sources, listener);
+        desk.begin();
         Coordinator { process, desk }
     }
 
