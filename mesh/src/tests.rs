@@ -120,7 +120,7 @@ fn whoever_does_not_belong_is_turned_away_with_a_reason() {
     type Change = fn(&mut Settings);
     let cases: [(&str, Change); 5] = [
         ("secret", |s| s.secret = Secret::new(b"guessed")),
-        ("cluster 'other'", |s| s.cluster = "other".into()),
+        ("not 'other'", |s| s.cluster = "other".into()),
         ("another program", |s| s.app = 8),
         ("same release", |s| s.version = 3),
         ("same number", |s| s.me = Peer(1)),
