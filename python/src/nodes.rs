@@ -191,7 +191,10 @@ pub fn run_nodes<'py>(
         batches::to_dicts(py, &batch)
     };
     let tables = PyDict::new(py);
-    for (at, table) in program.tables.iter().enumerate() {
+    // The engine has tables of its own.
+    let own = |name: &str| name.starts_with("tidemill.");
+    let tables_of_app = program.tables.iter().enumerate().filter(|(_, t)| !own(&t.name));
+    for (at, table) in tables_of_app {
         let rows = net.nodes.iter().flat_map(|node| &node.store().tables[at]);
         let rows: BTreeMap<_, &[Value]> = rows.map(|(key, row)| (key, &row[..])).collect();
         let rows: Vec<&[Value]> = rows.into_values().collect();
