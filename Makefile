@@ -47,9 +47,9 @@ test-python: setup
 	cd python && ../$(BIN)/python -m pytest
 
 # More seeds than a build runs, an app that is killed KILLS times, RECOVERY_KILLS of them while it
-# recovers, PROCESS_KILLS processes of clusters that are killed or stand still, and the adaptive strategy beside all others; kills and grids can be stopped and go on. With
-# the CASES above the engine alone sees some 70,000 crashes and 30,000 files that are damaged; the tests
-# print how many.
+# recovers, PROCESS_KILLS processes of clusters that are killed or stand still, and the adaptive strategy
+# beside all others; kills and grids can be stopped and go on. With the CASES above the engine alone sees
+# some 70,000 crashes and 30,000 files that are damaged; the tests print how many.
 soak: setup loom
 	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -p tidemill-sim -- --show-output
 	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py

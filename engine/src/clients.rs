@@ -209,6 +209,6 @@ impl App for Mill {
         request: Option<Request>,
         then: Then,
     ) -> Result<()> {
-        self.send_call(procedure, arguments, request, then)
+        Mill::call_then(self, procedure, arguments, request, then)
     }
 }

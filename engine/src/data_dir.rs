@@ -232,13 +232,18 @@ fn identity(disk: &dyn Disk, path: &Path) -> Result<(u128, String)> {
 fn write_identity(disk: &dyn Disk, path: &Path, app: u128, name: &str) -> std::io::Result<()> {
     let identity = Identity { format: FORMAT, app: format!("{app:032x}"), name: name.to_owned() };
     let text = serde_json::to_string_pretty(&identity).expect("it is JSON");
-    let new = path.join("APP.new");
+    replace(disk, path, "APP", &text)
+}
+
+/// Gives a file of a folder this text, in one step.
+pub(crate) fn replace(disk: &dyn Disk, dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
+    let new = dir.join(format!("{name}.new"));
     let mut file = disk.create(&new)?;
     std::io::Write::write_all(&mut file, text.as_bytes())?;
     file.sync()?;
     drop(file);
-    disk.rename(&new, &path.join("APP"))?;
-    disk.sync_dir(path)
+    disk.rename(&new, &dir.join(name))?;
+    disk.sync_dir(dir)
 }
 
 /// Removes a folder and what is in it.

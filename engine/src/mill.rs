@@ -429,41 +429,19 @@ impl Mill {
     pub fn call(&self, procedure: &str, arguments: Batch) -> Result<Reply> {
         let (tell, told) = crossbeam_channel::bounded(1);
         // Whoever waits is there until it is told.
-        self.call_then(procedure, arguments, move |reply| drop(tell.send(reply)))?;
+        let then = Box::new(move |reply| drop(tell.send(reply)));
+        self.call_then(procedure, arguments, None, then)?;
         told.recv().unwrap_or_else(|_| Err(stopped()))
     }
 
     /// Calls a procedure; `then` is told what its transaction came to, on a thread that must not be
-    /// held up.
+    /// held up. With a request's id whoever is not told, or told of the engine's end, may call again, and
+    /// the call is executed once. An aborted one has left nothing, and is executed again.
     ///
     /// # Errors
-    /// When it can't be called so, or too many calls wait: `then` is not told.
+    /// When it can't be called so, or too many calls wait: `then` is not told. Not every procedure takes
+    /// the ids of requests.
     pub fn call_then(
-        &self,
-        procedure: &str,
-        arguments: Batch,
-        then: impl FnOnce(Result<Reply>) + Send + 'static,
-    ) -> Result<()> {
-        self.send_call(procedure, arguments, None, Box::new(then))
-    }
-
-    /// Calls a procedure as [`call_then`](Mill::call_then) does, with an id: whoever is not told, or
-    /// told of the engine's end, may call again, and the call is executed once. An aborted one has
-    /// left nothing, and is executed again.
-    ///
-    /// # Errors
-    /// As [`call_then`](Mill::call_then), and when the procedure takes no request ids.
-    pub fn request_then(
-        &self,
-        procedure: &str,
-        arguments: Batch,
-        request: Request,
-        then: impl FnOnce(Result<Reply>) + Send + 'static,
-    ) -> Result<()> {
-        self.send_call(procedure, arguments, Some(request), Box::new(then))
-    }
-
-    pub(crate) fn send_call(
         &self,
         procedure: &str,
         arguments: Batch,

@@ -95,7 +95,7 @@ fn many_calls_at_once_are_told_apart() {
         let tell = tell.clone();
         let amount = if n % 7 == 0 { -1_000_000 } else { n };
         let then = move |reply| tell.send((n, reply)).unwrap();
-        mill.call_then("add", arguments(n % 3, amount), then).unwrap();
+        mill.call_then("add", arguments(n % 3, amount), None, Box::new(then)).unwrap();
     }
     drop(tell);
     let mut balances = [0; 3];

@@ -111,7 +111,7 @@ fn asked(mill: &Mill, procedure: &str, id: &str, account: i64, amount: i64, kept
     let (tell, told) = mpsc::channel();
     let request = Request { id: id.into(), kept_us };
     let then = move |reply| drop(tell.send(reply));
-    mill.request_then(procedure, arguments(account, amount), request, then).unwrap();
+    mill.call_then(procedure, arguments(account, amount), Some(request), Box::new(then)).unwrap();
     told.recv().unwrap().unwrap()
 }
 
@@ -181,7 +181,7 @@ fn requests_at_once_are_executed_once() {
         let tell = tell.clone();
         let request = Request { id: (n % 100).to_string(), kept_us: DAY_US };
         let then = move |reply| tell.send((n % 100, reply)).unwrap();
-        mill.request_then("add", arguments(n % 100, 1), request, then).unwrap();
+        mill.call_then("add", arguments(n % 100, 1), Some(request), Box::new(then)).unwrap();
     }
     drop(tell);
     for (n, reply) in &told {

@@ -37,6 +37,13 @@ pub struct Status {
     pub ended: Option<String>,
 }
 
+impl Status {
+    /// For each source how much is there that no cut has.
+    pub fn lag(&self) -> Vec<u64> {
+        self.sources.iter().map(|(there, cut)| there.saturating_sub(*cut)).collect()
+    }
+}
+
 /// A coordinator that runs.
 pub struct CoordinatorProcess {
     mesh: Arc<Mesh>,
@@ -128,7 +135,7 @@ impl Told {
                 mesh.send(*to, Lane::Urgent, Word::Directory(peers).bytes());
             }
             Seen::Sends(..) => {}
-            Seen::Tick | Seen::Turn => {
+            Seen::Tick => {
                 if let Some(error) = log.failed() {
                     // What is durable is not known any more.
                     self.status.lock().ended = Some(error.to_string());

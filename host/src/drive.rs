@@ -91,7 +91,6 @@ pub(crate) fn drive<M: Machine>(
         for (to, packets) in packets {
             doors.mesh.send(to, Lane::Urgent, Word::Packets(packets).bytes());
         }
-        watcher(machine, Seen::Turn);
     }
 }
 
@@ -101,8 +100,6 @@ pub(crate) enum Seen<'a> {
     Sends(Peer, &'a Packet),
     /// It has been told the time.
     Tick,
-    /// It has been told all that had happened.
-    Turn,
 }
 
 pub(crate) fn peer(address: Address) -> Peer {

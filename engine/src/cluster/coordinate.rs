@@ -24,7 +24,7 @@ use super::settings::shown;
 use super::{fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, Kept, News};
-use crate::data_dir::remove_all;
+use crate::data_dir::{remove_all, replace};
 use crate::followed::Changes;
 use crate::functions::AppFunctions;
 use crate::requests::{is_hidden, Request};
@@ -136,10 +136,10 @@ impl Cluster {
 
     /// The same for programs: members, epochs, and for each source how many requests are there that no cut has.
     pub fn said(&self) -> serde_json::Value {
-        let Status { generation, members, epoch, snapshot, sources, refused, ended } =
-            self.status();
+        let status = self.status();
+        let lag = status.lag();
+        let Status { generation, members, epoch, snapshot, refused, ended, .. } = status;
         let member = |(peer, at)| json!({"worker": shown(peer), "address": format!("{at}")});
-        let lag: Vec<u64> = sources.iter().map(|(there, cut)| there.saturating_sub(*cut)).collect();
         json!({
             "app": self.program.name, "generation": generation,
             "members": members.into_iter().map(member).collect::<Vec<_>>(),
@@ -199,15 +199,7 @@ fn same_program(dir: &Path, program: u128, fresh: bool, env: &Env) -> Result<()>
              one, or give another directory",
         ));
     }
-    let temporary = dir.join(format!("{PROGRAM}.new"));
-    let write = || {
-        let mut file = env.disk.create(&temporary)?;
-        std::io::Write::write_all(&mut file, own.as_bytes())?;
-        file.sync()?;
-        env.disk.rename(&temporary, &path)?;
-        env.disk.sync_dir(dir)
-    };
-    write().map_err(|e| failed(&e))
+    replace(&*env.disk, dir, PROGRAM, &own).map_err(|e| failed(&e))
 }
 
 impl Told {
@@ -273,8 +265,9 @@ impl App for Cluster {
     }
 
     fn metrics(&self) -> String {
-        let Status { generation, members, epoch, snapshot, sources, .. } = self.status();
-        let lag: u64 = sources.iter().map(|(there, cut)| there.saturating_sub(*cut)).sum();
+        let status = self.status();
+        let lag = status.lag().iter().sum();
+        let Status { generation, members, epoch, snapshot, .. } = status;
         let mut text = String::new();
         for (name, kind, help, value) in [
             ("generation", "gauge", "The generation that runs; 0 when none does.", generation),

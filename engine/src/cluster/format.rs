@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 use tidemill_cluster::wire::{put_record, take_record};
 use tidemill_cluster::{Output, Record, RequestId};
 use tidemill_connect::values;
-use tidemill_core::{rules, Schema, Value};
+use tidemill_core::{Schema, Value};
 use tidemill_function::Call;
 use tidemill_kafka::{Format, Incoming, Outgoing};
 
@@ -48,16 +48,18 @@ impl Json {
         let value = value.ok_or("the message has no value")?;
         let text = std::str::from_utf8(value).map_err(|_| "the message is no text")?;
         let asked: Asked<'_> = serde_json::from_str(text).map_err(|e| e.to_string())?;
-        let raw = |raw: Option<&RawValue>| raw.map_or("{}".to_owned(), |raw| raw.get().to_owned());
+        let row = |raw: Option<&RawValue>, schema: &Schema| {
+            values::read_row(raw.map_or("{}", |raw| raw.get()), schema)
+        };
         let refused = |error: tidemill_core::Error| error.what;
         match asked {
             Asked { call: Some(name), args, event: None, row: None } => {
                 let schema = self.0.parameters(&name).map_err(refused)?;
-                self.0.call(&name, &filled(&raw(args), &schema)?).map_err(refused)
+                self.0.call(&name, &row(args, &schema)?).map_err(refused)
             }
-            Asked { call: None, args: None, event: Some(name), row } => {
+            Asked { call: None, args: None, event: Some(name), row: event } => {
                 let schema = self.0.columns(&name).map_err(refused)?;
-                self.0.only_event(&name, &filled(&raw(row), &schema)?).map_err(refused)
+                self.0.only_event(&name, &row(event, &schema)?).map_err(refused)
             }
             _ => Err(
                 "it is neither {\"call\": ..., \"args\": ...} nor {\"event\": ..., \"row\": ...}"
@@ -65,24 +67,6 @@ impl Json {
             ),
         }
     }
-}
-
-/// The row of an object: what is missing has its default, or is null.
-fn filled(text: &str, schema: &Schema) -> Result<Vec<Value>, String> {
-    let given: std::collections::BTreeMap<String, Box<RawValue>> =
-        serde_json::from_str(text).map_err(|e| e.to_string())?;
-    if let Some(name) = given.keys().find(|name| schema.index_of(name).is_none()) {
-        return Err(format!("there is no '{name}'"));
-    }
-    let value = |column: &tidemill_core::Column| match (given.get(&*column.name), &column.default) {
-        (Some(raw), _) => {
-            values::read(raw.get(), column).map_err(|why| format!("'{}': {why}", column.name))
-        }
-        (None, Some(default)) => rules::store(default, column).map_err(|fault| fault.to_string()),
-        (None, None) if column.nullable => Ok(Value::Null),
-        (None, None) => Err(format!("'{}' is missing", column.name)),
-    };
-    schema.columns.iter().map(value).collect()
 }
 
 fn own(message: &Incoming<'_>) -> Option<Record> {

@@ -247,7 +247,7 @@ fn call(mill: &Mill, moments: &Moments, caller: i64, dice: &mut Dice) -> Vec<Ask
             tell.send((asked, made, answered.next(), reply.unwrap())).unwrap();
             let _ = done.send(());
         };
-        mill.call_then("ask", batch, then).unwrap();
+        mill.call_then("ask", batch, None, Box::new(then)).unwrap();
         if waits {
             is_done.recv().unwrap();
         }

@@ -19,7 +19,7 @@ use crossbeam_channel::{unbounded, Receiver, RecvTimeoutError, Sender};
 use parking_lot::Mutex;
 use tidemill_cluster::wire::{put_record, take_record};
 use tidemill_cluster::{Record, Records, Refused, Topic};
-use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64, take_u8};
+use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64};
 use tidemill_core::{Error, Result};
 use tidemill_durable::{Log, Then, ThenEach};
 use tidemill_env::{Env, Lock};
@@ -482,8 +482,12 @@ fn bytes_of(record: &Record) -> Vec<u8> {
 /// Which generation records begin, for who serves the log: one that does comes alone.
 pub(crate) fn begins(records: &[Vec<u8>]) -> Option<u64> {
     let [bytes] = records else { return None };
-    match (take_u8(&mut &bytes[..]), take_record(&mut &bytes[..])) {
-        (Some(0), Some(Record::Generation { generation })) => Some(generation),
+    // Only short ones are looked at as a whole.
+    if bytes.first() != Some(&0) {
+        return None;
+    }
+    match take_record(&mut &bytes[..]) {
+        Some(Record::Generation { generation }) => Some(generation),
         _ => None,
     }
 }

@@ -23,7 +23,7 @@ from typing import Any
 from tidemill.app import App
 from tidemill.cli.load import load
 from tidemill.cli.output import fields, printed
-from tidemill.cli.run import Signals, add_settings, flags
+from tidemill.cli.run import Signals, add_places, add_settings, flags
 from tidemill.cluster import Coordinator, Worker, secret_of
 from tidemill.config import load as load_settings
 from tidemill.config import placed
@@ -77,12 +77,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file with what all processes of the cluster know, and nobody else does",
     )
-    parser.add_argument(
-        "--log", metavar="URL", help="kafka://host:port; else the coordinator serves one"
-    )
-    parser.add_argument(
-        "--snapshots", metavar="DIR", help="where snapshots are: a directory, or s3://bucket/prefix"
-    )
+    add_places(parser)
     add_settings(parser)
 
 

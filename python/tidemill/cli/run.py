@@ -68,17 +68,24 @@ def add(commands: Any) -> None:
         type=int,
         help="run on N processes of this machine, with a coordinator in this one",
     )
+    add_places(parser, "with --processes: ")
+    add_renames(parser)
+    add_settings(parser)
+    parser.set_defaults(execute=execute)
+
+
+def add_places(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """Adds the flags that say where a cluster keeps what its processes share."""
     parser.add_argument(
-        "--log", metavar="URL", help="with --processes: kafka://host:port, where the log is"
+        "--log",
+        metavar="URL",
+        help=f"{when}where the log is, kafka://host:port; else the coordinator serves one",
     )
     parser.add_argument(
         "--snapshots",
         metavar="DIR",
-        help="with --processes: where snapshots are, a directory or s3://bucket/prefix",
+        help=f"{when}where snapshots are, a directory or s3://bucket/prefix",
     )
-    add_renames(parser)
-    add_settings(parser)
-    parser.set_defaults(execute=execute)
 
 
 def add_renames(parser: argparse.ArgumentParser) -> None:
