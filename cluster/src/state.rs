@@ -1,8 +1,9 @@
 //! The rows of a worker, what they were at its snapshots, and which of them the last one has not got.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use foldhash::fast::FixedState;
 use tidemill_core::{Key, TableId, Value};
 use tidemill_function::{Rows, Store, Stored, Tid};
 
@@ -15,7 +16,7 @@ pub type SnapshotId = (u64, u64);
 struct Layer {
     since: SnapshotId,
     /// The rows as they were then.
-    before: BTreeMap<(TableId, Key), Stored>,
+    before: HashMap<(TableId, Key), Stored, FixedState>,
 }
 
 /// Rows, with what leads back to snapshots: the one that they began with or that counts, and later ones that
@@ -38,7 +39,7 @@ impl State {
     /// have been removed, too.
     pub fn take(&mut self, all: bool, of: SnapshotId) -> Vec<(TableId, Key, Stored)> {
         let changed = self.layers.last().map(|layer| &layer.before);
-        let changed = changed.into_iter().flat_map(BTreeMap::keys).map(|(table, key)| {
+        let changed = changed.into_iter().flat_map(HashMap::keys).map(|(table, key)| {
             let row = self.rows.get(*table, key);
             (*table, key.clone(), row)
         });
@@ -46,11 +47,11 @@ impl State {
             false => changed.collect(),
             true => changed.filter(|(.., row)| row.is_none()).collect(),
         };
-        for (n, rows) in self.rows.tables.iter().enumerate().filter(|_| all) {
-            let row = |(key, row): (&Key, &Arc<[Value]>)| {
-                (TableId(n as u16), key.clone(), Some(row.clone()))
+        if all {
+            let row = |(table, key, row): (TableId, &Key, &Arc<[Value]>)| {
+                (table, key.clone(), Some(row.clone()))
             };
-            taken.extend(rows.iter().map(row));
+            taken.extend(self.rows.iter().map(row));
         }
         self.layers.push(Layer { since: of, ..Layer::default() });
         taken
@@ -138,7 +139,9 @@ mod tests {
     }
 
     fn keys(taken: &[(TableId, Key, Stored)]) -> Vec<Key> {
-        taken.iter().map(|(_, key, _)| key.clone()).collect()
+        let mut keys: Vec<Key> = taken.iter().map(|(_, key, _)| key.clone()).collect();
+        keys.sort();
+        keys
     }
 
     #[test]
@@ -150,7 +153,7 @@ mod tests {
         let third = state.rows.clone();
         put(&mut state, 1, Some(11));
         put(&mut state, 2, None);
-        assert_eq!(keys(&state.take(true, (1, 5))), [key(2), key(1)], "removed ones, too");
+        assert_eq!(keys(&state.take(true, (1, 5))), [key(1), key(2)], "removed ones, too");
         let fifth = state.rows.clone();
         put(&mut state, 3, Some(30));
         for (of, rows) in [((1, 0), Rows::new(1)), ((1, 3), third), ((1, 5), fifth)] {

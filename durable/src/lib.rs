@@ -26,7 +26,9 @@ pub type ThenEach = Arc<dyn Fn(usize, Result<u64, Refused>) + Send + Sync>;
 /// Logs that all processes append to and read.
 pub trait Log: Send + Sync {
     /// Appends durably, unless a later generation has begun in the topic: a [`Record::Generation`] with a
-    /// higher number is before it, or with the same one, if it is such a record itself. Does not block.
+    /// higher number is before it, or with the same one, if it is such a record itself. Does not block. Of
+    /// outputs the answer may be an offset although they do not count for who reads, because a later
+    /// generation has begun before them: whoever begins one does so in the cuts first.
     /// Appends to one topic are in the log in the order of the calls. When one of a generation is
     /// answered [`Refused::Unknown`], no later one of that generation is in the log without it.
     fn append(

@@ -4,12 +4,13 @@
 //! later in the order waits until it has ended. A wait is always for an earlier one: there is no deadlock.
 //! That expectations may be wrong costs time and nothing else.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ops::Bound;
+use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
+use smallvec::SmallVec;
 use tidemill_core::{Key, TableId};
 
+use crate::keyed::Keyed;
 use crate::order::{Path, Tid};
 
 /// What somebody is about to read.
@@ -28,9 +29,15 @@ pub(crate) struct Waiter {
     pub path: Option<Path>,
 }
 
+/// Those who are expected to write a row, in their order.
+type Writers = SmallVec<[Tid; 2]>;
+
 #[derive(Default)]
 pub(crate) struct Gate {
-    writers: BTreeMap<(TableId, Key), BTreeSet<Tid>>,
+    /// By table.
+    writers: Vec<Keyed<Writers>>,
+    /// How often somebody is expected to write.
+    rows: usize,
     expected: HashMap<Tid, Vec<(TableId, Key)>, FixedState>,
     waiting: HashMap<Tid, Vec<Waiter>, FixedState>,
 }
@@ -38,7 +45,13 @@ pub(crate) struct Gate {
 impl Gate {
     /// A transaction is expected to write a row.
     pub fn expect(&mut self, tid: Tid, table: TableId, key: Key) {
-        if self.writers.entry((table, key.clone())).or_default().insert(tid) {
+        if self.writers.len() <= table.index() {
+            self.writers.resize_with(table.index() + 1, Keyed::default);
+        }
+        let writers = self.writers[table.index()].entry(key.clone());
+        if let Err(at) = writers.binary_search(&tid) {
+            writers.insert(at, tid);
+            self.rows += 1;
             self.expected.entry(tid).or_default().push((table, key));
         }
     }
@@ -46,16 +59,18 @@ impl Gate {
     /// An earlier transaction that is expected to write what is to be read, if there is one: of a row's the
     /// last, which mostly ends last.
     pub fn in_the_way(&self, tid: Tid, wishes: &[Wish]) -> Option<Tid> {
-        let last = |writers: &BTreeSet<Tid>| writers.range(..tid).next_back().copied();
-        if self.writers.is_empty() {
+        let last = |writers: &Writers| {
+            let earlier = writers.partition_point(|writer| *writer < tid);
+            writers[..earlier].last().copied()
+        };
+        if self.rows == 0 {
             return None;
         }
         wishes.iter().find_map(|wish| match wish {
-            Wish::Row(table, key) => self.writers.get(&(*table, key.clone())).and_then(last),
+            Wish::Row(table, key) => self.writers.get(table.index())?.get(key).and_then(last),
             Wish::Range(table, from, to) => {
-                let from = Bound::Included((*table, from.clone()));
-                let to = Bound::Excluded((*table, to.clone()));
-                self.writers.range((from, to)).find_map(|(_, writers)| last(writers))
+                let mut range = self.writers.get(table.index())?.range(from, to);
+                range.find_map(|(_, writers)| last(writers))
             }
         })
     }
@@ -68,11 +83,13 @@ impl Gate {
     /// A transaction has ended, and writes nothing any more. Whoever has waited for it may have somebody
     /// else in the way.
     pub fn ended(&mut self, tid: Tid) -> Vec<Waiter> {
-        for row in self.expected.remove(&tid).into_iter().flatten() {
-            if let Some(writers) = self.writers.get_mut(&row) {
-                writers.remove(&tid);
+        for (table, key) in self.expected.remove(&tid).into_iter().flatten() {
+            let rows = &mut self.writers[table.index()];
+            if let Some(writers) = rows.get_mut(&key) {
+                writers.retain(|writer| *writer != tid);
+                self.rows -= 1;
                 if writers.is_empty() {
-                    self.writers.remove(&row);
+                    rows.remove(&key);
                 }
             }
         }

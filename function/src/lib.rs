@@ -36,6 +36,7 @@
 //! messages. Threads of a process, a simulated cluster and processes drive the same one.
 
 mod gate;
+mod keyed;
 mod message;
 mod node;
 mod order;

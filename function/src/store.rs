@@ -1,11 +1,10 @@
 //! Rows as the last epoch has left them.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::sync::Arc;
 
 use tidemill_core::{Key, TableId, Value};
 
+use crate::keyed::Keyed;
 use crate::order::Tid;
 
 /// A row, or that there is none.
@@ -30,17 +29,31 @@ pub trait Store {
     fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored);
 }
 
-/// Rows in memory, in the order of their keys.
+/// Rows in memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rows {
-    /// By table.
-    pub tables: Vec<BTreeMap<Key, Arc<[Value]>>>,
+    tables: Vec<Keyed<Arc<[Value]>>>,
 }
 
 impl Rows {
     /// So many empty tables.
     pub fn new(tables: usize) -> Rows {
-        Rows { tables: vec![BTreeMap::new(); tables] }
+        Rows { tables: (0..tables).map(|_| Keyed::default()).collect() }
+    }
+
+    /// Keeps those of which `keeps` says so.
+    pub fn retain(&mut self, mut keeps: impl FnMut(TableId, &Key) -> bool) {
+        for (table, rows) in self.tables.iter_mut().enumerate() {
+            rows.retain(|key| keeps(TableId(table as u16), key));
+        }
+    }
+
+    /// All of them, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (TableId, &Key, &Arc<[Value]>)> + '_ {
+        self.tables.iter().enumerate().flat_map(|(table, rows)| {
+            let table = TableId(table as u16);
+            rows.iter().map(move |(key, row)| (table, key, row))
+        })
     }
 }
 
@@ -56,8 +69,7 @@ impl Store for Rows {
         to: &Key,
         each: &mut dyn FnMut(&Key, &Arc<[Value]>) -> bool,
     ) {
-        let range = (Bound::Included(from), Bound::Excluded(to));
-        for (key, row) in self.tables[table.index()].range::<Key, _>(range) {
+        for (key, row) in self.tables[table.index()].range(from, to) {
             if !each(key, row) {
                 return;
             }
@@ -67,7 +79,7 @@ impl Store for Rows {
     fn apply(&mut self, _: Tid, table: TableId, key: &Key, row: Stored) {
         let table = &mut self.tables[table.index()];
         match row {
-            Some(row) => table.insert(key.clone(), row),
+            Some(row) => table.insert(key, row),
             None => table.remove(key),
         };
     }

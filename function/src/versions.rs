@@ -1,11 +1,9 @@
 //! Versions of rows that the transactions of an epoch have written, each with the place of its write.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
-
 use tidemill_core::{Key, TableId};
 
 use crate::gate::Wish;
+use crate::keyed::Keyed;
 use crate::order::{Path, Tid};
 use crate::store::Stored;
 
@@ -27,17 +25,17 @@ impl Version {
 /// versions are gone keeps its entry: what was read of it may not be so any more.
 #[derive(Default)]
 pub(crate) struct Versions {
-    tables: Vec<BTreeMap<Key, Vec<Version>>>,
+    tables: Vec<Keyed<Vec<Version>>>,
 }
 
 impl Versions {
     pub fn new(tables: usize) -> Versions {
-        Versions { tables: (0..tables).map(|_| BTreeMap::new()).collect() }
+        Versions { tables: (0..tables).map(|_| Keyed::default()).collect() }
     }
 
     /// Writes at a place, where the same write of an earlier attempt may be already; says whether it is new.
     pub fn put(&mut self, table: TableId, key: Key, version: Version) -> bool {
-        let versions = self.tables[table.index()].entry(key).or_default();
+        let versions = self.tables[table.index()].entry(key);
         let at = versions.partition_point(|v| v.place() < version.place());
         match versions.get_mut(at) {
             Some(there) if there.place() == version.place() => {
@@ -60,7 +58,7 @@ impl Versions {
 
     /// Whether anybody has written a row, or had.
     pub fn touched(&self, table: TableId, key: &Key) -> bool {
-        self.tables[table.index()].contains_key(key)
+        self.tables[table.index()].get(key).is_some()
     }
 
     /// The newest version before a place that is there for whoever reads.
@@ -83,9 +81,8 @@ impl Versions {
         place: (Tid, &'a [u32]),
         is_there: impl Fn(Tid) -> bool + 'a,
     ) -> impl Iterator<Item = (&'a Key, &'a Version)> + 'a {
-        let range = (Bound::Included(from), Bound::Excluded(to));
         self.tables[table.index()]
-            .range::<Key, _>(range)
+            .range(from, to)
             .filter_map(move |(key, versions)| Some((key, newest(versions, place, &is_there)?)))
     }
 
@@ -117,17 +114,16 @@ impl Versions {
         match what {
             Wish::Row(table, key) => self.tables[table.index()].get(key).is_some_and(has_own),
             Wish::Range(table, from, to) => {
-                let range = (Bound::Included(from), Bound::Excluded(to));
-                self.tables[table.index()].range::<Key, _>(range).any(|(_, v)| has_own(v))
+                self.tables[table.index()].range(from, to).any(|(_, v)| has_own(v))
             }
         }
     }
 
-    /// All of them, by table and key.
+    /// All of them, a key's together.
     pub fn drain(&mut self) -> impl Iterator<Item = (TableId, Key, Vec<Version>)> + '_ {
         self.tables.iter_mut().enumerate().flat_map(|(table, rows)| {
             let table = TableId(table as u16);
-            std::mem::take(rows).into_iter().map(move |(key, versions)| (table, key, versions))
+            rows.take().map(move |(key, versions)| (table, key, versions))
         })
     }
 }

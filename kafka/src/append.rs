@@ -12,7 +12,7 @@ use rdkafka::producer::{
     BaseProducer, BaseRecord, DeliveryResult, NoCustomPartitioner, Producer, ProducerContext,
     PurgeConfig,
 };
-use tidemill_cluster::Refused;
+use tidemill_cluster::{Refused, Topic};
 use tidemill_core::{Error, Result};
 use tidemill_durable::Then;
 
@@ -32,6 +32,8 @@ pub(crate) struct Sent {
     part: usize,
     generation: u64,
     begins: bool,
+    /// Whether it is looked whether it counts.
+    is_judged: bool,
     /// In a lock only because the library wants what may be shared.
     then: Mutex<Then<Result<u64, Refused>>>,
 }
@@ -73,7 +75,7 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
             self.core.fail(self.id);
             return sent.then.into_inner()(Err(Refused::Unknown));
         };
-        if !part.is_fenced() {
+        if !sent.is_judged {
             return sent.then.into_inner()(Ok(offset));
         }
         let mut answers = Vec::new();
@@ -171,7 +173,7 @@ impl Appends {
         producer.map_or(Ok(()), |p| topics::warm(&self.core, p.client(), &self.settings))
     }
 
-    /// Appends a message.
+    /// Appends a message. Cuts and what begins a generation are answered when they have been read back.
     pub(crate) fn append(
         &self,
         part: usize,
@@ -180,6 +182,11 @@ impl Appends {
         message: &Outgoing,
         then: Then<Result<u64, Refused>>,
     ) {
+        let of = &self.core.parts[part];
+        let is_judged = of.is_fenced() && (begins || of.topic == Topic::Cuts);
+        if is_judged && !of.is_tailed.swap(true, Ordering::SeqCst) {
+            self.core.wake();
+        }
         // The lock is what makes the order of the calls that of the log.
         let tried = {
             let mut inner = self.inner.lock();
@@ -187,7 +194,7 @@ impl Appends {
             let is_barred = self.core.parts[part].is_fenced() && generation <= inner.barred[part];
             match &inner.running {
                 Some(running) if !is_barred && !self.core.is_over() => {
-                    let sent = Sent { part, generation, begins, then: Mutex::new(then) };
+                    let sent = Sent { part, generation, begins, is_judged, then: Mutex::new(then) };
                     let (id, tried) = (running.id, self.send(running, sent, message));
                     inner.highest[part] = inner.highest[part].max(generation);
                     if matches!(tried, Tried::Not(_)) && self.core.parts[part].is_fenced() {

@@ -1,5 +1,6 @@
 //! Questions to the brokers that block, on a thread of their own.
 
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -24,7 +25,10 @@ pub(crate) enum Ask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     Tail,
-    Read,
+    /// Somebody who reads from this offset on.
+    Read {
+        from: u64,
+    },
 }
 
 /// What has begun before an offset.
@@ -57,6 +61,8 @@ pub(crate) struct Ends {
     pub(crate) why: Why,
     /// Nothing when nobody has answered.
     pub(crate) ends: Option<(u64, u64)>,
+    /// What is remembered, where it was asked for.
+    pub(crate) known: Option<Known>,
 }
 
 /// The thread that asks.
@@ -78,7 +84,7 @@ impl Asker {
                 // Nor is there an answer to what waits meanwhile, and it does not wait as long again.
                 for ask in self.asks.try_iter().collect::<Vec<_>>() {
                     if let Ask::Ends { part, why } = ask {
-                        self.tell(Ends { part, why, ends: None });
+                        self.tell(Ends { part, why, ends: None, known: None });
                     }
                 }
             }
@@ -98,7 +104,8 @@ impl Asker {
             Ask::Ends { part, why } => {
                 let ends = self.ends(part);
                 let is_there = ends.is_some();
-                self.tell(Ends { part, why, ends });
+                let known = ends.and_then(|_| self.known(part, why));
+                self.tell(Ends { part, why, ends, known });
                 is_there
             }
             Ask::Trim { part, known, delete } => {
@@ -125,6 +132,21 @@ impl Asker {
                 None
             }
         }
+    }
+
+    /// What is remembered of a part by the process that trims it, for one that does not follow it and wants to
+    /// read behind all that it has seen itself.
+    fn known(&self, part: usize, why: Why) -> Option<Known> {
+        let Why::Read { from } = why else { return None };
+        let part = &self.core.parts[part];
+        let is_followed = !part.is_fenced() || part.is_tailed.load(Ordering::SeqCst);
+        if is_followed || from == u64::MAX || part.fence.lock().scanned() >= from {
+            return None;
+        }
+        let places = [(part.name.clone(), part.partition)];
+        // Without an answer more is read, which does no harm.
+        let known = remembered(&self.client, &places, &self.settings).ok()?.pop()?;
+        known.filter(|known| known.offset <= from)
     }
 
     fn remember(&self, part: usize, known: Known) -> Result<(), KafkaError> {

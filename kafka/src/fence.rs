@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use tidemill_cluster::Refused;
 use tidemill_durable::Then;
 
+use crate::asks::Known;
 use crate::message::Mark;
 
 /// An append whose offset is known.
@@ -42,9 +43,13 @@ pub(crate) struct Fence {
 }
 
 impl Fence {
-    /// Nothing is known but what has begun before an offset, and where.
-    pub(crate) fn new(base: u64, below: u64, begun: Option<u64>) -> Fence {
-        Fence { base, below, begun, scanned: base, ..Fence::default() }
+    /// What was remembered elsewhere: where that is ahead of what was seen here, it is all that is known.
+    pub(crate) fn recall(&mut self, known: Known) {
+        if known.offset > self.scanned {
+            (self.base, self.scanned) = (known.offset, known.offset);
+            (self.below, self.begun) = (known.generation, known.begun);
+            self.begins.clear();
+        }
     }
 
     pub(crate) fn base(&self) -> u64 {
@@ -170,7 +175,8 @@ mod tests {
             (Mark::default(), false),
         ];
         let mut judge = Judge::default();
-        let mut fence = Fence::new(10, 0, None);
+        let mut fence = Fence::default();
+        fence.recall(Known { offset: 10, generation: 0, begun: None });
         for (offset, (mark, counts)) in (10..).zip(log) {
             assert_eq!(judge.counts(mark), counts, "{offset}");
             fence.see(offset, mark);
@@ -183,7 +189,7 @@ mod tests {
 
     #[test]
     fn appends_are_answered_when_all_before_them_was_seen() {
-        let mut fence = Fence::new(0, 1, None);
+        let mut fence = Fence { below: 1, ..Fence::default() };
         let (send, receive) = channel();
         for (offset, generation, begins) in
             [(2, 2, false), (0, 2, true), (1, 2, true), (3, 1, false)]

@@ -7,9 +7,14 @@
 //! **Fencing** needs no transactions of Kafka. Every record of cuts and outputs bears its generation in the
 //! header [`GENERATION`], and the record with which a generation begins bears its number in the header
 //! [`BEGINS`], too. A record counts unless a higher generation has begun before it: whoever reads decides it
-//! alike, because all see one order. A writer reads behind its own appends, and is answered when its record has
-//! come by. So what a process that was given up still sends is in the topic, and counts for nobody; consumers
-//! of the outputs that are not Tidemill have to look at the two headers as well.
+//! alike, because all see one order. A writer of cuts reads behind its own appends, and is answered when its
+//! record has come by. So what a process that was given up still sends is in the topic, and counts for nobody;
+//! consumers of the outputs that are not Tidemill have to look at the two headers as well.
+//!
+//! Outputs are many: their writers are answered when they are there, whether they count or not. That is enough.
+//! What a worker is told of them matters only when a snapshot goes by it. The record of that snapshot is in the
+//! cuts before a later generation begins there, and it begins there before it begins in the outputs: so all
+//! outputs that the snapshot goes by are before that beginning, and count.
 //!
 //! **No holes.** Within a generation the records of a topic are in the order of the calls, and none is there
 //! without those before it: the producer is idempotent, and one that has failed is given up with all that it

@@ -334,7 +334,7 @@ fn recall(core: &Core, client: &BaseConsumer<Listener>, settings: &KafkaSettings
         .map_err(|e| topics::unreachable(core, settings, &e))?;
     for (part, known) in fenced.iter().zip(known) {
         if let Some(known) = known {
-            *part.fence.lock() = Fence::new(known.offset, known.generation, known.begun);
+            part.fence.lock().recall(known);
         }
     }
     Ok(())
@@ -350,10 +350,6 @@ impl Log for KafkaLog {
     ) {
         let Some(part) = self.part(topic) else { return then(Err(Refused::Unknown)) };
         let message = encode(&*self.format, topic, generation, &record);
-        let of = &self.core.parts[part];
-        if of.is_fenced() && !of.is_tailed.swap(true, Ordering::SeqCst) {
-            self.core.wake();
-        }
         let begins = matches!(record, Record::Generation { .. });
         self.appends.append(part, generation, begins, &message, then);
     }

@@ -229,7 +229,8 @@ impl Driver {
                     && side.read.as_ref().is_some_and(|cursor| cursor.position == read.from);
                 if !is_there {
                     if !side.is_read_asked {
-                        let ask = Ask::Ends { part: index, why: Why::Read };
+                        let why = Why::Read { from: read.from };
+                        let ask = Ask::Ends { part: index, why };
                         side.is_read_asked = self.asks.try_send(ask).is_ok();
                     }
                     return false;
@@ -296,8 +297,11 @@ impl Driver {
                 drop(fence);
                 side.tail = assign(&self.core, &self.tails, part, from.max(low), 0);
             }
-            Why::Read => {
+            Why::Read { .. } => {
                 side.is_read_asked = false;
+                if let Some(known) = ends.known {
+                    part.fence.lock().recall(known);
+                }
                 match ends.ends {
                     None => side.answer(None),
                     Some((low, high)) => self.place_read(ends.part, low, high),

@@ -46,7 +46,7 @@ impl KafkaSettings {
             cuts: format!("{app}.cuts"),
             sources,
             replication: 1,
-            linger_us: 1_000,
+            linger_us: 200,
             timeout_us: 10_000_000,
             append_bytes: 256 << 20,
             ahead_bytes: 8 << 20,

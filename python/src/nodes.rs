@@ -195,8 +195,9 @@ pub fn run_nodes<'py>(
     let own = |name: &str| name.starts_with("tidemill.");
     let tables_of_app = program.tables.iter().enumerate().filter(|(_, t)| !own(&t.name));
     for (at, table) in tables_of_app {
-        let rows = net.nodes.iter().flat_map(|node| &node.store().tables[at]);
-        let rows: BTreeMap<_, &[Value]> = rows.map(|(key, row)| (key, &row[..])).collect();
+        let rows = net.nodes.iter().flat_map(|node| node.store().iter());
+        let rows = rows.filter(|(table, ..)| table.index() == at);
+        let rows: BTreeMap<_, &[Value]> = rows.map(|(_, key, row)| (key, &row[..])).collect();
         let rows: Vec<&[Value]> = rows.into_values().collect();
         tables.set_item(&*table.name, dicts(&table.schema, &rows)?)?;
     }

@@ -96,8 +96,8 @@ impl Net {
         self.found.events = self.events.into_iter().map(|(_, _, row)| row).collect();
         self.found.tables = vec![BTreeMap::new(); 4];
         for node in &self.nodes {
-            for (all, rows) in self.found.tables.iter_mut().zip(&node.store().tables) {
-                all.extend(rows.iter().map(|(key, row)| (key.clone(), row.clone())));
+            for (table, key, row) in node.store().iter() {
+                self.found.tables[table.index()].insert(key.clone(), row.clone());
             }
         }
         self.found

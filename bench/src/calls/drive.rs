@@ -122,10 +122,8 @@ pub(super) fn run(
         all.counters.calls += counters.calls;
         all.counters.cached += counters.cached;
         all.counters.messages += counters.messages;
-        for (table, rows) in node.store().tables.iter().enumerate() {
-            let table = TableId(table as u16);
-            all.rows.extend(rows.values().map(|row| (table, row.iter().cloned().collect())));
-        }
+        let rows = node.store().iter();
+        all.rows.extend(rows.map(|(table, _, row)| (table, row.iter().cloned().collect())));
     }
     Ok(all)
 }

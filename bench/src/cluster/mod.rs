@@ -14,6 +14,7 @@ mod door;
 mod load;
 mod offer;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -38,6 +39,8 @@ use crate::report::Latency;
 
 /// Requests that fill tables, and that read rows at the end, of which so many may be under way.
 const UNDER_WAY: usize = 20_000;
+/// So many requests on end go to one source.
+const STICKY: usize = 64;
 /// The streams that fill tables are called so, and then as the table.
 const FILLING: &str = "filling.";
 /// The streams of calls are called as the function, and then so.
@@ -73,6 +76,9 @@ pub struct Offered {
     pub under_way: usize,
     /// So long nothing may come before the run is given up.
     pub patience_s: f64,
+    /// So many requests are sent before those whose rate and latency count: a broker is slow at first.
+    #[serde(default)]
+    pub warm_up: usize,
     /// The percentage of transfers between accounts of two processes.
     #[serde(default)]
     pub multi: Option<f64>,
@@ -119,7 +125,9 @@ pub fn offer_json(
         .map_err(|e| Error::setting(format!("how to offer requests: {e}")))?;
     let load = load::of(&args, functions.program().clone(), &offered)?;
     let env = Env::real();
-    let runner = Runner { env, functions, sources: offered.sources, load: &*load };
+    let Offered { sources, processes, .. } = offered;
+    let asked = Cell::new(0);
+    let runner = Runner { env, functions, sources, processes, load: &*load, asked };
     let report = runner.run(&args, &offered, way, progress)?;
     serde_json::to_string(&report).map_err(|e| Error::internal(format!("writing the report: {e}")))
 }
@@ -128,7 +136,10 @@ struct Runner<'a> {
     env: Env,
     functions: &'a Arc<AppFunctions>,
     sources: u32,
+    processes: usize,
     load: &'a dyn Load,
+    /// How many requests have been made.
+    asked: Cell<usize>,
 }
 
 impl Runner<'_> {
@@ -157,6 +168,7 @@ impl Runner<'_> {
             under_way: UNDER_WAY,
             patience_s: offered.patience_s,
             keeps_values: false,
+            warm_up: 0,
         };
         let mut first = 0;
         let mut all = |asked: &[Asked], pace: &Pace| -> Result<Replied> {
@@ -174,7 +186,9 @@ impl Runner<'_> {
         drop(opening);
         progress(&format!("{} requests", calls.len()));
         let (rate, seconds, under_way) = (args.rate, offered.seconds, offered.under_way);
-        let mut replied = all(&calls, &Pace { rate, seconds, under_way, ..plain.clone() })?;
+        let warm_up = offered.warm_up;
+        let pace = Pace { rate, seconds, under_way, warm_up, ..plain.clone() };
+        let mut replied = all(&calls, &pace)?;
         drop(calls);
         let ended = self.load.end(&replied.order());
         progress(&format!("{} rows to compare", ended.wanted.len()));
@@ -205,7 +219,9 @@ impl Runner<'_> {
             client,
             events: replied.sent,
             seconds,
-            events_per_s: (replied.sent - replied.unanswered) as f64 / seconds,
+            events_per_s: (replied.sent - replied.warm_up).saturating_sub(replied.unanswered)
+                as f64
+                / seconds,
             offered_per_s: rate,
             latency_ms: latency(&mut replied.waits_ns),
             aborted: replied.aborted,
@@ -278,14 +294,20 @@ impl Runner<'_> {
         self.asked(self.functions.only_event(name, row)?, text.transpose()?)
     }
 
-    /// A request, at the source whose reader owns its entity where shares are equal.
+    /// A request, at a source whose reader owns its entity where shares are equal. Of those it is the same for
+    /// some requests on end, as clients of Kafka do it: a message alone costs a broker as much as many.
     fn asked(&self, call: Call, text: Option<Vec<u8>>) -> Result<Asked> {
         let program = self.functions.program();
         let key = program.stored_key(call.table, &call.key);
         let key = key.map_err(|abort| Error::input(abort.reason))?;
         let partition = partition_of(program, call.table, &key);
-        let source = u64::from(partition) * u64::from(self.sources) / u64::from(PARTITIONS);
-        Ok(Asked { source: source as u32, call, text })
+        let (sources, processes) = (self.sources as usize, self.processes.max(1));
+        let owner = usize::from(partition) * processes / usize::from(PARTITIONS);
+        let first = (owner * sources).div_ceil(processes).min(sources - 1);
+        let behind = ((owner + 1) * sources).div_ceil(processes);
+        let own = behind.saturating_sub(first).max(1);
+        let nth = self.asked.replace(self.asked.get() + 1);
+        Ok(Asked { source: (first + nth / STICKY % own) as u32, call, text })
     }
 
     fn state_hash(&self, tables: &mut [Vec<Row>]) -> String {

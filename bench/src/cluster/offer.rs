@@ -33,6 +33,8 @@ pub(super) struct Pace {
     pub under_way: usize,
     pub patience_s: f64,
     pub keeps_values: bool,
+    /// So many requests come before those that count.
+    pub warm_up: usize,
 }
 
 /// What a reply says.
@@ -99,7 +101,9 @@ impl Book {
 /// What requests have come to.
 pub(super) struct Replied {
     pub sent: usize,
-    /// Until the last reply.
+    /// So many of them do not count in what follows.
+    pub warm_up: usize,
+    /// From the first that counts until the last reply.
     pub ns: u64,
     pub waits_ns: Vec<u64>,
     pub aborted: u64,
@@ -168,7 +172,9 @@ pub(super) fn offer(
     }
     let page = std::mem::take(&mut *book.page.lock());
     let is_long = due.last().is_some_and(|last| *last > begun + 2 * WARM_UP_NS);
-    let counts = begun + if is_long { WARM_UP_NS } else { 0 };
+    let warm_up = pace.warm_up.min(sent);
+    let begun = if warm_up > 0 { due.get(warm_up).copied().unwrap_or(stopped) } else { begun };
+    let counts = begun + if is_long && warm_up == 0 { WARM_UP_NS } else { 0 };
     let waits = page.came.iter().zip(&due).filter(|((place, _), at)| *place != 0 && **at >= counts);
     let mut waits_ns: Vec<u64> = waits.map(|((_, came), at)| came.saturating_sub(*at)).collect();
     if waits_ns.is_empty() {
@@ -176,6 +182,7 @@ pub(super) fn offer(
     }
     Ok(Replied {
         sent,
+        warm_up,
         ns: page.last_ns.saturating_sub(begun).max(1),
         waits_ns,
         aborted: page.aborted,

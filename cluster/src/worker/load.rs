@@ -170,9 +170,7 @@ impl Worker {
             _ => self.generation,
         };
         if had.as_ref().is_some_and(loses) {
-            for (n, rows) in state.rows.tables.iter_mut().enumerate() {
-                rows.retain(|key, _| is_own(partition(TableId(n as u16), key)));
-            }
+            state.rows.retain(|table, key| is_own(partition(table, key)));
         }
         for (table, key, row) in take(&mut loading.objects).into_iter().flatten().flatten() {
             let partition = partition(table, &key);

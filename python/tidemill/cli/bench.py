@@ -54,7 +54,7 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("deposits", float, "percentage of deposits (sl)"),
     ("epoch", int, "events an epoch"),
     ("events", int, "number of events"),
-    ("warm-up", int, "events that are executed before the engine's time counts (sl, gs, tp)"),
+    ("warm-up", int, "events that come before those whose time counts (sl, gs, tp, --processes)"),
     ("seed", int, "seed of the events"),
     ("udf-ns", int, "extra work an operation, in nanoseconds"),
     ("tweets", str, "CSV file of labelled tweets, or a folder of them (osed)"),

@@ -37,7 +37,7 @@ PER_SECOND = {"ycsb-t": 300_000, "tpcc": 10_000, "hotel": 60_000, "movie": 30_00
 CLIENT = ("program", "rate", "events", "keys", "skew", "abort", "seed", "warehouses", "items")
 OWN = (
     *("workload", "processes", "log", "snapshots", "snapshot_us", "seconds", "multi", "under_way"),
-    *("kill", "sink", "epoch"),
+    *("kill", "sink", "epoch", "warm_up"),
 )
 
 #: Accounts of ycsb-t and items of tpcc, requests, and requests under way without a rate.
@@ -271,6 +271,7 @@ def _offer(
         "processes": given["processes"],
         "seconds": seconds,
         "under_way": given.get("under_way", UNDER_WAY),
+        "warm_up": given.get("warm_up", 0),
         "patience_s": PATIENCE_S,
         "multi": given.get("multi"),
     }

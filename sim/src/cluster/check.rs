@@ -128,15 +128,13 @@ fn state(world: &World, epochs: &[Epoch]) -> Result<Tables, String> {
         if executed != epochs.len() as u64 {
             return Err(format!("state: {member:?} is at epoch {executed}"));
         }
-        for (table, rows) in state.rows.tables.iter().enumerate() {
-            for (key, row) in rows {
-                let spec = &program.tables[table];
-                let owner = owners.of(tidemill_place::partition_of_bytes(spec, &key.0));
-                if owner != NodeId(n as u16) {
-                    return Err(format!("state: {member:?} has a row of {owner:?}: {row:?}"));
-                }
-                found[table].insert(key.clone(), row.clone());
+        for (table, key, row) in state.rows.iter() {
+            let spec = &program.tables[table.index()];
+            let owner = owners.of(tidemill_place::partition_of_bytes(spec, &key.0));
+            if owner != NodeId(n as u16) {
+                return Err(format!("state: {member:?} has a row of {owner:?}: {row:?}"));
             }
+            found[table.index()].insert(key.clone(), row.clone());
         }
     }
     Ok(found)
@@ -170,7 +168,11 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
             return Err("recovery: one node alone does not end".into());
         }
     }
-    match node.store().tables == *found {
+    let mut alone: Tables = vec![BTreeMap::new(); 4];
+    for (table, key, row) in node.store().iter() {
+        alone[table.index()].insert(key.clone(), row.clone());
+    }
+    match alone == *found {
         true => Ok(()),
         false => Err("recovery: the rows are not those of an uninterrupted run".into()),
     }

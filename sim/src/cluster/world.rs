@@ -192,7 +192,7 @@ impl World {
             settings,
             weather,
             until_us,
-            log: Log::new(fault == Some(Fault::ForgetFence)),
+            log: Log::new(fault == Some(Fault::ForgetFence), seed % 2 == 1),
             store: BTreeMap::new(),
             ways: HashMap::new(),
             appends: HashMap::new(),
