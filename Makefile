@@ -51,7 +51,7 @@ test-python: setup
 # beside all others; kills and grids can be stopped and go on. With the CASES above the engine alone sees
 # some 70,000 crashes and 30,000 files that are damaged; the tests print how many.
 soak: setup loom
-	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -p tidemill-sim -- --show-output
+	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -p tidemill-host -p tidemill-sim -- --show-output
 	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py
 	cd python && ../$(BIN)/python -m tests.kill.driver --kills $(KILLS) --recovery-kills $(RECOVERY_KILLS) --progress ../target/soak-kills.json
 	cd python && ../$(BIN)/python -m tests.kill.processes --kills $(PROCESS_KILLS) --progress ../target/soak-processes.json
