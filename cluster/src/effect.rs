@@ -227,6 +227,13 @@ pub enum Packet {
         /// To whom.
         member: Member,
     },
+    /// To a worker that lives: a generation begins without it, because it can't reach members.
+    LeftOut {
+        /// Which generation.
+        generation: u64,
+        /// Whom it has lost again and again.
+        from: Vec<Member>,
+    },
     /// Between workers.
     Node {
         /// Of which generation.

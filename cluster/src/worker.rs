@@ -57,6 +57,8 @@ pub struct Worker {
     kept: Option<Kept>,
     /// The last generation that it has heard of.
     generation: u64,
+    /// Whom it could not reach, when that generation is without it for that.
+    left_out: Vec<Member>,
     wishes: HashMap<Token, Wish, FixedState>,
     tokens: u64,
     now_us: u64,
@@ -75,6 +77,7 @@ impl Worker {
             stage: Stage::Idle,
             kept: None,
             generation: 0,
+            left_out: Vec::new(),
             wishes: HashMap::default(),
             tokens: 0,
             now_us: 0,
@@ -105,6 +108,10 @@ impl Worker {
     pub fn status(&self) -> String {
         let (me, generation) = (self.me.0, self.generation);
         match &self.stage {
+            Stage::Idle if !self.left_out.is_empty() => {
+                let from: Vec<u32> = self.left_out.iter().map(|member| member.0).collect();
+                format!("{me} is left out of generation {generation}: it can't reach {from:?}")
+            }
             Stage::Idle => format!("{me} is idle, after generation {generation}"),
             Stage::Loading(_) => format!("{me} goes back to the snapshot for generation {generation}"),
             Stage::Running(running) => format!(
@@ -191,6 +198,10 @@ impl Worker {
         };
         match packet {
             Packet::Form(form) if form.generation > self.generation => self.form(form, effects),
+            Packet::LeftOut { generation, from } if generation > self.generation => {
+                self.forget();
+                (self.generation, self.left_out) = (generation, from);
+            }
             Packet::Cut { generation, cut, snapshot } if is_of(generation) => {
                 if let Stage::Running(running) = &mut self.stage {
                     running.cuts.push_back((cut, snapshot));
@@ -278,6 +289,7 @@ impl Worker {
     /// Begins a generation.
     fn form(&mut self, form: Arc<Form>, effects: &mut Vec<Effect>) {
         self.forget();
+        self.left_out.clear();
         self.generation = form.generation;
         let Some(node) = form.assignment.node_of(self.me) else { return };
         self.load(form, node, effects);

@@ -63,6 +63,13 @@ impl Running {
 }
 
 impl Running {
+    /// Whether all members have executed something together.
+    pub fn has_executed(&self) -> bool {
+        let began = self.form.manifest.epoch;
+        let has = |member| self.executed.get(member).is_some_and(|epoch| *epoch > began);
+        self.form.assignment.members.iter().all(has)
+    }
+
     /// For each source what can be read, and what has been cut.
     pub fn sources(&self) -> Vec<(u64, u64)> {
         self.available.iter().copied().zip(self.upto.iter().copied()).collect()

@@ -89,6 +89,11 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*generation, out);
             put_u32(member.0, out);
         }
+        Packet::LeftOut { generation, from } => {
+            out.push(11);
+            put_u64(*generation, out);
+            put_list(from, out, |member, out| put_u32(member.0, out));
+        }
         Packet::Node { generation, from, message } => {
             out.push(10);
             put_u64(*generation, out);
@@ -132,6 +137,10 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             generation: take_u64(input)?,
             from: NodeId(take_u16(input)?),
             message: take_message(input)?,
+        },
+        11 => Packet::LeftOut {
+            generation: take_u64(input)?,
+            from: take_list(input, |input| take_u32(input).map(Member))?,
         },
         _ => return None,
     })
