@@ -2,10 +2,10 @@
 
     python -m tests.kill.cycles --cycles 100 --progress FILE
 
-A run is one of ``tidemill bench ycsb-t`` or ``tpcc`` with ``--processes 2``, in which one worker after
-the other is killed and started again; at its end all rows are compared with those of the baseline, which
-executes the same requests in the order that the replies tell. With ``--servers`` the log is in Kafka and
-snapshots are in S3, where ``servers/run.py`` says that they are.
+A run is one of ``tidemill bench ycsb-t`` or ``tpcc`` with ``--processes 2``, in which one worker
+after the other is killed and started again; at its end all rows are compared with those of the
+baseline, which executes the same requests in the order that the replies tell. With ``--servers``
+the log is in Kafka and snapshots are in S3, where ``servers/run.py`` says that they are.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     python -m tests.kill.network --faults 100 --progress FILE
 
-Coordinator and workers are each in a network namespace of their own (`switch.py`; this needs root). In a
-*life* of a cluster packets between two of them are lost in one direction or in both, all of them or
-some, or come late; between two workers, or between a worker and the coordinator; after some seconds
-all is well again. Clients call the coordinator all the time. Then every account must be as those calls
-have left it that were acknowledged. Now and then two workers stay apart for long: then one of them
-must be left out, and calls must go on before the network is mended.
+Coordinator and workers are each in a network namespace of their own (`switch.py`; this needs
+root). In a *life* of a cluster packets between two of them are lost in one direction or in both,
+all of them or some, or come late; between two workers, or between a worker and the coordinator;
+after some seconds all is well again. Clients call the coordinator all the time. Then every account
+must be as those calls have left it that were acknowledged. Now and then two workers stay apart for
+long: then one of them must be left out, and calls must go on before the network is mended.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def hurt(cluster: Cluster, what: str, dice: random.Random, clients: Clients) -> 
     cluster.network.set(ways_of(what, workers, dice))
     longest, at = 0.0, time.monotonic()
     if what == "long" and workers > 1:
-        # Long enough for the two to lose some generations, and for a generation without one of them.
+        # Long enough for the two to lose some generations, and for one without one of them.
         wait_for("a worker that is left out", lambda: health(cluster.url).get("left_out"), 90)
         clients.wait_for_more(30)
         longest = time.monotonic() - at
@@ -204,8 +204,8 @@ def main() -> None:
         state = {"life": state["life"] + 1, "faults": state["faults"] + count}
         acts, fates = acts + did, fates + ended
         print(
-            f"{state['faults']} of {args.faults} faults, {state['life']} lives, {dict(fates)} calls, "
-            "0 lost, 0 twice",
+            f"{state['faults']} of {args.faults} faults, {state['life']} lives, "
+            f"{dict(fates)} calls, 0 lost, 0 twice",
             flush=True,
         )
         if args.progress is not None:

@@ -2,10 +2,10 @@
 
     python -m tests.kill.pause --rows 1000000 --times 2 --changes 50 --json
 
-A coordinator and two workers, with the usual settings, hold so many rows; some clients call them all
-the time. Then one worker is killed, one comes in its place, and one stands still; what counts is when
-the first call was answered that was made after that. Then, with few rows, workers come and end in good
-order, again and again: there it is the longest time between two replies.
+A coordinator and two workers, with the usual settings, hold so many rows; some clients call them
+all the time. Then one worker is killed, one comes in its place, and one stands still; what counts
+is when the first call was answered that was made after that. Then, with few rows, workers come and
+end in good order, again and again: there it is the longest time between two replies.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def fill(url: str, rows: int) -> None:
         wait_for("a snapshot", look, 120)
 
 
-def has_members(url: str, count: int) -> bool:
-    """Whether the generation that runs has so many."""
-    return len(workers_of(url)) == count
+def wait_for_members(url: str, count: int) -> None:
+    """Waits until the generation that runs has so many."""
+    wait_for(f"{count} workers", lambda: len(workers_of(url)) == count)
 
 
 def losses(folder: Path, rows: int, times: int, flags: list[str]) -> dict[str, list[float]]:
@@ -130,7 +130,7 @@ def losses(folder: Path, rows: int, times: int, flags: list[str]) -> dict[str, l
     found: dict[str, list[float]] = {"killed": [], "came": [], "frozen": []}
     cluster = Cluster(folder, 2, flags)
     try:
-        wait_for("two workers", lambda: has_members(cluster.url, 2))
+        wait_for_members(cluster.url, 2)
         fill(cluster.url, rows)
         with Callers(cluster.url, rows) as callers:
             callers.first_after(time.monotonic())
@@ -141,7 +141,7 @@ def losses(folder: Path, rows: int, times: int, flags: list[str]) -> dict[str, l
                 found["killed"].append(callers.first_after(at))
                 at = time.monotonic()
                 cluster.workers.append(cluster.start_worker())
-                wait_for("two workers", lambda: has_members(cluster.url, 2))
+                wait_for_members(cluster.url, 2)
                 time.sleep(AFTER_S)
                 found["came"].append(callers.longest(at))
                 victim = cluster.workers[-1]
@@ -149,8 +149,8 @@ def losses(folder: Path, rows: int, times: int, flags: list[str]) -> dict[str, l
                 victim.send(signal.SIGSTOP)
                 found["frozen"].append(callers.first_after(at))
                 victim.send(signal.SIGCONT)
-                wait_for("a generation without it", lambda: has_members(cluster.url, 1))
-                wait_for("two workers", lambda: has_members(cluster.url, 2))
+                wait_for_members(cluster.url, 1)
+                wait_for_members(cluster.url, 2)
                 callers.first_after(time.monotonic())
     finally:
         cluster.end()
@@ -162,7 +162,7 @@ def changes(folder: Path, rows: int, count: int, flags: list[str]) -> dict[str, 
     found: dict[str, list[float]] = {"came": [], "ended": [], "nothing": []}
     cluster = Cluster(folder, 2, flags)
     try:
-        wait_for("two workers", lambda: has_members(cluster.url, 2))
+        wait_for_members(cluster.url, 2)
         fill(cluster.url, rows)
         with Callers(cluster.url, rows) as callers:
             callers.first_after(time.monotonic())
@@ -181,7 +181,7 @@ def changes(folder: Path, rows: int, count: int, flags: list[str]) -> dict[str, 
                     ended: Process = cluster.workers.pop(0)
                     ended.stop()
                     what, members = "ended", 2
-                wait_for(f"{members} workers", lambda: has_members(cluster.url, members))
+                wait_for_members(cluster.url, members)
                 time.sleep(AFTER_S)
                 found[what].append(callers.longest(at))
     finally:

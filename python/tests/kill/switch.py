@@ -1,8 +1,8 @@
 """A network of namespaces, joined by a switch that drops and delays what it is told to.
 
-Each host is a network namespace of Linux with one card, the other end of which this process holds: so
-what goes through are real packets, and the kernel does what it does when some are lost. Needs root,
-``ip`` and ``/dev/net/tun``, and no modules for queueing disciplines or filters.
+Each host is a network namespace of Linux with one card, the other end of which this process holds:
+so what goes through are real packets, and the kernel does what it does when some are lost. Needs
+root, ``ip`` and ``/dev/net/tun``, and no modules for queueing disciplines or filters.
 """
 
 from __future__ import annotations
