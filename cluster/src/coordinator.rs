@@ -90,6 +90,8 @@ pub struct Coordinator {
     /// Who has said that it lives, when, and of which generation it was.
     seen: BTreeMap<Member, (u64, u64)>,
     quarrels: Quarrels,
+    /// Who wants to end.
+    leaving: BTreeSet<Member>,
     /// What the log says: how far it was read, the last generation, the last snapshot, and cuts behind it.
     read: u64,
     has_read: bool,
@@ -119,6 +121,7 @@ impl Coordinator {
             patience: 1,
             seen: BTreeMap::new(),
             quarrels: Quarrels::default(),
+            leaving: BTreeSet::new(),
             read: 0,
             has_read: false,
             last_generation: 0,
@@ -168,6 +171,7 @@ impl Coordinator {
             Input::Broken { to: Address::Worker(member) } => {
                 // Messages may be lost, and then somebody waits for ever. Whether it lives it says itself.
                 self.seen.remove(&member);
+                self.leaving.remove(&member);
                 if self.is_member(member) {
                     self.begin(effects);
                 }
@@ -191,7 +195,7 @@ impl Coordinator {
                     self.manifest_put(manifest, is_stored, effects);
                 }
             }
-            Input::Packet { .. } | Input::Broken { .. } | Input::Got { .. } => {}
+            Input::Packet { .. } | Input::Broken { .. } | Input::Got { .. } | Input::Leave => {}
         }
     }
 
@@ -205,6 +209,14 @@ impl Coordinator {
                 self.quarrels.lost(generation, member, other, self.now_us);
                 if self.generation() == generation && self.is_member(other) {
                     self.begin(effects);
+                }
+            }
+            Packet::Leaving => {
+                self.leaving.insert(member);
+                // Nobody is told twice what the next generation tells it.
+                if !self.is_member(member) || self.candidates().next().is_none() {
+                    let to = Address::Worker(member);
+                    effects.push(Effect::Send { to, packet: Packet::Released });
                 }
             }
             Packet::Available { generation, source, upto } => {
@@ -266,6 +278,7 @@ impl Coordinator {
         };
         let (now_us, lease_us) = (self.now_us, patience * self.settings.lease_us);
         self.seen.retain(|_, (at_us, _)| *at_us + lease_us > now_us);
+        self.leaving.retain(|member| self.seen.contains_key(member));
         let good_us = match &self.stage {
             Stage::Running(running) if running.has_executed() => Some(now_us - running.since_us),
             _ => None,
@@ -287,10 +300,13 @@ impl Coordinator {
                 // Somebody new, or a member that has started again or has been told of something later.
                 let is_settled = running.since_us + self.settings.lease_us < now_us;
                 let is_other = self.candidates().any(|member| self.seen[&member].1 != generation);
-                if is_lost || (is_other && is_settled) {
+                let members = &running.form.assignment.members;
+                let leaves = members.iter().any(|member| self.leaving.contains(member))
+                    && self.candidates().next().is_some();
+                if is_lost {
                     self.begin(effects);
                 } else {
-                    self.try_cut(effects);
+                    self.plan((is_other && is_settled) || leaves, effects);
                 }
             }
             _ => {}
@@ -302,13 +318,17 @@ impl Coordinator {
         if self.is_spoiled_by(Fault::LeaveNobodyOut) {
             return Vec::new();
         }
-        self.quarrels.left_out(self.seen.keys(), self.now_us, self.settings.lease_us)
+        let stays = |member: &&Member| !self.leaving.contains(*member);
+        let stay = self.seen.keys().filter(stays);
+        self.quarrels.left_out(stay, self.now_us, self.settings.lease_us)
     }
 
     /// Who would be a member of the next generation.
     fn candidates(&self) -> impl Iterator<Item = Member> + '_ {
         let left_out = self.left_out();
-        let is_in = move |member: &Member| left_out.iter().all(|left| left.member != *member);
+        let is_in = move |member: &Member| {
+            !self.leaving.contains(member) && left_out.iter().all(|left| left.member != *member)
+        };
         self.seen.keys().copied().filter(is_in)
     }
 

@@ -118,6 +118,8 @@ pub enum Input {
         /// What.
         packet: Packet,
     },
+    /// To a worker: it is to end in good order.
+    Leave,
     /// A connection has broken: messages may be lost.
     Broken {
         /// To whom it was.
@@ -234,6 +236,10 @@ pub enum Packet {
         /// Whom it has lost again and again.
         from: Vec<Member>,
     },
+    /// From a worker: it wants to end, when nobody needs it any more.
+    Leaving,
+    /// To a worker that wants to: it may end.
+    Released,
     /// Between workers.
     Node {
         /// Of which generation.

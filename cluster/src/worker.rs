@@ -59,6 +59,9 @@ pub struct Worker {
     generation: u64,
     /// Whom it could not reach, when that generation is without it for that.
     left_out: Vec<Member>,
+    /// It is to end, and when it may.
+    is_leaving: bool,
+    has_left: bool,
     wishes: HashMap<Token, Wish, FixedState>,
     tokens: u64,
     now_us: u64,
@@ -78,6 +81,8 @@ impl Worker {
             kept: None,
             generation: 0,
             left_out: Vec::new(),
+            is_leaving: false,
+            has_left: false,
             wishes: HashMap::default(),
             tokens: 0,
             now_us: 0,
@@ -125,6 +130,11 @@ impl Worker {
         }
     }
 
+    /// Whether it was to leave, and nobody needs it any more.
+    pub fn has_left(&self) -> bool {
+        self.has_left
+    }
+
     /// Calls that were found not to be functions of what they read, the first ones.
     pub fn not_deterministic(&self) -> &[Call] {
         &self.not_deterministic
@@ -143,7 +153,18 @@ impl Worker {
             }
             // What was lost is found by a beat: whoever has not executed an epoch that others wait for
             // belongs to an earlier generation, or will be told of the next.
-            Input::Broken { to: Address::Coordinator } => self.beaten_us = None,
+            Input::Broken { to: Address::Coordinator } => {
+                self.beaten_us = None;
+                // Whoever would let it go has given it up.
+                self.has_left |= self.is_leaving;
+            }
+            Input::Leave => {
+                self.is_leaving = true;
+                match self.stage {
+                    Stage::Idle => self.has_left = true,
+                    _ => self.tell(Packet::Leaving, effects),
+                }
+            }
             Input::Appended { token, result } => match (self.wishes.remove(&token), result) {
                 (Some(Wish::Output(epoch, source)), Ok(offset)) => {
                     self.left(epoch, source, offset, effects);
@@ -180,6 +201,9 @@ impl Worker {
                 _ => self.generation,
             };
             self.tell(Packet::Beat { generation }, effects);
+            if self.is_leaving {
+                self.tell(Packet::Leaving, effects);
+            }
             // Again, because the coordinator does not listen before all are ready.
             if let Stage::Running(running) = &self.stage {
                 for (&source, input) in &running.inputs {
@@ -198,6 +222,10 @@ impl Worker {
         };
         match packet {
             Packet::Form(form) if form.generation > self.generation => self.form(form, effects),
+            Packet::Released if self.is_leaving => {
+                self.forget();
+                self.has_left = true;
+            }
             Packet::LeftOut { generation, from } if generation > self.generation => {
                 self.forget();
                 (self.generation, self.left_out) = (generation, from);

@@ -122,6 +122,9 @@ impl Coordinator {
             return;
         }
         self.quarrels.formed(generation, &members);
+        for member in &self.leaving {
+            effects.push(Effect::Send { to: Address::Worker(*member), packet: Packet::Released });
+        }
         for LeftOut { member, from, .. } in self.left_out() {
             let packet = Packet::LeftOut { generation, from };
             effects.push(Effect::Send { to: Address::Worker(member), packet });

@@ -94,6 +94,8 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*generation, out);
             put_list(from, out, |member, out| put_u32(member.0, out));
         }
+        Packet::Leaving => out.push(12),
+        Packet::Released => out.push(13),
         Packet::Node { generation, from, message } => {
             out.push(10);
             put_u64(*generation, out);
@@ -142,6 +144,8 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             generation: take_u64(input)?,
             from: take_list(input, |input| take_u32(input).map(Member))?,
         },
+        12 => Packet::Leaving,
+        13 => Packet::Released,
         _ => return None,
     })
 }

@@ -40,6 +40,8 @@ pub struct Weather {
     pub jumps: u64,
     /// Two workers can't reach each other for up to some seconds, or ever again.
     pub cuts: u64,
+    /// A worker ends in good order, and another process takes its place.
+    pub leaves: u64,
 }
 
 /// How much longer a cut lasts than other troubles.
@@ -167,7 +169,7 @@ impl World {
             },
         };
         let weather = match dice.below(7) {
-            0 => Weather::default(),
+            0 => Weather { leaves: 10, ..Weather::default() },
             1 => Weather { kills: 30, ..Weather::default() },
             2 => Weather { freezes: 30, coordinators: 20, ..Weather::default() },
             3 => Weather { breaks: 30, jumps: 20, ..Weather::default() },
@@ -182,6 +184,7 @@ impl World {
                 stores: 10,
                 jumps: 10,
                 cuts: 5,
+                leaves: 10,
             },
         };
         let until_us = 500 * MS + dice.below(2_500) * MS;
@@ -485,10 +488,16 @@ impl World {
             Machine::Coordinator(machine) => machine.handle(input, &mut effects),
             Machine::Worker(machine) => machine.handle(input, &mut effects),
         }
+        let has_left = matches!(&running.machine, Machine::Worker(worker) if worker.has_left());
         for effect in effects {
             if self.processes.contains_key(&process) {
                 self.effect(process, effect);
             }
+        }
+        if has_left && self.processes.contains_key(&process) {
+            self.kill(process);
+            let in_us = self.dice.below(100 * MS);
+            self.after(in_us, Happening::Start(process));
         }
     }
 
@@ -588,8 +597,8 @@ impl World {
         }
         // Every 10 ms, so a rate of n in ten seconds is n in a thousand.
         let w = self.weather;
-        let kinds =
-            [w.kills, w.freezes, w.coordinators, w.breaks, w.logs, w.stores, w.jumps, w.cuts];
+        let Weather { kills, freezes, coordinators, breaks, logs, stores, jumps, cuts, leaves } = w;
+        let kinds = [kills, freezes, coordinators, breaks, logs, stores, jumps, cuts, leaves];
         for (kind, rate) in kinds.into_iter().enumerate() {
             if self.dice.below(1000) < rate {
                 self.strike(kind);
@@ -650,6 +659,11 @@ impl World {
                     self.cuts.insert((a.min(b), a.max(b)), until_us);
                     self.tear(a, b);
                 }
+            }
+            8 if !workers.is_empty() => {
+                let victim = *self.dice.pick(&workers);
+                self.say(|| format!("{victim:?} is to end"));
+                self.give(victim, Input::Leave);
             }
             _ => {}
         }
