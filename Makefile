@@ -9,9 +9,12 @@ CASES ?= 20000
 KILLS ?= 2000
 RECOVERY_KILLS ?= 300
 PROCESS_KILLS ?= 300
+NETWORK_FAULTS ?= 100
+CYCLES ?= 100
+HOURS ?= 2
 VOTES ?= --events 100000 --every 4000 --repeat 3
 
-.PHONY: setup demo test test-rust test-python lint soak seed loom histories test-servers bench-peers clean
+.PHONY: setup demo test test-rust test-python lint soak soak-servers seed loom histories test-servers bench-peers clean
 
 $(STAMP): python/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Tidemill needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -47,14 +50,18 @@ test-python: setup
 	cd python && ../$(BIN)/python -m pytest
 
 # More seeds than a build runs, an app that is killed KILLS times, RECOVERY_KILLS of them while it
-# recovers, PROCESS_KILLS processes of clusters that are killed or stand still, and the adaptive strategy
-# beside all others; kills and grids can be stopped and go on. With the CASES above the engine alone sees
+# recovers, PROCESS_KILLS processes of clusters that are killed or stand still, NETWORK_FAULTS between
+# their hosts (as root), CYCLES workers killed under each of two benchmarks, HOURS of watching memory, and
+# the adaptive strategy beside all others; kills, faults, cycles and grids can be stopped and go on. With the CASES above the engine alone sees
 # some 70,000 crashes and 30,000 files that are damaged; the tests print how many.
 soak: setup loom
-	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -p tidemill-sim -- --show-output
+	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -p tidemill-host -p tidemill-sim -- --show-output
 	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py
 	cd python && ../$(BIN)/python -m tests.kill.driver --kills $(KILLS) --recovery-kills $(RECOVERY_KILLS) --progress ../target/soak-kills.json
 	cd python && ../$(BIN)/python -m tests.kill.processes --kills $(PROCESS_KILLS) --progress ../target/soak-processes.json
+	cd python && ../$(BIN)/python -m tests.kill.network --faults $(NETWORK_FAULTS) --progress ../target/soak-network.json
+	cd python && ../$(BIN)/python -m tests.kill.cycles --cycles $(CYCLES) --progress ../target/soak-cycles.json
+	cd python && ../$(BIN)/python -m tests.kill.steady --hours $(HOURS) --out ../target/soak-steady.jsonl
 	$(BIN)/tidemill bench grid --workload sl --cells full --out target/soak-grid-sl.jsonl --plot target/soak-grid-sl.svg
 	$(BIN)/tidemill bench grid --workload gs --cells full --out target/soak-grid-gs.jsonl --plot target/soak-grid-gs.svg
 
@@ -79,6 +86,10 @@ test-servers: setup
 	cargo test --release --workspace --exclude tidemill-python --test server --no-run --quiet
 	$(BIN)/python servers/run.py -- cargo test --release --workspace --exclude tidemill-python --test server --quiet -- --ignored --test-threads=1
 	cd python && ../$(BIN)/python ../servers/run.py -- ../$(BIN)/python -m pytest -m servers
+
+# The same cycles with the log in a real Kafka and snapshots in a real S3 server.
+soak-servers: setup
+	cd python && ../$(BIN)/python ../servers/run.py -- ../$(BIN)/python -m tests.kill.cycles --servers --every 10 --cycles $(CYCLES) --progress ../target/soak-cycles-servers.json
 
 # Figures beside other systems, from their published packages: the tight serial loop of each workload,
 # and Leaderboard Maintenance on PostgreSQL (its server must be installed; one is started in a temporary

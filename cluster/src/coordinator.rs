@@ -2,10 +2,11 @@
 //!
 //! It has no state of its own that the log has not: one that starts reads the cuts, fences them with the next
 //! number, and forms a generation of whoever says that it lives. By phase: [`form`] begins generations,
-//! [`cut`] makes cuts and snapshots.
+//! [`cut`] makes cuts and snapshots; [`quarrel`] knows who can't reach whom.
 
 mod cut;
 mod form;
+mod quarrel;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use tidemill_function::Fault;
 
 use self::cut::Running;
 use self::form::Forming;
+pub use self::quarrel::LeftOut;
+use self::quarrel::Quarrels;
 use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
 use crate::records::{CutRecord, Manifest, Member, Record, Topic};
 use crate::Settings;
@@ -69,6 +72,8 @@ pub struct Progress {
     pub snapshot: u64,
     /// For each source what can be read, and what has been cut.
     pub sources: Vec<(u64, u64)>,
+    /// Who lives and is left out, because it can't reach members.
+    pub left_out: Vec<LeftOut>,
 }
 
 /// The state machine of a coordinator process.
@@ -84,6 +89,9 @@ pub struct Coordinator {
     patience: u64,
     /// Who has said that it lives, when, and of which generation it was.
     seen: BTreeMap<Member, (u64, u64)>,
+    quarrels: Quarrels,
+    /// Who wants to end.
+    leaving: BTreeSet<Member>,
     /// What the log says: how far it was read, the last generation, the last snapshot, and cuts behind it.
     read: u64,
     has_read: bool,
@@ -112,6 +120,8 @@ impl Coordinator {
             started_us: None,
             patience: 1,
             seen: BTreeMap::new(),
+            quarrels: Quarrels::default(),
+            leaving: BTreeSet::new(),
             read: 0,
             has_read: false,
             last_generation: 0,
@@ -133,7 +143,8 @@ impl Coordinator {
 
     /// How far the cluster has come.
     pub fn progress(&self) -> Progress {
-        let mut progress = Progress { snapshot: self.manifest.epoch, ..Progress::default() };
+        let (snapshot, left_out) = (self.manifest.epoch, self.left_out());
+        let mut progress = Progress { snapshot, left_out, ..Progress::default() };
         if let Stage::Running(running) = &self.stage {
             progress.generation = running.form.generation;
             progress.members.clone_from(&running.form.assignment.members);
@@ -160,6 +171,7 @@ impl Coordinator {
             Input::Broken { to: Address::Worker(member) } => {
                 // Messages may be lost, and then somebody waits for ever. Whether it lives it says itself.
                 self.seen.remove(&member);
+                self.leaving.remove(&member);
                 if self.is_member(member) {
                     self.begin(effects);
                 }
@@ -183,7 +195,7 @@ impl Coordinator {
                     self.manifest_put(manifest, is_stored, effects);
                 }
             }
-            Input::Packet { .. } | Input::Broken { .. } | Input::Got { .. } => {}
+            Input::Packet { .. } | Input::Broken { .. } | Input::Got { .. } | Input::Leave => {}
         }
     }
 
@@ -193,10 +205,19 @@ impl Coordinator {
                 self.seen.insert(member, (self.now_us, generation));
             }
             Packet::Formed { generation } => self.formed(member, generation, effects),
-            Packet::Lost { generation, member: other }
-                if self.generation() == generation && self.is_member(other) =>
-            {
-                self.begin(effects);
+            Packet::Lost { generation, member: other } => {
+                self.quarrels.lost(generation, member, other, self.now_us);
+                if self.generation() == generation && self.is_member(other) {
+                    self.begin(effects);
+                }
+            }
+            Packet::Leaving => {
+                self.leaving.insert(member);
+                // Nobody is told twice what the next generation tells it.
+                if !self.is_member(member) || self.candidates().next().is_none() {
+                    let to = Address::Worker(member);
+                    effects.push(Effect::Send { to, packet: Packet::Released });
+                }
             }
             Packet::Available { generation, source, upto } => {
                 if let Some(running) = self.of(generation) {
@@ -257,6 +278,12 @@ impl Coordinator {
         };
         let (now_us, lease_us) = (self.now_us, patience * self.settings.lease_us);
         self.seen.retain(|_, (at_us, _)| *at_us + lease_us > now_us);
+        self.leaving.retain(|member| self.seen.contains_key(member));
+        let good_us = match &self.stage {
+            Stage::Running(running) if running.has_executed() => Some(now_us - running.since_us),
+            _ => None,
+        };
+        self.quarrels.forget(good_us, now_us, self.settings.lease_us);
         let is_lost = self.members().iter().any(|member| !self.seen.contains_key(member));
         match &self.stage {
             Stage::Gathering { generation } => self.form(*generation, effects),
@@ -272,15 +299,37 @@ impl Coordinator {
                 let generation = running.form.generation;
                 // Somebody new, or a member that has started again or has been told of something later.
                 let is_settled = running.since_us + self.settings.lease_us < now_us;
-                let is_other = self.seen.values().any(|(_, of)| *of != generation);
-                if is_lost || (is_other && is_settled) {
+                let is_other = self.candidates().any(|member| self.seen[&member].1 != generation);
+                let members = &running.form.assignment.members;
+                let leaves = members.iter().any(|member| self.leaving.contains(member))
+                    && self.candidates().next().is_some();
+                if is_lost {
                     self.begin(effects);
                 } else {
-                    self.try_cut(effects);
+                    self.plan((is_other && is_settled) || leaves, effects);
                 }
             }
             _ => {}
         }
+    }
+
+    /// Who lives, and is left out of the next generation.
+    fn left_out(&self) -> Vec<LeftOut> {
+        if self.is_spoiled_by(Fault::LeaveNobodyOut) {
+            return Vec::new();
+        }
+        let stays = |member: &&Member| !self.leaving.contains(*member);
+        let stay = self.seen.keys().filter(stays);
+        self.quarrels.left_out(stay, self.now_us, self.settings.lease_us)
+    }
+
+    /// Who would be a member of the next generation.
+    fn candidates(&self) -> impl Iterator<Item = Member> + '_ {
+        let left_out = self.left_out();
+        let is_in = move |member: &Member| {
+            !self.leaving.contains(member) && left_out.iter().all(|left| left.member != *member)
+        };
+        self.seen.keys().copied().filter(is_in)
     }
 
     /// Sends the same to all members.

@@ -118,6 +118,8 @@ pub enum Input {
         /// What.
         packet: Packet,
     },
+    /// To a worker: it is to end in good order.
+    Leave,
     /// A connection has broken: messages may be lost.
     Broken {
         /// To whom it was.
@@ -227,6 +229,17 @@ pub enum Packet {
         /// To whom.
         member: Member,
     },
+    /// To a worker that lives: a generation begins without it, because it can't reach members.
+    LeftOut {
+        /// Which generation.
+        generation: u64,
+        /// Whom it has lost again and again.
+        from: Vec<Member>,
+    },
+    /// From a worker: it wants to end, when nobody needs it any more.
+    Leaving,
+    /// To a worker that wants to: it may end.
+    Released,
     /// Between workers.
     Node {
         /// Of which generation.

@@ -57,6 +57,11 @@ pub struct Worker {
     kept: Option<Kept>,
     /// The last generation that it has heard of.
     generation: u64,
+    /// Whom it could not reach, when that generation is without it for that.
+    left_out: Vec<Member>,
+    /// It is to end, and when it may.
+    is_leaving: bool,
+    has_left: bool,
     wishes: HashMap<Token, Wish, FixedState>,
     tokens: u64,
     now_us: u64,
@@ -75,6 +80,9 @@ impl Worker {
             stage: Stage::Idle,
             kept: None,
             generation: 0,
+            left_out: Vec::new(),
+            is_leaving: false,
+            has_left: false,
             wishes: HashMap::default(),
             tokens: 0,
             now_us: 0,
@@ -105,6 +113,10 @@ impl Worker {
     pub fn status(&self) -> String {
         let (me, generation) = (self.me.0, self.generation);
         match &self.stage {
+            Stage::Idle if !self.left_out.is_empty() => {
+                let from: Vec<u32> = self.left_out.iter().map(|member| member.0).collect();
+                format!("{me} is left out of generation {generation}: it can't reach {from:?}")
+            }
             Stage::Idle => format!("{me} is idle, after generation {generation}"),
             Stage::Loading(_) => format!("{me} goes back to the snapshot for generation {generation}"),
             Stage::Running(running) => format!(
@@ -116,6 +128,11 @@ impl Worker {
                 self.outputs_under_way(),
             ),
         }
+    }
+
+    /// Whether it was to leave, and nobody needs it any more.
+    pub fn has_left(&self) -> bool {
+        self.has_left
     }
 
     /// Calls that were found not to be functions of what they read, the first ones.
@@ -136,7 +153,18 @@ impl Worker {
             }
             // What was lost is found by a beat: whoever has not executed an epoch that others wait for
             // belongs to an earlier generation, or will be told of the next.
-            Input::Broken { to: Address::Coordinator } => self.beaten_us = None,
+            Input::Broken { to: Address::Coordinator } => {
+                self.beaten_us = None;
+                // Whoever would let it go has given it up.
+                self.has_left |= self.is_leaving;
+            }
+            Input::Leave => {
+                self.is_leaving = true;
+                match self.stage {
+                    Stage::Idle => self.has_left = true,
+                    _ => self.tell(Packet::Leaving, effects),
+                }
+            }
             Input::Appended { token, result } => match (self.wishes.remove(&token), result) {
                 (Some(Wish::Output(epoch, source)), Ok(offset)) => {
                     self.left(epoch, source, offset, effects);
@@ -173,6 +201,9 @@ impl Worker {
                 _ => self.generation,
             };
             self.tell(Packet::Beat { generation }, effects);
+            if self.is_leaving {
+                self.tell(Packet::Leaving, effects);
+            }
             // Again, because the coordinator does not listen before all are ready.
             if let Stage::Running(running) = &self.stage {
                 for (&source, input) in &running.inputs {
@@ -191,6 +222,14 @@ impl Worker {
         };
         match packet {
             Packet::Form(form) if form.generation > self.generation => self.form(form, effects),
+            Packet::Released if self.is_leaving => {
+                self.forget();
+                self.has_left = true;
+            }
+            Packet::LeftOut { generation, from } if generation > self.generation => {
+                self.forget();
+                (self.generation, self.left_out) = (generation, from);
+            }
             Packet::Cut { generation, cut, snapshot } if is_of(generation) => {
                 if let Stage::Running(running) = &mut self.stage {
                     running.cuts.push_back((cut, snapshot));
@@ -278,6 +317,7 @@ impl Worker {
     /// Begins a generation.
     fn form(&mut self, form: Arc<Form>, effects: &mut Vec<Effect>) {
         self.forget();
+        self.left_out.clear();
         self.generation = form.generation;
         let Some(node) = form.assignment.node_of(self.me) else { return };
         self.load(form, node, effects);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
-use tidemill_cluster::{Coordinator, Input, Packet};
+use tidemill_cluster::{Coordinator, Input, LeftOut, Packet};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env, Handle};
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
@@ -31,6 +31,8 @@ pub struct Status {
     pub snapshot: u64,
     /// For each source what can be read, and what has been cut.
     pub sources: Vec<(u64, u64)>,
+    /// Who lives and is left out, because it can't reach members, for some time.
+    pub left_out: Vec<LeftOut>,
     /// Who was turned away last, and why.
     pub refused: Vec<String>,
     /// Why it has ended, if it has.
@@ -151,7 +153,7 @@ impl Told {
                 status.generation = found.generation;
                 status.members = found.members.iter().filter_map(at).collect();
                 (status.epoch, status.snapshot) = (found.epoch, found.snapshot);
-                status.sources = found.sources;
+                (status.sources, status.left_out) = (found.sources, found.left_out);
             }
         }
     }

@@ -29,6 +29,7 @@ mod worker;
 pub use coordinator::{CoordinatorProcess, Status};
 pub use desk::{Answer, Desk, Listener, Placed};
 pub use served::{hold, FileLog};
+pub use tidemill_cluster::LeftOut;
 pub use worker::{Ended, WorkerProcess};
 
 use std::sync::Arc;

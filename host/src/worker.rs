@@ -18,6 +18,9 @@ use crate::served::RemoteLog;
 use crate::word::Word;
 use crate::{Settings, Shared, COORDINATOR};
 
+/// So many leases a worker waits until it may go: the coordinator needs one at most, and some time.
+const LEASES: u64 = 2;
+
 /// Why a worker has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -34,6 +37,7 @@ pub struct WorkerProcess {
     mesh: Arc<Mesh>,
     told: Arc<Told>,
     thread: Mutex<Option<Handle>>,
+    lease_us: u64,
 }
 
 /// What its threads share.
@@ -82,7 +86,7 @@ impl WorkerProcess {
             told.remote.get_or_init(|| Arc::new(remote)).clone()
         });
         let shared = Shared { log, store };
-        let prefix = settings.cluster.clone();
+        let (prefix, lease_us) = (settings.cluster.clone(), settings.machine.lease_us);
         let doors = Doors { env: env.clone(), mesh: mesh.clone(), shared, inbox, prefix };
         let own = told.clone();
         let body = move || {
@@ -91,6 +95,9 @@ impl WorkerProcess {
                 if let Seen::Tick = seen {
                     doors.mesh.link(COORDINATOR, Some(coordinator.clone()));
                     *own.status.lock() = machine.status();
+                    if machine.has_left() {
+                        own.ended(Ended::Stopped);
+                    }
                     if let Some(error) = doors.shared.log.failed() {
                         own.ended(Ended::Failed(error.to_string()));
                     }
@@ -101,7 +108,7 @@ impl WorkerProcess {
         let thread = env.threads.spawn("worker", Box::new(body));
         let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
         let thread = Mutex::new(Some(thread));
-        Ok(WorkerProcess { mesh, told, thread })
+        Ok(WorkerProcess { mesh, told, thread, lease_us })
     }
 
     /// Its number.
@@ -117,6 +124,13 @@ impl WorkerProcess {
     /// What it is doing, in words.
     pub fn status(&self) -> String {
         self.told.status.lock().clone()
+    }
+
+    /// Asks the others to go on without it, waits until they do, but not for long, and ends it.
+    pub fn leave(&self) {
+        self.told.inbox.push(Input::Leave);
+        self.wait(LEASES * self.lease_us);
+        self.end();
     }
 
     /// Ends it, and waits until nothing of it executes any more.

@@ -149,10 +149,10 @@ impl NativeWorker {
         self.worker.status()
     }
 
-    /// Ends it.
+    /// Ends it when the others go on without it, and after a while if they don't.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         detached(py, || {
-            self.worker.end();
+            self.worker.leave();
             Ok(())
         })
     }

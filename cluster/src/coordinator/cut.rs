@@ -8,6 +8,9 @@ use crate::effect::{Effect, Packet};
 use crate::records::{CutRecord, Form, Manifest, Member, Object, Record, Topic};
 use crate::Settings;
 
+/// For such a part of a lease a snapshot is waited for that is not begun.
+const IDLE: u64 = 4;
+
 /// A snapshot that is being taken.
 struct Taking {
     cut: Arc<CutRecord>,
@@ -37,6 +40,8 @@ pub(super) struct Running {
     taking: Option<Taking>,
     /// When the last snapshot was begun.
     taken_us: u64,
+    /// Since when somebody waits to come in, or to end.
+    planned_us: Option<u64>,
 }
 
 impl Running {
@@ -57,12 +62,20 @@ impl Running {
             executed: BTreeMap::new(),
             taking: None,
             taken_us: now_us,
+            planned_us: None,
             form,
         }
     }
 }
 
 impl Running {
+    /// Whether all members have executed something together.
+    pub fn has_executed(&self) -> bool {
+        let began = self.form.manifest.epoch;
+        let has = |member| self.executed.get(member).is_some_and(|epoch| *epoch > began);
+        self.form.assignment.members.iter().all(has)
+    }
+
     /// For each source what can be read, and what has been cut.
     pub fn sources(&self) -> Vec<(u64, u64)> {
         self.available.iter().copied().zip(self.upto.iter().copied()).collect()
@@ -97,7 +110,9 @@ impl Coordinator {
         running.upto = upto;
         let mut snapshot = None;
         let is_due = now_us >= running.taken_us + snapshot_us;
-        if running.taking.is_none() && epoch.is_multiple_of(snapshot_every) && is_due {
+        let is_wanted =
+            running.planned_us.is_some() || (epoch.is_multiple_of(snapshot_every) && is_due);
+        if running.taking.is_none() && is_wanted {
             running.taken_us = now_us;
             let all = manifest.objects.len() + running.form.assignment.members.len() > objects_max;
             let (parts, outputs) = (BTreeMap::new(), manifest.outputs.clone());
@@ -193,15 +208,42 @@ impl Coordinator {
         let (generation, epoch) = (running.form.generation, manifest.epoch);
         self.cuts.retain(|cut| cut.epoch > epoch);
         self.manifest = manifest;
+        let is_planned = running.planned_us.is_some();
         self.tell(&Packet::Snapshot { generation, epoch, counts: true }, effects);
-        // So that there is little to read when the next generation begins.
-        self.read_on(effects);
+        match is_planned {
+            true => self.begin(effects),
+            // So that there is little to read when the next generation begins.
+            false => self.read_on(effects),
+        }
+    }
+
+    /// Somebody waits to come in, or to end. Nobody is lost, so the next generation can wait for a snapshot:
+    /// then there is little to execute again, and clients hardly notice.
+    pub(super) fn plan(&mut self, is_wanted: bool, effects: &mut Vec<Effect>) {
+        let (now_us, lease_us) = (self.now_us, self.settings.lease_us);
+        let snapshot = self.manifest.epoch;
+        let Stage::Running(running) = &mut self.stage else { return };
+        if !is_wanted {
+            running.planned_us = None;
+            return self.try_cut(effects);
+        }
+        let since_us = *running.planned_us.get_or_insert(now_us);
+        // A snapshot is begun with a cut. Where nothing is asked there is none, and where the store is slow or
+        // away it does not count soon.
+        let patience_us = if running.taking.is_some() { lease_us } else { lease_us / IDLE };
+        match running.epoch == snapshot || now_us > since_us + patience_us {
+            true => self.begin(effects),
+            false => self.try_cut(effects),
+        }
     }
 
     fn give_up(&mut self, epoch: u64, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         running.taking = None;
-        let generation = running.form.generation;
+        let (generation, is_planned) = (running.form.generation, running.planned_us.is_some());
         self.tell(&Packet::Snapshot { generation, epoch, counts: false }, effects);
+        if is_planned {
+            self.begin(effects);
+        }
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tidemill_function::Fault;
 
 use super::cut::Running;
-use super::{Coordinator, Stage, Wish};
-use crate::effect::{Effect, Packet, Records};
+use super::{Coordinator, LeftOut, Stage, Wish};
+use crate::effect::{Address, Effect, Packet, Records};
 use crate::records::{Assignment, Form, Member, Record, Topic};
 
 /// A generation whose members go back to the snapshot.
@@ -117,9 +117,17 @@ impl Coordinator {
     pub(super) fn form(&mut self, generation: u64, effects: &mut Vec<Effect>) {
         // Those that live say so soon after it has begun to listen.
         let began_us = self.started_us.expect("the clock has ticked");
-        let members: Vec<Member> = self.seen.keys().copied().collect();
+        let members: Vec<Member> = self.candidates().collect();
         if members.is_empty() || self.now_us < began_us + 2 * self.settings.beat_us {
             return;
+        }
+        self.quarrels.formed(generation, &members);
+        for member in &self.leaving {
+            effects.push(Effect::Send { to: Address::Worker(*member), packet: Packet::Released });
+        }
+        for LeftOut { member, from, .. } in self.left_out() {
+            let packet = Packet::LeftOut { generation, from };
+            effects.push(Effect::Send { to: Address::Worker(member), packet });
         }
         let (assignment, manifest) = (Assignment::equal(members), self.manifest.clone());
         let form = Arc::new(Form { generation, assignment, manifest });

@@ -89,6 +89,13 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*generation, out);
             put_u32(member.0, out);
         }
+        Packet::LeftOut { generation, from } => {
+            out.push(11);
+            put_u64(*generation, out);
+            put_list(from, out, |member, out| put_u32(member.0, out));
+        }
+        Packet::Leaving => out.push(12),
+        Packet::Released => out.push(13),
         Packet::Node { generation, from, message } => {
             out.push(10);
             put_u64(*generation, out);
@@ -133,6 +140,12 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             from: NodeId(take_u16(input)?),
             message: take_message(input)?,
         },
+        11 => Packet::LeftOut {
+            generation: take_u64(input)?,
+            from: take_list(input, |input| take_u32(input).map(Member))?,
+        },
+        12 => Packet::Leaving,
+        13 => Packet::Released,
         _ => return None,
     })
 }

@@ -118,6 +118,9 @@ fn packets() -> Vec<Packet> {
         Packet::Part { generation, epoch: 1, name: Some("part".into()), outputs: vec![1] },
         Packet::Snapshot { generation, epoch: 1, counts: false },
         Packet::Lost { generation, member: Member(4) },
+        Packet::Leaving,
+        Packet::Released,
+        Packet::LeftOut { generation, from: vec![Member(4), Member(1 << 20)] },
     ]);
     packets
 }

@@ -15,7 +15,10 @@ use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, 
 use tidemill_durable::Log;
 use tidemill_env::{Env, Lock};
 use tidemill_function::{Call, Functions as _, Target};
-use tidemill_host::{hold, Answer, CoordinatorProcess, Desk, FileLog, Placed, Shared, Status};
+use tidemill_host::{
+    hold, Answer, CoordinatorProcess, Desk, FileLog, LeftOut, Placed, Shared, Status,
+};
+use tidemill_mesh::Peer;
 use tidemill_place::partition_in;
 use tidemill_txn::program::{Abort, Program};
 
@@ -138,11 +141,19 @@ impl Cluster {
     pub fn said(&self) -> serde_json::Value {
         let status = self.status();
         let lag = status.lag();
-        let Status { generation, members, epoch, snapshot, refused, ended, .. } = status;
+        let Status { generation, members, epoch, snapshot, left_out, refused, ended, .. } = status;
         let member = |(peer, at)| json!({"worker": shown(peer), "address": format!("{at}")});
+        let left = |left: LeftOut| {
+            let from = left.from.iter().map(|member| shown(Peer(member.0)));
+            json!({
+                "worker": shown(Peer(left.member.0)), "from": from.collect::<Vec<_>>(),
+                "for_s": left.for_us as f64 / 1e6,
+            })
+        };
         json!({
             "app": self.program.name, "generation": generation,
             "members": members.into_iter().map(member).collect::<Vec<_>>(),
+            "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag,
             "requests_open": self.desk.open_requests(),
             "refused": refused, "ended": ended, "coordinator": self.address(),
@@ -267,11 +278,17 @@ impl App for Cluster {
     fn metrics(&self) -> String {
         let status = self.status();
         let lag = status.lag().iter().sum();
-        let Status { generation, members, epoch, snapshot, .. } = status;
+        let Status { generation, members, epoch, snapshot, left_out, .. } = status;
         let mut text = String::new();
         for (name, kind, help, value) in [
             ("generation", "gauge", "The generation that runs; 0 when none does.", generation),
             ("workers", "gauge", "Its members.", members.len() as u64),
+            (
+                "workers_left_out",
+                "gauge",
+                "Workers that live and can't reach members.",
+                left_out.len() as u64,
+            ),
             ("epoch", "counter", "The last cut.", epoch),
             ("snapshot_epoch", "gauge", "The epoch of the last snapshot.", snapshot),
             ("lag", "gauge", "Requests that no cut has.", lag),

@@ -59,11 +59,13 @@ pub enum Fault {
     KeepLayers,
     /// A survivor reads no part that it has stored itself, whatever it owned then.
     KeepParts,
+    /// Two members that can't reach each other get into one generation again and again.
+    LeaveNobodyOut,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 28] = [
+    pub const ALL: [Fault; 29] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -92,5 +94,6 @@ impl Fault {
         Fault::KeepState,
         Fault::KeepLayers,
         Fault::KeepParts,
+        Fault::LeaveNobodyOut,
     ];
 }

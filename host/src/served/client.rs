@@ -11,6 +11,7 @@ use tidemill_cluster::{Record, Records, Refused, Topic};
 use tidemill_durable::{Log, Then, ThenEach};
 use tidemill_mesh::{Lane, Mesh};
 
+use super::lost::Lost;
 use crate::word::Word;
 use crate::COORDINATOR;
 
@@ -27,14 +28,19 @@ pub(crate) struct RemoteLog {
 struct Calls {
     count: u64,
     open: HashMap<u64, Open, FixedState>,
+    /// What was under way when a link has ended.
+    lost: Lost,
 }
 
 /// A call that waits for its answer.
 enum Open {
     /// Of these of the records that were appended together.
-    Append(Range<usize>, ThenEach),
+    Append(Appending, Range<usize>, ThenEach),
     Read(Reading),
 }
+
+/// To a topic, by a generation.
+type Appending = (Topic, u64);
 
 struct Reading {
     topic: Topic,
@@ -50,6 +56,12 @@ impl RemoteLog {
 
     fn call(&self, open: Open, word: impl FnOnce(u64) -> Word) {
         let mut calls = self.calls.lock();
+        if let Open::Append((topic, generation), of, then) = &open {
+            if calls.lost.is_before(*topic, *generation) {
+                drop(calls);
+                return of.clone().for_each(|nth| then(nth, Err(Refused::Unknown)));
+            }
+        }
         calls.count += 1;
         let call = calls.count;
         calls.open.insert(call, open);
@@ -63,10 +75,17 @@ impl RemoteLog {
 
     /// The link has ended: nobody will answer.
     pub fn broken(&self) {
-        let open = std::mem::take(&mut self.calls.lock().open);
+        let mut calls = self.calls.lock();
+        let open = std::mem::take(&mut calls.open);
+        for open in open.values() {
+            if let Open::Append((topic, generation), ..) = open {
+                calls.lost.add(*topic, *generation);
+            }
+        }
+        drop(calls);
         for (_, open) in open {
             match open {
-                Open::Append(of, then) => of.for_each(|nth| then(nth, Err(Refused::Unknown))),
+                Open::Append(_, of, then) => of.for_each(|nth| then(nth, Err(Refused::Unknown))),
                 Open::Read(reading) => (reading.then)(None),
             }
         }
@@ -81,11 +100,11 @@ impl RemoteLog {
         };
         let open = self.calls.lock().open.remove(&call);
         match (open, word) {
-            (Some(Open::Append(of, then)), Word::Appended { result, .. }) => {
+            (Some(Open::Append(_, of, then)), Word::Appended { result, .. }) => {
                 let (from, offset) = (of.start, |n: usize| result.map(|first| first + n as u64));
                 of.for_each(|nth| then(nth, offset(nth - from)));
             }
-            (Some(Open::Append(of, then)), _) => {
+            (Some(Open::Append(_, of, then)), _) => {
                 of.for_each(|nth| then(nth, Err(Refused::Unknown)));
             }
             (Some(Open::Read(reading)), Word::Found { records, upto, is_all, .. }) => {
@@ -141,7 +160,7 @@ impl Log for RemoteLog {
             together.push(bytes);
             if size > APPEND_BYTES || nth + 1 == count {
                 let records = std::mem::take(&mut together);
-                let open = Open::Append(from..nth + 1, then.clone());
+                let open = Open::Append((topic, generation), from..nth + 1, then.clone());
                 self.call(open, |call| Word::Append { call, topic, generation, records });
                 (from, size) = (nth + 1, 0);
             }

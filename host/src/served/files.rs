@@ -25,16 +25,11 @@ use tidemill_durable::{Log, Then, ThenEach};
 use tidemill_env::{Env, Lock};
 use tidemill_log::{LogKind, LogSpec};
 
+use super::lost::Lost;
 use super::topic::{put_topic, take_topic};
 
-/// Bytes of a file of the log.
-const SEGMENT_BYTES: u64 = 64 << 20;
 /// So many appends are made durable at once.
 const BATCH: usize = 1 << 16;
-/// Bytes that may wait to be appended.
-const WAITING_BYTES_MAX: usize = 1 << 30;
-/// So much of the log is trimmed at once, at least: each trim is a record, too.
-const TRIM_BYTES: usize = 4 << 20;
 
 /// So long the directory is waited for: of who had it before in this process the last thread may be about to
 /// end.
@@ -43,6 +38,38 @@ const HOLD_AGAIN_US: u64 = 10_000;
 
 const BASES: u8 = 0;
 const RECORD: u8 = 1;
+
+/// How large things are; tests have smaller ones.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Bytes of a file of the log.
+    segment: u64,
+    /// Bytes that may wait to be appended.
+    waiting_max: usize,
+    /// So much of the log is trimmed at once, at least: each trim is a record, too.
+    trim: usize,
+    #[cfg(test)]
+    mistake: Option<tests::Mistake>,
+}
+
+const SIZES: Sizes = Sizes {
+    segment: 64 << 20,
+    waiting_max: 1 << 30,
+    trim: 4 << 20,
+    #[cfg(test)]
+    mistake: None,
+};
+
+/// Whether a test has asked for a mistake.
+macro_rules! spoils {
+    ($files:expr, $mistake:ident) => {{
+        #[cfg(test)]
+        let spoils = $files.sizes.mistake == Some(tests::Mistake::$mistake);
+        #[cfg(not(test))]
+        let spoils = false;
+        spoils
+    }};
+}
 
 /// A record as it is read.
 pub(crate) type Raw = (u64, Arc<[u8]>);
@@ -84,10 +111,18 @@ pub struct FileLog {
     shared: Arc<Shared>,
 }
 
+#[derive(Default)]
 struct Shared {
-    /// Bytes that wait to be appended.
-    waiting: Mutex<usize>,
+    waiting: Mutex<Waiting>,
     failed: Mutex<Option<Error>>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// Bytes that wait to be appended.
+    bytes: usize,
+    /// What there was no room for.
+    lost: Lost,
 }
 
 /// Takes a directory, which is made when missing, so that no other process writes a log there.
@@ -116,20 +151,9 @@ impl FileLog {
     /// # Errors
     /// A log that is damaged, of another app, or of a newer format; failing calls.
     pub fn open(env: &Env, dir: PathBuf, app: u128, held: Box<dyn Lock>) -> Result<FileLog> {
-        let spec = LogSpec { dir, kind: LogKind::Cuts, app, segment_bytes: SEGMENT_BYTES };
-        let log = tidemill_log::Log::open(env.disk.clone(), spec, 0)?;
-        let mut topics = Topics::default();
-        for record in log.read(log.first())? {
-            let record = record?;
-            topics.found(record.number, record.kind, &record.bytes).ok_or_else(|| {
-                let what = format!("record {} of the log is none of a cluster's", record.number);
-                Error::input(what).help("restore the directory from a backup")
-            })?;
-        }
+        let files = Files::open(env, dir, app, held, SIZES)?;
         let (jobs, coming) = unbounded();
-        let shared = Arc::new(Shared { waiting: Mutex::new(0), failed: Mutex::new(None) });
-        let files =
-            Files { env: env.clone(), log, topics, parked: Vec::new(), freed: 0, _held: held };
+        let shared = Arc::new(Shared::default());
         let (own, begins_at) = (shared.clone(), files.log.next());
         let body = Box::new(move || files.run(&coming, &own));
         env.threads.spawn("cluster-log", body).map_err(|e| Error::io("starting a thread", &e))?;
@@ -150,14 +174,10 @@ impl FileLog {
         records: Vec<Vec<u8>>,
         then: Appended,
     ) {
-        let bytes: usize = records.iter().map(Vec::len).sum();
-        let mut waiting = self.shared.waiting.lock();
-        if *waiting + bytes > WAITING_BYTES_MAX {
-            drop(waiting);
+        let bytes = records.iter().map(Vec::len).sum();
+        if !self.shared.takes(topic, generation, bytes, SIZES.waiting_max) {
             return then(Err(Refused::Unknown));
         }
-        *waiting += bytes;
-        drop(waiting);
         self.job(Job::Append { topic, generation, begins, records, then });
     }
 
@@ -182,6 +202,22 @@ impl FileLog {
                 Job::Trim { .. } => {}
             }
         }
+    }
+}
+
+impl Shared {
+    /// Whether there is room for an append.
+    fn takes(&self, topic: Topic, generation: u64, bytes: usize, max: usize) -> bool {
+        let mut waiting = self.waiting.lock();
+        if waiting.lost.is_before(topic, generation) {
+            return false;
+        }
+        if waiting.bytes + bytes > max {
+            waiting.lost.add(topic, generation);
+            return false;
+        }
+        waiting.bytes += bytes;
+        true
     }
 }
 
@@ -313,6 +349,9 @@ struct Files {
     parked: Vec<Parked>,
     /// Bytes that were trimmed in memory, and not in the files.
     freed: usize,
+    sizes: Sizes,
+    /// What has failed: from then on nothing is appended, because nobody knows what is there.
+    failed: Option<Error>,
     /// Nobody else writes there.
     _held: Box<dyn Lock>,
 }
@@ -325,6 +364,27 @@ enum Going {
 }
 
 impl Files {
+    fn open(
+        env: &Env,
+        dir: PathBuf,
+        app: u128,
+        held: Box<dyn Lock>,
+        sizes: Sizes,
+    ) -> Result<Files> {
+        let spec = LogSpec { dir, kind: LogKind::Cuts, app, segment_bytes: sizes.segment };
+        let log = tidemill_log::Log::open(env.disk.clone(), spec, 0)?;
+        let mut topics = Topics::default();
+        for record in log.read(log.first())? {
+            let record = record?;
+            topics.found(record.number, record.kind, &record.bytes).ok_or_else(|| {
+                let what = format!("record {} of the log is none of a cluster's", record.number);
+                Error::input(what).help("restore the directory from a backup")
+            })?;
+        }
+        let (env, parked) = (env.clone(), Vec::new());
+        Ok(Files { env, log, topics, parked, freed: 0, sizes, failed: None, _held: held })
+    }
+
     fn run(mut self, coming: &Receiver<Job>, shared: &Shared) {
         loop {
             let now = self.env.clock.monotonic_ns();
@@ -378,11 +438,8 @@ impl Files {
             }
         }
         let numbers = self.append(&going);
-        *shared.waiting.lock() -= bytes_taken;
-        if let Err(error) = &numbers {
-            shared.failed.lock().get_or_insert_with(|| error.clone());
-        }
-        let mut numbers = numbers.ok().map(Vec::into_iter);
+        shared.waiting.lock().bytes -= bytes_taken;
+        let mut numbers = self.good(numbers, shared).map(Vec::into_iter);
         for (going, then) in going {
             match (going, &mut numbers) {
                 (Going::Refused, _) => then(Err(Refused::Fenced)),
@@ -402,15 +459,29 @@ impl Files {
             }
         }
         self.answer();
-        if self.freed >= TRIM_BYTES {
-            if let Err(error) = self.let_go() {
-                shared.failed.lock().get_or_insert(error);
-            }
+        if self.freed >= self.sizes.trim && self.failed.is_none() {
+            let gone = self.let_go();
+            self.good(gone, shared);
         }
+    }
+
+    /// What has not failed.
+    fn good<T>(&mut self, result: Result<T>, shared: &Shared) -> Option<T> {
+        result
+            .map_err(|error| {
+                let error = self.failed.get_or_insert(error);
+                shared.failed.lock().get_or_insert_with(|| error.clone());
+            })
+            .ok()
     }
 
     /// Makes records durable; their numbers.
     fn append(&mut self, going: &[(Going, Appended)]) -> Result<Vec<u64>> {
+        // Also after a full disk, where the log would go on, and with what was answered as unknown: the next
+        // record would have the same offset.
+        if let Some(error) = self.failed.as_ref().filter(|_| !spoils!(self, GoOn)) {
+            return Err(error.clone());
+        }
         let mut numbers = Vec::with_capacity(going.len());
         let mut record = Vec::new();
         for (going, _) in going {
@@ -425,7 +496,7 @@ impl Files {
                 numbers.push(self.log.append(RECORD, &record)?);
             }
         }
-        if !numbers.is_empty() {
+        if !numbers.is_empty() && !spoils!(self, AnswerEarly) {
             self.log.commit()?;
         }
         Ok(numbers)
@@ -459,8 +530,9 @@ impl Files {
     fn let_go(&mut self) -> Result<()> {
         self.freed = 0;
         let mut bases = Vec::new();
-        put_u32(self.topics.0.len() as u32, &mut bases);
-        for (topic, kept) in &self.topics.0 {
+        let count = if spoils!(self, ForgetBases) { 0 } else { self.topics.0.len() };
+        put_u32(count as u32, &mut bases);
+        for (topic, kept) in self.topics.0.iter().take(count) {
             put_topic(*topic, &mut bases);
             put_u64(kept.next(), &mut bases);
             put_u64(kept.generation, &mut bases);
@@ -468,7 +540,8 @@ impl Files {
         let number = self.log.append(BASES, &bases)?;
         self.log.commit()?;
         let firsts = self.topics.0.values().filter_map(|kept| kept.records.front());
-        let needed = firsts.map(|(number, _)| *number).min().unwrap_or(number);
+        let needed = firsts.map(|(number, _)| *number).min();
+        let needed = needed.filter(|_| !spoils!(self, TrimAll)).unwrap_or(number);
         self.log.trim(needed.min(number)).map(drop)
     }
 }
@@ -491,3 +564,6 @@ pub(crate) fn begins(records: &[Vec<u8>]) -> Option<u64> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 mod client;
 mod files;
+mod lost;
 mod server;
 mod topic;
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,13 @@ def wait_for(what: str, holds: Callable[[], Any], seconds: float = PATIENCE) -> 
 class Process:
     """A command of the package, in a process of its own."""
 
-    def __init__(self, folder: Path, *args: str) -> None:
+    def __init__(self, folder: Path, *args: str, within: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.args = args
         self.said, self.errors = folder / "stdout", folder / "stderr"
         with self.said.open("w") as out, self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tidemill.cli", *args],
+                [*within, sys.executable, "-m", "tidemill.cli", *args],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,

@@ -43,8 +43,11 @@ ACTS = ("worker", "worker", "coordinator", "both", "freeze", "freeze coordinator
 class Cluster:
     """A coordinator, and workers that are started again."""
 
-    def __init__(self, folder: Path, workers: int) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, workers: int, flags: list[str] | None = None, app: Path = APP
+    ) -> None:
+        self.folder, self.app = folder, app
+        self.flags = settings() if flags is None else flags
         folder.mkdir(parents=True)
         (folder / "secret").write_text(f"{random.SystemRandom().getrandbits(256):064x}")
         self.listen, self.http = "127.0.0.1:0", "127.0.0.1:0"
@@ -54,9 +57,9 @@ class Cluster:
 
     def _start(self, who: str, *more: str) -> Process:
         self.started += 1
-        common = ["--secret-file", str(self.folder / "secret"), *settings()]
+        common = ["--secret-file", str(self.folder / "secret"), *self.flags]
         common += ["--snapshots", str(self.folder / "snapshots")]
-        return Process(self.folder / f"{who}-{self.started}", who, str(APP), *common, *more)
+        return Process(self.folder / f"{who}-{self.started}", who, str(self.app), *common, *more)
 
     def start_coordinator(self) -> Process:
         """Starts it where it was."""

@@ -84,6 +84,7 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("under-way", int, "without a rate, so many requests wait for replies at most (--processes)"),
     ("multi", float, "percentage of transfers between two processes (ycsb-t --processes)"),
     ("kill", float, "after so many seconds a worker is killed (--processes)"),
+    ("kills", int, "so many workers, one after the other, each so much later (--kill)"),
     ("repeat", int, "number of runs"),
 )
 

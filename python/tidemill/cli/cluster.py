@@ -183,6 +183,11 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     }
     workers = [f"  {member['worker']}  {member['address']}" for member in members]
     lines = [*fields(head), f"workers ({len(members)})", *workers]
+    if found["left_out"]:
+        lines.append("left out, because they can't reach others")
+        for left in found["left_out"]:
+            others = ", ".join(map(str, left["from"]))
+            lines.append(f"  {left['worker']}  from {others}, for {left['for_s']:.0f} s more")
     if found["refused"]:
         lines += ["turned away", *(f"  {why}" for why in found["refused"])]
     return lines

@@ -37,7 +37,7 @@ PER_SECOND = {"ycsb-t": 300_000, "tpcc": 10_000, "hotel": 60_000, "movie": 30_00
 CLIENT = ("program", "rate", "events", "keys", "skew", "abort", "seed", "warehouses", "items")
 OWN = (
     *("workload", "processes", "log", "snapshots", "snapshot_us", "seconds", "multi", "under_way"),
-    *("kill", "sink", "epoch", "warm_up"),
+    *("kill", "kills", "sink", "epoch", "warm_up"),
 )
 
 #: Accounts of ycsb-t and items of tpcc, requests, and requests under way without a rate.
@@ -81,7 +81,7 @@ def run(given: Mapping[str, Any], progress: Callable[[str], None]) -> dict[str, 
     file.write_text(
         f"from tidemill.workloads import served\n\napp = served.app({workload!r}, {options!r})\n"
     )
-    seen = _Seen(given.get("kill"))
+    seen = _Seen(given.get("kill"), given.get("kills", 1))
     try:
         with _Cluster(app, file, placed(settings, app.name), processes) as cluster:
             cluster.wait_for(processes)
@@ -126,7 +126,9 @@ def _check(given: Mapping[str, Any]) -> None:
         )
     if "multi" in given and not 0 <= given["multi"] <= 100:
         raise SettingError(f"--multi {given['multi']}: it is a percentage")
-    for option in ("rate", "seconds", "under_way", "events"):
+    if "kills" in given and "kill" not in given:
+        raise SettingError("--kills: nobody is killed", "say --kill, the seconds between two")
+    for option in ("rate", "seconds", "under_way", "events", "kill", "kills"):
         if option in given and given[option] <= 0:
             raise SettingError(f"--{option.replace('_', '-')} {given[option]}: it is above 0")
 
@@ -178,9 +180,9 @@ class _Cluster:
 class _Seen:
     """What has happened to the cluster meanwhile."""
 
-    def __init__(self, kill_s: float | None) -> None:
-        self.begun = time.monotonic()
-        self.kill_s = kill_s
+    def __init__(self, kill_s: float | None, kills: int) -> None:
+        self.last_kill = time.monotonic()
+        self.kill_s, self.kills = kill_s, kills
         self.killed: list[int] = []
         self.generations: set[int] = set()
         self.snapshots: set[int] = set()
@@ -194,11 +196,17 @@ class _Seen:
         if status["snapshot_epoch"]:
             self.snapshots.add(status["snapshot_epoch"])
         self.epoch = max(self.epoch, status["epoch"])
-        is_due = self.kill_s is not None and time.monotonic() - self.begun > self.kill_s
-        victim = cluster.children[-1].process
-        if is_due and victim is not None and not self.killed:
+        now = time.monotonic()
+        is_due = self.kill_s is not None and now - self.last_kill > self.kill_s
+        # The last one, then the one before it, and so on in turn.
+        turn = len(self.killed)
+        victim = cluster.children[-1 - turn % len(cluster.children)].process
+        is_there = victim is not None and victim.poll() is None and victim.pid not in self.killed
+        if is_due and is_there and turn < self.kills:
+            assert victim is not None
             os.kill(victim.pid, signal.SIGKILL)
             self.killed.append(victim.pid)
+            self.last_kill = now
 
 
 class _Here:

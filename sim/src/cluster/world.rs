@@ -38,7 +38,14 @@ pub struct Weather {
     pub stores: u64,
     /// A wall clock jumps.
     pub jumps: u64,
+    /// Two workers can't reach each other for up to some seconds, or ever again.
+    pub cuts: u64,
+    /// A worker ends in good order, and another process takes its place.
+    pub leaves: u64,
 }
+
+/// How much longer a cut lasts than other troubles.
+const CUT_TIMES: u64 = 5;
 
 /// A process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -121,6 +128,8 @@ pub struct World {
     store: BTreeMap<String, Object>,
     /// When the last thing on each way arrives.
     ways: HashMap<(Process, Process), u64>,
+    /// Who can't reach whom, and until when.
+    cuts: BTreeMap<(Process, Process), u64>,
     appends: HashMap<(Process, Topic), u64>,
     log_trouble_until_us: u64,
     store_trouble_until_us: u64,
@@ -159,12 +168,13 @@ impl World {
                 fault,
             },
         };
-        let weather = match dice.below(6) {
-            0 => Weather::default(),
+        let weather = match dice.below(7) {
+            0 => Weather { leaves: 10, ..Weather::default() },
             1 => Weather { kills: 30, ..Weather::default() },
             2 => Weather { freezes: 30, coordinators: 20, ..Weather::default() },
             3 => Weather { breaks: 30, jumps: 20, ..Weather::default() },
             4 => Weather { logs: 30, stores: 30, kills: 5, ..Weather::default() },
+            5 => Weather { cuts: 20, kills: 2, coordinators: 2, ..Weather::default() },
             _ => Weather {
                 kills: 10,
                 freezes: 10,
@@ -173,6 +183,8 @@ impl World {
                 logs: 10,
                 stores: 10,
                 jumps: 10,
+                cuts: 5,
+                leaves: 10,
             },
         };
         let until_us = 500 * MS + dice.below(2_500) * MS;
@@ -195,6 +207,7 @@ impl World {
             log: Log::new(fault == Some(Fault::ForgetFence), seed % 2 == 1),
             store: BTreeMap::new(),
             ways: HashMap::new(),
+            cuts: BTreeMap::new(),
             appends: HashMap::new(),
             log_trouble_until_us: 0,
             store_trouble_until_us: 0,
@@ -475,10 +488,16 @@ impl World {
             Machine::Coordinator(machine) => machine.handle(input, &mut effects),
             Machine::Worker(machine) => machine.handle(input, &mut effects),
         }
+        let has_left = matches!(&running.machine, Machine::Worker(worker) if worker.has_left());
         for effect in effects {
             if self.processes.contains_key(&process) {
                 self.effect(process, effect);
             }
+        }
+        if has_left && self.processes.contains_key(&process) {
+            self.kill(process);
+            let in_us = self.dice.below(100 * MS);
+            self.after(in_us, Happening::Start(process));
         }
     }
 
@@ -550,6 +569,10 @@ impl World {
             // Nobody listens.
             return self.broken(by, to);
         }
+        if self.cuts.get(&(by.min(to), by.max(to))).is_some_and(|until| *until > self.now_us) {
+            // Whoever dials is not answered.
+            return self.broken(by, to);
+        }
         let in_us = self.delay();
         let last = self.ways.entry((by, to)).or_default();
         let at_us = (self.now_us + in_us).max(*last + 1);
@@ -574,7 +597,8 @@ impl World {
         }
         // Every 10 ms, so a rate of n in ten seconds is n in a thousand.
         let w = self.weather;
-        let kinds = [w.kills, w.freezes, w.coordinators, w.breaks, w.logs, w.stores, w.jumps];
+        let Weather { kills, freezes, coordinators, breaks, logs, stores, jumps, cuts, leaves } = w;
+        let kinds = [kills, freezes, coordinators, breaks, logs, stores, jumps, cuts, leaves];
         for (kind, rate) in kinds.into_iter().enumerate() {
             if self.dice.below(1000) < rate {
                 self.strike(kind);
@@ -624,6 +648,22 @@ impl World {
                 let victim = *self.dice.pick(&all);
                 let off_us = (self.dice.below(20_000) as i64 - 10_000) * MS as i64;
                 self.processes.get_mut(&victim).expect("it is there").clock_off_us = off_us;
+            }
+            7 if workers.len() > 1 => {
+                let (a, b) = (*self.dice.pick(&workers), *self.dice.pick(&workers));
+                if a != b {
+                    let is_for_ever = self.dice.chance(30);
+                    let until_us = self.now_us + CUT_TIMES * for_us;
+                    let until_us = if is_for_ever { u64::MAX } else { until_us };
+                    self.say(|| format!("{a:?} and {b:?} can't reach each other"));
+                    self.cuts.insert((a.min(b), a.max(b)), until_us);
+                    self.tear(a, b);
+                }
+            }
+            8 if !workers.is_empty() => {
+                let victim = *self.dice.pick(&workers);
+                self.say(|| format!("{victim:?} is to end"));
+                self.give(victim, Input::Leave);
             }
             _ => {}
         }

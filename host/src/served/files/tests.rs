@@ -1,0 +1,417 @@
+//! Crashes of the log: what was acknowledged is there, once and in order; of what was not a beginning may be
+//! there, and nothing else is. The disk is simulated, and a turn of the log's thread is a call.
+
+use std::io::ErrorKind;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+use tidemill_sim::{DiskOp, Image, SimDisk, SimEnv, SimRandom};
+
+use super::*;
+
+/// Mistakes on purpose, to see that they are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mistake {
+    /// Answers before anything is durable.
+    AnswerEarly,
+    /// Does not write where topics are when it trims.
+    ForgetBases,
+    /// Trims what is still needed.
+    TrimAll,
+    /// Appends when a disk that was full has room again.
+    GoOn,
+}
+
+const TOPICS: [Topic; 4] = [Topic::Cuts, Topic::Input(0), Topic::Input(1), Topic::Output(0)];
+const DIR: &str = "/log";
+const FAULTS: [ErrorKind; 2] = [ErrorKind::Other, ErrorKind::StorageFull];
+
+/// A record that was taken: its bytes, which no other has, its generation, the turn, and how many records had
+/// been taken before.
+#[derive(Clone, Debug)]
+struct Taken {
+    bytes: Vec<u8>,
+    generation: u64,
+    turn: u64,
+    nth: u64,
+}
+
+/// What must be in a topic.
+#[derive(Clone, Debug, Default)]
+struct Model {
+    records: Vec<Taken>,
+    /// Below what was trimmed in which turn.
+    trims: Vec<(u64, u64)>,
+    /// Of what was taken.
+    generation: u64,
+}
+
+impl Model {
+    fn next(&self) -> u64 {
+        self.records.len() as u64
+    }
+}
+
+type Models = BTreeMap<Topic, Model>;
+
+type Answer = std::result::Result<u64, Refused>;
+
+/// What a job is told, when it is.
+type Told<T> = Arc<Mutex<Option<T>>>;
+
+/// An append that was asked for.
+struct Asked {
+    topic: Topic,
+    generation: u64,
+    records: Vec<Vec<u8>>,
+    /// The offset that it must get; `None` when it is too late.
+    offset: Option<u64>,
+    answer: Told<Answer>,
+}
+
+/// A log that is driven, and what it should hold.
+struct Life {
+    disk: Arc<SimDisk>,
+    dice: SimRandom,
+    files: Files,
+    shared: Shared,
+    models: Models,
+    turn: u64,
+    /// How many records were taken.
+    taken: Arc<Mutex<u64>>,
+    /// What has failed: from then on nothing is taken.
+    has_failed: bool,
+    ids: u64,
+}
+
+/// Where a run is, as a mark in the recording of its disk.
+fn mark(turn: u64, taken: u64) -> u64 {
+    turn << 32 | taken
+}
+
+fn open(env: &Env, mistake: Option<Mistake>) -> Result<Files> {
+    let sizes = Sizes { segment: 700, waiting_max: 1 << 30, trim: 300, mistake };
+    Files::open(env, DIR.into(), 7, hold(env, Path::new(DIR))?, sizes)
+}
+
+impl Life {
+    fn new(seed: u64, mistake: Option<Mistake>) -> Life {
+        let sim = SimEnv::new(seed);
+        sim.disk.record();
+        let models = TOPICS.iter().map(|topic| (*topic, Model::default())).collect();
+        let files = open(&sim.env(), mistake).expect("nothing fails");
+        Life::on(sim.disk.clone(), files, models, seed)
+    }
+
+    fn on(disk: Arc<SimDisk>, files: Files, models: Models, seed: u64) -> Life {
+        let (dice, shared) = (SimRandom::new(seed ^ 0x5eed), Shared::default());
+        // No record of this life is one of a life before.
+        let ids = seed.wrapping_mul(1 << 20);
+        let taken = Arc::default();
+        let (turn, has_failed) = (0, false);
+        Life { disk, dice, files, shared, models, turn, taken, has_failed, ids }
+    }
+
+    fn record(&mut self) -> Vec<u8> {
+        self.ids += 1;
+        let mut bytes = self.ids.to_be_bytes().to_vec();
+        bytes.resize(8 + self.dice.below(60) as usize, self.ids as u8);
+        bytes
+    }
+
+    /// Some jobs at once, as they come when somebody has waited for the disk; what was asked and not taken
+    /// since something has failed.
+    fn turn(&mut self) -> Vec<Asked> {
+        self.turn += 1;
+        self.disk.mark(mark(self.turn, *self.taken.lock()));
+        // What each topic comes to when all goes well.
+        let mut will: BTreeMap<Topic, (u64, u64)> = (self.models.iter())
+            .map(|(topic, model)| (*topic, (model.next(), model.generation)))
+            .collect();
+        let (mut jobs, mut asked, mut reads) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..1 + self.dice.below(5) {
+            let topic = TOPICS[self.dice.below(4) as usize];
+            match self.dice.below(8) {
+                0 => {
+                    // Not behind what was there when the turn began: nobody trims what is not durable.
+                    let model = self.models.get_mut(&topic).expect("it is one of them");
+                    let below = self.dice.below(model.next() + 1);
+                    model.trims.push((self.turn, below));
+                    jobs.push(Job::Trim { topic, below });
+                }
+                1 => {
+                    let (from, found) = (self.dice.below(will[&topic].0 + 1), Told::default());
+                    let limit = (self.dice.below(2) == 0).then_some(3);
+                    let told = Arc::clone(&found);
+                    let then = Box::new(move |answer| *told.lock() = answer);
+                    jobs.push(Job::Read { topic, from, limit, wait_us: 0, then });
+                    reads.push((topic, from, found));
+                }
+                kind => {
+                    let append = self.append(topic, kind == 2, &mut will);
+                    jobs.push(append.0);
+                    asked.push(append.1);
+                }
+            }
+        }
+        self.shared.waiting.lock().bytes = 1 << 30;
+        self.files.work(jobs, &self.shared);
+        self.judge(asked, reads)
+    }
+
+    fn append(
+        &mut self,
+        topic: Topic,
+        is_first: bool,
+        will: &mut BTreeMap<Topic, (u64, u64)>,
+    ) -> (Job, Asked) {
+        let (next, last) = will[&topic];
+        let is_input = matches!(topic, Topic::Input(_));
+        // Mostly of the generation that there is; of a later or an earlier one, or the first of the next.
+        let generation = match self.dice.below(6) {
+            _ if is_input => 0,
+            0 => last.saturating_sub(1),
+            1 => last + 1,
+            _ => last + u64::from(is_first),
+        };
+        let begins = (is_first && !is_input).then_some(generation);
+        let count = if begins.is_some() { 1 } else { 1 + self.dice.below(3) };
+        let records: Vec<Vec<u8>> = (0..count).map(|_| self.record()).collect();
+        let is_late = match begins {
+            Some(number) => last >= number,
+            None => last > generation,
+        };
+        let offset = (!is_late || is_input).then_some(next);
+        if offset.is_some() {
+            will.insert(topic, (next + count, last.max(generation)));
+        }
+        let answer: Told<Answer> = Arc::default();
+        let (told, disk, taken) = (Arc::clone(&answer), self.disk.clone(), self.taken.clone());
+        let turn = self.turn;
+        let then = Box::new(move |answer: Answer| {
+            if answer.is_ok() {
+                let mut taken = taken.lock();
+                *taken += count;
+                disk.mark(mark(turn, *taken));
+            }
+            assert_eq!(told.lock().replace(answer), None, "answered once");
+        });
+        let job = Job::Append { topic, generation, begins, records: records.clone(), then };
+        (job, Asked { topic, generation, records, offset, answer })
+    }
+
+    fn judge(&mut self, asked: Vec<Asked>, reads: Vec<(Topic, u64, Told<Found>)>) -> Vec<Asked> {
+        let mut nth = self.models.values().map(Model::next).sum();
+        let had_failed = self.has_failed;
+        let mut unknown = Vec::new();
+        for asked in asked {
+            let answer = asked.answer.lock().take().expect("it was answered");
+            match (answer, asked.offset) {
+                (Ok(offset), _) => {
+                    assert!(!had_failed, "something was taken behind a failure");
+                    assert_eq!(Some(offset), asked.offset, "{:?}", asked.topic);
+                    let model = self.models.get_mut(&asked.topic).expect("it is one of them");
+                    let (generation, turn) = (asked.generation, self.turn);
+                    for bytes in asked.records {
+                        model.records.push(Taken { bytes, generation, turn, nth });
+                        nth += 1;
+                    }
+                    model.generation = model.generation.max(generation);
+                }
+                // What came behind what has failed may have been late.
+                (Err(Refused::Fenced), offset) => assert!(had_failed || offset.is_none()),
+                (Err(Refused::Unknown), _) => {
+                    self.has_failed = true;
+                    unknown.push(asked);
+                }
+            }
+        }
+        self.has_failed |= self.shared.failed.lock().is_some();
+        if !unknown.is_empty() {
+            assert!(self.shared.failed.lock().is_some(), "nobody is told what has failed");
+        }
+        for (topic, from, found) in reads {
+            let Some(Found { records, upto }) = found.lock().take() else { continue };
+            let model = &self.models[&topic];
+            assert!(upto <= model.next().max(from));
+            let below = model.trims.iter().map(|(_, below)| *below).max().unwrap_or(0);
+            let mut expected = from;
+            for (offset, bytes) in records {
+                expected = if expected < below { offset } else { expected };
+                assert_eq!(offset, expected, "no record is left out");
+                assert_eq!(&*bytes, &model.records[offset as usize].bytes);
+                expected += 1;
+            }
+        }
+        unknown
+    }
+
+    fn turns(&mut self, count: u64) {
+        for _ in 0..count {
+            let unknown = self.turn();
+            assert!(unknown.is_empty() && !self.has_failed, "nothing has failed");
+        }
+    }
+}
+
+/// What a log that was opened again holds: all that had been taken, and of what the turn had asked for a
+/// beginning. What it holds is what the models are from then on.
+fn check(files: &mut Files, models: &Models, turn: u64, taken: u64) -> Models {
+    let mut left = Models::new();
+    for (topic, model) in models {
+        let nothing = Kept::default();
+        let kept = files.topics.0.get(topic).unwrap_or(&nothing);
+        let there = model.records.iter().filter(|record| record.nth < taken).count() as u64;
+        let asked = model.records.iter().filter(|record| record.turn <= turn).count() as u64;
+        let next = kept.next();
+        assert!(next >= there, "{topic:?}: {there} were acknowledged, and it ends at {next}");
+        assert!(next <= asked, "{topic:?}: {asked} were asked for, and it ends at {next}");
+        let trims = model.trims.iter().filter(|(of, _)| *of <= turn);
+        let below = trims.clone().map(|(_, below)| *below).max().unwrap_or(0);
+        assert!(kept.first <= below, "{topic:?}: it begins at {}, not {below}", kept.first);
+        for (offset, (_, bytes)) in (kept.first..).zip(&kept.records) {
+            assert_eq!(&**bytes, &model.records[offset as usize].bytes, "{topic:?} at {offset}");
+        }
+        let records: Vec<Taken> = model.records[..next as usize].to_vec();
+        let generation = records.iter().map(|record| record.generation).max().unwrap_or(0);
+        assert!(kept.generation >= generation, "{topic:?} has lost its fence");
+        let again = |record: Taken| Taken { turn: 0, nth: 0, ..record };
+        let records = records.into_iter().map(again).collect();
+        let trims = trims.map(|(_, below)| (0, *below)).collect();
+        // One that was asked for in a turn may be in what was stored of that turn.
+        let generation = kept.generation;
+        let last = model.records.iter().filter(|record| record.turn <= turn);
+        assert!(generation <= last.map(|record| record.generation).max().unwrap_or(0));
+        left.insert(*topic, Model { records, trims, generation });
+    }
+    left
+}
+
+fn env_of(disk: &Arc<SimDisk>, seed: u64) -> Env {
+    Env { disk: disk.clone(), ..SimEnv::new(seed).env() }
+}
+
+/// What a crash has left is opened, perhaps after crashes while that is done; is good; and is gone on with.
+fn recover(image: &Image, models: &Models, seed: u64, mistake: Option<Mistake>) {
+    let at = image.mark.unwrap_or(0);
+    let (turn, taken) = (at >> 32, at & 0xffff_ffff);
+    let disk = &image.disk;
+    let dice = SimRandom::new(seed ^ image.at as u64);
+    let env = env_of(disk, seed);
+    for _ in 0..dice.below(3) {
+        disk.fail_from(None, 1 + dice.below(12), ErrorKind::Other);
+        let _ = open(&env, mistake);
+        disk.crash_torn();
+    }
+    let mut files = open(&env, mistake).unwrap_or_else(|e| panic!("{image:?}: {e}"));
+    let models = check(&mut files, models, turn, taken);
+    let mut life = Life::on(disk.clone(), files, models, seed + 1 + image.at as u64);
+    life.turns(3);
+    let (models, turn, taken) = (life.models.clone(), life.turn, u64::MAX);
+    drop(life);
+    disk.crash();
+    let mut files = open(&env, mistake).unwrap_or_else(|e| panic!("{image:?}, again: {e}"));
+    check(&mut files, &models, turn, taken);
+}
+
+/// A run, and every moment of it at which the machine may stop.
+fn crashes(seed: u64, mistake: Option<Mistake>) -> usize {
+    let mut life = Life::new(seed, mistake);
+    life.turns(12);
+    let (models, trace) = (life.models.clone(), life.disk.take_trace());
+    // Not all of them for each seed: seeds are many.
+    let images = trace.images(seed, 1).enumerate().filter(|(n, _)| n % 3 == seed as usize % 3);
+    images.map(|(_, image)| recover(&image, &models, seed, mistake)).count()
+}
+
+/// A disk that fails somewhere, and perhaps does not later: nothing is taken any more, and what was is there.
+fn failure(seed: u64, mistake: Option<Mistake>) {
+    let mut life = Life::new(seed, mistake);
+    let env = env_of(&life.disk, seed);
+    let turns = life.dice.below(8);
+    life.turns(turns);
+    let kind = FAULTS[life.dice.below(2) as usize];
+    let nth = 1 + life.dice.below(6);
+    match life.dice.below(4) {
+        0 => life.disk.fail_nth(None, nth, kind),
+        1 => life.disk.fail_nth(DiskOp::Sync, nth, kind),
+        2 => life.disk.fail_nth(DiskOp::Write, nth, kind),
+        _ => life.disk.fail_from(None, nth, kind),
+    }
+    let mut unknown = Vec::new();
+    for _ in 0..30 {
+        let more = life.turn();
+        if unknown.is_empty() {
+            // Only these may be there: what came later was asked of a log that had failed.
+            unknown = more;
+        }
+    }
+    assert!(life.has_failed, "thirty turns make so many calls");
+    let (mut models, turn) = (life.models.clone(), life.turn);
+    let taken = models.values().map(Model::next).sum();
+    for Asked { topic, generation, records, offset, .. } in unknown {
+        let model = models.get_mut(&topic).expect("it is one of them");
+        if offset == Some(model.next()) {
+            let record = |bytes| Taken { bytes, generation, turn, nth: u64::MAX };
+            model.records.extend(records.into_iter().map(record));
+        }
+    }
+    let how = life.dice.below(3);
+    let disk = life.disk.clone();
+    drop(life);
+    match how {
+        0 => disk.kill(),
+        1 => disk.crash(),
+        _ => disk.crash_torn(),
+    }
+    let mut files = open(&env, mistake).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    let models = check(&mut files, &models, turn, taken);
+    Life::on(disk, files, models, seed + 1).turns(3);
+}
+
+fn cases(default: u64, weight: u64) -> u64 {
+    let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse::<u64>().ok());
+    cases.map_or(default, |cases| (cases / weight).max(1))
+}
+
+#[test]
+fn whatever_moment_it_stops_at_nothing_is_lost_and_nothing_is_new() {
+    let count: usize = (0..cases(40, 50)).map(|seed| crashes(seed, None)).sum();
+    println!("{count} crashes");
+}
+
+#[test]
+fn nothing_is_taken_behind_a_failure() {
+    (0..cases(400, 5)).for_each(|seed| failure(seed, None));
+}
+
+#[test]
+fn mistakes_are_found() {
+    use Mistake::{AnswerEarly, ForgetBases, GoOn, TrimAll};
+    for mistake in [AnswerEarly, ForgetBases, TrimAll, GoOn] {
+        let finds = |seed: &u64| {
+            let run = || match mistake {
+                GoOn => failure(*seed, Some(mistake)),
+                _ => drop(crashes(*seed, Some(mistake))),
+            };
+            catch_unwind(AssertUnwindSafe(run)).is_err()
+        };
+        let found = (0..200).find(finds);
+        println!(
+            "{mistake:?}: seed {}",
+            found.unwrap_or_else(|| panic!("nobody notices {mistake:?}"))
+        );
+    }
+}
+
+#[test]
+fn nothing_is_taken_behind_what_there_was_no_room_for() {
+    let shared = Shared::default();
+    let takes = |topic, generation, bytes| shared.takes(topic, generation, bytes, 100);
+    assert!(takes(Topic::Cuts, 1, 60));
+    assert!(!takes(Topic::Cuts, 1, 60));
+    assert!(!takes(Topic::Cuts, 1, 1), "there would be a gap");
+    assert!(takes(Topic::Output(0), 1, 1), "another topic");
+    assert!(takes(Topic::Cuts, 2, 1), "the next generation has begun behind it");
+    assert!(!takes(Topic::Input(0), 0, 60));
+    assert!(takes(Topic::Input(0), 0, 1), "requests do not wait for each other");
+}
