@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tools
+# Of the crate `python`: kafka-tls needs OpenSSL's headers, kafka-tls-vendored builds OpenSSL, too.
+FEATURES ?=
 CASES ?= 20000
 KILLS ?= 2000
 RECOVERY_KILLS ?= 300
@@ -25,7 +27,7 @@ $(STAMP): python/pyproject.toml
 
 # Builds the extension into .venv, incrementally.
 setup: $(STAMP)
-	cd python && PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(CURDIR)/$(BIN)/maturin develop --release
+	cd python && PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(CURDIR)/$(BIN)/maturin develop --release $(if $(FEATURES),--features $(FEATURES))
 
 # Runs the ledger, kills it in the midst, goes on, and compares with a run that nobody has killed.
 demo: setup
@@ -80,11 +82,11 @@ histories:
 	cd engine/tests/order/porcupine && go run . $(CURDIR)/target/histories/*.jsonl
 
 # What needs a Kafka broker and an S3 server, with real ones: servers/run.py installs them once into
-# target/servers (with mvn, java and go), starts them for this and ends them. One test at a time: some kill
-# the broker.
+# target/servers (with mvn, java, go and openssl), starts them for this and ends them. One test at a time: some
+# kill the broker. TLS to it needs OpenSSL's headers (libssl-dev).
 test-servers: setup
-	cargo test --release --workspace --exclude tidemill-python --test server --no-run --quiet
-	$(BIN)/python servers/run.py -- cargo test --release --workspace --exclude tidemill-python --test server --quiet -- --ignored --test-threads=1
+	cargo test --release --workspace --exclude tidemill-python --features tidemill-kafka/tls --test server --no-run --quiet
+	$(BIN)/python servers/run.py -- cargo test --release --workspace --exclude tidemill-python --features tidemill-kafka/tls --test server --quiet -- --ignored --test-threads=1
 	cd python && ../$(BIN)/python ../servers/run.py -- ../$(BIN)/python -m pytest -m servers
 
 # The same cycles with the log in a real Kafka and snapshots in a real S3 server.

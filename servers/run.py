@@ -6,7 +6,15 @@
 Both servers are installed once, into target/servers, and started for this run alone: on free
 loopback ports, with a temporary folder. The command finds them in its environment:
 
-    SERVERS_KAFKA          host:port of the broker
+    SERVERS_KAFKA          host:port of the broker, in clear text, for everybody
+    SERVERS_KAFKA_SASL     host:port for those who log in (PLAIN, SCRAM-SHA-256), in clear text
+    SERVERS_KAFKA_TLS      host:port in TLS, for everybody
+    SERVERS_KAFKA_SASL_TLS host:port in TLS for those who log in
+    SERVERS_KAFKA_MUTUAL   host:port in TLS for those who show a certificate
+    SERVERS_KAFKA_USER, SERVERS_KAFKA_PASSWORD
+                           who may log in
+    SERVERS_KAFKA_KEYS     a folder: authority.pem has signed the broker's certificate and that in
+                           client.pem, whose key is in client.key; other.pem has signed nothing
     SERVERS_KAFKA_CONTROL  a folder: whoever makes the file `kill`, `stop`, `go` or `start` there
                             has the broker killed, suspended, resumed or started again; the file is
                             gone when that is done
@@ -41,6 +49,15 @@ MINIO = "v0.0.0-20260212201848-7aac2a2c5b7c"
 INSTALLED = Path(__file__).resolve().parent.parent / "target" / "servers"
 BUCKET = "tidemill"
 USER, PASSWORD, REGION = "tidemill", "tidemill-secret", "us-east-1"
+
+#: Where the broker listens, and how it speaks there.
+LISTENERS = {
+    "PLAINTEXT": "PLAINTEXT",
+    "SASL": "SASL_PLAINTEXT",
+    "TLS": "SSL",
+    "SASL_TLS": "SASL_SSL",
+    "MUTUAL": "SSL",
+}
 
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -185,21 +202,66 @@ def listens(port: int) -> bool:
     return True
 
 
-def make_kafka(folder: Path) -> tuple[Server, int]:
-    """A broker, not yet started, with an empty log."""
+def make_keys(folder: Path) -> None:
+    """Two authorities, and certificates of one of them for the broker and for a client."""
+    openssl = need("openssl", "openssl")
+
+    def run(*args: str) -> None:
+        done = subprocess.run(
+            [openssl, *args], cwd=folder, capture_output=True, text=True, timeout=60
+        )
+        if done.returncode != 0:
+            raise Failed(f"openssl {' '.join(args)}:\n{done.stderr}")
+
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    for name in ("authority", "other"):
+        run("req", "-x509", *new, "-days", "2", "-subj", f"/CN={name}",
+            "-keyout", f"{name}.key", "-out", f"{name}.pem")  # fmt: skip
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    signed = ["-CA", "authority.pem", "-CAkey", "authority.key", "-CAcreateserial"]
+    signed += ["-extfile", "names"]
+    for name in ("broker", "client"):
+        run("req", *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        run("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", "-days", "2", *signed)
+    both = (folder / "broker.key").read_text() + (folder / "broker.pem").read_text()
+    (folder / "broker.both").write_text(both)
+
+
+def make_kafka(folder: Path) -> tuple[Server, int, dict[str, str]]:
+    """A broker, not yet started, with an empty log; and where else it listens."""
     java = need("java", "openjdk-17-jre-headless")
     libs = install_kafka()
-    port, controller = free_ports(2)
+    (keys := folder / "keys").mkdir()
+    make_keys(keys)
+    controller, *ports = free_ports(1 + len(LISTENERS))
+    port = ports[0]
+    places = {name: f"127.0.0.1:{at}" for name, at in zip(LISTENERS, ports, strict=True)}
+    listeners = ",".join(f"{name}://{at}" for name, at in places.items())
+    kinds = ",".join(f"{name}:{kind}" for name, kind in LISTENERS.items())
+    module = "org.apache.kafka.common.security.{0}.{1}LoginModule required"
+    plain = module.format("plain", "Plain") + f' user_{USER}="{PASSWORD}";'
+    scram = module.format("scram", "Scram") + ";"
+    logins = "".join(
+        f"listener.name.{name}.{mechanism}.sasl.jaas.config={config}\n"
+        for name in ("sasl", "sasl_tls")
+        for mechanism, config in (("plain", plain), ("scram-sha-256", scram))
+    )
     properties = folder / "server.properties"
     properties.write_text(
         f"""process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners={listeners},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners={listeners}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map={kinds},CONTROLLER:PLAINTEXT
+sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256
+{logins}ssl.keystore.type=PEM
+ssl.keystore.location={keys / "broker.both"}
+ssl.truststore.type=PEM
+ssl.truststore.location={keys / "authority.pem"}
+listener.name.mutual.ssl.client.auth=required
 log.dirs={folder / "data"}
 offsets.topic.num.partitions=1
 offsets.topic.replication.factor=1
@@ -215,13 +277,17 @@ auto.create.topics.enable=false
     classes = f"{libs}/*"
     done = subprocess.run(
         [java, "-cp", classes, "kafka.tools.StorageTool", "format",
-         "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", str(properties)],
+         "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", str(properties),
+         "--add-scram", f"SCRAM-SHA-256=[name={USER},password={PASSWORD}]"],
         cwd=folder, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     if done.returncode != 0:
         raise Failed(f"Kafka's folder could not be formatted:\n{done.stdout}{done.stderr}")
     command = [java, "-Xmx512m", "-cp", classes, "kafka.Kafka", str(properties)]
-    return Server("Kafka", command, folder), port
+    found = {f"SERVERS_KAFKA_{name}": at for name, at in places.items() if name != "PLAINTEXT"}
+    found |= {"SERVERS_KAFKA": places["PLAINTEXT"], "SERVERS_KAFKA_KEYS": str(keys)}
+    found |= {"SERVERS_KAFKA_USER": USER, "SERVERS_KAFKA_PASSWORD": PASSWORD}
+    return Server("Kafka", command, folder), port, found
 
 
 def make_minio(folder: Path) -> tuple[Server, int]:
@@ -294,12 +360,11 @@ def run(command: list[str], with_kafka: bool, with_s3: bool) -> int:
         if with_kafka:
             (folder / "kafka").mkdir()
             (control := folder / "control").mkdir()
-            kafka, port = make_kafka(folder / "kafka")
+            kafka, port, found = make_kafka(folder / "kafka")
             stack.callback(kafka.end)
             kafka.start()
             obeying = threading.Thread(target=obey, args=(control, kafka, port, is_over))
-            environment["SERVERS_KAFKA"] = f"127.0.0.1:{port}"
-            environment["SERVERS_KAFKA_CONTROL"] = str(control)
+            environment |= found | {"SERVERS_KAFKA_CONTROL": str(control)}
         if with_s3:
             (folder / "minio" / "data").mkdir(parents=True)
             minio, s3_port = make_minio(folder / "minio")

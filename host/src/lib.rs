@@ -37,7 +37,7 @@ use std::sync::Arc;
 use tidemill_cluster::{wire::VERSION, Settings as Cluster};
 use tidemill_durable::{Log, Store};
 use tidemill_env::Addr;
-use tidemill_mesh::{Peer, Secret};
+use tidemill_mesh::{Peer, Secret, Tls};
 
 /// The coordinator's number among the processes. Workers have their members' numbers.
 pub const COORDINATOR: Peer = Peer(0);
@@ -49,6 +49,8 @@ pub struct Settings {
     pub cluster: String,
     /// What all processes know, and nobody else does.
     pub secret: Secret,
+    /// Certificates; without, they speak in clear text.
+    pub tls: Option<Tls>,
     /// The fingerprint of the app.
     pub app: u128,
     /// Where this process listens.
@@ -66,6 +68,7 @@ impl Settings {
         let mut mesh =
             tidemill_mesh::Settings::new(me, self.secret.clone(), self.cluster.clone(), self.app);
         mesh.version = VERSION;
+        mesh.tls.clone_from(&self.tls);
         mesh.advertised.clone_from(&self.advertised);
         // A peer that is cut off is found by its lease; this is for who waits on neither side.
         mesh.silence_us = mesh.silence_us.max(2 * self.machine.lease_us);

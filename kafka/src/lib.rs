@@ -33,6 +33,7 @@ mod hash;
 mod log;
 mod message;
 mod read;
+mod security;
 mod settings;
 mod topics;
 

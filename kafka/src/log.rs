@@ -151,11 +151,13 @@ impl Core {
     }
 
     pub(crate) fn heard(&self, error: &KafkaError, reason: &str) {
-        let text = if reason.is_empty() { error.to_string() } else { reason.to_owned() };
         if matches!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::AllBrokersDown)) {
             self.is_away.store(true, Ordering::Relaxed);
             self.wake();
+            // Of each it is heard why.
+            return;
         }
+        let text = if reason.is_empty() { error.to_string() } else { reason.to_owned() };
         self.heard_error(&text);
     }
 

@@ -7,6 +7,8 @@ use rdkafka::error::KafkaError;
 use tidemill_cluster::Topic;
 use tidemill_core::{Error, Result};
 
+use crate::security;
+
 /// What may be chosen; the same for all processes of a cluster.
 #[derive(Clone, Debug)]
 pub struct KafkaSettings {
@@ -89,6 +91,7 @@ impl KafkaSettings {
                     .help(*instead));
             }
         }
+        security::check(&self.properties)?;
         // Whether librdkafka takes them is seen here, and not when a client is made in need.
         self.producer()?;
         self.consumer().map(|_| ())
@@ -185,18 +188,10 @@ fn refused(error: KafkaError) -> Error {
     match error {
         KafkaError::ClientConfig(_, what, name, value) => {
             Error::setting(format!("the Kafka property {name} = {value} is refused: {what}"))
-                .help(help(&what, &value))
+                .help("the properties are those of librdkafka, see its CONFIGURATION.md")
         }
         other => Error::setting(format!("the properties for Kafka are refused: {other}")),
     }
-}
-
-fn help(what: &str, value: &str) -> &'static str {
-    let is_of_tls = ["ssl", "SSL", "scram", "SCRAM", "OAUTH"];
-    if is_of_tls.iter().any(|word| what.contains(word) || value.contains(word)) {
-        return "TLS and SCRAM need a build with the feature `tls`, or `tls-vendored`";
-    }
-    "the properties are those of librdkafka, see its CONFIGURATION.md"
 }
 
 #[cfg(test)]
@@ -214,15 +209,34 @@ mod tests {
         assert!(refusal("securty.protocol", "ssl").contains("securty.protocol"));
         assert!(refusal("security.protocol", "tls").contains("security.protocol = tls"));
         assert!(refusal("acks", "1").contains("acks"));
-        if cfg!(not(any(feature = "tls", feature = "tls-vendored"))) {
-            let refusal = refusal("security.protocol", "ssl");
-            assert!(refusal.contains("feature `tls`"), "{refusal}");
-        }
         let mut settings = KafkaSettings::new("x:9092", "app", 1);
         settings.properties.insert("socket.timeout.ms".into(), "5000".into());
         settings.properties.insert("sasl.username".into(), "me".into());
         settings.properties.insert("compression.type".into(), "lz4".into());
         settings.check().unwrap();
+    }
+
+    #[test]
+    fn logins_and_tls_are_checked_before_a_client_is_made() {
+        let refusal = |properties: &[(&str, &str)]| {
+            let mut settings = KafkaSettings::new("x:9092", "app", 1);
+            let all = properties.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+            settings.properties = all.collect();
+            settings.check().err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        let login = ("security.protocol", "SASL_plaintext");
+        let with = |mechanism| refusal(&[login, ("sasl.mechanisms", mechanism)]);
+        assert!(refusal(&[login]).contains("sasl.mechanism does not say how"));
+        assert!(with("GSSAPI").contains("Kerberos"));
+        let plain =
+            [login, ("sasl.mechanism", "PLAIN"), ("sasl.username", "me"), ("sasl.password", "x")];
+        assert_eq!(refusal(&plain), "");
+        if cfg!(not(any(feature = "tls", feature = "tls-vendored"))) {
+            for refusal in [refusal(&[("security.protocol", "SSL")]), with("SCRAM-SHA-256")] {
+                assert!(refusal.contains("this build is without"), "{refusal}");
+                assert!(refusal.contains("make setup FEATURES=kafka-tls"), "{refusal}");
+            }
+        }
     }
 
     #[test]

@@ -10,10 +10,14 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use tidemill_core::{Error, Result};
 
 use crate::log::{Core, Listener};
+use crate::security;
 use crate::settings::KafkaSettings;
 
 /// Before it is looked again whether a topic that was made is ready.
 const LOOK_US: u64 = 50_000;
+/// So long, and so many times, a client is asked what it was told.
+const HEAR: Duration = Duration::from_millis(50);
+const HEAR_TIMES: usize = 20;
 
 /// Makes sure that there are topics with enough partitions, which keep all records for a while.
 pub(crate) fn open(
@@ -71,6 +75,17 @@ pub(crate) fn warm<C: ClientContext>(
     Ok(())
 }
 
+/// Takes what has been said to a client, which nobody else does while a log is being opened.
+fn hear(core: &Core, client: &BaseConsumer<Listener>) {
+    for _ in 0..HEAR_TIMES {
+        // An error is what it has heard.
+        let _ = client.poll(HEAR);
+        if !core.last_heard().is_empty() {
+            return;
+        }
+    }
+}
+
 /// How many partitions a topic has, if there is one.
 fn partitions(
     core: &Core,
@@ -78,9 +93,10 @@ fn partitions(
     settings: &KafkaSettings,
     name: &str,
 ) -> Result<Option<u32>> {
-    let metadata = client
-        .fetch_metadata(Some(name), settings.timeout())
-        .map_err(|e| unreachable(core, settings, &e))?;
+    let metadata = client.fetch_metadata(Some(name), settings.timeout()).map_err(|e| {
+        hear(core, client);
+        unreachable(core, settings, &e)
+    })?;
     let Some(topic) = metadata.topics().iter().find(|topic| topic.name() == name) else {
         return Ok(None);
     };
@@ -192,14 +208,7 @@ pub(crate) fn unreachable(core: &Core, settings: &KafkaSettings, error: &KafkaEr
         true => format!("no broker of {} answers: {error}", settings.brokers),
         false => format!("no broker of {} answers: {heard}", settings.brokers),
     };
-    let is_login = heard.to_ascii_lowercase().contains("authentication");
-    Error::new(tidemill_core::Kind::Io, what).help(match is_login {
-        true => "check sasl.username, sasl.password and sasl.mechanism",
-        false => {
-            "check the address, that the broker runs and advertises an address that can be reached from \
-             here, and security.protocol"
-        }
-    })
+    Error::new(tidemill_core::Kind::Io, what).help(security::help(&heard))
 }
 
 fn other(core: &Core, what: &str, error: &KafkaError) -> Error {

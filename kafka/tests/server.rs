@@ -4,6 +4,8 @@
 
 #[path = "server/common.rs"]
 mod common;
+#[path = "server/security.rs"]
+mod security;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -9,8 +9,9 @@
 //!                                         ◀  its card, or why not
 //! ```
 //!
-//! A proof is an HMAC (SHA-256) with the secret, of both nonces and of who it is from. The card is read when
-//! the proof has held.
+//! A proof is an HMAC (SHA-256) with the secret, of both nonces and of who it is from; in TLS, of the channel,
+//! too, so that nobody passes on between two others what each of them proves. The card is read when the proof
+//! has held.
 
 use std::fmt;
 use std::io;
@@ -20,10 +21,11 @@ use ring::hmac;
 use tidemill_core::wire::{put_bytes, put_u128, put_u32, take_text, take_u128, take_u32, take_u8};
 use tidemill_env::{Addr, Connection, Random};
 
+use crate::tls::{self, Channel};
 use crate::{Peer, Settings};
 
 const MAGIC: &[u8; 8] = b"tidemesh";
-const GREETING: u8 = 1;
+const GREETING: u8 = 2;
 const NONCE: usize = 32;
 const PROOF: usize = 32;
 /// Bytes of a card, and of a reason.
@@ -127,7 +129,7 @@ impl fmt::Display for Failed {
 
 impl From<io::Error> for Failed {
     fn from(error: io::Error) -> Failed {
-        Failed::Broken(error)
+        tls::failed_in(&error).unwrap_or(Failed::Broken(error))
     }
 }
 
@@ -151,7 +153,12 @@ fn begin(random: &dyn Random) -> ([u8; NONCE], Vec<u8>) {
 
 fn read_beginning(stream: Stream<'_>) -> Result<[u8; NONCE], Failed> {
     let mut found = [0; MAGIC.len() + 1];
-    stream.read_exact(&mut found)?;
+    // The first alone: more may not come of somebody who speaks otherwise.
+    stream.read_exact(&mut found[..1])?;
+    if tls::is_tls(found[0]) {
+        return Err(Failed::Refused(format!("it speaks TLS: {}", tls::ONLY_ONE_SIDE)));
+    }
+    stream.read_exact(&mut found[1..])?;
     if &found[..MAGIC.len()] != MAGIC {
         return Err(Failed::Refused("it is no process of Tidemill".into()));
     }
@@ -165,8 +172,14 @@ fn read_beginning(stream: Stream<'_>) -> Result<[u8; NONCE], Failed> {
 }
 
 /// What is proved: `first` is the nonce of who comes.
-fn proved(from: &[u8], first: &[u8; NONCE], second: &[u8; NONCE], card: &[u8]) -> Vec<u8> {
-    [from, first, second, card].concat()
+fn proved(
+    from: &[u8],
+    channel: &Channel,
+    first: &[u8; NONCE],
+    second: &[u8; NONCE],
+    card: &[u8],
+) -> Vec<u8> {
+    [from, channel, first, second, card].concat()
 }
 
 fn send_text(stream: Stream<'_>, status: u8, text: &[u8]) -> io::Result<()> {
@@ -196,6 +209,7 @@ pub(crate) fn come(
     stream: Stream<'_>,
     own: &Card,
     secret: &Secret,
+    channel: &Channel,
     random: &dyn Random,
 ) -> Result<Card, Failed> {
     let (first, greeting) = begin(random);
@@ -203,12 +217,14 @@ pub(crate) fn come(
     let second = read_beginning(stream)?;
     let mut proof = [0; PROOF];
     stream.read_exact(&mut proof)?;
-    let there = proved(b"there", &first, &second, b"");
+    let there = proved(b"there", channel, &first, &second, b"");
     if hmac::verify(&secret.0, &there, &proof).is_err() {
+        // The other side learns it, too, by a proof that is none.
+        stream.write_all(&[0; PROOF + 4])?;
         return Err(Failed::Refused(NO_SECRET.into()));
     }
     let card = own.bytes();
-    let proof = hmac::sign(&secret.0, &proved(b"comes", &first, &second, &card));
+    let proof = hmac::sign(&secret.0, &proved(b"comes", channel, &first, &second, &card));
     let mut out = proof.as_ref().to_vec();
     put_bytes(&card, &mut out);
     stream.write_all(&out)?;
@@ -230,17 +246,25 @@ pub(crate) fn receive(
     stream: Stream<'_>,
     own: &Card,
     secret: &Secret,
+    channel: &Channel,
     random: &dyn Random,
 ) -> Result<Card, Failed> {
-    let first = read_beginning(stream)?;
+    let first = match read_beginning(stream) {
+        Err(refused @ Failed::Refused(_)) => {
+            // Whoever comes is to see what it has come to.
+            stream.write_all(&begin(random).1)?;
+            return Err(refused);
+        }
+        first => first?,
+    };
     let (second, mut greeting) = begin(random);
-    let proof = hmac::sign(&secret.0, &proved(b"there", &first, &second, b""));
+    let proof = hmac::sign(&secret.0, &proved(b"there", channel, &first, &second, b""));
     greeting.extend_from_slice(proof.as_ref());
     stream.write_all(&greeting)?;
     let mut proof = [0; PROOF];
     stream.read_exact(&mut proof)?;
     let card = read_bytes(stream)?;
-    let comes = proved(b"comes", &first, &second, &card);
+    let comes = proved(b"comes", channel, &first, &second, &card);
     if hmac::verify(&secret.0, &comes, &proof).is_err() {
         return Err(Failed::Refused(NO_SECRET.into()));
     }

@@ -7,6 +7,8 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `hello` | two processes find out that they know one secret, and who they are |
+//! | `limited` | all of a greeting is over by a moment |
+//! | `tls`, `sealed` | certificates, and a connection in TLS |
 //! | `frame` | messages in a stream of bytes, long ones packed |
 //! | `queue` | what waits to be written |
 //! | `link` | the two threads of a connection |
@@ -18,19 +20,24 @@
 //! says nothing for too long does, too; who has nothing to say says that.
 //!
 //! **Nothing is read from a stranger** but a greeting of fixed length and the proof of the secret. Then the
-//! two tell each other which cluster, version and program they are of, and say no with a reason.
+//! two tell each other which cluster, version and program they are of, and say no with a reason. With
+//! [certificates](Tls) all of that is inside TLS, where both sides have shown one.
 //!
 //! This crate must not know what messages mean, who ought to be a member, or what to do when a link ends.
 
 mod frame;
 mod hello;
+mod limited;
 mod link;
 mod mesh;
 mod queue;
+mod sealed;
+mod tls;
 
 pub use hello::Secret;
 pub use mesh::Mesh;
 pub use queue::Lane;
+pub use tls::Tls;
 
 use tidemill_env::Addr;
 
@@ -45,6 +52,8 @@ pub struct Settings {
     pub me: Peer,
     /// What all of them know, and nobody else does.
     pub secret: Secret,
+    /// Certificates; without, all is said in clear text.
+    pub tls: Option<Tls>,
     /// The name of the cluster.
     pub cluster: String,
     /// The fingerprint of the program.
@@ -53,7 +62,7 @@ pub struct Settings {
     pub version: u32,
     /// Where others reach this process, when that is not where it listens.
     pub advertised: Option<Addr>,
-    /// So long a greeting may take, and the other side to come.
+    /// So long a greeting may take with all that belongs to it, and the other side to come.
     pub greeting_us: u64,
     /// Who says nothing for so long is gone.
     pub silence_us: u64,
@@ -71,6 +80,7 @@ impl Settings {
         Settings {
             me,
             secret,
+            tls: None,
             cluster: cluster.into(),
             app,
             version: 0,

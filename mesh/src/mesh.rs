@@ -1,6 +1,7 @@
 //! All links of a process.
 
 use std::collections::BTreeMap;
+use std::net::Shutdown;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
@@ -9,12 +10,36 @@ use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Connection, Env, Listener};
 
 use crate::hello::{self, Card, Failed};
+use crate::limited::Limit;
 use crate::link::{self, Link};
 use crate::queue::Lane;
+use crate::tls::Channel;
 use crate::{frame, Event, Peer, Settings, Sink};
 
 /// So long somebody who dials waits before the next attempt, in microseconds.
 const AGAIN_US: u64 = 20_000;
+
+/// So much is read of somebody who is turned away.
+const PARTING_READS: usize = 64;
+
+/// Of a connection.
+#[derive(Clone, Copy)]
+enum Side {
+    Comes,
+    There,
+}
+
+/// Waits until the other side has gone, within the limit of the greeting: a connection that is closed with bytes
+/// unread breaks at once, and the reason might be lost on the way.
+fn part(connection: &mut dyn Connection) {
+    let _ = connection.shutdown(Shutdown::Write);
+    let mut bytes = [0; 4096];
+    for _ in 0..PARTING_READS {
+        if !matches!(connection.read(&mut bytes), Ok(1..)) {
+            return;
+        }
+    }
+}
 
 /// The connections of this process.
 pub struct Mesh {
@@ -186,7 +211,7 @@ impl Shared {
                 Err(_) => self.env.clock.sleep_us(AGAIN_US),
             }
         };
-        match self.greet(connection, hello::come) {
+        match self.greet(connection, Side::Comes) {
             Ok((card, connection)) if card.peer == peer => {
                 self.up(card, connection, link);
             }
@@ -222,7 +247,7 @@ impl Shared {
         }
         let shared = self.clone();
         let began = self.spawn("mesh-greet", move || {
-            let greeted = shared.greet(connection, hello::receive);
+            let greeted = shared.greet(connection, Side::There);
             shared.greetings.fetch_sub(1, Ordering::AcqRel);
             match greeted {
                 Ok((card, connection)) => shared.came(card, connection),
@@ -271,21 +296,44 @@ impl Shared {
         self.end(peer, link, why);
     }
 
+    /// Finds out who is at the other side of a connection.
     fn greet(
         &self,
-        mut connection: Box<dyn Connection>,
-        greet: impl FnOnce(
-            &mut dyn Connection,
-            &Card,
-            &crate::Secret,
-            &dyn tidemill_env::Random,
-        ) -> Result<Card, Failed>,
+        connection: Box<dyn Connection>,
+        side: Side,
     ) -> Result<(Card, Box<dyn Connection>), Failed> {
-        let wait_us = self.settings.greeting_us;
-        connection.set_read_timeout(Some(wait_us))?;
-        connection.set_write_timeout(Some(wait_us))?;
-        let secret = &self.settings.secret;
-        let card = greet(&mut *connection, &self.card, secret, &*self.env.random)?;
+        let (connection, limit) = Limit::on(connection, &self.env.clock, self.settings.greeting_us);
+        let mut parting = connection.try_clone()?;
+        let greeted = self.greet_on(connection, side);
+        match &greeted {
+            Ok(_) => limit.lift(),
+            Err(Failed::Refused(_)) => part(&mut *parting),
+            Err(Failed::Broken(_)) => {}
+        }
+        greeted
+    }
+
+    fn greet_on(
+        &self,
+        connection: Box<dyn Connection>,
+        side: Side,
+    ) -> Result<(Card, Box<dyn Connection>), Failed> {
+        let Settings { tls, secret, .. } = &self.settings;
+        let (mut connection, channel) = match tls {
+            None => (connection, Channel::default()),
+            Some(tls) => {
+                let (sealed, channel) = match side {
+                    Side::Comes => tls.come(connection)?,
+                    Side::There => tls.receive(connection)?,
+                };
+                (Box::new(sealed) as Box<dyn Connection>, channel)
+            }
+        };
+        let greet = match side {
+            Side::Comes => hello::come,
+            Side::There => hello::receive,
+        };
+        let card = greet(&mut *connection, &self.card, secret, &channel, &*self.env.random)?;
         Ok((card, connection))
     }
 

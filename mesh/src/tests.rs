@@ -10,6 +10,36 @@ use tidemill_env::{Addr, Env};
 
 use crate::{frame, Event, Lane, Mesh, Peer, Secret, Settings, Sink};
 
+pub mod tls;
+
+/// What all settings of a test have: certificates, or none.
+type Base = fn(&mut Settings);
+
+fn clear(_: &mut Settings) {}
+
+/// Each of these tests over both kinds of connection.
+macro_rules! over_both {
+    ($($name:ident),* $(,)?) => {
+        mod in_clear_text {
+            $(#[test] fn $name() { super::$name(super::clear) })*
+        }
+        mod in_tls {
+            $(#[test] fn $name() { super::$name(super::tls::member) })*
+        }
+    };
+}
+
+over_both! {
+    messages_arrive_in_their_order_whatever_their_length,
+    what_is_sent_before_the_link_is_up_arrives,
+    both_sides_are_told_of_the_end_once_and_can_meet_again,
+    whoever_does_not_belong_is_turned_away_with_a_reason,
+    a_stranger_sends_garbage_or_nothing_and_others_come_in,
+    whoever_is_slow_is_turned_away_in_time,
+    a_silent_peer_is_given_up_and_a_living_one_is_not,
+    what_nobody_takes_ends_the_link_and_not_the_memory,
+}
+
 struct Told(Mutex<Sender<Event>>);
 
 impl Sink for Told {
@@ -24,7 +54,14 @@ struct Process {
 }
 
 impl Process {
-    fn start(me: u32, change: impl FnOnce(&mut Settings)) -> Process {
+    fn start(me: u32, base: Base, change: impl FnOnce(&mut Settings)) -> Process {
+        Process::start_in(&Env::real(), me, |s| {
+            base(s);
+            change(s);
+        })
+    }
+
+    fn start_in(env: &Env, me: u32, change: impl FnOnce(&mut Settings)) -> Process {
         let (send, events) = channel();
         let secret = Secret::new(b"nobody knows it");
         let mut settings = Settings::new(Peer(me), secret, "ledger", 7);
@@ -32,7 +69,7 @@ impl Process {
         change(&mut settings);
         let address: Addr = "127.0.0.1:0".parse().unwrap();
         let sink = Arc::new(Told(Mutex::new(send)));
-        Process { mesh: Mesh::listen(&Env::real(), &address, settings, sink).unwrap(), events }
+        Process { mesh: Mesh::listen(env, &address, settings, sink).unwrap(), events }
     }
 
     fn dial(&self, other: &Process, peer: u32) {
@@ -66,16 +103,15 @@ impl Process {
     }
 }
 
-fn pair() -> (Process, Process) {
-    let (a, b) = (Process::start(1, |_| {}), Process::start(2, |_| {}));
+fn pair(base: Base) -> (Process, Process) {
+    let (a, b) = (Process::start(1, base, |_| {}), Process::start(2, base, |_| {}));
     a.dial(&b, 2);
     assert_eq!((a.up(), b.up()), (Peer(2), Peer(1)));
     (a, b)
 }
 
-#[test]
-fn messages_arrive_in_their_order_whatever_their_length() {
-    let (a, b) = pair();
+fn messages_arrive_in_their_order_whatever_their_length(base: Base) {
+    let (a, b) = pair(base);
     let message = |n: usize| vec![(n % 251) as u8; (n * 7919) % 100_000 + 1];
     for n in 0..200 {
         a.mesh.send(Peer(2), Lane::Urgent, message(n));
@@ -88,9 +124,8 @@ fn messages_arrive_in_their_order_whatever_their_length() {
     assert_eq!(a.mesh.peers(), [Peer(2)]);
 }
 
-#[test]
-fn what_is_sent_before_the_link_is_up_arrives() {
-    let (a, b) = (Process::start(1, |_| {}), Process::start(2, |_| {}));
+fn what_is_sent_before_the_link_is_up_arrives(base: Base) {
+    let (a, b) = (Process::start(1, base, |_| {}), Process::start(2, base, |_| {}));
     b.mesh.link(Peer(1), None);
     b.mesh.send(Peer(1), Lane::Urgent, b"early".to_vec());
     a.dial(&b, 2);
@@ -99,9 +134,8 @@ fn what_is_sent_before_the_link_is_up_arrives() {
     assert_eq!((a.message(), b.message()), (b"early".to_vec(), b"too".to_vec()));
 }
 
-#[test]
-fn both_sides_are_told_of_the_end_once_and_can_meet_again() {
-    let (a, b) = pair();
+fn both_sides_are_told_of_the_end_once_and_can_meet_again(base: Base) {
+    let (a, b) = pair(base);
     b.mesh.unlink(Peer(1));
     assert_eq!((a.down().0, b.down().0), (Peer(2), Peer(1)));
     b.mesh.send(Peer(1), Lane::Urgent, b"lost".to_vec());
@@ -114,9 +148,8 @@ fn both_sides_are_told_of_the_end_once_and_can_meet_again() {
     assert_eq!(a.down(), (Peer(3), "it has not come".into()));
 }
 
-#[test]
-fn whoever_does_not_belong_is_turned_away_with_a_reason() {
-    let there = Process::start(1, |_| {});
+fn whoever_does_not_belong_is_turned_away_with_a_reason(base: Base) {
+    let there = Process::start(1, base, |_| {});
     type Change = fn(&mut Settings);
     let cases: [(&str, Change); 5] = [
         ("secret", |s| s.secret = Secret::new(b"guessed")),
@@ -126,39 +159,58 @@ fn whoever_does_not_belong_is_turned_away_with_a_reason() {
         ("same number", |s| s.me = Peer(1)),
     ];
     for (why, change) in cases {
-        let stranger = Process::start(9, change);
+        let stranger = Process::start(9, base, change);
         stranger.dial(&there, 1);
         match stranger.next() {
             Event::Refused { why: found, .. } => assert!(found.contains(why), "{found}"),
             other => panic!("{other:?}"),
         }
         assert!(stranger.down().1.contains("no greeting"));
-        if why != "secret" {
-            assert!(matches!(there.next(), Event::Refused { peer: None, .. }));
-        }
+        assert!(matches!(there.next(), Event::Refused { peer: None, .. }));
     }
     assert!(there.mesh.peers().is_empty());
 }
 
-#[test]
-fn a_stranger_sends_garbage_or_nothing_and_others_come_in() {
-    let there = Process::start(1, |s| s.greetings_max = 4);
+fn a_stranger_sends_garbage_or_nothing_and_others_come_in(base: Base) {
+    let there = Process::start(1, base, |s| s.greetings_max = 4);
     let env = Env::real();
     let silent: Vec<_> =
         (0..3).map(|_| env.net.connect(&there.mesh.address(), 1_000_000).unwrap()).collect();
     let mut rude = env.net.connect(&there.mesh.address(), 1_000_000).unwrap();
     rude.write_all(&[b'x'; 100]).unwrap();
     assert!(matches!(there.next(), Event::Refused { .. }));
-    let friend = Process::start(2, |_| {});
+    let friend = Process::start(2, base, |_| {});
     friend.dial(&there, 1);
     assert_eq!((friend.up(), there.up()), (Peer(1), Peer(2)));
     drop(silent);
 }
 
-#[test]
-fn a_silent_peer_is_given_up_and_a_living_one_is_not() {
-    let there = Process::start(1, |s| s.silence_us = 200_000);
-    let friend = Process::start(2, |s| s.silence_us = 200_000);
+fn whoever_is_slow_is_turned_away_in_time(base: Base) {
+    let there = Process::start(1, base, |_| {});
+    let env = Env::real();
+    // What begins as a greeting of either kind, of which a byte comes now and then.
+    for begun in [&[0x16, 3, 1, 0x40, 0, 1][..], b"tidemesh\x02"] {
+        let mut slow = env.net.connect(&there.mesh.address(), 1_000_000).unwrap();
+        let from_ns = env.clock.monotonic_ns();
+        slow.write_all(begun).unwrap();
+        slow.set_read_timeout(Some(50_000)).unwrap();
+        loop {
+            match slow.read(&mut [0; 64]) {
+                Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
+                Ok(1..) => {}
+                Ok(0) | Err(_) => break,
+            }
+            let _ = slow.write_all(&[0]);
+            let taken_ns = env.clock.monotonic_ns() - from_ns;
+            assert!(taken_ns < 10_000_000_000, "it is still there");
+        }
+    }
+    assert!(there.mesh.peers().is_empty());
+}
+
+fn a_silent_peer_is_given_up_and_a_living_one_is_not(base: Base) {
+    let there = Process::start(1, base, |s| s.silence_us = 200_000);
+    let friend = Process::start(2, base, |s| s.silence_us = 200_000);
     friend.dial(&there, 1);
     assert_eq!((friend.up(), there.up()), (Peer(1), Peer(2)));
     // Idle, but alive.
@@ -166,14 +218,13 @@ fn a_silent_peer_is_given_up_and_a_living_one_is_not() {
     friend.mesh.send(Peer(1), Lane::Urgent, b"still here".to_vec());
     assert_eq!(there.message(), b"still here");
     // One that says nothing.
-    let silent = Process::start(3, |s| s.silence_us = 60_000_000);
+    let silent = Process::start(3, base, |s| s.silence_us = 60_000_000);
     silent.dial(&there, 1);
     assert_eq!(there.up(), Peer(3));
     assert_eq!(there.down().0, Peer(3));
 }
 
-#[test]
-fn what_nobody_takes_ends_the_link_and_not_the_memory() {
+fn what_nobody_takes_ends_the_link_and_not_the_memory(base: Base) {
     struct Slow;
     impl Sink for Slow {
         fn take(&self, event: Event) {
@@ -182,9 +233,12 @@ fn what_nobody_takes_ends_the_link_and_not_the_memory() {
             }
         }
     }
-    let a = Process::start(1, |s| (s.queue_bytes_max, s.silence_us) = (4 << 20, 60_000_000));
+    let a = Process::start(1, base, |s| {
+        (s.queue_bytes_max, s.silence_us) = (4 << 20, 60_000_000);
+    });
     let secret = Secret::new(b"nobody knows it");
-    let settings = Settings::new(Peer(2), secret, "ledger", 7);
+    let mut settings = Settings::new(Peer(2), secret, "ledger", 7);
+    base(&mut settings);
     let address: Addr = "127.0.0.1:0".parse().unwrap();
     let slow = Mesh::listen(&Env::real(), &address, settings, Arc::new(Slow)).unwrap();
     a.mesh.link(Peer(2), Some(slow.address()));

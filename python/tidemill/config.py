@@ -79,6 +79,9 @@ CLUSTER: Final[dict[str, object]] = {
     "cluster_listen": str,
     "cluster_advertised": str,
     "cluster_secret_file": Path,
+    "cluster_certificate": Path,
+    "cluster_key": Path,
+    "cluster_authority": Path,
     "cluster_log": str,
     "cluster_log_options": dict,
     "cluster_log_replication": int,
@@ -170,9 +173,11 @@ def _names(name: str, value: Any, origin: str) -> dict[str, str]:
     if isinstance(value, str):
         pairs = (pair.partition("=") for pair in value.split(",") if pair.strip())
         value = {old.strip(): new.strip() for old, _, new in pairs}
+    # Passwords may be among properties, and errors are shown and kept.
+    shown = "…" if name == "cluster_log_options" else repr(value)
     if isinstance(value, Mapping) and any(isinstance(new, Mapping) for new in value.values()):
         raise SettingError(
-            f"{origin}: {name}={value!r} has names without quotes",
+            f"{origin}: {name}={shown} has names without quotes",
             f'put names with a dot in quotes: {name} = {{"accounts.holder" = "accounts.owner"}}',
         )
     if not isinstance(value, Mapping) or not all(
@@ -181,7 +186,10 @@ def _names(name: str, value: Any, origin: str) -> dict[str, str]:
         what, help = "what has which name now", "old names with new ones: accounts=clients"
         if name == "http_roles":
             what, help = "which role is needed for what", "names with roles: transfer=teller"
-        raise SettingError(f"{origin}: {name}={value!r} does not say {what}", f"give {help}")
+        elif name == "cluster_log_options":
+            what = "which property of librdkafka is what"
+            help = "properties with texts: security.protocol=ssl"
+        raise SettingError(f"{origin}: {name}={shown} does not say {what}", f"give {help}")
     return dict(value)
 
 

@@ -76,7 +76,7 @@ impl Cluster {
         secret: &[u8],
         env: &Env,
     ) -> Result<Cluster> {
-        let host = settings.host(spec, secret)?;
+        let host = settings.host(spec, secret, env)?;
         let program = spec.program.clone();
         let dir = &settings.dir;
         let held = hold(env, dir)?;

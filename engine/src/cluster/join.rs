@@ -24,7 +24,7 @@ pub fn join(
     coordinator: &str,
     env: &Env,
 ) -> Result<WorkerProcess> {
-    let host = settings.host(spec, secret)?;
+    let host = settings.host(spec, secret, env)?;
     let at = address("join", coordinator)?;
     let log = log(settings, &host.cluster, &functions, env)?;
     WorkerProcess::start(env, host, at, functions, log, store(settings, env)?)

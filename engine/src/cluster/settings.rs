@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Error, Result};
-use tidemill_env::Addr;
+use tidemill_env::{Addr, Env};
 use tidemill_host::Settings as Host;
-use tidemill_mesh::{Peer, Secret};
+use tidemill_mesh::{Peer, Secret, Tls};
 
 use crate::spec::AppSpec;
 
@@ -26,6 +26,12 @@ pub struct ClusterSettings {
     pub listen: String,
     /// Where the others reach it, where that is elsewhere.
     pub advertised: Option<String>,
+    /// The certificate of this process with its chain, as PEM. With it processes speak TLS to each other.
+    pub certificate: Option<PathBuf>,
+    /// Its private key, as PEM.
+    pub key: Option<PathBuf>,
+    /// The certificate of the authority that has signed those of all processes of the cluster, as PEM.
+    pub authority: Option<PathBuf>,
     /// The coordinator's directory, with the log that it serves, and snapshots that are nowhere else.
     pub dir: PathBuf,
     /// Begins anew: what is in the directory goes. Of the coordinator.
@@ -62,6 +68,9 @@ impl Default for ClusterSettings {
             name: None,
             listen: "127.0.0.1:0".into(),
             advertised: None,
+            certificate: None,
+            key: None,
+            authority: None,
             dir: PathBuf::from("cluster.tidemill"),
             log: None,
             log_options: BTreeMap::new(),
@@ -89,7 +98,7 @@ impl ClusterSettings {
     ///
     /// # Errors
     /// What is wrong, and how to mend it.
-    pub(super) fn host(&self, spec: &AppSpec, secret: &[u8]) -> Result<Host> {
+    pub(super) fn host(&self, spec: &AppSpec, secret: &[u8], env: &Env) -> Result<Host> {
         let wrong = |what: String, help: &str| Err(Error::setting(what).help(help.to_owned()));
         let name = self.name(spec);
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
@@ -130,6 +139,7 @@ impl ClusterSettings {
         Ok(Host {
             cluster: name,
             secret: Secret::new(secret),
+            tls: self.tls(env)?,
             app: super::fingerprint(spec),
             listen,
             advertised,
@@ -149,6 +159,31 @@ impl ClusterSettings {
             },
             tick_us: (self.beat_us / TICKS).max(1_000),
         })
+    }
+}
+
+impl ClusterSettings {
+    /// The certificates, where there are some.
+    fn tls(&self, env: &Env) -> Result<Option<Tls>> {
+        let found = [&self.certificate, &self.key, &self.authority].map(Option::as_deref);
+        match found {
+            [None, None, None] => Ok(None),
+            [Some(certificate), Some(key), Some(authority)] => {
+                Tls::open(env, certificate, key, authority).map(Some)
+            }
+            _ => {
+                let names = ["cluster_certificate", "cluster_key", "cluster_authority"];
+                let named = |is_given: bool| -> Vec<&str> {
+                    let all = names.iter().zip(found);
+                    all.filter(|(_, at)| at.is_some() == is_given).map(|(name, _)| *name).collect()
+                };
+                let (given, missing) = (named(true).join(" and "), named(false).join(" and "));
+                Err(Error::setting(format!("{given} without {missing}")).help(
+                    "TLS between processes needs all three: each shows its certificate, and has to know who \
+                     signs those of the others",
+                ))
+            }
+        }
     }
 }
 

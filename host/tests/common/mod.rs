@@ -109,6 +109,7 @@ impl Site {
         Settings {
             cluster: "bank".into(),
             secret: Secret::new(b"nobody knows it"),
+            tls: None,
             app: APP,
             listen: self.listen.clone(),
             advertised: None,

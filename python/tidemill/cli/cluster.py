@@ -77,6 +77,12 @@ def _common(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file with what all processes of the cluster know, and nobody else does",
     )
+    for name, help in (
+        ("certificate", "this process's certificate as PEM; with it processes speak TLS"),
+        ("key", "its private key as PEM"),
+        ("authority", "the certificate that has signed those of all processes as PEM"),
+    ):
+        parser.add_argument(f"--{name}", metavar="FILE", help=help)
     add_places(parser)
     add_settings(parser)
 

@@ -134,7 +134,9 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("data_dir", "durable"):
         if getattr(args, name, None) is not None:
             given[name] = getattr(args, name)
-    for name in ("listen", "secret_file", "log", "snapshots"):
+    for name in (
+        "listen", "secret_file", "certificate", "key", "authority", "log", "snapshots",
+    ):  # fmt: skip
         if getattr(args, name, None) is not None:
             given[f"cluster_{name}"] = getattr(args, name)
     return given
