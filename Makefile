@@ -85,6 +85,7 @@ histories:
 # target/servers (with mvn, java, go and openssl), starts them for this and ends them. One test at a time: some
 # kill the broker. TLS to it needs OpenSSL's headers (libssl-dev).
 test-servers: setup
+	@test -e /usr/include/openssl/ssl.h || pkg-config --exists openssl || { echo "make test-servers needs the headers of OpenSSL: apt-get install libssl-dev pkg-config"; exit 1; }
 	cargo test --release --workspace --exclude tidemill-python --features tidemill-kafka/tls --test server --no-run --quiet
 	$(BIN)/python servers/run.py -- cargo test --release --workspace --exclude tidemill-python --features tidemill-kafka/tls --test server --quiet -- --ignored --test-threads=1
 	cd python && ../$(BIN)/python ../servers/run.py -- ../$(BIN)/python -m pytest -m servers

@@ -92,6 +92,8 @@ pub struct Coordinator {
     quarrels: Quarrels,
     /// Who wants to end.
     leaving: BTreeSet<Member>,
+    /// It is to end itself, when all that was executed is in a snapshot.
+    is_ending: bool,
     /// What the log says: how far it was read, the last generation, the last snapshot, and cuts behind it.
     read: u64,
     has_read: bool,
@@ -122,6 +124,7 @@ impl Coordinator {
             seen: BTreeMap::new(),
             quarrels: Quarrels::default(),
             leaving: BTreeSet::new(),
+            is_ending: false,
             read: 0,
             has_read: false,
             last_generation: 0,
@@ -195,7 +198,11 @@ impl Coordinator {
                     self.manifest_put(manifest, is_stored, effects);
                 }
             }
-            Input::Packet { .. } | Input::Broken { .. } | Input::Got { .. } | Input::Leave => {}
+            Input::Leave => {
+                self.is_ending = true;
+                self.try_end(effects);
+            }
+            Input::Packet { .. } | Input::Broken { .. } | Input::Got { .. } => {}
         }
     }
 
@@ -214,7 +221,8 @@ impl Coordinator {
             Packet::Leaving => {
                 self.leaving.insert(member);
                 // Nobody is told twice what the next generation tells it.
-                if !self.is_member(member) || self.candidates().next().is_none() {
+                let is_last = !self.is_ending && self.candidates().next().is_none();
+                if !self.is_member(member) || is_last {
                     let to = Address::Worker(member);
                     effects.push(Effect::Send { to, packet: Packet::Released });
                 }
@@ -285,6 +293,9 @@ impl Coordinator {
         };
         self.quarrels.forget(good_us, now_us, self.settings.lease_us);
         let is_lost = self.members().iter().any(|member| !self.seen.contains_key(member));
+        if self.is_ending {
+            self.try_end(effects);
+        }
         match &self.stage {
             Stage::Gathering { generation } => self.form(*generation, effects),
             Stage::Forming(forming) => {

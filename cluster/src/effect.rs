@@ -99,6 +99,8 @@ pub enum Effect {
         /// Why.
         why: &'static str,
     },
+    /// It was to end in good order, and may.
+    End,
 }
 
 /// What happens to a machine.
@@ -118,7 +120,8 @@ pub enum Input {
         /// What.
         packet: Packet,
     },
-    /// To a worker: it is to end in good order.
+    /// It is to end in good order: a worker when others have taken over what it owns, a coordinator when all
+    /// that was executed is in a snapshot.
     Leave,
     /// A connection has broken: messages may be lost.
     Broken {

@@ -16,6 +16,10 @@ use crate::word::Word;
 use crate::{Settings, Shared, COORDINATOR};
 
 /// So many refusals are remembered.
+/// How often it is looked whether it has ended.
+const LOOK_US: u64 = 2_000;
+/// What is said of one that has ended as it was to.
+const ENDED: &str = "it was ended";
 const REFUSALS: usize = 16;
 
 /// What a cluster is doing.
@@ -48,6 +52,7 @@ impl Status {
 
 /// A coordinator that runs.
 pub struct CoordinatorProcess {
+    env: Env,
     mesh: Arc<Mesh>,
     told: Arc<Told>,
     thread: Mutex<Option<Handle>>,
@@ -95,13 +100,30 @@ impl CoordinatorProcess {
             let why = drive(&mut machine, &doors, settings.tick_us, &mut |machine, seen| {
                 own.seen(machine, &doors, &seen);
             });
-            own.status.lock().ended.get_or_insert_with(|| why.unwrap_or("it was ended").into());
+            let found = machine.progress();
+            let mut status = own.status.lock();
+            (status.epoch, status.snapshot) =
+                (status.epoch.max(found.epoch), status.snapshot.max(found.snapshot));
+            status.ended.get_or_insert_with(|| why.unwrap_or(ENDED).into());
+            drop(status);
             doors.inbox.close();
         };
         let thread = env.threads.spawn("coordinator", Box::new(body));
         let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
         let thread = Mutex::new(Some(thread));
-        Ok(CoordinatorProcess { mesh, told, thread })
+        Ok(CoordinatorProcess { env: env.clone(), mesh, told, thread })
+    }
+
+    /// Executes nothing more, waits until all that was executed is in a snapshot, but not longer than this, and
+    /// ends. Whether it is.
+    pub fn leave(&self, wait_us: u64) -> bool {
+        self.told.inbox.push(Input::Leave);
+        let clock = &self.env.clock;
+        let until_ns = clock.monotonic_ns() + 1000 * wait_us;
+        while self.told.status.lock().ended.is_none() && clock.monotonic_ns() < until_ns {
+            clock.sleep_us(LOOK_US);
+        }
+        self.told.status.lock().ended.as_deref() == Some(ENDED)
     }
 
     /// Where workers reach it.

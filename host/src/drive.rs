@@ -45,7 +45,7 @@ pub(crate) struct Doors {
     pub prefix: String,
 }
 
-/// Drives a machine until its inbox is closed (`None`) or it stops, saying why.
+/// Drives a machine until its inbox is closed or it has ended as it was to (`None`), or it stops, saying why.
 pub(crate) fn drive<M: Machine>(
     machine: &mut M,
     doors: &Doors,
@@ -84,6 +84,7 @@ pub(crate) fn drive<M: Machine>(
                     records.push(record);
                 }
                 Effect::Stop { why } => return Some(why),
+                Effect::End => return None,
                 other => doors.perform(other),
             }
         }
@@ -169,7 +170,7 @@ impl Doors {
                 store.get(self.name(&name), Box::new(then));
             }
             Effect::Release { manifest, cuts } => self.release(&manifest, cuts),
-            Effect::Append { .. } | Effect::Send { .. } | Effect::Stop { .. } => {
+            Effect::Append { .. } | Effect::Send { .. } | Effect::Stop { .. } | Effect::End => {
                 unreachable!("the loop does these")
             }
         }

@@ -57,8 +57,39 @@ fn several_workers_execute_one_order() {
     }
     assert!(refused < 2_000);
     assert_eq!(coordinator.balances(ACCOUNTS), balances);
-    assert!(coordinator.process.status().snapshot > 0, "{:?}", coordinator.process.status());
     drop(workers);
+}
+
+#[test]
+fn who_ends_in_good_order_leaves_all_in_a_snapshot() {
+    let mut site = Site::new(3);
+    let coordinator = site.coordinator(None);
+    let workers: Vec<_> = (0..2).map(|_| site.worker()).collect();
+    coordinator.wait_for(2);
+    let waits: Vec<_> =
+        (0..500).map(way).map(|(a, b, n)| coordinator.send(transfer(a, b, n))).collect();
+    // Some are executed by then, and the others later.
+    let _ = waits[100].recv_timeout(std::time::Duration::from_secs(20));
+    assert!(coordinator.process.leave(60_000_000), "{:?}", coordinator.process.status());
+    let ended = coordinator.process.status();
+    assert!(ended.epoch > 0 && ended.snapshot == ended.epoch, "{ended:?}");
+    let coordinator = again(&mut site, coordinator);
+    coordinator.wait_for(2);
+    let mut balances = BTreeMap::new();
+    for (from, to, amount) in (0..500).map(way) {
+        settle(&mut balances, from, to, amount);
+    }
+    // All have enough, so all are executed, once.
+    while coordinator.process.status().lag().iter().any(|lag| *lag > 0) {
+        Env::real().clock.sleep_us(1_000);
+    }
+    balances.retain(|_, balance| *balance != OPENING);
+    let mut found = coordinator.balances(ACCOUNTS);
+    found.retain(|_, balance| *balance != OPENING);
+    assert_eq!(found, balances);
+    drop(workers);
+    // Where nobody is left who could take one, there is nothing to wait for.
+    assert!(coordinator.process.leave(60_000_000));
 }
 
 /// What has left, by who asked: each reply once.

@@ -70,12 +70,12 @@ impl NativeCluster {
         detached(py, || Ok(self.cluster.said().to_string()))
     }
 
-    /// Ends: first what clients wait for is answered.
-    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+    /// Ends: first what clients wait for is answered, then a snapshot is taken. Whether all is in it.
+    fn stop(&self, py: Python<'_>) -> PyResult<bool> {
         detached(py, || {
             self.gateway.iter().for_each(Gateway::drain);
             self.gateway.iter().for_each(Gateway::stop);
-            Ok(())
+            Ok(self.cluster.leave())
         })
     }
 }

@@ -373,6 +373,10 @@ def test_how_a_cluster_does(tmp_path: Path) -> None:
     with Process(tmp_path / "json", "run", str(APP), *flags) as parent:
         url = url_of(parent)
         wait_for_workers(url, 2)
+        with tm.Client(url, retries=0) as client:
+            client.call("account.transfer", id=1, dst=2, amount=5, op=0)
         assert parent.stop() == 130
         summary = json.loads(parent.said.read_text())
     assert (summary["app"], len(summary["members"])) == ("bank", 2)
+    # The last snapshot has all of it.
+    assert summary["snapshot_epoch"] >= summary["epoch"] >= 1

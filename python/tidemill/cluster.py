@@ -71,9 +71,13 @@ class Coordinator:
         found: dict[str, Any] = json.loads(self.native.status())
         return found
 
-    def stop(self) -> None:
-        """Begins nothing new, and waits a while for the replies that clients wait for."""
-        self.native.stop()
+    def stop(self) -> bool:
+        """Ends: waits a while for the replies that clients wait for, then for a last snapshot.
+
+        Whether all that was executed is in that snapshot: whoever starts the cluster again has
+        nothing to do again then.
+        """
+        return self.native.stop()
 
 
 class Worker:

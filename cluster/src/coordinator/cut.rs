@@ -88,15 +88,21 @@ impl Coordinator {
     /// would be a gap.
     pub(super) fn try_cut(&mut self, effects: &mut Vec<Effect>) {
         let Settings { epoch_max, snapshot_every, snapshot_us, objects_max, .. } = self.settings;
-        let (now_us, clock_us) = (self.now_us, self.clock_us);
+        let (now_us, clock_us, is_ending) = (self.now_us, self.clock_us, self.is_ending);
         let manifest = self.manifest.clone();
         let Stage::Running(running) = &mut self.stage else { return };
         let Running { form, epoch, durable, executed, .. } = &**running;
         let is_idle =
             |member| executed.get(member).copied().unwrap_or(form.manifest.epoch) == *epoch;
         let is_new = running.available.iter().zip(&running.upto).any(|(there, cut)| there > cut);
-        if !is_new || epoch > durable || !form.assignment.members.iter().all(is_idle) {
+        if epoch > durable || !form.assignment.members.iter().all(is_idle) {
             return;
+        }
+        match is_ending {
+            // The last cut is the one with the snapshot, whether there is something new or not.
+            true if running.taking.is_some() || *epoch == manifest.epoch => return,
+            false if !is_new => return,
+            _ => {}
         }
         let from = running.upto.clone();
         let upto: Vec<u64> = (running.available.iter().zip(&from))
@@ -110,8 +116,9 @@ impl Coordinator {
         running.upto = upto;
         let mut snapshot = None;
         let is_due = now_us >= running.taken_us + snapshot_us;
-        let is_wanted =
-            running.planned_us.is_some() || (epoch.is_multiple_of(snapshot_every) && is_due);
+        let is_wanted = is_ending
+            || running.planned_us.is_some()
+            || (epoch.is_multiple_of(snapshot_every) && is_due);
         if running.taking.is_none() && is_wanted {
             running.taken_us = now_us;
             let all = manifest.objects.len() + running.form.assignment.members.len() > objects_max;
@@ -210,6 +217,9 @@ impl Coordinator {
         self.manifest = manifest;
         let is_planned = running.planned_us.is_some();
         self.tell(&Packet::Snapshot { generation, epoch, counts: true }, effects);
+        if self.is_ending {
+            return self.try_end(effects);
+        }
         match is_planned {
             true => self.begin(effects),
             // So that there is little to read when the next generation begins.
@@ -233,6 +243,22 @@ impl Coordinator {
         let patience_us = if running.taking.is_some() { lease_us } else { lease_us / IDLE };
         match running.epoch == snapshot || now_us > since_us + patience_us {
             true => self.begin(effects),
+            false => self.try_cut(effects),
+        }
+    }
+
+    /// Ends, if all that was executed is in the snapshot, or nobody is there who could take one.
+    pub(super) fn try_end(&mut self, effects: &mut Vec<Effect>) {
+        let may_end = match &self.stage {
+            Stage::Running(running) => {
+                running.taking.is_none()
+                    && running.epoch == running.durable
+                    && running.epoch == self.manifest.epoch
+            }
+            _ => self.has_read && self.seen.is_empty(),
+        };
+        match may_end {
+            true => effects.push(Effect::End),
             false => self.try_cut(effects),
         }
     }

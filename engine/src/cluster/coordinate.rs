@@ -38,6 +38,8 @@ use crate::spec::AppSpec;
 
 /// So long a row is waited for.
 const ROW_WAIT: Duration = Duration::from_secs(10);
+/// So long the last snapshot may take.
+const LEAVE_WAIT_US: u64 = 60_000_000;
 /// The file that says of which program a cluster's directory is.
 const PROGRAM: &str = "program";
 
@@ -130,6 +132,12 @@ impl Cluster {
     /// Where workers join it.
     pub fn address(&self) -> String {
         self.coordinator.address().to_string()
+    }
+
+    /// Ends in good order: executes nothing more, and waits until all that was executed is in a snapshot, so
+    /// that whoever starts it again has nothing to do again; but not for ever. Whether it is in one.
+    pub fn leave(&self) -> bool {
+        self.coordinator.leave(LEAVE_WAIT_US)
     }
 
     /// What it is doing.

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import threading
@@ -142,8 +143,11 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any) -> dict[str, A
         if now != seen and now[0]:
             print(f"generation {now[0]}: {now[1]} workers", file=sys.stderr, flush=True)
             seen = now
-    coordinator.stop()
-    return coordinator.status()
+    status = coordinator.status()
+    print("the last snapshot is taken", file=sys.stderr, flush=True)
+    if not coordinator.stop():
+        print("it could not be: the next start executes again", file=sys.stderr, flush=True)
+    return status | {"snapshot_epoch": coordinator.status()["snapshot_epoch"]}
 
 
 def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -> int:
@@ -213,6 +217,9 @@ def _worker(args: argparse.Namespace) -> int:
         raise SettingError("a worker joins a coordinator", "say where it is: --join ADDRESS")
     signals = Signals()
     signals.install()
+    if args.from_parent:
+        # Whoever stops the parent from a terminal stops both, and the parent needs its workers to the end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(app, placed(settings, app.name), secret, join)
     if not args.json and not args.from_parent:
         print(f"worker {worker.number} at {worker.address}, joining {join}", flush=True)

@@ -544,8 +544,8 @@ impl World {
                 }
                 self.store.retain(|name, _| manifest.keeps(name));
             }
-            Effect::Stop { why } => {
-                self.say(|| format!("{by:?} stops: {why}"));
+            Effect::Stop { .. } | Effect::End => {
+                self.say(|| format!("{by:?} stops: {effect:?}"));
                 self.kill(by);
                 let is_replaced = matches!(by, Process::Coordinator(n) if n != self.coordinator);
                 if !is_replaced {
@@ -627,7 +627,11 @@ impl World {
             }
             2 => {
                 let victim = Process::Coordinator(self.coordinator);
-                if self.dice.chance(50) {
+                if self.dice.chance(20) {
+                    self.say(|| format!("{victim:?} is to end"));
+                    self.give(victim, Input::Leave);
+                    self.after(for_us, Happening::Start(victim));
+                } else if self.dice.chance(50) {
                     self.kill(victim);
                     self.after(for_us, Happening::Start(victim));
                 } else {
