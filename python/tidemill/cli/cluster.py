@@ -147,7 +147,8 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any) -> dict[str, A
     print("the last snapshot is taken", file=sys.stderr, flush=True)
     if not coordinator.stop():
         print("it could not be: the next start executes again", file=sys.stderr, flush=True)
-    return status | {"snapshot_epoch": coordinator.status()["snapshot_epoch"]}
+    after = coordinator.status()
+    return status | {name: after[name] for name in ("epoch", "snapshot_epoch")}
 
 
 def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -> int:
@@ -218,7 +219,7 @@ def _worker(args: argparse.Namespace) -> int:
     signals = Signals()
     signals.install()
     if args.from_parent:
-        # Whoever stops the parent from a terminal stops both, and the parent needs its workers to the end.
+        # Who stops the parent from a terminal stops both, and the parent needs its workers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(app, placed(settings, app.name), secret, join)
     if not args.json and not args.from_parent:
