@@ -165,6 +165,7 @@ class Progress:
         self._width = 0
         self._next = 0.0
         self._stalled: str | None = None
+        self._troubles: dict[str, str] = {}
 
     def update(self, mill: Mill) -> None:
         """Shows where the run is, a few times a second."""
@@ -178,6 +179,14 @@ class Progress:
             # Somebody must make room: this is said whoever looks.
             self.clear()
             print(self._stalled or "going on", file=sys.stderr, flush=True)
+        if status["troubles"] != self._troubles:
+            self.clear()
+            for who in self._troubles.keys() - status["troubles"].keys():
+                print(f"{who}: going on", file=sys.stderr, flush=True)
+            for who, what in status["troubles"].items():
+                if self._troubles.get(who) != what:
+                    print(f"{who}: {what}", file=sys.stderr, flush=True)
+            self._troubles = status["troubles"]
         if self.shown:
             self._show(status)
 
