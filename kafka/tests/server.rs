@@ -1,9 +1,13 @@
-//! The log on a real broker. `make test-servers` starts one and runs these.
+//! The log, and sources and sinks of streams, on a real broker. `make test-servers` starts one and runs these.
 
 #![allow(clippy::disallowed_methods)] // Threads, sleep and time of the tests themselves.
 
 #[path = "server/common.rs"]
 mod common;
+#[path = "server/streams.rs"]
+mod streams;
+#[path = "server/topic.rs"]
+mod topic;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

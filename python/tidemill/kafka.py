@@ -102,9 +102,7 @@ def kafka(
     if not isinstance(topic, str) or not topic:
         raise ProgramError(f"a topic has a name, not {topic!r}", "", at)
     if not named.strip():
-        raise ProgramError(
-            f"topic {topic}: no broker is named", 'say brokers="localhost:9092"', at
-        )
+        raise ProgramError(f"topic {topic}: no broker is named", 'say brokers="localhost:9092"', at)
     if format not in (None, "json", "msgpack"):
         raise ProgramError(
             f"topic {topic}: there is no format {format!r}", 'say "json" or "msgpack"', at

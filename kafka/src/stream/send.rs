@@ -243,6 +243,10 @@ impl Sender {
         loop {
             match self.producer.commit_transaction(STEP) {
                 Ok(()) => break,
+                // Messages are delivered first.
+                Err(KafkaError::Flush(Code::OperationTimedOut)) => {
+                    self.waits(since_ns)?;
+                }
                 Err(KafkaError::Transaction(why)) if why.is_retriable() => {
                     self.waits(since_ns)?;
                 }
@@ -318,7 +322,7 @@ impl Sender {
     /// end, and that has been waited for, too.
     fn waits(&mut self, since_ns: u64) -> Result<bool> {
         let now_ns = self.now_ns();
-        if now_ns - since_ns < PATIENT_NS && !self.troubles.gives_up() {
+        if now_ns - since_ns < PATIENT_NS {
             return Ok(false);
         }
         let heard = self.heard.last();
