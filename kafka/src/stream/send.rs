@@ -23,6 +23,8 @@ use super::settings::TopicSink;
 
 /// Before the queue of the producer is tried again when it is full.
 const FULL_US: u64 = 1_000;
+/// Before transactions are begun again.
+const AGAIN_US: u64 = 200_000;
 /// So long one call into the library waits at most, before it is looked whether to go on.
 const STEP: Duration = Duration::from_millis(500);
 /// So long one waits before it is said.
@@ -114,6 +116,32 @@ impl Sender {
         (troubles, who): (&Troubles, &str),
         transactional_id: &str,
     ) -> Result<Sender> {
+        let begun_ns = env.clock.monotonic_ns();
+        loop {
+            let sender = Sender::make(env, settings, heard, (troubles, who), transactional_id)?;
+            if !settings.transactions {
+                return Ok(sender);
+            }
+            let Err(error) = sender.producer.init_transactions(settings.timeout()) else {
+                return Ok(sender);
+            };
+            let waited_ns = env.clock.monotonic_ns() - begun_ns;
+            if !passes(&error) || waited_ns > settings.timeout_us * 1000 {
+                return Err(sender.refused(&error));
+            }
+            // A producer that has failed to begin is not used again.
+            drop(sender);
+            env.clock.sleep_us(AGAIN_US);
+        }
+    }
+
+    fn make(
+        env: &Env,
+        settings: &TopicSink,
+        heard: &Heard,
+        (troubles, who): (&Troubles, &str),
+        transactional_id: &str,
+    ) -> Result<Sender> {
         let under = Arc::new(Under::default());
         let reports = Reports { under: under.clone(), heard: heard.clone() };
         let producer: ThreadedProducer<Reports> = settings
@@ -123,7 +151,7 @@ impl Sender {
         let headers = settings.headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| {
             headers.insert(Header { key, value: Some(value) })
         });
-        let sender = Sender {
+        Ok(Sender {
             env: env.clone(),
             topic: settings.topic.clone(),
             brokers: settings.brokers.clone(),
@@ -136,19 +164,7 @@ impl Sender {
             is_transactional: settings.transactions,
             is_open: false,
             giving_up_ns: None,
-        };
-        if settings.transactions {
-            let begun_ns = env.clock.monotonic_ns();
-            while let Err(error) = sender.producer.init_transactions(settings.timeout()) {
-                let waited_ns = env.clock.monotonic_ns() - begun_ns;
-                match &error {
-                    KafkaError::Transaction(why)
-                        if why.is_retriable() && waited_ns < settings.timeout_us * 1000 => {}
-                    _ => return Err(sender.refused(&error)),
-                }
-            }
-        }
-        Ok(sender)
+        })
     }
 
     /// Where partitions end behind what was sent, of those that are known.
@@ -373,6 +389,20 @@ impl Sender {
             )),
         }
     }
+}
+
+/// Whether transactions can't begin only for now: a broker that has just started has to read first what it
+/// knows of them.
+fn passes(error: &KafkaError) -> bool {
+    let KafkaError::Transaction(why) = error else { return false };
+    why.is_retriable()
+        || matches!(
+            why.code(),
+            Code::CoordinatorLoadInProgress
+                | Code::CoordinatorNotAvailable
+                | Code::NotCoordinator
+                | Code::ConcurrentTransactions
+        )
 }
 
 impl Drop for Sender {

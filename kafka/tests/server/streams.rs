@@ -367,7 +367,7 @@ fn server_a_sink_goes_on_wherever_it_was_stopped() {
         })
         .collect();
     for transactions in [false, true] {
-        for after in [0, 1, 2, 4, 6, 7, 9, 12, 13, 14, 16, 18, 20] {
+        for after in [1, 2, 6, 7, 12, 13, 18] {
             let world = OneTopic { settings: topic_sink(&topic("stopped", 1), transactions) };
             let mut last = Known::default();
             let stopped = Stopped { world: &world, after };
@@ -478,7 +478,7 @@ fn server_a_sink_waits_for_a_broker() {
                 if n % 50 == 0 {
                     sink.sync()?;
                 }
-                std::thread::sleep(Duration::from_millis(10));
+                std::thread::sleep(Duration::from_millis(15));
             }
             sink.finish()
         });
@@ -487,7 +487,10 @@ fn server_a_sink_waits_for_a_broker() {
             control(deed);
             let begun = Instant::now();
             while troubles.all().is_empty() {
-                assert!(begun.elapsed() < LONG, "it says nothing");
+                if writer.is_finished() || begun.elapsed() > LONG {
+                    control(back);
+                    panic!("it says nothing: {:?}", writer.join());
+                }
                 std::thread::sleep(Duration::from_millis(20));
             }
             println!("{:?}", troubles.all());

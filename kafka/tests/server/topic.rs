@@ -113,6 +113,7 @@ pub fn all(topic: &str) -> Vec<Vec<Found>> {
         .set("group.id", "test")
         .set("enable.partition.eof", "true")
         .set("isolation.level", "read_committed")
+        .set("fetch.wait.max.ms", "10")
         .create()
         .unwrap();
     let metadata = consumer.fetch_metadata(Some(topic), LONG).unwrap();
