@@ -88,14 +88,14 @@ def test_a_broker_that_is_not_there_is_said() -> None:
 
 
 def test_what_inspect_says(tmp_path: Path) -> None:
-    (tmp_path / "copy.py").write_text(
+    (tmp_path / "copying.py").write_text(
         "import tidemill as tm\n"
         "app = tm.App('copy')\n"
         "events = app.stream('events', n=int)\n"
         "events.read(tm.kafka('in', brokers='b:1', properties={'sasl.password': 'hidden'}))\n"
         "events.dead.write(tm.kafka('out', brokers='b:1'))\n"
     )
-    command = [sys.executable, "-m", "tidemill.cli", "inspect", "copy.py"]
+    command = [sys.executable, "-m", "tidemill.cli", "inspect", "copying.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT)
     assert done.returncode == 0, done.stderr
     assert "kafka:in" in done.stdout

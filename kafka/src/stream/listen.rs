@@ -21,6 +21,10 @@ struct Inner {
 
 impl Heard {
     pub fn hear(&self, error: &KafkaError, reason: &str) {
+        // That is told of here, too, and is none.
+        if let Some(Code::PartitionEOF) = error.rdkafka_error_code() {
+            return;
+        }
         let text = match reason.is_empty() {
             true => error.to_string(),
             false => format!("{error} ({reason})"),
