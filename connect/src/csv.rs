@@ -36,7 +36,7 @@ impl CsvFormat {
     /// Reads rows of `schema` from the file that `origin` names.
     pub fn new(origin: &str, schema: &Schema, settings: &FilesSettings) -> Result<CsvFormat> {
         let dialect = dialect(settings.delimiter, settings.quote.as_deref())?;
-        let rules = rules(schema, settings)?;
+        let rules = rules(schema, &settings.columns, &settings.formats)?;
         let mut format = CsvFormat {
             origin: origin.into(),
             dialect,

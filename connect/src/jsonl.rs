@@ -20,37 +20,48 @@ use crate::text::quoted;
 
 /// The JSON lines format.
 pub(crate) struct JsonlFormat {
-    rules: Vec<Rule>,
-    unknown: UnknownFields,
+    objects: JsonObjects,
     scratch: Scratch,
+}
+
+/// Objects whose fields are the columns.
+pub(crate) struct JsonObjects {
+    pub rules: Vec<Rule>,
+    pub unknown: UnknownFields,
+}
+
+impl JsonObjects {
+    /// Appends a slot for each column.
+    pub fn slots(&self, record: &[u8], scratch: &mut Scratch) -> Result<(), String> {
+        let record = std::str::from_utf8(record)
+            .map_err(|e| format!("byte {} is not valid UTF-8", e.valid_up_to()))?;
+        self.slots_of(record, scratch)
+    }
+
+    fn slots_of(&self, record: &str, scratch: &mut Scratch) -> Result<(), String> {
+        let mut json = serde_json::Deserializer::from_str(record);
+        let raws = Object { rules: &self.rules, unknown: self.unknown };
+        let raws = raws.deserialize(&mut json).map_err(|e| json::why(&e))?;
+        json.end().map_err(|e| json::why(&e))?;
+        for (rule, raw) in self.rules.iter().zip(raws) {
+            let slot = match raw {
+                Some(raw) => json::slot(raw.get(), rule, scratch),
+                None if rule.optional => Ok(Slot::Default),
+                None => Err("the field is missing".into()),
+            };
+            let slot = slot.map_err(|why| format!("column '{}': {why}", rule.field))?;
+            scratch.slots.push(slot);
+        }
+        Ok(())
+    }
 }
 
 impl JsonlFormat {
     /// Reads rows of `schema`.
     pub fn new(schema: &Schema, settings: &FilesSettings) -> Result<JsonlFormat> {
-        Ok(JsonlFormat {
-            rules: rules(schema, settings)?,
-            unknown: settings.unknown_fields.unwrap_or_default(),
-            scratch: Scratch::default(),
-        })
-    }
-
-    fn values(&mut self, record: &str) -> Result<(), String> {
-        let mut json = serde_json::Deserializer::from_str(record);
-        let raws = Object { rules: &self.rules, unknown: self.unknown };
-        let raws = raws.deserialize(&mut json).map_err(|e| json::why(&e))?;
-        json.end().map_err(|e| json::why(&e))?;
-        self.scratch.clear();
-        for (rule, raw) in self.rules.iter().zip(raws) {
-            let slot = match raw {
-                Some(raw) => json::slot(raw.get(), rule, &mut self.scratch),
-                None if rule.optional => Ok(Slot::Default),
-                None => Err("the field is missing".into()),
-            };
-            let slot = slot.map_err(|why| format!("column '{}': {why}", rule.field))?;
-            self.scratch.slots.push(slot);
-        }
-        Ok(())
+        let rules = rules(schema, &settings.columns, &settings.formats)?;
+        let unknown = settings.unknown_fields.unwrap_or_default();
+        Ok(JsonlFormat { objects: JsonObjects { rules, unknown }, scratch: Scratch::default() })
     }
 }
 
@@ -78,8 +89,9 @@ impl Format for JsonlFormat {
         let record = std::str::from_utf8(record).map_err(|e| {
             format!("byte {} of the line is not valid text in the file's encoding", e.valid_up_to())
         })?;
-        self.values(record)?;
-        self.scratch.push(record, &self.rules, rows);
+        self.scratch.clear();
+        self.objects.slots_of(record, &mut self.scratch)?;
+        self.scratch.push(record, &self.objects.rules, rows);
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use crate::json;
 use crate::text::{self, quoted};
 
 /// Levels of nesting that are read and written; deeper values are refused.
-const DEPTH_MAX: usize = 128;
+pub(crate) const DEPTH_MAX: usize = 128;
 
 /// Appends a JSON value, which has been checked to be JSON, as msgpack.
 pub(crate) fn from_json(raw: &str, out: &mut Vec<u8>) -> Result<(), String> {
@@ -191,7 +191,7 @@ fn insert_head(
     Ok(())
 }
 
-fn put_str(text: &str, out: &mut Vec<u8>) {
+pub(crate) fn put_str(text: &str, out: &mut Vec<u8>) {
     match text.len() {
         len @ 0..32 => out.push(0xa0 | len as u8),
         len @ 32..256 => out.extend_from_slice(&[0xd9, len as u8]),
@@ -208,7 +208,7 @@ fn put_str(text: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(text.as_bytes());
 }
 
-fn put_unsigned(int: u64, out: &mut Vec<u8>) {
+pub(crate) fn put_unsigned(int: u64, out: &mut Vec<u8>) {
     let bytes = int.to_be_bytes();
     let (tag, len) = match int {
         0..0x80 => return out.push(int as u8),
@@ -221,7 +221,7 @@ fn put_unsigned(int: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(&bytes[8 - len..]);
 }
 
-fn put_negative(int: i64, out: &mut Vec<u8>) {
+pub(crate) fn put_negative(int: i64, out: &mut Vec<u8>) {
     let bytes = int.to_be_bytes();
     let (tag, len) = match int {
         -32.. => return out.push(int as u8),
@@ -250,18 +250,18 @@ fn write_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-fn get<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
+pub(crate) fn get<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     let (head, rest) = input.split_at_checked(len)?;
     *input = rest;
     Some(head)
 }
 
 /// A big-endian number of `len` bytes, at most 8.
-fn unsigned(input: &mut &[u8], len: usize) -> Option<u64> {
+pub(crate) fn unsigned(input: &mut &[u8], len: usize) -> Option<u64> {
     Some(get(input, len)?.iter().fold(0, |n, b| n << 8 | u64::from(*b)))
 }
 
-fn length(input: &mut &[u8], len: usize) -> Option<usize> {
+pub(crate) fn length(input: &mut &[u8], len: usize) -> Option<usize> {
     usize::try_from(unsigned(input, len)?).ok()
 }
 

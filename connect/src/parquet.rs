@@ -80,7 +80,7 @@ impl ParquetSource {
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let metadata = quiet(|| ArrowReaderMetadata::load(&chunks, options))
             .map_err(|e| damaged(&origin, &e))?;
-        let mut rules = rules(&schema, settings)?;
+        let mut rules = rules(&schema, &settings.columns, &settings.formats)?;
         let places = places(&origin, &metadata, &rules, settings)?;
         take_units(&metadata, &mut rules, &places);
         let roots = places.iter().copied().flatten();
@@ -262,7 +262,7 @@ impl Source for ParquetSource {
             0 => Place::start(),
             offset => {
                 let (bytes, checksum) = (self.len, self.checksum);
-                Place { offset, bytes, line: 0, checksum, file: None }
+                Place { offset, bytes, checksum, ..Place::start() }
             }
         }
     }

@@ -221,7 +221,7 @@ impl<F: Format> FileSource<F> {
         if self.offset != self.place.offset {
             let Mark { bytes, checksum, line } =
                 self.records.as_mut().expect("the file is open").mark();
-            self.place = Place { offset: self.offset, bytes, line, checksum, file: None };
+            self.place = Place { offset: self.offset, bytes, line, checksum, ..Place::start() };
         }
         if self.ended {
             self.records = None;

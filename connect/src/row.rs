@@ -1,9 +1,10 @@
 //! One decoded row, before it goes into a batch: a row whose last column fails must leave nothing.
 
+use std::collections::BTreeMap;
+
 use tidemill_core::batch::ColumnBuilder;
 use tidemill_core::{encode, BatchBuilder, Column, DataType, Error, Result, Schema, Value};
 
-use crate::files::FilesSettings;
 use crate::time::TimeFormat;
 
 /// A decoded value. Texts and bytes are ranges of a buffer.
@@ -102,17 +103,18 @@ pub(crate) struct Rule {
     pub time: TimeFormat,
 }
 
-/// The rules for the columns of `schema`, or an error for a setting that does not fit them.
-pub(crate) fn rules(schema: &Schema, settings: &FilesSettings) -> Result<Vec<Rule>> {
-    for (setting, names) in [
-        ("columns", settings.columns.keys().collect::<Vec<_>>()),
-        ("formats", settings.formats.keys().collect()),
-    ] {
-        for name in names {
+/// A text for each column that has one.
+pub(crate) type ByColumn = BTreeMap<String, String>;
+
+/// The rules for the columns of `schema`, or an error for a setting that does not fit them: `columns`
+/// are their names in the input, and `formats` those of timestamps.
+pub(crate) fn rules(schema: &Schema, columns: &ByColumn, formats: &ByColumn) -> Result<Vec<Rule>> {
+    for (setting, names) in [("columns", columns), ("formats", formats)] {
+        for name in names.keys() {
             schema.find(&format!("setting '{setting}': the stream"), name).map_err(as_setting)?;
         }
     }
-    schema.columns.iter().map(|column| rule(column, settings)).collect()
+    schema.columns.iter().map(|column| rule(column, columns, formats)).collect()
 }
 
 fn as_setting(mut error: Error) -> Error {
@@ -120,8 +122,8 @@ fn as_setting(mut error: Error) -> Error {
     error
 }
 
-fn rule(column: &Column, settings: &FilesSettings) -> Result<Rule> {
-    let time = match settings.formats.get(&*column.name) {
+fn rule(column: &Column, columns: &ByColumn, formats: &ByColumn) -> Result<Rule> {
+    let time = match formats.get(&*column.name) {
         None => TimeFormat::Iso,
         Some(format) if column.ty == DataType::Timestamp => TimeFormat::parse(format)
             .map_err(|why| Error::setting(format!("format of column '{}': {why}", column.name)))?,
@@ -139,7 +141,7 @@ fn rule(column: &Column, settings: &FilesSettings) -> Result<Rule> {
     };
     Ok(Rule {
         name: column.name.to_string(),
-        field: settings.columns.get(&*column.name).map_or(&*column.name, String::as_str).into(),
+        field: columns.get(&*column.name).map_or(&*column.name, String::as_str).into(),
         ty: column.ty.clone(),
         nullable: column.nullable,
         optional: column.nullable || column.default.is_some(),

@@ -4,8 +4,12 @@ use serde::de::DeserializeOwned;
 use tidemill_core::error::nearest;
 use tidemill_core::{Error, Result};
 
-/// Reads settings; a name that is not one of them is refused, with the nearest that is.
-pub(crate) fn from_json<T: DeserializeOwned>(what: &str, json: &str) -> Result<T> {
+/// Reads settings; a name that is not one of them is refused, with the nearest that is. `what` is what
+/// they are of, for the error.
+///
+/// # Errors
+/// For a name that is no setting, or a value that does not fit one.
+pub fn from_json<T: DeserializeOwned>(what: &str, json: &str) -> Result<T> {
     serde_json::from_str(json).map_err(|e| {
         let why = crate::json::why(&e);
         // serde says: unknown field `a`, expected one of `b`, `c`.

@@ -13,7 +13,7 @@ use crate::files::{delimiter_of, FileFormat};
 pub mod contract;
 mod csv;
 mod file;
-mod jsonl;
+pub(crate) mod jsonl;
 mod memory;
 mod parquet;
 mod target;
@@ -69,7 +69,7 @@ pub trait Sink: Send {
 }
 
 /// Where a sink stands. Goes into snapshots: its JSON is stable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SinkPlace {
     /// Rows written.
@@ -82,6 +82,9 @@ pub struct SinkPlace {
     /// part of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<FileEnd>,
+    /// In a topic: for each partition an offset at or before the first message behind these rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ends: Vec<u64>,
 }
 
 /// A place in a file that was written, and what tells the file from another.
@@ -184,7 +187,7 @@ pub fn open(
     };
     let disk = env.disk.clone();
     let start = match resume {
-        Some(place) => Start::At(*place),
+        Some(place) => Start::At(place.clone()),
         None => Start::New { overwrite: settings.overwrite },
     };
     Ok(match format {
@@ -257,14 +260,14 @@ mod tests {
     #[test]
     fn the_json_of_a_place_is_stable() {
         let end = FileEnd { len: 9, checksum: Checksum::default() };
-        let place = SinkPlace { rows: 2, bytes: 9, end: Some(end) };
+        let place = SinkPlace { rows: 2, bytes: 9, end: Some(end), ends: Vec::new() };
         let json = serde_json::to_string(&place).unwrap();
         assert_eq!(
             json,
             r#"{"rows":2,"bytes":9,"end":{"len":9,"checksum":"99aa06d3014798d86001c324468d497f"}}"#
         );
         assert_eq!(serde_json::from_str::<SinkPlace>(&json).unwrap(), place);
-        let packed = SinkPlace { end: None, ..place };
+        let packed = SinkPlace { end: None, ..place.clone() };
         assert!(packed.is_same(&place));
         assert_eq!(serde_json::to_string(&packed).unwrap(), r#"{"rows":2,"bytes":9}"#);
     }

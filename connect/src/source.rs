@@ -47,6 +47,13 @@ pub trait Source: Send {
     /// Whether rows can be read again after a restart, so that the source is its own log.
     fn replayable(&self) -> bool;
 
+    /// Whether the last [`Polled::Pending`] was the outcome of a look: all that was there when the one
+    /// before it was told has been handed out. A source that has to ask somebody else, and does not wait
+    /// for the answer, knows it only now and then.
+    fn has_looked(&self) -> bool {
+        true
+    }
+
     /// Says whom to wake when there may be more after a [`Polled::Pending`]. Sources that are
     /// never pending ignore it.
     fn set_waker(&mut self, _waker: Waker) {}
@@ -57,8 +64,8 @@ pub trait Source: Send {
 pub enum Polled {
     /// Rows, at least one (good or bad) unless `rows_max` was 0.
     Rows(Chunk),
-    /// Nothing now, perhaps later: the source has looked, and all that was there when it was asked
-    /// has been handed out.
+    /// Nothing now, perhaps later: all that was there when it was asked has been handed out, if the
+    /// source [has looked](Source::has_looked).
     Pending,
     /// Nothing more, ever.
     End,
@@ -82,9 +89,10 @@ pub struct Chunk {
 pub struct BadRow {
     /// Its offset.
     pub offset: u64,
-    /// The file's path, or "push".
+    /// The file's path, the topic and its partition, or "push".
     pub origin: Arc<str>,
-    /// The line (from 1) in which the row begins; 0 where there are no lines.
+    /// The line (from 1) in which the row begins; of a topic's message its offset there; 0 where there
+    /// is neither.
     pub line: u64,
     /// The beginning of the row as it was found, at most [`BadRow::RAW_BYTES_MAX`] bytes, with
     /// replacement characters for what is not UTF-8.

@@ -490,7 +490,7 @@ impl<'a> Carry<'a> {
                              rows with the new ones to another file"
                         ));
                     }
-                    known.place
+                    known.place.clone()
                 }
                 None => {
                     self.found.push(Change::new(
@@ -512,7 +512,7 @@ impl<'a> Carry<'a> {
         }
         let is_gone = |sink: &&SinkFacts| !keys.contains(&(sink.stream.clone(), sink.path.clone()));
         for sink in self.facts.sinks.iter().filter(is_gone) {
-            let upgrade = "the file stays as it is";
+            let upgrade = "what was written stays as it is";
             self.found.push(Change::new("sink", "removed", &sink.path, upgrade));
         }
         Ok(sinks)

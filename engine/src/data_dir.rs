@@ -11,6 +11,8 @@ use tidemill_env::{Disk, Env, Lock};
 use tidemill_log::{LogKind, LogSpec};
 use tidemill_snapshot::{DirStore, Store};
 
+use crate::begins::BEGINS;
+
 /// The version of the directory's layout.
 const FORMAT: u32 = 1;
 
@@ -56,8 +58,9 @@ impl DataDir {
                 .help("stop it first, or give this run another data_dir; tidemill status, query and tail work beside it")
         })?;
         let identity = path.join("APP");
-        let others =
-            |p: &PathBuf| !["LOCK", "APP.new", "engine.sock"].iter().any(|n| p.ends_with(n));
+        let others = |p: &PathBuf| {
+            !["LOCK", "APP.new", "engine.sock", "BEGINS.new"].iter().any(|n| p.ends_with(n))
+        };
         if fresh {
             // The identity goes first: without it what is left is nobody's. What it is renamed to
             // says that emptying was begun here: somebody else's folder is never emptied.
@@ -72,6 +75,10 @@ impl DataDir {
             }
             for part in ["cuts", "input", "store"] {
                 remove_all(&*disk, &path.join(part)).map_err(io)?;
+            }
+            let begins = path.join(BEGINS);
+            if disk.exists(&begins).map_err(io)? {
+                disk.remove(&begins).map_err(io)?;
             }
             if disk.exists(&old).map_err(io)? {
                 disk.remove(&old).map_err(io)?;

@@ -66,7 +66,9 @@ impl Ingress for Feed {
                     let now = pace.clock.monotonic_ns();
                     pace.look_ns = now + LOOK_NS.max(LOOK_SHARE * (now - from));
                 }
-                self.empty_polls.fetch_add(1, Ordering::AcqRel);
+                if self.source.has_looked() {
+                    self.empty_polls.fetch_add(1, Ordering::AcqRel);
+                }
                 return Ok(Polled::Pending);
             }
             Read::End => return Ok(Polled::End),

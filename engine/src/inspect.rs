@@ -96,15 +96,30 @@ pub(crate) fn describe(
                    "at": stream.spec.at})
         })
         .collect();
-    let sources: Vec<Value> = (sources.iter())
-        .map(|s| json!({"stream": s.stream, "files": s.files, "at": s.at}))
-        .collect();
+    let sources: Vec<Value> =
+        (sources.iter()).map(|s| said(&s.stream, &s.files, &s.kafka, Some(&s.at))).collect();
     let sinks: Vec<Value> =
-        (sinks.iter()).map(|s| json!({"stream": s.stream, "files": s.files})).collect();
+        (sinks.iter()).map(|s| said(&s.stream, &s.files, &s.kafka, None)).collect();
     Ok(json!({
         "app": program.name, "handlers": handlers, "tables": tables, "streams": streams,
         "sources": sources, "sinks": sinks,
     }))
+}
+
+/// A source or a sink, without what may be secret.
+fn said(stream: &str, files: &Option<Value>, kafka: &Option<Value>, at: Option<&str>) -> Value {
+    let mut said = json!({"stream": stream, "files": files});
+    if let Some(topic) = kafka {
+        let mut topic = topic.clone();
+        if let Some(settings) = topic.as_object_mut() {
+            settings.remove("properties");
+        }
+        said["kafka"] = topic;
+    }
+    if let Some(at) = at {
+        said["at"] = json!(at);
+    }
+    said
 }
 
 fn origin(program: &Program, origin: &Origin) -> String {

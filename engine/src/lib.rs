@@ -35,6 +35,7 @@
 
 mod aside;
 mod ask;
+mod begins;
 mod calls;
 mod carry;
 mod changes;

@@ -109,6 +109,7 @@ impl Mill {
             outlets,
             waits,
             failed,
+            troubles,
             durable,
         } = open(spec, &env, &items)?;
         let started_ns = env.clock.monotonic_ns();
@@ -177,6 +178,7 @@ impl Mill {
             delivered: Condvar::new(),
             left: AtomicU64::new(epoch),
             is_full: AtomicBool::new(false),
+            troubles,
             calls: Calls::default(),
             rings: Mutex::new(rings),
             ring_come: Condvar::new(),
@@ -549,6 +551,7 @@ impl Mill {
     pub fn stop(&self) -> Result<Summary> {
         // Pushed streams are not closed first: their end would let the watermark go to the end.
         self.view.shared.stop.store(true, Ordering::Release);
+        self.view.shared.troubles.give_up();
         self.view.gate.wake();
         let ended = self.join();
         for pushed in self.view.pushed.values() {

@@ -7,17 +7,19 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 use tidemill_connect::push::PushLimits;
 use tidemill_connect::{
-    files, push, sink, FilesSettings, Place, PushHandle, PushSource, SinkPlace, SinkSettings,
-    Source,
+    files, push, sink, FilesSettings, Place, PushHandle, PushSource, Sink, SinkPlace, SinkSettings,
+    Source, Troubles,
 };
-use tidemill_core::{Error, Result, SourceId, SourceSpec, StreamId, StreamTime};
+use tidemill_core::{Error, Result, Schema, SourceId, SourceSpec, StreamId, StreamTime};
 use tidemill_env::Env;
 use tidemill_flow::{Branch, Input, Stage as FlowStage};
+use tidemill_kafka::stream::{open_sink, open_sources, RowIds, TopicSource};
 use tidemill_log::LogKind;
 use tidemill_table::Table;
 use tidemill_txn::execute::tables;
 use tidemill_txn::program::{Origin, Program, Stage};
 
+use crate::begins::Begins;
 use crate::conduct::SourceState;
 use crate::data_dir::DataDir;
 use crate::deliver::Item;
@@ -26,8 +28,9 @@ use crate::outlets::{NamedSink, Outlets};
 use crate::patient::{patient, Waits};
 use crate::recover::{recover, Recovered};
 use crate::requests;
+use crate::schema::Left;
 use crate::settings::{Durable, Settings, Upgrade, SEGMENT_BYTES_MIN};
-use crate::spec::{AppSpec, SourceDecl};
+use crate::spec::{AppSpec, SinkDecl, SourceDecl, Target};
 use crate::stages::{FailedList, Step};
 use crate::stored::Stored;
 use crate::upgrade::upgrade;
@@ -48,6 +51,8 @@ pub(crate) struct Opened {
     /// Whom outputs tell that they wait for room.
     pub(crate) waits: Waits,
     pub(crate) failed: FailedList,
+    /// What holds sources and sinks up.
+    pub(crate) troubles: Troubles,
     pub(crate) durable: Option<Opening>,
 }
 
@@ -72,6 +77,8 @@ pub(crate) struct Partition {
     pub(crate) source: Reader,
     push: Option<PushHandle>,
     pub(crate) is_followed: bool,
+    /// It is only looked at from time to time.
+    is_paced: bool,
     pub(crate) spec: SourceSpec,
 }
 
@@ -80,12 +87,17 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     requests::add(&mut program)?;
     program.check()?;
     let mut read: Vec<PathBuf> = Vec::new();
-    let partitions = partitions(&program, &sources, env, &mut read)?;
+    let troubles = Troubles::default();
+    let partitions = partitions(&program, &sources, env, &mut read, &troubles)?;
     program.sources = partitions.iter().map(|p| p.spec.clone()).collect();
     program.check()?;
     let program = Arc::new(program);
     let stored = Stored { program: (*program).clone(), sources, sinks: sinks.clone() };
     let durable = durable(&stored, &settings, env)?;
+    let mut begins = match &durable {
+        Some(opening) => Begins::read(&*env.disk, &opening.dir.path)?,
+        None => Begins::default(),
+    };
     let internal = durable.as_ref().and_then(|d| d.recovered.internal.as_ref());
     let has_snapshots = settings.durable == Durable::LogAndSnapshots;
     let failed = FailedList::default();
@@ -142,7 +154,10 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
                     let from = logged_to.get(&source).copied().unwrap_or(0).max(from);
                     log = Some(ToLog { items: items.clone(), from });
                 }
-                Reader::Files(ref mut files) => files.resume(&state.place)?,
+                Reader::Read(ref mut source) => source.resume(&match state.place.offset {
+                    0 => begins.source(&state.name, source.place()),
+                    _ => state.place.clone(),
+                })?,
             }
         }
 
@@ -164,7 +179,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
                 time,
                 places: state.places.clone(),
                 log,
-                pace: state.is_followed.then(|| Pace { clock: env.clock.clone(), look_ns: 0 }),
+                pace: partition.is_paced.then(|| Pace { clock: env.clock.clone(), look_ns: 0 }),
                 empty_polls: state.empty_polls.clone(),
             })),
             branches: branches(&program, partition.stream, &failed),
@@ -181,8 +196,13 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     }
     let waits = Waits::default();
     let patient = patient(env, &waits);
-    let outlets =
-        outlets(&program, &sinks, &keep, &read, settings.fresh, durable.as_ref(), &patient)?;
+    let (fresh, opening) = (settings.fresh, durable.as_ref());
+    let opener = Opener { program: &program, fresh, opening, env: &patient, troubles: &troubles };
+    let outlets = opener.outlets(&sinks, &keep, &read, &mut begins)?;
+    if let Some(opening) = &durable {
+        // Before anything is read or written.
+        begins.write(&*env.disk, &opening.dir.path)?;
+    }
     Ok(Opened {
         program,
         inputs,
@@ -193,35 +213,46 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
         outlets,
         waits,
         failed,
+        troubles,
         durable,
     })
 }
 
-/// Opens all sources; `read` gets the files.
+/// Opens all sources; `read` gets the files, and topics say in `troubles` what holds them up.
 pub(crate) fn partitions(
     program: &Program,
     sources: &[SourceDecl],
     env: &Env,
     read: &mut Vec<PathBuf>,
+    troubles: &Troubles,
 ) -> Result<Vec<Partition>> {
     let mut partitions: Vec<Partition> = Vec::new();
     for decl in sources {
         let stream = input_stream(program, &decl.stream).map_err(|e| e.at(decl.at.clone()))?;
         let schema = program.streams[stream.index()].spec.schema.clone();
         let mut open = || -> Result<Vec<OpenedSource>> {
-            match &decl.files {
-                None => {
+            let opened = match (&decl.files, &decl.kafka) {
+                (None, None) => {
                     let (handle, source) = push(schema.clone(), PUSH_LIMITS);
-                    Ok(vec![("push".into(), Reader::Pushed(source), Some(handle))])
+                    return Ok(vec![("push".into(), Reader::Pushed(source), Some(handle))]);
                 }
-                Some(files_json) => {
+                (Some(files_json), None) => {
                     let settings = FilesSettings::from_json(&files_json.to_string())?;
                     read.extend(files::paths(&settings, &*env.disk)?);
-                    let opened = files::open(&settings, &schema, env)?;
-                    let files = opened.into_iter();
-                    Ok(files.map(|(name, source)| (name, Reader::Files(source), None)).collect())
+                    files::open(&settings, &schema, env)?
                 }
-            }
+                (None, Some(topic)) => {
+                    let settings = TopicSource::from_json(&topic.to_string())?;
+                    let who = format!("source of {}: topic {}", decl.stream, settings.topic);
+                    open_sources(&settings, &schema, env, troubles, &who)?
+                }
+                (Some(_), Some(_)) => {
+                    let what = format!("a source of stream {} is files or a topic", decl.stream);
+                    return Err(Error::program(what));
+                }
+            };
+            let opened = opened.into_iter();
+            Ok(opened.map(|(name, source)| (name, Reader::Read(source), None)).collect())
         };
         for (partition, source, push) in open().map_err(|e| e.at(decl.at.clone()))? {
             // Two folders may hold files of one name.
@@ -234,8 +265,17 @@ pub(crate) fn partitions(
                 disorder_us: decl.disorder_us,
                 idle_us: decl.idle_us,
             };
-            let is_followed = decl.files.as_ref().is_some_and(|f| f["follow"] == true);
-            partitions.push(Partition { name: base, stream, source, push, is_followed, spec });
+            let is_paced = decl.files.as_ref().is_some_and(|f| f["follow"] == true);
+            let is_followed = is_paced || decl.kafka.is_some();
+            partitions.push(Partition {
+                name: base,
+                stream,
+                source,
+                push,
+                is_followed,
+                is_paced,
+                spec,
+            });
         }
     }
     Ok(partitions)
@@ -249,7 +289,7 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
         _ => return Ok(None),
     };
     // Without pushed streams the input log holds verdicts at most.
-    let has_pushed = stored.sources.iter().any(|source| source.files.is_none());
+    let has_pushed = stored.sources.iter().any(SourceDecl::is_pushed);
     let segment_bytes = if has_pushed { settings.log_segment_bytes } else { SEGMENT_BYTES_MIN };
     let name = &program.name;
     let dir = DataDir::open(env, path, name, settings.fresh, segment_bytes)?;
@@ -259,7 +299,8 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
     };
     let text = crate::fingerprint::text(program);
     let fingerprint = crate::fingerprint::of(&text);
-    let recovered = recover(&dir, &env.disk, program, fingerprint)?;
+    let recovered = recover(&dir, &env.disk, program, fingerprint)
+        .map_err(|error| other_partitions(&dir, stored).unwrap_or(error))?;
     if let Some(internal) = &recovered.internal {
         let (then, now) = (&internal.facts.sources, &program.sources);
         let same = then.len() == now.len() && then.iter().zip(now).all(|(t, n)| *t.name == *n.name);
@@ -270,17 +311,55 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
     Ok(Some(Opening { dir, recovered, fingerprint, program: stored.bytes(), upgraded }))
 }
 
+/// What to say when the program is another one only by the partitions of its topics.
+fn other_partitions(dir: &DataDir, now: &Stored) -> Option<Error> {
+    let left = Left::newest(&*dir.store().ok()?, dir.app).ok()??;
+    let names = |stored: &Stored| -> Vec<String> {
+        stored.program.sources.iter().map(|source| source.name.to_string()).collect()
+    };
+    let (before, names) = (names(&left.stored), names(now));
+    let is_of_topic = |name: &String| {
+        let of = |decl: &&SourceDecl| name.starts_with(&format!("{}/", decl.stream));
+        now.sources.iter().filter(|decl| decl.kafka.is_some()).any(|decl| of(&decl))
+    };
+    let more: Vec<&String> = names.iter().filter(|name| !before.contains(name)).collect();
+    let fewer: Vec<&String> = before.iter().filter(|name| !names.contains(name)).collect();
+    if more.is_empty() && fewer.is_empty() || !more.iter().chain(&fewer).all(|n| is_of_topic(n)) {
+        return None;
+    }
+    let mut program = now.program.clone();
+    program.sources.clone_from(&left.stored.program.sources);
+    let [kept, same] = [&left.stored.program, &program]
+        .map(|program| crate::fingerprint::of(&crate::fingerprint::text(program)));
+    let list =
+        |names: &[&String]| names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+    let mut what = "the topics have other partitions than those that were read before".to_owned();
+    if !more.is_empty() {
+        what.push_str(&format!("; there are also {}", list(&more)));
+    }
+    if !fewer.is_empty() {
+        what.push_str(&format!("; there is no more {}", list(&fewer)));
+    }
+    (kept == same).then(|| {
+        Error::setting(what).help(
+            "go on with all partitions that there are: --upgrade (upgrade=True); or say which are to be \
+             read: tm.kafka(..., partitions=[...])",
+        )
+    })
+}
+
 /// A source that may have to be told more than others.
 pub(crate) enum Reader {
     Pushed(PushSource),
-    Files(Box<dyn Source>),
+    /// It can be read again.
+    Read(Box<dyn Source>),
 }
 
 impl Reader {
     pub(crate) fn boxed(self) -> Box<dyn Source> {
         match self {
             Reader::Pushed(source) => Box::new(source),
-            Reader::Files(source) => source,
+            Reader::Read(source) => source,
         }
     }
 }
@@ -327,65 +406,120 @@ pub(crate) fn branches(program: &Program, root: StreamId, failed: &FailedList) -
     branches
 }
 
-fn outlets(
-    program: &Program,
-    sinks: &[crate::spec::SinkDecl],
-    keep: &[String],
-    read: &[PathBuf],
+/// Opens the ways out.
+struct Opener<'a> {
+    program: &'a Program,
     fresh: bool,
-    durable: Option<&Opening>,
-    env: &Env,
-) -> Result<Outlets> {
-    let internal = durable.and_then(|d| d.recovered.internal.as_ref());
-    let has_cuts = durable.is_some_and(|d| !d.recovered.cuts.is_empty());
-    let mut outlets = Outlets::of(program);
-    let mut settings = Vec::new();
-    for decl in sinks {
-        let mut parsed =
-            SinkSettings::from_json(&decl.files.to_string()).map_err(|e| e.at(decl.at.clone()))?;
-        parsed.overwrite |= fresh;
-        settings.push(parsed);
-    }
-    let written: Vec<PathBuf> = settings.iter().map(|s| s.path.clone()).collect();
-    sink::check_paths(&written, read)?;
-    for (decl, settings) in sinks.iter().zip(settings) {
-        let outlet = outlets.by_name.get_mut(&decl.stream).ok_or_else(|| {
-            Error::program(format!("there is no stream {} to write", decl.stream))
-                .at(decl.at.clone())
-        })?;
-        let schema = outlet.schema.clone();
-        let path = settings.path.display().to_string();
-        let resume = match internal {
-            // Everything is written again, from the beginning, over what is there.
-            None => has_cuts.then(SinkPlace::default),
-            Some(internal) => {
-                let sinks = &internal.facts.sinks;
-                let known = sinks.iter().find(|s| s.stream == decl.stream && s.path == path);
-                let missing = || {
-                    Error::setting(format!("{path} is not among the outputs of the runs before"))
+    opening: Option<&'a Opening>,
+    env: &'a Env,
+    troubles: &'a Troubles,
+}
+
+impl Opener<'_> {
+    fn outlets(
+        &self,
+        sinks: &[SinkDecl],
+        keep: &[String],
+        read: &[PathBuf],
+        begins: &mut Begins,
+    ) -> Result<Outlets> {
+        let internal = self.opening.and_then(|d| d.recovered.internal.as_ref());
+        let has_cuts = self.opening.is_some_and(|d| !d.recovered.cuts.is_empty());
+        let mut outlets = Outlets::of(self.program);
+        let mut targets = Vec::new();
+        for decl in sinks {
+            let target = decl.target()?;
+            let (stream, name) = (&decl.stream, target.name());
+            if targets.iter().any(|(of, t): &(&str, Target)| *of == stream && t.name() == name) {
+                let what = format!("stream {stream} is written to {name} twice");
+                return Err(Error::program(what).at(decl.at.clone()));
+            }
+            targets.push((stream.as_str(), target));
+        }
+        let files = targets.iter().filter_map(|(_, target)| match target {
+            Target::File(settings) => Some(settings.path.clone()),
+            Target::Topic(_) => None,
+        });
+        sink::check_paths(&files.collect::<Vec<_>>(), read)?;
+        for (decl, (_, target)) in sinks.iter().zip(targets) {
+            let outlet = outlets.by_name.get_mut(&decl.stream).ok_or_else(|| {
+                Error::program(format!("there is no stream {} to write", decl.stream))
+                    .at(decl.at.clone())
+            })?;
+            let path = target.name();
+            let resume = match internal {
+                // Everything is written again, from the beginning, over what is there.
+                None => has_cuts.then(SinkPlace::default),
+                Some(internal) => {
+                    let sinks = &internal.facts.sinks;
+                    let known = sinks.iter().find(|s| s.stream == decl.stream && s.path == path);
+                    let missing = || {
+                        Error::setting(format!(
+                            "{path} is not among the outputs of the runs before"
+                        ))
                         .help("leave outputs as they were; --fresh starts anew")
                         .at(decl.at.clone())
-                };
-                Some(known.ok_or_else(missing)?.place)
+                    };
+                    Some(known.ok_or_else(missing)?.place.clone())
+                }
+            };
+            let sink = self
+                .sink(&decl.stream, &target, &outlet.schema, resume, begins)
+                .map_err(|e| e.at(decl.at.clone()))?;
+            outlet.sinks.push(NamedSink { path, sink });
+        }
+        if let Some(internal) = internal {
+            outlets.resume(&internal.facts.outlets);
+        }
+        if !has_cuts {
+            // Nothing comes again, so whatever is behind what was written is not ours.
+            outlets.settle()?;
+        }
+        for name in keep {
+            let outlet = outlets
+                .by_name
+                .get_mut(name)
+                .ok_or_else(|| Error::program(format!("there is no stream {name} to keep")))?;
+            outlet.keep = true;
+        }
+        Ok(outlets)
+    }
+
+    fn sink(
+        &self,
+        stream: &str,
+        target: &Target,
+        schema: &Arc<Schema>,
+        resume: Option<SinkPlace>,
+        begins: &mut Begins,
+    ) -> Result<Box<dyn Sink>> {
+        let settings = match target {
+            Target::File(settings) => {
+                let overwrite = settings.overwrite | self.fresh;
+                let settings = SinkSettings { overwrite, ..settings.clone() };
+                return sink::open(&settings, schema, self.env, resume.as_ref());
             }
+            Target::Topic(settings) => settings,
         };
-        let opened = sink::open(&settings, &schema, env, resume.as_ref());
-        let sink = opened.map_err(|e| e.at(decl.at.clone()))?;
-        outlet.sinks.push(NamedSink { path, sink });
+        let path = target.name();
+        let who = format!("sink of {stream}: topic {}", settings.topic);
+        let run = match self.opening {
+            Some(opening) => opening.dir.app,
+            // Nobody goes on where it ends.
+            None => u128::from(self.env.random.next_u64()) << 64,
+        };
+        let app = self.program.name.to_string();
+        let ids = RowIds { app, run, stream: stream.to_owned() };
+        let is_new = resume.is_none();
+        let resume = resume.map(|place| match begins.sink(stream, &path) {
+            Some(begin) if place.ends.is_empty() => SinkPlace { ends: begin.ends.clone(), ..place },
+            _ => place,
+        });
+        let said = (self.troubles, &*who);
+        let sink = open_sink(settings, schema, self.env, &ids, resume.as_ref(), said)?;
+        if is_new && self.opening.is_some() {
+            begins.set_sink(stream, &path, sink.place());
+        }
+        Ok(sink)
     }
-    if let Some(internal) = internal {
-        outlets.resume(&internal.facts.outlets);
-    }
-    if !has_cuts {
-        // Nothing comes again, so whatever is behind what was written is not ours.
-        outlets.settle()?;
-    }
-    for name in keep {
-        let outlet = outlets
-            .by_name
-            .get_mut(name)
-            .ok_or_else(|| Error::program(format!("there is no stream {name} to keep")))?;
-        outlet.keep = true;
-    }
-    Ok(outlets)
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidemill_connect::{Sink, SinkSettings};
+use tidemill_connect::Sink;
 use tidemill_core::digest::{streams_hash, RowsHash};
 use tidemill_core::{Batch, Column, DataType, Result, Schema};
 use tidemill_txn::program::{Origin, Program};
@@ -23,20 +23,16 @@ pub(crate) fn dead_schema() -> Arc<Schema> {
     ]))
 }
 
-/// What tells sinks from one another: stream and path.
+/// What tells sinks from one another: stream, and path or topic.
 ///
 /// # Errors
 /// When a declaration is wrong.
 pub(crate) fn sink_keys(sinks: &[SinkDecl]) -> Result<BTreeSet<(String, String)>> {
-    let key = |decl: &SinkDecl| {
-        let settings =
-            SinkSettings::from_json(&decl.files.to_string()).map_err(|e| e.at(decl.at.clone()))?;
-        Ok((decl.stream.clone(), settings.path.display().to_string()))
-    };
+    let key = |decl: &SinkDecl| Ok((decl.stream.clone(), decl.target()?.name()));
     sinks.iter().map(key).collect()
 }
 
-/// A sink and the path that names it.
+/// A sink and the path or topic that names it.
 pub(crate) struct NamedSink {
     pub(crate) path: String,
     pub(crate) sink: Box<dyn Sink>,

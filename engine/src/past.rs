@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use tidemill_connect::{Polled, Source};
+use tidemill_connect::{Polled, Source, Troubles};
 use tidemill_core::{Error, Kind, Result, SourceId, StreamTime};
-use tidemill_env::Env;
+use tidemill_env::{Clock, Env};
 use tidemill_flow::{Bad, Branch, Parcel, Stage};
 use tidemill_log::{LogKind, Reader as LogReader};
 use tidemill_snapshot::{epochs, open_at, Manifest, Store};
@@ -16,6 +16,7 @@ use tidemill_txn::order::{CutInput, Groups, Run, Sequencer};
 use tidemill_txn::program::Program;
 
 use crate::aside;
+use crate::begins::Begins;
 use crate::counts::Counts;
 use crate::data_dir::Site;
 use crate::internal::{Facts, Internal};
@@ -31,6 +32,10 @@ use crate::stored::without_body;
 
 /// Rows that are read of a source at a time.
 const ROWS_MAX: u64 = 16_384;
+/// How often a source is asked that has nothing, and from when on with some time in between.
+const PENDING_MAX: u64 = 10_000;
+const LOOKS: u64 = 100;
+const PENDING_US: u64 = 1_000;
 /// How often somebody else may remove, while we load, what we are loading.
 const TRIES: usize = 3;
 
@@ -248,7 +253,9 @@ impl<'a> Replay<'a> {
                 verdicts.push(records::take_verdict(&record.bytes)?);
             }
         }
-        let partitions = partitions(program, self.basis.decls, env, &mut Vec::new())?;
+        let partitions =
+            partitions(program, self.basis.decls, env, &mut Vec::new(), &Troubles::default())?;
+        let mut begins = Begins::read(&*site.disk, &site.path)?;
         let same = partitions.len() == program.sources.len()
             && partitions.iter().zip(&program.sources).all(|(p, s)| p.spec.name == s.name);
         if !same {
@@ -277,11 +284,12 @@ impl<'a> Replay<'a> {
                     )))?;
                     Box::new(push)
                 }
-                Reader::Files(mut files) => {
-                    if let Some(facts) = facts {
-                        files.resume(&facts.place)?;
-                    }
-                    files
+                Reader::Read(mut source) => {
+                    source.resume(&match facts.filter(|facts| facts.place.offset > 0) {
+                        None => begins.source(&partition.spec.name, source.place()),
+                        Some(facts) => facts.place.clone(),
+                    })?;
+                    source
                 }
             };
             readings.push(Reading {
@@ -323,7 +331,7 @@ impl<'a> Replay<'a> {
         let CutRecord { cut, output_hash, places, .. } = record;
         let (mut runs, mut bad) = (Vec::new(), Vec::new());
         for (reading, wanted) in works.readings.iter_mut().zip(&cut.offsets) {
-            reading.read_to(*wanted, &mut runs, &mut bad)?;
+            reading.read_to(*wanted, &mut runs, &mut bad, &*self.basis.env.clock)?;
             let recorded = places.iter().find(|(source, _)| *source == reading.id);
             if let (false, Some((_, place))) = (reading.is_push, recorded) {
                 let name = &program.sources[reading.id.index()].name;
@@ -391,15 +399,20 @@ impl Reading {
         wanted: u64,
         runs: &mut Vec<Run>,
         bad: &mut Vec<(SourceId, Bad)>,
+        clock: &dyn Clock,
     ) -> Result<()> {
         let mut pending = 0;
         while self.next_offset < wanted {
             let rows_max = (wanted - self.next_offset).min(ROWS_MAX);
             let chunk = match self.source.poll(rows_max as usize)? {
                 Polled::Rows(chunk) => chunk,
-                // A folder that is followed may have to be looked at more than once.
-                Polled::Pending if pending < 100 => {
+                // A folder that is followed may have to be looked at more than once, and a broker takes
+                // its time.
+                Polled::Pending if pending < PENDING_MAX => {
                     pending += 1;
+                    if pending > LOOKS {
+                        clock.sleep_us(PENDING_US);
+                    }
                     continue;
                 }
                 Polled::Pending | Polled::End => {

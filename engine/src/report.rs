@@ -34,6 +34,8 @@ pub struct Status {
     pub recovering: bool,
     /// Why nothing can be written at present: the disk is full. Reading goes on.
     pub stalled: Option<String>,
+    /// What holds sources and sinks up, by who says it: brokers that are away. It goes on by itself.
+    pub troubles: BTreeMap<String, String>,
     /// The epoch of the newest snapshot; 0 when there is none.
     pub snapshot_epoch: u64,
     /// Snapshots taken since the start.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
+use tidemill_connect::Troubles;
 use tidemill_core::{Cut, Error, Result};
 use tidemill_table::{Seq, Table};
 use tidemill_txn::order::Groups;
@@ -29,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) left: AtomicU64,
     /// Writing waits for room; `out` says why.
     pub(crate) is_full: AtomicBool,
+    /// What holds sources and sinks up.
+    pub(crate) troubles: Troubles,
     /// Who waits for replies.
     pub(crate) calls: Calls,
     /// The last rows of streams.
@@ -223,6 +226,7 @@ impl Shared {
     }
 
     pub(crate) fn fail(&self, error: Error) {
+        self.troubles.give_up();
         self.life.error(&error);
         self.end.lock().error.get_or_insert(error);
         self.delivered.notify_all();

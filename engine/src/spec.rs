@@ -4,6 +4,9 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tidemill_connect::SinkSettings;
+use tidemill_core::{Error, Result};
+use tidemill_kafka::stream::TopicSink;
 use tidemill_txn::Program;
 
 use crate::external::Outside;
@@ -90,15 +93,24 @@ pub struct SourceDecl {
     /// absent.
     #[serde(default)]
     pub idle_us: Option<i64>,
-    /// Files to read (see `tidemill_connect::Files`); the stream is pushed when absent.
+    /// Files to read (see `tidemill_connect::FilesSettings`).
     #[serde(default)]
     pub files: Option<serde_json::Value>,
+    /// A topic to read (see `tidemill_kafka::stream::TopicSource`). The stream is pushed where it has
+    /// neither this nor files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kafka: Option<serde_json::Value>,
     /// The user's line.
     #[serde(default)]
     pub at: String,
 }
 
 impl SourceDecl {
+    /// Whether others push into the stream.
+    pub fn is_pushed(&self) -> bool {
+        self.files.is_none() && self.kafka.is_none()
+    }
+
     /// A stream that others push into; what comes is in order.
     pub fn pushed(stream: &str) -> SourceDecl {
         SourceDecl {
@@ -106,6 +118,7 @@ impl SourceDecl {
             disorder_us: 0,
             idle_us: None,
             files: None,
+            kafka: None,
             at: String::new(),
         }
     }
@@ -117,9 +130,52 @@ impl SourceDecl {
 pub struct SinkDecl {
     /// The stream's name: an output, an aborted stream, a derived stream, `S.late` or `S.dead`.
     pub stream: String,
-    /// The file to write (see `tidemill_connect::FileSink`).
-    pub files: serde_json::Value,
+    /// The file to write (see `tidemill_connect::SinkSettings`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<serde_json::Value>,
+    /// Or the topic (see `tidemill_kafka::stream::TopicSink`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kafka: Option<serde_json::Value>,
     /// The user's line.
     #[serde(default)]
     pub at: String,
+}
+
+/// What a sink writes to.
+pub(crate) enum Target {
+    File(SinkSettings),
+    Topic(TopicSink),
+}
+
+impl SinkDecl {
+    /// A stream's sink in a file, by its settings.
+    pub fn file(stream: &str, files: serde_json::Value) -> SinkDecl {
+        SinkDecl { stream: stream.into(), files: Some(files), kafka: None, at: String::new() }
+    }
+
+    /// What it writes to.
+    ///
+    /// # Errors
+    /// When a setting is wrong.
+    pub(crate) fn target(&self) -> Result<Target> {
+        let target = || match (&self.files, &self.kafka) {
+            (Some(files), None) => SinkSettings::from_json(&files.to_string()).map(Target::File),
+            (None, Some(topic)) => TopicSink::from_json(&topic.to_string()).map(Target::Topic),
+            _ => Err(Error::program(format!(
+                "a sink of stream {} writes to one thing: files or a topic",
+                self.stream
+            ))),
+        };
+        target().map_err(|error| error.at(self.at.clone()))
+    }
+}
+
+impl Target {
+    /// What tells it from other targets of a stream: it is in snapshots.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Target::File(settings) => settings.path.display().to_string(),
+            Target::Topic(settings) => format!("kafka:{}", settings.topic),
+        }
+    }
 }

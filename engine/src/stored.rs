@@ -2,6 +2,8 @@
 //! program's source.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tidemill_connect::Troubles;
 use tidemill_core::{Error, Result};
 use tidemill_env::Env;
 use tidemill_txn::program::{Body, Program};
@@ -25,14 +27,20 @@ impl Stored {
         let mut program = app.program.clone();
         requests::add(&mut program)?;
         program.check()?;
-        let partitions = partitions(&program, &app.sources, env, &mut Vec::new())?;
+        let partitions =
+            partitions(&program, &app.sources, env, &mut Vec::new(), &Troubles::default())?;
         program.sources = partitions.into_iter().map(|partition| partition.spec).collect();
         program.check()?;
         Ok(Stored { program, sources: app.sources.clone(), sinks: app.sinks.clone() })
     }
 
+    /// Passwords are not kept: whoever needs them has them.
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("an app is JSON")
+        let mut kept = self.clone();
+        let sources = kept.sources.iter_mut().filter_map(|source| source.kafka.as_mut());
+        let sinks = kept.sinks.iter_mut().filter_map(|sink| sink.kafka.as_mut());
+        sources.chain(sinks).for_each(forget_secrets);
+        serde_json::to_vec(&kept).expect("an app is JSON")
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Stored> {
@@ -40,6 +48,14 @@ impl Stored {
             Error::setting(format!("the program in the newest snapshot can't be read: {e}"))
                 .help("it was written by another version of tidemill: use that one")
         })
+    }
+}
+
+/// Takes out what opens doors of the properties for Kafka.
+fn forget_secrets(topic: &mut Value) {
+    const SECRETS: [&str; 5] = ["password", "secret", "ssl.key.pem", "oauthbearer", "jaas"];
+    if let Some(properties) = topic.get_mut("properties").and_then(Value::as_object_mut) {
+        properties.retain(|name, _| !SECRETS.iter().any(|secret| name.contains(secret)));
     }
 }
 

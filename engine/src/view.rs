@@ -115,6 +115,7 @@ impl View {
             events_per_s: self.events_per_s(counts, seconds),
             ended,
             recovering: out.is_recovering,
+            troubles: self.shared.troubles.all(),
             stalled: out.stalled.as_ref().map(|error| error.what.clone()),
             snapshot_epoch: out.snapshot_epoch,
             snapshots: out.snapshots,

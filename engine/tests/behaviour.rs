@@ -247,7 +247,8 @@ fn outputs_go_to_files_that_are_not_replaced_by_accident() {
     program.sources.clear();
     let sink = |stream: &str, path: &str| SinkDecl {
         stream: stream.into(),
-        files: json!({ "path": path }),
+        files: Some(json!({ "path": path })),
+        kafka: None,
         at: "app.py:9".into(),
     };
     let spec = |fresh| AppSpec {

@@ -206,7 +206,8 @@ fn an_output_on_a_full_disk_is_waited_for() {
             spec.sinks = paths
                 .map(|path| SinkDecl {
                     stream: "count".into(),
-                    files: serde_json::json!({"path": path}),
+                    files: Some(serde_json::json!({"path": path})),
+                    kafka: None,
                     at: String::new(),
                 })
                 .into();
@@ -430,7 +431,8 @@ fn start_writing(sim: &SimEnv, settings: Settings) -> Result<Mill, Error> {
     spec.sinks = ["/out/counts.csv", "/out/counts.jsonl"]
         .map(|path| tidemill_engine::SinkDecl {
             stream: "count".into(),
-            files: serde_json::json!({"path": path}),
+            files: Some(serde_json::json!({"path": path})),
+            kafka: None,
             at: String::new(),
         })
         .into();

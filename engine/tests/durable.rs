@@ -88,6 +88,7 @@ impl Case {
             idle_us: None,
             files: (!(self.pushed && index == 0))
                 .then(|| json!({"path": format!("/in/{index}.jsonl")})),
+            kafka: None,
             at: String::new(),
         });
         let sinks = program.streams.iter().filter(|s| {
@@ -99,7 +100,8 @@ impl Case {
         });
         let sinks = sinks.map(|s| SinkDecl {
             stream: s.spec.name.to_string(),
-            files: json!({"path": format!("/out/{}.jsonl", s.spec.name)}),
+            files: Some(json!({"path": format!("/out/{}.jsonl", s.spec.name)})),
+            kafka: None,
             at: String::new(),
         });
         AppSpec {

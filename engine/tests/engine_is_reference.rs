@@ -69,6 +69,7 @@ fn app(program: &Program, settings: Settings) -> AppSpec {
             disorder_us: source.disorder_us,
             idle_us: None,
             files: Some(json!({"path": format!("/data/{index}.jsonl")})),
+            kafka: None,
             at: String::new(),
         })
         .collect();

@@ -1,4 +1,6 @@
-//! Logs of a cluster as topics of Kafka.
+//! Kafka: topics as sources and sinks of streams (see [`stream`]), and logs of a cluster as topics.
+//!
+//! # Logs
 //!
 //! One topic holds the inputs and one the outputs, with a partition for each source; a third one holds the
 //! cuts, in its first partition. What is in inputs and outputs is for people and for other systems: a
@@ -35,6 +37,7 @@ mod message;
 mod read;
 mod security;
 mod settings;
+pub mod stream;
 mod topics;
 
 pub use client::{Client, Heard};

@@ -138,25 +138,34 @@ impl KafkaSettings {
 
     /// For whatever client, with some properties more.
     pub(crate) fn client(&self, own: &[(&str, String)]) -> Result<ClientConfig> {
-        let mut config = ClientConfig::new();
-        config.set_log_level(RDKafkaLogLevel::Error);
-        config.set("bootstrap.servers", &self.brokers);
-        config.set("client.id", "tidemill");
-        config.set("reconnect.backoff.ms", "50");
-        config.set("reconnect.backoff.max.ms", "1000");
-        // Small packets go at once.
-        config.set("socket.nagle.disable", "true");
-        // When a topic is removed or made anew, it is to be seen soon.
-        config.set("topic.metadata.refresh.interval.ms", "5000");
-        for (name, value) in own {
-            config.set(*name, value);
-        }
-        for (name, value) in &self.properties {
-            config.set(name, value);
-        }
-        config.create_native_config().map_err(refused)?;
-        Ok(config)
+        client(&self.brokers, own, &self.properties)
     }
+}
+
+/// What any client has, with some properties of its own and those that the user has chosen.
+pub(crate) fn client(
+    brokers: &str,
+    own: &[(&str, String)],
+    chosen: &BTreeMap<String, String>,
+) -> Result<ClientConfig> {
+    let mut config = ClientConfig::new();
+    config.set_log_level(RDKafkaLogLevel::Error);
+    config.set("bootstrap.servers", brokers);
+    config.set("client.id", "tidemill");
+    config.set("reconnect.backoff.ms", "50");
+    config.set("reconnect.backoff.max.ms", "1000");
+    // Small packets go at once.
+    config.set("socket.nagle.disable", "true");
+    // When a topic is removed or made anew, it is to be seen soon.
+    config.set("topic.metadata.refresh.interval.ms", "5000");
+    for (name, value) in own {
+        config.set(*name, value);
+    }
+    for (name, value) in chosen {
+        config.set(name, value);
+    }
+    config.create_native_config().map_err(refused)?;
+    Ok(config)
 }
 
 /// So many appends wait at most for being delivered.

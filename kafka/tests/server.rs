@@ -1,4 +1,4 @@
-//! The log on a real broker. `make test-servers` starts one and runs these.
+//! The log, and sources and sinks of streams, on a real broker. `make test-servers` starts one and runs these.
 
 #![allow(clippy::disallowed_methods)] // Threads, sleep and time of the tests themselves.
 
@@ -6,6 +6,10 @@
 mod common;
 #[path = "server/security.rs"]
 mod security;
+#[path = "server/streams.rs"]
+mod streams;
+#[path = "server/topic.rs"]
+mod topic;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -58,6 +58,7 @@ from tidemill.functions import (
     where,
 )
 from tidemill.index import Index
+from tidemill.kafka import Kafka, kafka
 from tidemill.mill import Mill, OutputView, TableView
 from tidemill.owned import OwnedWindow
 from tidemill.stream import Handler, Stream
@@ -90,6 +91,7 @@ __all__ = [
     "InputError",
     "InternalError",
     "IoError",
+    "Kafka",
     "LookupFailed",
     "Mill",
     "OutputView",
@@ -117,6 +119,7 @@ __all__ = [
     "ends_with",
     "files",
     "is_null",
+    "kafka",
     "last",
     "length",
     "list",

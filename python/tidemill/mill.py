@@ -163,7 +163,8 @@ class Mill:
     def status(self) -> dict[str, Any]:
         """Where the run is: epoch, events, transactions, rate, lag; ``recovering`` while what was
         recorded before is being executed again, ``stalled`` with the reason while the disk is full,
-        and the epoch of the newest snapshot.
+        ``troubles`` with what holds sources and sinks up (brokers that are away), and the epoch of
+        the newest snapshot.
         """
         found: dict[str, Any] = json.loads(self._native.status())
         return found

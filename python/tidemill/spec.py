@@ -41,7 +41,7 @@ def spec(
     for external in app.externals:
         externals.append(external.external_json(len(opaques)))
         opaques.append(Outside(external))
-    sources = [s for s in app.sources if push or s["files"] is not None]
+    sources = [s for s in app.sources if push or s["files"] is not None or "kafka" in s]
     served = "http_port" in settings
     # Those that nobody here sends into: clients call, and the engine tells the time.
     others = [*(app.calls if served else ()), *(stream for stream, _ in app.timers)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.errors import ProgramError
 from tidemill.expr import Block, Traced
 from tidemill.files import Files
+from tidemill.kafka import Kafka
 from tidemill.source import here
 from tidemill.trace import NotTraced, Recorder, SymbolicEvent, record_twice
 from tidemill.types import BOOL, STR, TIMESTAMP, Column, Json, Schema, duration_us
@@ -26,12 +27,13 @@ class Side:
         self.app = app
         self.name = name
 
-    def write(self, to: Files) -> None:
-        """Writes the events to a file."""
+    def write(self, to: Files | Kafka) -> None:
+        """Writes the events to a file or a topic."""
         at = here()
-        if not isinstance(to, Files):
-            raise ProgramError(f"write takes tm.files(...), not {to!r}", "", at)
-        self.app.sinks.append({"stream": self.name, "files": to.sink_json(), "at": at})
+        if not isinstance(to, Files | Kafka):
+            raise ProgramError(f"write takes tm.files(...) or tm.kafka(...), not {to!r}", "", at)
+        kind = "files" if isinstance(to, Files) else "kafka"
+        self.app.sinks.append({"stream": self.name, kind: to.sink_json(), "at": at})
 
     def keep(self) -> None:
         """Keeps the events in memory, for ``mill.output``."""
@@ -69,20 +71,22 @@ class Stream(Side):
     # Where events come from.
 
     def read(
-        self, source: Files, *, disorder: Duration = "0s", idle: Duration | None = None
+        self, source: Files | Kafka, *, disorder: Duration = "0s", idle: Duration | None = None
     ) -> Stream:
-        """Reads events from files; several times for several sources.
+        """Reads events from files or a topic; several times for several sources.
 
         ``disorder`` says how far behind the newest event time an event may come (in the unit of
         the time column when that is an int); ``idle`` after how long without input the source no
         longer holds the others back.
         """
         at = here()
-        if not isinstance(source, Files):
+        if not isinstance(source, Files | Kafka):
             raise ProgramError(
-                f"read takes tm.files(...), not {source!r}", 'write tm.files("name.csv")', at
+                f"read takes tm.files(...) or tm.kafka(...), not {source!r}",
+                'write tm.files("name.csv"), or tm.kafka("topic", brokers="host:9092")',
+                at,
             )
-        self._source(source.source_json(), disorder, idle, at)
+        self._source(source, disorder, idle, at)
         return self
 
     def push(self, *, disorder: Duration = "0s", idle: Duration | None = None) -> Stream:
@@ -129,7 +133,9 @@ class Stream(Side):
             raise ProgramError(f"stream {self.name}: a batch of {of!r} has no events", "", at)
         return self
 
-    def _source(self, files: Json, disorder: Duration, idle: Duration | None, at: str) -> None:
+    def _source(
+        self, source: Files | Kafka | None, disorder: Duration, idle: Duration | None, at: str
+    ) -> None:
         if self.origin != "input":
             raise ProgramError(f"stream {self.name} is made by the app and has no sources", "", at)
         self.has_source = True
@@ -143,7 +149,8 @@ class Stream(Side):
                 "stream": self.name,
                 "disorder_us": disorder_us,
                 "idle_us": idle_us,
-                "files": files,
+                "files": source.source_json() if isinstance(source, Files) else None,
+                **({"kafka": source.source_json()} if isinstance(source, Kafka) else {}),
                 "at": at,
             }
         )
@@ -411,8 +418,8 @@ class Handler(Stream):
         """How the handler runs: "traced" or "opaque"."""
         return "opaque" if self.recorder is None else "traced"
 
-    def write(self, to: Files) -> None:
-        """Writes what the handler returns to a file."""
+    def write(self, to: Files | Kafka) -> None:
+        """Writes what the handler returns to a file or a topic."""
         self._returns("written")
         super().write(to)
 

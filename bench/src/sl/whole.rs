@@ -168,7 +168,7 @@ fn app(args: &Args, ledger: &Parts, path: &str) -> Result<AppSpec> {
         // Times are written as CSV and JSON have them, and read so.
         let files = Some(json!({ "path": file }));
         let (stream, at) = (name(stream), String::new());
-        Ok(SourceDecl { stream, disorder_us: 0, idle_us: None, files, at })
+        Ok(SourceDecl { stream, disorder_us: 0, idle_us: None, files, kafka: None, at })
     };
     let sources = inputs.map(source).collect::<Result<Vec<_>>>()?;
     let sinks = args.sink.as_ref().map_or(Vec::new(), |folder| sinks(&program, args, folder));
@@ -198,7 +198,8 @@ fn sinks(program: &Program, args: &Args, folder: &str) -> Vec<SinkDecl> {
     let streams = streams.filter(|s| &*s.spec.name != "open.aborted");
     let sink = |name: &str| SinkDecl {
         stream: name.into(),
-        files: json!({ "path": Path::new(folder).join(format!("{name}.{end}")) }),
+        files: Some(json!({ "path": Path::new(folder).join(format!("{name}.{end}")) })),
+        kafka: None,
         at: String::new(),
     };
     streams.map(|s| sink(&s.spec.name)).collect()

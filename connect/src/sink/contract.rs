@@ -142,7 +142,7 @@ fn go_on(
 /// Where a promise is broken.
 pub fn check_recovery(world: &dyn World, epochs: &[Batch], known: &Known, shrinks: bool) {
     let mut known = known.clone();
-    let (first, place) = known.snapshot;
+    let (first, place) = known.snapshot.clone();
     let rows = |epochs: &[Batch]| epochs.iter().map(Batch::len).sum::<usize>();
     let committed = rows(&epochs[..known.cuts]);
     let before = world.rows();

@@ -99,8 +99,9 @@ impl<E: Encode> FileSink<E> {
         encode: E,
     ) -> Result<FileSink<E>> {
         let packed = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gz"));
-        let at = match start {
-            Start::At(place) if place.rows > 0 => Some(place),
+        let unsettled = matches!(start, Start::At(_));
+        let at = match &start {
+            Start::At(place) if place.rows > 0 => Some(place.clone()),
             _ => None,
         };
         let mut header = Vec::new();
@@ -132,7 +133,7 @@ impl<E: Encode> FileSink<E> {
             pending_rows: 0,
             rows,
             bytes,
-            unsettled: matches!(start, Start::At(_)),
+            unsettled,
             synced: false,
             named: false,
             last: SinkPlace::default(),
@@ -157,12 +158,17 @@ impl<E: Encode> FileSink<E> {
 
     fn place_with(&self, pending: &[u8], rows: u64) -> SinkPlace {
         let end = match &self.out {
-            None => return self.last,
+            None => return self.last.clone(),
             Some(Out::Plain(target)) => Some(target.end(pending)),
             Some(Out::Between(target)) if pending.is_empty() => Some(target.end(pending)),
             Some(_) => None,
         };
-        SinkPlace { rows: self.rows + rows, bytes: self.bytes + pending.len() as u64, end }
+        SinkPlace {
+            rows: self.rows + rows,
+            bytes: self.bytes + pending.len() as u64,
+            end,
+            ends: Vec::new(),
+        }
     }
 
     fn try_commit(&mut self) -> io::Result<()> {

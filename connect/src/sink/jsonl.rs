@@ -13,7 +13,7 @@ use crate::json;
 use crate::msgpack;
 
 /// Encodes rows as JSON lines: all fields in the order of the columns, null ones too.
-pub(super) struct JsonlEncode {
+pub(crate) struct JsonlEncode {
     /// What stands before each value: a brace or a comma, the name, a colon.
     heads: Vec<(Vec<u8>, DataType)>,
 }
@@ -28,6 +28,30 @@ impl JsonlEncode {
         };
         JsonlEncode { heads: schema.columns.iter().enumerate().map(head).collect() }
     }
+
+    /// Appends a row as an object, without a newline.
+    pub fn row(&self, batch: &Batch, row: usize, out: &mut Vec<u8>) {
+        for (i, ((head, ty), array)) in self.heads.iter().zip(batch.columns()).enumerate() {
+            out.extend_from_slice(head);
+            if array.is_null(row) {
+                out.extend_from_slice(b"null");
+                continue;
+            }
+            match ty {
+                DataType::Int => {
+                    let int = array.as_primitive::<Int64Type>().value(row);
+                    write!(out, "{int}").expect("memory takes it");
+                }
+                DataType::Float => {
+                    json::write_float(array.as_primitive::<Float64Type>().value(row), out)
+                }
+                DataType::Str => json::write_string(array.as_string::<i32>().value(row), out),
+                DataType::Any => msgpack::to_json(array.as_binary::<i32>().value(row), out),
+                _ => json::write_value(&batch.value(i, row), out),
+            }
+        }
+        out.push(b'}');
+    }
 }
 
 impl Encode for JsonlEncode {
@@ -35,26 +59,8 @@ impl Encode for JsonlEncode {
 
     fn rows(&mut self, batch: &Batch, out: &mut Vec<u8>) {
         for row in 0..batch.len() {
-            for (i, ((head, ty), array)) in self.heads.iter().zip(batch.columns()).enumerate() {
-                out.extend_from_slice(head);
-                if array.is_null(row) {
-                    out.extend_from_slice(b"null");
-                    continue;
-                }
-                match ty {
-                    DataType::Int => {
-                        let int = array.as_primitive::<Int64Type>().value(row);
-                        write!(out, "{int}").expect("memory takes it");
-                    }
-                    DataType::Float => {
-                        json::write_float(array.as_primitive::<Float64Type>().value(row), out)
-                    }
-                    DataType::Str => json::write_string(array.as_string::<i32>().value(row), out),
-                    DataType::Any => msgpack::to_json(array.as_binary::<i32>().value(row), out),
-                    _ => json::write_value(&batch.value(i, row), out),
-                }
-            }
-            out.extend_from_slice(b"}\n");
+            self.row(batch, row, out);
+            out.push(b'\n');
         }
     }
 }

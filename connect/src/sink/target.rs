@@ -22,7 +22,7 @@ const PACKED_BYTES: u64 = 64;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// How a sink begins.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Start {
     /// With a new file.
     New { overwrite: bool },

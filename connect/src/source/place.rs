@@ -9,26 +9,31 @@ use crate::checksum::Checksum;
 /// into snapshots: its JSON is stable.
 ///
 /// It depends on the rows taken and not on how they were asked for: two runs over the same input
-/// have equal places at equal offsets. At offset 0 nothing was read, and the place says nothing of
-/// the input.
+/// have equal places at equal offsets. At offset 0 nothing was read: the place says at most where
+/// reading begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
     /// Offset of the next row.
     pub offset: u64,
     /// Bytes behind the last row, from the input's beginning, unpacked and as UTF-8; of a Parquet
-    /// file its length, which can't grow; 0 where bytes mean nothing.
+    /// file its length, which can't grow; of a partition of a topic the offset in the topic behind the
+    /// last message; 0 where bytes mean nothing.
     #[serde(default)]
     pub bytes: u64,
     /// The line, from 1, behind the last row; 0 where there are no lines.
     #[serde(default)]
     pub line: u64,
-    /// Of these bytes; of a Parquet file of what describes the others, at its end.
+    /// Of these bytes; of a Parquet file of what describes the others, at its end; of a partition of a
+    /// topic of the last message.
     #[serde(default)]
     pub checksum: Checksum,
     /// In a folder that is followed: the file that these bytes are in, and the files before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<FilePlace>,
+    /// In a partition of a topic: the offset in the topic at which reading began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begin: Option<u64>,
 }
 
 /// A file among those of a folder.
@@ -62,8 +67,8 @@ impl Place {
     }
 
     /// Of a source whose rows have numbers and nothing else.
-    pub(crate) fn of_rows(offset: u64) -> Place {
-        Place { offset, bytes: 0, line: 0, checksum: Checksum::default(), file: None }
+    pub fn of_rows(offset: u64) -> Place {
+        Place { offset, bytes: 0, line: 0, checksum: Checksum::default(), file: None, begin: None }
     }
 
     /// Compares where a source (`name`, for the error) stands with where it stood at the same cut

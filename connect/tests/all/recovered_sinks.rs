@@ -205,7 +205,7 @@ fn stopped_again_while_recovering() {
             sim.disk.crash_torn();
             // A recovery that does not come to its end, and is stopped by a crash.
             sim.disk.fail_from(None, nth, ErrorKind::Other);
-            let (first, place) = last.snapshot;
+            let (first, place) = last.snapshot.clone();
             if let Ok(mut sink) = world.open(Some(&place)) {
                 for epoch in first..last.cuts {
                     let done = sink.write(&epochs()[epoch]).and_then(|()| sink.commit());

@@ -10,6 +10,7 @@ use tidemill_env::Disk;
 use tidemill_log::{LogKind, Record};
 use tidemill_snapshot::{epochs, load, newest, open_at, DirStore, Manifest, Store};
 
+use crate::begins::Begins;
 use crate::data_dir::Site;
 use crate::objects::Part;
 use crate::stored::Stored;
@@ -141,6 +142,7 @@ fn copy(
             copy_object(&*source, &target, &name)?;
         }
     }
+    Begins::copy(&**disk, &site.path, to)?;
     // The identity at the end: what has none is no data directory.
     site.copy_identity(to)?;
     let copied = Site::look(disk, to)?;

@@ -17,7 +17,7 @@ pub(crate) fn health(view: &View) -> (bool, Value) {
     let ready = !(failed || over || recovering || stalled);
     let said = json!({
         "live": true, "ready": ready, "recovering": recovering, "stalled": stalled,
-        "failed": failed,
+        "failed": failed, "troubles": shared.troubles.all(),
     });
     (ready, said)
 }
@@ -62,5 +62,7 @@ pub(crate) fn metrics(view: &View) -> String {
     }
     add("stalls_total", "counter", "How often writing waited for room.", &count(stalls));
     add("stalled", "gauge", "Whether writing waits for room.", &count(stalled));
+    let troubles = "Sources and sinks that wait for somebody, as brokers that are away.";
+    add("troubles", "gauge", troubles, &count(status.troubles.len() as u64));
     text
 }

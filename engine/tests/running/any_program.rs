@@ -40,6 +40,7 @@ fn check(seed: u64) -> u64 {
             disorder_us,
             idle_us: source.idle_us,
             files,
+            kafka: None,
             at: String::new(),
         });
     }

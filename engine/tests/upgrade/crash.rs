@@ -53,7 +53,8 @@ fn a_crash_in_an_upgraded_run_loses_and_repeats_nothing() {
     let sinks = |names: &[&str]| -> Vec<SinkDecl> {
         let sink = |name: &&str| SinkDecl {
             stream: (*name).to_owned(),
-            files: json!({"path": format!("/out/{name}.jsonl")}),
+            files: Some(json!({"path": format!("/out/{name}.jsonl")})),
+            kafka: None,
             at: String::new(),
         };
         names.iter().map(sink).collect()

@@ -172,7 +172,8 @@ fn sources_and_sinks_keep_their_places() {
         spec.sources = files.iter().map(from).collect();
         let sink = |path: &&str| SinkDecl {
             stream: "put.aborted".into(),
-            files: json!({"path": path}),
+            files: Some(json!({"path": path})),
+            kafka: None,
             at: String::new(),
         };
         spec.sinks = sinks.iter().map(sink).collect();

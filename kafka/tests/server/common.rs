@@ -192,12 +192,15 @@ fn admin() -> AdminClient<DefaultClientContext> {
 pub fn make_topic(name: &str, partitions: i32, policy: &str) {
     let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
     let topic = topic.set("cleanup.policy", policy);
-    let made = admin().create_topics([&topic], &AdminOptions::new());
+    // The client must live until the answer is there.
+    let client = admin();
+    let made = client.create_topics([&topic], &AdminOptions::new());
     futures_executor::block_on(made).expect("an answer")[0].as_ref().expect("it is made");
 }
 
 pub fn remove_topic(name: &str) {
-    let removed = admin().delete_topics(&[name], &AdminOptions::new());
+    let client = admin();
+    let removed = client.delete_topics(&[name], &AdminOptions::new());
     futures_executor::block_on(removed).expect("an answer")[0].as_ref().expect("it is removed");
 }
 

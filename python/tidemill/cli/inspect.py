@@ -103,6 +103,8 @@ def _shown(name: str, found: dict[str, Any]) -> Console:
         stream["columns"] = _columns(stream["columns"])
     for source in [*found["sources"], *found["sinks"]]:
         source["path"] = source["files"]["path"] if source.get("files") else "pushed"
+        if topic := source.get("kafka"):
+            source["path"] = f"kafka:{topic['topic']}"
     _table(console, "tables", ["name", "key", "rows", "columns", "at"], found["tables"])
     names = ["name", "origin", "time", "rows", "dead", "late", "columns", "at"]
     _table(console, "streams", names, found["streams"])

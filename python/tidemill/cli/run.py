@@ -167,6 +167,7 @@ class Progress:
         self._width = 0
         self._next = 0.0
         self._stalled: str | None = None
+        self._troubles: dict[str, str] = {}
 
     def update(self, mill: Mill) -> None:
         """Shows where the run is, a few times a second."""
@@ -180,6 +181,14 @@ class Progress:
             # Somebody must make room: this is said whoever looks.
             self.clear()
             print(self._stalled or "going on", file=sys.stderr, flush=True)
+        if status["troubles"] != self._troubles:
+            self.clear()
+            for who in self._troubles.keys() - status["troubles"].keys():
+                print(f"{who}: going on", file=sys.stderr, flush=True)
+            for who, what in status["troubles"].items():
+                if self._troubles.get(who) != what:
+                    print(f"{who}: {what}", file=sys.stderr, flush=True)
+            self._troubles = status["troubles"]
         if self.shown:
             self._show(status)
 
@@ -218,7 +227,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.processes is not None:
         return on_processes(app, args, placed(settings, app.name))
     called = bool(app.calls) and "http_port" in settings
-    if not called and not any(source["files"] is not None for source in app.sources):
+    if not called and not any(s["files"] is not None or "kafka" in s for s in app.sources):
         raise ProgramError(
             f"app {app.name} reads nothing",
             'give a stream its files, stream.read(tm.files("name.csv")), let clients call its '

@@ -1,0 +1,223 @@
+//! Messages of a topic as rows, and rows as messages.
+//!
+//! A message's value is an object whose fields are columns, in JSON or msgpack; columns may also come
+//! from what stands beside it: its key, its headers, its time, its place. What can't be read becomes a
+//! bad row, with the reason.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{Batch, BatchBuilder, DataType, Error, Result, Schema};
+
+use crate::files::UnknownFields;
+use crate::jsonl::JsonObjects;
+use crate::row::{rules, Rule, Scratch, Slot};
+use crate::sink::jsonl::JsonlEncode;
+
+mod beside;
+mod pack;
+mod unpack;
+
+use beside::Beside;
+use pack::Pack;
+use unpack::Unpack;
+
+/// A message that was read.
+#[derive(Clone, Debug, Default)]
+pub struct Message<'a> {
+    /// Its key.
+    pub key: Option<&'a [u8]>,
+    /// Its value.
+    pub value: Option<&'a [u8]>,
+    /// Its headers in their order. Those without a value are not among them.
+    pub headers: Vec<(&'a str, &'a [u8])>,
+    /// When it was made or appended: milliseconds since 1970.
+    pub timestamp_ms: Option<i64>,
+    /// Its partition.
+    pub partition: u32,
+    /// Its offset there.
+    pub offset: u64,
+}
+
+/// How values of messages are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MessageFormat {
+    /// An object of JSON.
+    #[default]
+    Json,
+    /// A map of msgpack.
+    Msgpack,
+}
+
+/// How messages become rows.
+#[derive(Clone, Debug, Default)]
+pub struct MessageSettings {
+    /// How their values are written.
+    pub format: MessageFormat,
+    /// Column of the stream → its name in the value, where they differ.
+    pub columns: BTreeMap<String, String>,
+    /// Timestamp column → its format, as in [`crate::FilesSettings::formats`].
+    pub formats: BTreeMap<String, String>,
+    /// What happens to fields that the stream has no column for.
+    pub unknown_fields: UnknownFields,
+    /// Column → what it holds in place of a field of the value: `key`, `value` (all of it, as it is),
+    /// `timestamp`, `partition`, `offset`, or `header:` and a name.
+    pub meta: BTreeMap<String, String>,
+}
+
+/// Decodes messages.
+pub struct MessageRows {
+    body: Body,
+    meta: Vec<(Beside, Rule)>,
+    /// All columns, in their order.
+    rules: Vec<Rule>,
+    /// The slot of each column, among those of the value and then those beside it.
+    places: Vec<usize>,
+    scratch: Scratch,
+    slots: Vec<Slot>,
+}
+
+enum Body {
+    /// All columns come from beside it.
+    Unread,
+    Json(JsonObjects),
+    Msgpack(Unpack),
+}
+
+impl MessageRows {
+    /// For rows of a schema.
+    ///
+    /// # Errors
+    /// When a setting does not fit the schema.
+    pub fn new(schema: &Schema, settings: &MessageSettings) -> Result<MessageRows> {
+        for name in settings.meta.keys() {
+            let found = schema.find("setting 'meta': the stream", name);
+            found.map_err(|error| Error { kind: tidemill_core::Kind::Setting, ..error })?;
+            if settings.columns.contains_key(name) || settings.formats.contains_key(name) {
+                return Err(Error::setting(format!(
+                    "column '{name}' is in meta, and in columns or formats, too"
+                ))
+                .help("a column comes from the value or from beside it"));
+            }
+        }
+        let all = rules(schema, &settings.columns, &settings.formats)?;
+        let (mut body, mut meta, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        let in_body = schema.columns.len() - settings.meta.len();
+        for (rule, column) in
+            rules(schema, &settings.columns, &settings.formats)?.into_iter().zip(&schema.columns)
+        {
+            match settings.meta.get(&*column.name) {
+                Some(from) => {
+                    places.push(in_body + meta.len());
+                    meta.push((Beside::parse(from, &rule)?, rule));
+                }
+                None => {
+                    places.push(body.len());
+                    body.push(rule);
+                }
+            }
+        }
+        let unknown = settings.unknown_fields;
+        let body = match (body.is_empty() && !meta.is_empty(), settings.format) {
+            (true, _) => Body::Unread,
+            (_, MessageFormat::Json) => Body::Json(JsonObjects { rules: body, unknown }),
+            (_, MessageFormat::Msgpack) => Body::Msgpack(Unpack { rules: body, unknown }),
+        };
+        let (scratch, slots) = Default::default();
+        Ok(MessageRows { body, meta, rules: all, places, scratch, slots })
+    }
+
+    /// Appends a message as a row, or appends nothing and says why.
+    ///
+    /// # Errors
+    /// The reason, naming the column where one is to blame.
+    pub fn decode(&mut self, message: &Message<'_>, rows: &mut BatchBuilder) -> Result<(), String> {
+        let scratch = &mut self.scratch;
+        scratch.clear();
+        let value = || message.value.ok_or("the message has no value (it is a tombstone)");
+        match &self.body {
+            Body::Unread => {}
+            Body::Json(objects) => objects.slots(value()?, scratch)?,
+            Body::Msgpack(maps) => maps.slots(value()?, scratch)?,
+        }
+        for (beside, rule) in &self.meta {
+            let slot = beside
+                .slot(message, rule, scratch)
+                .map_err(|why| format!("column '{}': {why}", rule.name))?;
+            scratch.slots.push(slot);
+        }
+        self.slots.clear();
+        self.slots.extend(self.places.iter().map(|place| scratch.slots[*place]));
+        std::mem::swap(&mut self.slots, &mut scratch.slots);
+        scratch.push("", &self.rules, rows);
+        Ok(())
+    }
+}
+
+/// Encodes rows as values of messages.
+pub struct MessageValues {
+    format: Values,
+    /// The columns of the key.
+    key: Vec<usize>,
+    types: Vec<DataType>,
+}
+
+enum Values {
+    Json(JsonlEncode),
+    Msgpack(Pack),
+}
+
+impl MessageValues {
+    /// For rows of a schema; `key` are the columns that make the key, which are in the value as well.
+    ///
+    /// # Errors
+    /// When the schema has no such column.
+    pub fn new(
+        schema: &Arc<Schema>,
+        format: MessageFormat,
+        key: &[String],
+    ) -> Result<MessageValues> {
+        let find = |name: &String| {
+            let found = schema.find("setting 'key': the stream", name);
+            found.map_err(|error| Error { kind: tidemill_core::Kind::Setting, ..error })
+        };
+        let key = key.iter().map(find).collect::<Result<Vec<_>>>()?;
+        let format = match format {
+            MessageFormat::Json => Values::Json(JsonlEncode::new(schema)),
+            MessageFormat::Msgpack => Values::Msgpack(Pack::new(schema)),
+        };
+        let types = key.iter().map(|column| schema.columns[*column].ty.clone()).collect();
+        Ok(MessageValues { format, key, types })
+    }
+
+    /// Appends the value of a row.
+    pub fn value(&self, batch: &Batch, row: usize, out: &mut Vec<u8>) {
+        match &self.format {
+            Values::Json(json) => json.row(batch, row, out),
+            Values::Msgpack(pack) => pack.row(batch, row, out),
+        }
+    }
+
+    /// Appends the key of a row; `false` when it has none: no column makes one, or the only one is null.
+    ///
+    /// One column is its text as in CSV, or its bytes; several are an array of JSON.
+    pub fn key(&self, batch: &Batch, row: usize, out: &mut Vec<u8>) -> bool {
+        match &self.key[..] {
+            [] => false,
+            [column] => beside::key_text(&batch.value(*column, row), &self.types[0], out),
+            columns => {
+                for (i, column) in columns.iter().enumerate() {
+                    out.push(if i == 0 { b'[' } else { b',' });
+                    crate::json::write_value(&batch.value(*column, row), out);
+                }
+                out.push(b']');
+                true
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

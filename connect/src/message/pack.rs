@@ -1,0 +1,96 @@
+//! Rows as maps of msgpack.
+
+use std::sync::Arc;
+
+use tidemill_core::value::format_decimal;
+use tidemill_core::{Batch, Schema, Value};
+
+use crate::msgpack::{put_negative, put_str, put_unsigned};
+
+/// Encodes rows as maps: all fields in the order of the columns, null ones too.
+///
+/// Timestamps are the extension -1 of msgpack, decimals their text, values of `any` columns as they are.
+pub(super) struct Pack {
+    names: Vec<String>,
+}
+
+impl Pack {
+    pub fn new(schema: &Arc<Schema>) -> Pack {
+        Pack { names: schema.columns.iter().map(|column| column.name.to_string()).collect() }
+    }
+
+    pub fn row(&self, batch: &Batch, row: usize, out: &mut Vec<u8>) {
+        head(self.names.len(), 0x80, 0xde, out);
+        for (column, name) in self.names.iter().enumerate() {
+            put_str(name, out);
+            put(&batch.value(column, row), out);
+        }
+    }
+}
+
+/// The head of an array or a map.
+fn head(len: usize, short: u8, long: u8, out: &mut Vec<u8>) {
+    match len {
+        0..16 => out.push(short | len as u8),
+        16..0x1_0000 => {
+            out.push(long);
+            out.extend_from_slice(&(len as u16).to_be_bytes());
+        }
+        // A row is far shorter than so many items.
+        _ => {
+            out.push(long + 1);
+            out.extend_from_slice(&(len as u32).to_be_bytes());
+        }
+    }
+}
+
+fn put(value: &Value, out: &mut Vec<u8>) {
+    match value {
+        Value::Null => out.push(0xc0),
+        Value::Bool(bool) => out.push(if *bool { 0xc3 } else { 0xc2 }),
+        Value::Int(int) if *int < 0 => put_negative(*int, out),
+        Value::Int(int) => put_unsigned(*int as u64, out),
+        Value::Float(float) => {
+            out.push(0xcb);
+            out.extend_from_slice(&float.to_bits().to_be_bytes());
+        }
+        Value::Str(text) => put_str(text, out),
+        Value::Bytes(bytes) => {
+            match bytes.len() {
+                len @ 0..256 => out.extend_from_slice(&[0xc4, len as u8]),
+                len @ 256..0x1_0000 => {
+                    out.push(0xc5);
+                    out.extend_from_slice(&(len as u16).to_be_bytes());
+                }
+                len => {
+                    out.push(0xc6);
+                    out.extend_from_slice(&(len as u32).to_be_bytes());
+                }
+            }
+            out.extend_from_slice(bytes);
+        }
+        Value::Timestamp(us) => put_timestamp(*us, out),
+        Value::Decimal(units, scale) => put_str(&format_decimal(*units, *scale), out),
+        Value::Any(bytes) => out.extend_from_slice(bytes),
+        Value::List(items) => {
+            head(items.len(), 0x90, 0xdc, out);
+            items.iter().for_each(|item| put(item, out));
+        }
+    }
+}
+
+/// The extension -1: seconds and nanoseconds, in its form of 64 bits where that holds them.
+fn put_timestamp(us: i64, out: &mut Vec<u8>) {
+    let (seconds, nanos) = (us.div_euclid(1_000_000), us.rem_euclid(1_000_000) as u64 * 1000);
+    match u64::try_from(seconds) {
+        Ok(seconds) if seconds < 1 << 34 => {
+            out.extend_from_slice(&[0xd7, 0xff]);
+            out.extend_from_slice(&(nanos << 34 | seconds).to_be_bytes());
+        }
+        _ => {
+            out.extend_from_slice(&[0xc7, 12, 0xff]);
+            out.extend_from_slice(&(nanos as u32).to_be_bytes());
+            out.extend_from_slice(&seconds.to_be_bytes());
+        }
+    }
+}

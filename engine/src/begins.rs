@@ -1,0 +1,121 @@
+//! Where topics stood when they were opened the first time: what "the end, as of the first start" was must
+//! be the same after every restart, and what was there before is not looked through for our own rows.
+//!
+//! It is one small file of the data directory, written before anything is read or written.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tidemill_connect::{Place, SinkPlace};
+use tidemill_core::{Error, Result};
+use tidemill_env::Disk;
+
+use crate::data_dir::replace;
+use crate::internal::SinkFacts;
+
+/// The file's name.
+pub(crate) const BEGINS: &str = "BEGINS";
+
+/// By name of the source, and by stream and name of the sink.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Begins {
+    sources: BTreeMap<String, Place>,
+    sinks: Vec<SinkFacts>,
+    #[serde(skip)]
+    has_changed: bool,
+}
+
+impl Begins {
+    /// What the file says; nothing when there is none.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub(crate) fn read(disk: &dyn Disk, dir: &Path) -> Result<Begins> {
+        let path: PathBuf = dir.join(BEGINS);
+        let io = |e: std::io::Error| Error::io(format!("reading {}", path.display()), &e);
+        if !disk.exists(&path).map_err(io)? {
+            return Ok(Begins::default());
+        }
+        let mut text = Vec::new();
+        disk.open_read(&path).and_then(|mut file| file.read_to_end(&mut text)).map_err(io)?;
+        serde_json::from_slice(&text).map_err(|_| {
+            Error::setting(format!("{} is damaged", path.display()))
+                .help("restore it from a backup of the data directory; --fresh starts anew")
+        })
+    }
+
+    /// Stores what has been added, durably.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) fn write(&self, disk: &dyn Disk, dir: &Path) -> Result<()> {
+        if !self.has_changed {
+            return Ok(());
+        }
+        let text = serde_json::to_string_pretty(self).expect("it is JSON");
+        replace(disk, dir, BEGINS, &text)
+            .map_err(|e| Error::io(format!("writing {}", dir.join(BEGINS).display()), &e))
+    }
+
+    /// The same in another folder.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) fn copy(disk: &dyn Disk, from: &Path, to: &Path) -> Result<()> {
+        let begins = Begins::read(disk, from)?;
+        let has_changed = !begins.sources.is_empty() || !begins.sinks.is_empty();
+        Begins { has_changed, ..begins }.write(disk, to)
+    }
+
+    /// Where a source begins: as it is known, or else as it stands now, which is known from now on.
+    pub(crate) fn source(&mut self, name: &str, now: Place) -> Place {
+        if let Some(known) = self.sources.get(name) {
+            return known.clone();
+        }
+        // Of files there is nothing to know.
+        if now.begin.is_some() {
+            self.sources.insert(name.to_owned(), now.clone());
+            self.has_changed = true;
+        }
+        now
+    }
+
+    /// Where a sink began, if that is known.
+    pub(crate) fn sink(&self, stream: &str, path: &str) -> Option<&SinkPlace> {
+        let is_it = |s: &&SinkFacts| s.stream == stream && s.path == path;
+        self.sinks.iter().find(is_it).map(|sink| &sink.place)
+    }
+
+    /// A sink begins anew.
+    pub(crate) fn set_sink(&mut self, stream: &str, path: &str, place: SinkPlace) {
+        self.sinks.retain(|sink| sink.stream != stream || sink.path != path);
+        self.sinks.push(SinkFacts { stream: stream.to_owned(), path: path.to_owned(), place });
+        self.has_changed = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_known_stays() {
+        let env = tidemill_sim::SimEnv::new(1).env();
+        let dir = Path::new("/data");
+        env.disk.create_dir_all(dir).unwrap();
+        let mut begins = Begins::read(&*env.disk, dir).unwrap();
+        let at = |begin| Place { begin: Some(begin), ..Place::start() };
+        assert_eq!(begins.source("a", at(7)), at(7));
+        assert_eq!(begins.source("file", Place::start()), Place::start());
+        begins.set_sink("s", "kafka:t", SinkPlace { ends: vec![3], ..SinkPlace::default() });
+        begins.write(&*env.disk, dir).unwrap();
+        let mut again = Begins::read(&*env.disk, dir).unwrap();
+        assert_eq!(again.source("a", at(9)), at(7));
+        assert_eq!(again.sink("s", "kafka:t").unwrap().ends, [3]);
+        assert!(again.sink("s", "kafka:other").is_none());
+        assert_eq!(again.sources.len(), 1);
+    }
+}

@@ -1,0 +1,296 @@
+//! Which program a cluster's state is of, and going from one version of it to another.
+//!
+//! A file of the coordinator's directory says it. An upgrade takes the newest snapshot, converts its rows as an
+//! upgrade in one process does, and puts them as a snapshot of one epoch later, which counts when the cuts name it.
+//! What is about to happen is in the file before, with that epoch: so whatever a crash leaves, the next start knows
+//! of which program the rows are.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::mpsc::{channel, Receiver};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tidemill_cluster::wire::{put_object, take_object};
+use tidemill_cluster::{Manifest, Object, Record, Records, Topic};
+use tidemill_core::{encode, Error, Key, Kind, Result, TableId, Value};
+use tidemill_durable::{Log, Store, Then};
+use tidemill_env::Env;
+use tidemill_place::partition_of_bytes;
+use tidemill_snapshot::{Delta, Head, MemoryStore, Snapshots};
+
+use crate::changes::counted;
+use crate::compare::Comparison;
+use crate::data_dir::replace;
+use crate::internal::{Facts, Internal};
+use crate::schema::Left;
+use crate::settings::{Settings, Upgrade};
+use crate::stored::Stored;
+use crate::upgrade::{check, refused};
+
+/// The file that says of which program a cluster's state is.
+const PROGRAM: &str = "program";
+/// So long the log and the store may take for an answer.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// Rows by their keys.
+type Rows = BTreeMap<(TableId, Key), Arc<[Value]>>;
+
+/// A program, and what tells it from others.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Version {
+    fingerprint: String,
+    app: Stored,
+}
+
+/// What is in the file.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    is: Version,
+    /// What it is from this epoch on.
+    becomes: Option<(u64, Version)>,
+}
+
+/// A cluster that starts.
+pub(super) struct Starting<'a> {
+    pub env: &'a Env,
+    pub dir: &'a Path,
+    /// The program as nodes execute it, and what tells it from others.
+    pub program: &'a tidemill_txn::Program,
+    pub fingerprint: u128,
+    pub settings: &'a Settings,
+    pub log: &'a dyn Log,
+    pub store: &'a dyn Store,
+    /// What the names of objects begin with.
+    pub prefix: &'a str,
+    pub sources: u32,
+    /// Whether requests stand in the log as this program's only: those of people are read by name.
+    pub has_own_requests: bool,
+}
+
+impl Starting<'_> {
+    /// Makes the state that of this program, if it is another version's; what was done then.
+    ///
+    /// # Errors
+    /// When it is another's and no upgrade was asked for, or it can't be done; nothing has changed then.
+    pub fn agree(&self) -> Result<Option<serde_json::Value>> {
+        let (sources, sinks) = (Vec::new(), Vec::new());
+        let app = Stored { program: self.program.clone(), sources, sinks };
+        let now = Version { fingerprint: format!("{:032x}", self.fingerprint), app };
+        let Some(written) = self.written()? else {
+            return self.write(&Written { is: now, becomes: None }).map(|()| None);
+        };
+        let mut is = written.is;
+        if let Some((epoch, next)) = written.becomes {
+            let (_, manifest, _) = self.newest()?;
+            if manifest.epoch >= epoch {
+                is = next;
+            }
+            self.write(&Written { is: is.clone(), becomes: None })?;
+        }
+        if is.fingerprint == now.fingerprint {
+            return Ok(None);
+        }
+        if self.settings.upgrade == Upgrade::Off {
+            let what = format!("{} is of another version of the program", self.dir.display());
+            return Err(Error::setting(what).help(
+                "start that version, or let this one take over what it has left: upgrade=true \
+                 (tidemill coordinator --upgrade, tidemill run --processes N --upgrade)",
+            ));
+        }
+        self.upgrade(&is, &now).map(Some)
+    }
+
+    fn upgrade(&self, is: &Version, now: &Version) -> Result<serde_json::Value> {
+        let (generation, manifest, cuts) = self.newest()?;
+        self.check_behind(&manifest, cuts)?;
+        let rows = self.rows(&manifest)?;
+        let store: Arc<dyn tidemill_snapshot::Store> = Arc::new(MemoryStore::new());
+        let left = left(&store, &is.app, rows, manifest.epoch)?;
+        let mut comparison = Comparison::of(self.env, &left, &now.app, &self.settings.renames)?;
+        let tables = &now.app.program.tables;
+        let mut converted = Vec::new();
+        comparison.convert(&store, &left.manifest, |table, _, key, row| {
+            // What is kept beside rows, as of one process, is not there.
+            let Some(spec) = tables.get(table.index()) else { return };
+            let mut bytes = row;
+            let columns = spec.schema.columns.iter();
+            let row: Option<Vec<Value>> =
+                columns.map(|column| encode::decode(&column.ty, &mut bytes)).collect();
+            converted.extend(row.map(|row| (table, Key(key.into()), Some(Arc::from(row)))));
+        })?;
+        let found = comparison.found();
+        check(&found, self.settings.upgrade)?;
+        let (generation, epoch) = (generation + 1, manifest.epoch + 1);
+        let said =
+            serde_json::json!({"epoch": epoch, "rows": converted.len(), "changes": found.changes});
+        let written = Written { is: is.clone(), becomes: Some((epoch, now.clone())) };
+        self.write(&written)?;
+        // Nobody else writes from here on, and one that has begun in between is seen.
+        self.append(generation, Record::Generation { generation })?;
+        let object = format!("part-{generation}-{epoch}-0-{:016x}", self.env.random.next_u64());
+        self.put(&object, &Object::Part(converted))?;
+        let manifest = Manifest { generation, epoch, objects: vec![object], ..(*manifest).clone() };
+        let manifest = Arc::new(manifest);
+        self.put(&manifest.name(), &Object::Manifest(manifest.clone()))?;
+        self.append(generation, Record::Snapshot(manifest))?;
+        self.write(&Written { is: now.clone(), becomes: None })?;
+        Ok(said)
+    }
+
+    /// Refuses what only the other version can execute.
+    fn check_behind(&self, manifest: &Manifest, cuts: usize) -> Result<()> {
+        let mut requests = 0;
+        for source in (0..self.sources).filter(|_| self.has_own_requests) {
+            let from = manifest.inputs.get(source as usize).copied().unwrap_or(0);
+            requests += self.read(Topic::Input(source), from)?.records.len() as u64;
+        }
+        if cuts as u64 + requests == 0 {
+            return Ok(());
+        }
+        Err(refused(vec![format!(
+            "{} and {} come behind the newest snapshot, and only the version that they were recorded for \
+             can execute them: start that version, stop it (SIGTERM: it leaves a snapshot then), and upgrade",
+            counted(cuts as u64, "recorded cut"),
+            counted(requests, "request"),
+        )]))
+    }
+
+    /// The last generation, the newest snapshot that counts, and how many cuts are behind it.
+    fn newest(&self) -> Result<(u64, Arc<Manifest>, usize)> {
+        let nothing = vec![0; self.sources as usize];
+        let none = Manifest { inputs: nothing.clone(), outputs: nothing, ..Manifest::default() };
+        let (mut generation, mut newest, mut cuts) = (0, Arc::new(none), Vec::new());
+        for (_, record) in self.read(Topic::Cuts, 0)?.records {
+            match record {
+                Record::Generation { generation: begun } => generation = generation.max(begun),
+                Record::Cut(cut) => cuts.push(cut.epoch),
+                Record::Snapshot(manifest) if manifest.epoch > newest.epoch => {
+                    generation = generation.max(manifest.generation);
+                    newest = manifest;
+                }
+                _ => {}
+            }
+        }
+        let behind = cuts.iter().filter(|epoch| **epoch > newest.epoch).count();
+        Ok((generation, newest, behind))
+    }
+
+    /// The rows of a snapshot, encoded.
+    fn rows(&self, manifest: &Manifest) -> Result<Rows> {
+        let mut rows = BTreeMap::new();
+        for name in &manifest.objects {
+            let whole = format!("{}/{name}", self.prefix);
+            let bytes = answer(|then| self.store.get(whole.clone(), then))?;
+            let object = bytes.and_then(|bytes| take_object(&bytes));
+            let Some(Object::Part(part)) = object else {
+                let what = format!("the object {whole} of the newest snapshot can't be read");
+                return Err(Error::new(Kind::Io, what).help("see whether the store is there"));
+            };
+            for (table, key, row) in part {
+                match row {
+                    Some(row) => rows.insert((table, key), row),
+                    None => rows.remove(&(table, key)),
+                };
+            }
+        }
+        Ok(rows)
+    }
+
+    fn read(&self, topic: Topic, from: u64) -> Result<Records> {
+        let records = answer(|then| self.log.read(topic, from, None, 0, then))?;
+        records.ok_or_else(|| match self.log.failed() {
+            Some(error) => error,
+            None => Error::new(Kind::Io, format!("{topic:?} of the cluster's log can't be read"))
+                .help("see whether the brokers are there"),
+        })
+    }
+
+    fn append(&self, generation: u64, record: Record) -> Result<()> {
+        let appended = answer(|then| self.log.append(Topic::Cuts, generation, record, then))?;
+        appended.map(drop).map_err(|why| {
+            Error::new(Kind::Io, format!("the upgrade can't be recorded: {why:?}"))
+                .help("see that no other coordinator runs and that the log can be written, and start again")
+        })
+    }
+
+    fn put(&self, name: &str, object: &Object) -> Result<()> {
+        let mut bytes = Vec::new();
+        put_object(object, &mut bytes);
+        let name = format!("{}/{name}", self.prefix);
+        match answer(|then| self.store.put(name.clone(), bytes, then))? {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Io, format!("the object {name} can't be stored"))
+                .help("see whether the store is there, and start again")),
+        }
+    }
+
+    fn written(&self) -> Result<Option<Written>> {
+        let failed = |e: &std::io::Error| Error::io(format!("reading {}", self.dir.display()), e);
+        let mut text = String::new();
+        match self.env.disk.open_read(&self.dir.join(PROGRAM)) {
+            Ok(mut file) => {
+                std::io::Read::read_to_string(&mut file, &mut text).map_err(|e| failed(&e))?;
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(&error)),
+        }
+        serde_json::from_str(&text).map(Some).map_err(|e| {
+            let what = format!("{} can't be read: {e}", self.dir.join(PROGRAM).display());
+            Error::setting(what).help("it was written by another version of tidemill: use that one")
+        })
+    }
+
+    fn write(&self, written: &Written) -> Result<()> {
+        let text = serde_json::to_string(written).expect("an app is JSON");
+        let failed = |e| Error::io(format!("the directory {}", self.dir.display()), &e);
+        replace(&*self.env.disk, self.dir, PROGRAM, &text).map_err(failed)
+    }
+}
+
+/// Forgets of which program the state is; for who begins anew.
+pub(super) fn forget(env: &Env, dir: &Path) -> std::io::Result<()> {
+    match env.disk.remove(&dir.join(PROGRAM)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The rows as a snapshot of one process.
+fn left(
+    store: &Arc<dyn tidemill_snapshot::Store>,
+    app: &Stored,
+    rows: Rows,
+    epoch: u64,
+) -> Result<Left> {
+    let specs = &app.program.tables;
+    let (mut delta, mut counts) = (Delta::whole(), vec![0; specs.len()]);
+    let mut bytes = Vec::new();
+    for ((table, key), row) in rows {
+        bytes.clear();
+        row.iter().for_each(|value| encode::value(value, &mut bytes));
+        counts[table.index()] += 1;
+        let partition = partition_of_bytes(&specs[table.index()], &key.0);
+        delta.push(table, partition, &key.0, Some(&bytes));
+    }
+    let facts = Facts { epoch, tables: counts, ..Facts::default() };
+    let internal = Internal { facts, parked: Vec::new(), dlq: Vec::new() };
+    let head = Head { epoch, fingerprint: 0, program: app.bytes(), input_next: 0, cut_next: 0 };
+    let manifest =
+        Snapshots::open(store.clone(), 0, 0)?.publish(head, &internal.encode(), &delta)?;
+    Ok(Left { manifest: (*manifest).clone(), stored: app.clone(), internal })
+}
+
+/// Asks, and waits for the answer.
+fn answer<T: Send + 'static>(ask: impl FnOnce(Then<T>)) -> Result<T> {
+    let (tell, told): (_, Receiver<T>) = channel();
+    ask(Box::new(move |answer| drop(tell.send(answer))));
+    told.recv_timeout(ANSWER).map_err(|_| {
+        Error::new(Kind::Io, "the cluster's log or store does not answer")
+            .help("see whether the brokers and the store are there, and start again")
+    })
+}

@@ -1,0 +1,128 @@
+//! What is heard of brokers, and what is said of it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rdkafka::client::ClientContext;
+use rdkafka::consumer::ConsumerContext;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use tidemill_core::{Error, Kind};
+
+/// What was heard last. Clones share it.
+#[derive(Clone, Default)]
+pub(super) struct Heard(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    last: Mutex<String>,
+    is_away: AtomicBool,
+}
+
+impl Heard {
+    pub fn hear(&self, error: &KafkaError, reason: &str) {
+        // That is told of here, too, and is none.
+        if let Some(Code::PartitionEOF) = error.rdkafka_error_code() {
+            return;
+        }
+        let text = match reason.is_empty() {
+            true => error.to_string(),
+            false => format!("{error} ({reason})"),
+        };
+        if let Some(Code::AllBrokersDown) = error.rdkafka_error_code() {
+            self.0.is_away.store(true, Ordering::Relaxed);
+            // It says less than what was heard before it.
+            if !self.0.last.lock().is_empty() {
+                return;
+            }
+        }
+        *self.0.last.lock() = text;
+    }
+
+    /// Somebody has answered.
+    pub fn is_well(&self) {
+        self.0.is_away.store(false, Ordering::Relaxed);
+        self.0.last.lock().clear();
+    }
+
+    /// Whether all brokers were said to be away since somebody has answered.
+    pub fn is_away(&self) -> bool {
+        self.0.is_away.load(Ordering::Relaxed)
+    }
+
+    pub fn last(&self) -> String {
+        self.0.last.lock().clone()
+    }
+
+    /// What is said of brokers that do not answer.
+    pub fn away(&self, brokers: &str, error: &KafkaError) -> String {
+        match self.last() {
+            last if last.is_empty() => format!("no broker of {brokers} answers: {error}"),
+            last => format!("no broker of {brokers} answers: {last}"),
+        }
+    }
+
+    /// Nobody has answered.
+    pub fn unreachable(&self, brokers: &str, error: &KafkaError) -> Error {
+        let what = self.away(brokers, error);
+        let is_login = what.to_ascii_lowercase().contains("authentication");
+        Error::new(Kind::Io, what).help(match is_login {
+            true => "check sasl.username, sasl.password and sasl.mechanism in properties=",
+            false => {
+                "check the address, that the broker runs and advertises an address that can be reached \
+                 from here, and security.protocol in properties="
+            }
+        })
+    }
+}
+
+/// Hears what brokers say unasked.
+pub(super) struct Listener(pub Heard);
+
+impl ClientContext for Listener {
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.0.hear(&error, reason);
+    }
+}
+
+impl ConsumerContext for Listener {}
+
+/// Whether an error says that there is no such topic or partition.
+pub(super) fn is_missing(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            Code::UnknownTopicOrPartition
+                | Code::UnknownTopic
+                | Code::UnknownPartition
+                | Code::UnknownTopicId
+        )
+    )
+}
+
+/// What to say of an error that waiting does not mend; nothing of any other.
+pub(super) fn lasting(topic: &str, error: &KafkaError) -> Option<Error> {
+    let code = error.rdkafka_error_code()?;
+    let failed = |what: &str| Error::new(Kind::Io, format!("topic {topic}: {what} ({code})"));
+    Some(match code {
+        _ if is_missing(error) => failed("there is no such topic or partition")
+            .help("it was removed, or its name is wrong; make it, or mend the name"),
+        Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => {
+            failed("the broker refuses it").help(
+                "grant this user Read and Describe on topics that are read, Write and Describe on those \
+                 that are written, and IdempotentWrite on the cluster",
+            )
+        }
+        Code::TransactionalIdAuthorizationFailed => failed("the broker refuses transactions")
+            .help("grant this user Write and Describe on the transactional id"),
+        Code::MessageSizeTooLarge => failed("a message is too large").help(
+            "raise max.message.bytes of the topic, and message.max.bytes in properties= of the sink",
+        ),
+        Code::InvalidRecord => failed("the broker refuses a message").help(
+            "a topic with cleanup.policy=compact takes only messages with a key: say key=, or write to \
+             another topic",
+        ),
+        Code::PolicyViolation => failed("a policy of the broker refuses it"),
+        _ => return None,
+    })
+}

@@ -1,0 +1,365 @@
+//! What may be chosen of topics that are read and written.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rdkafka::config::ClientConfig;
+use serde::{Deserialize, Serialize};
+use tidemill_connect::files::UnknownFields;
+use tidemill_connect::{MessageFormat, MessageSettings};
+use tidemill_core::{Error, Result};
+
+use crate::settings::client;
+
+/// A topic to read. Everything but `topic` and `brokers` has a default.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TopicSource {
+    /// Its name.
+    pub topic: String,
+    /// Some brokers, as `host:port,host:port`.
+    pub brokers: String,
+    /// How values are written.
+    #[serde(default)]
+    pub format: MessageFormat,
+    /// Which partitions; all that there are when absent.
+    #[serde(default)]
+    pub partitions: Option<Vec<u32>>,
+    /// Where reading begins, the first time.
+    #[serde(default)]
+    pub begin: Begin,
+    /// Column → what it holds of what stands beside the value, as in [`MessageSettings::meta`].
+    #[serde(default)]
+    pub meta: BTreeMap<String, String>,
+    /// Column → its name in the value, where they differ.
+    #[serde(default)]
+    pub columns: BTreeMap<String, String>,
+    /// Timestamp column → its format.
+    #[serde(default)]
+    pub formats: BTreeMap<String, String>,
+    /// What happens to fields that the stream has no column for.
+    #[serde(default)]
+    pub unknown_fields: UnknownFields,
+    /// So many bytes are read ahead at most, of each partition.
+    #[serde(default = "ahead_bytes")]
+    pub ahead_bytes: usize,
+    /// So long the brokers may take to answer when the topic is opened; microseconds.
+    #[serde(default = "timeout_us")]
+    pub timeout_us: u64,
+    /// Further properties of librdkafka, by name.
+    #[serde(default)]
+    pub properties: BTreeMap<String, String>,
+}
+
+/// Where reading begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Begin {
+    /// With the first message that is there.
+    #[default]
+    Earliest,
+    /// With what comes after the first start.
+    Latest,
+    /// With the first message that is not older; microseconds since 1970.
+    Time(i64),
+}
+
+/// A topic to write. Everything but `topic` and `brokers` has a default.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TopicSink {
+    /// Its name. It must be there.
+    pub topic: String,
+    /// Some brokers, as `host:port,host:port`.
+    pub brokers: String,
+    /// How values are written.
+    #[serde(default)]
+    pub format: MessageFormat,
+    /// The columns that make the key, which decides about the partition. Rows without one go around by their
+    /// numbers.
+    #[serde(default)]
+    pub key: Vec<String>,
+    /// Headers that each message has, by name.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+    /// Whether the rows of each epoch are one transaction of Kafka.
+    #[serde(default)]
+    pub transactions: bool,
+    /// The name by which the broker knows the writer of transactions; by app, stream and topic when absent.
+    #[serde(default)]
+    pub transactional_id: Option<String>,
+    /// So many bytes wait at most for being delivered.
+    #[serde(default = "queue_bytes")]
+    pub queue_bytes: usize,
+    /// So long the brokers may take to answer when the topic is opened; microseconds.
+    #[serde(default = "timeout_us")]
+    pub timeout_us: u64,
+    /// Further properties of librdkafka, by name.
+    #[serde(default)]
+    pub properties: BTreeMap<String, String>,
+}
+
+fn ahead_bytes() -> usize {
+    8 << 20
+}
+
+fn queue_bytes() -> usize {
+    32 << 20
+}
+
+fn timeout_us() -> u64 {
+    30_000_000
+}
+
+/// Messages that wait for being delivered, at most.
+const QUEUE_MESSAGES: usize = 100_000;
+
+/// Properties that the promises of both hang on, and what to do instead.
+const TAKEN: &[(&str, &str)] = &[
+    ("bootstrap.servers", "say brokers="),
+    ("metadata.broker.list", "say brokers="),
+    ("group.id", "no group is joined: where reading goes on is in the data directory"),
+    ("group.instance.id", "no group is joined"),
+    ("enable.auto.commit", "where reading goes on is in the data directory"),
+    ("enable.auto.offset.store", "where reading goes on is in the data directory"),
+    ("auto.offset.reset", "say begin=; messages that have gone are an error"),
+    ("isolation.level", "what was not committed is not read"),
+    ("enable.partition.eof", "the source needs it"),
+    ("acks", "all replicas have a row when it counts"),
+    ("request.required.acks", "all replicas have a row when it counts"),
+    ("enable.idempotence", "rows are in their order, each once"),
+    ("enable.gapless.guarantee", "rows are in their order, none missing"),
+    ("message.timeout.ms", "what can't be delivered waits"),
+    ("delivery.timeout.ms", "what can't be delivered waits"),
+    ("transactional.id", "say transactions=True, or transactions=\"name\""),
+    ("partitioner", "the partition follows from the key, as Java's clients have it"),
+];
+
+impl TopicSource {
+    /// Settings for a topic, all others as they are by default.
+    pub fn new(topic: &str, brokers: &str) -> TopicSource {
+        TopicSource {
+            topic: topic.into(),
+            brokers: brokers.into(),
+            format: MessageFormat::default(),
+            partitions: None,
+            begin: Begin::default(),
+            meta: BTreeMap::new(),
+            columns: BTreeMap::new(),
+            formats: BTreeMap::new(),
+            unknown_fields: UnknownFields::default(),
+            ahead_bytes: ahead_bytes(),
+            timeout_us: timeout_us(),
+            properties: BTreeMap::new(),
+        }
+    }
+
+    /// Settings from a JSON object.
+    ///
+    /// # Errors
+    /// For a name that is no setting, or a value that does not fit one.
+    pub fn from_json(json: &str) -> Result<TopicSource> {
+        tidemill_connect::settings::from_json("kafka", json)
+    }
+
+    /// How messages become rows.
+    pub(super) fn messages(&self) -> MessageSettings {
+        MessageSettings {
+            format: self.format,
+            columns: self.columns.clone(),
+            formats: self.formats.clone(),
+            unknown_fields: self.unknown_fields,
+            meta: self.meta.clone(),
+        }
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        Duration::from_micros(self.timeout_us)
+    }
+
+    /// Refuses what can't be.
+    pub(super) fn check(&self) -> Result<()> {
+        check(&self.topic, &self.brokers, &self.properties)?;
+        let partitions = self.partitions.as_deref().unwrap_or_default();
+        let twice = partitions.iter().enumerate().find(|(i, p)| partitions[..*i].contains(p));
+        if let Some((_, partition)) = twice {
+            return Err(Error::setting(format!("partition {partition} is named twice")));
+        }
+        if self.partitions.as_ref().is_some_and(Vec::is_empty) {
+            return Err(Error::setting(format!("topic {}: no partition is named", self.topic))
+                .help("leave partitions= away to read all of them"));
+        }
+        self.consumer().map(|_| ())
+    }
+
+    /// For what reads.
+    pub(super) fn consumer(&self) -> Result<ClientConfig> {
+        let kilobytes = (self.ahead_bytes >> 10).clamp(64, 2_097_151);
+        let fetch = self.ahead_bytes.clamp(64 << 10, 64 << 20);
+        consumer(
+            &self.brokers,
+            &self.properties,
+            &[
+                ("queued.max.messages.kbytes", kilobytes.to_string()),
+                ("fetch.message.max.bytes", (fetch / 4).to_string()),
+                ("fetch.max.bytes", fetch.to_string()),
+            ],
+        )
+    }
+}
+
+impl TopicSink {
+    /// Settings for a topic, all others as they are by default.
+    pub fn new(topic: &str, brokers: &str) -> TopicSink {
+        TopicSink {
+            topic: topic.into(),
+            brokers: brokers.into(),
+            format: MessageFormat::default(),
+            key: Vec::new(),
+            headers: BTreeMap::new(),
+            transactions: false,
+            transactional_id: None,
+            queue_bytes: queue_bytes(),
+            timeout_us: timeout_us(),
+            properties: BTreeMap::new(),
+        }
+    }
+
+    /// Settings from a JSON object.
+    ///
+    /// # Errors
+    /// For a name that is no setting, or a value that does not fit one.
+    pub fn from_json(json: &str) -> Result<TopicSink> {
+        tidemill_connect::settings::from_json("kafka", json)
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        Duration::from_micros(self.timeout_us)
+    }
+
+    /// Refuses what can't be.
+    pub(super) fn check(&self) -> Result<()> {
+        check(&self.topic, &self.brokers, &self.properties)?;
+        if let Some(name) = self.headers.keys().find(|name| name.starts_with("tidemill-")) {
+            return Err(Error::setting(format!("the header {name} can't be chosen"))
+                .help("names that begin with tidemill- are taken"));
+        }
+        self.producer("x").map(|_| ())
+    }
+
+    /// For what appends; `id` is that of its transactions.
+    pub(super) fn producer(&self, id: &str) -> Result<ClientConfig> {
+        let kilobytes = (self.queue_bytes >> 10).clamp(64, 2_147_483_647);
+        let mut own = vec![
+            ("acks", "all".into()),
+            ("enable.idempotence", "true".into()),
+            ("linger.ms", "1".to_owned()),
+            ("queue.buffering.max.kbytes", kilobytes.to_string()),
+            ("queue.buffering.max.messages", QUEUE_MESSAGES.to_string()),
+            ("retry.backoff.ms", "20".into()),
+            ("retry.backoff.max.ms", "500".into()),
+        ];
+        match self.transactions {
+            true => own.push(("transactional.id", id.to_owned())),
+            // What fails takes all behind it along, and what can't be delivered waits.
+            false => own.extend([
+                ("enable.gapless.guarantee", "true".to_owned()),
+                ("message.timeout.ms", "0".to_owned()),
+            ]),
+        }
+        client(&self.brokers, &own, &self.properties)
+    }
+
+    /// For what reads back how far the topic is.
+    pub(super) fn consumer(&self) -> Result<ClientConfig> {
+        // What is chosen for the producer may mean nothing to a consumer, and warns at most.
+        consumer(&self.brokers, &self.properties, &[])
+    }
+}
+
+fn consumer(
+    brokers: &str,
+    chosen: &BTreeMap<String, String>,
+    more: &[(&str, String)],
+) -> Result<ClientConfig> {
+    let mut own = vec![
+        // Nobody joins it: the library wants a name.
+        ("group.id", "tidemill".to_owned()),
+        ("enable.auto.commit", "false".into()),
+        ("enable.auto.offset.store", "false".into()),
+        ("auto.offset.reset", "error".into()),
+        ("enable.partition.eof", "true".into()),
+        ("isolation.level", "read_committed".into()),
+        ("fetch.wait.max.ms", "20".into()),
+        ("fetch.queue.backoff.ms", "5".into()),
+        ("fetch.error.backoff.ms", "50".into()),
+    ];
+    own.extend(more.iter().map(|(name, value)| (*name, value.clone())));
+    client(brokers, &own, chosen)
+}
+
+fn check(topic: &str, brokers: &str, properties: &BTreeMap<String, String>) -> Result<()> {
+    if topic.is_empty() {
+        return Err(Error::setting("the topic has no name"));
+    }
+    if brokers.trim().is_empty() {
+        return Err(Error::setting(format!("topic {topic}: no broker is named"))
+            .help("name one or some: brokers=\"host:9092,other:9092\""));
+    }
+    for name in properties.keys() {
+        if let Some((_, instead)) = TAKEN.iter().find(|(taken, _)| taken == name) {
+            return Err(
+                Error::setting(format!("the Kafka property {name} can't be chosen")).help(*instead)
+            );
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read() {
+        let source = TopicSource::from_json(
+            r#"{"topic": "a", "brokers": "b:1", "begin": {"time": 7}, "format": "msgpack",
+                "meta": {"k": "key"}, "partitions": [0, 2]}"#,
+        )
+        .unwrap();
+        assert_eq!(source.begin, Begin::Time(7));
+        source.check().unwrap();
+        assert_eq!(
+            TopicSource::from_json(r#"{"topic": "a", "brokers": "b:1", "begin": "latest"}"#)
+                .unwrap()
+                .begin,
+            Begin::Latest
+        );
+        let wrong = TopicSource::from_json(r#"{"topic": "a", "brokers": "b", "begn": "latest"}"#);
+        assert_eq!(wrong.unwrap_err().help, "did you mean 'begin'?");
+        let sink = TopicSink::from_json(r#"{"topic": "a", "brokers": "b:1", "key": ["k"]}"#);
+        sink.unwrap().check().unwrap();
+    }
+
+    #[test]
+    fn what_can_not_be_is_refused() {
+        let source = TopicSource::new("t", "b:1");
+        let refused = |source: TopicSource| source.check().unwrap_err().to_string();
+        assert!(refused(TopicSource { brokers: " ".into(), ..source.clone() }).contains("broker"));
+        let twice = TopicSource { partitions: Some(vec![1, 0, 1]), ..source.clone() };
+        assert!(refused(twice).contains("partition 1 is named twice"));
+        let none = TopicSource { partitions: Some(vec![]), ..source.clone() };
+        assert!(refused(none).contains("no partition"));
+        let with = |name: &str, value: &str| TopicSource {
+            properties: [(name.to_owned(), value.to_owned())].into(),
+            ..source.clone()
+        };
+        assert!(refused(with("group.id", "x")).contains("can't be chosen"));
+        assert!(refused(with("socket.tmeout.ms", "1")).contains("socket.tmeout.ms"));
+        with("socket.timeout.ms", "5000").check().unwrap();
+        let sink = TopicSink::new("t", "b:1");
+        let headers = [("tidemill-id".to_owned(), "x".to_owned())].into();
+        assert!(TopicSink { headers, ..sink.clone() }.check().is_err());
+        TopicSink { transactions: true, ..sink }.check().unwrap();
+    }
+}

@@ -1,0 +1,546 @@
+//! A partition of a topic as a source.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::admin::AdminClient;
+use rdkafka::consumer::base_consumer::PartitionQueue;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::message::{BorrowedMessage, Headers, Message as _};
+use rdkafka::topic_partition_list::TopicPartitionList;
+use tidemill_connect::{
+    BadRow, Checksum, Chunk, Message, MessageRows, Place, Polled, Source, Troubles,
+};
+use tidemill_core::encode::hash128;
+use tidemill_core::wire::{put_bytes, put_u32, put_u64};
+use tidemill_core::{BatchBuilder, Error, Kind, Result, Schema};
+use tidemill_env::Env;
+
+use super::begin::{begins, number, partitions, refuse_compacted};
+use super::listen::{is_missing, lasting, Heard, Listener};
+use super::settings::TopicSource;
+use super::watch::{Watch, Watched};
+use crate::asks::offset;
+
+/// A chunk ends after this many bytes of messages, however many rows were asked for.
+const CHUNK_BYTES: usize = 8 << 20;
+/// The longest reason of a bad row, in bytes.
+const REASON_BYTES_MAX: usize = 500;
+/// How long a message that must be there is waited for at a time.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// A source partition and its name: topic and partition.
+pub type Opened = (String, Box<dyn Source>);
+
+/// Opens a topic to read: a name and a source for each partition, in their order. `who` names it among
+/// `troubles`.
+///
+/// # Errors
+/// When a setting does not fit, when there is no such topic or partition, when it is compacted, and when no
+/// broker answers in time.
+pub fn open(
+    settings: &TopicSource,
+    schema: &Arc<Schema>,
+    env: &Env,
+    troubles: &Troubles,
+    who: &str,
+) -> Result<Vec<Opened>> {
+    settings.check()?;
+    let TopicSource { topic, brokers, .. } = settings;
+    MessageRows::new(schema, &settings.messages())?;
+    let heard = Heard::default();
+    let consumer: BaseConsumer<Listener> =
+        settings.consumer()?.create_with_context(Listener(heard.clone())).map_err(not_made)?;
+    let consumer = Arc::new(consumer);
+    let there = partitions(&consumer, topic, brokers, settings.timeout(), &heard)?;
+    let wanted = settings.partitions.clone().unwrap_or_else(|| there.clone());
+    if let Some(missing) = wanted.iter().find(|wanted| !there.contains(wanted)) {
+        let last = there.last().copied().unwrap_or(0);
+        return Err(Error::setting(format!("topic {topic} has no partition {missing}"))
+            .help(format!("it has those from 0 to {last}")));
+    }
+    let admin: AdminClient<Listener> = crate::settings::client(brokers, &[], &settings.properties)?
+        .create_with_context(Listener(heard.clone()))
+        .map_err(not_made)?;
+    refuse_compacted(&admin, settings, &heard)?;
+    let begins =
+        begins(&consumer, settings, &wanted).map_err(|error| heard.unreachable(brokers, &error))?;
+    heard.is_well();
+    let watched = Watch::start(env, settings, consumer, heard, &wanted, (troubles, who))?;
+    let watched = Arc::new(watched);
+    let open = |(source, (partition, begin)): (usize, (&u32, u64))| -> Result<Opened> {
+        let origin = format!("{topic}/{partition}");
+        let rows = MessageRows::new(schema, &settings.messages())?;
+        let opened = PartitionSource {
+            reading: Reading {
+                watched: watched.clone(),
+                source,
+                partition: number(*partition),
+                origin: origin.as_str().into(),
+                queue: None,
+                next: begin,
+                is_at_end: false,
+                settling: None,
+                settled: None,
+                looked: 0,
+            },
+            schema: schema.clone(),
+            rows,
+            builder: BatchBuilder::new(schema.clone()),
+            place: Place { begin: Some(begin), ..Place::start() },
+            has_looked: false,
+            failed: None,
+        };
+        Ok((origin, Box::new(opened)))
+    };
+    wanted.iter().zip(begins).enumerate().map(open).collect()
+}
+
+fn not_made(error: KafkaError) -> Error {
+    Error::resource(format!("a client for Kafka could not be made: {error}"))
+}
+
+/// A partition that is read.
+struct PartitionSource {
+    reading: Reading,
+    schema: Arc<Schema>,
+    rows: MessageRows,
+    builder: BatchBuilder,
+    /// Behind the last row.
+    place: Place,
+    has_looked: bool,
+    failed: Option<Error>,
+}
+
+/// Where it is read.
+struct Reading {
+    watched: Arc<Watched>,
+    /// Its number among the sources of the topic.
+    source: usize,
+    partition: i32,
+    /// Topic and partition.
+    origin: Arc<str>,
+    /// Nothing before it is assigned.
+    queue: Option<PartitionQueue<Listener>>,
+    /// The offset behind the last message.
+    next: u64,
+    /// There was nothing more when it was asked last.
+    is_at_end: bool,
+    /// The end as of which it is read on behind the last message, to see whether anything is there but the
+    /// marks of transactions.
+    settling: Option<u64>,
+    /// Up to here there is nothing.
+    settled: Option<u64>,
+    /// The number of the last look that was told.
+    looked: u64,
+}
+
+/// What comes next.
+enum Next<'a> {
+    Message(BorrowedMessage<'a>),
+    /// The end, as of now.
+    End,
+    Nothing,
+}
+
+impl Reading {
+    fn watch(&self) -> &Watch {
+        &self.watched.watch
+    }
+
+    fn topic(&self) -> &str {
+        &self.watch().settings.topic
+    }
+
+    fn fail(&self, what: String, help: &str) -> Error {
+        Error::input(format!("partition {} of topic {} {what}", self.partition, self.topic()))
+            .help(help)
+    }
+
+    /// Messages that are needed are not there any more.
+    fn trimmed(&self, low: u64, needed: u64) -> Error {
+        self.fail(
+            format!(
+                "begins at offset {low}, and messages from {needed} on are needed: they have been deleted"
+            ),
+            "they were deleted by age or size, or by hand: let retention.ms and retention.bytes of the \
+             topic keep what comes between two snapshots and while the app is stopped; --fresh starts \
+             anew with what is there",
+        )
+    }
+
+    /// There is less than there was.
+    fn shorter(&self, end: u64, read: u64) -> Error {
+        self.fail(
+            format!("ends at offset {end}, and was read up to {read} before"),
+            "the topic was removed and made anew, or brokers have lost messages: bring it back as it was, \
+             or start anew with --fresh",
+        )
+    }
+
+    /// Begins to read at an offset.
+    fn assign(&mut self, from: u64) -> Result<()> {
+        self.leave();
+        let watched = self.watched.clone();
+        let watch = &watched.watch;
+        let (topic, consumer) = (&watch.settings.topic, &watch.consumer);
+        let failed =
+            |error: KafkaError| Error::new(Kind::Io, format!("reading {}: {error}", self.origin));
+        // The queue is taken before the partition is assigned, so that no message goes elsewhere.
+        let queue = consumer.split_partition_queue(topic, self.partition);
+        let mut list = TopicPartitionList::new();
+        list.add_partition_offset(topic, self.partition, offset(from)).map_err(failed)?;
+        consumer.incremental_assign(&list).map_err(failed)?;
+        self.queue = queue;
+        self.is_at_end = false;
+        Ok(())
+    }
+
+    fn leave(&mut self) {
+        if self.queue.take().is_some() {
+            let mut list = TopicPartitionList::new();
+            list.add_partition(self.topic(), self.partition);
+            // It fails when it is not assigned, which is as well.
+            let _ = self.watch().consumer.incremental_unassign(&list);
+        }
+    }
+
+    /// Takes what is there.
+    fn take(&self, wait: Duration) -> Result<Next<'_>> {
+        let Some(queue) = &self.queue else { return Ok(Next::Nothing) };
+        loop {
+            match queue.poll(wait) {
+                None => return Ok(Next::Nothing),
+                Some(Ok(message)) => {
+                    // What was on its way before it was assigned anew.
+                    if at(&message) >= self.next {
+                        return Ok(Next::Message(message));
+                    }
+                }
+                Some(Err(KafkaError::PartitionEOF(_))) => return Ok(Next::End),
+                Some(Err(error)) => self.fault(&error)?,
+            }
+        }
+    }
+
+    /// An error that has come in place of a message. Most are over when a broker is back.
+    fn fault(&self, error: &KafkaError) -> Result<()> {
+        use Code::{AutoOffsetReset, OffsetOutOfRange};
+        if let Some(AutoOffsetReset | OffsetOutOfRange) = error.rdkafka_error_code() {
+            let (low, end) = self.ends()?;
+            return match self.next {
+                next if next < low => Err(self.trimmed(low, next)),
+                next if next > end => Err(self.shorter(end, next)),
+                next => Err(self.fail(
+                    format!("can't be read from offset {next} on: {error}"),
+                    "start the app once more",
+                )),
+            };
+        }
+        if is_missing(error) {
+            return Err(self.fail(
+                "has been removed".into(),
+                "bring the topic back as it was, or start anew with --fresh",
+            ));
+        }
+        match lasting(self.topic(), error) {
+            Some(error) => Err(error),
+            None => {
+                self.watch().heard.hear(error, "");
+                Ok(())
+            }
+        }
+    }
+
+    /// The offsets of the first message and behind the last one.
+    fn ends(&self) -> Result<(u64, u64)> {
+        let watch = self.watch();
+        let settings = &watch.settings;
+        let ends =
+            watch.consumer.fetch_watermarks(self.topic(), self.partition, settings.timeout());
+        let (low, end) = ends.map_err(|error| match is_missing(&error) {
+            true => self.fail(
+                "has been removed".into(),
+                "bring the topic back as it was, or start anew with --fresh",
+            ),
+            false => watch.heard.unreachable(&settings.brokers, &error),
+        })?;
+        Ok((u64::try_from(low).unwrap_or(0), u64::try_from(end).unwrap_or(0)))
+    }
+
+    /// Whether all that was there when it was asked has been handed out; then that has been told.
+    fn looks(&mut self) -> Result<bool> {
+        let Some(look) = self.watch().look(self.source).filter(|look| look.number > self.looked)
+        else {
+            self.watch().want(self.source);
+            return Ok(false);
+        };
+        self.looked = look.number;
+        self.watch().want(self.source);
+        if look.end < self.next {
+            return Err(self.shorter(look.end, self.next));
+        }
+        if look.end == self.next || self.settled == Some(look.end) {
+            return Ok(true);
+        }
+        if self.is_at_end && self.settling.is_none() {
+            // Either something has come just now, or the marks of transactions are behind the last
+            // message, which nobody shows us: what begins behind it tells.
+            self.settling = Some(look.end);
+            self.assign(self.next)?;
+        }
+        Ok(false)
+    }
+
+    /// Goes to a place, and sees whether the topic still is what was read up to there.
+    fn go_to(&mut self, place: &Place) -> Result<()> {
+        (self.settling, self.settled) = (None, None);
+        let (low, end) = self.ends()?;
+        if place.offset == 0 {
+            self.next = place.begin.unwrap_or(self.next);
+            return match self.next {
+                begin if begin < low => Err(self.trimmed(low, begin)),
+                begin if begin > end => Err(self.shorter(end, begin)),
+                begin => self.assign(begin),
+            };
+        }
+        self.next = place.bytes;
+        if end < place.bytes {
+            return Err(self.shorter(end, place.bytes));
+        }
+        if low > place.bytes {
+            return Err(self.trimmed(low, place.bytes));
+        }
+        if low == place.bytes {
+            // What was read is gone, what comes is there.
+            return self.assign(place.bytes);
+        }
+        let last = place.bytes.saturating_sub(1);
+        self.next = last;
+        self.assign(last)?;
+        let begun_ns = self.watch().env.clock.monotonic_ns();
+        let found = loop {
+            match self.take(WAIT)? {
+                Next::Message(message) => {
+                    break Some((at(&message), checksum(self.partition, &message)));
+                }
+                Next::End => break None,
+                Next::Nothing => {}
+            }
+            let waited_ns = self.watch().env.clock.monotonic_ns() - begun_ns;
+            if waited_ns > self.watch().settings.timeout_us * 1000 {
+                let timeout = KafkaError::MessageConsumption(Code::OperationTimedOut);
+                return Err(self
+                    .watch()
+                    .heard
+                    .unreachable(&self.watch().settings.brokers, &timeout));
+            }
+        };
+        match found {
+            Some((offset, found)) if offset == last && found == place.checksum => {
+                self.next = place.bytes;
+                Ok(())
+            }
+            Some((offset, _)) if offset == last => Err(self.fail(
+                format!("has another message at offset {last} than was read before"),
+                "the topic was removed and made anew: bring it back as it was, or start anew with --fresh",
+            )),
+            _ => Err(self.fail(
+                format!("has no message at offset {last}, which was read before, and has older ones"),
+                "the topic was compacted, or made anew: read one with cleanup.policy=delete, and start \
+                 anew with --fresh",
+            )),
+        }
+    }
+}
+
+impl PartitionSource {
+    fn read(&mut self, rows_max: usize) -> Result<Polled> {
+        if self.reading.queue.is_none() {
+            self.reading.assign(self.reading.next)?;
+        }
+        self.has_looked = false;
+        let first = self.place.offset;
+        let mut taken = Taken::default();
+        let (mut end_seen, mut failed) = (false, None);
+        let reading = &self.reading;
+        let mut last = None;
+        while taken.rows() < rows_max && taken.bytes < CHUNK_BYTES {
+            match reading.take(Duration::ZERO) {
+                Ok(Next::Message(message)) => {
+                    let row = first + taken.rows() as u64;
+                    let origin = &reading.origin;
+                    taken.take(row, &message, &mut self.rows, &mut self.builder, origin);
+                    end_seen = false;
+                    last = Some(message);
+                }
+                Ok(Next::End) => end_seen = true,
+                Ok(Next::Nothing) => break,
+                // What was read before goes out first.
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        let Some(message) = last else {
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            if end_seen {
+                self.reading.is_at_end = true;
+                if let Some(end) = self.reading.settling.take() {
+                    self.reading.settled = Some(end);
+                }
+            }
+            if rows_max > 0 {
+                self.has_looked = self.reading.looks()?;
+            }
+            return Ok(Polled::Pending);
+        };
+        let (next, checksum) = (at(&message) + 1, checksum(reading.partition, &message));
+        drop(message);
+        self.failed = failed;
+        self.reading.next = next;
+        (self.reading.is_at_end, self.reading.settling) = (end_seen, None);
+        let next_offset = first + taken.rows() as u64;
+        self.place = Place { offset: next_offset, bytes: next, checksum, ..self.place.clone() };
+        let Taken { offsets, bad, .. } = taken;
+        Ok(Polled::Rows(Chunk { batch: self.builder.finish(), offsets, bad, next_offset }))
+    }
+}
+
+impl Source for PartitionSource {
+    fn schema(&self) -> &Arc<Schema> {
+        &self.schema
+    }
+
+    fn poll(&mut self, rows_max: usize) -> Result<Polled> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        self.read(rows_max).inspect_err(|error| self.failed = Some(error.clone()))
+    }
+
+    fn offset(&self) -> u64 {
+        self.place.offset
+    }
+
+    fn place(&self) -> Place {
+        self.place.clone()
+    }
+
+    fn resume(&mut self, place: &Place) -> Result<()> {
+        self.failed = None;
+        match self.reading.go_to(place) {
+            Ok(()) => {
+                let begin = place.begin.or(self.place.begin);
+                self.place = Place { begin, ..place.clone() };
+                Ok(())
+            }
+            Err(error) => {
+                self.failed = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    fn replayable(&self) -> bool {
+        true
+    }
+
+    fn has_looked(&self) -> bool {
+        self.has_looked
+    }
+}
+
+impl Drop for PartitionSource {
+    fn drop(&mut self) {
+        self.reading.leave();
+    }
+}
+
+/// Rows of one poll.
+#[derive(Default)]
+struct Taken {
+    offsets: Vec<u64>,
+    bad: Vec<BadRow>,
+    bytes: usize,
+}
+
+impl Taken {
+    fn rows(&self) -> usize {
+        self.offsets.len() + self.bad.len()
+    }
+
+    fn take(
+        &mut self,
+        row: u64,
+        message: &BorrowedMessage<'_>,
+        rows: &mut MessageRows,
+        builder: &mut BatchBuilder,
+        origin: &Arc<str>,
+    ) {
+        let seen = seen(message);
+        self.bytes += seen.value.map_or(0, <[u8]>::len) + seen.key.map_or(0, <[u8]>::len);
+        match rows.decode(&seen, builder) {
+            Ok(()) => self.offsets.push(row),
+            Err(reason) => {
+                let value = seen.value.unwrap_or_default();
+                let head = &value[..value.len().min(BadRow::RAW_BYTES_MAX)];
+                let raw = String::from_utf8_lossy(head);
+                self.bad.push(BadRow {
+                    offset: row,
+                    origin: origin.clone(),
+                    line: seen.offset,
+                    raw: cut(&raw, BadRow::RAW_BYTES_MAX).to_owned(),
+                    reason: cut(&reason, REASON_BYTES_MAX).to_owned(),
+                });
+            }
+        }
+    }
+}
+
+/// The beginning of a text, at most `max` bytes.
+fn cut(text: &str, max: usize) -> &str {
+    let end = (0..=max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
+}
+
+fn at(message: &BorrowedMessage<'_>) -> u64 {
+    u64::try_from(message.offset()).unwrap_or(0)
+}
+
+/// The message as formats see it.
+fn seen<'a>(message: &'a BorrowedMessage<'_>) -> Message<'a> {
+    let headers = message.headers().map_or(Vec::new(), |headers| {
+        headers.iter().filter_map(|header| Some((header.key, header.value?))).collect()
+    });
+    Message {
+        key: message.key(),
+        value: message.payload(),
+        headers,
+        timestamp_ms: message.timestamp().to_millis(),
+        partition: u32::try_from(message.partition()).unwrap_or(0),
+        offset: at(message),
+    }
+}
+
+/// Of all that a message is: another one has another.
+fn checksum(partition: i32, message: &BorrowedMessage<'_>) -> Checksum {
+    let seen = seen(message);
+    let mut bytes = Vec::with_capacity(64 + seen.value.map_or(0, <[u8]>::len));
+    put_u32(partition as u32, &mut bytes);
+    put_u64(seen.offset, &mut bytes);
+    put_u64(seen.timestamp_ms.unwrap_or(i64::MIN) as u64, &mut bytes);
+    for part in [seen.key, seen.value] {
+        bytes.push(u8::from(part.is_some()));
+        put_bytes(part.unwrap_or_default(), &mut bytes);
+    }
+    for (name, value) in &seen.headers {
+        put_bytes(name.as_bytes(), &mut bytes);
+        put_bytes(value, &mut bytes);
+    }
+    Checksum(hash128(&bytes))
+}

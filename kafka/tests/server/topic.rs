@@ -1,0 +1,242 @@
+//! Topics that others fill and read, and sources and sinks over them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use rdkafka::ClientConfig;
+use tidemill_connect::source::contract::Taken;
+use tidemill_connect::{Place, Polled, Sink, SinkPlace, Source, Troubles};
+use tidemill_core::{Column, DataType, Result, Row, Schema, Value};
+use tidemill_env::Env;
+use tidemill_kafka::stream::{open_sink, open_sources, RowIds, TopicSink, TopicSource, ID};
+
+use crate::common::{brokers, make_topic};
+
+pub const LONG: Duration = Duration::from_secs(30);
+
+/// A topic that no other test has.
+pub fn topic(name: &str, partitions: i32) -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let name = format!("{name}-{}", now.as_micros());
+    make_topic(&name, partitions, "delete");
+    name
+}
+
+pub fn schema() -> Arc<Schema> {
+    Arc::new(Schema::new(vec![
+        Column::new("n", DataType::Int),
+        Column { nullable: true, ..Column::new("s", DataType::Str) },
+    ]))
+}
+
+pub fn row(n: i64) -> [Value; 2] {
+    [Value::Int(n), Value::str(&"x".repeat(n as usize * 7 % 90))]
+}
+
+pub fn json(n: i64) -> String {
+    format!("{{\"n\": {n}, \"s\": \"{}\"}}", "x".repeat(n as usize * 7 % 90))
+}
+
+pub fn config() -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers());
+    config
+}
+
+/// Whoever else writes.
+pub struct Writer {
+    producer: BaseProducer,
+    topic: String,
+}
+
+impl Writer {
+    pub fn new(topic: &str) -> Writer {
+        Writer { producer: config().create().unwrap(), topic: topic.to_owned() }
+    }
+
+    pub fn transactional(topic: &str) -> Writer {
+        let mut config = config();
+        config.set("transactional.id", topic);
+        let producer: BaseProducer = config.create().unwrap();
+        producer.init_transactions(LONG).unwrap();
+        Writer { producer, topic: topic.to_owned() }
+    }
+
+    pub fn send(&self, partition: i32, key: Option<&str>, value: Option<&str>) {
+        let headers = OwnedHeaders::new().insert(Header { key: "trace", value: Some("abc") });
+        let mut record: BaseRecord<'_, str, str> =
+            BaseRecord::to(&self.topic).partition(partition).headers(headers);
+        (record.key, record.payload) = (key, value);
+        self.producer.send(record).unwrap();
+    }
+
+    pub fn flush(&self) {
+        self.producer.flush(LONG).unwrap();
+    }
+
+    /// Rows as JSON, in one partition.
+    pub fn rows(&self, partition: i32, rows: std::ops::Range<i64>) {
+        for n in rows {
+            self.send(partition, None, Some(&json(n)));
+        }
+        self.flush();
+    }
+
+    pub fn transaction(&self, rows: std::ops::Range<i64>, commits: bool) {
+        self.producer.begin_transaction().unwrap();
+        self.rows(0, rows);
+        match commits {
+            true => self.producer.commit_transaction(LONG).unwrap(),
+            false => self.producer.abort_transaction(LONG).unwrap(),
+        }
+    }
+}
+
+/// What a message of a topic is to a test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub partition: i32,
+    pub key: Option<String>,
+    pub value: String,
+    pub id: Option<String>,
+}
+
+/// All messages that are committed, by partition.
+pub fn all(topic: &str) -> Vec<Vec<Found>> {
+    let consumer: BaseConsumer = config()
+        .set("group.id", "test")
+        .set("enable.partition.eof", "true")
+        .set("isolation.level", "read_committed")
+        .set("fetch.wait.max.ms", "10")
+        .create()
+        .unwrap();
+    let metadata = consumer.fetch_metadata(Some(topic), LONG).unwrap();
+    let count = metadata.topics()[0].partitions().len();
+    let mut list = TopicPartitionList::new();
+    for partition in 0..count {
+        list.add_partition_offset(topic, partition as i32, Offset::Beginning).unwrap();
+    }
+    consumer.assign(&list).unwrap();
+    let (mut found, mut ended) = (vec![Vec::new(); count], 0);
+    let begun = Instant::now();
+    while ended < count {
+        assert!(begun.elapsed() < LONG, "{topic} is not read to its end");
+        match consumer.poll(Duration::from_millis(100)) {
+            Some(Ok(message)) => {
+                let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+                let id = message.headers().and_then(|headers| {
+                    headers.iter().find(|h| h.key == ID).and_then(|h| h.value).map(text)
+                });
+                found[message.partition() as usize].push(Found {
+                    partition: message.partition(),
+                    key: message.key().map(text),
+                    value: text(message.payload().unwrap_or_default()),
+                    id,
+                });
+            }
+            Some(Err(rdkafka::error::KafkaError::PartitionEOF(_))) => ended += 1,
+            Some(Err(error)) => println!("reading {topic}: {error}"),
+            None => {}
+        }
+    }
+    found
+}
+
+pub fn admin() -> AdminClient<DefaultClientContext> {
+    config().create().unwrap()
+}
+
+/// Deletes what is before an offset.
+pub fn trim(topic: &str, partition: i32, below: i64) {
+    let mut list = TopicPartitionList::new();
+    list.add_partition_offset(topic, partition, Offset::Offset(below)).unwrap();
+    futures_executor::block_on(admin().delete_records(&list, &AdminOptions::new())).unwrap();
+}
+
+/// A source that ends where its topic ends now.
+pub struct Whole {
+    pub inner: Box<dyn Source>,
+    has_ended: bool,
+}
+
+impl Source for Whole {
+    fn schema(&self) -> &Arc<Schema> {
+        self.inner.schema()
+    }
+
+    fn poll(&mut self, rows_max: usize) -> Result<Polled> {
+        let begun = Instant::now();
+        loop {
+            match self.inner.poll(rows_max)? {
+                Polled::Pending if rows_max == 0 => return Ok(Polled::Pending),
+                Polled::Pending if self.has_ended || self.inner.has_looked() => {
+                    self.has_ended = true;
+                    return Ok(Polled::End);
+                }
+                Polled::Pending => std::thread::sleep(Duration::from_millis(1)),
+                found => return Ok(found),
+            }
+            assert!(begun.elapsed() < LONG, "it never finds out that this is all");
+        }
+    }
+
+    fn offset(&self) -> u64 {
+        self.inner.offset()
+    }
+
+    fn place(&self) -> Place {
+        self.inner.place()
+    }
+
+    fn resume(&mut self, place: &Place) -> Result<()> {
+        self.has_ended = false;
+        self.inner.resume(place)
+    }
+
+    fn replayable(&self) -> bool {
+        self.inner.replayable()
+    }
+}
+
+pub fn sources(settings: &TopicSource) -> Result<Vec<Box<dyn Source>>> {
+    let opened = open_sources(settings, &schema(), &Env::real(), &Troubles::default(), "test")?;
+    let whole = |(_, inner)| Box::new(Whole { inner, has_ended: false }) as Box<dyn Source>;
+    Ok(opened.into_iter().map(whole).collect())
+}
+
+/// The only source of a topic.
+pub fn source(topic: &str) -> Box<dyn Source> {
+    sources(&TopicSource::new(topic, &brokers())).unwrap().remove(0)
+}
+
+/// Numbers of good rows.
+pub fn numbers(rows: &[Taken]) -> Vec<i64> {
+    let number = |row: &Row| match row[0] {
+        Value::Int(n) => n,
+        _ => panic!("no number"),
+    };
+    let good = rows.iter().filter_map(|row| match row {
+        Taken::Good(row) => Some(number(row)),
+        Taken::Bad(_) => None,
+    });
+    good.collect()
+}
+
+pub fn ids(run: u128) -> RowIds {
+    RowIds { app: "app".into(), run: run << 64, stream: "out".into() }
+}
+
+pub fn sink(
+    settings: &TopicSink,
+    run: u128,
+    resume: Option<&SinkPlace>,
+    troubles: &Troubles,
+) -> Result<Box<dyn Sink>> {
+    open_sink(settings, &schema(), &Env::real(), &ids(run), resume, (troubles, "test"))
+}
