@@ -63,7 +63,7 @@ pub(crate) fn upgrade(
 }
 
 /// Refuses what can't be done or loses something.
-fn check(found: &Found, wanted: Upgrade) -> Result<()> {
+pub(crate) fn check(found: &Found, wanted: Upgrade) -> Result<()> {
     if !found.why.is_empty() {
         return Err(refused(found.why.clone()));
     }
@@ -78,7 +78,7 @@ fn check(found: &Found, wanted: Upgrade) -> Result<()> {
     Ok(())
 }
 
-fn refused(why: Vec<String>) -> Error {
+pub(crate) fn refused(why: Vec<String>) -> Error {
     let what = format!("no upgrade is possible: {}", why.join("; "));
     Error::setting(what).help("tidemill schema diff shows all that is different")
 }

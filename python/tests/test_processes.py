@@ -316,7 +316,7 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
     late = Process(tmp_path / "late", "coordinator", other, *secret, *fresh[:2], *taken)
     with late:
         assert late.process.wait(PATIENCE) == 1
-    assert "is the directory of another program" in late.errors.read_text()
+    assert "is of another version of the program" in late.errors.read_text()
 
 
 def test_strangers_at_the_ports_harm_nobody(apart: Apart) -> None:

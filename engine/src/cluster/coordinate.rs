@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::ErrorKind;
-use std::path::Path;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -24,10 +22,11 @@ use tidemill_txn::program::{Abort, Program};
 
 use super::doors::{log, store};
 use super::settings::shown;
+use super::upgrade::{forget, Starting};
 use super::{fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, Kept, News};
-use crate::data_dir::{remove_all, replace};
+use crate::data_dir::remove_all;
 use crate::followed::Changes;
 use crate::functions::AppFunctions;
 use crate::requests::{is_hidden, Request};
@@ -40,8 +39,6 @@ use crate::spec::AppSpec;
 const ROW_WAIT: Duration = Duration::from_secs(10);
 /// So long the last snapshot may take.
 const LEAVE_WAIT_US: u64 = 60_000_000;
-/// The file that says of which program a cluster's directory is.
-const PROGRAM: &str = "program";
 
 /// An app on several processes, at its coordinator.
 pub struct Cluster {
@@ -54,6 +51,8 @@ pub struct Cluster {
     procedures: BTreeMap<String, Procedure>,
     told: Arc<Told>,
     http: OnceLock<String>,
+    /// What its start has taken over of another version.
+    upgraded: Option<serde_json::Value>,
     /// The directory, where the log that is in it does not hold it.
     _held: Option<Box<dyn Lock>>,
 }
@@ -92,8 +91,8 @@ impl Cluster {
             for part in ["log", "snapshots"] {
                 remove_all(&*env.disk, &dir.join(part)).map_err(failed)?;
             }
+            forget(env, dir).map_err(failed)?;
         }
-        same_program(dir, fingerprint(spec), settings.fresh, env)?;
         let elsewhere = log(settings, &host.cluster, &functions, env)?;
         // Each event has a number that is never used again: whoever followed a coordinator that has ended is told
         // that there are rows that it has missed. In the log that it serves each is a record.
@@ -107,6 +106,19 @@ impl Cluster {
         };
         let shared = Shared { log: log.clone(), store: store(settings, env)? };
         let sources = settings.sources;
+        let starting = Starting {
+            env,
+            dir,
+            program: functions.program(),
+            fingerprint: fingerprint(spec),
+            settings: &spec.settings,
+            log: &*log,
+            store: &*shared.store,
+            prefix: &host.cluster,
+            sources,
+            has_own_requests: served.is_some(),
+        };
+        let upgraded = starting.agree()?;
         let coordinator = CoordinatorProcess::start(env, host, shared, served)?;
         let told = Arc::new(Told {
             rings: Mutex::new(Rings::of_emitted(&program, &spec.settings, first)),
@@ -125,6 +137,7 @@ impl Cluster {
             settings: spec.settings.clone(),
             told,
             http: OnceLock::new(),
+            upgraded,
             _held: held,
         })
     }
@@ -164,7 +177,7 @@ impl Cluster {
             "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag,
             "requests_open": self.desk.open_requests(),
-            "refused": refused, "ended": ended, "coordinator": self.address(),
+            "upgraded": self.upgraded, "refused": refused, "ended": ended, "coordinator": self.address(),
             "http": self.http.get(),
         })
     }
@@ -193,32 +206,6 @@ fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
     let mut procedures = calls::procedures(program);
     procedures.values_mut().for_each(|procedure| procedure.takes_requests = true);
     procedures
-}
-
-/// Refuses a directory that another program has written, unless it has been emptied: replay would come to
-/// something else.
-fn same_program(dir: &Path, program: u128, fresh: bool, env: &Env) -> Result<()> {
-    let failed = |e: &std::io::Error| Error::io(format!("the directory {}", dir.display()), e);
-    let (path, own) = (dir.join(PROGRAM), format!("{program:032x}\n"));
-    let mut found = String::new();
-    match env.disk.open_read(&path) {
-        Ok(mut file) => {
-            std::io::Read::read_to_string(&mut file, &mut found).map_err(|e| failed(&e))?;
-        }
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(failed(&error)),
-    }
-    if found == own {
-        return Ok(());
-    }
-    if !found.is_empty() && !fresh {
-        let what = format!("{} is the directory of another program", dir.display());
-        return Err(Error::setting(what).help(
-            "what is recorded there has to be executed by the program that it was recorded for: start that \
-             one, or give another directory",
-        ));
-    }
-    replace(&*env.disk, dir, PROGRAM, &own).map_err(|e| failed(&e))
 }
 
 impl Told {

@@ -7,12 +7,14 @@
 //! | `format` | requests and outputs as messages of Kafka |
 //! | `coordinate` | the coordinator, with the app as clients see it |
 //! | `join` | a worker |
+//! | `upgrade` | of which program the state is, and going on with another version |
 
 mod coordinate;
 mod doors;
 mod format;
 mod join;
 mod settings;
+mod upgrade;
 
 pub use coordinate::Cluster;
 pub use join::join;

@@ -95,6 +95,11 @@ impl Starting<'_> {
         if is.fingerprint == now.fingerprint {
             return Ok(None);
         }
+        let (was, name) = (&is.app.program.name, &self.program.name);
+        if was != name {
+            let what = format!("{} is of the app {was}, not of {name}", self.dir.display());
+            return Err(Error::setting(what).help("give another directory: --data-dir"));
+        }
         if self.settings.upgrade == Upgrade::Off {
             let what = format!("{} is of another version of the program", self.dir.display());
             return Err(Error::setting(what).help(
@@ -294,3 +299,6 @@ fn answer<T: Send + 'static>(ask: impl FnOnce(Then<T>)) -> Result<T> {
             .help("see whether the brokers and the store are there, and start again")
     })
 }
+
+#[cfg(test)]
+mod tests;

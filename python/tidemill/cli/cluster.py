@@ -24,7 +24,7 @@ from typing import Any
 from tidemill.app import App
 from tidemill.cli.load import load
 from tidemill.cli.output import fields, printed
-from tidemill.cli.run import Signals, add_places, add_settings, flags
+from tidemill.cli.run import Signals, add_places, add_settings, add_upgrade, flags
 from tidemill.cluster import Coordinator, Worker, secret_of
 from tidemill.config import load as load_settings
 from tidemill.config import placed
@@ -55,6 +55,7 @@ def add(commands: Any) -> None:
     coordinator.add_argument(
         "--http", metavar="[HOST:]PORT", help="answer clients over HTTP (default host: 127.0.0.1)"
     )
+    add_upgrade(coordinator)
     _common(coordinator)
     coordinator.set_defaults(execute=_coordinator)
 

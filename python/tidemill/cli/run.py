@@ -45,17 +45,7 @@ def add(commands: Any) -> None:
         help="what to keep there (default: log+snapshots); none: everything stays in memory",
     )
     parser.add_argument("--workers", metavar="N", help="worker threads (default: one a core)")
-    parser.add_argument(
-        "--upgrade",
-        action="store_true",
-        help="take over what another version of the app has left ('tidemill schema diff' says what "
-        "becomes of it)",
-    )
-    parser.add_argument(
-        "--lossy",
-        action="store_true",
-        help="with --upgrade: drop what this version has no place for",
-    )
+    add_upgrade(parser)
     parser.add_argument(
         "--http",
         metavar="[HOST:]PORT",
@@ -69,7 +59,6 @@ def add(commands: Any) -> None:
         help="run on N processes of this machine, with a coordinator in this one",
     )
     add_places(parser, "with --processes: ")
-    add_renames(parser)
     add_settings(parser)
     parser.set_defaults(execute=execute)
 
@@ -86,6 +75,22 @@ def add_places(parser: argparse.ArgumentParser, when: str = "") -> None:
         metavar="DIR",
         help=f"{when}where snapshots are, a directory or s3://bucket/prefix",
     )
+
+
+def add_upgrade(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that let a version of an app go on where another was."""
+    parser.add_argument(
+        "--upgrade",
+        action="store_true",
+        help="take over what another version of the app has left (in one process "
+        "'tidemill schema diff' says what becomes of it)",
+    )
+    parser.add_argument(
+        "--lossy",
+        action="store_true",
+        help="with --upgrade: drop what this version has no place for",
+    )
+    add_renames(parser)
 
 
 def add_renames(parser: argparse.ArgumentParser) -> None:

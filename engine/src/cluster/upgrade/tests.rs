@@ -1,0 +1,173 @@
+//! Crashes in the midst of upgrades: the state is the old version's or the new one's, as a whole.
+
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+use tidemill_core::{Column, DataType};
+use tidemill_durable::DirStore;
+use tidemill_host::{hold, FileLog};
+use tidemill_sim::SimEnv;
+use tidemill_txn::program::{Builder, Program};
+
+use super::*;
+
+const ROWS: i64 = 5;
+
+/// Rows with a number; the second version has another column before it.
+fn program(is_second: bool) -> Program {
+    let mut b = Builder::new("bank");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    let mut columns = vec![int("id"), int("balance")];
+    if is_second {
+        columns.insert(1, int("level").default(Value::Int(7)));
+    }
+    b.table("account", &["id"], columns);
+    let opened = b.stream("opened", vec![int("id")]);
+    let mut h = b.handler("open", opened);
+    let id = h.column("id");
+    h.output(&[("id", id)]);
+    h.done();
+    b.finish().unwrap()
+}
+
+fn key(id: i64) -> Key {
+    Key::of(&[Value::Int(id)])
+}
+
+/// The rows that a version has.
+fn wanted(is_second: bool) -> Rows {
+    let row = |id: i64| {
+        let mut row = vec![Value::Int(id), Value::Int(10 * id)];
+        if is_second {
+            row.insert(1, Value::Int(7));
+        }
+        ((TableId(0), key(id)), row.into())
+    };
+    (1..ROWS).map(row).collect()
+}
+
+struct Site {
+    env: Env,
+    dir: PathBuf,
+    log: FileLog,
+    store: DirStore,
+}
+
+impl Site {
+    fn open(sim: &SimEnv) -> Result<Site> {
+        let (env, dir) = (sim.env(), PathBuf::from("/cluster"));
+        let held = hold(&env, &dir)?;
+        let log = FileLog::open(&env, dir.join("log"), 1, held)?;
+        let store = DirStore::open(&env, dir.join("snapshots"), 1)?;
+        Ok(Site { env, dir, log, store })
+    }
+
+    /// Starts with a version; what is there then.
+    fn start(&self, is_second: bool, upgrade: Upgrade) -> Result<Rows> {
+        let settings = Settings { upgrade, ..Settings::default() };
+        let program = program(is_second);
+        let starting = self.starting(&program, &settings, is_second);
+        starting.agree()?;
+        let (_, manifest, _) = starting.newest()?;
+        starting.rows(&manifest)
+    }
+
+    fn starting<'a>(
+        &'a self,
+        program: &'a Program,
+        settings: &'a Settings,
+        is_second: bool,
+    ) -> Starting<'a> {
+        Starting {
+            env: &self.env,
+            dir: &self.dir,
+            program,
+            fingerprint: 1 + u128::from(is_second),
+            settings,
+            log: &self.log,
+            store: &self.store,
+            prefix: "bank",
+            sources: 2,
+            has_own_requests: true,
+        }
+    }
+
+    /// Leaves what a first version leaves: a snapshot of two parts, the second of which removes a row.
+    fn fill(&self) -> Result<()> {
+        let (program, settings) = (program(false), Settings::default());
+        let starting = self.starting(&program, &settings, false);
+        starting.agree()?;
+        starting.append(1, Record::Generation { generation: 1 })?;
+        let rows = wanted(false).into_iter();
+        let mut rows: Vec<_> = rows.map(|((table, key), row)| (table, key, Some(row))).collect();
+        rows.push((TableId(0), key(99), Some(rows[0].2.clone().expect("a row"))));
+        starting.put("part-1-1-5-1", &Object::Part(rows))?;
+        starting.put("part-1-2-5-1", &Object::Part(vec![(TableId(0), key(99), None)]))?;
+        let objects = vec!["part-1-1-5-1".into(), "part-1-2-5-1".into()];
+        let (inputs, outputs) = (vec![0; 2], vec![0; 2]);
+        let manifest =
+            Manifest { generation: 1, epoch: 2, objects, inputs, outputs, ..Manifest::default() };
+        starting.append(1, Record::Snapshot(manifest.into()))
+    }
+}
+
+#[test]
+fn whatever_a_crash_leaves_is_one_versions() {
+    let (mut olds, mut news) = (0, 0);
+    for seed in 0.. {
+        let (nth, how) = (seed / 2 + 1, seed % 2);
+        let sim = SimEnv::new(seed);
+        let site = Site::open(&sim).unwrap();
+        site.fill().unwrap();
+        match how {
+            0 => sim.disk.fail_nth(None, nth, ErrorKind::Other),
+            _ => sim.disk.fail_from(None, nth, ErrorKind::Other),
+        }
+        let done = site.start(true, Upgrade::Lossless);
+        drop(site);
+        sim.disk.clear_faults();
+        sim.disk.crash_torn();
+        let site = Site::open(&sim).unwrap();
+        match site.start(false, Upgrade::Off) {
+            Ok(rows) => {
+                assert!(done.is_err(), "seed {seed}: it was done");
+                assert_eq!(rows, wanted(false), "seed {seed}");
+                olds += 1;
+            }
+            Err(error) => {
+                assert!(error.to_string().contains("another version"), "seed {seed}: {error}");
+                news += u64::from(done.is_err());
+            }
+        }
+        assert_eq!(site.start(true, Upgrade::Lossless).unwrap(), wanted(true), "seed {seed}");
+        // There is nothing more to do.
+        assert_eq!(site.start(true, Upgrade::Off).unwrap(), wanted(true), "seed {seed}");
+        if done.is_ok() && how == 1 {
+            break;
+        }
+    }
+    assert!(
+        olds > 10 && news > 0,
+        "{olds} were the old version's, {news} were not known to be done"
+    );
+}
+
+#[test]
+fn what_only_the_other_version_can_execute_is_in_the_way() {
+    let sim = SimEnv::new(1);
+    let site = Site::open(&sim).unwrap();
+    site.fill().unwrap();
+    assert!(site.start(true, Upgrade::Off).unwrap_err().to_string().contains("another version"));
+    let (program, settings) = (program(false), Settings::default());
+    let cut = tidemill_cluster::CutRecord {
+        epoch: 3,
+        clock_us: 1,
+        base: 0,
+        from: vec![0; 2],
+        upto: vec![0; 2],
+    };
+    site.starting(&program, &settings, false).append(1, Record::Cut(cut)).unwrap();
+    let error = site.start(true, Upgrade::Lossless).unwrap_err().to_string();
+    assert!(error.contains("1 recorded cut and 0 requests come behind"), "{error}");
+    assert_eq!(site.start(false, Upgrade::Off).unwrap(), wanted(false));
+}
