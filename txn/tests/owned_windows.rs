@@ -153,6 +153,24 @@ proptest! {
 }
 
 #[test]
+fn at_the_end_of_time_windows_slide_no_further() {
+    for (size_us, slide_us) in [(1, 1), (7, 3), (5, 5)] {
+        let (program, _) = program(Extent::Time { size_us, slide_us });
+        let times = [i64::MIN, i64::MIN, 0, i64::MAX - 8, i64::MAX - 1, i64::MAX, i64::MAX];
+        let row = |(n, at): (usize, &i64)| InputRow {
+            offset: n as u64,
+            values: vec![Value::Timestamp(*at), Value::Int(0), Value::Int(1)],
+        };
+        let input: Vec<InputRow> = times.iter().enumerate().map(row).collect();
+        let offsets = vec![times.len() as u64];
+        let ended = vec![tidemill_core::SourceId(0)];
+        let cut = CutAt { offsets, clock_us: 0, idle: Vec::new(), ended };
+        let outcome = reference::run(&program, &[input], &[cut]);
+        assert_eq!(outcome.aborts, 0);
+    }
+}
+
+#[test]
 fn others_can_not_see_it_and_triggers_can_not_fill_it() {
     struct Looks(bool);
     impl Opaque for Looks {

@@ -279,11 +279,13 @@ impl<'w> Frame<'w> {
             while first < self.marks.next && self.at(held, first)? < from {
                 first += 1;
             }
-            self.marks.edge = Some(match first == self.marks.next {
+            let next = match first == self.marks.next {
                 // Nothing is left: the windows in between are all empty.
                 true => behind(time_us, slide_us),
                 false => edge.saturating_add(slide_us),
-            });
+            };
+            // At the end of time there is none.
+            self.marks.edge = (next > edge).then_some(next);
             self.slide(held, first, self.marks.next, edge, slid)?;
         }
         Ok(())
