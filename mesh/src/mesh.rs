@@ -201,28 +201,34 @@ impl Shared {
     fn dial(self: &Arc<Self>, peer: Peer, address: &Addr, link: &Arc<Link>) {
         let wait_us = self.settings.greeting_us;
         let until = self.env.clock.monotonic_ns() + 1000 * wait_us;
-        let connection = loop {
-            match self.env.net.connect(address, wait_us) {
-                Ok(connection) => break connection,
-                Err(error) if self.env.clock.monotonic_ns() > until => {
+        loop {
+            let is_over = || self.env.clock.monotonic_ns() > until;
+            let connection = match self.env.net.connect(address, wait_us) {
+                Ok(connection) => connection,
+                Err(error) if is_over() => {
                     let why = format!("nobody answers at {address}: {error}");
                     return self.end(peer, link, why);
                 }
-                Err(_) => self.env.clock.sleep_us(AGAIN_US),
-            }
-        };
-        match self.greet(connection, Side::Comes) {
-            Ok((card, connection)) if card.peer == peer => {
-                self.up(card, connection, link);
-            }
-            Ok((card, _)) => {
-                let why = format!("{address} is another process, {}", card.peer.0);
-                self.end(peer, link, why);
-            }
-            Err(failed) => {
-                self.refuse(Some(peer), &failed);
-                let why = format!("no greeting with {address}: {failed}");
-                self.end(peer, link, why);
+                Err(_) => {
+                    self.env.clock.sleep_us(AGAIN_US);
+                    continue;
+                }
+            };
+            match self.greet(connection, Side::Comes) {
+                Ok((card, connection)) if card.peer == peer => {
+                    return self.up(card, connection, link);
+                }
+                Ok((card, _)) => {
+                    let why = format!("{address} is another process, {}", card.peer.0);
+                    return self.end(peer, link, why);
+                }
+                // Strangers may have had all places there are for greetings.
+                Err(Failed::Broken(_)) if !is_over() => self.env.clock.sleep_us(AGAIN_US),
+                Err(failed) => {
+                    self.refuse(Some(peer), &failed);
+                    let why = format!("no greeting with {address}: {failed}");
+                    return self.end(peer, link, why);
+                }
             }
         }
     }

@@ -145,6 +145,6 @@ def test_another_version_goes_on(tmp_path: Path) -> None:
     assert seen["40"] == ["130.00", "3", ""]
     assert seen["41"] == ["100.00", "3", ""], "nobody had it"
     (tmp_path / "other.py").write_text(SECOND.replace('"bank"', '"other"'))
-    assert "is of the app bank, not of other" in site.refused("other", "--upgrade")
+    assert "give each app a data directory of its own" in site.refused("other", "--upgrade")
     # There is no way back without an upgrade, either.
     assert "another version of the program" in site.refused("first")
