@@ -40,6 +40,13 @@ pub struct Message<'a> {
     pub offset: u64,
 }
 
+impl Message<'_> {
+    /// The value of the last header of a name.
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.headers.iter().rev().find(|(n, _)| *n == name).map(|(_, value)| *value)
+    }
+}
+
 /// How values of messages are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -20,7 +20,7 @@ use crate::fence::Waiting;
 use crate::log::Core;
 use crate::message::Outgoing;
 use crate::settings::KafkaSettings;
-use crate::topics;
+use crate::topics::{self, is_missing};
 
 /// So long a thread that waits for reports does not look whether it is still needed.
 const POLL: Duration = Duration::from_millis(50);
@@ -67,7 +67,7 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
             Ok(message) => u64::try_from(message.offset()).ok(),
             Err((error, _)) => {
                 self.core.heard(error, "");
-                part.is_missing(error).then(|| self.core.lose(part.missing()));
+                is_missing(error).then(|| self.core.lose(part.missing()));
                 None
             }
         };

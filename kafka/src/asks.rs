@@ -12,6 +12,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use crate::log::{Core, Listener};
 use crate::settings::KafkaSettings;
+use crate::topics::is_missing;
 
 /// What is asked for a part.
 pub(crate) enum Ask {
@@ -126,7 +127,7 @@ impl Asker {
             Ok((low, high)) => Some((u64::try_from(low).ok()?, u64::try_from(high).ok()?)),
             Err(error) => {
                 self.core.heard(&error, "");
-                if part.is_missing(&error) {
+                if is_missing(&error) {
                     self.core.lose(part.missing());
                 }
                 None

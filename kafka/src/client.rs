@@ -9,10 +9,11 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use tidemill_connect::Message;
 use tidemill_core::{Error, Kind, Result};
 use tidemill_env::{Env, Handle};
 
-use crate::message::{incoming, Incoming};
+use crate::message::incoming;
 use crate::settings::KafkaSettings;
 use crate::Outgoing;
 
@@ -24,7 +25,7 @@ const FULL_US: u64 = 200;
 const FLUSH: Duration = Duration::from_secs(10);
 
 /// Whoever hears of outputs, on the thread that reads them.
-pub type Heard = Box<dyn FnMut(&Incoming<'_>) + Send>;
+pub type Heard = Box<dyn FnMut(&Message<'_>) + Send>;
 
 /// A client. It does not judge which outputs count, as the log does: what two generations have appended it
 /// sees twice, with the same header `id`.

@@ -43,7 +43,7 @@ mod topics;
 pub use client::{Client, Heard};
 pub use hash::partition_of_key;
 pub use log::KafkaLog;
-pub use message::{Format, Incoming, Outgoing};
+pub use message::{Format, Outgoing};
 pub use settings::KafkaSettings;
 
 /// The header with the generation of a record of cuts or outputs, in decimal digits.

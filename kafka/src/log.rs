@@ -49,20 +49,6 @@ impl Part {
         format!("partition {} of the topic {}", self.partition, self.name)
     }
 
-    /// Whether an error says that there is no such partition.
-    pub(crate) fn is_missing(&self, error: &KafkaError) -> bool {
-        use RDKafkaErrorCode as Code;
-        matches!(
-            error.rdkafka_error_code(),
-            Some(
-                Code::UnknownTopicOrPartition
-                    | Code::UnknownTopic
-                    | Code::UnknownPartition
-                    | Code::UnknownTopicId
-            )
-        )
-    }
-
     pub(crate) fn missing(&self) -> Error {
         Error::new(Kind::Io, format!("{} has been removed", self.place()))
             .help("what was in it is lost: begin anew with topics of other names, or bring it back")

@@ -1,41 +1,14 @@
 //! What a message of Kafka is to Tidemill.
 
-use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::message::{BorrowedMessage, Headers, Message as _};
 use tidemill_cluster::{Record, Topic};
+use tidemill_connect::Message;
 
 use crate::{BEGINS, GENERATION};
 
-/// A message that was read.
-#[derive(Clone, Debug, Default)]
-pub struct Incoming<'a> {
-    /// Its key.
-    pub key: Option<&'a [u8]>,
-    /// Its value; none in a tombstone.
-    pub value: Option<&'a [u8]>,
-    /// Its headers in their order. Those without a value are not among them.
-    pub headers: Vec<(&'a str, &'a [u8])>,
-    /// When it was made or appended, as the topic is set up; milliseconds since 1970.
-    pub timestamp_ms: Option<i64>,
-    /// Its partition.
-    pub partition: u32,
-    /// Its place in it.
-    pub offset: u64,
-}
-
-impl Incoming<'_> {
-    /// The value of the last header of a name.
-    pub fn header(&self, name: &str) -> Option<&[u8]> {
-        self.headers.iter().rev().find(|(n, _)| *n == name).map(|(_, value)| *value)
-    }
-
-    /// A header that is a number in decimal digits.
-    pub(crate) fn number(&self, name: &str) -> Option<u64> {
-        std::str::from_utf8(self.header(name)?).ok()?.parse().ok()
-    }
-
-    pub(crate) fn mark(&self) -> Mark {
-        Mark { generation: self.number(GENERATION), begins: self.number(BEGINS) }
-    }
+/// A header that is a number in decimal digits.
+fn number(message: &Message<'_>, name: &str) -> Option<u64> {
+    std::str::from_utf8(message.header(name)?).ok()?.parse().ok()
 }
 
 /// A message to be appended.
@@ -54,14 +27,14 @@ pub struct Outgoing {
 pub trait Format: Send + Sync {
     /// The request of a message of the inputs. Every message is one: what can't be read is a request that
     /// will be refused.
-    fn request(&self, message: &Incoming<'_>) -> Record;
+    fn request(&self, message: &Message<'_>) -> Record;
 
     /// The message for a record of the inputs or the outputs. That of a [`Record::Generation`] is for people
     /// only: it is read by its headers.
     fn encode(&self, record: &Record) -> Outgoing;
 
     /// The record of a message of the outputs; `None` when it is none.
-    fn decode(&self, message: &Incoming<'_>) -> Option<Record>;
+    fn decode(&self, message: &Message<'_>) -> Option<Record>;
 }
 
 /// What decides whether a message counts.
@@ -73,12 +46,17 @@ pub(crate) struct Mark {
     pub(crate) begins: Option<u64>,
 }
 
+/// What decides whether a message counts.
+pub(crate) fn mark(message: &Message<'_>) -> Mark {
+    Mark { generation: number(message, GENERATION), begins: number(message, BEGINS) }
+}
+
 /// The view of a message.
-pub(crate) fn incoming<'a>(message: &'a BorrowedMessage<'a>) -> Incoming<'a> {
+pub(crate) fn incoming<'a>(message: &'a BorrowedMessage<'_>) -> Message<'a> {
     let headers = message.headers().map_or(Vec::new(), |headers| {
         headers.iter().filter_map(|header| Some((header.key, header.value?))).collect()
     });
-    Incoming {
+    Message {
         key: message.key(),
         value: message.payload(),
         headers,
@@ -126,13 +104,13 @@ pub(crate) enum Unread {
 pub(crate) fn decode(
     format: &dyn Format,
     topic: Topic,
-    message: &Incoming<'_>,
+    message: &Message<'_>,
 ) -> Result<Record, Unread> {
     match topic {
         Topic::Input(_) => Ok(format.request(message)),
         Topic::Output(_) => format.decode(message).ok_or(Unread::Foreign),
         Topic::Cuts => {
-            let version = message.number(crate::VERSION).ok_or(Unread::Foreign)?;
+            let version = number(message, crate::VERSION).ok_or(Unread::Foreign)?;
             if version != u64::from(tidemill_cluster::wire::VERSION) {
                 return Err(Unread::Version(version));
             }

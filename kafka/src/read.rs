@@ -11,6 +11,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::topic_partition_list::TopicPartitionList;
 use tidemill_cluster::{Record, Records, Topic};
+use tidemill_connect::Message;
 use tidemill_core::Error;
 use tidemill_durable::Then;
 
@@ -18,8 +19,9 @@ use crate::append::Appends;
 use crate::asks::{offset, Ask, Ends, Known, Why};
 use crate::fence::{Answer, Judge};
 use crate::log::{Core, Listener, Part};
-use crate::message::{decode, encode, incoming, Format, Mark, Unread};
+use crate::message::{decode, encode, incoming, mark, Format, Mark, Unread};
 use crate::settings::KafkaSettings;
+use crate::topics::is_missing;
 
 /// So many messages of a partition are taken before the others have their turn.
 const TURN: usize = 4096;
@@ -196,7 +198,7 @@ impl Driver {
         let mut next = Next::Taken;
         while seen.len() < TURN && matches!(next, Next::Taken) {
             next = cursor.next(core, part, |message| {
-                seen.push((message.offset, message.mark()));
+                seen.push((message.offset, mark(message)));
                 Ok(())
             });
         }
@@ -457,7 +459,7 @@ impl Cursor {
         &mut self,
         core: &Core,
         part: &Part,
-        take: impl FnOnce(&crate::message::Incoming<'_>) -> Result<(), Error>,
+        take: impl FnOnce(&Message<'_>) -> Result<(), Error>,
     ) -> Next {
         match self.queue.poll(Duration::ZERO) {
             None => Next::None,
@@ -476,7 +478,7 @@ impl Cursor {
             }
             Some(Err(error)) => {
                 core.heard(&error, "");
-                if part.is_missing(&error) {
+                if is_missing(&error) {
                     core.lose(part.missing());
                 }
                 // Also where the offset is out of range: which way is seen when the ends are asked for.
@@ -501,7 +503,7 @@ fn fill(
     while taken < TURN && !read.is_full() && cursor.position < end {
         taken += 1;
         let next = cursor.next(core, part, |message| {
-            let mark = if part.is_fenced() { message.mark() } else { Mark::default() };
+            let mark = if part.is_fenced() { mark(message) } else { Mark::default() };
             if part.is_fenced() {
                 seen.push((message.offset, mark));
                 if !judge.counts(mark) {

@@ -201,6 +201,19 @@ fn options(settings: &KafkaSettings) -> AdminOptions {
     AdminOptions::new().request_timeout(timeout).operation_timeout(timeout)
 }
 
+/// Whether an error says that there is no such topic or partition.
+pub(crate) fn is_missing(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            RDKafkaErrorCode::UnknownTopicOrPartition
+                | RDKafkaErrorCode::UnknownTopic
+                | RDKafkaErrorCode::UnknownPartition
+                | RDKafkaErrorCode::UnknownTopicId
+        )
+    )
+}
+
 /// Nobody has answered, or would not.
 pub(crate) fn unreachable(core: &Core, settings: &KafkaSettings, error: &KafkaError) -> Error {
     let heard = core.last_heard();

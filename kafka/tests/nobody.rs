@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use tidemill_cluster::Record;
+use tidemill_connect::Message;
 use tidemill_core::Kind;
 use tidemill_env::Env;
-use tidemill_kafka::{Format, Incoming, KafkaLog, KafkaSettings, Outgoing};
+use tidemill_kafka::{Format, KafkaLog, KafkaSettings, Outgoing};
 
 struct Nothing;
 
 impl Format for Nothing {
-    fn request(&self, _: &Incoming<'_>) -> Record {
+    fn request(&self, _: &Message<'_>) -> Record {
         Record::Generation { generation: 0 }
     }
 
@@ -18,7 +19,7 @@ impl Format for Nothing {
         Outgoing::default()
     }
 
-    fn decode(&self, _: &Incoming<'_>) -> Option<Record> {
+    fn decode(&self, _: &Message<'_>) -> Option<Record> {
         None
     }
 }

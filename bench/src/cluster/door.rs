@@ -5,12 +5,13 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tidemill_cluster::wire::{put_record, take_record};
 use tidemill_cluster::{Output, Record};
+use tidemill_connect::Message;
 use tidemill_core::{Error, Result, Value};
 use tidemill_engine::Cluster;
 use tidemill_env::Env;
 use tidemill_function::Tid;
 use tidemill_host::Answer;
-use tidemill_kafka::{Client, Incoming, KafkaSettings, Outgoing};
+use tidemill_kafka::{Client, KafkaSettings, Outgoing};
 
 use super::offer::{Asked, Book, Came};
 
@@ -75,7 +76,7 @@ impl Topics {
         let own = env.random.next_u64();
         let told: Arc<Mutex<Option<Arc<Book>>>> = Arc::default();
         let book = told.clone();
-        let heard = move |message: &Incoming<'_>| {
+        let heard = move |message: &Message<'_>| {
             if let Some(book) = &*book.lock() {
                 let _ = hear(own, book, message);
             }
@@ -86,7 +87,7 @@ impl Topics {
 }
 
 /// Takes a message of the outputs, if it is a reply to this client.
-fn hear(own: u64, book: &Book, message: &Incoming<'_>) -> Option<()> {
+fn hear(own: u64, book: &Book, message: &Message<'_>) -> Option<()> {
     let (whose, nth) = message.header(REQUEST_ID)?.split_at_checked(8)?;
     if whose != own.to_be_bytes() {
         return None;

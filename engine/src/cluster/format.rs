@@ -15,10 +15,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tidemill_cluster::wire::{put_record, take_record};
 use tidemill_cluster::{Output, Record, RequestId};
-use tidemill_connect::values;
+use tidemill_connect::{values, Message};
 use tidemill_core::{Schema, Value};
 use tidemill_function::Call;
-use tidemill_kafka::{Format, Incoming, Outgoing};
+use tidemill_kafka::{Format, Outgoing};
 
 use crate::functions::AppFunctions;
 
@@ -69,13 +69,13 @@ impl Json {
     }
 }
 
-fn own(message: &Incoming<'_>) -> Option<Record> {
+fn own(message: &Message<'_>) -> Option<Record> {
     let mut bytes = message.header(RECORD)?;
     take_record(&mut bytes).filter(|_| bytes.is_empty())
 }
 
 impl Format for Json {
-    fn request(&self, message: &Incoming<'_>) -> Record {
+    fn request(&self, message: &Message<'_>) -> Record {
         if let Some(record @ Record::Request { .. }) = own(message) {
             return record;
         }
@@ -131,7 +131,7 @@ impl Format for Json {
         Outgoing { key, value, headers }
     }
 
-    fn decode(&self, message: &Incoming<'_>) -> Option<Record> {
+    fn decode(&self, message: &Message<'_>) -> Option<Record> {
         own(message).filter(|record| matches!(record, Record::Output(_)))
     }
 }

@@ -8,8 +8,9 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use std::time::Duration;
 use tidemill_core::{Error, Kind, Result};
 
-use super::listen::{is_missing, Heard, Listener};
+use super::listen::{Heard, Listener};
 use super::settings::{Begin, TopicSource};
+use crate::topics::is_missing;
 
 /// The partitions of a topic.
 ///

@@ -9,6 +9,8 @@ use rdkafka::consumer::ConsumerContext;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use tidemill_core::{Error, Kind};
 
+use crate::topics::is_missing;
+
 /// What was heard last. Clones share it.
 #[derive(Clone, Default)]
 pub(super) struct Heard(Arc<Inner>);
@@ -86,19 +88,6 @@ impl ClientContext for Listener {
 }
 
 impl ConsumerContext for Listener {}
-
-/// Whether an error says that there is no such topic or partition.
-pub(super) fn is_missing(error: &KafkaError) -> bool {
-    matches!(
-        error.rdkafka_error_code(),
-        Some(
-            Code::UnknownTopicOrPartition
-                | Code::UnknownTopic
-                | Code::UnknownPartition
-                | Code::UnknownTopicId
-        )
-    )
-}
 
 /// What to say of an error that waiting does not mend; nothing of any other.
 pub(super) fn lasting(topic: &str, error: &KafkaError) -> Option<Error> {

@@ -7,21 +7,21 @@ use rdkafka::admin::AdminClient;
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::message::{BorrowedMessage, Headers, Message as _};
+use rdkafka::message::{BorrowedMessage, Message as _};
 use rdkafka::topic_partition_list::TopicPartitionList;
-use tidemill_connect::{
-    BadRow, Checksum, Chunk, Message, MessageRows, Place, Polled, Source, Troubles,
-};
+use tidemill_connect::{BadRow, Checksum, Chunk, MessageRows, Place, Polled, Source, Troubles};
 use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_bytes, put_u32, put_u64};
 use tidemill_core::{BatchBuilder, Error, Kind, Result, Schema};
 use tidemill_env::Env;
 
 use super::begin::{begins, number, partitions, refuse_compacted};
-use super::listen::{is_missing, lasting, Heard, Listener};
+use super::listen::{lasting, Heard, Listener};
 use super::settings::TopicSource;
 use super::watch::{Watch, Watched};
 use crate::asks::offset;
+use crate::message::incoming;
+use crate::topics::is_missing;
 
 /// A chunk ends after this many bytes of messages, however many rows were asked for.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -482,7 +482,7 @@ impl Taken {
         builder: &mut BatchBuilder,
         origin: &Arc<str>,
     ) {
-        let seen = seen(message);
+        let seen = incoming(message);
         self.bytes += seen.value.map_or(0, <[u8]>::len) + seen.key.map_or(0, <[u8]>::len);
         match rows.decode(&seen, builder) {
             Ok(()) => self.offsets.push(row),
@@ -512,24 +512,9 @@ fn at(message: &BorrowedMessage<'_>) -> u64 {
     u64::try_from(message.offset()).unwrap_or(0)
 }
 
-/// The message as formats see it.
-fn seen<'a>(message: &'a BorrowedMessage<'_>) -> Message<'a> {
-    let headers = message.headers().map_or(Vec::new(), |headers| {
-        headers.iter().filter_map(|header| Some((header.key, header.value?))).collect()
-    });
-    Message {
-        key: message.key(),
-        value: message.payload(),
-        headers,
-        timestamp_ms: message.timestamp().to_millis(),
-        partition: u32::try_from(message.partition()).unwrap_or(0),
-        offset: at(message),
-    }
-}
-
 /// Of all that a message is: another one has another.
 fn checksum(partition: i32, message: &BorrowedMessage<'_>) -> Checksum {
-    let seen = seen(message);
+    let seen = incoming(message);
     let mut bytes = Vec::with_capacity(64 + seen.value.map_or(0, <[u8]>::len));
     put_u32(partition as u32, &mut bytes);
     put_u64(seen.offset, &mut bytes);

@@ -11,17 +11,18 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::ClientConfig;
 use tidemill_cluster::wire::{put_record, take_record};
 use tidemill_cluster::{CutRecord, Output, Record, Records, Refused, Topic};
+use tidemill_connect::Message;
 use tidemill_core::{TableId, Value};
 use tidemill_durable::Log;
 use tidemill_env::Env;
 use tidemill_function::{Call, Target, Tid};
-use tidemill_kafka::{Format, Incoming, KafkaLog, KafkaSettings, Outgoing};
+use tidemill_kafka::{Format, KafkaLog, KafkaSettings, Outgoing};
 
 /// Records as they are.
 struct Plain;
 
 impl Format for Plain {
-    fn request(&self, message: &Incoming<'_>) -> Record {
+    fn request(&self, message: &Message<'_>) -> Record {
         take_record(&mut message.value.unwrap_or_default()).unwrap_or(request(0))
     }
 
@@ -31,7 +32,7 @@ impl Format for Plain {
         Outgoing { key: Some(b"key".to_vec()), value, headers: vec![("a".into(), b"b".to_vec())] }
     }
 
-    fn decode(&self, message: &Incoming<'_>) -> Option<Record> {
+    fn decode(&self, message: &Message<'_>) -> Option<Record> {
         assert_eq!((message.key, message.header("a")), (Some(&b"key"[..]), Some(&b"b"[..])));
         take_record(&mut message.value?)
     }
