@@ -7,8 +7,10 @@
 //!
 //! This crate must not know what a record means, how it is written, or who asks.
 
+mod apart;
 mod dir;
 
+pub use apart::CutsApart;
 pub use dir::DirStore;
 pub use tidemill_cluster::Records;
 

@@ -262,12 +262,13 @@ impl KafkaLog {
 
     fn part(&self, topic: Topic) -> Option<usize> {
         let sources = self.settings.sources;
-        match topic {
-            Topic::Cuts => Some(0),
-            Topic::Input(n) if n < sources => Some(1 + n as usize),
-            Topic::Output(n) if n < sources => Some(1 + sources as usize + n as usize),
-            Topic::Input(_) | Topic::Output(_) => None,
-        }
+        let nth = match topic {
+            Topic::Input(n) if n < sources => n as usize,
+            Topic::Output(n) if n < sources => sources as usize + n as usize,
+            Topic::Cuts if self.settings.cuts.is_some() => 2 * sources as usize,
+            Topic::Cuts | Topic::Input(_) | Topic::Output(_) => return None,
+        };
+        Some(nth)
     }
 
     fn command(&self, command: Command) {
@@ -284,21 +285,24 @@ impl KafkaLog {
 
 /// All partitions, where [`KafkaLog::part`] looks for them.
 fn parts(settings: &KafkaSettings) -> Vec<Part> {
-    let inputs = (0..settings.sources).map(Topic::Input);
-    let outputs = (0..settings.sources).map(Topic::Output);
-    let part = |topic| {
-        let (name, partition) = settings.place(topic);
-        Part {
-            topic,
-            name: name.to_owned(),
-            partition,
-            fence: Mutex::default(),
-            is_tailed: AtomicBool::new(false),
-            outstanding: AtomicU64::new(0),
-            progress_ns: AtomicU64::new(0),
-        }
+    let partition = |source: u32| i32::try_from(source).unwrap_or(i32::MAX);
+    let of = |name: &String, topic: fn(u32) -> Topic| {
+        let name = name.clone();
+        (0..settings.sources).map(move |source| (name.clone(), partition(source), topic(source)))
     };
-    std::iter::once(Topic::Cuts).chain(inputs).chain(outputs).map(part).collect()
+    let cuts = settings.cuts.iter().map(|name| (name.clone(), 0, Topic::Cuts));
+    let inputs = of(&settings.inputs, Topic::Input);
+    let outputs = of(&settings.outputs, Topic::Output);
+    let part = |(name, partition, topic)| Part {
+        topic,
+        name,
+        partition,
+        fence: Mutex::default(),
+        is_tailed: AtomicBool::new(false),
+        outstanding: AtomicU64::new(0),
+        progress_ns: AtomicU64::new(0),
+    };
+    inputs.chain(outputs).chain(cuts).map(part).collect()
 }
 
 fn make<T: FromClientConfigAndContext<Listener>>(

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
-use tidemill_cluster::Topic;
 use tidemill_core::{Error, Result};
 
 use crate::security;
@@ -18,8 +17,8 @@ pub struct KafkaSettings {
     pub inputs: String,
     /// The topic of the outputs.
     pub outputs: String,
-    /// The topic of the cuts, which nobody else may write to.
-    pub cuts: String,
+    /// The topic of the cuts, which nobody else may write to; nothing where they are in another log.
+    pub cuts: Option<String>,
     /// How many sources there are: so many partitions inputs and outputs have at least.
     pub sources: u32,
     /// On how many brokers topics are kept that are made.
@@ -45,7 +44,7 @@ impl KafkaSettings {
             brokers: brokers.into(),
             inputs: format!("{app}.inputs"),
             outputs: format!("{app}.outputs"),
-            cuts: format!("{app}.cuts"),
+            cuts: Some(format!("{app}.cuts")),
             sources,
             replication: 1,
             linger_us: 200,
@@ -57,14 +56,12 @@ impl KafkaSettings {
         }
     }
 
-    /// The name of a topic in Kafka, and the partition.
-    pub(crate) fn place(&self, topic: Topic) -> (&str, i32) {
-        let partition = |source: u32| i32::try_from(source).unwrap_or(i32::MAX);
-        match topic {
-            Topic::Cuts => (&self.cuts, 0),
-            Topic::Input(source) => (&self.inputs, partition(source)),
-            Topic::Output(source) => (&self.outputs, partition(source)),
-        }
+    /// The names of the topics, with how many partitions each has at least, and whether its records are kept
+    /// until the log is trimmed.
+    pub(crate) fn topics(&self) -> impl Iterator<Item = (&str, u32, bool)> {
+        let cuts = self.cuts.as_deref().map(|name| (name, 1, true));
+        let others = [&self.inputs, &self.outputs].map(|name| (&**name, self.sources, false));
+        cuts.into_iter().chain(others)
     }
 
     pub(crate) fn timeout(&self) -> std::time::Duration {
@@ -73,8 +70,8 @@ impl KafkaSettings {
 
     /// Refuses what can't be.
     pub(crate) fn check(&self) -> Result<()> {
-        let [inputs, outputs, cuts] = [&self.inputs, &self.outputs, &self.cuts];
-        if inputs == outputs || inputs == cuts || outputs == cuts {
+        let (inputs, outputs, cuts) = (&self.inputs, &self.outputs, self.cuts.as_ref());
+        if inputs == outputs || cuts == Some(inputs) || cuts == Some(outputs) {
             return Err(Error::setting("inputs, outputs and cuts are not three topics of Kafka")
                 .help("give each a name of its own"));
         }
@@ -120,7 +117,7 @@ impl KafkaSettings {
         let fetch = self.ahead_bytes.clamp(64 << 10, 64 << 20);
         self.client(&[
             // Nobody joins it: it only names what is remembered of how far was trimmed.
-            ("group.id", format!("tidemill-{}", self.cuts)),
+            ("group.id", format!("tidemill-{}", self.cuts.as_ref().unwrap_or(&self.outputs))),
             ("enable.auto.commit", "false".into()),
             ("enable.auto.offset.store", "false".into()),
             ("auto.offset.reset", "error".into()),
@@ -184,7 +181,7 @@ const TAKEN: &[(&str, &str)] = &[
     ("linger.ms", "use the setting for lingering"),
     ("queue.buffering.max.ms", "use the setting for lingering"),
     ("transactional.id", "the log does without transactions"),
-    ("group.id", "it follows from the topic of the cuts"),
+    ("group.id", "it follows from the topics"),
     ("enable.auto.commit", "nothing is committed for reading"),
     ("enable.auto.offset.store", "nothing is committed for reading"),
     ("auto.offset.reset", "records that are missing are an error"),

@@ -26,13 +26,8 @@ pub(crate) fn open(
     admin: &AdminClient<Listener>,
     settings: &KafkaSettings,
 ) -> Result<()> {
-    let topics = [
-        (&settings.cuts, 1, true),
-        (&settings.inputs, settings.sources, false),
-        (&settings.outputs, settings.sources, false),
-    ];
     let mut made = false;
-    for (name, wanted, is_forever) in topics {
+    for (name, wanted, is_forever) in settings.topics() {
         match partitions(core, client, settings, name)? {
             None => {
                 make(core, admin, settings, name, wanted, is_forever)?;
@@ -45,7 +40,7 @@ pub(crate) fn open(
     if made {
         wait(core, client, settings)?;
     }
-    for (name, ..) in topics {
+    for (name, ..) in settings.topics() {
         refuse_compacted(core, admin, settings, name)?;
     }
     Ok(())
@@ -67,7 +62,7 @@ pub(crate) fn warm<C: ClientContext>(
     client: &Client<C>,
     settings: &KafkaSettings,
 ) -> Result<()> {
-    for name in [&settings.cuts, &settings.inputs, &settings.outputs] {
+    for (name, ..) in settings.topics() {
         client
             .fetch_metadata(Some(name), settings.timeout())
             .map_err(|e| unreachable(core, settings, &e))?;

@@ -26,6 +26,9 @@ DURABLE: Final = ("none", "log", "log+snapshots")
 #: What ``recovery`` may be.
 RECOVERY: Final = ("weak", "strong")
 
+#: What ``cluster_cuts`` may be.
+CUTS: Final = ("log", "coordinator")
+
 #: What ``upgrade`` may be, beside true and false.
 LOSSY: Final = "lossy"
 
@@ -83,6 +86,7 @@ CLUSTER: Final[dict[str, object]] = {
     "cluster_key": Path,
     "cluster_authority": Path,
     "cluster_log": str,
+    "cluster_cuts": CUTS,
     "cluster_log_options": dict,
     "cluster_log_replication": int,
     "cluster_snapshots": str,
@@ -141,6 +145,13 @@ def _checked(name: str, value: Any, origin: str) -> Any:
             raise SettingError(
                 f"{origin}: {name}={value!r} is none of {', '.join(RECOVERY)}",
                 "say weak to log inputs, or strong to log each transaction, too",
+            )
+        return value
+    if kind is CUTS:
+        if value not in CUTS:
+            raise SettingError(
+                f"{origin}: {name}={value!r} is none of {', '.join(CUTS)}",
+                "say log to have them in Kafka, or coordinator to have them on its disk",
             )
         return value
     try:

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 use tidemill_cluster::Output;
 use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, Value};
-use tidemill_durable::Log;
+use tidemill_durable::{CutsApart, Log};
 use tidemill_env::{Env, Lock};
 use tidemill_function::{Call, Functions as _, Target};
 use tidemill_host::{
@@ -21,9 +21,9 @@ use tidemill_place::partition_in;
 use tidemill_txn::program::{Abort, Program};
 
 use super::doors::{log, store};
-use super::settings::shown;
+use super::settings::{shown, Cuts};
 use super::upgrade::{forget, Starting};
-use super::{fingerprint, log_of, ClusterSettings};
+use super::{cuts, fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, Kept, News};
 use crate::data_dir::remove_all;
@@ -94,16 +94,28 @@ impl Cluster {
             forget(env, dir).map_err(failed)?;
         }
         let elsewhere = log(settings, &host.cluster, &functions, env)?;
+        let is_here = elsewhere.is_none() || settings.cuts == Cuts::Coordinator;
+        let (own, held) = match is_here {
+            true => {
+                let own = log_of(&host.cluster);
+                (Some(Arc::new(FileLog::open(env, dir.join("log"), own, held)?)), None)
+            }
+            false => (None, Some(held)),
+        };
         // Each event has a number that is never used again: whoever followed a coordinator that has ended is told
         // that there are rows that it has missed. In the log that it serves each is a record.
-        let (log, served, first, held) = match elsewhere {
-            Some(log) => (log, None, env.clock.now_us().unsigned_abs(), Some(held)),
-            None => {
-                let own = log_of(&host.cluster);
-                let log = Arc::new(FileLog::open(env, dir.join("log"), own, held)?);
-                (log.clone() as Arc<dyn Log>, Some(log.clone()), log.begins_at(), None)
+        let now = env.clock.now_us().unsigned_abs();
+        let (log, served, first): (Arc<dyn Log>, _, _) = match (elsewhere, own) {
+            (Some(log), None) => (log, None, now),
+            (Some(log), Some(own)) => (Arc::new(CutsApart::new(own, log)), None, now),
+            (None, own) => {
+                let own = own.expect("it is opened where there is no other");
+                (own.clone(), Some(own.clone()), own.begins_at())
             }
         };
+        if served.is_none() {
+            cuts::check(&*log, settings.sources)?;
+        }
         let shared = Shared { log: log.clone(), store: store(settings, env)? };
         let sources = settings.sources;
         let starting = Starting {

@@ -10,6 +10,7 @@ use tidemill_kafka::{KafkaLog, KafkaSettings};
 use tidemill_s3::{S3Options, S3Store};
 
 use super::format::Json;
+use super::settings::Cuts;
 use super::ClusterSettings;
 use crate::functions::AppFunctions;
 
@@ -36,6 +37,9 @@ pub(super) fn log(
     let mut kafka = KafkaSettings::new(brokers.trim_end_matches('/'), name, settings.sources);
     kafka.properties.clone_from(&settings.log_options);
     kafka.replication = settings.log_replication;
+    if settings.cuts == Cuts::Coordinator {
+        kafka.cuts = None;
+    }
     let log = KafkaLog::open(env, kafka, Arc::new(Json(functions.clone())))?;
     Ok(Some(Arc::new(log)))
 }

@@ -10,6 +10,7 @@
 //! | `upgrade` | of which program the state is, and going on with another version |
 
 mod coordinate;
+mod cuts;
 mod doors;
 mod format;
 mod join;

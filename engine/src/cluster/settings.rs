@@ -38,6 +38,9 @@ pub struct ClusterSettings {
     pub fresh: bool,
     /// Where the log is: `kafka://host:port,host:port`, or nothing for the one that the coordinator serves.
     pub log: Option<String>,
+    /// Where the cuts are, when the log is in Kafka: with it, or in the coordinator's directory, where they are
+    /// durable sooner. Never another place in the life of a log.
+    pub cuts: Cuts,
     /// Properties of librdkafka for the log in Kafka, as `security.protocol`.
     pub log_options: BTreeMap<String, String>,
     /// On how many brokers topics are kept that are made.
@@ -62,6 +65,16 @@ pub struct ClusterSettings {
     pub snapshot_objects_max: usize,
 }
 
+/// Where the cuts are of a log in Kafka.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cuts {
+    /// In a topic of their own: the coordinator goes on wherever it is started again.
+    Log,
+    /// In the coordinator's directory, which must not be lost.
+    Coordinator,
+}
+
 impl Default for ClusterSettings {
     fn default() -> ClusterSettings {
         ClusterSettings {
@@ -73,6 +86,7 @@ impl Default for ClusterSettings {
             authority: None,
             dir: PathBuf::from("cluster.tidemill"),
             log: None,
+            cuts: Cuts::Log,
             log_options: BTreeMap::new(),
             log_replication: 1,
             fresh: false,

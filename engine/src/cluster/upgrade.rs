@@ -207,12 +207,7 @@ impl Starting<'_> {
     }
 
     fn read(&self, topic: Topic, from: u64) -> Result<Records> {
-        let records = answer(|then| self.log.read(topic, from, None, 0, then))?;
-        records.ok_or_else(|| match self.log.failed() {
-            Some(error) => error,
-            None => Error::new(Kind::Io, format!("{topic:?} of the cluster's log can't be read"))
-                .help("see whether the brokers are there"),
-        })
+        read(self.log, topic, from)
     }
 
     fn append(&self, generation: u64, record: Record) -> Result<()> {
@@ -255,6 +250,16 @@ impl Starting<'_> {
         let failed = |e| Error::io(format!("the directory {}", self.dir.display()), &e);
         replace(&*self.env.disk, self.dir, PROGRAM, &text).map_err(failed)
     }
+}
+
+/// What there is of a topic from an offset on.
+pub(super) fn read(log: &dyn Log, topic: Topic, from: u64) -> Result<Records> {
+    let records = answer(|then| log.read(topic, from, None, 0, then))?;
+    records.ok_or_else(|| match log.failed() {
+        Some(error) => error,
+        None => Error::new(Kind::Io, format!("{topic:?} of the cluster's log can't be read"))
+            .help("see whether the brokers are there"),
+    })
 }
 
 /// Forgets of which program the state is; for who begins anew.

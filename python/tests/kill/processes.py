@@ -112,10 +112,12 @@ class Cluster:
             process.__exit__()
 
 
-def live(number: int, folder: Path, kills: int) -> tuple[int, Counter[str], Counter[str]]:
+def live(
+    number: int, folder: Path, kills: int, flags: list[str] | None = None
+) -> tuple[int, Counter[str], Counter[str]]:
     """One cluster, hurt so often at least: how often it was, by what, and the fates of calls."""
     dice = random.Random(number)
-    cluster = Cluster(folder / f"life-{number}", dice.choice([1, 2, 2, 3]))
+    cluster = Cluster(folder / f"life-{number}", dice.choice([1, 2, 2, 3]), flags)
     acts: Counter[str] = Counter()
     hurt = 0
     try:

@@ -37,7 +37,7 @@ PER_SECOND = {"ycsb-t": 300_000, "tpcc": 10_000, "hotel": 60_000, "movie": 30_00
 CLIENT = ("program", "rate", "events", "keys", "skew", "abort", "seed", "warehouses", "items")
 OWN = (
     *("workload", "processes", "log", "snapshots", "snapshot_us", "seconds", "multi", "under_way"),
-    *("kill", "kills", "sink", "epoch", "warm_up"),
+    *("kill", "kills", "sink", "epoch", "warm_up", "cuts"),
 )
 
 #: Accounts of ycsb-t and items of tpcc, requests, and requests under way without a rate.
@@ -69,6 +69,7 @@ def run(given: Mapping[str, Any], progress: Callable[[str], None]) -> dict[str, 
     settings["data_dir"] = str(folder / "data")
     for option, setting in (
         ("log", "cluster_log"),
+        ("cuts", "cluster_cuts"),
         ("snapshots", "cluster_snapshots"),
         ("snapshot_us", "cluster_snapshot_us"),
         ("epoch", "cluster_epoch_rows_max"),
