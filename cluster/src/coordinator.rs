@@ -59,6 +59,17 @@ enum Stage {
 /// Forming may take so many times longer, at most.
 const PATIENCE_MAX: u64 = 64;
 
+/// How far a source has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceProgress {
+    /// Who reads it.
+    pub reader: Member,
+    /// Behind the last request that can be read.
+    pub there: u64,
+    /// Behind the last one that a cut has.
+    pub cut: u64,
+}
+
 /// How far a cluster has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
@@ -70,8 +81,8 @@ pub struct Progress {
     pub epoch: u64,
     /// The epoch of the last snapshot.
     pub snapshot: u64,
-    /// For each source what can be read, and what has been cut.
-    pub sources: Vec<(u64, u64)>,
+    /// For each source how far it has come.
+    pub sources: Vec<SourceProgress>,
     /// Who lives and is left out, because it can't reach members.
     pub left_out: Vec<LeftOut>,
 }

@@ -31,7 +31,7 @@ mod state;
 pub mod wire;
 mod worker;
 
-pub use coordinator::{Coordinator, LeftOut, Progress};
+pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress};
 pub use effect::{Address, Effect, Input, Packet, Records, Refused, Token};
 pub use records::{
     Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record, RequestId, Topic,

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
-use tidemill_cluster::{Coordinator, Input, LeftOut, Packet};
+use tidemill_cluster::{Coordinator, Input, LeftOut, Packet, SourceProgress};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env, Handle};
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 
 use crate::drive::{address, drive, Doors, Seen};
 use crate::inbox::Inbox;
+use crate::rates::Rates;
 use crate::served::{serve, FileLog};
 use crate::word::Word;
 use crate::{Settings, Shared, COORDINATOR};
@@ -33,8 +34,10 @@ pub struct Status {
     pub epoch: u64,
     /// The epoch of that snapshot.
     pub snapshot: u64,
-    /// For each source what can be read, and what has been cut.
-    pub sources: Vec<(u64, u64)>,
+    /// For each source how far it has come.
+    pub sources: Vec<SourceProgress>,
+    /// For each source how many requests were cut in a second, lately.
+    pub per_s: Vec<f64>,
     /// Who lives and is left out, because it can't reach members, for some time.
     pub left_out: Vec<LeftOut>,
     /// Who was turned away last, and why.
@@ -46,7 +49,13 @@ pub struct Status {
 impl Status {
     /// For each source how much is there that no cut has.
     pub fn lag(&self) -> Vec<u64> {
-        self.sources.iter().map(|(there, cut)| there.saturating_sub(*cut)).collect()
+        self.sources.iter().map(|source| source.there.saturating_sub(source.cut)).collect()
+    }
+
+    /// For each source how many times as much comes in there as in the mean; 1 everywhere where nothing does.
+    pub fn skew(&self) -> Vec<f64> {
+        let mean = self.per_s.iter().sum::<f64>() / self.per_s.len().max(1) as f64;
+        self.per_s.iter().map(|rate| if mean > 0.0 { rate / mean } else { 1.0 }).collect()
     }
 }
 
@@ -66,6 +75,7 @@ struct Told {
     directory: Mutex<BTreeMap<Peer, Addr>>,
     refused: Mutex<VecDeque<String>>,
     status: Mutex<Status>,
+    rates: Mutex<Rates>,
 }
 
 impl CoordinatorProcess {
@@ -88,6 +98,7 @@ impl CoordinatorProcess {
             directory: Mutex::default(),
             refused: Mutex::default(),
             status: Mutex::default(),
+            rates: Mutex::default(),
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(COORDINATOR), told.clone())?;
         let mesh = Arc::new(mesh);
@@ -166,6 +177,13 @@ impl Told {
                     return self.inbox.close();
                 }
                 let found = machine.progress();
+                let cuts: Vec<u64> = found.sources.iter().map(|source| source.cut).collect();
+                let now_us = doors.env.clock.monotonic_ns() / 1000;
+                let mut rates = self.rates.lock();
+                // Between two generations nothing is known of them, and nothing is forgotten.
+                let per_s =
+                    if cuts.is_empty() { Vec::new() } else { rates.at(now_us, &cuts).to_vec() };
+                drop(rates);
                 let mut status = self.status.lock();
                 let directory = self.directory.lock();
                 let at = |member: &tidemill_cluster::Member| {
@@ -175,7 +193,8 @@ impl Told {
                 status.generation = found.generation;
                 status.members = found.members.iter().filter_map(at).collect();
                 (status.epoch, status.snapshot) = (found.epoch, found.snapshot);
-                (status.sources, status.left_out) = (found.sources, found.left_out);
+                (status.sources, status.per_s) = (found.sources, per_s);
+                status.left_out = found.left_out;
             }
         }
     }

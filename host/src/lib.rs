@@ -22,6 +22,7 @@ mod coordinator;
 mod desk;
 mod drive;
 mod inbox;
+mod rates;
 mod served;
 mod word;
 mod worker;

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import tidemill as tm
@@ -365,6 +366,14 @@ def test_how_a_cluster_does(tmp_path: Path) -> None:
         assert [member["worker"] for member in found["members"]] == [worker]
         assert found["ready"]
         assert found["epoch"] >= 1
+        # One request has come in at one of the sources.
+        assert sum(source["requests"] for source in found["sources"]) == 1
+        assert {source["worker"] for source in found["sources"]} == {worker}
+        assert {source["lag"] for source in found["sources"]} == {0}
+        assert "times the mean" in shown.stdout
+        metrics = httpx.get(f"{url}/metrics").text
+        assert 'tidemill_cluster_source_lag{source="7"} 0' in metrics
+        assert 'tidemill_cluster_source_skew{source="0"} ' in metrics
         wrong = command("status", "--cluster", url, "--data-dir", str(tmp_path))
         assert (wrong.returncode, "one of them" in wrong.stderr) == (1, True)
     gone = command("status", "--cluster", url)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Coordinator, Stage, Wish};
+use super::{Coordinator, SourceProgress, Stage, Wish};
 use crate::effect::{Effect, Packet};
 use crate::records::{CutRecord, Form, Manifest, Member, Object, Record, Topic};
 use crate::Settings;
@@ -76,9 +76,14 @@ impl Running {
         self.form.assignment.members.iter().all(has)
     }
 
-    /// For each source what can be read, and what has been cut.
-    pub fn sources(&self) -> Vec<(u64, u64)> {
-        self.available.iter().copied().zip(self.upto.iter().copied()).collect()
+    /// For each source how far it has come.
+    pub fn sources(&self) -> Vec<SourceProgress> {
+        let (assignment, count) = (&self.form.assignment, self.upto.len() as u32);
+        let of = |(source, (&there, &cut))| {
+            let reader = assignment.members[usize::from(assignment.reader(source, count).0)];
+            SourceProgress { reader, there, cut }
+        };
+        (0..).zip(self.available.iter().zip(&self.upto)).map(of).collect()
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
-use tidemill_cluster::Output;
+use tidemill_cluster::{Output, SourceProgress};
 use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, Value};
 use tidemill_durable::{CutsApart, Log};
 use tidemill_env::{Env, Lock};
@@ -170,11 +170,20 @@ impl Cluster {
         self.coordinator.status()
     }
 
-    /// The same for programs: members, epochs, and for each source how many requests are there that no cut has.
+    /// The same for programs: members, epochs, and for each source how many requests are there that no cut has, and
+    /// how many times as many come in there as in the mean.
     pub fn said(&self) -> serde_json::Value {
         let status = self.status();
-        let lag = status.lag();
+        let (lag, skew) = (status.lag(), status.skew());
         let Status { generation, members, epoch, snapshot, left_out, refused, ended, .. } = status;
+        let rounded = |x: f64| (x * 100.0).round() / 100.0;
+        let source = |(nth, source): (usize, SourceProgress)| {
+            json!({
+                "source": nth, "worker": shown(Peer(source.reader.0)), "requests": source.cut,
+                "lag": lag[nth], "requests_per_s": rounded(status.per_s[nth]), "skew": rounded(skew[nth]),
+            })
+        };
+        let sources: Vec<_> = status.sources.into_iter().enumerate().map(source).collect();
         let member = |(peer, at)| json!({"worker": shown(peer), "address": format!("{at}")});
         let left = |left: LeftOut| {
             let from = left.from.iter().map(|member| shown(Peer(member.0)));
@@ -187,7 +196,7 @@ impl Cluster {
             "app": self.program.name, "generation": generation,
             "members": members.into_iter().map(member).collect::<Vec<_>>(),
             "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
-            "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag,
+            "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources,
             "requests_open": self.desk.open_requests(),
             "upgraded": self.upgraded, "refused": refused, "ended": ended, "coordinator": self.address(),
             "http": self.http.get(),
@@ -284,7 +293,8 @@ impl App for Cluster {
 
     fn metrics(&self) -> String {
         let status = self.status();
-        let lag = status.lag().iter().sum();
+        let (lags, skews) = (status.lag(), status.skew());
+        let lag = lags.iter().sum();
         let Status { generation, members, epoch, snapshot, left_out, .. } = status;
         let mut text = String::new();
         for (name, kind, help, value) in [
@@ -311,6 +321,20 @@ impl App for Cluster {
                 "# HELP tidemill_cluster_{name} {help}\n# TYPE tidemill_cluster_{name} {kind}\n\
                  tidemill_cluster_{name} {value}"
             );
+        }
+        let lags = lags.iter().map(|lag| *lag as f64).collect();
+        for (name, help, values) in [
+            ("source_lag", "Requests of a source that no cut has.", lags),
+            ("source_skew", "How many times as much comes in there as in the mean.", skews),
+        ] as [(_, _, Vec<f64>); 2]
+        {
+            let _ = writeln!(
+                text,
+                "# HELP tidemill_cluster_{name} {help}\n# TYPE tidemill_cluster_{name} gauge"
+            );
+            for (source, value) in values.into_iter().enumerate() {
+                let _ = writeln!(text, "tidemill_cluster_{name}{{source=\"{source}\"}} {value}");
+            }
         }
         text
     }

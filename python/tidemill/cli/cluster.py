@@ -195,6 +195,13 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     }
     workers = [f"  {member['worker']}  {member['address']}" for member in members]
     lines = [*fields(head), f"workers ({len(members)})", *workers]
+    if found["sources"]:
+        lines.append("sources: requests, waiting, a second, times the mean, worker")
+        for source in found["sources"]:
+            lines.append(
+                f"  {source['source']:>4}  {source['requests']:>12,}  {source['lag']:>8,}"
+                f"  {source['requests_per_s']:>10,.1f}  {source['skew']:>6.2f}  {source['worker']}"
+            )
     if found["left_out"]:
         lines.append("left out, because they can't reach others")
         for left in found["left_out"]:
