@@ -2,10 +2,12 @@
 //!
 //! It has no state of its own that the log has not: one that starts reads the cuts, fences them with the next
 //! number, and forms a generation of whoever says that it lives. By phase: [`form`] begins generations,
-//! [`cut`] makes cuts and snapshots; [`quarrel`] knows who can't reach whom.
+//! [`cut`] makes cuts and snapshots; [`prepare`] has newcomers read before they come in; [`quarrel`] knows who
+//! can't reach whom.
 
 mod cut;
 mod form;
+mod prepare;
 mod quarrel;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -16,6 +18,7 @@ use tidemill_function::Fault;
 
 use self::cut::Running;
 use self::form::Forming;
+use self::prepare::Preparing;
 pub use self::quarrel::LeftOut;
 use self::quarrel::Quarrels;
 use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
@@ -101,6 +104,7 @@ pub struct Coordinator {
     /// Who has said that it lives, when, and of which generation it was.
     seen: BTreeMap<Member, (u64, u64)>,
     quarrels: Quarrels,
+    preparing: Preparing,
     /// Who wants to end.
     leaving: BTreeSet<Member>,
     /// It is to end itself, when all that was executed is in a snapshot.
@@ -134,6 +138,7 @@ impl Coordinator {
             patience: 1,
             seen: BTreeMap::new(),
             quarrels: Quarrels::default(),
+            preparing: Preparing::default(),
             leaving: BTreeSet::new(),
             is_ending: false,
             read: 0,
@@ -186,6 +191,7 @@ impl Coordinator {
                 // Messages may be lost, and then somebody waits for ever. Whether it lives it says itself.
                 self.seen.remove(&member);
                 self.leaving.remove(&member);
+                self.preparing.forget(member);
                 if self.is_member(member) {
                     self.begin(effects);
                 }
@@ -222,6 +228,7 @@ impl Coordinator {
             Packet::Beat { generation } => {
                 self.seen.insert(member, (self.now_us, generation));
             }
+            Packet::Prepared => self.preparing.done(member),
             Packet::Formed { generation } => self.formed(member, generation, effects),
             Packet::Lost { generation, member: other } => {
                 self.quarrels.lost(generation, member, other, self.now_us);
@@ -319,12 +326,17 @@ impl Coordinator {
             }
             Stage::Running(running) => {
                 let generation = running.form.generation;
-                // Somebody new, or a member that has started again or has been told of something later.
+                // A member that has started again or has been told of something later, or somebody new.
                 let is_settled = running.since_us + self.settings.lease_us < now_us;
-                let is_other = self.candidates().any(|member| self.seen[&member].1 != generation);
+                let others = self.candidates().filter(|member| self.seen[member].1 != generation);
+                let (back, come): (Vec<_>, Vec<_>) =
+                    others.partition(|member| self.is_member(*member));
                 let members = &running.form.assignment.members;
                 let leaves = members.iter().any(|member| self.leaving.contains(member))
                     && self.candidates().next().is_some();
+                let patience = (now_us, self.settings.form_us);
+                let are_ready = self.preparing.are_ready(&come, &self.manifest, patience, effects);
+                let is_other = !back.is_empty() || (!come.is_empty() && are_ready);
                 if is_lost {
                     self.begin(effects);
                 } else {

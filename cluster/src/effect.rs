@@ -166,6 +166,10 @@ pub enum Packet {
         /// 0 when of none.
         generation: u64,
     },
+    /// To a worker that is about to come in: the newest snapshot, which it will need, with little more.
+    Prepare(Arc<Manifest>),
+    /// From a worker: it has read it.
+    Prepared,
     /// To a worker: a generation begins.
     Form(Arc<Form>),
     /// From a worker: it has gone back to the snapshot, and is ready.

@@ -34,7 +34,8 @@ mod worker;
 pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress};
 pub use effect::{Address, Effect, Input, Packet, Records, Refused, Token};
 pub use records::{
-    Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record, RequestId, Topic,
+    Assignment, CutRecord, Form, Manifest, Member, Object, Output, PartRows, Record, RequestId,
+    Topic,
 };
 pub use state::{SnapshotId, State};
 pub use worker::Worker;

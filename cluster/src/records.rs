@@ -145,11 +145,14 @@ impl Manifest {
     }
 }
 
+/// Rows of a part of a snapshot, or that they have been removed.
+pub type PartRows = Arc<Vec<(TableId, Key, Stored)>>;
+
 /// An object of the store.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
-    /// A part of a snapshot: rows, or that they have been removed.
-    Part(Vec<(TableId, Key, Stored)>),
+    /// A part of a snapshot.
+    Part(PartRows),
     /// A manifest.
     Manifest(Arc<Manifest>),
 }

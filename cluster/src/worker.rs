@@ -1,9 +1,10 @@
 //! A worker: one member's part of a generation.
 //!
-//! By phase: [`load`] goes back to the snapshot; [`run`] executes cuts and lets out what they came to;
+//! By phase: [`prepare`] reads what a newcomer will need; [`load`] goes back to the snapshot; [`run`] executes cuts and lets out what they came to;
 //! [`save`] stores parts of snapshots.
 
 mod load;
+mod prepare;
 mod run;
 mod save;
 
@@ -14,6 +15,7 @@ use foldhash::fast::FixedState;
 use tidemill_function::{Call, Fault, Functions};
 
 use self::load::{Kept, Loading};
+use self::prepare::Prepared;
 use self::run::{Request, Running};
 use crate::effect::{Address, Effect, Input, Packet, Records, Refused, Token};
 use crate::records::{Form, Member, Record, Topic};
@@ -27,6 +29,8 @@ const AHEAD_EPOCHS_MAX: u64 = 8;
 enum Wish {
     /// An object of the snapshot, by its place in the manifest.
     Object(usize),
+    /// An object of a snapshot that is read before it is needed.
+    Prepare(String),
     /// The outputs of a source.
     Outputs(u32),
     /// The requests of a source.
@@ -55,6 +59,8 @@ pub struct Worker {
     stage: Stage,
     /// The rows that it had in its last generation, until it has those of the next.
     kept: Option<Kept>,
+    /// Where it has none, what it has read of a snapshot before it is needed.
+    prepared: Option<Prepared>,
     /// The last generation that it has heard of.
     generation: u64,
     /// Whom it could not reach, when that generation is without it for that.
@@ -79,6 +85,7 @@ impl Worker {
             settings,
             stage: Stage::Idle,
             kept: None,
+            prepared: None,
             generation: 0,
             left_out: Vec::new(),
             is_leaving: false,
@@ -179,11 +186,11 @@ impl Worker {
                 Some(Wish::Requests(source)) => self.requests(source, records, effects),
                 _ => {}
             },
-            Input::Got { token, object } => {
-                if let Some(Wish::Object(nth)) = self.wishes.remove(&token) {
-                    self.loaded(nth, object, effects);
-                }
-            }
+            Input::Got { token, object } => match self.wishes.remove(&token) {
+                Some(Wish::Object(nth)) => self.loaded(nth, object, effects),
+                Some(Wish::Prepare(name)) => self.prepare_with(&name, object, effects),
+                _ => {}
+            },
             Input::Stored { token, is_stored } => {
                 if let Some(Wish::Part(epoch)) = self.wishes.remove(&token) {
                     self.part_stored(epoch, is_stored, effects);
@@ -222,6 +229,7 @@ impl Worker {
         };
         match packet {
             Packet::Form(form) if form.generation > self.generation => self.form(form, effects),
+            Packet::Prepare(manifest) => self.prepare(manifest, effects),
             Packet::Released if self.is_leaving => {
                 self.forget();
                 self.has_left = true;

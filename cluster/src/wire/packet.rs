@@ -96,6 +96,11 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
         }
         Packet::Leaving => out.push(12),
         Packet::Released => out.push(13),
+        Packet::Prepare(manifest) => {
+            out.push(14);
+            put_manifest(manifest, out);
+        }
+        Packet::Prepared => out.push(15),
         Packet::Node { generation, from, message } => {
             out.push(10);
             put_u64(*generation, out);
@@ -146,6 +151,8 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
         },
         12 => Packet::Leaving,
         13 => Packet::Released,
+        14 => Packet::Prepare(Arc::new(take_manifest(input)?)),
+        15 => Packet::Prepared,
         _ => return None,
     })
 }

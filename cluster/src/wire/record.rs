@@ -241,10 +241,13 @@ pub fn take_object(bytes: &[u8]) -> Option<Object> {
         return None;
     }
     let object = match take_u8(input)? {
-        0 => Object::Part(take_list(input, |input| {
-            let table = TableId(take_u16(input)?);
-            Some((table, Key(take_bytes(input)?.into()), take_stored(input)?))
-        })?),
+        0 => {
+            let rows = take_list(input, |input| {
+                let table = TableId(take_u16(input)?);
+                Some((table, Key(take_bytes(input)?.into()), take_stored(input)?))
+            })?;
+            Object::Part(Arc::new(rows))
+        }
         1 => Object::Manifest(Arc::new(take_manifest(input)?)),
         _ => return None,
     };

@@ -111,6 +111,8 @@ fn packets() -> Vec<Packet> {
         Packet::Beat { generation },
         Packet::Form(form.into()),
         Packet::Formed { generation },
+        Packet::Prepare(manifest().into()),
+        Packet::Prepared,
         Packet::Available { generation, source: 1, upto: 2 },
         Packet::Cut { generation, cut: cut().into(), snapshot: Some(true) },
         Packet::Durable { generation, epoch: 1 },
@@ -128,7 +130,7 @@ fn packets() -> Vec<Packet> {
 fn objects() -> [Object; 2] {
     let key = Key::of([&Value::Int(1)]);
     let rows = vec![(TableId(0), key.clone(), None), (TableId(1), key, Some(values().into()))];
-    [Object::Part(rows), Object::Manifest(manifest().into())]
+    [Object::Part(rows.into()), Object::Manifest(manifest().into())]
 }
 
 /// What is taken is what was put, and no part of its bytes is anything.

@@ -8,20 +8,22 @@ use std::mem::take;
 use std::sync::Arc;
 
 use tidemill_core::{Key, TableId};
-use tidemill_function::{Fault, NodeId, Owners, Path, Rows, Store, Stored, Tid};
+use tidemill_function::{Fault, NodeId, Owners, Path, Rows, Store, Tid};
 use tidemill_place::{Partition, PARTITIONS};
 
 use super::run::Running;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Effect, Packet, Records};
-use crate::records::{Form, Member, Object, Record, Topic};
+use crate::records::{Form, Manifest, Member, Object, PartRows, Record, Topic};
 use crate::state::State;
 
 /// What is still to come.
 pub(super) struct Loading {
     form: Arc<Form>,
+    /// The rows of the first objects, where they have been read before.
+    prepared: Option<Rows>,
     node: NodeId,
-    objects: Vec<Option<Vec<(TableId, Key, Stored)>>>,
+    objects: Vec<Option<PartRows>>,
     outputs: Vec<Option<()>>,
     pub known: HashSet<(Tid, Option<Path>)>,
 }
@@ -40,6 +42,11 @@ impl Kept {
         let owners = running.form.assignment.owners.clone();
         let node = running.own;
         Kept { state, owners, node, since: running.since }
+    }
+
+    /// Whether its rows lead back to a snapshot.
+    pub fn leads_to(&self, manifest: &Manifest) -> bool {
+        self.state.leads_to(manifest.id())
     }
 
     fn owns(&self, partition: Partition) -> bool {
@@ -69,7 +76,12 @@ impl Worker {
                 _ => {}
             }
         }
-        let kept = self.kept.take_if(|kept| kept.state.leads_to(id));
+        let kept = self.kept.take_if(|kept| kept.leads_to(&form.manifest));
+        let prepared = self.prepared.take().filter(|_| kept.is_none());
+        let keeps = self.is_spoiled_by(Fault::KeepPrepared);
+        let prepared =
+            prepared.and_then(|had| Some((had.leads_to(&form.manifest, keeps)?, had.rows)));
+        let has = prepared.as_ref().map_or(0, |(has, _)| *has);
         // Nothing is read of which every row is there.
         let owners = &form.assignment.owners;
         let gains = |kept: &Kept| {
@@ -77,17 +89,19 @@ impl Worker {
             own.any(|partition| !kept.owns(partition))
         };
         let gains = kept.as_ref().is_none_or(gains);
-        let is_there = |name: &String| {
-            let has = |kept: &Kept| !gains || kept.has(self.me, name);
-            kept.as_ref().is_some_and(has).then(Vec::new)
+        let is_there = |(nth, name): (usize, &String)| {
+            let has_all = |kept: &Kept| !gains || kept.has(self.me, name);
+            (nth < has || kept.as_ref().is_some_and(has_all)).then(Arc::default)
         };
-        let objects: Vec<_> = form.manifest.objects.iter().map(is_there).collect();
+        let objects: Vec<_> = form.manifest.objects.iter().enumerate().map(is_there).collect();
         self.kept = kept;
         let asked: Vec<bool> = objects.iter().map(Option::is_none).collect();
         let outputs = vec![None; self.settings.sources as usize];
         let known = HashSet::new();
         let manifest = form.manifest.clone();
-        self.stage = Stage::Loading(Box::new(Loading { form, node, objects, outputs, known }));
+        let prepared = prepared.map(|(_, rows)| rows);
+        let loading = Loading { form, prepared, node, objects, outputs, known };
+        self.stage = Stage::Loading(Box::new(loading));
         for (nth, name) in manifest.objects.iter().enumerate().filter(|(nth, _)| asked[*nth]) {
             let token = self.token(Wish::Object(nth));
             effects.push(Effect::Get { token, name: name.clone() });
@@ -162,7 +176,13 @@ impl Worker {
         let kept = had.as_mut().map(|kept| take(&mut kept.state));
         let mut state = match kept {
             Some(state) => state.back_to(id),
-            None => State::new(Rows::new(program.tables.len()), id),
+            None => {
+                let mut prepared = loading.prepared.take();
+                if let Some(rows) = &mut prepared {
+                    rows.retain(|table, key| is_own(partition(table, key)));
+                }
+                State::new(prepared.unwrap_or_else(|| Rows::new(program.tables.len())), id)
+            }
         };
         let loses = |kept: &Kept| all().any(|partition| kept.owns(partition) && !is_own(partition));
         let since = match &had {
@@ -172,11 +192,11 @@ impl Worker {
         if had.as_ref().is_some_and(loses) {
             state.rows.retain(|table, key| is_own(partition(table, key)));
         }
-        for (table, key, row) in take(&mut loading.objects).into_iter().flatten().flatten() {
-            let partition = partition(table, &key);
+        for (table, key, row) in loading.objects.iter().flatten().flat_map(|rows| rows.iter()) {
+            let partition = partition(*table, key);
             let has = had.as_ref().is_some_and(|kept| kept.owns(partition));
             if is_own(partition) && !has {
-                state.rows.apply(Tid(0), table, &key, row);
+                state.rows.apply(Tid(0), *table, key, row.clone());
             }
         }
         let form = loading.form.clone();

@@ -1,11 +1,12 @@
 //! Parts of snapshots: rows as an epoch has left them, stored beside the execution of the next ones.
 
-use tidemill_core::{Key, TableId};
-use tidemill_function::{Fault, Stored};
+use std::sync::Arc;
+
+use tidemill_function::Fault;
 
 use super::{Stage, Wish, Worker};
 use crate::effect::{Effect, Packet};
-use crate::records::Object;
+use crate::records::{Object, PartRows};
 
 /// So often a part is put that could not be stored.
 const TRIES_MAX: u32 = 4;
@@ -14,7 +15,7 @@ const TRIES_MAX: u32 = 4;
 pub(super) struct Saving {
     epoch: u64,
     name: String,
-    rows: Vec<(TableId, Key, Stored)>,
+    rows: PartRows,
     tries: u32,
     is_asked: bool,
     is_stored: bool,
@@ -32,7 +33,7 @@ impl Worker {
         if let Some(before) = running.saving.take() {
             state.give_up((generation, before.epoch));
         }
-        let rows = state.take(all, (generation, epoch));
+        let rows = Arc::new(state.take(all, (generation, epoch)));
         let outputs = running.ends.clone();
         let name = format!("part-{generation}-{epoch}-{me}");
         let (tries, is_asked, is_stored, is_told) = (0, false, false, false);
@@ -56,7 +57,7 @@ impl Worker {
         }
         if is_late {
             let store = running.node.store();
-            for (table, key, row) in &mut saving.rows {
+            for (table, key, row) in Arc::make_mut(&mut saving.rows) {
                 *row = tidemill_function::Store::get(store, *table, key);
             }
         }

@@ -138,7 +138,7 @@ impl Starting<'_> {
         // Nobody else writes from here on, and one that has begun in between is seen.
         self.append(generation, Record::Generation { generation })?;
         let object = format!("part-{generation}-{epoch}-0-{:016x}", self.env.random.next_u64());
-        self.put(&object, &Object::Part(converted))?;
+        self.put(&object, &Object::Part(converted.into()))?;
         let manifest = Manifest { generation, epoch, objects: vec![object], ..(*manifest).clone() };
         let manifest = Arc::new(manifest);
         self.put(&manifest.name(), &Object::Manifest(manifest.clone()))?;
@@ -196,7 +196,7 @@ impl Starting<'_> {
                 let what = format!("the object {whole} of the newest snapshot can't be read");
                 return Err(Error::new(Kind::Io, what).help("see whether the store is there"));
             };
-            for (table, key, row) in part {
+            for (table, key, row) in part.iter().cloned() {
                 match row {
                     Some(row) => rows.insert((table, key), row),
                     None => rows.remove(&(table, key)),

@@ -59,13 +59,15 @@ pub enum Fault {
     KeepLayers,
     /// A survivor reads no part that it has stored itself, whatever it owned then.
     KeepParts,
+    /// Who has read a snapshot before it came in takes a later one for that with more behind it.
+    KeepPrepared,
     /// Two members that can't reach each other get into one generation again and again.
     LeaveNobodyOut,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 29] = [
+    pub const ALL: [Fault; 30] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -94,6 +96,7 @@ impl Fault {
         Fault::KeepState,
         Fault::KeepLayers,
         Fault::KeepParts,
+        Fault::KeepPrepared,
         Fault::LeaveNobodyOut,
     ];
 }

@@ -101,8 +101,8 @@ impl Site {
         let rows = wanted(false).into_iter();
         let mut rows: Vec<_> = rows.map(|((table, key), row)| (table, key, Some(row))).collect();
         rows.push((TableId(0), key(99), Some(rows[0].2.clone().expect("a row"))));
-        starting.put("part-1-1-5-1", &Object::Part(rows))?;
-        starting.put("part-1-2-5-1", &Object::Part(vec![(TableId(0), key(99), None)]))?;
+        starting.put("part-1-1-5-1", &Object::Part(rows.into()))?;
+        starting.put("part-1-2-5-1", &Object::Part(vec![(TableId(0), key(99), None)].into()))?;
         let objects = vec!["part-1-1-5-1".into(), "part-1-2-5-1".into()];
         let (inputs, outputs) = (vec![0; 2], vec![0; 2]);
         let manifest =

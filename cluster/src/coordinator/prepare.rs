@@ -1,0 +1,44 @@
+//! Who is about to come in reads the snapshot first, while the others go on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::effect::{Address, Effect, Packet};
+use crate::records::{Manifest, Member};
+
+/// Workers that are about to come in, since when, and whether they have read what there was to read.
+#[derive(Default)]
+pub(super) struct Preparing(BTreeMap<Member, (u64, bool)>);
+
+impl Preparing {
+    /// Tells those who come what to read. Whether they have, or have had time enough.
+    pub fn are_ready(
+        &mut self,
+        come: &[Member],
+        manifest: &Arc<Manifest>,
+        (now_us, patience_us): (u64, u64),
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        self.0.retain(|member, _| come.contains(member));
+        for member in come {
+            self.0.entry(*member).or_insert_with(|| {
+                let packet = Packet::Prepare(manifest.clone());
+                effects.push(Effect::Send { to: Address::Worker(*member), packet });
+                (now_us, manifest.objects.is_empty())
+            });
+        }
+        self.0.values().all(|(since_us, is_done)| *is_done || now_us > since_us + patience_us)
+    }
+
+    /// One has read it.
+    pub fn done(&mut self, member: Member) {
+        if let Some((_, is_done)) = self.0.get_mut(&member) {
+            *is_done = true;
+        }
+    }
+
+    /// What it was told may not have come.
+    pub fn forget(&mut self, member: Member) {
+        self.0.remove(&member);
+    }
+}
