@@ -13,10 +13,13 @@ RECOVERY_KILLS ?= 300
 PROCESS_KILLS ?= 300
 NETWORK_FAULTS ?= 100
 CYCLES ?= 100
+TOPIC_CASES ?= 200
 HOURS ?= 2
 VOTES ?= --events 100000 --every 4000 --repeat 3
+SERVER_TESTS := cargo test --release --workspace --exclude tidemill-python --quiet
+SECURE_TESTS := $(SERVER_TESTS) --features tidemill-kafka/tls --test secure
 
-.PHONY: setup demo test test-rust test-python lint soak soak-servers seed loom histories test-servers bench-peers clean
+.PHONY: setup demo test test-rust test-python lint soak soak-servers seed loom histories test-servers beside-servers bench-peers clean
 
 $(STAMP): python/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Tidemill needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -82,16 +85,27 @@ histories:
 	cd engine/tests/order/porcupine && go run . $(CURDIR)/target/histories/*.jsonl
 
 # What needs a Kafka broker and an S3 server, with real ones: servers/run.py installs them once into
-# target/servers (with mvn, java, go and openssl), starts them for this and ends them. One test at a time: some
-# kill the broker. TLS to it needs OpenSSL's headers (libssl-dev).
+# target/servers (with mvn, java, go and openssl), starts them for this and ends them. TLS to brokers needs
+# OpenSSL's headers (libssl-dev): only librdkafka, the crate `kafka` and the test `secure` are built with it,
+# all else is what `make test` has built.
 test-servers: setup
 	@test -e /usr/include/openssl/ssl.h || pkg-config --exists openssl || { echo "make test-servers needs the headers of OpenSSL: apt-get install libssl-dev pkg-config"; exit 1; }
-	cargo test --release --workspace --exclude tidemill-python --features tidemill-kafka/tls --test server --no-run --quiet
-	$(BIN)/python servers/run.py -- cargo test --release --workspace --exclude tidemill-python --features tidemill-kafka/tls --test server --quiet -- --ignored --test-threads=1
-	cd python && ../$(BIN)/python ../servers/run.py -- ../$(BIN)/python -m pytest -m servers
+	$(SERVER_TESTS) --test server --no-run
+	$(SECURE_TESTS) --no-run
+	$(BIN)/python servers/run.py -- $(MAKE) --no-print-directory beside-servers
 
-# The same cycles with the log in a real Kafka and snapshots in a real S3 server.
+# What kills the broker is alone, and first: it starts sooner while it has few topics. All else waits most of
+# the time, and is run side by side.
+beside-servers:
+	$(SERVER_TESTS) --test server -- --ignored alone:: --test-threads=1
+	$(SERVER_TESTS) --test server -- --ignored --skip alone:: --test-threads=6
+	$(SECURE_TESTS) -- --ignored --test-threads=6
+	cd python && ../$(BIN)/python -m pytest -m servers
+
+# The same cycles with the log in a real Kafka and snapshots in a real S3 server, and more programs from topic
+# to topic.
 soak-servers: setup
+	TIDEMILL_CASES=$(TOPIC_CASES) $(BIN)/python servers/run.py --kafka -- $(SERVER_TESTS) --test server -- --ignored any_program --show-output
 	cd python && ../$(BIN)/python ../servers/run.py -- ../$(BIN)/python -m tests.kill.cycles --servers --every 10 --cycles $(CYCLES) --progress ../target/soak-cycles-servers.json
 
 # Figures beside other systems, from their published packages: the tight serial loop of each workload,

@@ -44,7 +44,7 @@ fn app(data_dir: Option<&str>, workers: usize) -> AppSpec {
     AppSpec::new(
         bank(),
         ["add.calls", "wages"].map(SourceDecl::pushed).to_vec(),
-        Settings { data_dir, durable, workers, ..Settings::default() },
+        Settings { data_dir, durable, workers, log_segment_bytes: 1 << 16, ..Settings::default() },
     )
 }
 

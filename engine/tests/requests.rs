@@ -84,6 +84,7 @@ fn app(calls: &Arc<AtomicU64>, data_dir: Option<&str>, durable: Durable) -> AppS
         durable,
         workers: 1,
         snapshot_us: 2_000,
+        log_segment_bytes: 1 << 16,
         rerun_every: 1,
         ..Settings::default()
     };

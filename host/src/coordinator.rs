@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::{Coordinator, Input, LeftOut, Packet, SourceProgress};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env, Handle};
@@ -16,11 +17,9 @@ use crate::served::{serve, FileLog};
 use crate::word::Word;
 use crate::{Settings, Shared, COORDINATOR};
 
-/// So many refusals are remembered.
-/// How often it is looked whether it has ended.
-const LOOK_US: u64 = 2_000;
 /// What is said of one that has ended as it was to.
 const ENDED: &str = "it was ended";
+/// So many refusals are remembered.
 const REFUSALS: usize = 16;
 
 /// What a cluster is doing.
@@ -61,7 +60,6 @@ impl Status {
 
 /// A coordinator that runs.
 pub struct CoordinatorProcess {
-    env: Env,
     mesh: Arc<Mesh>,
     told: Arc<Told>,
     thread: Mutex<Option<Handle>>,
@@ -76,6 +74,8 @@ struct Told {
     refused: Mutex<VecDeque<String>>,
     status: Mutex<Status>,
     rates: Mutex<Rates>,
+    /// Its status says that it has ended.
+    end: Condvar,
 }
 
 impl CoordinatorProcess {
@@ -99,6 +99,7 @@ impl CoordinatorProcess {
             refused: Mutex::default(),
             status: Mutex::default(),
             rates: Mutex::default(),
+            end: Condvar::new(),
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(COORDINATOR), told.clone())?;
         let mesh = Arc::new(mesh);
@@ -117,24 +118,23 @@ impl CoordinatorProcess {
                 (status.epoch.max(found.epoch), status.snapshot.max(found.snapshot));
             status.ended.get_or_insert_with(|| why.unwrap_or(ENDED).into());
             drop(status);
+            own.end.notify_all();
             doors.inbox.close();
         };
         let thread = env.threads.spawn("coordinator", Box::new(body));
         let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
         let thread = Mutex::new(Some(thread));
-        Ok(CoordinatorProcess { env: env.clone(), mesh, told, thread })
+        Ok(CoordinatorProcess { mesh, told, thread })
     }
 
     /// Executes nothing more, waits until all that was executed is in a snapshot, but not longer than this, and
     /// ends. Whether it is.
     pub fn leave(&self, wait_us: u64) -> bool {
         self.told.inbox.push(Input::Leave);
-        let clock = &self.env.clock;
-        let until_ns = clock.monotonic_ns() + 1000 * wait_us;
-        while self.told.status.lock().ended.is_none() && clock.monotonic_ns() < until_ns {
-            clock.sleep_us(LOOK_US);
-        }
-        self.told.status.lock().ended.as_deref() == Some(ENDED)
+        let mut status = self.told.status.lock();
+        let wait = Duration::from_micros(wait_us);
+        self.told.end.wait_while_for(&mut status, |status| status.ended.is_none(), wait);
+        status.ended.as_deref() == Some(ENDED)
     }
 
     /// Where workers reach it.
@@ -174,6 +174,7 @@ impl Told {
                 if let Some(error) = log.failed() {
                     // What is durable is not known any more.
                     self.status.lock().ended = Some(error.to_string());
+                    self.end.notify_all();
                     return self.inbox.close();
                 }
                 let found = machine.progress();

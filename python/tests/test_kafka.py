@@ -17,7 +17,8 @@ import pytest
 
 import tidemill as tm
 
-ROOT = Path(__file__).parents[2]
+from .topics import brokers, create, grow
+
 WAIT = 60
 
 
@@ -103,10 +104,6 @@ def test_what_inspect_says(tmp_path: Path) -> None:
     assert "hidden" not in done.stdout
 
 
-def brokers() -> str:
-    return os.environ["SERVERS_KAFKA"]
-
-
 def control(deed: str) -> None:
     path = Path(os.environ["SERVERS_KAFKA_CONTROL"]) / deed
     path.write_text("")
@@ -122,12 +119,7 @@ def topic(name: str, partitions: int) -> str:
     global _made
     _made += 1
     full = f"{name}-{os.getpid()}-{_made}"
-    libs = next((ROOT / "target" / "servers").glob("kafka-*/libs"))
-    command = ["java", "-cp", f"{libs}/*", "org.apache.kafka.tools.TopicCommand"]
-    command += ["--bootstrap-server", brokers(), "--create", "--topic", full]
-    subprocess.run(
-        [*command, "--partitions", str(partitions)], check=True, capture_output=True, timeout=WAIT
-    )
+    create(full, partitions)
     return full
 
 
@@ -318,10 +310,7 @@ def test_partitions_that_are_added(tmp_path: Path) -> None:
             return int(mill.table("counts").rows()[0]["n"])
 
     assert run() == 50
-    libs = next((ROOT / "target" / "servers").glob("kafka-*/libs"))
-    command = ["java", "-cp", f"{libs}/*", "org.apache.kafka.tools.TopicCommand"]
-    command += ["--bootstrap-server", brokers(), "--alter", "--topic", source]
-    subprocess.run([*command, "--partitions", "3"], check=True, capture_output=True, timeout=WAIT)
+    grow(source, 3)
     send(source, 30)
     with pytest.raises(tm.SettingError, match=f"there are also .*{source}/1.*{source}/2"):
         run()

@@ -52,7 +52,8 @@ fn bank(late: Late) -> Program {
 }
 
 fn settings() -> Settings {
-    Settings { data_dir: Some(DATA.into()), workers: 1, ..Settings::default() }
+    let data_dir = Some(DATA.into());
+    Settings { data_dir, workers: 1, log_segment_bytes: 1 << 16, ..Settings::default() }
 }
 
 fn app(program: Program, settings: Settings) -> AppSpec {

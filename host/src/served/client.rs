@@ -184,3 +184,6 @@ impl Log for RemoteLog {
     /// Who serves it trims it.
     fn trim(&self, _: Topic, _: u64) {}
 }
+
+#[cfg(test)]
+mod tests;

@@ -84,6 +84,7 @@ pub fn open(
                 settling: None,
                 settled: None,
                 looked: 0,
+                doubt: None,
             },
             schema: schema.clone(),
             rows,
@@ -134,6 +135,8 @@ struct Reading {
     settled: Option<u64>,
     /// The number of the last look that was told.
     looked: u64,
+    /// An answer that has the partition end before what was read: its number, and what had been read by then.
+    doubt: Option<(u64, u64)>,
 }
 
 /// What comes next.
@@ -279,8 +282,16 @@ impl Reading {
         self.looked = look.number;
         self.watch().want(self.source);
         if look.end < self.next {
-            return Err(self.shorter(look.end, self.next));
+            // It may have been asked before what was read last was there, and so may the one that is asked now.
+            let (number, read) = self.doubt.unwrap_or((look.number, self.next));
+            if look.number > number + 1 && look.end < read {
+                return Err(self.shorter(look.end, read));
+            }
+            let is_old = look.end >= read;
+            self.doubt = Some(if is_old { (look.number, self.next) } else { (number, read) });
+            return Ok(false);
         }
+        self.doubt = None;
         if look.end == self.next || self.settled == Some(look.end) {
             return Ok(true);
         }
@@ -295,7 +306,7 @@ impl Reading {
 
     /// Goes to a place, and sees whether the topic still is what was read up to there.
     fn go_to(&mut self, place: &Place) -> Result<()> {
-        (self.settling, self.settled) = (None, None);
+        (self.settling, self.settled, self.doubt) = (None, None, None);
         let (low, end) = self.ends()?;
         if place.offset == 0 {
             self.next = place.begin.unwrap_or(self.next);

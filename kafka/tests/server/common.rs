@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::ClientConfig;
 use tidemill_cluster::wire::{put_record, take_record};
 use tidemill_cluster::{CutRecord, Output, Record, Records, Refused, Topic};
@@ -193,10 +194,19 @@ fn admin() -> AdminClient<DefaultClientContext> {
 pub fn make_topic(name: &str, partitions: i32, policy: &str) {
     let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
     let topic = topic.set("cleanup.policy", policy);
-    // The client must live until the answer is there.
-    let client = admin();
-    let made = client.create_topics([&topic], &AdminOptions::new());
-    futures_executor::block_on(made).expect("an answer")[0].as_ref().expect("it is made");
+    // A broker that has stood still is nobody for a moment, and who asks then is not told when that is over.
+    let options = AdminOptions::new().request_timeout(Some(Duration::from_secs(3)));
+    let begun = Instant::now();
+    loop {
+        // The client must live until the answer is there.
+        let client = admin();
+        let made = futures_executor::block_on(client.create_topics([&topic], &options));
+        match made.as_ref().map(|made| &made[0]) {
+            Ok(Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => return,
+            _ => assert!(begun.elapsed() < Duration::from_secs(30), "{name}: {made:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 pub fn remove_topic(name: &str) {

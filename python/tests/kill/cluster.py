@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tidemill as tm
 
@@ -139,22 +139,22 @@ def workers_of(url: str) -> list[str]:
     return [member["worker"] for member in health(url).get("members", [])]
 
 
-class Clients:
-    """Threads that send money to and fro, and what they were told."""
+class Threads:
+    """What calls a cluster on threads of its own, from the beginning of a block to its end."""
 
-    def __init__(self, url: str, accounts: int, threads: int = 4, seed: int = 0) -> None:
-        self.url, self.accounts, self.seed = url, accounts, seed
-        self.done: dict[int, tuple[str, int, int, int]] = {}
+    def __init__(self, url: str, threads: int) -> None:
+        self.url = url
         self.stopped = threading.Event()
+        #: Of what all of them count.
         self.lock = threading.Lock()
-        self.next = 0
-        self.fates: Counter[str] = Counter()
-        self.surprises: list[str] = []
         self.threads = [
             threading.Thread(target=self._run, args=(n,), daemon=True) for n in range(threads)
         ]
 
-    def __enter__(self) -> Clients:
+    def _run(self, thread: int) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         for thread in self.threads:
             thread.start()
         return self
@@ -165,8 +165,21 @@ class Clients:
     def stop(self) -> None:
         """Ends when what is on its way has come back."""
         self.stopped.set()
+        # Every call has a deadline, and what is validated next must have all of them.
         for thread in self.threads:
-            thread.join(PATIENCE)
+            thread.join()
+
+
+class Clients(Threads):
+    """Threads that send money to and fro, and what they were told."""
+
+    def __init__(self, url: str, accounts: int, threads: int = 4, seed: int = 0) -> None:
+        super().__init__(url, threads)
+        self.accounts, self.seed = accounts, seed
+        self.done: dict[int, tuple[str, int, int, int]] = {}
+        self.next = 0
+        self.fates: Counter[str] = Counter()
+        self.surprises: list[str] = []
 
     def _run(self, thread: int) -> None:
         dice = random.Random(f"{self.seed} {thread}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .cluster import Differs
+from .progress import Progress
 
 #: Options of each workload: shorter epochs where transactions meet often.
 WORKLOADS: dict[str, list[str]] = {
@@ -70,9 +71,8 @@ def main() -> None:
     parser.add_argument("--progress", type=Path, help="a file that says where to go on")
     args = parser.parse_args()
     where = servers() if args.servers else []
-    done: dict[str, int] = {}
-    if args.progress is not None and args.progress.exists():
-        done = json.loads(args.progress.read_text())
+    progress = Progress(args.progress)
+    done: dict[str, int] = progress.known()
     for workload in args.workload or WORKLOADS:
         while (kills := done.get(workload, 0)) < args.cycles:
             wanted = min(IN_A_RUN, args.cycles - kills)
@@ -86,11 +86,8 @@ def main() -> None:
                 f"{found['events']} requests, {found['generations'][-1]} generations, valid",
                 flush=True,
             )
-            if args.progress is not None:
-                args.progress.parent.mkdir(parents=True, exist_ok=True)
-                args.progress.write_text(json.dumps(done))
-    if args.progress is not None:
-        args.progress.unlink(missing_ok=True)
+            progress.keep(done)
+    progress.done()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from . import app as killed
+from .progress import Progress, arguments
 
 #: How long a start may take until it has done everything, in seconds.
 PATIENCE = 120.0
@@ -260,12 +261,11 @@ def main() -> None:
     parser.add_argument(
         "--recovery-kills", type=int, default=0, help="how many of them, at least, in a recovery"
     )
-    parser.add_argument("--first", type=int, help="the number of the first life")
-    parser.add_argument("--progress", type=Path, help="a file that says where to go on")
+    arguments(parser)
     args = parser.parse_args()
     state = {"life": args.first or 0, "kills": 0, "recovery_kills": 0, "acknowledgements": 0}
-    if args.progress is not None and args.progress.exists() and args.first is None:
-        state = json.loads(args.progress.read_text())
+    progress = Progress(args.progress, is_anew=args.first is not None)
+    state |= progress.known()
     lives = Lives(Path(tempfile.mkdtemp(prefix="tidemill-kill-")))
     lives.kills, lives.acknowledgements = state["kills"], state["acknowledgements"]
     lives.recovery_kills = state["recovery_kills"]
@@ -281,17 +281,15 @@ def main() -> None:
             f"{lives.acknowledgements} acknowledgements, 0 lost, 0 twice",
             flush=True,
         )
-        if args.progress is not None:
-            state = {
+        progress.keep(
+            {
                 "life": number,
                 "kills": lives.kills,
                 "recovery_kills": lives.recovery_kills,
                 "acknowledgements": lives.acknowledgements,
             }
-            args.progress.parent.mkdir(parents=True, exist_ok=True)
-            args.progress.write_text(json.dumps(state))
-    if args.progress is not None:
-        args.progress.unlink(missing_ok=True)
+        )
+    progress.done()
     shutil.rmtree(lives.folder)
     print(f"killed after it had said: {dict(lives.moments)}")
 

@@ -13,12 +13,11 @@ long: then one of them must be left out, and calls must go on before the network
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from .cluster import (
     wait_for,
     workers_of,
 )
+from .progress import Life, arguments, live_on
 from .switch import CUT, Network, Way, why_not
 
 ACCOUNTS = 40
@@ -121,10 +121,8 @@ def hurt(cluster: Cluster, what: str, dice: random.Random, clients: Clients) -> 
     return longest
 
 
-def live(
-    number: int, folder: Path, faults: int, kinds: Sequence[str] = FAULTS
-) -> tuple[Counter[str], Counter[str]]:
-    """One cluster, whose network is hurt so often: by what, and the fates of calls."""
+def live(number: int, folder: Path, faults: int, kinds: Sequence[str] = FAULTS) -> Life:
+    """One cluster, whose network is hurt so often."""
     dice = random.Random(number)
     workers = dice.choice([1, 2, 2, 3] if kinds == FAULTS else [2, 3])
     network = Network(workers + 1)
@@ -141,7 +139,7 @@ def live(
             cluster.end()
         network.close()
     shutil.rmtree(folder / f"life-{number}")
-    return acts, fates
+    return faults, acts, fates
 
 
 def hurt_often(
@@ -180,41 +178,15 @@ def main() -> None:
     """Hurts as often as it is told, and goes on where it was stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--first", type=int, help="the number of the first life")
     parser.add_argument("--only", choices=sorted(set(FAULTS)), action="append")
-    parser.add_argument("--progress", type=Path, help="a file that says where to go on")
+    arguments(parser)
     args = parser.parse_args()
     if (why := why_not()) is not None:
         # Where it can't run nothing is wrong, and whoever reads this knows that it has not run.
         print(f"skipped: {why}")
         return
-    state = {"life": args.first or 0, "faults": 0}
-    acts: Counter[str] = Counter()
-    fates: Counter[str] = Counter()
-    if args.progress is not None and args.progress.exists() and args.first is None:
-        known = json.loads(args.progress.read_text())
-        state = {"life": known["life"], "faults": known["faults"]}
-        acts, fates = Counter(known["acts"]), Counter(known["fates"])
-    folder = Path(tempfile.mkdtemp(prefix="tidemill-network-"))
-    while state["faults"] < args.faults:
-        count = min(
-            random.Random(-1 - state["life"]).randrange(3, 9), args.faults - state["faults"]
-        )
-        did, ended = live(state["life"], folder, count, args.only or FAULTS)
-        state = {"life": state["life"] + 1, "faults": state["faults"] + count}
-        acts, fates = acts + did, fates + ended
-        print(
-            f"{state['faults']} of {args.faults} faults, {state['life']} lives, "
-            f"{dict(fates)} calls, 0 lost, 0 twice",
-            flush=True,
-        )
-        if args.progress is not None:
-            args.progress.parent.mkdir(parents=True, exist_ok=True)
-            args.progress.write_text(json.dumps({**state, "acts": acts, "fates": fates}))
-    if args.progress is not None:
-        args.progress.unlink(missing_ok=True)
-    shutil.rmtree(folder)
-    print(f"what has happened: {dict(acts)}")
+    of_these = functools.partial(live, kinds=args.only or FAULTS)
+    live_on(args, "faults", "faults", range(3, 9), of_these)
 
 
 if __name__ == "__main__":

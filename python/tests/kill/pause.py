@@ -25,7 +25,7 @@ from typing import Any
 
 import tidemill as tm
 
-from .cluster import Process, health, wait_for, workers_of
+from .cluster import Process, Threads, health, wait_for, workers_of
 from .processes import Cluster
 
 #: So many rows are made by one call.
@@ -36,17 +36,14 @@ ASKED = 1000
 AFTER_S = 0.3
 
 
-class Callers:
+class Callers(Threads):
     """Clients that call at a low rate, and when each call was made and answered."""
 
     def __init__(self, url: str, rows: int, threads: int = 4, rate: float = 400.0) -> None:
-        self.url, self.rows, self.every = url, rows, threads / rate
+        super().__init__(url, threads)
+        self.rows, self.every = rows, threads / rate
         self.calls: list[tuple[float, float]] = []
         self.failed = 0
-        self.stopped = threading.Event()
-        self.threads = [
-            threading.Thread(target=self._run, args=(n,), daemon=True) for n in range(threads)
-        ]
 
     def _run(self, thread: int) -> None:
         dice = random.Random(thread)
@@ -60,16 +57,6 @@ class Callers:
                     self.failed += 1
                 else:
                     self.calls.append((began, time.monotonic()))
-
-    def __enter__(self) -> Callers:
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stopped.set()
-        for thread in self.threads:
-            thread.join()
 
     def first_after(self, at: float) -> float:
         """The seconds until a call was answered that was made after this moment."""

@@ -12,12 +12,10 @@ moments.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -34,6 +32,7 @@ from .cluster import (
     wait_for,
     workers_of,
 )
+from .progress import Life, arguments, live_on
 
 ACCOUNTS = 40
 #: What may happen, more often the more often it stands here.
@@ -112,9 +111,7 @@ class Cluster:
             process.__exit__()
 
 
-def live(
-    number: int, folder: Path, kills: int, flags: list[str] | None = None
-) -> tuple[int, Counter[str], Counter[str]]:
+def live(number: int, folder: Path, kills: int, flags: list[str] | None = None) -> Life:
     """One cluster, hurt so often at least: how often it was, by what, and the fates of calls."""
     dice = random.Random(number)
     cluster = Cluster(folder / f"life-{number}", dice.choice([1, 2, 2, 3]), flags)
@@ -156,34 +153,8 @@ def main() -> None:
     """Kills as often as it is told, and goes on where it was stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--first", type=int, help="the number of the first life")
-    parser.add_argument("--progress", type=Path, help="a file that says where to go on")
-    args = parser.parse_args()
-    state = {"life": args.first or 0, "kills": 0}
-    acts: Counter[str] = Counter()
-    fates: Counter[str] = Counter()
-    if args.progress is not None and args.progress.exists() and args.first is None:
-        known = json.loads(args.progress.read_text())
-        state = {"life": known["life"], "kills": known["kills"]}
-        acts, fates = Counter(known["acts"]), Counter(known["fates"])
-    folder = Path(tempfile.mkdtemp(prefix="tidemill-processes-"))
-    while state["kills"] < args.kills:
-        kills = random.Random(-1 - state["life"]).randrange(3, 12)
-        hurt, did, ended = live(state["life"], folder, min(kills, args.kills - state["kills"]))
-        state = {"life": state["life"] + 1, "kills": state["kills"] + hurt}
-        acts, fates = acts + did, fates + ended
-        print(
-            f"{state['kills']} of {args.kills} processes killed or frozen, {state['life']} lives, "
-            f"{dict(fates)} calls, 0 lost, 0 twice",
-            flush=True,
-        )
-        if args.progress is not None:
-            args.progress.parent.mkdir(parents=True, exist_ok=True)
-            args.progress.write_text(json.dumps({**state, "acts": acts, "fates": fates}))
-    if args.progress is not None:
-        args.progress.unlink(missing_ok=True)
-    shutil.rmtree(folder)
-    print(f"what has happened: {dict(acts)}")
+    arguments(parser)
+    live_on(parser.parse_args(), "kills", "processes killed or frozen", range(3, 12), live)
 
 
 if __name__ == "__main__":

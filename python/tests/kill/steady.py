@@ -24,7 +24,6 @@ import signal
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -32,7 +31,7 @@ from typing import Any
 
 import tidemill as tm
 
-from .cluster import PATIENCE, Differs, Process, wait_for, workers_of
+from .cluster import PATIENCE, Differs, Process, Threads, wait_for, workers_of
 from .processes import Cluster
 from .till import OPENING
 
@@ -44,21 +43,17 @@ SAMPLE_S = 5.0
 GROWS, GROWS_BYTES = 0.1, 16 << 20
 
 
-class Callers:
+class Callers(Threads):
     """Clients at a steady rate, and what each account must come to."""
 
     def __init__(self, url: str, rows: int, rate: float, threads: int = 4) -> None:
-        self.url, self.rows, self.every = url, rows, threads / rate
-        self.lock = threading.Lock()
+        super().__init__(url, threads)
+        self.rows, self.every = rows, threads / rate
         self.sent: Counter[int] = Counter()
         self.received: Counter[int] = Counter()
         self.moved: Counter[int] = Counter()
         self.done = 0
         self.errors: list[str] = []
-        self.stopped = threading.Event()
-        self.threads = [
-            threading.Thread(target=self._run, args=(n,), daemon=True) for n in range(threads)
-        ]
 
     def _run(self, thread: int) -> None:
         dice = random.Random(thread)
@@ -78,16 +73,6 @@ class Callers:
                     self.moved[src] -= amount
                     self.moved[dst] += amount
                     self.done += 1
-
-    def __enter__(self) -> Callers:
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stopped.set()
-        for thread in self.threads:
-            thread.join()
 
     def validate(self) -> None:
         """Whether each account is what the calls have made of it."""

@@ -1,0 +1,64 @@
+"""Topics of a broker are made and grow, by its protocol: its own tools start a Java each time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+
+CREATE_TOPICS, CREATE_PARTITIONS = 19, 37
+#: What is said while a broker that was started again is not yet taken back.
+NOBODY = 38
+#: How long an answer may take, in seconds.
+WAIT = 60
+
+
+def brokers() -> str:
+    """Where the broker is that servers/run.py has started."""
+    return os.environ["SERVERS_KAFKA"]
+
+
+def _text(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()
+
+
+def _receive(peer: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        part = peer.recv(count - len(found))
+        if not part:
+            raise ConnectionError("the broker has closed the connection")
+        found += part
+    return found
+
+
+def _ask(api: int, version: int, name: str, body: bytes) -> None:
+    """Asks for one change of one topic; an error where it is not made."""
+    until = time.monotonic() + WAIT
+    while (error := _try(api, version, name, body)) == NOBODY and time.monotonic() < until:
+        time.sleep(0.1)
+    assert error == 0, f"topic {name}: the broker says error {error}"
+
+
+def _try(api: int, version: int, name: str, body: bytes) -> int:
+    host, port = brokers().rsplit(":", 1)
+    # One topic; at the end the time it may take, and that it is not only tried.
+    request = struct.pack(">hhi", api, version, 1) + _text("tests") + struct.pack(">i", 1)
+    request += _text(name) + body + struct.pack(">i?", WAIT * 1000, False)
+    with socket.create_connection((host, int(port)), timeout=WAIT) as peer:
+        peer.sendall(struct.pack(">i", len(request)) + request)
+        answer = _receive(peer, struct.unpack(">i", _receive(peer, 4))[0])
+    # Behind the request's number, the time that it was held back, and the count of topics.
+    length = struct.unpack_from(">h", answer, 12)[0]
+    return int(struct.unpack_from(">h", answer, 14 + length)[0])
+
+
+def create(name: str, partitions: int) -> None:
+    """Makes a topic; nobody says where replicas are or how it is configured."""
+    _ask(CREATE_TOPICS, 2, name, struct.pack(">ihii", partitions, 1, 0, 0))
+
+
+def grow(name: str, partitions: int) -> None:
+    """Has a topic have so many partitions."""
+    _ask(CREATE_PARTITIONS, 0, name, struct.pack(">ii", partitions, -1))
