@@ -2,6 +2,8 @@
 
 #![allow(clippy::disallowed_methods)] // Threads, sleep and time of the tests themselves.
 
+#[path = "server/avro.rs"]
+mod avro;
 #[path = "server/common.rs"]
 mod common;
 #[path = "server/security.rs"]

@@ -42,8 +42,15 @@ def test_what_can_not_be_is_refused_where_it_is_said() -> None:
     refused(lambda: tm.kafka("t", **at, meta={"c": "header:"}), "header:NAME")
     refused(lambda: tm.kafka("t", **at, timeout=0), "timeout")
     refused(lambda: tm.kafka("t", **at, queue_bytes=5), "queue_bytes")
+    refused(lambda: tm.kafka("t", **at, format="avro"), "registry")
+    refused(lambda: tm.kafka("t", **at, registry="http://r"), "registry=", "avro")
+    refused(lambda: tm.kafka("t", **at, subject="s"), "subject=", "avro")
+    avro: dict[str, Any] = {**at, "format": "avro", "registry": "http://r"}
+    refused(lambda: tm.kafka("t", **avro, schema="first"), "first", "latest")
+    refused(lambda: tm.kafka("t", **avro, schema=-1), "-1")
     app = tm.App("a")
     events = app.stream("events", n=int)
+    refused(lambda: events.read(tm.kafka("t", **avro, subject="s")), "subject=", "read")
     refused(lambda: events.read(tm.kafka("t", **at, key="n")), "key=", "read")
     refused(lambda: events.read(tm.kafka("t", **at, transactions="x")), "transactions=", "read")
     refused(lambda: events.write(tm.kafka("t", **at, begin="latest")), "begin=", "written")
@@ -69,6 +76,15 @@ def test_what_the_engine_reads() -> None:
         "transactional_id": "me",
     }
     assert tm.kafka("t", brokers="a:1", begin="latest").source_json()["begin"] == "latest"
+    avro = tm.kafka("t", brokers="a:1", format="avro", registry="http://r", schema=7, subject="s")
+    assert avro.sink_json() == {
+        "topic": "t",
+        "brokers": "a:1",
+        "format": "avro",
+        "registry": "http://r",
+        "subject": "s",
+        "schema": {"id": 7},
+    }
 
 
 def test_a_broker_that_is_not_there_is_said() -> None:
@@ -85,6 +101,12 @@ def test_a_broker_that_is_not_there_is_said() -> None:
     app.stream("events", n=int).read(tm.kafka("t", brokers="b:1", meta={"m": "key"}))
     with pytest.raises(tm.SettingError, match="m"):
         app.start()
+    app = tm.App("a")
+    avro = tm.kafka("t", brokers="b:1", format="avro", registry="http://me:hidden@")
+    app.stream("events", n=int).read(avro)
+    with pytest.raises(tm.SettingError, match="no URL") as caught:
+        app.start()
+    assert "hidden" not in str(caught.value)
 
 
 def test_what_inspect_says(tmp_path: Path) -> None:
@@ -93,7 +115,9 @@ def test_what_inspect_says(tmp_path: Path) -> None:
         "app = tm.App('copy')\n"
         "events = app.stream('events', n=int)\n"
         "events.read(tm.kafka('in', brokers='b:1', properties={'sasl.password': 'hidden'}))\n"
-        "events.dead.write(tm.kafka('out', brokers='b:1'))\n"
+        "avro = tm.kafka('out', brokers='b:1', format='avro', registry='http://me:hidden@r',\n"
+        "    registry_properties={'ssl.ca.location': 'hidden'})\n"
+        "events.dead.write(avro)\n"
     )
     command = [sys.executable, "-m", "tidemill.cli", "inspect", "copying.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT)
