@@ -86,9 +86,8 @@ impl Client {
         &self,
         answer: std::result::Result<ureq::http::Response<ureq::Body>, ureq::Error>,
     ) -> std::result::Result<T, Failed> {
-        let away = |why: String| {
-            Failed::Away(format!("the registry of schemas at {} {why}", self.url))
-        };
+        let away =
+            |why: String| Failed::Away(format!("the registry of schemas at {} {why}", self.url));
         let mut answer = answer.map_err(|error| away(format!("does not answer: {error}")))?;
         let status = answer.status().as_u16();
         let body = answer.body_mut().with_config().limit(BYTES_MAX).read_to_string();
@@ -148,7 +147,8 @@ pub(super) fn escaped(text: &str) -> String {
 fn authorities(env: &Env, file: Option<&str>) -> Result<RootCerts> {
     let Some(file) = file else {
         let found = rustls_native_certs::load_native_certs();
-        let own = |der: &rustls::pki_types::CertificateDer<'_>| Certificate::from_der(der).to_owned();
+        let own =
+            |der: &rustls::pki_types::CertificateDer<'_>| Certificate::from_der(der).to_owned();
         let found: Vec<Certificate<'static>> = found.certs.iter().map(own).collect();
         return match found.is_empty() {
             true => Err(Error::setting("this machine has no certificates of authorities")

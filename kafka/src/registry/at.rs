@@ -30,8 +30,9 @@ impl At {
     pub fn parse(url: &str, properties: &BTreeMap<String, String>) -> Result<At> {
         for name in properties.keys() {
             if ![LOGIN, TOKEN, AUTHORITY].contains(&&**name) {
-                return Err(Error::setting(format!("a registry has no property {name}"))
-                    .help(format!("there are {LOGIN} (as user:password), {TOKEN} and {AUTHORITY}")));
+                return Err(Error::setting(format!("a registry has no property {name}")).help(
+                    format!("there are {LOGIN} (as user:password), {TOKEN} and {AUTHORITY}"),
+                ));
             }
         }
         // What is wrong may have a password in it, which is not said.
@@ -121,7 +122,9 @@ mod tests {
 
     #[test]
     fn what_is_no_address_is_refused_without_its_secrets() {
-        for url in ["", "host:8081", "ftp://h", "http://", "http://a:hidden@", "http://a:hidden@h?x"] {
+        for url in
+            ["", "host:8081", "ftp://h", "http://", "http://a:hidden@", "http://a:hidden@h?x"]
+        {
             let error = parse(url, &[]).unwrap_err().to_string();
             assert!(error.contains("no URL") && !error.contains("hidden"), "{error}");
         }

@@ -15,6 +15,8 @@ use tidemill_env::Env;
 
 use super::{Failed, Registry};
 
+/// Registries have no larger ids.
+const ID_MAX: u32 = i32::MAX as u32;
 /// So many schemas are kept.
 const KNOWN_MAX: usize = 1000;
 /// What the registry does not know is asked for so often before that is believed: its servers may hear of a
@@ -100,6 +102,12 @@ impl fmt::Debug for Fetcher {
 
 impl Schemas for Fetcher {
     fn schema(&self, id: u32) -> Asked {
+        // They have 31 bits, and what is larger is no question to a registry.
+        if id > ID_MAX {
+            return Asked::Refused(format!(
+                "the value says that it was written by the schema {id}, and ids end at {ID_MAX}"
+            ));
+        }
         let now_ns = self.shared.env.clock.monotonic_ns();
         let mut state = self.shared.state.lock();
         if let Some(Known { asked, at_ns }) = state.known.get(&id) {

@@ -44,8 +44,7 @@ pub(super) fn values(
         _ => return MessageValues::new(schema, settings.format, &settings.key),
     };
     let registry = Registry::open(env, url, &settings.registry_properties)?;
-    let subject =
-        settings.subject.clone().unwrap_or_else(|| format!("{}-value", settings.topic));
+    let subject = settings.subject.clone().unwrap_or_else(|| format!("{}-value", settings.topic));
     let begun_ns = env.clock.monotonic_ns();
     let (id, avro) = loop {
         let asked = match &settings.schema {
@@ -70,8 +69,9 @@ pub(super) fn values(
         };
         let waited_ns = env.clock.monotonic_ns() - begun_ns;
         if troubles.gives_up() || waited_ns > settings.timeout_us.saturating_mul(1000) {
-            return Err(Error::new(Kind::Io, why)
-                .help("check registry=, and that the registry runs; timeout= is how long it may take"));
+            return Err(Error::new(Kind::Io, why).help(
+                "check registry=, and that the registry runs; timeout= is how long it may take",
+            ));
         }
         env.clock.sleep_us(AGAIN_US);
     };

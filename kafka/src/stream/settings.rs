@@ -403,7 +403,9 @@ mod tests {
         assert_eq!(wrong.unwrap_err().help, "did you mean 'begin'?");
         let sink = TopicSink::from_json(r#"{"topic": "a", "brokers": "b:1", "key": ["k"]}"#);
         sink.unwrap().check().unwrap();
-        for (schema, read) in [("\"latest\"", SinkSchema::Latest), ("{\"id\": 7}", SinkSchema::Id(7))] {
+        for (schema, read) in
+            [("\"latest\"", SinkSchema::Latest), ("{\"id\": 7}", SinkSchema::Id(7))]
+        {
             let json = format!(r#"{{"topic": "a", "brokers": "b:1", "schema": {schema}}}"#);
             assert_eq!(TopicSink::from_json(&json).unwrap().schema, Some(read));
         }

@@ -8,8 +8,8 @@ use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::{BorrowedMessage, OwnedMessage};
-use rdkafka::Message as Found;
 use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::Message as Found;
 use tidemill_connect::message::Schemas;
 use tidemill_connect::{BadRow, Checksum, Chunk, MessageRows, Place, Polled, Source, Troubles};
 use tidemill_core::encode::hash128;
@@ -434,6 +434,8 @@ impl PartitionSource {
         };
         self.failed = failed;
         self.reading.next = next;
+        // Where the partition ended before that was there tells nothing.
+        self.reading.looked = self.reading.watch().asked();
         (self.reading.is_at_end, self.reading.settling) = (end_seen, None);
         let next_offset = first + taken.rows() as u64;
         self.place = Place { offset: next_offset, bytes: next, checksum, ..self.place.clone() };

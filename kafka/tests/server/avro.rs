@@ -33,7 +33,11 @@ fn ask(method: &str, path: &str, body: serde_json::Value) -> serde_json::Value {
 
 /// Registers a schema; its id.
 fn register(subject: &str, schema: &str) -> u32 {
-    let said = ask("POST", &format!("/subjects/{subject}/versions"), serde_json::json!({ "schema": schema }));
+    let said = ask(
+        "POST",
+        &format!("/subjects/{subject}/versions"),
+        serde_json::json!({ "schema": schema }),
+    );
     said["id"].as_u64().unwrap_or_else(|| panic!("{said}")) as u32
 }
 
@@ -103,6 +107,7 @@ fn server_avro_is_read_by_the_schemas_that_it_was_written_by() {
             value(first, &[4]),
             b"{\"n\": 1}".to_vec(),
             value(4_000_000_000, &[6]),
+            value(2_000_000_000, &[6]),
             value(first, &[6, 6]),
             value(second, &[2, 200, 1, b'x']),
             value(other, &[6]),
@@ -124,7 +129,8 @@ fn server_avro_is_read_by_the_schemas_that_it_was_written_by() {
         .collect();
     for (reason, words) in reasons.iter().zip([
         &["byte 0", "123"][..],
-        &["schema 4000000000", "registry", "404"],
+        &["schema 4000000000", "2147483647"],
+        &["schema 2000000000", "registry", "404"],
         &["1 bytes follow"],
         &["column 's'", "too early"],
         &["column 'n'", "missing"],
@@ -133,7 +139,7 @@ fn server_avro_is_read_by_the_schemas_that_it_was_written_by() {
         println!("{reason}");
         assert!(words.iter().all(|word| reason.contains(word)), "{reason}");
     }
-    assert_eq!(reasons.len(), 6);
+    assert_eq!(reasons.len(), 7);
 }
 
 /// A stream with a column of each type, and rows of it.
@@ -223,7 +229,8 @@ fn server_a_schema_that_does_not_follow_is_refused_with_the_registrys_words() {
     open_rows(&TopicSink { subject, ..settings.clone() }, &schema(DataType::Bool)).unwrap();
     // Nobody there, and somebody who is no registry.
     let timeout_us = 1_000_000;
-    let away = TopicSink { registry: Some("http://127.0.0.1:1".into()), timeout_us, ..settings.clone() };
+    let away =
+        TopicSink { registry: Some("http://127.0.0.1:1".into()), timeout_us, ..settings.clone() };
     assert!(refused(&away, &schema(DataType::Bool)).what.contains("does not answer"));
     let wrong = registry().replace("/ccompat/", "/nothing/");
     let wrong = TopicSink { registry: Some(wrong), timeout_us, ..settings };
@@ -248,7 +255,10 @@ fn server_a_registry_by_https() {
     open_rows(&settings, &schema()).unwrap();
     // Nobody on this machine has signed it.
     let error = refused(&TopicSink { registry_properties: [].into(), ..settings }, &schema());
-    assert!(error.what.to_lowercase().contains("certificate") && !error.to_string().contains("hid"), "{error}");
+    assert!(
+        error.what.to_lowercase().contains("certificate") && !error.to_string().contains("hid"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -257,14 +267,15 @@ fn server_a_source_waits_for_a_registry() {
     let name = topic("avro-waits", 1);
     let id = register(&format!("{name}-value"), &record(r#"{"name": "n", "type": "long"}"#));
     let next = |n| {
-        let field = format!(r#"{{"name": "n", "type": "long"}}, {{"name": "x{n}", "type": "null", "default": null}}"#);
+        let field = format!(
+            r#"{{"name": "n", "type": "long"}}, {{"name": "x{n}", "type": "null", "default": null}}"#
+        );
         register(&format!("{name}-{n}"), &record(&field))
     };
     let ids = [id, next(1), next(2)];
     let troubles = Troubles::default();
     let open = || -> Box<dyn Source> {
-        let opened =
-            open_sources(&read_avro(&name), &schema(), &Env::real(), &troubles, "test");
+        let opened = open_sources(&read_avro(&name), &schema(), &Env::real(), &troubles, "test");
         opened.unwrap().remove(0).1
     };
     let mut source = open();

@@ -45,7 +45,8 @@ impl<'a> Reader<'a> {
     /// Counts what is done.
     pub fn step(&mut self) -> Result<(), String> {
         let left = self.steps.checked_sub(1);
-        self.steps = left.ok_or("the value has more parts than a message of its length may have")?;
+        self.steps =
+            left.ok_or("the value has more parts than a message of its length may have")?;
         Ok(())
     }
 
@@ -76,7 +77,9 @@ impl<'a> Reader<'a> {
     pub fn long(&mut self) -> Result<i64, String> {
         let (mut packed, mut shift) = (0u64, 0);
         loop {
-            let [byte] = *get(&mut self.input, 1).ok_or(DAMAGED)? else { return Err(DAMAGED.into()) };
+            let [byte] = *get(&mut self.input, 1).ok_or(DAMAGED)? else {
+                return Err(DAMAGED.into());
+            };
             // The tenth byte has the last bit.
             if shift == 63 && byte > 1 {
                 return Err("a number has more than 64 bits".into());
@@ -149,7 +152,9 @@ impl<'a> Reader<'a> {
         let bytes = self.long()?;
         match usize::try_from(bytes) {
             Ok(bytes) if bytes <= self.left() => Ok((items.unsigned_abs(), Some(bytes))),
-            _ => Err(format!("a block says that it has {bytes} bytes, and {} are left", self.left())),
+            _ => {
+                Err(format!("a block says that it has {bytes} bytes, and {} are left", self.left()))
+            }
         }
     }
 
@@ -239,12 +244,12 @@ impl<'a> Reader<'a> {
         let schema = self.schema;
         let Node { kind, logical } = schema.node(at);
         Ok(match (ty, kind) {
+            (_, Kind::Null) => Value::Null,
             (DataType::Any, _) => {
                 let mut out = Vec::new();
                 self.any(at, &mut out, depth)?;
                 Value::Any(out.into())
             }
-            (_, Kind::Null) => Value::Null,
             (DataType::Int, Kind::Long) => Value::Int(self.long()?),
             (DataType::Int, Kind::Int) => Value::Int(self.int()?),
             (DataType::Float, Kind::Float | Kind::Double) => Value::Float(self.float(kind)?),
@@ -368,7 +373,9 @@ pub(super) fn uuid(bytes: &[u8]) -> String {
 
 /// What follows behind a record.
 pub(super) fn trailing(left: usize) -> String {
-    format!("{left} bytes follow behind the record: it was written by another schema, or is damaged")
+    format!(
+        "{left} bytes follow behind the record: it was written by another schema, or is damaged"
+    )
 }
 
 /// A field that there is no column for.

@@ -83,7 +83,8 @@ impl AvroRows {
             }
         }
         let columns: Vec<Option<usize>> = names.map(column).collect();
-        let is_missing = |(at, rule): &(usize, &Rule)| !rule.optional && !columns.contains(&Some(*at));
+        let is_missing =
+            |(at, rule): &(usize, &Rule)| !rule.optional && !columns.contains(&Some(*at));
         match self.rules.iter().enumerate().find(is_missing) {
             Some((_, rule)) => Err(format!("column '{}': the field is missing", rule.field)),
             None => Ok(columns),

@@ -318,7 +318,8 @@ mod tests {
             assert_eq!(branches[1], schema.root());
         }
         // What is named in another one.
-        let user = r#"{"type": "record", "name": "User", "fields": [{"name": "t", "type": "a.b.Tree"}]}"#;
+        let user =
+            r#"{"type": "record", "name": "User", "fields": [{"name": "t", "type": "a.b.Tree"}]}"#;
         AvroSchema::parse(&[tree, user]).unwrap();
         assert!(AvroSchema::parse(&[user]).unwrap_err().contains("there is no type 'a.b.Tree'"));
     }
@@ -335,7 +336,10 @@ mod tests {
         let twice = r#"{"type": "record", "name": "r", "fields": [
             {"name": "a", "type": "int"}, {"name": "a", "type": "int"}]}"#;
         assert!(refused(twice).contains("twice"));
-        assert!(refused(&"[".repeat(1000)).contains("not JSON"), "deep ones do not exhaust the stack");
+        assert!(
+            refused(&"[".repeat(1000)).contains("not JSON"),
+            "deep ones do not exhaust the stack"
+        );
     }
 
     #[test]

@@ -79,7 +79,10 @@ impl AvroValues {
                     Some(branch) => fields.push(Field::Null(branch)),
                     None => {
                         let what = format!("there is no column for its field '{}'", field.name);
-                        return refused(what, "fields without a column have to be unions with null");
+                        return refused(
+                            what,
+                            "fields without a column have to be unions with null",
+                        );
                     }
                 },
             }
