@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import os
 import signal
 import subprocess
@@ -285,6 +286,63 @@ def test_a_killed_app_comes_to_the_same_topics(tmp_path: Path, transactions: boo
     # Started again, it has nothing to do, and adds nothing.
     assert killed.run() == said
     assert killed.contents() == whole.contents()
+
+
+@pytest.mark.servers
+def test_an_app_from_avro_to_avro(tmp_path: Path) -> None:
+    source, out = topic("avro-in", 2), topic("avro-out", 2)
+    # Nobody has to log in there, and whoever does is let in.
+    registry = os.environ["SERVERS_REGISTRY"].replace("://", "://me:hidden@")
+    avro: dict[str, Any] = {"brokers": brokers(), "format": "avro", "registry": registry}
+    columns: dict[str, Any] = {"n": int, "amount": tm.decimal(2), "at": dt.datetime}
+
+    def send(count: int, **to: Any) -> None:
+        app = tm.App("send")
+        sent = app.stream("sent", **columns, who=tm.optional(str))
+        sent.write(tm.kafka(source, **to))
+        at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+        rows = [
+            {"n": n, "amount": decimal.Decimal(n) / 4, "at": at, "who": str(n) if n else None}
+            for n in range(count)
+        ]
+        with app.start() as mill:
+            mill.send(sent, rows)
+            mill.finish()
+
+    def run() -> dict[str, Any]:
+        app = tm.App("double")
+        events = app.stream(
+            "events", n=int, amount=tm.decimal(2), at=dt.datetime, more=tm.optional(int)
+        )
+
+        @app.transaction(events)
+        def double(tx: Any, e: Any) -> dict[str, Any]:
+            return {"n": e.n * 2, "amount": e.amount + e.amount, "at": e.at}
+
+        events.read(tm.kafka(source, **avro))
+        double.write(tm.kafka(out, subject=f"{out}-doubled", **avro))
+        with app.start(data_dir=str(tmp_path / "data")) as mill:
+            mill.finish()
+            return mill.status()
+
+    send(100, **avro)
+    assert run()["dead"] == 0
+    # What is not of Avro is dead.
+    send(3, brokers=brokers())
+    send(10, **avro)
+    assert run()["dead"] == 3
+    assert run()["dead"] == 3
+    app = tm.App("read")
+    found = app.stream("found", **columns)
+    found.read(tm.kafka(out, unknown_fields="refuse", **avro))
+    found.keep()
+    with app.start() as mill:
+        mill.finish()
+        rows = mill.output(found).rows()
+    assert sorted(row["n"] for row in rows) == sorted(2 * n for n in [*range(100), *range(10)])
+    assert all(row["amount"] == decimal.Decimal(row["n"]) / 4 for row in rows)
+    for path in (tmp_path / "data").rglob("*"):
+        assert not path.is_file() or b"hidden" not in path.read_bytes(), path
 
 
 @pytest.mark.servers

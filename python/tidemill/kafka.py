@@ -168,9 +168,11 @@ def _check_registry(
     is_avro = format == "avro"
     if is_avro and not registry:
         raise ProgramError(
-            f"topic {topic}: Avro needs a registry of schemas", 'say registry="http://host:8081"', at
+            f"topic {topic}: Avro needs a registry of schemas",
+            'say registry="http://host:8081"',
+            at,
         )
-    given = {"registry": registry, "registry_properties": properties}
+    given: dict[str, object] = {"registry": registry, "registry_properties": properties}
     given |= {"subject": subject, "schema": schema}
     for name, value in given.items():
         if value is not None and not is_avro:
