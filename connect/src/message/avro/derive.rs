@@ -32,11 +32,18 @@ pub fn derive(stream: &str, schema: &Schema) -> Result<String> {
     Ok(json!({"type": "record", "name": name(stream), "fields": fields}).to_string())
 }
 
+/// Names that a record can't have, because types have them.
+const TYPES: [&str; 15] = [
+    "null", "boolean", "int", "long", "float", "double", "bytes", "string", "record", "enum",
+    "array", "map", "union", "fixed", "error",
+];
+
 /// A stream's name as Avro has names: `paid.late` is `paid_late`.
 fn name(stream: &str) -> String {
     let fits = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     let name: String = stream.chars().map(fits).collect();
-    match name.starts_with(|c: char| c.is_ascii_digit()) || name.is_empty() {
+    let begins_wrong = name.starts_with(|c: char| c.is_ascii_digit()) || name.is_empty();
+    match begins_wrong || TYPES.contains(&&*name) {
         true => format!("_{name}"),
         false => name,
     }
@@ -91,6 +98,7 @@ mod tests {
             .to_string()
         );
         assert_eq!(name("9 lives"), "_9_lives");
+        assert_eq!(name("double"), "_double");
         let schema = Schema::new(vec![Column::new("größe", DataType::Int)]);
         let error = derive("s", &schema).unwrap_err();
         assert!(error.what.contains("'größe'"), "{error}");
