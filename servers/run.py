@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs a command beside a real Kafka broker and a real S3 server.
+"""Runs a command beside a real Kafka broker, a real registry of schemas and a real S3 server.
 
-    servers/run.py [--kafka] [--s3] -- cargo test --release ...
+    servers/run.py [--kafka] [--registry] [--s3] -- cargo test --release ...
 
-Both servers are installed once, into target/servers, and started for this run alone: on free
+The servers are installed once, into target/servers, and started for this run alone: on free
 loopback ports, with a temporary folder. The command finds them in its environment:
 
     SERVERS_KAFKA          host:port of the broker, in clear text, for everybody
@@ -18,6 +18,12 @@ loopback ports, with a temporary folder. The command finds them in its environme
     SERVERS_KAFKA_CONTROL  a folder: whoever makes the file `kill`, `stop`, `go` or `start` there
                             has the broker killed, suspended, resumed or started again; the file is
                             gone when that is done
+    SERVERS_REGISTRY       the URL of the registry of schemas (Apicurio's, asked as Confluent's)
+    SERVERS_REGISTRY_TLS   the same by HTTPS
+    SERVERS_REGISTRY_AUTHORITY
+                           a file: the certificate of who has signed the registry's
+    SERVERS_REGISTRY_CONTROL
+                           a folder, as that of the broker
     SERVERS_S3_ENDPOINT    http://host:port
     SERVERS_S3_BUCKET      a bucket that is there
     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL
@@ -39,12 +45,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
 from pathlib import Path
 
 KAFKA = "4.3.1"
+# The newest that runs on Java 17.
+REGISTRY = "2.6.13.Final"
 MINIO = "v0.0.0-20260212201848-7aac2a2c5b7c"
 INSTALLED = Path(__file__).resolve().parent.parent / "target" / "servers"
 BUCKET = "tidemill"
@@ -52,6 +61,8 @@ USER, PASSWORD, REGION = "tidemill", "tidemill-secret", "us-east-1"
 
 #: Brokers live for seconds here: what makes them start sooner counts, and not what makes them fast.
 QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m"]
+#: What there is.
+SERVERS = {"kafka": "a Kafka broker", "registry": "a registry of schemas", "s3": "an S3 server"}
 
 #: Where the broker listens, and how it speaks there.
 LISTENERS = {
@@ -134,6 +145,32 @@ def remember_classes(libs: Path) -> Path:
         if part.is_file():
             part.rename(remembered)
     return remembered
+
+
+def install_registry() -> Path:
+    """The folder with the registry's jars."""
+    home = INSTALLED / f"registry-{REGISTRY}"
+    app = home / "app"
+    if app.is_dir():
+        return app
+    mvn = need("mvn", "maven")
+    print(f"servers: installing the registry {REGISTRY} (once, 142 MB)", file=sys.stderr)
+    # Into another folder first, as above.
+    shutil.rmtree(home, ignore_errors=True)
+    (part := home / "app.part").mkdir(parents=True)
+    artifact = f"io.apicurio:apicurio-registry-app:{REGISTRY}:tar.gz:all"
+    done = subprocess.run(
+        [mvn, "-q", "-B", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={home}"],
+        cwd=home, timeout=1800, stdout=sys.stderr,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise Failed(f"maven could not fetch the registry {REGISTRY}: see its messages above")
+    (packed,) = home.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(part, filter="data")
+    packed.unlink()
+    part.rename(app)
+    return app
 
 
 def install_minio() -> Path:
@@ -316,6 +353,44 @@ auto.create.topics.enable=false
     return Server("Kafka", command, folder), port, found
 
 
+def make_registry(folder: Path) -> tuple[Server, int, dict[str, str]]:
+    """A registry of schemas, not yet started, with nothing in it; and where it is."""
+    java = need("java", "openjdk-17-jre-headless")
+    app = install_registry()
+    (keys := folder / "keys").mkdir()
+    make_keys(keys)
+    port, tls = free_ports(2)
+    (jar,) = app.glob("*-runner.jar")
+    command = [java, "-Xmx400m", "-XX:TieredStopAtLevel=1", "-jar", str(jar)]
+    server = Server(
+        "The registry", command, folder,
+        QUARKUS_HTTP_HOST="127.0.0.1", QUARKUS_HTTP_PORT=str(port), QUARKUS_HTTP_SSL_PORT=str(tls),
+        QUARKUS_HTTP_SSL_CERTIFICATE_FILES=str(keys / "broker.pem"),
+        QUARKUS_HTTP_SSL_CERTIFICATE_KEY_FILES=str(keys / "broker.key"),
+        # It knows its schemas when it has been killed.
+        REGISTRY_DATASOURCE_URL=f"jdbc:h2:file:{folder / 'data'}",
+    )  # fmt: skip
+    path = "/apis/ccompat/v7"
+    found = {
+        "SERVERS_REGISTRY": f"http://127.0.0.1:{port}{path}",
+        "SERVERS_REGISTRY_TLS": f"https://127.0.0.1:{tls}{path}",
+        "SERVERS_REGISTRY_AUTHORITY": str(keys / "authority.pem"),
+    }
+    return server, port, found
+
+
+def answers(port: int) -> bool:
+    """Whether the registry is ready."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", "/apis/ccompat/v7/subjects")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
 def make_minio(folder: Path) -> tuple[Server, int]:
     """An S3 server, not yet started, with nothing in it."""
     binary = install_minio()
@@ -358,13 +433,13 @@ def has_bucket(port: int) -> bool:
         return False
 
 
-def obey(control: Path, kafka: Server, port: int, is_over: threading.Event) -> None:
-    """Does to the broker what the command asks for, until the command is over."""
+def obey(control: Path, server: Server, is_ready, is_over: threading.Event) -> None:
+    """Does to a server what the command asks for, until the command is over."""
     deeds = {
-        "kill": kafka.kill,
-        "stop": lambda: kafka.signal(signal.SIGSTOP),
-        "go": lambda: kafka.signal(signal.SIGCONT),
-        "start": lambda: (kafka.start(), kafka.wait_until(lambda: listens(port))),
+        "kill": server.kill,
+        "stop": lambda: server.signal(signal.SIGSTOP),
+        "go": lambda: server.signal(signal.SIGCONT),
+        "start": lambda: (server.start(), server.wait_until(is_ready)),
     }
     while not is_over.wait(0.05):
         for name, do in deeds.items():
@@ -376,24 +451,31 @@ def obey(control: Path, kafka: Server, port: int, is_over: threading.Event) -> N
                 (control / name).unlink()
 
 
-def run(command: list[str], with_kafka: bool, with_s3: bool) -> int:
+def run(command: list[str], servers: set[str]) -> int:
     """Starts the servers, runs the command, ends the servers."""
     with contextlib.ExitStack() as stack:
         # What is pushed last is done first: the servers end before their folder goes.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-servers-")))
         environment = dict(os.environ)
         is_over = threading.Event()
-        if with_kafka:
+        # Those that the command may do things to: each with its name and how it is ready.
+        controlled = []
+        if "kafka" in servers:
             (folder / "kafka").mkdir()
-            (control := folder / "control").mkdir()
             libs = install_kafka()
             share = f"-XX:SharedArchiveFile={remember_classes(libs)}"
             kafka, port, found = make_kafka(folder / "kafka", libs, share)
-            stack.callback(kafka.end)
-            kafka.start()
-            obeying = threading.Thread(target=obey, args=(control, kafka, port, is_over))
-            environment |= found | {"SERVERS_KAFKA_CONTROL": str(control)}
-        if with_s3:
+            controlled.append((kafka, "KAFKA", lambda: listens(port)))
+            environment |= found
+        if "registry" in servers:
+            (folder / "registry").mkdir()
+            registry, registry_port, found = make_registry(folder / "registry")
+            controlled.append((registry, "REGISTRY", lambda: answers(registry_port)))
+            environment |= found
+        for server, _, _ in controlled:
+            stack.callback(server.end)
+            server.start()
+        if "s3" in servers:
             (folder / "minio" / "data").mkdir(parents=True)
             minio, s3_port = make_minio(folder / "minio")
             stack.callback(minio.end)
@@ -407,11 +489,14 @@ def run(command: list[str], with_kafka: bool, with_s3: bool) -> int:
                 "AWS_REGION": REGION,
                 "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3_port}",
             }
-        if with_kafka:
-            kafka.wait_until(lambda: listens(port))
+        for server, name, is_ready in controlled:
+            server.wait_until(is_ready)
+            (control := folder / f"control-{name.lower()}").mkdir()
+            environment[f"SERVERS_{name}_CONTROL"] = str(control)
+            obeying = threading.Thread(target=obey, args=(control, server, is_ready, is_over))
             obeying.start()
             stack.callback(obeying.join)
-            stack.callback(is_over.set)
+        stack.callback(is_over.set)
         process = subprocess.Popen(command, env=environment)
         try:
             return process.wait()
@@ -424,20 +509,20 @@ def run(command: list[str], with_kafka: bool, with_s3: bool) -> int:
 def main() -> int:
     """Runs what the command line asks for."""
     parser = argparse.ArgumentParser(
-        description="Runs a command beside Kafka and S3 servers that are started for it."
+        description="Runs a command beside servers that are started for it: by default all."
     )
-    parser.add_argument(
-        "--kafka", action="store_true", help="only Kafka, unless --s3 is given, too"
-    )
-    parser.add_argument("--s3", action="store_true", help="only S3, unless --kafka is given, too")
+    for name, what in SERVERS.items():
+        parser.add_argument(
+            f"--{name}", action="store_true", help=f"{what}; none but those that are given"
+        )
     parser.add_argument("command", nargs="+", help="the command, behind --")
     chosen = parser.parse_args()
-    every = not (chosen.kafka or chosen.s3)
+    servers = {name for name in SERVERS if getattr(chosen, name)} or set(SERVERS)
     # An ended terminal or a `kill` must end the servers, too.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        status = run(chosen.command, chosen.kafka or every, chosen.s3 or every)
+        status = run(chosen.command, servers)
     except Failed as failed:
         print(f"servers: {failed}", file=sys.stderr)
         return 1

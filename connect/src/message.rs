@@ -1,6 +1,6 @@
 //! Messages of a topic as rows, and rows as messages.
 //!
-//! A message's value is an object whose fields are columns, in JSON or msgpack; columns may also come
+//! A message's value is an object whose fields are columns, in JSON, msgpack or Avro; columns may also come
 //! from what stands beside it: its key, its headers, its time, its place. What can't be read becomes a
 //! bad row, with the reason.
 
@@ -15,13 +15,17 @@ use crate::jsonl::JsonObjects;
 use crate::row::{rules, Rule, Scratch, Slot};
 use crate::sink::jsonl::JsonlEncode;
 
+mod avro;
 mod beside;
 mod pack;
 mod unpack;
 
+use avro::AvroRows;
 use beside::Beside;
 use pack::Pack;
 use unpack::Unpack;
+
+pub use avro::{derive as derive_avro, Asked, AvroSchema, AvroValues, Schemas};
 
 /// A message that was read.
 #[derive(Clone, Debug, Default)]
@@ -56,6 +60,8 @@ pub enum MessageFormat {
     Json,
     /// A map of msgpack.
     Msgpack,
+    /// A record of Avro behind the id of its schema in a registry.
+    Avro,
 }
 
 /// How messages become rows.
@@ -72,6 +78,8 @@ pub struct MessageSettings {
     /// Column → what it holds in place of a field of the value: `key`, `value` (all of it, as it is),
     /// `timestamp`, `partition`, `offset`, or `header:` and a name.
     pub meta: BTreeMap<String, String>,
+    /// Where the schemas of writers are to be had; Avro needs it.
+    pub schemas: Option<Arc<dyn Schemas>>,
 }
 
 /// Decodes messages.
@@ -91,6 +99,7 @@ enum Body {
     Unread,
     Json(JsonObjects),
     Msgpack(Unpack),
+    Avro(AvroRows),
 }
 
 impl MessageRows {
@@ -131,12 +140,26 @@ impl MessageRows {
             (true, _) => Body::Unread,
             (_, MessageFormat::Json) => Body::Json(JsonObjects { rules: body, unknown }),
             (_, MessageFormat::Msgpack) => Body::Msgpack(Unpack { rules: body, unknown }),
+            (_, MessageFormat::Avro) => {
+                let schemas = settings.schemas.clone().ok_or_else(without_schema)?;
+                Body::Avro(AvroRows::new(body, unknown, schemas))
+            }
         };
         let (scratch, slots) = Default::default();
         Ok(MessageRows { body, meta, rules: all, places, scratch, slots })
     }
 
-    /// Appends a message as a row, or appends nothing and says why.
+    /// Whether all is known that is needed to decode a message. What is not has been asked for; until it is
+    /// known the message has to wait, and others behind it.
+    pub fn is_ready(&mut self, message: &Message<'_>) -> bool {
+        match (&mut self.body, message.value) {
+            (Body::Avro(records), Some(value)) => records.is_ready(value),
+            _ => true,
+        }
+    }
+
+    /// Appends a message as a row, or appends nothing and says why. It has to be
+    /// [ready](MessageRows::is_ready).
     ///
     /// # Errors
     /// The reason, naming the column where one is to blame.
@@ -148,6 +171,7 @@ impl MessageRows {
             Body::Unread => {}
             Body::Json(objects) => objects.slots(value()?, scratch)?,
             Body::Msgpack(maps) => maps.slots(value()?, scratch)?,
+            Body::Avro(records) => records.slots(value()?, scratch)?,
         }
         for (beside, rule) in &self.meta {
             let slot = beside
@@ -174,10 +198,18 @@ pub struct MessageValues {
 enum Values {
     Json(JsonlEncode),
     Msgpack(Pack),
+    Avro(AvroValues),
+}
+
+/// Avro can't be read or written without one.
+fn without_schema() -> Error {
+    Error::setting("messages in Avro need a registry of schemas")
+        .help("say registry=\"http://host:8081\"")
 }
 
 impl MessageValues {
-    /// For rows of a schema; `key` are the columns that make the key, which are in the value as well.
+    /// For rows of a schema; `key` are the columns that make the key, which are in the value as well. Of
+    /// Avro there is [another](MessageValues::avro).
     ///
     /// # Errors
     /// When the schema has no such column.
@@ -186,15 +218,32 @@ impl MessageValues {
         format: MessageFormat,
         key: &[String],
     ) -> Result<MessageValues> {
+        let format = match format {
+            MessageFormat::Json => Values::Json(JsonlEncode::new(schema)),
+            MessageFormat::Msgpack => Values::Msgpack(Pack::new(schema)),
+            MessageFormat::Avro => return Err(without_schema()),
+        };
+        MessageValues::of(schema, format, key)
+    }
+
+    /// For rows of a schema as records of Avro.
+    ///
+    /// # Errors
+    /// When the schema has no column of the key.
+    pub fn avro(
+        schema: &Arc<Schema>,
+        records: AvroValues,
+        key: &[String],
+    ) -> Result<MessageValues> {
+        MessageValues::of(schema, Values::Avro(records), key)
+    }
+
+    fn of(schema: &Arc<Schema>, format: Values, key: &[String]) -> Result<MessageValues> {
         let find = |name: &String| {
             let found = schema.find("setting 'key': the stream", name);
             found.map_err(|error| Error { kind: tidemill_core::Kind::Setting, ..error })
         };
         let key = key.iter().map(find).collect::<Result<Vec<_>>>()?;
-        let format = match format {
-            MessageFormat::Json => Values::Json(JsonlEncode::new(schema)),
-            MessageFormat::Msgpack => Values::Msgpack(Pack::new(schema)),
-        };
         let types = key.iter().map(|column| schema.columns[*column].ty.clone()).collect();
         Ok(MessageValues { format, key, types })
     }
@@ -204,6 +253,7 @@ impl MessageValues {
         match &self.format {
             Values::Json(json) => json.row(batch, row, out),
             Values::Msgpack(pack) => pack.row(batch, row, out),
+            Values::Avro(records) => records.row(batch, row, out),
         }
     }
 

@@ -167,7 +167,7 @@ impl<'a> Json<'a> {
 }
 
 /// Puts the head of an array or a map before its content, which begins at `start`.
-fn insert_head(
+pub(crate) fn insert_head(
     out: &mut Vec<u8>,
     start: usize,
     len: usize,
@@ -232,6 +232,33 @@ pub(crate) fn put_negative(int: i64, out: &mut Vec<u8>) {
     };
     out.push(tag);
     out.extend_from_slice(&bytes[8 - len..]);
+}
+
+pub(crate) fn put_int(int: i64, out: &mut Vec<u8>) {
+    match int {
+        ..0 => put_negative(int, out),
+        _ => put_unsigned(int as u64, out),
+    }
+}
+
+pub(crate) fn put_float(float: f64, out: &mut Vec<u8>) {
+    out.push(0xcb);
+    out.extend_from_slice(&float.to_bits().to_be_bytes());
+}
+
+pub(crate) fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
+    match bytes.len() {
+        len @ 0..256 => out.extend_from_slice(&[0xc4, len as u8]),
+        len @ 256..0x1_0000 => {
+            out.push(0xc5);
+            out.extend_from_slice(&(len as u16).to_be_bytes());
+        }
+        len => {
+            out.push(0xc6);
+            out.extend_from_slice(&(len as u32).to_be_bytes());
+        }
+    }
+    out.extend_from_slice(bytes);
 }
 
 /// Appends a msgpack value as JSON. Bytes that are not one msgpack value become a `0x…` string.

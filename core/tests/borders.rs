@@ -66,6 +66,8 @@ fn only_the_gateway_knows_http() {
 #[test]
 fn only_their_crates_know_kafka_and_s3() {
     assert_eq!(users_of("rdkafka"), ["tidemill-kafka"]);
+    // Registries of schemas are asked over HTTP.
+    assert_eq!(users_of("ureq"), ["tidemill-kafka"]);
     assert_eq!(users_of("object_store"), ["tidemill-s3"]);
 }
 

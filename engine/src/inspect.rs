@@ -10,6 +10,7 @@ use tidemill_txn::program::{Body, Handler, Origin, Program, Stage};
 
 use crate::requests::is_hidden;
 use crate::spec::{AppSpec, SinkDecl, SourceDecl};
+use crate::stored::forget_user;
 
 /// A word for how a handler is executed, and why.
 pub(crate) fn path_words(path: &Path) -> (&'static str, String) {
@@ -113,7 +114,9 @@ fn said(stream: &str, files: &Option<Value>, kafka: &Option<Value>, at: Option<&
         let mut topic = topic.clone();
         if let Some(settings) = topic.as_object_mut() {
             settings.remove("properties");
+            settings.remove("registry_properties");
         }
+        forget_user(&mut topic);
         said["kafka"] = topic;
     }
     if let Some(at) = at {

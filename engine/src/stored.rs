@@ -51,11 +51,25 @@ impl Stored {
     }
 }
 
-/// Takes out what opens doors of the properties for Kafka.
+/// Takes out what opens doors of the properties for Kafka, and for a registry of schemas.
 fn forget_secrets(topic: &mut Value) {
-    const SECRETS: [&str; 5] = ["password", "secret", "ssl.key.pem", "oauthbearer", "jaas"];
-    if let Some(properties) = topic.get_mut("properties").and_then(Value::as_object_mut) {
-        properties.retain(|name, _| !SECRETS.iter().any(|secret| name.contains(secret)));
+    const SECRETS: [&str; 7] =
+        ["password", "secret", "ssl.key.pem", "oauthbearer", "jaas", "user.info", "auth.token"];
+    for properties in ["properties", "registry_properties"] {
+        if let Some(properties) = topic.get_mut(properties).and_then(Value::as_object_mut) {
+            properties.retain(|name, _| !SECRETS.iter().any(|secret| name.contains(secret)));
+        }
+    }
+    forget_user(topic);
+}
+
+/// Takes who asks out of the address of a registry.
+pub(crate) fn forget_user(topic: &mut Value) {
+    let Some(Value::String(url)) = topic.get_mut("registry") else { return };
+    let begin = url.find("://").map_or(0, |at| at + 3);
+    let end = url[begin..].find(['/', '?', '#']).map_or(url.len(), |at| begin + at);
+    if let Some(at) = url[begin..end].rfind('@') {
+        url.replace_range(begin..=begin + at, "");
     }
 }
 
@@ -66,4 +80,29 @@ pub(crate) fn without_body(program: &Program) -> Option<(&str, &'static str)> {
         Body::Native(_) => Some((&*handler.name, "native")),
         Body::Opaque(_) => Some((&*handler.name, "opaque")),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_not_kept() {
+        let mut topic = serde_json::json!({
+            "topic": "t",
+            "properties": {"sasl.username": "me", "sasl.password": "hidden"},
+            "registry": "https://me:hid@den@host:8081/a@b",
+            "registry_properties": {
+                "basic.auth.user.info": "me:hidden", "bearer.auth.token": "hidden", "ssl.ca.location": "f"
+            },
+        });
+        forget_secrets(&mut topic);
+        let kept = serde_json::json!({
+            "topic": "t",
+            "properties": {"sasl.username": "me"},
+            "registry": "https://host:8081/a@b",
+            "registry_properties": {"ssl.ca.location": "f"},
+        });
+        assert_eq!(topic, kept);
+    }
 }

@@ -35,6 +35,7 @@ mod hash;
 mod log;
 mod message;
 mod read;
+mod registry;
 mod security;
 mod settings;
 pub mod stream;

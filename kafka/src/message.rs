@@ -1,6 +1,6 @@
 //! What a message of Kafka is to Tidemill.
 
-use rdkafka::message::{BorrowedMessage, Headers, Message as _};
+use rdkafka::message::Headers;
 use tidemill_cluster::{Record, Topic};
 use tidemill_connect::Message;
 
@@ -52,7 +52,7 @@ pub(crate) fn mark(message: &Message<'_>) -> Mark {
 }
 
 /// The view of a message.
-pub(crate) fn incoming<'a>(message: &'a BorrowedMessage<'_>) -> Message<'a> {
+pub(crate) fn incoming(message: &impl rdkafka::Message) -> Message<'_> {
     let headers = message.headers().map_or(Vec::new(), |headers| {
         headers.iter().filter_map(|header| Some((header.key, header.value?))).collect()
     });

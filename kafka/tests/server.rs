@@ -4,6 +4,8 @@
 
 #[path = "server/alone.rs"]
 mod alone;
+#[path = "server/avro.rs"]
+mod avro;
 #[path = "server/common.rs"]
 mod common;
 #[path = "server/streams.rs"]

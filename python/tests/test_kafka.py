@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import os
 import signal
 import subprocess
@@ -43,8 +44,15 @@ def test_what_can_not_be_is_refused_where_it_is_said() -> None:
     refused(lambda: tm.kafka("t", **at, meta={"c": "header:"}), "header:NAME")
     refused(lambda: tm.kafka("t", **at, timeout=0), "timeout")
     refused(lambda: tm.kafka("t", **at, queue_bytes=5), "queue_bytes")
+    refused(lambda: tm.kafka("t", **at, format="avro"), "registry")
+    refused(lambda: tm.kafka("t", **at, registry="http://r"), "registry=", "avro")
+    refused(lambda: tm.kafka("t", **at, subject="s"), "subject=", "avro")
+    avro: dict[str, Any] = {**at, "format": "avro", "registry": "http://r"}
+    refused(lambda: tm.kafka("t", **avro, schema="first"), "first", "latest")
+    refused(lambda: tm.kafka("t", **avro, schema=-1), "-1")
     app = tm.App("a")
     events = app.stream("events", n=int)
+    refused(lambda: events.read(tm.kafka("t", **avro, subject="s")), "subject=", "read")
     refused(lambda: events.read(tm.kafka("t", **at, key="n")), "key=", "read")
     refused(lambda: events.read(tm.kafka("t", **at, transactions="x")), "transactions=", "read")
     refused(lambda: events.write(tm.kafka("t", **at, begin="latest")), "begin=", "written")
@@ -70,6 +78,15 @@ def test_what_the_engine_reads() -> None:
         "transactional_id": "me",
     }
     assert tm.kafka("t", brokers="a:1", begin="latest").source_json()["begin"] == "latest"
+    avro = tm.kafka("t", brokers="a:1", format="avro", registry="http://r", schema=7, subject="s")
+    assert avro.sink_json() == {
+        "topic": "t",
+        "brokers": "a:1",
+        "format": "avro",
+        "registry": "http://r",
+        "subject": "s",
+        "schema": {"id": 7},
+    }
 
 
 def test_a_broker_that_is_not_there_is_said() -> None:
@@ -86,6 +103,12 @@ def test_a_broker_that_is_not_there_is_said() -> None:
     app.stream("events", n=int).read(tm.kafka("t", brokers="b:1", meta={"m": "key"}))
     with pytest.raises(tm.SettingError, match="m"):
         app.start()
+    app = tm.App("a")
+    avro = tm.kafka("t", brokers="b:1", format="avro", registry="http://me:hidden@")
+    app.stream("events", n=int).read(avro)
+    with pytest.raises(tm.SettingError, match="no URL") as caught:
+        app.start()
+    assert "hidden" not in str(caught.value)
 
 
 def test_what_inspect_says(tmp_path: Path) -> None:
@@ -94,7 +117,9 @@ def test_what_inspect_says(tmp_path: Path) -> None:
         "app = tm.App('copy')\n"
         "events = app.stream('events', n=int)\n"
         "events.read(tm.kafka('in', brokers='b:1', properties={'sasl.password': 'hidden'}))\n"
-        "events.dead.write(tm.kafka('out', brokers='b:1'))\n"
+        "avro = tm.kafka('out', brokers='b:1', format='avro', registry='http://me:hidden@r',\n"
+        "    registry_properties={'ssl.ca.location': 'hidden'})\n"
+        "events.dead.write(avro)\n"
     )
     command = [sys.executable, "-m", "tidemill.cli", "inspect", "copying.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT)
@@ -253,6 +278,63 @@ def test_a_killed_app_comes_to_the_same_topics(tmp_path: Path, transactions: boo
     # Started again, it has nothing to do, and adds nothing.
     assert killed.run() == said
     assert killed.contents() == whole.contents()
+
+
+@pytest.mark.servers
+def test_an_app_from_avro_to_avro(tmp_path: Path) -> None:
+    source, out = topic("avro-in", 2), topic("avro-out", 2)
+    # Nobody has to log in there, and whoever does is let in.
+    registry = os.environ["SERVERS_REGISTRY"].replace("://", "://me:hidden@")
+    avro: dict[str, Any] = {"brokers": brokers(), "format": "avro", "registry": registry}
+    columns: dict[str, Any] = {"n": int, "amount": tm.decimal(2), "at": dt.datetime}
+
+    def send(count: int, **to: Any) -> None:
+        app = tm.App("send")
+        sent = app.stream("sent", **columns, who=tm.optional(str))
+        sent.write(tm.kafka(source, **to))
+        at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+        rows = [
+            {"n": n, "amount": decimal.Decimal(n) / 4, "at": at, "who": str(n) if n else None}
+            for n in range(count)
+        ]
+        with app.start() as mill:
+            mill.send(sent, rows)
+            mill.finish()
+
+    def run() -> dict[str, Any]:
+        app = tm.App("double")
+        events = app.stream(
+            "events", n=int, amount=tm.decimal(2), at=dt.datetime, more=tm.optional(int)
+        )
+
+        @app.transaction(events)
+        def double(tx: Any, e: Any) -> dict[str, Any]:
+            return {"n": e.n * 2, "amount": e.amount + e.amount, "at": e.at}
+
+        events.read(tm.kafka(source, **avro))
+        double.write(tm.kafka(out, subject=f"{out}-doubled", **avro))
+        with app.start(data_dir=str(tmp_path / "data")) as mill:
+            mill.finish()
+            return mill.status()
+
+    send(100, **avro)
+    assert run()["dead"] == 0
+    # What is not of Avro is dead.
+    send(3, brokers=brokers())
+    send(10, **avro)
+    assert run()["dead"] == 3
+    assert run()["dead"] == 3
+    app = tm.App("read")
+    found = app.stream("found", **columns)
+    found.read(tm.kafka(out, unknown_fields="refuse", **avro))
+    found.keep()
+    with app.start() as mill:
+        mill.finish()
+        rows = mill.output(found).rows()
+    assert sorted(row["n"] for row in rows) == sorted(2 * n for n in [*range(100), *range(10)])
+    assert all(row["amount"] == decimal.Decimal(row["n"]) / 4 for row in rows)
+    for path in (tmp_path / "data").rglob("*"):
+        assert not path.is_file() or b"hidden" not in path.read_bytes(), path
 
 
 @pytest.mark.servers

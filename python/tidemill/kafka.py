@@ -20,7 +20,15 @@ _SOURCE_ONLY = (
     "unknown_fields",
     "ahead_bytes",
 )
-_SINK_ONLY = ("key", "headers", "transactions", "transactional_id", "queue_bytes")
+_SINK_ONLY = (
+    "subject",
+    "schema",
+    "key",
+    "headers",
+    "transactions",
+    "transactional_id",
+    "queue_bytes",
+)
 _BESIDE = ("key", "value", "timestamp", "partition", "offset")
 
 
@@ -57,7 +65,9 @@ def kafka(
     topic: str,
     *,
     brokers: str | Sequence[str],
-    format: Literal["json", "msgpack"] | None = None,
+    format: Literal["json", "msgpack", "avro"] | None = None,
+    registry: str | None = None,
+    registry_properties: Mapping[str, str] | None = None,
     partitions: Iterable[int] | None = None,
     begin: Literal["earliest", "latest"] | dt.datetime | None = None,
     meta: Mapping[str, str] | None = None,
@@ -65,6 +75,8 @@ def kafka(
     formats: Mapping[str, str] | None = None,
     unknown_fields: Literal["ignore", "refuse"] | None = None,
     ahead_bytes: int | None = None,
+    subject: str | None = None,
+    schema: int | Literal["latest"] | None = None,
     key: str | Sequence[str] | None = None,
     headers: Mapping[str, str] | None = None,
     transactions: bool | str | None = None,
@@ -75,7 +87,10 @@ def kafka(
     """A topic of Kafka to read from or to write to. It must be there.
 
     ``brokers`` are some of them, as "host:port" or several; ``format`` is how values are written:
-    "json" (the default), an object with the columns as fields, or "msgpack", a map of the same;
+    "json" (the default), an object with the columns as fields, "msgpack", a map of the same, or
+    "avro", a record of the same behind the id of its schema; then ``registry`` is the URL of the
+    registry of schemas, and ``registry_properties`` say more: "basic.auth.user.info" (which may be
+    in the URL, too), "bearer.auth.token", "ssl.ca.location";
     ``properties`` are further ones of librdkafka, as ``{"security.protocol": "sasl_ssl"}``;
     ``timeout`` (seconds) is how long brokers may take to answer at the start.
 
@@ -87,6 +102,10 @@ def kafka(
     or a strftime pattern) and ``unknown_fields`` are as in :func:`tidemill.files`. ``ahead_bytes``
     is how much is read ahead, of each partition.
 
+    Writing in Avro: a schema is made of the stream's columns and registered with ``subject``
+    ("TOPIC-value" when absent) when the app starts; ``schema`` names one that is there already, by
+    its id or as "latest", and the columns have to fit it.
+
     Writing: ``key`` names the columns that make the message's key, which decides about its
     partition; ``headers`` are put on each message. Every row is in the topic once: after a crash
     what is there already is not appended again. With ``transactions=True`` the rows of each epoch
@@ -96,6 +115,8 @@ def kafka(
 
     >>> kafka("payments", brokers="localhost:9092", meta={"who": "key"}).source_json()
     {'topic': 'payments', 'brokers': 'localhost:9092', 'meta': {'who': 'key'}}
+    >>> kafka("paid", brokers="b:9092", format="avro", registry="http://r:8081").sink_json()
+    {'topic': 'paid', 'brokers': 'b:9092', 'format': 'avro', 'registry': 'http://r:8081'}
     """
     at = here()
     named = brokers if isinstance(brokers, str) else ",".join(brokers)
@@ -103,12 +124,17 @@ def kafka(
         raise ProgramError(f"a topic has a name, not {topic!r}", "", at)
     if not named.strip():
         raise ProgramError(f"topic {topic}: no broker is named", 'say brokers="localhost:9092"', at)
-    if format not in (None, "json", "msgpack"):
+    if format not in (None, "json", "msgpack", "avro"):
         raise ProgramError(
-            f"topic {topic}: there is no format {format!r}", 'say "json" or "msgpack"', at
+            f"topic {topic}: there is no format {format!r}",
+            'say "json", "msgpack" or "avro"',
+            at,
         )
+    _check_registry(topic, format, registry, registry_properties, subject, schema, at)
     given: dict[str, Any] = {
         "format": format,
+        "registry": registry,
+        "registry_properties": _properties(registry_properties),
         "partitions": _partitions(topic, partitions, at),
         "begin": _begin(topic, begin, at),
         "meta": _meta(topic, meta, at),
@@ -116,6 +142,8 @@ def kafka(
         "formats": None if formats is None else dict(formats),
         "unknown_fields": unknown_fields,
         "ahead_bytes": _bytes(topic, "ahead_bytes", ahead_bytes, at),
+        "subject": subject,
+        "schema": {"id": schema} if isinstance(schema, int) else schema,
         "key": [key] if isinstance(key, str) else None if key is None else list(key),
         "headers": None if headers is None else dict(headers),
         "transactions": None if transactions is None else bool(transactions),
@@ -126,6 +154,38 @@ def kafka(
     }
     options = {name: value for name, value in given.items() if value is not None}
     return Kafka(topic, named, options, at)
+
+
+def _check_registry(
+    topic: str,
+    format: str | None,
+    registry: str | None,
+    properties: Mapping[str, str] | None,
+    subject: str | None,
+    schema: int | str | None,
+    at: str,
+) -> None:
+    is_avro = format == "avro"
+    if is_avro and not registry:
+        raise ProgramError(
+            f"topic {topic}: Avro needs a registry of schemas",
+            'say registry="http://host:8081"',
+            at,
+        )
+    given: dict[str, object] = {"registry": registry, "registry_properties": properties}
+    given |= {"subject": subject, "schema": schema}
+    for name, value in given.items():
+        if value is not None and not is_avro:
+            raise ProgramError(
+                f"topic {topic}: {name}= means nothing without Avro", 'say format="avro", too', at
+            )
+    is_id = isinstance(schema, int) and not isinstance(schema, bool) and 0 <= schema < 1 << 32
+    if schema is not None and schema != "latest" and not is_id:
+        raise ProgramError(
+            f"topic {topic}: schema={schema!r} is no schema of a registry",
+            'say its id, or "latest"',
+            at,
+        )
 
 
 def _partitions(topic: str, partitions: Iterable[int] | None, at: str) -> list[int] | None:

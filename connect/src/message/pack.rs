@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidemill_core::value::format_decimal;
 use tidemill_core::{Batch, Schema, Value};
 
-use crate::msgpack::{put_negative, put_str, put_unsigned};
+use crate::msgpack::{put_bytes, put_float, put_int, put_str};
 
 /// Encodes rows as maps: all fields in the order of the columns, null ones too.
 ///
@@ -48,27 +48,10 @@ fn put(value: &Value, out: &mut Vec<u8>) {
     match value {
         Value::Null => out.push(0xc0),
         Value::Bool(bool) => out.push(if *bool { 0xc3 } else { 0xc2 }),
-        Value::Int(int) if *int < 0 => put_negative(*int, out),
-        Value::Int(int) => put_unsigned(*int as u64, out),
-        Value::Float(float) => {
-            out.push(0xcb);
-            out.extend_from_slice(&float.to_bits().to_be_bytes());
-        }
+        Value::Int(int) => put_int(*int, out),
+        Value::Float(float) => put_float(*float, out),
         Value::Str(text) => put_str(text, out),
-        Value::Bytes(bytes) => {
-            match bytes.len() {
-                len @ 0..256 => out.extend_from_slice(&[0xc4, len as u8]),
-                len @ 256..0x1_0000 => {
-                    out.push(0xc5);
-                    out.extend_from_slice(&(len as u16).to_be_bytes());
-                }
-                len => {
-                    out.push(0xc6);
-                    out.extend_from_slice(&(len as u32).to_be_bytes());
-                }
-            }
-            out.extend_from_slice(bytes);
-        }
+        Value::Bytes(bytes) => put_bytes(bytes, out),
         Value::Timestamp(us) => put_timestamp(*us, out),
         Value::Decimal(units, scale) => put_str(&format_decimal(*units, *scale), out),
         Value::Any(bytes) => out.extend_from_slice(bytes),

@@ -115,7 +115,7 @@ fn take<'a>(input: &mut &'a [u8]) -> Option<Token<'a>> {
 }
 
 /// Goes behind one value, with all that is in it.
-fn skip(input: &mut &[u8], depth: usize) -> Option<()> {
+pub(super) fn skip(input: &mut &[u8], depth: usize) -> Option<()> {
     let items = match take(input)? {
         Token::Array(items) => items,
         Token::Map(fields) => fields.checked_mul(2)?,

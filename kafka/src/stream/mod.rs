@@ -11,6 +11,9 @@
 //! process may have sent something that the broker takes only afterwards: where that must not be, the sink
 //! writes transactions of Kafka, with which the broker refuses what a dead one has left behind.
 //!
+//! **Values in Avro** need a registry of schemas: a source fetches those of the writers on a thread beside it
+//! and waits where one is not known yet, a sink has its own registered before it writes.
+//!
 //! **A broker that is away** holds up, and ends nothing: see [`Troubles`](tidemill_connect::Troubles).
 //! Queues have ends in bytes on both sides.
 //!
@@ -18,6 +21,7 @@
 
 mod begin;
 mod listen;
+mod records;
 mod send;
 mod settings;
 mod sink;
@@ -25,7 +29,7 @@ mod source;
 mod tail;
 mod watch;
 
-pub use settings::{Begin, TopicSink, TopicSource};
+pub use settings::{Begin, SinkSchema, TopicSink, TopicSource};
 pub use sink::{open as open_sink, RowIds};
 pub use source::open as open_sources;
 

@@ -1,11 +1,13 @@
 //! What may be chosen of topics that are read and written.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::config::ClientConfig;
 use serde::{Deserialize, Serialize};
 use tidemill_connect::files::UnknownFields;
+use tidemill_connect::message::Schemas;
 use tidemill_connect::{MessageFormat, MessageSettings};
 use tidemill_core::{Error, Result};
 
@@ -22,6 +24,13 @@ pub struct TopicSource {
     /// How values are written.
     #[serde(default)]
     pub format: MessageFormat,
+    /// The registry of schemas, which Avro needs: `http://host:8081`, with what is before `/subjects` and
+    /// `/schemas`.
+    #[serde(default)]
+    pub registry: Option<String>,
+    /// Its further properties: `basic.auth.user.info`, `bearer.auth.token`, `ssl.ca.location`.
+    #[serde(default)]
+    pub registry_properties: BTreeMap<String, String>,
     /// Which partitions; all that there are when absent.
     #[serde(default)]
     pub partitions: Option<Vec<u32>>,
@@ -64,6 +73,16 @@ pub enum Begin {
     Time(i64),
 }
 
+/// A schema that a registry has already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SinkSchema {
+    /// The one that is the subject's latest when the app starts.
+    Latest,
+    /// That of an id.
+    Id(u32),
+}
+
 /// A topic to write. Everything but `topic` and `brokers` has a default.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -75,6 +94,19 @@ pub struct TopicSink {
     /// How values are written.
     #[serde(default)]
     pub format: MessageFormat,
+    /// The registry of schemas, which Avro needs: `http://host:8081`, with what is before `/subjects` and
+    /// `/schemas`.
+    #[serde(default)]
+    pub registry: Option<String>,
+    /// Its further properties: `basic.auth.user.info`, `bearer.auth.token`, `ssl.ca.location`.
+    #[serde(default)]
+    pub registry_properties: BTreeMap<String, String>,
+    /// With what the schema is registered; `TOPIC-value` when absent.
+    #[serde(default)]
+    pub subject: Option<String>,
+    /// The schema, which the columns have to fit. One that follows from them is registered when absent.
+    #[serde(default)]
+    pub schema: Option<SinkSchema>,
     /// The columns that make the key, which decides about the partition. Rows without one go around by their
     /// numbers.
     #[serde(default)]
@@ -142,6 +174,8 @@ impl TopicSource {
             topic: topic.into(),
             brokers: brokers.into(),
             format: MessageFormat::default(),
+            registry: None,
+            registry_properties: BTreeMap::new(),
             partitions: None,
             begin: Begin::default(),
             meta: BTreeMap::new(),
@@ -163,13 +197,14 @@ impl TopicSource {
     }
 
     /// How messages become rows.
-    pub(super) fn messages(&self) -> MessageSettings {
+    pub(super) fn messages(&self, schemas: Option<Arc<dyn Schemas>>) -> MessageSettings {
         MessageSettings {
             format: self.format,
             columns: self.columns.clone(),
             formats: self.formats.clone(),
             unknown_fields: self.unknown_fields,
             meta: self.meta.clone(),
+            schemas,
         }
     }
 
@@ -180,6 +215,7 @@ impl TopicSource {
     /// Refuses what can't be.
     pub(super) fn check(&self) -> Result<()> {
         check(&self.topic, &self.brokers, &self.properties)?;
+        check_registry(&self.topic, self.format, &self.registry, &self.registry_properties)?;
         let partitions = self.partitions.as_deref().unwrap_or_default();
         let twice = partitions.iter().enumerate().find(|(i, p)| partitions[..*i].contains(p));
         if let Some((_, partition)) = twice {
@@ -215,6 +251,10 @@ impl TopicSink {
             topic: topic.into(),
             brokers: brokers.into(),
             format: MessageFormat::default(),
+            registry: None,
+            registry_properties: BTreeMap::new(),
+            subject: None,
+            schema: None,
             key: Vec::new(),
             headers: BTreeMap::new(),
             transactions: false,
@@ -240,6 +280,11 @@ impl TopicSink {
     /// Refuses what can't be.
     pub(super) fn check(&self) -> Result<()> {
         check(&self.topic, &self.brokers, &self.properties)?;
+        check_registry(&self.topic, self.format, &self.registry, &self.registry_properties)?;
+        if self.registry.is_none() && (self.subject.is_some() || self.schema.is_some()) {
+            let what = format!("topic {}: subject and schema are of a registry", self.topic);
+            return Err(Error::setting(what).help("say registry= and format=\"avro\", too"));
+        }
         if let Some(name) = self.headers.keys().find(|name| name.starts_with("tidemill-")) {
             return Err(Error::setting(format!("the header {name} can't be chosen"))
                 .help("names that begin with tidemill- are taken"));
@@ -316,6 +361,25 @@ fn check(topic: &str, brokers: &str, properties: &BTreeMap<String, String>) -> R
     Ok(())
 }
 
+fn check_registry(
+    topic: &str,
+    format: MessageFormat,
+    registry: &Option<String>,
+    properties: &BTreeMap<String, String>,
+) -> Result<()> {
+    match (format, registry) {
+        (MessageFormat::Avro, Some(url)) => crate::registry::check(url, properties)
+            .map_err(|error| Error { what: format!("topic {topic}: {}", error.what), ..error }),
+        (MessageFormat::Avro, None) => {
+            Err(Error::setting(format!("topic {topic}: Avro needs a registry of schemas"))
+                .help("say registry=\"http://host:8081\""))
+        }
+        (_, None) if properties.is_empty() => Ok(()),
+        _ => Err(Error::setting(format!("topic {topic}: only Avro has a registry of schemas"))
+            .help("say format=\"avro\", or leave registry= away")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -339,6 +403,12 @@ mod tests {
         assert_eq!(wrong.unwrap_err().help, "did you mean 'begin'?");
         let sink = TopicSink::from_json(r#"{"topic": "a", "brokers": "b:1", "key": ["k"]}"#);
         sink.unwrap().check().unwrap();
+        for (schema, read) in
+            [("\"latest\"", SinkSchema::Latest), ("{\"id\": 7}", SinkSchema::Id(7))]
+        {
+            let json = format!(r#"{{"topic": "a", "brokers": "b:1", "schema": {schema}}}"#);
+            assert_eq!(TopicSink::from_json(&json).unwrap().schema, Some(read));
+        }
     }
 
     #[test]
@@ -360,6 +430,18 @@ mod tests {
         let sink = TopicSink::new("t", "b:1");
         let headers = [("tidemill-id".to_owned(), "x".to_owned())].into();
         assert!(TopicSink { headers, ..sink.clone() }.check().is_err());
-        TopicSink { transactions: true, ..sink }.check().unwrap();
+        TopicSink { transactions: true, ..sink.clone() }.check().unwrap();
+        // A registry.
+        let avro = TopicSource { format: MessageFormat::Avro, ..source.clone() };
+        assert!(refused(avro.clone()).contains("needs a registry"));
+        let at = |url: &str| Some(url.to_owned());
+        assert!(refused(TopicSource { registry: at("host"), ..avro.clone() }).contains("no URL"));
+        assert!(refused(TopicSource { registry: at("http://h"), ..source }).contains("only Avro"));
+        TopicSource { registry: at("https://u:p@h/x"), ..avro }.check().unwrap();
+        let subject = TopicSink { subject: at("s"), ..sink.clone() };
+        assert!(subject.check().unwrap_err().to_string().contains("of a registry"));
+        let schema = Some(SinkSchema::Id(7));
+        let sink = TopicSink { schema, registry: at("http://h"), ..sink };
+        TopicSink { format: MessageFormat::Avro, ..sink }.check().unwrap();
     }
 }

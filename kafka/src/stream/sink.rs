@@ -10,6 +10,7 @@ use tidemill_env::Env;
 
 use super::begin::{ask, partitions};
 use super::listen::{Heard, Listener};
+use super::records::values;
 use super::send::{Outgoing, Sender};
 use super::settings::TopicSink;
 use super::tail::{Tail, There};
@@ -38,7 +39,8 @@ impl RowIds {
 ///
 /// # Errors
 /// When a setting does not fit, when there is no such topic, when no broker answers in time, and at a place
-/// when the topic is not what it was.
+/// when the topic is not what it was. In Avro also when the registry of schemas has another one, or does not answer
+/// in time.
 pub fn open(
     settings: &TopicSink,
     schema: &Arc<Schema>,
@@ -49,7 +51,7 @@ pub fn open(
 ) -> Result<Box<dyn Sink>> {
     settings.check()?;
     let TopicSink { topic, brokers, .. } = settings;
-    let values = MessageValues::new(schema, settings.format, &settings.key)?;
+    let values = values(settings, schema, &ids.stream, env, troubles)?;
     let heard = Heard::default();
     let transactional_id = settings
         .transactional_id

@@ -7,8 +7,10 @@ use rdkafka::admin::AdminClient;
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::message::{BorrowedMessage, Message as _};
+use rdkafka::message::{BorrowedMessage, OwnedMessage};
 use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::Message as Found;
+use tidemill_connect::message::Schemas;
 use tidemill_connect::{BadRow, Checksum, Chunk, MessageRows, Place, Polled, Source, Troubles};
 use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_bytes, put_u32, put_u64};
@@ -17,10 +19,12 @@ use tidemill_env::Env;
 
 use super::begin::{begins, number, partitions, refuse_compacted};
 use super::listen::{lasting, Heard, Listener};
+use super::records::fetcher;
 use super::settings::TopicSource;
 use super::watch::{Watch, Watched};
 use crate::asks::offset;
 use crate::message::incoming;
+use crate::registry::Fetcher;
 use crate::topics::is_missing;
 
 /// A chunk ends after this many bytes of messages, however many rows were asked for.
@@ -48,7 +52,9 @@ pub fn open(
 ) -> Result<Vec<Opened>> {
     settings.check()?;
     let TopicSource { topic, brokers, .. } = settings;
-    MessageRows::new(schema, &settings.messages())?;
+    let schemas = fetcher(settings, env, (troubles, who))?;
+    let messages = settings.messages(schemas.clone().map(|schemas| schemas as Arc<dyn Schemas>));
+    MessageRows::new(schema, &messages)?;
     let heard = Heard::default();
     let consumer: BaseConsumer<Listener> =
         settings.consumer()?.create_with_context(Listener(heard.clone())).map_err(not_made)?;
@@ -71,7 +77,7 @@ pub fn open(
     let watched = Arc::new(watched);
     let open = |(source, (partition, begin)): (usize, (&u32, u64))| -> Result<Opened> {
         let origin = format!("{topic}/{partition}");
-        let rows = MessageRows::new(schema, &settings.messages())?;
+        let rows = MessageRows::new(schema, &messages)?;
         let opened = PartitionSource {
             reading: Reading {
                 watched: watched.clone(),
@@ -84,10 +90,11 @@ pub fn open(
                 settling: None,
                 settled: None,
                 looked: 0,
-                doubt: None,
             },
             schema: schema.clone(),
             rows,
+            schemas: schemas.clone(),
+            held: None,
             builder: BatchBuilder::new(schema.clone()),
             place: Place { begin: Some(begin), ..Place::start() },
             has_looked: false,
@@ -107,6 +114,10 @@ struct PartitionSource {
     reading: Reading,
     schema: Arc<Schema>,
     rows: MessageRows,
+    /// What fetches the schemas of messages, where they have some.
+    schemas: Option<Arc<Fetcher>>,
+    /// The next message: its schema is not known yet.
+    held: Option<OwnedMessage>,
     builder: BatchBuilder,
     /// Behind the last row.
     place: Place,
@@ -135,8 +146,6 @@ struct Reading {
     settled: Option<u64>,
     /// The number of the last look that was told.
     looked: u64,
-    /// An answer that has the partition end before what was read: its number, and what had been read by then.
-    doubt: Option<(u64, u64)>,
 }
 
 /// What comes next.
@@ -282,16 +291,8 @@ impl Reading {
         self.looked = look.number;
         self.watch().want(self.source);
         if look.end < self.next {
-            // It may have been asked before what was read last was there, and so may the one that is asked now.
-            let (number, read) = self.doubt.unwrap_or((look.number, self.next));
-            if look.number > number + 1 && look.end < read {
-                return Err(self.shorter(look.end, read));
-            }
-            let is_old = look.end >= read;
-            self.doubt = Some(if is_old { (look.number, self.next) } else { (number, read) });
-            return Ok(false);
+            return Err(self.shorter(look.end, self.next));
         }
-        self.doubt = None;
         if look.end == self.next || self.settled == Some(look.end) {
             return Ok(true);
         }
@@ -306,7 +307,7 @@ impl Reading {
 
     /// Goes to a place, and sees whether the topic still is what was read up to there.
     fn go_to(&mut self, place: &Place) -> Result<()> {
-        (self.settling, self.settled, self.doubt) = (None, None, None);
+        (self.settling, self.settled) = (None, None);
         let (low, end) = self.ends()?;
         if place.offset == 0 {
             self.next = place.begin.unwrap_or(self.next);
@@ -375,15 +376,30 @@ impl PartitionSource {
         let first = self.place.offset;
         let mut taken = Taken::default();
         let (mut end_seen, mut failed) = (false, None);
+        // Behind the last message that was taken.
+        let mut next = None;
+        if let Some(held) = self.held.take_if(|_| rows_max > 0) {
+            if !self.rows.is_ready(&incoming(&held)) {
+                self.held = Some(held);
+                let failed = self.schemas.as_ref().and_then(|schemas| schemas.failed());
+                return failed.map_or(Ok(Polled::Pending), Err);
+            }
+            taken.take(first, &held, &mut self.rows, &mut self.builder, &self.reading.origin);
+            next = Some((at(&held) + 1, checksum(self.reading.partition, &held)));
+        }
         let reading = &self.reading;
         let mut last = None;
-        while taken.rows() < rows_max && taken.bytes < CHUNK_BYTES {
+        while self.held.is_none() && taken.rows() < rows_max && taken.bytes < CHUNK_BYTES {
             match reading.take(Duration::ZERO) {
                 Ok(Next::Message(message)) => {
+                    end_seen = false;
+                    if !self.rows.is_ready(&incoming(&message)) {
+                        self.held = Some(message.detach());
+                        break;
+                    }
                     let row = first + taken.rows() as u64;
                     let origin = &reading.origin;
                     taken.take(row, &message, &mut self.rows, &mut self.builder, origin);
-                    end_seen = false;
                     last = Some(message);
                 }
                 Ok(Next::End) => end_seen = true,
@@ -395,7 +411,13 @@ impl PartitionSource {
                 }
             }
         }
-        let Some(message) = last else {
+        if let Some(message) = last {
+            next = Some((at(&message) + 1, checksum(reading.partition, &message)));
+        }
+        let Some((next, checksum)) = next else {
+            if self.held.is_some() {
+                return Ok(Polled::Pending);
+            }
             if let Some(error) = failed {
                 return Err(error);
             }
@@ -410,10 +432,10 @@ impl PartitionSource {
             }
             return Ok(Polled::Pending);
         };
-        let (next, checksum) = (at(&message) + 1, checksum(reading.partition, &message));
-        drop(message);
         self.failed = failed;
         self.reading.next = next;
+        // Where the partition ended before that was there tells nothing.
+        self.reading.looked = self.reading.watch().asked();
         (self.reading.is_at_end, self.reading.settling) = (end_seen, None);
         let next_offset = first + taken.rows() as u64;
         self.place = Place { offset: next_offset, bytes: next, checksum, ..self.place.clone() };
@@ -444,6 +466,7 @@ impl Source for PartitionSource {
 
     fn resume(&mut self, place: &Place) -> Result<()> {
         self.failed = None;
+        self.held = None;
         match self.reading.go_to(place) {
             Ok(()) => {
                 let begin = place.begin.or(self.place.begin);
@@ -488,7 +511,7 @@ impl Taken {
     fn take(
         &mut self,
         row: u64,
-        message: &BorrowedMessage<'_>,
+        message: &impl Found,
         rows: &mut MessageRows,
         builder: &mut BatchBuilder,
         origin: &Arc<str>,
@@ -519,12 +542,12 @@ fn cut(text: &str, max: usize) -> &str {
     &text[..end.unwrap_or(0)]
 }
 
-fn at(message: &BorrowedMessage<'_>) -> u64 {
+fn at(message: &impl Found) -> u64 {
     u64::try_from(message.offset()).unwrap_or(0)
 }
 
 /// Of all that a message is: another one has another.
-fn checksum(partition: i32, message: &BorrowedMessage<'_>) -> Checksum {
+fn checksum(partition: i32, message: &impl Found) -> Checksum {
     let seen = incoming(message);
     let mut bytes = Vec::with_capacity(64 + seen.value.map_or(0, <[u8]>::len));
     put_u32(partition as u32, &mut bytes);

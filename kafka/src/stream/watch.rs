@@ -3,7 +3,7 @@
 //! The thread asks for the ends of partitions whose sources have found nothing, so that they know whether
 //! all is read; thereby it finds out, too, whether brokers answer, and whether the topic has grown.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +33,8 @@ pub(super) struct Watch {
     pub heard: Heard,
     /// Of each source.
     parts: Vec<Part>,
+    /// The number of the last question that was begun.
+    asked: AtomicU64,
     troubles: Troubles,
     /// Who has these troubles.
     who: String,
@@ -89,6 +91,7 @@ impl Watch {
             consumer,
             heard,
             parts: partitions.iter().map(part).collect(),
+            asked: AtomicU64::new(0),
             troubles: troubles.clone(),
             who: who.to_owned(),
         });
@@ -104,6 +107,11 @@ impl Watch {
     /// The last answer for a source.
     pub fn look(&self, source: usize) -> Option<Look> {
         *self.parts[source].look.lock()
+    }
+
+    /// The number of the last question that was begun: answers up to it may be older than what has been read.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Acquire)
     }
 
     /// A source wants to know where its partition ends, as of later than now.
@@ -129,6 +137,7 @@ impl Watch {
                 continue;
             }
             number += 1;
+            self.asked.store(number, Ordering::Release);
             self.ask(number, &wanted);
             let now_ns = self.env.clock.monotonic_ns();
             if now_ns.saturating_sub(grown_ns) > GROWN_NS && !self.heard.is_away() {

@@ -179,7 +179,13 @@ pub fn read_patiently(log: &KafkaLog, topic: Topic, from: u64) -> Records {
 
 /// Has something done to the broker, and waits until it was.
 pub fn control(deed: &str) {
-    let folder = std::env::var("SERVERS_KAFKA_CONTROL").expect("SERVERS_KAFKA_CONTROL");
+    control_of("KAFKA", deed);
+}
+
+/// Does something to one of the servers.
+pub fn control_of(server: &str, deed: &str) {
+    let name = format!("SERVERS_{server}_CONTROL");
+    let folder = std::env::var(&name).expect(&name);
     let file = std::path::Path::new(&folder).join(deed);
     std::fs::write(&file, "").expect("a file");
     while file.exists() {
