@@ -61,7 +61,8 @@ pub(crate) struct LogReport {
 pub struct Summary {
     /// The app's name.
     pub app: String,
-    /// Input events: executed, late or parked, and rows that could not be decoded.
+    /// Input events, executed or late, and rows that could not be decoded. Events that wait for their time count when
+    /// they are executed.
     pub events: u64,
     /// Transactions, aborted ones included.
     pub transactions: u64,
