@@ -246,9 +246,17 @@ impl Coordinator {
                 }
             }
             Packet::Available { generation, source, upto } => {
-                if let Some(running) = self.of(generation) {
-                    let available = &mut running.available[source as usize];
-                    *available = (*available).max(upto);
+                let available = match &mut self.stage {
+                    Stage::Forming(forming) if forming.form.generation == generation => {
+                        &mut forming.available
+                    }
+                    Stage::Running(running) if running.form.generation == generation => {
+                        &mut running.available
+                    }
+                    _ => return,
+                };
+                if let Some(there) = available.get_mut(source as usize) {
+                    *there = (*there).max(upto);
                     self.try_cut(effects);
                 }
             }

@@ -211,7 +211,7 @@ impl Worker {
             if self.is_leaving {
                 self.tell(Packet::Leaving, effects);
             }
-            // Again, because the coordinator does not listen before all are ready.
+            // Again, whatever has become of what was said before.
             if let Stage::Running(running) = &self.stage {
                 for (&source, input) in &running.inputs {
                     self.tell(input.available(generation, source), effects);

@@ -100,8 +100,8 @@ impl Card {
         }
         if other.app != self.app {
             return Some(format!(
-                "{who} runs another program (fingerprint {:032x}, not {:032x}): start all processes of a \
-                 cluster with the same app",
+                "{who} runs another program, or with other settings (fingerprint {:032x}, not {:032x}): start \
+                 all processes of a cluster with the same app, number of sources, log and store of snapshots",
                 other.app, self.app
             ));
         }

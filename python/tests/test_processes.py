@@ -279,6 +279,7 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
         ([*worker, *secret], "say where it is: --join ADDRESS"),
         ([*worker, *secret, "--join", "here"], "join is 'here', which is no address"),
         (["worker", other, *secret, *join], "runs another program"),
+        ([*worker, *secret, *join, "--set", "cluster_sources=4"], "number of sources"),
         (
             [*worker, *secret, *join, "--set", "cluster_name=tank"],
             "is of cluster 'bank', not 'tank'",

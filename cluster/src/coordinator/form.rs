@@ -15,6 +15,8 @@ pub(super) struct Forming {
     pub form: Arc<Form>,
     pub since_us: u64,
     formed: BTreeSet<Member>,
+    /// For each source what can be read, as far as those say who are ready before the others.
+    pub available: Vec<u64>,
 }
 
 impl Coordinator {
@@ -132,7 +134,8 @@ impl Coordinator {
         let (assignment, manifest) = (Assignment::equal(members), self.manifest.clone());
         let form = Arc::new(Form { generation, assignment, manifest });
         let (since_us, formed) = (self.now_us, BTreeSet::new());
-        self.stage = Stage::Forming(Forming { form: form.clone(), since_us, formed });
+        let available = vec![0; self.settings.sources as usize];
+        self.stage = Stage::Forming(Forming { form: form.clone(), since_us, formed, available });
         self.tell(&Packet::Form(form), effects);
     }
 
@@ -146,13 +149,16 @@ impl Coordinator {
         if forming.formed.len() < forming.form.assignment.members.len() {
             return;
         }
-        let form = forming.form.clone();
+        let (form, available) = (forming.form.clone(), std::mem::take(&mut forming.available));
         self.patience = 1;
         if self.is_spoiled_by(Fault::CutAnew) {
             self.cuts.clear();
         }
         let cuts = std::mem::take(&mut self.cuts);
-        let running = Running::new(form, &cuts, self.now_us);
+        let mut running = Running::new(form, &cuts, self.now_us);
+        for (there, more) in running.available.iter_mut().zip(available) {
+            *there = (*there).max(more);
+        }
         let epoch = running.epoch;
         self.stage = Stage::Running(Box::new(running));
         for cut in &cuts {

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use tidemill_core::encode::hash128;
+use tidemill_core::wire::{put_bytes, put_u128, put_u32};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env};
 use tidemill_host::Settings as Host;
@@ -154,7 +156,7 @@ impl ClusterSettings {
             cluster: name,
             secret: Secret::new(secret),
             tls: self.tls(env)?,
-            app: super::fingerprint(spec),
+            app: self.shared(super::fingerprint(spec)),
             listen,
             advertised,
             machine: tidemill_cluster::Settings {
@@ -177,6 +179,19 @@ impl ClusterSettings {
 }
 
 impl ClusterSettings {
+    /// What all processes of a cluster have to have the same: the program, and where they read and store what
+    /// they share. One that stored its part of a snapshot elsewhere would be missed by the next recovery.
+    fn shared(&self, fingerprint: u128) -> u128 {
+        let mut bytes = Vec::new();
+        put_u128(fingerprint, &mut bytes);
+        put_u32(self.sources, &mut bytes);
+        bytes.push(self.log.is_some().into());
+        // Brokers and directories may have other names on other machines.
+        let bucket = self.snapshots.as_deref().filter(|at| at.contains("://"));
+        put_bytes(bucket.unwrap_or_default().as_bytes(), &mut bytes);
+        hash128(&bytes)
+    }
+
     /// The certificates, where there are some.
     fn tls(&self, env: &Env) -> Result<Option<Tls>> {
         let found = [&self.certificate, &self.key, &self.authority].map(Option::as_deref);
