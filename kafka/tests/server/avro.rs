@@ -1,6 +1,6 @@
 //! Topics in Avro, with a real broker and a real registry of schemas.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
@@ -12,6 +12,9 @@ use tidemill_kafka::stream::{open_sink, open_sources, SinkSchema, TopicSink, Top
 
 use crate::common::{brokers, control_of};
 use crate::topic::*;
+
+/// Held for reading by who needs the registry, for writing by who stops it: tests run side by side.
+static REGISTRY: RwLock<()> = RwLock::new(());
 
 fn registry() -> String {
     std::env::var("SERVERS_REGISTRY").expect("SERVERS_REGISTRY")
@@ -91,6 +94,7 @@ fn refused(settings: &TopicSink, schema: &Arc<Schema>) -> Error {
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_avro_is_read_by_the_schemas_that_it_was_written_by() {
+    let _registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
     let topic = topic("avro", 1);
     // Versions that follow one another, and one of something else.
     let n = r#"{"name": "n", "type": "int"}"#;
@@ -178,6 +182,7 @@ fn all_types() -> (Arc<Schema>, Vec<Row>) {
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_avro_comes_back_as_it_was_written() {
+    let _registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
     let topic = topic("avro-types", 1);
     let (schema, rows) = all_types();
     // By the schema that follows from the columns, by the same one as the latest, and by its id: it is one.
@@ -216,6 +221,7 @@ fn server_avro_comes_back_as_it_was_written() {
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_a_schema_that_does_not_follow_is_refused_with_the_registrys_words() {
+    let _registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
     let topic = topic("avro-breaks", 1);
     let schema = |ty: DataType| Arc::new(Schema::new(vec![Column::new("n", ty)]));
     let settings = write_avro(&topic);
@@ -240,6 +246,7 @@ fn server_a_schema_that_does_not_follow_is_refused_with_the_registrys_words() {
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_a_registry_by_https() {
+    let _registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
     let topic = topic("avro-tls", 1);
     let url = std::env::var("SERVERS_REGISTRY_TLS").expect("SERVERS_REGISTRY_TLS");
     let authority = std::env::var("SERVERS_REGISTRY_AUTHORITY").expect("a file");
@@ -264,6 +271,7 @@ fn server_a_registry_by_https() {
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_a_source_waits_for_a_registry() {
+    let _registry = REGISTRY.write().unwrap_or_else(PoisonError::into_inner);
     let name = topic("avro-waits", 1);
     let id = register(&format!("{name}-value"), &record(r#"{"name": "n", "type": "long"}"#));
     let next = |n| {
