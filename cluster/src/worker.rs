@@ -211,12 +211,6 @@ impl Worker {
             if self.is_leaving {
                 self.tell(Packet::Leaving, effects);
             }
-            // Again, whatever has become of what was said before.
-            if let Stage::Running(running) = &self.stage {
-                for (&source, input) in &running.inputs {
-                    self.tell(input.available(generation, source), effects);
-                }
-            }
         }
         self.ask(effects);
         self.save_again(effects);

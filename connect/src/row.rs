@@ -64,6 +64,22 @@ impl Scratch {
         })
     }
 
+    /// Keeps a value of a column's type, or null.
+    pub fn value(&mut self, value: &Value) -> Result<Slot, String> {
+        Ok(match value {
+            Value::Null => Slot::Null,
+            Value::Int(int) | Value::Timestamp(int) | Value::Decimal(int, _) => Slot::Int(*int),
+            Value::Float(float) => Slot::Float(*float),
+            Value::Bool(bool) => Slot::Bool(*bool),
+            Value::Str(text) => self.copy(text),
+            Value::Bytes(bytes) | Value::Any(bytes) => self.write(|out| {
+                out.extend_from_slice(bytes);
+                Ok(())
+            })?,
+            Value::List(_) => self.list(value)?,
+        })
+    }
+
     /// Appends the row.
     pub fn push(&self, record: &str, rules: &[Rule], rows: &mut BatchBuilder) {
         for ((slot, builder), rule) in self.slots.iter().zip(rows.columns_mut()).zip(rules) {

@@ -3,8 +3,9 @@
 //! # Logs
 //!
 //! One topic holds the inputs and one the outputs, with a partition for each source; a third one holds the
-//! cuts, in its first partition. What is in inputs and outputs is for people and for other systems: a
-//! [`Format`] says how a request is read and a reply is written. Cuts are Tidemill's own.
+//! cuts, in its first partition, unless they are in a log of their own. What is in inputs and outputs is for
+//! people and for other systems: a [`Format`] says how a request is read and a reply is written. Cuts are
+//! Tidemill's own.
 //!
 //! **Fencing** needs no transactions of Kafka. Every record of cuts and outputs bears its generation in the
 //! header [`GENERATION`], and the record with which a generation begins bears its number in the header

@@ -6,6 +6,9 @@
 #[allow(dead_code)] // What other tests need.
 #[path = "server/common.rs"]
 mod common;
+#[allow(dead_code)]
+#[path = "server/read.rs"]
+mod read;
 
 use std::time::{Duration, Instant};
 

@@ -8,6 +8,8 @@ mod alone;
 mod avro;
 #[path = "server/common.rs"]
 mod common;
+#[path = "server/read.rs"]
+mod read;
 #[path = "server/streams.rs"]
 mod streams;
 #[path = "server/topic.rs"]

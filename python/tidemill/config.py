@@ -29,6 +29,13 @@ RECOVERY: Final = ("weak", "strong")
 #: What ``cluster_cuts`` may be.
 CUTS: Final = ("log", "coordinator")
 
+#: What to say where it is none of these.
+_SAY: Final = {
+    DURABLE: "say none to keep nothing, log to repeat everything at a start, or log+snapshots",
+    RECOVERY: "say weak to log inputs, or strong to log each transaction, too",
+    CUTS: "say log to have them in Kafka, or coordinator to have them on its disk",
+}
+
 #: What ``upgrade`` may be, beside true and false.
 LOSSY: Final = "lossy"
 
@@ -133,26 +140,10 @@ def _checked(name: str, value: Any, origin: str) -> Any:
         if not isinstance(value, str):
             raise SettingError(f"{origin}: {name}={value!r} is not a text")
         return value
-    if kind is DURABLE:
-        if value not in DURABLE:
-            raise SettingError(
-                f"{origin}: {name}={value!r} is none of {', '.join(DURABLE)}",
-                "say none to keep nothing, log to repeat everything at a start, or log+snapshots",
-            )
-        return value
-    if kind is RECOVERY:
-        if value not in RECOVERY:
-            raise SettingError(
-                f"{origin}: {name}={value!r} is none of {', '.join(RECOVERY)}",
-                "say weak to log inputs, or strong to log each transaction, too",
-            )
-        return value
-    if kind is CUTS:
-        if value not in CUTS:
-            raise SettingError(
-                f"{origin}: {name}={value!r} is none of {', '.join(CUTS)}",
-                "say log to have them in Kafka, or coordinator to have them on its disk",
-            )
+    if isinstance(kind, tuple):
+        if value not in kind:
+            what = f"{origin}: {name}={value!r} is none of {', '.join(kind)}"
+            raise SettingError(what, _SAY[kind])
         return value
     try:
         if isinstance(value, bool | float):

@@ -138,19 +138,10 @@ fn slot(raw: &[u8], rule: &Rule, scratch: &mut Scratch) -> Result<Slot, String> 
         });
     }
     let mut input = raw;
-    let value = value(&mut input, &rule.ty, &rule.time)?;
-    Ok(match value {
-        Value::Null => return Err("null, but the column may not be null".into()),
-        Value::Int(int) | Value::Timestamp(int) | Value::Decimal(int, _) => Slot::Int(int),
-        Value::Float(float) => Slot::Float(float),
-        Value::Bool(bool) => Slot::Bool(bool),
-        Value::Str(text) => scratch.copy(&text),
-        Value::Bytes(bytes) | Value::Any(bytes) => scratch.write(|out| {
-            out.extend_from_slice(&bytes);
-            Ok(())
-        })?,
-        list @ Value::List(_) => scratch.list(&list)?,
-    })
+    match value(&mut input, &rule.ty, &rule.time)? {
+        Value::Null => Err("null, but the column may not be null".into()),
+        value => scratch.value(&value),
+    }
 }
 
 fn value(input: &mut &[u8], ty: &DataType, time: &TimeFormat) -> Result<Value, String> {

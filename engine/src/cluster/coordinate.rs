@@ -94,25 +94,22 @@ impl Cluster {
             forget(env, dir).map_err(failed)?;
         }
         let elsewhere = log(settings, &host.cluster, &functions, env)?;
-        let is_here = elsewhere.is_none() || settings.cuts == Cuts::Coordinator;
-        let (own, held) = match is_here {
-            true => {
-                let own = log_of(&host.cluster);
-                (Some(Arc::new(FileLog::open(env, dir.join("log"), own, held)?)), None)
+        let own =
+            |held| FileLog::open(env, dir.join("log"), log_of(&host.cluster), held).map(Arc::new);
+        let (log, served, held): (Arc<dyn Log>, _, _) = match (elsewhere, settings.cuts) {
+            (Some(log), Cuts::Log) => (log, None, Some(held)),
+            (Some(log), Cuts::Coordinator) => {
+                (Arc::new(CutsApart::new(own(held)?, log)), None, None)
             }
-            false => (None, Some(held)),
+            (None, _) => {
+                let own = own(held)?;
+                (own.clone(), Some(own), None)
+            }
         };
         // Each event has a number that is never used again: whoever followed a coordinator that has ended is told
         // that there are rows that it has missed. In the log that it serves each is a record.
-        let now = env.clock.now_us().unsigned_abs();
-        let (log, served, first): (Arc<dyn Log>, _, _) = match (elsewhere, own) {
-            (Some(log), None) => (log, None, now),
-            (Some(log), Some(own)) => (Arc::new(CutsApart::new(own, log)), None, now),
-            (None, own) => {
-                let own = own.expect("it is opened where there is no other");
-                (own.clone(), Some(own.clone()), own.begins_at())
-            }
-        };
+        let now = || env.clock.now_us().unsigned_abs();
+        let first = served.as_ref().map_or_else(now, |own| own.begins_at());
         if served.is_none() {
             cuts::check(&*log, settings.sources)?;
         }
@@ -322,12 +319,11 @@ impl App for Cluster {
                  tidemill_cluster_{name} {value}"
             );
         }
-        let lags = lags.iter().map(|lag| *lag as f64).collect();
+        let lags: Vec<f64> = lags.iter().map(|lag| *lag as f64).collect();
         for (name, help, values) in [
             ("source_lag", "Requests of a source that no cut has.", lags),
             ("source_skew", "How many times as much comes in there as in the mean.", skews),
-        ] as [(_, _, Vec<f64>); 2]
-        {
+        ] {
             let _ = writeln!(
                 text,
                 "# HELP tidemill_cluster_{name} {help}\n# TYPE tidemill_cluster_{name} gauge"

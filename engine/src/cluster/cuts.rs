@@ -4,7 +4,7 @@ use tidemill_cluster::Topic;
 use tidemill_core::{Error, Result};
 use tidemill_durable::Log;
 
-use super::upgrade::read;
+use super::ask::read;
 
 /// Refuses a log in which something was executed and whose cuts are somewhere else: in what order, only they say.
 ///

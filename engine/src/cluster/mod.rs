@@ -7,8 +7,11 @@
 //! | `format` | requests and outputs as messages of Kafka |
 //! | `coordinate` | the coordinator, with the app as clients see it |
 //! | `join` | a worker |
+//! | `cuts` | that the cuts which were made are there |
+//! | `ask` | asking the log and the store, and waiting |
 //! | `upgrade` | of which program the state is, and going on with another version |
 
+mod ask;
 mod coordinate;
 mod cuts;
 mod doors;

@@ -8,19 +8,18 @@
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tidemill_cluster::wire::{put_object, take_object};
 use tidemill_cluster::{Manifest, Object, Record, Records, Topic};
 use tidemill_core::{encode, Error, Key, Kind, Result, TableId, Value};
-use tidemill_durable::{Log, Store, Then};
+use tidemill_durable::{Log, Store};
 use tidemill_env::Env;
 use tidemill_place::partition_of_bytes;
 use tidemill_snapshot::{Delta, Head, MemoryStore, Snapshots};
 
+use super::ask::{answer, read};
 use crate::changes::counted;
 use crate::compare::Comparison;
 use crate::data_dir::replace;
@@ -32,8 +31,6 @@ use crate::upgrade::{check, refused};
 
 /// The file that says of which program a cluster's state is.
 const PROGRAM: &str = "program";
-/// So long the log and the store may take for an answer.
-const ANSWER: Duration = Duration::from_secs(60);
 
 /// Rows by their keys.
 type Rows = BTreeMap<(TableId, Key), Arc<[Value]>>;
@@ -252,16 +249,6 @@ impl Starting<'_> {
     }
 }
 
-/// What there is of a topic from an offset on.
-pub(super) fn read(log: &dyn Log, topic: Topic, from: u64) -> Result<Records> {
-    let records = answer(|then| log.read(topic, from, None, 0, then))?;
-    records.ok_or_else(|| match log.failed() {
-        Some(error) => error,
-        None => Error::new(Kind::Io, format!("{topic:?} of the cluster's log can't be read"))
-            .help("see whether the brokers are there"),
-    })
-}
-
 /// Forgets of which program the state is; for who begins anew.
 pub(super) fn forget(env: &Env, dir: &Path) -> std::io::Result<()> {
     match env.disk.remove(&dir.join(PROGRAM)) {
@@ -293,16 +280,6 @@ fn left(
     let manifest =
         Snapshots::open(store.clone(), 0, 0)?.publish(head, &internal.encode(), &delta)?;
     Ok(Left { manifest: (*manifest).clone(), stored: app.clone(), internal })
-}
-
-/// Asks, and waits for the answer.
-fn answer<T: Send + 'static>(ask: impl FnOnce(Then<T>)) -> Result<T> {
-    let (tell, told): (_, Receiver<T>) = channel();
-    ask(Box::new(move |answer| drop(tell.send(answer))));
-    told.recv_timeout(ANSWER).map_err(|_| {
-        Error::new(Kind::Io, "the cluster's log or store does not answer")
-            .help("see whether the brokers and the store are there, and start again")
-    })
 }
 
 #[cfg(test)]

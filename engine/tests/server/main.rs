@@ -5,6 +5,8 @@
 
 #[path = "../../../txn/tests/random/mod.rs"]
 mod random;
+#[path = "../../../kafka/tests/server/read.rs"]
+mod read;
 mod topics;
 
 use std::collections::BTreeMap;
@@ -14,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use random::{Dice, Shape};
+use read::{all, brokers};
 use serde_json::json;
 use tidemill_connect::values::write_row;
 use tidemill_connect::{MessageFormat, MessageValues};
@@ -23,7 +26,7 @@ use tidemill_env::Env;
 use tidemill_txn::program::{Origin, Program};
 use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
-use topics::{brokers, contents, make_topics, Writer};
+use topics::{make_topics, Writer};
 
 /// What a process that is to be killed is told in its environment: seed, life and folder.
 const TOLD: [&str; 3] = ["TOPICS_SEED", "TOPICS_LIFE", "TOPICS_FOLDER"];
@@ -192,12 +195,13 @@ impl Case {
                 expected[n % OUT].push((format!("{}/{n}", stream.name), text));
             }
             for (partition, (expected, found)) in
-                expected.iter().zip(contents(&self.output(index), OUT)).enumerate()
+                expected.iter().zip(all(&self.output(index))).enumerate()
             {
                 let place = format!("{}: {}/{partition}", self.topics, stream.name);
                 assert_eq!(found.len(), expected.len(), "{place}");
                 for ((id, text), found) in expected.iter().zip(found) {
-                    assert!(found.id.ends_with(id), "{place}: {id} and {}", found.id);
+                    let found_id = found.id.expect("an id");
+                    assert!(found_id.ends_with(id), "{place}: {id} and {found_id}");
                     assert_eq!(found.value, *text, "{place}: {id}");
                 }
             }

@@ -5,23 +5,9 @@ use std::time::{Duration, Instant};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaError;
-use rdkafka::message::{Headers, Message};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
-use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
-use rdkafka::ClientConfig;
 
-const LONG: Duration = Duration::from_secs(30);
-
-pub fn brokers() -> String {
-    std::env::var("SERVERS_KAFKA").expect("SERVERS_KAFKA: run this with make test-servers")
-}
-
-fn config() -> ClientConfig {
-    let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", brokers());
-    config
-}
+use crate::read::{config, LONG};
 
 /// Makes topics with so many partitions each.
 pub fn make_topics(names: &[(String, usize)]) {
@@ -86,45 +72,4 @@ impl Writer {
             (false, _) => {}
         }
     }
-}
-
-/// What a message of a topic is to a test.
-pub struct Found {
-    pub id: String,
-    pub value: String,
-}
-
-/// All messages that are committed, by partition.
-pub fn contents(topic: &str, partitions: usize) -> Vec<Vec<Found>> {
-    let consumer: BaseConsumer = config()
-        .set("group.id", "test")
-        .set("enable.partition.eof", "true")
-        .set("isolation.level", "read_committed")
-        .set("fetch.wait.max.ms", "10")
-        .create()
-        .unwrap();
-    let mut list = TopicPartitionList::new();
-    for partition in 0..partitions {
-        list.add_partition_offset(topic, partition as i32, Offset::Beginning).unwrap();
-    }
-    consumer.assign(&list).unwrap();
-    let mut found: Vec<Vec<Found>> = (0..partitions).map(|_| Vec::new()).collect();
-    let (mut ended, begun) = (0, Instant::now());
-    while ended < partitions {
-        assert!(begun.elapsed() < LONG, "{topic} is not read to its end");
-        match consumer.poll(Duration::from_millis(100)) {
-            Some(Ok(message)) => {
-                let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-                let headers = message.headers().expect("headers");
-                let id = headers.iter().find(|header| header.key == "tidemill-id");
-                let id = text(id.and_then(|header| header.value).expect("an id"));
-                let value = text(message.payload().expect("a value"));
-                found[message.partition() as usize].push(Found { id, value });
-            }
-            Some(Err(KafkaError::PartitionEOF(_))) => ended += 1,
-            Some(Err(error)) => println!("reading {topic}: {error}"),
-            None => {}
-        }
-    }
-    found
 }

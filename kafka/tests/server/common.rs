@@ -19,6 +19,8 @@ use tidemill_env::Env;
 use tidemill_function::{Call, Target, Tid};
 use tidemill_kafka::{Format, KafkaLog, KafkaSettings, Outgoing};
 
+pub use crate::read::brokers;
+
 /// Records as they are.
 struct Plain;
 
@@ -37,10 +39,6 @@ impl Format for Plain {
         assert_eq!((message.key, message.header("a")), (Some(&b"key"[..]), Some(&b"b"[..])));
         take_record(&mut message.value?)
     }
-}
-
-pub fn brokers() -> String {
-    std::env::var("SERVERS_KAFKA").expect("SERVERS_KAFKA: run this with make test-servers")
 }
 
 /// Topics that no other test has.

@@ -5,20 +5,17 @@ use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
-use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
+use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
-use rdkafka::ClientConfig;
 use tidemill_connect::source::contract::Taken;
 use tidemill_connect::{Place, Polled, Sink, SinkPlace, Source, Troubles};
 use tidemill_core::{Column, DataType, Result, Row, Schema, Value};
 use tidemill_env::Env;
-use tidemill_kafka::stream::{open_sink, open_sources, RowIds, TopicSink, TopicSource, ID};
+use tidemill_kafka::stream::{open_sink, open_sources, RowIds, TopicSink, TopicSource};
 
 use crate::common::{brokers, make_topic};
-
-pub const LONG: Duration = Duration::from_secs(30);
+pub use crate::read::{all, config, LONG};
 
 /// A topic that no other test has.
 pub fn topic(name: &str, partitions: i32) -> String {
@@ -41,12 +38,6 @@ pub fn row(n: i64) -> [Value; 2] {
 
 pub fn json(n: i64) -> String {
     format!("{{\"n\": {n}, \"s\": \"{}\"}}", "x".repeat(n as usize * 7 % 90))
-}
-
-pub fn config() -> ClientConfig {
-    let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", brokers());
-    config
 }
 
 /// Whoever else writes.
@@ -96,56 +87,6 @@ impl Writer {
             false => self.producer.abort_transaction(LONG).unwrap(),
         }
     }
-}
-
-/// What a message of a topic is to a test.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    pub partition: i32,
-    pub key: Option<String>,
-    pub value: String,
-    pub id: Option<String>,
-}
-
-/// All messages that are committed, by partition.
-pub fn all(topic: &str) -> Vec<Vec<Found>> {
-    let consumer: BaseConsumer = config()
-        .set("group.id", "test")
-        .set("enable.partition.eof", "true")
-        .set("isolation.level", "read_committed")
-        .set("fetch.wait.max.ms", "10")
-        .create()
-        .unwrap();
-    let metadata = consumer.fetch_metadata(Some(topic), LONG).unwrap();
-    let count = metadata.topics()[0].partitions().len();
-    let mut list = TopicPartitionList::new();
-    for partition in 0..count {
-        list.add_partition_offset(topic, partition as i32, Offset::Beginning).unwrap();
-    }
-    consumer.assign(&list).unwrap();
-    let (mut found, mut ended) = (vec![Vec::new(); count], 0);
-    let begun = Instant::now();
-    while ended < count {
-        assert!(begun.elapsed() < LONG, "{topic} is not read to its end");
-        match consumer.poll(Duration::from_millis(100)) {
-            Some(Ok(message)) => {
-                let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-                let id = message.headers().and_then(|headers| {
-                    headers.iter().find(|h| h.key == ID).and_then(|h| h.value).map(text)
-                });
-                found[message.partition() as usize].push(Found {
-                    partition: message.partition(),
-                    key: message.key().map(text),
-                    value: text(message.payload().unwrap_or_default()),
-                    id,
-                });
-            }
-            Some(Err(rdkafka::error::KafkaError::PartitionEOF(_))) => ended += 1,
-            Some(Err(error)) => println!("reading {topic}: {error}"),
-            None => {}
-        }
-    }
-    found
 }
 
 pub fn admin() -> AdminClient<DefaultClientContext> {

@@ -218,18 +218,7 @@ impl<'a> Reader<'a> {
             (Kind::Null, _) => return Err("null, but the column may not be null".into()),
             _ => {}
         }
-        Ok(match self.value(at, &rule.ty, &rule.time, DEPTH_MAX)? {
-            Value::Null => Slot::Null,
-            Value::Int(int) | Value::Timestamp(int) | Value::Decimal(int, _) => Slot::Int(int),
-            Value::Float(float) => Slot::Float(float),
-            Value::Bool(bool) => Slot::Bool(bool),
-            Value::Str(text) => scratch.copy(&text),
-            Value::Bytes(bytes) | Value::Any(bytes) => scratch.write(|out| {
-                out.extend_from_slice(&bytes);
-                Ok(())
-            })?,
-            list @ Value::List(_) => scratch.list(&list)?,
-        })
+        scratch.value(&self.value(at, &rule.ty, &rule.time, DEPTH_MAX)?)
     }
 
     /// A value of a type, or null; of a part of the schema that is no union.
