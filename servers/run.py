@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a command beside a real Kafka broker, a real registry of schemas and a real S3 server.
 
-    servers/run.py [--kafka] [--registry] [--s3] -- cargo test --release ...
+    servers/run.py [--kafka] [--registry] [--s3] [--long] -- cargo test --release ...
 
 The servers are installed once, into target/servers, and started for this run alone: on free
 loopback ports, with a temporary folder. The command finds them in its environment:
@@ -61,6 +61,8 @@ USER, PASSWORD, REGION = "tidemill", "tidemill-secret", "us-east-1"
 
 #: Brokers live for seconds here: what makes them start sooner counts, and not what makes them fast.
 QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m"]
+#: What a broker that lives for minutes has instead, as one that is benchmarked.
+LONG = ["-Xmx1g"]
 #: What there is.
 SERVERS = {"kafka": "a Kafka broker", "registry": "a registry of schemas", "s3": "an S3 server"}
 
@@ -136,7 +138,7 @@ def remember_classes(libs: Path) -> Path:
         print("servers: starting Kafka once, to remember its classes", file=sys.stderr)
         part = libs.parent / "classes.part"
         with tempfile.TemporaryDirectory(prefix="tidemill-servers-") as folder:
-            kafka, port, _ = make_kafka(Path(folder), libs, f"-XX:ArchiveClassesAtExit={part}")
+            kafka, port, _ = make_kafka(Path(folder), libs, *QUICK, f"-XX:ArchiveClassesAtExit={part}")
             kafka.start()
             try:
                 kafka.wait_until(lambda: listens(port))
@@ -346,7 +348,7 @@ auto.create.topics.enable=false
     )  # fmt: skip
     if done.returncode != 0:
         raise Failed(f"Kafka's folder could not be formatted:\n{done.stdout}{done.stderr}")
-    command = [java, *QUICK, *flags, "-cp", f"{libs}/*", "kafka.Kafka", str(properties)]
+    command = [java, *flags, "-cp", f"{libs}/*", "kafka.Kafka", str(properties)]
     found = {f"SERVERS_KAFKA_{name}": at for name, at in places.items() if name != "PLAINTEXT"}
     found |= {"SERVERS_KAFKA": places["PLAINTEXT"], "SERVERS_KAFKA_KEYS": str(keys)}
     found |= {"SERVERS_KAFKA_USER": USER, "SERVERS_KAFKA_PASSWORD": PASSWORD}
@@ -451,7 +453,7 @@ def obey(control: Path, server: Server, is_ready, is_over: threading.Event) -> N
                 (control / name).unlink()
 
 
-def run(command: list[str], servers: set[str]) -> int:
+def run(command: list[str], servers: set[str], is_long: bool) -> int:
     """Starts the servers, runs the command, ends the servers."""
     with contextlib.ExitStack() as stack:
         # What is pushed last is done first: the servers end before their folder goes.
@@ -464,7 +466,7 @@ def run(command: list[str], servers: set[str]) -> int:
             (folder / "kafka").mkdir()
             libs = install_kafka()
             share = f"-XX:SharedArchiveFile={remember_classes(libs)}"
-            kafka, port, found = make_kafka(folder / "kafka", libs, share)
+            kafka, port, found = make_kafka(folder / "kafka", libs, *(LONG if is_long else QUICK), share)
             controlled.append((kafka, "KAFKA", lambda: listens(port)))
             environment |= found
         if "registry" in servers:
@@ -515,6 +517,9 @@ def main() -> int:
         parser.add_argument(
             f"--{name}", action="store_true", help=f"{what}; none but those that are given"
         )
+    parser.add_argument(
+        "--long", action="store_true", help="a broker that starts later and is faster once it is warm"
+    )
     parser.add_argument("command", nargs="+", help="the command, behind --")
     chosen = parser.parse_args()
     servers = {name for name in SERVERS if getattr(chosen, name)} or set(SERVERS)
@@ -522,7 +527,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        status = run(chosen.command, servers)
+        status = run(chosen.command, servers, chosen.long)
     except Failed as failed:
         print(f"servers: {failed}", file=sys.stderr)
         return 1

@@ -173,7 +173,8 @@ impl Appends {
         producer.map_or(Ok(()), |p| topics::warm(&self.core, p.client(), &self.settings))
     }
 
-    /// Appends a message. Cuts and what begins a generation are answered when they have been read back.
+    /// Appends a message. Cuts and what begins a generation are answered when they have been read back, as all
+    /// before them has been.
     pub(crate) fn append(
         &self,
         part: usize,
@@ -184,9 +185,7 @@ impl Appends {
     ) {
         let of = &self.core.parts[part];
         let is_judged = of.is_fenced() && (begins || of.topic == Topic::Cuts);
-        if is_judged && !of.is_tailed.swap(true, Ordering::SeqCst) {
-            self.core.wake();
-        }
+        let then = if is_judged { self.judged(part, then) } else { then };
         // The lock is what makes the order of the calls that of the log.
         let tried = {
             let mut inner = self.inner.lock();
@@ -210,6 +209,23 @@ impl Appends {
         if let Tried::Not(then) = tried {
             then(Err(Refused::Unknown));
         }
+    }
+
+    /// Has the part read until this is answered, and cuts for ever. Outputs are many, and clients read them: a
+    /// coordinator, which only says where generations begin, reads them for that alone.
+    fn judged(&self, part: usize, then: Then<Result<u64, Refused>>) -> Then<Result<u64, Refused>> {
+        let of = &self.core.parts[part];
+        if of.judged.fetch_add(1, Ordering::SeqCst) == 0 {
+            self.core.wake();
+        }
+        if of.topic == Topic::Cuts {
+            return then;
+        }
+        let core = self.core.clone();
+        Box::new(move |answer| {
+            core.parts[part].judged.fetch_sub(1, Ordering::SeqCst);
+            then(answer);
+        })
     }
 
     fn send(&self, running: &Running, sent: Sent, message: &Outgoing) -> Tried {

@@ -1,6 +1,5 @@
 //! Questions to the brokers that block, on a thread of their own.
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -140,7 +139,7 @@ impl Asker {
     fn known(&self, part: usize, why: Why) -> Option<Known> {
         let Why::Read { from } = why else { return None };
         let part = &self.core.parts[part];
-        let is_followed = !part.is_fenced() || part.is_tailed.load(Ordering::SeqCst);
+        let is_followed = !part.is_fenced() || part.is_tailed();
         if is_followed || from == u64::MAX || part.fence.lock().scanned() >= from {
             return None;
         }

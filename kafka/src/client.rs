@@ -52,7 +52,7 @@ impl Client {
             .client(&[
                 ("acks", "all".into()),
                 ("enable.idempotence", "true".into()),
-                ("linger.ms", format!("{:.3}", settings.linger_us as f64 / 1000.0)),
+                ("linger.ms", settings.linger_ms.to_string()),
                 ("delivery.report.only.error", "true".into()),
                 ("queue.buffering.max.messages", "1000000".into()),
             ])?

@@ -78,10 +78,21 @@ impl Fence {
         if offset < self.scanned {
             return;
         }
+        while self.begins.last().is_some_and(|(said, _)| *said >= offset) {
+            // It was only said, and will be seen.
+            self.begins.pop();
+        }
         if mark.begins.is_some_and(|begins| begins >= self.before(offset)) {
             self.begins.extend(mark.begins.map(|begins| (offset, begins)));
         }
         self.scanned = offset + 1;
+    }
+
+    /// The generation that began last has said so again at an offset.
+    pub(crate) fn said(&mut self, offset: u64, generation: u64) {
+        if offset >= self.scanned && self.begins.last().is_none_or(|(last, _)| *last < offset) {
+            self.begins.push((offset, generation));
+        }
     }
 
     /// Everything below an offset has gone without having been seen.
@@ -185,6 +196,15 @@ mod tests {
         assert_eq!([10, 13, 19].map(|offset| fence.begun(offset)), [None, Some(12), Some(16)]);
         fence.forget(14);
         assert_eq!((fence.base(), fence.before(14), fence.begun(14)), (14, 3, Some(12)));
+        // What is said counts until it is seen.
+        fence.said(30, 3);
+        fence.skip(40);
+        fence.said(35, 3);
+        assert_eq!((fence.before(40), fence.begun(40)), (3, Some(30)));
+        fence.said(50, 3);
+        fence.see(40, begins(4));
+        fence.see(50, begins(3));
+        assert_eq!((fence.before(51), fence.begun(51)), (4, Some(40)));
     }
 
     #[test]

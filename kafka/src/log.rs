@@ -32,8 +32,8 @@ pub(crate) struct Part {
     pub(crate) name: String,
     pub(crate) partition: i32,
     pub(crate) fence: Mutex<Fence>,
-    /// Whether it is read behind appends.
-    pub(crate) is_tailed: AtomicBool,
+    /// So many appends wait until all before them has been read back; cuts are read as long as there is a writer.
+    pub(crate) judged: AtomicU64,
     /// Appends that have not been reported on.
     pub(crate) outstanding: AtomicU64,
     /// When the last one was.
@@ -43,6 +43,11 @@ pub(crate) struct Part {
 impl Part {
     pub(crate) fn is_fenced(&self) -> bool {
         !matches!(self.topic, Topic::Input(_))
+    }
+
+    /// Whether it is read behind appends.
+    pub(crate) fn is_tailed(&self) -> bool {
+        self.judged.load(Ordering::SeqCst) > 0
     }
 
     fn place(&self) -> String {
@@ -298,7 +303,7 @@ fn parts(settings: &KafkaSettings) -> Vec<Part> {
         name,
         partition,
         fence: Mutex::default(),
-        is_tailed: AtomicBool::new(false),
+        judged: AtomicU64::new(0),
         outstanding: AtomicU64::new(0),
         progress_ns: AtomicU64::new(0),
     };

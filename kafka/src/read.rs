@@ -10,7 +10,7 @@ use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::topic_partition_list::TopicPartitionList;
-use tidemill_cluster::{Record, Records, Topic};
+use tidemill_cluster::{Record, Records, Refused, Topic};
 use tidemill_connect::Message;
 use tidemill_core::Error;
 use tidemill_durable::Then;
@@ -184,7 +184,9 @@ impl Driver {
     fn follow(&mut self, index: usize) -> bool {
         let (core, now_ns) = (&self.core, self.now_ns());
         let (part, side) = (&core.parts[index], &mut self.sides[index]);
-        if core.is_lost() || !part.is_tailed.load(Ordering::SeqCst) {
+        if core.is_lost() || !part.is_tailed() {
+            // Or the broker would go on sending what nobody wants.
+            side.tail.take().into_iter().for_each(|_| unassign(&self.tails, part));
             return false;
         }
         let Some(cursor) = &mut side.tail else {
@@ -252,6 +254,11 @@ impl Driver {
                 || (read.limit.is_some() && !read.records.is_empty());
             if is_all {
                 let upto = cursor.position.max(read.from).max(read.end.unwrap_or(0));
+                if read.limit.is_none() {
+                    // Nobody reads on from here, and the broker would go on sending.
+                    unassign(&self.reads, part);
+                    side.read = None;
+                }
                 side.answer(Some(upto));
                 continue;
             }
@@ -405,6 +412,11 @@ impl Driver {
         let mut say = None;
         if part.is_fenced() {
             let mut fence = part.fence.lock();
+            if part.topic != Topic::Cuts && self.appends.highest(index) > 0 {
+                // Outputs are not read back. Those that a snapshot goes by are before the next beginning (see the
+                // crate): there is none between that of this process and there.
+                fence.skip(below);
+            }
             if below > fence.scanned() || below < fence.base() {
                 return;
             }
@@ -422,7 +434,12 @@ impl Driver {
         if let Some(generation) = say.filter(|say| *say == self.appends.highest(index)) {
             let record = Record::Generation { generation };
             let message = encode(&*self.format, part.topic, generation, &record);
-            self.appends.append(index, generation, true, &message, Box::new(|_| {}));
+            let core = self.core.clone();
+            // Whether it counts is not looked at: if it does not, nothing is trimmed behind it.
+            let then: Then<Result<u64, Refused>> = Box::new(move |said| {
+                said.into_iter().for_each(|at| core.parts[index].fence.lock().said(at, generation));
+            });
+            self.appends.append(index, generation, false, &message, then);
         }
     }
 

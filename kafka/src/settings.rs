@@ -23,8 +23,10 @@ pub struct KafkaSettings {
     pub sources: u32,
     /// On how many brokers topics are kept that are made.
     pub replication: u16,
-    /// So long an append waits for others to go along.
-    pub linger_us: u64,
+    /// So long an append waits for others to go along. Brokers and clients have as much work with a request as
+    /// with dozens of records, so to wait makes all of it sooner where there is much. In whole milliseconds,
+    /// since librdkafka looks all the time for one that ends within less.
+    pub linger_ms: u32,
     /// What is not answered by then is given up: an append is then unknown, and a read could not be done.
     pub timeout_us: u64,
     /// So many bytes of appends wait at most, together.
@@ -47,7 +49,7 @@ impl KafkaSettings {
             cuts: Some(format!("{app}.cuts")),
             sources,
             replication: 1,
-            linger_us: 200,
+            linger_ms: 2,
             timeout_us: 10_000_000,
             append_bytes: 256 << 20,
             ahead_bytes: 8 << 20,
@@ -103,7 +105,7 @@ impl KafkaSettings {
             // What fails takes all behind it along. Time-outs are not covered by this: they are ours.
             ("enable.gapless.guarantee", "true".into()),
             ("message.timeout.ms", "0".into()),
-            ("linger.ms", format!("{:.3}", self.linger_us as f64 / 1000.0)),
+            ("linger.ms", self.linger_ms.to_string()),
             ("queue.buffering.max.kbytes", kilobytes.to_string()),
             ("queue.buffering.max.messages", APPENDS_MAX.to_string()),
             ("retry.backoff.ms", "20".into()),
@@ -178,8 +180,6 @@ const TAKEN: &[(&str, &str)] = &[
     ("enable.gapless.guarantee", "records are in their order, none missing"),
     ("message.timeout.ms", "use the setting for the time-out"),
     ("delivery.timeout.ms", "use the setting for the time-out"),
-    ("linger.ms", "use the setting for lingering"),
-    ("queue.buffering.max.ms", "use the setting for lingering"),
     ("transactional.id", "the log does without transactions"),
     ("group.id", "it follows from the topics"),
     ("enable.auto.commit", "nothing is committed for reading"),

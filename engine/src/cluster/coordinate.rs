@@ -93,7 +93,8 @@ impl Cluster {
             }
             forget(env, dir).map_err(failed)?;
         }
-        let elsewhere = log(settings, &host.cluster, &functions, env)?;
+        // One cut at a time is appended, and all wait for it.
+        let elsewhere = log(settings, &host.cluster, Some(0), &functions, env)?;
         let own =
             |held| FileLog::open(env, dir.join("log"), log_of(&host.cluster), held).map(Arc::new);
         let (log, served, held): (Arc<dyn Log>, _, _) = match (elsewhere, settings.cuts) {

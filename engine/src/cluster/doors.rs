@@ -19,13 +19,15 @@ const STORE_THREADS: usize = 2;
 const KAFKA: &str = "kafka://";
 const S3: &str = "s3://";
 
-/// The log, where it is not the coordinator that serves it.
+/// The log, where it is not the coordinator that serves it; for whose appends wait so long for others, or as long
+/// as is mostly right.
 ///
 /// # Errors
 /// When it can't be opened.
 pub(super) fn log(
     settings: &ClusterSettings,
     name: &str,
+    linger_ms: Option<u32>,
     functions: &Arc<AppFunctions>,
     env: &Env,
 ) -> Result<Option<Arc<dyn Log>>> {
@@ -36,6 +38,7 @@ pub(super) fn log(
     };
     let mut kafka = KafkaSettings::new(brokers.trim_end_matches('/'), name, settings.sources);
     kafka.properties.clone_from(&settings.log_options);
+    kafka.linger_ms = linger_ms.unwrap_or(kafka.linger_ms);
     kafka.replication = settings.log_replication;
     if settings.cuts == Cuts::Coordinator {
         kafka.cuts = None;

@@ -26,6 +26,6 @@ pub fn join(
 ) -> Result<WorkerProcess> {
     let host = settings.host(spec, secret, env)?;
     let at = address("join", coordinator)?;
-    let log = log(settings, &host.cluster, &functions, env)?;
+    let log = log(settings, &host.cluster, None, &functions, env)?;
     WorkerProcess::start(env, host, at, functions, log, store(settings, env)?)
 }
