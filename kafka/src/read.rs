@@ -304,7 +304,7 @@ impl Driver {
                 }
                 fence.skip(low);
                 drop(fence);
-                side.tail = assign(&self.core, &self.tails, part, from.max(low), 0);
+                assign(&mut side.tail, &self.core, &self.tails, part, from.max(low), 0);
             }
             Why::Read { .. } => {
                 side.is_read_asked = false;
@@ -361,7 +361,7 @@ impl Driver {
             read.records.push((low, Record::Generation { generation }));
         }
         unassign(&self.reads, part);
-        side.read = assign(&self.core, &self.reads, part, start, generation);
+        assign(&mut side.read, &self.core, &self.reads, part, start, generation);
         match side.read.is_some() {
             true => read.is_placed = true,
             false => side.answer(None),
@@ -581,16 +581,21 @@ fn see(part: &Part, seen: &[(u64, Mark)]) {
     }
 }
 
-/// A cursor at an offset.
+/// Puts a cursor at an offset; there is none where that can't be done.
 fn assign(
+    cursor: &mut Option<Cursor>,
     core: &Arc<Core>,
     consumer: &Arc<BaseConsumer<Listener>>,
     part: &Part,
     from: u64,
     generation: u64,
-) -> Option<Cursor> {
+) {
+    // An earlier queue of the partition goes first: as it goes, nobody is woken any more for any of them.
+    *cursor = None;
     // The queue is taken before the partition is assigned, so that no message goes elsewhere.
-    let mut queue = consumer.split_partition_queue(&part.name, part.partition)?;
+    let Some(mut queue) = consumer.split_partition_queue(&part.name, part.partition) else {
+        return;
+    };
     let woken = core.clone();
     queue.set_nonempty_callback(move || woken.wake());
     let mut list = TopicPartitionList::new();
@@ -598,11 +603,10 @@ fn assign(
         .add_partition_offset(&part.name, part.partition, offset(from))
         .and_then(|()| consumer.incremental_assign(&list));
     if let Err(error) = assigned {
-        core.heard(&error, "");
-        return None;
+        return core.heard(&error, "");
     }
     let judge = Judge { generation };
-    Some(Cursor { queue, position: from, judge, is_live: false, is_at_end: false })
+    *cursor = Some(Cursor { queue, position: from, judge, is_live: false, is_at_end: false });
 }
 
 fn unassign(consumer: &BaseConsumer<Listener>, part: &Part) {
