@@ -466,7 +466,8 @@ def run(command: list[str], servers: set[str], is_long: bool) -> int:
             (folder / "kafka").mkdir()
             libs = install_kafka()
             share = f"-XX:SharedArchiveFile={remember_classes(libs)}"
-            kafka, port, found = make_kafka(folder / "kafka", libs, *(LONG if is_long else QUICK), share)
+            flags = LONG if is_long else QUICK
+            kafka, port, found = make_kafka(folder / "kafka", libs, *flags, share)
             controlled.append((kafka, "KAFKA", lambda: listens(port)))
             environment |= found
         if "registry" in servers:
@@ -518,7 +519,7 @@ def main() -> int:
             f"--{name}", action="store_true", help=f"{what}; none but those that are given"
         )
     parser.add_argument(
-        "--long", action="store_true", help="a broker that starts later and is faster once it is warm"
+        "--long", action="store_true", help="a broker that starts later and is faster once warm"
     )
     parser.add_argument("command", nargs="+", help="the command, behind --")
     chosen = parser.parse_args()
