@@ -138,7 +138,8 @@ def remember_classes(libs: Path) -> Path:
         print("servers: starting Kafka once, to remember its classes", file=sys.stderr)
         part = libs.parent / "classes.part"
         with tempfile.TemporaryDirectory(prefix="tidemill-servers-") as folder:
-            kafka, port, _ = make_kafka(Path(folder), libs, *QUICK, f"-XX:ArchiveClassesAtExit={part}")
+            flags = [*QUICK, f"-XX:ArchiveClassesAtExit={part}"]
+            kafka, port, _ = make_kafka(Path(folder), libs, *flags)
             kafka.start()
             try:
                 kafka.wait_until(lambda: listens(port))
