@@ -116,6 +116,8 @@ pub struct Coordinator {
     /// The generations that this process has begun.
     begun: BTreeSet<u64>,
     manifest: Arc<Manifest>,
+    /// Of the newest snapshot, since this process has taken a whole one.
+    rows: Option<cut::Rows>,
     cuts: Vec<Arc<CutRecord>>,
 }
 
@@ -146,6 +148,7 @@ impl Coordinator {
             last_generation: 0,
             begun: BTreeSet::new(),
             manifest: manifest.into(),
+            rows: None,
             cuts: Vec::new(),
         }
     }
@@ -266,8 +269,10 @@ impl Coordinator {
                     self.try_cut(effects);
                 }
             }
-            Packet::Part { generation, epoch, name, outputs } if self.of(generation).is_some() => {
-                self.part(member, epoch, name, &outputs, effects);
+            Packet::Part { generation, epoch, name, rows, outputs }
+                if self.of(generation).is_some() =>
+            {
+                self.part(member, epoch, name.map(|name| (name, rows)), &outputs, effects);
             }
             _ => {}
         }

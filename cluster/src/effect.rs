@@ -217,6 +217,8 @@ pub enum Packet {
         epoch: u64,
         /// The object; `None` when it could not be stored.
         name: Option<String>,
+        /// How many rows are in it.
+        rows: u64,
         /// For each source where outputs of later epochs may begin, as far as the worker knows.
         outputs: Vec<u64>,
     },

@@ -57,7 +57,7 @@ pub struct Settings {
     pub snapshot_every: u64,
     /// and this long after the last one at the earliest.
     pub snapshot_us: u64,
-    /// After so many objects the next snapshot is a whole one.
+    /// After so many objects the next snapshot is a whole one; sooner where most of it is changes.
     pub objects_max: usize,
     /// Of the protocol of functions.
     pub function: tidemill_function::Settings,

@@ -1,9 +1,9 @@
 //! Timers: events that the clock sends.
 //!
 //! A firing is a pushed event like any other: it is logged, has its place in the one order, and is
-//! executed again after a crash at that place. It fires at the multiples of its period. Firings that were
-//! missed, while nothing ran or nobody took them, come as one: the last. None comes twice, whatever the
-//! clock does.
+//! executed again after a crash at that place. It fires at the multiples of its period. Firings that nobody
+//! took in time come as one: the last. While nothing runs nothing fires. None comes twice, whatever the clock
+//! does.
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -85,6 +85,6 @@ impl Running<'_> {
 }
 
 /// The first multiple of a period behind a time.
-fn next(time_us: i64, period_us: i64) -> i64 {
+pub(crate) fn next(time_us: i64, period_us: i64) -> i64 {
     time_us.div_euclid(period_us).saturating_add(1).saturating_mul(period_us)
 }

@@ -99,7 +99,8 @@ pub trait Functions: Send + Sync {
     /// Begins a function; aborts when there is none, or when the arguments do not fit.
     fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort>;
 
-    /// The rows of a call, if they are known before it runs; no row twice.
+    /// The rows of a call, if they are known before it runs; no row twice, and none that is written and has
+    /// entries in indexes: these are not known.
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
         let _ = call;
         None

@@ -209,12 +209,12 @@ fn whoever_is_slow_is_turned_away_in_time(base: Base) {
 }
 
 fn a_silent_peer_is_given_up_and_a_living_one_is_not(base: Base) {
-    let there = Process::start(1, base, |s| s.silence_us = 200_000);
-    let friend = Process::start(2, base, |s| s.silence_us = 200_000);
+    let there = Process::start(1, base, |s| s.silence_us = 600_000);
+    let friend = Process::start(2, base, |s| s.silence_us = 600_000);
     friend.dial(&there, 1);
     assert_eq!((friend.up(), there.up()), (Peer(1), Peer(2)));
-    // Idle, but alive.
-    Env::real().clock.sleep_us(600_000);
+    // Idle, but alive; machines stand still for a while, too.
+    Env::real().clock.sleep_us(1_500_000);
     friend.mesh.send(Peer(1), Lane::Urgent, b"still here".to_vec());
     assert_eq!(there.message(), b"still here");
     // One that says nothing.

@@ -112,6 +112,25 @@ def apart(tmp_path: Path) -> Iterator[Apart]:
         cluster.close()
 
 
+def test_a_snapshot_has_little_that_is_superseded(tmp_path: Path) -> None:
+    with together(tmp_path, "cluster_snapshot_us=20000") as parent:
+        url = url_of(parent)
+        wait_for_workers(url, 2)
+        snapshots, most = set[int](), 0
+
+        def is_whole_again() -> bool:
+            nonlocal most
+            snapshots.add(health(url)["snapshot_epoch"])
+            parts = len(list((tmp_path / "data").rglob("part-*")))
+            most = max(most, parts)
+            return len(snapshots) > 5 and 0 < parts < most / 2
+
+        with Clients(url, ACCOUNTS):
+            wait_for("a whole snapshot", is_whole_again)
+        # One that has a hundred objects would be whole in any case.
+        assert most < 80
+
+
 def test_workers_are_killed_and_freeze(tmp_path: Path) -> None:
     with together(tmp_path) as parent:
         url = url_of(parent)

@@ -165,7 +165,12 @@ class App:
         made = [Column(table.schema.columns[c].name, table.schema.columns[c].ty) for c in both]
         key = [column.name for column in (made[: len(indexed)] if unique else made)]
         keeps = {"index": {"of": table.id, "columns": indexed}}
-        entries = self._kept(chosen, tuple(key), made, at, True, keeps)
+        # Entries live with their rows where both begin alike; elsewhere, those with equal values
+        # live together.
+        prefix = table.partition_prefix
+        if prefix is None or indexed[:prefix] != list(table.key_columns[:prefix]):
+            prefix = len(indexed)
+        entries = self._kept(chosen, tuple(key), made, at, True, keeps, prefix)
         return Index(table, tuple(columns), entries, unique)
 
     def _kept(
@@ -176,11 +181,12 @@ class App:
         at: str,
         ordered: bool,
         keeps: Json,
+        prefix: int | None = None,
     ) -> Table:
         """A table that the engine keeps."""
         self._name("table", name, self.tables, at)
         schema = Schema(columns)
-        made = Table(self, len(self.tables), name, key, schema, None, at, None, ordered, keeps)
+        made = Table(self, len(self.tables), name, key, schema, prefix, at, None, ordered, keeps)
         self.tables[name] = made
         return made
 

@@ -19,6 +19,7 @@ struct Net {
     found: Expected,
     committed: usize,
     not_deterministic: usize,
+    tables: usize,
 }
 
 impl Net {
@@ -26,7 +27,7 @@ impl Net {
         let owners = Owners::equal(nodes);
         let program = Arc::new(OnNodes { script: script.clone(), executes_again: false });
         let node = |n| {
-            let store = Rows::new(4);
+            let store = Rows::new(script.tables());
             Node::new(NodeId(n), program.clone(), owners.clone(), settings, store)
         };
         Net {
@@ -36,6 +37,7 @@ impl Net {
             found: Expected::default(),
             committed: 0,
             not_deterministic: 0,
+            tables: script.tables(),
         }
     }
 
@@ -94,7 +96,7 @@ impl Net {
     fn finish(mut self) -> Expected {
         self.events.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
         self.found.events = self.events.into_iter().map(|(_, _, row)| row).collect();
-        self.found.tables = vec![BTreeMap::new(); 4];
+        self.found.tables = vec![BTreeMap::new(); self.tables];
         for node in &self.nodes {
             for (table, key, row) in node.store().iter() {
                 self.found.tables[table.index()].insert(key.clone(), row.clone());
@@ -166,7 +168,7 @@ fn any_order_of_messages_comes_to_the_reference() {
 }
 
 /// The mistakes that nodes can make; the others are those of who drives them.
-const OF_NODES: usize = 17;
+const OF_NODES: usize = 19;
 
 #[test]
 fn every_mistake_is_found() {

@@ -116,12 +116,14 @@ impl VersionLog {
         PartAt::of(number, part)
     }
 
-    /// Parts behind the last one, with room for so many words each.
+    /// Parts behind the last one, with room for so many words each. A last one that is empty is the first of
+    /// them: its memory has been used.
     pub(crate) fn reserve_parts(&mut self, words: &[usize]) -> Vec<PartAt> {
+        let unused = self.parts.pop_if(|part| part.words.is_empty() && !words.is_empty());
+        self.spare.extend(unused);
         let first = self.parts.len();
         for words in words {
-            let last = self.last();
-            let base = last.base + last.words.capacity();
+            let base = self.parts.last().map_or(0, |last| last.base + last.words.capacity());
             let mut part = self.spare.pop().unwrap_or_default();
             part.base = base;
             part.words.reserve(*words);

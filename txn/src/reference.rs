@@ -26,9 +26,12 @@ use tidemill_core::{
     Key, Late, Position, Row, SourceId, Stamp, StreamId, StreamTime, TableId, Value,
 };
 
-pub use self::alone::{alone, keys_are_known, mentions, ranges, reads_versions, Done, Mentioned};
+pub use self::alone::{
+    alone, looking, mentions, ranges, reads_versions, uses, Done, Found, Mentioned,
+};
 pub(crate) use self::work::word_value;
 use self::work::Work;
+pub use self::work::{Looked, Write};
 use crate::order::Groups;
 use crate::program::inside::Transaction;
 use crate::program::rounds::{Agenda, Emitted, Given, Turns};

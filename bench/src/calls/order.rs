@@ -33,7 +33,7 @@ pub(super) struct Orders(Made);
 
 impl Orders {
     pub fn new(args: &Args, count: usize) -> Result<Orders> {
-        Ok(Orders(Made::new(args, count)?))
+        Ok(Orders(Made::new(args, count)?.by_number()))
     }
 }
 

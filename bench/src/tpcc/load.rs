@@ -1,5 +1,4 @@
-//! NewOrder and Payment over several processes. Customers are named by their numbers: an index lives where its
-//! table does not.
+//! NewOrder and Payment over several processes.
 
 use tidemill_core::{Result, Row, Value};
 use tidemill_txn::Program;

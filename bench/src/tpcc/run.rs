@@ -48,7 +48,7 @@ fn scale(args: &Args) -> Result<Scale> {
     Ok(Scale { warehouses: warehouses as i64, items: items as i64 })
 }
 
-/// The workload for others to execute. Customers are named by their numbers.
+/// The workload for others to execute.
 pub(crate) struct Made {
     pub(super) scale: Scale,
     pub(super) seed: u64,
@@ -59,10 +59,14 @@ impl Made {
     /// So many calls, as the options want them.
     pub(crate) fn new(args: &Args, count: usize) -> Result<Made> {
         let scale = scale(args)?;
-        let mut calls = calls::generate(args.seed, &scale, count);
-        let straight = Straight::new(args.seed, &scale);
-        calls.iter_mut().for_each(|call| straight.name(call));
-        Ok(Made { scale, seed: args.seed, calls })
+        Ok(Made { scale, seed: args.seed, calls: calls::generate(args.seed, &scale, count) })
+    }
+
+    /// With customers named by their numbers, for functions that have no index.
+    pub(crate) fn by_number(mut self) -> Made {
+        let straight = Straight::new(self.seed, &self.scale);
+        self.calls.iter_mut().for_each(|call| straight.name(call));
+        self
     }
 
     /// What is there at the beginning.

@@ -16,11 +16,27 @@ struct Taking {
     cut: Arc<CutRecord>,
     /// Where its cut is in the log.
     cut_at: u64,
-    parts: BTreeMap<Member, String>,
+    /// Of each member its object, and how many rows are in it.
+    parts: BTreeMap<Member, (String, u64)>,
     outputs: Vec<u64>,
     all: bool,
     /// Whether its manifest is on its way.
     is_put: bool,
+}
+
+/// How many rows are in a snapshot: those of its whole part, and those that have changed since then, as often
+/// as they have.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    whole: u64,
+    since: u64,
+}
+
+impl Rows {
+    /// Whether to read what has changed takes longer than to read the rest: then the next snapshot is a whole one.
+    fn is_mostly_changes(self) -> bool {
+        self.since > 2 * self.whole
+    }
 }
 
 /// A generation that executes.
@@ -94,7 +110,7 @@ impl Coordinator {
     pub(super) fn try_cut(&mut self, effects: &mut Vec<Effect>) {
         let Settings { epoch_max, snapshot_every, snapshot_us, objects_max, .. } = self.settings;
         let (now_us, clock_us, is_ending) = (self.now_us, self.clock_us, self.is_ending);
-        let manifest = self.manifest.clone();
+        let (manifest, rows) = (self.manifest.clone(), self.rows);
         let Stage::Running(running) = &mut self.stage else { return };
         let Running { form, epoch, durable, executed, .. } = &**running;
         let is_idle =
@@ -126,7 +142,8 @@ impl Coordinator {
             || (epoch.is_multiple_of(snapshot_every) && is_due);
         if running.taking.is_none() && is_wanted {
             running.taken_us = now_us;
-            let all = manifest.objects.len() + running.form.assignment.members.len() > objects_max;
+            let objects = manifest.objects.len() + running.form.assignment.members.len();
+            let all = objects > objects_max || rows.is_some_and(Rows::is_mostly_changes);
             let (parts, outputs) = (BTreeMap::new(), manifest.outputs.clone());
             let cut = cut.clone();
             running.taking = Some(Taking { cut, cut_at: 0, parts, outputs, all, is_put: false });
@@ -157,14 +174,14 @@ impl Coordinator {
         &mut self,
         member: Member,
         epoch: u64,
-        name: Option<String>,
+        part: Option<(String, u64)>,
         outputs: &[u64],
         effects: &mut Vec<Effect>,
     ) {
         let Stage::Running(running) = &mut self.stage else { return };
         let Some(taking) = running.taking.as_mut().filter(|t| t.cut.epoch == epoch) else { return };
-        let Some(name) = name else { return self.give_up(epoch, effects) };
-        taking.parts.insert(member, name);
+        let Some(part) = part else { return self.give_up(epoch, effects) };
+        taking.parts.insert(member, part);
         for (end, more) in taking.outputs.iter_mut().zip(outputs) {
             *end = (*end).max(*more);
         }
@@ -181,7 +198,7 @@ impl Coordinator {
             return;
         }
         let mut objects = if taking.all { Vec::new() } else { self.manifest.objects.clone() };
-        objects.extend(taking.parts.values().cloned());
+        objects.extend(taking.parts.values().map(|(name, _)| name.clone()));
         let manifest = Arc::new(Manifest {
             generation: running.form.generation,
             epoch,
@@ -214,6 +231,15 @@ impl Coordinator {
     pub(super) fn snapshot_counts(&mut self, manifest: Arc<Manifest>, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         let taken = running.taking.take();
+        if let Some(Taking { parts, all, .. }) = &taken {
+            let rows = parts.values().map(|(_, rows)| rows).sum::<u64>();
+            // The first one has all that there is.
+            match (*all || self.manifest.objects.is_empty(), &mut self.rows) {
+                (true, of) => *of = Some(Rows { whole: rows, since: 0 }),
+                (false, Some(of)) => of.since += rows,
+                (false, None) => {}
+            }
+        }
         // Later cuts may be before the snapshot's record.
         let cuts = taken.map_or(0, |taking| taking.cut_at);
         effects.push(Effect::Release { manifest: manifest.clone(), cuts });

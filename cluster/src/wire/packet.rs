@@ -71,11 +71,12 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*generation, out);
             put_u64(*epoch, out);
         }
-        Packet::Part { generation, epoch, name, outputs } => {
+        Packet::Part { generation, epoch, name, rows, outputs } => {
             out.push(7);
             put_u64(*generation, out);
             put_u64(*epoch, out);
             put_option(name.as_ref(), out, |name, out| put_bytes(name.as_bytes(), out));
+            put_u64(*rows, out);
             put_list(outputs, out, |offset, out| put_u64(*offset, out));
         }
         Packet::Snapshot { generation, epoch, counts } => {
@@ -132,6 +133,7 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             generation: take_u64(input)?,
             epoch: take_u64(input)?,
             name: take_option(input, |input| take_text(input).map(String::from))?,
+            rows: take_u64(input)?,
             outputs: take_list(input, take_u64)?,
         },
         8 => Packet::Snapshot {

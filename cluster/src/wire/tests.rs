@@ -117,7 +117,7 @@ fn packets() -> Vec<Packet> {
         Packet::Cut { generation, cut: cut().into(), snapshot: Some(true) },
         Packet::Durable { generation, epoch: 1 },
         Packet::Executed { generation, epoch: 1 },
-        Packet::Part { generation, epoch: 1, name: Some("part".into()), outputs: vec![1] },
+        Packet::Part { generation, epoch: 1, name: Some("part".into()), rows: 7, outputs: vec![1] },
         Packet::Snapshot { generation, epoch: 1, counts: false },
         Packet::Lost { generation, member: Member(4) },
         Packet::Leaving,

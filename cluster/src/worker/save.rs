@@ -82,8 +82,9 @@ impl Worker {
         saving.is_stored = counts;
         if !counts && saving.tries >= TRIES_MAX {
             saving.is_told = true;
-            let (epoch, outputs) = (saving.epoch, Vec::new());
-            return self.tell(Packet::Part { generation, epoch, name: None, outputs }, effects);
+            let (epoch, rows, outputs) = (saving.epoch, 0, Vec::new());
+            let part = Packet::Part { generation, epoch, name: None, rows, outputs };
+            return self.tell(part, effects);
         }
         self.part_ready(effects);
     }
@@ -102,8 +103,8 @@ impl Worker {
         }
         saving.is_told = true;
         let name = Some(format!("{}-{}", saving.name, saving.tries));
-        let outputs = saving.outputs.clone();
-        self.tell(Packet::Part { generation, epoch, name, outputs }, effects);
+        let (rows, outputs) = (saving.rows.len() as u64, saving.outputs.clone());
+        self.tell(Packet::Part { generation, epoch, name, rows, outputs }, effects);
     }
 
     /// The snapshot counts, or does not: then what it took has to be in the next one.

@@ -17,11 +17,12 @@ use tidemill_host::{
     hold, Answer, CoordinatorProcess, Desk, FileLog, LeftOut, Placed, Shared, Status,
 };
 use tidemill_mesh::Peer;
-use tidemill_place::partition_in;
+use tidemill_place::{partition_in, Partition};
 use tidemill_txn::program::{Abort, Program};
 
 use super::doors::{log, store};
 use super::settings::{shown, Cuts};
+use super::timers::Timers;
 use super::upgrade::{forget, Starting};
 use super::{cuts, fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
@@ -42,8 +43,10 @@ const LEAVE_WAIT_US: u64 = 60_000_000;
 
 /// An app on several processes, at its coordinator.
 pub struct Cluster {
-    // Ends before what it hands its answers to.
-    desk: Desk,
+    // They end before what they ask at,
+    timers: Timers,
+    // and that before what it hands its answers to.
+    desk: Arc<Desk>,
     coordinator: CoordinatorProcess,
     functions: Arc<AppFunctions>,
     program: Program,
@@ -137,8 +140,9 @@ impl Cluster {
         });
         let (hears, of) = (told.clone(), program.clone());
         let listener = move |_: u32, output: &Output| hears.take(&of, output);
-        let desk = Desk::open(env, log, sources, Some(Arc::new(listener)));
+        let desk = Arc::new(Desk::open(env, log, sources, Some(Arc::new(listener))));
         Ok(Cluster {
+            timers: Timers::start(env, &desk, &functions)?,
             desk,
             coordinator,
             functions,
@@ -160,6 +164,7 @@ impl Cluster {
     /// Ends in good order: executes nothing more, and waits until all that was executed is in a snapshot, so
     /// that whoever starts it again has nothing to do again; but not for ever. Whether it is in one.
     pub fn leave(&self) -> bool {
+        self.timers.finish();
         self.coordinator.leave(LEAVE_WAIT_US)
     }
 
@@ -206,18 +211,20 @@ impl Cluster {
         self.desk.call_placed(source, call, then);
     }
 
-    fn ask(
-        &self,
-        partition: tidemill_place::Partition,
-        call: Call,
-        then: tidemill_durable::Then<Answer>,
-    ) {
+    fn ask(&self, partition: Partition, call: Call, then: tidemill_durable::Then<Answer>) {
         self.desk.call(self.desk.source_of(partition), call, then);
     }
 
-    fn partition(&self, table: TableId, key: &[Value]) -> tidemill_place::Partition {
+    fn partition(&self, table: TableId, key: &[Value]) -> Partition {
         partition_in(&self.program.tables[table.index()], &Key::of(key))
     }
+}
+
+/// Where the entity of a call lives.
+pub(super) fn partition_of(program: &Program, call: &Call) -> Result<Partition> {
+    let key = program.stored_key(call.table, &call.key);
+    let key = Key::of(&key.map_err(|abort| Error::input(abort.reason))?);
+    Ok(partition_in(&program.tables[call.table.index()], &key))
 }
 
 /// What can be called, each of it with ids of requests.
@@ -375,10 +382,7 @@ impl App for Cluster {
             None => self.functions.call(procedure, &row)?,
             Some(request) => self.functions.request(procedure, &row, request)?,
         };
-        let program = self.functions.program();
-        let key = program.stored_key(call.table, &call.key);
-        let key = Key::of(&key.map_err(|abort| Error::input(abort.reason))?);
-        let partition = partition_in(&program.tables[call.table.index()], &key);
+        let partition = partition_of(self.functions.program(), &call)?;
         let may_ask_again = request.is_some();
         let (functions, of) = (self.functions.clone(), call.clone());
         let answered = move |answer| {

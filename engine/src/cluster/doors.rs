@@ -19,7 +19,7 @@ const STORE_THREADS: usize = 2;
 const KAFKA: &str = "kafka://";
 const S3: &str = "s3://";
 
-/// The log, where it is not the coordinator that serves it; for whose appends wait so long for others, or as long
+/// The log, where it is not the coordinator that serves it. Appends wait so long for others to go along, or as long
 /// as is mostly right.
 ///
 /// # Errors

@@ -6,6 +6,7 @@
 //! | `doors` | the log and the store that the settings name |
 //! | `format` | requests and outputs as messages of Kafka |
 //! | `coordinate` | the coordinator, with the app as clients see it |
+//! | `timers` | transactions that its clock asks for |
 //! | `join` | a worker |
 //! | `cuts` | that the cuts which were made are there |
 //! | `ask` | asking the log and the store, and waiting |
@@ -18,6 +19,7 @@ mod doors;
 mod format;
 mod join;
 mod settings;
+mod timers;
 mod upgrade;
 
 pub use coordinate::Cluster;

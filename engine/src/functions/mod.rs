@@ -2,19 +2,21 @@
 //! called, and handlers of single events. Each call and each event is a [`Call`]; where it runs is where its
 //! entity lives, or, where it has none, chance that is the same everywhere: a hash of what it is given.
 
+mod declared;
 mod once;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_core::{
-    encode, DataType, Error, Keeps, Key, Result, Row, Schema, StreamId, StreamTime, TableId,
-    TableSpec, Value,
+    encode, DataType, Error, Key, Result, Row, Schema, StreamId, StreamTime, TableId, TableSpec,
+    Value,
 };
 use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
-use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Takes};
-use tidemill_txn::reference;
+use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Takes, Timer};
+use tidemill_txn::reference::{self, Mentioned};
 
+use self::declared::Declared;
 use self::once::Requests;
 use crate::calls::Reply;
 use crate::requests::Request;
@@ -34,7 +36,7 @@ pub trait Begins: Send + Sync {
 
 /// An app's program as nodes see it.
 pub struct AppFunctions {
-    program: Program,
+    program: Arc<Program>,
     /// By handler: the table of its entity, if it is a function of one.
     entities: Vec<Option<TableId>>,
     /// Handlers that clients call, by name.
@@ -47,6 +49,11 @@ pub struct AppFunctions {
 pub fn inner(handler: usize) -> Target {
     Target::Function(2 * handler as u32)
 }
+
+/// What ids of firings begin with: no client can send it.
+const FIRING: &str = "\u{1}firing/";
+/// How much longer than two periods a firing is known: a coordinator that starts asks for the last one.
+const FIRING_KEPT_US: i64 = 600_000_000;
 
 /// What no function is.
 const UNREADABLE: Target = Target::Function(u32::MAX);
@@ -92,6 +99,7 @@ impl AppFunctions {
         let called = program.handlers.iter().enumerate().filter_map(called).collect();
         let mut program = program.clone();
         let requests = Requests::add(&mut program);
+        let program = Arc::new(program);
         Ok(Arc::new(AppFunctions { program, entities, called, begins, requests }))
     }
 
@@ -119,6 +127,27 @@ impl AppFunctions {
     /// When the row has other columns than the stream.
     pub fn event(&self, stream: StreamId, row: &[Value]) -> Result<Vec<Call>> {
         self.program.handlers_on(stream).map(|handler| self.made(handler, row)).collect()
+    }
+
+    /// The app's timers.
+    pub fn timers(&self) -> &[Timer] {
+        &self.program.timers
+    }
+
+    /// The transactions of a timer's firing, in the order of the handlers on its stream, each executed once
+    /// however often it is asked.
+    ///
+    /// # Errors
+    /// When this is no stream of firings.
+    pub fn firing(&self, stream: StreamId, at_us: i64, period_us: i64) -> Result<Vec<Call>> {
+        let calls = self.event(stream, &[Value::Timestamp(at_us)])?;
+        let once = |(nth, call): (usize, Call)| {
+            let name = &self.program.streams[stream.index()].spec.name;
+            let id = format!("{FIRING}{name}/{nth}/{at_us}");
+            let kept_us = period_us.saturating_mul(2).saturating_add(FIRING_KEPT_US);
+            self.requests.call(call, &Request { id, kept_us })
+        };
+        Ok(calls.into_iter().enumerate().map(once).collect())
     }
 
     /// The columns of a call of this name: the entity's key, where it has one, and the parameters.
@@ -154,8 +183,11 @@ impl AppFunctions {
         let streams = &self.program.streams;
         let is_it = |s: &tidemill_txn::program::Stream| *s.spec.name == *name;
         let found = streams.iter().position(|s| is_it(s) && s.origin == Origin::Input);
-        let found = found.ok_or_else(|| Error::program(format!("there is no stream {name}")))?;
-        Ok(StreamId(found as u16))
+        let found = found.map(|found| StreamId(found as u16));
+        // What the clock sends nobody else does.
+        let is_timer = |stream: &StreamId| self.timers().iter().any(|t| t.stream == *stream);
+        let found = found.filter(|stream| !is_timer(stream));
+        found.ok_or_else(|| Error::program(format!("there is no stream {name}")))
     }
 
     /// A stream's name and columns.
@@ -193,6 +225,15 @@ impl AppFunctions {
         let table = TableId(0);
         let key = placed(&self.program.tables[0], handler, row);
         Ok(Call { target, table, key: key.into(), args: row.into() })
+    }
+
+    /// Whether there is such a handler, and a call has a value for each column of its stream. Others may have
+    /// written it.
+    fn is_event(&self, handler: usize, call: &Call) -> bool {
+        self.program.handlers.get(handler).is_some_and(|handler| {
+            let columns = self.program.streams[handler.input.index()].spec.schema.len();
+            call.args.len() == columns
+        })
     }
 
     /// The row of the stream that a request came by, as it came.
@@ -250,23 +291,21 @@ impl Functions for AppFunctions {
         if call.target == Requests::TARGET {
             return self.requests.begin(call);
         }
-        let found = handler_of(call.target);
-        let body = found.and_then(|(number, is_request)| {
-            let handler = self.program.handlers.get(number)?;
-            match handler.body {
-                Body::Opaque(function) => Some((function, is_request)),
-                _ => None,
+        let unknown = || Abort::refused("there is no such function");
+        let (number, is_request) = handler_of(call.target).ok_or_else(unknown)?;
+        match self.program.handlers.get(number).ok_or_else(unknown)?.body {
+            Body::Opaque(function) => self.begins.begin(function, call, is_request),
+            Body::Declared(_) if self.is_event(number, call) => {
+                Ok(Box::new(Declared::new(&self.program, number, call)))
             }
-        });
-        match body {
-            Some((function, is_request)) => self.begins.begin(function, call, is_request),
-            None => Err(Abort::refused("there is no such function")),
+            Body::Declared(_) => Err(unknown()),
+            Body::Native(_) => Err(unknown()),
         }
     }
 
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
         let (handler, _) = handler_of(call.target)?;
-        if handler >= self.program.handlers.len() {
+        if !self.is_event(handler, call) {
             return None;
         }
         let rows = reference::mentions(&self.program, handler, &call.args)?;
@@ -284,7 +323,7 @@ impl Functions for AppFunctions {
         let given = given.map(|((table, key, _), row)| (*table, key.clone(), row.as_deref()));
         let (written, events) = reference::alone(&self.program, handler, &call.args, given)?;
         let place = |table: TableId, key: &Key| {
-            let is_it = |(t, k, _): &reference::Mentioned| (*t, k) == (table, key);
+            let is_it = |(t, k, _): &Mentioned| (*t, k) == (table, key);
             known.iter().position(is_it).expect("it writes rows that it mentions") as u32
         };
         let rows = written.into_iter().map(|(table, key, row)| (place(table, &key), row));
@@ -326,10 +365,6 @@ fn refused(spec: &AppSpec) -> Result<()> {
         let owner = &program.handlers[window.owner.index()];
         return refuse(format!("{} owns window {}", owner.name, window.name), &owner.at);
     }
-    if let Some(timer) = program.timers.first() {
-        let stream = &program.streams[timer.stream.index()].spec;
-        return refuse(format!("the clock sends into {}", stream.name), &stream.at);
-    }
     if let Some(nested) = program.nested.first() {
         return refuse(format!("{} is a nested transaction", nested.name), &nested.at);
     }
@@ -341,10 +376,6 @@ fn refused(spec: &AppSpec) -> Result<()> {
             .help("leave it out, or run the app in one process"));
     }
     for table in &program.tables {
-        if let Some(Keeps::Index { of, .. }) = table.keeps {
-            let of = &program.tables[of.index()].name;
-            return refuse(format!("{} is an index of table {of}", table.name), &table.at);
-        }
         if table.history.is_some() {
             return refuse(format!("table {} keeps versions of its rows", table.name), &table.at);
         }
@@ -362,25 +393,28 @@ fn refused(spec: &AppSpec) -> Result<()> {
         } else if matches!(handler.body, Body::Native(_)) {
             format!("{name} is a closure")
         } else if matches!(handler.body, Body::Declared(_)) {
+            let mut ranges = reference::ranges(program, number).into_iter();
+            let table = |table: TableId| &program.tables[table.index()];
             if reference::reads_versions(program, number) {
                 format!("{name} reads a window over versions of a row")
-            } else if reference::ranges(program, number) {
-                format!("{name} reads a range of rows")
-            } else if !reference::keys_are_known(program, number) {
-                format!("{name} finds rows by keys that it reads")
+            } else if let Some(of) = ranges.find(|of| table(*of).partition_prefix.is_none()) {
+                let of = &table(of).name;
+                let what = format!("{name} reads a range of {of}, whose rows are everywhere");
+                return refuse(what, &handler.at).map_err(|error| {
+                    error.help(
+                        "give the table a partition_prefix and name these columns in the range, \
+                         or run the app in one process",
+                    )
+                });
+            } else if reference::uses(program, number).any(|of| table(of).keeps.is_some()) {
+                format!("{name} reads entries of an index")
             } else {
                 continue;
             }
         } else {
             continue;
         };
-        let mut error = refuse(what, &handler.at).expect_err("it is refused");
-        if matches!(handler.body, Body::Declared(_)) && stream.origin == Origin::Input {
-            error = error.help(
-                "say opaque=True and it finds its rows by running, or run the app in one process",
-            );
-        }
-        return Err(error);
+        return refuse(what, &handler.at);
     }
     Ok(())
 }

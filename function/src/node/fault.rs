@@ -37,6 +37,10 @@ pub enum Fault {
     ReadUnfinished,
     /// Conflicts inside a transaction, between its own calls, are overlooked.
     ForgetBranches,
+    /// A row's entry in an index stays when the row changes.
+    KeepEntries,
+    /// A row gets an entry that another one has.
+    ForgetUnique,
     /// Replies leave before their cut is durable.
     ReplyEarly,
     /// After a recovery, replies that have left leave again.
@@ -67,7 +71,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 30] = [
+    pub const ALL: [Fault; 32] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -85,6 +89,8 @@ impl Fault {
         Fault::DecideAlone,
         Fault::ReadUnfinished,
         Fault::ForgetBranches,
+        Fault::KeepEntries,
+        Fault::ForgetUnique,
         Fault::ReplyEarly,
         Fault::ReplyAgain,
         Fault::ExecuteAgain,

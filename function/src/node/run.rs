@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, AbortKind, OPERATIONS_MAX};
+use tidemill_txn::program::{Abort, AbortKind, Index, OPERATIONS_MAX};
 use tidemill_txn::Program;
 
 use super::part::{Answer, Child, Invocation, Outcome, Part, Read, Saw, Write};
@@ -311,6 +311,11 @@ impl<S: Store> Turn<'_, S> {
     /// Reads what this node owns.
     fn read(&mut self, what: Wish, limit: u32) -> Result<Saw, Stop> {
         let (place, ordinal) = self.access()?;
+        self.read_at(place, ordinal, what, limit)
+    }
+
+    /// The same at a place, which another access may have, too.
+    fn read_at(&mut self, place: Path, ordinal: u32, what: Wish, limit: u32) -> Result<Saw, Stop> {
         let invocation = &mut *self.invocation;
         if let Some(read) = invocation.reads.get(invocation.told) {
             invocation.told += 1;
@@ -349,6 +354,94 @@ impl<S: Store> Turn<'_, S> {
         }
         self.invocation.writes.push(Write { ordinal, table, key, row });
         Ok(())
+    }
+
+    /// A row becomes another one, wherever it lives, and its entries in indexes with it. How many accesses these
+    /// take is not seen in the places of what comes behind, which are the same wherever rows live: they are
+    /// those of a call, also on this node.
+    fn put_row(&mut self, table: TableId, key: &[Value], row: Stored) -> Result<(), Stop> {
+        let owner = self.owner(table, key)?;
+        let is_on_row = self.is_on_row();
+        if owner == self.me {
+            let (functions, at) = (self.functions, Key::of(key));
+            let program = functions.program();
+            if !program.has_indexes(table) {
+                return self.write(table, at, row);
+            }
+            // In a call it has a place of its own.
+            let before = match is_on_row {
+                true => self.read(Wish::Row(table, at.clone()), 1)?,
+                false => {
+                    let (place, ordinal) = (self.here(), self.invocation.ordinal);
+                    self.read_at(place, ordinal, Wish::Row(table, at.clone()), 1)?
+                }
+            };
+            let before = before.into_iter().next().flatten();
+            let entry = |index: &Index, row: &Stored| {
+                row.as_ref().and_then(|row| index.entry(program, row))
+            };
+            let indexes = program.indexes(table);
+            let changes = |index: &&Index| entry(index, &before) != entry(index, &row);
+            if is_on_row || !indexes.iter().any(|index| changes(&index)) {
+                self.write(table, at, row.clone())?;
+                for index in indexes.iter().filter(changes) {
+                    self.become_entry(index, entry(index, &before), entry(index, &row))?;
+                }
+                return Ok(());
+            }
+        }
+        let (target, args) = match &row {
+            Some(row) => (Target::Put, &row[..]),
+            None => (Target::Delete, &[][..]),
+        };
+        self.reach(owner, target, table, key, args).map(drop)
+    }
+
+    /// The entry of a row in an index becomes another one.
+    fn become_entry(
+        &mut self,
+        index: &Index,
+        before: Option<Vec<Value>>,
+        after: Option<Vec<Value>>,
+    ) -> Result<(), Stop> {
+        if let Some(entry) = before.filter(|_| !self.is_spoiled_by(Fault::KeepEntries)) {
+            self.let_go(index.table, index.key(&entry))?;
+        }
+        let Some(entry) = after else { return Ok(()) };
+        let is_checked = index.is_unique() && !self.is_spoiled_by(Fault::ForgetUnique);
+        if is_checked && self.get(index.table, index.key(&entry))?.is_some() {
+            return Err(index.is_taken(self.functions.program(), &entry).into());
+        }
+        self.hold(index.table, index.key(&entry), &entry)
+    }
+
+    /// Puts a row of a table that the engine keeps.
+    fn hold(&mut self, table: TableId, key: &[Value], row: &[Value]) -> Result<(), Stop> {
+        let owner = self.owner(table, key)?;
+        if owner == self.me {
+            return self.write(table, Key::of(key), Some(row.into()));
+        }
+        self.reach(owner, Target::Put, table, key, row).map(drop)
+    }
+
+    /// Removes a row of a table that the engine keeps.
+    fn let_go(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop> {
+        let owner = self.owner(table, key)?;
+        if owner == self.me {
+            return self.write(table, Key::of(key), None);
+        }
+        self.reach(owner, Target::Delete, table, key, &[]).map(drop)
+    }
+
+    /// Whether what runs is a write of a row, where it lives, and no function.
+    fn is_on_row(&self) -> bool {
+        !self.path.is_empty() && !matches!(self.invocation.call.target, Target::Function(_))
+    }
+
+    /// Whether what runs is another row's write of an entry. No function makes one: it could not write the table
+    /// where it runs.
+    fn is_kept(&self, table: TableId) -> bool {
+        self.is_on_row() && self.functions.program().tables[table.index()].keeps.is_some()
     }
 
     /// Makes a call; what has come back of it, in the end.
@@ -455,10 +548,20 @@ impl<S: Store> Turn<'_, S> {
     fn owner(&self, table: TableId, leading: &[Value]) -> Result<NodeId, Stop> {
         let program = self.functions.program();
         self.owners.of_key(program, table, leading).ok_or_else(|| {
-            let name = &program.tables[table.index()].name;
+            let spec = &program.tables[table.index()];
+            let instead = match (&spec.keeps, spec.partition_prefix) {
+                (Some(_), Some(columns)) => {
+                    let columns = spec.key.iter().take(columns);
+                    let names: Vec<&str> =
+                        columns.map(|column| &*spec.schema.columns[*column].name).collect();
+                    format!("say {}", names.join(" and "))
+                }
+                _ => "declare a partition_prefix, or name the whole key".into(),
+            };
             let reason = format!(
-                "rows of {name} are found by leading columns of their keys that say in which partition \
-                 they are: declare a partition_prefix, or name the whole key"
+                "rows of {} are found by leading columns of their keys that say in which partition \
+                 they are: {instead}",
+                spec.name
             );
             Stop::Abort(Abort::refused(reason))
         })
@@ -479,22 +582,21 @@ impl<S: Store> Context for Turn<'_, S> {
     }
 
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Stop> {
-        let (key, row) = self.functions.program().stored_row(table, row)?;
-        let owner = self.owner(table, &key)?;
-        if owner == self.me {
-            return self.write(table, Key::of(&key), Some(row.into()));
+        if self.is_kept(table) {
+            let key = self.invocation.call.key.clone();
+            return self.hold(table, &key, row);
         }
-        self.reach(owner, Target::Put, table, &key, &row).map(|_| ())
+        let (key, row) = self.functions.program().stored_row(table, row)?;
+        self.put_row(table, &key, Some(row.into()))
     }
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop> {
+        if self.is_kept(table) {
+            return self.let_go(table, key);
+        }
         let key = self.functions.program().stored_key(table, key)?;
         self.functions.program().check_writable(table)?;
-        let owner = self.owner(table, &key)?;
-        if owner == self.me {
-            return self.write(table, Key::of(&key), None);
-        }
-        self.reach(owner, Target::Delete, table, &key, &[]).map(|_| ())
+        self.put_row(table, &key, None)
     }
 
     fn find(

@@ -24,7 +24,7 @@ def app(workload: str, options: Mapping[str, Any]) -> App:
             # An account that nobody has used has what accounts begin with.
             return ycsb.app(options.get("program") != "traced")
         case "tpcc":
-            return filled(tpcc.app(named=False))
+            return filled(tpcc.app())
         case "hotel":
             return filled(hotel.app())
         case "movie":
@@ -34,8 +34,9 @@ def app(workload: str, options: Mapping[str, Any]) -> App:
 
 
 def filled(made: App) -> App:
-    """The app with a stream for each table, whose events are rows that it begins with."""
-    for table in list(made.tables.values()):
+    """The app with a stream for each table, whose events are rows that it begins with. The engine
+    keeps indexes."""
+    for table in [table for table in made.tables.values() if table.keeps is None]:
         _fill(made, table)
     return made
 

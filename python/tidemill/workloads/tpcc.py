@@ -12,9 +12,8 @@ from tidemill.errors import Abort
 NOTE_MAX = 500
 
 
-def app(named: bool = True) -> App:
-    """The app. Amounts are cents, rates hundredths of a percent. Customers who pay are named by
-    their last names, or by their numbers alone where several processes have no index.
+def app() -> App:
+    """The app. Amounts are cents, rates hundredths of a percent.
 
     >>> len(app().handlers)
     7
@@ -98,7 +97,7 @@ def app(named: bool = True) -> App:
         c=int,
         amount=int,
     )
-    by_name = customer.table.index("w", "d", "last", "first") if named else None
+    by_name = customer.table.index("w", "d", "last", "first")
 
     @stock.function
     async def take(self: Any, ctx: Context, quantity: int, warehouse: int) -> None:
@@ -169,7 +168,7 @@ def app(named: bool = True) -> App:
         self.paid += amount
         district[w, d].earn(amount)
         if c == 0:
-            named = by_name[cw, cd, last] if by_name is not None else []
+            named = by_name[cw, cd, last]
             if not named:
                 raise Abort("there is no such customer")
             c = named[(len(named) - 1) // 2].c

@@ -121,7 +121,7 @@ fn state(world: &World, epochs: &[Epoch]) -> Result<Tables, String> {
     let members = world.members();
     let owners = Owners::equal(members.len() as u16);
     let program = world.script.for_reference();
-    let mut found: Tables = vec![BTreeMap::new(); 4];
+    let mut found: Tables = vec![BTreeMap::new(); world.script.tables()];
     for (n, member) in members.iter().enumerate() {
         let state = world.worker(*member).and_then(Worker::state);
         let Some((state, executed)) = state else { return Err(format!("{member:?} has no state")) };
@@ -158,8 +158,8 @@ fn atomicity(found: &Tables, wanted: &Expected) -> Result<(), String> {
 fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), String> {
     let functions = OnNodes { script: world.script.clone(), executes_again: false };
     let settings = Settings { calls_max: CALLS_MAX, depth_max: DEPTH_MAX, ..Settings::default() };
-    let (me, owners) = (NodeId(0), Owners::equal(1));
-    let mut node = Node::new(me, Arc::new(functions), owners, settings, Rows::new(4));
+    let (me, owners, tables) = (NodeId(0), Owners::equal(1), world.script.tables());
+    let mut node = Node::new(me, Arc::new(functions), owners, settings, Rows::new(tables));
     for (n, epoch) in epochs.iter().enumerate() {
         let mut out = Outbox::default();
         node.begin(n as u64 + 1, epoch.clock_us, epoch.requests.clone(), &mut out);
@@ -168,7 +168,7 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
             return Err("recovery: one node alone does not end".into());
         }
     }
-    let mut alone: Tables = vec![BTreeMap::new(); 4];
+    let mut alone: Tables = vec![BTreeMap::new(); tables];
     for (table, key, row) in node.store().iter() {
         alone[table.index()].insert(key.clone(), row.clone());
     }

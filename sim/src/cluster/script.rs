@@ -19,6 +19,8 @@ use super::Dice;
 pub const ENTITIES: [TableId; 2] = [TableId(0), TableId(1)];
 const ITEMS: TableId = TableId(2);
 const REQUESTS: TableId = TableId(3);
+/// The items by what they have, which live elsewhere than the items.
+const BY_N: TableId = TableId(4);
 
 /// What it emits.
 pub const EVENTS: StreamId = StreamId(1);
@@ -65,6 +67,16 @@ enum Inst {
     },
     PutItem(i64),
     DeleteItem(i64),
+    /// One that may live elsewhere.
+    PutItemOf {
+        key: Operand,
+        item: i64,
+    },
+    /// Items that have so many, wherever they live.
+    FindBy {
+        n: Operand,
+        limit: u32,
+    },
     Get {
         kind: usize,
         key: Operand,
@@ -93,6 +105,8 @@ enum Operand {
 pub struct Script {
     functions: Vec<Vec<Inst>>,
     keys: i64,
+    /// No two items of all entities have the same number and as many.
+    is_unique: bool,
     program: Program,
 }
 
@@ -112,7 +126,13 @@ impl Script {
         let there = Inst::Call { function: 1, kind: 1, key: Operand::Arg(1), wanted: false };
         functions[0] = vec![Inst::Read, Inst::Need(1), Inst::Add(-1), there];
         functions[1] = vec![Inst::Add(1)];
-        Arc::new(Script { functions, keys, program: tables() })
+        let is_unique = dice.chance(30);
+        Arc::new(Script { functions, keys, is_unique, program: tables(is_unique) })
+    }
+
+    /// How many tables it has, indexes among them.
+    pub fn tables(&self) -> usize {
+        self.program.tables.len()
     }
 
     /// A random request: what it calls.
@@ -181,7 +201,7 @@ impl Script {
     /// The same program for the reference: requests are events, in the order that they have. Its streams
     /// are the requests, the events, and then what calls return.
     pub fn for_reference(self: &Arc<Script>) -> Arc<Program> {
-        let mut b = builder();
+        let mut b = builder(self.is_unique);
         let request = b.stream("requests", request_columns());
         b.emitted(
             "events",
@@ -221,7 +241,7 @@ fn int(value: &Value) -> i64 {
     }
 }
 
-fn builder() -> Builder {
+fn builder(is_unique: bool) -> Builder {
     let ints = |names: &[&str]| -> Vec<Column> {
         names.iter().map(|name| Column::new(name, DataType::Int)).collect()
     };
@@ -233,11 +253,15 @@ fn builder() -> Builder {
     b.partition_prefix(items, 1);
     let requests = b.table("done", &["owner", "id"], ints(&["owner", "id", "value"]));
     b.partition_prefix(requests, 1);
+    assert_eq!(b.index("items.by_n", items, &["n"], false), BY_N);
+    if is_unique {
+        b.index("items.by_item", items, &["item", "n"], true);
+    }
     b
 }
 
-fn tables() -> Program {
-    let mut b = builder();
+fn tables(is_unique: bool) -> Program {
+    let mut b = builder(is_unique);
     b.stream("requests", request_columns());
     b.emitted("events", vec![Column::new("n", DataType::Int), Column::new("acc", DataType::Int)]);
     b.finish().expect("a program")
@@ -253,7 +277,7 @@ fn random_function(dice: &mut Dice, count: u32, keys: i64) -> Vec<Inst> {
     };
     for _ in 0..1 + dice.below(8) {
         let kind = dice.below(2) as usize;
-        match dice.below(24) {
+        match dice.below(25) {
             0..=3 => code.push(Inst::Read),
             4..=6 => code.push(Inst::Add(dice.below(5) as i64 - 2)),
             7 => code.push(Inst::Store),
@@ -284,9 +308,19 @@ fn random_function(dice: &mut Dice, count: u32, keys: i64) -> Vec<Inst> {
                     false => Inst::ScanOf { key: operand(dice), limit },
                 });
             }
-            20 => code.push(Inst::PutItem(dice.below(4) as i64)),
+            20 => {
+                let item = dice.below(4) as i64;
+                code.push(match dice.chance(70) {
+                    true => Inst::PutItem(item),
+                    false => Inst::PutItemOf { key: operand(dice), item },
+                });
+            }
             21 => code.push(Inst::DeleteItem(dice.below(4) as i64)),
             22 => {
+                let limit = 1 + dice.below(3) as u32;
+                code.push(Inst::FindBy { n: operand(dice), limit });
+            }
+            23 => {
                 let key = operand(dice);
                 let uses = [
                     Inst::Get { kind, key },
@@ -425,7 +459,18 @@ impl<M: Copy> Machine<M> {
                     }
                 }
                 Inst::PutItem(item) => memory.put(ITEMS, &[self.key, item, self.acc % 10])?,
+                Inst::PutItemOf { key, item } => {
+                    let key = self.operand(key, script.keys);
+                    memory.put(ITEMS, &[key, item, self.acc % 10])?;
+                }
                 Inst::DeleteItem(item) => memory.delete(ITEMS, &[self.key, item])?,
+                Inst::FindBy { n, limit } => {
+                    let n = self.operand(n, script.keys) % 10;
+                    for entry in memory.find(BY_N, n, limit)? {
+                        let row = memory.get(ITEMS, &entry[1..])?;
+                        self.acc = mix(self.acc, row.map_or(-3, |row| mix(row[0], row[2])));
+                    }
+                }
                 Inst::Get { kind, key } => {
                     let key = self.operand(key, script.keys);
                     let row = memory.get(ENTITIES[kind], &[key])?;

@@ -431,6 +431,9 @@ fn index_spec(
     let key = if is_unique { columns.len() } else { all.len() };
     let mut spec = TableSpec::new(name, (0..key).collect(), Schema::new(all).into());
     spec.ordered = true;
+    // Entries live with their rows where both begin alike; elsewhere, those with equal values live together.
+    let with_rows = other.partition_prefix.filter(|n| columns.get(..*n) == other.key.get(..*n));
+    spec.partition_prefix = Some(with_rows.unwrap_or(columns.len()).max(1));
     spec.keeps = Some(Keeps::Index { of, columns });
     spec
 }

@@ -67,9 +67,9 @@ pub enum On {
 
 /// An index, ready to be used.
 #[derive(Clone, Debug)]
-pub(crate) struct Index {
+pub struct Index {
     /// The table that the engine keeps.
-    pub(crate) table: TableId,
+    pub table: TableId,
     /// The columns of the other one, in its order: first those that it is by, then the rest of the key.
     columns: Vec<usize>,
     /// How many of them are the index's key.
@@ -78,24 +78,24 @@ pub(crate) struct Index {
 
 impl Index {
     /// The entry of a row; none when there is a null in it.
-    pub(crate) fn entry(&self, program: &Program, row: &[Value]) -> Option<Vec<Value>> {
+    pub fn entry(&self, program: &Program, row: &[Value]) -> Option<Vec<Value>> {
         let spec = &program.tables[self.table.index()];
         let value = |column: &usize| key_value(row[*column].clone(), spec).ok();
         self.columns.iter().map(value).collect()
     }
 
     /// The key of an entry.
-    pub(crate) fn key<'e>(&self, entry: &'e [Value]) -> &'e [Value] {
+    pub fn key<'e>(&self, entry: &'e [Value]) -> &'e [Value] {
         &entry[..self.key]
     }
 
     /// Whether no two rows may have one key.
-    pub(crate) fn is_unique(&self) -> bool {
+    pub fn is_unique(&self) -> bool {
         self.key < self.columns.len()
     }
 
     /// Why a row can't come: another one has its place.
-    pub(crate) fn is_taken(&self, program: &Program, entry: &[Value]) -> Abort {
+    pub fn is_taken(&self, program: &Program, entry: &[Value]) -> Abort {
         let key: Vec<String> = self.key(entry).iter().map(ToString::to_string).collect();
         let name = &program.tables[self.table.index()].name;
         Abort::refused(format!("{name}[{}] exists already", key.join(", ")))
@@ -188,6 +188,16 @@ impl Program {
         let is_open = self.streams[stream.index()].origin == Origin::Emitted
             && handler.emits.as_ref().is_none_or(may);
         Some(stream) == handler.output || is_open
+    }
+
+    /// The indexes of a table.
+    pub fn indexes(&self, table: TableId) -> &[Index] {
+        &self.hooks().indexes[table.index()]
+    }
+
+    /// Whether a table has any.
+    pub fn has_indexes(&self, table: TableId) -> bool {
+        !self.indexes(table).is_empty()
     }
 
     /// The entries that a row of a table has in indexes: each index, whether no two rows may have one key

@@ -37,7 +37,7 @@ pub use handler::{
     Abort, AbortKind, Body, Declared, EventBatch, Handler, Input, Native, Op, Opaque, RowId,
     RowRef, Step, Takes, Tx, VarId, OPERATIONS_MAX,
 };
-pub use hooks::{On, Trigger};
+pub use hooks::{Index, On, Trigger};
 pub(crate) use moment::Moment;
 pub use owned::{Extent, OwnedWindow, WindowId};
 pub use rounds::Nested;

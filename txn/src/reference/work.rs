@@ -25,6 +25,23 @@ pub(super) struct Work<'a> {
     histories: &'a [BTreeMap<Key, Vec<Version>>],
     /// The rows it has written.
     pub(super) written: BTreeSet<(TableId, Key)>,
+    /// What a declared handler has looked for.
+    pub(super) looked: Vec<Looked>,
+    /// What it has written, in its order.
+    pub(super) writes: Vec<Write>,
+}
+
+/// A row that a transaction has written: its table, a value for each column of its key, and what it has become.
+pub type Write = (TableId, Vec<Value>, Option<Row>);
+
+/// What a declared transaction looks for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Looked {
+    /// A row: its key, a value for each column.
+    Row(TableId, Vec<Value>),
+    /// The rows whose keys are not before the first bound and are before the second one, without bound where it is
+    /// empty. Bounds are leading columns.
+    Range(TableId, Vec<Value>, Vec<Value>),
 }
 
 struct Variables<'a> {
@@ -52,7 +69,8 @@ impl<'a> Work<'a> {
     ) -> Work<'a> {
         let Outcome { tables, histories, .. } = outcome;
         let inside = Inside::new(program, handler, moment);
-        Work { inside, tables, histories, written: BTreeSet::new() }
+        let (written, looked, writes) = (BTreeSet::new(), Vec::new(), Vec::new());
+        Work { inside, tables, histories, written, looked, writes }
     }
 }
 
@@ -80,7 +98,10 @@ impl Work<'_> {
             let table = step.op.row().map(|row| declared.rows[row.index()].table);
             let spec = table.map(|t| &self.inside.program.tables[t.index()]);
             let held = match table {
-                Some(table) => self.tables[table.index()].get(&Key::of(&key)).cloned(),
+                Some(table) => {
+                    self.looked.push(Looked::Row(table, key.clone()));
+                    self.tables[table.index()].get(&Key::of(&key)).cloned()
+                }
                 None => None,
             };
             let assign = |row: &mut Vec<Value>, values: &[(u16, _)]| -> Result<(), Abort> {
@@ -108,7 +129,9 @@ impl Work<'_> {
                     let bound = |ids: &[_]| ids.iter().map(|id| eval(*id)).collect();
                     let (from, to): (Result<Vec<_>, _>, Result<Vec<_>, _>) =
                         (bound(from), bound(to));
-                    let rows = self.between(*table, &from?, &to?)?;
+                    let (from, to) = (from?, to?);
+                    let rows = self.between(*table, &from, &to)?;
+                    self.looked.push(Looked::Range(*table, from, to));
                     let spec = &self.inside.program.tables[table.index()];
                     let value = made_of(rows, spec, *column, aggregate)?;
                     set_var(&mut scope.vars, *var, value);
@@ -433,8 +456,10 @@ impl Work<'_> {
         let held = self.tables[table.index()].get(&Key::of(key));
         self.inside.note(table, key, held.map(|row| &row[..]));
         self.written.insert((table, Key::of(key)));
+        let row: Option<Row> = row.map(Row::from);
+        self.writes.push((table, key.to_vec(), row.clone()));
         match row {
-            Some(row) => self.tables[table.index()].insert(Key::of(key), row.into()),
+            Some(row) => self.tables[table.index()].insert(Key::of(key), row),
             None => self.tables[table.index()].remove(&Key::of(key)),
         };
         self.reindex(table, &Key::of(key))

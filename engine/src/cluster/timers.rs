@@ -1,0 +1,156 @@
+//! Timers: transactions that the coordinator's clock asks for, as a client would.
+//!
+//! A firing is a request whose id says which one it is, so it is executed once, whatever dies and whatever the clock
+//! does. It fires at the multiples of its period. A coordinator that starts asks for the last one, which is executed
+//! unless it was; so firings that were missed, while there was none or nobody executed them, come as one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidemill_core::{Error, Result, StreamId};
+use tidemill_env::{Env, Handle};
+use tidemill_function::{Call, Functions as _};
+use tidemill_host::{Answer, Desk};
+
+use super::coordinate::partition_of;
+use crate::functions::AppFunctions;
+use crate::timers::next;
+
+/// The longest sleep: whoever ends the cluster does not wait longer.
+const SLEEP_US: u64 = 20_000;
+
+/// How long a firing that is under way may take when the cluster is to end.
+const FINISH_US: u64 = 5_000_000;
+
+/// The timers of an app at work, until this is dropped.
+pub(super) struct Timers {
+    env: Env,
+    state: Arc<State>,
+    // Behind a lock only because a handle is not shared between threads.
+    thread: Mutex<Option<Handle>>,
+}
+
+/// What the thread is told, and tells.
+#[derive(Default)]
+struct State {
+    /// Nothing fires any more.
+    is_ending: AtomicBool,
+    /// What is under way is not waited for.
+    is_over: AtomicBool,
+    has_ended: AtomicBool,
+}
+
+/// One timer.
+struct Timer {
+    stream: StreamId,
+    period_us: i64,
+    due_us: i64,
+}
+
+/// What their thread needs.
+struct Clockwork {
+    env: Env,
+    desk: Arc<Desk>,
+    functions: Arc<AppFunctions>,
+    state: Arc<State>,
+}
+
+impl Timers {
+    /// Starts the timers of an app, if it has any.
+    ///
+    /// # Errors
+    /// When their thread can't be started.
+    pub fn start(env: &Env, desk: &Arc<Desk>, functions: &Arc<AppFunctions>) -> Result<Timers> {
+        let now_us = env.clock.now_us();
+        let timers = functions.timers().iter().map(|timer| {
+            let period_us = timer.period_us;
+            Timer { stream: timer.stream, period_us, due_us: next(now_us, period_us) - period_us }
+        });
+        let timers: Vec<Timer> = timers.collect();
+        let (env, state) = (env.clone(), Arc::<State>::default());
+        if timers.is_empty() {
+            state.has_ended.store(true, Ordering::Release);
+            return Ok(Timers { env, state, thread: Mutex::new(None) });
+        }
+        let (desk, functions) = (desk.clone(), functions.clone());
+        let clockwork = Clockwork { env: env.clone(), desk, functions, state: state.clone() };
+        let run = move || clockwork.run(timers);
+        let thread = env.threads.spawn("tidemill-timers", Box::new(run));
+        let thread = thread.map_err(|e| Error::io("starting the thread of timers", &e))?;
+        Ok(Timers { env, state, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Lets nothing fire any more, and waits for what is under way, but not for ever.
+    pub fn finish(&self) {
+        self.state.is_ending.store(true, Ordering::Release);
+        let begun_ns = self.env.clock.monotonic_ns();
+        let has_ended = || self.state.has_ended.load(Ordering::Acquire);
+        while !has_ended() && self.env.clock.monotonic_ns() - begun_ns < FINISH_US * 1_000 {
+            self.env.clock.sleep_us(1_000);
+        }
+    }
+}
+
+impl Drop for Timers {
+    fn drop(&mut self) {
+        self.state.is_ending.store(true, Ordering::Release);
+        self.state.is_over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.get_mut().take() {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Clockwork {
+    fn run(&self, mut timers: Vec<Timer>) {
+        while !self.state.is_ending.load(Ordering::Acquire) {
+            for timer in &mut timers {
+                let now_us = self.env.clock.now_us();
+                if timer.due_us <= now_us {
+                    timer.due_us = next(now_us, timer.period_us);
+                    self.fire(timer, timer.due_us - timer.period_us);
+                }
+            }
+            let due_us = timers.iter().map(|timer| timer.due_us).min().unwrap_or(i64::MAX);
+            let left_us = due_us.saturating_sub(self.env.clock.now_us());
+            self.env.clock.sleep_us(u64::try_from(left_us).unwrap_or(0).clamp(1, SLEEP_US));
+        }
+        self.state.has_ended.store(true, Ordering::Release);
+    }
+
+    /// The transactions of a firing, one after the other: handlers have an order.
+    fn fire(&self, timer: &Timer, at_us: i64) {
+        let firing = self.functions.firing(timer.stream, at_us, timer.period_us);
+        for call in firing.unwrap_or_default() {
+            // Nobody knows whether it was recorded: with its id it is executed once.
+            while !self.is_over() && !self.is_done(&call) {}
+        }
+    }
+
+    /// Asks for one, and waits for it; whether it has been executed.
+    fn is_done(&self, call: &Call) -> bool {
+        let Ok(partition) = partition_of(self.functions.program(), call) else { return true };
+        let (tell, told) = channel();
+        let source = self.desk.source_of(partition);
+        self.desk.call(source, call.clone(), Box::new(move |answer| drop(tell.send(answer))));
+        loop {
+            match told.recv_timeout(Duration::from_micros(SLEEP_US)) {
+                Ok(Answer::Unknown) | Err(RecvTimeoutError::Disconnected) => {
+                    self.env.clock.sleep_us(SLEEP_US);
+                    return false;
+                }
+                Ok(_) => return true,
+                Err(RecvTimeoutError::Timeout) if self.is_over() => return false,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.state.is_over.load(Ordering::Acquire)
+    }
+}
