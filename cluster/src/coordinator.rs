@@ -2,9 +2,10 @@
 //!
 //! It has no state of its own that the log has not: one that starts reads the cuts, fences them with the next
 //! number, and forms a generation of whoever says that it lives. By phase: [`form`] begins generations,
-//! [`cut`] makes cuts and snapshots; [`prepare`] has newcomers read before they come in; [`quarrel`] knows who
+//! [`cut`] makes cuts and snapshots of what is [`available`]; [`prepare`] has newcomers read before they come in; [`quarrel`] knows who
 //! can't reach whom.
 
+mod available;
 mod cut;
 mod form;
 mod prepare;
@@ -67,10 +68,12 @@ const PATIENCE_MAX: u64 = 64;
 pub struct SourceProgress {
     /// Who reads it.
     pub reader: Member,
-    /// Behind the last request that can be read.
-    pub there: u64,
-    /// Behind the last one that a cut has.
+    /// Behind the last record that a cut has.
     pub cut: u64,
+    /// How many requests its generation has taken in cuts.
+    pub taken: u64,
+    /// How many requests can be read that no cut has.
+    pub waiting: u64,
 }
 
 /// How far a cluster has come.
@@ -248,7 +251,7 @@ impl Coordinator {
                     effects.push(Effect::Send { to, packet: Packet::Released });
                 }
             }
-            Packet::Available { generation, source, upto } => {
+            Packet::Available { generation, source, from, pieces } => {
                 let available = match &mut self.stage {
                     Stage::Forming(forming) if forming.form.generation == generation => {
                         &mut forming.available
@@ -258,8 +261,8 @@ impl Coordinator {
                     }
                     _ => return,
                 };
-                if let Some(there) = available.get_mut(source as usize) {
-                    *there = (*there).max(upto);
+                if let Some(available) = available.get_mut(source as usize) {
+                    available.add(from, &pieces);
                     self.try_cut(effects);
                 }
             }

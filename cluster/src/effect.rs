@@ -37,6 +37,30 @@ pub struct Records {
     pub upto: u64,
 }
 
+/// Neighbouring records of a source that can be read: where they end, and how many requests are in them. It is
+/// one of three: records of one request each, one record of several, or offsets at which there is no request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Behind the last one.
+    pub behind: u64,
+    /// How many requests are in it.
+    pub requests: u64,
+}
+
+impl Piece {
+    /// Whether it is of records of one request each; it begins at an offset.
+    pub fn is_run(self, from: u64) -> bool {
+        self.requests == self.behind - from
+    }
+
+    /// What of it is not before another offset, at which no cut divides a record.
+    pub fn rest(self, from: u64, at: u64) -> Option<Piece> {
+        let requests =
+            if self.is_run(from) { self.behind.saturating_sub(at) } else { self.requests };
+        (at < self.behind).then_some(Piece { requests, ..self })
+    }
+}
+
 /// What a machine wants done.
 #[derive(Clone, Debug)]
 pub enum Effect {
@@ -177,14 +201,16 @@ pub enum Packet {
         /// Of which generation.
         generation: u64,
     },
-    /// From a worker: so many requests of a source can be read.
+    /// From a worker: this can be read of a source.
     Available {
         /// Of which generation.
         generation: u64,
         /// The source.
         source: u32,
-        /// Behind the last one.
-        upto: u64,
+        /// The first offset.
+        from: u64,
+        /// What is there from then on.
+        pieces: Vec<Piece>,
     },
     /// To a worker: execute this.
     Cut {

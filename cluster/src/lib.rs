@@ -32,10 +32,10 @@ pub mod wire;
 mod worker;
 
 pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress};
-pub use effect::{Address, Effect, Input, Packet, Records, Refused, Token};
+pub use effect::{Address, Effect, Input, Packet, Piece, Records, Refused, Token};
 pub use records::{
-    Assignment, CutRecord, Form, Manifest, Member, Object, Output, PartRows, Record, RequestId,
-    Topic,
+    Assignment, CutRecord, Form, Manifest, Member, Object, Output, PartRows, Record, Request,
+    RequestId, Topic,
 };
 pub use state::{SnapshotId, State};
 pub use worker::Worker;
@@ -51,8 +51,10 @@ pub struct Settings {
     pub beat_us: u64,
     /// A generation that has not formed by then gives way to the next.
     pub form_us: u64,
-    /// So many requests of a source are in one epoch at most.
+    /// So many requests of a source are in one epoch at most, or those of one record.
     pub epoch_max: u64,
+    /// So many outputs are one record at most.
+    pub outputs_max: usize,
     /// A snapshot is begun every so many epochs,
     pub snapshot_every: u64,
     /// and this long after the last one at the earliest.

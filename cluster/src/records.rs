@@ -15,6 +15,15 @@ pub struct Member(pub u32);
 /// What a client calls its request.
 pub type RequestId = Arc<[u8]>;
 
+/// A request of a client.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// What the client calls it; the reply bears it.
+    pub id: RequestId,
+    /// What it asks for.
+    pub call: Call,
+}
+
 /// A log partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Topic {
@@ -34,19 +43,14 @@ pub enum Record {
         /// Its number.
         generation: u64,
     },
-    /// A request of a client.
-    Request {
-        /// What the client calls it; the reply bears it.
-        id: RequestId,
-        /// What it asks for.
-        call: Call,
-    },
+    /// Requests of clients, one or some, which are of one epoch.
+    Requests(Vec<Request>),
     /// A cut.
     Cut(CutRecord),
     /// A snapshot counts.
     Snapshot(Arc<Manifest>),
-    /// Something has left.
-    Output(Output),
+    /// What has left of one epoch, one or some.
+    Outputs(Vec<Output>),
 }
 
 /// What leaves.
@@ -82,6 +86,15 @@ impl Output {
             Output::Event { tid, path, .. } => (*tid, Some(path.clone())),
         }
     }
+
+    /// Bytes of memory beyond the output itself.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match self {
+            Output::Reply { id, outcome: Ok(value), .. } => id.len() + value.heap_bytes(),
+            Output::Reply { id, outcome: Err(abort), .. } => id.len() + abort.reason.len(),
+            Output::Event { row, .. } => row.iter().map(Value::heap_bytes).sum(),
+        }
+    }
 }
 
 /// A cut: which requests are an epoch, and where its places begin.
@@ -93,17 +106,18 @@ pub struct CutRecord {
     pub clock_us: i64,
     /// The base of the places (`tidemill_function::Sequencing`).
     pub base: u64,
-    /// For each source the first request.
+    /// How many requests it has of the source of which it has most: so many places of each are taken.
+    pub count: u64,
+    /// For each source the first record.
     pub from: Vec<u64>,
-    /// For each source the first request behind it.
+    /// For each source the first record behind it.
     pub upto: Vec<u64>,
 }
 
 impl CutRecord {
     /// The base of the next one.
     pub fn next_base(&self) -> u64 {
-        let counts = self.upto.iter().zip(&self.from).map(|(upto, from)| upto - from);
-        self.base + counts.max().unwrap_or(0)
+        self.base + self.count
     }
 }
 
@@ -118,7 +132,7 @@ pub struct Manifest {
     pub clock_us: i64,
     /// The base of the next.
     pub base: u64,
-    /// For each source the first request that is not in it.
+    /// For each source the first record that is not in it.
     pub inputs: Vec<u64>,
     /// For each source where outputs of later epochs may begin.
     pub outputs: Vec<u64>,

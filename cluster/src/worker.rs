@@ -16,9 +16,9 @@ use tidemill_function::{Call, Fault, Functions};
 
 use self::load::{Kept, Loading};
 use self::prepare::Prepared;
-use self::run::{Request, Running};
+use self::run::Running;
 use crate::effect::{Address, Effect, Input, Packet, Records, Refused, Token};
-use crate::records::{Form, Member, Record, Topic};
+use crate::records::{Form, Member, Topic};
 use crate::state::State;
 use crate::Settings;
 
@@ -35,8 +35,8 @@ enum Wish {
     Outputs(u32),
     /// The requests of a source.
     Requests(u32),
-    /// Something that leaves, of an epoch, in a source's outputs.
-    Output(u64, u32),
+    /// What leaves of an epoch in a source's outputs.
+    Leaving { epoch: u64, source: u32, count: usize },
     /// The part of a snapshot behind this epoch, which may have been given up since.
     Part(u64),
 }
@@ -173,8 +173,8 @@ impl Worker {
                 }
             }
             Input::Appended { token, result } => match (self.wishes.remove(&token), result) {
-                (Some(Wish::Output(epoch, source)), Ok(offset)) => {
-                    self.left(epoch, source, offset, effects);
+                (Some(Wish::Leaving { epoch, source, count }), Ok(offset)) => {
+                    self.left(epoch, source, count, offset, effects);
                 }
                 (Some(_), Ok(_)) | (None, _) => {}
                 // Also where nobody knows whether it is there: the next generation reads what has left behind
@@ -208,6 +208,7 @@ impl Worker {
                 _ => self.generation,
             };
             self.tell(Packet::Beat { generation }, effects);
+            self.tell_again(effects);
             if self.is_leaving {
                 self.tell(Packet::Leaving, effects);
             }
@@ -278,6 +279,16 @@ impl Worker {
         self.settings.function.fault == Some(fault)
     }
 
+    /// Tells what can be read that no epoch has taken: packets may have been lost.
+    fn tell_again(&self, effects: &mut Vec<Effect>) {
+        let (generation, Stage::Running(running)) = (self.generation, &self.stage) else { return };
+        for (&source, input) in &running.inputs {
+            if let Some((from, pieces)) = input.open() {
+                self.tell(Packet::Available { generation, source, from, pieces }, effects);
+            }
+        }
+    }
+
     /// Reads on in the requests of its sources.
     fn ask(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
@@ -302,15 +313,10 @@ impl Worker {
         let input = running.inputs.get_mut(&source).expect("it has asked for them");
         input.is_asked = false;
         let Some(Records { records, upto }) = records else { return };
-        input.requests.extend(records.into_iter().filter_map(|(offset, record)| match record {
-            Record::Request { id, call } => Some(Request { offset, id, call }),
-            _ => None,
-        }));
-        let is_more = upto > input.upto;
-        input.upto = upto.max(input.upto);
-        if is_more {
-            let packet = input.available(self.generation, source);
-            self.tell(packet, effects);
+        if upto > input.upto {
+            let (from, generation) = (input.upto, self.generation);
+            let pieces = input.take(records, upto);
+            self.tell(Packet::Available { generation, source, from, pieces }, effects);
             self.go_on(effects);
             self.ask(effects);
         }

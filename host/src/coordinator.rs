@@ -46,9 +46,9 @@ pub struct Status {
 }
 
 impl Status {
-    /// For each source how much is there that no cut has.
+    /// For each source how many requests are there that no cut has.
     pub fn lag(&self) -> Vec<u64> {
-        self.sources.iter().map(|source| source.there.saturating_sub(source.cut)).collect()
+        self.sources.iter().map(|source| source.waiting).collect()
     }
 
     /// For each source how many times as much comes in there as in the mean; 1 everywhere where nothing does.
@@ -178,7 +178,7 @@ impl Told {
                     return self.inbox.close();
                 }
                 let found = machine.progress();
-                let cuts: Vec<u64> = found.sources.iter().map(|source| source.cut).collect();
+                let cuts: Vec<u64> = found.sources.iter().map(|source| source.taken).collect();
                 let now_us = doors.env.clock.monotonic_ns() / 1000;
                 let mut rates = self.rates.lock();
                 // Between two generations nothing is known of them, and nothing is forgotten.

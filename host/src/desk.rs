@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use foldhash::fast::FixedState;
 use parking_lot::{Condvar, Mutex};
-use tidemill_cluster::{Output, Record, Records, Refused, RequestId, Topic};
+use tidemill_cluster::{Output, Record, Records, Refused, Request, RequestId, Topic};
 use tidemill_core::Value;
 use tidemill_durable::{Log, Then};
 use tidemill_env::Env;
@@ -112,7 +112,7 @@ impl Desk {
         let id: RequestId = id.into();
         waiting.open.insert(id.clone(), then);
         drop(waiting);
-        let record = Record::Request { id: id.clone(), call };
+        let record = Record::Requests(vec![Request { id: id.clone(), call }]);
         let waiting = self.waiting.clone();
         let appended = move |result: Result<u64, Refused>| {
             // That it is there is no news: its reply is.
@@ -159,8 +159,11 @@ impl Tail {
             *unknown.0.lock() -= 1;
             unknown.1.notify_all();
         }
-        for (_, record) in records {
-            let Record::Output(output) = record else { continue };
+        let outputs = records.into_iter().filter_map(|(_, record)| match record {
+            Record::Outputs(outputs) => Some(outputs),
+            _ => None,
+        });
+        for output in outputs.flatten() {
             if let Some(listener) = &self.listener {
                 listener(self.source, &output);
             }

@@ -25,9 +25,9 @@ pub struct Outgoing {
 /// How requests and replies are written in Kafka. Called from several threads; must not panic, whatever the
 /// bytes are.
 pub trait Format: Send + Sync {
-    /// The request of a message of the inputs. Every message is one: what can't be read is a request that
+    /// The requests of a message of the inputs. Every message has one: what can't be read is a request that
     /// will be refused.
-    fn request(&self, message: &Message<'_>) -> Record;
+    fn requests(&self, message: &Message<'_>) -> Record;
 
     /// The message for a record of the inputs or the outputs. That of a [`Record::Generation`] is for people
     /// only: it is read by its headers.
@@ -107,7 +107,7 @@ pub(crate) fn decode(
     message: &Message<'_>,
 ) -> Result<Record, Unread> {
     match topic {
-        Topic::Input(_) => Ok(format.request(message)),
+        Topic::Input(_) => Ok(format.requests(message)),
         Topic::Output(_) => format.decode(message).ok_or(Unread::Foreign),
         Topic::Cuts => {
             let version = number(message, crate::VERSION).ok_or(Unread::Foreign)?;

@@ -11,7 +11,7 @@ use tidemill_kafka::{Format, KafkaLog, KafkaSettings, Outgoing};
 struct Nothing;
 
 impl Format for Nothing {
-    fn request(&self, _: &Message<'_>) -> Record {
+    fn requests(&self, _: &Message<'_>) -> Record {
         Record::Generation { generation: 0 }
     }
 

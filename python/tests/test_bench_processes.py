@@ -74,9 +74,12 @@ def test_servers(tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AWS_ENDPOINT_URL", os.environ["SERVERS_S3_ENDPOINT"])
     snapshots = f"s3://{os.environ['SERVERS_S3_BUCKET']}/bench-{program}"
     servers = ("--processes", "2", "--program", program, "--log", log, "--snapshots", snapshots)
-    found = bench(tmp_path, "ycsb-t", *servers, "--events", "5000")
-    assert found["client"] == "a process of its own"
-    found = bench(tmp_path, "ycsb-t", *servers, "--rate", "1000", "--seconds", "8", "--kill", "3")
+    together = ("--together", "64")
+    for more in ((), together):
+        found = bench(tmp_path, "ycsb-t", *servers, *more, "--events", "5000")
+        assert found["client"] == "a process of its own"
+    killed = ("--rate", "1000", "--seconds", "8", "--kill", "3")
+    found = bench(tmp_path, "ycsb-t", *servers, *together, *killed)
     assert len(found["killed"]) == 1
     assert len(found["generations"]) > 1
     assert found["snapshots_taken"] > 0

@@ -24,7 +24,8 @@ def flags(name: str, cuts: str) -> list[str]:
 @pytest.mark.servers
 def test_a_cluster_lives_with_its_cuts_apart(tmp_path: Path) -> None:
     name = f"cuts-{secrets.token_hex(4)}"
-    hurt, _, fates = live(3, tmp_path, 3, flags(name, "coordinator"))
+    together = "--set=cluster_together=16"
+    hurt, _, fates = live(3, tmp_path, 3, [*flags(name, "coordinator"), together])
     assert hurt >= 3
     assert fates["acknowledged"] > 0
     # Without them it would begin anew behind outputs that are there.

@@ -102,6 +102,7 @@ CLUSTER: Final[dict[str, object]] = {
     "cluster_beat_us": int,
     "cluster_form_us": int,
     "cluster_epoch_rows_max": int,
+    "cluster_together": int,
     "cluster_snapshot_us": int,
     "cluster_snapshot_objects_max": int,
 }

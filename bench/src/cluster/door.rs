@@ -1,12 +1,14 @@
 //! The two ways into a cluster.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use serde::Deserialize;
 use tidemill_cluster::wire::{put_record, take_record};
-use tidemill_cluster::{Output, Record};
+use tidemill_cluster::{Output, Record, Request};
 use tidemill_connect::Message;
-use tidemill_core::{Error, Result, Value};
+use tidemill_core::{Error, Result};
 use tidemill_engine::Cluster;
 use tidemill_env::Env;
 use tidemill_function::Tid;
@@ -18,14 +20,21 @@ use super::offer::{Asked, Book, Came};
 const REQUEST_ID: &str = "request-id";
 const RECORD: &str = "record";
 const PLACE: &str = "id";
+/// So long requests wait for others to go along in their message.
+const LINGER_NS: u64 = 1_000_000;
 
 /// A way in.
 pub(super) trait Door {
     /// Who is told of replies from now on.
     fn tell(&mut self, book: &Arc<Book>);
 
-    /// Sends a request; `nth` comes back with its reply.
+    /// Sends a request, at once or with others; `nth` comes back with its reply.
     fn send(&mut self, nth: u64, asked: &Asked) -> Result<()>;
+
+    /// Nothing is sent for a while, or any more: what has waited for others long enough goes, or all.
+    fn rest(&mut self, _is_over: bool) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The coordinator's desk, in its own process.
@@ -65,14 +74,27 @@ impl Door for Desk {
 
 /// Topics of Kafka, as any client would use them.
 pub(super) struct Topics {
+    env: Env,
     client: Client,
     /// What tells the requests of this client from those of others.
     own: u64,
     told: Arc<Mutex<Option<Arc<Book>>>>,
+    /// So many requests are one message at most,
+    together: usize,
+    /// which for each source waits for more.
+    open: Vec<Open>,
+}
+
+/// Requests that have not been sent.
+#[derive(Default)]
+struct Open {
+    count: usize,
+    text: Vec<u8>,
+    since_ns: u64,
 }
 
 impl Topics {
-    pub fn open(env: &Env, settings: &KafkaSettings) -> Result<Topics> {
+    pub fn open(env: &Env, settings: &KafkaSettings, together: usize) -> Result<Topics> {
         let own = env.random.next_u64();
         let told: Arc<Mutex<Option<Arc<Book>>>> = Arc::default();
         let book = told.clone();
@@ -82,36 +104,72 @@ impl Topics {
             }
         };
         let client = Client::open(env, settings, Box::new(heard))?;
-        Ok(Topics { client, own, told })
+        let open = (0..settings.sources).map(|_| Open::default()).collect();
+        Ok(Topics { env: env.clone(), client, own, told, together, open })
+    }
+
+    fn flush(&mut self, source: usize) -> Result<()> {
+        let open = &mut self.open[source];
+        if open.count == 0 {
+            return Ok(());
+        }
+        open.text.push(b']');
+        let value = std::mem::take(&mut open.text);
+        open.count = 0;
+        self.client.send(source as u32, &Outgoing { value, ..Outgoing::default() })
     }
 }
 
-/// Takes a message of the outputs, if it is a reply to this client.
+/// The number of a request of this client.
+fn number(own: u64, id: &[u8]) -> Option<u64> {
+    let (whose, nth) = std::str::from_utf8(id).ok()?.split_at_checked(16)?;
+    (u64::from_str_radix(whose, 16) == Ok(own)).then(|| nth.parse().ok())?
+}
+
+/// Its place in the order, of an output's id.
+fn place(id: &str) -> Option<u64> {
+    id.split('/').next()?.parse().ok()
+}
+
+/// One of several replies in a message.
+#[derive(Deserialize)]
+struct Reply<'a> {
+    #[serde(borrow, rename = "request-id")]
+    request: Cow<'a, str>,
+    #[serde(borrow)]
+    id: Cow<'a, str>,
+    #[serde(borrow)]
+    aborted: Option<Cow<'a, str>>,
+}
+
+/// Takes a message of the outputs, as far as it is a reply to this client.
 fn hear(own: u64, book: &Book, message: &Message<'_>) -> Option<()> {
-    let (whose, nth) = message.header(REQUEST_ID)?.split_at_checked(8)?;
-    if whose != own.to_be_bytes() {
-        return None;
-    }
-    let nth = u64::from_be_bytes(nth.try_into().ok()?);
-    let place = std::str::from_utf8(message.header(PLACE)?).ok()?;
-    let place = place.split('/').next()?.parse().ok()?;
     let value = message.value?;
-    let came = if value.starts_with(b"{\"aborted\"") {
-        Came::Aborted(String::from_utf8_lossy(value).into_owned())
-    } else if book.keeps_values {
-        Came::Value(own_value(message.header(RECORD)?)?)
+    if book.keeps_values {
+        let mut bytes = message.header(RECORD)?;
+        let Record::Outputs(outputs) = take_record(&mut bytes)? else { return None };
+        for output in outputs {
+            let Output::Reply { tid, id, outcome } = output else { continue };
+            let came = outcome.map_or_else(|abort| Came::Aborted(abort.reason), Came::Value);
+            number(own, &id).into_iter().for_each(|nth| book.take(nth, tid.0, came.clone()));
+        }
+    } else if value.starts_with(b"[") {
+        let replies: Vec<Reply<'_>> = serde_json::from_slice(value).ok()?;
+        for reply in replies {
+            let Some(nth) = number(own, reply.request.as_bytes()) else { continue };
+            let came = reply.aborted.map_or(Came::Returned, |why| Came::Aborted(why.into_owned()));
+            book.take(nth, place(&reply.id)?, came);
+        }
     } else {
-        Came::Returned
-    };
-    book.take(nth, place, came);
-    Some(())
-}
-
-fn own_value(mut bytes: &[u8]) -> Option<Value> {
-    match take_record(&mut bytes)? {
-        Record::Output(Output::Reply { outcome, .. }) => outcome.ok(),
-        _ => None,
+        let nth = number(own, message.header(REQUEST_ID)?)?;
+        let place = place(std::str::from_utf8(message.header(PLACE)?).ok()?)?;
+        let came = match value.starts_with(b"{\"aborted\"") {
+            true => Came::Aborted(String::from_utf8_lossy(value).into_owned()),
+            false => Came::Returned,
+        };
+        book.take(nth, place, came);
     }
+    Some(())
 }
 
 impl Door for Topics {
@@ -120,18 +178,45 @@ impl Door for Topics {
     }
 
     fn send(&mut self, nth: u64, asked: &Asked) -> Result<()> {
-        let id: Vec<u8> = [self.own, nth].iter().flat_map(|n| n.to_be_bytes()).collect();
-        let mut headers = vec![(REQUEST_ID.to_owned(), id.clone())];
+        let id = format!("{:016x}{nth}", self.own);
+        let source = asked.source as usize;
+        let text = asked.text.as_ref().filter(|_| self.together > 1);
+        if let Some(text) = text {
+            let now_ns = self.env.clock.monotonic_ns();
+            let open = &mut self.open[source];
+            if open.count == 0 {
+                open.since_ns = now_ns;
+            }
+            open.text.push(if open.count == 0 { b'[' } else { b',' });
+            // What is an object has the field besides.
+            let rest = text.strip_prefix(b"{").expect("it is an object");
+            open.text.extend_from_slice(format!("{{\"request-id\":\"{id}\",").as_bytes());
+            open.text.extend_from_slice(rest);
+            open.count += 1;
+            return if open.count < self.together { Ok(()) } else { self.flush(source) };
+        }
+        let mut headers = vec![(REQUEST_ID.to_owned(), id.clone().into_bytes())];
         let value = match &asked.text {
             Some(text) => text.clone(),
             // What is no call of a client is written as the coordinator does.
             None => {
                 let (mut bytes, call) = (Vec::new(), asked.call.clone());
-                put_record(&Record::Request { id: id.into(), call }, &mut bytes);
+                let id = id.into_bytes().into();
+                put_record(&Record::Requests(vec![Request { id, call }]), &mut bytes);
                 headers.push((RECORD.to_owned(), bytes));
                 b"{}".to_vec()
             }
         };
         self.client.send(asked.source, &Outgoing { key: None, value, headers })
+    }
+
+    fn rest(&mut self, is_over: bool) -> Result<()> {
+        let now_ns = self.env.clock.monotonic_ns();
+        for source in 0..self.open.len() {
+            if is_over || now_ns >= self.open[source].since_ns + LINGER_NS {
+                self.flush(source)?;
+            }
+        }
+        Ok(())
     }
 }

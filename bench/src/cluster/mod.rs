@@ -79,6 +79,9 @@ pub struct Offered {
     /// So many requests are sent before those whose rate and latency count: a broker is slow at first.
     #[serde(default)]
     pub warm_up: usize,
+    /// So many requests are one message of Kafka at most.
+    #[serde(default)]
+    pub together: usize,
     /// The percentage of transfers between accounts of two processes.
     #[serde(default)]
     pub multi: Option<f64>,
@@ -158,7 +161,11 @@ impl Runner<'_> {
             Way::Kafka { brokers, cluster, properties } => {
                 let mut settings = KafkaSettings::new(&brokers, &cluster, self.sources);
                 settings.properties = properties;
-                let topics = Topics::open(&self.env, &settings)?;
+                if offered.together > 1 {
+                    // They have waited for each other already.
+                    settings.linger_ms = 0;
+                }
+                let topics = Topics::open(&self.env, &settings, offered.together)?;
                 (Box::new(topics), "a process of its own")
             }
         };

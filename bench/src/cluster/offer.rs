@@ -38,6 +38,7 @@ pub(super) struct Pace {
 }
 
 /// What a reply says.
+#[derive(Clone)]
 pub(super) enum Came {
     Returned,
     Value(Value),
@@ -150,6 +151,7 @@ pub(super) fn offer(
             break;
         }
         while at.map_or_else(|| nth - book.count() >= pace.under_way, |at| at > now) {
+            door.rest(false)?;
             env.clock.sleep_us(NAP_US);
             now = env.clock.monotonic_ns();
             if is_over(now) {
@@ -162,6 +164,7 @@ pub(super) fn offer(
         due.push(at.unwrap_or(now));
         door.send(first + nth as u64, asked)?;
     }
+    door.rest(true)?;
     let (sent, stopped) = (due.len(), env.clock.monotonic_ns());
     while book.count() < sent {
         let now = env.clock.monotonic_ns();

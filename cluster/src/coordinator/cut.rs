@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tidemill_function::Fault;
+
+use super::available::Available;
 use super::{Coordinator, SourceProgress, Stage, Wish};
 use crate::effect::{Effect, Packet};
 use crate::records::{CutRecord, Form, Manifest, Member, Object, Record, Topic};
@@ -48,9 +51,8 @@ pub(super) struct Running {
     durable: u64,
     clock_us: i64,
     base: u64,
-    upto: Vec<u64>,
     /// For each source what can be read.
-    pub available: Vec<u64>,
+    pub available: Vec<Available>,
     /// The last epoch that each member has executed.
     pub executed: BTreeMap<Member, u64>,
     taking: Option<Taking>,
@@ -62,19 +64,24 @@ pub(super) struct Running {
 
 impl Running {
     /// Goes on behind the recorded cuts.
-    pub fn new(form: Arc<Form>, cuts: &[Arc<CutRecord>], now_us: u64) -> Running {
+    pub fn new(
+        form: Arc<Form>,
+        cuts: &[Arc<CutRecord>],
+        mut available: Vec<Available>,
+        now_us: u64,
+    ) -> Running {
         let manifest = form.manifest.clone();
         let last = cuts.last();
         let epoch = last.map_or(manifest.epoch, |cut| cut.epoch);
-        let upto = last.map_or(&manifest.inputs, |cut| &cut.upto).clone();
+        let upto = last.map_or(&manifest.inputs, |cut| &cut.upto);
+        available.iter_mut().zip(upto).for_each(|(available, upto)| available.skip(*upto));
         Running {
             since_us: now_us,
             epoch,
             durable: epoch,
             clock_us: last.map_or(manifest.clock_us, |cut| cut.clock_us),
             base: last.map_or(manifest.base, |cut| cut.next_base()),
-            available: upto.clone(),
-            upto,
+            available,
             executed: BTreeMap::new(),
             taking: None,
             taken_us: now_us,
@@ -94,12 +101,13 @@ impl Running {
 
     /// For each source how far it has come.
     pub fn sources(&self) -> Vec<SourceProgress> {
-        let (assignment, count) = (&self.form.assignment, self.upto.len() as u32);
-        let of = |(source, (&there, &cut))| {
+        let (assignment, count) = (&self.form.assignment, self.available.len() as u32);
+        let of = |(source, available): (u32, &Available)| {
             let reader = assignment.members[usize::from(assignment.reader(source, count).0)];
-            SourceProgress { reader, there, cut }
+            let (taken, waiting) = (available.taken(), available.requests());
+            SourceProgress { reader, cut: available.upto(), taken, waiting }
         };
-        (0..).zip(self.available.iter().zip(&self.upto)).map(of).collect()
+        (0..).zip(&self.available).map(of).collect()
     }
 }
 
@@ -111,11 +119,12 @@ impl Coordinator {
         let Settings { epoch_max, snapshot_every, snapshot_us, objects_max, .. } = self.settings;
         let (now_us, clock_us, is_ending) = (self.now_us, self.clock_us, self.is_ending);
         let (manifest, rows) = (self.manifest.clone(), self.rows);
+        let counts_records = self.is_spoiled_by(Fault::CountRecords);
         let Stage::Running(running) = &mut self.stage else { return };
         let Running { form, epoch, durable, executed, .. } = &**running;
         let is_idle =
             |member| executed.get(member).copied().unwrap_or(form.manifest.epoch) == *epoch;
-        let is_new = running.available.iter().zip(&running.upto).any(|(there, cut)| there > cut);
+        let is_new = running.available.iter().any(|available| !available.is_empty());
         if epoch > durable || !form.assignment.members.iter().all(is_idle) {
             return;
         }
@@ -125,16 +134,19 @@ impl Coordinator {
             false if !is_new => return,
             _ => {}
         }
-        let from = running.upto.clone();
-        let upto: Vec<u64> = (running.available.iter().zip(&from))
-            .map(|(&there, &from)| there.min(from + epoch_max))
-            .collect();
+        let ends = |of: &[Available]| of.iter().map(Available::upto).collect::<Vec<u64>>();
+        let from = ends(&running.available);
+        let counts = running.available.iter_mut().map(|available| available.take(epoch_max));
+        let mut count = counts.max().unwrap_or(0);
+        let upto = ends(&running.available);
+        if counts_records {
+            count = upto.iter().zip(&from).map(|(upto, from)| upto - from).max().unwrap_or(0);
+        }
         running.epoch += 1;
         running.clock_us = clock_us.max(running.clock_us + 1);
         let (epoch, clock_us, base) = (running.epoch, running.clock_us, running.base);
-        let cut = Arc::new(CutRecord { epoch, clock_us, base, from, upto: upto.clone() });
+        let cut = Arc::new(CutRecord { epoch, clock_us, base, count, from, upto });
         running.base = cut.next_base();
-        running.upto = upto;
         let mut snapshot = None;
         let is_due = now_us >= running.taken_us + snapshot_us;
         let is_wanted = is_ending

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tidemill_function::Fault;
 
+use super::available::Available;
 use super::cut::Running;
 use super::{Coordinator, LeftOut, Stage, Wish};
 use crate::effect::{Address, Effect, Packet, Records};
@@ -16,7 +17,7 @@ pub(super) struct Forming {
     pub since_us: u64,
     formed: BTreeSet<Member>,
     /// For each source what can be read, as far as those say who are ready before the others.
-    pub available: Vec<u64>,
+    pub available: Vec<Available>,
 }
 
 impl Coordinator {
@@ -57,7 +58,7 @@ impl Coordinator {
                 }
                 // What it has taken itself meanwhile is newer than what it reads.
                 Record::Cut(_) | Record::Snapshot(_) => {}
-                Record::Request { .. } | Record::Output(_) => {}
+                Record::Requests(_) | Record::Outputs(_) => {}
             }
         }
         match self.stage {
@@ -134,7 +135,7 @@ impl Coordinator {
         let (assignment, manifest) = (Assignment::equal(members), self.manifest.clone());
         let form = Arc::new(Form { generation, assignment, manifest });
         let (since_us, formed) = (self.now_us, BTreeSet::new());
-        let available = vec![0; self.settings.sources as usize];
+        let available = form.manifest.inputs.iter().copied().map(Available::behind).collect();
         self.stage = Stage::Forming(Forming { form: form.clone(), since_us, formed, available });
         self.tell(&Packet::Form(form), effects);
     }
@@ -155,10 +156,7 @@ impl Coordinator {
             self.cuts.clear();
         }
         let cuts = std::mem::take(&mut self.cuts);
-        let mut running = Running::new(form, &cuts, self.now_us);
-        for (there, more) in running.available.iter_mut().zip(available) {
-            *there = (*there).max(more);
-        }
+        let running = Running::new(form, &cuts, available, self.now_us);
         let epoch = running.epoch;
         self.stage = Stage::Running(Box::new(running));
         for cut in &cuts {

@@ -11,7 +11,7 @@ use tidemill_place::PARTITIONS;
 use super::message::{put_message, put_node, take_message, take_node};
 use super::record::{put_cut, put_manifest, take_cut, take_manifest};
 use super::{put_bool, put_list, put_option, take_bool, take_list, take_option};
-use crate::effect::Packet;
+use crate::effect::{Packet, Piece};
 use crate::records::{Assignment, Form, Member};
 
 fn put_form(form: &Form, out: &mut Vec<u8>) {
@@ -49,11 +49,15 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             out.push(2);
             put_u64(*generation, out);
         }
-        Packet::Available { generation, source, upto } => {
+        Packet::Available { generation, source, from, pieces } => {
             out.push(3);
             put_u64(*generation, out);
             put_u32(*source, out);
-            put_u64(*upto, out);
+            put_u64(*from, out);
+            put_list(pieces, out, |Piece { behind, requests }, out| {
+                put_u64(*behind, out);
+                put_u64(*requests, out);
+            });
         }
         Packet::Cut { generation, cut, snapshot } => {
             out.push(4);
@@ -111,17 +115,27 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
     }
 }
 
+/// None ends before the one before: who takes them up subtracts.
+fn take_pieces(from: u64, input: &mut &[u8]) -> Option<Vec<Piece>> {
+    let mut at = from;
+    take_list(input, |input| {
+        let piece = Piece { behind: take_u64(input)?, requests: take_u64(input)? };
+        let begins = std::mem::replace(&mut at, piece.behind);
+        (begins < piece.behind).then_some(piece)
+    })
+}
+
 /// Takes a packet off the front.
 pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
     Some(match take_u8(input)? {
         0 => Packet::Beat { generation: take_u64(input)? },
         1 => Packet::Form(Arc::new(take_form(input)?)),
         2 => Packet::Formed { generation: take_u64(input)? },
-        3 => Packet::Available {
-            generation: take_u64(input)?,
-            source: take_u32(input)?,
-            upto: take_u64(input)?,
-        },
+        3 => {
+            let (generation, source) = (take_u64(input)?, take_u32(input)?);
+            let from = take_u64(input)?;
+            Packet::Available { generation, source, from, pieces: take_pieces(from, input)? }
+        }
         4 => Packet::Cut {
             generation: take_u64(input)?,
             cut: Arc::new(take_cut(input)?),

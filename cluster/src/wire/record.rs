@@ -14,7 +14,7 @@ use super::{
     put_i64, put_list, put_option, put_path, put_tid, put_value, put_values, take_i64, take_list,
     take_option, take_path, take_tid, take_value, take_values, VERSION,
 };
-use crate::records::{CutRecord, Manifest, Object, Output, Record};
+use crate::records::{CutRecord, Manifest, Object, Output, Record, Request};
 
 pub(super) fn put_call(call: &Call, out: &mut Vec<u8>) {
     match call.target {
@@ -110,6 +110,7 @@ pub(super) fn put_cut(cut: &CutRecord, out: &mut Vec<u8>) {
     put_u64(cut.epoch, out);
     put_i64(cut.clock_us, out);
     put_u64(cut.base, out);
+    put_u64(cut.count, out);
     put_u64s(&cut.from, out);
     put_u64s(&cut.upto, out);
 }
@@ -119,6 +120,7 @@ pub(super) fn take_cut(input: &mut &[u8]) -> Option<CutRecord> {
         epoch: take_u64(input)?,
         clock_us: take_i64(input)?,
         base: take_u64(input)?,
+        count: take_u64(input)?,
         from: take_u64s(input)?,
         upto: take_u64s(input)?,
     })
@@ -146,34 +148,45 @@ pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
     })
 }
 
-/// Appends a record.
+/// Appends a record. Kinds 1, 2, 4 and 5 were those of version 1.
 pub fn put_record(record: &Record, out: &mut Vec<u8>) {
     match record {
         Record::Generation { generation } => {
             out.push(0);
             put_u64(*generation, out);
         }
-        Record::Request { id, call } => {
-            out.push(1);
-            put_bytes(id, out);
-            put_call(call, out);
+        Record::Requests(requests) => {
+            out.push(6);
+            put_list(requests, out, |Request { id, call }, out| {
+                put_bytes(id, out);
+                put_call(call, out);
+            });
         }
         Record::Cut(cut) => {
-            out.push(2);
+            out.push(7);
             put_cut(cut, out);
         }
         Record::Snapshot(manifest) => {
             out.push(3);
             put_manifest(manifest, out);
         }
-        Record::Output(Output::Reply { tid, id, outcome }) => {
-            out.push(4);
+        Record::Outputs(outputs) => {
+            out.push(8);
+            put_list(outputs, out, put_output);
+        }
+    }
+}
+
+fn put_output(output: &Output, out: &mut Vec<u8>) {
+    match output {
+        Output::Reply { tid, id, outcome } => {
+            out.push(0);
             put_tid(*tid, out);
             put_bytes(id, out);
             put_outcome(outcome, out);
         }
-        Record::Output(Output::Event { tid, path, stream, row }) => {
-            out.push(5);
+        Output::Event { tid, path, stream, row } => {
+            out.push(1);
             put_tid(*tid, out);
             put_path(path, out);
             put_u16(stream.0, out);
@@ -182,24 +195,33 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
     }
 }
 
-/// Takes a record off the front.
-pub fn take_record(input: &mut &[u8]) -> Option<Record> {
+fn take_output(input: &mut &[u8]) -> Option<Output> {
     Some(match take_u8(input)? {
-        0 => Record::Generation { generation: take_u64(input)? },
-        1 => Record::Request { id: take_bytes(input)?.into(), call: take_call(input)? },
-        2 => Record::Cut(take_cut(input)?),
-        3 => Record::Snapshot(Arc::new(take_manifest(input)?)),
-        4 => Record::Output(Output::Reply {
+        0 => Output::Reply {
             tid: take_tid(input)?,
             id: take_bytes(input)?.into(),
             outcome: take_outcome(input)?,
-        }),
-        5 => Record::Output(Output::Event {
+        },
+        1 => Output::Event {
             tid: take_tid(input)?,
             path: take_path(input)?,
             stream: StreamId(take_u16(input)?),
             row: take_values(input)?.to_vec().into(),
-        }),
+        },
+        _ => return None,
+    })
+}
+
+/// Takes a record off the front.
+pub fn take_record(input: &mut &[u8]) -> Option<Record> {
+    Some(match take_u8(input)? {
+        0 => Record::Generation { generation: take_u64(input)? },
+        6 => Record::Requests(take_list(input, |input| {
+            Some(Request { id: take_bytes(input)?.into(), call: take_call(input)? })
+        })?),
+        7 => Record::Cut(take_cut(input)?),
+        3 => Record::Snapshot(Arc::new(take_manifest(input)?)),
+        8 => Record::Outputs(take_list(input, take_output)?),
         _ => return None,
     })
 }

@@ -5,8 +5,10 @@ use tidemill_function::{Body, Call, Message, Mode, NodeId, Target, Verdict};
 use tidemill_txn::program::{Abort, AbortKind};
 
 use super::*;
-use crate::effect::Packet;
-use crate::records::{Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record};
+use crate::effect::{Packet, Piece};
+use crate::records::{
+    Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record, Request, RequestId,
+};
 
 fn values() -> Vec<Value> {
     vec![
@@ -53,22 +55,26 @@ fn manifest() -> Manifest {
 }
 
 fn cut() -> CutRecord {
-    CutRecord { epoch: 1, clock_us: 2, base: 3, from: vec![4], upto: vec![u64::MAX] }
+    CutRecord { epoch: 1, clock_us: 2, base: 3, count: 9, from: vec![4], upto: vec![u64::MAX] }
 }
 
 fn records() -> Vec<Record> {
-    let (tid, id, path) = (Tid(77), Arc::from(*b"id"), smallvec![1, 2, 3, 4, 5, 6, 7]);
+    let (tid, id, path): (_, RequestId, Path) =
+        (Tid(77), Arc::from(*b"id"), smallvec![1, 2, 3, 4, 5, 6, 7]);
     let kinds = [AbortKind::Refused, AbortKind::Fault, AbortKind::Raised, AbortKind::Overdue];
-    let reply = |outcome| Record::Output(Output::Reply { tid, id: Arc::from(*b"id"), outcome });
+    let reply = |outcome| Output::Reply { tid, id: Arc::from(*b"id"), outcome };
+    let request = |call: &Call| Request { id: id.clone(), call: call.clone() };
+    let event = Output::Event { tid, path, stream: StreamId(4), row: values().into() };
     let mut records = vec![
         Record::Generation { generation: 12 },
         Record::Cut(cut()),
         Record::Snapshot(manifest().into()),
-        Record::Output(Output::Event { tid, path, stream: StreamId(4), row: values().into() }),
-        Record::Request { id, call: calls()[0].clone() },
+        Record::Requests(vec![request(&calls()[0])]),
+        Record::Requests(calls().iter().map(request).collect()),
+        Record::Outputs(vec![event, reply(Ok(Value::Null)), reply(Err(abort(kinds[0])))]),
     ];
-    records.extend(values().into_iter().map(|value| reply(Ok(value))));
-    records.extend(kinds.map(|kind| reply(Err(abort(kind)))));
+    records.extend(values().into_iter().map(|value| Record::Outputs(vec![reply(Ok(value))])));
+    records.extend(kinds.map(|kind| Record::Outputs(vec![reply(Err(abort(kind)))])));
     records
 }
 
@@ -113,7 +119,12 @@ fn packets() -> Vec<Packet> {
         Packet::Formed { generation },
         Packet::Prepare(manifest().into()),
         Packet::Prepared,
-        Packet::Available { generation, source: 1, upto: 2 },
+        Packet::Available {
+            generation,
+            source: 1,
+            from: 2,
+            pieces: vec![Piece { behind: 5, requests: 3 }, Piece { behind: 6, requests: 0 }],
+        },
         Packet::Cut { generation, cut: cut().into(), snapshot: Some(true) },
         Packet::Durable { generation, epoch: 1 },
         Packet::Executed { generation, epoch: 1 },

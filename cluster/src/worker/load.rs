@@ -14,7 +14,7 @@ use tidemill_place::{Partition, PARTITIONS};
 use super::run::Running;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Effect, Packet, Records};
-use crate::records::{Form, Manifest, Member, Object, PartRows, Record, Topic};
+use crate::records::{Form, Manifest, Member, Object, Output, PartRows, Record, Topic};
 use crate::state::State;
 
 /// What is still to come.
@@ -140,6 +140,7 @@ impl Worker {
         effects: &mut Vec<Effect>,
     ) {
         let forgets = self.is_spoiled_by(Fault::ReplyAgain);
+        let known_max = if self.is_spoiled_by(Fault::KnowFirst) { 1 } else { usize::MAX };
         let Stage::Loading(loading) = &mut self.stage else { return };
         let Some(Records { records, .. }) = records else {
             let from = loading.form.manifest.outputs.get(source as usize).copied().unwrap_or(0);
@@ -147,11 +148,11 @@ impl Worker {
             let (topic, limit) = (Topic::Output(source), None);
             return effects.push(Effect::Read { token, topic, from, limit });
         };
-        let ids = records.iter().filter_map(|(_, record)| match record {
-            Record::Output(output) if !forgets => Some(output.id()),
-            _ => None,
-        });
-        loading.known.extend(ids);
+        for (_, record) in &records {
+            let Record::Outputs(outputs) = record else { continue };
+            let count = if forgets { 0 } else { outputs.len().min(known_max) };
+            loading.known.extend(outputs[..count].iter().map(Output::id));
+        }
         loading.outputs[source as usize] = Some(());
         self.ready(effects);
     }

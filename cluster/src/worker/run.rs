@@ -10,35 +10,69 @@ use tidemill_function::{
 
 use super::save::Saving;
 use super::{Stage, Wish, Worker};
-use crate::effect::{Address, Effect, Packet};
-use crate::records::{CutRecord, Form, Output, Record, RequestId, Topic};
+use crate::effect::{Address, Effect, Packet, Piece};
+use crate::records::{CutRecord, Form, Output, Record, Request, RequestId, Topic};
 use crate::state::State;
 use crate::Settings;
 
+/// So many bytes of outputs are together at most: with more a log might refuse them.
+const TOGETHER_BYTES: usize = 64 << 10;
 /// So many calls that are not deterministic are named.
 const NAMED_MAX: usize = 100;
 
 /// A source that this worker reads.
 pub(super) struct Source {
-    /// Requests that no epoch has taken yet.
-    pub requests: VecDeque<Request>,
+    /// Requests that no epoch has taken yet, with the offsets of their records.
+    pub requests: VecDeque<(u64, Request)>,
     /// Behind all that has been read.
     pub upto: u64,
     pub is_asked: bool,
 }
 
 impl Source {
-    /// What the coordinator is told of it.
-    pub fn available(&self, generation: u64, source: u32) -> Packet {
-        Packet::Available { generation, source, upto: self.upto }
+    /// Takes up what has been read: what the coordinator is told of it.
+    pub fn take(&mut self, records: Vec<(u64, Record)>, upto: u64) -> Vec<Piece> {
+        let (had, from) = (self.requests.len(), self.upto);
+        for (offset, record) in records {
+            let Record::Requests(requests) = record else { continue };
+            if offset >= from {
+                self.requests.extend(requests.into_iter().map(|request| (offset, request)));
+            }
+        }
+        self.upto = upto.max(from);
+        self.pieces(had, from)
     }
-}
 
-/// A request that has been read.
-pub(super) struct Request {
-    pub offset: u64,
-    pub id: RequestId,
-    pub call: Call,
+    /// All that no epoch has taken, from where on, for a coordinator that may have missed some of it; nothing
+    /// when there is none.
+    pub fn open(&self) -> Option<(u64, Vec<Piece>)> {
+        let (from, _) = self.requests.front()?;
+        Some((*from, self.pieces(0, *from)))
+    }
+
+    /// The pieces from the `nth` request on.
+    fn pieces(&self, nth: usize, from: u64) -> Vec<Piece> {
+        let mut pieces: Vec<Piece> = Vec::new();
+        let (mut at, mut is_run) = (from, false);
+        let requests: Vec<u64> = self.requests.range(nth..).map(|(offset, _)| *offset).collect();
+        for record in requests.chunk_by(|one, other| one == other) {
+            let (offset, count) = (record[0], record.len() as u64);
+            if offset > at {
+                pieces.push(Piece { behind: offset, requests: 0 });
+                is_run = false;
+            }
+            at = offset + 1;
+            match pieces.last_mut().filter(|_| is_run && count == 1) {
+                Some(run) => *run = Piece { behind: at, requests: run.requests + 1 },
+                None => pieces.push(Piece { behind: at, requests: count }),
+            }
+            is_run = count == 1;
+        }
+        if self.upto > at {
+            pieces.push(Piece { behind: self.upto, requests: 0 });
+        }
+        pieces
+    }
 }
 
 /// A generation that executes.
@@ -127,8 +161,8 @@ impl Running {
         }
         let mut requests = Vec::new();
         for (&source, input) in &mut self.inputs {
-            let count = input.requests.partition_point(|request| request.offset < upto(source));
-            for (nth, Request { id, call, .. }) in input.requests.drain(..count).enumerate() {
+            let count = input.requests.partition_point(|(offset, _)| *offset < upto(source));
+            for (nth, (_, Request { id, call })) in input.requests.drain(..count).enumerate() {
                 let tid = order.tid(source, nth as u64);
                 self.ids.insert(tid, id);
                 requests.push((tid, call));
@@ -136,6 +170,26 @@ impl Running {
         }
         Some(requests)
     }
+}
+
+/// Outputs in records of so many at most.
+fn together(outputs: Vec<Output>, max: usize) -> Vec<Vec<Output>> {
+    let mut records: Vec<Vec<Output>> = Vec::new();
+    let mut bytes = 0;
+    for output in outputs {
+        let own = output.heap_bytes();
+        match records.last_mut().filter(|last| last.len() < max && bytes + own <= TOGETHER_BYTES) {
+            Some(last) => {
+                last.push(output);
+                bytes += own;
+            }
+            None => {
+                records.push(vec![output]);
+                bytes = own;
+            }
+        }
+    }
+    records
 }
 
 impl Worker {
@@ -214,9 +268,9 @@ impl Worker {
     /// Appends what may leave: replies and events whose cut is durable, and that have not left before.
     pub(super) fn let_out(&mut self, effects: &mut Vec<Effect>) {
         let early = self.is_spoiled_by(Fault::ReplyEarly);
-        let (generation, sources) = (self.generation, self.settings.sources);
+        let (generation, sources) = (self.generation, u64::from(self.settings.sources));
         let Stage::Running(running) = &mut self.stage else { return };
-        let mut leaving = Vec::new();
+        let mut leaving: BTreeMap<(u64, u32), Vec<Output>> = BTreeMap::new();
         while let Some((epoch, _)) = running.held.front() {
             if *epoch > running.durable && !early {
                 break;
@@ -224,25 +278,35 @@ impl Worker {
             let (epoch, output) = running.held.pop_front().expect("it is there");
             if !running.known.remove(&output.id()) {
                 *running.appending.entry(epoch).or_default() += 1;
-                leaving.push((epoch, output));
+                let source = ((output.id().0 .0 - 1) % sources) as u32;
+                leaving.entry((epoch, source)).or_default().push(output);
             }
         }
-        for (epoch, output) in leaving {
-            let source = ((output.id().0 .0 - 1) % u64::from(sources)) as u32;
-            let token = self.token(Wish::Output(epoch, source));
-            let (topic, record) = (Topic::Output(source), Record::Output(output));
-            effects.push(Effect::Append { token, topic, generation, record });
+        for ((epoch, source), outputs) in leaving {
+            for outputs in together(outputs, self.settings.outputs_max) {
+                let count = outputs.len();
+                let token = self.token(Wish::Leaving { epoch, source, count });
+                let (topic, record) = (Topic::Output(source), Record::Outputs(outputs));
+                effects.push(Effect::Append { token, topic, generation, record });
+            }
         }
         self.part_ready(effects);
     }
 
-    /// Something has left.
-    pub(super) fn left(&mut self, epoch: u64, source: u32, at: u64, effects: &mut Vec<Effect>) {
+    /// So much has left.
+    pub(super) fn left(
+        &mut self,
+        epoch: u64,
+        source: u32,
+        count: usize,
+        at: u64,
+        effects: &mut Vec<Effect>,
+    ) {
         let Stage::Running(running) = &mut self.stage else { return };
         let end = &mut running.ends[source as usize];
         *end = (*end).max(at + 1);
         if let Some(left) = running.appending.get_mut(&epoch) {
-            *left -= 1;
+            *left -= count;
             if *left == 0 {
                 running.appending.remove(&epoch);
             }

@@ -21,6 +21,7 @@ use tidemill_place::{partition_in, Partition};
 use tidemill_txn::program::{Abort, Program};
 
 use super::doors::{log, store};
+use super::format::Json;
 use super::settings::{shown, Cuts};
 use super::timers::Timers;
 use super::upgrade::{forget, Starting};
@@ -97,7 +98,8 @@ impl Cluster {
             forget(env, dir).map_err(failed)?;
         }
         // One cut at a time is appended, and all wait for it.
-        let elsewhere = log(settings, &host.cluster, Some(0), &functions, env)?;
+        let json = Json::new(functions.clone(), fingerprint(spec));
+        let elsewhere = log(settings, &host.cluster, Some(0), json, env)?;
         let own =
             |held| FileLog::open(env, dir.join("log"), log_of(&host.cluster), held).map(Arc::new);
         let (log, served, held): (Arc<dyn Log>, _, _) = match (elsewhere, settings.cuts) {
@@ -182,7 +184,8 @@ impl Cluster {
         let rounded = |x: f64| (x * 100.0).round() / 100.0;
         let source = |(nth, source): (usize, SourceProgress)| {
             json!({
-                "source": nth, "worker": shown(Peer(source.reader.0)), "requests": source.cut,
+                "source": nth, "worker": shown(Peer(source.reader.0)), "offset": source.cut,
+                "requests": source.taken,
                 "lag": lag[nth], "requests_per_s": rounded(status.per_s[nth]), "skew": rounded(skew[nth]),
             })
         };

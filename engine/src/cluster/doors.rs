@@ -12,7 +12,6 @@ use tidemill_s3::{S3Options, S3Store};
 use super::format::Json;
 use super::settings::Cuts;
 use super::ClusterSettings;
-use crate::functions::AppFunctions;
 
 /// Threads that write and read objects.
 const STORE_THREADS: usize = 2;
@@ -28,7 +27,7 @@ pub(super) fn log(
     settings: &ClusterSettings,
     name: &str,
     linger_ms: Option<u32>,
-    functions: &Arc<AppFunctions>,
+    json: Json,
     env: &Env,
 ) -> Result<Option<Arc<dyn Log>>> {
     let Some(url) = settings.log.as_deref() else { return Ok(None) };
@@ -38,12 +37,14 @@ pub(super) fn log(
     };
     let mut kafka = KafkaSettings::new(brokers.trim_end_matches('/'), name, settings.sources);
     kafka.properties.clone_from(&settings.log_options);
-    kafka.linger_ms = linger_ms.unwrap_or(kafka.linger_ms);
+    // What is together already does not wait for others.
+    let together = (settings.together > 1).then_some(0);
+    kafka.linger_ms = linger_ms.or(together).unwrap_or(kafka.linger_ms);
     kafka.replication = settings.log_replication;
     if settings.cuts == Cuts::Coordinator {
         kafka.cuts = None;
     }
-    let log = KafkaLog::open(env, kafka, Arc::new(Json(functions.clone())))?;
+    let log = KafkaLog::open(env, kafka, Arc::new(json))?;
     Ok(Some(Arc::new(log)))
 }
 

@@ -1,65 +1,127 @@
 //! Requests and outputs as messages of Kafka.
 //!
 //! **Requests.** The value is JSON: `{"call": "account.transfer", "args": {"id": 1, "to": 2}}` calls a function
-//! or a procedure, `{"event": "payments", "row": {...}}` is an event of a stream. The header `request-id` comes
-//! back with the reply. What can't be read is a request that is refused, with the reason. What the
-//! coordinator's own clients ask is written in Tidemill's bytes, as its header `record` says.
+//! or a procedure, `{"event": "payments", "row": {...}}` is an event of a stream. The header `request-id`, or the
+//! field of that name, comes back with the reply. A list of such objects is as many requests, which get into one
+//! epoch. What can't be read is a request that is refused, with the reason. What the coordinator's own clients ask
+//! is written in Tidemill's bytes, as its header `record` says, for the version of the app that `version` names.
 //!
 //! **Outputs.** The value is JSON: `{"reply": ...}` or `{"aborted": "why"}` with the header `request-id`, and an
 //! event's row with the header `stream`. The header `id` tells each from all others, for who keeps track of what
-//! has been seen. The header `record` has the output in Tidemill's bytes.
+//! has been seen. Where several are together the value is a list of objects, each of which has as fields what
+//! headers say of one alone, and an event its row in the field `row`. The header `record` has the outputs in
+//! Tidemill's bytes.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tidemill_cluster::wire::{put_record, take_record};
-use tidemill_cluster::{Output, Record, RequestId};
+use tidemill_cluster::{Output, Record, Request, RequestId};
 use tidemill_connect::{values, Message};
 use tidemill_core::{Schema, Value};
 use tidemill_function::Call;
 use tidemill_kafka::{Format, Outgoing};
+use tidemill_txn::program::Abort;
 
 use crate::functions::AppFunctions;
 
 const REQUEST_ID: &str = "request-id";
 const RECORD: &str = "record";
+const VERSION: &str = "version";
 const STREAM: &str = "stream";
 const ID: &str = "id";
+/// An id of a request that is no text, in hexadecimal digits.
+const REQUEST_ID_HEX: &str = "request-id-hex";
+
+/// Why what clients of a coordinator have asked is refused, where it was of another version.
+const OTHER_VERSION: &str = "it was asked of another version of the app: ask again";
+/// So many requests may be in one message.
+const TOGETHER_MAX: usize = 1000;
 
 /// The messages of an app.
-pub(super) struct Json(pub Arc<AppFunctions>);
+pub(super) struct Json {
+    functions: Arc<AppFunctions>,
+    /// Which version of it, in hexadecimal digits.
+    version: String,
+}
 
 /// What a client writes.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Asked<'a> {
-    call: Option<String>,
+    #[serde(borrow)]
+    call: Option<Cow<'a, str>>,
     #[serde(borrow)]
     args: Option<&'a RawValue>,
-    event: Option<String>,
+    #[serde(borrow)]
+    event: Option<Cow<'a, str>>,
     #[serde(borrow)]
     row: Option<&'a RawValue>,
+    #[serde(borrow, rename = "request-id")]
+    id: Option<Cow<'a, str>>,
+}
+
+/// What its sender calls a request that can't be read.
+#[derive(Deserialize)]
+struct Named<'a> {
+    #[serde(borrow, rename = "request-id")]
+    id: Option<Cow<'a, str>>,
 }
 
 impl Json {
-    /// What a message asks for, or why it can't be read.
-    fn asked(&self, value: Option<&[u8]>) -> Result<Call, String> {
+    /// Those of an app with this fingerprint.
+    pub fn new(functions: Arc<AppFunctions>, fingerprint: u128) -> Json {
+        Json { functions, version: format!("{fingerprint:032x}") }
+    }
+
+    /// The requests of a message; `id` is what its headers call the one that is not in a list.
+    fn list(&self, value: Option<&[u8]>, id: &[u8]) -> Result<Vec<Request>, String> {
         let value = value.ok_or("the message has no value")?;
         let text = std::str::from_utf8(value).map_err(|_| "the message is no text")?;
-        let asked: Asked<'_> = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        if !text.trim_ascii_start().starts_with('[') {
+            return Ok(vec![self.read(text, id)]);
+        }
+        let list: Vec<&RawValue> = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        if list.is_empty() || list.len() > TOGETHER_MAX {
+            let count = list.len();
+            return Err(format!("it is a list of {count}: give 1 to {TOGETHER_MAX} together"));
+        }
+        Ok(list.into_iter().map(|one| self.read(one.get(), &[])).collect())
+    }
+
+    /// One request; where it can't be read, one that will be refused.
+    fn read(&self, text: &str, id: &[u8]) -> Request {
+        let own = |own: Option<Cow<'_, str>>| own.map_or(id.into(), |own| own.as_bytes().into());
+        let asked: Asked<'_> = match serde_json::from_str(text) {
+            Ok(asked) => asked,
+            Err(error) => {
+                let named = serde_json::from_str(text).ok().and_then(|named: Named<'_>| named.id);
+                return Request {
+                    id: own(named),
+                    call: self.functions.unreadable(&error.to_string()),
+                };
+            }
+        };
+        let call = self.asked(&asked).unwrap_or_else(|why| self.functions.unreadable(&why));
+        Request { id: own(asked.id), call }
+    }
+
+    /// What it asks for, or why it can't be read.
+    fn asked(&self, asked: &Asked<'_>) -> Result<Call, String> {
         let row = |raw: Option<&RawValue>, schema: &Schema| {
             values::read_row(raw.map_or("{}", |raw| raw.get()), schema)
         };
         let refused = |error: tidemill_core::Error| error.what;
         match asked {
-            Asked { call: Some(name), args, event: None, row: None } => {
-                let schema = self.0.parameters(&name).map_err(refused)?;
-                self.0.call(&name, &row(args, &schema)?).map_err(refused)
+            Asked { call: Some(name), args, event: None, row: None, .. } => {
+                let schema = self.functions.parameters(name).map_err(refused)?;
+                self.functions.call(name, &row(*args, &schema)?).map_err(refused)
             }
-            Asked { call: None, args: None, event: Some(name), row: event } => {
-                let schema = self.0.columns(&name).map_err(refused)?;
-                self.0.only_event(&name, &row(event, &schema)?).map_err(refused)
+            Asked { call: None, args: None, event: Some(name), row: event, .. } => {
+                let schema = self.functions.columns(name).map_err(refused)?;
+                self.functions.only_event(name, &row(*event, &schema)?).map_err(refused)
             }
             _ => Err(
                 "it is neither {\"call\": ..., \"args\": ...} nor {\"event\": ..., \"row\": ...}"
@@ -74,64 +136,136 @@ fn own(message: &Message<'_>) -> Option<Record> {
     take_record(&mut bytes).filter(|_| bytes.is_empty())
 }
 
+/// The id of an output.
+fn place(output: &Output) -> String {
+    let (tid, path) = output.id();
+    let path: Vec<String> = path.iter().flatten().map(u32::to_string).collect();
+    format!("{}/{}", tid.0, path.join("."))
+}
+
+/// `"reply":...` or `"aborted":"why"`.
+fn write_outcome(outcome: &Result<Value, Abort>, out: &mut Vec<u8>) {
+    match outcome {
+        Ok(reply) => {
+            out.extend_from_slice(b"\"reply\":");
+            values::write(reply, out);
+        }
+        Err(abort) => {
+            out.extend_from_slice(b"\"aborted\":");
+            values::write(&Value::str(&abort.reason), out);
+        }
+    }
+}
+
+/// `"name":"text"`.
+fn write_text(name: &str, text: &str, out: &mut Vec<u8>) {
+    values::write(&Value::str(name), out);
+    out.push(b':');
+    values::write(&Value::str(text), out);
+}
+
+impl Json {
+    /// A message of an output alone.
+    fn alone(&self, output: &Output, outgoing: &mut Outgoing) {
+        let (headers, value) = (&mut outgoing.headers, &mut outgoing.value);
+        headers.push((ID.into(), place(output).into_bytes()));
+        match output {
+            Output::Reply { id, outcome, .. } => {
+                headers.push((REQUEST_ID.into(), id.to_vec()));
+                outgoing.key = Some(id.to_vec());
+                value.push(b'{');
+                write_outcome(outcome, value);
+                value.push(b'}');
+            }
+            Output::Event { stream, row, .. } => {
+                if let Some((name, schema)) = self.functions.stream(*stream) {
+                    headers.push((STREAM.into(), name.as_bytes().to_vec()));
+                    values::write_row(&schema, row, value);
+                }
+            }
+        }
+    }
+
+    /// One of several in a message.
+    fn one_of(&self, output: &Output, out: &mut Vec<u8>) {
+        out.push(b'{');
+        write_text(ID, &place(output), out);
+        match output {
+            Output::Reply { id, outcome, .. } => {
+                out.push(b',');
+                match std::str::from_utf8(id) {
+                    Ok(text) => write_text(REQUEST_ID, text, out),
+                    Err(_) => {
+                        let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+                        write_text(REQUEST_ID_HEX, &hex, out);
+                    }
+                }
+                out.push(b',');
+                write_outcome(outcome, out);
+            }
+            Output::Event { stream, row, .. } => {
+                if let Some((name, schema)) = self.functions.stream(*stream) {
+                    out.push(b',');
+                    write_text(STREAM, &name, out);
+                    out.extend_from_slice(b",\"row\":");
+                    values::write_row(&schema, row, out);
+                }
+            }
+        }
+        out.push(b'}');
+    }
+}
+
 impl Format for Json {
-    fn request(&self, message: &Message<'_>) -> Record {
-        if let Some(record @ Record::Request { .. }) = own(message) {
-            return record;
+    fn requests(&self, message: &Message<'_>) -> Record {
+        if let Some(Record::Requests(mut requests)) = own(message) {
+            // Their handlers are numbers, which another version gives to others.
+            let version = message.header(VERSION);
+            if version.is_some_and(|version| version != self.version.as_bytes()) {
+                for Request { call, .. } in &mut requests {
+                    *call = self.functions.unreadable(OTHER_VERSION);
+                }
+            }
+            return Record::Requests(requests);
         }
         let id = message.header(REQUEST_ID).or(message.key).unwrap_or_default();
-        let call = self.asked(message.value);
-        let call = call.unwrap_or_else(|why| self.0.unreadable(&why));
-        Record::Request { id: RequestId::from(id), call }
+        let requests = self.list(message.value, id);
+        Record::Requests(requests.unwrap_or_else(|why| {
+            vec![Request { id: RequestId::from(id), call: self.functions.unreadable(&why) }]
+        }))
     }
 
     fn encode(&self, record: &Record) -> Outgoing {
         let mut bytes = Vec::new();
         put_record(record, &mut bytes);
-        let mut headers = vec![(RECORD.to_owned(), bytes)];
-        let mut value = Vec::new();
-        let mut key = None;
+        let mut outgoing =
+            Outgoing { headers: vec![(RECORD.to_owned(), bytes)], ..Outgoing::default() };
         match record {
-            Record::Output(output) => {
-                let (tid, path) = output.id();
-                let place: Vec<String> = path.iter().flatten().map(u32::to_string).collect();
-                let id = format!("{}/{}", tid.0, place.join("."));
-                headers.push((ID.into(), id.into_bytes()));
-                match output {
-                    Output::Reply { id, outcome, .. } => {
-                        headers.push((REQUEST_ID.into(), id.to_vec()));
-                        key = Some(id.to_vec());
-                        match outcome {
-                            Ok(reply) => {
-                                value.extend_from_slice(b"{\"reply\":");
-                                values::write(reply, &mut value);
-                            }
-                            Err(abort) => {
-                                value.extend_from_slice(b"{\"aborted\":");
-                                values::write(&Value::str(&abort.reason), &mut value);
-                            }
-                        }
-                        value.push(b'}');
+            Record::Outputs(outputs) => match &outputs[..] {
+                [output] => self.alone(output, &mut outgoing),
+                outputs => {
+                    for (nth, output) in outputs.iter().enumerate() {
+                        outgoing.value.push(if nth == 0 { b'[' } else { b',' });
+                        self.one_of(output, &mut outgoing.value);
                     }
-                    Output::Event { stream, row, .. } => {
-                        if let Some((name, schema)) = self.0.stream(*stream) {
-                            headers.push((STREAM.into(), name.as_bytes().to_vec()));
-                            values::write_row(&schema, row, &mut value);
-                        }
-                    }
+                    outgoing.value.push(b']');
                 }
-            }
+            },
             // For people, who see that there is something.
-            Record::Request { id, .. } => {
-                key = Some(id.to_vec());
-                value.extend_from_slice(b"{}");
+            Record::Requests(requests) => {
+                outgoing.key = requests.first().map(|request| request.id.to_vec());
+                outgoing.value.extend_from_slice(b"{}");
+                outgoing.headers.push((VERSION.into(), self.version.clone().into_bytes()));
             }
             Record::Generation { .. } | Record::Cut(_) | Record::Snapshot(_) => {}
         }
-        Outgoing { key, value, headers }
+        outgoing
     }
 
     fn decode(&self, message: &Message<'_>) -> Option<Record> {
-        own(message).filter(|record| matches!(record, Record::Output(_)))
+        own(message).filter(|record| matches!(record, Record::Outputs(_)))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,8 +7,9 @@ use tidemill_env::Env;
 use tidemill_host::WorkerProcess;
 
 use super::doors::{log, store};
+use super::format::Json;
 use super::settings::address;
-use super::ClusterSettings;
+use super::{fingerprint, ClusterSettings};
 use crate::functions::AppFunctions;
 use crate::spec::AppSpec;
 
@@ -26,6 +27,7 @@ pub fn join(
 ) -> Result<WorkerProcess> {
     let host = settings.host(spec, secret, env)?;
     let at = address("join", coordinator)?;
-    let log = log(settings, &host.cluster, None, &functions, env)?;
+    let json = Json::new(functions.clone(), fingerprint(spec));
+    let log = log(settings, &host.cluster, None, json, env)?;
     WorkerProcess::start(env, host, at, functions, log, store(settings, env)?)
 }

@@ -15,6 +15,8 @@ use crate::spec::AppSpec;
 
 /// A machine is told the time so often in a beat.
 const TICKS: u64 = 4;
+/// So many outputs are a record of the log that the coordinator serves, at most.
+const TOGETHER: usize = 256;
 /// Bytes of a secret, at least.
 const SECRET_BYTES_MIN: usize = 16;
 
@@ -61,6 +63,8 @@ pub struct ClusterSettings {
     /// So many requests of a source are in one epoch at most. In long epochs more of them are in each other's
     /// way, and run again.
     pub epoch_rows_max: u64,
+    /// So many replies and events of an epoch are one message of Kafka at most: with more than one, it is a list.
+    pub together: usize,
     /// Snapshots are so long apart at least.
     pub snapshot_us: u64,
     /// After so many objects a snapshot is a whole one.
@@ -98,6 +102,7 @@ impl Default for ClusterSettings {
             beat_us: 100_000,
             form_us: 10_000_000,
             epoch_rows_max: 250,
+            together: 1,
             snapshot_us: 1_000_000,
             snapshot_objects_max: 100,
         }
@@ -137,8 +142,13 @@ impl ClusterSettings {
             let what = format!("lease_us is {}, and beat_us {}", self.lease_us, self.beat_us);
             return wrong(what, "a lease is three beats long at least: one may be late");
         }
-        if self.epoch_rows_max == 0 || self.form_us == 0 {
-            return wrong("epoch_rows_max or form_us is 0".into(), "give a positive number");
+        let positive = [
+            ("epoch_rows_max", self.epoch_rows_max),
+            ("form_us", self.form_us),
+            ("together", self.together as u64),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, number)| *number == 0) {
+            return wrong(format!("{name} is 0"), "give a positive number");
         }
         let listen = address("listen", &self.listen)?;
         let advertised =
@@ -165,6 +175,8 @@ impl ClusterSettings {
                 beat_us: self.beat_us,
                 form_us: self.form_us,
                 epoch_max: self.epoch_rows_max,
+                // What the coordinator serves nobody else reads.
+                outputs_max: if self.log.is_some() { self.together } else { TOGETHER },
                 snapshot_every: 1,
                 snapshot_us: self.snapshot_us,
                 objects_max: self.snapshot_objects_max,

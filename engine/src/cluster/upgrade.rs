@@ -149,7 +149,8 @@ impl Starting<'_> {
         let mut requests = 0;
         for source in (0..self.sources).filter(|_| self.has_own_requests) {
             let from = manifest.inputs.get(source as usize).copied().unwrap_or(0);
-            requests += self.read(Topic::Input(source), from)?.records.len() as u64;
+            let found = self.read(Topic::Input(source), from)?.records;
+            requests += found.iter().map(|(_, record)| requests_of(record)).sum::<u64>();
         }
         if cuts as u64 + requests == 0 {
             return Ok(());
@@ -254,6 +255,14 @@ pub(super) fn forget(env: &Env, dir: &Path) -> std::io::Result<()> {
     match env.disk.remove(&dir.join(PROGRAM)) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// How many requests are in a record.
+fn requests_of(record: &Record) -> u64 {
+    match record {
+        Record::Requests(requests) => requests.len() as u64,
+        _ => 0,
     }
 }
 

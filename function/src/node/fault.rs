@@ -55,6 +55,10 @@ pub enum Fault {
     SkipRequest,
     /// A recovery makes cuts of its own instead of the recorded ones.
     CutAnew,
+    /// Places are taken for records of the inputs, and not for the requests in them.
+    CountRecords,
+    /// Of a record of the outputs only the first one is known to have left.
+    KnowFirst,
     /// Nobody looks at the generation of what is appended and sent.
     ForgetFence,
     /// A survivor of a failure keeps its rows, though others go back to the snapshot.
@@ -71,7 +75,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 32] = [
+    pub const ALL: [Fault; 34] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -98,6 +102,8 @@ impl Fault {
         Fault::SnapshotLate,
         Fault::SkipRequest,
         Fault::CutAnew,
+        Fault::CountRecords,
+        Fault::KnowFirst,
         Fault::ForgetFence,
         Fault::KeepState,
         Fault::KeepLayers,

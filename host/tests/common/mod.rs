@@ -96,6 +96,7 @@ impl Site {
             beat_us: 50_000,
             form_us: 3_000_000,
             epoch_max: 1_000,
+            outputs_max: 3,
             snapshot_every: 20,
             snapshot_us: 0,
             objects_max: 20,

@@ -107,7 +107,7 @@ fn server_what_is_unknown_leaves_no_hole() {
         }
         let found = read_patiently(&log, topic, before).records;
         let found: Vec<&Record> =
-            found.iter().map(|(_, r)| r).filter(|r| matches!(r, Record::Output(_))).collect();
+            found.iter().map(|(_, r)| r).filter(|r| matches!(r, Record::Outputs(_))).collect();
         println!("generation {of}: {known} of {} known, {} there", answers.len(), found.len());
         assert!(found.len() >= known, "what was answered is there");
         for (n, found) in found.iter().enumerate() {

@@ -11,7 +11,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::ClientConfig;
 use tidemill_cluster::wire::{put_record, take_record};
-use tidemill_cluster::{CutRecord, Output, Record, Records, Refused, Topic};
+use tidemill_cluster::{CutRecord, Output, Record, Records, Refused, Request, Topic};
 use tidemill_connect::Message;
 use tidemill_core::{TableId, Value};
 use tidemill_durable::Log;
@@ -25,7 +25,7 @@ pub use crate::read::brokers;
 struct Plain;
 
 impl Format for Plain {
-    fn request(&self, message: &Message<'_>) -> Record {
+    fn requests(&self, message: &Message<'_>) -> Record {
         take_record(&mut message.value.unwrap_or_default()).unwrap_or(request(0))
     }
 
@@ -66,7 +66,7 @@ pub fn request(n: u64) -> Record {
         key: [Value::Int(n as i64)].into(),
         args: [Value::Str("a".repeat(70).as_str().into())].into(),
     };
-    Record::Request { id, call }
+    Record::Requests(vec![Request { id, call }])
 }
 
 /// Some hundred bytes.
@@ -75,12 +75,17 @@ pub fn record(topic: Topic, n: u64) -> Record {
         Topic::Input(_) => request(n),
         Topic::Output(_) => {
             let outcome = Ok(Value::Str("a".repeat(70).as_str().into()));
-            Record::Output(Output::Reply { tid: Tid(n), id: n.to_be_bytes().into(), outcome })
+            Record::Outputs(vec![Output::Reply {
+                tid: Tid(n),
+                id: n.to_be_bytes().into(),
+                outcome,
+            }])
         }
         Topic::Cuts => Record::Cut(CutRecord {
             epoch: n,
             clock_us: 7,
             base: 0,
+            count: 0,
             from: vec![n; 4],
             upto: vec![n; 4],
         }),

@@ -79,6 +79,7 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("sink-format", str, "parquet, csv or jsonl"),
     ("log", str, "kafka://host:port (--processes); else the coordinator serves one"),
     ("cuts", str, "log or coordinator: where cuts are (--processes --log)"),
+    ("together", int, "so many requests and replies are one message of Kafka (--processes --log)"),
     ("snapshots", str, "a directory, or s3://bucket/prefix (--processes)"),
     ("snapshot-us", int, "snapshots are so far apart at least, in microseconds (--processes)"),
     ("seconds", float, "so long requests are offered at most (--processes)"),

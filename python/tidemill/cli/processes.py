@@ -37,7 +37,7 @@ PER_SECOND = {"ycsb-t": 300_000, "tpcc": 10_000, "hotel": 60_000, "movie": 30_00
 CLIENT = ("program", "rate", "events", "keys", "skew", "abort", "seed", "warehouses", "items")
 OWN = (
     *("workload", "processes", "log", "snapshots", "snapshot_us", "seconds", "multi", "under_way"),
-    *("kill", "kills", "sink", "epoch", "warm_up", "cuts"),
+    *("kill", "kills", "sink", "epoch", "warm_up", "cuts", "together"),
 )
 
 #: Accounts of ycsb-t and items of tpcc, requests, and requests under way without a rate.
@@ -73,6 +73,7 @@ def run(given: Mapping[str, Any], progress: Callable[[str], None]) -> dict[str, 
         ("snapshots", "cluster_snapshots"),
         ("snapshot_us", "cluster_snapshot_us"),
         ("epoch", "cluster_epoch_rows_max"),
+        ("together", "cluster_together"),
     ):
         if option in given:
             settings[setting] = given[option]
@@ -129,7 +130,7 @@ def _check(given: Mapping[str, Any]) -> None:
         raise SettingError(f"--multi {given['multi']}: it is a percentage")
     if "kills" in given and "kill" not in given:
         raise SettingError("--kills: nobody is killed", "say --kill, the seconds between two")
-    for option in ("rate", "seconds", "under_way", "events", "kill", "kills"):
+    for option in ("rate", "seconds", "under_way", "events", "kill", "kills", "together"):
         if option in given and given[option] <= 0:
             raise SettingError(f"--{option.replace('_', '-')} {given[option]}: it is above 0")
 
@@ -283,6 +284,7 @@ def _offer(
         "warm_up": given.get("warm_up", 0),
         "patience_s": PATIENCE_S,
         "multi": given.get("multi"),
+        "together": given.get("together", 1),
     }
     texts = (json.dumps(arguments), json.dumps(offered))
     if "log" not in given:

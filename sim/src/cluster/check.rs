@@ -45,13 +45,20 @@ fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
         for source in 0..sources {
             let records = world.log.records(Topic::Input(source));
             let at = source as usize;
-            for (nth, offset) in (cut.from[at]..cut.upto[at]).enumerate() {
+            let mut nth = 0;
+            for offset in cut.from[at]..cut.upto[at] {
                 match records.get(offset as usize) {
-                    Some(Record::Request { call, .. }) => {
-                        requests.push((order.tid(source, nth as u64), call.clone()));
+                    Some(Record::Requests(some)) => {
+                        for request in some {
+                            requests.push((order.tid(source, nth), request.call.clone()));
+                            nth += 1;
+                        }
                     }
                     other => return Err(format!("cuts: a cut is behind the requests: {other:?}")),
                 }
+            }
+            if nth > cut.count {
+                return Err(format!("cuts: source {source} has {nth} requests in {cut:?}"));
             }
         }
         requests.sort_by_key(|(tid, _)| *tid);

@@ -73,10 +73,13 @@ impl Log {
     /// All that has left, by source.
     pub fn outputs(&self) -> impl Iterator<Item = &Output> + '_ {
         let outputs = self.topics.iter().filter(|(t, _)| matches!(t, Topic::Output(_)));
-        outputs.flat_map(|(_, partition)| &partition.records).filter_map(|record| match record {
-            Record::Output(output) => Some(output),
-            _ => None,
-        })
+        outputs
+            .flat_map(|(_, partition)| &partition.records)
+            .filter_map(|record| match record {
+                Record::Outputs(outputs) => Some(outputs),
+                _ => None,
+            })
+            .flatten()
     }
 
     pub fn cuts(&self) -> impl Iterator<Item = &CutRecord> + '_ {
@@ -93,7 +96,11 @@ impl Log {
     /// How many requests there are, and replies.
     pub fn requests(&self) -> usize {
         let inputs = self.topics.iter().filter(|(t, _)| matches!(t, Topic::Input(_)));
-        inputs.map(|(_, partition)| partition.records.len()).sum()
+        let count = |record: &Record| match record {
+            Record::Requests(requests) => requests.len(),
+            _ => 0,
+        };
+        inputs.flat_map(|(_, partition)| &partition.records).map(count).sum()
     }
 
     pub fn replies(&self) -> usize {

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::sync::Arc;
 
 use tidemill_cluster::{
-    Address, Coordinator, Effect, Input, Member, Object, Packet, Record, Settings, Topic, Worker,
+    Address, Coordinator, Effect, Input, Member, Object, Packet, Record, Request, Settings, Topic,
+    Worker,
 };
 use tidemill_function::{Call, Fault};
 
@@ -97,16 +98,16 @@ enum Happening {
     RequestAppend {
         client: u32,
         source: u32,
-        id: i64,
-        call: Call,
+        requests: Vec<(i64, Call)>,
         is_lost: bool,
     },
 }
 
-/// A client: it sends a request again, perhaps elsewhere, until it knows that it is in the log.
+/// A client: it sends a request again, or some together, perhaps elsewhere, until it knows that they are in the
+/// log.
 struct Client {
     left: u32,
-    pending: Option<(i64, Call)>,
+    pending: Vec<(i64, Call)>,
 }
 
 /// A simulated cluster.
@@ -156,6 +157,7 @@ impl World {
             beat_us: 20 * MS,
             form_us: 200 * MS,
             epoch_max: 1 + dice.below(12),
+            outputs_max: 1 + dice.below(4) as usize,
             snapshot_every: 2 + dice.below(6),
             snapshot_us: 0,
             objects_max: 3 + dice.below(8) as usize,
@@ -220,7 +222,7 @@ impl World {
         (0..workers).for_each(|_| world.start_worker());
         for client in 0..clients {
             let left = 5 + world.dice.below(25) as u32;
-            world.clients.push(Client { left, pending: None });
+            world.clients.push(Client { left, pending: Vec::new() });
             let at_us = world.dice.below(200 * MS);
             world.after(at_us, Happening::Request(client as u32));
         }
@@ -282,7 +284,7 @@ impl World {
     /// Whether trouble and clients have ended, and all members have executed all that was cut.
     fn is_quiet(&self) -> bool {
         let is_over =
-            self.clients.iter().all(|client| client.left == 0 && client.pending.is_none());
+            self.clients.iter().all(|client| client.left == 0 && client.pending.is_empty());
         let members = self.members();
         let last = self.log.last_epoch();
         is_over
@@ -428,18 +430,21 @@ impl World {
             Happening::Start(_) => self.start_worker(),
             Happening::Trouble => self.trouble(),
             Happening::Request(client) => self.request(client),
-            Happening::RequestAppend { client, source, id, call, is_lost } => {
+            Happening::RequestAppend { client, source, requests, is_lost } => {
+                let ids: Vec<i64> = requests.iter().map(|(id, _)| *id).collect();
                 if !is_lost {
-                    let id_bytes = id.to_be_bytes().into();
-                    let record = Record::Request { id: id_bytes, call };
+                    let request =
+                        |(id, call): (i64, Call)| Request { id: id.to_be_bytes().into(), call };
+                    let record = Record::Requests(requests.into_iter().map(request).collect());
                     self.log.append(Topic::Input(source), 0, record).expect("inputs have no fence");
                 }
                 let is_unsure = is_lost || self.dice.chance(5);
                 let client_state = &mut self.clients[client as usize];
-                if !is_unsure && client_state.pending.as_ref().is_some_and(|(of, _)| *of == id) {
-                    client_state.pending = None;
+                let is_pending = client_state.pending.first().is_some_and(|(of, _)| *of == ids[0]);
+                if !is_unsure && is_pending {
+                    client_state.pending.clear();
                     client_state.left -= 1;
-                    self.acknowledged.push(id);
+                    self.acknowledged.extend(ids);
                 }
                 let in_us = self.dice.below(60 * MS);
                 self.after(in_us, Happening::Request(client));
@@ -452,18 +457,19 @@ impl World {
         if self.clients[client as usize].left == 0 {
             return;
         }
-        let (id, call) = match self.clients[client as usize].pending.clone() {
-            Some(pending) => pending,
-            None => {
+        if self.clients[client as usize].pending.is_empty() {
+            let count = if self.dice.chance(70) { 1 } else { 2 + self.dice.below(3) };
+            for _ in 0..count {
                 self.ids += 1;
-                (self.ids, self.script.request(&mut self.dice, self.ids))
+                let call = self.script.request(&mut self.dice, self.ids);
+                self.clients[client as usize].pending.push((self.ids, call));
             }
-        };
-        self.clients[client as usize].pending = Some((id, call.clone()));
+        }
+        let requests = self.clients[client as usize].pending.clone();
         let source = self.dice.below(self.settings.sources.into()) as u32;
         let is_lost = self.now_us < self.log_trouble_until_us && self.dice.chance(20);
         let in_us = self.delay();
-        self.after(in_us, Happening::RequestAppend { client, source, id, call, is_lost });
+        self.after(in_us, Happening::RequestAppend { client, source, requests, is_lost });
     }
 
     /// How long something takes: mostly little.

@@ -163,6 +163,7 @@ fn what_only_the_other_version_can_execute_is_in_the_way() {
         epoch: 3,
         clock_us: 1,
         base: 0,
+        count: 0,
         from: vec![0; 2],
         upto: vec![0; 2],
     };

@@ -64,7 +64,7 @@ fn listen(env: &Env, me: Peer, sink: Arc<dyn Sink>) -> Arc<Mesh> {
 }
 
 fn output(n: u64) -> Record {
-    Record::Output(Output::Reply { tid: Tid(n), id: [].into(), outcome: Ok(Value::Int(0)) })
+    Record::Outputs(vec![Output::Reply { tid: Tid(n), id: [].into(), outcome: Ok(Value::Int(0)) }])
 }
 
 fn begins(generation: u64) -> Record {

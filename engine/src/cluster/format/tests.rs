@@ -1,0 +1,188 @@
+use proptest::prelude::*;
+use serde_json::json;
+use tidemill_core::{Column, DataType, StreamId};
+use tidemill_function::{Activation, Call, Tid};
+use tidemill_txn::program::{AbortKind, Builder};
+
+use super::*;
+use crate::functions::Begins;
+use crate::settings::Settings;
+use crate::spec::AppSpec;
+
+struct Nobody;
+
+impl Begins for Nobody {
+    fn begin(&self, _: usize, _: &Call, _: bool) -> Result<Box<dyn Activation>, Abort> {
+        unreachable!("nothing is executed here")
+    }
+}
+
+fn format() -> Json {
+    let mut b = Builder::new("bank");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    b.table("account", &["id"], vec![int("id"), int("balance")]);
+    let opened = b.stream("opened", vec![int("id")]);
+    let mut h = b.handler("open", opened);
+    let id = h.column("id");
+    h.output(&[("id", id)]);
+    h.done();
+    let spec = AppSpec::new(b.finish().unwrap(), Vec::new(), Settings::default());
+    Json::new(AppFunctions::new(&spec, Arc::new(Nobody)).unwrap(), 7)
+}
+
+fn message<'a>(value: &'a [u8], headers: &[(&'a str, &'a [u8])]) -> Message<'a> {
+    Message {
+        key: Some(b"the key"),
+        value: Some(value),
+        headers: headers.to_vec(),
+        timestamp_ms: None,
+        partition: 0,
+        offset: 0,
+    }
+}
+
+/// Of each request its id, and why it is refused, if it is.
+fn taken(record: Record) -> Vec<(String, Option<String>)> {
+    let Record::Requests(requests) = record else { panic!("{record:?} is no request") };
+    let refused = format().functions.unreadable("").target;
+    let of = |Request { id, call }: Request| {
+        let why = (call.target == refused).then(|| match &call.args[0] {
+            Value::Str(why) => why.to_string(),
+            other => panic!("{other} is no reason"),
+        });
+        (String::from_utf8_lossy(&id).into_owned(), why)
+    };
+    requests.into_iter().map(of).collect()
+}
+
+fn of(value: &str, headers: &[(&str, &[u8])]) -> Vec<(String, Option<String>)> {
+    taken(format().requests(&message(value.as_bytes(), headers)))
+}
+
+#[test]
+fn a_message_is_a_request_or_a_list_of_them() {
+    let one = r#"{"event": "opened", "row": {"id": 1}}"#;
+    assert_eq!(of(one, &[("request-id", b"a")]), [("a".into(), None)]);
+    assert_eq!(of(one, &[]), [("the key".into(), None)]);
+    let named = r#"{"request-id": "x", "event": "opened", "row": {"id": 1}}"#;
+    assert_eq!(of(named, &[("request-id", b"a")]), [("x".into(), None)]);
+    // Who is in a list is called what it says itself.
+    let list = format!(" [{named}, {one}]");
+    assert_eq!(of(&list, &[("request-id", b"a")]), [("x".into(), None), (String::new(), None)]);
+}
+
+#[test]
+fn of_a_list_only_what_cannot_be_read_is_refused() {
+    let list = r#"[{"request-id": "1", "event": "opened", "row": {"id": 1}},
+        {"request-id": "2", "event": "opened", "row": {"id": "one"}},
+        {"request-id": "3", "event": "closed", "row": {}},
+        {"request-id": "4", "evnt": "opened"},
+        5,
+        {"request-id": "6", "event": "opened", "row": {"id": 6}}]"#;
+    let found = of(list, &[]);
+    let ids: Vec<&str> = found.iter().map(|(id, _)| &**id).collect();
+    assert_eq!(ids, ["1", "2", "3", "4", "", "6"]);
+    let refused: Vec<bool> = found.iter().map(|(_, why)| why.is_some()).collect();
+    assert_eq!(refused, [false, true, true, true, true, false]);
+    assert!(found[1].1.as_ref().unwrap().contains("column 'id'"), "{found:?}");
+}
+
+#[test]
+fn what_is_no_list_is_one_request_that_is_refused() {
+    let many = format!("[{}]", vec!["{}"; TOGETHER_MAX + 1].join(","));
+    for value in ["[", "[]", "[1,]", "", "{", "null", &many] {
+        let found = of(value, &[("request-id", b"a")]);
+        assert_eq!(found.len(), 1, "{value}");
+        assert_eq!(found[0].0, "a");
+        assert!(found[0].1.is_some(), "{value}");
+    }
+    let none = Message { value: None, ..message(b"", &[("request-id", b"a")]) };
+    assert!(taken(format().requests(&none))[0].1.as_ref().unwrap().contains("no value"));
+}
+
+fn outputs() -> Vec<Output> {
+    let reply = |tid, id: &[u8], outcome| Output::Reply { tid: Tid(tid), id: id.into(), outcome };
+    let abort = Abort { kind: AbortKind::Raised, reason: "no \"rooms\"".into() };
+    let row: tidemill_core::Row = vec![Value::Int(7)].into();
+    vec![
+        reply(4, b"a", Ok(Value::Decimal(150, 2))),
+        reply(12, &[0xff, 1], Err(abort)),
+        Output::Event { tid: Tid(4), path: [0, 2].into_iter().collect(), stream: StreamId(0), row },
+    ]
+}
+
+#[test]
+fn outputs_together_say_what_they_say_alone() {
+    let format = format();
+    let together = format.encode(&Record::Outputs(outputs()));
+    let said: serde_json::Value = serde_json::from_slice(&together.value).unwrap();
+    let wanted = json!([
+        {"id": "4/", "request-id": "a", "reply": "1.50"},
+        {"id": "12/", "request-id-hex": "ff01", "aborted": "no \"rooms\""},
+        {"id": "4/0.2", "stream": "opened", "row": {"id": 7}},
+    ]);
+    assert_eq!(said, wanted);
+    for output in outputs() {
+        let alone = format.encode(&Record::Outputs(vec![output.clone()]));
+        let header = |name: &str| alone.headers.iter().find(|(of, _)| of == name).map(|(_, v)| v);
+        assert_eq!(header(ID).unwrap(), place(&output).as_bytes());
+        let said: serde_json::Value = serde_json::from_slice(&alone.value).unwrap();
+        match &output {
+            Output::Reply { id, .. } => assert_eq!(header(REQUEST_ID).unwrap(), &**id),
+            Output::Event { .. } => {
+                assert_eq!(header(STREAM).unwrap(), b"opened");
+                assert_eq!(said, json!({"id": 7}));
+            }
+        }
+    }
+}
+
+#[test]
+fn own_records_come_back() {
+    let format = format();
+    let call = format.functions.only_event("opened", &[Value::Int(1)]).unwrap();
+    let request = Request { id: (*b"a").into(), call };
+    let come_back = |record: &Record, take: &dyn Fn(&Message<'_>) -> Option<Record>| {
+        let Outgoing { key, value, headers } = format.encode(record);
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let message = Message { key: key.as_deref(), ..message(&value, &headers) };
+        assert_eq!(take(&message).as_ref(), Some(record));
+    };
+    come_back(&Record::Requests(vec![request.clone(), request]), &|m| Some(format.requests(m)));
+    come_back(&Record::Outputs(outputs()), &|m| format.decode(m));
+    come_back(&Record::Outputs(outputs()[..1].to_vec()), &|m| format.decode(m));
+}
+
+#[test]
+fn requests_for_another_version_are_refused() {
+    let functions = format().functions;
+    let call = functions.only_event("opened", &[Value::Int(1)]).unwrap();
+    let record = Record::Requests(vec![Request { id: (*b"a").into(), call }; 2]);
+    let Outgoing { value, headers, .. } = Json::new(functions, 8).encode(&record);
+    let headers: Vec<_> = headers.iter().map(|(name, value)| (&**name, &**value)).collect();
+    let found = taken(format().requests(&message(&value, &headers)));
+    assert_eq!(found.len(), 2);
+    assert!(found.iter().all(|(id, why)| id == "a" && why.as_ref().unwrap().contains("version")));
+    // Who does not say which it is for is believed.
+    let found = format().requests(&message(&value, &headers[..1]));
+    assert_eq!(taken(found), [("a".into(), None), ("a".into(), None)]);
+}
+
+proptest! {
+    /// Whatever is in a message, it is a request at least.
+    #[test]
+    fn bytes_of_any_kind_are_requests(
+        noise in prop::collection::vec(any::<u8>(), 0..40),
+        cut in 0usize..90,
+        flips in prop::collection::vec((0usize..90, any::<u8>()), 0..3),
+    ) {
+        let list = br#"[{"request-id": "1", "event": "opened", "row": {"id": 1}}, {"call": "x", "args": {}}]"#;
+        let mut value = list[..cut.min(list.len())].to_vec();
+        flips.iter().filter(|(at, _)| *at < cut.min(list.len())).for_each(|(at, to)| value[*at] = *to);
+        let format = format();
+        for value in [&value[..], &noise] {
+            let found = format.requests(&message(value, &[("record", &noise)]));
+            prop_assert!(matches!(found, Record::Requests(requests) if !requests.is_empty()));
+        }
+    }
+}
