@@ -26,6 +26,7 @@ loopback ports, with a temporary folder. The command finds them in its environme
                            a folder, as that of the broker
     SERVERS_S3_ENDPOINT    http://host:port
     SERVERS_S3_BUCKET      a bucket that is there
+    SERVERS_S3_CONTROL     a folder, as the broker's, for the store
     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL
 
 The exit status is that of the command. Only the standard library is used.
@@ -476,15 +477,10 @@ def run(command: list[str], servers: set[str], is_long: bool) -> int:
             registry, registry_port, found = make_registry(folder / "registry")
             controlled.append((registry, "REGISTRY", lambda: answers(registry_port)))
             environment |= found
-        for server, _, _ in controlled:
-            stack.callback(server.end)
-            server.start()
         if "s3" in servers:
             (folder / "minio" / "data").mkdir(parents=True)
             minio, s3_port = make_minio(folder / "minio")
-            stack.callback(minio.end)
-            minio.start()
-            minio.wait_until(lambda: has_bucket(s3_port))
+            controlled.append((minio, "S3", lambda: has_bucket(s3_port)))
             environment |= {
                 "SERVERS_S3_ENDPOINT": f"http://127.0.0.1:{s3_port}",
                 "SERVERS_S3_BUCKET": BUCKET,
@@ -493,6 +489,9 @@ def run(command: list[str], servers: set[str], is_long: bool) -> int:
                 "AWS_REGION": REGION,
                 "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3_port}",
             }
+        for server, _, _ in controlled:
+            stack.callback(server.end)
+            server.start()
         for server, name, is_ready in controlled:
             server.wait_until(is_ready)
             (control := folder / f"control-{name.lower()}").mkdir()

@@ -43,6 +43,8 @@ pub use worker::Worker;
 /// What may be chosen; the same for all processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
+    /// What tells the program from others.
+    pub program: u128,
     /// How many sources there are; as long as the logs live, always the same.
     pub sources: u32,
     /// Who is silent for so long is no member any more.

@@ -124,6 +124,8 @@ impl CutRecord {
 /// Which objects are a snapshot, and what goes on behind it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
+    /// The program that its rows are of, and that everything behind it was recorded for.
+    pub program: u128,
     /// The generation that has taken it.
     pub generation: u64,
     /// The last epoch that is in it.

@@ -61,4 +61,8 @@ impl Log for CutsApart {
     fn failed(&self) -> Option<Error> {
         self.cuts.failed().or_else(|| self.rest.failed())
     }
+
+    fn trouble(&self) -> Option<String> {
+        self.cuts.trouble().or_else(|| self.rest.trouble())
+    }
 }

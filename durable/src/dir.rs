@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tidemill_core::{Error, Result};
 use tidemill_env::{Env, Lock};
 
-use crate::{is_name, Store, Then};
+use crate::{is_name, Store, Then, Trouble};
 
 /// How the names of temporary files begin. No object has such a name.
 const TEMPORARY: &str = ".tmp-";
@@ -34,6 +34,7 @@ type Job = Box<dyn FnOnce(&Inner) + Send>;
 /// Calls are answered on a few threads of its own, which end after the store has been dropped.
 pub struct DirStore {
     jobs: Sender<Job>,
+    inner: Arc<Inner>,
 }
 
 struct Inner {
@@ -41,6 +42,7 @@ struct Inner {
     root: PathBuf,
     /// Held by the thread of this process that gives a name, before the lock of the file is asked for.
     naming: Mutex<()>,
+    trouble: Trouble,
 }
 
 impl DirStore {
@@ -55,7 +57,12 @@ impl DirStore {
                 .help("the directory must be there for all processes, and may be written by them")
         };
         env.disk.create_dir_all(&root).map_err(|e| failed(&e))?;
-        let inner = Inner { env: env.clone(), root: root.clone(), naming: Mutex::default() };
+        let inner = Inner {
+            env: env.clone(),
+            root: root.clone(),
+            naming: Mutex::default(),
+            trouble: Trouble::default(),
+        };
         inner.sweep(&root).map_err(|e| failed(&e))?;
         let inner = Arc::new(inner);
         let (jobs, waiting) = bounded::<Job>(QUEUE);
@@ -65,7 +72,7 @@ impl DirStore {
             let started = env.threads.spawn(&format!("store-{n}"), Box::new(body));
             started.map_err(|e| Error::io("starting a thread of the store", &e))?;
         }
-        Ok(DirStore { jobs })
+        Ok(DirStore { jobs, inner })
     }
 
     /// Has something done by one of the threads. What can't wait any more is told the failure.
@@ -95,6 +102,21 @@ impl DirStore {
 }
 
 impl Inner {
+    /// What it came to, where a failure is a trouble of the disk's.
+    fn tried<T>(&self, doing: &str, result: io::Result<T>) -> Option<T> {
+        match result {
+            Ok(done) => {
+                self.trouble.is_over();
+                Some(done)
+            }
+            Err(error) => {
+                let root = self.root.display();
+                self.trouble.has(format!("the store {root}: {doing}: {error}"));
+                None
+            }
+        }
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         // Not `join` of the whole: names have slashes on every system.
         name.split('/').fold(self.root.clone(), |path, segment| path.join(segment))
@@ -212,16 +234,24 @@ fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 impl Store for DirStore {
     fn put(&self, name: String, bytes: Vec<u8>, then: Then<bool>) {
         self.run(false, then, move |inner| {
-            is_name(&name) && inner.put(&name, &bytes).unwrap_or(false)
+            let put = || inner.tried(&format!("writing {name}"), inner.put(&name, &bytes));
+            is_name(&name) && put().unwrap_or(false)
         });
     }
 
     fn get(&self, name: String, then: Then<Option<Vec<u8>>>) {
-        self.run(None, then, move |inner| is_name(&name).then(|| inner.get(&name).ok()).flatten());
+        self.run(None, then, move |inner| {
+            // One that is not there is not the disk's trouble.
+            let get = || inner.tried(&format!("reading {name}"), found(inner.get(&name)));
+            is_name(&name).then(get).flatten().flatten()
+        });
     }
 
     fn delete(&self, name: String, then: Then<bool>) {
-        self.run(false, then, move |inner| is_name(&name) && inner.delete(&name).is_ok());
+        self.run(false, then, move |inner| {
+            let delete = || inner.tried(&format!("deleting {name}"), inner.delete(&name));
+            is_name(&name) && delete().is_some()
+        });
     }
 
     fn list(&self, prefix: String, then: Then<Option<Vec<String>>>) {
@@ -236,12 +266,16 @@ impl Store for DirStore {
                 above => (inner.path(above), format!("{above}/")),
             };
             let mut names = Vec::new();
-            inner.list(&dir, &above, &mut names).ok()?;
+            inner.tried("listing", inner.list(&dir, &above, &mut names))?;
             names.retain(|name| name.starts_with(&prefix));
             // Directories sort otherwise than names: `a-b` comes before `a/b`.
             names.sort_unstable();
             Some(names)
         });
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.inner.trouble.now()
     }
 }
 

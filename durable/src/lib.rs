@@ -9,10 +9,12 @@
 
 mod apart;
 mod dir;
+mod trouble;
 
 pub use apart::CutsApart;
 pub use dir::DirStore;
 pub use tidemill_cluster::Records;
+pub use trouble::Trouble;
 
 use std::sync::Arc;
 
@@ -71,6 +73,11 @@ pub trait Log: Send + Sync {
     fn failed(&self) -> Option<Error> {
         None
     }
+
+    /// What is wrong now, in words for people, while it is tried again.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Objects by name, put as a whole and never changed.
@@ -89,6 +96,11 @@ pub trait Store: Send + Sync {
 
     /// The names that begin so, sorted. `None`: could not be read now.
     fn list(&self, prefix: String, then: Then<Option<Vec<String>>>);
+
+    /// What is wrong now, in words for people, while it is tried again.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Whether something is a name of an object.

@@ -39,6 +39,8 @@ pub struct Status {
     pub per_s: Vec<f64>,
     /// Who lives and is left out, because it can't reach members, for some time.
     pub left_out: Vec<LeftOut>,
+    /// Who waits for something that does not come, and what that is, in words.
+    pub troubles: Vec<(Peer, String)>,
     /// Who was turned away last, and why.
     pub refused: Vec<String>,
     /// Why it has ended, if it has.
@@ -72,6 +74,7 @@ struct Told {
     mesh: OnceLock<Weak<Mesh>>,
     directory: Mutex<BTreeMap<Peer, Addr>>,
     refused: Mutex<VecDeque<String>>,
+    troubles: Mutex<BTreeMap<Peer, String>>,
     status: Mutex<Status>,
     rates: Mutex<Rates>,
     /// Its status says that it has ended.
@@ -97,6 +100,7 @@ impl CoordinatorProcess {
             mesh: OnceLock::new(),
             directory: Mutex::default(),
             refused: Mutex::default(),
+            troubles: Mutex::default(),
             status: Mutex::default(),
             rates: Mutex::default(),
             end: Condvar::new(),
@@ -105,7 +109,8 @@ impl CoordinatorProcess {
         let mesh = Arc::new(mesh);
         let _ = told.mesh.set(Arc::downgrade(&mesh));
         let prefix = settings.cluster.clone();
-        let doors = Doors { env: env.clone(), mesh: mesh.clone(), shared, inbox, prefix };
+        let reading = Arc::default();
+        let doors = Doors { env: env.clone(), mesh: mesh.clone(), shared, inbox, prefix, reading };
         let own = told.clone();
         let body = move || {
             let mut machine = Coordinator::new(settings.machine);
@@ -145,6 +150,9 @@ impl CoordinatorProcess {
     /// What it is doing.
     pub fn status(&self) -> Status {
         let mut status = self.told.status.lock().clone();
+        let troubles = self.told.troubles.lock();
+        status.troubles = troubles.iter().map(|(who, what)| (*who, what.clone())).collect();
+        drop(troubles);
         status.refused = self.told.refused.lock().iter().cloned().collect();
         status
     }
@@ -160,6 +168,15 @@ impl Drop for CoordinatorProcess {
 }
 
 impl Told {
+    /// What somebody waits for that does not come.
+    fn trouble(&self, who: Peer, what: Option<String>) {
+        let mut troubles = self.troubles.lock();
+        match what {
+            Some(what) => drop(troubles.insert(who, what)),
+            None => drop(troubles.remove(&who)),
+        }
+    }
+
     fn seen(&self, machine: &Coordinator, doors: &Doors, seen: &Seen<'_>) {
         let Doors { mesh, shared: Shared { log, .. }, .. } = doors;
         match seen {
@@ -177,6 +194,7 @@ impl Told {
                     self.end.notify_all();
                     return self.inbox.close();
                 }
+                self.trouble(COORDINATOR, doors.trouble());
                 let found = machine.progress();
                 let cuts: Vec<u64> = found.sources.iter().map(|source| source.taken).collect();
                 let now_us = doors.env.clock.monotonic_ns() / 1000;
@@ -222,14 +240,22 @@ impl Sink for Told {
                         return;
                     }
                 };
-                if let Some(Word::Packets(packets)) = word {
-                    let from = address(peer);
-                    let inputs = packets.into_iter().map(|packet| Input::Packet { from, packet });
-                    self.inbox.push_all(inputs);
+                match word {
+                    Some(Word::Packets(packets)) => {
+                        let from = address(peer);
+                        let inputs =
+                            packets.into_iter().map(|packet| Input::Packet { from, packet });
+                        self.inbox.push_all(inputs);
+                    }
+                    Some(Word::Trouble(what)) => {
+                        self.trouble(peer, Some(what).filter(|what| !what.is_empty()));
+                    }
+                    _ => {}
                 }
             }
             Event::Down { peer, .. } => {
                 self.directory.lock().remove(&peer);
+                self.trouble(peer, None);
                 self.inbox.push(Input::Broken { to: address(peer) });
             }
             Event::Refused { why, .. } => {

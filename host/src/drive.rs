@@ -7,6 +7,7 @@ use tidemill_cluster::wire::{put_object, take_object};
 use tidemill_cluster::{
     Address, Coordinator, Effect, Input, Manifest, Packet, Record, Token, Topic, Worker,
 };
+use tidemill_durable::Trouble;
 use tidemill_env::Env;
 use tidemill_mesh::{Lane, Mesh, Peer};
 
@@ -16,6 +17,9 @@ use crate::{Shared, COORDINATOR};
 
 /// So long a read waits for requests to come, in microseconds.
 const READ_WAIT_US: u64 = 1_000_000;
+
+/// After so long an object that could not be read is asked for again, in nanoseconds.
+const AGAIN_NS: u64 = 200_000_000;
 
 /// A state machine.
 pub(crate) trait Machine {
@@ -43,6 +47,8 @@ pub(crate) struct Doors {
     pub inbox: Arc<Inbox>,
     /// What the names of this cluster's objects begin with.
     pub prefix: String,
+    /// Of the object that was asked for last.
+    pub reading: Arc<Trouble>,
 }
 
 /// Drives a machine until its inbox is closed or it has ended as it was to (`None`), or it stops, saying why.
@@ -58,7 +64,7 @@ pub(crate) fn drive<M: Machine>(
         let now_ns = doors.env.clock.monotonic_ns();
         let due_ns = ticked_ns.map_or(now_ns, |at: u64| at + 1000 * tick_us);
         let wait_us = due_ns.saturating_sub(now_ns) / 1000;
-        let inputs = doors.inbox.take(wait_us)?;
+        let inputs = doors.inbox.take(now_ns, wait_us)?;
         for input in inputs {
             machine.handle(input, &mut effects);
         }
@@ -121,6 +127,14 @@ pub(crate) fn address(peer: Peer) -> Address {
 type Appends = BTreeMap<(Topic, u64), (Vec<Token>, Vec<Record>)>;
 
 impl Doors {
+    /// What it waits for that does not come, in words.
+    pub fn trouble(&self) -> Option<String> {
+        let Shared { log, store } = &self.shared;
+        let found = [log.trouble(), store.trouble().or_else(|| self.reading.now())];
+        let found: Vec<String> = found.into_iter().flatten().collect();
+        (!found.is_empty()).then(|| found.join("; "))
+    }
+
     fn append(&self, appends: Appends) {
         for ((topic, generation), (tokens, mut records)) in appends {
             let inbox = self.inbox.clone();
@@ -163,11 +177,23 @@ impl Doors {
                 }
             }
             Effect::Get { token, name } => {
-                let then = move |bytes: Option<Vec<u8>>| {
-                    let object = bytes.and_then(|bytes| take_object(&bytes));
-                    inbox.push(Input::Got { token, object });
+                let (name, env, reading) =
+                    (self.name(&name), self.env.clone(), self.reading.clone());
+                let what = format!("{name}, of the newest snapshot, is not there or is damaged");
+                let then = move |bytes: Option<Vec<u8>>| match bytes
+                    .and_then(|bytes| take_object(&bytes))
+                {
+                    Some(object) => {
+                        reading.is_over();
+                        inbox.push(Input::Got { token, object: Some(object) });
+                    }
+                    None => {
+                        reading.has(what);
+                        let at_ns = env.clock.monotonic_ns() + AGAIN_NS;
+                        inbox.push_late(at_ns, Input::Got { token, object: None });
+                    }
                 };
-                store.get(self.name(&name), Box::new(then));
+                store.get(name, Box::new(then));
             }
             Effect::Release { manifest, cuts } => self.release(&manifest, cuts),
             Effect::Append { .. } | Effect::Send { .. } | Effect::Stop { .. } | Effect::End => {

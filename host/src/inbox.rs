@@ -12,6 +12,8 @@ const MESSAGES_MAX: usize = 1 << 16;
 #[derive(Default)]
 struct Waiting {
     inputs: VecDeque<Input>,
+    /// Those that the machine is told later, and when.
+    late: Vec<(u64, Input)>,
     is_closed: bool,
 }
 
@@ -35,6 +37,14 @@ impl Inbox {
         }
     }
 
+    /// Adds an answer that the machine is told when the monotonic clock is there, or at the next tick after that.
+    pub fn push_late(&self, at_ns: u64, input: Input) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.is_closed {
+            waiting.late.push((at_ns, input));
+        }
+    }
+
     /// Adds what others say, and waits where there is much already.
     pub fn push_all(&self, inputs: impl IntoIterator<Item = Input>) {
         let mut waiting = self.waiting.lock();
@@ -48,8 +58,8 @@ impl Inbox {
         }
     }
 
-    /// Takes all there is, and waits so long for it; `None` when it is closed.
-    pub fn take(&self, wait_us: u64) -> Option<VecDeque<Input>> {
+    /// Takes all there is at a time of the monotonic clock, and waits so long for it; `None` when it is closed.
+    pub fn take(&self, now_ns: u64, wait_us: u64) -> Option<VecDeque<Input>> {
         let mut waiting = self.waiting.lock();
         if waiting.inputs.is_empty() && !waiting.is_closed {
             self.came.wait_for(&mut waiting, Duration::from_micros(wait_us));
@@ -57,7 +67,8 @@ impl Inbox {
         if waiting.is_closed {
             return None;
         }
-        let inputs = std::mem::take(&mut waiting.inputs);
+        let mut inputs = std::mem::take(&mut waiting.inputs);
+        inputs.extend(waiting.late.extract_if(.., |late| late.0 <= now_ns).map(|late| late.1));
         drop(waiting);
         self.went.notify_all();
         Some(inputs)
@@ -66,7 +77,7 @@ impl Inbox {
     /// Nothing more happens.
     pub fn close(&self) {
         let mut waiting = self.waiting.lock();
-        *waiting = Waiting { inputs: VecDeque::new(), is_closed: true };
+        *waiting = Waiting { is_closed: true, ..Waiting::default() };
         drop(waiting);
         self.came.notify_all();
         self.went.notify_all();

@@ -29,6 +29,8 @@ pub(crate) enum Word {
     Found { call: u64, records: Vec<Raw>, upto: u64, is_all: bool },
     /// From who serves the log: it can't be read.
     NotFound { call: u64 },
+    /// To the coordinator: what a worker waits for that does not come; empty when that is over.
+    Trouble(String),
 }
 
 impl Word {
@@ -86,6 +88,10 @@ impl Word {
                 out.push(6);
                 put_u64(*call, &mut out);
             }
+            Word::Trouble(what) => {
+                out.push(7);
+                put_bytes(what.as_bytes(), &mut out);
+            }
         }
         out
     }
@@ -129,6 +135,7 @@ impl Word {
                 Word::Found { call, records: all(input, record)?, upto, is_all }
             }
             6 => Word::NotFound { call: take_u64(input)? },
+            7 => Word::Trouble(take_text(input)?.to_string()),
             _ => return None,
         };
         input.is_empty().then_some(word)

@@ -6,11 +6,10 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::{Input, Member, Worker};
 use tidemill_core::{Error, Result};
-use tidemill_durable::Log;
-use tidemill_durable::Store;
+use tidemill_durable::{Log, Store, Trouble};
 use tidemill_env::{Addr, Env, Handle};
 use tidemill_function::Functions;
-use tidemill_mesh::{Event, Mesh, Peer, Sink};
+use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 
 use crate::drive::{address, drive, Doors, Seen};
 use crate::inbox::Inbox;
@@ -20,6 +19,8 @@ use crate::{Settings, Shared, COORDINATOR};
 
 /// So many leases a worker waits until it may go: the coordinator needs one at most, and some time.
 const LEASES: u64 = 2;
+/// So often a trouble that goes on is told, in nanoseconds.
+const TELL_NS: u64 = 1_000_000_000;
 
 /// Why a worker has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +51,7 @@ struct Told {
     ended: Mutex<Option<Ended>>,
     end: Condvar,
     status: Mutex<String>,
+    trouble: Trouble,
 }
 
 impl WorkerProcess {
@@ -77,6 +79,7 @@ impl WorkerProcess {
             ended: Mutex::default(),
             end: Condvar::new(),
             status: Mutex::default(),
+            trouble: Trouble::default(),
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(me), told.clone())?;
         let mesh = Arc::new(mesh);
@@ -87,14 +90,17 @@ impl WorkerProcess {
         });
         let shared = Shared { log, store };
         let (prefix, lease_us) = (settings.cluster.clone(), settings.machine.lease_us);
-        let doors = Doors { env: env.clone(), mesh: mesh.clone(), shared, inbox, prefix };
+        let reading = Arc::default();
+        let doors = Doors { env: env.clone(), mesh: mesh.clone(), shared, inbox, prefix, reading };
         let own = told.clone();
         let body = move || {
             let mut machine = Worker::new(Member(me.0), functions, settings.machine);
+            let mut told_at_ns = 0;
             let why = drive(&mut machine, &doors, settings.tick_us, &mut |machine, seen| {
                 if let Seen::Tick = seen {
                     doors.mesh.link(COORDINATOR, Some(coordinator.clone()));
                     *own.status.lock() = machine.status();
+                    own.tell(&doors, &mut told_at_ns);
                     if machine.has_left() {
                         own.ended(Ended::Stopped);
                     }
@@ -124,6 +130,11 @@ impl WorkerProcess {
     /// What it is doing, in words.
     pub fn status(&self) -> String {
         self.told.status.lock().clone()
+    }
+
+    /// What it waits for that does not come, in words.
+    pub fn trouble(&self) -> Option<String> {
+        self.told.trouble.now()
     }
 
     /// Asks the others to go on without it, waits until they do, but not for long, and ends it.
@@ -163,6 +174,23 @@ impl Told {
         self.ended.lock().get_or_insert(how);
         self.inbox.close();
         self.end.notify_all();
+    }
+
+    /// Tells the coordinator what its trouble is, again and again, and once that it is over.
+    fn tell(&self, doors: &Doors, told_at_ns: &mut u64) {
+        let now_ns = doors.env.clock.monotonic_ns();
+        let (had, has) = (self.trouble.now(), doors.trouble());
+        let is_due = has.is_some() && now_ns >= *told_at_ns + TELL_NS;
+        if had == has && !is_due {
+            return;
+        }
+        *told_at_ns = now_ns;
+        let what = has.clone().unwrap_or_default();
+        match has {
+            Some(what) => self.trouble.has(what),
+            None => self.trouble.is_over(),
+        }
+        doors.mesh.send(COORDINATOR, Lane::Urgent, Word::Trouble(what).bytes());
     }
 
     /// Where the others are: of two workers the one with the smaller number dials.

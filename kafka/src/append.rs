@@ -62,6 +62,9 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
         let now_ns = self.core.env.clock.monotonic_ns();
         part.progress_ns.store(now_ns, Ordering::Relaxed);
         part.outstanding.fetch_sub(1, Ordering::Relaxed);
+        if result.is_ok() {
+            self.core.is_away.store(false, Ordering::Relaxed);
+        }
         let offset = match result {
             // Where a repeated send was found to be there already, the broker may not say where.
             Ok(message) => u64::try_from(message.offset()).ok(),
@@ -148,7 +151,7 @@ struct Inner {
     made: u64,
     /// For each part the highest generation that has appended there.
     highest: Vec<u64>,
-    /// For each part up to which generation nothing is appended any more: some of it may be missing.
+    /// For each part below which generation nothing is appended any more: some of it may be missing.
     barred: Vec<u64>,
 }
 
@@ -190,7 +193,7 @@ impl Appends {
         let tried = {
             let mut inner = self.inner.lock();
             self.renew(&mut inner);
-            let is_barred = self.core.parts[part].is_fenced() && generation <= inner.barred[part];
+            let is_barred = self.core.parts[part].is_fenced() && generation < inner.barred[part];
             match &inner.running {
                 Some(running) if !is_barred && !self.core.is_over() => {
                     let sent = Sent { part, generation, begins, is_judged, then: Mutex::new(then) };
@@ -264,7 +267,7 @@ impl Appends {
         if let Some(failed) = inner.running.take() {
             failed.end();
             for (barred, highest) in inner.barred.iter_mut().zip(&inner.highest) {
-                *barred = (*barred).max(*highest);
+                *barred = (*barred).max(*highest + 1);
             }
         }
         inner.made += 1;

@@ -24,6 +24,8 @@ pub(crate) enum Ask {
 /// Who wants to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
+    /// To know whether brokers that were away are there again.
+    Look,
     Tail,
     /// Somebody who reads from this offset on.
     Read {

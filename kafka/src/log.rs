@@ -219,7 +219,7 @@ impl KafkaLog {
     }
 
     /// What was heard last of brokers that failed; for people. Empty when nothing was.
-    pub fn trouble(&self) -> String {
+    pub fn heard(&self) -> String {
         self.core.last_heard()
     }
 
@@ -231,8 +231,8 @@ impl KafkaLog {
         wakes: Receiver<()>,
     ) -> Result<()> {
         let (core, settings) = (&self.core, &self.settings);
-        // Two questions for the ends of each part, and trims, which come again.
-        let room = 2 * core.parts.len() + COMMANDS;
+        // Two questions for the ends of each part, one whether anybody is there, and trims, which come again.
+        let room = 2 * core.parts.len() + 1 + COMMANDS;
         let (asks, asked) = bounded(room);
         let (answers, answered) = bounded(room);
         let asker = Asker {
@@ -373,6 +373,14 @@ impl Log for KafkaLog {
 
     fn failed(&self) -> Option<Error> {
         self.lost()
+    }
+
+    fn trouble(&self) -> Option<String> {
+        let is_away = self.core.is_away.load(Ordering::Relaxed);
+        is_away.then(|| match self.core.last_heard() {
+            heard if heard.is_empty() => format!("no broker of {} answers", self.settings.brokers),
+            heard => format!("no broker of {} answers: {heard}", self.settings.brokers),
+        })
     }
 }
 

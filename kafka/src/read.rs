@@ -27,6 +27,8 @@ use crate::topics::is_missing;
 const TURN: usize = 4096;
 /// So often deadlines are looked at.
 const TICK_NS: u64 = 50_000_000;
+/// While nobody is there it is asked this often whether somebody is.
+const LOOK_NS: u64 = 1_000_000_000;
 /// Before a question that nobody has answered is asked again.
 const AGAIN_NS: u64 = 200_000_000;
 /// After so many records a generation says again that it begins, so that those before can be deleted.
@@ -116,6 +118,8 @@ pub(crate) struct Driver {
     asks: Sender<Ask>,
     sides: Vec<Side>,
     ticked_ns: u64,
+    /// When it is asked next whether somebody is there again; nothing while it is being asked.
+    looks_at_ns: Option<u64>,
 }
 
 impl Driver {
@@ -129,7 +133,18 @@ impl Driver {
     ) -> Driver {
         let sides = core.parts.iter().map(|_| Side::default()).collect();
         let [tails, reads] = consumers;
-        Driver { core, settings, format, appends, tails, reads, asks, sides, ticked_ns: 0 }
+        Driver {
+            core,
+            settings,
+            format,
+            appends,
+            tails,
+            reads,
+            asks,
+            sides,
+            ticked_ns: 0,
+            looks_at_ns: Some(0),
+        }
     }
 
     /// Until the log is dropped.
@@ -292,6 +307,7 @@ impl Driver {
             self.core.is_away.store(false, Ordering::Relaxed);
         }
         match ends.why {
+            Why::Look => self.looks_at_ns = Some(now_ns + LOOK_NS),
             Why::Tail => {
                 side.is_tail_asked = false;
                 side.ask_tail_at_ns = now_ns + AGAIN_NS;
@@ -384,6 +400,11 @@ impl Driver {
             return;
         }
         self.ticked_ns = now_ns;
+        let is_away = self.core.is_away.load(Ordering::Relaxed);
+        if is_away && self.looks_at_ns.is_some_and(|at_ns| now_ns >= at_ns) {
+            let look = Ask::Ends { part: 0, why: Why::Look };
+            self.looks_at_ns = self.asks.try_send(look).is_err().then_some(now_ns + LOOK_NS);
+        }
         let timeout_ns = self.settings.timeout_us.saturating_mul(1000);
         self.appends.check(now_ns, timeout_ns);
         let mut answers = Vec::new();

@@ -149,6 +149,11 @@ impl NativeWorker {
         self.worker.status()
     }
 
+    /// What it waits for that does not come, in words: a log or a store that does not answer.
+    fn trouble(&self) -> Option<String> {
+        self.worker.trouble()
+    }
+
     /// Ends it when the others go on without it, and after a while if they don't.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         detached(py, || {

@@ -18,7 +18,7 @@ import pytest
 
 import tidemill as tm
 
-from .topics import brokers, create, grow
+from .beside import brokers, control, create, grow
 
 WAIT = 60
 
@@ -127,13 +127,6 @@ def test_what_inspect_says(tmp_path: Path) -> None:
     assert "kafka:in" in done.stdout
     assert "kafka:out" in done.stdout
     assert "hidden" not in done.stdout
-
-
-def control(deed: str) -> None:
-    path = Path(os.environ["SERVERS_KAFKA_CONTROL"]) / deed
-    path.write_text("")
-    while path.exists():
-        time.sleep(0.01)
 
 
 _made = 0
@@ -355,7 +348,7 @@ def test_an_app_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
     with app.start(data_dir=str(tmp_path / "data")) as mill, other.start() as sender:
         sender.send(numbers, [{"n": n} for n in range(100)])
         sender.drain()
-        control("kill")
+        control("KAFKA", "kill")
         deadline = time.monotonic() + WAIT
         while not mill.status()["troubles"]:
             assert time.monotonic() < deadline
@@ -363,7 +356,7 @@ def test_an_app_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
         (who,) = mill.status()["troubles"]
         assert source in who
         sender.send(numbers, [{"n": n} for n in range(100, 200)])
-        control("start")
+        control("KAFKA", "start")
         while mill.status()["events"] < 200 or mill.status()["troubles"]:
             assert time.monotonic() < deadline
             time.sleep(0.05)

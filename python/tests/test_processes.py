@@ -131,6 +131,35 @@ def test_a_snapshot_has_little_that_is_superseded(tmp_path: Path) -> None:
         assert most < 80
 
 
+def test_an_object_that_is_missing_is_named_and_waited_for(apart: Apart) -> None:
+    worker = apart.add()
+    wait_for_workers(apart.url, 1)
+    with Clients(apart.url, ACCOUNTS) as clients:
+        clients.wait_for_more()
+    assert apart.coordinator.stop() == 130
+    worker.send(signal.SIGKILL)
+    parts = list((apart.folder / "snapshots").rglob("part-*"))
+    assert parts
+    for part in parts:
+        part.rename(part.with_name(f".{part.name}"))
+    apart.begin()
+    apart.add()
+    clients.url = apart.url
+
+    def troubles() -> dict[str, str]:
+        return {t["process"]: t["what"] for t in health(apart.url).get("troubles", [])}
+
+    found = wait_for("a trouble", troubles)
+    assert all(process != "coordinator" for process in found), found
+    assert all("part-" in what and "is not there or is damaged" in what for what in found.values())
+    assert "waits: " in apart.workers[-1].find(r"(waits: .* is not there or is damaged)")
+    for part in parts:
+        part.with_name(f".{part.name}").rename(part)
+    wait_for_workers(apart.url, 1)
+    validate(clients)
+    wait_for("its end", lambda: not troubles())
+
+
 def test_workers_are_killed_and_freeze(tmp_path: Path) -> None:
     with together(tmp_path) as parent:
         url = url_of(parent)

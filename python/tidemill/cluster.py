@@ -96,6 +96,10 @@ class Worker:
         """What it is doing, in words."""
         return self._native.status()
 
+    def trouble(self) -> str | None:
+        """What it waits for that does not come: a log or a store that does not answer."""
+        return self._native.trouble()
+
     def stop(self) -> None:
         """Ends it: the others go on without it."""
         self._native.stop()

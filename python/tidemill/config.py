@@ -97,6 +97,8 @@ CLUSTER: Final[dict[str, object]] = {
     "cluster_log_options": dict,
     "cluster_log_replication": int,
     "cluster_snapshots": str,
+    "cluster_snapshots_allow_http": bool,
+    "cluster_snapshots_timeout_us": int,
     "cluster_sources": int,
     "cluster_lease_us": int,
     "cluster_beat_us": int,

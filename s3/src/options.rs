@@ -92,7 +92,7 @@ impl S3Options {
         let is_plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
         if is_plain && !self.allow_http && !endpoint.as_deref().is_some_and(is_loopback) {
             return Err(Error::setting(format!("{} is not encrypted", self.at()))
-                .help("use https://, or allow http where the network is trusted"));
+                .help("use https://, or snapshots_allow_http where the network is trusted"));
         }
         let client = ClientOptions::new()
             .with_allow_http(is_plain)

@@ -12,7 +12,7 @@ use object_store::{
     Error as S3Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 };
 use tidemill_core::{Error, Kind, Result};
-use tidemill_durable::{is_name, Store, Then};
+use tidemill_durable::{is_name, Store, Then, Trouble};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
@@ -27,6 +27,8 @@ const WAITING: usize = 1024;
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// So long does opening take at most.
 const OPENING: Duration = Duration::from_secs(20);
+/// So many letters of an error are told.
+const SAID_MAX: usize = 300;
 /// The object by which it was tried whether the store knows conditions.
 const PROBE: &str = ".conditional";
 
@@ -43,6 +45,9 @@ struct Inner {
     timeout: Duration,
     at_once: Semaphore,
     waiting: AtomicUsize,
+    /// Where it is, for people.
+    at: String,
+    trouble: Trouble,
 }
 
 impl S3Store {
@@ -66,6 +71,8 @@ impl S3Store {
             timeout: options.timeout(),
             at_once: Semaphore::new(AT_ONCE),
             waiting: AtomicUsize::new(0),
+            at: options.at(),
+            trouble: Trouble::default(),
         });
         let opening = OPENING.min(options.timeout());
         // Driven by the runtime's own threads, so that it does not matter where this is called.
@@ -162,6 +169,15 @@ fn is_passing(error: &S3Error) -> bool {
     )
 }
 
+/// An error in a line.
+fn said(error: &S3Error) -> String {
+    let mut text = error.to_string().replace('\n', " ");
+    if let Some((end, _)) = text.char_indices().nth(SAID_MAX) {
+        text.truncate(end);
+    }
+    text
+}
+
 impl Inner {
     /// Names that are none of an object's are only for the store itself.
     fn path(&self, name: &str) -> Path {
@@ -181,8 +197,14 @@ impl Inner {
         let tries = async {
             loop {
                 match attempt().await {
-                    Err(error) if is_passing(&error) => last = Some(Err(error)),
-                    done => return done,
+                    Err(error) if is_passing(&error) => {
+                        self.trouble.has(format!("{} fails: {}", self.at, said(&error)));
+                        last = Some(Err(error));
+                    }
+                    done => {
+                        self.judge(&done);
+                        return done;
+                    }
                 }
                 sleep(pause).await;
                 pause = (2 * pause).min(BACKOFF.1);
@@ -190,7 +212,24 @@ impl Inner {
         };
         match timeout(self.timeout, tries).await {
             Ok(done) => Some(done),
-            Err(_) => last,
+            Err(_) => {
+                let seconds = self.timeout.as_secs_f64();
+                let why = last.as_ref().and_then(|last| last.as_ref().err()).map(said);
+                let why = why.map_or_else(String::new, |why| format!(": {why}"));
+                let what = format!("{} has not answered for {seconds:.0} s{why}", self.at);
+                self.trouble.has(what);
+                last
+            }
+        }
+    }
+
+    /// Whether the store has a trouble, by what something came to.
+    fn judge<T>(&self, done: &object_store::Result<T>) {
+        match done {
+            Err(error @ (S3Error::PermissionDenied { .. } | S3Error::Unauthenticated { .. })) => {
+                self.trouble.has(format!("{} refuses the keys: {}", self.at, said(error)))
+            }
+            _ => self.trouble.is_over(),
         }
     }
 
@@ -302,5 +341,9 @@ impl Store for S3Store {
 
     fn list(&self, prefix: String, then: Then<Option<Vec<String>>>) {
         self.run(None, then, move |inner| async move { inner.list(&prefix).await });
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.inner.trouble.now()
     }
 }

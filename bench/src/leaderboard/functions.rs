@@ -42,16 +42,14 @@ impl Opaque for Count {
         // The last votes are a ring.
         let place = accepted % TREND as i64;
         let leaves = tx.ints(recent, place)?.map(|[_, candidate]| candidate);
-        if leaves != Some(candidate) {
+        let is_same = leaves == Some(candidate);
+        if !is_same {
             tx.put_ints(recent, &[place, candidate])?;
         }
-        let mut now = self.add(candidate, 1, 1, tx)?;
-        if let Some(leaves) = leaves {
-            let left = self.add(leaves, 0, -1, tx)?;
-            now = if leaves == candidate { left } else { now };
-        }
-        if let Some(now) = now {
-            raise_boards(self.frame, now, leaves, tx)?;
+        let left = leaves.filter(|_| !is_same).map(|leaves| self.add(leaves, 0, -1, tx));
+        let left = left.transpose()?.flatten();
+        if let Some(won) = self.add(candidate, 1, i64::from(!is_same), tx)? {
+            raise_boards(self.frame, won, left, tx)?;
         }
         tx.emit_ints(counted, &[accepted + 1])
     }
@@ -109,69 +107,92 @@ fn running(frame: Frame, tx: &mut dyn Tx) -> Result<Vec<[i64; 3]>, Abort> {
     Ok(rows.iter().map(|row| std::array::from_fn(|column| int(&row[column]))).collect())
 }
 
-/// The leaderboards, by number: those with the most votes, with the fewest, and with the most of the last
+/// The leaderboards are, by number, those with the most votes, with the fewest, and with the most of the last
 /// ones.
-const MOST: i64 = 0;
-const FEWEST: i64 = 1;
 const TRENDING: i64 = 2;
 
 /// Three candidates, each with its votes; 0 is nobody.
 type Places = [[i64; 2]; 3];
 
+/// A leaderboard's order: lower ranks come before higher ones. It is of a candidate and its votes.
+type Rank = fn(&[i64; 2]) -> (i64, i64);
+
+/// Those with the most come first, and of equals the first; nobody comes behind everybody.
+fn most_first([candidate, votes]: &[i64; 2]) -> (i64, i64) {
+    match candidate {
+        0 => (i64::MAX, 0),
+        _ => (-votes, *candidate),
+    }
+}
+
+/// The same with the fewest.
+fn fewest_first([candidate, votes]: &[i64; 2]) -> (i64, i64) {
+    match candidate {
+        0 => (i64::MAX, 0),
+        _ => (*votes, *candidate),
+    }
+}
+
+/// How each leaderboard is ordered, and the column of `candidates` that it counts.
+const ORDERS: [(Rank, usize); 3] = [(most_first, 1), (fewest_first, 1), (most_first, 2)];
+
 /// Writes those leaderboards that are not as they were when a candidate has won a vote, and another one
-/// (or nobody) one of the last votes fewer. Whoever rises takes a place or does not; only where somebody
-/// on a board may have to make room for whoever is not on it are all candidates looked at.
+/// has one of the last votes fewer. Only where somebody who is not on a board may take a place of it are
+/// all candidates looked at.
 fn raise_boards(
     frame: Frame,
-    [candidate, votes, recent]: [i64; 3],
-    leaves: Option<i64>,
+    won: [i64; 3],
+    left: Option<[i64; 3]>,
     tx: &mut dyn Tx,
 ) -> Result<(), Abort> {
-    let mut held = [None; 3];
-    for (number, held) in (0..).zip(&mut held) {
-        let row = tx.ints(frame.boards, number)?;
-        *held = row.map(|[_, first, a, second, b, third, c]| [[first, a], [second, b], [third, c]]);
-    }
-    let [Some(most), Some(fewest), Some(trending)] = held else { return write_boards(frame, tx) };
-    let is_on = |board: &Places, candidate: i64| board.iter().any(|place| place[0] == candidate);
-    let falls = leaves.is_some_and(|leaves| leaves != candidate && is_on(&trending, leaves));
-    if is_on(&fewest, candidate) || falls {
-        return write_boards(frame, tx);
-    }
-    for (number, held, value) in [(MOST, most, votes), (TRENDING, trending, recent)] {
-        let raised = raised(held, [candidate, value]);
-        if raised != held {
-            write(frame, number, raised, tx)?;
+    let mut running: Option<Vec<[i64; 3]>> = None;
+    for (number, (rank, counted)) in (0..).zip(ORDERS) {
+        let Some([_, first, a, second, b, third, c]) = tx.ints(frame.boards, number)? else {
+            return write_boards(frame, tx);
+        };
+        let held = [[first, a], [second, b], [third, c]];
+        let mut now = Some(held);
+        for row in [left.filter(|_| number == TRENDING), Some(won)].into_iter().flatten() {
+            now = now.and_then(|board| settled(board, [row[0], row[counted]], rank));
+        }
+        let now = match now {
+            Some(now) => now,
+            None => {
+                let running = match &mut running {
+                    Some(running) => running,
+                    none => none.insert(self::running(frame, tx)?),
+                };
+                board(running, counted, rank)
+            }
+        };
+        if now != held {
+            write(frame, number, now, tx)?;
         }
     }
     Ok(())
 }
 
-/// A board on which the most come first, when a candidate has no fewer than before.
-fn raised(mut board: Places, own: [i64; 2]) -> Places {
-    let rank = |place: &[i64; 2]| match place {
-        [0, _] => (i64::MAX, 0),
-        [candidate, votes] => (-votes, *candidate),
-    };
+/// A board when a candidate has other votes than before; nothing where who takes the last place of it is
+/// to be looked for. All who are not on the board come behind its last place.
+fn settled(mut board: Places, own: [i64; 2], rank: Rank) -> Option<Places> {
     let last = board.len() - 1;
-    let there = board.iter().position(|place| place[0] == own[0]);
-    let place = there.unwrap_or(last);
-    if there.is_some() || rank(&own) < rank(&board[place]) {
-        board[place] = own;
-        board.sort_by_key(rank);
+    let is_behind = rank(&own) > rank(&board[last]);
+    match board.iter().position(|place| place[0] == own[0]) {
+        Some(_) if is_behind => return None,
+        None if is_behind => return Some(board),
+        place => board[place.unwrap_or(last)] = own,
     }
-    board
+    board.sort_unstable_by_key(rank);
+    Some(board)
 }
 
 /// Writes those leaderboards that are not as they were, of all candidates.
 fn write_boards(frame: Frame, tx: &mut dyn Tx) -> Result<(), Abort> {
     let running = running(frame, tx)?;
-    let boards = [
-        (MOST, board(&running, |[_, votes, _]| -votes)),
-        (FEWEST, board(&running, |[_, votes, _]| *votes)),
-        (TRENDING, board(&running, |[_, _, recent]| -recent)),
-    ];
-    boards.into_iter().try_for_each(|(number, places)| write(frame, number, places, tx))
+    for (number, (rank, counted)) in (0..).zip(ORDERS) {
+        write(frame, number, board(&running, counted, rank), tx)?;
+    }
+    Ok(())
 }
 
 /// Writes a leaderboard, if it is another one.
@@ -184,18 +205,16 @@ fn write(frame: Frame, number: i64, places: Places, tx: &mut dyn Tx) -> Result<(
     }
 }
 
-/// The three who come first by a rank, with the votes that it counts: lower ranks before higher ones,
-/// and of equals the first.
-fn board(running: &[[i64; 3]], rank: impl Fn(&[i64; 3]) -> i64) -> Places {
-    // Nobody comes behind everybody.
-    let mut first = [(i64::MAX, 0); 3];
-    for candidate in running {
-        let mut next = (rank(candidate), candidate[0]);
+/// The three who come first.
+fn board(running: &[[i64; 3]], counted: usize, rank: Rank) -> Places {
+    let mut first = [[0, 0]; 3];
+    for row in running {
+        let mut next = [row[0], row[counted]];
         for place in &mut first {
-            if next < *place {
+            if rank(&next) < rank(place) {
                 std::mem::swap(place, &mut next);
             }
         }
     }
-    first.map(|(rank, candidate)| if candidate == 0 { [0, 0] } else { [candidate, rank.abs()] })
+    first
 }

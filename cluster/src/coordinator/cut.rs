@@ -212,6 +212,7 @@ impl Coordinator {
         let mut objects = if taking.all { Vec::new() } else { self.manifest.objects.clone() };
         objects.extend(taking.parts.values().map(|(name, _)| name.clone()));
         let manifest = Arc::new(Manifest {
+            program: self.settings.program,
             generation: running.form.generation,
             epoch,
             clock_us: taking.cut.clock_us,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tidemill_core::wire::{
-    put_bytes, put_u16, put_u32, put_u64, take_bytes, take_slice, take_text, take_u16, take_u32,
-    take_u64, take_u8,
+    put_bytes, put_u128, put_u16, put_u32, put_u64, take_bytes, take_slice, take_text, take_u128,
+    take_u16, take_u32, take_u64, take_u8,
 };
 use tidemill_core::{Key, StreamId, TableId, Value};
 use tidemill_function::{Call, Stored, Target};
@@ -127,6 +127,7 @@ pub(super) fn take_cut(input: &mut &[u8]) -> Option<CutRecord> {
 }
 
 pub(super) fn put_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
+    put_u128(manifest.program, out);
     put_u64(manifest.generation, out);
     put_u64(manifest.epoch, out);
     put_i64(manifest.clock_us, out);
@@ -138,6 +139,7 @@ pub(super) fn put_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
 
 pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
     Some(Manifest {
+        program: take_u128(input)?,
         generation: take_u64(input)?,
         epoch: take_u64(input)?,
         clock_us: take_i64(input)?,
@@ -148,7 +150,7 @@ pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
     })
 }
 
-/// Appends a record. Kinds 1, 2, 4 and 5 were those of version 1.
+/// Appends a record. Kinds 1 to 5 were those of earlier versions.
 pub fn put_record(record: &Record, out: &mut Vec<u8>) {
     match record {
         Record::Generation { generation } => {
@@ -167,7 +169,7 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
             put_cut(cut, out);
         }
         Record::Snapshot(manifest) => {
-            out.push(3);
+            out.push(9);
             put_manifest(manifest, out);
         }
         Record::Outputs(outputs) => {
@@ -220,7 +222,7 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
             Some(Request { id: take_bytes(input)?.into(), call: take_call(input)? })
         })?),
         7 => Record::Cut(take_cut(input)?),
-        3 => Record::Snapshot(Arc::new(take_manifest(input)?)),
+        9 => Record::Snapshot(Arc::new(take_manifest(input)?)),
         8 => Record::Outputs(take_list(input, take_output)?),
         _ => return None,
     })

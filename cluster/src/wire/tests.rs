@@ -44,6 +44,7 @@ fn abort(kind: AbortKind) -> Abort {
 
 fn manifest() -> Manifest {
     Manifest {
+        program: 2 << 64,
         generation: 3,
         epoch: 4,
         clock_us: -5,

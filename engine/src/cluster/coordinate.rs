@@ -14,7 +14,7 @@ use tidemill_durable::{CutsApart, Log};
 use tidemill_env::{Env, Lock};
 use tidemill_function::{Call, Functions as _, Target};
 use tidemill_host::{
-    hold, Answer, CoordinatorProcess, Desk, FileLog, LeftOut, Placed, Shared, Status,
+    hold, Answer, CoordinatorProcess, Desk, FileLog, LeftOut, Placed, Shared, Status, COORDINATOR,
 };
 use tidemill_mesh::Peer;
 use tidemill_place::{partition_in, Partition};
@@ -180,7 +180,9 @@ impl Cluster {
     pub fn said(&self) -> serde_json::Value {
         let status = self.status();
         let (lag, skew) = (status.lag(), status.skew());
-        let Status { generation, members, epoch, snapshot, left_out, refused, ended, .. } = status;
+        let Status {
+            generation, members, epoch, snapshot, left_out, troubles, refused, ended, ..
+        } = status;
         let rounded = |x: f64| (x * 100.0).round() / 100.0;
         let source = |(nth, source): (usize, SourceProgress)| {
             json!({
@@ -198,12 +200,17 @@ impl Cluster {
                 "for_s": left.for_us as f64 / 1e6,
             })
         };
+        let trouble = |(who, what)| {
+            let process = if who == COORDINATOR { "coordinator".into() } else { shown(who) };
+            json!({"process": process, "what": what})
+        };
         json!({
             "app": self.program.name, "generation": generation,
             "members": members.into_iter().map(member).collect::<Vec<_>>(),
             "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources,
             "requests_open": self.desk.open_requests(),
+            "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "upgraded": self.upgraded, "refused": refused, "ended": ended, "coordinator": self.address(),
             "http": self.http.get(),
         })
@@ -303,7 +310,7 @@ impl App for Cluster {
         let status = self.status();
         let (lags, skews) = (status.lag(), status.skew());
         let lag = lags.iter().sum();
-        let Status { generation, members, epoch, snapshot, left_out, .. } = status;
+        let Status { generation, members, epoch, snapshot, left_out, troubles, .. } = status;
         let mut text = String::new();
         for (name, kind, help, value) in [
             ("generation", "gauge", "The generation that runs; 0 when none does.", generation),
@@ -313,6 +320,12 @@ impl App for Cluster {
                 "gauge",
                 "Workers that live and can't reach members.",
                 left_out.len() as u64,
+            ),
+            (
+                "processes_in_trouble",
+                "gauge",
+                "Processes that wait for a log or a store that does not answer.",
+                troubles.len() as u64,
             ),
             ("epoch", "counter", "The last cut.", epoch),
             ("snapshot_epoch", "gauge", "The epoch of the last snapshot.", snapshot),

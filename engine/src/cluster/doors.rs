@@ -56,7 +56,12 @@ pub(super) fn store(settings: &ClusterSettings, env: &Env) -> Result<Arc<dyn Sto
     let dir = match settings.snapshots.as_deref() {
         None => settings.dir.join("snapshots"),
         Some(url) if url.starts_with(S3) => {
-            return Ok(Arc::new(S3Store::open(url, &S3Options::default())?));
+            let options = S3Options {
+                allow_http: settings.snapshots_allow_http,
+                timeout_us: settings.snapshots_timeout_us,
+                ..S3Options::default()
+            };
+            return Ok(Arc::new(S3Store::open(url, &options)?));
         }
         Some(text) if text.contains("://") => {
             return Err(Error::setting(format!("snapshots is '{text}', which is no store"))

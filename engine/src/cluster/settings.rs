@@ -51,6 +51,10 @@ pub struct ClusterSettings {
     pub log_replication: u16,
     /// Where snapshots are stored: a directory that all processes see, or `s3://bucket/prefix`.
     pub snapshots: Option<String>,
+    /// Whether keys and snapshots may go unencrypted to a store in S3 that is not on this machine.
+    pub snapshots_allow_http: bool,
+    /// What has not succeeded by then at a store in S3 has failed.
+    pub snapshots_timeout_us: u64,
     /// Sources: requests come in by so many ways, each in an order of its own. Never another number in the
     /// life of a log.
     pub sources: u32,
@@ -97,6 +101,8 @@ impl Default for ClusterSettings {
             log_replication: 1,
             fresh: false,
             snapshots: None,
+            snapshots_allow_http: false,
+            snapshots_timeout_us: 60_000_000,
             sources: 8,
             lease_us: 2_000_000,
             beat_us: 100_000,
@@ -145,6 +151,7 @@ impl ClusterSettings {
         let positive = [
             ("epoch_rows_max", self.epoch_rows_max),
             ("form_us", self.form_us),
+            ("snapshots_timeout_us", self.snapshots_timeout_us),
             ("together", self.together as u64),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, number)| *number == 0) {
@@ -170,6 +177,7 @@ impl ClusterSettings {
             listen,
             advertised,
             machine: tidemill_cluster::Settings {
+                program: super::fingerprint(spec),
                 sources: self.sources,
                 lease_us: self.lease_us,
                 beat_us: self.beat_us,

@@ -1,6 +1,8 @@
 //! Which program a cluster's state is of, and going from one version of it to another.
 //!
-//! A file of the coordinator's directory says it. An upgrade takes the newest snapshot, converts its rows as an
+//! A file of the coordinator's directory describes it. Which one it is the log says, too, in the manifest of each
+//! snapshot, and in one of epoch 0 with nothing in it until there is another: so neither another app, nor another
+//! version, nor a directory that has lost its file goes on with what is not its own. An upgrade takes the newest snapshot, converts its rows as an
 //! upgrade in one process does, and puts them as a snapshot of one epoch later, which counts when the cuts name it.
 //! What is about to happen is in the file before, with that epoch: so whatever a crash leaves, the next start knows
 //! of which program the rows are.
@@ -52,6 +54,16 @@ struct Written {
     becomes: Option<(u64, Version)>,
 }
 
+/// What the cuts say.
+struct Found {
+    /// The last generation.
+    generation: u64,
+    /// The newest snapshot that counts.
+    manifest: Option<Arc<Manifest>>,
+    /// How many cuts are behind it.
+    cuts: usize,
+}
+
 /// A cluster that starts.
 pub(super) struct Starting<'a> {
     pub env: &'a Env,
@@ -77,18 +89,20 @@ impl Starting<'_> {
     pub fn agree(&self) -> Result<Option<serde_json::Value>> {
         let (sources, sinks) = (Vec::new(), Vec::new());
         let app = Stored { program: self.program.clone(), sources, sinks };
-        let now = Version { fingerprint: format!("{:032x}", self.fingerprint), app };
+        let now = Version { fingerprint: shown(self.fingerprint), app };
+        let found = self.newest()?;
         let Some(written) = self.written()? else {
+            self.begin(found)?;
             return self.write(&Written { is: now, becomes: None }).map(|()| None);
         };
         let mut is = written.is;
         if let Some((epoch, next)) = written.becomes {
-            let (_, manifest, _) = self.newest()?;
-            if manifest.epoch >= epoch {
+            if found.manifest.as_ref().is_some_and(|manifest| manifest.epoch >= epoch) {
                 is = next;
             }
             self.write(&Written { is: is.clone(), becomes: None })?;
         }
+        self.check_log(&is, found.manifest.as_deref())?;
         if is.fingerprint == now.fingerprint {
             return Ok(None);
         }
@@ -108,7 +122,8 @@ impl Starting<'_> {
     }
 
     fn upgrade(&self, is: &Version, now: &Version) -> Result<serde_json::Value> {
-        let (generation, manifest, cuts) = self.newest()?;
+        let Found { generation, manifest, cuts } = self.newest()?;
+        let manifest = manifest.unwrap_or_default();
         self.check_behind(&manifest, cuts)?;
         let rows = self.rows(&manifest)?;
         let store: Arc<dyn tidemill_snapshot::Store> = Arc::new(MemoryStore::new());
@@ -136,7 +151,8 @@ impl Starting<'_> {
         self.append(generation, Record::Generation { generation })?;
         let object = format!("part-{generation}-{epoch}-0-{:016x}", self.env.random.next_u64());
         self.put(&object, &Object::Part(converted.into()))?;
-        let manifest = Manifest { generation, epoch, objects: vec![object], ..(*manifest).clone() };
+        let (program, objects) = (self.fingerprint, vec![object]);
+        let manifest = Manifest { program, generation, epoch, objects, ..(*manifest).clone() };
         let manifest = Arc::new(manifest);
         self.put(&manifest.name(), &Object::Manifest(manifest.clone()))?;
         self.append(generation, Record::Snapshot(manifest))?;
@@ -163,24 +179,77 @@ impl Starting<'_> {
         )]))
     }
 
-    /// The last generation, the newest snapshot that counts, and how many cuts are behind it.
-    fn newest(&self) -> Result<(u64, Arc<Manifest>, usize)> {
-        let nothing = vec![0; self.sources as usize];
-        let none = Manifest { inputs: nothing.clone(), outputs: nothing, ..Manifest::default() };
-        let (mut generation, mut newest, mut cuts) = (0, Arc::new(none), Vec::new());
+    /// What the cuts say.
+    fn newest(&self) -> Result<Found> {
+        let (mut generation, mut cuts) = (0, Vec::new());
+        let mut newest: Option<Arc<Manifest>> = None;
         for (_, record) in self.read(Topic::Cuts, 0)?.records {
             match record {
                 Record::Generation { generation: begun } => generation = generation.max(begun),
                 Record::Cut(cut) => cuts.push(cut.epoch),
-                Record::Snapshot(manifest) if manifest.epoch > newest.epoch => {
+                // Of equals the first counts.
+                Record::Snapshot(manifest)
+                    if newest.as_ref().is_none_or(|newest| manifest.epoch > newest.epoch) =>
+                {
                     generation = generation.max(manifest.generation);
-                    newest = manifest;
+                    newest = Some(manifest);
                 }
                 _ => {}
             }
         }
-        let behind = cuts.iter().filter(|epoch| **epoch > newest.epoch).count();
-        Ok((generation, newest, behind))
+        let last = newest.as_ref().map_or(0, |manifest| manifest.epoch);
+        let cuts = cuts.into_iter().filter(|epoch| *epoch > last).count();
+        Ok(Found { generation, manifest: newest, cuts })
+    }
+
+    /// Says in a new log of which program it is.
+    fn begin(&self, found: Found) -> Result<()> {
+        let generation = found.generation;
+        let mut manifest = found.manifest;
+        if manifest.is_none() {
+            let nothing = vec![0; self.sources as usize];
+            let (inputs, outputs) = (nothing.clone(), nothing);
+            let program = self.fingerprint;
+            let empty = Manifest { program, generation, inputs, outputs, ..Manifest::default() };
+            self.append(generation, Record::Snapshot(empty.into()))?;
+            // Whoever else begins it at the same time may have been first.
+            manifest = self.newest()?.manifest;
+        }
+        if manifest.is_some_and(|manifest| manifest.program == self.fingerprint) {
+            return Ok(());
+        }
+        let what = format!(
+            "the log of the cluster {} is of another app, or of another version of this one, and in {} nothing \
+             says of which",
+            self.prefix,
+            self.dir.display()
+        );
+        Err(Error::setting(what).help(
+            "give the directory that it had (--data-dir), or start that version in this one once: it writes there \
+             what an upgrade needs; or give this cluster another name (cluster_name)",
+        ))
+    }
+
+    /// Refuses a log that is not of the program that the directory describes.
+    fn check_log(&self, is: &Version, manifest: Option<&Manifest>) -> Result<()> {
+        let dir = self.dir.display();
+        let (what, help) = match manifest {
+            Some(manifest) if shown(manifest.program) == is.fingerprint => return Ok(()),
+            Some(_) => (
+                format!("the log of the cluster {} is of another program than {dir}", self.prefix),
+                "give the directory that belongs to it (--data-dir), or this cluster another name \
+                 (cluster_name)",
+            ),
+            None => (
+                format!(
+                    "{dir} is that of a cluster that has begun, and in the log of the cluster {} is nothing",
+                    self.prefix
+                ),
+                "give the log that it had (--log, cluster_name); if that is lost, give a new directory \
+                 (--data-dir), or begin anew (--fresh)",
+            ),
+        };
+        Err(Error::setting(what).help(help))
     }
 
     /// The rows of a snapshot, encoded.
@@ -248,6 +317,11 @@ impl Starting<'_> {
         let failed = |e| Error::io(format!("the directory {}", self.dir.display()), &e);
         replace(&*self.env.disk, self.dir, PROGRAM, &text).map_err(failed)
     }
+}
+
+/// A fingerprint as the file has it.
+fn shown(fingerprint: u128) -> String {
+    format!("{fingerprint:032x}")
 }
 
 /// Forgets of which program the state is; for who begins anew.

@@ -99,6 +99,7 @@ impl Site {
             outputs_max: 3,
             snapshot_every: 20,
             snapshot_us: 0,
+            program: 0,
             objects_max: 20,
             function: tidemill_function::Settings::default(),
         };

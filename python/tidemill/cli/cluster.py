@@ -131,9 +131,30 @@ def _say(args: argparse.Namespace, coordinator: Coordinator, what: str) -> None:
         print(f"http     {coordinator.url}", file=to, flush=True)
 
 
+class Troubles:
+    """What processes wait for, to be said once."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def new(self, now: dict[str, str]) -> list[tuple[str, str]]:
+        """Those that were not there before, by process.
+
+        >>> troubles = Troubles()
+        >>> troubles.new({"coordinator": "no broker answers"})
+        [('coordinator', 'no broker answers')]
+        >>> troubles.new({"coordinator": "no broker answers"}), troubles.new({})
+        ([], [])
+        """
+        found = [(who, what) for who, what in now.items() if who not in self._said]
+        self._said = now
+        return found
+
+
 def _watch(coordinator: Coordinator, signals: Signals, look: Any) -> dict[str, Any]:
     """Waits for a signal, or for the end of the coordinator; gives the last status."""
     seen: tuple[object, ...] = ()
+    troubles = Troubles()
     while not signals.asked:
         time.sleep(0.05)
         look()
@@ -144,6 +165,8 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any) -> dict[str, A
         if now != seen and now[0]:
             print(f"generation {now[0]}: {now[1]} workers", file=sys.stderr, flush=True)
             seen = now
+        for who, what in troubles.new({t["process"]: t["what"] for t in status["troubles"]}):
+            print(f"{who} waits: {what}", file=sys.stderr, flush=True)
     status = coordinator.status()
     print("the last snapshot is taken", file=sys.stderr, flush=True)
     if not coordinator.stop():
@@ -207,6 +230,9 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         for left in found["left_out"]:
             others = ", ".join(map(str, left["from"]))
             lines.append(f"  {left['worker']}  from {others}, for {left['for_s']:.0f} s more")
+    if found["troubles"]:
+        lines.append("wait for what does not come")
+        lines += [f"  {trouble['process']}  {trouble['what']}" for trouble in found["troubles"]]
     if found["refused"]:
         lines += ["turned away", *(f"  {why}" for why in found["refused"])]
     return lines
@@ -233,8 +259,13 @@ def _worker(args: argparse.Namespace) -> int:
     if not args.json and not args.from_parent:
         print(f"worker {worker.number} at {worker.address}, joining {join}", flush=True)
     ended = None
+    troubles = Troubles()
     while not signals.asked and ended is None:
         ended = worker.wait(0.1)
+        # What a parent starts tells it over the cluster.
+        what = None if args.from_parent else worker.trouble()
+        for _, new in troubles.new({} if what is None else {"worker": what}):
+            print(f"worker {worker.number} waits: {new}", file=sys.stderr, flush=True)
     worker.stop()
     if args.json:
         printed({"worker": worker.number, "ended": ended and ended[0], "why": ended and ended[1]})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tidemill.app import App
@@ -13,6 +13,9 @@ TREND = 100
 
 # The leaderboards, by number: most votes, fewest, and most of the last ones.
 MOST, FEWEST, TRENDING = range(3)
+
+# Places that nobody takes.
+NOBODY = [(0, 0)] * 3
 
 
 def app(options: Mapping[str, Any]) -> App:
@@ -41,22 +44,14 @@ def app(options: Mapping[str, Any]) -> App:
     counted = made.stream("counted", accepted=int)
     removed = made.stream("removed", candidate=int, votes=int, accepted=int)
 
-    def on(board: Any) -> tuple[int, int, int]:
-        return board.first, board.second, board.third
+    def most_first(place: tuple[int, int]) -> tuple[int, int]:
+        return -place[1], place[0]
 
-    def write_boards(numbers: tuple[int, ...]) -> None:
-        running = [(row.candidate, row.votes, row.recent) for row in candidates.scan()]
-        for number in numbers:
-            if number == MOST:
-                order = sorted([(-votes, candidate, votes) for candidate, votes, _ in running])
-            elif number == FEWEST:
-                order = sorted([(votes, candidate, votes) for candidate, votes, _ in running])
-            else:
-                order = sorted([(-recent, candidate, recent) for candidate, _, recent in running])
-            write(number, [(candidate, count) for _, candidate, count in order[:3]])
+    def fewest_first(place: tuple[int, int]) -> tuple[int, int]:
+        return place[1], place[0]
 
-    def write(number: int, order: list[tuple[int, int]]) -> None:
-        (first, a), (second, b), (third, c) = (*order, *[(0, 0)] * (3 - len(order)))
+    def write(number: int, places: list[tuple[int, int]]) -> None:
+        (first, a), (second, b), (third, c) = places
         boards.upsert(
             board=number,
             first=first,
@@ -67,33 +62,60 @@ def app(options: Mapping[str, Any]) -> App:
             third_votes=c,
         )
 
-    def raise_board(number: int, board: Any, candidate: int, value: int) -> None:
-        there = candidate in on(board)
-        if not there and board.third and (-board.third_votes, board.third) < (-value, candidate):
-            return
-        held = (
-            (board.first, board.first_votes),
-            (board.second, board.second_votes),
-            (board.third, board.third_votes),
-        )
-        now = [place for place in held if place[0] not in (0, candidate)]
-        now.append((candidate, value))
-        now.sort(key=lambda place: (-place[1], place[0]))
-        write(number, now[:3])
+    def write_boards(numbers: Iterable[int]) -> None:
+        running = [(row.candidate, row.votes, row.recent) for row in candidates.scan()]
+        for number in numbers:
+            rank = fewest_first if number == FEWEST else most_first
+            counted = 2 if number == TRENDING else 1
+            places = sorted([(row[0], row[counted]) for row in running], key=rank)
+            write(number, (places + NOBODY)[:3])
 
-    def raise_boards(row: Any, candidate: int, leaves: int | None) -> None:
-        # All candidates are looked at only where one on a board may have to make room for another.
-        most, fewest, trending = boards[MOST], boards[FEWEST], boards[TRENDING]
-        if not most.exists():
-            write_boards((MOST, FEWEST, TRENDING))
-            return
-        raise_board(MOST, most, candidate, row.votes)
-        if candidate in on(fewest):
-            write_boards((FEWEST,))
-        if leaves != candidate and leaves in on(trending):
-            write_boards((TRENDING,))
-        else:
-            raise_board(TRENDING, trending, candidate, row.recent)
+    def raise_boards(won: Any, left: Any) -> None:
+        # All candidates are looked at only where one who is not on a board may take a place of it.
+        candidate, votes = won.candidate, won.votes
+        unsettled = []
+        for number in MOST, FEWEST, TRENDING:
+            board = boards[number]
+            if not board.exists():
+                write_boards((MOST, FEWEST, TRENDING))
+                return
+            places = [(board.first, board.first_votes), (board.second, board.second_votes)]
+            places.append((board.third, board.third_votes))
+            settled: list[tuple[int, int]] | None = places
+            if number == MOST:
+                settled = settle(places, (candidate, votes), most_first)
+            elif number == FEWEST:
+                settled = settle(places, (candidate, votes), fewest_first)
+            else:
+                if left is not None:
+                    settled = settle(places, (left.candidate, left.recent), most_first)
+                if settled is not None:
+                    settled = settle(settled, (candidate, won.recent), most_first)
+            if settled is None:
+                unsettled.append(number)
+            elif settled is not places:
+                write(number, settled)
+        if unsettled:
+            write_boards(unsettled)
+
+    def settle(
+        places: list[tuple[int, int]], own: tuple[int, int], rank: Callable[..., tuple[int, int]]
+    ) -> list[tuple[int, int]] | None:
+        """A board on which a candidate has other votes than before: the same one where that changes
+        nothing, and nothing where who takes the last place is to be looked for. All who are not on
+        it come behind that."""
+        last, candidate = places[2], own[0]
+        is_behind = last[0] != 0 and rank(own) > rank(last)
+        others = [place for place in places if place[0] != candidate]
+        if len(others) < 3:
+            if is_behind:
+                return None
+        elif is_behind:
+            return places
+        places = [place for place in others if place[0]]
+        places.append(own)
+        places.sort(key=rank)
+        return (places + NOBODY)[:3]
 
     @made.transaction(candidacies)
     def stand(tx: Any, e: Any) -> None:
@@ -115,14 +137,15 @@ def app(options: Mapping[str, Any]) -> App:
             total.accepted = accepted + 1
             # The last votes are a ring.
             last = recent[accepted % TREND]
-            leaves = last.candidate if last.exists() else None
-            if leaves is not None and (left := candidates[leaves]).exists():
-                left.recent -= 1
-            last.candidate = vote.candidate
-            row = candidates[vote.candidate]
-            row.votes += 1
-            row.recent += 1
-            raise_boards(row, vote.candidate, leaves)
+            won, left = candidates[vote.candidate], None
+            won.votes += 1
+            if not last.exists() or last.candidate != vote.candidate:
+                won.recent += 1
+                if last.exists() and (leaves := candidates[last.candidate]).exists():
+                    leaves.recent -= 1
+                    left = leaves
+                last.candidate = vote.candidate
+            raise_boards(won, left)
             tx.emit(counted, accepted=accepted + 1)
 
     @made.procedure(counted, emits=[removed])

@@ -152,6 +152,7 @@ impl World {
             OnNodes { script: script.clone(), executes_again: fault == Some(Fault::ExecuteAgain) };
         let sources = 1 + dice.below(4) as u32;
         let settings = Settings {
+            program: 0,
             sources,
             lease_us: 100 * MS,
             beat_us: 20 * MS,

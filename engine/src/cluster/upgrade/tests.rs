@@ -68,8 +68,8 @@ impl Site {
         let program = program(is_second);
         let starting = self.starting(&program, &settings, is_second);
         starting.agree()?;
-        let (_, manifest, _) = starting.newest()?;
-        starting.rows(&manifest)
+        let manifest = starting.newest()?.manifest;
+        starting.rows(&manifest.unwrap_or_default())
     }
 
     fn starting<'a>(
@@ -105,8 +105,15 @@ impl Site {
         starting.put("part-1-2-5-1", &Object::Part(vec![(TableId(0), key(99), None)].into()))?;
         let objects = vec!["part-1-1-5-1".into(), "part-1-2-5-1".into()];
         let (inputs, outputs) = (vec![0; 2], vec![0; 2]);
-        let manifest =
-            Manifest { generation: 1, epoch: 2, objects, inputs, outputs, ..Manifest::default() };
+        let manifest = Manifest {
+            program: 1,
+            generation: 1,
+            epoch: 2,
+            objects,
+            inputs,
+            outputs,
+            ..Manifest::default()
+        };
         starting.append(1, Record::Snapshot(manifest.into()))
     }
 }
@@ -171,4 +178,50 @@ fn what_only_the_other_version_can_execute_is_in_the_way() {
     let error = site.start(true, Upgrade::Lossless).unwrap_err().to_string();
     assert!(error.contains("1 recorded cut and 0 requests come behind"), "{error}");
     assert_eq!(site.start(false, Upgrade::Off).unwrap(), wanted(false));
+}
+
+/// What a start with a version says that is refused.
+fn refused(site: &Site, is_second: bool) -> String {
+    site.start(is_second, Upgrade::Lossless).unwrap_err().to_string()
+}
+
+#[test]
+fn the_log_knows_of_which_program_it_is() {
+    for has_snapshot in [false, true] {
+        let sim = SimEnv::new(1);
+        let site = Site::open(&sim).unwrap();
+        match has_snapshot {
+            true => site.fill().unwrap(),
+            false => drop(site.start(false, Upgrade::Off).unwrap()),
+        }
+        // Whoever has lost the directory goes on with the same version, and with that one only.
+        forget(&site.env, &site.dir).unwrap();
+        assert!(refused(&site, true).contains("of another app, or of another version"));
+        site.start(false, Upgrade::Off).unwrap();
+        site.start(true, Upgrade::Lossless).unwrap();
+        forget(&site.env, &site.dir).unwrap();
+        assert!(refused(&site, false).contains("of another app, or of another version"));
+        assert_eq!(site.start(true, Upgrade::Off).unwrap().is_empty(), !has_snapshot);
+    }
+}
+
+#[test]
+fn a_directory_and_a_log_that_are_not_of_one_cluster_are_refused() {
+    let sims = [SimEnv::new(1), SimEnv::new(2)];
+    let [first, second] = sims.each_ref().map(|sim| Site::open(sim).unwrap());
+    first.start(false, Upgrade::Off).unwrap();
+    // Nothing is in the second's log.
+    let first_s = Site {
+        env: first.env.clone(),
+        dir: first.dir.clone(),
+        log: second.log,
+        store: second.store,
+    };
+    let error = refused(&first_s, false);
+    assert!(error.contains("is that of a cluster that has begun"), "{error}");
+    let second = Site { env: second.env, dir: second.dir, log: first_s.log, store: first_s.store };
+    second.start(true, Upgrade::Off).unwrap();
+    let first = Site { env: first.env, dir: first.dir, log: second.log, store: second.store };
+    let error = refused(&first, false);
+    assert!(error.contains("is of another program than /cluster"), "{error}");
 }

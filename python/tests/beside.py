@@ -1,4 +1,8 @@
-"""Topics of a broker are made and grow, by its protocol: its own tools start a Java each time."""
+"""What is done to the servers that tests run beside.
+
+They are killed and started, and topics of the broker are made and grow, by its protocol: its own
+tools start a Java each time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import socket
 import struct
 import time
+from pathlib import Path
 
 CREATE_TOPICS, CREATE_PARTITIONS = 19, 37
 #: What is said while a broker that was started again is not yet taken back.
@@ -17,6 +22,14 @@ WAIT = 60
 def brokers() -> str:
     """Where the broker is that servers/run.py has started."""
     return os.environ["SERVERS_KAFKA"]
+
+
+def control(server: str, deed: str) -> None:
+    """Has a server killed, suspended, resumed or started again; waits until it is done."""
+    path = Path(os.environ[f"SERVERS_{server}_CONTROL"]) / deed
+    path.write_text("")
+    while path.exists():
+        time.sleep(0.01)
 
 
 def _text(text: str) -> bytes:
