@@ -60,7 +60,7 @@ proptest! {
     #[test]
     fn any_program_any_cuts(seed: u64) {
         let mut dice = Dice(seed);
-        let shape = Shape { plain: dice.chance(50), orderly: false, histories: true };
+        let shape = Shape { plain: dice.chance(50), orderly: false, histories: true, words: false };
         let program = Arc::new(random::program(&mut dice, shape));
         let sources = random::sources(&mut dice, &program, shape);
         let cuts = random::cuts(&mut dice, &sources, shape);
@@ -73,7 +73,7 @@ proptest! {
     #[test]
     fn cutting_elsewhere_changes_nothing_but_when(seed: u64) {
         let mut dice = Dice(seed);
-        let shape = Shape { plain: dice.chance(50), orderly: true, histories: true };
+        let shape = Shape { plain: dice.chance(50), orderly: true, histories: true, words: false };
         let program = Arc::new(random::program(&mut dice, shape));
         let sources = random::sources(&mut dice, &program, shape);
         let cuts = random::cuts(&mut dice, &sources, shape);
@@ -93,7 +93,7 @@ fn random_programs_take_every_path() {
     let (mut words, mut values, mut native, mut opaque) = (0, 0, 0, 0);
     for seed in 0..300 {
         let mut dice = Dice(seed);
-        let shape = Shape { plain: dice.chance(50), orderly: false, histories: true };
+        let shape = Shape { plain: dice.chance(50), orderly: false, histories: true, words: false };
         let program = Arc::new(random::program(&mut dice, shape));
         for path in Serial::new(program, 0).paths() {
             match path {

@@ -16,7 +16,12 @@ fn every_kept_epoch_can_be_asked_for() {
 /// Against the reference, which is given the first cuts only: how many epochs were compared.
 fn check(seed: u64) -> u64 {
     let mut dice = random::Dice(seed);
-    let shape = random::Shape { plain: dice.chance(50), orderly: dice.chance(50), histories: true };
+    let shape = random::Shape {
+        plain: dice.chance(50),
+        orderly: dice.chance(50),
+        histories: true,
+        words: false,
+    };
     let program = random::program(&mut dice, shape);
     let inputs = random::sources(&mut dice, &program, shape);
     let first = program.sources[0].stream;

@@ -55,7 +55,7 @@ impl Case {
         let mut dice = Dice(seed);
         // Each way of writing with each of the two.
         let (transactions, orderly) = (seed % 2 == 1, seed / 2 % 2 == 1);
-        let shape = Shape { plain: dice.chance(50), orderly, histories: true };
+        let shape = Shape { plain: dice.chance(50), orderly, histories: true, words: false };
         let program = random::program(&mut dice, shape);
         let rows = random::sources(&mut dice, &program, shape);
         let in_event_time = |source: &SourceSpec| {

@@ -19,7 +19,12 @@ fn an_upgraded_run_is_that_of_the_reference() {
 /// Whether events waited for their watermark at the upgrade.
 fn upgraded_in_the_midst(seed: u64) -> bool {
     let mut dice = random::Dice(seed);
-    let shape = random::Shape { plain: dice.chance(50), orderly: dice.chance(50), histories: true };
+    let shape = random::Shape {
+        plain: dice.chance(50),
+        orderly: dice.chance(50),
+        histories: true,
+        words: false,
+    };
     let old = random::program(&mut dice, shape);
     let inputs = random::sources(&mut dice, &old, shape);
     let (new, renames) = changed(&mut dice, &old);

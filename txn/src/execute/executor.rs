@@ -94,7 +94,8 @@ impl Executor {
         self
     }
 
-    /// Plans even what is too little to be worth it: for tests that compare executors on few events.
+    /// Plans even what is too little to be worth it, and has what adaptive chooses from in turn: for tests that
+    /// compare executors on few events.
     #[doc(hidden)]
     pub fn planning_anything(mut self) -> Executor {
         self.plans_anything = true;
@@ -203,7 +204,10 @@ impl Executor {
         let mut seen = self.chooser.look(self.serial.codes.properties(epoch));
         seen.aborts = self.aborts;
         let expected = self.chooser.expected(&seen, threads);
-        let (arm, why) = self.chooser.choose(&seen, threads);
+        let (arm, why) = match self.plans_anything {
+            true => (self.chooser.in_turn(), ASKED),
+            false => self.chooser.choose(&seen, threads),
+        };
         let strategy = match arm {
             Arm::Serial => Strategy::Serial,
             Arm::Rounds => Strategy::Rounds,

@@ -526,6 +526,14 @@ pub(crate) mod reasons {
         Abort { kind: AbortKind::Fault, reason }
     }
 
+    /// What a function says that panics.
+    pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Abort {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        let text = text.map_or_else(String::new, |text| format!(": {text}"));
+        Abort { kind: AbortKind::Raised, reason: format!("the function panicked{text}") }
+    }
+
     /// What the program's check would have refused, had it known.
     pub(crate) fn refused(error: &tidemill_core::Error) -> Abort {
         Abort { kind: AbortKind::Fault, reason: error.what.clone() }

@@ -1,6 +1,7 @@
 //! A transaction from inside, wherever its rows are held: what it emits, the triggers that it sets off, the
 //! windows that it slides. The general path and the reference both are one.
 
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
 use tidemill_core::{Row, StreamId, TableId, Value};
@@ -116,10 +117,14 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
     /// What it is beside them.
     fn inside(&mut self) -> &mut Inside<'a>;
 
-    /// Runs a function, or what stands for one, and then the triggers on rows that it has written.
+    /// Runs a function, or what stands for one, and then the triggers on rows that it has written. One that
+    /// panics aborts.
     fn function(&mut self, run: impl FnOnce(&mut Self) -> Result<(), Abort>) -> Result<(), Abort> {
         let before = std::mem::take(&mut self.inside().changed);
-        let result = run(self).and_then(|()| self.fire_changed());
+        // What it leaves behind goes with the transaction.
+        let ran = catch_unwind(AssertUnwindSafe(|| run(self)));
+        let result = ran.unwrap_or_else(|panic| Err(reasons::panicked(&*panic)));
+        let result = result.and_then(|()| self.fire_changed());
         self.inside().changed = before;
         match &self.inside().failed {
             Some(abort) => Err(abort.clone()),

@@ -245,6 +245,11 @@ impl Chooser {
         [(serial + RESERVE_NS) / threads, plan.max((plan + serial) / threads)]
     }
 
+    /// Another one than the last, whatever it costs.
+    pub fn in_turn(&self) -> Arm {
+        ARMS[self.used.iter().sum::<u64>() as usize % ARMS.len()]
+    }
+
     /// What is to be used, and why.
     pub fn choose(&self, seen: &Properties, threads: usize) -> (Arm, &'static str) {
         /// Fewer transactions are done before other threads have woken up.

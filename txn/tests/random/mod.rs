@@ -56,6 +56,9 @@ pub struct Shape {
     pub orderly: bool,
     /// Tables may keep versions.
     pub histories: bool,
+    /// Only handlers that may be executed in place, beside one another, with so many events that this is
+    /// done: for `plain` ones.
+    pub words: bool,
 }
 
 const MONEY: DataType = DataType::Decimal(2);
@@ -97,9 +100,10 @@ impl Extras {
         };
         let histories = [history(), history()];
         let ordered = [dice.chance(40), dice.chance(50)];
-        let wild = dice.chance(35);
-        let procedures = !wild && dice.chance(30);
-        Extras { histories, ordered, wild, procedures, hooks: dice.chance(30) }
+        let wild = dice.chance(35) && !shape.words;
+        let procedures = !wild && dice.chance(30) && !shape.words;
+        let hooks = dice.chance(30) && !shape.words;
+        Extras { histories, ordered, wild, procedures, hooks }
     }
 }
 
@@ -418,7 +422,7 @@ fn quietly() {
 
 pub fn program(dice: &mut Dice, shape: Shape) -> Program {
     let mut b = Builder::new("random");
-    let plain_default = dice.chance(70);
+    let plain_default = dice.chance(70) || shape.words;
     let mut a = Column::new("a", DataType::Int);
     if plain_default {
         a = a.default(Value::Int(0));
@@ -480,7 +484,7 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
         let inputs = [first, second, filtered];
         let input = *dice.pick(&inputs);
         let name = format!("h{index}");
-        let kind = dice.below(10);
+        let kind = if shape.words { 1 + dice.below(4) } else { dice.below(10) };
         match if extras.wild && dice.chance(40) { 0 } else { kind } {
             0 if !shape.plain && dice.chance(40) => {
                 let output = dice.chance(50).then_some(side);
@@ -556,11 +560,15 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                 if dice.chance(20) {
                     fed.push((b.aborted(index), 1));
                 }
+                if shape.words {
+                    // Nobody takes what a handler emits.
+                    fed.clear();
+                }
             }
         }
     }
     // A cascade: somebody takes what others give.
-    fed.push((side, 0));
+    fed.extend((!shape.words).then_some((side, 0)));
     if extras.hooks {
         let inputs = [first, second, filtered];
         hooks::add(dice, &mut b, &inputs, side, shape.plain);
@@ -822,7 +830,8 @@ pub fn sources(dice: &mut Dice, program: &Program, shape: Shape) -> Vec<Vec<Inpu
         .map(|source| {
             let schema = &program.streams[source.stream.index()].spec.schema;
             let (mut rows, mut offset, mut newest) = (Vec::new(), 0, 0);
-            for _ in 0..dice.below(60) {
+            let count = if shape.words { 100 + dice.below(400) } else { dice.below(60) };
+            for _ in 0..count {
                 // Bad rows leave gaps.
                 offset += 1 + u64::from(dice.chance(10));
                 newest += dice.below(3) as i64;
@@ -859,7 +868,8 @@ pub fn cuts(dice: &mut Dice, sources: &[Vec<InputRow>], shape: Shape) -> Vec<Cut
     let mut offsets = vec![0; sources.len()];
     for _ in 0..dice.below(8) {
         for (offset, end) in offsets.iter_mut().zip(&ends) {
-            *offset = (*offset + dice.below(25)).min(*end);
+            let most = if shape.words { 250 } else { 25 };
+            *offset = (*offset + dice.below(most)).min(*end);
         }
         let idle = ids().filter(|_| !shape.orderly && dice.chance(15)).collect();
         cuts.push(CutAt {
