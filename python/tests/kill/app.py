@@ -110,6 +110,45 @@ def build() -> tm.App:
         texts.upsert(n=e.n, text=e.text)
         return dict(n=e.n, text=e.text)
 
+    # Rounds: two procedures that commit together, with a window and triggers, on batches.
+    zero = tm.column(int, default=0)
+    sizes = app.table("sizes", key="size", size=int, notes=zero, most=zero)
+    marks = app.table("marks", key="size", size=int, changes=zero)
+    pieces = notes.map(n=tm.col("n"), size=tm.length(tm.col("text")) % 7).batches(4)
+    counted = app.stream("counted", n=int, size=int)
+    trends = app.stream("trends", size=int, rows=int)
+    recent = app.window("recent", rows=12, slide=3, group="size", size=int)
+
+    @app.procedure(pieces, emits=[counted])
+    def count(tx, pieces):
+        for piece in pieces:
+            sizes[piece.size].notes += 1
+            tx.emit(counted, n=piece.n, size=piece.size)
+
+    @app.procedure(counted, owns=[recent])
+    def trend(tx, counted):
+        for piece in counted:
+            recent.insert(size=piece.size)
+            # It undoes what the other one has done, too.
+            tx.require(piece.n % 19 != 18, "unlucky")
+
+    @app.trigger(recent)
+    def slid(tx, slide):
+        best = max(recent.groups(), key=lambda group: (group.rows, group.size))
+        tx.emit(trends, size=best.size, rows=best.rows)
+
+    @app.trigger(sizes)
+    def mark(tx, change):
+        marks[change.new.size].changes += 1
+
+    @app.transaction(trends, opaque=True, out=dict(size=int, most=int))
+    def remember(tx, e):
+        row = sizes[e.size]
+        row.most = max(row.most, e.rows)
+        return dict(size=e.size, most=row.most)
+
+    app.nested("together", count, trend)
+
     payments.read(tm.files("payments.csv"), disorder=700)
     visits.read(tm.files("visits.jsonl"))
 
@@ -119,6 +158,8 @@ def build() -> tm.App:
     pay.aborted.write(tm.files("refused.csv.gz"))
     visit.write(tm.files("visited.jsonl"))
     keep.write(tm.files("kept.jsonl.gz"))
+    remember.write(tm.files("trends.jsonl"))
+    count.aborted.write(tm.files("undone.jsonl"))
     payments.late.write(tm.files("late.parquet"))
     payments.dead.write(tm.files("dead.jsonl"))
     return app

@@ -127,6 +127,8 @@ class Life:
             "snapshot_us": dice.choice([1_000, 20_000, 100_000, 10_000_000]),
             "log_segment_bytes": dice.choice([1 << 16, 1 << 20]),
             "durable": dice.choice(["log", "log+snapshots", "log+snapshots", "log+snapshots"]),
+            # Each start follows what was recorded in either mode.
+            "recovery": dice.choice(["weak", "strong"]),
         }
 
     def run(self) -> dict[str, Any]:
