@@ -146,6 +146,9 @@ pub struct Args {
     /// Connections of clients, each of which waits for its reply before it calls again.
     #[serde(default)]
     pub connections: Option<usize>,
+    /// For so many seconds others call, at an address that is shown.
+    #[serde(default)]
+    pub serve: Option<f64>,
     /// Whether each call has a request id.
     #[serde(default)]
     pub requests: bool,
@@ -313,6 +316,7 @@ impl Args {
             ("rate", self.rate.is_some()),
             ("connections", self.connections.is_some()),
             ("requests", self.requests),
+            ("serve", self.serve.is_some()),
             ("beside", self.beside.is_some()),
             ("compare", !self.compare.is_empty()),
             ("warm-up", self.warm_up != 0),

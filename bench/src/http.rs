@@ -8,6 +8,9 @@
 //!
 //! What must hold: every reply says that the call was executed, and every balance is the one of an
 //! array in which the same amounts were added up.
+//!
+//! With `--serve` it is others who call, at the address that is shown, for so many seconds, and every one adds 1
+//! to some account; then all balances together must be as many as the calls that were executed.
 
 mod wages;
 
@@ -35,6 +38,8 @@ const CALLS: usize = 200_000;
 const CONNECTIONS: usize = 64;
 /// Threads of clients.
 const CLIENTS: usize = 2;
+/// Others are answered for so many seconds at most.
+const SERVE_MAX: f64 = 86_400.0;
 /// The share of the calls whose latency does not count: the first ones.
 const WARM_UP: f64 = 0.1;
 /// How long a client waits for the beginning of a connection, in microseconds.
@@ -113,6 +118,9 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
     if args.requests && args.program != ProgramKind::Rust {
         return Err(Error::setting("--requests: only functions take request ids")
             .help("use --program rust"));
+    }
+    if let Some(seconds) = args.serve {
+        return serve(args, &env, &program, seconds, progress);
     }
     let calls = Calls::of(args);
     let mut measured = Measured::new(calls.count(), "nothing durable");
@@ -195,6 +203,120 @@ impl Calls {
     }
 }
 
+/// Answers others for so many seconds.
+fn serve(
+    args: &Args,
+    env: &Env,
+    program: &Program,
+    seconds: f64,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Report> {
+    if !(seconds > 0.0 && seconds <= SERVE_MAX) {
+        return Err(Error::setting(format!("--serve {seconds}"))
+            .help(format!("give seconds above 0, up to {SERVE_MAX}")));
+    }
+    let connections = args.connections.unwrap_or(CONNECTIONS);
+    let app = App::start(args, env, program, connections, args.durable())?;
+    progress(&format!(
+        "POST http://{}/call/deposit {{\"account\": 0..{}, \"amount\": 1}} for {seconds} s",
+        app.gateway.address(),
+        args.keys
+    ));
+    let payer = app.payer(args, env)?;
+    let begun = env.clock.monotonic_ns();
+    env.clock.sleep_us((seconds * 1e6) as u64);
+    let took = (env.clock.monotonic_ns() - begun) as f64 / 1e9;
+    let wages = payer.map_or(Ok(0), wages::Payer::end)?;
+    let stopped = app.stop(args, wages)?;
+    let calls = stopped.committed - wages;
+    let mut measured = Measured::new(calls as usize, "nothing");
+    let sum: i64 = stopped.balances.iter().flatten().sum();
+    measured.valid = stopped.were_paid && sum == calls as i64;
+    measured.state_hash = stopped.state_hash;
+    measured.rates.push(calls as f64 / took);
+    measured.baseline_rates.push(f64::NAN);
+    measured.details.insert("client".into(), json!("others"));
+    if args.beside.is_some() {
+        measured.details.insert("beside_per_s".into(), json!(wages as f64 / took));
+    }
+    Ok(Report::of(args, measured))
+}
+
+/// The app with its gateway.
+struct App {
+    mill: Arc<Mill>,
+    gateway: Gateway,
+    /// So much is paid in beside the calls, in a second.
+    wages_per_s: Option<f64>,
+}
+
+/// What it has come to.
+struct Stopped {
+    balances: Vec<Option<i64>>,
+    committed: u64,
+    were_paid: bool,
+    state_hash: String,
+}
+
+impl App {
+    fn start(
+        args: &Args,
+        env: &Env,
+        program: &Program,
+        connections: usize,
+        durable: Durable,
+    ) -> Result<App> {
+        let data = args.sink.as_ref().map(|folder| Path::new(folder).join("data"));
+        let settings = Settings {
+            fresh: true,
+            data_dir: data.filter(|_| durable != Durable::None),
+            durable: durable.setting(),
+            http_port: Some(0),
+            http_connections_max: connections + 1,
+            ..Settings::default()
+        };
+        let plan = Plan::of(&settings, env)?.expect("a port is set");
+        let mut sources = vec![SourceDecl::pushed("deposit.calls")];
+        sources.extend(args.beside.map(|_| SourceDecl::pushed(wages::WAGES)));
+        let spec = AppSpec::new(program.clone(), sources, settings);
+        let mut wages_per_s = None;
+        if let Some(share) = args.beside {
+            let alone = Mill::start(spec.clone(), env.clone())?;
+            wages_per_s = Some(share * wages::most(env, &alone, args.keys)?);
+            alone.stop()?;
+        }
+        let mill = Arc::new(Mill::start(spec, env.clone())?);
+        let gateway = Gateway::start(plan, mill.clone(), env)?;
+        Ok(App { mill, gateway, wages_per_s })
+    }
+
+    /// Begins to pay in.
+    fn payer(&self, args: &Args, env: &Env) -> Result<Option<wages::Payer>> {
+        let pay = |per_s| wages::Payer::start(env, &self.mill, per_s, args.keys);
+        self.wages_per_s.map(pay).transpose()
+    }
+
+    fn stop(&self, args: &Args, wages: u64) -> Result<Stopped> {
+        let App { mill, gateway, .. } = self;
+        mill.drain()?;
+        gateway.drain();
+        let summary = mill.stop()?;
+        gateway.stop();
+        let table = mill.table("accounts")?;
+        let (ids, sums) = (table.ints(0).unwrap_or(&[]), table.ints(1).unwrap_or(&[]));
+        let mut balances = vec![None; args.keys];
+        for (id, balance) in ids.iter().zip(sums) {
+            // Others may call with any number.
+            if let Some(place) = balances.get_mut(*id as usize) {
+                *place = Some(*balance);
+            }
+        }
+        let were_paid = args.beside.is_none() || wages::were_paid(mill, wages, args.keys)?;
+        let (committed, state_hash) = (summary.committed, summary.state_hash);
+        Ok(Stopped { balances, committed, were_paid, state_hash })
+    }
+}
+
 struct Ended {
     seconds: f64,
     waits_ns: Vec<u64>,
@@ -211,36 +333,15 @@ fn run_once(
     calls: &Calls,
     durable: Durable,
 ) -> Result<Ended> {
-    let data = args.sink.as_ref().map(|folder| Path::new(folder).join("data"));
-    let settings = Settings {
-        fresh: true,
-        data_dir: data.filter(|_| durable != Durable::None),
-        durable: durable.setting(),
-        http_port: Some(0),
-        http_connections_max: calls.connections() + 1,
-        ..Settings::default()
-    };
-    let plan = Plan::of(&settings, env)?.expect("a port is set");
-    let mut sources = vec![SourceDecl::pushed("deposit.calls")];
-    sources.extend(args.beside.map(|_| SourceDecl::pushed(wages::WAGES)));
-    let spec = AppSpec::new(program.clone(), sources, settings);
-    let mut wages_per_s = None;
-    if let Some(share) = args.beside {
-        let alone = Mill::start(spec.clone(), env.clone())?;
-        wages_per_s = Some(share * wages::most(env, &alone, args.keys)?);
-        alone.stop()?;
-    }
-    let mill = Arc::new(Mill::start(spec, env.clone())?);
-    let gateway = Gateway::start(plan, mill.clone(), env)?;
-    let addr = Addr::Tcp(gateway.address());
+    let app = App::start(args, env, program, calls.connections(), durable)?;
+    let addr = Addr::Tcp(app.gateway.address());
     let mut clients = Vec::new();
     for rounds in &calls.clients {
         let connect = || Client::open(env, &addr);
         let connections = rounds[0].iter().map(|_| connect()).collect::<Result<Vec<Client>>>()?;
         clients.push((connections, rounds.clone()));
     }
-    let pay = |per_s| wages::Payer::start(env, &mill, per_s, args.keys);
-    let payer = wages_per_s.map(pay).transpose()?;
+    let payer = app.payer(args, env)?;
     let begun = env.clock.monotonic_ns();
     let (tell, told) = std::sync::mpsc::channel();
     let mut threads = Vec::new();
@@ -265,20 +366,12 @@ fn run_once(
         thread.join().map_err(|panic| Error::internal(format!("a client: {panic}")))?;
     }
     let wages = payer.map_or(Ok(0), wages::Payer::end)?;
-    mill.drain()?;
-    gateway.drain();
-    let summary = mill.stop()?;
-    gateway.stop();
-    let table = mill.table("accounts")?;
-    let mut balances = vec![None; args.keys];
-    for (key, balance) in table.ints(0).unwrap_or(&[]).iter().zip(table.ints(1).unwrap_or(&[])) {
-        balances[*key as usize] = Some(*balance);
-    }
-    let valid = balances == calls.balances
-        && summary.committed == calls.count() as u64 + wages
-        && (args.beside.is_none() || wages::were_paid(&mill, wages, args.keys)?);
-    let wages_per_s = wages_per_s.map(|_| wages as f64 / seconds);
-    Ok(Ended { seconds, waits_ns, valid, state_hash: summary.state_hash, wages_per_s })
+    let stopped = app.stop(args, wages)?;
+    let valid = stopped.balances == calls.balances
+        && stopped.committed == calls.count() as u64 + wages
+        && stopped.were_paid;
+    let wages_per_s = app.wages_per_s.map(|_| wages as f64 / seconds);
+    Ok(Ended { seconds, waits_ns, valid, state_hash: stopped.state_hash, wages_per_s })
 }
 
 /// Calls round by round; how long each waited.
@@ -355,6 +448,33 @@ fn wrong(text: &[u8]) -> Error {
 #[cfg(test)]
 mod tests {
     use crate::run_json;
+
+    #[test]
+    fn others_may_call() {
+        let mut address = String::new();
+        let (tell, told) = std::sync::mpsc::channel();
+        let caller = std::thread::spawn(move || {
+            let env = tidemill_env::Env::real();
+            let said: String = told.recv().unwrap();
+            let at = said.split("//").nth(1).unwrap().split('/').next().unwrap();
+            let mut client = super::Client::open(&env, &at.parse().unwrap()).unwrap();
+            let request = "POST /call/deposit HTTP/1.1\r\nHost: localhost\r\nContent-Type: \
+                           application/json\r\nContent-Length: 24\r\n\r\n{\"account\":3,\"amount\":1}";
+            for _ in 0..5 {
+                client.write(request.as_bytes()).unwrap();
+                client.read().unwrap();
+            }
+        });
+        let json = r#"{"workload":"http","program":"rust","keys":9,"serve":1.5}"#;
+        let text = run_json(json, None, Vec::new(), &mut |said| {
+            address = said.to_owned();
+            tell.send(said.to_owned()).unwrap();
+        });
+        caller.join().unwrap();
+        let report: serde_json::Value = serde_json::from_str(&text.unwrap()).unwrap();
+        assert_eq!((&report["valid"], &report["events"]), (&true.into(), &5.into()), "{report}");
+        assert!(address.ends_with("for 1.5 s"), "{address}");
+    }
 
     #[test]
     fn what_is_called_is_done_once() {

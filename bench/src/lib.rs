@@ -212,7 +212,7 @@ pub const WORKLOADS: &[Workload] = &[
     Workload {
         name: "http",
         about: "calls over HTTP, answered when they are durable",
-        options: &["beside", "connections", "requests"],
+        options: &["beside", "connections", "requests", "serve"],
         run: http::run,
     },
     Workload {

@@ -65,6 +65,7 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
         "rows a second, sent one at a time: measures latency (push and workloads of calls)",
     ),
     ("connections", int, "connections of clients, each waiting for its reply (http)"),
+    ("serve", float, "for so many seconds others call, at the address that is shown (http)"),
     ("beside", float, "the share of its own maximum at which a stream is sent beside calls (http)"),
     ("form", str, "how Python gives rows: arrow, columns or dicts (push --program python)"),
     ("durable", str, "none (default; of workloads of calls log), log or log+snapshots"),
