@@ -453,7 +453,8 @@ mod tests {
     fn others_may_call() {
         let mut address = String::new();
         let (tell, told) = std::sync::mpsc::channel();
-        let caller = std::thread::spawn(move || {
+        let threads = tidemill_env::Env::real().threads;
+        let caller = move || {
             let env = tidemill_env::Env::real();
             let said: String = told.recv().unwrap();
             let at = said.split("//").nth(1).unwrap().split('/').next().unwrap();
@@ -464,7 +465,8 @@ mod tests {
                 client.write(request.as_bytes()).unwrap();
                 client.read().unwrap();
             }
-        });
+        };
+        let caller = threads.spawn("caller", Box::new(caller)).unwrap();
         let json = r#"{"workload":"http","program":"rust","keys":9,"serve":1.5}"#;
         let text = run_json(json, None, Vec::new(), &mut |said| {
             address = said.to_owned();

@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::iterator::PySendResult;
-use pyo3::types::{PyIterator, PyList, PyNone, PyTuple};
+use pyo3::types::{PyDict, PyIterator, PyList, PyNone, PyString, PyTuple, PyType};
 use tidemill_core::Value;
 use tidemill_txn::program::{Abort, AbortKind, EventBatch, Opaque, Tx};
 use tidemill_txn::Program;
@@ -16,7 +16,7 @@ use tidemill_txn::Program;
 use crate::attached::attached;
 use crate::shapes::Shapes;
 use crate::transaction::NativeTx;
-use crate::values::to_tuple;
+use crate::values::{to_python, to_tuple};
 
 /// A Python function as an opaque function. It takes (event as a tuple, transaction) and gives
 /// None, or (kind, reason) for an abort: the package's `opaque.py` makes it of the user's.
@@ -73,6 +73,32 @@ pub fn kind(name: &str) -> AbortKind {
         "overdue" => AbortKind::Overdue,
         _ => AbortKind::Raised,
     }
+}
+
+/// The package's `Event`.
+static EVENT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+/// An event as functions are given it: its columns as attributes.
+fn event<'py>(
+    py: Python<'py>,
+    names: &[Py<PyString>],
+    values: &[Value],
+) -> PyResult<Bound<'py, PyAny>> {
+    let class = EVENT.import(py, "tidemill.opaque", "Event")?;
+    // SAFETY: the class is one of Python's own without `__new__`, so that its objects need no more than to be
+    // allocated, and have a dict; both calls give new references, or null with an exception set.
+    let (event, columns) = unsafe {
+        let event =
+            ffi::PyType_GenericNew(class.as_type_ptr(), std::ptr::null_mut(), std::ptr::null_mut());
+        let event = Bound::from_owned_ptr_or_err(py, event)?;
+        let columns = ffi::PyObject_GenericGetDict(event.as_ptr(), std::ptr::null_mut());
+        (event, Bound::from_owned_ptr_or_err(py, columns)?)
+    };
+    let columns = columns.cast_into::<PyDict>()?;
+    for (name, value) in names.iter().zip(values) {
+        columns.set_item(name, to_python(py, value)?)?;
+    }
+    Ok(event)
 }
 
 /// The package's `Running`, which is a [`NativeTx`].
@@ -167,8 +193,9 @@ impl Opaque for PyOpaque {
     fn call_batch(&self, batches: &[EventBatch], tx: &mut dyn Tx) -> Result<(), Abort> {
         self.run(tx, Some("call_batch"), |py| {
             let of = |batch: &EventBatch| {
+                let names = self.shapes.names_of(py, batch.stream.index());
                 let events: PyResult<Vec<_>> =
-                    batch.events.iter().map(|e| to_tuple(py, e)).collect();
+                    batch.events.iter().map(|e| event(py, names, e)).collect();
                 PyList::new(py, events?)
             };
             let batches: PyResult<Vec<_>> = batches.iter().map(of).collect();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyString, PyTuple};
 use tidemill_core::rules::Fault;
 use tidemill_core::{Column, Schema, TableSpec, Value};
 use tidemill_txn::program::{Abort, On};
@@ -17,6 +17,8 @@ use crate::values::stored;
 pub struct Shapes {
     pub tables: Vec<TableShape>,
     pub streams: Vec<Arc<Schema>>,
+    /// The names of their columns, once they were asked for.
+    names: Vec<OnceLock<Vec<Py<PyString>>>>,
     pub windows: Vec<Arc<Schema>>,
     /// By window: the table of its groups.
     pub groups: Vec<u16>,
@@ -61,6 +63,7 @@ impl Shapes {
         Shapes {
             tables: program.tables.iter().map(TableShape::of).collect(),
             streams: program.streams.iter().map(|s| s.spec.schema.clone()).collect(),
+            names: streams.clone().map(|_| OnceLock::new()).collect(),
             windows: program.windows.iter().map(|w| w.schema.clone()).collect(),
             groups: program.windows.iter().map(|w| w.groups.0).collect(),
             watched: streams
@@ -71,6 +74,16 @@ impl Shapes {
                 .collect(),
             functions: Vec::new(),
         }
+    }
+}
+
+impl Shapes {
+    /// The names of a stream's columns.
+    pub fn names_of(&self, py: Python<'_>, stream: usize) -> &[Py<PyString>] {
+        self.names[stream].get_or_init(|| {
+            let columns = self.streams[stream].columns.iter();
+            columns.map(|column| PyString::intern(py, &column.name).unbind()).collect()
+        })
     }
 }
 

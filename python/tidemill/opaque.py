@@ -166,7 +166,7 @@ class Tx:
                 f"handler {handler.name} was not known to emit into stream {stream.name}; say "
                 f"@app.transaction(..., emits=[{stream.name}])"
             )
-        self._running.emit(stream, {**(row or {}), **columns})
+        self._running.emit(stream, columns if row is None else {**row, **columns})
 
     def now(self) -> dt.datetime:
         """The engine's clock: that of the cut which this transaction belongs to. It is the same
@@ -297,6 +297,8 @@ class OpaqueHandler:
 
     def _call(self, running: Running, given: tuple[object, ...]) -> Any:
         result = self.function(Tx(running), *given)
+        if result is None:
+            return None
         return _native.finished(result) if isinstance(result, Coroutine) else result
 
     def emit_result(self, running: Running, result: object) -> None:
@@ -318,18 +320,11 @@ class OpaqueHandler:
 class OpaqueProcedure(OpaqueHandler):
     """A user's procedure in the form that the engine calls: a batch of events for each stream."""
 
-    def __init__(
-        self, function: Callable[..., Any], handler: Handler, app: App, deadline_us: int = 0
-    ) -> None:
-        super().__init__(function, handler, app, deadline_us)
-        self.batches = [stream.schema.names for stream in (handler.input, *handler.more)]
-
     def call_batch(
-        self, batches: tuple[list[tuple[object, ...]], ...], running: Running
+        self, batches: tuple[list[Event], ...], running: Running
     ) -> tuple[str, str] | None:
         """Runs one transaction."""
-        pairs = zip(self.batches, batches, strict=True)
-        return self._run(running, *([Event(names, e) for e in events] for names, events in pairs))
+        return self._run(running, *batches)
 
     def _events(self, result: object) -> Iterable[object]:
         return result if isinstance(result, list | tuple) else (result,)

@@ -47,11 +47,13 @@ class Table:
         self.keeps = keeps
         owner = f"table {name}"
         self.key_columns = tuple(schema.find(owner, column, at) for column in key)
+        # How many values a key has, at hand where every row is looked for.
+        self._parts = len(key)
 
     def __getitem__(self, key: object) -> Any:
         """The row with this key; for several key columns ``table[a, b]``."""
         values = key if isinstance(key, tuple) else (key,)
-        if len(values) != len(self.key):
+        if len(values) != self._parts:
             self.key_values(key)
         transaction = local.transaction or current(f"table {self.name} is read")
         return transaction.row(self, values)
@@ -124,13 +126,13 @@ class Table:
 
     def insert(self, row: Mapping[str, object] | None = None, /, **columns: object) -> Any:
         """Makes a row; the transaction aborts when it is there already."""
-        values = {**(row or {}), **columns}
+        values = columns if row is None else {**row, **columns}
         transaction = local.transaction or current(f"a row of table {self.name} is inserted")
         return transaction.insert(self, values, False)
 
     def upsert(self, row: Mapping[str, object] | None = None, /, **columns: object) -> Any:
         """Makes a row or replaces it whole; columns that are not given get their defaults."""
-        values = {**(row or {}), **columns}
+        values = columns if row is None else {**row, **columns}
         transaction = local.transaction or current(f"a row of table {self.name} is upserted")
         return transaction.insert(self, values, True)
 
