@@ -95,6 +95,8 @@ pub(crate) fn drive<M: Machine>(
             }
         }
         doors.append(appends);
+        // Calls and replies are in one lane, in their order, which nodes count on: a reply that overtook the call
+        // before it would be of another state. What a recovery reads of the served log is in the other.
         for (to, packets) in packets {
             doors.mesh.send(to, Lane::Urgent, Word::Packets(packets).bytes());
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from .kill.cluster import (
     APP,
     Clients,
     Process,
-    children,
     health,
     settings,
     validate,
@@ -67,8 +65,44 @@ def test_broker_and_store_go_away_under_a_cluster(tmp_path: Path) -> None:
             control("KAFKA", "start")
             clients.wait_for_more(100)
             wait_for("the end of the trouble", lambda: not troubles(url))
-            # What was recorded meanwhile is what a recovery finds.
-            os.kill(children(parent.pid)[0], signal.SIGKILL)
-            clients.wait_for_more(100)
         validate(clients)
         assert "waits: no broker of" in parent.errors.read_text()
+
+
+def test_the_later_of_two_coordinators_takes_over(tmp_path: Path) -> None:
+    name = f"two-{secrets.token_hex(4)}"
+    (secret := tmp_path / "secret").write_text(secrets.token_hex(32))
+    flags = ["--secret-file", str(secret), *settings(f"cluster_name={name}", "cluster_sources=2")]
+    flags += ["--log", f"kafka://{os.environ['SERVERS_KAFKA']}"]
+    flags += ["--snapshots", f"s3://{os.environ['SERVERS_S3_BUCKET']}/{name}"]
+
+    def begin(nth: int) -> Process:
+        # Each has a directory of its own, as on another machine.
+        where = ["--listen", "127.0.0.1:0", "--http", "0", "--data-dir", str(tmp_path / f"d{nth}")]
+        return Process(tmp_path / f"coordinator-{nth}", "coordinator", str(APP), *flags, *where)
+
+    def join(nth: int, coordinator: Process) -> Process:
+        at = coordinator.find(r"join at (\S+)")
+        return Process(tmp_path / f"worker-{nth}", "worker", str(APP), *flags, "--join", at)
+
+    with begin(1) as first, join(1, first) as old:
+        url = first.find(r"http +(http://\S+)")
+        with Clients(url, ACCOUNTS) as clients:
+            clients.wait_for_more()
+        with begin(2) as second, join(2, second):
+            other = second.find(r"http +(http://\S+)")
+            wait_for("the second's worker", lambda: workers_of(other))
+            # The first one finds out when it has something to do.
+            late = Clients(url, ACCOUNTS, seed=1)
+            late.next, late.done = clients.next, clients.done
+            with late:
+                assert first.process.wait(60) != 0
+            assert "the coordinator has ended" in first.errors.read_text()
+            late.url = other
+            validate(late)
+            more = Clients(other, ACCOUNTS, seed=2)
+            more.next, more.done = late.next, late.done
+            with more:
+                more.wait_for_more()
+            validate(more)
+            assert old.process.poll() != 0
