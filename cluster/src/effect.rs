@@ -82,7 +82,7 @@ pub enum Effect {
         /// The record.
         record: Record,
     },
-    /// Read what there is from an offset on, so many records at most; without a limit all of it, in one answer,
+    /// Read what there is from an offset on, about so many records and requests in them at most; without a limit all of it, in one answer,
     /// however many reads that takes.
     Read {
         /// For the answer.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
-use tidemill_function::{Call, NodeId, Owners, Path, Stored, Tid};
+use tidemill_function::{output_bytes, Call, NodeId, Owners, Path, Stored, Tid};
 use tidemill_txn::program::Abort;
 
 use crate::state::SnapshotId;
@@ -11,6 +11,10 @@ use crate::state::SnapshotId;
 /// A process, by a number that nobody else has had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(pub u32);
+
+/// What an output takes in a log beside its values, and each of its columns for its name.
+const OUTPUT_BYTES: usize = 128;
+const COLUMN_BYTES: usize = 32;
 
 /// What a client calls its request.
 pub type RequestId = Arc<[u8]>;
@@ -87,12 +91,18 @@ impl Output {
         }
     }
 
-    /// Bytes of memory beyond the output itself.
-    pub(crate) fn heap_bytes(&self) -> usize {
+    /// About how many bytes it takes in a log at most.
+    pub(crate) fn log_bytes(&self) -> usize {
         match self {
-            Output::Reply { id, outcome: Ok(value), .. } => id.len() + value.heap_bytes(),
-            Output::Reply { id, outcome: Err(abort), .. } => id.len() + abort.reason.len(),
-            Output::Event { row, .. } => row.iter().map(Value::heap_bytes).sum(),
+            Output::Reply { id, outcome: Ok(value), .. } => {
+                OUTPUT_BYTES + 8 * id.len() + output_bytes(std::slice::from_ref(value))
+            }
+            Output::Reply { id, outcome: Err(abort), .. } => {
+                OUTPUT_BYTES + 8 * (id.len() + abort.reason.len())
+            }
+            Output::Event { path, row, .. } => {
+                OUTPUT_BYTES + 16 * path.len() + COLUMN_BYTES * row.len() + output_bytes(row)
+            }
         }
     }
 }

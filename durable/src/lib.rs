@@ -51,8 +51,8 @@ pub trait Log: Send + Sync {
         }
     }
 
-    /// Reads from an offset on. With a limit: so many at most, as soon as there is one, or none after
-    /// `wait_us`. Without: all that there was when it was asked; from [`u64::MAX`] on that is nothing, and it
+    /// Reads from an offset on. With a limit: about so many at most, where many requests in one record count as
+    /// many, as soon as there is one, or none after `wait_us`. Without: all that there was when it was asked; from [`u64::MAX`] on that is nothing, and it
     /// is found where the end is. `None`: could not be read now, which takes a moment.
     ///
     /// Of cuts and outputs those that have been deleted are left out where it reads from 0 on; elsewhere what

@@ -42,6 +42,7 @@ mod node;
 mod order;
 mod program;
 mod share;
+mod size;
 mod store;
 mod versions;
 
@@ -52,4 +53,5 @@ pub use program::{
     Activation, Call, Changes, Context, Functions, Handle, RowAt, Step, Stop, Target,
 };
 pub use share::Sum;
+pub use size::output_bytes;
 pub use store::{Rows, Store, Stored};

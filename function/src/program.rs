@@ -99,6 +99,11 @@ pub trait Functions: Send + Sync {
     /// Begins a function; aborts when there is none, or when the arguments do not fit.
     fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort>;
 
+    /// Bytes that an event or a reply takes in a log, where the bound ([`crate::output_bytes`]) is not enough.
+    fn output_bytes(&self, values: &[Value]) -> usize {
+        crate::output_bytes(values)
+    }
+
     /// The rows of a call, if they are known before it runs; no row twice, and none that is written and has
     /// entries in indexes: these are not known.
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {

@@ -34,6 +34,8 @@ pub(crate) struct Sent {
     begins: bool,
     /// Whether it is looked whether it counts.
     is_judged: bool,
+    /// How large it is.
+    bytes: usize,
     /// In a lock only because the library wants what may be shared.
     then: Mutex<Then<Result<u64, Refused>>>,
 }
@@ -64,13 +66,17 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
         part.outstanding.fetch_sub(1, Ordering::Relaxed);
         if result.is_ok() {
             self.core.is_away.store(false, Ordering::Relaxed);
+            self.core.takes(sent.bytes);
         }
         let offset = match result {
             // Where a repeated send was found to be there already, the broker may not say where.
             Ok(message) => u64::try_from(message.offset()).ok(),
             Err((error, _)) => {
                 self.core.heard(error, "");
-                is_missing(error).then(|| self.core.lose(part.missing()));
+                if is_missing(error) {
+                    self.core.suspect(part, part.missing());
+                }
+                self.core.heard_size(part, sent.bytes, error);
                 None
             }
         };
@@ -196,7 +202,8 @@ impl Appends {
             let is_barred = self.core.parts[part].is_fenced() && generation < inner.barred[part];
             match &inner.running {
                 Some(running) if !is_barred && !self.core.is_over() => {
-                    let sent = Sent { part, generation, begins, is_judged, then: Mutex::new(then) };
+                    let (bytes, then) = (message.bytes(), Mutex::new(then));
+                    let sent = Sent { part, generation, begins, is_judged, bytes, then };
                     let (id, tried) = (running.id, self.send(running, sent, message));
                     inner.highest[part] = inner.highest[part].max(generation);
                     if matches!(tried, Tried::Not(_)) && self.core.parts[part].is_fenced() {
@@ -254,7 +261,9 @@ impl Appends {
             Err((error, record)) => {
                 self.core.heard(&error, "");
                 part.outstanding.fetch_sub(1, Ordering::Relaxed);
-                Tried::Not(record.delivery_opaque.then.into_inner())
+                let sent = record.delivery_opaque;
+                self.core.heard_size(part, sent.bytes, &error);
+                Tried::Not(sent.then.into_inner())
             }
         }
     }

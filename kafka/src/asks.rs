@@ -129,7 +129,7 @@ impl Asker {
             Err(error) => {
                 self.core.heard(&error, "");
                 if is_missing(&error) {
-                    self.core.lose(part.missing());
+                    self.core.suspect(part, part.missing());
                 }
                 None
             }

@@ -25,6 +25,11 @@ use crate::topics;
 
 /// So many reads and trims wait at most; further reads could not be done.
 const COMMANDS: usize = 1024;
+/// A part is not what it was when it has seemed so for so long: brokers that come back may say for a moment that it
+/// is missing, or ends earlier than it does.
+const SURE_NS: u64 = 5_000_000_000;
+/// It has to seem so again within this time.
+const SUSPECTED_NS: u64 = 60_000_000_000;
 
 /// A partition.
 pub(crate) struct Part {
@@ -38,6 +43,8 @@ pub(crate) struct Part {
     pub(crate) outstanding: AtomicU64,
     /// When the last one was.
     pub(crate) progress_ns: AtomicU64,
+    /// Since when and when last it has seemed not to be what it was.
+    suspected_ns: Mutex<Option<(u64, u64)>>,
 }
 
 impl Part {
@@ -101,6 +108,8 @@ pub(crate) struct Core {
     is_lost: AtomicBool,
     /// What was heard last of the brokers.
     heard: Mutex<String>,
+    /// The last message that was larger than brokers take: its size, and what to do.
+    too_large: Mutex<Option<(usize, String)>>,
     /// Whether no broker could be reached when one was last heard of.
     pub(crate) is_away: AtomicBool,
     waker: Sender<()>,
@@ -132,6 +141,33 @@ impl Core {
         self.wake();
     }
 
+    /// A part seems not to be what it was: the log can't be used any more when that is so for long. Until then
+    /// whoever asks is to ask again.
+    pub(crate) fn suspect(&self, part: &Part, error: Error) {
+        let now_ns = self.env.clock.monotonic_ns();
+        let mut suspected_ns = part.suspected_ns.lock();
+        let since_ns = match *suspected_ns {
+            Some((since_ns, last_ns)) if now_ns < last_ns + SUSPECTED_NS => since_ns,
+            _ => now_ns,
+        };
+        *suspected_ns = Some((since_ns, now_ns));
+        drop(suspected_ns);
+        match now_ns - since_ns > SURE_NS {
+            true => self.lose(error),
+            false => self.heard_error(&error.what),
+        }
+    }
+
+    /// A part is what it was.
+    pub(crate) fn trust(&self, part: &Part) {
+        *part.suspected_ns.lock() = None;
+    }
+
+    /// Whether some part seems not to be what it was.
+    pub(crate) fn suspects(&self) -> bool {
+        self.parts.iter().any(|part| part.suspected_ns.lock().is_some())
+    }
+
     pub(crate) fn fail(&self, producer: u64) {
         self.failed.set(producer);
         self.wake();
@@ -139,6 +175,30 @@ impl Core {
 
     pub(crate) fn has_failed(&self, producer: u64) -> bool {
         self.failed.has(producer)
+    }
+
+    /// Keeps it for people when a message was larger than is taken.
+    pub(crate) fn heard_size(&self, part: &Part, bytes: usize, error: &KafkaError) {
+        if matches!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::MessageSizeTooLarge)) {
+            let place = part.place();
+            let what = format!(
+                "a message of {bytes} bytes is larger than {place} takes: raise max.message.bytes of the topic and \
+                 message.max.bytes in cluster_log_options, or give less in cluster_message_bytes_max"
+            );
+            *self.too_large.lock() = Some((bytes, what));
+        }
+    }
+
+    /// A message of this size was taken.
+    pub(crate) fn takes(&self, bytes: usize) {
+        let mut too_large = self.too_large.lock();
+        if too_large.as_ref().is_some_and(|(refused, _)| bytes >= *refused) {
+            *too_large = None;
+        }
+    }
+
+    fn too_large(&self) -> Option<String> {
+        self.too_large.lock().as_ref().map(|(_, what)| what.clone())
     }
 
     pub(crate) fn heard(&self, error: &KafkaError, reason: &str) {
@@ -197,6 +257,7 @@ impl KafkaLog {
             lost: Mutex::default(),
             is_lost: AtomicBool::new(false),
             heard: Mutex::default(),
+            too_large: Mutex::default(),
             is_away: AtomicBool::new(false),
             waker,
         });
@@ -306,6 +367,7 @@ fn parts(settings: &KafkaSettings) -> Vec<Part> {
         judged: AtomicU64::new(0),
         outstanding: AtomicU64::new(0),
         progress_ns: AtomicU64::new(0),
+        suspected_ns: Mutex::new(None),
     };
     inputs.chain(outputs).chain(cuts).map(part).collect()
 }
@@ -376,11 +438,13 @@ impl Log for KafkaLog {
     }
 
     fn trouble(&self) -> Option<String> {
-        let is_away = self.core.is_away.load(Ordering::Relaxed);
-        is_away.then(|| match self.core.last_heard() {
-            heard if heard.is_empty() => format!("no broker of {} answers", self.settings.brokers),
-            heard => format!("no broker of {} answers: {heard}", self.settings.brokers),
-        })
+        let (is_away, heard) = (self.core.is_away.load(Ordering::Relaxed), self.core.last_heard());
+        let brokers = &self.settings.brokers;
+        match () {
+            () if is_away && heard.is_empty() => Some(format!("no broker of {brokers} answers")),
+            () if is_away => Some(format!("no broker of {brokers} answers: {heard}")),
+            () => self.core.too_large().or_else(|| self.core.suspects().then_some(heard)),
+        }
     }
 }
 

@@ -22,6 +22,14 @@ pub struct Outgoing {
     pub headers: Vec<(String, Vec<u8>)>,
 }
 
+impl Outgoing {
+    /// How large it is, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
+        self.key.as_ref().map_or(0, Vec::len) + self.value.len() + headers.sum::<usize>()
+    }
+}
+
 /// How requests and replies are written in Kafka. Called from several threads; must not panic, whatever the
 /// bytes are.
 pub trait Format: Send + Sync {

@@ -52,6 +52,8 @@ pub(crate) struct Read {
     /// Whether the cursor is there for it.
     is_placed: bool,
     records: Vec<(u64, Record)>,
+    /// How many they are, and requests in them each.
+    size: usize,
 }
 
 impl Read {
@@ -63,12 +65,20 @@ impl Read {
         then: Then<Option<Records>>,
     ) -> Read {
         let limit = limit.map(|limit| limit.max(1));
-        let (end, records) = (None, Vec::new());
-        Read { from, limit, asked_ns, wait_ns, then, end, is_placed: false, records }
+        let (end, records, size) = (None, Vec::new(), 0);
+        Read { from, limit, asked_ns, wait_ns, then, end, is_placed: false, records, size }
+    }
+
+    fn push(&mut self, offset: u64, record: Record) {
+        self.size += match &record {
+            Record::Requests(requests) => requests.len(),
+            _ => 1,
+        };
+        self.records.push((offset, record));
     }
 
     fn is_full(&self) -> bool {
-        self.limit.is_some_and(|limit| self.records.len() >= limit)
+        self.limit.is_some_and(|limit| self.size >= limit)
     }
 }
 
@@ -316,8 +326,9 @@ impl Driver {
                 let from = fence.scanned();
                 if from > high {
                     drop(fence);
-                    return self.core.lose(part.anew(from, high));
+                    return self.core.suspect(part, part.anew(from, high));
                 }
+                self.core.trust(part);
                 fence.skip(low);
                 drop(fence);
                 assign(&mut side.tail, &self.core, &self.tails, part, from.max(low), 0);
@@ -345,8 +356,10 @@ impl Driver {
             return side.answer(Some(high));
         }
         if from > high {
-            return self.core.lose(part.anew(from, high));
+            self.core.suspect(part, part.anew(from, high));
+            return side.answer(None);
         }
+        self.core.trust(part);
         // Cuts are deleted as the log is trimmed, and outputs by their age: who reads them from their beginning
         // wants what is left. Of inputs all have to be there.
         if from < low && !(from == 0 && part.is_fenced()) {
@@ -374,7 +387,7 @@ impl Driver {
         };
         if from < low && generation > 0 {
             // What has begun in the part that was deleted.
-            read.records.push((low, Record::Generation { generation }));
+            read.push(low, Record::Generation { generation });
         }
         unassign(&self.reads, part);
         assign(&mut side.read, &self.core, &self.reads, part, start, generation);
@@ -517,7 +530,7 @@ impl Cursor {
             Some(Err(error)) => {
                 core.heard(&error, "");
                 if is_missing(&error) {
-                    core.lose(part.missing());
+                    core.suspect(part, part.missing());
                 }
                 // Also where the offset is out of range: which way is seen when the ends are asked for.
                 Next::Failed
@@ -556,7 +569,7 @@ fn fill(
                 None => decode(format, part.topic, message),
             };
             match record {
-                Ok(record) => read.records.push((message.offset, record)),
+                Ok(record) => read.push(message.offset, record),
                 Err(Unread::Foreign) => {}
                 Err(Unread::Version(version)) => {
                     return Err(part.unread(

@@ -105,6 +105,7 @@ CLUSTER: Final[dict[str, object]] = {
     "cluster_form_us": int,
     "cluster_epoch_rows_max": int,
     "cluster_together": int,
+    "cluster_message_bytes_max": int,
     "cluster_snapshot_us": int,
     "cluster_snapshot_objects_max": int,
 }

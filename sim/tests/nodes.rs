@@ -114,8 +114,14 @@ fn run(seed: u64, fault: Option<Fault>) -> (bool, Expected, Expected) {
     let nodes = 1 + dice.below(4) as u16;
     let cache = dice.chance(75);
     let rounds_max = 2 + dice.below(5) as u32;
-    let settings =
-        Settings { calls_max: CALLS_MAX, depth_max: DEPTH_MAX, rounds_max, cache, seed: 0, fault };
+    let settings = Settings {
+        calls_max: CALLS_MAX,
+        depth_max: DEPTH_MAX,
+        rounds_max,
+        cache,
+        fault,
+        ..Settings::default()
+    };
     let mut net = Net::new(&script, nodes, settings);
     let mut order = Sequencing { sources: nodes.into(), base: 0 };
     let (mut epochs, mut id) = (Vec::new(), 0);

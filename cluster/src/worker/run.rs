@@ -15,8 +15,8 @@ use crate::records::{CutRecord, Form, Output, Record, Request, RequestId, Topic}
 use crate::state::State;
 use crate::Settings;
 
-/// So many bytes of outputs are together at most: with more a log might refuse them.
-const TOGETHER_BYTES: usize = 64 << 10;
+/// Outputs are together that take so many bytes at most: with more a log might refuse them.
+const TOGETHER_BYTES: usize = 128 << 10;
 /// So many calls that are not deterministic are named.
 const NAMED_MAX: usize = 100;
 
@@ -24,6 +24,8 @@ const NAMED_MAX: usize = 100;
 pub(super) struct Source {
     /// Requests that no epoch has taken yet, with the offsets of their records.
     pub requests: VecDeque<(u64, Request)>,
+    /// Behind all that an epoch has taken.
+    pub taken: u64,
     /// Behind all that has been read.
     pub upto: u64,
     pub is_asked: bool,
@@ -43,11 +45,10 @@ impl Source {
         self.pieces(had, from)
     }
 
-    /// All that no epoch has taken, from where on, for a coordinator that may have missed some of it; nothing
-    /// when there is none.
+    /// All that no epoch has taken, for a coordinator that may have missed some of it, be it that there is
+    /// nothing at an offset; `None` when there is none.
     pub fn open(&self) -> Option<(u64, Vec<Piece>)> {
-        let (from, _) = self.requests.front()?;
-        Some((*from, self.pieces(0, *from)))
+        (self.upto > self.taken).then(|| (self.taken, self.pieces(0, self.taken)))
     }
 
     /// The pieces from the `nth` request on.
@@ -73,6 +74,16 @@ impl Source {
         }
         pieces
     }
+}
+
+/// The requests of a cut.
+enum Coming {
+    /// Some have not been read yet.
+    Later,
+    /// All of them, each with its place.
+    All(Vec<(Tid, Call)>),
+    /// More than it has places for.
+    TooMany,
 }
 
 /// A generation that executes.
@@ -120,7 +131,7 @@ impl Running {
             (0..settings.sources).filter(|s| form.assignment.reader(*s, settings.sources) == node);
         let source = |source| {
             let upto = of(&manifest.inputs, source);
-            (source, Source { requests: VecDeque::new(), upto, is_asked: false })
+            (source, Source { requests: VecDeque::new(), taken: upto, upto, is_asked: false })
         };
         let inputs = own.map(source).collect();
         let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();
@@ -151,24 +162,27 @@ impl Running {
         }
     }
 
-    /// Takes the requests of a cut that come in here, each with its place; `None` while some have not come
-    /// yet.
-    fn requests(&mut self, cut: &CutRecord, sources: u32) -> Option<Vec<(Tid, Call)>> {
+    /// Takes the requests of a cut that come in here, each with its place.
+    fn requests(&mut self, cut: &CutRecord, sources: u32) -> Coming {
         let order = Sequencing { sources, base: cut.base };
         let upto = |source: u32| cut.upto[source as usize];
         if self.inputs.iter().any(|(&source, input)| input.upto < upto(source)) {
-            return None;
+            return Coming::Later;
         }
         let mut requests = Vec::new();
         for (&source, input) in &mut self.inputs {
             let count = input.requests.partition_point(|(offset, _)| *offset < upto(source));
+            if count as u64 > cut.count {
+                return Coming::TooMany;
+            }
+            input.taken = upto(source);
             for (nth, (_, Request { id, call })) in input.requests.drain(..count).enumerate() {
                 let tid = order.tid(source, nth as u64);
                 self.ids.insert(tid, id);
                 requests.push((tid, call));
             }
         }
-        Some(requests)
+        Coming::All(requests)
     }
 }
 
@@ -177,7 +191,7 @@ fn together(outputs: Vec<Output>, max: usize) -> Vec<Vec<Output>> {
     let mut records: Vec<Vec<Output>> = Vec::new();
     let mut bytes = 0;
     for output in outputs {
-        let own = output.heap_bytes();
+        let own = output.log_bytes();
         match records.last_mut().filter(|last| last.len() < max && bytes + own <= TOGETHER_BYTES) {
             Some(last) => {
                 last.push(output);
@@ -207,7 +221,17 @@ impl Worker {
         }
         let Some((cut, _)) = running.cuts.front() else { return false };
         let cut = cut.clone();
-        let Some(requests) = running.requests(&cut, sources) else { return false };
+        let requests = match running.requests(&cut, sources) {
+            Coming::All(requests) => requests,
+            Coming::Later => return false,
+            Coming::TooMany => {
+                // Others have taken the places behind, and so would two requests have one.
+                let why = "the log has more requests in a cut than were counted when it was made: either they \
+                           are read otherwise by this version, or the log has been changed";
+                effects.push(Effect::Stop { why });
+                return false;
+            }
+        };
         let mut out = Outbox::default();
         let (epoch, clock_us) = (cut.epoch, cut.clock_us);
         running.current = running.cuts.pop_front();

@@ -12,7 +12,7 @@ use tidemill_cluster::{Output, SourceProgress};
 use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, Value};
 use tidemill_durable::{CutsApart, Log};
 use tidemill_env::{Env, Lock};
-use tidemill_function::{Call, Functions as _, Target};
+use tidemill_function::{output_bytes, Call, Functions as _, Target};
 use tidemill_host::{
     hold, Answer, CoordinatorProcess, Desk, FileLog, LeftOut, Placed, Shared, Status, COORDINATOR,
 };
@@ -22,7 +22,7 @@ use tidemill_txn::program::{Abort, Program};
 
 use super::doors::{log, store};
 use super::format::Json;
-use super::settings::{shown, Cuts};
+use super::settings::{shown, Cuts, TOGETHER};
 use super::timers::Timers;
 use super::upgrade::{forget, Starting};
 use super::{cuts, fingerprint, log_of, ClusterSettings};
@@ -52,6 +52,7 @@ pub struct Cluster {
     functions: Arc<AppFunctions>,
     program: Program,
     settings: Settings,
+    message_bytes_max: usize,
     procedures: BTreeMap<String, Procedure>,
     told: Arc<Told>,
     http: OnceLock<String>,
@@ -113,9 +114,9 @@ impl Cluster {
             }
         };
         // Each event has a number that is never used again: whoever followed a coordinator that has ended is told
-        // that there are rows that it has missed. In the log that it serves each is a record.
+        // that there are rows that it has missed. In the log that it serves a record has so many at most.
         let now = || env.clock.now_us().unsigned_abs();
-        let first = served.as_ref().map_or_else(now, |own| own.begins_at());
+        let first = served.as_ref().map_or_else(now, |own| own.begins_at() * TOGETHER as u64);
         if served.is_none() {
             cuts::check(&*log, settings.sources)?;
         }
@@ -151,6 +152,7 @@ impl Cluster {
             procedures: procedures(&program),
             program,
             settings: spec.settings.clone(),
+            message_bytes_max: settings.message_bytes_max,
             told,
             http: OnceLock::new(),
             upgraded,
@@ -399,6 +401,15 @@ impl App for Cluster {
             Some(request) => self.functions.request(procedure, &row, request)?,
         };
         let partition = partition_of(self.functions.program(), &call)?;
+        let (max, values) = (self.message_bytes_max, [&call.key[..], &call.args].concat());
+        if output_bytes(&values) > max {
+            let bytes = self.functions.output_bytes(&values);
+            if bytes > max {
+                let what = format!("the call takes {bytes} bytes in the log, and may take {max}");
+                let help = "send less, or raise cluster_message_bytes_max";
+                return Err(Error::input(what).help(help));
+            }
+        }
         let may_ask_again = request.is_some();
         let (functions, of) = (self.functions.clone(), call.clone());
         let answered = move |answer| {

@@ -39,6 +39,8 @@ const REQUEST_ID_HEX: &str = "request-id-hex";
 const OTHER_VERSION: &str = "it was asked of another version of the app: ask again";
 /// So many requests may be in one message.
 const TOGETHER_MAX: usize = 1000;
+/// Bytes of what a client calls its request, at most.
+const ID_BYTES_MAX: usize = 256;
 
 /// The messages of an app.
 pub(super) struct Json {
@@ -81,31 +83,47 @@ impl Json {
         let value = value.ok_or("the message has no value")?;
         let text = std::str::from_utf8(value).map_err(|_| "the message is no text")?;
         if !text.trim_ascii_start().starts_with('[') {
-            return Ok(vec![self.read(text, id)]);
+            return Ok(vec![self.read(text, id, None)]);
         }
         let list: Vec<&RawValue> = serde_json::from_str(text).map_err(|e| e.to_string())?;
         if list.is_empty() || list.len() > TOGETHER_MAX {
-            let count = list.len();
-            return Err(format!("it is a list of {count}: give 1 to {TOGETHER_MAX} together"));
+            return Err(too_many(list.len()));
         }
-        Ok(list.into_iter().map(|one| self.read(one.get(), &[])).collect())
+        let list = list.into_iter().enumerate();
+        Ok(list.map(|(nth, one)| self.read(one.get(), &[], Some(nth))).collect())
     }
 
     /// One request; where it can't be read, one that will be refused.
-    fn read(&self, text: &str, id: &[u8]) -> Request {
+    fn read(&self, text: &str, id: &[u8], nth: Option<usize>) -> Request {
         let own = |own: Option<Cow<'_, str>>| own.map_or(id.into(), |own| own.as_bytes().into());
-        let asked: Asked<'_> = match serde_json::from_str(text) {
-            Ok(asked) => asked,
+        let (id, call): (RequestId, _) = match serde_json::from_str::<Asked<'_>>(text) {
+            Ok(asked) => (own(asked.id.clone()), self.asked(&asked)),
             Err(error) => {
                 let named = serde_json::from_str(text).ok().and_then(|named: Named<'_>| named.id);
-                return Request {
-                    id: own(named),
-                    call: self.functions.unreadable(&error.to_string()),
-                };
+                (own(named), Err(error.to_string()))
             }
         };
-        let call = self.asked(&asked).unwrap_or_else(|why| self.functions.unreadable(&why));
-        Request { id: own(asked.id), call }
+        // Of one in a list that has no id, only its reason can tell which it is.
+        let of = |why: String| match nth.filter(|_| id.is_empty()) {
+            Some(nth) => format!("element {nth} of the list: {why}"),
+            None => why,
+        };
+        let call = call.unwrap_or_else(|why| self.functions.unreadable(&of(why)));
+        self.named(Request { id, call })
+    }
+
+    /// A request whose id comes back with its reply, or one that is refused.
+    fn named(&self, request: Request) -> Request {
+        match request.id.len() {
+            0..=ID_BYTES_MAX => request,
+            bytes => {
+                let why = format!(
+                    "its request-id has {bytes} bytes, and may have {ID_BYTES_MAX}: these are the first"
+                );
+                let call = self.functions.unreadable(&why);
+                Request { id: request.id[..ID_BYTES_MAX].into(), call }
+            }
+        }
     }
 
     /// What it asks for, or why it can't be read.
@@ -134,6 +152,11 @@ impl Json {
 fn own(message: &Message<'_>) -> Option<Record> {
     let mut bytes = message.header(RECORD)?;
     take_record(&mut bytes).filter(|_| bytes.is_empty())
+}
+
+/// Why a list is refused.
+fn too_many(count: usize) -> String {
+    format!("it is a list of {count}: give 1 to {TOGETHER_MAX} together")
 }
 
 /// The id of an output.
@@ -218,7 +241,16 @@ impl Json {
 
 impl Format for Json {
     fn requests(&self, message: &Message<'_>) -> Record {
+        let id = message.header(REQUEST_ID).or(message.key).unwrap_or_default();
+        let refused = |why: &str| {
+            let call = self.functions.unreadable(why);
+            Record::Requests(vec![self.named(Request { id: RequestId::from(id), call })])
+        };
         if let Some(Record::Requests(mut requests)) = own(message) {
+            // Others can write that header, too.
+            if requests.is_empty() || requests.len() > TOGETHER_MAX {
+                return refused(&too_many(requests.len()));
+            }
             // Their handlers are numbers, which another version gives to others.
             let version = message.header(VERSION);
             if version.is_some_and(|version| version != self.version.as_bytes()) {
@@ -226,13 +258,10 @@ impl Format for Json {
                     *call = self.functions.unreadable(OTHER_VERSION);
                 }
             }
-            return Record::Requests(requests);
+            let requests = requests.into_iter().map(|request| self.named(request));
+            return Record::Requests(requests.collect());
         }
-        let id = message.header(REQUEST_ID).or(message.key).unwrap_or_default();
-        let requests = self.list(message.value, id);
-        Record::Requests(requests.unwrap_or_else(|why| {
-            vec![Request { id: RequestId::from(id), call: self.functions.unreadable(&why) }]
-        }))
+        self.list(message.value, id).map_or_else(|why| refused(&why), Record::Requests)
     }
 
     fn encode(&self, record: &Record) -> Outgoing {

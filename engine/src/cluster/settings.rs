@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::encode::hash128;
-use tidemill_core::wire::{put_bytes, put_u128, put_u32};
+use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env};
 use tidemill_host::Settings as Host;
@@ -16,7 +16,7 @@ use crate::spec::AppSpec;
 /// A machine is told the time so often in a beat.
 const TICKS: u64 = 4;
 /// So many outputs are a record of the log that the coordinator serves, at most.
-const TOGETHER: usize = 256;
+pub(super) const TOGETHER: usize = 256;
 /// Bytes of a secret, at least.
 const SECRET_BYTES_MIN: usize = 16;
 
@@ -69,6 +69,10 @@ pub struct ClusterSettings {
     pub epoch_rows_max: u64,
     /// So many replies and events of an epoch are one message of Kafka at most: with more than one, it is a list.
     pub together: usize,
+    /// A request, a reply or an event may take so many bytes in the log: a call that is larger is refused, and a
+    /// transaction of which a larger one would leave aborts. A log in Kafka, where brokers take messages of 1 MB
+    /// unless they are told otherwise, has them in two forms at once.
+    pub message_bytes_max: usize,
     /// Snapshots are so long apart at least.
     pub snapshot_us: u64,
     /// After so many objects a snapshot is a whole one.
@@ -109,6 +113,7 @@ impl Default for ClusterSettings {
             form_us: 10_000_000,
             epoch_rows_max: 250,
             together: 1,
+            message_bytes_max: 900_000,
             snapshot_us: 1_000_000,
             snapshot_objects_max: 100,
         }
@@ -153,6 +158,7 @@ impl ClusterSettings {
             ("form_us", self.form_us),
             ("snapshots_timeout_us", self.snapshots_timeout_us),
             ("together", self.together as u64),
+            ("message_bytes_max", self.message_bytes_max as u64),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, number)| *number == 0) {
             return wrong(format!("{name} is 0"), "give a positive number");
@@ -190,6 +196,7 @@ impl ClusterSettings {
                 objects_max: self.snapshot_objects_max,
                 function: tidemill_function::Settings {
                     seed: spec.program.seed,
+                    output_bytes_max: self.message_bytes_max,
                     ..tidemill_function::Settings::default()
                 },
             },
@@ -205,6 +212,8 @@ impl ClusterSettings {
         let mut bytes = Vec::new();
         put_u128(fingerprint, &mut bytes);
         put_u32(self.sources, &mut bytes);
+        // Or one would abort what another commits.
+        put_u64(self.message_bytes_max as u64, &mut bytes);
         bytes.push(self.log.is_some().into());
         // Brokers and directories may have other names on other machines.
         let bucket = self.snapshots.as_deref().filter(|at| at.contains("://"));

@@ -8,6 +8,8 @@ mod once;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tidemill_cluster::wire::put_value;
+use tidemill_connect::values;
 use tidemill_core::{
     encode, DataType, Error, Key, Result, Row, Schema, StreamId, StreamTime, TableId, TableSpec,
     Value,
@@ -57,6 +59,9 @@ const FIRING_KEPT_US: i64 = 600_000_000;
 
 /// What no function is.
 const UNREADABLE: Target = Target::Function(u32::MAX);
+
+/// So much is told of why.
+const WHY_BYTES_MAX: usize = 1000;
 
 fn request(handler: usize) -> Target {
     Target::Function(2 * handler as u32 + 1)
@@ -198,6 +203,8 @@ impl AppFunctions {
 
     /// A request that could not be read: it is refused, with the reason.
     pub fn unreadable(&self, why: &str) -> Call {
+        let end = (0..=WHY_BYTES_MAX.min(why.len())).rfind(|at| why.is_char_boundary(*at));
+        let why = &why[..end.unwrap_or(0)];
         let args = [Value::str(&format!("the request can't be read: {why}"))];
         let key = placed(&self.program.tables[0], 0, &args).into();
         Call { target: UNREADABLE, table: TableId(0), key, args: args.into() }
@@ -301,6 +308,16 @@ impl Functions for AppFunctions {
             Body::Declared(_) => Err(unknown()),
             Body::Native(_) => Err(unknown()),
         }
+    }
+
+    fn output_bytes(&self, values: &[Value]) -> usize {
+        let (mut own, mut json) = (Vec::new(), Vec::new());
+        for value in values {
+            put_value(value, &mut own);
+            values::write(value, &mut json);
+            json.push(b',');
+        }
+        own.len() + json.len()
     }
 
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {

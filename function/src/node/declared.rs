@@ -16,6 +16,7 @@ use crate::gate::{Waiter, Wish};
 use crate::message::{Body, Mode, Verdict};
 use crate::order::{Path, Tid};
 use crate::program::{Call, RowAt};
+use crate::size;
 use crate::store::{Store, Stored};
 use crate::versions::Version;
 
@@ -132,7 +133,13 @@ impl<S: Store> Node<S> {
         let epoch = running!(self);
         let part = epoch.parts.get_mut(&tid).expect("it has a part");
         let declared = part.declared.as_ref().expect("it is declared");
-        let result = self.program.run_declared(&declared.call, told);
+        let max = self.settings.output_bytes_max;
+        let result = self.program.run_declared(&declared.call, told).and_then(|changes| {
+            let fits = |what, values: &[Value]| size::fits(&*self.program, what, values, max);
+            fits("the reply", changes.value.as_slice())?;
+            changes.events.iter().try_for_each(|(_, row)| fits("an event", row))?;
+            Ok(changes)
+        });
         let is_first = declared.owners.first().is_none_or(|first| *first == self.me);
         let mut verdict = Verdict::Abort;
         let (mut value, mut failure) = (None, None);

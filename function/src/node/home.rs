@@ -10,6 +10,7 @@ use crate::message::{Body, Mode, Verdict};
 use crate::order::{Path, Tid};
 use crate::program::{Call, RowAt};
 use crate::share::{self, Sum};
+use crate::size;
 use crate::store::Store;
 
 /// A transaction that came in here.
@@ -58,7 +59,7 @@ impl Home {
     /// What it came to, for whoever has asked.
     fn outcome(&self) -> Result<Value, Abort> {
         match &self.failure {
-            Some((_, abort)) => Err(abort.clone()),
+            Some((_, abort)) => Err(size::told(abort.clone())),
             None => Ok(self.value.clone().unwrap_or(Value::Null)),
         }
     }

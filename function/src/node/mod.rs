@@ -104,6 +104,8 @@ pub struct Settings {
     pub cache: bool,
     /// What random numbers are made of, beside places.
     pub seed: u64,
+    /// An event, or the reply to a request, may take so many bytes in a log ([`crate::output_bytes`]).
+    pub output_bytes_max: usize,
     /// A mistake to make, so that tests can see that they would find it.
     #[doc(hidden)]
     pub fault: Option<Fault>,
@@ -117,6 +119,7 @@ impl Default for Settings {
             rounds_max: 6,
             cache: true,
             seed: 0,
+            output_bytes_max: 900_000,
             fault: None,
         }
     }

@@ -15,6 +15,7 @@ use crate::message::{Body, Mode};
 use crate::order::{Path, Tid};
 use crate::program::{Activation, Call, Context, Functions, Handle, Step, Stop, Target};
 use crate::share;
+use crate::size;
 use crate::store::{Store, Stored};
 use crate::versions::{Version, Versions};
 
@@ -239,7 +240,7 @@ impl<S: Store> Turn<'_, S> {
                 Err(abort) => (None, Err(Stop::Abort(abort))),
             };
             match step {
-                Ok(Step::Done(value)) => return Some(Outcome::Returned(value)),
+                Ok(Step::Done(value)) => return Some(self.returned(value)),
                 Err(Stop::Abort(abort)) => return Some(Outcome::Failed(self.here(), abort)),
                 Ok(Step::Wait(handles)) => {
                     let waits: Vec<u32> = handles.iter().map(|handle| handle.0).collect();
@@ -265,6 +266,15 @@ impl<S: Store> Turn<'_, S> {
                 return None;
             }
             self.invocation.activation = activation;
+        }
+    }
+
+    /// What it returns; to a request no more than a log takes.
+    fn returned(&self, value: Value) -> Outcome {
+        let (reply, max) = (std::slice::from_ref(&value), self.settings.output_bytes_max);
+        match self.path.is_empty().then(|| size::fits(self.functions, "the reply", reply, max)) {
+            Some(Err(abort)) => Outcome::Failed(self.here(), abort),
+            _ => Outcome::Returned(value),
         }
     }
 
@@ -650,6 +660,7 @@ impl<S: Store> Context for Turn<'_, S> {
 
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Stop> {
         let row = self.functions.program().stored_output(stream, row)?;
+        size::fits(self.functions, "an event", &row, self.settings.output_bytes_max)?;
         let (_, ordinal) = self.access()?;
         self.invocation.emits.push((ordinal, stream, row.into()));
         Ok(())

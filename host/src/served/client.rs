@@ -6,11 +6,13 @@ use std::sync::{Arc, Weak};
 
 use foldhash::fast::FixedState;
 use parking_lot::Mutex;
-use tidemill_cluster::wire::{put_record, take_record};
+use tidemill_cluster::wire::put_record;
 use tidemill_cluster::{Record, Records, Refused, Topic};
+use tidemill_core::Error;
 use tidemill_durable::{Log, Then, ThenEach};
 use tidemill_mesh::{Lane, Mesh};
 
+use super::files::record_of;
 use super::lost::Lost;
 use crate::word::Word;
 use crate::COORDINATOR;
@@ -22,6 +24,8 @@ const APPEND_BYTES: usize = 1 << 20;
 pub(crate) struct RemoteLog {
     mesh: Weak<Mesh>,
     calls: Mutex<Calls>,
+    /// What was read that is no record.
+    failed: Mutex<Option<Error>>,
 }
 
 #[derive(Default)]
@@ -51,7 +55,7 @@ struct Reading {
 
 impl RemoteLog {
     pub fn new(mesh: Weak<Mesh>) -> RemoteLog {
-        RemoteLog { mesh, calls: Mutex::default() }
+        RemoteLog { mesh, calls: Mutex::default(), failed: Mutex::default() }
     }
 
     fn call(&self, open: Open, word: impl FnOnce(u64) -> Word) {
@@ -117,8 +121,15 @@ impl RemoteLog {
     }
 
     fn found(&self, mut reading: Reading, records: Vec<super::Raw>, upto: u64, is_all: bool) {
-        let record = |(offset, bytes): super::Raw| Some((offset, take_record(&mut &bytes[..])?));
-        reading.records.extend(records.into_iter().filter_map(record));
+        for raw in records {
+            match record_of(reading.topic, raw) {
+                Ok(record) => reading.records.push(record),
+                Err(error) => {
+                    self.failed.lock().get_or_insert(error);
+                    return (reading.then)(None);
+                }
+            }
+        }
         if is_all || !reading.is_whole {
             let records = Records { records: reading.records, upto };
             return (reading.then)(Some(records));
@@ -183,6 +194,10 @@ impl Log for RemoteLog {
 
     /// Who serves it trims it.
     fn trim(&self, _: Topic, _: u64) {}
+
+    fn failed(&self) -> Option<Error> {
+        self.failed.lock().clone()
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! | kind | what |
 //! | --- | --- |
 //! | 0 | where topics are at a trim: count (u32), and for each topic its tag (u8, u32), the next offset (u64) and the generation (u64) |
-//! | 1 | a record: its topic, its offset (u64), the generation of whoever has appended it (u64), its bytes (`tidemill_cluster::wire`) |
+//! | 64 + v | a record in version v of `tidemill_cluster::wire`: its topic, its offset (u64), the generation of whoever has appended it (u64), its bytes (`tidemill_cluster::wire`) |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{unbounded, Receiver, RecvTimeoutError, Sender};
 use parking_lot::Mutex;
-use tidemill_cluster::wire::{put_record, take_record};
+use tidemill_cluster::wire::{put_record, take_record, VERSION};
 use tidemill_cluster::{Record, Records, Refused, Topic};
 use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64};
 use tidemill_core::{Error, Result};
@@ -37,7 +37,11 @@ const HOLD_WAIT_NS: u64 = 2_000_000_000;
 const HOLD_AGAIN_US: u64 = 10_000;
 
 const BASES: u8 = 0;
-const RECORD: u8 = 1;
+/// The kind of a record: with it the log says which version has written it.
+const RECORD: u8 = RECORDS + VERSION as u8;
+const RECORDS: u8 = 64;
+/// What they were before kinds told versions.
+const RECORD_FIRST: u8 = 1;
 
 /// How large things are; tests have smaller ones.
 #[derive(Clone, Copy)]
@@ -206,6 +210,11 @@ impl FileLog {
 }
 
 impl Shared {
+    /// Nothing can be appended or read any more; what was said first stays.
+    fn fail(&self, error: Error) {
+        self.failed.lock().get_or_insert(error);
+    }
+
     /// Whether there is room for an append.
     fn takes(&self, topic: Topic, generation: u64, bytes: usize, max: usize) -> bool {
         let mut waiting = self.waiting.lock();
@@ -247,10 +256,13 @@ impl Log for FileLog {
         wait_us: u64,
         then: Then<Option<Records>>,
     ) {
+        let shared = self.shared.clone();
         let told = move |found: Option<Found>| {
-            then(found.map(|Found { records, upto }| {
-                let record = |(offset, bytes): Raw| Some((offset, take_record(&mut &bytes[..])?));
-                Records { records: records.into_iter().filter_map(record).collect(), upto }
+            then(found.and_then(|Found { records, upto }| {
+                let records: Result<Vec<_>> =
+                    records.into_iter().map(|raw| record_of(topic, raw)).collect();
+                let kept = records.map_err(|error| shared.fail(error)).ok();
+                kept.map(|records| Records { records, upto })
             }));
         };
         self.read_raw(topic, from, limit, wait_us, Box::new(told));
@@ -371,14 +383,26 @@ impl Files {
         held: Box<dyn Lock>,
         sizes: Sizes,
     ) -> Result<Files> {
+        let place = dir.display().to_string();
         let spec = LogSpec { dir, kind: LogKind::Cuts, app, segment_bytes: sizes.segment };
         let log = tidemill_log::Log::open(env.disk.clone(), spec, 0)?;
         let mut topics = Topics::default();
         for record in log.read(log.first())? {
             let record = record?;
-            topics.found(record.number, record.kind, &record.bytes).ok_or_else(|| {
-                let what = format!("record {} of the log is none of a cluster's", record.number);
-                Error::input(what).help("restore the directory from a backup")
+            let is_other = matches!(record.kind, RECORD_FIRST | RECORDS..) && record.kind != RECORD;
+            topics.found(record.number, record.kind, &record.bytes).ok_or_else(|| match is_other {
+                true => {
+                    let what = format!("the log in {place} was written by another version of Tidemill");
+                    Error::input(what).help(
+                        "start the version that has written it, or give another directory to begin anew \
+                         (--data-dir)",
+                    )
+                }
+                false => {
+                    let number = record.number;
+                    let what = format!("record {number} of the log is none of a cluster's");
+                    Error::input(what).help("restore the directory from a backup")
+                }
             })?;
         }
         let (env, parked) = (env.clone(), Vec::new());
@@ -470,7 +494,7 @@ impl Files {
         result
             .map_err(|error| {
                 let error = self.failed.get_or_insert(error);
-                shared.failed.lock().get_or_insert_with(|| error.clone());
+                shared.fail(error.clone());
             })
             .ok()
     }
@@ -543,6 +567,19 @@ impl Files {
         let needed = firsts.map(|(number, _)| *number).min();
         let needed = needed.filter(|_| !spoils!(self, TrimAll)).unwrap_or(number);
         self.log.trim(needed.min(number)).map(drop)
+    }
+}
+
+/// The record that was read.
+///
+/// # Errors
+/// When these are no bytes of one: something is wrong with the log, or with this program.
+pub(super) fn record_of(topic: Topic, (offset, bytes): Raw) -> Result<(u64, Record)> {
+    let mut input = &bytes[..];
+    match take_record(&mut input).filter(|_| input.is_empty()) {
+        Some(record) => Ok((offset, record)),
+        None => Err(Error::input(format!("the record at {offset} of {topic:?} can't be read"))
+            .help("restore the coordinator's directory from a backup")),
     }
 }
 

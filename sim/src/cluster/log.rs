@@ -52,13 +52,20 @@ impl Log {
         Ok(partition.records.len() as u64 - 1)
     }
 
+    /// An offset at which there is nothing to read.
+    pub fn gap(&mut self, topic: Topic) {
+        self.topics.entry(topic).or_default().records.push(Record::Requests(Vec::new()));
+    }
+
     pub fn read(&self, topic: Topic, from: u64, limit: Option<usize>) -> Records {
         let first = self.topics.get(&topic).map_or(0, |partition| partition.first);
         let from = from.max(first);
         let there = self.records(topic).get(from as usize..).unwrap_or_default();
         let there = &there[..there.len().min(limit.unwrap_or(usize::MAX))];
         let upto = from + there.len() as u64;
-        Records { records: (from..).zip(there.iter().cloned()).collect(), upto }
+        let is_gap = |record: &Record| matches!(record, Record::Requests(some) if some.is_empty());
+        let records = (from..).zip(there.iter().cloned()).filter(|(_, record)| !is_gap(record));
+        Records { records: records.collect(), upto }
     }
 
     pub fn trim(&mut self, topic: Topic, below: u64) {

@@ -169,6 +169,7 @@ impl World {
                 cache: dice.chance(75),
                 seed,
                 fault,
+                ..tidemill_function::Settings::default()
             },
         };
         let weather = match dice.below(7) {
@@ -437,6 +438,9 @@ impl World {
                     let request =
                         |(id, call): (i64, Call)| Request { id: id.to_be_bytes().into(), call };
                     let record = Record::Requests(requests.into_iter().map(request).collect());
+                    if self.dice.chance(20) {
+                        self.log.gap(Topic::Input(source));
+                    }
                     self.log.append(Topic::Input(source), 0, record).expect("inputs have no fence");
                 }
                 let is_unsure = is_lost || self.dice.chance(5);

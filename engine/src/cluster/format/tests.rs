@@ -85,6 +85,49 @@ fn of_a_list_only_what_cannot_be_read_is_refused() {
     let refused: Vec<bool> = found.iter().map(|(_, why)| why.is_some()).collect();
     assert_eq!(refused, [false, true, true, true, true, false]);
     assert!(found[1].1.as_ref().unwrap().contains("column 'id'"), "{found:?}");
+    // Who has no id is told which it was.
+    assert!(found[4].1.as_ref().unwrap().contains("element 4 of the list"), "{found:?}");
+    assert!(!found[3].1.as_ref().unwrap().contains("element"), "{found:?}");
+}
+
+#[test]
+fn what_would_come_back_too_large_is_cut() {
+    let long = "x".repeat(ID_BYTES_MAX + 1);
+    let one = r#"{"event": "opened", "row": {"id": 1}}"#;
+    let named = format!(r#"{{"request-id": "{long}", "event": "opened", "row": {{"id": 1}}}}"#);
+    for found in [of(one, &[("request-id", long.as_bytes())]), of(&named, &[])] {
+        let [(id, Some(why))] = &found[..] else { panic!("{found:?}") };
+        assert!(
+            id.len() == ID_BYTES_MAX && why.contains("has 257 bytes, and may have 256"),
+            "{why}"
+        );
+    }
+    assert_eq!(of(one, &[("request-id", &long.as_bytes()[1..])])[0].1, None);
+    // Whatever is wrong with it, the reason is short.
+    let wrong = [
+        format!(r#"{{"call": "{long}", "args": {{}}}}"#),
+        format!(r#"{{"{long}": 1}}"#),
+        format!(r#"{{"event": "opened", "row": {{"{long}": 1}}}}"#),
+    ];
+    for value in wrong.map(|value| value.replace(&long, &"ä".repeat(100_000))) {
+        let found = of(&value, &[]);
+        assert!(found[0].1.as_ref().unwrap().len() < 1100, "{found:?}");
+    }
+}
+
+#[test]
+fn own_records_hold_as_many_as_lists() {
+    let format = format();
+    let call = format.functions.only_event("opened", &[Value::Int(1)]).unwrap();
+    for (count, is_refused) in [(0, true), (1, false), (1000, false), (1001, true)] {
+        let request = Request { id: (*b"a").into(), call: call.clone() };
+        let Outgoing { value, headers, .. } =
+            format.encode(&Record::Requests(vec![request; count]));
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let found = taken(format.requests(&message(&value, &headers)));
+        assert_eq!(found.len(), if is_refused { 1 } else { count });
+        assert_eq!(found[0].1.is_some(), is_refused, "{:?}", found[0]);
+    }
 }
 
 #[test]
@@ -168,7 +211,40 @@ fn requests_for_another_version_are_refused() {
     assert_eq!(taken(found), [("a".into(), None), ("a".into(), None)]);
 }
 
+fn value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::Bool),
+        any::<i64>().prop_map(Value::Int),
+        any::<f64>().prop_map(Value::Float),
+        any::<i64>().prop_map(Value::Timestamp),
+        (any::<i64>(), 0u8..18).prop_map(|(units, scale)| Value::Decimal(units, scale)),
+        ".{0,40}".prop_map(|text| Value::str(&text)),
+        prop::collection::vec(0u8..0x30, 0..20)
+            .prop_map(|bytes| Value::str(&String::from_utf8(bytes).unwrap())),
+        prop::collection::vec(any::<u8>(), 0..20).prop_map(|bytes| Value::Bytes(bytes.into())),
+        prop::collection::vec(any::<u8>(), 0..20).prop_map(|bytes| Value::Any(bytes.into())),
+    ];
+    leaf.prop_recursive(3, 20, 4, |inner| {
+        prop::collection::vec(inner, 0..4).prop_map(|items| Value::List(items.into()))
+    })
+}
+
 proptest! {
+    /// What is looked at first is a bound, and what is looked at then is what a message has.
+    #[test]
+    fn a_message_is_no_larger_than_what_is_counted(value in value()) {
+        use tidemill_function::{output_bytes, Functions as _};
+        let format = format();
+        let one = std::slice::from_ref(&value);
+        let counted = format.functions.output_bytes(one);
+        prop_assert!(counted <= output_bytes(one), "{counted} of {value:?}");
+        let reply = Output::Reply { tid: Tid(4), id: (*b"a").into(), outcome: Ok(value.clone()) };
+        let Outgoing { value, headers, .. } = format.encode(&Record::Outputs(vec![reply]));
+        let bytes = value.len() + headers.iter().map(|(_, value)| value.len()).sum::<usize>();
+        prop_assert!(bytes <= counted + 200, "{bytes}, not {counted}");
+    }
+
     /// Whatever is in a message, it is a request at least.
     #[test]
     fn bytes_of_any_kind_are_requests(

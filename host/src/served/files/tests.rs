@@ -415,3 +415,47 @@ fn nothing_is_taken_behind_what_there_was_no_room_for() {
     assert!(!takes(Topic::Input(0), 0, 60));
     assert!(takes(Topic::Input(0), 0, 1), "requests do not wait for each other");
 }
+
+/// A log of one record of this kind.
+fn written(sim: &SimEnv, kind: u8) {
+    let spec =
+        LogSpec { dir: DIR.into(), kind: LogKind::Cuts, app: 7, segment_bytes: SIZES.segment };
+    let mut log = tidemill_log::Log::open(sim.env().disk, spec, 0).unwrap();
+    let mut record = Vec::new();
+    put_topic(Topic::Input(0), &mut record);
+    put_u64(0, &mut record);
+    put_u64(0, &mut record);
+    record.push(77);
+    log.append(kind, &record).unwrap();
+    log.commit().unwrap();
+}
+
+#[test]
+fn what_another_version_has_written_is_refused() {
+    for kind in [RECORD_FIRST, RECORD - 1, RECORD + 1, 2, 63] {
+        let sim = SimEnv::new(kind.into());
+        written(&sim, kind);
+        let error = open(&sim.env(), None).err().expect("it is refused").to_string();
+        let is_version = !(2..64).contains(&kind);
+        let wanted = if is_version { "another version of Tidemill" } else { "none of a cluster's" };
+        assert!(error.contains(wanted), "{kind}: {error}");
+    }
+}
+
+/// What can't be read is no gap: whoever goes on without it loses it.
+#[test]
+fn a_record_that_cannot_be_read_ends_the_process() {
+    let sim = SimEnv::new(1);
+    written(&sim, RECORD);
+    let env = sim.env();
+    let log = FileLog::open(&env, DIR.into(), 7, hold(&env, Path::new(DIR)).unwrap()).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let then = Box::new(move |found: Option<Records>| tell.send(found.is_some()).unwrap());
+    log.read(Topic::Input(0), 0, None, 0, then);
+    assert!(!told.recv().unwrap());
+    assert!(log
+        .failed()
+        .unwrap()
+        .to_string()
+        .contains("the record at 0 of Input(0) can't be read"));
+}

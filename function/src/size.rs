@@ -1,0 +1,93 @@
+//! How large what leaves is in a log.
+//!
+//! A log takes messages up to some size. One that is larger could never leave, and with it nothing behind it: so a
+//! transaction whose event or reply would be aborts, on every node alike, which is why its size goes by the values
+//! alone, and not by what a log makes of them.
+
+use tidemill_core::Value;
+use tidemill_txn::program::Abort;
+
+use crate::program::Functions;
+
+/// What any value takes: its tag, its length, a number or a time in digits, a comma.
+const FIXED: usize = 48;
+/// So many bytes of a reason are told.
+const REASON_BYTES_MAX: usize = 4096;
+
+/// A bound that is found soon: at most so many bytes are these values in Tidemill's bytes and as JSON together, but
+/// for the names of columns.
+pub fn output_bytes(values: &[Value]) -> usize {
+    values.iter().map(bytes).sum()
+}
+
+fn bytes(value: &Value) -> usize {
+    FIXED
+        + match value {
+            Value::Str(text) => text.len() + text.bytes().map(escaped).sum::<usize>(),
+            // Two digits each.
+            Value::Bytes(bytes) => 3 * bytes.len(),
+            // What is one byte may be a word there.
+            Value::Any(bytes) => 8 * bytes.len(),
+            Value::List(items) => output_bytes(items),
+            Value::Null
+            | Value::Bool(_)
+            | Value::Int(_)
+            | Value::Float(_)
+            | Value::Timestamp(_)
+            | Value::Decimal(..) => 0,
+        }
+}
+
+/// Bytes of a byte of a text.
+fn escaped(byte: u8) -> usize {
+    match byte {
+        0..=0x1f | 0x7f => 6,
+        b'"' | b'\\' => 2,
+        _ => 1,
+    }
+}
+
+/// Refuses what is too large to leave.
+pub(crate) fn fits(
+    functions: &dyn Functions,
+    what: &str,
+    values: &[Value],
+    max: usize,
+) -> Result<(), Abort> {
+    let bytes = output_bytes(values);
+    match if bytes > max { functions.output_bytes(values) } else { bytes } {
+        bytes if bytes > max => Err(Abort::refused(format!(
+            "{what} takes {bytes} bytes in the log, and may take {max} (cluster_message_bytes_max)"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What is told of a reason: it may have in it what a client has sent.
+pub(crate) fn told(mut abort: Abort) -> Abort {
+    if abort.reason.len() > REASON_BYTES_MAX {
+        let mut end = REASON_BYTES_MAX;
+        while !abort.reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        abort.reason.truncate(end);
+        abort.reason.push_str(" ...");
+    }
+    abort
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_reasons_are_cut_between_characters() {
+        for text in ["x".repeat(5000), "ä".repeat(5000), format!("x{}", "ä".repeat(5000))] {
+            let cut = told(Abort::refused(text.clone()));
+            let start = cut.reason.strip_suffix(" ...").unwrap();
+            assert!(text.starts_with(start) && (4095..=4096).contains(&start.len()));
+        }
+        let short = Abort::refused("no");
+        assert_eq!(told(short.clone()), short);
+    }
+}

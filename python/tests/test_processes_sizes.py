@@ -1,0 +1,102 @@
+"""What leaves an app on several processes: how large it may be, and how it is numbered."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+import tidemill as tm
+
+from .kill.cluster import Process, settings
+
+APP = """
+import tidemill as tm
+
+app = tm.App("sizes")
+letter = app.entity("letter", key="id", id=int, sent=tm.column(int, default=0))
+sent = app.stream("sent", id=int, text=str)
+
+
+@letter.function(creates=True)
+async def send(self, ctx, length: int, times: int) -> int:
+    self.sent += 1
+    for _ in range(times):
+        ctx.emit(sent, id=self.id, text="x" * length)
+    return self.sent
+
+
+@letter.function(creates=True)
+async def reply(self, ctx, text: str, times: int) -> str:
+    self.sent += 1
+    return text * times
+
+
+@letter.function(creates=True)
+async def refuse(self, ctx, length: int) -> None:
+    self.sent += 1
+    raise tm.Abort("no" * length)
+"""
+
+
+def start(folder: Path, name: str, *more: str) -> Process:
+    (app := folder / "sizes.py").write_text(APP)
+    flags = ["--processes", "1", "--data-dir", str(folder / "data"), *settings(*more)]
+    return Process(folder / name, "run", str(app), "--http", "0", *flags)
+
+
+def url_of(process: Process) -> str:
+    return process.find(r"http +(http://\S+)")
+
+
+def rows_of(client: tm.Client, count: int, after: int = -1) -> list[int]:
+    """The numbers of so many events."""
+    rows: list[int] = []
+    for event in client.subscribe("sent", after=after):
+        rows.append(event.row)
+        if len(rows) == count:
+            break
+    return rows
+
+
+def test_what_is_too_large_aborts_its_transaction(tmp_path: Path) -> None:
+    with start(tmp_path, "first", "cluster_message_bytes_max=10000") as parent:
+        with tm.Client(url_of(parent), retries=100) as client:
+
+            def call(function: str, **arguments: object) -> object:
+                return client.call(f"letter.{function}", id=1, **arguments)
+
+            assert call("send", length=1000, times=3) == 1
+            for function, arguments in (
+                ("send", dict(length=6000, times=1)),
+                ("reply", dict(text="x" * 600, times=10)),
+            ):
+                with pytest.raises(tm.Abort, match="bytes in the log, and may take 10000"):
+                    call(function, **arguments)
+            # Of a reason only the beginning is told.
+            with pytest.raises(tm.Abort, match="(no){2048} ...") as refused:
+                call("refuse", length=100_000)
+            assert len(str(refused.value)) < 5000
+            with pytest.raises(tm.InputError, match="the call takes .* may take 10000"):
+                call("reply", text="x" * 20_000, times=1)
+            # None of them has left anything.
+            assert call("send", length=0, times=0) == 2
+            assert call("reply", text="x", times=4000) == "x" * 4000
+
+
+def test_a_coordinator_that_starts_again_uses_no_number_twice(tmp_path: Path) -> None:
+    count, last = 400, -1
+    for name in ("first", "second", "third"):
+        with start(tmp_path, name) as parent, tm.Client(url_of(parent), retries=100) as client:
+            client.call("letter.send", id=1, length=1, times=count)
+            after = last
+            if name != "first":
+                with pytest.raises(tm.GoneError) as gone:
+                    rows_of(client, 1, after=last)
+                after = gone.value.first - 1
+                assert after > last
+            rows = rows_of(client, count, after=after)
+            assert rows == list(range(rows[0], rows[0] + count))
+            last = rows[-1]
+            parent.send(signal.SIGKILL)
