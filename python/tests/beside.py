@@ -12,7 +12,7 @@ import struct
 import time
 from pathlib import Path
 
-CREATE_TOPICS, CREATE_PARTITIONS = 19, 37
+CREATE_TOPICS, ALTER_CONFIGS, CREATE_PARTITIONS = 19, 33, 37
 #: What is said while a broker that was started again is not yet taken back.
 NOBODY = 38
 #: How long an answer may take, in seconds.
@@ -55,16 +55,30 @@ def _ask(api: int, version: int, name: str, body: bytes) -> None:
 
 
 def _try(api: int, version: int, name: str, body: bytes) -> int:
-    host, port = brokers().rsplit(":", 1)
     # One topic; at the end the time it may take, and that it is not only tried.
-    request = struct.pack(">hhi", api, version, 1) + _text("tests") + struct.pack(">i", 1)
-    request += _text(name) + body + struct.pack(">i?", WAIT * 1000, False)
+    request = struct.pack(">i", 1) + _text(name) + body + struct.pack(">i?", WAIT * 1000, False)
+    answer = _answer(api, version, request)
+    # Behind the topic's name.
+    (length,) = struct.unpack_from(">h", answer)
+    return int(struct.unpack_from(">h", answer, 2 + length)[0])
+
+
+def _answer(api: int, version: int, body: bytes) -> bytes:
+    """What the broker says, behind the request's number, the time that it was held back, and that
+    it is one answer."""
+    host, port = brokers().rsplit(":", 1)
+    request = struct.pack(">hhi", api, version, 1) + _text("tests") + body
     with socket.create_connection((host, int(port)), timeout=WAIT) as peer:
         peer.sendall(struct.pack(">i", len(request)) + request)
-        answer = _receive(peer, struct.unpack(">i", _receive(peer, 4))[0])
-    # Behind the request's number, the time that it was held back, and the count of topics.
-    length = struct.unpack_from(">h", answer, 12)[0]
-    return int(struct.unpack_from(">h", answer, 14 + length)[0])
+        return _receive(peer, struct.unpack(">i", _receive(peer, 4))[0])[12:]
+
+
+def configure(name: str, key: str, value: str) -> None:
+    """Has a topic have this property, and no other one."""
+    topic = struct.pack(">ib", 1, 2) + _text(name) + struct.pack(">i", 1)
+    body = topic + _text(key) + _text(value) + struct.pack(">?", False)
+    (error,) = struct.unpack_from(">h", _answer(ALTER_CONFIGS, 1, body))
+    assert error == 0, f"topic {name}: the broker says error {error}"
 
 
 def create(name: str, partitions: int) -> None:

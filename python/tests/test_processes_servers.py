@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from .beside import control
+import tidemill as tm
+
+from .beside import configure, control
 from .kill.cluster import (
     APP,
     Clients,
@@ -19,6 +21,8 @@ from .kill.cluster import (
     wait_for,
     workers_of,
 )
+
+from .test_processes_sizes import start, url_of
 
 pytestmark = pytest.mark.servers
 
@@ -106,3 +110,30 @@ def test_the_later_of_two_coordinators_takes_over(tmp_path: Path) -> None:
                 more.wait_for_more()
             validate(more)
             assert old.process.poll() != 0
+
+
+def test_a_message_that_is_larger_than_brokers_take_is_named(tmp_path: Path) -> None:
+    """Settings that do not fit each other: what waits for them leaves when they are mended."""
+    name = f"large-{secrets.token_hex(4)}"
+    more = (f"cluster_name={name}", "cluster_sources=1", "cluster_message_bytes_max=3000000")
+    places = ["--log", f"kafka://{os.environ['SERVERS_KAFKA']}"]
+    places += ["--snapshots", f"s3://{os.environ['SERVERS_S3_BUCKET']}/{name}"]
+    with start(tmp_path, "small", *more, flags=places) as parent:
+        url = url_of(parent)
+        with tm.Client(url, retries=100, deadline=60) as client:
+            assert client.call("letter.reply", id=1, text="x" * 10, times=9_000) == "x" * 90_000
+        with tm.Client(url, retries=1, deadline=5) as client:
+            with pytest.raises(tm.DeadlineError) as late:
+                client.call("letter.reply", id=1, text="x" * 10, times=70_000)
+        found = wait_for("a trouble with the size", lambda: troubles(url))
+        assert any("is larger than partition 0 of the topic" in what for what in found.values())
+        assert any("raise max.message.bytes" in what for what in found.values())
+    configure(f"{name}.outputs", "max.message.bytes", "4000000")
+    large = "cluster_log_options=message.max.bytes=4000000"
+    with start(tmp_path, "large", *more, large, flags=places) as parent:
+        url = url_of(parent)
+        with tm.Client(url, retries=100, deadline=60) as client:
+            again = client.using(request_id=late.value.request_id)
+            assert again.call("letter.reply", id=1, text="x" * 10, times=70_000) == "x" * 700_000
+            assert client.row("letter", 1) == {"id": 1, "sent": 2}
+        assert not troubles(url)

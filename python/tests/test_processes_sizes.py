@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,11 @@ async def refuse(self, ctx, length: int) -> None:
 """
 
 
-def start(folder: Path, name: str, *more: str) -> Process:
+def start(folder: Path, name: str, *more: str, flags: Sequence[str] = ()) -> Process:
+    """The app on one worker."""
     (app := folder / "sizes.py").write_text(APP)
-    flags = ["--processes", "1", "--data-dir", str(folder / "data"), *settings(*more)]
-    return Process(folder / name, "run", str(app), "--http", "0", *flags)
+    flags = ["--data-dir", str(folder / "data"), *settings(*more), *flags]
+    return Process(folder / name, "run", str(app), "--http", "0", "--processes", "1", *flags)
 
 
 def url_of(process: Process) -> str:
