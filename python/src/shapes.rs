@@ -24,7 +24,7 @@ pub struct Shapes {
     pub groups: Vec<u16>,
     /// Whether triggers see what is emitted into a stream.
     pub watched: Vec<bool>,
-    /// Whether they do when a window slides.
+    /// Whether they do when a window slides, or a row comes into it.
     pub slid: Vec<bool>,
     /// By handler: how it is called, if it is a function of an entity; where functions run on nodes.
     pub functions: Vec<Option<FunctionShape>>,
@@ -70,7 +70,7 @@ impl Shapes {
                 .map(|s| on(&|on| matches!(on, On::Emitted(stream) if stream.index() == s)))
                 .collect(),
             slid: windows
-                .map(|w| on(&|on| matches!(on, On::Slid(window) if window.index() == w)))
+                .map(|w| on(&|on| matches!(on, On::Slid(of) | On::Inserted(of) if of.index() == w)))
                 .collect(),
             functions: Vec::new(),
         }

@@ -250,6 +250,16 @@ def test_triggers_that_can_not_be_are_refused() -> None:
     assert "changes=['inserted']" in refused(
         lambda: app.trigger(table, changes=["inserted"])(nothing)
     )
+    window = app.window("w", rows=2, n=int)
+    for on, changes, why in (
+        (window, ["update"], "they are one of insert, slide"),
+        (window, ["insert", "slide"], "they are one of insert, slide"),
+        (window, [], "they are one of insert, slide"),
+        (table, [], "they are of insert, update, delete"),
+        (one, ["insert"], "on a stream events only come"),
+    ):
+        assert why in refused(lambda o=on, c=changes: app.trigger(o, changes=c)(nothing))
+    app.windows.clear()
     assert "takes a stream, a table or a window" in refused(lambda: app.trigger("t"))
 
     @app.trigger(fed)
@@ -334,6 +344,50 @@ def test_a_window_by_time_slides_at_multiples() -> None:
     wanted = same(app, (events, rows))
     found = [(row["end"], row["rows"], row["n"]) for row in wanted.outputs["ends"]]
     assert found == [(30, 2, 3), (60, 3, 7), (90, 1, 4), (120, 1, 8), (150, 1, 8), (180, 0, 0)]
+
+
+def test_a_trigger_runs_for_each_row_that_comes_into_a_window() -> None:
+    app = tm.App("inserts")
+    votes = app.stream("votes", candidate=int)
+    said = app.stream("said", what=str, candidate=int, active=int)
+    recent = app.window("recent", rows=2, slide=2, candidate=int)
+    totals = app.table("totals", key="id", id=int, votes=tm.column(int, default=0))
+
+    @app.procedure(votes, owns=[recent])
+    def count(tx, votes):
+        for vote in votes:
+            recent.insert(candidate=vote.candidate)
+            # What the trigger has done is there at once.
+            tx.require(totals[vote.candidate].votes > 0)
+
+    @app.trigger(recent, changes=["insert"])
+    def comes(tx, row):
+        tx.require(row.candidate != 7, "seven is nobody")
+        totals[row.candidate].votes += 1
+        tx.emit(said, what="comes", candidate=row.candidate, active=len(recent.rows()))
+        if row.candidate == 8:
+            recent.insert(candidate=1)
+
+    @app.trigger(recent)
+    def slides(tx, slide):
+        tx.emit(said, what="slides", candidate=0, active=slide.rows)
+
+    cast = [{"candidate": c} for c in (1, 2, 7, 1, 8, 2)]
+    wanted = same(app, (votes, cast))
+    found = [(row["what"], row["candidate"], row["active"]) for row in wanted.outputs["said"]]
+    # A row that slides the window is not active when it comes, and one that was refused has left
+    # nothing.
+    assert found == [
+        ("comes", 1, 0),
+        ("comes", 2, 0),
+        ("slides", 0, 2),
+        ("comes", 1, 2),
+        ("comes", 2, 2),
+        ("slides", 0, 2),
+    ]
+    reasons = [row["reason"] for row in wanted.outputs["count.aborted"]]
+    assert reasons[0] == "seven is nobody"
+    assert "its triggers can't put rows into it" in reasons[1]
 
 
 def test_windows_that_can_not_be_are_refused() -> None:

@@ -21,7 +21,6 @@ from .kill.cluster import (
     wait_for,
     workers_of,
 )
-
 from .test_processes_sizes import start, url_of
 
 pytestmark = pytest.mark.servers
@@ -122,9 +121,9 @@ def test_a_message_that_is_larger_than_brokers_take_is_named(tmp_path: Path) -> 
         url = url_of(parent)
         with tm.Client(url, retries=100, deadline=60) as client:
             assert client.call("letter.reply", id=1, text="x" * 10, times=9_000) == "x" * 90_000
-        with tm.Client(url, retries=1, deadline=5) as client:
+            hasty = client.using(deadline=5)
             with pytest.raises(tm.DeadlineError) as late:
-                client.call("letter.reply", id=1, text="x" * 10, times=70_000)
+                hasty.call("letter.reply", id=1, text="x" * 10, times=70_000)
         found = wait_for("a trouble with the size", lambda: troubles(url))
         assert any("is larger than partition 0 of the topic" in what for what in found.values())
         assert any("raise max.message.bytes" in what for what in found.values())

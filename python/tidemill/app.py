@@ -285,18 +285,20 @@ class App:
         on: Stream | Table | OwnedWindow,
         /,
         *,
-        changes: Iterable[str] = ("insert", "update", "delete"),
+        changes: Iterable[str] | None = None,
         name: str | None = None,
         emits: Iterable[Stream] = (),
     ) -> Callable[[Callable[..., Any]], Trigger]:
         """Makes a function run inside each transaction that emits into a stream, writes a table,
-        or slides a window. It sees what the transaction has done, and when it aborts, that does.
+        fills a window or slides it. It sees what the transaction has done, and when it aborts,
+        that does.
 
         The function is called with ``tx`` and the event; for a table with ``kind`` (of
-        ``changes``), and the row ``old`` and ``new``, or None; for a window with ``end`` (a time),
-        the number of ``rows`` that are active and of those that ``came``. On a stream or a window
-        it runs at once. On a table it runs when the function that has written its rows has
-        returned, once for each row that is another then.
+        ``changes``: "insert", "update", "delete"), and the row ``old`` and ``new``, or None; for a
+        window that slides with ``end`` (a time), the number of ``rows`` that are active and of
+        those that ``came``; with ``changes=["insert"]`` on a window with the row that comes, before
+        it slides the window. On a stream or a window it runs at once. On a table it runs when the
+        function that has written its rows has returned, once for each row that is another then.
 
         >>> app = App("shop")
         >>> stock = app.table("stock", key="item", item=int, left=int)

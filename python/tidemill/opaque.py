@@ -352,6 +352,9 @@ class OpaqueTrigger(OpaqueHandler):
         self.output = None
         self._prepare(trigger.function, trigger.name, trigger.emits, app, 0)
         self.on = trigger.on
+        self.of_window: tuple[str, ...] = SLIDE
+        if isinstance(self.on, OwnedWindow) and trigger.changes == ("insert",):
+            self.of_window = self.on.schema.names
 
     def __call__(self, event: tuple[object, ...], running: Running) -> tuple[str, str] | None:
         """Runs it in the transaction that has set it off."""
@@ -359,7 +362,7 @@ class OpaqueTrigger(OpaqueHandler):
 
     def _event(self, event: tuple[object, ...]) -> Event:
         if isinstance(self.on, OwnedWindow):
-            return Event(SLIDE, event)
+            return Event(self.of_window, event)
         if isinstance(self.on, Stream):
             return Event(self.on.schema.names, event)
         assert isinstance(self.on, Table)

@@ -14,7 +14,9 @@ from tidemill.types import Json
 if TYPE_CHECKING:
     from tidemill.app import App
 
+#: What sets a trigger off on a table, and on a window.
 CHANGES = ("insert", "update", "delete")
+OF_WINDOW = ("insert", "slide")
 
 
 class Trigger:
@@ -25,7 +27,7 @@ class Trigger:
         app: App,
         function: Callable[..., Any],
         on: object,
-        changes: Iterable[str],
+        changes: Iterable[str] | None,
         name: str,
         emits: Iterable[Stream],
         at: str,
@@ -44,15 +46,21 @@ class Trigger:
         self.on = on
         self.name = name
         self.at = at
-        self.changes = tuple(changes)
-        if isinstance(on, Table):
-            wrong = [change for change in self.changes if change not in CHANGES]
-            if wrong or not self.changes:
-                raise ProgramError(
-                    f"trigger {name}: changes={list(self.changes)!r}",
-                    f"they are of {', '.join(CHANGES)}",
-                    at,
-                )
+        is_window = isinstance(on, OwnedWindow)
+        may, usual = (OF_WINDOW, ("slide",)) if is_window else (CHANGES, CHANGES)
+        self.changes = usual if changes is None else tuple(changes)
+        wrong = [change for change in self.changes if change not in may]
+        if wrong or not self.changes or (is_window and len(self.changes) > 1):
+            meant = f"one of {', '.join(may)}" if is_window else f"of {', '.join(may)}"
+            raise ProgramError(
+                f"trigger {name}: changes={list(self.changes)!r}", f"they are {meant}", at
+            )
+        if isinstance(on, Stream) and changes is not None:
+            raise ProgramError(
+                f"trigger {name}: changes={list(self.changes)!r}, but on a stream events only come",
+                "leave it out",
+                at,
+            )
         self.emits = set(emits) | emitted_by(function, app, ())
         for stream in self.emits:
             stream.check_emittable(at)
@@ -66,7 +74,7 @@ class Trigger:
         if isinstance(self.on, Stream):
             on: Json = {"emitted": self.on.id}
         elif isinstance(self.on, OwnedWindow):
-            on = {"slid": self.on.id}
+            on = {"slid" if self.changes == ("slide",) else "inserted": self.on.id}
         else:
             assert isinstance(self.on, Table)
             meant = {change: change in self.changes for change in CHANGES}

@@ -559,7 +559,8 @@ pub(crate) mod reasons {
     }
 
     pub(crate) fn is_sliding(window: &str) -> Abort {
-        let reason = format!("window {window} is sliding: its triggers can't put rows into it");
+        let reason =
+            format!("window {window} takes a row or slides: its triggers can't put rows into it");
         Abort { kind: AbortKind::Fault, reason }
     }
 

@@ -2,8 +2,8 @@
 //! (S-Store 3.2.2: those of the execution engine).
 //!
 //! A *trigger* is a function that runs in the transaction that has set it off, sees what that has done,
-//! and aborts it when it aborts. On a stream it runs at once, when an event is emitted; on a window when
-//! that slides; on a table when the function that has written its rows returns, once for each row that is
+//! and aborts it when it aborts. On a stream it runs at once, when an event is emitted; on a window when a row
+//! comes, before that slides the window, or when it slides; on a table when the function that has written its rows returns, once for each row that is
 //! then another, in the order in which they were first written. What triggers do sets off triggers in
 //! turn, at most [`DEPTH_MAX`] deep.
 //!
@@ -33,8 +33,8 @@ pub struct Trigger {
     pub on: On,
     /// Its function: index into [`Program::opaques`]. It gets the event; of a table a text (`insert`,
     /// `update` or `delete`) and the columns of the row before and after, null where there is none; of
-    /// a window the time at which it ends (0 by count), its active rows, and how many of them have just
-    /// come.
+    /// a window that slides the time at which it ends (0 by count), its active rows, and how many of them have
+    /// just come; of a row that comes into one the row.
     pub function: usize,
     /// The streams that it may emit into.
     #[serde(default)]
@@ -61,6 +61,8 @@ pub enum On {
         /// Rows that go.
         delete: bool,
     },
+    /// A row that comes into a window.
+    Inserted(WindowId),
     /// A window that slides.
     Slid(WindowId),
 }
@@ -110,7 +112,8 @@ pub(crate) struct Hooks {
     pub(crate) written: Vec<Vec<usize>>,
     /// Triggers, by stream.
     pub(crate) emitted: Vec<Vec<usize>>,
-    /// Triggers, by window.
+    /// Triggers on rows that come, and on slides, by window.
+    pub(crate) inserted: Vec<Vec<usize>>,
     pub(crate) slid: Vec<Vec<usize>>,
 }
 
@@ -121,6 +124,7 @@ impl Hooks {
             indexes: vec![Vec::new(); program.tables.len()],
             written: vec![Vec::new(); program.tables.len()],
             emitted: vec![Vec::new(); program.streams.len()],
+            inserted: vec![Vec::new(); program.windows.len()],
             slid: vec![Vec::new(); program.windows.len()],
         };
         for (table, spec) in program.tables.iter().enumerate() {
@@ -135,6 +139,7 @@ impl Hooks {
             let of = match trigger.on {
                 On::Emitted(stream) => hooks.emitted.get_mut(stream.index()),
                 On::Written { table, .. } => hooks.written.get_mut(table.index()),
+                On::Inserted(window) => hooks.inserted.get_mut(window.index()),
                 On::Slid(window) => hooks.slid.get_mut(window.index()),
             };
             of.into_iter().for_each(|of| of.push(number));
@@ -251,8 +256,9 @@ impl Program {
         let hooks = self.hooks();
         let windows = self.windows.iter().enumerate();
         let own = windows.filter(move |(_, window)| window.owner.index() == handler);
-        let slid = own.flat_map(|(window, _)| &hooks.slid[window]);
-        hooks.written.iter().flatten().chain(slid).copied()
+        let by_window =
+            own.flat_map(|(window, _)| hooks.inserted[window].iter().chain(&hooks.slid[window]));
+        hooks.written.iter().flatten().chain(by_window).copied()
     }
 
     /// Whether more goes along with a handler's transactions than its own steps say.
@@ -302,10 +308,12 @@ impl Program {
                             return Err(Error::program(format!("{owner}: nothing sets it off")));
                         }
                     }
-                    On::Slid(window) if window.index() >= self.windows.len() => {
+                    On::Slid(window) | On::Inserted(window)
+                        if window.index() >= self.windows.len() =>
+                    {
                         return Err(Error::internal(format!("{owner}: its window is missing")));
                     }
-                    On::Slid(_) => {}
+                    On::Slid(_) | On::Inserted(_) => {}
                 }
                 trigger.emits.iter().try_for_each(|stream| self.emittable(self.stream(*stream)?))
             };

@@ -190,7 +190,16 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         let inside = self.inside();
         let owned = inside.owned(window)?;
         let row = owned::stored(owned, &inside.program.tables[owned.groups.index()], row)?;
-        self.slide(window, |frame, tx, time_us, slid| frame.insert(tx, &row, time_us, slid))
+        let program = self.inside().program;
+        let triggers = &program.hooks().inserted[window.index()];
+        let mut came = |tx: &mut Self, row: Vec<Value>| -> Result<(), Abort> {
+            triggers.iter().try_for_each(|trigger| tx.fire(*trigger, &row))
+        };
+        self.slide(window, |frame, tx, time_us, slid| {
+            let came: Option<&mut Slid<'_, Self>> =
+                if triggers.is_empty() { None } else { Some(&mut came) };
+            frame.insert(tx, &row, time_us, came, slid)
+        })
     }
 
     /// As [`Tx::window_advance`].

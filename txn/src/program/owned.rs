@@ -197,7 +197,7 @@ pub(crate) trait Held {
 
 type Done<T> = std::result::Result<T, Abort>;
 
-/// Who is told that a window has slid.
+/// Who is told that a window has slid, or that a row has come.
 pub(crate) type Slid<'s, H> = dyn FnMut(&mut H, Vec<Value>) -> Done<()> + 's;
 
 /// Where a window's rows begin and end, by number.
@@ -234,12 +234,13 @@ impl<'w> Frame<'w> {
         Ok(Frame { window, marks })
     }
 
-    /// A row comes, of a transaction at this time. `slid` is told of each slide.
+    /// A row comes, of a transaction at this time. `came` is told of it, when it is staged, and `slid` of each slide.
     pub(crate) fn insert<H: Held>(
         &mut self,
         held: &mut H,
         row: &[Value],
         time_us: i64,
+        came: Option<&mut Slid<'_, H>>,
         slid: &mut Slid<'_, H>,
     ) -> Done<()> {
         self.advance(held, time_us, slid)?;
@@ -251,6 +252,14 @@ impl<'w> Frame<'w> {
         stored.extend(row.iter().cloned());
         held.hold(self.window.rows, stored)?;
         self.marks.next += 1;
+        if let Extent::Time { slide_us, .. } = self.window.extent {
+            self.marks.edge.get_or_insert(behind(time_us, slide_us));
+        }
+        if let Some(came) = came {
+            // Whoever is told may look at the window.
+            self.keep(held)?;
+            came(held, row.to_vec())?;
+        }
         match self.window.extent {
             Extent::Rows { size, slide } => {
                 let (size, next) = (size as i64, self.marks.next);
@@ -258,9 +267,7 @@ impl<'w> Frame<'w> {
                     return self.slide(held, next - size, next, 0, slid);
                 }
             }
-            Extent::Time { slide_us, .. } => {
-                self.marks.edge.get_or_insert(behind(time_us, slide_us));
-            }
+            Extent::Time { .. } => {}
         }
         self.keep(held)
     }

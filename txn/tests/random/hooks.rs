@@ -152,5 +152,8 @@ pub fn add(dice: &mut Dice, b: &mut Builder, inputs: &[StreamId], side: StreamId
         if dice.chance(60) {
             trigger(b, On::Slid(window), 3);
         }
+        if dice.chance(40) {
+            trigger(b, On::Inserted(window), 4);
+        }
     }
 }
