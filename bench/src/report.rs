@@ -37,6 +37,11 @@ pub struct Phase {
     pub ran: BTreeMap<String, usize>,
     /// Median over the repeats of its rate to that of the engine's own serial executor.
     pub ratio_to_serial: f64,
+    /// The strategy that was fastest here, of serial execution and those that were compared, and the seconds of its
+    /// median run.
+    pub best: String,
+    /// See `best`.
+    pub best_seconds: f64,
 }
 
 /// The JSON object of a run. Rates are events a second.
@@ -102,6 +107,10 @@ pub struct Report {
     /// Its parts, where it has several; `seconds` is the median of their sum.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<Phase>,
+    /// The time of all phases to that of the best strategy of each: 1 is what nobody could do better who knew
+    /// beforehand. Null where there are no phases.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_to_best: Option<f64>,
 }
 
 /// What was measured, run by run; rates are events a second.
@@ -166,6 +175,8 @@ impl Report {
             true => 1.0,
             false => median_ratio(&measured.rates, &measured.serial_rates),
         };
+        let seconds = |of: fn(&Phase) -> f64| measured.phases.iter().map(of).sum::<f64>();
+        let time_to_best = seconds(|phase| phase.seconds) / seconds(|phase| phase.best_seconds);
         let (events_per_s_min, events_per_s_max) = (min(&measured.rates), max(&measured.rates));
         let baseline_events_per_s = median(&measured.baseline_rates);
         let mut rates = measured.compared;
@@ -200,6 +211,7 @@ impl Report {
             output_hash: measured.output_hash,
             valid: measured.valid,
             details: measured.details,
+            time_to_best: (!measured.phases.is_empty()).then_some(time_to_best),
             phases: measured.phases,
         }
     }

@@ -8,6 +8,7 @@ use tidemill_core::{Error, Result};
 use tidemill_env::Env;
 use tidemill_table::Table;
 use tidemill_txn::execute::Timing;
+use tidemill_txn::schedule::Strategy;
 
 use crate::args::Args;
 use crate::events::{epochs, Arrivals, Events};
@@ -186,6 +187,7 @@ pub(crate) fn run<C: Case>(
     let mut measured = Measured::new(count, BASELINE);
     measured.baseline_ns_max = baseline_ns_max(args, case);
     let (mut runs, mut serial_runs) = (Vec::new(), Vec::new());
+    let mut other_runs: Vec<Runs> = vec![Vec::new(); others.len()];
     for repeat in 1..=args.repeat {
         let mut after = first.clone();
         let begun = env.clock.monotonic_ns();
@@ -215,10 +217,12 @@ pub(crate) fn run<C: Case>(
         let engine_rate = rate(timed, total_ns(&done.epochs));
         measured.rates.push(engine_rate);
         runs.push(done.epochs);
-        for other in &others {
-            let other_rate = rate(timed, total_ns(&once(*other)?.epochs));
+        for (other, runs) in others.iter().zip(&mut other_runs) {
+            let done = once(*other)?;
+            let other_rate = rate(timed, total_ns(&done.epochs));
             let name = other.strategy.to_string();
             measured.compared.entry(name).or_default().push(other_rate);
+            runs.push(done.epochs);
         }
         progress(&format!(
             "run {repeat} of {}: {:.1} ns a transaction, the baseline {:.1}",
@@ -232,7 +236,12 @@ pub(crate) fn run<C: Case>(
     if shapes.len() > 1 {
         let phase_of: Vec<usize> = epochs.iter().map(|(phase, _)| *phase).collect();
         let phases = shapes.into_iter().enumerate();
-        let phase = |(at, shape)| phase(at, shape, &phase_of, &runs, &serial_runs);
+        let names = others.iter().map(|other| other.strategy.to_string());
+        let fixed: Vec<(String, &Runs)> = [(Strategy::Serial.to_string(), &serial_runs)]
+            .into_iter()
+            .chain(names.zip(&other_runs))
+            .collect();
+        let phase = |(at, shape)| phase(at, shape, &phase_of, &runs, &fixed);
         measured.phases = phases.map(phase).collect();
     }
     Ok(Report::of(args, measured))
@@ -276,25 +285,36 @@ fn spent_ns<'e>(
     spent
 }
 
-/// What a phase came to. `phase_of` has the phase of each epoch.
+/// Epochs of runs.
+type Runs = Vec<Vec<EpochDone>>;
+
+/// What a phase came to. `phase_of` has the phase of each epoch; of `fixed` the first one is serial execution.
 fn phase(
     at: usize,
     PhaseShape { shape, events }: PhaseShape,
     phase_of: &[usize],
-    runs: &[Vec<EpochDone>],
-    serial_runs: &[Vec<EpochDone>],
+    runs: &Runs,
+    fixed: &[(String, &Runs)],
 ) -> Phase {
     let of_phase = |run: &Vec<EpochDone>| -> Vec<EpochDone> {
         let epochs = run.iter().zip(phase_of).filter(|(_, phase)| **phase == at);
         epochs.map(|(epoch, _)| *epoch).collect()
     };
-    let rates = |runs: &[Vec<EpochDone>]| -> Vec<f64> {
+    let rates = |runs: &Runs| -> Vec<f64> {
         let ns = runs.iter().map(|run| total_ns(&of_phase(run)).max(1));
         ns.map(|ns| events as f64 * 1e9 / ns as f64).collect()
     };
-    let (engine, serial) = (rates(runs), rates(serial_runs));
+    let engine = rates(runs);
     let ran = ran(runs.iter().flat_map(of_phase));
     let events_per_s = median(&engine);
+    let (_, serial_runs) = fixed[0];
+    let serial = rates(serial_runs);
+    // Where serial execution is what was asked for, it did not run beside it.
+    let asked = serial.is_empty().then(|| (fixed[0].0.clone(), events_per_s));
+    let others = fixed.iter().filter(|(_, runs)| !runs.is_empty());
+    let medians = others.map(|(name, runs)| (name.clone(), median(&rates(runs)))).chain(asked);
+    let (best, best_per_s) =
+        medians.max_by(|one, other| one.1.total_cmp(&other.1)).expect("one ran at least");
     Phase {
         shape,
         events,
@@ -302,5 +322,7 @@ fn phase(
         events_per_s,
         ran,
         ratio_to_serial: if serial.is_empty() { 1.0 } else { median_ratio(&engine, &serial) },
+        best,
+        best_seconds: events as f64 / best_per_s,
     }
 }

@@ -67,6 +67,7 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
         if result.is_ok() {
             self.core.is_away.store(false, Ordering::Relaxed);
             self.core.takes(sent.bytes);
+            self.core.is_there(part);
         }
         let offset = match result {
             // Where a repeated send was found to be there already, the broker may not say where.
@@ -74,7 +75,7 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
             Err((error, _)) => {
                 self.core.heard(error, "");
                 if is_missing(error) {
-                    self.core.suspect(part, part.missing());
+                    self.core.suspect_missing(part);
                 }
                 self.core.heard_size(part, sent.bytes, error);
                 None

@@ -129,7 +129,7 @@ impl Asker {
             Err(error) => {
                 self.core.heard(&error, "");
                 if is_missing(&error) {
-                    self.core.suspect(part, part.missing());
+                    self.core.suspect_missing(part);
                 }
                 None
             }

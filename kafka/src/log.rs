@@ -43,8 +43,17 @@ pub(crate) struct Part {
     pub(crate) outstanding: AtomicU64,
     /// When the last one was.
     pub(crate) progress_ns: AtomicU64,
-    /// Since when and when last it has seemed not to be what it was.
-    suspected_ns: Mutex<Option<(u64, u64)>>,
+    suspected: Mutex<Option<Suspected>>,
+}
+
+/// A part that seems not to be what it was.
+#[derive(Clone, Copy)]
+struct Suspected {
+    /// Since when, and when last.
+    since_ns: u64,
+    last_ns: u64,
+    /// Where it ended then, when that was too early; else it was missing.
+    end: Option<u64>,
 }
 
 impl Part {
@@ -143,29 +152,47 @@ impl Core {
 
     /// A part seems not to be what it was: the log can't be used any more when that is so for long. Until then
     /// whoever asks is to ask again.
-    pub(crate) fn suspect(&self, part: &Part, error: Error) {
+    fn suspect(&self, part: &Part, end: Option<u64>, error: Error) {
         let now_ns = self.env.clock.monotonic_ns();
-        let mut suspected_ns = part.suspected_ns.lock();
-        let since_ns = match *suspected_ns {
-            Some((since_ns, last_ns)) if now_ns < last_ns + SUSPECTED_NS => since_ns,
-            _ => now_ns,
-        };
-        *suspected_ns = Some((since_ns, now_ns));
-        drop(suspected_ns);
-        match now_ns - since_ns > SURE_NS {
+        let mut suspected = part.suspected.lock();
+        let before = suspected.filter(|before| now_ns < before.last_ns + SUSPECTED_NS);
+        let since_ns = before.map_or(now_ns, |before| before.since_ns);
+        *suspected = Some(Suspected { since_ns, last_ns: now_ns, end });
+        drop(suspected);
+        // A broker that has just come back knows its end all at once; one that grows is another one's.
+        let grows = before.is_some_and(|before| before.end.is_some_and(|of| Some(of) < end));
+        match grows || now_ns - since_ns > SURE_NS {
             true => self.lose(error),
             false => self.heard_error(&error.what),
         }
     }
 
-    /// A part is what it was.
-    pub(crate) fn trust(&self, part: &Part) {
-        *part.suspected_ns.lock() = None;
+    /// A part is not there, as it seems.
+    pub(crate) fn suspect_missing(&self, part: &Part) {
+        self.suspect(part, None, part.missing());
     }
 
-    /// Whether some part seems not to be what it was.
-    pub(crate) fn suspects(&self) -> bool {
-        self.parts.iter().any(|part| part.suspected_ns.lock().is_some())
+    /// A part ends before what has been read of it, as it seems.
+    pub(crate) fn suspect_anew(&self, part: &Part, from: u64, high: u64) {
+        self.suspect(part, Some(high), part.anew(from, high));
+    }
+
+    /// A part is there; whether it is what it was is not known.
+    pub(crate) fn is_there(&self, part: &Part) {
+        let mut suspected = part.suspected.lock();
+        if suspected.is_some_and(|suspected| suspected.end.is_none()) {
+            *suspected = None;
+        }
+    }
+
+    /// A part is what it was.
+    pub(crate) fn trust(&self, part: &Part) {
+        *part.suspected.lock() = None;
+    }
+
+    /// Whether a part seems not to be what it was.
+    pub(crate) fn suspects(&self, part: &Part) -> bool {
+        part.suspected.lock().is_some()
     }
 
     pub(crate) fn fail(&self, producer: u64) {
@@ -179,7 +206,9 @@ impl Core {
 
     /// Keeps it for people when a message was larger than is taken.
     pub(crate) fn heard_size(&self, part: &Part, bytes: usize, error: &KafkaError) {
-        if matches!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::MessageSizeTooLarge)) {
+        let is_large = error.rdkafka_error_code() == Some(RDKafkaErrorCode::MessageSizeTooLarge);
+        // Nobody waits for a request that was not taken, beside who has made it.
+        if is_large && part.is_fenced() {
             let place = part.place();
             let what = format!(
                 "a message of {bytes} bytes is larger than {place} takes: raise max.message.bytes of the topic and \
@@ -367,7 +396,7 @@ fn parts(settings: &KafkaSettings) -> Vec<Part> {
         judged: AtomicU64::new(0),
         outstanding: AtomicU64::new(0),
         progress_ns: AtomicU64::new(0),
-        suspected_ns: Mutex::new(None),
+        suspected: Mutex::new(None),
     };
     inputs.chain(outputs).chain(cuts).map(part).collect()
 }
@@ -443,7 +472,10 @@ impl Log for KafkaLog {
         match () {
             () if is_away && heard.is_empty() => Some(format!("no broker of {brokers} answers")),
             () if is_away => Some(format!("no broker of {brokers} answers: {heard}")),
-            () => self.core.too_large().or_else(|| self.core.suspects().then_some(heard)),
+            () => {
+                let is_suspected = self.core.parts.iter().any(|part| self.core.suspects(part));
+                self.core.too_large().or_else(|| is_suspected.then_some(heard))
+            }
         }
     }
 }

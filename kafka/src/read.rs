@@ -112,6 +112,7 @@ struct Side {
     ask_tail_at_ns: u64,
     read: Option<Cursor>,
     is_read_asked: bool,
+    ask_read_at_ns: u64,
     /// The first one is being served.
     waiting: VecDeque<Read>,
     trimmed: u64,
@@ -257,7 +258,7 @@ impl Driver {
                 let is_there = read.limit.is_some()
                     && side.read.as_ref().is_some_and(|cursor| cursor.position == read.from);
                 if !is_there {
-                    if !side.is_read_asked {
+                    if !side.is_read_asked && now_ns >= side.ask_read_at_ns {
                         let why = Why::Read { from: read.from };
                         let ask = Ask::Ends { part: index, why };
                         side.is_read_asked = self.asks.try_send(ask).is_ok();
@@ -312,6 +313,9 @@ impl Driver {
     /// The ends of a partition are known: the cursor goes where it is wanted.
     fn place(&mut self, ends: &Ends) {
         let (part, now_ns) = (&self.core.parts[ends.part], self.now_ns());
+        if ends.ends.is_some() {
+            self.core.is_there(part);
+        }
         let side = &mut self.sides[ends.part];
         if ends.ends.is_some() {
             self.core.is_away.store(false, Ordering::Relaxed);
@@ -326,7 +330,7 @@ impl Driver {
                 let from = fence.scanned();
                 if from > high {
                     drop(fence);
-                    return self.core.suspect(part, part.anew(from, high));
+                    return self.core.suspect_anew(part, from, high);
                 }
                 self.core.trust(part);
                 fence.skip(low);
@@ -339,6 +343,8 @@ impl Driver {
                     part.fence.lock().recall(known);
                 }
                 match ends.ends {
+                    // Whoever is answered asks again at once.
+                    None if self.core.suspects(part) => side.ask_read_at_ns = now_ns + AGAIN_NS,
                     None => side.answer(None),
                     Some((low, high)) => self.place_read(ends.part, low, high),
                 }
@@ -347,7 +353,7 @@ impl Driver {
     }
 
     fn place_read(&mut self, index: usize, low: u64, high: u64) {
-        let part = &self.core.parts[index];
+        let (part, now_ns) = (&self.core.parts[index], self.now_ns());
         let side = &mut self.sides[index];
         let Some(read) = side.waiting.front_mut() else { return };
         let from = read.from;
@@ -356,8 +362,9 @@ impl Driver {
             return side.answer(Some(high));
         }
         if from > high {
-            self.core.suspect(part, part.anew(from, high));
-            return side.answer(None);
+            self.core.suspect_anew(part, from, high);
+            side.ask_read_at_ns = now_ns + AGAIN_NS;
+            return;
         }
         self.core.trust(part);
         // Cuts are deleted as the log is trimmed, and outputs by their age: who reads them from their beginning
@@ -530,7 +537,7 @@ impl Cursor {
             Some(Err(error)) => {
                 core.heard(&error, "");
                 if is_missing(&error) {
-                    core.suspect(part, part.missing());
+                    core.suspect_missing(part);
                 }
                 // Also where the offset is out of range: which way is seen when the ends are asked for.
                 Next::Failed

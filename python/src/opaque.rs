@@ -143,6 +143,23 @@ pub fn keep(running: Bound<'_, NativeTx>) {
     }
 }
 
+/// A transaction that has been lent, which is taken back however its function ends: also by a panic that comes
+/// through the interpreter.
+struct Begun<'a>(Option<&'a NativeTx>);
+
+impl Begun<'_> {
+    /// It is over; how it was aborted, if it was.
+    fn end(mut self) -> Option<Abort> {
+        self.0.take().and_then(NativeTx::end)
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        drop(self.0.take().and_then(NativeTx::end));
+    }
+}
+
 impl PyOpaque {
     /// Calls the function, or a method of it, with what is `given` and the transaction.
     fn run(
@@ -155,12 +172,13 @@ impl PyOpaque {
         attached(|py| {
             let running = running(py, &self.shapes).map_err(raised)?;
             running.get().begin(tx, &self.shapes);
+            let begun = Begun(Some(running.get()));
             let function = self.function.bind(py);
             let outcome = given(py).and_then(|given| match method {
                 None => function.call1((given, &running)),
                 Some(method) => function.call_method1(method, (given, &running)),
             });
-            let abort = running.get().end();
+            let abort = begun.end();
             spare(running);
             let outcome = outcome.and_then(|outcome| match outcome.is_none() {
                 true => Ok(None),

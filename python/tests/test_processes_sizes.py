@@ -90,6 +90,25 @@ def test_what_is_too_large_aborts_its_transaction(tmp_path: Path) -> None:
         assert call("reply", text="x", times=4000) == "x" * 4000
 
 
+def test_another_size_is_as_another_version(tmp_path: Path) -> None:
+    """What was recorded would come to something else with it."""
+    with start(tmp_path, "first", "cluster_message_bytes_max=10000") as parent:
+        with tm.Client(url_of(parent), retries=100) as client:
+            with pytest.raises(tm.Abort, match="may take 10000"):
+                client.call("letter.reply", id=1, text="x" * 600, times=10)
+            assert client.call("letter.send", id=1, length=1, times=1) == 1
+        assert parent.stop() == 130
+    with start(tmp_path, "second") as parent:
+        assert parent.process.wait(60) == 1
+        assert "with another cluster_message_bytes_max" in parent.errors.read_text()
+    with (
+        start(tmp_path, "third", flags=("--upgrade",)) as parent,
+        tm.Client(url_of(parent), retries=100) as client,
+    ):
+        assert client.call("letter.reply", id=1, text="x" * 600, times=10) == "x" * 6000
+        assert client.row("letter", 1) == {"id": 1, "sent": 2}
+
+
 def test_a_coordinator_that_starts_again_uses_no_number_twice(tmp_path: Path) -> None:
     count, last = 400, -1
     for name in ("first", "second", "third"):

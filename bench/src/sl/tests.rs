@@ -169,6 +169,17 @@ fn phases_are_told_apart() {
     for phase in phases {
         assert!(phase["seconds"].as_f64().unwrap() > 0.0, "{phase}");
         assert!(phase["ran"]["serial"].as_u64().unwrap() > 0);
+        assert_eq!(phase["best"], "serial");
+    }
+    assert_eq!(report["time_to_best"], 1.0);
+    let options = format!("{options},\"strategy\":\"adaptive\",\"compare\":\"lists,s-store\"");
+    let report = self::report(&options);
+    let phases = report["phases"].as_array().unwrap();
+    let sum = |field: &str| phases.iter().map(|phase| phase[field].as_f64().unwrap()).sum::<f64>();
+    let wanted = sum("seconds") / sum("best_seconds");
+    assert!((report["time_to_best"].as_f64().unwrap() - wanted).abs() < 1e-9);
+    for phase in phases {
+        assert!(["serial", "lists", "s-store"].contains(&phase["best"].as_str().unwrap()));
     }
     for refused in [r#""skew":0.5"#, r#""abort":0.5"#, r#""events":12"#] {
         let options = format!(r#""dynamic":true,{refused}"#);

@@ -25,7 +25,7 @@ use super::format::Json;
 use super::settings::{shown, Cuts, TOGETHER};
 use super::timers::Timers;
 use super::upgrade::{forget, Starting};
-use super::{cuts, fingerprint, log_of, ClusterSettings};
+use super::{cuts, executes, fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, Kept, News};
 use crate::data_dir::remove_all;
@@ -126,7 +126,7 @@ impl Cluster {
             env,
             dir,
             program: functions.program(),
-            fingerprint: fingerprint(spec),
+            fingerprint: executes(spec, settings.message_bytes_max),
             settings: &spec.settings,
             log: &*log,
             store: &*shared.store,

@@ -27,10 +27,20 @@ pub use join::join;
 pub use settings::ClusterSettings;
 
 use tidemill_core::encode::hash128;
+use tidemill_core::wire::{put_u128, put_u64};
 
 use crate::spec::AppSpec;
 
-/// What tells one app from another, for its processes.
+/// What tells what executes a log from what else might, for the log and the processes: the program, and the
+/// setting that says what aborts. With another one recorded cuts would come to something else.
+fn executes(spec: &AppSpec, message_bytes_max: usize) -> u128 {
+    let mut bytes = Vec::new();
+    put_u128(fingerprint(spec), &mut bytes);
+    put_u64(message_bytes_max as u64, &mut bytes);
+    hash128(&bytes)
+}
+
+/// What tells one program from another.
 fn fingerprint(spec: &AppSpec) -> u128 {
     crate::fingerprint::of(&crate::fingerprint::text(&spec.program))
 }

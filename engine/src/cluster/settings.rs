@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::encode::hash128;
-use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
+use tidemill_core::wire::{put_bytes, put_u128, put_u32};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env};
 use tidemill_host::Settings as Host;
@@ -70,7 +70,8 @@ pub struct ClusterSettings {
     /// So many replies and events of an epoch are one message of Kafka at most: with more than one, it is a list.
     pub together: usize,
     /// A request, a reply or an event may take so many bytes in the log: a call that is larger is refused, and a
-    /// transaction of which a larger one would leave aborts. A log in Kafka, where brokers take messages of 1 MB
+    /// transaction of which a larger one would leave aborts. Another one is as another version of the program: what
+    /// was recorded with the one before would come to something else. A log in Kafka, where brokers take messages of 1 MB
     /// unless they are told otherwise, has them in two forms at once.
     pub message_bytes_max: usize,
     /// Snapshots are so long apart at least.
@@ -179,11 +180,11 @@ impl ClusterSettings {
             cluster: name,
             secret: Secret::new(secret),
             tls: self.tls(env)?,
-            app: self.shared(super::fingerprint(spec)),
+            app: self.shared(super::executes(spec, self.message_bytes_max)),
             listen,
             advertised,
             machine: tidemill_cluster::Settings {
-                program: super::fingerprint(spec),
+                program: super::executes(spec, self.message_bytes_max),
                 sources: self.sources,
                 lease_us: self.lease_us,
                 beat_us: self.beat_us,
@@ -212,8 +213,6 @@ impl ClusterSettings {
         let mut bytes = Vec::new();
         put_u128(fingerprint, &mut bytes);
         put_u32(self.sources, &mut bytes);
-        // Or one would abort what another commits.
-        put_u64(self.message_bytes_max as u64, &mut bytes);
         bytes.push(self.log.is_some().into());
         // Brokers and directories may have other names on other machines.
         let bucket = self.snapshots.as_deref().filter(|at| at.contains("://"));

@@ -96,13 +96,17 @@ impl Starting<'_> {
             return self.write(&Written { is: now, becomes: None }).map(|()| None);
         };
         let mut is = written.is;
-        if let Some((epoch, next)) = written.becomes {
-            if found.manifest.as_ref().is_some_and(|manifest| manifest.epoch >= epoch) {
+        let was_interrupted = written.becomes.is_some();
+        if let (Some((_, next)), Some(manifest)) = (written.becomes, &found.manifest) {
+            if shown(manifest.program) == next.fingerprint {
                 is = next;
             }
+        }
+        // Before anything is written: it may be another log than that of the upgrade.
+        self.check_log(&is, found.manifest.as_deref())?;
+        if was_interrupted {
             self.write(&Written { is: is.clone(), becomes: None })?;
         }
-        self.check_log(&is, found.manifest.as_deref())?;
         if is.fingerprint == now.fingerprint {
             return Ok(None);
         }
@@ -112,7 +116,10 @@ impl Starting<'_> {
             return Err(Error::setting(what).help("give another directory: --data-dir"));
         }
         if self.settings.upgrade == Upgrade::Off {
-            let what = format!("{} is of another version of the program", self.dir.display());
+            let what = format!(
+                "{} is of another version of the program, or was executed with another cluster_message_bytes_max",
+                self.dir.display()
+            );
             return Err(Error::setting(what).help(
                 "start that version, or let this one take over what it has left: upgrade=true \
                  (tidemill coordinator --upgrade, tidemill run --processes N --upgrade)",

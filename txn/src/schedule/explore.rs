@@ -1,10 +1,9 @@
 //! How the graph is walked (MorphStream V-A), and TStream's way.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
 use super::gang::Gang;
 use super::ready::Ready;
 use super::strategy::{Aborts, Explore};
+use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::units::{Groups, Units};
 use crate::plan::graph::{share, Graph};
 
@@ -65,12 +64,13 @@ impl Course {
             }
         };
         let at_barriers = matches!((explore, aborts), (Explore::Sbfs, Aborts::Eager));
-        Course { units, kind, at_barriers, aside: Default::default() }
+        Course { units, kind, at_barriers, aside: [AtomicU64::new(0), AtomicU64::new(0)] }
     }
 
     /// TStream's.
     pub(crate) fn tstream(units: Units) -> Course {
-        Course { units, kind: Kind::TStream, at_barriers: false, aside: Default::default() }
+        let aside = [AtomicU64::new(0), AtomicU64::new(0)];
+        Course { units, kind: Kind::TStream, at_barriers: false, aside }
     }
 
     /// Walks the graph as one of the gang's threads.
@@ -281,5 +281,130 @@ impl Course {
                 gang.pause(&mut turns);
             }
         }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+
+    use super::super::gang::loom_tests::Two;
+    use super::super::strategy::Unit;
+    use super::super::sync::Place;
+    use super::*;
+    use crate::plan::graph::fixture::graph;
+
+    /// Each operation adds up what those before it have come to. Loom sees whether one reads what another
+    /// writes at the same time.
+    struct Sums {
+        graph: Graph,
+        sums: Vec<Place<u32>>,
+        executed: Vec<AtomicU32>,
+        redone: AtomicU32,
+    }
+
+    // SAFETY: who comes to which place and when is what loom looks at.
+    unsafe impl Sync for Sums {}
+
+    impl Sums {
+        fn sum(&self, vertex: u32, of: impl Fn(u32) -> u32) -> u32 {
+            1 + vertex + self.graph.before(vertex).map(of).sum::<u32>()
+        }
+    }
+
+    impl Walk for Sums {
+        type Hand = ();
+
+        fn execute(&self, vertex: u32, (): &mut ()) {
+            // SAFETY: what the course promises, and loom looks at.
+            let sum = self.sum(vertex, |before| unsafe { self.sums[before as usize].get() });
+            // SAFETY: as above.
+            unsafe { self.sums[vertex as usize].set(sum) };
+            let before = self.executed[vertex as usize].fetch_add(1, Ordering::Release);
+            assert_eq!(before, 0, "each operation is executed once");
+        }
+
+        fn prefetch(&self, _: u32) {}
+
+        fn is_executed(&self, vertex: u32) -> bool {
+            self.executed[vertex as usize].load(Ordering::Acquire) > 0
+        }
+
+        fn redo(&self, (): &mut ()) {
+            // All that was executed is there for whoever sees to what was put aside.
+            assert!((0..self.graph.len() as u32).all(|vertex| self.is_executed(vertex)));
+            self.redone.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn aside(&self, (): &()) -> usize {
+            0
+        }
+    }
+
+    /// Two threads walk the graph of these transactions, in every order that takes a thread away at so many places
+    /// at most.
+    fn walk(text: &'static str, course: fn(&Graph) -> Course, preemptions: usize) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(preemptions);
+        model.check(move || {
+            let graph = graph(text);
+            let course = course(&graph);
+            let sums = (0..graph.len()).map(|_| Place::new(0)).collect();
+            let executed = (0..graph.len()).map(|_| AtomicU32::new(0)).collect();
+            let sums = Sums { graph, sums, executed, redone: AtomicU32::new(0) };
+            let shared = Arc::new((sums, course, Gang::new(&Two)));
+            let other = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    let (sums, course, gang) = &*shared;
+                    course.walk(&sums.graph, sums, &mut (), gang, 1);
+                })
+            };
+            let (sums, course, gang) = &*shared;
+            course.walk(&sums.graph, sums, &mut (), gang, 0);
+            other.join().unwrap();
+            let mut wanted: Vec<u32> = Vec::new();
+            for vertex in 0..sums.graph.len() as u32 {
+                let sum = sums.sum(vertex, |before| wanted[before as usize]);
+                wanted.push(sum);
+                // SAFETY: nobody else is left.
+                assert_eq!(unsafe { sums.sums[vertex as usize].get() }, sum);
+            }
+            assert_eq!(sums.redone.load(Ordering::Relaxed), 2);
+        });
+    }
+
+    /// Each thread begins with one row, and the last transaction needs both.
+    const SOME: &str = "t1: write A\nt2: write A\nt3: write B\nt4: write C from A B";
+
+    fn by_operations(graph: &Graph) -> Units {
+        Units::new(graph, Unit::Op, &[], 0)
+    }
+
+    #[test]
+    fn what_is_ready_finds_what_it_needs() {
+        let course =
+            |graph: &Graph| Course::new(graph, by_operations(graph), Explore::Ns, Aborts::Lazy);
+        walk(SOME, course, 6);
+    }
+
+    #[test]
+    fn strata_come_one_after_the_other() {
+        let course =
+            |graph: &Graph| Course::new(graph, by_operations(graph), Explore::Sbfs, Aborts::Eager);
+        walk(SOME, course, 6);
+    }
+
+    #[test]
+    fn shares_of_strata_wait_for_what_they_need() {
+        let course =
+            |graph: &Graph| Course::new(graph, by_operations(graph), Explore::Sdfs, Aborts::Lazy);
+        walk(SOME, course, 6);
+    }
+
+    #[test]
+    fn chains_wait_for_each_other() {
+        let course = |_: &Graph| Course::tstream(Units::chains(vec![0, 0, 1, 2], 3));
+        walk(SOME, course, 6);
     }
 }

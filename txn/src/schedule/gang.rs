@@ -95,12 +95,13 @@ impl Drop for Guard<'_> {
 }
 
 #[cfg(all(test, loom))]
-mod loom_tests {
+pub(super) mod loom_tests {
     use loom::sync::Arc;
 
     use super::*;
 
-    struct Two;
+    /// Two threads, which the model starts.
+    pub(crate) struct Two;
 
     impl Pool for Two {
         fn threads(&self) -> usize {

@@ -4,6 +4,7 @@
 //! The first thread plans by the chunk and executes its own list in between; the others begin with the
 //! first chunk. A transaction has its turn only when whoever used its rows before is done.
 
+mod done;
 mod feed;
 mod merge;
 mod stage;

@@ -1,9 +1,8 @@
 //! Walking a list.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use tidemill_table::{Opened, RowAt, Seq};
 
+use super::done::Done;
 use super::feed::{Appender, Feed};
 use super::Shared;
 use crate::execute::lane::Lane;
@@ -44,17 +43,6 @@ pub(super) struct List {
     done: Done,
 }
 
-/// How far a list is done; alone in its cache lines, because one thread writes it all the time, and
-/// others look at it.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Done {
-    /// One more than the rank of the last transaction.
-    rank: AtomicUsize,
-    /// How many transactions.
-    count: AtomicUsize,
-}
-
 impl Default for List {
     fn default() -> List {
         let (entries, slots, waits) = (Feed::new(0), Feed::new(0), Feed::new(0));
@@ -83,13 +71,13 @@ impl List {
 
     /// How many transactions are done.
     pub(super) fn done(&self) -> usize {
-        self.done.count.load(Ordering::Relaxed)
+        self.done.count()
     }
 
     /// Whether the transaction of this rank is done, which is in the list.
     #[inline(always)]
     fn has_done(&self, rank: u32) -> bool {
-        self.done.rank.load(Ordering::Acquire) > rank as usize
+        self.done.has(rank)
     }
 
     /// How many transactions may be executed.
@@ -298,7 +286,6 @@ impl InList<'_> {
         let entry = unsafe { self.list.entries.get(self.at as usize) };
         self.slot += u32::from(entry.rows);
         self.at += 1;
-        self.list.done.count.store(self.at as usize, Ordering::Relaxed);
-        self.list.done.rank.store(entry.rank as usize + 1, Ordering::Release);
+        self.list.done.set(entry.rank, self.at as usize);
     }
 }

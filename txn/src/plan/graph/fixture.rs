@@ -97,13 +97,24 @@ fn check(text: &str, expected: Expect) {
     expected.assert_eq(&shown);
 }
 
-fn table(stretch: Vec<(String, Vec<Operation>)>, number: &mut u32) -> String {
-    let (names, operations): (Vec<String>, Vec<Vec<Operation>>) = stretch.into_iter().unzip();
+fn planned(text: &Text) -> Graph {
     let (mut graph, mut collected, mut lists) =
         (Graph::default(), Collected::default(), Vec::new());
-    let text = Text(operations);
-    graph.collect(&text, &Alone, &mut collected).unwrap();
+    graph.collect(text, &Alone, &mut collected).unwrap();
     graph.link(&collected, &Alone, &mut lists, &[], |_, _| (), |_, _, _| None);
+    graph
+}
+
+/// The graph of transactions whose rows are all known.
+#[cfg(loom)]
+pub(crate) fn graph(text: &str) -> Graph {
+    planned(&Text(text.lines().map(|line| parse(line).1).collect()))
+}
+
+fn table(stretch: Vec<(String, Vec<Operation>)>, number: &mut u32) -> String {
+    let (names, operations): (Vec<String>, Vec<Vec<Operation>>) = stretch.into_iter().unzip();
+    let text = Text(operations);
+    let graph = planned(&text);
     let mut shown = String::new();
     let name = |vertex: u32| format!("O{}", *number + vertex + 1);
     for vertex in 0..graph.len() as u32 {

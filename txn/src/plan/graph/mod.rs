@@ -25,7 +25,7 @@
 
 mod collect;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 mod link;
 
 use std::ops::Range;
