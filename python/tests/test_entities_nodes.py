@@ -632,12 +632,6 @@ def kept(ledger: Ledger) -> None:
     ledger.app.table("rates", key="id", id=int, rate=int, history="1h")  # here
 
 
-def triggered(ledger: Ledger) -> None:
-    @ledger.app.trigger(ledger.accounts)  # here
-    def seen(tx: Any, change: Any) -> None:
-        pass
-
-
 def in_time(ledger: Ledger) -> None:
     clicks = ledger.app.stream("clicks", time="at", at=tm.timestamp, id=int)
 
@@ -646,25 +640,21 @@ def in_time(ledger: Ledger) -> None:
         ledger.accounts[e.id].balance += 1
 
 
-def derived(ledger: Ledger) -> None:
-    large = ledger.payments.filter(tm.col("amount") > 5)
-
-    @ledger.app.transaction(large)  # here
-    def big(tx: Any, e: Any) -> None:
-        ledger.accounts[e.src].balance += 1
-
-
 def batched(ledger: Ledger) -> None:
-    @ledger.app.procedure(ledger.payments)  # here
-    def many(tx: Any, payments: Any) -> None:
+    coming = ledger.app.stream("coming", n=int).batches(2)
+
+    @ledger.app.procedure(coming)  # here
+    def many(tx: Any, coming: Any) -> None:
         pass
 
 
-def windowed(ledger: Ledger) -> None:
-    window = ledger.app.window("last", rows=3, slide=1, n=int)
+def answered(ledger: Ledger) -> None:
+    @ledger.app.procedure()  # here
+    def pay(tx: Any, n: int) -> None:
+        pass
 
-    @ledger.app.procedure(ledger.payments, owns=window)  # here
-    def own(tx: Any, payments: Any) -> None:
+    @ledger.app.transaction(pay.aborted)
+    def again(tx: Any, e: Any) -> None:
         pass
 
 
@@ -686,11 +676,9 @@ REFUSED = [
     (entries, "peek reads entries of an index"),
     (ranged, "total reads a range of rates, whose rows are everywhere"),
     (kept, "table rates keeps versions of its rows"),
-    (triggered, "seen is a trigger"),
     (in_time, "click takes events of clicks in the order of their times"),
-    (derived, "big takes events of"),
-    (batched, "many takes batches of events"),
-    (windowed, "own owns window last"),
+    (batched, "many takes batches of coming"),
+    (answered, "again takes the calls of pay that abort"),
     (outside, "asks for work outside"),
 ]
 

@@ -16,7 +16,8 @@
 
 mod alone;
 mod batches;
-mod hooks;
+mod round;
+mod rows;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,11 +28,13 @@ use tidemill_core::{
 };
 
 pub use self::alone::{
-    alone, looking, mentions, ranges, reads_versions, uses, Done, Found, Mentioned,
+    alone, mentions, ranges, reads_versions, transact, uses, Done, Mentioned, When,
 };
+pub use self::round::Rounds;
+use self::rows::Maps;
+pub use self::rows::{between, Rows};
 pub(crate) use self::work::word_value;
 use self::work::Work;
-pub use self::work::{Looked, Write};
 use crate::order::Groups;
 use crate::program::inside::Transaction;
 use crate::program::rounds::{Agenda, Emitted, Given, Turns};
@@ -376,7 +379,9 @@ impl<'a> Machine<'a> {
         let turn = self.turns.all[number].clone();
         let before = self.outcome.tables.clone();
         let moment = self.moment(stamp, turn.step);
-        let mut work = Work::new(self.program, &mut self.outcome, turn.procedures[0], &moment);
+        let Outcome { tables, histories, .. } = &mut self.outcome;
+        let mut rows = Maps { tables, histories };
+        let mut work = Work::new(self.program, &mut rows, turn.procedures[0], &moment);
         let (mut emitted, mut aborted): (Vec<Emitted>, _) = (Vec::new(), None);
         for (place, index) in turn.procedures.iter().enumerate() {
             let handler = &self.program.handlers[*index];
@@ -429,18 +434,12 @@ impl<'a> Machine<'a> {
         let handler = &self.program.handlers[index];
         let before = self.outcome.tables.clone();
         let moment = self.moment(stamp, index);
-        let mut work = Work::new(self.program, &mut self.outcome, index, &moment);
-        let result = match &handler.body {
-            _ if stamp.path.len() > self.program.handlers.len() => Err(reasons::endless()),
-            Body::Declared(declared) => work.declared(declared, event),
-            Body::Native(native) => {
-                let native = &self.program.natives[*native];
-                work.function(|work| work.native(native, event))
-            }
-            Body::Opaque(opaque) => {
-                let function = &self.program.opaques[*opaque];
-                work.function(|work| function.call(event, work))
-            }
+        let Outcome { tables, histories, .. } = &mut self.outcome;
+        let mut rows = Maps { tables, histories };
+        let mut work = Work::new(self.program, &mut rows, index, &moment);
+        let result = match stamp.path.len() > self.program.handlers.len() {
+            true => Err(reasons::endless()),
+            false => work.handler(event),
         };
         let emitted = match result {
             Ok(()) => {

@@ -228,7 +228,7 @@ impl Cluster {
     }
 
     fn partition(&self, table: TableId, key: &[Value]) -> Partition {
-        partition_in(&self.program.tables[table.index()], &Key::of(key))
+        partition_in(&self.functions.program().tables[table.index()], &Key::of(key))
     }
 }
 

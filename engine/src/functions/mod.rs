@@ -1,9 +1,13 @@
 //! The functions of an app as nodes run them (`tidemill_function`): entities' functions, procedures that are
-//! called, and handlers of single events. Each call and each event is a [`Call`]; where it runs is where its
+//! called, and handlers of events. Each call and each event is a [`Call`]; where it runs is where its
 //! entity lives, or, where it has none, chance that is the same everywhere: a hash of what it is given.
+//!
+//! What sets off more than a transaction with its own steps (handlers behind it, procedures, triggers, windows of
+//! its own) runs whole at one node: see `whole.rs`.
 
-mod declared;
 mod once;
+mod rows;
+mod whole;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +19,11 @@ use tidemill_core::{
     Value,
 };
 use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
-use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Takes, Timer};
-use tidemill_txn::reference::{self, Mentioned};
+use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Timer};
+use tidemill_txn::reference::{self, Mentioned, Rounds};
 
-use self::declared::Declared;
 use self::once::Requests;
+use self::whole::{What, Whole};
 use crate::calls::Reply;
 use crate::requests::Request;
 use crate::spec::AppSpec;
@@ -38,7 +42,11 @@ pub trait Begins: Send + Sync {
 
 /// An app's program as nodes see it.
 pub struct AppFunctions {
+    /// As nodes hold its rows: those of windows as any other.
     program: Arc<Program>,
+    /// As it is in one process.
+    whole: Arc<Program>,
+    rounds: Arc<Rounds>,
     /// By handler: the table of its entity, if it is a function of one.
     entities: Vec<Option<TableId>>,
     /// Handlers that clients call, by name.
@@ -102,10 +110,21 @@ impl AppFunctions {
             program.calls.contains(&handler.input).then(|| (handler.name.to_string(), number))
         };
         let called = program.handlers.iter().enumerate().filter_map(called).collect();
+        let functions = (0..entities.len()).filter(|handler| entities[*handler].is_some());
+        let rounds = Arc::new(Rounds::of(program, &functions.collect::<Vec<_>>())?);
         let mut program = program.clone();
         let requests = Requests::add(&mut program);
+        let whole = Arc::new(program.clone());
+        for window in &whole.windows {
+            for table in [window.rows, window.state, window.groups] {
+                program.tables[table.index()].keeps = None;
+            }
+            // They are read together.
+            program.tables[window.groups.index()].partition_prefix = Some(0);
+        }
+        program.forget();
         let program = Arc::new(program);
-        Ok(Arc::new(AppFunctions { program, entities, called, begins, requests }))
+        Ok(Arc::new(AppFunctions { program, whole, rounds, entities, called, begins, requests }))
     }
 
     /// A client's call of a procedure or an entity's function by its name, with a value for each column of
@@ -126,12 +145,27 @@ impl AppFunctions {
         Ok(self.requests.call(self.call(name, row)?, request))
     }
 
-    /// The transactions of an event, in the order of the handlers on its stream.
+    /// The transactions of an event, in the order of the handlers on its stream; one where its round is executed
+    /// as a whole.
     ///
     /// # Errors
     /// When the row has other columns than the stream.
     pub fn event(&self, stream: StreamId, row: &[Value]) -> Result<Vec<Call>> {
-        self.program.handlers_on(stream).map(|handler| self.made(handler, row)).collect()
+        if !self.rounds.is_needed(&self.program, stream) {
+            return self.program.handlers_on(stream).map(|h| self.made(h, row)).collect();
+        }
+        self.check_columns(stream, row)?;
+        let number = self.program.handlers.len() + stream.index();
+        let (target, table) = (Target::Function(2 * number as u32), TableId(0));
+        let key = placed(&self.program.tables[0], number, row);
+        Ok(vec![Call { target, table, key: key.into(), args: row.into() }])
+    }
+
+    /// The stream of whose event a call is the round.
+    fn round_of(&self, target: Target) -> Option<StreamId> {
+        let (number, _) = handler_of(target).filter(|(_, is_request)| !is_request)?;
+        let stream = number.checked_sub(self.program.handlers.len())?;
+        (stream < self.program.streams.len()).then_some(StreamId(stream as u16))
     }
 
     /// The app's timers.
@@ -217,12 +251,7 @@ impl AppFunctions {
     }
 
     fn made(&self, handler: usize, row: &[Value]) -> Result<Call> {
-        let stream = &self.program.streams[self.program.handlers[handler].input.index()].spec;
-        if row.len() != stream.schema.len() {
-            let (columns, given) = (stream.schema.len(), row.len());
-            let what = format!("{} has {columns} columns, but {given} were given", stream.name);
-            return Err(Error::program(what));
-        }
+        self.check_columns(self.program.handlers[handler].input, row)?;
         let target = request(handler);
         if let Some(table) = self.entities[handler] {
             let (key, args) = row.split_at(self.program.tables[table.index()].key.len());
@@ -234,13 +263,28 @@ impl AppFunctions {
         Ok(Call { target, table, key: key.into(), args: row.into() })
     }
 
+    fn check_columns(&self, stream: StreamId, row: &[Value]) -> Result<()> {
+        let stream = &self.program.streams[stream.index()].spec;
+        if row.len() != stream.schema.len() {
+            let (columns, given) = (stream.schema.len(), row.len());
+            let what = format!("{} has {columns} columns, but {given} were given", stream.name);
+            return Err(Error::program(what));
+        }
+        Ok(())
+    }
+
     /// Whether there is such a handler, and a call has a value for each column of its stream. Others may have
     /// written it.
-    fn is_event(&self, handler: usize, call: &Call) -> bool {
-        self.program.handlers.get(handler).is_some_and(|handler| {
+    fn is_event(&self, number: usize, call: &Call) -> bool {
+        self.program.handlers.get(number).is_some_and(|handler| {
             let columns = self.program.streams[handler.input.index()].spec.schema.len();
-            call.args.len() == columns
+            let key = if self.entities[number].is_some() { call.key.len() } else { 0 };
+            key + call.args.len() == columns
         })
+    }
+
+    fn begin_whole(&self, what: What, call: &Call, is_keyed: bool) -> Box<dyn Activation> {
+        Box::new(Whole::new(&self.whole, &self.rounds, what, call, is_keyed))
     }
 
     /// The row of the stream that a request came by, as it came.
@@ -265,6 +309,14 @@ impl AppFunctions {
                 (_, Some(inner)) => self.replied(&inner, outcome),
                 (_, None) => unreachable!("requests are made here"),
             };
+        }
+        if let Some(stream) = self.round_of(call.target) {
+            let Err(Abort { reason, .. }) = outcome else { return (Reply::Returned(None), None) };
+            let event = Rounds::only(&self.program, stream).map(|only| {
+                let event = self.program.abort_event(only, &call.args, &reason);
+                (self.program.handlers[only].aborted, event.into())
+            });
+            return (Reply::Aborted(reason), event);
         }
         let Some((number, true)) = handler_of(call.target) else {
             unreachable!("requests are made here")
@@ -299,14 +351,33 @@ impl Functions for AppFunctions {
             return self.requests.begin(call);
         }
         let unknown = || Abort::refused("there is no such function");
+        if let Some(stream) = self.round_of(call.target) {
+            let columns = self.program.streams[stream.index()].spec.schema.len();
+            return match call.args.len() == columns {
+                true => Ok(self.begin_whole(What::Round(stream), call, false)),
+                false => Err(unknown()),
+            };
+        }
         let (number, is_request) = handler_of(call.target).ok_or_else(unknown)?;
-        match self.program.handlers.get(number).ok_or_else(unknown)?.body {
-            Body::Opaque(function) => self.begins.begin(function, call, is_request),
-            Body::Declared(_) if self.is_event(number, call) => {
-                Ok(Box::new(Declared::new(&self.program, number, call)))
+        let handler = self.program.handlers.get(number).ok_or_else(unknown)?;
+        let is_event = self.is_event(number, call);
+        match handler.body {
+            _ if is_request && self.rounds.is_needed(&self.program, handler.input) => {
+                if !is_event {
+                    return Err(unknown());
+                }
+                let stream = handler.input;
+                let what = match handler.output.filter(|_| self.program.calls.contains(&stream)) {
+                    Some(output) => What::Replies(stream, output),
+                    None => What::Round(stream),
+                };
+                Ok(self.begin_whole(what, call, self.entities[number].is_some()))
             }
-            Body::Declared(_) => Err(unknown()),
-            Body::Native(_) => Err(unknown()),
+            Body::Opaque(function) => self.begins.begin(function, call, is_request),
+            Body::Declared(_) if is_event => {
+                Ok(self.begin_whole(What::Handler(number), call, false))
+            }
+            Body::Declared(_) | Body::Native(_) => Err(unknown()),
         }
     }
 
@@ -322,7 +393,9 @@ impl Functions for AppFunctions {
 
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
         let (handler, _) = handler_of(call.target)?;
-        if !self.is_event(handler, call) {
+        if !self.is_event(handler, call)
+            || self.rounds.is_needed(&self.program, self.program.handlers[handler].input)
+        {
             return None;
         }
         let rows = reference::mentions(&self.program, handler, &call.args)?;
@@ -375,16 +448,6 @@ fn refused(spec: &AppSpec) -> Result<()> {
             .help("run the app in one process")
             .at(at.to_string()))
     };
-    if let Some(trigger) = program.triggers.first() {
-        return refuse(format!("{} is a trigger", trigger.name), &trigger.at);
-    }
-    if let Some(window) = program.windows.first() {
-        let owner = &program.handlers[window.owner.index()];
-        return refuse(format!("{} owns window {}", owner.name, window.name), &owner.at);
-    }
-    if let Some(nested) = program.nested.first() {
-        return refuse(format!("{} is a nested transaction", nested.name), &nested.at);
-    }
     if let Some(external) = spec.externals.first() {
         return refuse(format!("table {} asks for work outside", external.outbox), &external.at);
     }
@@ -397,14 +460,19 @@ fn refused(spec: &AppSpec) -> Result<()> {
             return refuse(format!("table {} keeps versions of its rows", table.name), &table.at);
         }
     }
+    let is_batched = |stream: StreamId| program.streams[stream.index()].batch.is_some();
     for number in 0..program.handlers.len() {
         let handler = &program.handlers[number];
         let stream = &program.streams[handler.input.index()];
         let (name, input) = (&handler.name, &stream.spec.name);
-        let what = if handler.takes != Takes::Each || stream.batch.is_some() {
-            format!("{name} takes batches of events")
-        } else if stream.origin != Origin::Input {
-            format!("{name} takes events of {input}, which the app makes")
+        let mut answers = program.handlers_on(handler.aborted);
+        let what = if let Some(input) = handler.inputs().find(|i| is_batched(i.stream)) {
+            format!("{name} takes batches of {}", program.streams[input.stream.index()].spec.name)
+        } else if let Some(other) =
+            answers.next().filter(|_| program.calls.contains(&handler.input))
+        {
+            let other = &program.handlers[other].name;
+            format!("{other} takes the calls of {name} that abort")
         } else if stream.spec.time != StreamTime::Arrival {
             format!("{name} takes events of {input} in the order of their times")
         } else if matches!(handler.body, Body::Native(_)) {

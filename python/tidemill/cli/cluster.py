@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def _secret(settings: dict[str, Any]) -> bytes:
 def _coordinator(args: argparse.Namespace) -> int:
     app, folder = load(args.app)
     settings = {"cluster_listen": "127.0.0.1:7400"} | _settings(args, folder)
-    _check(app)
+    _check(app, settings)
     signals = Signals()
     signals.install()
     coordinator = Coordinator(app, placed(settings, app.name), _secret(settings))
@@ -114,11 +115,13 @@ def _coordinator(args: argparse.Namespace) -> int:
     return _ended(args, status, signals)
 
 
-def _check(app: App) -> None:
-    if not app.calls:
+def _check(app: App, settings: Mapping[str, Any]) -> None:
+    # What others write into the log of Kafka may be events.
+    if not app.calls and not app.timers and "cluster_log" not in settings:
         raise ProgramError(
             f"app {app.name} has nothing that clients could call",
-            "several processes run functions of entities and procedures that are called",
+            "clients call procedures and functions of entities; events come from whoever writes "
+            "them into the log, where that is in Kafka: --log kafka://HOST:PORT",
             app.at,
         )
 
@@ -322,7 +325,7 @@ def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> in
     """A coordinator in this process, and workers in others of this machine."""
     if args.processes < 1:
         raise SettingError(f"--processes {args.processes}", "give 1 or more")
-    _check(app)
+    _check(app, settings)
     signals = Signals()
     signals.install()
     secret = secrets.token_bytes(32)

@@ -1,11 +1,11 @@
-//! One declared transaction by itself, on rows that others hold.
+//! One transaction by itself, on rows that others hold.
 
 use std::collections::BTreeMap;
 
 use tidemill_core::{Key, Position, Row, SourceId, Stamp, StreamId, TableId, Value};
 
-use super::work::{Looked, Work, Write};
-use super::Outcome;
+use super::rows::{Maps, Rows};
+use super::work::Work;
 use crate::program::{evaluate, key_value, Abort, Answers, Body, Footprint, Moment, Op, Program};
 
 /// A row that a declared transaction mentions: its table and key, and whether it may be written.
@@ -14,8 +14,22 @@ pub type Mentioned = (TableId, Key, bool);
 /// What such a transaction comes to: the rows that it has written, and its events.
 pub type Done = (Vec<(TableId, Key, Option<Row>)>, Vec<(StreamId, Row)>);
 
-/// The same, with all that it has written in its order: a row may be there more than once.
-pub type Found = (Vec<Write>, Vec<(StreamId, Row)>);
+/// When a transaction is, and what its random numbers are made of.
+#[derive(Clone, Copy, Debug)]
+pub struct When {
+    /// The clock, and its time.
+    pub now_us: i64,
+    /// What no other transaction has.
+    pub chance: u64,
+}
+
+impl When {
+    pub(super) fn moment<'a>(&self, step: usize, answers: &'a Answers) -> Moment<'a> {
+        let When { now_us, chance } = *self;
+        let at = Position { time_us: now_us, source: SourceId(0), offset: chance };
+        Moment { now_us, stamp: Stamp::of(at), step, answers }
+    }
+}
 
 /// The rows that a declared handler's transaction of an event mentions, none twice. A row whose key can't be
 /// computed is not among them: the transaction aborts where it comes to it.
@@ -66,87 +80,53 @@ pub fn reads_versions(program: &Program, handler: usize) -> bool {
     }
 }
 
-/// Runs a declared handler's transaction of an event on whatever rows it looks for, which `fetch` gives as they are
-/// before it. What it is not given it takes for missing, and then it runs again.
+/// Runs a handler's transaction of an event on whatever rows it looks for, and gives the events that it emits.
 ///
 /// # Errors
-/// Why it aborts, or what `fetch` says.
-pub fn looking<E: From<Abort>>(
+/// Why it aborts. What it has written by then stays.
+pub fn transact(
     program: &Program,
     handler: usize,
     event: &[Value],
-    fetch: &mut dyn FnMut(&Looked) -> Result<Vec<Row>, E>,
-) -> Result<Found, E> {
-    let (mut known, mut rows) = (Vec::new(), Vec::<(TableId, Key, Row)>::new());
-    loop {
-        let given = rows.iter().map(|(table, key, row)| (*table, key.clone(), Some(&row[..])));
-        let (looked, done) = run(program, handler, event, given);
-        let before = known.len();
-        for next in looked.0 {
-            // The first one that is not known is what it has to look for, the others mostly are.
-            let is_first = known.len() == before;
-            if known.contains(&next) || !(is_first || matches!(next, Looked::Row(..))) {
-                continue;
-            }
-            let (Looked::Row(table, _) | Looked::Range(table, ..)) = &next;
-            let key = &program.tables[table.index()].key;
-            let fetched = fetch(&next)?.into_iter();
-            rows.extend(fetched.map(|row| (*table, Key::of(key.iter().map(|at| &row[*at])), row)));
-            known.push(next);
-        }
-        if known.len() == before {
-            let (_, events) = done?;
-            return Ok((looked.1, events));
-        }
-    }
+    when: When,
+    rows: &mut impl Rows,
+) -> Result<Vec<(StreamId, Row)>, Abort> {
+    let answers = Answers::default();
+    let moment = when.moment(handler, &answers);
+    let mut work = Work::new(program, rows, handler, &moment);
+    work.handler(event)?;
+    let emitted = work.inside.emitted.into_iter();
+    Ok(emitted.map(|(stream, row)| (stream, row.into())).collect())
 }
 
 /// Runs a declared handler's transaction of an event, on the rows that [`mentions`] names.
+///
+/// # Errors
+/// Why it aborts.
 pub fn alone<'r>(
     program: &Program,
     handler: usize,
     event: &[Value],
     rows: impl IntoIterator<Item = (TableId, Key, Option<&'r [Value]>)>,
 ) -> Result<Done, Abort> {
-    run(program, handler, event, rows).1
-}
-
-/// The same, and what it has looked for and written.
-fn run<'r>(
-    program: &Program,
-    handler: usize,
-    event: &[Value],
-    rows: impl IntoIterator<Item = (TableId, Key, Option<&'r [Value]>)>,
-) -> ((Vec<Looked>, Vec<Write>), Result<Done, Abort>) {
-    let Body::Declared(declared) = &program.handlers[handler].body else {
-        unreachable!("whoever asks has looked")
-    };
-    let mut outcome = Outcome {
-        tables: vec![BTreeMap::new(); program.tables.len()],
-        histories: vec![BTreeMap::new(); program.tables.len()],
-        ..Outcome::default()
-    };
+    let mut tables = vec![BTreeMap::new(); program.tables.len()];
     for (table, key, row) in rows {
         if let Some(row) = row {
-            outcome.tables[table.index()].insert(key, row.into());
+            tables[table.index()].insert(key, row.into());
         }
     }
-    let (answers, at) =
-        (Answers::default(), Position { time_us: 0, source: SourceId(0), offset: 0 });
+    let histories = vec![BTreeMap::new(); program.tables.len()];
+    let mut rows = Maps { tables: &mut tables, histories: &histories };
     // Neither time nor chance is in a declared transaction without windows.
-    let moment = Moment { now_us: 0, stamp: Stamp::of(at), step: handler, answers: &answers };
-    let mut work = Work::new(program, &mut outcome, handler, &moment);
-    let done = work.declared(declared, event);
-    let (looked, written, emitted) =
-        ((work.looked, work.writes), work.written, work.inside.emitted);
-    if let Err(abort) = done {
-        return (looked, Err(abort));
-    }
-    let mut left = Vec::with_capacity(written.len());
-    for (table, key) in written {
-        let row = outcome.tables[table.index()].remove(&key);
-        left.push((table, key, row));
-    }
-    let emitted = emitted.into_iter().map(|(stream, row)| (stream, row.into())).collect();
-    (looked, Ok((left, emitted)))
+    let (answers, when) = (Answers::default(), When { now_us: 0, chance: 0 });
+    let moment = when.moment(handler, &answers);
+    let mut work = Work::new(program, &mut rows, handler, &moment);
+    work.handler(event)?;
+    let (written, emitted) = (work.written, work.inside.emitted);
+    let row = |(table, key): (TableId, Key)| {
+        let row = tables[table.index()].remove(&key);
+        (table, key, row)
+    };
+    let written = written.into_iter().map(row).collect();
+    Ok((written, emitted.into_iter().map(|(stream, row)| (stream, row.into())).collect()))
 }

@@ -1,48 +1,35 @@
-//! One transaction, on ordered maps.
+//! One transaction, wherever its rows are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tidemill_core::{
     encode, rules, Column, DataType, Key, Row, StreamId, TableId, TableSpec, Value,
 };
 
-use super::{Outcome, Version};
+use super::rows::Rows;
 use crate::execute::{on_frames, OnFrames};
 use crate::program::inside::Inside;
 use crate::program::inside::Transaction;
 use crate::program::owned::Held;
 use crate::program::{
-    evaluate, key_value, reasons, Abort, Aggregate, Declared, Moment, Native, Op, Program, RowId,
-    Scope, Tx, VarId, Window, WindowId, WindowRead,
+    evaluate, key_value, reasons, Abort, Aggregate, Body, Declared, Moment, Native, Op, Program,
+    RowId, Scope, Tx, VarId, Window, WindowId, WindowRead,
 };
 
-/// One transaction at work, on the tables themselves.
-pub(super) struct Work<'a> {
+/// One transaction at work.
+pub(super) struct Work<'a, R> {
     /// What it is beside its rows.
     pub(super) inside: Inside<'a>,
-    pub(super) tables: &'a mut Vec<BTreeMap<Key, Row>>,
-    histories: &'a [BTreeMap<Key, Vec<Version>>],
+    pub(super) rows: &'a mut R,
     /// The rows it has written.
     pub(super) written: BTreeSet<(TableId, Key)>,
-    /// What a declared handler has looked for.
-    pub(super) looked: Vec<Looked>,
-    /// What it has written, in its order.
-    pub(super) writes: Vec<Write>,
+    /// What they were, in the order in which they were written.
+    pub(super) undo: Vec<Was>,
 }
 
-/// A row that a transaction has written: its table, a value for each column of its key, and what it has become.
-pub type Write = (TableId, Vec<Value>, Option<Row>);
-
-/// What a declared transaction looks for.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Looked {
-    /// A row: its key, a value for each column.
-    Row(TableId, Vec<Value>),
-    /// The rows whose keys are not before the first bound and are before the second one, without bound where it is
-    /// empty. Bounds are leading columns.
-    Range(TableId, Vec<Value>, Vec<Value>),
-}
+/// What a row was: its table, a value for each column of its key, and the row.
+pub(super) type Was = (TableId, Vec<Value>, Option<Row>);
 
 struct Variables<'a> {
     event: &'a [Value],
@@ -59,23 +46,35 @@ impl Scope for Variables<'_> {
     }
 }
 
-impl<'a> Work<'a> {
+impl<'a, R: Rows> Work<'a, R> {
     /// A transaction of a handler, on what all before it have left.
     pub(super) fn new(
         program: &'a Program,
-        outcome: &'a mut Outcome,
+        rows: &'a mut R,
         handler: usize,
         moment: &'a Moment<'a>,
-    ) -> Work<'a> {
-        let Outcome { tables, histories, .. } = outcome;
+    ) -> Work<'a, R> {
         let inside = Inside::new(program, handler, moment);
-        let (written, looked, writes) = (BTreeSet::new(), Vec::new(), Vec::new());
-        Work { inside, tables, histories, written, looked, writes }
+        Work { inside, rows, written: BTreeSet::new(), undo: Vec::new() }
     }
-}
 
-impl Work<'_> {
-    pub(super) fn declared(&mut self, declared: &Declared, event: &[Value]) -> Result<(), Abort> {
+    /// Runs a handler that takes each event by itself.
+    pub(super) fn handler(&mut self, event: &[Value]) -> Result<(), Abort> {
+        let program = self.inside.program;
+        match &program.handlers[self.inside.handler].body {
+            Body::Declared(declared) => self.declared(declared, event),
+            Body::Native(native) => {
+                let native = &program.natives[*native];
+                self.function(|work| work.native(native, event))
+            }
+            Body::Opaque(opaque) => {
+                let function = &program.opaques[*opaque];
+                self.function(|work| function.call(event, work))
+            }
+        }
+    }
+
+    fn declared(&mut self, declared: &Declared, event: &[Value]) -> Result<(), Abort> {
         self.function(|work| work.steps(declared, event))
     }
 
@@ -98,10 +97,7 @@ impl Work<'_> {
             let table = step.op.row().map(|row| declared.rows[row.index()].table);
             let spec = table.map(|t| &self.inside.program.tables[t.index()]);
             let held = match table {
-                Some(table) => {
-                    self.looked.push(Looked::Row(table, key.clone()));
-                    self.tables[table.index()].get(&Key::of(&key)).cloned()
-                }
+                Some(table) => self.rows.row(table, &key)?,
                 None => None,
             };
             let assign = |row: &mut Vec<Value>, values: &[(u16, _)]| -> Result<(), Abort> {
@@ -130,8 +126,7 @@ impl Work<'_> {
                     let (from, to): (Result<Vec<_>, _>, Result<Vec<_>, _>) =
                         (bound(from), bound(to));
                     let (from, to) = (from?, to?);
-                    let rows = self.between(*table, &from, &to)?;
-                    self.looked.push(Looked::Range(*table, from, to));
+                    let rows = self.rows.range(self.inside.program, *table, &from, &to)?;
                     let spec = &self.inside.program.tables[table.index()];
                     let value = made_of(rows, spec, *column, aggregate)?;
                     set_var(&mut scope.vars, *var, value);
@@ -194,7 +189,7 @@ impl Work<'_> {
         // A row that came to be by setting its columns must have them all in the end.
         for (table, key) in made {
             let spec = &self.inside.program.tables[table.index()];
-            if let Some(row) = self.tables[table.index()].get(&Key::of(&key)) {
+            if let Some(row) = self.rows.row(table, &key)? {
                 let columns = spec.schema.columns.iter().zip(row.iter());
                 for (index, (column, value)) in columns.enumerate() {
                     if value.is_null() && !column.nullable {
@@ -212,7 +207,7 @@ impl Work<'_> {
         row.key.iter().map(|id| key_value(evaluate(&declared.exprs, *id, scope)?, spec)).collect()
     }
 
-    pub(super) fn native(&mut self, native: &Native, event: &[Value]) -> Result<(), Abort> {
+    fn native(&mut self, native: &Native, event: &[Value]) -> Result<(), Abort> {
         let event_words: Vec<u64> = event.iter().map(|v| v.word().expect("checked")).collect();
         let (mut words, mut bases, mut keys) =
             (Vec::new(), Vec::new(), Vec::<(TableId, Vec<Value>)>::new());
@@ -225,7 +220,7 @@ impl Work<'_> {
                 .map(|id| key_value(evaluate(&native.exprs, *id, event)?, spec))
                 .collect();
             let key = key?;
-            let held = self.tables[row.table.index()].get(&Key::of(&key));
+            let held = self.rows.row(row.table, &key)?;
             present |= u128::from(held.is_some()) << index;
             let same = keys.iter().position(|(t, k)| (*t, k) == (row.table, &key));
             match same {
@@ -334,7 +329,7 @@ fn set_var(vars: &mut Vec<Value>, var: VarId, value: Value) {
     vars[var.index()] = value;
 }
 
-impl Tx for Work<'_> {
+impl<R: Rows> Tx for Work<'_, R> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
         self.inside.count(1)?;
         self.inside.program.check_visible(table)?;
@@ -367,7 +362,8 @@ impl Tx for Work<'_> {
         let program = self.inside.program;
         program.check_ranges(table)?;
         let (from, to) = (program.stored_bound(table, from)?, program.stored_bound(table, to)?);
-        let rows: Vec<Row> = self.between(table, &from, &to)?.into_iter().take(limit).collect();
+        let rows = self.rows.range(program, table, &from, &to)?;
+        let rows: Vec<Row> = rows.into_iter().take(limit).collect();
         self.inside.count(rows.len())?;
         Ok(rows)
     }
@@ -377,12 +373,7 @@ impl Tx for Work<'_> {
         let program = self.inside.program;
         program.check_ranges(table)?;
         let leading = program.stored_bound(table, leading)?;
-        let is_found = |row: &&Row| {
-            let mut both = leading.iter().zip(&program.tables[table.index()].key);
-            both.all(|(value, column)| Key::of([value]) == Key::of([&row[*column]]))
-        };
-        let rows = self.tables[table.index()].values().filter(is_found);
-        let rows: Vec<Row> = rows.take(limit).cloned().collect();
+        let rows = self.rows.leading(program, table, &leading, limit)?;
         self.inside.count(rows.len())?;
         Ok(rows)
     }
@@ -441,11 +432,12 @@ impl Tx for Work<'_> {
         question: &[u8],
         ask: &mut dyn FnMut() -> Vec<u8>,
     ) -> Result<Arc<[u8]>, Abort> {
+        self.rows.check_lookup()?;
         self.inside.lookup(question, ask)
     }
 }
 
-impl Work<'_> {
+impl<R: Rows> Work<'_, R> {
     /// A row becomes this.
     fn write(
         &mut self,
@@ -453,22 +445,29 @@ impl Work<'_> {
         key: &[Value],
         row: Option<Vec<Value>>,
     ) -> Result<(), Abort> {
-        let held = self.tables[table.index()].get(&Key::of(key));
-        self.inside.note(table, key, held.map(|row| &row[..]));
+        let held = self.rows.row(table, key)?;
+        self.inside.note(table, key, held.as_deref());
         self.written.insert((table, Key::of(key)));
-        let row: Option<Row> = row.map(Row::from);
-        self.writes.push((table, key.to_vec(), row.clone()));
-        match row {
-            Some(row) => self.tables[table.index()].insert(Key::of(key), row),
-            None => self.tables[table.index()].remove(&Key::of(key)),
-        };
-        self.reindex(table, &Key::of(key))
+        self.become_row(table, key, held, row.map(Row::from))
+            .inspect_err(|abort| self.inside.fail(abort))
+    }
+
+    /// A row that was this becomes that.
+    fn become_row(
+        &mut self,
+        table: TableId,
+        key: &[Value],
+        was: Option<Row>,
+        row: Option<Row>,
+    ) -> Result<(), Abort> {
+        self.undo.push((table, key.to_vec(), was));
+        self.rows.write(self.inside.program, table, key, row)
     }
 
     /// What a window comes to. All versions are there, whatever the history keeps: a program can't
     /// see what is gone.
     fn over(
-        &self,
+        &mut self,
         table: TableId,
         key: &[Value],
         window: &Window,
@@ -476,8 +475,7 @@ impl Work<'_> {
         aggregate: &Aggregate,
     ) -> Result<Value, Abort> {
         let is_written = self.written.contains(&(table, Key::of(key)));
-        let own = self.tables[table.index()].get(&Key::of(key)).filter(|_| is_written);
-        let own = own.map(|row| row.to_vec());
+        let own = self.rows.row(table, key)?.filter(|_| is_written).map(Vec::from);
         self.over_copy(table, key, own, window, column, aggregate)
     }
 
@@ -491,9 +489,9 @@ impl Work<'_> {
         column: u16,
         aggregate: &Aggregate,
     ) -> Result<Value, Abort> {
-        let (spec, key) = (&self.inside.program.tables[table.index()], Key::of(key));
+        let spec = &self.inside.program.tables[table.index()];
         let now = self.inside.moment.time_us();
-        let mut versions = self.histories[table.index()].get(&key).cloned().unwrap_or_default();
+        let mut versions = self.rows.versions(table, key)?;
         versions.extend(own.map(|row| (versions.len() as u64, now, row.into())));
         let len = versions.len() as u64;
         let wide = i128::from;
@@ -528,22 +526,32 @@ impl Work<'_> {
         });
         made_of(versions.into_iter().map(|(_, _, row)| row), spec, column, aggregate)
     }
+}
 
-    /// The rows whose keys are in a range, in key order.
-    fn between(&self, table: TableId, from: &[Value], to: &[Value]) -> Result<Vec<Row>, Abort> {
+impl<R: Rows> Held for Work<'_, R> {
+    fn held(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        self.rows.row(table, key)
+    }
+
+    fn hold(&mut self, table: TableId, row: Vec<Value>) -> Result<(), Abort> {
         let spec = &self.inside.program.tables[table.index()];
-        let bytes = |bound: &[Value]| -> Result<Vec<u8>, Abort> {
-            let mut bytes = Vec::new();
-            for value in bound {
-                encode::key(&key_value(value.clone(), spec)?, &mut bytes);
-            }
-            Ok(bytes)
-        };
-        let (from, to) = (bytes(from)?, bytes(to)?);
-        let rows = self.tables[table.index()].iter();
-        Ok(rows
-            .filter(|(key, _)| *key.0 >= from[..] && (to.is_empty() || *key.0 < to[..]))
-            .map(|(_, row)| row.clone())
-            .collect())
+        let key: Vec<Value> = spec.key.iter().map(|column| row[*column].clone()).collect();
+        let was = self.rows.row(table, &key)?;
+        self.become_row(table, &key, was, Some(row.into()))
+    }
+
+    fn let_go(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        let was = self.rows.row(table, key)?;
+        self.become_row(table, key, was, None)
+    }
+
+    fn all(&mut self, table: TableId) -> Result<Vec<Row>, Abort> {
+        self.rows.leading(self.inside.program, table, &[], usize::MAX)
+    }
+}
+
+impl<'a, R: Rows> Transaction<'a> for Work<'a, R> {
+    fn inside(&mut self) -> &mut Inside<'a> {
+        &mut self.inside
     }
 }

@@ -1,0 +1,171 @@
+//! The rows of nodes, for transactions that run as they would in one process.
+
+use std::collections::BTreeMap;
+
+use tidemill_core::{Key, Row, TableId, Value};
+use tidemill_function::{Context, Stop};
+use tidemill_txn::program::{Abort, AbortKind, Program};
+use tidemill_txn::reference::{between, Rows, Version};
+
+/// What a function on a node reaches, as rows.
+pub(super) struct OnNodes<'c> {
+    context: &'c mut dyn Context,
+    /// Rows that have not all their values yet. They go where they live when they have.
+    partial: BTreeMap<(TableId, Key), Row>,
+    /// Whether all is begun again, because a row is not here yet.
+    is_unwound: bool,
+}
+
+impl<'c> OnNodes<'c> {
+    pub(super) fn new(context: &'c mut dyn Context) -> OnNodes<'c> {
+        OnNodes { context, partial: BTreeMap::new(), is_unwound: false }
+    }
+
+    /// Why a transaction ends that has aborted so.
+    pub(super) fn why(&self, abort: Abort) -> Stop {
+        match self.is_unwound {
+            true => Stop::Unwind,
+            false => abort.into(),
+        }
+    }
+
+    fn done<T>(&mut self, result: Result<T, Stop>) -> Result<T, Abort> {
+        result.map_err(|stop| match stop {
+            Stop::Abort(abort) => abort,
+            Stop::Unwind => {
+                self.is_unwound = true;
+                // Nobody sees it.
+                Abort { kind: AbortKind::Raised, reason: String::new() }
+            }
+        })
+    }
+
+    /// Refuses a row of which another has the entry in a unique index, before anything of it is written.
+    fn check_entries(
+        &mut self,
+        program: &Program,
+        table: TableId,
+        key: &[Value],
+        row: &[Value],
+    ) -> Result<(), Abort> {
+        for index in program.indexes(table).iter().filter(|index| index.is_unique()) {
+            let Some(entry) = index.entry(program, row) else { continue };
+            let was = self.context.get(table, key);
+            let was = self.done(was)?.and_then(|was| index.entry(program, &was));
+            if was.is_some_and(|was| index.key(&was) == index.key(&entry)) {
+                continue;
+            }
+            let other = self.context.get(index.table, index.key(&entry));
+            if self.done(other)?.is_some() {
+                return Err(index.is_taken(program, &entry));
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows whose keys begin so, in key order, with those that have not all their values yet.
+    fn find(
+        &mut self,
+        program: &Program,
+        table: TableId,
+        leading: &[Value],
+        limit: usize,
+    ) -> Result<Vec<(Key, Row)>, Abort> {
+        let columns = &program.tables[table.index()].key;
+        let key_of = |row: &[Value]| Key::of(columns.iter().map(|column| &row[*column]));
+        let begins = |row: &Row| {
+            leading.iter().zip(columns).all(|(v, at)| Key::of([v]) == Key::of([&row[*at]]))
+        };
+        let partial = self.partial.iter().filter(|((of, _), row)| *of == table && begins(row));
+        let partial: Vec<(Key, Row)> =
+            partial.map(|((_, key), row)| (key.clone(), row.clone())).collect();
+        // A whole row may be there in the place of one that is not.
+        let asked = u32::try_from(limit.saturating_add(partial.len())).unwrap_or(u32::MAX);
+        let rows = self.context.find(table, leading, asked);
+        let rows = self.done(rows)?;
+        let mut found: BTreeMap<Key, Row> =
+            rows.iter().map(|row| (key_of(row), row.as_ref().into())).collect();
+        found.extend(partial);
+        Ok(found.into_iter().take(limit).collect())
+    }
+}
+
+/// Whether a row has all the values that it must have. One that comes to be column by column has them in the end.
+fn is_whole(program: &Program, table: TableId, row: &[Value]) -> bool {
+    let columns = &program.tables[table.index()].schema.columns;
+    columns.iter().zip(row).all(|(column, value)| column.nullable || !value.is_null())
+}
+
+/// Why a function aborts that asks for more than nodes have.
+fn not_here(what: &str) -> Abort {
+    Abort::refused(format!("{what}: functions on several processes can't do that yet"))
+}
+
+impl Rows for OnNodes<'_> {
+    fn row(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+        if let Some(row) = self.partial.get(&(table, Key::of(key))) {
+            return Ok(Some(row.clone()));
+        }
+        let row = self.context.get(table, key);
+        Ok(self.done(row)?.map(|row| row.as_ref().into()))
+    }
+
+    fn write(
+        &mut self,
+        program: &Program,
+        table: TableId,
+        key: &[Value],
+        row: Option<Row>,
+    ) -> Result<(), Abort> {
+        let Some(row) = row else {
+            self.partial.remove(&(table, Key::of(key)));
+            let deleted = self.context.delete(table, key);
+            return self.done(deleted);
+        };
+        self.check_entries(program, table, key, &row)?;
+        if !is_whole(program, table, &row) {
+            self.partial.insert((table, Key::of(key)), row);
+            return Ok(());
+        }
+        self.partial.remove(&(table, Key::of(key)));
+        let put = self.context.put(table, &row);
+        self.done(put)
+    }
+
+    fn range(
+        &mut self,
+        program: &Program,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+    ) -> Result<Vec<Row>, Abort> {
+        let is_in = between(program, table, from, to)?;
+        let common = from.iter().zip(to).take_while(|(from, to)| from == to).count();
+        let mut rows = self.find(program, table, &from[..common], usize::MAX)?;
+        rows.retain(|(key, _)| is_in(key));
+        Ok(rows.into_iter().map(|(_, row)| row).collect())
+    }
+
+    fn leading(
+        &mut self,
+        program: &Program,
+        table: TableId,
+        leading: &[Value],
+        limit: usize,
+    ) -> Result<Vec<Row>, Abort> {
+        let rows = self.find(program, table, leading, limit)?;
+        Ok(rows.into_iter().map(|(_, row)| row).collect())
+    }
+
+    fn versions(&self, _: TableId, _: &[Value]) -> Result<Vec<Version>, Abort> {
+        Err(not_here("a window over versions of a row"))
+    }
+
+    fn check_lookup(&self) -> Result<(), Abort> {
+        Err(not_here("ctx.lookup"))
+    }
+
+    fn are_gone(&self) -> bool {
+        self.is_unwound
+    }
+}

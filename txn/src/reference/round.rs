@@ -1,0 +1,261 @@
+//! One event and all that it sets off, on rows that others hold: what `Machine` makes of an event, where there is one
+//! event and not a table more than it needs. It is one place in the order: nobody sees anything between its
+//! transactions, each of which commits or aborts by itself.
+
+use tidemill_core::{Row, StreamId, Value};
+
+use super::alone::When;
+use super::rows::Rows;
+use super::work::{Was, Work};
+use crate::program::inside::Transaction;
+use crate::program::rounds::{Agenda, Emitted, Given, Turns};
+use crate::program::{reasons, Abort, Answers, Body, Handler, Origin, Program};
+
+/// The rounds of a program.
+#[derive(Debug)]
+pub struct Rounds {
+    turns: Turns,
+    /// By handler: whether more than one transaction, or more than its own steps, may come of an event.
+    are_needed: Vec<bool>,
+}
+
+impl Rounds {
+    /// Those of a program, where opaque functions call those of these handlers.
+    ///
+    /// # Errors
+    /// When procedures wait for one another.
+    pub fn of(program: &Program, called: &[usize]) -> tidemill_core::Result<Rounds> {
+        let turns = Turns::of(program)?;
+        let feeds = |stream: &StreamId| program.handlers_on(*stream).next().is_some();
+        let is_needed = |number: usize| {
+            let handler = &program.handlers[number];
+            handler.is_procedure()
+                || program.streams[handler.input.index()].origin != Origin::Input
+                || program.windows.iter().any(|window| window.owner.index() == number)
+                || !program.set_off(number).is_empty()
+                || program.emits(number).iter().any(feeds)
+        };
+        let mut are_needed: Vec<bool> = (0..program.handlers.len()).map(is_needed).collect();
+        if called.iter().any(|function| are_needed[*function]) {
+            for (handler, is_needed) in program.handlers.iter().zip(&mut are_needed) {
+                *is_needed |= matches!(handler.body, Body::Opaque(_));
+            }
+        }
+        Ok(Rounds { turns, are_needed })
+    }
+
+    /// Whether what comes of an event of an input stream is more than one transaction of each handler on it, with its
+    /// own steps.
+    pub fn is_needed(&self, program: &Program, input: StreamId) -> bool {
+        Rounds::takers(program, input).any(|(handler, _)| self.are_needed[handler])
+    }
+
+    /// Those who take an event of an input stream, each with the stream that it is on for them.
+    pub fn takers(
+        program: &Program,
+        input: StreamId,
+    ) -> impl Iterator<Item = (usize, StreamId)> + '_ {
+        let of = move |number: usize| {
+            let inputs = program.handlers[number].inputs();
+            let is_of = move |stream: StreamId| {
+                let derived =
+                    matches!(program.streams[stream.index()].origin, Origin::Derived { .. });
+                stream == input || derived && program.root_stream(stream) == input
+            };
+            inputs.filter(move |i| is_of(i.stream)).map(move |input| (number, input.stream))
+        };
+        (0..program.handlers.len()).flat_map(of)
+    }
+
+    /// The handler that takes what comes by a stream, where there is one only and nobody waits for what of it
+    /// aborts: whoever sent an event is told then why it did.
+    pub fn only(program: &Program, input: StreamId) -> Option<usize> {
+        let mut takers = Rounds::takers(program, input);
+        let (taker, stream) = takers.next()?;
+        let aborted = program.handlers[taker].aborted;
+        let is_only = takers.next().is_none() && program.handlers_on(aborted).next().is_none();
+        (is_only && stream == input).then_some(taker)
+    }
+
+    /// Executes an event of an input stream, and gives all events that are emitted on the way. Those of the first
+    /// transaction come first.
+    ///
+    /// # Errors
+    /// Where there is [only one](Rounds::only) who takes the event: why its transaction aborts. Also when a map or
+    /// filter can't compute, and when rows are not to be had: then nothing of what was written may count.
+    pub fn run(
+        &self,
+        program: &Program,
+        input: StreamId,
+        event: &[Value],
+        when: When,
+        rows: &mut impl Rows,
+    ) -> Result<Vec<(StreamId, Row)>, Abort> {
+        let views = views(program, input, event)?;
+        let (answers, only) = (Answers::default(), Rounds::only(program, input));
+        let (turns, answers, out) = (&self.turns, &answers, Vec::new());
+        let mut round = Round { program, turns, when, answers, only, rows, out };
+        let mut agenda = Agenda::default();
+        for (handler, stream) in Rounds::takers(program, input) {
+            if let Some((_, values)) = views.iter().find(|(on, _)| *on == stream) {
+                round.hand(handler, stream, 0, values, &mut agenda)?;
+            }
+        }
+        while let Some((turn, given)) = agenda.next() {
+            round.turn(turn, given, &mut agenda)?;
+        }
+        Ok(round.out)
+    }
+}
+
+/// The streams that an event is on, with its columns there.
+fn views(
+    program: &Program,
+    root: StreamId,
+    event: &[Value],
+) -> Result<Vec<(StreamId, Vec<Value>)>, Abort> {
+    let mut views = vec![(root, event.to_vec())];
+    for (index, stream) in program.streams.iter().enumerate() {
+        let Origin::Derived { from, stage } = &stream.origin else { continue };
+        let Some((_, values)) = views.iter().find(|(on, _)| on == from) else { continue };
+        let view = stage.apply(&stream.spec.schema, values);
+        let view = view.map_err(|fault| {
+            let name = &stream.spec.name;
+            Abort::refused(format!("the event can't come to stream {name}: {fault}"))
+        })?;
+        views.extend(view.map(|view| (StreamId(index as u16), view)));
+    }
+    Ok(views)
+}
+
+struct Round<'a, R> {
+    program: &'a Program,
+    turns: &'a Turns,
+    /// That of the next transaction.
+    when: When,
+    answers: &'a Answers,
+    /// Whose abort is that of all.
+    only: Option<usize>,
+    rows: &'a mut R,
+    out: Vec<(StreamId, Row)>,
+}
+
+impl<R: Rows> Round<'_, R> {
+    /// A handler takes an event: now, or, with all others of the round, when it is its turn.
+    fn hand(
+        &mut self,
+        handler: usize,
+        stream: StreamId,
+        depth: usize,
+        event: &[Value],
+        agenda: &mut Agenda,
+    ) -> Result<(), Abort> {
+        if self.program.handlers[handler].is_procedure() {
+            agenda.add(self.turns, handler, stream, event.into());
+            return Ok(());
+        }
+        self.transact(handler, depth, event, agenda)
+    }
+
+    /// One transaction, and depth first everything that its outputs set off.
+    fn transact(
+        &mut self,
+        index: usize,
+        depth: usize,
+        event: &[Value],
+        agenda: &mut Agenda,
+    ) -> Result<(), Abort> {
+        let (program, when) = (self.program, self.next());
+        let moment = when.moment(index, self.answers);
+        let mut work = Work::new(program, self.rows, index, &moment);
+        let result = match depth > program.handlers.len() {
+            true => Err(reasons::endless()),
+            false => work.handler(event),
+        };
+        let (undo, emitted) = (work.undo, work.inside.emitted);
+        let emitted = match result {
+            Ok(()) => emitted,
+            Err(abort) => {
+                self.undo(undo, &abort)?;
+                if depth == 0 && self.only == Some(index) {
+                    return Err(abort);
+                }
+                let row = program.abort_event(index, event, &abort.reason);
+                vec![(program.handlers[index].aborted, row)]
+            }
+        };
+        for (stream, row) in emitted {
+            self.out.push((stream, row[..].into()));
+            for next in program.handlers_on(stream) {
+                self.hand(next, stream, depth + 1, &row, agenda)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The procedures of a turn, as one transaction.
+    fn turn(&mut self, number: usize, mut given: Given, agenda: &mut Agenda) -> Result<(), Abort> {
+        let (program, turn) = (self.program, &self.turns.all[number]);
+        let when = self.next();
+        let moment = when.moment(turn.step, self.answers);
+        let mut work = Work::new(program, self.rows, turn.procedures[0], &moment);
+        let (mut emitted, mut aborted): (Vec<Emitted>, _) = (Vec::new(), None);
+        for (place, index) in turn.procedures.iter().enumerate() {
+            let handler: &Handler = &program.handlers[*index];
+            let Some(batches) = given.batches(handler, place) else { continue };
+            let Body::Opaque(opaque) = handler.body else {
+                unreachable!("the program was checked")
+            };
+            work.inside.handler = *index;
+            let function = &program.opaques[opaque];
+            if let Err(abort) = work.function(|work| function.call_batch(&batches, work)) {
+                aborted = Some(abort);
+                break;
+            }
+            let events = std::mem::take(&mut work.inside.emitted);
+            for (stream, row) in &events {
+                for (place, next) in turn.procedures.iter().enumerate() {
+                    if program.handlers_on(*stream).any(|taking| taking == *next) {
+                        given.add(place, *stream, row[..].into(), false);
+                    }
+                }
+            }
+            emitted.push((place, events));
+        }
+        if let Some(abort) = aborted {
+            let undo = work.undo;
+            self.undo(undo, &abort)?;
+            if self.only.is_some_and(|only| turn.procedures.contains(&only)) {
+                return Err(abort);
+            }
+            emitted = given.aborted(program, turn, &abort.reason);
+        }
+        for (stream, row) in emitted.into_iter().flat_map(|(_, events)| events) {
+            self.out.push((stream, row[..].into()));
+            for next in program.handlers_on(stream) {
+                if !turn.procedures.contains(&next) {
+                    self.hand(next, stream, 1, &row, agenda)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// When the next transaction is. Each has random numbers of its own.
+    fn next(&mut self) -> When {
+        let when = self.when;
+        self.when.chance = when.chance.wrapping_add(1);
+        when
+    }
+
+    /// Rows become what they were before a transaction that has aborted.
+    fn undo(&mut self, undo: Vec<Was>, abort: &Abort) -> Result<(), Abort> {
+        if self.rows.are_gone() {
+            return Err(abort.clone());
+        }
+        for (table, key, was) in undo.into_iter().rev() {
+            self.rows.write(self.program, table, &key, was)?;
+        }
+        Ok(())
+    }
+}
