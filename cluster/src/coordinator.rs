@@ -174,7 +174,7 @@ impl Coordinator {
             progress.generation = running.form.generation;
             progress.members.clone_from(&running.form.assignment.members);
             progress.epoch = running.epoch;
-            progress.sources = running.sources();
+            progress.sources = running.sources(&self.settings);
         }
         progress
     }

@@ -47,6 +47,8 @@ pub struct Settings {
     pub program: u128,
     /// How many sources there are; as long as the logs live, always the same.
     pub sources: u32,
+    /// So many of them, the last, are partitions of topics that others write.
+    pub followed: u32,
     /// Who is silent for so long is no member any more.
     pub lease_us: u64,
     /// How often members say that they live.

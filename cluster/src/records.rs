@@ -7,6 +7,7 @@ use tidemill_function::{output_bytes, Call, NodeId, Owners, Path, Stored, Tid};
 use tidemill_txn::program::Abort;
 
 use crate::state::SnapshotId;
+use crate::Settings;
 
 /// A process, by a number that nobody else has had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -204,10 +205,15 @@ impl Assignment {
         self.members.iter().position(|m| *m == member).map(|n| NodeId(n as u16))
     }
 
-    /// The node that reads a source, of so many: neighbouring sources have one reader, as neighbouring
-    /// partitions have one owner where shares are equal.
-    pub fn reader(&self, source: u32, sources: u32) -> NodeId {
-        NodeId((u64::from(source) * self.members.len() as u64 / u64::from(sources)) as u16)
+    /// The node that reads a source: neighbouring sources have one reader, as neighbouring
+    /// partitions have one owner where shares are equal. Those that others write are shared out by themselves.
+    pub fn reader(&self, source: u32, settings: &Settings) -> NodeId {
+        let own = settings.sources - settings.followed;
+        let (nth, of) = match source.checked_sub(own) {
+            None => (source, own),
+            Some(followed) => (followed, settings.followed),
+        };
+        NodeId((u64::from(nth) * self.members.len() as u64 / u64::from(of)) as u16)
     }
 }
 

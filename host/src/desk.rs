@@ -45,7 +45,9 @@ pub type Listener = Arc<dyn Fn(u32, &Output) + Send + Sync>;
 /// Where clients' requests go in, and replies come out.
 pub struct Desk {
     log: Arc<dyn Log>,
+    /// Of how many sources it asks: the first of so many that have outputs.
     sources: u32,
+    outputs: u32,
     own: u64,
     waiting: Arc<Mutex<Waiting>>,
     listener: Option<Listener>,
@@ -59,18 +61,24 @@ struct Waiting {
 }
 
 impl Desk {
-    /// A desk at which nobody has asked yet; `listener` hears of all that leaves after [`Desk::begin`].
-    pub fn open(env: &Env, log: Arc<dyn Log>, sources: u32, listener: Option<Listener>) -> Desk {
+    /// A desk at which nobody has asked yet, and which asks of so many sources of all that there are; `listener` hears of
+    /// all that leaves after [`Desk::begin`].
+    pub fn open(
+        env: &Env,
+        log: Arc<dyn Log>,
+        (sources, outputs): (u32, u32),
+        listener: Option<Listener>,
+    ) -> Desk {
         let (own, waiting) = (env.random.next_u64(), Arc::default());
-        Desk { log, sources, own, waiting, listener, begun: Once::new() }
+        Desk { log, sources, outputs, own, waiting, listener, begun: Once::new() }
     }
 
     /// Begins to read what leaves from now on, if nobody has asked anything yet: where clients come by other
     /// ways that would be for nobody. Reading ends when the desk has been dropped.
     pub fn begin(&self) {
         self.begun.call_once(|| {
-            let unknown: Arc<Unknown> = Arc::new((Mutex::new(self.sources), Condvar::new()));
-            for source in 0..self.sources {
+            let unknown: Arc<Unknown> = Arc::new((Mutex::new(self.outputs), Condvar::new()));
+            for source in 0..self.outputs {
                 let (log, waiting) = (Arc::downgrade(&self.log), Arc::downgrade(&self.waiting));
                 let (listener, unknown) = (self.listener.clone(), Some(unknown.clone()));
                 let tail = Tail { log, waiting, listener, source, unknown };
@@ -83,7 +91,7 @@ impl Desk {
         });
     }
 
-    /// How many sources there are.
+    /// Of how many sources it asks.
     pub fn sources(&self) -> u32 {
         self.sources
     }

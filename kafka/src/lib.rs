@@ -46,7 +46,7 @@ pub use client::{Client, Heard};
 pub use hash::partition_of_key;
 pub use log::KafkaLog;
 pub use message::{Format, Outgoing};
-pub use settings::KafkaSettings;
+pub use settings::{Followed, KafkaSettings};
 
 /// The header with the generation of a record of cuts or outputs, in decimal digits.
 pub const GENERATION: &str = "tidemill-generation";

@@ -36,6 +36,8 @@ pub(crate) struct Part {
     pub(crate) topic: Topic,
     pub(crate) name: String,
     pub(crate) partition: i32,
+    /// Whether it is of a topic of others.
+    pub(crate) is_followed: bool,
     pub(crate) fence: Mutex<Fence>,
     /// So many appends wait until all before them has been read back; cuts are read as long as there is a writer.
     pub(crate) judged: AtomicU64,
@@ -356,11 +358,11 @@ impl KafkaLog {
     }
 
     fn part(&self, topic: Topic) -> Option<usize> {
-        let sources = self.settings.sources;
+        let total = self.settings.total();
         let nth = match topic {
-            Topic::Input(n) if n < sources => n as usize,
-            Topic::Output(n) if n < sources => sources as usize + n as usize,
-            Topic::Cuts if self.settings.cuts.is_some() => 2 * sources as usize,
+            Topic::Input(n) if n < total => n as usize,
+            Topic::Output(n) if n < total => total as usize + n as usize,
+            Topic::Cuts if self.settings.cuts.is_some() => 2 * total as usize,
             Topic::Cuts | Topic::Input(_) | Topic::Output(_) => return None,
         };
         Some(nth)
@@ -380,25 +382,30 @@ impl KafkaLog {
 
 /// All partitions, where [`KafkaLog::part`] looks for them.
 fn parts(settings: &KafkaSettings) -> Vec<Part> {
-    let partition = |source: u32| i32::try_from(source).unwrap_or(i32::MAX);
-    let of = |name: &String, topic: fn(u32) -> Topic| {
+    let partition = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
+    let of = |name: &String, count: u32| {
         let name = name.clone();
-        (0..settings.sources).map(move |source| (name.clone(), partition(source), topic(source)))
+        (0..count).map(move |number| (name.clone(), partition(number)))
     };
-    let cuts = settings.cuts.iter().map(|name| (name.clone(), 0, Topic::Cuts));
-    let inputs = of(&settings.inputs, Topic::Input);
-    let outputs = of(&settings.outputs, Topic::Output);
-    let part = |(name, partition, topic)| Part {
+    let followed = settings.followed.iter().flat_map(|f| of(&f.topic, f.partitions));
+    let inputs = of(&settings.inputs, settings.sources).map(|place| (place, false));
+    let inputs = inputs.chain(followed.map(|place| (place, true)));
+    let input = |(source, (place, is_followed))| (Topic::Input(source), place, is_followed);
+    let outputs = (0..).zip(of(&settings.outputs, settings.total()));
+    let outputs = outputs.map(|(source, place)| (Topic::Output(source), place, false));
+    let cuts = settings.cuts.iter().map(|name| (Topic::Cuts, (name.clone(), 0), false));
+    let part = |(topic, (name, partition), is_followed)| Part {
         topic,
         name,
         partition,
+        is_followed,
         fence: Mutex::default(),
         judged: AtomicU64::new(0),
         outstanding: AtomicU64::new(0),
         progress_ns: AtomicU64::new(0),
         suspected: Mutex::new(None),
     };
-    inputs.chain(outputs).chain(cuts).map(part).collect()
+    (0..).zip(inputs).map(input).chain(outputs).chain(cuts).map(part).collect()
 }
 
 fn make<T: FromClientConfigAndContext<Listener>>(
@@ -436,7 +443,8 @@ impl Log for KafkaLog {
         record: Record,
         then: Then<Result<u64, Refused>>,
     ) {
-        let Some(part) = self.part(topic) else { return then(Err(Refused::Unknown)) };
+        let part = self.part(topic).filter(|part| !self.core.parts[*part].is_followed);
+        let Some(part) = part else { return then(Err(Refused::Unknown)) };
         let message = encode(&*self.format, topic, generation, &record);
         let begins = matches!(record, Record::Generation { .. });
         self.appends.append(part, generation, begins, &message, then);
@@ -474,7 +482,8 @@ impl Log for KafkaLog {
             () if is_away => Some(format!("no broker of {brokers} answers: {heard}")),
             () => {
                 let is_suspected = self.core.parts.iter().any(|part| self.core.suspects(part));
-                self.core.too_large().or_else(|| is_suspected.then_some(heard))
+                let own = self.core.too_large().or_else(|| is_suspected.then_some(heard));
+                own.or_else(|| self.format.trouble())
             }
         }
     }

@@ -4,6 +4,7 @@ use rdkafka::message::Headers;
 use tidemill_cluster::{Record, Topic};
 use tidemill_connect::Message;
 
+use crate::log::Part;
 use crate::{BEGINS, GENERATION};
 
 /// A header that is a number in decimal digits.
@@ -36,6 +37,23 @@ pub trait Format: Send + Sync {
     /// The requests of a message of the inputs. Every message has one: what can't be read is a request that
     /// will be refused.
     fn requests(&self, message: &Message<'_>) -> Record;
+
+    /// Whether all is known that is needed to read a message of a topic that is followed. Until it is, the message
+    /// waits, and others behind it.
+    fn is_ready(&self, _topic: &str, _message: &Message<'_>) -> bool {
+        true
+    }
+
+    /// The requests of a message of a topic that is followed, of which there may be none. It is
+    /// [ready](Format::is_ready).
+    fn followed(&self, _topic: &str, message: &Message<'_>) -> Record {
+        self.requests(message)
+    }
+
+    /// What holds up messages that are not ready.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
 
     /// The message for a record of the inputs or the outputs. That of a [`Record::Generation`] is for people
     /// only: it is read by its headers.
@@ -111,10 +129,11 @@ pub(crate) enum Unread {
 /// The record of a message that counts.
 pub(crate) fn decode(
     format: &dyn Format,
-    topic: Topic,
+    part: &Part,
     message: &Message<'_>,
 ) -> Result<Record, Unread> {
-    match topic {
+    match part.topic {
+        Topic::Input(_) if part.is_followed => Ok(format.followed(&part.name, message)),
         Topic::Input(_) => Ok(format.requests(message)),
         Topic::Output(_) => format.decode(message).ok_or(Unread::Foreign),
         Topic::Cuts => {

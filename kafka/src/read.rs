@@ -9,6 +9,7 @@ use crossbeam_channel::{select, Receiver, Sender};
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
+use rdkafka::message::OwnedMessage;
 use rdkafka::topic_partition_list::TopicPartitionList;
 use tidemill_cluster::{Record, Records, Refused, Topic};
 use tidemill_connect::Message;
@@ -85,6 +86,8 @@ impl Read {
 /// A place in a partition that one of the consumers reads from.
 struct Cursor {
     queue: PartitionQueue<Listener>,
+    /// The next message, which can't be read yet.
+    held: Option<OwnedMessage>,
     /// All below has been taken.
     position: u64,
     judge: Judge,
@@ -225,7 +228,7 @@ impl Driver {
         let mut seen = Vec::new();
         let mut next = Next::Taken;
         while seen.len() < TURN && matches!(next, Next::Taken) {
-            next = cursor.next(core, part, |message| {
+            next = cursor.next(core, part, &|_| true, |message| {
                 seen.push((message.offset, mark(message)));
                 Ok(())
             });
@@ -368,8 +371,8 @@ impl Driver {
         }
         self.core.trust(part);
         // Cuts are deleted as the log is trimmed, and outputs by their age: who reads them from their beginning
-        // wants what is left. Of inputs all have to be there.
-        if from < low && !(from == 0 && part.is_fenced()) {
+        // wants what is left. Of inputs all have to be there; of a topic of others, what there is at the beginning.
+        if from < low && !(from == 0 && (part.is_fenced() || part.is_followed)) {
             return self.core.lose(part.gone(from, low));
         }
         if read.limit.is_none() {
@@ -390,7 +393,7 @@ impl Driver {
                 (start, fence.before(start))
             }
         } else {
-            (from, 0)
+            (from.max(low), 0)
         };
         if from < low && generation > 0 {
             // What has begun in the part that was deleted.
@@ -448,7 +451,8 @@ impl Driver {
         if below <= side.trimmed || self.core.is_lost() {
             return;
         }
-        let mut delete = (part.topic == Topic::Cuts || self.settings.deletes).then_some(below);
+        let deletes = part.topic == Topic::Cuts || self.settings.deletes && !part.is_followed;
+        let mut delete = deletes.then_some(below);
         let mut known = None;
         let mut say = None;
         if part.is_fenced() {
@@ -517,12 +521,29 @@ impl Cursor {
         &mut self,
         core: &Core,
         part: &Part,
+        is_ready: &dyn Fn(&Message<'_>) -> bool,
         take: impl FnOnce(&Message<'_>) -> Result<(), Error>,
     ) -> Next {
+        if let Some(held) = self.held.take_if(|held| is_ready(&incoming(held))) {
+            let message = incoming(&held);
+            self.position = message.offset + 1;
+            if let Err(error) = take(&message) {
+                core.lose(error);
+            }
+            return Next::Taken;
+        }
+        if self.held.is_some() {
+            return Next::None;
+        }
         match self.queue.poll(Duration::ZERO) {
             None => Next::None,
-            Some(Ok(message)) => {
-                let message = incoming(&message);
+            Some(Ok(found)) => {
+                let message = incoming(&found);
+                if !is_ready(&message) {
+                    self.is_live = true;
+                    self.held = Some(found.detach());
+                    return Next::None;
+                }
                 self.position = message.offset + 1;
                 (self.is_live, self.is_at_end) = (true, false);
                 if let Err(error) = take(&message) {
@@ -560,7 +581,9 @@ fn fill(
     let end = read.end.unwrap_or(u64::MAX);
     while taken < TURN && !read.is_full() && cursor.position < end {
         taken += 1;
-        let next = cursor.next(core, part, |message| {
+        let is_ready =
+            |message: &Message<'_>| !part.is_followed || format.is_ready(&part.name, message);
+        let next = cursor.next(core, part, &is_ready, |message| {
             let mark = if part.is_fenced() { mark(message) } else { Mark::default() };
             if part.is_fenced() {
                 seen.push((message.offset, mark));
@@ -573,7 +596,7 @@ fn fill(
             }
             let record = match mark.begins {
                 Some(generation) => Ok(Record::Generation { generation }),
-                None => decode(format, part.topic, message),
+                None => decode(format, part, message),
             };
             match record {
                 Ok(record) => read.push(message.offset, record),
@@ -647,7 +670,8 @@ fn assign(
         return core.heard(&error, "");
     }
     let judge = Judge { generation };
-    *cursor = Some(Cursor { queue, position: from, judge, is_live: false, is_at_end: false });
+    *cursor =
+        Some(Cursor { queue, held: None, position: from, judge, is_live: false, is_at_end: false });
 }
 
 fn unassign(consumer: &BaseConsumer<Listener>, part: &Part) {

@@ -19,8 +19,12 @@ pub struct KafkaSettings {
     pub outputs: String,
     /// The topic of the cuts, which nobody else may write to; nothing where they are in another log.
     pub cuts: Option<String>,
-    /// How many sources there are: so many partitions inputs and outputs have at least.
+    /// How many sources the inputs are: so many partitions that topic has at least. The outputs have one more for each
+    /// partition that is followed.
     pub sources: u32,
+    /// Topics of others, whose messages are requests, too: each partition is a source, behind those of the inputs.
+    /// Nothing is appended to them, and nothing deleted.
+    pub followed: Vec<Followed>,
     /// On how many brokers topics are kept that are made.
     pub replication: u16,
     /// So long an append waits for others to go along. Brokers and clients have as much work with a request as
@@ -39,6 +43,15 @@ pub struct KafkaSettings {
     pub properties: BTreeMap<String, String>,
 }
 
+/// A topic of others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Followed {
+    /// Its name.
+    pub topic: String,
+    /// How many partitions it has.
+    pub partitions: u32,
+}
+
 impl KafkaSettings {
     /// Topics named after an app, with all else as it is mostly right.
     pub fn new(brokers: &str, app: &str, sources: u32) -> KafkaSettings {
@@ -48,6 +61,7 @@ impl KafkaSettings {
             outputs: format!("{app}.outputs"),
             cuts: Some(format!("{app}.cuts")),
             sources,
+            followed: Vec::new(),
             replication: 1,
             linger_ms: 2,
             timeout_us: 10_000_000,
@@ -62,8 +76,14 @@ impl KafkaSettings {
     /// until the log is trimmed.
     pub(crate) fn topics(&self) -> impl Iterator<Item = (&str, u32, bool)> {
         let cuts = self.cuts.as_deref().map(|name| (name, 1, true));
-        let others = [&self.inputs, &self.outputs].map(|name| (&**name, self.sources, false));
+        let others = [(&*self.inputs, self.sources, false), (&*self.outputs, self.total(), false)];
         cuts.into_iter().chain(others)
+    }
+
+    /// How many sources there are, with the partitions that are followed.
+    pub(crate) fn total(&self) -> u32 {
+        let more = self.followed.iter().map(|followed| followed.partitions);
+        more.fold(self.sources, u32::saturating_add)
     }
 
     pub(crate) fn timeout(&self) -> std::time::Duration {
@@ -81,8 +101,18 @@ impl KafkaSettings {
             return Err(Error::setting("no broker of Kafka is named")
                 .help("name one or some, as host:9092,other:9092"));
         }
-        if self.sources == 0 || i32::try_from(self.sources).is_err() {
-            return Err(Error::setting(format!("{} sources can't be", self.sources)));
+        if self.sources == 0 || i32::try_from(self.total()).is_err() {
+            return Err(Error::setting(format!("{} sources can't be", self.total())));
+        }
+        for (nth, Followed { topic, .. }) in self.followed.iter().enumerate() {
+            if [inputs, outputs].contains(&topic) || cuts == Some(topic) {
+                return Err(Error::setting(format!("the topic {topic} is one of the log itself"))
+                    .help("follow others"));
+            }
+            if self.followed[..nth].iter().any(|other| other.topic == *topic) {
+                return Err(Error::setting(format!("the topic {topic} is followed twice"))
+                    .help("several handlers may take the events of one stream"));
+            }
         }
         for name in self.properties.keys() {
             if let Some((_, instead)) = TAKEN.iter().find(|(taken, _)| taken == name) {

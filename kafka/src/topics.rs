@@ -11,7 +11,7 @@ use tidemill_core::{Error, Result};
 
 use crate::log::{Core, Listener};
 use crate::security;
-use crate::settings::KafkaSettings;
+use crate::settings::{Followed, KafkaSettings};
 
 /// Before it is looked again whether a topic that was made is ready.
 const LOOK_US: u64 = 50_000;
@@ -33,7 +33,9 @@ pub(crate) fn open(
                 make(core, admin, settings, name, wanted, is_forever)?;
                 made = true;
             }
-            Some(found) if found < wanted => return Err(too_few(name, found, wanted)),
+            Some(found) if found < wanted => {
+                return Err(too_few(name, found, wanted, settings));
+            }
             Some(_) => {}
         }
     }
@@ -43,14 +45,28 @@ pub(crate) fn open(
     for (name, ..) in settings.topics() {
         refuse_compacted(core, admin, settings, name)?;
     }
+    for Followed { topic, partitions: wanted } in &settings.followed {
+        let found = partitions(core, client, settings, topic)?.unwrap_or(0);
+        if found < *wanted {
+            let what = format!("the topic {topic} has {found} partitions, and had {wanted}");
+            return Err(Error::setting(what).help("bring it back as it was"));
+        }
+        refuse_compacted(core, admin, settings, topic)?;
+    }
     Ok(())
 }
 
-fn too_few(name: &str, found: u32, wanted: u32) -> Error {
-    Error::setting(format!(
+fn too_few(name: &str, found: u32, wanted: u32, settings: &KafkaSettings) -> Error {
+    let error = Error::setting(format!(
         "the topic {name} has {found} partitions, and {wanted} sources need one each"
-    ))
-    .help(format!(
+    ));
+    if name == settings.outputs && found >= settings.sources {
+        return error.help(format!(
+            "the partitions of topics that are followed are sources, too: kafka-topics --alter --topic {name} \
+             --partitions {wanted}"
+        ));
+    }
+    error.help(format!(
         "set the number of sources to {found}, or give the topic more partitions before the first \
              start: kafka-topics --alter --topic {name} --partitions {wanted}"
     ))
@@ -62,7 +78,8 @@ pub(crate) fn warm<C: ClientContext>(
     client: &Client<C>,
     settings: &KafkaSettings,
 ) -> Result<()> {
-    for (name, ..) in settings.topics() {
+    let followed = settings.followed.iter().map(|followed| &*followed.topic);
+    for name in settings.topics().map(|(name, ..)| name).chain(followed) {
         client
             .fetch_metadata(Some(name), settings.timeout())
             .map_err(|e| unreachable(core, settings, &e))?;

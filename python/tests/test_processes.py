@@ -300,6 +300,26 @@ def count(tx, e):  # here
 """
 
 
+FROM_FILES = """
+import tidemill as tm
+
+app = tm.App("bank")
+account = app.entity("account", key="id", id=int, balance=tm.column(int, default=7))
+payments = app.stream("payments", id=int)
+payments.read(tm.files("payments.csv"))  # here
+
+
+@account.function(creates=True)
+async def look(self, ctx):
+    return self.balance
+
+
+@app.transaction(payments)
+def pay(tx, e):
+    account.table[e.id].balance += 1
+"""
+
+
 def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
     apart.add()
     wait_for_workers(apart.url, 1)
@@ -307,6 +327,7 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
         ("other", OTHER_APP),
         ("nothing", NOTHING_TO_CALL),
         ("unfit", NOT_ON_PROCESSES),
+        ("files", FROM_FILES),
     ):
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "wrong").write_text("fedcba9876543210fedcba9876543210")
@@ -318,7 +339,8 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
     coordinator = ["coordinator", app, *secret]
     taken = ["--data-dir", str(apart.folder / "data")]
     fresh = ["--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "fresh")]
-    other, nothing, unfit = (str(tmp_path / f"{n}.py") for n in ("other", "nothing", "unfit"))
+    names = ("other", "nothing", "unfit", "files")
+    other, nothing, unfit, files = (str(tmp_path / f"{n}.py") for n in names)
     wanted = [
         ([*worker, *join, "--secret-file", str(tmp_path / "wrong")], "does not know the secret"),
         ([*worker, *join, "--secret-file", str(tmp_path / "short")], "secret has 6 bytes"),
@@ -332,6 +354,7 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
             [*worker, *secret, *join, "--set", "cluster_name=tank"],
             "is of cluster 'bank', not 'tank'",
         ),
+        (["coordinator", files, *secret, *fresh], "stream payments comes from files"),
         (["coordinator", nothing, *secret, *fresh], "has nothing that clients could call"),
         (
             ["run", nothing, "--http", "0", "--processes", "2"],

@@ -100,10 +100,10 @@ impl Running {
     }
 
     /// For each source how far it has come.
-    pub fn sources(&self) -> Vec<SourceProgress> {
-        let (assignment, count) = (&self.form.assignment, self.available.len() as u32);
+    pub fn sources(&self, settings: &Settings) -> Vec<SourceProgress> {
+        let assignment = &self.form.assignment;
         let of = |(source, available): (u32, &Available)| {
-            let reader = assignment.members[usize::from(assignment.reader(source, count).0)];
+            let reader = assignment.members[usize::from(assignment.reader(source, settings).0)];
             let (taken, waiting) = (available.taken(), available.requests());
             SourceProgress { reader, cut: available.upto(), taken, waiting }
         };

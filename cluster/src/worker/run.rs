@@ -127,8 +127,7 @@ impl Running {
     ) -> Running {
         let manifest = form.manifest.clone();
         let of = |offsets: &[u64], source: u32| offsets.get(source as usize).copied().unwrap_or(0);
-        let own =
-            (0..settings.sources).filter(|s| form.assignment.reader(*s, settings.sources) == node);
+        let own = (0..settings.sources).filter(|s| form.assignment.reader(*s, settings) == node);
         let source = |source| {
             let upto = of(&manifest.inputs, source);
             (source, Source { requests: VecDeque::new(), taken: upto, upto, is_asked: false })

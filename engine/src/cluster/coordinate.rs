@@ -16,6 +16,7 @@ use tidemill_function::{output_bytes, Call, Functions as _, Target};
 use tidemill_host::{
     hold, Answer, CoordinatorProcess, Desk, FileLog, LeftOut, Placed, Shared, Status, COORDINATOR,
 };
+use tidemill_kafka::Followed;
 use tidemill_mesh::Peer;
 use tidemill_place::{partition_in, Partition};
 use tidemill_txn::program::{Abort, Program};
@@ -24,6 +25,7 @@ use super::doors::{log, store};
 use super::format::Json;
 use super::settings::{shown, Cuts, TOGETHER};
 use super::timers::Timers;
+use super::topics::{sources, Topics};
 use super::upgrade::{forget, Starting};
 use super::{cuts, executes, fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
@@ -58,6 +60,8 @@ pub struct Cluster {
     http: OnceLock<String>,
     /// What its start has taken over of another version.
     upgraded: Option<serde_json::Value>,
+    /// Its topics, whose partitions are the last sources.
+    followed: Vec<Followed>,
     /// The directory, where the log that is in it does not hold it.
     _held: Option<Box<dyn Lock>>,
 }
@@ -82,7 +86,10 @@ impl Cluster {
         secret: &[u8],
         env: &Env,
     ) -> Result<Cluster> {
-        let host = settings.host(spec, secret, env)?;
+        let topics = Topics::open(spec, &functions, settings, env)?;
+        let followed = topics.followed();
+        let host = settings.host(spec, &followed, secret, env)?;
+        let sources = settings.sources + sources(&followed);
         let program = spec.program.clone();
         let dir = &settings.dir;
         let held = hold(env, dir)?;
@@ -99,8 +106,8 @@ impl Cluster {
             forget(env, dir).map_err(failed)?;
         }
         // One cut at a time is appended, and all wait for it.
-        let json = Json::new(functions.clone(), fingerprint(spec));
-        let elsewhere = log(settings, &host.cluster, Some(0), json, env)?;
+        let json = Json::new(functions.clone(), fingerprint(spec), topics);
+        let elsewhere = log(settings, &host.cluster, Some(0), (json, followed.clone()), env)?;
         let own =
             |held| FileLog::open(env, dir.join("log"), log_of(&host.cluster), held).map(Arc::new);
         let (log, served, held): (Arc<dyn Log>, _, _) = match (elsewhere, settings.cuts) {
@@ -118,15 +125,15 @@ impl Cluster {
         let now = || env.clock.now_us().unsigned_abs();
         let first = served.as_ref().map_or_else(now, |own| own.begins_at() * TOGETHER as u64);
         if served.is_none() {
-            cuts::check(&*log, settings.sources)?;
+            cuts::check(&*log, sources)?;
         }
         let shared = Shared { log: log.clone(), store: store(settings, env)? };
-        let sources = settings.sources;
         let starting = Starting {
             env,
             dir,
             program: functions.program(),
-            fingerprint: executes(spec, settings.message_bytes_max),
+            fingerprint: executes(spec, settings.message_bytes_max, &followed),
+            topics: followed.iter().map(|f| (f.topic.clone(), f.partitions)).collect(),
             settings: &spec.settings,
             log: &*log,
             store: &*shared.store,
@@ -137,13 +144,14 @@ impl Cluster {
         let upgraded = starting.agree()?;
         let coordinator = CoordinatorProcess::start(env, host, shared, served)?;
         let told = Arc::new(Told {
-            rings: Mutex::new(Rings::of_emitted(&program, &spec.settings, first)),
+            rings: Mutex::new(Rings::of_emitted(functions.program(), &spec.settings, first)),
             count: Mutex::new(0),
             more: Condvar::new(),
         });
-        let (hears, of) = (told.clone(), program.clone());
-        let listener = move |_: u32, output: &Output| hears.take(&of, output);
-        let desk = Arc::new(Desk::open(env, log, sources, Some(Arc::new(listener))));
+        let (hears, of) = (told.clone(), functions.clone());
+        let listener = move |_: u32, output: &Output| hears.take(of.program(), output);
+        let asked = settings.sources;
+        let desk = Arc::new(Desk::open(env, log, (asked, sources), Some(Arc::new(listener))));
         Ok(Cluster {
             timers: Timers::start(env, &desk, &functions)?,
             desk,
@@ -153,6 +161,7 @@ impl Cluster {
             program,
             settings: spec.settings.clone(),
             message_bytes_max: settings.message_bytes_max,
+            followed,
             told,
             http: OnceLock::new(),
             upgraded,
@@ -188,7 +197,7 @@ impl Cluster {
         let rounded = |x: f64| (x * 100.0).round() / 100.0;
         let source = |(nth, source): (usize, SourceProgress)| {
             json!({
-                "source": nth, "worker": shown(Peer(source.reader.0)), "offset": source.cut,
+                "source": nth, "topic": self.topic(nth as u32), "worker": shown(Peer(source.reader.0)), "offset": source.cut,
                 "requests": source.taken,
                 "lag": lag[nth], "requests_per_s": rounded(status.per_s[nth]), "skew": rounded(skew[nth]),
             })
@@ -221,6 +230,18 @@ impl Cluster {
     /// Records a request at a source, for whoever has made it and knows where it belongs.
     pub fn offer(&self, source: u32, call: Call, then: Placed) {
         self.desk.call_placed(source, call, then);
+    }
+
+    /// The partition of a topic that a source is, as `topic/partition`.
+    fn topic(&self, source: u32) -> Option<String> {
+        let mut nth = source.checked_sub(self.desk.sources())?;
+        for topic in &self.followed {
+            if nth < topic.partitions {
+                return Some(format!("{}/{nth}", topic.topic));
+            }
+            nth -= topic.partitions;
+        }
+        None
     }
 
     fn ask(&self, partition: Partition, call: Call, then: tidemill_durable::Then<Answer>) {

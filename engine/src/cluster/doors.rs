@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidemill_core::{Error, Result};
 use tidemill_durable::{DirStore, Log, Store};
 use tidemill_env::Env;
-use tidemill_kafka::{KafkaLog, KafkaSettings};
+use tidemill_kafka::{Followed, KafkaLog, KafkaSettings};
 use tidemill_s3::{S3Options, S3Store};
 
 use super::format::Json;
@@ -18,6 +18,11 @@ const STORE_THREADS: usize = 2;
 const KAFKA: &str = "kafka://";
 const S3: &str = "s3://";
 
+/// The brokers of a log in Kafka.
+pub(super) fn brokers(url: &str) -> Option<&str> {
+    url.strip_prefix(KAFKA).map(|brokers| brokers.trim_end_matches('/'))
+}
+
 /// The log, where it is not the coordinator that serves it. Appends wait so long for others to go along, or as long
 /// as is mostly right.
 ///
@@ -27,15 +32,16 @@ pub(super) fn log(
     settings: &ClusterSettings,
     name: &str,
     linger_ms: Option<u32>,
-    json: Json,
+    (json, followed): (Json, Vec<Followed>),
     env: &Env,
 ) -> Result<Option<Arc<dyn Log>>> {
     let Some(url) = settings.log.as_deref() else { return Ok(None) };
-    let Some(brokers) = url.strip_prefix(KAFKA) else {
+    let Some(brokers) = brokers(url) else {
         return Err(Error::setting(format!("log is '{url}', which is no log"))
             .help("give kafka://host:port, or nothing for a log that the coordinator serves"));
     };
-    let mut kafka = KafkaSettings::new(brokers.trim_end_matches('/'), name, settings.sources);
+    let mut kafka = KafkaSettings::new(brokers, name, settings.sources);
+    kafka.followed = followed;
     kafka.properties.clone_from(&settings.log_options);
     // What is together already does not wait for others.
     let together = (settings.together > 1).then_some(0);

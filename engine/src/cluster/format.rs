@@ -25,6 +25,7 @@ use tidemill_function::Call;
 use tidemill_kafka::{Format, Outgoing};
 use tidemill_txn::program::Abort;
 
+use super::topics::Topics;
 use crate::functions::AppFunctions;
 
 const REQUEST_ID: &str = "request-id";
@@ -47,6 +48,7 @@ pub(super) struct Json {
     functions: Arc<AppFunctions>,
     /// Which version of it, in hexadecimal digits.
     version: String,
+    topics: Topics,
 }
 
 /// What a client writes.
@@ -73,9 +75,9 @@ struct Named<'a> {
 }
 
 impl Json {
-    /// Those of an app with this fingerprint.
-    pub fn new(functions: Arc<AppFunctions>, fingerprint: u128) -> Json {
-        Json { functions, version: format!("{fingerprint:032x}") }
+    /// Those of an app with this fingerprint, and of the topics that it follows.
+    pub fn new(functions: Arc<AppFunctions>, fingerprint: u128, topics: Topics) -> Json {
+        Json { functions, version: format!("{fingerprint:032x}"), topics }
     }
 
     /// The requests of a message; `id` is what its headers call the one that is not in a list.
@@ -262,6 +264,18 @@ impl Format for Json {
             return Record::Requests(requests.collect());
         }
         self.list(message.value, id).map_or_else(|why| refused(&why), Record::Requests)
+    }
+
+    fn is_ready(&self, topic: &str, message: &Message<'_>) -> bool {
+        self.topics.is_ready(topic, message)
+    }
+
+    fn followed(&self, topic: &str, message: &Message<'_>) -> Record {
+        self.topics.requests(&self.functions, topic, message)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.topics.trouble()
     }
 
     fn encode(&self, record: &Record) -> Outgoing {

@@ -9,6 +9,7 @@ use tidemill_host::WorkerProcess;
 use super::doors::{log, store};
 use super::format::Json;
 use super::settings::address;
+use super::topics::Topics;
 use super::{fingerprint, ClusterSettings};
 use crate::functions::AppFunctions;
 use crate::spec::AppSpec;
@@ -25,9 +26,11 @@ pub fn join(
     coordinator: &str,
     env: &Env,
 ) -> Result<WorkerProcess> {
-    let host = settings.host(spec, secret, env)?;
+    let topics = Topics::open(spec, &functions, settings, env)?;
+    let followed = topics.followed();
+    let host = settings.host(spec, &followed, secret, env)?;
     let at = address("join", coordinator)?;
-    let json = Json::new(functions.clone(), fingerprint(spec));
-    let log = log(settings, &host.cluster, None, json, env)?;
+    let json = Json::new(functions.clone(), fingerprint(spec), topics);
+    let log = log(settings, &host.cluster, None, (json, followed), env)?;
     WorkerProcess::start(env, host, at, functions, log, store(settings, env)?)
 }

@@ -6,6 +6,7 @@
 //! | `doors` | the log and the store that the settings name |
 //! | `format` | requests and outputs as messages of Kafka |
 //! | `coordinate` | the coordinator, with the app as clients see it |
+//! | `topics` | the app's own topics, as sources |
 //! | `timers` | transactions that its clock asks for |
 //! | `join` | a worker |
 //! | `cuts` | that the cuts which were made are there |
@@ -20,6 +21,7 @@ mod format;
 mod join;
 mod settings;
 mod timers;
+mod topics;
 mod upgrade;
 
 pub use coordinate::Cluster;
@@ -27,16 +29,21 @@ pub use join::join;
 pub use settings::ClusterSettings;
 
 use tidemill_core::encode::hash128;
-use tidemill_core::wire::{put_u128, put_u64};
+use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
+use tidemill_kafka::Followed;
 
 use crate::spec::AppSpec;
 
-/// What tells what executes a log from what else might, for the log and the processes: the program, and the
-/// setting that says what aborts. With another one recorded cuts would come to something else.
-fn executes(spec: &AppSpec, message_bytes_max: usize) -> u128 {
+/// What tells what executes a log from what else might, for the log and the processes: the program, the
+/// setting that says what aborts, and the topics that are read. With others recorded cuts would come to something else.
+fn executes(spec: &AppSpec, message_bytes_max: usize, topics: &[Followed]) -> u128 {
     let mut bytes = Vec::new();
     put_u128(fingerprint(spec), &mut bytes);
     put_u64(message_bytes_max as u64, &mut bytes);
+    for Followed { topic, partitions } in topics {
+        put_bytes(topic.as_bytes(), &mut bytes);
+        put_u32(*partitions, &mut bytes);
+    }
     hash128(&bytes)
 }
 

@@ -9,8 +9,10 @@ use tidemill_core::wire::{put_bytes, put_u128, put_u32};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env};
 use tidemill_host::Settings as Host;
+use tidemill_kafka::Followed;
 use tidemill_mesh::{Peer, Secret, Tls};
 
+use super::topics::sources;
 use crate::spec::AppSpec;
 
 /// A machine is told the time so often in a beat.
@@ -131,7 +133,14 @@ impl ClusterSettings {
     ///
     /// # Errors
     /// What is wrong, and how to mend it.
-    pub(super) fn host(&self, spec: &AppSpec, secret: &[u8], env: &Env) -> Result<Host> {
+    pub(super) fn host(
+        &self,
+        spec: &AppSpec,
+        topics: &[Followed],
+        secret: &[u8],
+        env: &Env,
+    ) -> Result<Host> {
+        let program = super::executes(spec, self.message_bytes_max, topics);
         let wrong = |what: String, help: &str| Err(Error::setting(what).help(help.to_owned()));
         let name = self.name(spec);
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
@@ -180,12 +189,13 @@ impl ClusterSettings {
             cluster: name,
             secret: Secret::new(secret),
             tls: self.tls(env)?,
-            app: self.shared(super::executes(spec, self.message_bytes_max)),
+            app: self.shared(program),
             listen,
             advertised,
             machine: tidemill_cluster::Settings {
-                program: super::executes(spec, self.message_bytes_max),
-                sources: self.sources,
+                program,
+                sources: self.sources + sources(topics),
+                followed: sources(topics),
                 lease_us: self.lease_us,
                 beat_us: self.beat_us,
                 form_us: self.form_us,

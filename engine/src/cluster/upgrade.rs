@@ -42,6 +42,9 @@ type Rows = BTreeMap<(TableId, Key), Arc<[Value]>>;
 #[serde(deny_unknown_fields)]
 struct Version {
     fingerprint: String,
+    /// The topics that it reads, with their partitions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    topics: Vec<(String, u32)>,
     app: Stored,
 }
 
@@ -71,6 +74,7 @@ pub(super) struct Starting<'a> {
     /// The program as nodes execute it, and what tells it from others.
     pub program: &'a tidemill_txn::Program,
     pub fingerprint: u128,
+    pub topics: Vec<(String, u32)>,
     pub settings: &'a Settings,
     pub log: &'a dyn Log,
     pub store: &'a dyn Store,
@@ -89,7 +93,8 @@ impl Starting<'_> {
     pub fn agree(&self) -> Result<Option<serde_json::Value>> {
         let (sources, sinks) = (Vec::new(), Vec::new());
         let app = Stored { program: self.program.clone(), sources, sinks };
-        let now = Version { fingerprint: shown(self.fingerprint), app };
+        let topics = self.topics.clone();
+        let now = Version { fingerprint: shown(self.fingerprint), topics, app };
         let found = self.newest()?;
         let Some(written) = self.written()? else {
             self.begin(found)?;
@@ -117,7 +122,8 @@ impl Starting<'_> {
         }
         if self.settings.upgrade == Upgrade::Off {
             let what = format!(
-                "{} is of another version of the program, or was executed with another cluster_message_bytes_max",
+                "{} is of another version of the program, or was executed with another cluster_message_bytes_max, \
+                 other topics, or fewer partitions of them",
                 self.dir.display()
             );
             return Err(Error::setting(what).help(
@@ -132,6 +138,7 @@ impl Starting<'_> {
         let Found { generation, manifest, cuts } = self.newest()?;
         let manifest = manifest.unwrap_or_default();
         self.check_behind(&manifest, cuts)?;
+        check_topics(&is.topics, &now.topics)?;
         let rows = self.rows(&manifest)?;
         let store: Arc<dyn tidemill_snapshot::Store> = Arc::new(MemoryStore::new());
         let left = left(&store, &is.app, rows, manifest.epoch)?;
@@ -159,7 +166,10 @@ impl Starting<'_> {
         let object = format!("part-{generation}-{epoch}-0-{:016x}", self.env.random.next_u64());
         self.put(&object, &Object::Part(converted.into()))?;
         let (program, objects) = (self.fingerprint, vec![object]);
-        let manifest = Manifest { program, generation, epoch, objects, ..(*manifest).clone() };
+        let mut manifest = Manifest { program, generation, epoch, objects, ..(*manifest).clone() };
+        for places in [&mut manifest.inputs, &mut manifest.outputs] {
+            places.resize(places.len().max(self.sources as usize), 0);
+        }
         let manifest = Arc::new(manifest);
         self.put(&manifest.name(), &Object::Manifest(manifest.clone()))?;
         self.append(generation, Record::Snapshot(manifest))?;
@@ -323,6 +333,23 @@ impl Starting<'_> {
         let text = serde_json::to_string(written).expect("an app is JSON");
         let failed = |e| Error::io(format!("the directory {}", self.dir.display()), &e);
         replace(&*self.env.disk, self.dir, PROGRAM, &text).map_err(failed)
+    }
+}
+
+/// Refuses topics whose partitions would have other numbers among the sources than they had. New ones come last.
+fn check_topics(was: &[(String, u32)], now: &[(String, u32)]) -> Result<()> {
+    let is_same = |nth: usize, (topic, partitions): &(String, u32)| {
+        now.get(nth).is_some_and(|(name, count)| {
+            let may_grow = nth + 1 == was.len() && count > partitions;
+            name == topic && (count == partitions || may_grow)
+        })
+    };
+    match was.iter().enumerate().find(|(nth, topic)| !is_same(*nth, topic)) {
+        None => Ok(()),
+        Some((_, (topic, partitions))) => Err(refused(vec![format!(
+            "topic {topic} was read with {partitions} partitions, and others may come only behind those that \
+             were read: leave the streams that read topics as they are, in their order, and declare new ones last"
+        )])),
     }
 }
 

@@ -5,6 +5,7 @@
 //! What sets off more than a transaction with its own steps (handlers behind it, procedures, triggers, windows of
 //! its own) runs whole at one node: see `whole.rs`.
 
+mod dead;
 mod once;
 mod rows;
 mod whole;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_cluster::wire::put_value;
-use tidemill_connect::values;
+use tidemill_connect::{values, BadRow};
 use tidemill_core::{
     encode, DataType, Error, Key, Result, Row, Schema, StreamId, StreamTime, TableId, TableSpec,
     Value,
@@ -22,6 +23,7 @@ use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
 use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Timer};
 use tidemill_txn::reference::{self, Mentioned, Rounds};
 
+use self::dead::Letters;
 use self::once::Requests;
 use self::whole::{What, Whole};
 use crate::calls::Reply;
@@ -53,6 +55,7 @@ pub struct AppFunctions {
     called: BTreeMap<String, usize>,
     begins: Arc<dyn Begins>,
     requests: Requests,
+    letters: Letters,
 }
 
 /// The call of an entity's function by another function. Requests of clients have another target.
@@ -113,6 +116,7 @@ impl AppFunctions {
         let functions = (0..entities.len()).filter(|handler| entities[*handler].is_some());
         let rounds = Arc::new(Rounds::of(program, &functions.collect::<Vec<_>>())?);
         let mut program = program.clone();
+        let letters = Letters::add(&mut program, &spec.sources);
         let requests = Requests::add(&mut program);
         let whole = Arc::new(program.clone());
         for window in &whole.windows {
@@ -124,7 +128,16 @@ impl AppFunctions {
         }
         program.forget();
         let program = Arc::new(program);
-        Ok(Arc::new(AppFunctions { program, whole, rounds, entities, called, begins, requests }))
+        Ok(Arc::new(AppFunctions {
+            program,
+            whole,
+            rounds,
+            entities,
+            called,
+            begins,
+            requests,
+            letters,
+        }))
     }
 
     /// A client's call of a procedure or an entity's function by its name, with a value for each column of
@@ -229,6 +242,19 @@ impl AppFunctions {
         found.ok_or_else(|| Error::program(format!("there is no stream {name}")))
     }
 
+    /// A stream that events come in by, whose events somebody takes.
+    ///
+    /// # Errors
+    /// When there is none of this name, or nobody does.
+    pub fn taken(&self, name: &str) -> Result<StreamId> {
+        let stream = self.input(name)?;
+        match Rounds::takers(&self.program, stream).next() {
+            Some(_) => Ok(stream),
+            None => Err(Error::program(format!("nobody takes the events of stream {name}"))
+                .help("give it a handler, or leave its source out")),
+        }
+    }
+
     /// A stream's name and columns.
     pub fn stream(&self, stream: StreamId) -> Option<(Arc<str>, Arc<Schema>)> {
         let spec = &self.program.streams.get(stream.index())?.spec;
@@ -242,6 +268,18 @@ impl AppFunctions {
         let args = [Value::str(&format!("the request can't be read: {why}"))];
         let key = placed(&self.program.tables[0], 0, &args).into();
         Call { target: UNREADABLE, table: TableId(0), key, args: args.into() }
+    }
+
+    /// A message of a topic that could not be read: a row of the stream's dead letters.
+    pub fn dead(&self, stream: StreamId, bad: &BadRow) -> Call {
+        let name = &self.program.streams[stream.index()].spec.name;
+        match self.letters.call(stream, name, bad) {
+            None => self.unreadable(&bad.reason),
+            Some(args) => {
+                let key = placed(&self.program.tables[0], 0, &args).into();
+                Call { target: Letters::TARGET, table: TableId(0), key, args: args.into() }
+            }
+        }
     }
 
     fn no_procedure(&self, name: &str) -> Error {
@@ -310,6 +348,12 @@ impl AppFunctions {
                 (_, None) => unreachable!("requests are made here"),
             };
         }
+        if call.target == Letters::TARGET {
+            return match outcome {
+                Ok(_) => (Reply::Returned(None), None),
+                Err(abort) => (Reply::Aborted(abort.reason), None),
+            };
+        }
         if let Some(stream) = self.round_of(call.target) {
             let Err(Abort { reason, .. }) = outcome else { return (Reply::Returned(None), None) };
             let event = Rounds::only(&self.program, stream).map(|only| {
@@ -349,6 +393,9 @@ impl Functions for AppFunctions {
         }
         if call.target == Requests::TARGET {
             return self.requests.begin(call);
+        }
+        if call.target == Letters::TARGET {
+            return self.letters.begin(&self.program, call);
         }
         let unknown = || Abort::refused("there is no such function");
         if let Some(stream) = self.round_of(call.target) {

@@ -92,6 +92,7 @@ impl Site {
     pub fn new(sources: u32) -> Site {
         let machine = Cluster {
             sources,
+            followed: 0,
             lease_us: 1_000_000,
             beat_us: 50_000,
             form_us: 3_000_000,
@@ -137,7 +138,7 @@ impl Site {
         let process = started.expect("a coordinator");
         // One that is started again is found where it was.
         self.listen = process.address();
-        let desk = Desk::open(&env, log, self.machine.sources, listener);
+        let desk = Desk::open(&env, log, (self.machine.sources, self.machine.sources), listener);
         desk.begin();
         Coordinator { process, desk }
     }

@@ -12,6 +12,10 @@ use super::listen::{Heard, Listener};
 use super::settings::{Begin, TopicSource};
 use crate::topics::is_missing;
 
+/// So long, and so many times, it is waited for the leader of a partition.
+const SETTLE: Duration = Duration::from_millis(100);
+const SETTLE_TIMES: usize = 50;
+
 /// The partitions of a topic.
 ///
 /// # Errors
@@ -116,7 +120,7 @@ pub(super) fn ask(
     for partition in partitions {
         list.add_partition_offset(topic, number(*partition), at)?;
     }
-    let found = consumer.offsets_for_times(list, timeout)?;
+    let found = settled(consumer, || consumer.offsets_for_times(list.clone(), timeout))?;
     let offset = |partition: &u32| {
         let element = found.find_partition(topic, number(*partition));
         let element = element.ok_or(KafkaError::MetadataFetch(Code::UnknownPartition))?;
@@ -127,6 +131,28 @@ pub(super) fn ask(
         })
     };
     partitions.iter().map(offset).collect()
+}
+
+/// Asks again while the leader of a partition is just being chosen, as of a topic that was made a moment ago.
+fn settled<T>(
+    consumer: &BaseConsumer<Listener>,
+    ask: impl Fn() -> KafkaResult<T>,
+) -> KafkaResult<T> {
+    for _ in 0..SETTLE_TIMES {
+        match ask() {
+            Err(error)
+                if matches!(
+                    error.rdkafka_error_code(),
+                    Some(Code::NotLeaderForPartition | Code::LeaderNotAvailable)
+                ) =>
+            {
+                // Nothing is assigned: it waits.
+                let _ = consumer.poll(SETTLE);
+            }
+            other => return other,
+        }
+    }
+    ask()
 }
 
 /// As the library numbers partitions.

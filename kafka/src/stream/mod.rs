@@ -20,6 +20,7 @@
 //! This part must not know what rows are for.
 
 mod begin;
+mod follow;
 mod listen;
 mod records;
 mod send;
@@ -29,6 +30,7 @@ mod source;
 mod tail;
 mod watch;
 
+pub use follow::FollowedTopic;
 pub use settings::{Begin, SinkSchema, TopicSink, TopicSource};
 pub use sink::{open as open_sink, RowIds};
 pub use source::open as open_sources;

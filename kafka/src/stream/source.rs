@@ -11,7 +11,9 @@ use rdkafka::message::{BorrowedMessage, OwnedMessage};
 use rdkafka::topic_partition_list::TopicPartitionList;
 use rdkafka::Message as Found;
 use tidemill_connect::message::Schemas;
-use tidemill_connect::{BadRow, Checksum, Chunk, MessageRows, Place, Polled, Source, Troubles};
+use tidemill_connect::{
+    BadRow, Checksum, Chunk, Message, MessageRows, Place, Polled, Source, Troubles,
+};
 use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_bytes, put_u32, put_u64};
 use tidemill_core::{BatchBuilder, Error, Kind, Result, Schema};
@@ -105,7 +107,7 @@ pub fn open(
     wanted.iter().zip(begins).enumerate().map(open).collect()
 }
 
-fn not_made(error: KafkaError) -> Error {
+pub(super) fn not_made(error: KafkaError) -> Error {
     Error::resource(format!("a client for Kafka could not be made: {error}"))
 }
 
@@ -520,19 +522,22 @@ impl Taken {
         self.bytes += seen.value.map_or(0, <[u8]>::len) + seen.key.map_or(0, <[u8]>::len);
         match rows.decode(&seen, builder) {
             Ok(()) => self.offsets.push(row),
-            Err(reason) => {
-                let value = seen.value.unwrap_or_default();
-                let head = &value[..value.len().min(BadRow::RAW_BYTES_MAX)];
-                let raw = String::from_utf8_lossy(head);
-                self.bad.push(BadRow {
-                    offset: row,
-                    origin: origin.clone(),
-                    line: seen.offset,
-                    raw: cut(&raw, BadRow::RAW_BYTES_MAX).to_owned(),
-                    reason: cut(&reason, REASON_BYTES_MAX).to_owned(),
-                });
-            }
+            Err(reason) => self.bad.push(bad(row, &seen, &reason, origin)),
         }
+    }
+}
+
+/// A message that can't be read, as a row of this number.
+pub(super) fn bad(row: u64, message: &Message<'_>, reason: &str, origin: &Arc<str>) -> BadRow {
+    let value = message.value.unwrap_or_default();
+    let head = &value[..value.len().min(BadRow::RAW_BYTES_MAX)];
+    let raw = String::from_utf8_lossy(head);
+    BadRow {
+        offset: row,
+        origin: origin.clone(),
+        line: message.offset,
+        raw: cut(&raw, BadRow::RAW_BYTES_MAX).to_owned(),
+        reason: cut(reason, REASON_BYTES_MAX).to_owned(),
     }
 }
 

@@ -227,6 +227,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
             lines.append(
                 f"  {source['source']:>4}  {source['requests']:>12,}  {source['lag']:>8,}"
                 f"  {source['requests_per_s']:>10,.1f}  {source['skew']:>6.2f}  {source['worker']}"
+                f"  {source['topic'] or ''}".rstrip()
             )
     if found["left_out"]:
         lines.append("left out, because they can't reach others")

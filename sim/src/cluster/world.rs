@@ -154,6 +154,7 @@ impl World {
         let settings = Settings {
             program: 0,
             sources,
+            followed: dice.below(u64::from(sources)) as u32,
             lease_us: 100 * MS,
             beat_us: 20 * MS,
             form_us: 200 * MS,

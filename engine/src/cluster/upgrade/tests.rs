@@ -83,6 +83,7 @@ impl Site {
             dir: &self.dir,
             program,
             fingerprint: 1 + u128::from(is_second),
+            topics: Vec::new(),
             settings,
             log: &self.log,
             store: &self.store,
@@ -224,4 +225,21 @@ fn a_directory_and_a_log_that_are_not_of_one_cluster_are_refused() {
     let first = Site { env: first.env, dir: first.dir, log: second.log, store: second.store };
     let error = refused(&first, false);
     assert!(error.contains("is of another program than /cluster"), "{error}");
+}
+
+#[test]
+fn topics_keep_their_places() {
+    let of = |list: &[(&str, u32)]| -> Vec<(String, u32)> {
+        list.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+    };
+    let was = of(&[("a", 2), ("b", 3)]);
+    for now in [&[("a", 2), ("b", 3)][..], &[("a", 2), ("b", 4)], &[("a", 2), ("b", 3), ("c", 1)]] {
+        check_topics(&was, &of(now)).unwrap();
+    }
+    for now in
+        [&[("a", 3), ("b", 3)][..], &[("a", 2), ("b", 2)], &[("b", 3), ("a", 2)], &[("a", 2)], &[]]
+    {
+        let error = check_topics(&was, &of(now)).unwrap_err();
+        assert!(error.to_string().contains("may come only behind"), "{error}");
+    }
 }

@@ -1,0 +1,77 @@
+//! Messages of topics that can't be read: events of `STREAM.dead`, in their places in the order.
+
+use std::collections::BTreeMap;
+
+use tidemill_connect::BadRow;
+use tidemill_core::{Late, Row, StreamId, StreamSpec, StreamTime, Value};
+use tidemill_function::{Activation, Call, Context, Step, Stop, Target};
+use tidemill_txn::program::{Abort, Origin, Program, Stream};
+
+use crate::outlets::dead_schema;
+use crate::spec::SourceDecl;
+
+/// The streams of dead letters, by stream.
+pub(super) struct Letters(BTreeMap<StreamId, StreamId>);
+
+impl Letters {
+    /// What the call of one is.
+    pub const TARGET: Target = Target::Function(u32::MAX - 2);
+
+    /// Gives a program one for each stream that comes from a topic.
+    pub fn add(program: &mut Program, sources: &[SourceDecl]) -> Letters {
+        let mut letters = BTreeMap::new();
+        for decl in sources.iter().filter(|decl| decl.kafka.is_some()) {
+            let is_it = |stream: &Stream| *stream.spec.name == *decl.stream;
+            let Some(of) = program.streams.iter().position(is_it) else { continue };
+            let spec = StreamSpec {
+                name: format!("{}.dead", decl.stream).into(),
+                schema: dead_schema(),
+                time: StreamTime::Arrival,
+                late: Late::default(),
+                at: decl.at.clone(),
+            };
+            let dead = StreamId(program.streams.len() as u16);
+            program.streams.push(Stream { spec, origin: Origin::Emitted, batch: None });
+            letters.insert(StreamId(of as u16), dead);
+        }
+        program.forget();
+        Letters(letters)
+    }
+
+    /// What the call of one is given; nothing where the stream, of this name, has none.
+    pub fn call(&self, stream: StreamId, name: &str, bad: &BadRow) -> Option<Vec<Value>> {
+        let dead = self.0.get(&stream)?;
+        let number = |n: u64| Value::Int(i64::try_from(n).unwrap_or(i64::MAX));
+        Some(vec![
+            Value::Int(dead.0.into()),
+            Value::str(&format!("{name}/{}", bad.origin)),
+            number(bad.offset),
+            Value::str(&bad.origin),
+            number(bad.line),
+            Value::str(&bad.reason),
+            Value::str(&bad.raw),
+        ])
+    }
+
+    /// Begins one. Others may have written it.
+    pub fn begin(&self, program: &Program, call: &Call) -> Result<Box<dyn Activation>, Abort> {
+        let dead = match call.args.first() {
+            Some(Value::Int(dead)) => self.0.values().find(|id| i64::from(id.0) == *dead),
+            _ => None,
+        };
+        let columns = |dead: &StreamId| program.streams[dead.index()].spec.schema.len();
+        match dead.filter(|dead| columns(dead) + 1 == call.args.len()) {
+            Some(dead) => Ok(Box::new(Letter(*dead, call.args[1..].into()))),
+            None => Err(Abort::refused("there is no such function")),
+        }
+    }
+}
+
+struct Letter(StreamId, Row);
+
+impl Activation for Letter {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        context.emit(self.0, &self.1)?;
+        Ok(Step::Done(Value::Null))
+    }
+}

@@ -1,0 +1,100 @@
+//! A topic of others that the log of a cluster follows.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rdkafka::admin::AdminClient;
+use rdkafka::consumer::BaseConsumer;
+use tidemill_connect::message::Schemas;
+use tidemill_connect::{BadRow, Message, MessageRows, Troubles};
+use tidemill_core::{BatchBuilder, Error, Result, Row, Schema};
+use tidemill_env::Env;
+
+use super::begin::{partitions, refuse_compacted};
+use super::listen::{Heard, Listener};
+use super::records::fetcher;
+use super::settings::{Begin, TopicSource};
+use super::source::{bad, not_made};
+use crate::registry::Fetcher;
+use crate::settings::Followed;
+
+/// A topic, and how its messages become rows of a stream. The log reads it: see
+/// [`KafkaSettings::followed`](crate::KafkaSettings::followed).
+pub struct FollowedTopic {
+    /// Its name, and how many partitions it has.
+    pub followed: Followed,
+    rows: Mutex<(MessageRows, BatchBuilder)>,
+    /// What fetches the schemas of messages, where they have some.
+    schemas: Option<Arc<Fetcher>>,
+}
+
+impl FollowedTopic {
+    /// Looks at a topic; `who` names it among `troubles`.
+    ///
+    /// # Errors
+    /// When a setting does not fit, when there is no such topic, when it is compacted, and when no broker answers
+    /// in time. Also for settings that a log has no use for: where reading begins, and single partitions.
+    pub fn open(
+        settings: &TopicSource,
+        schema: &Arc<Schema>,
+        env: &Env,
+        (troubles, who): (&Troubles, &str),
+    ) -> Result<FollowedTopic> {
+        settings.check()?;
+        let TopicSource { topic, brokers, .. } = settings;
+        if settings.begin != Begin::Earliest {
+            return Err(Error::setting(format!(
+                "topic {topic}: on several processes a topic is read from its first message on"
+            ))
+            .help("leave begin= out"));
+        }
+        let schemas = fetcher(settings, env, (troubles, who))?;
+        let messages =
+            settings.messages(schemas.clone().map(|schemas| schemas as Arc<dyn Schemas>));
+        let rows = MessageRows::new(schema, &messages)?;
+        let heard = Heard::default();
+        let consumer: BaseConsumer<Listener> =
+            settings.consumer()?.create_with_context(Listener(heard.clone())).map_err(not_made)?;
+        let there = partitions(&consumer, topic, brokers, settings.timeout(), &heard)?;
+        if settings.partitions.as_ref().is_some_and(|wanted| *wanted != there) {
+            return Err(Error::setting(format!(
+                "topic {topic}: on several processes all partitions of a topic are read"
+            ))
+            .help("leave partitions= out"));
+        }
+        let admin: AdminClient<Listener> =
+            crate::settings::client(brokers, &[], &settings.properties)?
+                .create_with_context(Listener(heard.clone()))
+                .map_err(not_made)?;
+        refuse_compacted(&admin, settings, &heard)?;
+        let followed = Followed { topic: topic.clone(), partitions: there.len() as u32 };
+        let rows = Mutex::new((rows, BatchBuilder::new(schema.clone())));
+        Ok(FollowedTopic { followed, rows, schemas })
+    }
+
+    /// Whether a message can be read: where its schema is not known yet it has been asked for.
+    pub fn is_ready(&self, message: &Message<'_>) -> bool {
+        self.rows.lock().0.is_ready(message) || self.failed().is_some()
+    }
+
+    /// The row of a message that [is ready](FollowedTopic::is_ready).
+    ///
+    /// # Errors
+    /// What can't be read of it, and why; its number is its offset.
+    pub fn row(&self, message: &Message<'_>) -> std::result::Result<Row, BadRow> {
+        let (rows, builder) = &mut *self.rows.lock();
+        let decoded = match rows.is_ready(message) {
+            true => rows.decode(message, builder),
+            false => Err(self.failed().map_or_else(String::new, |error| error.to_string())),
+        };
+        let origin = || format!("{}/{}", self.followed.topic, message.partition);
+        match decoded {
+            Ok(()) => Ok(builder.finish().row(0)),
+            Err(reason) => Err(bad(message.offset, message, &reason, &origin().into())),
+        }
+    }
+
+    fn failed(&self) -> Option<Error> {
+        self.schemas.as_ref().and_then(|schemas| schemas.failed())
+    }
+}

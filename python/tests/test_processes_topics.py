@@ -1,0 +1,217 @@
+"""An app on several processes that reads topics of its own, some of which are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidemill as tm
+
+from .beside import brokers, control, create, grow
+from .kill.cluster import Process, children, health, settings, wait_for, workers_of
+
+pytestmark = pytest.mark.servers
+
+CODE = """
+import os
+
+import tidemill as tm
+
+BROKERS = os.environ.get("SERVERS_KAFKA", "localhost:9092")
+NAME = os.environ.get("LEDGER", "ledger")
+app = tm.App("ledger")
+accounts = app.table("accounts", key="id", id=int, n=tm.column(int, default=0))
+payments = app.stream("payments", id=int, n=int, who=str)
+payments.read(tm.kafka(f"{NAME}-payments", brokers=BROKERS, meta={"who": "header:who"}))
+votes = app.stream("votes", id=int, n=int)
+votes.read(
+    tm.kafka(
+        f"{NAME}-votes",
+        brokers=BROKERS,
+        format="avro",
+        registry=os.environ.get("SERVERS_REGISTRY", "http://localhost:8081"),
+    )
+)
+counted = app.stream("counted", id=int, n=int)
+
+
+@app.transaction(payments)
+def pay(tx, e):
+    accounts[e.id].n += e.n
+    tx.require(e.n != 13, "thirteen")
+
+
+@app.procedure(votes.filter(lambda e: e.n > 0, name="valid"))
+def vote(tx, votes):
+    for e in votes:
+        accounts[100 + e.id].n += e.n
+        tx.emit(counted, id=e.id, n=e.n)
+
+
+@app.transaction(counted)
+def count(tx, e):
+    accounts[200].n += e.n
+
+
+@app.procedure()
+def look(tx, id: int):
+    return accounts[id].n
+"""
+
+ROWS = 600
+BAD = '{"id":1,"n":"many"}'
+
+
+def write(name: str, rows: int, first: int) -> tuple[Counter[int], int]:
+    """Writes so many payments and votes, and what can't be read; what they come to."""
+    app = tm.App("writer")
+    good = app.stream("good", id=int, n=int)
+    bad = app.stream("bad", id=int, n=str)
+    votes = app.stream("votes", id=int, n=int)
+    payments = f"{name}-payments"
+    good.write(tm.kafka(payments, brokers=brokers(), key="id", headers={"who": "me"}))
+    bad.write(tm.kafka(payments, brokers=brokers(), headers={"who": "me"}))
+    registry = os.environ["SERVERS_REGISTRY"]
+    votes.write(tm.kafka(f"{name}-votes", brokers=brokers(), format="avro", registry=registry))
+    wanted: Counter[int] = Counter()
+    numbers = range(first, first + rows)
+    with app.start() as mill:
+        mill.send(good, [{"id": n % 7, "n": n % 20} for n in numbers])
+        mill.send(bad, [{"id": 1, "n": "many"} for n in numbers if n % 100 == 0])
+        mill.send(votes, [{"id": n % 5, "n": n % 3} for n in numbers])
+        mill.finish()
+    for n in numbers:
+        wanted[n % 7] += 0 if n % 20 == 13 else n % 20
+        wanted[100 + n % 5] += n % 3
+        wanted[200] += n % 3
+    return wanted, sum(n % 100 == 0 for n in numbers)
+
+
+def outputs(name: str) -> list[str]:
+    """What is in the topic of the outputs."""
+    app = tm.App("reader")
+    said = app.stream("said", text=str)
+    said.read(tm.kafka(f"{name}.outputs", brokers=brokers(), meta={"text": "value"}))
+    texts = app.table("texts", key="n", n=int, text=str)
+    numbers = app.table("numbers", key="id", id=int, n=tm.column(int, default=0))
+
+    @app.transaction(said, opaque=True)
+    def keep(tx: Any, e: Any) -> None:
+        texts.insert(n=numbers[0].n, text=e.text)
+        numbers[0].n += 1
+
+    with app.start() as mill:
+        mill.drain()
+        return [row["text"] for row in mill.table(texts).rows()]
+
+
+def test_topics_of_the_app_are_sources_of_the_cluster(tmp_path: Path) -> None:
+    name = f"topics-{secrets.token_hex(4)}"
+    create(f"{name}-payments", 3)
+    create(f"{name}-votes", 2)
+    (tmp_path / "ledger.py").write_text(CODE.replace('"LEDGER", "ledger"', f'"LEDGER", "{name}"'))
+    sets = (f"cluster_name={name}", "cluster_sources=2")
+    flags = ["--data-dir", str(tmp_path / "data"), *settings(*sets), "--http", "0"]
+    flags += ["--log", f"kafka://{brokers()}", "--snapshots", str(tmp_path / "snapshots")]
+
+    def start(folder: str, *more: str) -> Process:
+        app = str(tmp_path / "ledger.py")
+        return Process(tmp_path / folder, "run", app, "--processes", "2", *flags, *more)
+
+    def refused(folder: str, why: str, *more: str) -> None:
+        with start(folder, *more) as parent:
+            assert parent.process.wait(60) == 1
+            assert why in parent.errors.read_text()
+
+    def reaches(url: str, wanted: Counter[int]) -> None:
+        with tm.Client(url) as client:
+
+            def found() -> dict[int, int]:
+                return {id: client.call("look", id=id) for id in wanted}
+
+            wait_for(f"{wanted}", lambda: found() == wanted)
+
+    wanted, bad = write(name, ROWS, 0)
+    with start("first") as parent:
+        url = parent.find(r"http +(http://\S+)")
+        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        reaches(url, wanted)
+        assert len(health(url)["sources"]) == 7
+        # Nothing is lost where a worker is killed, and nothing counts twice.
+        os.kill(children(parent.pid)[0], signal.SIGKILL)
+        more, worse = write(name, ROWS, ROWS)
+        wanted, bad = wanted + more, bad + worse
+        reaches(url, wanted)
+        for pid in [*children(parent.pid), parent.pid]:
+            os.kill(pid, signal.SIGKILL)
+        parent.process.wait()
+    more, worse = write(name, ROWS, 2 * ROWS)
+    wanted, bad = wanted + more, bad + worse
+    # Without the registry messages wait whose schema is not known; what waits for it is said.
+    control("REGISTRY", "kill")
+    with start("second") as parent:
+        url = parent.find(r"http +(http://\S+)")
+        wait_for("a trouble", lambda: [t for t in health(url)["troubles"] if "votes" in t["what"]])
+        control("REGISTRY", "start")
+        reaches(url, wanted)
+        wait_for("no trouble", lambda: not health(url)["troubles"])
+        assert health(url)["sources"][3]["topic"] == f"{name}-payments/1"
+        # Who follows dead letters is told of what comes from then on.
+        found: list[tm.Event] = []
+        with tm.Client(url) as client:
+            follow = threading.Thread(
+                target=lambda: found.append(next(client.subscribe("payments.dead")))
+            )
+            follow.start()
+
+            def hears() -> bool:
+                nonlocal bad
+                more, worse = write(name, 100, 0)
+                wanted.update(more)
+                bad += worse
+                follow.join(0.5)
+                return bool(found)
+
+            wait_for("a dead letter", hears)
+        assert found[0].value["raw"] == BAD
+        reaches(url, wanted)
+        assert parent.stop() == 130
+    dead = [json.loads(text) for text in outputs(name) if '"reason"' in text]
+    assert len(dead) == bad
+    assert all("column 'n'" in row["reason"] for row in dead)
+    assert all(row["origin"].startswith(f"{name}-payments/") for row in dead)
+    # More partitions are other sources: behind those that are there they may come.
+    grow(f"{name}-votes", 3)
+    refused("third", f"--alter --topic {name}.outputs --partitions 8")
+    grow(f"{name}.outputs", 8)
+    refused("again", "or fewer partitions of them")
+    with start("fourth", "--upgrade") as parent:
+        url = parent.find(r"http +(http://\S+)")
+        more, _ = write(name, ROWS, 4 * ROWS)
+        reaches(url, wanted + more)
+        assert parent.stop() == 130
+    grow(f"{name}-payments", 4)
+    grow(f"{name}.outputs", 9)
+    refused("fifth", "others may come only behind those", "--upgrade")
+
+
+def test_topics_that_the_log_is_not_beside_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledger.py").write_text(CODE)
+    app = str(tmp_path / "ledger.py")
+    for more, why in (
+        ([], "is read with the log, which is elsewhere"),
+        (["--log", "kafka://127.0.0.1:1"], "is read with the log, which is elsewhere"),
+        (["--log", f"kafka://{brokers()}"], "there is no topic ledger-payments"),
+    ):
+        flags = ["--data-dir", str(tmp_path / "data"), "--http", "0", *more]
+        with Process(tmp_path / "refused", "run", app, "--processes", "1", *flags) as parent:
+            assert parent.process.wait(60) in (1, 2)
+            assert why in parent.errors.read_text()
