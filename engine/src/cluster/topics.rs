@@ -95,7 +95,12 @@ impl Topics {
 
     /// What holds up the reading of messages that are there.
     pub fn trouble(&self) -> Option<String> {
-        self.troubles.all().into_iter().next().map(|(who, what)| format!("{who}: {what}"))
+        let failed = self.all.iter().find_map(|(_, topic)| {
+            let error = topic.failed()?;
+            Some(format!("topic {}: {error}", topic.followed.topic))
+        });
+        let said = self.troubles.all().into_iter().next();
+        failed.or_else(|| said.map(|(who, what)| format!("{who}: {what}")))
     }
 
     fn find(&self, name: &str) -> Option<&(StreamId, FollowedTopic)> {

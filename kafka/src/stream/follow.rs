@@ -72,9 +72,10 @@ impl FollowedTopic {
         Ok(FollowedTopic { followed, rows, schemas })
     }
 
-    /// Whether a message can be read: where its schema is not known yet it has been asked for.
+    /// Whether a message can be read: where its schema is not known yet it has been asked for. A registry that
+    /// refuses to say holds it up, too: what it comes to must not depend on that.
     pub fn is_ready(&self, message: &Message<'_>) -> bool {
-        self.rows.lock().0.is_ready(message) || self.failed().is_some()
+        self.rows.lock().0.is_ready(message)
     }
 
     /// The row of a message that [is ready](FollowedTopic::is_ready).
@@ -85,7 +86,7 @@ impl FollowedTopic {
         let (rows, builder) = &mut *self.rows.lock();
         let decoded = match rows.is_ready(message) {
             true => rows.decode(message, builder),
-            false => Err(self.failed().map_or_else(String::new, |error| error.to_string())),
+            false => Err("its schema is not known".into()),
         };
         let origin = || format!("{}/{}", self.followed.topic, message.partition);
         match decoded {
@@ -94,7 +95,8 @@ impl FollowedTopic {
         }
     }
 
-    fn failed(&self) -> Option<Error> {
+    /// Why schemas are not to be had, where waiting does not mend it.
+    pub fn failed(&self) -> Option<Error> {
         self.schemas.as_ref().and_then(|schemas| schemas.failed())
     }
 }
