@@ -42,17 +42,15 @@ impl Recent {
                 "why": ran.why, "in_parallel": ran.in_parallel,
                 "transaction_ns": (*ns as f64 / *transactions as f64).round(),
             });
-            if let Some((seen, expected)) = &ran.chosen {
+            if let Some((seen, expected, among)) = &ran.chosen {
                 let rounded = |x: f64| (x * 100.0).round() / 100.0;
                 told["seen"] = json!({
                     "rows": rounded(seen.rows), "shared": rounded(seen.shared),
                     "aborts": rounded(seen.aborts),
                 });
-                told["expected_ns"] = json!({
-                    "serial": expected.serial_ns.round(),
-                    "rounds": expected.rounds_ns.round(),
-                    "lists": expected.lists_ns.round(),
-                });
+                let among = among.iter().map(|arm| (arm.name(), expected.of(*arm).round().into()));
+                told["expected_ns"] =
+                    Value::Object(among.map(|(k, v)| (k.to_string(), v)).collect());
             }
             told
         };

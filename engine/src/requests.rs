@@ -237,6 +237,10 @@ impl Opaque for Once {
         self.function.may_be_overdue()
     }
 
+    fn has_one_lock(&self) -> bool {
+        self.function.has_one_lock()
+    }
+
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
         let (arguments, request) = event.split_at(self.parameters);
         let [id @ Value::Str(_), Value::Int(kept_us)] = request else {

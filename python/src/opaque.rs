@@ -204,6 +204,10 @@ impl Opaque for PyOpaque {
         self.has_deadline
     }
 
+    fn has_one_lock(&self) -> bool {
+        true
+    }
+
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
         self.run(tx, None, |py| Ok(to_tuple(py, event)?.into_any()))
     }

@@ -250,8 +250,7 @@ def test_bench(folder: Path) -> None:
         "tp",
     ):
         found = []
-        programs = ("rust", "traced", "python")
-        for program in programs[1:] if "computed" in workload else programs:
+        for program in ("rust", "traced", "python"):
             ended = tidemill(folder, "bench", *workload.split(), "--program", program, *made)
             assert ended.returncode == 0, ended.stderr
             assert line(ended)["valid"]

@@ -21,7 +21,7 @@ use tidemill_txn::order::{Epoch, Run};
 use tidemill_txn::pool::Pool;
 use tidemill_txn::program::{Abort, Aggregate, Builder, Expr, Opaque, Tx, Window};
 use tidemill_txn::reference::{self, InputRow};
-use tidemill_txn::schedule::Strategy as Executed;
+use tidemill_txn::schedule::{Arm, Strategy as Executed};
 
 /// Pools of one to eight threads.
 fn pools() -> &'static [Threads] {
@@ -362,4 +362,78 @@ fn functions_that_go_astray() {
             assert!((all / 50..all).contains(&in_parallel), "{in_parallel} of {all} in graphs");
         }
     }
+}
+
+/// Adds up by one of the event's columns, and counts how often it was called.
+struct Adds {
+    column: usize,
+    calls: AtomicI64,
+    has_one_lock: bool,
+}
+
+impl Opaque for Adds {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let key = &event[self.column];
+        let n = tx.get(TableId(0), std::slice::from_ref(key))?.map(|row| row[1].clone());
+        let n = if let Some(Value::Int(n)) = n { n } else { 0 };
+        tx.put(TableId(0), &[key.clone(), Value::Int(n + 1)])
+    }
+
+    fn has_one_lock(&self) -> bool {
+        self.has_one_lock
+    }
+}
+
+fn adds(column: usize, has_one_lock: bool) -> Arc<Adds> {
+    Arc::new(Adds { column, calls: AtomicI64::new(0), has_one_lock })
+}
+
+/// What a function has come to on the committed state counts where nobody before it has written what it
+/// read: then it is called once.
+#[test]
+fn functions_on_rows_of_their_own_are_called_once() {
+    for (column, rows, least, most) in [(0, 300, 300, 300), (1, 7, 300 + 293, 600)] {
+        for strategy in Executed::all().into_iter().filter(|s| matches!(s, Executed::Graph(..))) {
+            for pool in pools() {
+                let function = adds(column, false);
+                let (program, epoch) = three_hundred(function.clone());
+                let mut executor = Executor::new(program.clone(), strategy, 0);
+                let mut tables = vec![Table::new(Arc::new(program.tables[0].clone()), 1)];
+                executor.run(pool, &mut tables, &epoch).unwrap();
+                assert_eq!((executor.ran().in_parallel, tables[0].len()), (300, rows));
+                let calls = function.calls.load(Ordering::Relaxed);
+                assert!((least..=most).contains(&calls), "{strategy}: {calls} calls");
+            }
+        }
+    }
+}
+
+/// Adaptive puts functions into a graph, unless they can run one at a time only.
+#[test]
+fn adaptive_has_graphs_for_functions() {
+    let pool = &pools()[1];
+    assert!(pool.threads() > 1);
+    let ran = |has_one_lock, is_trying: bool| {
+        let (program, epoch) = three_hundred(adds(0, has_one_lock));
+        let executor = Executor::new(program.clone(), Executed::Adaptive, 0);
+        let mut executor = if is_trying { executor.planning_anything() } else { executor };
+        let ran = |_| {
+            let mut tables = vec![Table::new(Arc::new(program.tables[0].clone()), 1)];
+            executor.run(pool, &mut tables, &epoch).unwrap();
+            executor.ran().clone()
+        };
+        (0..2).map(ran).collect::<Vec<_>>()
+    };
+    let tried = ran(false, true);
+    assert_eq!(tried[0].strategy, Executed::Serial);
+    assert_eq!(tried[1].strategy.to_string(), "ns-op-eager");
+    let (seen, expected, among) = tried[1].chosen.unwrap();
+    assert_eq!((seen.unknown, among), (1.0, Arm::ELSEWHERE));
+    assert!(expected.graph_ns > 0.0);
+    let locked = ran(true, false);
+    assert_eq!(
+        (locked[0].strategy, &*locked[0].why),
+        (Executed::Serial, "functions run one at a time")
+    );
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidemill_core::rules::Binary;
 use tidemill_core::{Column, DataType, Error, History, Late, Result, StreamId, TableId, Value};
 use tidemill_txn::program::{
-    Aggregate, Builder, ExprId, HandlerBuilder, NativeTx, Opaque, RowHandle, Window,
+    Abort, Aggregate, Builder, ExprId, HandlerBuilder, NativeTx, Opaque, RowHandle, Tx, Window,
 };
 use tidemill_txn::Program;
 
@@ -38,10 +38,6 @@ pub(super) fn program(
 ) -> Result<Parts> {
     let frame = Frame::new(form).builder.finish()?;
     let program = match (kind, given.program) {
-        (ProgramKind::Rust, _) if form.computed => {
-            return Err(Error::setting("--computed: a closure is handed its rows before it runs")
-                .help("use --program traced or python"));
-        }
         (ProgramKind::Rust, _) => with_length!(form.length, N => native::<N>(form, work))?,
         (ProgramKind::Traced, None) => declared(form)?,
         (ProgramKind::Python, None) => opaque(form, given.opaques)?,
@@ -98,10 +94,12 @@ impl Frame {
     }
 }
 
-/// A Rust closure over the words of `N` records.
+/// Closures over the words of `N` records and of windows; which records a key that is computed stands for
+/// is known to a function only.
 fn native<const N: usize>(form: Form, work: Work) -> Result<Program> {
     let mut frame = Frame::new(form);
     let summed = frame.emitted("sum");
+    let followed = frame.follows.map(|_| frame.emitted("follow"));
     let looked = frame.reads.is_some().then(|| frame.emitted("look"));
     let names = keys(N.max(WINDOW_KEYS));
     let names: Vec<[&str; 1]> = names.iter().map(|name| [&**name]).collect();
@@ -122,6 +120,10 @@ fn native<const N: usize>(form: Form, work: Work) -> Result<Program> {
         Ok(())
     };
     frame.builder.native("sum", frame.sums, &rows, &[summed], body);
+    if let (Some(follows), Some(followed)) = (frame.follows, followed) {
+        let follow = Follow { form, work, records: frame.records, followed };
+        frame.builder.opaque("follow", follows, Arc::new(follow));
+    }
     if let (Some((reads, windows)), Some(looked)) = (frame.reads, looked) {
         let (window, aggregate) = (windows.window(), Aggregate::Sum);
         let read = frame.builder.window_read(frame.records, "value", window, aggregate);
@@ -143,6 +145,40 @@ fn native<const N: usize>(form: Form, work: Work) -> Result<Program> {
         frame.builder.native("look", reads, &rows, &[looked], body);
     }
     frame.builder.finish()
+}
+
+/// A record tells the key of the next one: a closure is handed its rows before it runs.
+struct Follow {
+    form: Form,
+    work: Work,
+    records: TableId,
+    followed: StreamId,
+}
+
+impl Opaque for Follow {
+    fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+        let [_, Value::Int(key), Value::Int(least)] = *event else {
+            unreachable!("the stream has these columns")
+        };
+        let mut row = [0; WORDS];
+        let value = |row: &[i64; WORDS], is_there| match is_there {
+            true => Ok(row[1]),
+            false => Err(Abort::refused("there is no such record")),
+        };
+        let is_there = tx.get_ints(self.records, key, &mut row)?;
+        let first = value(&row, is_there)?;
+        let next = first % self.form.keys as i64;
+        let is_there = tx.get_ints(self.records, next, &mut row)?;
+        let there = value(&row, is_there)?;
+        self.work.run(there, self.work.run(first, 0));
+        let sum = first + there;
+        if sum < least {
+            return Err(Abort::refused(SMALL));
+        }
+        row[1] = self.form.written(sum, 2);
+        tx.put_ints(self.records, &row)?;
+        tx.emit(self.followed, &[Value::Int(next), Value::Int(row[1])])
+    }
 }
 
 impl Windows {

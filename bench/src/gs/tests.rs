@@ -139,9 +139,6 @@ fn the_reference_comes_to_the_same() {
     ] {
         let args = args(&format!(r#""events":300,"abort":0.2,"epoch":32,{form}"#));
         for program in [ProgramKind::Rust, ProgramKind::Traced, ProgramKind::Python] {
-            if program == ProgramKind::Rust && args.computed > 0.0 {
-                continue;
-            }
             let args = Args { program, ..args.clone() };
             let case: GrepSum = check::case(&args, opaques(Form::of(&args).unwrap()));
             let opening = opening(&case, args.keys);
@@ -176,7 +173,6 @@ fn wrong_options_are_refused() {
         (r#""length":0"#, "--length 0"),
         (r#""length":11"#, "1 to 10"),
         (r#""length":5,"keys":4"#, "--keys 4"),
-        (r#""computed":0.1"#, "--computed"),
         (r#""window":0"#, "--window 0"),
         (r#""window":9,"window_every":0"#, "--window-every 0"),
         (r#""window_every":9"#, "without --window"),

@@ -222,6 +222,7 @@ impl Codes {
             rows: share(rows, transactions),
             shared: share(shared, rows),
             aborts: 0.0,
+            unknown: 0.0,
         }
     }
 

@@ -14,10 +14,10 @@ use super::lists::Lists;
 use super::rounds::Rounds;
 use super::serial::{Outcome, Overdue, Serial};
 use super::timing::Timing;
-use crate::order::Epoch;
+use crate::order::{Epoch, Lane};
 use crate::pool::Pool;
 use crate::program::Program;
-use crate::schedule::{Arm, Chooser, Expected, Properties, Strategy, Took};
+use crate::schedule::{slower, Arm, Chooser, Expected, Properties, Strategy, Took};
 
 /// How an epoch was executed.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,8 +28,8 @@ pub struct Ran {
     pub why: Cow<'static, str>,
     /// Transactions that were executed beside others, and not one after the other.
     pub in_parallel: usize,
-    /// What it looked like and what was expected of it, when there was a choice.
-    pub chosen: Option<(Properties, Expected)>,
+    /// What it looked like, what was expected of it and what could be chosen from, when there was a choice.
+    pub chosen: Option<(Properties, Expected, &'static [Arm])>,
     /// Where the time went, when it was executed in place on several threads.
     pub timing: Option<Timing>,
 }
@@ -50,7 +50,11 @@ pub struct Executor {
     lists: Option<(usize, Lists)>,
     /// Plans even what is too little to be worth it.
     plans_anything: bool,
-    chooser: Chooser,
+    /// By handler: whether only a run tells what its transactions touch.
+    discovered: Vec<bool>,
+    /// For epochs that can be executed in place, and for those that can't.
+    choosers: [Chooser; 2],
+    is_calibrated: bool,
     /// The share of transactions that aborted in the last epoch.
     aborts: f64,
     strategy: Strategy,
@@ -59,6 +63,9 @@ pub struct Executor {
 
 /// Why an epoch with such functions is executed serially: which call it was must be the same each time.
 const OVERDUE: &str = "functions have a deadline";
+
+/// The same where no two functions can run at a time.
+const ONE_LOCK: &str = "functions run one at a time";
 
 const LOGGED: &str = "each transaction is logged";
 
@@ -70,12 +77,16 @@ impl Executor {
     pub fn new(program: Arc<Program>, strategy: Strategy, rerun_every: u64) -> Executor {
         Executor {
             serial: Serial::new(program.clone(), rerun_every),
+            discovered: (0..program.handlers.len())
+                .map(|h| graph::discovers(&program, h))
+                .collect(),
             program,
             graphs: None,
             rounds: None,
             lists: None,
             plans_anything: false,
-            chooser: Chooser::default(),
+            choosers: [Chooser::new(Arm::IN_PLACE), Chooser::new(Arm::ELSEWHERE)],
+            is_calibrated: false,
             aborts: 0.0,
             strategy,
             ran: Ran::new(strategy, "nothing was executed yet"),
@@ -148,22 +159,9 @@ impl Executor {
                 }
             }
             strategy @ (Strategy::TStream | Strategy::Graph(..)) => {
-                let Executor { graphs, serial, program, plans_anything, .. } = self;
-                let graphs = graphs.get_or_insert_with(|| {
-                    let graphs = Graphs::new(program.clone());
-                    if *plans_anything {
-                        graphs.of_anything()
-                    } else {
-                        graphs
-                    }
-                });
-                let procedures = (!serial.codes.turns.is_empty()).then_some(PROCEDURES);
-                let overdue = program.opaques.iter().any(|opaque| opaque.may_be_overdue());
-                let one_by_one = procedures.or(overdue.then_some(OVERDUE));
-                match one_by_one.map(Cow::from).or(graph::too_many(pool.threads())) {
+                match self.is_for_no_graph(pool.threads()) {
                     None => {
-                        let (outcome, in_parallel) =
-                            graphs.run(serial, strategy, pool, tables, epoch);
+                        let (outcome, in_parallel) = self.graph(strategy, pool, tables, epoch);
                         self.ran = Ran { in_parallel, ..Ran::new(strategy, ASKED) };
                         Ok(outcome)
                     }
@@ -198,29 +196,51 @@ impl Executor {
         if threads == 1 {
             return self.serially("there is one thread", tables, epoch);
         }
-        if let Err(why) = self.rounds(threads).check(tables, epoch) {
-            return self.serially(why, tables, epoch);
-        }
-        let mut seen = self.chooser.look(self.serial.codes.properties(epoch));
-        seen.aborts = self.aborts;
-        let expected = self.chooser.expected(&seen, threads);
-        let (arm, why) = match self.plans_anything {
-            true => (self.chooser.in_turn(), ASKED),
-            false => self.chooser.choose(&seen, threads),
+        let kind = match self.rounds(threads).check(tables, epoch) {
+            Ok(()) => 0,
+            Err((why, false)) => return self.serially(why, tables, epoch),
+            Err((_, true)) => {
+                let one_lock = self.program.opaques.iter().any(|opaque| opaque.has_one_lock());
+                // In tests it is their outcome that counts.
+                let one_lock = (one_lock && !self.plans_anything).then_some(ONE_LOCK.into());
+                match one_lock.or(self.is_for_no_graph(threads)) {
+                    Some(why) => return self.serially(why, tables, epoch),
+                    None => 1,
+                }
+            }
         };
+        if !std::mem::replace(&mut self.is_calibrated, true) {
+            let slower = slower(|| pool.now_ns());
+            self.choosers.iter_mut().for_each(|chooser| chooser.calibrate(slower));
+        }
+        let unknown = if kind == 1 { self.unknown(epoch) } else { 0.0 };
+        let chooser = &mut self.choosers[kind];
+        let mut seen = chooser.look(self.serial.codes.properties(epoch));
+        (seen.aborts, seen.unknown) = (self.aborts, unknown);
+        let expected = chooser.expected(&seen, threads);
+        let (arm, why) = match self.plans_anything {
+            true => (chooser.in_turn(), ASKED),
+            false => chooser.choose(&seen, threads),
+        };
+        let among = chooser.among();
         let strategy = match arm {
             Arm::Serial => Strategy::Serial,
             Arm::Rounds => Strategy::Rounds,
             Arm::Lists => Strategy::Lists,
+            Arm::Graph => chooser.graph(&seen),
         };
         let begun = pool.now_ns();
         let ran = match arm {
             Arm::Serial => Err(why),
-            _ => self.in_place(strategy, pool, tables, epoch),
+            Arm::Graph => {
+                let (outcome, in_parallel) = self.graph(strategy, pool, tables, epoch);
+                Ok((outcome, in_parallel, None))
+            }
+            Arm::Rounds | Arm::Lists => (self.in_place(strategy, pool, tables, epoch))
+                .map(|(outcome, timing)| (outcome, epoch.order.len(), Some(timing))),
         };
         let (outcome, ran) = match ran {
-            Ok((outcome, timing)) => {
-                let (in_parallel, timing) = (epoch.order.len(), Some(timing));
+            Ok((outcome, in_parallel, timing)) => {
                 (outcome, Ran { in_parallel, timing, ..Ran::new(strategy, why) })
             }
             Err(why) => (self.serial.run(tables, epoch)?, Ran::new(Strategy::Serial, why)),
@@ -233,9 +253,43 @@ impl Executor {
             let executing = timing.execute.saturating_sub(timing.wait) as f64;
             took.execute_ns = (timing.executed > 0).then(|| executing / timing.executed as f64);
         }
-        self.chooser.learn(&seen, threads, arm, took);
-        self.ran = Ran { chosen: Some((seen, expected)), ..ran };
+        self.choosers[kind].learn(&seen, threads, arm, took);
+        self.ran = Ran { chosen: Some((seen, expected, among)), ..ran };
         Ok(outcome)
+    }
+
+    /// The share of an epoch's transactions of which only a run tells what they touch.
+    fn unknown(&self, epoch: &Epoch) -> f64 {
+        let is_unknown = |lane: &&Lane| self.discovered[lane.handler as usize];
+        let events = |lane: &Lane| epoch.runs[lane.run as usize].batch.len();
+        let unknown: usize = epoch.lanes.iter().filter(is_unknown).map(events).sum();
+        unknown as f64 / epoch.order.len().max(1) as f64
+    }
+
+    /// Why epochs are not put into a graph, if so.
+    fn is_for_no_graph(&self, threads: usize) -> Option<Cow<'static, str>> {
+        let procedures = (!self.serial.codes.turns.is_empty()).then_some(PROCEDURES);
+        let overdue = self.program.opaques.iter().any(|opaque| opaque.may_be_overdue());
+        let one_by_one = procedures.or(overdue.then_some(OVERDUE));
+        one_by_one.map(Cow::from).or(graph::too_many(threads))
+    }
+
+    /// Executes on a graph; also says how many transactions were in it.
+    fn graph(
+        &mut self,
+        strategy: Strategy,
+        pool: &dyn Pool,
+        tables: &mut [Table],
+        epoch: &Epoch,
+    ) -> (Outcome, usize) {
+        let graphs = self.graphs.get_or_insert_with(|| {
+            let graphs = Graphs::new(self.program.clone());
+            match self.plans_anything {
+                true => graphs.of_anything(),
+                false => graphs,
+            }
+        });
+        graphs.run(&mut self.serial, strategy, pool, tables, epoch)
     }
 
     /// The rounds for so many threads.

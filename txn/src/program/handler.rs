@@ -448,6 +448,12 @@ pub trait Opaque: Send + Sync {
         false
     }
 
+    /// Whether calls can't run beside one another, because an interpreter runs them that has one lock: then
+    /// nothing is won by more threads.
+    fn has_one_lock(&self) -> bool {
+        false
+    }
+
     /// Runs one transaction of a procedure, on a batch for each stream that it takes, in the order in
     /// which it names them. What is not written for it takes the events of one stream one by one.
     fn call_batch(&self, batches: &[EventBatch], tx: &mut dyn Tx) -> Result<(), Abort> {

@@ -6,13 +6,17 @@
 //! transactions. What is expected is a model of two costs that are measured all the time: executing a
 //! transaction, and planning one. With `n` threads, rounds take `(reserve + execute) / n` a
 //! transaction, lists `max(plan, (plan + execute) / n)`, both something for putting outputs together;
-//! serial execution takes `execute`. How far that was off is remembered for epochs that look alike,
-//! because rows that many want make threads wait, and the model knows nothing of that.
+//! serial execution takes `execute`. What can't be executed in place goes into a graph, at
+//! `(plan + execute) / n`, where planning is dear, and functions that tell what they touch by running
+//! may have to run twice. How far that was off is remembered for epochs that
+//! look alike, because rows that many want make threads wait, and the model knows nothing of that.
 //!
 //! What was not tried for long is tried again, once its expected loss is a small share of the time
 //! that has passed. So a wrong expectation is found out, and finding out costs little. What threads do
 //! together is tried twice in a row, and counts the second time: its memory was not used for long
 //! before the first, and its threads had gone to sleep.
+
+use super::strategy::{Aborts, Explore, Strategy, Unit};
 
 /// What an epoch looks like, before it is planned.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -26,6 +30,8 @@ pub struct Properties {
     pub shared: f64,
     /// The share of the transactions of the epoch before that aborted (a).
     pub aborts: f64,
+    /// The share of transactions of which only a run tells what they touch: for a graph they may run twice.
+    pub unknown: f64,
 }
 
 /// What an epoch can be executed by.
@@ -37,9 +43,30 @@ pub enum Arm {
     Rounds,
     /// Lists.
     Lists,
+    /// The task precedence graph.
+    Graph,
 }
 
-const ARMS: [Arm; 3] = [Arm::Serial, Arm::Rounds, Arm::Lists];
+const ARMS: usize = 4;
+
+impl Arm {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arm::Serial => "serial",
+            Arm::Rounds => "rounds",
+            Arm::Lists => "lists",
+            Arm::Graph => "graph",
+        }
+    }
+
+    /// What an epoch can be executed by that can be executed in place. A graph decides nothing else of it
+    /// than lists do, for five times the price of planning.
+    pub const IN_PLACE: &[Arm] = &[Arm::Serial, Arm::Rounds, Arm::Lists];
+
+    /// The same of one that can't.
+    pub const ELSEWHERE: &[Arm] = &[Arm::Serial, Arm::Graph];
+}
 
 /// What an epoch took, in nanoseconds a transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -61,19 +88,23 @@ pub struct Expected {
     pub rounds_ns: f64,
     /// Of lists.
     pub lists_ns: f64,
+    /// Of a graph.
+    pub graph_ns: f64,
 }
 
 impl Expected {
-    fn best(&self) -> Arm {
-        let best = ARMS.into_iter().min_by(|a, b| self.of(*a).total_cmp(&self.of(*b)));
-        best.unwrap_or(Arm::Serial)
+    fn best(&self, among: &[Arm]) -> Arm {
+        let best = among.iter().min_by(|a, b| self.of(**a).total_cmp(&self.of(**b)));
+        *best.unwrap_or(&Arm::Serial)
     }
 
-    fn of(&self, arm: Arm) -> f64 {
+    /// What is expected of one of them.
+    pub fn of(&self, arm: Arm) -> f64 {
         match arm {
             Arm::Serial => self.serial_ns,
             Arm::Rounds => self.rounds_ns,
             Arm::Lists => self.lists_ns,
+            Arm::Graph => self.graph_ns,
         }
     }
 }
@@ -81,8 +112,9 @@ impl Expected {
 /// Epochs are alike by how many of their rows are shared: in the sample, less than so many of its rows.
 const CLASSES: [f64; 5] = [0.03, 0.08, 0.2, 0.5, f64::INFINITY];
 
-/// How much longer rounds and lists take than the model says, as long as nothing was measured.
-const OFF: [[f64; CLASSES.len()]; 2] = [[1.1, 1.5, 2.2, 3.5, 4.5], [1.1, 1.1, 1.2, 1.5, 1.8]];
+/// How much longer rounds, lists and graphs take than the model says, as long as nothing was measured.
+const OFF: [[f64; CLASSES.len()]; 3] =
+    [[1.1, 1.5, 2.2, 3.5, 4.5], [1.1, 1.1, 1.2, 1.5, 1.8], [1.1, 1.1, 1.2, 1.5, 1.8]];
 
 /// What trying something again may cost, as a share of all time.
 const TRIES: f64 = 0.004;
@@ -107,9 +139,20 @@ const CHANGED: f64 = 2.5;
 /// What reserving the rows of a transaction takes.
 const RESERVE_NS: f64 = 10.0;
 
+/// What planning one for a list takes, as long as nothing was measured: hashing its keys and looking at two
+/// lines of memory for each, which are in a cache.
+const PLAN_NS: f64 = 50.0;
+
+/// What planning a transaction of a graph, settling it and writing its versions to the tables takes; the
+/// same of one that is discovered; and how often one of these is run again, as long as nothing was measured.
+const GRAPH_NS: f64 = 1_500.0;
+const DISCOVERED_NS: f64 = 9_000.0;
+const DISCOVERED_AGAIN: f64 = 0.35;
+
 /// What putting the threads' outputs together takes, and other things that are done once an epoch.
 const ROUNDS_TOGETHER_NS: f64 = 5.0;
 const LISTS_TOGETHER_NS: f64 = 12.0;
+const GRAPH_TOGETHER_NS: f64 = 50.0;
 
 /// How much of what is new goes into an average, and how much of what is very different.
 const NEW: f64 = 0.2;
@@ -158,24 +201,28 @@ impl Average {
     }
 }
 
-/// Chooses between serial execution, rounds and lists.
+/// Chooses between serial execution and what several threads do together.
 #[derive(Clone, Debug)]
 pub struct Chooser {
     /// Executing a transaction serially, and planning one.
     serial_ns: Average,
     plan_ns: Average,
-    /// Of rounds and lists, by class: how much longer they took than expected.
-    off: [[Average; CLASSES.len()]; 2],
+    /// How much longer planning takes here than the costs say that are given here.
+    slower: f64,
+    /// What is chosen from; serial execution is the first.
+    among: &'static [Arm],
+    /// Of rounds, lists and graphs, by class: how much longer they took than expected.
+    off: [[Average; CLASSES.len()]; 3],
     /// Of which that was measured.
-    measured: [[bool; CLASSES.len()]; 2],
+    measured: [[bool; CLASSES.len()]; 3],
     /// By arm: time that has passed since it was used.
-    since_ns: [f64; ARMS.len()],
+    since_ns: [f64; ARMS],
     /// By arm: how often it was used.
-    used: [u64; ARMS.len()],
+    used: [u64; ARMS],
     /// By arm: how often it was used since it was the best, and what the last time cost more than the
     /// best would have.
-    lost: [u32; ARMS.len()],
-    lost_ns: [f64; ARMS.len()],
+    lost: [u32; ARMS],
+    lost_ns: [f64; ARMS],
     /// What was used last, and whether it was for the first time in a row and is to be used again.
     last: Arm,
     is_cold: bool,
@@ -183,27 +230,33 @@ pub struct Chooser {
     shared: Option<f64>,
 }
 
-impl Default for Chooser {
-    fn default() -> Chooser {
-        // Planning a row takes about as long as it takes to hash a key and to look at two lines of
-        // memory that are in a cache. A transaction's is measured as soon as one is planned.
+impl Chooser {
+    /// One that chooses from what epochs of a kind can be executed by.
+    pub fn new(among: &'static [Arm]) -> Chooser {
         Chooser {
             serial_ns: Average::of(60.0),
-            plan_ns: Average::of(50.0),
+            plan_ns: Average::of(PLAN_NS),
+            slower: 1.0,
+            among,
             off: OFF.map(|of| of.map(Average::of)),
-            measured: [[false; CLASSES.len()]; 2],
-            since_ns: [0.0; ARMS.len()],
-            used: [0; ARMS.len()],
-            lost: [0; ARMS.len()],
-            lost_ns: [0.0; ARMS.len()],
+            measured: [[false; CLASSES.len()]; 3],
+            since_ns: [0.0; ARMS],
+            used: [0; ARMS],
+            lost: [0; ARMS],
+            lost_ns: [0.0; ARMS],
             last: Arm::Serial,
             is_cold: false,
             shared: None,
         }
     }
-}
 
-impl Chooser {
+    /// For a machine on which planning takes so many times what the costs here say; before anything is
+    /// learned.
+    pub fn calibrate(&mut self, slower: f64) {
+        self.slower = slower;
+        self.plan_ns = Average::of(PLAN_NS * slower);
+    }
+
     /// What an epoch looks like, given its sample and those of the epochs before.
     pub fn look(&mut self, sample: Properties) -> Properties {
         let (least, part) = SHARED_OFF;
@@ -218,16 +271,18 @@ impl Chooser {
 
     /// What is expected of an epoch on so many threads.
     pub fn expected(&self, seen: &Properties, threads: usize) -> Expected {
-        let [rounds, lists] = self.models(threads);
-        let [off_rounds, off_lists] = [0, 1].map(|parallel| self.off(parallel, class(seen)));
+        let [rounds, lists, graph] = self.models(seen, threads);
+        let [off_rounds, off_lists, off_graph] =
+            [0, 1, 2].map(|parallel| self.off(parallel, class(seen)));
         Expected {
             serial_ns: self.serial_ns.value,
-            rounds_ns: rounds * off_rounds + ROUNDS_TOGETHER_NS,
-            lists_ns: lists * off_lists + LISTS_TOGETHER_NS,
+            rounds_ns: rounds * off_rounds + ROUNDS_TOGETHER_NS * self.slower,
+            lists_ns: lists * off_lists + LISTS_TOGETHER_NS * self.slower,
+            graph_ns: graph * off_graph + GRAPH_TOGETHER_NS * self.slower,
         }
     }
 
-    /// How much longer than the model says rounds or lists take. What was not measured is as far from
+    /// How much longer than the model says rounds, lists or a graph take. What was not measured is as far from
     /// what was thought as the most of what was: the more rows are shared, the longer it takes.
     fn off(&self, parallel: usize, class: usize) -> f64 {
         let (known, thought) = (&self.off[parallel], &OFF[parallel]);
@@ -239,15 +294,35 @@ impl Chooser {
         thought[class] * worse
     }
 
-    /// What rounds and lists would take if nobody had to wait.
-    fn models(&self, threads: usize) -> [f64; 2] {
+    /// What rounds, lists and a graph would take if nobody had to wait.
+    fn models(&self, seen: &Properties, threads: usize) -> [f64; 3] {
         let (serial, plan, threads) = (self.serial_ns.value, self.plan_ns.value, threads as f64);
-        [(serial + RESERVE_NS) / threads, plan.max((plan + serial) / threads)]
+        let lists = plan.max((plan + serial) / threads);
+        let known = serial + GRAPH_NS * self.slower;
+        let discovered = serial * (1.0 + DISCOVERED_AGAIN) + DISCOVERED_NS * self.slower;
+        let graph = (known * (1.0 - seen.unknown) + discovered * seen.unknown) / threads;
+        [(serial + RESERVE_NS * self.slower) / threads, lists, graph]
+    }
+
+    /// What is chosen from.
+    pub fn among(&self) -> &'static [Arm] {
+        self.among
+    }
+
+    /// How a graph is walked (MorphStream V-D). What comes here is executed as whole transactions, which are
+    /// neither of one key nor of one stratum for long; that leaves when aborts are dealt with: in the end
+    /// where they are many and running again is cheap.
+    pub fn graph(&self, seen: &Properties) -> Strategy {
+        const ABORTS_MANY: f64 = 0.4;
+        const CHEAP_NS: f64 = 10_000.0;
+        let is_lazy = seen.aborts > ABORTS_MANY && self.serial_ns.value < CHEAP_NS;
+        let aborts = if is_lazy { Aborts::Lazy } else { Aborts::Eager };
+        Strategy::Graph(Explore::Ns, Unit::Op, aborts)
     }
 
     /// Another one than the last, whatever it costs.
     pub fn in_turn(&self) -> Arm {
-        ARMS[self.used.iter().sum::<u64>() as usize % ARMS.len()]
+        self.among[self.used.iter().sum::<u64>() as usize % self.among.len()]
     }
 
     /// What is to be used, and why.
@@ -265,7 +340,7 @@ impl Chooser {
         }
         let expected = self.expected(seen, threads);
         let cost = |arm: &Arm| expected.of(*arm);
-        let best = expected.best();
+        let best = expected.best(self.among);
         let is_due = |arm: &Arm| {
             let (loss, tries) = match self.used[*arm as usize] {
                 0 => (cost(arm).max(cost(&best)), FIRST_TRIES),
@@ -277,7 +352,7 @@ impl Chooser {
             let loss_ns = (loss * seen.transactions as f64).max(self.lost_ns[*arm as usize]);
             *arm != best && loss_ns < self.since_ns[*arm as usize] * tries
         };
-        match ARMS.into_iter().find(is_due) {
+        match self.among.iter().copied().find(is_due) {
             Some(arm) => (arm, "to find out what it takes now"),
             None => (best, "it is expected to be faster"),
         }
@@ -290,7 +365,7 @@ impl Chooser {
         self.last = arm;
         self.measure(seen, threads, arm, took);
         let (expected, n) = (self.expected(seen, threads), seen.transactions as f64);
-        let best = expected.best();
+        let best = expected.best(self.among);
         let lost_ns = ((took.ns - expected.of(best)) * n).max(0.0);
         // Of a try both times.
         let before_ns = if was_cold { self.lost_ns[arm as usize] } else { 0.0 };
@@ -314,6 +389,7 @@ impl Chooser {
             Arm::Serial => return self.serial_ns.learn(took.ns),
             Arm::Rounds => 0,
             Arm::Lists => 1,
+            Arm::Graph => 2,
         };
         if self.is_cold {
             return;
@@ -330,9 +406,9 @@ impl Chooser {
                 self.serial_ns.learn(execute_ns);
             }
         }
-        let model = self.models(threads)[parallel];
-        let together = [ROUNDS_TOGETHER_NS, LISTS_TOGETHER_NS][parallel];
-        let off = ((took.ns - together) / model.max(1.0)).clamp(0.3, 20.0);
+        let model = self.models(seen, threads)[parallel];
+        let together = [ROUNDS_TOGETHER_NS, LISTS_TOGETHER_NS, GRAPH_TOGETHER_NS][parallel];
+        let off = ((took.ns - together * self.slower) / model.max(1.0)).clamp(0.3, 20.0);
         let thought = self.off(parallel, class(seen));
         let has_waited = took.execute_ns.is_some_and(|alone_ns| took.ns > alone_ns);
         let known = &mut self.off[parallel][class(seen)];
@@ -358,7 +434,7 @@ mod tests {
     use super::*;
 
     const SEEN: Properties =
-        Properties { transactions: 10_000, rows: 3.5, shared: 0.1, aborts: 0.0 };
+        Properties { transactions: 10_000, rows: 3.5, shared: 0.1, aborts: 0.0, unknown: 0.0 };
 
     /// Lets a chooser run for so many epochs where each takes so long; gives how often each was used.
     fn run(chooser: &mut Chooser, epochs: usize, [serial, rounds, lists]: [f64; 3]) -> [usize; 3] {
@@ -370,6 +446,7 @@ mod tests {
                 Arm::Serial => Took { ns: serial, ..Took::default() },
                 Arm::Rounds => Took { ns: rounds, plan_ns: Some(5.0), execute_ns },
                 Arm::Lists => Took { ns: lists, plan_ns, execute_ns },
+                Arm::Graph => unreachable!("these can be executed in place"),
             };
             used[arm as usize] += 1;
             chooser.learn(&SEEN, 2, arm, took);
@@ -379,30 +456,31 @@ mod tests {
 
     #[test]
     fn cheap_transactions_are_executed_serially_but_for_a_try_now_and_then() {
-        let used = run(&mut Chooser::default(), 10_000, [55.0, 90.0, 95.0]);
+        let used = run(&mut Chooser::new(Arm::IN_PLACE), 10_000, [55.0, 90.0, 95.0]);
         assert!(used[0] > 9_700, "{used:?}");
     }
 
     #[test]
     fn where_few_meet_rounds_win() {
-        let used = run(&mut Chooser::default(), 10_000, [60.0, 40.0, 75.0]);
+        let used = run(&mut Chooser::new(Arm::IN_PLACE), 10_000, [60.0, 40.0, 75.0]);
         assert!(used[1] > 9_700, "{used:?}");
     }
 
     #[test]
     fn dear_ones_that_meet_are_executed_in_lists() {
-        let used = run(&mut Chooser::default(), 10_000, [600.0, 500.0, 340.0]);
+        let used = run(&mut Chooser::new(Arm::IN_PLACE), 10_000, [600.0, 500.0, 340.0]);
         assert!(used[2] > 9_700, "{used:?}");
     }
 
     /// Where rounds lose although few rows are shared, they are not expected to win where more are.
     #[test]
     fn what_is_learned_of_few_shared_rows_holds_for_more() {
-        let mut chooser = Chooser::default();
+        let mut chooser = Chooser::new(Arm::IN_PLACE);
         let took = |arm| match arm {
             Arm::Serial => 60.0,
             Arm::Rounds => 90.0,
             Arm::Lists => 110.0,
+            Arm::Graph => unreachable!("these can be executed in place"),
         };
         let mut lost = 0;
         for step in 0..60 {
@@ -417,17 +495,50 @@ mod tests {
 
     #[test]
     fn a_change_is_noticed_both_ways() {
-        let mut chooser = Chooser::default();
+        let mut chooser = Chooser::new(Arm::IN_PLACE);
         run(&mut chooser, 500, [55.0, 90.0, 95.0]);
         assert!(run(&mut chooser, 100, [3_000.0, 2_500.0, 1_600.0])[2] > 80);
         let used = run(&mut chooser, 100, [55.0, 90.0, 95.0]);
         assert!(used[0] > 70, "{used:?}");
     }
 
+    /// What can't be executed in place goes into a graph where that pays, and is executed serially where a
+    /// try has shown that it does not.
+    #[test]
+    fn a_graph_is_for_what_is_dear_and_known_beforehand() {
+        for (serial, graph, is_graph) in
+            [(900.0, 1_300.0, false), (20_000.0, 11_500.0, true), (20_000.0, 24_000.0, false)]
+        {
+            let mut chooser = Chooser::new(Arm::ELSEWHERE);
+            let mut in_graphs = 0;
+            for _ in 0..2_000 {
+                let (arm, _) = chooser.choose(&SEEN, 2);
+                let ns = [serial, graph][usize::from(arm == Arm::Graph)];
+                in_graphs += usize::from(arm == Arm::Graph);
+                chooser.learn(&SEEN, 2, arm, Took { ns, ..Took::default() });
+            }
+            assert_eq!(in_graphs > 1_900, is_graph, "{serial} {graph}: {in_graphs}");
+            assert!(is_graph || in_graphs < 60, "{serial} {graph}: {in_graphs}");
+        }
+    }
+
+    /// Where planning takes longer than here, less is planned before anything is known.
+    #[test]
+    fn a_slow_machine_plans_less() {
+        let took = Took { ns: 150.0, ..Took::default() };
+        let first = |slower| {
+            let mut chooser = Chooser::new(Arm::IN_PLACE);
+            chooser.calibrate(slower);
+            (0..2).for_each(|_| chooser.learn(&SEEN, 2, Arm::Serial, took));
+            chooser.expected(&SEEN, 2).best(Arm::IN_PLACE)
+        };
+        assert_eq!([first(1.0), first(8.0)], [Arm::Lists, Arm::Serial]);
+    }
+
     #[test]
     fn what_waits_too_much_is_left_alone() {
         // Rows that everybody wants: both take longer than the model says.
-        let used = run(&mut Chooser::default(), 10_000, [200.0, 290.0, 260.0]);
+        let used = run(&mut Chooser::new(Arm::IN_PLACE), 10_000, [200.0, 290.0, 260.0]);
         assert!(used[0] > 9_600, "{used:?}");
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! | file | what it is |
 //! | --- | --- |
+//! | `calibrate` | how fast the machine is at planning |
 //! | `choose` | chooses one, by what is measured |
 //! | `strategy` | the strategies by name |
 //! | `units` | what is scheduled at a time: operations or chains; strata |
@@ -10,6 +11,7 @@
 //! | `gang` | where threads wait for one another |
 //! | `sync` | atomics, or loom's in their place |
 
+mod calibrate;
 mod choose;
 mod explore;
 mod gang;
@@ -18,6 +20,7 @@ mod strategy;
 pub(crate) mod sync;
 mod units;
 
+pub(crate) use calibrate::slower;
 pub use choose::{Arm, Chooser, Expected, Properties, Took};
 pub(crate) use explore::{Course, Walk};
 pub(crate) use gang::Gang;

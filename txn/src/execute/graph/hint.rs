@@ -1,15 +1,16 @@
 //! What units are expected to touch: by that they have their places in the graph.
 //!
 //! The keys of some are in the event. All others are discovered: they run on the committed state
-//! first, and what they touch there is taken for what they will touch. That is a hint: what a unit
-//! touches besides is settled in the end (see [`super::settle`]). Where that happens too often, units
+//! first, and what they touch there is taken for what they will touch. Where nobody before them has written
+//! it when their turn comes, what they came to counts, and they are not run again. It is a hint besides:
+//! what a unit touches beyond it is settled in the end (see [`super::settle`]). Where that happens too often, units
 //! wait for all before them instead ([`Trust`]).
 
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use tidemill_core::{encode, DataType, Key, Row, TableId, Value};
 use tidemill_table::{Layout, Table};
@@ -127,12 +128,14 @@ pub(crate) struct Use {
 }
 
 /// What a unit is expected to touch.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Hint {
     /// The rows that it writes, and then the others: both by table and key.
     pub(crate) uses: Vec<Use>,
     pub(crate) writes: usize,
     ranges: Vec<KeyRange>,
+    /// What it comes to if nobody before it writes what it reads, where it was discovered.
+    found: Option<Arc<Unit>>,
 }
 
 impl Hint {
@@ -140,7 +143,12 @@ impl Hint {
         let (written, read): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(_, writes)| *writes);
         let writes = written.len();
         let uses = written.into_iter().chain(read).map(|(row, _)| Use { row, id: 0 }).collect();
-        Hint { uses, writes, ranges }
+        Hint { uses, writes, ranges, found: None }
+    }
+
+    /// What it has come to on the committed state, with the ranges that it has read.
+    pub(crate) fn found(&self) -> Option<(&Arc<Unit>, &[KeyRange])> {
+        self.found.as_ref().map(|unit| (unit, &self.ranges[..]))
     }
 
     /// Where it has a row.
@@ -166,7 +174,11 @@ impl Hint {
                 more.push(Use { row: (range.table, key.clone()), id: 0 });
             }
         }
-        more.truncate(EXPANDED_MAX);
+        if more.len() > EXPANDED_MAX {
+            more.truncate(EXPANDED_MAX);
+            // Whether others write the rest is not looked at.
+            self.found = None;
+        }
         self.uses.extend(more);
         self.uses[self.writes..].sort_by(|a, b| a.row.cmp(&b.row));
         self.uses.dedup();
@@ -321,7 +333,10 @@ impl Source {
         let committed = Committed { tables, seen: Seen::default() };
         let run = || Unit::run(program, &committed, event, moment);
         // A function that panics here may do better when its turn comes.
-        let unit = catch_unwind(AssertUnwindSafe(run)).unwrap_or_default();
+        let (unit, is_whole) = match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(unit) => (unit, true),
+            Err(_) => (Unit::default(), false),
+        };
         let Committed { seen, .. } = committed;
         // One that aborts would have written some of what it has read, had it gone on.
         let aborts = |table: TableId| {
@@ -333,7 +348,8 @@ impl Source {
             rows.insert(row, may_write);
         }
         rows.extend(unit.written().map(|row| (row.clone(), true)));
-        Hint::new(rows, seen.ranges.into_inner())
+        let found = is_whole.then(|| Arc::new(unit));
+        Hint { found, ..Hint::new(rows, seen.ranges.into_inner()) }
     }
 }
 

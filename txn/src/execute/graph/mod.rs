@@ -423,6 +423,11 @@ fn learn<'m>(
     }
 }
 
+/// Whether what a handler's transactions touch is found out by running them.
+pub(crate) fn discovers(program: &Program, handler: usize) -> bool {
+    matches!(Source::of(program, handler), Source::Discovery)
+}
+
 /// Why a strategy that needs a graph can't have one on so many threads.
 pub(crate) fn too_many(threads: usize) -> Option<Cow<'static, str>> {
     (threads > THREADS_MAX).then(|| format!("a graph has at most {THREADS_MAX} threads").into())

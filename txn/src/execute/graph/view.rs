@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tidemill_core::{Key, Row, TableId, Value};
 use tidemill_table::Seq;
 
-use super::hint::{in_range, is_words, key_word, words_of, Seen};
+use super::hint::{in_range, is_words, key_word, words_of, KeyRange, Seen, Use};
 use super::plan::key;
 use super::shape::{FLAGS_WORDS, PASSES, POISON, PRESENT, WRITTEN};
 use super::unit::{merged, Unit, LATER};
@@ -94,10 +94,15 @@ impl<'w, 'a> View<'w, 'a> {
     fn listed(
         &self,
         row: &(TableId, Key),
-        mut each: impl FnMut(Version) -> bool,
+        each: impl FnMut(Version) -> bool,
     ) -> Result<(), Unsettled> {
+        self.walk(self.start(row), each)
+    }
+
+    /// The same from a place in a list.
+    fn walk(&self, start: From, mut each: impl FnMut(Version) -> bool) -> Result<(), Unsettled> {
         let (graph, states) = (self.work.graph, self.work.states);
-        for write in graph.writes(self.start(row)) {
+        for write in graph.writes(start) {
             let access = graph.access(write);
             // What it did is visible when it has been executed.
             if !states.is_executed(access.vertex()) {
@@ -132,6 +137,27 @@ impl<'w, 'a> View<'w, 'a> {
         })?;
         let extra = self.extra(row).last().map(|txn| (*txn, None));
         Ok(last.max(extra))
+    }
+
+    /// What the unit has come to when it was discovered, if everything that it has read there is as it was:
+    /// nobody before it has written it. What is written unexpectedly turns up later, here as everywhere.
+    pub(crate) fn found(&self) -> Option<(&'w Arc<Unit>, &'w [KeyRange])> {
+        let hint = self.work.stretch.hints.get(self.at.txn as usize)?;
+        let found = hint.found()?;
+        let is_committed = |(nth, used): (usize, &Use)| {
+            debug_assert_eq!(hint.find(used.row.0, &used.row.1), Some(nth));
+            let mut is_there = false;
+            let seen =
+                self.walk(self.work.graph.access(self.at.access + nth as u32).from(), |_| {
+                    is_there = true;
+                    false
+                });
+            seen.is_ok() && !is_there
+        };
+        let is_it = hint.uses.iter().enumerate().all(is_committed);
+        // Whoever has missed makes nobody else miss here: it runs, and sees.
+        self.missed.set(None);
+        is_it.then_some(found)
     }
 
     fn find(&self, row: &(TableId, Key)) -> Result<Option<Row>, Unsettled> {

@@ -315,6 +315,12 @@ impl<'a> Work<'a> {
     /// Runs a transaction on the general path, as a unit.
     fn unit_at(&self, at: Vertex, hand: &mut Hand<'a>) {
         let view = View::new(self, at, None);
+        if let Some((unit, ranges)) = view.found() {
+            self.publish(at, Some(unit));
+            let ran = Ran { unit: unit.clone(), rows: Vec::new(), ranges: ranges.to_vec() };
+            *self.units[at.txn as usize].lock().expect("no thread has panicked here") = Some(ran);
+            return;
+        }
         // What a function does on rows that it may never see counts only if it sees them in the end.
         let unit = catch_unwind(AssertUnwindSafe(|| self.run_unit(at, &view)));
         let unit = unit.ok().filter(|_| view.missed.get().is_none());

@@ -58,27 +58,34 @@ impl InPlace {
         self.writes.iter().map(Vec::len).max().unwrap_or(0)
     }
 
-    /// Whether the epoch can be executed in place at all.
-    pub(super) fn check(&self, tables: &[Table], epoch: &Epoch) -> Result<(), &'static str> {
+    /// Whether the epoch can be executed in place at all; if not, why, and whether there may be a graph
+    /// for it.
+    pub(super) fn check(
+        &self,
+        tables: &[Table],
+        epoch: &Epoch,
+    ) -> Result<(), (&'static str, bool)> {
         let codes = &*self.codes;
         if !codes.turns.is_empty() {
-            return Err(PROCEDURES);
+            return Err((PROCEDURES, false));
         }
         for lane in &epoch.lanes {
             let handler = lane.handler as usize;
             let code = &codes.code[handler];
             if matches!(code, Code::General) {
-                return Err("a handler needs the general path");
+                return Err(("a handler needs the general path", true));
             }
             if code.streams().is_none() || codes.consumed[codes.aborted[handler]] {
-                return Err("other handlers take what a handler emits");
+                return Err(("other handlers take what a handler emits", true));
             }
         }
         let words = tables.iter().zip(&codes.rows_max).map(|(table, rows)| {
             rows * epoch.order.len() * table.layout().slot_words() * self.threads
         });
         match words.max() {
-            Some(words) if words > VERSION_WORDS_MAX => Err("it may have too many versions"),
+            Some(words) if words > VERSION_WORDS_MAX => {
+                Err(("it may have too many versions", false))
+            }
             _ => Ok(()),
         }
     }
@@ -93,7 +100,7 @@ impl InPlace {
         epoch: &Epoch,
         work: impl FnOnce(&[Mutex<Member<'_>>]) -> bool,
     ) -> Result<Vec<Part>, &'static str> {
-        self.check(tables, epoch)?;
+        self.check(tables, epoch).map_err(|(why, _)| why)?;
         let codes = &*self.codes;
         let columns = codes.columns(epoch);
         if self.short {

@@ -171,8 +171,12 @@ impl Rounds {
         self.parts.iter_mut().for_each(|part| *part /= sum);
     }
 
-    /// Whether rounds can execute the epoch at all.
-    pub(super) fn check(&self, tables: &[Table], epoch: &Epoch) -> Result<(), &'static str> {
+    /// Whether rounds can execute the epoch at all; if not, why, and whether there may be a graph for it.
+    pub(super) fn check(
+        &self,
+        tables: &[Table],
+        epoch: &Epoch,
+    ) -> Result<(), (&'static str, bool)> {
         self.in_place.check(tables, epoch)
     }
 }
