@@ -1,5 +1,9 @@
 //! Threads, as an executor is handed them: this crate starts none of its own.
 
+mod members;
+
+pub use members::Members;
+
 /// Threads that work on one epoch together. Whoever calls is one of them.
 ///
 /// Between two calls they may wait in whatever way suits them; within one, all of them run at once,

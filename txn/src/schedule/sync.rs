@@ -6,11 +6,15 @@
 pub(crate) use loom::{
     hint::spin_loop,
     sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering},
+    sync::{Condvar, Mutex, MutexGuard},
+    thread::yield_now,
 };
 #[cfg(not(loom))]
 pub(crate) use std::{
     hint::spin_loop,
     sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering},
+    sync::{Condvar, Mutex, MutexGuard},
+    thread::yield_now,
 };
 
 /// A place that one thread writes before others read it. That it is so is theirs to see to; loom

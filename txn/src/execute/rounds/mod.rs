@@ -5,7 +5,8 @@
 //! threads [reserve](reserve) the rows that their shares use. Whoever finds that a transaction of its
 //! own uses a row of an earlier share, or of one that is put off already, puts it off, too. All that
 //! is left has nothing to do with anything else of the round but what is before it in its own share,
-//! so all shares run beside one another; what was put off runs behind them, in order. The rows of
+//! so all shares run beside one another; what was put off runs behind them, in order, while earlier
+//! threads are at those of their next share already that use none of its rows. The rows of
 //! deterministic reservations are those of Aria (Lu et al., VLDB 2020); here nothing is read from
 //! snapshots and nothing is tried again, because who uses what is known before.
 //!
@@ -23,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidemill_table::{Seq, Table};
 
 use self::progress::Progress;
-use self::reserve::Reserved;
+use self::reserve::{PutOff, Reserved};
 use self::share::{Own, Round, Shared};
 use super::codes::Codes;
 use super::in_place::{Halt, InPlace};
@@ -59,6 +60,8 @@ pub(super) struct Rounds {
     /// Per thread: of rounds of even and of odd number, because one thread may reserve for the next
     /// round while another one still looks at what was reserved for this one.
     reserved: Vec<[Reserved; 2]>,
+    /// The same of what is put off: earlier threads look at it in the round after.
+    put_off: Vec<[PutOff; 2]>,
     /// Transactions of a share, on average.
     share: usize,
     /// Each thread's part of a round.
@@ -71,8 +74,8 @@ impl Rounds {
         let in_place = InPlace::new(codes, threads);
         let own = (0..threads).map(|_| Mutex::default()).collect();
         let parts = vec![1.0 / threads as f64; threads];
-        let (reserved, timing) = (Vec::new(), Timing::default());
-        Rounds { in_place, own, reserved, share: 512, parts, timing }
+        let (reserved, put_off, timing) = (Vec::new(), Vec::new(), Timing::default());
+        Rounds { in_place, own, reserved, put_off, share: 512, parts, timing }
     }
 
     /// Executes an epoch of transactions that are numbered from `before + 1`, or says why that must
@@ -104,8 +107,10 @@ impl Rounds {
         if self.reserved.first().is_none_or(|[one, _]| one.words() != words) {
             let made = |_| [0, 1].map(|_| Reserved::new(words, reads));
             self.reserved = (0..threads).map(made).collect();
+            let made = |_| [0, 1].map(|_| PutOff::new(words, reads));
+            self.put_off = (0..threads).map(made).collect();
         }
-        let reserved = &self.reserved[..];
+        let (reserved, put_off) = (&self.reserved[..], &self.put_off[..]);
         let (mut prepared, mut all) = (begun, begun);
         let parts = self.in_place.run(rooms, tables, epoch, |members| {
             let shared = Shared {
@@ -114,6 +119,7 @@ impl Rounds {
                 round,
                 progress: Progress::new(threads),
                 reserved,
+                put_off,
                 pool,
                 before,
                 halt: Halt::default(),

@@ -51,12 +51,17 @@ impl Progress {
     }
 
     /// Whether a thread may look at what earlier threads have reserved in a round, and then execute
-    /// its share: all of the rounds before is done.
+    /// its share: of the rounds before all is done that was not put off, and what it and earlier threads
+    /// have put off.
     pub(super) fn may_execute(&self, thread: usize, round: usize) -> bool {
-        let last = &self.0[self.0.len() - 1];
-        // The last thread settles when all others have.
-        last.settled.has_reached(round)
+        self.0.iter().all(|of| of.executed.has_reached(round))
             && self.0[..thread].iter().all(|of| of.reserved.has_reached(round + 1))
+    }
+
+    /// Whether all is done of the rounds before, also what was put off.
+    pub(super) fn are_settled(&self, round: usize) -> bool {
+        // The last thread settles when all others have.
+        self.0[self.0.len() - 1].settled.has_reached(round)
     }
 
     /// Whether a thread may execute what it has put off in a round: all that was not put off is done,
@@ -81,39 +86,54 @@ mod loom_tests {
         }
     }
 
-    /// Two shares a round that use one row: the second one's is put off.
+    /// Two shares a round. Of the second one a transaction uses a row of the first one, and is put off;
+    /// another one does not. The first thread's next share has two transactions: one of them meets what
+    /// was put off, and waits, the other one does not.
     #[test]
     fn a_row_is_used_by_one_at_a_time_and_reservations_are_seen() {
         const ROUNDS: usize = 2;
         loom::model(|| {
             let reserved = [0, 1].map(|_| AtomicBool::new(false));
-            let shared = Arc::new((Progress::new(2), reserved, Place::new(0u64)));
+            let put_off = [0, 1].map(|_| AtomicBool::new(false));
+            let rows = [Place::new(0u64), Place::new(0u64)];
+            let shared = Arc::new((Progress::new(2), reserved, put_off, rows));
             let first = {
                 let shared = shared.clone();
                 loom::thread::spawn(move || {
-                    let (progress, reserved, row) = &*shared;
+                    let (progress, reserved, put_off, [one, other]) = &*shared;
                     for round in 0..ROUNDS {
                         reserved[round % 2].store(true, Ordering::Relaxed);
                         progress.reserved(0, round);
                         wait(|| progress.may_execute(0, round));
-                        // SAFETY: the second one puts off what uses it, and the round before is done.
-                        unsafe { row.set(row.get() + 1) };
+                        if round > 0 {
+                            // SAFETY: the share of the round before that uses it is done.
+                            unsafe { assert_eq!(other.get(), 1) };
+                            assert!(put_off[(round - 1) % 2].load(Ordering::Relaxed));
+                            wait(|| progress.are_settled(round));
+                        }
+                        // SAFETY: the second one puts off what uses it, and has settled it.
+                        unsafe { one.set(one.get() + 1) };
                         progress.executed(0, round);
                         progress.settled(0, round);
                     }
                 })
             };
-            let (progress, reserved, row) = &*shared;
+            let (progress, reserved, put_off, [one, other]) = &*shared;
             for round in 0..ROUNDS {
                 progress.reserved(1, round);
                 wait(|| progress.may_execute(1, round));
                 assert!(reserved[round % 2].load(Ordering::Relaxed));
+                put_off[round % 2].store(true, Ordering::Relaxed);
+                if round == 0 {
+                    // SAFETY: the first one's share does not use it, and its next one is not begun.
+                    unsafe { other.set(other.get() + 1) };
+                }
                 progress.executed(1, round);
                 wait(|| progress.may_settle(1, round));
                 // SAFETY: the first one is done with this round and waits with the next one.
                 unsafe {
-                    assert_eq!(row.get(), 2 * round as u64 + 1);
-                    row.set(2 * round as u64 + 2);
+                    assert_eq!(one.get(), 2 * round as u64 + 1);
+                    one.set(2 * round as u64 + 2);
                 }
                 progress.settled(1, round);
             }

@@ -1,6 +1,8 @@
 //! Reservations: which rows a share uses, as a filter of bits. Rows that share a bit are taken for one;
 //! then a transaction is put off in vain.
 
+use std::sync::{Mutex, PoisonError};
+
 use crate::schedule::sync::{AtomicU64, Ordering};
 
 /// Bits for each row that a share may use: one row in so many is taken for another one.
@@ -45,11 +47,64 @@ impl Reserved {
             set(&self.written, bit);
         }
     }
+
+    /// Whether a transaction that uses this row meets what is reserved.
+    pub(super) fn meets<const READS: bool>(&self, bit: u32, writes: bool) -> bool {
+        let taken = if READS && !writes { &self.written } else { &self.used };
+        taken[word_of(bit, taken.len())].load(Ordering::Relaxed) >> (bit % 64) & 1 == 1
+    }
+
+    /// Takes back what was reserved of a row, and of those that share its word.
+    fn free(&self, bit: u32) {
+        for words in [&self.used, &self.written].into_iter().filter(|words| !words.is_empty()) {
+            words[word_of(bit, words.len())].store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The rows of what a thread has put off in a round. Few are, so it is cleared by what was put in.
+#[derive(Debug)]
+pub(super) struct PutOff {
+    rows: Reserved,
+    bits: Mutex<Vec<u32>>,
+}
+
+impl PutOff {
+    /// With so many words of bits, and those of rows that are only read apart if any are.
+    pub(super) fn new(words: usize, reads: bool) -> PutOff {
+        PutOff { rows: Reserved::new(words, reads), bits: Mutex::default() }
+    }
+
+    /// Nothing is put off. Only the thread whose it is calls it.
+    pub(super) fn clear(&self) {
+        let mut bits = self.bits.lock().unwrap_or_else(PoisonError::into_inner);
+        bits.drain(..).for_each(|bit| self.rows.free(bit));
+    }
+
+    /// A transaction is put off that uses these rows, and writes some. Only the thread whose it is calls it.
+    pub(super) fn put<const READS: bool>(&self, rows: impl Iterator<Item = (u32, bool)>) {
+        let mut bits = self.bits.lock().unwrap_or_else(PoisonError::into_inner);
+        for (bit, writes) in rows {
+            self.rows.reserve::<READS>(bit, writes);
+            bits.push(bit);
+        }
+    }
+
+    /// Whether a transaction that uses this row meets one that is put off.
+    pub(super) fn meets<const READS: bool>(&self, bit: u32, writes: bool) -> bool {
+        self.rows.meets::<READS>(bit, writes)
+    }
+}
+
+/// Where a bit's word is among so many, which are a power of two.
+#[inline(always)]
+fn word_of(bit: u32, words: usize) -> usize {
+    (bit as usize / 64) & (words - 1)
 }
 
 #[inline(always)]
 fn set(words: &[AtomicU64], bit: u32) {
-    let word = &words[(bit as usize / 64) & (words.len() - 1)];
+    let word = &words[word_of(bit, words.len())];
     // Nobody else writes it.
     word.store(word.load(Ordering::Relaxed) | 1 << (bit % 64), Ordering::Relaxed);
 }
@@ -84,7 +139,7 @@ impl Taken {
     #[inline(always)]
     pub(super) fn meets<const READS: bool>(&self, bit: u32, writes: bool) -> u64 {
         let taken = if READS && !writes { &self.written } else { &self.used };
-        taken[(bit as usize / 64) & (taken.len() - 1)] >> (bit % 64)
+        taken[word_of(bit, taken.len())] >> (bit % 64)
     }
 
     /// A transaction that uses this row is put off.

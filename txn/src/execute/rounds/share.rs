@@ -5,7 +5,7 @@ use std::ops::Range;
 use tidemill_table::{Opened, Seq};
 
 use super::progress::Progress;
-use super::reserve::{Reserved, Taken};
+use super::reserve::{PutOff, Reserved, Taken};
 use crate::execute::codes::Codes;
 use crate::execute::in_place::{Halt, Member};
 use crate::execute::lane::Lane;
@@ -48,6 +48,7 @@ pub(super) struct Shared<'s> {
     pub(super) progress: Progress,
     /// Per thread: of rounds of even and of odd number.
     pub(super) reserved: &'s [[Reserved; 2]],
+    pub(super) put_off: &'s [[PutOff; 2]],
     pub(super) pool: &'s dyn Pool,
     /// The number of the last transaction of earlier epochs.
     pub(super) before: Seq,
@@ -123,7 +124,10 @@ pub(super) fn walk<const READS: bool>(
         own.executed += share.len() as u64;
         let mut at = share.start;
         for stop in own.off.iter().copied().chain([share.end]) {
-            if !execute(shared, member, at..stop) {
+            let waited = &mut own.wait_ns;
+            let settled = beside::<READS>(shared, member, waited, [thread, number], at..stop);
+            let Some(settled) = settled else { return };
+            if !execute(shared, member, settled..stop) {
                 return shared.halt.set();
             }
             at = stop + 1;
@@ -163,8 +167,61 @@ fn execute(shared: &Shared<'_>, member: &mut Member<'_>, ranks: Range<usize>) ->
     let mut turns = Turns::InOrder(InOrder { order, at: ranks.start, seq, prefetch: true });
     // SAFETY: whoever uses a row of these transactions in this round is before them in their own
     // share, or is put off, and begins when they are done; or these are put off, and all others are
-    // done. Other rounds are done, or have not begun.
+    // done. Rounds before are done but for what later threads have put off, which does not use their rows
+    // or is done, too; of later ones nobody begins what uses a row of what is put off.
     unsafe { member.walk(shared.codes, &mut turns) }
+}
+
+/// Executes those of a stretch of the share that do not meet what later threads have put off in the
+/// round before, as long as these are not done with it; then waits for them. Where it stands then; nothing
+/// when all have stopped.
+fn beside<const READS: bool>(
+    shared: &Shared<'_>,
+    member: &mut Member<'_>,
+    wait_ns: &mut u64,
+    [thread, number]: [usize; 2],
+    ranks: Range<usize>,
+) -> Option<usize> {
+    /// How many transactions are looked at before the others are.
+    const LOOK_AHEAD: usize = 32;
+    let mut at = ranks.start;
+    while at < ranks.end && !shared.progress.are_settled(number) {
+        let ahead = at..ranks.end.min(at + LOOK_AHEAD);
+        let late = shared.put_off[thread + 1..].iter().map(|of| &of[(number + 1) % 2]);
+        let free =
+            ahead.clone().position(|rank| meets::<READS>(shared, member, rank, late.clone()));
+        let until = free.map_or(ahead.end, |free| at + free);
+        if !execute(shared, member, at..until) {
+            shared.halt.set();
+            return None;
+        }
+        at = until;
+        if until < ahead.end && !shared.wait(wait_ns, || shared.progress.are_settled(number)) {
+            return None;
+        }
+    }
+    Some(at)
+}
+
+/// Whether a transaction uses a row of what is put off.
+fn meets<'p, const READS: bool>(
+    shared: &Shared<'_>,
+    member: &Member<'_>,
+    rank: usize,
+    mut put_off: impl Iterator<Item = &'p PutOff>,
+) -> bool {
+    let Ranked { lane, row } = shared.round.order[rank];
+    let lane = &member.lanes[lane as usize];
+    let mask = (shared.reserved[0][0].words() * 64 - 1) as u64;
+    put_off.any(|put_off| {
+        let mut meets = false;
+        for (of, writes) in shared.writes[lane.handler].iter().enumerate() {
+            lane.homes_of(of, row as usize..row as usize + 1, |_, hash| {
+                meets |= put_off.meets::<READS>((hash & mask) as u32, *writes);
+            });
+        }
+        meets
+    })
 }
 
 impl Own {
@@ -273,6 +330,8 @@ impl Own {
             return;
         }
         let begun = shared.pool.now_ns();
+        let put_off = &shared.put_off[thread][number % 2];
+        put_off.clear();
         let before = shared.reserved[..thread].iter();
         self.taken.gather(before.map(|reserved| &reserved[number % 2]));
         let share = shared.round.of(thread, number);
@@ -292,8 +351,9 @@ impl Own {
             };
             if meets & 1 == 1 {
                 let writes = &shared.writes[member.lanes[ranked.lane as usize].handler];
-                let rows = bits.iter().zip(writes);
-                rows.for_each(|(bit, writes)| self.taken.take::<READS>(*bit, *writes));
+                let rows = bits.iter().copied().zip(writes.iter().copied());
+                put_off.put::<READS>(rows.clone());
+                rows.for_each(|(bit, writes)| self.taken.take::<READS>(bit, writes));
                 self.off.push(rank);
             }
         }

@@ -1,0 +1,201 @@
+//! How threads that wait for an epoch are called to it, and how whoever called knows that they are done.
+//! Who starts them is others' business.
+
+use std::any::Any;
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+use std::sync::PoisonError;
+
+use crate::schedule::sync::{
+    spin_loop, yield_now, AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering,
+};
+
+/// Looks that a thread takes for more work before it sleeps: about a millisecond. While one epoch
+/// follows the other nobody sleeps; waking a thread takes some tens of microseconds, on the thread that
+/// wakes it, too, which is a tenth of an epoch of ten thousand cheap transactions.
+const SPINS: u32 = if cfg!(loom) { 1 } else { 20_000 };
+
+/// After so many of them, others are let run in between: there may be fewer cores than threads.
+const SPINS_ALONE: u32 = if cfg!(loom) { 0 } else { 1_000 };
+
+/// Threads that work together, as they see each other: the caller is one of them, and has the number 0.
+#[derive(Debug)]
+pub struct Members {
+    /// Beside the caller.
+    others: usize,
+    /// What is to be done, and how often there has been something.
+    job: Mutex<Job>,
+    /// As in the job, to be looked at without the lock.
+    round: AtomicUsize,
+    /// Members that are not done with this round.
+    left: AtomicUsize,
+    called: Condvar,
+    ended: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+#[derive(Debug, Default)]
+struct Job {
+    work: Option<Work>,
+    round: usize,
+}
+
+/// What is lent to the threads for a round.
+#[derive(Clone, Copy, Debug)]
+struct Work(*const (dyn Fn(usize) + Sync));
+
+// SAFETY: what it points to may be called from every thread, and is there until all are done.
+unsafe impl Send for Work {}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Work is called outside of all locks, so none is ever left in the middle of something.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Members {
+    /// The caller and so many others, each of which has to [serve](Members::serve).
+    pub fn new(others: usize) -> Members {
+        Members {
+            others,
+            job: Mutex::new(Job::default()),
+            round: AtomicUsize::new(0),
+            left: AtomicUsize::new(0),
+            called: Condvar::new(),
+            ended: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        }
+    }
+
+    /// How many there are, the caller included.
+    pub fn count(&self) -> usize {
+        self.others + 1
+    }
+
+    /// The life of the thread with this number: it works whenever it is called, until all is at an
+    /// [end](Members::end).
+    pub fn serve(&self, number: usize) {
+        let mut seen = 0;
+        while let Some((work, round)) = self.next(seen) {
+            seen = round;
+            // SAFETY: `run` waits until this member is done, whatever happens.
+            let done = catch_unwind(AssertUnwindSafe(|| unsafe { (*work.0)(number) }));
+            if let Err(panic) = done {
+                lock(&self.panic).get_or_insert(panic);
+            }
+            self.left.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// The next round's work; nothing when there will be none.
+    fn next(&self, seen: usize) -> Option<(Work, usize)> {
+        for spin in 0..SPINS {
+            if self.round.load(Ordering::Acquire) != seen || self.ended.load(Ordering::Relaxed) {
+                break;
+            }
+            match spin > SPINS_ALONE && spin.is_multiple_of(64) {
+                true => yield_now(),
+                false => spin_loop(),
+            }
+        }
+        let mut job = lock(&self.job);
+        loop {
+            if self.ended.load(Ordering::Relaxed) {
+                return None;
+            }
+            match job.work {
+                Some(work) if job.round != seen => return Some((work, job.round)),
+                _ => job = self.called.wait(job).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// Calls `work` on every member, here with the number 0, and returns when all are done.
+    ///
+    /// # Panics
+    /// When a member panicked; all of them have ended by then. And when it is called within a round.
+    pub fn run(&self, work: &(dyn Fn(usize) + Sync)) {
+        // SAFETY: the lifetime is forgotten, not outlived: nobody calls it any more once all members
+        // are done, and until then this function does not return.
+        let lent = Work(unsafe {
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(
+                work,
+            )
+        });
+        {
+            let mut job = lock(&self.job);
+            assert!(job.work.is_none(), "one epoch at a time");
+            self.left.store(self.others, Ordering::Relaxed);
+            job.work = Some(lent);
+            job.round += 1;
+            self.round.store(job.round, Ordering::Release);
+            self.called.notify_all();
+        }
+        let mine = catch_unwind(AssertUnwindSafe(|| work(0)));
+        let mut spins = 0;
+        while self.left.load(Ordering::Acquire) > 0 {
+            spins += 1;
+            match spins < SPINS_ALONE {
+                true => spin_loop(),
+                false => yield_now(),
+            }
+        }
+        lock(&self.job).work = None;
+        let theirs = lock(&self.panic).take();
+        if let Some(panic) = mine.err().or(theirs) {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Nobody is called any more: whoever serves returns.
+    pub fn end(&self) {
+        let _job = lock(&self.job);
+        self.ended.store(true, Ordering::Relaxed);
+        self.called.notify_all();
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// What one member has done in a round is seen by the caller behind it, and what the caller has done
+    /// before the next one by the members; and whoever sleeps is woken, also to end.
+    #[test]
+    fn rounds_are_seen_and_members_end() {
+        // Whoever looks again and again makes too many orders to try them all.
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(|| {
+            let members = Arc::new(Members::new(1));
+            let other = {
+                let members = members.clone();
+                loom::thread::spawn(move || members.serve(1))
+            };
+            let done = [AtomicUsize::new(0), AtomicUsize::new(0)];
+            for round in 1..=2 {
+                members.run(&|number| {
+                    // The rounds before are over for everybody.
+                    assert!(done[1 - number].load(Ordering::Relaxed) >= round - 1);
+                    assert_eq!(done[number].fetch_add(1, Ordering::Relaxed), round - 1);
+                });
+                assert!(done.iter().all(|done| done.load(Ordering::Relaxed) == round));
+            }
+            members.end();
+            other.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn members_end_that_were_never_called() {
+        loom::model(|| {
+            let members = Arc::new(Members::new(1));
+            let other = {
+                let members = members.clone();
+                loom::thread::spawn(move || members.serve(1))
+            };
+            members.end();
+            other.join().unwrap();
+        });
+    }
+}
