@@ -76,7 +76,7 @@ seed:
 
 # Every order in which threads may meet in the lock-free parts, in small models.
 loom:
-	RUSTFLAGS="--cfg loom" cargo test --release -p tidemill-txn --lib --target-dir target/loom loom_tests
+	RUSTFLAGS="--cfg loom" cargo test --release -p tidemill-txn -p tidemill-table --lib --target-dir target/loom loom_tests
 
 # Histories of the engine under a checker that others have written: porcupine, a module of Go.
 histories:

@@ -12,7 +12,8 @@ use crate::cells::{prefetch_address, prefetch_to_write};
 use crate::history::{RowHistory, Shape, Versions};
 use crate::layout::HEADER_WORDS;
 use crate::table::{hash, Table, KEY, LINK, SNAPPED, STAMP, TAKEN};
-use crate::version::{stamp_word, PartAt, Seq, LOG_AHEAD, NO_LINK};
+use crate::taking::{self, Headers};
+use crate::version::{stamp_word, PartAt, Seq, LOG_AHEAD};
 
 /// A table opened for writing rows in place: no slot moves while it is open, and the log has room
 /// for the versions that were agreed on. Everything a row's version needs is here, so that it costs
@@ -191,6 +192,18 @@ unsafe fn show(word: *mut u64, value: u64, order: Ordering) {
     unsafe { AtomicU64::from_ptr(word).store(value, order) }
 }
 
+impl Headers for Opened<'_> {
+    fn look(&self, slot: usize, word: usize, order: Ordering) -> u64 {
+        // SAFETY: a slot has a header.
+        unsafe { look(self.slot(slot).add(word), order) }
+    }
+
+    fn show(&self, slot: usize, word: usize, value: u64, order: Ordering) {
+        // SAFETY: as above. It is free, and whoever takes slots holds the lock.
+        unsafe { show(self.slot(slot).add(word), value, order) }
+    }
+}
+
 impl Opened<'_> {
     /// Whether versions of its rows are kept. If so, it wants to be [told](Opened::at_time) the time.
     pub fn keeps_versions(&self) -> bool {
@@ -263,10 +276,7 @@ impl Opened<'_> {
     #[inline(always)]
     unsafe fn history_of(&self, slot: *const u64) -> *mut RowHistory {
         // SAFETY: as the caller says; there is a history for each slot.
-        unsafe {
-            let words = slot.offset_from(self.slots) as usize;
-            self.histories.add(self.slot_of.at(words))
-        }
+        unsafe { self.histories.add(self.number(slot)) }
     }
 
     /// The row with this key, if it is there.
@@ -278,20 +288,20 @@ impl Opened<'_> {
 
     /// The slot of a key, or the free one where the search for it ends.
     fn search(&self, key: u64) -> *mut u64 {
-        let mut at = (hash(key, self.seed) >> self.shift) as usize;
-        loop {
-            // SAFETY: `shift` and `mask` leave as many bits as the number of slots has, and some
-            // slots are always free.
-            unsafe {
-                let slot = self.slots.add(at * self.stride);
-                // A slot is taken for good once its key is there.
-                let link = look(slot.add(LINK), Ordering::Acquire);
-                if link & TAKEN == 0 || look(slot.add(KEY), Ordering::Relaxed) == key {
-                    return slot;
-                }
-            }
-            at = (at + 1) & self.mask;
-        }
+        let home = (hash(key, self.seed) >> self.shift) as usize;
+        self.slot(taking::search(self, home, self.mask, key))
+    }
+
+    fn slot(&self, number: usize) -> *mut u64 {
+        // SAFETY: `shift` and `mask` leave as many bits as the number of slots has.
+        unsafe { self.slots.add(number * self.stride) }
+    }
+
+    /// The number of a slot.
+    #[inline(always)]
+    fn number(&self, slot: *const u64) -> usize {
+        // SAFETY: the slot is one of the table's.
+        self.slot_of.at(unsafe { slot.offset_from(self.slots) } as usize)
     }
 
     /// Where the slot of the row with this key begins; null when it is not there. For keys that are
@@ -318,11 +328,7 @@ impl Opened<'_> {
         // of this key is the caller's row; one that is free is taken under the lock.
         unsafe {
             let mut slot = self.search(key);
-            // A slot that was free when it was looked at may be another key's by now.
-            let is_mine = |slot: *mut u64| {
-                let taken = look(slot.add(LINK), Ordering::Acquire) & TAKEN != 0;
-                taken && look(slot.add(KEY), Ordering::Relaxed) == key
-            };
+            let is_mine = |slot: *mut u64| taking::is_of(self, self.number(slot), key);
             if is_mine(slot) && *slot.add(STAMP) & 1 == 1 {
                 return (slot, true);
             }
@@ -338,11 +344,7 @@ impl Opened<'_> {
                 }
                 placing.room -= 1;
                 placing.taken += 1;
-                show(slot.add(KEY), key, Ordering::Relaxed);
-                show(slot.add(STAMP), stamp_word(0, false), Ordering::Relaxed);
-                // No snapshot has to be told of a row that never was.
-                let link = u64::from(NO_LINK) << 32 | TAKEN | SNAPPED;
-                show(slot.add(LINK), link, Ordering::Release);
+                taking::take(self, self.number(slot), key);
             }
             placing.placed.push(slot);
             let body = slot.add(HEADER_WORDS);

@@ -24,6 +24,7 @@ mod index;
 mod layout;
 mod pages;
 mod table;
+mod taking;
 mod version;
 
 pub use at::{Opened, RowAt};
