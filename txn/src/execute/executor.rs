@@ -213,15 +213,19 @@ impl Executor {
             let slower = slower(|| pool.now_ns());
             self.choosers.iter_mut().for_each(|chooser| chooser.calibrate(slower));
         }
+        let no_graph = kind == 0 && graph::too_many(threads).is_some();
         let unknown = if kind == 1 { self.unknown(epoch) } else { 0.0 };
         let chooser = &mut self.choosers[kind];
-        let mut seen = chooser.look(self.serial.codes.properties(epoch));
+        let codes = &self.serial.codes;
+        let mut seen = chooser.look_at(epoch.order.len(), || codes.properties(epoch));
         (seen.aborts, seen.unknown) = (self.aborts, unknown);
         let expected = chooser.expected(&seen, threads);
         let (arm, why) = match self.plans_anything {
             true => (chooser.in_turn(), ASKED),
             false => chooser.choose(&seen, threads),
         };
+        // More threads than a graph can have: lists are the next of its kind.
+        let arm = if arm == Arm::Graph && no_graph { Arm::Lists } else { arm };
         let among = chooser.among();
         let strategy = match arm {
             Arm::Serial => Strategy::Serial,

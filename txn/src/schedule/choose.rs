@@ -60,9 +60,10 @@ impl Arm {
         }
     }
 
-    /// What an epoch can be executed by that can be executed in place. A graph decides nothing else of it
-    /// than lists do, for five times the price of planning.
-    pub const IN_PLACE: &[Arm] = &[Arm::Serial, Arm::Rounds, Arm::Lists];
+    /// What an epoch can be executed by that can be executed in place. A graph is dear to plan, but whoever has
+    /// nothing to do takes what is ready, where a list waits: that pays where dear transactions want the
+    /// same rows.
+    pub const IN_PLACE: &[Arm] = &[Arm::Serial, Arm::Rounds, Arm::Lists, Arm::Graph];
 
     /// The same of one that can't.
     pub const ELSEWHERE: &[Arm] = &[Arm::Serial, Arm::Graph];
@@ -114,10 +115,10 @@ const CLASSES: [f64; 5] = [0.03, 0.08, 0.2, 0.5, f64::INFINITY];
 
 /// How much longer rounds, lists and graphs take than the model says, as long as nothing was measured.
 const OFF: [[f64; CLASSES.len()]; 3] =
-    [[1.1, 1.5, 2.2, 3.5, 4.5], [1.1, 1.1, 1.2, 1.5, 1.8], [1.1, 1.1, 1.2, 1.5, 1.8]];
+    [[1.1, 1.5, 2.2, 3.5, 4.5], [1.1, 1.1, 1.2, 1.5, 1.8], [1.1, 1.1, 1.2, 1.3, 1.3]];
 
 /// What trying something again may cost, as a share of all time.
-const TRIES: f64 = 0.004;
+const TRIES: f64 = 0.003;
 
 /// What was the best until now is tried again sooner, by this factor, half of it, and so on: that it was
 /// slow may have been the machine.
@@ -126,6 +127,13 @@ const LOST_TRIES: f64 = 4.0;
 /// The same of something that was never tried. It makes room for itself then, which takes as long again
 /// as the best takes, at least.
 const FIRST_TRIES: f64 = 0.03;
+
+/// A graph that is expected to take so many times what the best does is not tried to find out: where
+/// transactions are cheap it takes ten times as long.
+const GRAPH_HOPE: f64 = 1.4;
+
+/// A sample holds for so many transactions: of short epochs not each is looked at.
+const SAMPLE_HOLDS: usize = 4_096;
 
 /// How much of a sample's share of shared rows goes into what is taken for it, and how far that may be
 /// off, in itself and of what it is, before it counts alone: samples are small.
@@ -144,8 +152,9 @@ const RESERVE_NS: f64 = 10.0;
 const PLAN_NS: f64 = 50.0;
 
 /// What planning a transaction of a graph, settling it and writing its versions to the tables takes; the
-/// same of one that is discovered; and how often one of these is run again, as long as nothing was measured.
+/// same of one that could be executed in place, too, and of one that is discovered; and how often one of these is run again, as long as nothing was measured.
 const GRAPH_NS: f64 = 1_500.0;
+const GRAPH_IN_PLACE_NS: f64 = 400.0;
 const DISCOVERED_NS: f64 = 9_000.0;
 const DISCOVERED_AGAIN: f64 = 0.35;
 
@@ -228,6 +237,8 @@ pub struct Chooser {
     is_cold: bool,
     /// The share of rows that are shared, over the last epochs.
     shared: Option<f64>,
+    /// What the last sample said, and how many transactions there were since.
+    seen: Option<(Properties, usize)>,
 }
 
 impl Chooser {
@@ -247,6 +258,7 @@ impl Chooser {
             last: Arm::Serial,
             is_cold: false,
             shared: None,
+            seen: None,
         }
     }
 
@@ -257,8 +269,25 @@ impl Chooser {
         self.plan_ns = Average::of(PLAN_NS * slower);
     }
 
+    /// What an epoch of so many transactions looks like, given a sample of it, if one is due, and those of the
+    /// epochs before.
+    pub fn look_at(
+        &mut self,
+        transactions: usize,
+        sample: impl FnOnce() -> Properties,
+    ) -> Properties {
+        let (seen, since) = match self.seen {
+            Some((seen, since)) if since + transactions <= SAMPLE_HOLDS => {
+                (seen, since + transactions)
+            }
+            _ => (self.look(sample()), transactions),
+        };
+        self.seen = Some((seen, since));
+        Properties { transactions, ..seen }
+    }
+
     /// What an epoch looks like, given its sample and those of the epochs before.
-    pub fn look(&mut self, sample: Properties) -> Properties {
+    fn look(&mut self, sample: Properties) -> Properties {
         let (least, part) = SHARED_OFF;
         let is_near = |known: &f64| (sample.shared - known).abs() < least.max(known * part);
         let shared = match self.shared.filter(is_near) {
@@ -298,7 +327,9 @@ impl Chooser {
     fn models(&self, seen: &Properties, threads: usize) -> [f64; 3] {
         let (serial, plan, threads) = (self.serial_ns.value, self.plan_ns.value, threads as f64);
         let lists = plan.max((plan + serial) / threads);
-        let known = serial + GRAPH_NS * self.slower;
+        let is_in_place = self.among.contains(&Arm::Rounds);
+        let graph = if is_in_place { GRAPH_IN_PLACE_NS } else { GRAPH_NS };
+        let known = serial + graph * self.slower;
         let discovered = serial * (1.0 + DISCOVERED_AGAIN) + DISCOVERED_NS * self.slower;
         let graph = (known * (1.0 - seen.unknown) + discovered * seen.unknown) / threads;
         [(serial + RESERVE_NS * self.slower) / threads, lists, graph]
@@ -343,6 +374,7 @@ impl Chooser {
         let best = expected.best(self.among);
         let is_due = |arm: &Arm| {
             let (loss, tries) = match self.used[*arm as usize] {
+                0 if *arm == Arm::Graph && cost(arm) > cost(&best) * GRAPH_HOPE => return false,
                 0 => (cost(arm).max(cost(&best)), FIRST_TRIES),
                 _ => {
                     let sooner = LOST_TRIES * 0.5f64.powi(self.lost[*arm as usize] as i32);
@@ -437,8 +469,8 @@ mod tests {
         Properties { transactions: 10_000, rows: 3.5, shared: 0.1, aborts: 0.0, unknown: 0.0 };
 
     /// Lets a chooser run for so many epochs where each takes so long; gives how often each was used.
-    fn run(chooser: &mut Chooser, epochs: usize, [serial, rounds, lists]: [f64; 3]) -> [usize; 3] {
-        let mut used = [0; 3];
+    fn run(chooser: &mut Chooser, epochs: usize, [serial, rounds, lists]: [f64; 3]) -> [usize; 4] {
+        let mut used = [0; 4];
         for _ in 0..epochs {
             let (arm, _) = chooser.choose(&SEEN, 2);
             let (plan_ns, execute_ns) = (Some(45.0), Some(serial * 0.9));
@@ -446,7 +478,7 @@ mod tests {
                 Arm::Serial => Took { ns: serial, ..Took::default() },
                 Arm::Rounds => Took { ns: rounds, plan_ns: Some(5.0), execute_ns },
                 Arm::Lists => Took { ns: lists, plan_ns, execute_ns },
-                Arm::Graph => unreachable!("these can be executed in place"),
+                Arm::Graph => Took { ns: serial * 2.0, ..Took::default() },
             };
             used[arm as usize] += 1;
             chooser.learn(&SEEN, 2, arm, took);
@@ -480,7 +512,7 @@ mod tests {
             Arm::Serial => 60.0,
             Arm::Rounds => 90.0,
             Arm::Lists => 110.0,
-            Arm::Graph => unreachable!("these can be executed in place"),
+            Arm::Graph => 600.0,
         };
         let mut lost = 0;
         for step in 0..60 {
@@ -500,6 +532,38 @@ mod tests {
         assert!(run(&mut chooser, 100, [3_000.0, 2_500.0, 1_600.0])[2] > 80);
         let used = run(&mut chooser, 100, [55.0, 90.0, 95.0]);
         assert!(used[0] > 70, "{used:?}");
+    }
+
+    /// Where dear transactions want the same rows a graph is tried, and stays where it is faster; where they are
+    /// cheap it is not even tried.
+    #[test]
+    fn a_graph_is_for_what_is_dear_and_meets() {
+        let seen = Properties { shared: 0.6, ..SEEN };
+        for (of, graph_wins) in [([3_500.0, 3_400.0, 2_300.0, 2_000.0], true), ([35.0; 4], false)] {
+            let (mut chooser, mut in_graphs) = (Chooser::new(Arm::IN_PLACE), 0);
+            for _ in 0..2_000 {
+                let (arm, _) = chooser.choose(&seen, 2);
+                in_graphs += usize::from(arm == Arm::Graph);
+                let took = Took { ns: of[arm as usize], ..Took::default() };
+                chooser.learn(&seen, 2, arm, took);
+            }
+            assert!(if graph_wins { in_graphs > 1_800 } else { in_graphs == 0 }, "{in_graphs}");
+        }
+    }
+
+    #[test]
+    fn a_sample_holds_for_a_while() {
+        let mut chooser = Chooser::new(Arm::IN_PLACE);
+        let mut samples = 0;
+        for _ in 0..100 {
+            chooser.look_at(1_000, || {
+                samples += 1;
+                SEEN
+            });
+        }
+        assert_eq!(samples, 25);
+        let seen = chooser.look_at(10_000, || Properties { shared: 0.9, ..SEEN });
+        assert_eq!((seen.transactions, seen.shared), (10_000, 0.9));
     }
 
     /// What can't be executed in place goes into a graph where that pays, and is executed serially where a
