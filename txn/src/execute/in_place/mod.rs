@@ -15,7 +15,7 @@ pub(super) use self::member::{Member, Part};
 use super::codes::{moved, Code, Codes};
 use super::output::OutputBuilder;
 use super::serial::HandlerCounts;
-use crate::order::Epoch;
+use crate::order::{Epoch, Lane};
 
 /// Links of versions are 32 bits, and every thread may have to write all of them.
 const VERSION_WORDS_MAX: usize = 1 << 30;
@@ -53,9 +53,13 @@ impl InPlace {
         self.writes.iter().flatten().any(|writes| !writes)
     }
 
-    /// The most rows that a transaction uses.
-    pub(super) fn rows_max(&self) -> usize {
-        self.writes.iter().map(Vec::len).max().unwrap_or(0)
+    /// How many rows all transactions of the epoch use, those of each in whole groups of so many.
+    pub(super) fn rows_of(&self, epoch: &Epoch, group: usize) -> usize {
+        let rows = |lane: &Lane| {
+            let rows = self.writes[lane.handler as usize].len().next_multiple_of(group);
+            epoch.runs[lane.run as usize].batch.len() * rows
+        };
+        epoch.lanes.iter().map(rows).sum()
     }
 
     /// Whether the epoch can be executed in place at all; if not, why, and whether there may be a graph

@@ -81,10 +81,10 @@ impl Lists {
         if self.lists.len() > LISTS_MAX || !Planner::can_plan(transactions) {
             return Err("there are too many threads or transactions");
         }
-        let rows = self.in_place.rows_max();
-        self.planner.begin(transactions, transactions * rows);
+        let rows = self.in_place.rows_of(epoch, Use::GROUP);
+        self.planner.begin(transactions, rows);
         for list in &mut self.lists {
-            list.make_room(transactions, transactions * rows.next_multiple_of(Use::GROUP));
+            list.make_room(transactions, rows);
             list.begin();
         }
         let Lists { in_place, planner, lists, by_partition, planning, timing } = self;
