@@ -223,8 +223,11 @@ fn is_kept(from: &Program, table: usize, to: &Program) -> bool {
         Some(Keeps::Index { .. }) => false,
         Some(Keeps::Window) => {
             let mut windows = from.windows.iter();
-            let has = |w: &&OwnedWindow| [w.rows, w.state, w.groups].contains(&id);
-            let shape = |w: &OwnedWindow| (w.schema.clone(), w.extent, w.group, w.sums.clone());
+            let has = |w: &&OwnedWindow| w.kept().contains(&id);
+            let shape = |w: &OwnedWindow| {
+                let form = w.queues == OwnedWindow::NO_QUEUES;
+                (form, w.schema.clone(), w.extent, w.group, w.aggregates.clone())
+            };
             let Some(window) = windows.find(has) else { return false };
             let now = to.windows.iter().find(|now| now.name == window.name);
             now.is_some_and(|now| shape(now) == shape(window))

@@ -6,6 +6,7 @@ import datetime as dt
 import time
 import uuid
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +345,88 @@ def test_a_window_by_time_slides_at_multiples() -> None:
     wanted = same(app, (events, rows))
     found = [(row["end"], row["rows"], row["n"]) for row in wanted.outputs["ends"]]
     assert found == [(30, 2, 3), (60, 3, 7), (90, 1, 4), (120, 1, 8), (150, 1, 8), (180, 0, 0)]
+
+
+def test_aggregates_go_along_with_a_window(tmp_path: Path) -> None:
+    app = tm.App("prices")
+    offers = app.stream("offers", shop=str, price=tm.optional(tm.decimal(2)), note=str)
+    columns = dict(
+        shop=str, rows=int, price=tm.decimal(2), low=tm.optional(tm.decimal(2)),
+        high=tm.optional(tm.decimal(2)), mean=tm.optional(tm.decimal(2)), priced=int, all=int,
+        first=tm.optional(str), last=tm.optional(str), top=tm.optional(str),
+    )  # fmt: skip
+    shops = app.stream("shops", **columns)
+    recent = app.window(
+        "recent", rows=4, slide=1, group="shop", sums=["price"],
+        aggregates=lambda rows: dict(
+            low=rows.price.min(), high=rows["price"].max(), mean=rows.price.avg(),
+            priced=rows.price.count(), all=rows.count(), first=rows.note.first(),
+            last=rows.note.last(), top=rows.note.max(),
+        ),
+        shop=str, price=tm.optional(tm.decimal(2)), note=str,
+    )  # fmt: skip
+
+    @app.procedure(offers, owns=recent)
+    def gather(tx, offers):
+        for offer in offers:
+            recent.insert(shop=offer.shop, price=offer.price, note=offer.note)
+        for shop in "ab":
+            tx.emit(shops, **{name: recent[shop][name] for name in columns})
+
+    given = ["a 1.00 z", "b 5.00 c", "a - x", "a 0.50 y", "a 0.25 x", "b - a", "b - b", "b - a"]
+    rows = [offer.split() for offer in given]
+    cast = [{"shop": s, "price": None if p == "-" else Decimal(p), "note": n} for s, p, n in rows]
+    wanted = same(app, (offers, cast))
+    found = wanted.outputs["shops"]
+
+    def words(row: dict[str, Any]) -> str:
+        return " ".join("-" if value is None else str(value) for value in row.values())
+
+    assert [words(row) for row in found[6:10]] == [
+        "a 3 1.50 0.50 1.00 0.75 2 3 z y z",
+        "b 1 5.00 5.00 5.00 5.00 1 1 c c c",
+        "a 3 0.75 0.25 0.50 0.38 2 3 x x y",
+        "b 1 5.00 5.00 5.00 5.00 1 1 c c c",
+    ]
+    assert [words(row) for row in found[-2:]] == [
+        "a 1 0.25 0.25 0.25 0.25 1 1 x x x",
+        "b 3 0.00 - - - 0 3 a a b",
+    ]
+    # It is there again after a snapshot.
+    folder = str(tmp_path / "data")
+    for part in (cast[:5], cast[5:]):
+        with app.start(data_dir=folder) as mill:
+            mill.send(offers, part, wait=True)
+            last = mill.output(shops).rows()
+    assert last == found[10:]
+
+
+def test_aggregates_that_can_not_go_along_are_refused() -> None:
+    app = tm.App("refused")
+
+    def refused_with(aggregates: Any = None, **given: Any) -> str:
+        def define() -> None:
+            app.window("w", rows=2, aggregates=aggregates, n=int, f=float, s=str, x=tm.any, **given)
+
+        said = refused(define)
+        assert "test_inside.py:" in said
+        return said
+
+    assert "no column 'm'" in refused_with(lambda rows: {"a": rows.m.min()})
+    assert "column 's' of window w is str: it has no sum" in refused_with(sums=["s"])
+    assert "it has no mean" in refused_with(lambda rows: {"a": rows.s.avg()})
+    assert "it has no order" in refused_with(lambda rows: {"a": rows.x.max()})
+    assert "whose sums are not exact" in refused_with(lambda rows: {"a": rows.f.avg()})
+    assert "say aggregates=lambda rows" in refused_with(lambda rows: {"a": 3})
+    assert "say aggregates=lambda rows" in refused_with({"a": "min"})
+    assert "say aggregates=lambda rows" in refused_with(lambda rows: rows.n.min())
+    assert "nothing says how a row leaves it" in refused_with(
+        lambda rows: {"a": rows.fold(0, lambda state, row: state + row.n)}
+    )
+    assert "'rows' are their number" in refused_with(lambda rows: {"rows": rows.n.min()})
+    assert "two columns named 'n'" in refused_with(lambda rows: {"n": rows.n.min()}, group="n")
+    assert "two columns named 'n'" in refused_with(lambda rows: {"n": rows.n.min()}, sums=["n"])
+    assert "can't be grouped by 'x'" in refused_with(group="x")
 
 
 def test_a_trigger_runs_for_each_row_that_comes_into_a_window() -> None:

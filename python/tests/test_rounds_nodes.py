@@ -111,9 +111,10 @@ def test_windows_of_a_procedure_are_where_their_rows_are() -> None:
     def make() -> tm.App:
         app = tm.App("recent")
         votes = app.stream("votes", candidate=int, weight=int)
-        top = app.stream("top", candidate=int, weight=int, rows=int)
+        top = app.stream("top", candidate=int, weight=int, rows=int, low=int, first=int)
         recent = app.window(
             "recent", rows=4, slide=2, group="candidate", sums=["weight"],
+            aggregates=lambda rows: dict(low=rows.weight.min(), first=rows.weight.first()),
             candidate=int, weight=int,
         )  # fmt: skip
         totals = app.table("totals", key="id", id=int, votes=tm.column(int, default=0))
@@ -134,7 +135,7 @@ def test_windows_of_a_procedure_are_where_their_rows_are() -> None:
         def lead(tx, slide):
             best = max(recent.groups(), key=lambda group: (group.weight, -group.candidate))
             assert slide.rows == len(recent.rows())
-            tx.emit(top, candidate=best.candidate, weight=best.weight, rows=best.rows)
+            tx.emit(top, **{name: best[name] for name in best})
 
         return app
 

@@ -16,7 +16,7 @@ from tidemill.errors import ProgramError, SettingError
 from tidemill.external import External
 from tidemill.index import Index
 from tidemill.opaque import check_function
-from tidemill.owned import OwnedWindow
+from tidemill.owned import Aggregates, OwnedWindow, declared
 from tidemill.source import blocking, globals_changed, globals_written, here
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
@@ -200,6 +200,7 @@ class App:
         slide: str | int | dt.timedelta | None = None,
         group: str | None = None,
         sums: Iterable[str] = (),
+        aggregates: Aggregates | None = None,
         schema: object = None,
         **columns: object,
     ) -> OwnedWindow:
@@ -207,9 +208,11 @@ class App:
         the last ``rows`` that it has put there, or those of the last ``time``.
 
         It slides by ``slide`` rows, or by ``slide`` time at its multiples; without by its whole
-        size. Its active rows are counted, and the columns ``sums`` (ints and decimals) summed, for
-        each value of the column ``group``; that goes along with the window and costs no pass over
-        its rows.
+        size. For each value of the column ``group`` its active rows are counted (``rows``), and
+        what ``aggregates`` makes of them goes along: sums and means of ints and decimals, counts,
+        and the smallest, largest, first and last value of any column. ``sums=["weight"]`` is
+        ``aggregates=lambda rows: {"weight": rows.weight.sum()}``. All of it changes with each row
+        that comes or goes, so reading it costs no pass over the window's rows.
 
         >>> app = App("vote")
         >>> votes, trend = app.stream("votes", candidate=int), app.stream("trend", leads=int)
@@ -255,28 +258,39 @@ class App:
                 )
         except ProgramError as error:
             raise ProgramError(f"{owner}: {error.what}", error.help, at) from None
-        summed = tuple(sums)
-        named = [*summed] if group is None else [group, *summed]
-        found = [made.columns[made.find(owner, column, at)] for column in named]
-        if group is None:
-            found.insert(0, Column("#", INT))
+        found = declared(owner, made, group, sums, aggregates, at)
+        grouped = Column("#", INT)
+        if group is not None:
+            grouped = made.columns[made.find(owner, group, at)]
+            if grouped.nullable or grouped.ty.kind in ("list", "any"):
+                raise ProgramError(
+                    f"{owner}: its rows can't be grouped by '{group}', which is "
+                    f"{'nullable ' if grouped.nullable else ''}{grouped.ty}",
+                    "",
+                    at,
+                )
         int_columns = [Column(part, INT) for part in ("#", "first", "end", "next")]
         parts = {
             "rows": [Column("#", INT), Column("#at", INT), *made.columns],
             "state": [*int_columns, Column("edge", INT, True)],
             "groups": [
-                Column(found[0].name, found[0].ty),
+                Column(grouped.name, grouped.ty),
                 Column("#rows", INT),
-                *(Column(column.name, column.ty) for column in found[1:]),
+                *chain.from_iterable(one.held(nth) for nth, one in enumerate(found.values())),
+            ],
+            "queues": [
+                Column("#of", INT),
+                Column("#group", grouped.ty),
+                Column("#place", INT),
+                Column("#", INT),
             ],
         }
-        tables = [
-            self._kept(f"{name}.{part}", (kept[0].name,), kept, at, part == "groups", "window")
-            for part, kept in parts.items()
-        ]
-        window = OwnedWindow(
-            self, name, extent, made, group, summed, (tables[0], tables[1], tables[2]), at
-        )
+        tables = []
+        for part, kept in parts.items():
+            key = tuple(column.name for column in kept[: 3 if part == "queues" else 1])
+            is_ordered = part == "groups"
+            tables.append(self._kept(f"{name}.{part}", key, kept, at, is_ordered, "window"))
+        window = OwnedWindow(self, name, extent, made, group, found, tuple(tables), at)
         self.windows.append(window)
         return window
 

@@ -83,15 +83,15 @@ class Running(_native.Tx):
 
     def over(self, row: _native.Row, table: Table, window: Window) -> Over:
         """The versions of a row in a window."""
-        window_json = json.dumps(checked(window, table, here()).json)
+        window_json, whose = json.dumps(checked(window, table, here()).json), f"table {table.name}"
 
         def read(name: str | None, aggregate: Any) -> Any:
             column = table.key_columns[0] if name is None else table.schema.index[name]
-            result_type(table, column, aggregate, here())
+            result_type(whose, table.schema.columns[column], aggregate, here())
             made = json.dumps(plain(aggregate))
             return self.read_window(row, column, window_json, made)
 
-        return Over(read, table)
+        return Over(read, whose, table.schema)
 
     def window_rows(self, window: OwnedWindow) -> list[Event]:
         """The active rows of a window."""
@@ -99,12 +99,7 @@ class Running(_native.Tx):
 
     def window_groups(self, window: OwnedWindow, group: tuple[object] | None) -> list[Event]:
         """The groups of a window's active rows, or the one that is given."""
-        names = (window.group or "all", "rows", *window.sums)
-        found = self.groups_of_window(window.id, group)
-        if group is not None and not found:
-            shape = _native.Shape(json.dumps(window.tables[2].schema.json()))
-            found = [(*group, 0, *(shape.store(at, 0) for at in range(2, len(names))))]
-        return [Event(names, row) for row in found]
+        return [Event(window.names, row) for row in self.groups_of_window(window.id, group)]
 
     def fail(self, abort: Abort) -> NoReturn:
         """Aborts. A function that catches the exception does not undo it."""

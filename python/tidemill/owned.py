@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidemill.context import current
 from tidemill.errors import ProgramError
 from tidemill.source import here
-from tidemill.types import Json, Schema
+from tidemill.types import INT, Column, Json, Schema
+from tidemill.window import Over, result_type
 
 if TYPE_CHECKING:
     from tidemill.app import App
@@ -18,6 +20,90 @@ if TYPE_CHECKING:
 #: What a trigger on a window gets: the time at which the window ends (0 by count), the active rows,
 #: and how many of them have just come.
 SLIDE = ("end", "rows", "came")
+
+
+#: What goes along with the groups of a window's active rows: from the rows of one to names and what
+#: is made of its columns.
+Aggregates = Callable[[Over], Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """What goes along with each group of a window's active rows."""
+
+    of: str
+    #: The column of the window's rows; none of a count of all.
+    column: Column | None
+
+    def held(self, nth: int) -> list[Column]:
+        """What the engine holds of it for each group."""
+        if self.column is None:
+            return []
+        value = Column(f"#{nth}", self.column.ty, True)
+        count, high, low, front, behind = (
+            Column(f"#{nth}.{part}", INT) for part in ("count", "high", "low", "front", "behind")
+        )
+        return {
+            "count": [count],
+            "sum": [high, low],
+            "avg": [high, low, count],
+            "last": [value],
+        }.get(self.of, [value, front, behind])
+
+
+def declared(
+    owner: str,
+    schema: Schema,
+    group: str | None,
+    sums: Iterable[str],
+    aggregates: Aggregates | None,
+    at: str,
+) -> dict[str, Aggregate]:
+    """What goes along with each group of a window, by name."""
+
+    def made(name: str | None, aggregate: Any) -> Aggregate:
+        if not isinstance(aggregate, str):
+            raise ProgramError(
+                f"{owner}: a fold can't go along, because nothing says how a row leaves it",
+                "fold window.rows()",
+                at,
+            )
+        column = None if name is None else schema.columns[schema.find(owner, name, at)]
+        if column is not None:
+            result_type(owner, column, aggregate, at)
+            if aggregate in ("sum", "avg") and column.ty.kind == "float":
+                raise ProgramError(
+                    f"{owner}: column '{column.name}' is float, whose sums are not exact: what "
+                    "has come and gone would be left in them",
+                    "make it a decimal, or add up window.rows()",
+                    at,
+                )
+        return Aggregate(aggregate, column)
+
+    found = [(name, made(name, "sum")) for name in sums]
+    if aggregates is not None:
+        given = aggregates(Over(made, owner, schema)) if callable(aggregates) else aggregates
+        named = dict(given) if isinstance(given, Mapping) else {"": given}
+        for name, aggregate in named.items():
+            if not isinstance(aggregate, Aggregate) or not name:
+                raise ProgramError(
+                    f"{owner}: aggregates= gave {aggregate!r}, and takes names and what is made "
+                    "of columns",
+                    "say aggregates=lambda rows: dict(low=rows.price.min(), n=rows.count())",
+                    at,
+                )
+            found.append((name, aggregate))
+    taken = ["rows"]
+    for name in [*([] if group is None else [group]), *(name for name, _ in found)]:
+        if name in taken:
+            two = (
+                "a group's 'rows' are their number"
+                if name == "rows"
+                else f"a group would have two columns named '{name}'"
+            )
+            raise ProgramError(f"{owner}: {two}", "rename one", at)
+        taken.append(name)
+    return dict(found)
 
 
 class OwnedWindow:
@@ -35,8 +121,8 @@ class OwnedWindow:
         extent: Json,
         schema: Schema,
         group: str | None,
-        sums: tuple[str, ...],
-        tables: tuple[Table, Table, Table],
+        aggregates: Mapping[str, Aggregate],
+        tables: tuple[Table, ...],
         at: str,
     ) -> None:
         self.app = app
@@ -45,7 +131,9 @@ class OwnedWindow:
         self.extent = extent
         self.schema = schema
         self.group = group
-        self.sums = sums
+        self.aggregates = aggregates
+        #: The columns of its groups.
+        self.names = (group or "all", "rows", *aggregates)
         self.tables = tables
         self.at = at
         #: The number of the handler that it belongs to.
@@ -66,8 +154,8 @@ class OwnedWindow:
 
     def groups(self) -> list[Any]:
         """The groups of the active rows, in order: each with the column of the group, the number
-        of its ``rows``, and the sums. They go along with the window: to read them costs no pass
-        over its rows."""
+        of its ``rows``, and the aggregates. They go along with the window: to read them costs no
+        pass over its rows."""
         found: list[Any] = current(f"window {self.name} is read").window_groups(self, None)
         return found
 
@@ -85,18 +173,22 @@ class OwnedWindow:
                 f"say @app.procedure(..., owns=[{self.name}])",
                 self.at,
             )
-        rows, state, groups = (table.id for table in self.tables)
-        columns = self.schema.names
+        rows, state, groups, queues = (table.id for table in self.tables)
+        columns = self.schema.index
         return {
             "name": self.name,
             "owner": self.owner,
             "schema": self.schema.json(),
             "extent": self.extent,
-            "group": None if self.group is None else columns.index(self.group),
-            "sums": [columns.index(name) for name in self.sums],
+            "group": None if self.group is None else columns[self.group],
+            "aggregates": [
+                {"name": name, "of": a.of, "column": a.column and columns[a.column.name]}
+                for name, a in self.aggregates.items()
+            ],
             "rows": rows,
             "state": state,
             "groups": groups,
+            "queues": queues,
             "at": self.at,
         }
 

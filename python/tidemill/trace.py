@@ -290,7 +290,7 @@ class Recorder:
             body = {"row": row, "window": window.json}
             return self._aggregate("window", body, table, name, aggregate)
 
-        return Over(read, table)
+        return Over(read, f"table {table.name}", table.schema)
 
     def over_value(self, value: Traced, window: Window) -> OverColumn:
         """The versions of a column that was read of a row."""
@@ -315,7 +315,7 @@ class Recorder:
             body = {"table": table.id, "from": bounds[0], "to": bounds[1]}
             return self._aggregate("range", body, table, name, aggregate)
 
-        return Over(read, table)
+        return Over(read, f"table {table.name}", table.schema)
 
     def find(self, index: object, *_: object) -> NoReturn:
         """Not recorded."""
@@ -334,7 +334,8 @@ class Recorder:
         column = table.key_columns[0]
         if name is not None:
             column = table.schema.find(f"table {table.name}", name, at)
-        ty, nullable = result_type(table, column, aggregate, at)
+        whose = f"table {table.name}"
+        ty, nullable = result_type(whose, table.schema.columns[column], aggregate, at)
         var = self._new_var()
         step = {**body, "column": column, "aggregate": plain(aggregate), "var": var}
         self._step({kind: step}, conditional=False)

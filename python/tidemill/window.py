@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.errors import ProgramError, Untraceable
 from tidemill.expr import Block
 from tidemill.source import here
-from tidemill.types import FLOAT, INT, DataType, Json, duration_us
+from tidemill.types import FLOAT, INT, Column, DataType, Json, Schema, duration_us
 
 if TYPE_CHECKING:
     from tidemill.table import Table
@@ -171,21 +171,22 @@ class OverColumn:
 
 
 class Over:
-    """The versions in a window, or the rows in a range: ``.column.sum()`` and so on."""
+    """Versions in a window, or rows of a range or a group: ``.column.sum()`` and so on."""
 
-    __slots__ = ("_read", "_table")
+    __slots__ = ("_read", "_schema", "_whose")
 
-    def __init__(self, read: Read, table: Table) -> None:
+    def __init__(self, read: Read, whose: str, schema: Schema) -> None:
         self._read = read
-        self._table = table
+        self._whose = whose
+        self._schema = schema
 
     def __getattr__(self, name: str) -> OverColumn:
-        if name.startswith("__") and name not in self._table.schema.index:
+        if name.startswith("__") and name not in self._schema.index:
             raise AttributeError(name)
         return self[name]
 
     def __getitem__(self, name: str) -> OverColumn:
-        self._table.schema.find(f"table {self._table.name}", name, here())
+        self._schema.find(self._whose, name, here())
         return OverColumn(self._read, name)
 
     def count(self) -> Any:
@@ -198,17 +199,19 @@ class Over:
         state, the version's columns and constants.
         """
         at = here()
-        return self._read(None, {"fold": fold(self._table, start, step, at)})
+        return self._read(None, {"fold": fold(self._whose, self._schema, start, step, at)})
 
     def __iter__(self) -> Any:
         raise Untraceable("the rows of a range are not known yet")
 
 
-def fold(table: Table, start: object, step: Callable[[Any, Any], object], at: str) -> Json:
+def fold(
+    whose: str, schema: Schema, start: object, step: Callable[[Any, Any], object], at: str
+) -> Json:
     """A user's aggregate as the engine reads it."""
     from tidemill.trace import SymbolicEvent
 
-    block = Block(f"table {table.name}", table.schema)
+    block = Block(whose, schema)
     first = block.const(start, at)
     if first.ty is None:
         raise ProgramError("a fold begins with a constant that is not null", "", at)
@@ -224,23 +227,20 @@ def fold(table: Table, start: object, step: Callable[[Any, Any], object], at: st
     return {"exprs": block.json(), "start": first.id, "step": result.id, "_type": first.ty}
 
 
-def result_type(table: Table, column: int, aggregate: Json, at: str) -> tuple[DataType, bool]:
+def result_type(whose: str, spec: Column, aggregate: Json, at: str | None) -> tuple[DataType, bool]:
     """The type of what is made of a column, and whether it may be null."""
     if isinstance(aggregate, dict):
         return aggregate["fold"]["_type"], False
-    spec = table.schema.columns[column]
     if aggregate == "count":
         return INT, False
     is_number = spec.ty.kind in ("int", "float", "decimal")
     if aggregate in ("sum", "avg") and not is_number:
         what = "sum" if aggregate == "sum" else "mean"
         raise ProgramError(
-            f"column '{spec.name}' of table {table.name} is {spec.ty}: it has no {what}", "", at
+            f"column '{spec.name}' of {whose} is {spec.ty}: it has no {what}", "", at
         )
     if aggregate in ("min", "max") and spec.ty.kind in ("list", "any"):
-        raise ProgramError(
-            f"column '{spec.name}' of table {table.name} is {spec.ty}: it has no order", "", at
-        )
+        raise ProgramError(f"column '{spec.name}' of {whose} is {spec.ty}: it has no order", "", at)
     if aggregate == "avg" and spec.ty == INT:
         return FLOAT, True
     return spec.ty, aggregate != "sum"

@@ -4,8 +4,11 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use tidemill_core::{Column, DataType, Late, StreamId, Value};
-use tidemill_txn::program::{Abort, Builder, Extent, On, Opaque, Program, Tx, WindowId};
+use tidemill_core::{encode, rules, Column, DataType, Late, StreamId, TableId, Value};
+use tidemill_txn::program::Aggregate::{self, First, Max, Min};
+use tidemill_txn::program::{
+    Abort, Builder, Extent, On, Opaque, OwnedWindow, Program, Tx, WindowId,
+};
 use tidemill_txn::reference::{self, CutAt, InputRow};
 
 const WINDOW: WindowId = WindowId(0);
@@ -17,17 +20,23 @@ fn int(value: &Value) -> i64 {
     }
 }
 
-/// Puts each event into the window, and says what is active then.
-struct Owner(StreamId);
+/// Puts each event into the window, and says what is active then, and what goes along with its groups: of
+/// all that there are, and of each that there may be.
+struct Owner([StreamId; 3]);
 
 impl Opaque for Owner {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
         tx.window_insert(WINDOW, &event[1..])?;
         for row in tx.window_rows(WINDOW)? {
-            tx.emit(self.0, &[Value::Int(0), row[0].clone(), row[1].clone()])?;
+            tx.emit(self.0[0], &row)?;
         }
         for group in tx.window_groups(WINDOW, None)? {
-            tx.emit(self.0, &group)?;
+            tx.emit(self.0[1], &group)?;
+        }
+        for group in 0..GROUPS {
+            for group in tx.window_groups(WINDOW, Some(&Value::Int(group)))? {
+                tx.emit(self.0[2], &group)?;
+            }
         }
         Ok(())
     }
@@ -43,26 +52,121 @@ impl Opaque for Slid {
     }
 }
 
-/// A program whose one handler has a window of groups `k` with sums of `v`.
-fn program(extent: Extent) -> (Program, [StreamId; 2]) {
-    let mut b = Builder::new("windows");
-    let ints = |names: &[&str]| names.iter().map(|name| Column::new(name, DataType::Int)).collect();
-    let mut columns: Vec<Column> = vec![Column::new("at", DataType::Timestamp)];
-    columns.extend::<Vec<Column>>(ints(&["k", "v"]));
-    let input = b.stream("input", columns);
-    b.event_time(input, "at", Late::Side);
-    b.source("source", input, 0);
-    let active = b.emitted("active", ints(&["n", "k", "v"]));
-    let slides = b.emitted("slides", ints(&["end", "rows", "came"]));
-    let owner = b.opaque("owner", input, Arc::new(Owner(active)));
-    b.emits(owner, &[active]);
-    b.window("window", owner, extent, ints(&["k", "v"]), Some("k"), &["v"]);
-    b.trigger("slid", On::Slid(WINDOW), &[slides], Arc::new(Slid(slides)));
-    (b.finish().unwrap(), [active, slides])
+/// Keys of groups are below.
+const GROUPS: i64 = 3;
+
+/// What goes along with each group: of ints, decimals and floats, some of which may be null.
+fn along() -> Vec<(String, Aggregate, &'static str)> {
+    use Aggregate::{Avg, Count, First, Last, Max, Min, Sum};
+    let all = [Count, Sum, Avg, Min, Max, First, Last];
+    let mut made = Vec::new();
+    for column in ["v", "o", "d", "f"] {
+        for of in all.iter().filter(|of| column != "f" || !matches!(of, Sum | Avg)) {
+            made.push((format!("{column} {of:?}"), of.clone(), column));
+        }
+    }
+    made
 }
 
-/// The rows that are active when the last of `rows` (time, k, v) has come.
-fn active(extent: Extent, rows: &[(i64, i64, i64)]) -> &[(i64, i64, i64)] {
+/// The columns of a window's rows.
+fn columns() -> Vec<Column> {
+    let mut columns = vec![Column::new("k", DataType::Int), Column::new("v", DataType::Int)];
+    let nullable = [("o", DataType::Int), ("d", DataType::Decimal(2)), ("f", DataType::Float)];
+    columns.extend(nullable.map(|(name, ty)| {
+        let mut column = Column::new(name, ty);
+        column.nullable = true;
+        column
+    }));
+    columns
+}
+
+/// A program whose one handler has a window, with all that can go along with its groups.
+fn program(extent: Extent, group: Option<&str>) -> (Program, [StreamId; 4]) {
+    let mut b = Builder::new("windows");
+    let ints = |names: &[&str]| names.iter().map(|name| Column::new(name, DataType::Int)).collect();
+    let input =
+        b.stream("input", [vec![Column::new("at", DataType::Timestamp)], columns()].concat());
+    b.event_time(input, "at", Late::Side);
+    b.source("source", input, 0);
+    let active = b.emitted("active", columns());
+    let mut shown: Vec<Column> = ints(&["group", "rows"]);
+    for (name, of, column) in along() {
+        let column = columns().into_iter().find(|c| *c.name == *column).unwrap();
+        let ty = match of {
+            Aggregate::Count => DataType::Int,
+            Aggregate::Avg if column.ty == DataType::Int => DataType::Float,
+            _ => column.ty,
+        };
+        shown.push(Column { nullable: true, ..Column::new(&name, ty) });
+    }
+    let [groups, each] = ["groups", "each"].map(|name| b.emitted(name, shown.clone()));
+    let slides = b.emitted("slides", ints(&["end", "rows", "came"]));
+    let owner = b.opaque("owner", input, Arc::new(Owner([active, groups, each])));
+    b.emits(owner, &[active, groups, each]);
+    let along = along();
+    let made: Vec<(&str, Aggregate, &str)> =
+        along.iter().map(|(name, of, column)| (&**name, of.clone(), *column)).collect();
+    b.window("window", owner, extent, columns(), group, &made);
+    b.trigger("slid", On::Slid(WINDOW), &[slides], Arc::new(Slid(slides)));
+    (b.finish().unwrap(), [active, groups, each, slides])
+}
+
+/// What goes along with these rows, by the rules.
+fn straight(group: i64, rows: &[&Given]) -> Vec<Value> {
+    let mut shown = vec![Value::Int(group), Value::Int(rows.len() as i64)];
+    for (_, of, column) in along() {
+        let at = columns().iter().position(|c| *c.name == *column).unwrap();
+        let all: Vec<Value> = rows.iter().map(|row| row.values()[1 + at].clone()).collect();
+        let there: Vec<&Value> = all.iter().filter(|value| !value.is_null()).collect();
+        let order = |value: &&&Value| {
+            let mut bytes = Vec::new();
+            encode::value(value, &mut bytes);
+            bytes
+        };
+        let exact = there.iter().map(|v| v.word().map_or(0, |word| i128::from(word as i64))).sum();
+        let ty = &columns()[at].ty;
+        let or_null = |value: Option<&Value>| value.cloned().unwrap_or(Value::Null);
+        shown.push(match of {
+            Aggregate::Count => Value::Int(there.len() as i64),
+            Aggregate::Sum => rules::sum_of(exact, ty).unwrap(),
+            Aggregate::Avg if there.is_empty() => Value::Null,
+            Aggregate::Avg => rules::mean_of(exact, there.len() as u64, ty),
+            Aggregate::Min => or_null(there.iter().min_by_key(order).copied()),
+            Aggregate::Max => or_null(there.iter().max_by_key(order).copied()),
+            Aggregate::First => or_null(all.first()),
+            Aggregate::Last => or_null(all.last()),
+            Aggregate::Fold(_) => unreachable!("none is asked for"),
+        });
+    }
+    shown
+}
+
+/// A row that comes: when, its group, and its values.
+#[derive(Clone, Debug)]
+struct Given {
+    at: i64,
+    k: i64,
+    v: i64,
+    o: Option<i64>,
+    d: Option<i64>,
+    f: Option<f64>,
+}
+
+impl Given {
+    fn values(&self) -> Vec<Value> {
+        vec![
+            Value::Timestamp(self.at),
+            Value::Int(self.k),
+            Value::Int(self.v),
+            self.o.map_or(Value::Null, Value::Int),
+            self.d.map_or(Value::Null, |units| Value::Decimal(units, 2)),
+            self.f.map_or(Value::Null, Value::Float),
+        ]
+    }
+}
+
+/// The rows that are active when the last of `rows` has come.
+fn active(extent: Extent, rows: &[Given]) -> &[Given] {
     match extent {
         Extent::Rows { size, slide } => {
             let (size, slide) = (size as usize, slide as usize);
@@ -72,10 +176,10 @@ fn active(extent: Extent, rows: &[(i64, i64, i64)]) -> &[(i64, i64, i64)] {
             }
         }
         Extent::Time { size_us, slide_us } => {
-            let now = rows.last().expect("one has come").0;
+            let now = rows.last().expect("one has come").at;
             let end = now.div_euclid(slide_us) * slide_us;
-            let from = rows.partition_point(|row| row.0 < end - size_us);
-            &rows[from..rows.partition_point(|row| row.0 < end)]
+            let from = rows.partition_point(|row| row.at < end - size_us);
+            &rows[from..rows.partition_point(|row| row.at < end)]
         }
     }
 }
@@ -88,26 +192,39 @@ fn extents() -> impl Strategy<Value = Extent> {
     prop_oneof![by_count, by_time]
 }
 
+/// Rows that come, but for when.
+fn givens() -> impl Strategy<Value = Given> {
+    let large = prop_oneof![4 => -5..5i64, 1 => Just(i64::MAX / 100), 1 => Just(i64::MIN / 100)];
+    let float = prop_oneof![
+        4 => (-4..4i64).prop_map(|n| n as f64 / 2.0),
+        1 => Just(f64::NAN),
+        1 => Just(-0.0),
+        1 => Just(f64::NEG_INFINITY),
+    ];
+    let some = prop::option::weighted(0.7, -5..5i64);
+    let decimal = prop::option::weighted(0.7, -500..500i64);
+    (0..GROUPS, large, some, decimal, prop::option::weighted(0.7, float))
+        .prop_map(|(k, v, o, d, f)| Given { at: 0, k, v, o, d, f })
+}
+
 proptest! {
     #[test]
     fn what_is_active_is_what_the_definition_says(
         extent in extents(),
-        events in prop::collection::vec((0..6i64, 0..3i64, -5..5i64), 0..60),
+        group in prop::option::of(Just("k")),
+        events in prop::collection::vec((0..6i64, givens()), 0..60),
         from in -30..30i64,
     ) {
-        let (program, [actives, slides]) = program(extent);
+        let (program, [actives, groups, each, slides]) = program(extent, group);
         let mut now = from;
-        let mut rows: Vec<(i64, i64, i64)> = Vec::new();
-        for (step, k, v) in events {
+        let mut rows: Vec<Given> = Vec::new();
+        for (step, given) in events {
             // Now and then nothing comes for long.
             now += if step == 5 { 40 } else { step };
-            rows.push((now, k, v));
+            rows.push(Given { at: now, ..given });
         }
-        let values = |(at, k, v): &(i64, i64, i64)| {
-            vec![Value::Timestamp(*at), Value::Int(*k), Value::Int(*v)]
-        };
         let input = rows.iter().enumerate();
-        let input = input.map(|(n, row)| InputRow { offset: n as u64, values: values(row) });
+        let input = input.map(|(n, row)| InputRow { offset: n as u64, values: row.values() });
         let cut = CutAt {
             offsets: vec![rows.len() as u64],
             clock_us: 0,
@@ -115,24 +232,39 @@ proptest! {
             ended: vec![tidemill_core::SourceId(0)],
         };
         let outcome = reference::run(&program, &[input.collect()], &[cut]);
-        let mut wanted = Vec::new();
+        let (mut wanted, mut wanted_groups, mut wanted_each) = (vec![], vec![], vec![]);
         for come in 1..=rows.len() {
             let active = active(extent, &rows[..come]);
-            wanted.extend(active.iter().map(|(_, k, v)| [0, *k, *v]));
-            for group in 0..3 {
-                let own: Vec<i64> = active.iter().filter(|r| r.1 == group).map(|r| r.2).collect();
-                if !own.is_empty() {
-                    wanted.push([group, own.len() as i64, own.iter().sum()]);
+            wanted.extend(active.iter().map(|row| row.values()[1..].to_vec()));
+            for k in 0..GROUPS {
+                // Without groups all are one, whichever is asked for.
+                let own: Vec<&Given> =
+                    active.iter().filter(|row| group.is_none() || row.k == k).collect();
+                let shown = straight(if group.is_none() { 0 } else { k }, &own);
+                if !own.is_empty() && (group.is_some() || k == 0) {
+                    wanted_groups.push(shown.clone());
                 }
+                wanted_each.push(shown);
             }
         }
-        let rows_of = |stream: StreamId| -> Vec<[i64; 3]> {
-            let found = outcome.outputs.get(&stream).into_iter().flatten();
-            found.map(|(_, row)| [int(&row[0]), int(&row[1]), int(&row[2])]).collect()
+        let bits = |rows: Vec<Vec<Value>>| -> Vec<Vec<u8>> {
+            let encoded = |row: Vec<Value>| {
+                let mut bytes = Vec::new();
+                row.iter().for_each(|value| encode::value(value, &mut bytes));
+                bytes
+            };
+            rows.into_iter().map(encoded).collect()
         };
-        prop_assert_eq!(rows_of(actives), wanted);
+        let rows_of = |stream: StreamId| -> Vec<Vec<Value>> {
+            let found = outcome.outputs.get(&stream).into_iter().flatten();
+            found.map(|(_, row)| row.to_vec()).collect()
+        };
         prop_assert_eq!(outcome.aborts, 0);
-        let slid = rows_of(slides);
+        prop_assert_eq!(bits(rows_of(actives)), bits(wanted));
+        prop_assert_eq!(bits(rows_of(groups)), bits(wanted_groups));
+        prop_assert_eq!(bits(rows_of(each)), bits(wanted_each));
+        let slid: Vec<Vec<i64>> =
+            rows_of(slides).iter().map(|row| row.iter().map(int).collect()).collect();
         match extent {
             Extent::Rows { size, slide } => {
                 let slides = (rows.len() as u64 + slide).saturating_sub(size) / slide;
@@ -145,21 +277,26 @@ proptest! {
             }
         }
         // What the tables hold is bounded by the window.
-        let held = outcome.tables[program.windows[0].rows.index()].len();
+        let held = |table: TableId| outcome.tables[table.index()].len();
+        let window = &program.windows[0];
         if let Extent::Rows { size, slide } = extent {
-            prop_assert!(held as u64 <= size + slide);
+            prop_assert!(held(window.rows) as u64 <= size + slide);
         }
+        let queues = along().iter().filter(|(_, of, _)| matches!(of, Min | Max | First)).count();
+        let now = if rows.is_empty() { 0 } else { active(extent, &rows).len() };
+        prop_assert!(held(window.queues) <= queues * now);
+        prop_assert!(held(window.groups) <= now.min(GROUPS as usize));
     }
 }
 
 #[test]
 fn at_the_end_of_time_windows_slide_no_further() {
     for (size_us, slide_us) in [(1, 1), (7, 3), (5, 5)] {
-        let (program, _) = program(Extent::Time { size_us, slide_us });
+        let (program, _) = program(Extent::Time { size_us, slide_us }, Some("k"));
         let times = [i64::MIN, i64::MIN, 0, i64::MAX - 8, i64::MAX - 1, i64::MAX, i64::MAX];
         let row = |(n, at): (usize, &i64)| InputRow {
             offset: n as u64,
-            values: vec![Value::Timestamp(*at), Value::Int(0), Value::Int(1)],
+            values: Given { at: *at, k: 0, v: 1, o: None, d: None, f: None }.values(),
         };
         let input: Vec<InputRow> = times.iter().enumerate().map(row).collect();
         let offsets = vec![times.len() as u64];
@@ -182,11 +319,16 @@ fn others_can_not_see_it_and_triggers_can_not_fill_it() {
         }
     }
     let ints = |names: &[&str]| names.iter().map(|name| Column::new(name, DataType::Int)).collect();
+    struct Fills;
+    impl Opaque for Fills {
+        fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+            tx.window_insert(WINDOW, &event[1..])
+        }
+    }
     let mut b = Builder::new("windows");
     let input = b.stream("input", ints(&["n", "k", "v"]));
     b.source("source", input, 0);
-    let active = b.emitted("active", ints(&["n", "k", "v"]));
-    let owner = b.opaque("owner", input, Arc::new(Owner(active)));
+    let owner = b.opaque("owner", input, Arc::new(Fills));
     let other = b.opaque("other", input, Arc::new(Looks(false)));
     let extent = Extent::Rows { size: 1, slide: 1 };
     b.window("window", owner, extent, ints(&["k", "v"]), None, &[]);
@@ -207,4 +349,85 @@ fn others_can_not_see_it_and_triggers_can_not_fill_it() {
         "{}",
         reason(aborted[1])
     );
+}
+
+#[test]
+fn only_a_sum_that_is_read_may_be_out_of_range() {
+    struct Sums(StreamId);
+    impl Opaque for Sums {
+        fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
+            if int(&event[0]) == 0 {
+                return tx.window_insert(WINDOW, &event[1..]);
+            }
+            let groups = tx.window_groups(WINDOW, Some(&Value::Int(0)))?;
+            tx.emit(self.0, &groups[0][2..])
+        }
+    }
+    let ints = |names: &[&str]| names.iter().map(|name| Column::new(name, DataType::Int)).collect();
+    let mut b = Builder::new("windows");
+    let input = b.stream("input", ints(&["look", "v"]));
+    b.source("source", input, 0);
+    let sums = b.emitted("sums", ints(&["sum"]));
+    let owner = b.opaque("owner", input, Arc::new(Sums(sums)));
+    b.emits(owner, &[sums]);
+    let extent = Extent::Rows { size: 2, slide: 1 };
+    b.window("window", owner, extent, ints(&["v"]), None, &[("sum", Aggregate::Sum, "v")]);
+    let aborted = b.aborted(owner);
+    let program = b.finish().unwrap();
+    let given = [(0, i64::MAX), (0, i64::MAX), (1, 0), (0, -7), (1, 0), (0, i64::MIN), (1, 0)];
+    let row = |(n, (look, v)): (usize, &(i64, i64))| InputRow {
+        offset: n as u64,
+        values: vec![Value::Int(*look), Value::Int(*v)],
+    };
+    let input: Vec<InputRow> = given.iter().enumerate().map(row).collect();
+    let cut = CutAt { offsets: vec![7], clock_us: 0, idle: vec![], ended: vec![] };
+    let outcome = reference::run(&program, &[input], &[cut]);
+    let sums: Vec<i64> = outcome.outputs[&sums].iter().map(|(_, row)| int(&row[0])).collect();
+    assert_eq!(sums, [i64::MAX - 7]);
+    let reasons = outcome.outputs[&aborted].iter();
+    let reasons: Vec<String> = reasons.map(|(_, row)| row.last().unwrap().to_string()).collect();
+    assert!(reasons.iter().all(|reason| reason.contains("overflow")), "{reasons:?}");
+    assert_eq!(reasons.len(), 2);
+}
+
+#[test]
+fn what_can_not_go_along_is_refused() {
+    let refused = |made: &[(&str, Aggregate, &str)]| {
+        let mut b = Builder::new("windows");
+        let input = b.stream("input", columns());
+        b.source("source", input, 0);
+        let owner = b.opaque("owner", input, Arc::new(Slid(input)));
+        let mut columns = columns();
+        columns.push(Column::new("s", DataType::Str));
+        columns.push(Column::new("any", DataType::Any));
+        let extent = Extent::Rows { size: 2, slide: 1 };
+        b.window("w", owner, extent, columns, Some("k"), made);
+        b.finish().unwrap_err().to_string()
+    };
+    for (made, what) in [
+        (&[("a", Aggregate::Sum, "f")][..], "column 'f' is float, whose sums are not exact"),
+        (&[("a", Aggregate::Avg, "f")], "column 'f' is float, whose sums are not exact"),
+        (&[("a", Aggregate::Sum, "s")], "column 's' of window w is str: it has no sum"),
+        (&[("a", Aggregate::Avg, "s")], "column 's' of window w is str: it has no mean"),
+        (&[("a", Min, "any")], "column 'any' of window w is any: it has no order"),
+        (&[("rows", Min, "v")], "a group's 'rows' are their number"),
+        (&[("k", Min, "v")], "two columns named 'k'"),
+        (&[("a", Min, "v"), ("a", Max, "v")], "two columns named 'a'"),
+    ] {
+        let said = refused(made);
+        assert!(said.contains(what), "{said}");
+    }
+}
+
+#[test]
+fn windows_that_were_written_before_there_were_aggregates_are_read() {
+    let (program, _) = program(Extent::Rows { size: 3, slide: 2 }, Some("k"));
+    let mut written = serde_json::to_value(&program).unwrap();
+    let window = written["windows"][0].as_object_mut().unwrap();
+    assert!(window.remove("aggregates").is_some() && window.remove("queues").is_some());
+    window.insert("sums".into(), vec![1].into());
+    let read: Program = serde_json::from_value(written).unwrap();
+    assert_eq!(read.windows[0].queues, OwnedWindow::NO_QUEUES);
+    // To be compared with what there is now, not to be run.
+    assert!(read.check().is_err());
 }

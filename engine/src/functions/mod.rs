@@ -120,7 +120,7 @@ impl AppFunctions {
         let requests = Requests::add(&mut program);
         let whole = Arc::new(program.clone());
         for window in &whole.windows {
-            for table in [window.rows, window.state, window.groups] {
+            for table in window.kept() {
                 program.tables[table.index()].keeps = None;
             }
             // They are read together.

@@ -11,6 +11,7 @@ use tidemill_core::{
 
 use super::check::reason_column;
 use super::expr::{Block, Expr, ExprId};
+use super::groups::GroupAggregate;
 use super::handler::{
     Body, Declared, Handler, Input, Native, OnRows, Op, Opaque, RowId, RowRef, Step, Takes, VarId,
 };
@@ -166,7 +167,8 @@ impl Builder {
     }
 
     /// A window that belongs to a handler: rows of these columns, of which those that are active are
-    /// grouped by a column, if one is named, and summed for each group.
+    /// grouped by a column, if one is named, with aggregates that go along with each group: their
+    /// names, and what they make of which column.
     pub fn window(
         &mut self,
         name: &str,
@@ -174,24 +176,29 @@ impl Builder {
         extent: Extent,
         columns: Vec<Column>,
         group: Option<&str>,
-        sums: &[&str],
+        aggregates: &[(&str, Aggregate, &str)],
     ) -> WindowId {
         let (schema, owned) = (Schema::new(columns), format!("window {name}"));
         let group = group.and_then(|group| self.note(schema.find(&owned, group)));
-        let sums: Vec<usize> =
-            sums.iter().filter_map(|sum| self.note(schema.find(&owned, sum))).collect();
+        let made = aggregates.iter().filter_map(|(name, of, column)| {
+            let column = self.note(schema.find(&owned, column))?;
+            Some(GroupAggregate { name: (*name).into(), of: of.clone(), column: Some(column) })
+        });
+        let aggregates: Vec<GroupAggregate> = made.collect();
         let first = self.program.tables.len() as u16;
-        self.program.tables.extend(OwnedWindow::tables(name, &schema, group, &sums));
+        self.program.tables.extend(OwnedWindow::tables(name, &schema, group, &aggregates));
         self.program.windows.push(OwnedWindow {
             name: name.into(),
             owner: HandlerId(owner as u16),
             schema: schema.into(),
             extent,
             group,
-            sums,
+            aggregates,
             rows: TableId(first),
             state: TableId(first + 1),
             groups: TableId(first + 2),
+            queues: TableId(first + 3),
+            before: None,
             at: String::new(),
         });
         WindowId(self.program.windows.len() as u16 - 1)

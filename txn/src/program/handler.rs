@@ -414,8 +414,9 @@ pub trait Tx {
     fn window_advance(&mut self, window: WindowId) -> Result<(), Abort>;
     /// The active rows of a window, in the order in which they came.
     fn window_rows(&mut self, window: WindowId) -> Result<Vec<Row>, Abort>;
-    /// The groups of a window's active rows, in their order, or the one that is given: for each the
-    /// group (0 where there are none), the number of rows, and the sums.
+    /// The groups of a window's active rows, in their order, or the one that is given, of which no row
+    /// may be active: for each the group (0 where there are none), the number of rows, and what its
+    /// aggregates come to.
     fn window_groups(&mut self, window: WindowId, group: Option<&Value>)
         -> Result<Vec<Row>, Abort>;
     /// The time of the transaction's place in the one order, in microseconds since 1970 (or in the

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tidemill_core::{Row, StreamId, TableId, Value};
 
 use super::answers::ANSWER_MAX;
+use super::groups;
 use super::handler::{reasons, Abort, Tx};
 use super::hooks::{self, DEPTH_MAX};
 use super::moment::Moment;
@@ -223,7 +224,8 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         group: Option<&Value>,
     ) -> Result<Vec<Row>, Abort> {
         let owned = self.inside().owned(window)?;
-        let groups = owned::groups(owned, self, group)?;
+        let program = self.inside().program;
+        let groups = groups::groups(owned, self, group, program)?;
         self.inside().count(groups.len())?;
         Ok(groups)
     }

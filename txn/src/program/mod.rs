@@ -10,6 +10,7 @@ mod build;
 mod check;
 mod expr;
 mod footprint;
+mod groups;
 mod handler;
 pub(crate) mod hooks;
 pub(crate) mod inside;
@@ -31,6 +32,7 @@ pub use answers::{Answers, Asked};
 pub use build::{Builder, HandlerBuilder, RowHandle};
 pub use expr::{evaluate, Block, Expr, ExprId, Node, Scope};
 pub use footprint::{Access, Footprint, RowUse};
+pub use groups::GroupAggregate;
 pub(crate) use handler::NativeBody;
 pub(crate) use handler::{key_value, reasons};
 pub use handler::{

@@ -7,18 +7,20 @@
 //! of the slide, and one slides when a row comes, or the procedure says, whose transaction's time is not
 //! before its end. Only the owner sees it, and the triggers in its transactions.
 //!
-//! All of it is in three tables that the engine keeps: the rows, numbered as they came; the numbers where
-//! active ones begin and end, and staged ones; and for each group of active rows how many there are, with
-//! the sums of some columns.
+//! All of it is in four tables that the engine keeps: the rows, numbered as they came; the numbers where
+//! active ones begin and end, and staged ones; and the groups of active rows with what goes along, in two
+//! (`groups.rs`).
 
 use std::sync::Arc;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use tidemill_core::{
     rules, Column, DataType, Error, HandlerId, Keeps, Result, Row, Schema, TableId, TableSpec,
     Value,
 };
 
+use super::groups::GroupAggregate;
 use super::handler::{key_value, Abort, AbortKind};
 use super::Program;
 
@@ -71,15 +73,21 @@ pub struct OwnedWindow {
     /// The column by which active rows are grouped; all are one group without.
     #[serde(default)]
     pub group: Option<usize>,
-    /// The columns that are summed for each group: ints and decimals, whose sums are exact.
+    /// What goes along with each group, beside the number of its rows.
     #[serde(default)]
-    pub sums: Vec<usize>,
+    pub aggregates: Vec<GroupAggregate>,
     /// The table of its rows.
     pub rows: TableId,
     /// The table of where they begin and end.
     pub state: TableId,
     /// The table of groups.
     pub groups: TableId,
+    /// The table of queues; [`OwnedWindow::NO_QUEUES`] in what was written before there were any.
+    #[serde(default = "OwnedWindow::no_queues")]
+    pub queues: TableId,
+    /// What was written in place of aggregates before: columns to be summed.
+    #[serde(default, skip_serializing, rename = "sums")]
+    pub(super) before: Option<IgnoredAny>,
     /// The user's line.
     #[serde(default)]
     pub at: String,
@@ -89,13 +97,20 @@ pub struct OwnedWindow {
 const ROWS_MAX: u64 = 1 << 24;
 
 impl OwnedWindow {
-    /// The tables that the engine keeps for it: rows, state and groups.
+    /// No table of queues: groups are held in another form, and can't be gone on with.
+    pub const NO_QUEUES: TableId = TableId(u16::MAX);
+
+    fn no_queues() -> TableId {
+        OwnedWindow::NO_QUEUES
+    }
+
+    /// The tables that the engine keeps for it: rows, state, groups and queues.
     pub fn tables(
         name: &str,
         schema: &Schema,
         group: Option<usize>,
-        sums: &[usize],
-    ) -> [TableSpec; 3] {
+        aggregates: &[GroupAggregate],
+    ) -> [TableSpec; 4] {
         let int = |name: &str| Column::new(name, DataType::Int);
         let column = |column: usize| schema.columns.get(column).cloned();
         let mut rows = vec![int("#"), int("#at")];
@@ -103,19 +118,30 @@ impl OwnedWindow {
         let mut state = ["#", "first", "end", "next", "edge"].map(int).to_vec();
         state[4].nullable = true;
         let group = group.and_then(column).map_or_else(|| int("#"), |c| Column::new(&c.name, c.ty));
-        let mut groups = vec![group, int("#rows")];
-        groups
-            .extend(sums.iter().filter_map(|sum| column(*sum)).map(|c| Column::new(&c.name, c.ty)));
-        let spec = |part: &str, columns: Vec<Column>| {
+        let mut groups = vec![group.clone(), int("#rows")];
+        let held = aggregates.iter().enumerate();
+        groups.extend(held.flat_map(|(nth, made)| made.columns(nth, schema)));
+        let group = Column { name: "#group".into(), ..group };
+        let queues = vec![int("#of"), group, int("#place"), int("#")];
+        let spec = |part: &str, key: Vec<usize>, columns: Vec<Column>| {
             let mut spec =
-                TableSpec::new(&format!("{name}.{part}"), vec![0], Schema::new(columns).into());
+                TableSpec::new(&format!("{name}.{part}"), key, Schema::new(columns).into());
             spec.keeps = Some(Keeps::Window);
             spec
         };
-        let [rows, state, mut groups] =
-            [spec("rows", rows), spec("state", state), spec("groups", groups)];
+        let mut groups = spec("groups", vec![0], groups);
         groups.ordered = true;
-        [rows, state, groups]
+        [
+            spec("rows", vec![0], rows),
+            spec("state", vec![0], state),
+            groups,
+            spec("queues", vec![0, 1, 2], queues),
+        ]
+    }
+
+    /// The tables that the engine keeps for it.
+    pub fn kept(&self) -> [TableId; 4] {
+        [self.rows, self.state, self.groups, self.queues]
     }
 
     /// Refuses what can't be a window.
@@ -152,22 +178,9 @@ impl OwnedWindow {
                 None => return wrong("the column of its groups is not there".into()),
             }
         }
-        for (place, sum) in self.sums.iter().enumerate() {
-            match self.schema.columns.get(*sum) {
-                Some(column) if !matches!(column.ty, DataType::Int | DataType::Decimal(_)) || column.nullable => {
-                    return wrong(format!(
-                        "only ints and decimals that are never null have sums that go along, and '{}' is {}{}",
-                        column.name,
-                        if column.nullable { "nullable " } else { "" },
-                        column.ty
-                    ))
-                }
-                Some(_) if !self.sums[..place].contains(sum) && Some(*sum) != self.group => {}
-                _ => return wrong("its sums name a column that is not there, twice, or the group's".into()),
-            }
-        }
-        let made = OwnedWindow::tables(&self.name, &self.schema, self.group, &self.sums);
-        for (made, id) in made.iter().zip([self.rows, self.state, self.groups]) {
+        self.check_groups()?;
+        let made = OwnedWindow::tables(&self.name, &self.schema, self.group, &self.aggregates);
+        for (made, id) in made.iter().zip(self.kept()) {
             let table = program.tables.get(id.index());
             if table.is_none_or(|t| {
                 (&t.schema, &t.key, &t.keeps, t.ordered)
@@ -180,6 +193,22 @@ impl OwnedWindow {
             }
         }
         Ok(())
+    }
+}
+
+impl OwnedWindow {
+    /// The key of a row's place: by count, places are used again.
+    fn key(&self, number: i64) -> Value {
+        match self.extent {
+            Extent::Rows { size, slide } => Value::Int(number % (size + slide) as i64),
+            Extent::Time { .. } => Value::Int(number),
+        }
+    }
+
+    /// The row with a number, behind its key and its time.
+    pub(super) fn row(&self, held: &mut dyn Held, number: i64) -> Done<Row> {
+        let row = held.held(self.rows, &[self.key(number)])?;
+        row.ok_or_else(|| lost(self))
     }
 }
 
@@ -248,7 +277,7 @@ impl<'w> Frame<'w> {
         // By count nobody asks when, and what is kept does not depend on the clock.
         let is_timed = matches!(self.window.extent, Extent::Time { .. });
         let at = if is_timed { time_us } else { 0 };
-        stored.extend([self.key(self.marks.next), Value::Int(at)]);
+        stored.extend([self.window.key(self.marks.next), Value::Int(at)]);
         stored.extend(row.iter().cloned());
         held.hold(self.window.rows, stored)?;
         self.marks.next += 1;
@@ -300,7 +329,9 @@ impl<'w> Frame<'w> {
 
     /// The active rows, in the order in which they came.
     pub(crate) fn rows(&self, held: &mut dyn Held) -> Done<Vec<Row>> {
-        (self.marks.first..self.marks.end).map(|n| Ok(self.row(held, n)?[2..].into())).collect()
+        (self.marks.first..self.marks.end)
+            .map(|n| Ok(self.window.row(held, n)?[2..].into()))
+            .collect()
     }
 
     /// How many rows are active.
@@ -308,22 +339,9 @@ impl<'w> Frame<'w> {
         (self.marks.end - self.marks.first) as usize
     }
 
-    /// The key of a row's place: by count, places are used again.
-    fn key(&self, number: i64) -> Value {
-        match self.window.extent {
-            Extent::Rows { size, slide } => Value::Int(number % (size + slide) as i64),
-            Extent::Time { .. } => Value::Int(number),
-        }
-    }
-
-    fn row(&self, held: &mut dyn Held, number: i64) -> Done<Row> {
-        let row = held.held(self.window.rows, &[self.key(number)])?;
-        row.ok_or_else(|| lost(self.window))
-    }
-
     /// When a row came.
     fn at(&self, held: &mut dyn Held, number: i64) -> Done<i64> {
-        match self.row(held, number)?[1] {
+        match self.window.row(held, number)?[1] {
             Value::Int(at) => Ok(at),
             _ => Err(lost(self.window)),
         }
@@ -341,59 +359,22 @@ impl<'w> Frame<'w> {
         let before = self.marks;
         // Those that go were active, or have never been.
         for number in before.first..first {
-            let row = self.row(held, number)?;
+            let row = self.window.row(held, number)?;
             if number < before.end {
-                self.count(held, &row[2..], -1)?;
+                self.window.leave(held, number, &row[2..])?;
             }
             if let Extent::Time { .. } = self.window.extent {
-                held.let_go(self.window.rows, &[self.key(number)])?;
+                held.let_go(self.window.rows, &[self.window.key(number)])?;
             }
         }
         for number in before.end.max(first)..end {
-            let row = self.row(held, number)?;
-            self.count(held, &row[2..], 1)?;
+            let row = self.window.row(held, number)?;
+            self.window.enter(held, number, &row[2..])?;
         }
         (self.marks.first, self.marks.end) = (first, end);
         self.keep(held)?;
         let came = end - before.end.max(first);
         slid(held, vec![Value::Int(edge), Value::Int(end - first), Value::Int(came)])
-    }
-
-    /// A row is active now (1), or no longer (-1).
-    fn count(&self, held: &mut dyn Held, row: &[Value], sign: i64) -> Done<()> {
-        let window = self.window;
-        let key = self.window.group.map_or(Value::Int(0), |group| row[group].clone());
-        let there = held.held(window.groups, std::slice::from_ref(&key))?;
-        let mut group = there.map_or_else(
-            || {
-                let zero = |sum: &usize| match window.schema.columns[*sum].ty {
-                    DataType::Decimal(scale) => Value::Decimal(0, scale),
-                    _ => Value::Int(0),
-                };
-                let mut group = vec![key.clone(), Value::Int(0)];
-                group.extend(window.sums.iter().map(zero));
-                group
-            },
-            |row| row.to_vec(),
-        );
-        let values = window.sums.iter().map(|sum| &row[*sum]);
-        for (place, value) in group[1..].iter_mut().zip([&Value::Int(1)].into_iter().chain(values))
-        {
-            let sum = match (&*place, value) {
-                (Value::Int(sum), Value::Int(value)) => sum
-                    .checked_add(value.checked_mul(sign).ok_or(rules::Fault::OVERFLOW)?)
-                    .map(Value::Int),
-                (Value::Decimal(sum, scale), Value::Decimal(value, _)) => sum
-                    .checked_add(value.checked_mul(sign).ok_or(rules::Fault::OVERFLOW)?)
-                    .map(|sum| Value::Decimal(sum, *scale)),
-                _ => return Err(lost(window)),
-            };
-            *place = sum.ok_or(rules::Fault::OVERFLOW)?;
-        }
-        match group[1] {
-            Value::Int(0) => held.let_go(window.groups, &[key]),
-            _ => held.hold(window.groups, group),
-        }
     }
 
     fn keep(&self, held: &mut dyn Held) -> Done<()> {
@@ -407,27 +388,6 @@ impl<'w> Frame<'w> {
 /// Where the first slide behind a time begins.
 fn behind(time_us: i64, slide_us: i64) -> i64 {
     time_us.div_euclid(slide_us).saturating_mul(slide_us).saturating_add(slide_us)
-}
-
-/// The rows of the groups of a window, of one group or of all: group, number of rows, sums.
-pub(crate) fn groups(
-    window: &OwnedWindow,
-    held: &mut dyn Held,
-    group: Option<&Value>,
-) -> Done<Vec<Row>> {
-    match group {
-        None => held.all(window.groups),
-        Some(group) => {
-            let key = match window.group {
-                Some(column) => {
-                    let spec = &window.schema.columns[column];
-                    rules::store(group, spec)?
-                }
-                None => Value::Int(0),
-            };
-            Ok(held.held(window.groups, &[key])?.into_iter().collect())
-        }
-    }
 }
 
 /// The values of a row that is put into a window.
@@ -452,6 +412,6 @@ pub(crate) fn not_owner(program: &Program, window: &OwnedWindow) -> Abort {
     Abort { kind: AbortKind::Fault, reason }
 }
 
-fn lost(window: &OwnedWindow) -> Abort {
+pub(super) fn lost(window: &OwnedWindow) -> Abort {
     unreachable!("window {} has lost a row", window.name)
 }

@@ -2,7 +2,7 @@
 //! made of them. `docs/values.md` has the rules.
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{DataType, Error, History, Result, TableId, TableSpec, Value};
+use tidemill_core::{Column, DataType, Error, History, Result, TableId, TableSpec, Value};
 
 use super::expr::{type_of, Block, Expr, ExprId, Type};
 
@@ -162,11 +162,19 @@ impl Aggregate {
         let Some(spec) = table.schema.columns.get(usize::from(column)) else {
             return Err(Error::program(format!("table {} has no column {column}", table.name)));
         };
-        let ty = &spec.ty;
+        match self {
+            Aggregate::Fold(fold) => fold.result(table),
+            _ => self.of_column(spec, &format!("table {}", table.name)),
+        }
+    }
+
+    /// The same of a column of `whose`, but of folds, which nobody knows without a table.
+    pub(super) fn of_column(&self, column: &Column, whose: &str) -> Result<Type> {
+        let ty = &column.ty;
         let refuse = |what: &str| {
             Err(Error::program(format!(
-                "column '{}' of table {} is {ty}: it has no {what}",
-                spec.name, table.name
+                "column '{}' of {whose} is {ty}: it has no {what}",
+                column.name
             )))
         };
         let known = |ty: DataType, nullable| Ok(Type { ty: Some(ty), nullable });
@@ -180,7 +188,7 @@ impl Aggregate {
             Aggregate::Min | Aggregate::Max if ty.is_ordered() => known(ty.clone(), true),
             Aggregate::Min | Aggregate::Max => refuse("order"),
             Aggregate::First | Aggregate::Last => known(ty.clone(), true),
-            Aggregate::Fold(fold) => fold.result(table),
+            Aggregate::Fold(_) => Ok(Type { ty: None, nullable: false }),
         }
     }
 }

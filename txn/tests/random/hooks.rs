@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Column, DataType, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, Builder, Extent, On, Opaque, Tx, WindowId};
+use tidemill_txn::program::{Abort, Aggregate, Builder, Extent, On, Opaque, Tx, WindowId};
 
 use super::Dice;
 
@@ -21,6 +21,7 @@ fn int(value: &Value) -> i64 {
     match value {
         Value::Int(int) => *int,
         Value::Null => -1,
+        Value::Float(float) => float.to_bits() as i64 % 1000,
         other => unreachable!("{other}"),
     }
 }
@@ -148,7 +149,12 @@ pub fn add(dice: &mut Dice, b: &mut Builder, inputs: &[StreamId], side: StreamId
         let owner = b.opaque("gatherer", input, Arc::new(function));
         b.emits(owner, &[]);
         let group = is_grouped.then_some("k");
-        b.window("last", owner, extent, two(), group, &["v"]);
+        use Aggregate::{Avg, Count, First, Last, Max, Min, Sum};
+        let all = [Sum, Min, Max, First, Last, Count, Avg];
+        let names = ["sum", "low", "high", "first", "last", "count", "mean"];
+        let made = names.into_iter().zip(all).map(|(name, of)| (name, of, "v"));
+        let made: Vec<(&str, Aggregate, &str)> = made.filter(|_| dice.chance(50)).collect();
+        b.window("last", owner, extent, two(), group, &made);
         if dice.chance(60) {
             trigger(b, On::Slid(window), 3);
         }

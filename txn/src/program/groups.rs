@@ -1,0 +1,349 @@
+//! The groups of a window's active rows, and what goes along with each: how many rows it has, and what
+//! its aggregates come to.
+//!
+//! A group is a row of a table that the engine keeps, with what it takes to say all that: exact sums as two
+//! words, numbers of values that are not null, the last value. What the smallest, the largest and the
+//! first are when older rows have gone, a queue knows, of the rows that may yet become it: for the
+//! smallest, those that no later row undercuts. Queues are rows of one more table, by aggregate, group
+//! and place, each of which is the number of an active row. As each row enters a queue once, and leaves
+//! it once, a row costs the same however long the window is, taken over all; and to look costs one row.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{encode, rules, Column, DataType, Error, Result, Row, Schema, Value};
+
+use super::handler::{key_value, Abort};
+use super::owned::{lost, Held, OwnedWindow};
+use super::window::Aggregate;
+use super::Program;
+
+type Done<T> = std::result::Result<T, Abort>;
+
+/// What goes along with each group of a window's active rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupAggregate {
+    /// Its name, unique in the window.
+    pub name: Arc<str>,
+    /// What is made of the column's values. Sums and means are of ints and decimals, which are exact; a
+    /// fold is no such thing, because nothing says how a row leaves it.
+    pub of: Aggregate,
+    /// The column of the window's rows; a count may have none, and is that of all rows then.
+    pub column: Option<usize>,
+}
+
+impl GroupAggregate {
+    /// What a group's row holds of it; `nth` tells its columns from those of others.
+    pub(super) fn columns(&self, nth: usize, schema: &Schema) -> Vec<Column> {
+        let int = |part: &str| Column::new(&format!("#{nth}.{part}"), DataType::Int);
+        let Some(column) = self.column.and_then(|column| schema.columns.get(column)) else {
+            return Vec::new();
+        };
+        let mut value = Column::new(&format!("#{nth}"), column.ty.clone());
+        value.nullable = true;
+        match self.of {
+            Aggregate::Count => vec![int("count")],
+            Aggregate::Sum => vec![int("high"), int("low")],
+            Aggregate::Avg => vec![int("high"), int("low"), int("count")],
+            Aggregate::Last => vec![value],
+            Aggregate::First | Aggregate::Min | Aggregate::Max => {
+                vec![value, int("front"), int("behind")]
+            }
+            Aggregate::Fold(_) => Vec::new(),
+        }
+    }
+
+    /// How many columns these are.
+    fn width(&self) -> usize {
+        match (&self.of, self.column) {
+            (Aggregate::Fold(_), _) | (_, None) => 0,
+            (Aggregate::Count | Aggregate::Last, _) => 1,
+            (Aggregate::Sum, _) => 2,
+            _ => 3,
+        }
+    }
+
+    /// Refuses what does not go along.
+    pub(super) fn check(&self, whose: &str, schema: &Schema) -> Result<()> {
+        let wrong = |what: String| Err(Error::program(format!("{whose}: {}: {what}", self.name)));
+        if matches!(self.of, Aggregate::Fold(_)) {
+            return wrong("a fold can't go along, because nothing says how a row leaves it".into());
+        }
+        let Some(column) = self.column else {
+            return match self.of {
+                Aggregate::Count => Ok(()),
+                _ => wrong("it is made of no column".into()),
+            };
+        };
+        let Some(column) = schema.columns.get(column) else {
+            return wrong("its column is not there".into());
+        };
+        let ty = self.of.of_column(column, whose)?.ty;
+        match (&self.of, &column.ty) {
+            (Aggregate::Sum | Aggregate::Avg, DataType::Float) => {
+                let name = &column.name;
+                Err(Error::program(format!(
+                    "{whose}: {}: column '{name}' is float, whose sums are not exact: what has come and gone would be left in them",
+                    self.name
+                ))
+                .help("make it a decimal, or add its rows up yourself"))
+            }
+            _ if ty.is_none() => wrong("it has no type".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl OwnedWindow {
+    /// Refuses aggregates that can't go along.
+    pub(super) fn check_groups(&self) -> Result<()> {
+        let whose = format!("window {}", self.name);
+        let group = self.group.map(|group| &*self.schema.columns[group].name);
+        let mut names = vec!["rows"];
+        for name in group.into_iter().chain(self.aggregates.iter().map(|made| &*made.name)) {
+            if names.contains(&name) {
+                let two = match name {
+                    "rows" => "a group's 'rows' are their number".to_owned(),
+                    _ => format!("a group would have two columns named '{name}'"),
+                };
+                return Err(Error::program(format!("{whose}: {two}")).help("rename one"));
+            }
+            names.push(name);
+        }
+        self.aggregates.iter().try_for_each(|made| made.check(&whose, &self.schema))
+    }
+
+    /// The group of a row.
+    fn group_of(&self, row: &[Value]) -> Value {
+        self.group.map_or(Value::Int(0), |group| row[group].clone())
+    }
+
+    /// A group without rows, as its table holds it.
+    fn nothing(&self, group: Value) -> Vec<Value> {
+        let mut row = vec![group, Value::Int(0)];
+        for (nth, made) in self.aggregates.iter().enumerate() {
+            let columns = made.columns(nth, &self.schema);
+            row.extend(
+                columns.iter().map(|c| if c.nullable { Value::Null } else { Value::Int(0) }),
+            );
+        }
+        row
+    }
+
+    /// A group as its table holds it.
+    fn held_group(&self, held: &mut dyn Held, group: &Value) -> Done<Vec<Value>> {
+        let there = held.held(self.groups, std::slice::from_ref(group))?;
+        Ok(there.map_or_else(|| self.nothing(group.clone()), |row| row.to_vec()))
+    }
+
+    /// The row with this number is active now.
+    pub(super) fn enter(&self, held: &mut dyn Held, number: i64, row: &[Value]) -> Done<()> {
+        let mut group = self.held_group(held, &self.group_of(row))?;
+        let (head, mut rest) = group.split_at_mut(2);
+        add(&mut head[1], 1);
+        for (nth, made) in self.aggregates.iter().enumerate() {
+            let state;
+            (state, rest) = rest.split_at_mut(made.width());
+            let Some(column) = made.column else { continue };
+            match (&made.of, &row[column]) {
+                (Aggregate::Last, value) => state[0] = value.clone(),
+                (Aggregate::First, value) => {
+                    self.queue(nth, &head[0], column)
+                        .push(held, state, number, value, |_| false)?;
+                }
+                (_, Value::Null) => {}
+                (Aggregate::Min | Aggregate::Max, value) => {
+                    let largest = made.of == Aggregate::Max;
+                    let rank = rank(value);
+                    let gives_way = |there: &Value| match largest {
+                        true => self::rank(there) <= rank,
+                        false => self::rank(there) >= rank,
+                    };
+                    let queue = self.queue(nth, &head[0], column);
+                    queue.push(held, state, number, value, gives_way)?;
+                }
+                (_, value) => along(&made.of, state, value, 1),
+            }
+        }
+        held.hold(self.groups, group)
+    }
+
+    /// The row with this number is no longer active: the oldest that was.
+    pub(super) fn leave(&self, held: &mut dyn Held, number: i64, row: &[Value]) -> Done<()> {
+        let mut group = self.held_group(held, &self.group_of(row))?;
+        let (head, mut rest) = group.split_at_mut(2);
+        add(&mut head[1], -1);
+        for (nth, made) in self.aggregates.iter().enumerate() {
+            let state;
+            (state, rest) = rest.split_at_mut(made.width());
+            let Some(column) = made.column else { continue };
+            match (&made.of, &row[column]) {
+                (Aggregate::First | Aggregate::Min | Aggregate::Max, _) => {
+                    self.queue(nth, &head[0], column).drop_front(held, state, number)?;
+                }
+                // The last one goes with its group.
+                (Aggregate::Last, _) | (_, Value::Null) => {}
+                (_, value) => along(&made.of, state, value, -1),
+            }
+        }
+        match group[1] {
+            Value::Int(0) => held.let_go(self.groups, &group[..1]),
+            _ => held.hold(self.groups, group),
+        }
+    }
+
+    /// A group as its owner sees it: the group, the number of its rows, what its aggregates come to.
+    fn shown(&self, group: &[Value]) -> Done<Row> {
+        let (head, mut rest) = group.split_at(2);
+        let mut shown = head.to_vec();
+        for made in &self.aggregates {
+            let state;
+            (state, rest) = rest.split_at(made.width());
+            let ty = made.column.map(|column| &self.schema.columns[column].ty);
+            shown.push(match (&made.of, ty) {
+                (Aggregate::Sum, Some(ty)) => rules::sum_of(exact(state), ty)?,
+                (Aggregate::Avg, Some(ty)) => match int(&state[2]) {
+                    0 => Value::Null,
+                    count => rules::mean_of(exact(state), count as u64, ty),
+                },
+                (_, Some(_)) => state[0].clone(),
+                (_, None) => head[1].clone(),
+            });
+        }
+        Ok(shown.into())
+    }
+
+    fn queue<'a>(&'a self, nth: usize, group: &'a Value, column: usize) -> Queue<'a> {
+        Queue { window: self, nth: nth as i64, group, column }
+    }
+}
+
+/// The groups of a window, in order, or the one that is given, of which no row may be active: for each the
+/// group, the number of its rows, and what its aggregates come to.
+pub(crate) fn groups(
+    window: &OwnedWindow,
+    held: &mut dyn Held,
+    group: Option<&Value>,
+    program: &Program,
+) -> Done<Vec<Row>> {
+    let groups = match group {
+        None => held.all(window.groups)?.iter().map(|row| row.to_vec()).collect(),
+        Some(group) => {
+            let group = match window.group {
+                Some(column) => {
+                    let stored = rules::store(group, &window.schema.columns[column])?;
+                    key_value(stored, &program.tables[window.groups.index()])?
+                }
+                None => Value::Int(0),
+            };
+            vec![window.held_group(held, &group)?]
+        }
+    };
+    groups.iter().map(|group| window.shown(group)).collect()
+}
+
+/// Active rows of a group that are, or may become, what is asked for: the front one is.
+struct Queue<'a> {
+    window: &'a OwnedWindow,
+    nth: i64,
+    group: &'a Value,
+    column: usize,
+}
+
+impl Queue<'_> {
+    fn key(&self, place: i64) -> [Value; 3] {
+        [Value::Int(self.nth), self.group.clone(), Value::Int(place)]
+    }
+
+    /// The number of the row at a place.
+    fn number(&self, held: &mut dyn Held, place: i64) -> Done<i64> {
+        let entry = held.held(self.window.queues, &self.key(place))?;
+        Ok(int(&entry.ok_or_else(|| lost(self.window))?[3]))
+    }
+
+    /// The value of the row at a place.
+    fn value(&self, held: &mut dyn Held, place: i64) -> Done<Value> {
+        let number = self.number(held, place)?;
+        Ok(self.window.row(held, number)?[2 + self.column].clone())
+    }
+
+    /// A row comes, before which those at the end go that give way to it. The group's state is the front's
+    /// value, its place, and the place behind the last.
+    fn push(
+        &self,
+        held: &mut dyn Held,
+        state: &mut [Value],
+        number: i64,
+        value: &Value,
+        gives_way: impl Fn(&Value) -> bool,
+    ) -> Done<()> {
+        let (front, mut behind) = (int(&state[1]), int(&state[2]));
+        while behind > front && gives_way(&self.value(held, behind - 1)?) {
+            behind -= 1;
+            held.let_go(self.window.queues, &self.key(behind))?;
+        }
+        let mut entry = self.key(behind).to_vec();
+        entry.push(Value::Int(number));
+        held.hold(self.window.queues, entry)?;
+        if behind == front {
+            state[0] = value.clone();
+        }
+        state[2] = Value::Int(behind + 1);
+        Ok(())
+    }
+
+    /// A row goes, which is in front if it is here at all.
+    fn drop_front(&self, held: &mut dyn Held, state: &mut [Value], number: i64) -> Done<()> {
+        let (front, behind) = (int(&state[1]), int(&state[2]));
+        if front == behind || self.number(held, front)? != number {
+            return Ok(());
+        }
+        held.let_go(self.window.queues, &self.key(front))?;
+        state[0] = match front + 1 < behind {
+            true => self.value(held, front + 1)?,
+            false => Value::Null,
+        };
+        state[1] = Value::Int(front + 1);
+        Ok(())
+    }
+}
+
+/// The place of a value in the order of keys.
+fn rank(value: &Value) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode::value(value, &mut bytes);
+    bytes
+}
+
+/// A value that is not null comes into (1) a count, a sum or a mean, or leaves it (-1).
+fn along(of: &Aggregate, state: &mut [Value], value: &Value, sign: i64) {
+    if *of != Aggregate::Sum {
+        add(state.last_mut().expect("it has a count"), sign);
+    }
+    if *of != Aggregate::Count {
+        let more = match value {
+            Value::Int(units) | Value::Decimal(units, _) => i128::from(*units),
+            other => unreachable!("the program was checked: {other}"),
+        };
+        let sum = exact(state) + i128::from(sign) * more;
+        state[0] = Value::Int((sum >> 64) as i64);
+        state[1] = Value::Int(sum as i64);
+    }
+}
+
+/// The sum of two words, the high one first.
+fn exact(state: &[Value]) -> i128 {
+    i128::from(int(&state[0])) << 64 | i128::from(int(&state[1]) as u64)
+}
+
+fn add(value: &mut Value, more: i64) {
+    *value = Value::Int(int(value) + more);
+}
+
+fn int(value: &Value) -> i64 {
+    match value {
+        Value::Int(int) => *int,
+        other => unreachable!("the engine keeps ints here, not {other}"),
+    }
+}
