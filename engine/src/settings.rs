@@ -117,9 +117,9 @@ pub struct Settings {
     /// After an input has killed the process so often it is set aside.
     pub poison_after: u32,
     /// A call of a function that takes longer than this, in microseconds, aborts; 0 lets it take its
-    /// time. Only functions that can be interrupted obey.
-    pub deadline_us: i64,
-    /// Rows of each output stream that are kept in memory for those who follow it.
+    /// time. Only functions that can be interrupted obey. [`Settings::deadline`] is what holds.
+    pub deadline_us: Option<i64>,
+    /// Rows of each output stream that are kept for those who follow it, in memory and in each snapshot.
     pub tail_rows: usize,
     /// They take at most this many bytes, per stream.
     pub tail_bytes: usize,
@@ -185,7 +185,7 @@ impl Default for Settings {
             snapshot_us: 10_000_000,
             log_segment_bytes: 64 << 20,
             poison_after: 3,
-            deadline_us: 0,
+            deadline_us: None,
             tail_rows: 10_000,
             tail_bytes: 4 << 20,
             dlq_rows_max: 10_000,
@@ -210,7 +210,15 @@ impl Default for Settings {
     }
 }
 
+/// What a function may take where nobody has said, in microseconds.
+const DEADLINE_US: i64 = 10_000_000;
+
 impl Settings {
+    /// How long a call of a function may take, in microseconds; nothing lets it take its time.
+    pub fn deadline(&self) -> Option<i64> {
+        Some(self.deadline_us.unwrap_or(DEADLINE_US)).filter(|us| *us > 0)
+    }
+
     /// Refuses what can't work.
     pub fn check(&self) -> tidemill_core::Result<()> {
         let positive = [
@@ -238,8 +246,8 @@ impl Settings {
                 return Err(Error::setting(format!("{name} must be positive, not {value}")));
             }
         }
-        if self.deadline_us < 0 {
-            let what = format!("deadline_us may not be negative, as {} is", self.deadline_us);
+        if let Some(us) = self.deadline_us.filter(|us| *us < 0) {
+            let what = format!("deadline_us may not be negative, as {us} is");
             return Err(Error::setting(what).help("0 lets functions take their time"));
         }
         if self.log_segment_bytes < SEGMENT_BYTES_MIN {
@@ -250,5 +258,19 @@ impl Settings {
         }
         self.strategy.parse::<Strategy>()?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_have_the_deadline_that_the_guide_says() {
+        let guide = include_str!("../../docs/guide.md");
+        assert!(guide.contains("| `deadline_us` | 10,000,000 |"));
+        let said = |deadline_us| Settings { deadline_us, ..Settings::default() }.deadline();
+        assert_eq!([None, Some(0), Some(7)].map(said), [Some(10_000_000), None, Some(7)]);
+        assert!(Settings { deadline_us: Some(-1), ..Settings::default() }.check().is_err());
     }
 }

@@ -7,6 +7,7 @@
 mod attached;
 mod batches;
 mod cluster;
+mod deadline;
 mod errors;
 mod external;
 mod mill;
@@ -35,6 +36,8 @@ mod _native {
 
     #[pymodule_export]
     use super::cluster::{offer, NativeCluster, NativeWorker};
+    #[pymodule_export]
+    use super::deadline::Watched;
     #[pymodule_export]
     use super::msgpack::{packed, unpacked};
     #[pymodule_export]

@@ -10,7 +10,7 @@ use pyo3_arrow::{PyRecordBatch, PyTable};
 use serde::Serialize;
 use tidemill_core::batch::arrow_schema;
 use tidemill_core::{Batch, Error, Schema, Value};
-use tidemill_engine::{AppSpec, Mill, Reply, Summary};
+use tidemill_engine::{AppSpec, Mill, Reply, Settings, Summary};
 use tidemill_env::Env;
 use tidemill_gateway::{Gateway, Plan};
 use tidemill_txn::Program;
@@ -31,14 +31,20 @@ pub struct NativeMill {
 }
 
 /// An app, with its functions: first those of the program, then those that work outside.
-pub(crate) fn app_spec(
+pub(crate) fn app_spec(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<AppSpec> {
+    app_with(py, spec, opaques, |spec| spec.settings.deadline())
+}
+
+/// The same with another deadline, in microseconds.
+pub(crate) fn app_with(
     py: Python<'_>,
     spec: &str,
     mut opaques: Vec<Py<PyAny>>,
+    deadline_us: impl FnOnce(&AppSpec) -> Option<i64>,
 ) -> PyResult<AppSpec> {
     let mut spec: AppSpec = serde_json::from_str(spec)
         .map_err(|e| to_python(py, &Error::internal(format!("the app's JSON: {e}"))))?;
-    let has_deadline = spec.settings.deadline_us > 0;
+    let deadline_us = deadline_us(&spec);
     let AppSpec { program, externals, .. } = &mut spec;
     for external in externals.iter_mut().rev() {
         let answers = program.streams.iter().find(|s| *s.spec.name == *external.answers);
@@ -47,7 +53,7 @@ pub(crate) fn app_spec(
         let answers = answers.spec.schema.clone();
         external.outside = Some(Arc::new(PyOutside { function, answers }));
     }
-    spec.program.opaques = functions(opaques, &spec.program, has_deadline);
+    spec.program.opaques = functions(opaques, &spec.program, deadline_us);
     Ok(spec)
 }
 
@@ -240,7 +246,7 @@ pub fn bench(
     let opaques = match program {
         Some(json) => {
             let program = Program::from_json(json).map_err(|e| to_python(py, &e))?;
-            functions(opaques, &program, false)
+            functions(opaques, &program, Settings::default().deadline())
         }
         None => Vec::new(),
     };

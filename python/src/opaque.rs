@@ -14,6 +14,7 @@ use tidemill_txn::program::{Abort, AbortKind, EventBatch, Opaque, Tx};
 use tidemill_txn::Program;
 
 use crate::attached::attached;
+use crate::deadline::Timed;
 use crate::shapes::Shapes;
 use crate::transaction::NativeTx;
 use crate::values::{to_python, to_tuple};
@@ -23,20 +24,24 @@ use crate::values::{to_python, to_tuple};
 pub struct PyOpaque {
     function: Py<PyAny>,
     shapes: Arc<Shapes>,
-    has_deadline: bool,
+    /// How long a call may take, in microseconds.
+    deadline_us: Option<i64>,
 }
 
-/// The opaque functions of a program; with a deadline a call may be overdue.
+/// The opaque functions of a program; with a deadline a call may be overdue. What a trigger takes is of the
+/// time of whoever has set it off.
 pub fn functions(
     opaques: Vec<Py<PyAny>>,
     program: &Program,
-    has_deadline: bool,
+    deadline_us: Option<i64>,
 ) -> Vec<Arc<dyn Opaque>> {
     let shapes = Arc::new(Shapes::of(program));
-    let function = |function| {
-        Arc::new(PyOpaque { function, shapes: shapes.clone(), has_deadline }) as Arc<dyn Opaque>
+    let function = |(number, function)| {
+        let is_trigger = program.triggers.iter().any(|trigger| trigger.function == number);
+        let deadline_us = deadline_us.filter(|_| !is_trigger);
+        Arc::new(PyOpaque { function, shapes: shapes.clone(), deadline_us }) as Arc<dyn Opaque>
     };
-    opaques.into_iter().map(function).collect()
+    opaques.into_iter().enumerate().map(function).collect()
 }
 
 /// What a coroutine returns that waits for nothing from outside.
@@ -70,7 +75,6 @@ pub fn kind(name: &str) -> AbortKind {
     match name {
         "refused" => AbortKind::Refused,
         "fault" => AbortKind::Fault,
-        "overdue" => AbortKind::Overdue,
         _ => AbortKind::Raised,
     }
 }
@@ -174,21 +178,28 @@ impl PyOpaque {
             running.get().begin(tx, &self.shapes);
             let begun = Begun(Some(running.get()));
             let function = self.function.bind(py);
-            let outcome = given(py).and_then(|given| match method {
+            let given = given(py);
+            let timed = match self.deadline_us {
+                Some(limit_us) => Timed::begin(py, limit_us).map_err(raised)?,
+                None => None,
+            };
+            let outcome = given.and_then(|given| match method {
                 None => function.call1((given, &running)),
                 Some(method) => function.call_method1(method, (given, &running)),
             });
+            let is_overdue = timed.is_some_and(|timed| timed.end(py));
             let abort = begun.end();
             spare(running);
             let outcome = outcome.and_then(|outcome| match outcome.is_none() {
                 true => Ok(None),
                 false => outcome.extract::<(String, String)>().map(Some),
             });
+            if let Some(limit_us) = self.deadline_us.filter(|_| is_overdue) {
+                // Whatever it came to: how far it had come is the machine's business.
+                let reason = format!("the function took longer than {limit_us} microseconds");
+                return Err(Abort { kind: AbortKind::Overdue, reason });
+            }
             match (outcome, abort) {
-                // How far it had come is the machine's business.
-                (Ok(Some((overdue, reason))), _) if overdue == "overdue" => {
-                    Err(Abort { kind: AbortKind::Overdue, reason })
-                }
                 // The first abort counts, whatever the function has made of it.
                 (_, Some(abort)) => Err(abort),
                 (Ok(Some((why, reason))), None) => Err(Abort { kind: kind(&why), reason }),
@@ -201,7 +212,7 @@ impl PyOpaque {
 
 impl Opaque for PyOpaque {
     fn may_be_overdue(&self) -> bool {
-        self.has_deadline
+        self.deadline_us.is_some()
     }
 
     fn has_one_lock(&self) -> bool {

@@ -17,7 +17,7 @@ use crate::opaque::functions;
 /// The program of a spec's JSON, with its opaque functions.
 fn program(py: Python<'_>, json: &str, opaques: Vec<Py<PyAny>>) -> PyResult<Program> {
     let mut program = Program::from_json(json).map_err(|e| to_python(py, &e))?;
-    program.opaques = functions(opaques, &program, false);
+    program.opaques = functions(opaques, &program, None);
     Ok(program)
 }
 

@@ -16,7 +16,7 @@ use tidemill_txn::program::{Abort, AbortKind, Aggregate, Tx, Window, WindowId};
 
 use crate::attached::attached;
 use crate::errors::to_python as raised;
-use crate::mill::app_spec;
+use crate::mill::app_with;
 use crate::msgpack;
 use crate::opaque::{keep, kind, running, sent, spare, waits_outside};
 use crate::shapes::{FunctionShape, Shapes};
@@ -350,7 +350,9 @@ pub fn app_functions(
     spec: &str,
     opaques: Vec<Py<PyAny>>,
 ) -> PyResult<(AppSpec, Arc<AppFunctions>)> {
-    let spec = app_spec(py, spec, opaques.iter().map(|opaque| opaque.clone_ref(py)).collect())?;
+    let given = opaques.iter().map(|opaque| opaque.clone_ref(py)).collect();
+    // A clock's verdict is nowhere recorded there.
+    let spec = app_with(py, spec, given, |_| None)?;
     let mut shapes = Shapes::of(&spec.program);
     let program = &spec.program;
     shapes.functions.resize_with(program.handlers.len(), || None);

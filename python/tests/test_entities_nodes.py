@@ -697,6 +697,17 @@ def test_what_does_not_run_on_several_processes(
     assert str(caught.value.at).rsplit("/", 1)[-1] == marked_line(define)
 
 
+def test_only_a_deadline_that_was_set_is_refused(ledger: Ledger) -> None:
+    def on_nodes(**settings: int) -> None:
+        spec, opaques = ledger.app.spec(settings, keep_all=True, push=True)
+        _native.run_nodes(json.dumps(spec), opaques, [], 2, 1, 1)
+
+    with pytest.raises(tm.SettingError, match="several processes have no deadline"):
+        on_nodes(deadline_us=10_000_000)
+    on_nodes()
+    on_nodes(deadline_us=0)
+
+
 def test_functions_that_ask_for_more_than_nodes_have() -> None:
     app = tm.App("asks")
     one = app.entity("one", key="id", ordered=True, id=int, n=tm.column(int, default=0))

@@ -445,10 +445,8 @@ class OpaqueFunction(OpaqueCall):
     """A function of an entity in the form that the engine calls: key and parameters are the columns
     of the event."""
 
-    def __init__(
-        self, function: Callable[..., Any], handler: Handler, app: App, deadline_us: int = 0
-    ) -> None:
-        super().__init__(function, handler, app, deadline_us)
+    def __init__(self, function: Callable[..., Any], handler: Handler) -> None:
+        super().__init__(function, handler)
         assert isinstance(handler, Function)
         self.called = handler
 

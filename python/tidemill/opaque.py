@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from tidemill import _native
 from tidemill.context import local
-from tidemill.deadline import WATCH, Overdue
+from tidemill.deadline import Overdue
 from tidemill.errors import Abort, Error, Fault, LookupFailed, ProgramError
 from tidemill.owned import SLIDE, OwnedWindow
 from tidemill.source import here, raised_at
@@ -31,7 +31,6 @@ from tidemill.types import MISSING
 from tidemill.window import Over, Window, checked, plain, result_type
 
 if TYPE_CHECKING:
-    from tidemill.app import App
     from tidemill.entity import Graph
     from tidemill.external import External
     from tidemill.remote import Calls
@@ -224,25 +223,15 @@ class OpaqueHandler:
     """A user's function in the form that the engine calls: event and transaction in, nothing or
     (kind, reason) of an abort out."""
 
-    def __init__(
-        self, function: Callable[..., Any], handler: Handler, app: App, deadline_us: int = 0
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], handler: Handler) -> None:
         self.names = handler.input.schema.names
         self.output = handler if handler.has_output else None
-        self._prepare(function, handler.name, handler.emits, app, deadline_us)
+        self._prepare(function, handler.name, handler.emits)
 
-    def _prepare(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        emits: Iterable[Stream],
-        app: App,
-        deadline_us: int,
-    ) -> None:
+    def _prepare(self, function: Callable[..., Any], name: str, emits: Iterable[Stream]) -> None:
         self.function = function
         self.name = name
         self.emits = set(emits)
-        self.deadline_us = deadline_us
 
     def __call__(self, event: tuple[object, ...], running: Running) -> tuple[str, str] | None:
         """Runs one transaction."""
@@ -253,23 +242,6 @@ class OpaqueHandler:
         return Event(self.names, values)
 
     def _run(self, running: Running, *given: object) -> tuple[str, str] | None:
-        if not self.deadline_us:
-            return self._transact(running, *given)
-        outcome, call = None, WATCH.begin(self.deadline_us / 1e6)
-        try:
-            try:
-                outcome = self._transact(running, *given)
-            finally:
-                WATCH.end(call)
-        except Overdue:
-            # It came while the call was ending.
-            WATCH.end(call)
-        if call.fired:
-            # Whatever it came to: how far it had come is the machine's business.
-            return "overdue", f"the function took longer than {self.deadline_us} microseconds"
-        return outcome
-
-    def _transact(self, running: Running, *given: object) -> tuple[str, str] | None:
         running.handler, running.graph = self, None
         outer, local.transaction = local.transaction, running
         # A copy: whatever a function sets in it is gone with its transaction.
@@ -343,9 +315,9 @@ class OpaqueTrigger(OpaqueHandler):
     """A trigger in the form that the engine calls. The deadline is that of the function which has
     set it off."""
 
-    def __init__(self, trigger: Trigger, app: App) -> None:
+    def __init__(self, trigger: Trigger) -> None:
         self.output = None
-        self._prepare(trigger.function, trigger.name, trigger.emits, app, 0)
+        self._prepare(trigger.function, trigger.name, trigger.emits)
         self.on = trigger.on
         self.of_window: tuple[str, ...] = SLIDE
         if isinstance(self.on, OwnedWindow) and trigger.changes == ("insert",):

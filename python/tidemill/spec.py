@@ -22,7 +22,6 @@ def spec(
     """The app as the engine reads it, and its functions, by number."""
     handlers: list[Json] = []
     opaques: list[Any] = []
-    deadline_us = int(settings.get("deadline_us", 0))
     share_emits(app)
     for handler in app.handlers:
         handlers.append(handler.handler_json(len(opaques)))
@@ -32,11 +31,11 @@ def spec(
                 kind = OpaqueFunction
             elif handler.is_procedure or handler.called:
                 kind = OpaqueProcedure if handler.is_procedure else OpaqueCall
-            opaques.append(kind(handler.function, handler, app, deadline_us))
+            opaques.append(kind(handler.function, handler))
     triggers = []
     for trigger in app.triggers:
         triggers.append(trigger.json(len(opaques)))
-        opaques.append(OpaqueTrigger(trigger, app))
+        opaques.append(OpaqueTrigger(trigger))
     externals = []
     for external in app.externals:
         externals.append(external.external_json(len(opaques)))

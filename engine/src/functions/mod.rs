@@ -498,7 +498,7 @@ fn refused(spec: &AppSpec) -> Result<()> {
     if let Some(external) = spec.externals.first() {
         return refuse(format!("table {} asks for work outside", external.outbox), &external.at);
     }
-    if spec.settings.deadline_us > 0 {
+    if spec.settings.deadline_us.is_some_and(|us| us > 0) {
         return Err(Error::setting("deadline_us is set: several processes have no deadline yet")
             .help("leave it out, or run the app in one process"));
     }

@@ -1,0 +1,128 @@
+//! Calls of functions under a deadline.
+//!
+//! Calls come and go far more often than one takes too long, so a call tells nobody: it leaves its number where
+//! a thread of the package's (`deadline.py`) looks now and then. When one number has been there for too
+//! long, that thread interrupts the function, again and again until it returns.
+
+use std::cell::{Cell, OnceCell};
+use std::os::raw::c_long;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::Arc;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+/// What runs on a thread. The lock of the interpreter is held wherever the state changes, but where the thread
+/// ends.
+struct Slot {
+    /// As the interpreter names it.
+    thread: c_long,
+    /// Twice the number of the call that runs, and one more when it has been interrupted; or one of those
+    /// below.
+    state: AtomicU64,
+    limit_us: AtomicI64,
+}
+
+/// No call runs.
+const IDLE: u64 = 0;
+
+/// The thread has ended.
+const GONE: u64 = 1;
+
+/// What runs on a thread, as the package looks at it.
+#[pyclass(frozen, name = "Watched", module = "tidemill._native")]
+pub struct Watched(Arc<Slot>);
+
+#[pymethods]
+impl Watched {
+    /// The number of the call that runs, and how long it may, in microseconds.
+    fn running(&self) -> Option<(u64, i64)> {
+        let state = self.0.state.load(Ordering::Acquire);
+        (state > GONE).then(|| (state / 2, self.0.limit_us.load(Ordering::Relaxed)))
+    }
+
+    /// How long calls may run, in microseconds; nothing when none comes any more.
+    fn limit(&self) -> Option<i64> {
+        let is_gone = self.0.state.load(Ordering::Acquire) == GONE;
+        (!is_gone).then(|| self.0.limit_us.load(Ordering::Relaxed))
+    }
+
+    /// Raises an exception in the call with this number, if it still runs.
+    fn interrupt(&self, call: u64, error: &Bound<'_, PyType>) {
+        let (running, interrupted) = (call * 2, call * 2 + 1);
+        let (set, see) = (Ordering::AcqRel, Ordering::Acquire);
+        let state = &self.0.state;
+        let was = state.compare_exchange(running, interrupted, set, see).unwrap_or_else(|was| was);
+        if was == running || was == interrupted {
+            // SAFETY: the lock is held, so the call can't end before, and what is pending it takes away.
+            unsafe { ffi::PyThreadState_SetAsyncExc(self.0.thread, error.as_ptr()) };
+        }
+    }
+}
+
+/// A thread's own.
+struct Own {
+    slot: Arc<Slot>,
+    calls: Cell<u64>,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.slot.state.store(GONE, Ordering::Release);
+    }
+}
+
+thread_local!(static OWN: OnceCell<Own> = const { OnceCell::new() });
+
+impl Own {
+    fn new(py: Python<'_>) -> PyResult<Own> {
+        let thread = py.import("threading")?.call_method0("get_ident")?.extract::<u64>()? as c_long;
+        let (state, limit_us) = (AtomicU64::new(IDLE), AtomicI64::new(0));
+        Ok(Own { slot: Arc::new(Slot { thread, state, limit_us }), calls: Cell::new(0) })
+    }
+}
+
+/// A call that runs under a deadline, until it is dropped at the latest.
+pub struct Timed(Arc<Slot>);
+
+impl Timed {
+    /// A call of this thread begins, and may run so long. Not one that another one makes: its time is the
+    /// other's.
+    pub fn begin(py: Python<'_>, limit_us: i64) -> PyResult<Option<Timed>> {
+        OWN.with(|own| {
+            if own.get().is_none() {
+                let made = Own::new(py)?;
+                own.get_or_init(|| made);
+            }
+            let Own { slot, calls } = own.get().expect("it was made");
+            if slot.state.load(Ordering::Relaxed) != IDLE {
+                return Ok(None);
+            }
+            if slot.limit_us.swap(limit_us, Ordering::Relaxed) != limit_us {
+                let watch = py.import("tidemill.deadline")?.getattr("WATCH")?;
+                watch.call_method1("look", (Bound::new(py, Watched(slot.clone()))?,))?;
+            }
+            calls.set(calls.get() + 1);
+            slot.state.store(calls.get() * 2, Ordering::Release);
+            Ok(Some(Timed(slot.clone())))
+        })
+    }
+
+    /// The call has ended; whether it was interrupted. `_py` says that the lock is held.
+    pub fn end(self, _py: Python<'_>) -> bool {
+        let state = self.0.state.swap(IDLE, Ordering::AcqRel);
+        let is_overdue = state != IDLE && state % 2 == 1;
+        if is_overdue {
+            // SAFETY: the lock is held, and it is this thread.
+            unsafe { ffi::PyThreadState_SetAsyncExc(self.0.thread, std::ptr::null_mut()) };
+        }
+        is_overdue
+    }
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        self.0.state.store(IDLE, Ordering::Release);
+    }
+}
