@@ -17,7 +17,7 @@ use crate::changes::{counted, Change, Found};
 use crate::convert::{names_of, Columns, Owner};
 use crate::counts::Counts;
 use crate::fingerprint::forget_lines;
-use crate::internal::{DlqFacts, Facts, Internal, OutletFacts, SinkFacts, SourceFacts};
+use crate::internal::{Facts, Internal, OutletFacts, RingFacts, SinkFacts, SourceFacts};
 use crate::outlets::{dead_schema, sink_keys, Outlets};
 use crate::stored::Stored;
 
@@ -42,7 +42,7 @@ pub(crate) fn carry(
     };
     carry.sources = carry.new_sources();
     let sources = carry.places();
-    let (parked, dlq) = carry.events(internal);
+    let (parked, rings) = carry.events(internal);
     let watermarks = carry.watermarks()?;
     let counts = carry.counts(&parked);
     let sinks = carry.sinks(env, to)?;
@@ -60,7 +60,7 @@ pub(crate) fn carry(
         outlets,
         sinks,
     };
-    Ok((Internal { facts, parked, dlq }, carry.found))
+    Ok((Internal { facts, parked, rings }, carry.found))
 }
 
 struct Carry<'a> {
@@ -146,21 +146,22 @@ impl<'a> Carry<'a> {
         Position { time_us: at.time_us, source, offset }
     }
 
-    /// What waits for its watermark, and what is kept of late and bad events; and what is different
-    /// about streams.
-    fn events(&mut self, internal: &Internal) -> (Vec<Run>, Vec<DlqFacts>) {
-        let (mut parked, mut dlq) = (Vec::new(), Vec::new());
+    /// What waits for its watermark, and what is kept of late and bad events and of outputs; and what is
+    /// different about streams.
+    fn events(&mut self, internal: &Internal) -> (Vec<Run>, Vec<RingFacts>) {
+        let (mut parked, mut rings) = (Vec::new(), Vec::new());
         for (index, old) in self.from.streams.iter().enumerate() {
             if is_output(old) {
                 self.output(old);
+                rings.extend(self.followed(old, internal));
                 continue;
             }
             let id = StreamId(index as u16);
             let (name, is_input) = (&*old.spec.name, old.origin == Origin::Input);
-            let late = internal.dlq.iter().find(|facts| facts.stream == format!("{name}.late"));
-            let dead = internal.dlq.iter().find(|facts| facts.stream == format!("{name}.dead"));
-            let kept = |dlq: Option<&DlqFacts>| {
-                dlq.map_or(0, |facts| facts.batches.iter().map(|b| b.len() as u64).sum::<u64>())
+            let late = internal.rings.iter().find(|facts| facts.stream == format!("{name}.late"));
+            let dead = internal.rings.iter().find(|facts| facts.stream == format!("{name}.dead"));
+            let kept = |facts: Option<&RingFacts>| {
+                facts.map_or(0, |facts| facts.batches.iter().map(|b| b.len() as u64).sum::<u64>())
             };
             let runs = internal.parked.iter().filter(|run| run.stream == id);
             let waiting: u64 = runs.clone().map(|run| run.offsets.len() as u64).sum();
@@ -200,7 +201,7 @@ impl<'a> Carry<'a> {
                     true => columns.clone(),
                     false => Columns::by_name(&dead_schema(), &dead_schema()),
                 };
-                dlq.push(self.ring(facts, &mut columns));
+                rings.push(self.ring(facts, &mut columns));
             }
         }
         for (index, new) in self.to.streams.iter().enumerate() {
@@ -229,7 +230,7 @@ impl<'a> Carry<'a> {
             }
         }
         parked.retain(|run| !run.offsets.is_empty());
-        (parked, dlq)
+        (parked, rings)
     }
 
     fn added(&mut self, stream: &Stream) {
@@ -254,6 +255,16 @@ impl<'a> Carry<'a> {
             }
             Some(_) => {}
         }
+    }
+
+    /// The last rows of an output whose columns are what they were. Of others those who follow them begin
+    /// anew, as of rows that are kept no more.
+    fn followed(&self, old: &Stream, internal: &Internal) -> Option<RingFacts> {
+        let is_same = |new: &&Stream| {
+            is_output(new) && new.spec.name == old.spec.name && new.spec.schema == old.spec.schema
+        };
+        self.to.streams.iter().find(is_same)?;
+        internal.rings.iter().find(|facts| facts.stream == *old.spec.name).cloned()
     }
 
     /// A run, on its new source and stream; `None` when its source has gone.
@@ -340,8 +351,8 @@ impl<'a> Carry<'a> {
 
     /// The last rows of a late or dead-letter stream; none of them when one has no place in the new
     /// columns.
-    fn ring(&mut self, facts: &DlqFacts, columns: &mut Columns) -> DlqFacts {
-        let DlqFacts { stream, next, batches } = facts;
+    fn ring(&mut self, facts: &RingFacts, columns: &mut Columns) -> RingFacts {
+        let RingFacts { stream, next, batches } = facts;
         let schema = columns.to().clone();
         let batches: Vec<Batch> = match columns.is_same() {
             true => batches.clone(),
@@ -363,7 +374,7 @@ impl<'a> Carry<'a> {
             let change = Change::new("stream", "changed", stream, upgrade);
             self.found.push(change.loses(true));
         }
-        DlqFacts { stream: stream.clone(), next: *next, batches }
+        RingFacts { stream: stream.clone(), next: *next, batches }
     }
 
     /// Where the time of an input stream comes from.

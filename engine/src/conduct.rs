@@ -633,7 +633,7 @@ impl Driver {
         };
         Some(Box::new(Capture {
             is_whole: changed.iter().zip(&*tables).all(is_all),
-            internal: Internal { facts, parked: state.parked, dlq: Vec::new() },
+            internal: Internal { facts, parked: state.parked, rings: Vec::new() },
             changed,
             input_next: 0,
             cut_next: 0,

@@ -299,7 +299,7 @@ impl Delivery {
             let shared = self.shared.clone();
             let mut rings = shared.rings.lock();
             events.iter().for_each(|(stream, batch)| rings.push(stream, batch));
-            let dlq = capture.is_some().then(|| rings.facts());
+            let kept = capture.is_some().then(|| rings.facts());
             drop(rings);
             // Outputs may have to wait for room, and nobody else with them.
             for (stream, batch) in &events {
@@ -333,7 +333,7 @@ impl Delivery {
             if let (Some(mut capture), Some(keeper)) = (capture, &self.keeper) {
                 // Before the manifest is written: what is in the snapshot is never computed again.
                 capture.internal.facts.sinks = self.outlets.sync()?;
-                capture.internal.dlq = dlq.unwrap_or_default();
+                capture.internal.rings = kept.unwrap_or_default();
                 keeper.take(capture);
             }
         }

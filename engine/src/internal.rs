@@ -4,9 +4,9 @@
 //! The bytes: a version (u16), then the length (u32) and JSON of everything but parked events, then
 //! these: number of runs (u32), each with stream (u16), source (u32), whether it was admitted (u8)
 //! and then watermark (time, source, offset) and epoch, number of events (u32), offsets, times,
-//! columns; then (since version 2) the rows of dead-letter and late streams: number of streams (u32),
-//! each with its name, the number behind its last row (u64), number of batches (u32), each with number of
-//! rows (u32) and columns.
+//! columns; then (since version 2) the last rows of dead-letter and late streams and (since version 3) of
+//! outputs: number of streams (u32), each with its name, the number behind its last row (u64), number of
+//! batches (u32), each with number of rows (u32) and columns.
 
 use std::collections::BTreeMap;
 
@@ -18,25 +18,25 @@ use tidemill_core::wire::{
 };
 use tidemill_core::{Batch, Error, Position, Result, SourceId, StreamId};
 use tidemill_txn::order::{Run, SequencerState};
-use tidemill_txn::program::Program;
+use tidemill_txn::program::{Origin, Program, Stream};
 
 use crate::counts::Counts;
 use crate::outlets::dead_schema;
 
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 /// The state of an engine after a cut, without its tables.
 #[derive(Clone, Debug)]
 pub(crate) struct Internal {
     pub(crate) facts: Facts,
     pub(crate) parked: Vec<Run>,
-    /// The last rows of dead-letter and late streams.
-    pub(crate) dlq: Vec<DlqFacts>,
+    /// The last rows of dead-letter and late streams, and of outputs.
+    pub(crate) rings: Vec<RingFacts>,
 }
 
-/// What is kept of a dead-letter or late stream.
+/// What is kept of the last rows of a stream.
 #[derive(Clone, Debug)]
-pub(crate) struct DlqFacts {
+pub(crate) struct RingFacts {
     pub(crate) stream: String,
     /// The number behind its last row.
     pub(crate) next: u64,
@@ -128,8 +128,8 @@ impl Internal {
             run.times.iter().for_each(|time| put_u64(*time as u64, &mut out));
             put_columns(&run.batch, &mut out);
         }
-        put_u32(self.dlq.len() as u32, &mut out);
-        for DlqFacts { stream, next, batches } in &self.dlq {
+        put_u32(self.rings.len() as u32, &mut out);
+        for RingFacts { stream, next, batches } in &self.rings {
             put_bytes(stream.as_bytes(), &mut out);
             put_u64(*next, &mut out);
             put_u32(batches.len() as u32, &mut out);
@@ -158,12 +158,12 @@ impl Internal {
         let facts = take_bytes(&mut input).ok_or_else(damaged)?;
         let facts: Facts = serde_json::from_slice(facts).map_err(|_| damaged())?;
         let parked = take_parked(program, &mut input).ok_or_else(damaged)?;
-        let dlq = match version {
+        let rings = match version {
             1 => Some(Vec::new()),
-            _ => take_dlq(program, &mut input),
+            _ => take_rings(program, &mut input),
         };
-        let dlq = dlq.filter(|_| input.is_empty()).ok_or_else(damaged)?;
-        Ok(Internal { facts, parked, dlq })
+        let rings = rings.filter(|_| input.is_empty()).ok_or_else(damaged)?;
+        Ok(Internal { facts, parked, rings })
     }
 }
 
@@ -189,16 +189,17 @@ fn take_parked(program: &Program, input: &mut &[u8]) -> Option<Vec<Run>> {
     Some(parked)
 }
 
-fn take_dlq(program: &Program, input: &mut &[u8]) -> Option<Vec<DlqFacts>> {
-    let mut dlq = Vec::new();
+fn take_rings(program: &Program, input: &mut &[u8]) -> Option<Vec<RingFacts>> {
+    let mut rings = Vec::new();
     for _ in 0..take_u32(input)? {
         let (stream, next) = (take_text(input)?.to_owned(), take_u64(input)?);
-        let schema = match stream.strip_suffix(".late") {
-            None => dead_schema(),
-            Some(name) => {
-                let of = program.streams.iter().find(|s| &*s.spec.name == name)?;
-                of.spec.schema.clone()
-            }
+        let named = |name: &str| program.streams.iter().find(|s| &*s.spec.name == name);
+        let is_output =
+            |stream: &&Stream| !matches!(stream.origin, Origin::Input | Origin::Derived { .. });
+        let schema = match (named(&stream).filter(is_output), stream.strip_suffix(".late")) {
+            (Some(output), _) => output.spec.schema.clone(),
+            (None, Some(name)) => named(name)?.spec.schema.clone(),
+            (None, None) => dead_schema(),
         };
         let mut batches = Vec::new();
         let mut held = 0u64;
@@ -208,7 +209,7 @@ fn take_dlq(program: &Program, input: &mut &[u8]) -> Option<Vec<DlqFacts>> {
             held += rows as u64;
         }
         (held <= next).then_some(())?;
-        dlq.push(DlqFacts { stream, next, batches });
+        rings.push(RingFacts { stream, next, batches });
     }
-    Some(dlq)
+    Some(rings)
 }

@@ -313,7 +313,7 @@ impl<'a> Replay<'a> {
                 serial = serial.after(self.facts.seq);
                 outlets.resume(&self.facts.outlets);
                 let parked = std::mem::take(&mut self.parked);
-                let internal = Internal { facts: self.facts.clone(), parked, dlq: Vec::new() };
+                let internal = Internal { facts: self.facts.clone(), parked, rings: Vec::new() };
                 Sequencer::restore(program.clone(), internal.sequencer())?
             }
         };

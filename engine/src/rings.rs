@@ -9,7 +9,7 @@ use tidemill_core::{Batch, Schema};
 use tidemill_txn::program::{Origin, Program};
 
 use crate::clients::Kept;
-use crate::internal::{DlqFacts, Internal};
+use crate::internal::{Internal, RingFacts};
 use crate::outlets::dead_schema;
 use crate::requests::is_hidden;
 use crate::settings::Settings;
@@ -17,7 +17,7 @@ use crate::settings::Settings;
 /// The last rows of a stream. They are numbered from 0, from the first start of the app on.
 pub(crate) struct Ring {
     pub(crate) schema: Arc<Schema>,
-    /// It is kept over restarts.
+    /// It is of a dead-letter or late stream.
     is_dlq: bool,
     rows_max: usize,
     bytes_max: usize,
@@ -164,12 +164,12 @@ impl Rings {
         self.by_name.iter().map(|(name, ring)| (name.clone(), ring.schema.clone())).collect()
     }
 
-    /// Goes on behind a snapshot.
+    /// Goes on behind a snapshot, which may be one that has no rows of outputs yet.
     pub(crate) fn resume(&mut self, internal: &Internal) {
         for (name, ring) in &mut self.by_name {
             ring.next = internal.facts.outlets.get(name).map_or(0, |facts| facts.rows);
         }
-        for facts in &internal.dlq {
+        for facts in &internal.rings {
             let Some(ring) = self.by_name.get_mut(&facts.stream) else { continue };
             ring.next = facts.next - facts.batches.iter().map(|b| b.len() as u64).sum::<u64>();
             facts.batches.iter().for_each(|batch| ring.push(batch.clone()));
@@ -189,14 +189,16 @@ impl Rings {
         had.map(|(name, ring)| (&**name, ring))
     }
 
-    /// What a snapshot keeps of them.
-    pub(crate) fn facts(&self) -> Vec<DlqFacts> {
-        let facts = |(stream, ring): (&str, &Ring)| DlqFacts {
-            stream: stream.to_owned(),
+    /// What a snapshot keeps of them: as much as is here, so that whoever follows a stream goes on after a
+    /// restart wherever he could have gone on before.
+    pub(crate) fn facts(&self) -> Vec<RingFacts> {
+        let had = self.by_name.iter().filter(|(_, ring)| ring.next > 0);
+        let facts = |(stream, ring): (&String, &Ring)| RingFacts {
+            stream: stream.clone(),
             next: ring.next,
             batches: ring.batches.iter().map(|(batch, _)| batch.clone()).collect(),
         };
-        self.dlq().map(facts).collect()
+        had.map(facts).collect()
     }
 }
 
@@ -241,5 +243,46 @@ mod tests {
         }
         rings.push("s.late", &batch(next, 1 << 20));
         assert!(rings.by_name["s.late"].bytes < 4096, "no large batch is held by its end");
+    }
+
+    #[test]
+    fn a_snapshot_has_what_is_there_and_nothing_else() {
+        use crate::internal::Facts;
+        let mut b = Builder::new("app");
+        let x = || vec![Column::new("x", DataType::Int)];
+        b.stream("s", x());
+        // Named as a late stream might be.
+        b.emitted("out.late", x());
+        b.emitted("none", x());
+        let program = b.finish().unwrap();
+        let limits = Settings { tail_rows: 10, dlq_rows_max: 5, ..Settings::default() };
+        let mut rings = Rings::new(&program, &limits);
+        let mut facts = Facts::default();
+        for (from, rows) in [(0, 7), (7, 1), (8, 6)] {
+            rings.push("out.late", &batch(from, rows));
+            rings.push("s.late", &batch(from, rows));
+        }
+        let rows = |rings: &Rings, stream: &str| -> (u64, u64, Vec<Value>) {
+            let Kept { first, next, rows } =
+                rings.by_name[stream].kept(rings.by_name[stream].first(), 100);
+            let rows =
+                rows.iter().flat_map(|(_, batch)| (0..batch.len()).map(|n| batch.value(0, n)));
+            (first, next, rows.collect())
+        };
+        assert_eq!(rows(&rings, "out.late").0, 4);
+        facts.outlets.entry("out.late".into()).or_default().rows = 14;
+        let internal = Internal { facts, parked: Vec::new(), rings: rings.facts() };
+        let bytes = internal.encode();
+        let internal = Internal::decode(&program, &bytes).unwrap();
+        let mut again = Rings::new(&program, &limits);
+        again.resume(&internal);
+        for stream in ["out.late", "s.late", "none"] {
+            assert_eq!(rows(&again, stream), rows(&rings, stream), "{stream}");
+        }
+        // Whoever keeps less has the last of them.
+        let mut fewer = Rings::new(&program, &Settings { tail_rows: 3, ..limits });
+        fewer.resume(&internal);
+        assert_eq!(rows(&fewer, "out.late"), (11, 14, [11, 12, 13].map(Value::Int).to_vec()));
+        assert!((0..bytes.len()).all(|n| Internal::decode(&program, &bytes[..n]).is_err()));
     }
 }

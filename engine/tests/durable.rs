@@ -11,7 +11,9 @@ use std::sync::Arc;
 use random::{Dice, Shape};
 use serde_json::json;
 use tidemill_core::{Batch, Error, Kind, Row, Schema, Value};
-use tidemill_engine::{AppSpec, Mill, Recovery, Settings, SinkDecl, SourceDecl, Summary};
+use tidemill_engine::{
+    App, AppSpec, Kept, Mill, Recovery, Settings, SinkDecl, SourceDecl, Summary,
+};
 use tidemill_env::Env;
 use tidemill_sim::{SimDisk, SimEnv};
 use tidemill_txn::program::Program;
@@ -139,6 +141,9 @@ fn settings(dice: &mut Dice, durable: bool) -> Settings {
         snapshot_us: if dice.chance(50) { 1 } else { 1_000_000_000 },
         log_segment_bytes: 1 << 16,
         recovery: if durable && dice.chance(30) { Recovery::Strong } else { Recovery::Weak },
+        tail_rows: 7,
+        // In memory streams can be followed where clients are.
+        http_port: (!durable).then_some(0),
         ..Settings::default()
     }
 }
@@ -152,6 +157,8 @@ struct Seen {
     /// Of the tables and of the versions that they keep.
     state_hash: String,
     events: u64,
+    /// The last rows of each stream, for whoever follows it: the first one's number, and the next one's.
+    kept: Vec<(String, u64, u64, Vec<Row>)>,
 }
 
 fn seen(case: &Case, mill: &Mill, summary: &Summary, env: &Env) -> Seen {
@@ -164,7 +171,18 @@ fn seen(case: &Case, mill: &Mill, summary: &Summary, env: &Env) -> Seen {
         std::io::Read::read_to_string(&mut open, &mut text).unwrap();
         (path.display().to_string(), text)
     });
+    // In which order bad events of several sources come is a matter of cuts.
+    let streams = mill.streams().into_iter().filter(|(name, _)| !name.ends_with(".dead"));
+    let kept = streams.map(|(stream, _)| {
+        let first = mill.kept(&stream, 0, 0).unwrap().first;
+        let Kept { first, next, rows } = mill.kept(&stream, first, usize::MAX).unwrap();
+        let rows: Vec<Row> =
+            rows.iter().flat_map(|(_, batch)| batch.rows()).map(Row::from).collect();
+        assert_eq!(rows.len() as u64, next - first, "{stream}");
+        (stream, first, next, rows)
+    });
     Seen {
+        kept: kept.collect(),
         tables,
         files: files.collect(),
         output_hash: summary.output_hash.clone(),
@@ -182,6 +200,11 @@ fn same(again: &Seen, whole: &Seen, seed: u64) {
         assert!(text == expected, "seed {seed}: {name} differs: {n} lines, not {m}");
     }
     assert_eq!(again.state_hash, whole.state_hash, "seed {seed}: versions differ");
+    for (again, whole) in again.kept.iter().zip(&whole.kept) {
+        let numbers = |kept: &(String, u64, u64, Vec<Row>)| (kept.0.clone(), kept.1, kept.2);
+        assert_eq!(numbers(again), numbers(whole), "seed {seed}: other rows can be followed");
+        assert!(again == whole, "seed {seed}: what can be followed of {} differs", whole.0);
+    }
     assert!(again == whole, "seed {seed}: hash, events or the list of files differ");
 }
 

@@ -250,6 +250,25 @@ def test_a_stream_is_followed_over_a_restart(hotel: Hotel, tmp_path: Path) -> No
     assert last.changes == [tm.Change(("Ritz",), {"hotel": "Ritz", "free": 7})]
 
 
+def test_who_was_away_goes_on_behind_a_snapshot(hotel: Hotel, tmp_path: Path) -> None:
+    settings = {"data_dir": str(tmp_path / "data"), "http_port": 0, "tail_rows": 4}
+    for run in range(2):
+        with hotel.app.start(**settings) as mill, tm.Client(str(mill.url)) as client:
+            if run == 0:
+                mill.call(hotel.open_hotel, hotel="Ritz")
+            else:
+                # Of before the stop, which has left a snapshot.
+                events = client.subscribe(hotel.give_back, after=0)
+                assert [next(events).row for _ in range(2)] == [1, 2]
+            mill.send(hotel.given_back, {"hotel": ["Ritz"] * 3}, wait=True)
+    with hotel.app.start(**settings) as mill, tm.Client(str(mill.url)) as client:
+        events = client.subscribe(hotel.give_back, after=1)
+        assert [next(events).row for _ in range(4)] == [2, 3, 4, 5]
+        with pytest.raises(tm.GoneError) as raised:
+            next(client.subscribe(hotel.give_back, after=0))
+        assert raised.value.first == 2
+
+
 def test_events_that_are_gone_are_not_passed_over(hotel: Hotel) -> None:
     with hotel.app.start(http_port=0, tail_rows=3) as mill, tm.Client(str(mill.url)) as client:
         mill.call(hotel.open_hotel, hotel="Ritz")

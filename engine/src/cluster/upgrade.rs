@@ -392,7 +392,7 @@ fn left(
         delta.push(table, partition, &key.0, Some(&bytes));
     }
     let facts = Facts { epoch, tables: counts, ..Facts::default() };
-    let internal = Internal { facts, parked: Vec::new(), dlq: Vec::new() };
+    let internal = Internal { facts, parked: Vec::new(), rings: Vec::new() };
     let head = Head { epoch, fingerprint: 0, program: app.bytes(), input_next: 0, cut_next: 0 };
     let manifest =
         Snapshots::open(store.clone(), 0, 0)?.publish(head, &internal.encode(), &delta)?;

@@ -45,6 +45,37 @@ fn a_stream_is_followed_over_a_restart() {
 }
 
 #[test]
+fn rows_of_before_a_snapshot_can_be_followed() {
+    let sim = SimEnv::new(1);
+    let env = sim.env();
+    let limits = Settings { tail_rows: 4, ..settings() };
+    let first = |paid: u64| paid.saturating_sub(4);
+    let mut paid = 0;
+    for upto in [3, 6, 9] {
+        let mill = start(&sim, limits.clone());
+        mill.drain().unwrap();
+        let request =
+            |from: u64| json!({"do": "tail", "stream": "pay", "from": from, "follow": false});
+        let tail = |from: u64| {
+            let lines = lines(&env, &request(from));
+            lines.iter().filter_map(|l| l["row"].as_u64()).collect::<Vec<u64>>()
+        };
+        // What there was before the stop, by the numbers that it had.
+        assert_eq!(tail(first(paid)), (first(paid)..paid).collect::<Vec<_>>());
+        if first(paid) > 0 {
+            let why = refused(&env, request(first(paid) - 1));
+            assert!(why.contains("is gone"), "{why}");
+        }
+        while paid < upto {
+            paid += 1;
+            pay(&mill, &[[paid as i64, 7, 100]]);
+        }
+        assert_eq!(tail(first(paid)), (first(paid)..paid).collect::<Vec<_>>());
+        mill.stop().unwrap();
+    }
+}
+
+#[test]
 fn who_reads_too_slowly_is_told_where_to_go_on() {
     let sim = SimEnv::new(1);
     let env = sim.env();

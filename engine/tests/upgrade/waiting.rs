@@ -254,3 +254,22 @@ fn what_was_before_can_not_be_asked_for() {
     let verified = ask(&sim.env(), Path::new(DATA), &verify).last().unwrap();
     assert!(!verified.contains("error"), "{verified}");
 }
+
+#[test]
+fn whoever_follows_an_output_goes_on_where_its_columns_are_the_same() {
+    let sim = SimEnv::new(1);
+    Clocked::new().written(&sim);
+    let kept = |mill: &Mill| {
+        let Kept { first, next, rows } = mill.kept("add", 0, 10).unwrap();
+        let rows: Vec<Row> =
+            rows.iter().flat_map(|(_, batch)| batch.rows()).map(Row::from).collect();
+        (first, next, rows)
+    };
+    let more = Clocked { extra: vec![int("more").nullable()], ..Clocked::new() };
+    let mill = more.start(&sim, upgrading(&[])).unwrap();
+    assert_eq!(kept(&mill), (0, 1, vec![[Value::Int(1), Value::Int(5)].into()]));
+    mill.stop().unwrap();
+    let other = Clocked { amount: DataType::Decimal(2), ..more };
+    let mill = other.start(&sim, lossy()).unwrap();
+    assert_eq!(kept(&mill), (1, 1, Vec::new()), "they are numbered on");
+}
