@@ -176,8 +176,7 @@ fn seen(case: &Case, mill: &Mill, summary: &Summary, env: &Env) -> Seen {
     let kept = streams.map(|(stream, _)| {
         let first = mill.kept(&stream, 0, 0).unwrap().first;
         let Kept { first, next, rows } = mill.kept(&stream, first, usize::MAX).unwrap();
-        let rows: Vec<Row> =
-            rows.iter().flat_map(|(_, batch)| batch.rows()).map(Row::from).collect();
+        let rows: Vec<Row> = rows.iter().flat_map(|(_, batch)| batch.rows()).collect();
         assert_eq!(rows.len() as u64, next - first, "{stream}");
         (stream, first, next, rows)
     });
