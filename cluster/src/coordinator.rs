@@ -23,7 +23,7 @@ use self::prepare::Preparing;
 pub use self::quarrel::LeftOut;
 use self::quarrel::Quarrels;
 use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
-use crate::records::{CutRecord, Manifest, Member, Record, Topic};
+use crate::records::{CutRecord, Left, Manifest, Member, Record, Topic, Written};
 use crate::Settings;
 
 /// What an answer is for.
@@ -119,6 +119,8 @@ pub struct Coordinator {
     /// The generations that this process has begun.
     begun: BTreeSet<u64>,
     manifest: Arc<Manifest>,
+    /// What has been written of what leaves, where that is newer than what the snapshot says.
+    written: Option<Arc<Written>>,
     /// Of the newest snapshot, since this process has taken a whole one.
     rows: Option<cut::Rows>,
     cuts: Vec<Arc<CutRecord>>,
@@ -127,9 +129,12 @@ pub struct Coordinator {
 impl Coordinator {
     /// A process that knows nothing yet.
     pub fn new(settings: Settings) -> Coordinator {
+        let nothing = vec![0; settings.sources as usize];
+        let kept = if settings.tells_left { nothing.clone() } else { Vec::new() };
         let manifest = Manifest {
-            inputs: vec![0; settings.sources as usize],
-            outputs: vec![0; settings.sources as usize],
+            inputs: nothing.clone(),
+            outputs: nothing,
+            written: Written { outputs: kept, ..Written::default() }.into(),
             ..Manifest::default()
         };
         Coordinator {
@@ -151,6 +156,7 @@ impl Coordinator {
             last_generation: 0,
             begun: BTreeSet::new(),
             manifest: manifest.into(),
+            written: None,
             rows: None,
             cuts: Vec::new(),
         }
@@ -162,6 +168,14 @@ impl Coordinator {
             Stage::Running(running) => {
                 Some((running.form.generation, &running.form.assignment.members))
             }
+            _ => None,
+        }
+    }
+
+    /// Of which epochs all has left; nothing until all members have said how far they are.
+    pub fn left(&self) -> Option<Left> {
+        match &self.stage {
+            Stage::Running(running) => running.left(),
             _ => None,
         }
     }
@@ -221,6 +235,7 @@ impl Coordinator {
                     self.manifest_put(manifest, is_stored, effects);
                 }
             }
+            Input::Written(written) => self.written = Some(written),
             Input::Leave => {
                 self.is_ending = true;
                 self.try_end(effects);
@@ -270,6 +285,11 @@ impl Coordinator {
                 if let Some(running) = self.of(generation) {
                     running.executed.insert(member, epoch);
                     self.try_cut(effects);
+                }
+            }
+            Packet::Left { generation, base, ends } => {
+                if let Some(running) = self.of(generation) {
+                    running.left.insert(member, (base, ends));
                 }
             }
             Packet::Part { generation, epoch, name, rows, outputs }

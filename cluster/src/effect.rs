@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidemill_function::{Message, NodeId};
 
-use crate::records::{CutRecord, Form, Manifest, Member, Object, Record, Topic};
+use crate::records::{CutRecord, Form, Manifest, Member, Object, Record, Topic, Written};
 
 /// Who a message is for, or from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -144,6 +144,8 @@ pub enum Input {
         /// What.
         packet: Packet,
     },
+    /// All that has left of some epochs is where it is to go: the next snapshot says so. Of a coordinator.
+    Written(Arc<Written>),
     /// It is to end in good order: a worker when others have taken over what it owns, a coordinator when all
     /// that was executed is in a snapshot.
     Leave,
@@ -234,6 +236,15 @@ pub enum Packet {
         generation: u64,
         /// Which.
         epoch: u64,
+    },
+    /// From a worker: all that it has to append of some epochs is in the outputs.
+    Left {
+        /// Of which generation.
+        generation: u64,
+        /// The base behind these epochs.
+        base: u64,
+        /// For each source an offset behind all of that.
+        ends: Vec<u64>,
     },
     /// From a worker: its part of a snapshot is stored, and all that has left up to there is in the outputs.
     Part {

@@ -26,6 +26,7 @@
 
 mod coordinator;
 mod effect;
+mod leaving;
 mod records;
 mod state;
 pub mod wire;
@@ -33,9 +34,10 @@ mod worker;
 
 pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress};
 pub use effect::{Address, Effect, Input, Packet, Piece, Records, Refused, Token};
+pub use leaving::Leaving;
 pub use records::{
-    Assignment, CutRecord, Form, Manifest, Member, Object, Output, PartRows, Record, Request,
-    RequestId, Topic,
+    behind, Assignment, CutRecord, Form, Left, Manifest, Member, Object, Output, PartRows, Record,
+    Request, RequestId, Topic, Written,
 };
 pub use state::{SnapshotId, State};
 pub use worker::Worker;
@@ -59,6 +61,8 @@ pub struct Settings {
     pub epoch_max: u64,
     /// So many outputs are one record at most.
     pub outputs_max: usize,
+    /// Whether the coordinator is told of which epochs all has left.
+    pub tells_left: bool,
     /// A snapshot is begun every so many epochs,
     pub snapshot_every: u64,
     /// and this long after the last one at the earliest.

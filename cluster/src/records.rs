@@ -151,6 +151,39 @@ pub struct Manifest {
     pub outputs: Vec<u64>,
     /// Its objects by name, later ones over earlier ones.
     pub objects: Vec<String>,
+    /// What of the outputs has been written elsewhere, as far as was known when it was taken.
+    pub written: Arc<Written>,
+}
+
+/// How far somebody beside the cluster has written what leaves to where it is to go. It begins there again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// All that has left of requests at lower places is written: of those whose [`behind`] is at most this.
+    pub base: u64,
+    /// For each source where outputs of others may begin; empty where nobody writes anything.
+    pub outputs: Vec<u64>,
+    /// What whoever writes has to know to go on.
+    pub note: Arc<[u8]>,
+}
+
+/// The base behind a request's place.
+pub fn behind(tid: Tid, sources: u32) -> u64 {
+    (tid.0 - 1) / u64::from(sources) + 1
+}
+
+/// All that leaves of some epochs is in the outputs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Which generation says so. It holds unless a later one begins in the outputs before those ends.
+    pub generation: u64,
+    /// Whose requests: those of which [`behind`] is at most this.
+    pub base: u64,
+    /// For each source an offset behind all that leaves of them.
+    pub ends: Vec<u64>,
+    /// The base behind all that was recorded before the generation began: nobody has written anything of others before.
+    pub recorded: u64,
+    /// What had been written when the generation began, as far as its snapshot knows.
+    pub written: Arc<Written>,
 }
 
 impl Manifest {
@@ -162,6 +195,12 @@ impl Manifest {
     /// What it is called in the store.
     pub fn name(&self) -> String {
         format!("manifest-{}-{}", self.generation, self.epoch)
+    }
+
+    /// For each source the first of the outputs that a recovery, or whoever writes what leaves, may read.
+    pub fn outputs_needed(&self) -> impl Iterator<Item = u64> + '_ {
+        let written = self.written.outputs.iter().copied().chain(std::iter::repeat(u64::MAX));
+        self.outputs.iter().zip(written).map(|(output, written)| (*output).min(written))
     }
 
     /// Whether an object may still be needed when this snapshot counts: it is part of it, or of a later one.

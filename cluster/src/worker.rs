@@ -158,6 +158,8 @@ impl Worker {
                     self.tell(Packet::Lost { generation, member }, effects);
                 }
             }
+            // It is for coordinators.
+            Input::Written(_) => {}
             // What was lost is found by a beat: whoever has not executed an epoch that others wait for
             // belongs to an earlier generation, or will be told of the next.
             Input::Broken { to: Address::Coordinator } => {
@@ -287,6 +289,7 @@ impl Worker {
                 self.tell(Packet::Available { generation, source, from, pieces }, effects);
             }
         }
+        self.tell_left_again(effects);
     }
 
     /// Reads on in the requests of its sources.

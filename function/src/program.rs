@@ -99,6 +99,12 @@ pub trait Functions: Send + Sync {
     /// Begins a function; aborts when there is none, or when the arguments do not fit.
     fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort>;
 
+    /// The event that tells others what a request has come to, beside its reply, if somebody wants it.
+    fn told(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
+        let _ = (call, outcome);
+        None
+    }
+
     /// Bytes that an event or a reply takes in a log, where the bound ([`crate::output_bytes`]) is not enough.
     fn output_bytes(&self, values: &[Value]) -> usize {
         crate::output_bytes(values)

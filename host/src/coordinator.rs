@@ -5,13 +5,14 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use tidemill_cluster::{Coordinator, Input, LeftOut, Packet, SourceProgress};
+use tidemill_cluster::{Coordinator, Input, Left, LeftOut, Packet, SourceProgress, Written};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env, Handle};
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 
 use crate::drive::{address, drive, Doors, Seen};
 use crate::inbox::Inbox;
+use crate::marks::Marks;
 use crate::rates::Rates;
 use crate::served::{serve, FileLog};
 use crate::word::Word;
@@ -77,6 +78,7 @@ struct Told {
     troubles: Mutex<BTreeMap<Peer, String>>,
     status: Mutex<Status>,
     rates: Mutex<Rates>,
+    marks: Marks,
     /// Its status says that it has ended.
     end: Condvar,
 }
@@ -103,6 +105,7 @@ impl CoordinatorProcess {
             troubles: Mutex::default(),
             status: Mutex::default(),
             rates: Mutex::default(),
+            marks: Marks::default(),
             end: Condvar::new(),
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(COORDINATOR), told.clone())?;
@@ -117,6 +120,7 @@ impl CoordinatorProcess {
             let why = drive(&mut machine, &doors, settings.tick_us, &mut |machine, seen| {
                 own.seen(machine, &doors, &seen);
             });
+            machine.left().into_iter().for_each(|left| own.marks.add(left));
             let found = machine.progress();
             let mut status = own.status.lock();
             (status.epoch, status.snapshot) =
@@ -140,6 +144,16 @@ impl CoordinatorProcess {
         let wait = Duration::from_micros(wait_us);
         self.told.end.wait_while_for(&mut status, |status| status.ended.is_none(), wait);
         status.ended.as_deref() == Some(ENDED)
+    }
+
+    /// Of which epochs all has left, each time that there are more; nothing when there are none within this time.
+    pub fn left(&self, wait: Duration) -> Option<Left> {
+        self.told.marks.next(wait)
+    }
+
+    /// What of all that is written where it is to go: the next snapshot says so.
+    pub fn has_written(&self, written: Written) {
+        self.told.inbox.push(Input::Written(written.into()));
     }
 
     /// Where workers reach it.
@@ -195,6 +209,7 @@ impl Told {
                     return self.inbox.close();
                 }
                 self.trouble(COORDINATOR, doors.trouble());
+                machine.left().into_iter().for_each(|left| self.marks.add(left));
                 let found = machine.progress();
                 let cuts: Vec<u64> = found.sources.iter().map(|source| source.taken).collect();
                 let now_us = doors.env.clock.monotonic_ns() / 1000;

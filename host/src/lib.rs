@@ -13,6 +13,7 @@
 //! | `drive`, `inbox` | hands a machine what happens, and does what it wants done |
 //! | `worker`, `coordinator` | a process of either kind |
 //! | `desk` | requests of clients, and their replies |
+//! | `marks` | of which epochs all has left, for whoever writes it elsewhere |
 //! | `served` | a log in the files of the coordinator's process, for all of them |
 //! | `word` | what processes say to each other |
 //!
@@ -22,6 +23,7 @@ mod coordinator;
 mod desk;
 mod drive;
 mod inbox;
+mod marks;
 mod rates;
 mod served;
 mod word;
@@ -30,7 +32,7 @@ mod worker;
 pub use coordinator::{CoordinatorProcess, Status};
 pub use desk::{Answer, Desk, Listener, Placed};
 pub use served::{hold, FileLog};
-pub use tidemill_cluster::LeftOut;
+pub use tidemill_cluster::{Left, LeftOut};
 pub use worker::{Ended, WorkerProcess};
 
 use std::sync::Arc;

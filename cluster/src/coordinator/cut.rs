@@ -8,7 +8,7 @@ use tidemill_function::Fault;
 use super::available::Available;
 use super::{Coordinator, SourceProgress, Stage, Wish};
 use crate::effect::{Effect, Packet};
-use crate::records::{CutRecord, Form, Manifest, Member, Object, Record, Topic};
+use crate::records::{CutRecord, Form, Left, Manifest, Member, Object, Record, Topic};
 use crate::Settings;
 
 /// For such a part of a lease a snapshot is waited for that is not begun.
@@ -53,8 +53,12 @@ pub(super) struct Running {
     base: u64,
     /// For each source what can be read.
     pub available: Vec<Available>,
+    /// The base behind all that was recorded when it began.
+    recorded: u64,
     /// The last epoch that each member has executed.
     pub executed: BTreeMap<Member, u64>,
+    /// Behind which requests each member has nothing more to append, and where all of that is.
+    pub left: BTreeMap<Member, (u64, Vec<u64>)>,
     taking: Option<Taking>,
     /// When the last snapshot was begun.
     taken_us: u64,
@@ -81,8 +85,10 @@ impl Running {
             durable: epoch,
             clock_us: last.map_or(manifest.clock_us, |cut| cut.clock_us),
             base: last.map_or(manifest.base, |cut| cut.next_base()),
+            recorded: last.map_or(manifest.base, |cut| cut.next_base()),
             available,
             executed: BTreeMap::new(),
+            left: BTreeMap::new(),
             taking: None,
             taken_us: now_us,
             planned_us: None,
@@ -97,6 +103,21 @@ impl Running {
         let began = self.form.manifest.epoch;
         let has = |member| self.executed.get(member).is_some_and(|epoch| *epoch > began);
         self.form.assignment.members.iter().all(has)
+    }
+
+    /// Of which epochs all has left, once all members have said how far they are.
+    pub fn left(&self) -> Option<Left> {
+        let Form { generation, assignment, manifest } = &*self.form;
+        let of = |member| self.left.get(member);
+        let all: Option<Vec<_>> = assignment.members.iter().map(of).collect();
+        let all = all?;
+        let base = all.iter().map(|(base, _)| *base).min()?;
+        let mut ends = vec![0; manifest.outputs.len()];
+        for (_, of) in all {
+            ends.iter_mut().zip(of).for_each(|(end, of)| *end = (*end).max(*of));
+        }
+        let (recorded, written) = (self.recorded, manifest.written.clone());
+        Some(Left { generation: *generation, base, ends, recorded, written })
     }
 
     /// For each source how far it has come.
@@ -209,6 +230,7 @@ impl Coordinator {
         if !is_whole || epoch > running.durable || std::mem::replace(&mut taking.is_put, true) {
             return;
         }
+        let written = self.written.as_ref().unwrap_or(&self.manifest.written).clone();
         let mut objects = if taking.all { Vec::new() } else { self.manifest.objects.clone() };
         objects.extend(taking.parts.values().map(|(name, _)| name.clone()));
         let manifest = Arc::new(Manifest {
@@ -220,6 +242,7 @@ impl Coordinator {
             inputs: taking.cut.upto.clone(),
             outputs: taking.outputs.clone(),
             objects,
+            written,
         });
         let name = manifest.name();
         let token = self.token(Wish::Manifest(manifest.clone()));

@@ -56,6 +56,12 @@ impl Coordinator {
                     self.cuts.retain(|cut| cut.epoch > manifest.epoch);
                     self.manifest = manifest;
                 }
+                // The first record of a log says where whoever writes what leaves begins.
+                Record::Snapshot(manifest)
+                    if self.manifest.epoch == 0 && self.manifest.written.note.is_empty() =>
+                {
+                    Arc::make_mut(&mut self.manifest).written = manifest.written.clone();
+                }
                 // What it has taken itself meanwhile is newer than what it reads.
                 Record::Cut(_) | Record::Snapshot(_) => {}
                 Record::Requests(_) | Record::Outputs(_) => {}

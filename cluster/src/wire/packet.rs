@@ -106,6 +106,12 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_manifest(manifest, out);
         }
         Packet::Prepared => out.push(15),
+        Packet::Left { generation, base, ends } => {
+            out.push(16);
+            put_u64(*generation, out);
+            put_u64(*base, out);
+            put_list(ends, out, |offset, out| put_u64(*offset, out));
+        }
         Packet::Node { generation, from, message } => {
             out.push(10);
             put_u64(*generation, out);
@@ -169,6 +175,11 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
         13 => Packet::Released,
         14 => Packet::Prepare(Arc::new(take_manifest(input)?)),
         15 => Packet::Prepared,
+        16 => Packet::Left {
+            generation: take_u64(input)?,
+            base: take_u64(input)?,
+            ends: take_list(input, take_u64)?,
+        },
         _ => return None,
     })
 }

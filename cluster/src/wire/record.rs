@@ -14,7 +14,7 @@ use super::{
     put_i64, put_list, put_option, put_path, put_tid, put_value, put_values, take_i64, take_list,
     take_option, take_path, take_tid, take_value, take_values, VERSION,
 };
-use crate::records::{CutRecord, Manifest, Object, Output, Record, Request};
+use crate::records::{CutRecord, Manifest, Object, Output, Record, Request, Written};
 
 pub(super) fn put_call(call: &Call, out: &mut Vec<u8>) {
     match call.target {
@@ -135,6 +135,10 @@ pub(super) fn put_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
     put_u64s(&manifest.inputs, out);
     put_u64s(&manifest.outputs, out);
     put_list(&manifest.objects, out, |name, out| put_bytes(name.as_bytes(), out));
+    let Written { base, outputs, note } = &*manifest.written;
+    put_u64(*base, out);
+    put_u64s(outputs, out);
+    put_bytes(note, out);
 }
 
 pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
@@ -147,6 +151,11 @@ pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
         inputs: take_u64s(input)?,
         outputs: take_u64s(input)?,
         objects: take_list(input, |input| take_text(input).map(String::from))?,
+        written: Arc::new(Written {
+            base: take_u64(input)?,
+            outputs: take_u64s(input)?,
+            note: take_bytes(input)?.into(),
+        }),
     })
 }
 

@@ -8,6 +8,7 @@ use super::*;
 use crate::effect::{Packet, Piece};
 use crate::records::{
     Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record, Request, RequestId,
+    Written,
 };
 
 fn values() -> Vec<Value> {
@@ -52,6 +53,7 @@ fn manifest() -> Manifest {
         inputs: vec![7, 8],
         outputs: vec![9],
         objects: vec!["part-1".into()],
+        written: Arc::new(Written { base: 10, outputs: vec![11, 12], note: [1, 2].into() }),
     }
 }
 
@@ -120,6 +122,7 @@ fn packets() -> Vec<Packet> {
         Packet::Formed { generation },
         Packet::Prepare(manifest().into()),
         Packet::Prepared,
+        Packet::Left { generation, base: 3, ends: vec![4, 5] },
         Packet::Available {
             generation,
             source: 1,

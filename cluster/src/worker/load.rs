@@ -24,7 +24,8 @@ pub(super) struct Loading {
     prepared: Option<Rows>,
     node: NodeId,
     objects: Vec<Option<PartRows>>,
-    outputs: Vec<Option<()>>,
+    /// For each source where its outputs ended.
+    outputs: Vec<Option<u64>>,
     pub known: HashSet<(Tid, Option<Path>)>,
 }
 
@@ -142,7 +143,7 @@ impl Worker {
         let forgets = self.is_spoiled_by(Fault::ReplyAgain);
         let known_max = if self.is_spoiled_by(Fault::KnowFirst) { 1 } else { usize::MAX };
         let Stage::Loading(loading) = &mut self.stage else { return };
-        let Some(Records { records, .. }) = records else {
+        let Some(Records { records, upto }) = records else {
             let from = loading.form.manifest.outputs.get(source as usize).copied().unwrap_or(0);
             let token = self.token(Wish::Outputs(source));
             let (topic, limit) = (Topic::Output(source), None);
@@ -153,7 +154,7 @@ impl Worker {
             let count = if forgets { 0 } else { outputs.len().min(known_max) };
             loading.known.extend(outputs[..count].iter().map(Output::id));
         }
-        loading.outputs[source as usize] = Some(());
+        loading.outputs[source as usize] = Some(upto);
         self.ready(effects);
     }
 
@@ -202,14 +203,17 @@ impl Worker {
         }
         let form = loading.form.clone();
         let known = take(&mut loading.known);
+        let behind = loading.outputs.iter().map(|end| end.unwrap_or_default()).collect();
         let mut running =
             Running::new(form, since, node, state, known, self.functions.clone(), &self.settings);
+        running.behind = behind;
         if self.is_spoiled_by(Fault::SkipRequest) {
             running.skip();
         }
         self.stage = Stage::Running(Box::new(running));
         let generation = self.generation;
         self.tell(Packet::Formed { generation }, effects);
+        self.tell_left(effects);
         self.ask(effects);
     }
 }

@@ -11,12 +11,14 @@ use tidemill_function::{
 use super::save::Saving;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Address, Effect, Packet, Piece};
-use crate::records::{CutRecord, Form, Output, Record, Request, RequestId, Topic};
+use crate::records::{CutRecord, Form, Output, Record, Request, Topic};
 use crate::state::State;
 use crate::Settings;
 
 /// Outputs are together that take so many bytes at most: with more a log might refuse them.
 const TOGETHER_BYTES: usize = 128 << 10;
+/// The place of what is told of a request beside its reply: behind all that its transaction has emitted.
+const LAST: [u32; 1] = [u32::MAX];
 /// So many calls that are not deterministic are named.
 const NAMED_MAX: usize = 100;
 
@@ -95,8 +97,8 @@ pub(super) struct Running {
     pub own: NodeId,
     pub node: Node<State>,
     pub inputs: BTreeMap<u32, Source>,
-    /// What clients call the requests that have come in here and have no reply.
-    ids: HashMap<Tid, RequestId, FixedState>,
+    /// The requests that have come in here and have no reply.
+    open: HashMap<Tid, Request, FixedState>,
     /// Cuts that are still to be executed, and whether snapshots are to be taken behind them.
     pub cuts: VecDeque<(Arc<CutRecord>, Option<bool>)>,
     /// The one that is executed now.
@@ -112,6 +114,12 @@ pub(super) struct Running {
     pub appending: BTreeMap<u64, usize>,
     /// For each source the end of the outputs, as far as this worker knows.
     pub ends: Vec<u64>,
+    /// For each source an offset behind what had left when it went back to the snapshot.
+    pub behind: Vec<u64>,
+    /// The bases behind the epochs of which it may still have something to append, and the last base that the
+    /// coordinator was told.
+    bases: VecDeque<(u64, u64)>,
+    told_base: Option<u64>,
     pub saving: Option<Saving>,
 }
 
@@ -138,7 +146,7 @@ impl Running {
         Running {
             node: Node::new(node, functions, owners, settings.function, state),
             inputs,
-            ids: HashMap::default(),
+            open: HashMap::default(),
             cuts: VecDeque::new(),
             current: None,
             executed: manifest.epoch,
@@ -147,6 +155,9 @@ impl Running {
             known,
             appending: BTreeMap::new(),
             ends,
+            behind: Vec::new(),
+            bases: VecDeque::new(),
+            told_base: None,
             saving: None,
             since,
             own: node,
@@ -175,10 +186,10 @@ impl Running {
                 return Coming::TooMany;
             }
             input.taken = upto(source);
-            for (nth, (_, Request { id, call })) in input.requests.drain(..count).enumerate() {
+            for (nth, (_, request)) in input.requests.drain(..count).enumerate() {
                 let tid = order.tid(source, nth as u64);
-                self.ids.insert(tid, id);
-                requests.push((tid, call));
+                requests.push((tid, request.call.clone()));
+                self.open.insert(tid, request);
             }
         }
         Coming::All(requests)
@@ -234,6 +245,7 @@ impl Worker {
         let mut out = Outbox::default();
         let (epoch, clock_us) = (cut.epoch, cut.clock_us);
         running.current = running.cuts.pop_front();
+        running.bases.push_back((epoch, cut.next_base()));
         running.node.begin(epoch, clock_us, requests, &mut out);
         self.take(out, effects);
         true
@@ -263,7 +275,12 @@ impl Worker {
         for event in out.events {
             let output = match event {
                 Event::Replied { tid, outcome } => {
-                    let id = running.ids.remove(&tid).expect("it came in here");
+                    let Request { id, call } = running.open.remove(&tid).expect("it came in here");
+                    if let Some((stream, row)) = self.functions.told(&call, &outcome) {
+                        let output =
+                            Output::Event { tid, path: LAST.as_slice().into(), stream, row };
+                        running.held.push_back((epoch, output));
+                    }
                     Output::Reply { tid, id, outcome }
                 }
                 Event::Emitted { tid, path, stream, row } => {
@@ -313,6 +330,7 @@ impl Worker {
                 effects.push(Effect::Append { token, topic, generation, record });
             }
         }
+        self.tell_left(effects);
         self.part_ready(effects);
     }
 
@@ -334,6 +352,7 @@ impl Worker {
                 running.appending.remove(&epoch);
             }
         }
+        self.tell_left(effects);
         self.part_ready(effects);
     }
 
@@ -347,5 +366,37 @@ impl Worker {
             self.save(epoch, all, effects);
         }
         self.tell(Packet::Executed { generation, epoch }, effects);
+        self.tell_left(effects);
+    }
+
+    /// Says of which epochs it has nothing more to append, where that has changed.
+    pub(super) fn tell_left(&mut self, effects: &mut Vec<Effect>) {
+        let early = self.is_spoiled_by(Fault::LeftEarly);
+        let Stage::Running(running) = &mut self.stage else { return };
+        if !self.settings.tells_left {
+            return;
+        }
+        // An epoch may still become another one as long as its cut is not durable.
+        let mut last = running.executed.min(running.durable);
+        let held = running.held.front().map(|(epoch, _)| *epoch);
+        let appending = running.appending.keys().next().copied().filter(|_| !early);
+        for epoch in held.into_iter().chain(appending) {
+            last = last.min(epoch - 1);
+        }
+        let mut base = running.told_base.unwrap_or(running.form.manifest.base);
+        while let Some((_, of)) = running.bases.pop_front_if(|(epoch, _)| *epoch <= last) {
+            base = of;
+        }
+        if running.told_base.replace(base) != Some(base) {
+            self.tell_left_again(effects);
+        }
+    }
+
+    /// Says it once more: a coordinator hears nothing of it before all are ready.
+    pub(super) fn tell_left_again(&self, effects: &mut Vec<Effect>) {
+        let (generation, Stage::Running(running)) = (self.generation, &self.stage) else { return };
+        let Some(base) = running.told_base else { return };
+        let ends = running.ends.iter().zip(&running.behind).map(|(end, behind)| *end.max(behind));
+        self.tell(Packet::Left { generation, base, ends: ends.collect() }, effects);
     }
 }

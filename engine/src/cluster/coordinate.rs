@@ -24,6 +24,7 @@ use tidemill_txn::program::{Abort, Program};
 use super::doors::{log, store};
 use super::format::Json;
 use super::settings::{shown, Cuts, TOGETHER};
+use super::sinks::{Sinks, Ways};
 use super::timers::Timers;
 use super::topics::{sources, Topics};
 use super::upgrade::{forget, Starting};
@@ -48,12 +49,14 @@ const LEAVE_WAIT_US: u64 = 60_000_000;
 pub struct Cluster {
     // They end before what they ask at,
     timers: Timers,
+    sinks: Sinks,
     // and that before what it hands its answers to.
     desk: Arc<Desk>,
-    coordinator: CoordinatorProcess,
+    coordinator: Arc<CoordinatorProcess>,
     functions: Arc<AppFunctions>,
     program: Program,
     settings: Settings,
+    env: Env,
     message_bytes_max: usize,
     procedures: BTreeMap<String, Procedure>,
     told: Arc<Told>,
@@ -93,6 +96,7 @@ impl Cluster {
         let program = spec.program.clone();
         let dir = &settings.dir;
         let held = hold(env, dir)?;
+        let ways = Ways::open(spec, functions.program(), settings.fresh, env)?;
         if let (true, Some(log)) = (settings.fresh, &settings.log) {
             return Err(Error::setting(format!("the log at {log} can't be begun anew from here"))
                 .help("remove its topics, or give the cluster another name"));
@@ -107,6 +111,7 @@ impl Cluster {
         }
         // One cut at a time is appended, and all wait for it.
         let json = Json::new(functions.clone(), fingerprint(spec), topics);
+        let outputs = Json::new(functions.clone(), fingerprint(spec), Topics::default());
         let elsewhere = log(settings, &host.cluster, Some(0), (json, followed.clone()), env)?;
         let own =
             |held| FileLog::open(env, dir.join("log"), log_of(&host.cluster), held).map(Arc::new);
@@ -132,17 +137,27 @@ impl Cluster {
             env,
             dir,
             program: functions.program(),
-            fingerprint: executes(spec, settings.message_bytes_max, &followed),
+            fingerprint: executes(spec, settings.message_bytes_max, &followed)?,
             topics: followed.iter().map(|f| (f.topic.clone(), f.partitions)).collect(),
             settings: &spec.settings,
             log: &*log,
             store: &*shared.store,
             prefix: &host.cluster,
             sources,
+            ways: &ways,
             has_own_requests: served.is_some(),
         };
         let upgraded = starting.agree()?;
-        let coordinator = CoordinatorProcess::start(env, host, shared, served)?;
+        let cluster = host.cluster.clone();
+        let coordinator = Arc::new(CoordinatorProcess::start(env, host, shared, served)?);
+        // Who writes outputs does not keep those waiting who wait for replies.
+        let apart = match ways.is_empty() {
+            true => None,
+            false => self::log(settings, &cluster, None, (outputs, followed.clone()), env)?,
+        };
+        let outputs = apart.unwrap_or_else(|| log.clone());
+        let program_on_nodes = Arc::new(functions.program().clone());
+        let sinks = Sinks::start(ways, program_on_nodes, &coordinator, outputs)?;
         let told = Arc::new(Told {
             rings: Mutex::new(Rings::of_emitted(functions.program(), &spec.settings, first)),
             count: Mutex::new(0),
@@ -154,6 +169,8 @@ impl Cluster {
         let desk = Arc::new(Desk::open(env, log, (asked, sources), Some(Arc::new(listener))));
         Ok(Cluster {
             timers: Timers::start(env, &desk, &functions)?,
+            sinks,
+            env: env.clone(),
             desk,
             coordinator,
             functions,
@@ -178,12 +195,20 @@ impl Cluster {
     /// that whoever starts it again has nothing to do again; but not for ever. Whether it is in one.
     pub fn leave(&self) -> bool {
         self.timers.finish();
-        self.coordinator.leave(LEAVE_WAIT_US)
+        let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
+        self.sinks.finish(&self.env);
+        is_whole
     }
 
     /// What it is doing.
     pub fn status(&self) -> Status {
-        self.coordinator.status()
+        let mut status = self.coordinator.status();
+        let waits = self.sinks.troubles().into_iter().map(|what| (COORDINATOR, what));
+        status.troubles.extend(waits);
+        if let Some(error) = self.sinks.failed() {
+            status.ended.get_or_insert(error.to_string());
+        }
+        status
     }
 
     /// The same for programs: members, epochs, and for each source how many requests are there that no cut has, and
@@ -203,6 +228,8 @@ impl Cluster {
             })
         };
         let sources: Vec<_> = status.sources.into_iter().enumerate().map(source).collect();
+        let sink = |(stream, to, rows)| json!({"stream": stream, "to": to, "rows": rows});
+        let sinks: Vec<_> = self.sinks.rows().into_iter().map(sink).collect();
         let member = |(peer, at)| json!({"worker": shown(peer), "address": format!("{at}")});
         let left = |left: LeftOut| {
             let from = left.from.iter().map(|member| shown(Peer(member.0)));
@@ -219,7 +246,7 @@ impl Cluster {
             "app": self.program.name, "generation": generation,
             "members": members.into_iter().map(member).collect::<Vec<_>>(),
             "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
-            "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources,
+            "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
             "requests_open": self.desk.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "upgraded": self.upgraded, "refused": refused, "ended": ended, "coordinator": self.address(),

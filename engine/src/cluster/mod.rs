@@ -7,6 +7,7 @@
 //! | `format` | requests and outputs as messages of Kafka |
 //! | `coordinate` | the coordinator, with the app as clients see it |
 //! | `topics` | the app's own topics, as sources |
+//! | `sinks` | topics and files that the app writes |
 //! | `timers` | transactions that its clock asks for |
 //! | `join` | a worker |
 //! | `cuts` | that the cuts which were made are there |
@@ -20,6 +21,7 @@ mod doors;
 mod format;
 mod join;
 mod settings;
+mod sinks;
 mod timers;
 mod topics;
 mod upgrade;
@@ -30,13 +32,16 @@ pub use settings::ClusterSettings;
 
 use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
+use tidemill_core::Result;
 use tidemill_kafka::Followed;
 
+use crate::outlets::sink_keys;
 use crate::spec::AppSpec;
 
 /// What tells what executes a log from what else might, for the log and the processes: the program, the
 /// setting that says what aborts, and the topics that are read. With others recorded cuts would come to something else.
-fn executes(spec: &AppSpec, message_bytes_max: usize, topics: &[Followed]) -> u128 {
+/// With other sinks something else would leave.
+fn executes(spec: &AppSpec, message_bytes_max: usize, topics: &[Followed]) -> Result<u128> {
     let mut bytes = Vec::new();
     put_u128(fingerprint(spec), &mut bytes);
     put_u64(message_bytes_max as u64, &mut bytes);
@@ -44,7 +49,12 @@ fn executes(spec: &AppSpec, message_bytes_max: usize, topics: &[Followed]) -> u1
         put_bytes(topic.as_bytes(), &mut bytes);
         put_u32(*partitions, &mut bytes);
     }
-    hash128(&bytes)
+    for (stream, name) in sink_keys(&spec.sinks)? {
+        put_bytes(b"sink", &mut bytes);
+        put_bytes(stream.as_bytes(), &mut bytes);
+        put_bytes(name.as_bytes(), &mut bytes);
+    }
+    Ok(hash128(&bytes))
 }
 
 /// What tells one program from another.

@@ -140,7 +140,7 @@ impl ClusterSettings {
         secret: &[u8],
         env: &Env,
     ) -> Result<Host> {
-        let program = super::executes(spec, self.message_bytes_max, topics);
+        let program = super::executes(spec, self.message_bytes_max, topics)?;
         let wrong = |what: String, help: &str| Err(Error::setting(what).help(help.to_owned()));
         let name = self.name(spec);
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
@@ -201,6 +201,7 @@ impl ClusterSettings {
                 form_us: self.form_us,
                 epoch_max: self.epoch_rows_max,
                 // What the coordinator serves nobody else reads.
+                tells_left: !spec.sinks.is_empty(),
                 outputs_max: if self.log.is_some() { self.together } else { TOGETHER },
                 snapshot_every: 1,
                 snapshot_us: self.snapshot_us,

@@ -22,6 +22,7 @@ use tidemill_place::partition_of_bytes;
 use tidemill_snapshot::{Delta, Head, MemoryStore, Snapshots};
 
 use super::ask::{answer, read};
+use super::sinks::Ways;
 use crate::changes::counted;
 use crate::compare::Comparison;
 use crate::data_dir::replace;
@@ -81,6 +82,8 @@ pub(super) struct Starting<'a> {
     /// What the names of objects begin with.
     pub prefix: &'a str,
     pub sources: u32,
+    /// Where what leaves is written.
+    pub ways: &'a Ways,
     /// Whether requests stand in the log as this program's only: those of people are read by name.
     pub has_own_requests: bool,
 }
@@ -123,7 +126,7 @@ impl Starting<'_> {
         if self.settings.upgrade == Upgrade::Off {
             let what = format!(
                 "{} is of another version of the program, or was executed with another cluster_message_bytes_max, \
-                 other topics, or fewer partitions of them",
+                 other topics, other sinks, or fewer partitions of topics",
                 self.dir.display()
             );
             return Err(Error::setting(what).help(
@@ -144,6 +147,8 @@ impl Starting<'_> {
         let left = left(&store, &is.app, rows, manifest.epoch)?;
         let mut comparison = Comparison::of(self.env, &left, &now.app, &self.settings.renames)?;
         let tables = &now.app.program.tables;
+        let before = Some((&is.app.program, self.log));
+        let mut places = self.ways.begin(self.program, &manifest, before)?;
         let mut converted = Vec::new();
         comparison.convert(&store, &left.manifest, |table, _, key, row| {
             // What is kept beside rows, as of one process, is not there.
@@ -167,9 +172,13 @@ impl Starting<'_> {
         self.put(&object, &Object::Part(converted.into()))?;
         let (program, objects) = (self.fingerprint, vec![object]);
         let mut manifest = Manifest { program, generation, epoch, objects, ..(*manifest).clone() };
-        for places in [&mut manifest.inputs, &mut manifest.outputs] {
-            places.resize(places.len().max(self.sources as usize), 0);
+        for offsets in [&mut manifest.inputs, &mut manifest.outputs] {
+            offsets.resize(offsets.len().max(self.sources as usize), 0);
         }
+        if !places.outputs.is_empty() {
+            places.outputs.resize(manifest.outputs.len(), 0);
+        }
+        manifest.written = places.into();
         let manifest = Arc::new(manifest);
         self.put(&manifest.name(), &Object::Manifest(manifest.clone()))?;
         self.append(generation, Record::Snapshot(manifest))?;
@@ -227,7 +236,9 @@ impl Starting<'_> {
             let nothing = vec![0; self.sources as usize];
             let (inputs, outputs) = (nothing.clone(), nothing);
             let program = self.fingerprint;
-            let empty = Manifest { program, generation, inputs, outputs, ..Manifest::default() };
+            let mut empty =
+                Manifest { program, generation, inputs, outputs, ..Manifest::default() };
+            empty.written = self.ways.begin(self.program, &empty, None)?.into();
             self.append(generation, Record::Snapshot(empty.into()))?;
             // Whoever else begins it at the same time may have been first.
             manifest = self.newest()?.manifest;

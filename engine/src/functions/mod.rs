@@ -8,9 +8,10 @@
 mod dead;
 mod once;
 mod rows;
+mod told;
 mod whole;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidemill_cluster::wire::put_value;
@@ -56,6 +57,8 @@ pub struct AppFunctions {
     begins: Arc<dyn Begins>,
     requests: Requests,
     letters: Letters,
+    /// Streams that are written to sinks.
+    written: BTreeSet<StreamId>,
 }
 
 /// The call of an entity's function by another function. Requests of clients have another target.
@@ -117,6 +120,7 @@ impl AppFunctions {
         let rounds = Arc::new(Rounds::of(program, &functions.collect::<Vec<_>>())?);
         let mut program = program.clone();
         let letters = Letters::add(&mut program, &spec.sources);
+        told::check(&program, &spec.sinks)?;
         let requests = Requests::add(&mut program);
         let whole = Arc::new(program.clone());
         for window in &whole.windows {
@@ -127,6 +131,8 @@ impl AppFunctions {
             program.tables[window.groups.index()].partition_prefix = Some(0);
         }
         program.forget();
+        let written = spec.sinks.iter().filter_map(|decl| told::stream(&program, &decl.stream));
+        let written = written.collect();
         let program = Arc::new(program);
         Ok(Arc::new(AppFunctions {
             program,
@@ -137,6 +143,7 @@ impl AppFunctions {
             begins,
             requests,
             letters,
+            written,
         }))
     }
 
@@ -392,7 +399,7 @@ impl Functions for AppFunctions {
             return Err(Abort::refused(&**why));
         }
         if call.target == Requests::TARGET {
-            return self.requests.begin(call);
+            return self.requests.begin(call, |inner| self.returned(inner));
         }
         if call.target == Letters::TARGET {
             return self.letters.begin(&self.program, call);
@@ -436,6 +443,21 @@ impl Functions for AppFunctions {
             json.push(b',');
         }
         own.len() + json.len()
+    }
+
+    fn told(
+        &self,
+        call: &Call,
+        outcome: &std::result::Result<Value, Abort>,
+    ) -> Option<(StreamId, Row)> {
+        if self.written.is_empty() {
+            return None;
+        }
+        let (stream, row) = self.last(call, outcome)?;
+        let is_written = self.written.contains(&stream);
+        // Others may have written values into the log that no column takes.
+        let row = self.program.stored_output(stream, &row).ok().filter(|_| is_written)?;
+        Some((stream, row.into()))
     }
 
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use tidemill_cluster::wire::{put_value, take_value};
-use tidemill_core::{encode, Column, DataType, Schema, TableId, TableSpec, Value};
+use tidemill_core::{encode, Column, DataType, Schema, StreamId, TableId, TableSpec, Value};
 use tidemill_function::{Activation, Call, Context, Handle, Step, Stop, Target};
 use tidemill_txn::program::{Abort, AbortKind, Program};
 
@@ -87,8 +87,12 @@ impl Requests {
         }
     }
 
-    /// Begins one.
-    pub fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
+    /// Begins one; what the call in it returns is an event of a stream, too, where `returned` says so.
+    pub fn begin(
+        &self,
+        call: &Call,
+        returned: impl Fn(&Call) -> Option<StreamId>,
+    ) -> Result<Box<dyn Activation>, Abort> {
         let refused = || Abort::refused("this is no request");
         let inner = Requests::inner(call).ok_or_else(refused)?;
         let [Value::Int(kept_us), ..] = call.args[..] else { return Err(refused()) };
@@ -96,7 +100,8 @@ impl Requests {
             return Err(refused());
         }
         let (of, key, called) = (*self, call.key.clone(), None);
-        Ok(Box::new(Once { of, key, inner, kept_us, called }))
+        let returned = returned(&inner);
+        Ok(Box::new(Once { of, key, inner, kept_us, called, returned }))
     }
 
     /// Whether a request was refused because its id is that of another call.
@@ -112,6 +117,8 @@ struct Once {
     inner: Call,
     kept_us: i64,
     called: Option<Handle>,
+    /// The stream of what the call returns, where it is written somewhere.
+    returned: Option<StreamId>,
 }
 
 impl Once {
@@ -164,6 +171,10 @@ impl Activation for Once {
             [bucket.clone(), id.clone(), self.hash(), Value::Bytes(bytes.into()), until.clone()];
         context.put(self.of.requests, &row)?;
         context.put(self.of.expiries, &[bucket.clone(), until, id.clone()])?;
+        // Not when it is asked again.
+        if let Some(stream) = self.returned.filter(|_| reply != Value::Null) {
+            context.emit(stream, std::slice::from_ref(&reply))?;
+        }
         Ok(Step::Done(reply))
     }
 }

@@ -71,11 +71,15 @@ pub enum Fault {
     KeepPrepared,
     /// Two members that can't reach each other get into one generation again and again.
     LeaveNobodyOut,
+    /// Of an epoch all is said to have left while some of it is still being appended.
+    LeftEarly,
+    /// Whoever goes on writing what leaves begins behind what was read, whatever of it was not written.
+    ForgetWaiting,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 34] = [
+    pub const ALL: [Fault; 36] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -110,5 +114,7 @@ impl Fault {
         Fault::KeepParts,
         Fault::KeepPrepared,
         Fault::LeaveNobodyOut,
+        Fault::LeftEarly,
+        Fault::ForgetWaiting,
     ];
 }

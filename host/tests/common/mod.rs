@@ -97,6 +97,7 @@ impl Site {
             beat_us: 50_000,
             form_us: 3_000_000,
             epoch_max: 1_000,
+            tells_left: false,
             outputs_max: 3,
             snapshot_every: 20,
             snapshot_us: 0,

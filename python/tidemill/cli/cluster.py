@@ -229,6 +229,9 @@ def status_lines(found: dict[str, Any]) -> list[str]:
                 f"  {source['requests_per_s']:>10,.1f}  {source['skew']:>6.2f}  {source['worker']}"
                 f"  {source['topic'] or ''}".rstrip()
             )
+    if found.get("sinks"):
+        lines.append("sinks: rows")
+        lines += [f"  {s['rows']:>12,}  {s['stream']} to {s['to']}" for s in found["sinks"]]
     if found["left_out"]:
         lines.append("left out, because they can't reach others")
         for left in found["left_out"]:

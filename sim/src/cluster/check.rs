@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidemill_cluster::{Output, Record, Topic, Worker};
-use tidemill_core::{Key, Value};
+use tidemill_core::{Key, Row, Value};
 use tidemill_function::{
     Call, Event, Node, NodeId, Outbox, Owners, Path, Rows, Sequencing, Settings, Tid,
 };
 
 use super::expected::{Epoch, Expected};
-use super::script::{OnNodes, CALLS_MAX, DEPTH_MAX};
+use super::script::{OnNodes, ABORTS, CALLS_MAX, DEPTH_MAX};
 use super::world::World;
 
 /// What is wrong with a run; nothing when all properties hold.
@@ -20,6 +20,7 @@ pub fn check(world: &World) -> Result<(), String> {
     acknowledged(world, &epochs)?;
     order(world, &wanted)?;
     exactly_once(world, &wanted)?;
+    written(world)?;
     let found = state(world, &epochs)?;
     atomicity(&found, &wanted)?;
     recovery(world, &epochs, &found)?;
@@ -95,6 +96,15 @@ fn order(world: &World, wanted: &Expected) -> Result<(), String> {
                     return Err(format!("order: {tid:?} was told {outcome:?}, not {other:?}"));
                 }
             }
+            Output::Event { tid, stream: ABORTS, row, .. } => {
+                let Some(Value::Str(told)) = row.last() else { unreachable!("reasons are texts") };
+                match wanted.replies.get(tid) {
+                    Some(Err(reason)) if **reason == **told => {}
+                    other => {
+                        return Err(format!("order: of {tid:?} {told} is told, not {other:?}"))
+                    }
+                }
+            }
             Output::Event { tid, path, row, .. } => {
                 events.insert((*tid, path.clone()), row.to_vec());
             }
@@ -115,9 +125,30 @@ fn exactly_once(world: &World, wanted: &Expected) -> Result<(), String> {
             return Err(format!("exactly once: {output:?} has left twice"));
         }
     }
+    let has_told = |tid: &Tid| seen.range((*tid, Some(Path::new()))..).any(|(of, _)| of == tid);
+    let aborted = wanted.replies.iter().filter(|(_, outcome)| outcome.is_err());
+    if let Some((tid, _)) = aborted.into_iter().find(|(tid, _)| !has_told(tid)) {
+        return Err(format!("exactly once: nobody is told that {tid:?} aborted"));
+    }
     match wanted.replies.keys().find(|tid| !seen.contains(&(**tid, None))) {
         None => Ok(()),
         Some(tid) => Err(format!("exactly once: {tid:?} has no reply")),
+    }
+}
+
+/// All events are where they are written, in their order, and once.
+fn written(world: &World) -> Result<(), String> {
+    let mut events = BTreeMap::new();
+    for output in world.log.outputs() {
+        if let Output::Event { tid, path, row, .. } = output {
+            events.insert((*tid, path.clone()), row.clone());
+        }
+    }
+    let wanted: Vec<Row> = events.into_values().collect();
+    match &world.sink.wrong {
+        Some(what) => Err(format!("written: {what}")),
+        None if world.sink.rows == wanted => Ok(()),
+        None => Err(format!("written: {:?}, not {wanted:?}", world.sink.rows)),
     }
 }
 

@@ -110,6 +110,11 @@ impl Log {
         inputs.flat_map(|(_, partition)| &partition.records).map(count).sum()
     }
 
+    /// How many events have left.
+    pub fn events(&self) -> usize {
+        self.outputs().filter(|output| matches!(output, Output::Event { .. })).count()
+    }
+
     pub fn replies(&self) -> usize {
         self.outputs().filter(|output| matches!(output, Output::Reply { .. })).count()
     }

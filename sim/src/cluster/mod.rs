@@ -7,6 +7,7 @@ mod check;
 mod expected;
 mod log;
 pub mod script;
+mod sink;
 mod world;
 
 pub use check::check;

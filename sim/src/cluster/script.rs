@@ -24,6 +24,8 @@ const BY_N: TableId = TableId(4);
 
 /// What it emits.
 pub const EVENTS: StreamId = StreamId(1);
+/// The stream of what others are told of calls that abort: their numbers and the reasons.
+pub const ABORTS: StreamId = StreamId(100);
 
 /// Functions by number: those of the script are executed once for each request's id when this is added.
 pub const ONCE: u32 = 1 << 16;
@@ -609,6 +611,11 @@ impl Functions for OnNodes {
         self.script.code(function)?;
         let machine = Machine::new(function, call.table, int(&call.key[0]), int(&call.args[0]));
         Ok(Box::new(Running { script: self.script.clone(), machine }))
+    }
+
+    fn told(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
+        let abort = outcome.as_ref().err()?;
+        Some((ABORTS, [call.args[0].clone(), Value::str(&abort.reason)].into()))
     }
 
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {

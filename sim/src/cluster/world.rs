@@ -15,6 +15,7 @@ use tidemill_function::{Call, Fault};
 
 use super::log::Log;
 use super::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX};
+use super::sink::{Sink, Writer};
 use super::Dice;
 
 const MS: u64 = 1_000;
@@ -67,6 +68,8 @@ struct Running {
     inbox: Vec<Input>,
     /// How far its wall clock is off.
     clock_off_us: i64,
+    /// Beside a coordinator, once it has begun.
+    writer: Option<Writer>,
 }
 
 enum Happening {
@@ -126,6 +129,7 @@ pub struct World {
     weather: Weather,
     until_us: u64,
     pub(super) log: Log,
+    pub(super) sink: Sink,
     store: BTreeMap<String, Object>,
     /// When the last thing on each way arrives.
     ways: HashMap<(Process, Process), u64>,
@@ -160,6 +164,7 @@ impl World {
             form_us: 200 * MS,
             epoch_max: 1 + dice.below(12),
             outputs_max: 1 + dice.below(4) as usize,
+            tells_left: true,
             snapshot_every: 2 + dice.below(6),
             snapshot_us: 0,
             objects_max: 3 + dice.below(8) as usize,
@@ -210,6 +215,7 @@ impl World {
             weather,
             until_us,
             log: Log::new(fault == Some(Fault::ForgetFence), seed % 2 == 1),
+            sink: Sink::default(),
             store: BTreeMap::new(),
             ways: HashMap::new(),
             cuts: BTreeMap::new(),
@@ -293,6 +299,7 @@ impl World {
         is_over
             && !members.is_empty()
             && self.log.replies() >= self.log.requests()
+            && self.sink.rows.len() >= self.log.events()
             && members.iter().all(|member| {
                 let worker = self.worker(*member);
                 let is_done = |worker: &&Worker| {
@@ -313,9 +320,13 @@ impl World {
         let workers: Vec<String> = self.workers().map(|worker| worker.status()).collect();
         let (requests, replies) = (self.log.requests(), self.log.replies());
         format!(
-            "generation {generation:?} of {:?}, epoch {}, {requests} requests, {replies} replies; {}",
+            "generation {generation:?} of {:?}, epoch {}, {requests} requests, {replies} replies, {} events, {} \
+             written; {:?} {}",
             self.members(),
             self.log.last_epoch(),
+            self.log.events(),
+            self.sink.rows.len(),
+            self.sink.wrong,
             workers.join("; ")
         )
     }
@@ -346,7 +357,8 @@ impl World {
     fn start(&mut self, process: Process, machine: Machine) {
         self.say(|| format!("{process:?} starts"));
         let (frozen_until_us, inbox, clock_off_us) = (0, Vec::new(), 0);
-        self.processes.insert(process, Running { machine, frozen_until_us, inbox, clock_off_us });
+        let running = Running { machine, frozen_until_us, inbox, clock_off_us, writer: None };
+        self.processes.insert(process, running);
         let in_us = self.dice.below(TICK_US);
         self.after(in_us, Happening::Tick(process));
     }
@@ -386,6 +398,7 @@ impl World {
                 let input = Input::Tick { now_us: self.now_us, clock_us };
                 if running.frozen_until_us <= self.now_us {
                     self.give(process, input);
+                    self.write(process);
                 }
                 self.after(TICK_US, Happening::Tick(process));
             }
@@ -455,6 +468,28 @@ impl World {
                 let in_us = self.dice.below(60 * MS);
                 self.after(in_us, Happening::Request(client));
             }
+        }
+    }
+
+    /// Whoever writes what leaves goes on, sometimes; so does what it tells its coordinator.
+    fn write(&mut self, process: Process) {
+        let (sources, until_us) = (self.settings.sources, self.until_us);
+        let forgets = self.settings.function.fault == Some(Fault::ForgetWaiting);
+        let Some(running) = self.processes.get_mut(&process) else { return };
+        let Machine::Coordinator(machine) = &running.machine else { return };
+        let Some(left) = machine.left().filter(|_| self.dice.chance(50)) else { return };
+        let new = || Writer::new(&left.written, sources, forgets);
+        let writer = running.writer.get_or_insert_with(new);
+        let is_last = process == Process::Coordinator(self.coordinator);
+        let dice = (&mut self.dice, self.now_us < until_us, is_last);
+        if !writer.write(&left, &self.log, &mut self.sink, dice) {
+            self.kill(process);
+            let in_us = self.dice.below(100 * MS);
+            return self.after(in_us, Happening::Start(process));
+        }
+        let written = writer.written();
+        if self.dice.chance(30) {
+            self.give(process, Input::Written(written));
         }
     }
 
@@ -549,10 +584,10 @@ impl World {
             Effect::Release { manifest, cuts } => {
                 self.log.trim(Topic::Cuts, cuts);
                 for (source, (input, output)) in
-                    manifest.inputs.iter().zip(&manifest.outputs).enumerate()
+                    manifest.inputs.iter().zip(manifest.outputs_needed()).enumerate()
                 {
                     self.log.trim(Topic::Input(source as u32), *input);
-                    self.log.trim(Topic::Output(source as u32), *output);
+                    self.log.trim(Topic::Output(source as u32), output);
                 }
                 self.store.retain(|name, _| manifest.keeps(name));
             }

@@ -10,6 +10,7 @@ use tidemill_sim::SimEnv;
 use tidemill_txn::program::{Builder, Program};
 
 use super::*;
+use crate::spec::AppSpec;
 
 const ROWS: i64 = 5;
 
@@ -51,6 +52,7 @@ struct Site {
     dir: PathBuf,
     log: FileLog,
     store: DirStore,
+    ways: Ways,
 }
 
 impl Site {
@@ -59,7 +61,9 @@ impl Site {
         let held = hold(&env, &dir)?;
         let log = FileLog::open(&env, dir.join("log"), 1, held)?;
         let store = DirStore::open(&env, dir.join("snapshots"), 1)?;
-        Ok(Site { env, dir, log, store })
+        let spec = AppSpec::new(program(false), Vec::new(), Settings::default());
+        let ways = Ways::open(&spec, &spec.program, false, &env)?;
+        Ok(Site { env, dir, log, store, ways })
     }
 
     /// Starts with a version; what is there then.
@@ -89,6 +93,7 @@ impl Site {
             store: &self.store,
             prefix: "bank",
             sources: 2,
+            ways: &self.ways,
             has_own_requests: true,
         }
     }
@@ -217,12 +222,14 @@ fn a_directory_and_a_log_that_are_not_of_one_cluster_are_refused() {
         dir: first.dir.clone(),
         log: second.log,
         store: second.store,
+        ways: first.ways,
     };
     let error = refused(&first_s, false);
     assert!(error.contains("is that of a cluster that has begun"), "{error}");
-    let second = Site { env: second.env, dir: second.dir, log: first_s.log, store: first_s.store };
+    let Site { log, store, ways, .. } = first_s;
+    let second = Site { env: second.env, dir: second.dir, log, store, ways: second.ways };
     second.start(true, Upgrade::Off).unwrap();
-    let first = Site { env: first.env, dir: first.dir, log: second.log, store: second.store };
+    let first = Site { env: first.env, dir: first.dir, log: second.log, store: second.store, ways };
     let error = refused(&first, false);
     assert!(error.contains("is of another program than /cluster"), "{error}");
 }

@@ -1,0 +1,456 @@
+//! Sinks of an app on several processes: the coordinator writes what leaves to topics and files.
+//!
+//! What leaves is in the log's outputs. Once all that leaves of an epoch is there, its events are in the one order, over
+//! all sources, and are written in it: so each is the row of a number, as in one process, and what one process does so that
+//! each is there once holds here, too. The places of sinks are in snapshots' manifests; whoever starts again reads the
+//! outputs on from there, and asks each sink what it has.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tidemill_cluster::{Leaving, Manifest, Records, Topic, Written};
+use tidemill_connect::{sink, Sink, SinkPlace, SinkSettings, Troubles};
+use tidemill_core::{Batch, Error, Kind, Result, Row, Schema, StreamId};
+use tidemill_durable::Log;
+use tidemill_env::{Env, Handle};
+use tidemill_host::{CoordinatorProcess, Left};
+use tidemill_kafka::stream::{open_sink, RowIds};
+use tidemill_txn::Program;
+
+use crate::internal::SinkFacts;
+use crate::spec::{AppSpec, SinkDecl, Target};
+
+/// So many records are read at once, and so many rows written.
+const READ: usize = 4096;
+/// So long a read waits for what is there already, in microseconds.
+const READ_WAIT_US: u64 = 200_000;
+/// So long it is looked whether it is to end.
+const LOOK: Duration = Duration::from_millis(100);
+/// So often the coordinator is told what is written, in nanoseconds.
+const TELL_NS: u64 = 1_000_000_000;
+/// So long the end waits for what is not written.
+const END: Duration = Duration::from_secs(15);
+/// Before a log that does not answer is asked again, in microseconds.
+const AGAIN_US: u64 = 50_000;
+
+/// What is in a manifest of sinks.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Note {
+    /// What ids of rows are made of, in hexadecimal digits: who begins anew has another.
+    run: String,
+    sinks: Vec<SinkFacts>,
+}
+
+impl Note {
+    fn of(written: &Written) -> Result<Note> {
+        if written.note.is_empty() {
+            return Ok(Note::default());
+        }
+        serde_json::from_slice(&written.note).map_err(|e| {
+            Error::new(
+                Kind::Io,
+                format!("the places of sinks in the newest snapshot can't be read: {e}"),
+            )
+            .help("another version of tidemill has written them: use that one")
+        })
+    }
+
+    fn run(&self) -> u128 {
+        u128::from_str_radix(&self.run, 16).unwrap_or_default()
+    }
+
+    fn place(&self, way: &Way) -> Option<&SinkPlace> {
+        let is_it = |of: &&SinkFacts| of.stream == way.stream && of.path == way.name;
+        self.sinks.iter().find(is_it).map(|of| &of.place)
+    }
+
+    fn at(&self, base: u64, outputs: Vec<u64>) -> Written {
+        let note = serde_json::to_vec(self).expect("places are JSON").into();
+        Written { base, outputs, note }
+    }
+}
+
+/// A sink that the app declares.
+struct Way {
+    stream: String,
+    /// What tells it from others of the stream.
+    name: String,
+    target: Target,
+    at: String,
+    /// Where a new one begins.
+    begins: SinkPlace,
+}
+
+/// The sinks that an app declares.
+pub(super) struct Ways {
+    env: Env,
+    app: String,
+    all: Vec<Way>,
+    fresh: bool,
+    troubles: Troubles,
+}
+
+impl Ways {
+    /// Those of an app, whose topics are there and can be written.
+    ///
+    /// # Errors
+    /// When one can't be written, with the user's line.
+    pub fn open(spec: &AppSpec, program: &Program, fresh: bool, env: &Env) -> Result<Ways> {
+        let (app, troubles) = (program.name.to_string(), Troubles::default());
+        let mut ways = Ways { env: env.clone(), app, all: Vec::new(), fresh, troubles };
+        for decl in &spec.sinks {
+            let (SinkDecl { stream, at, .. }, target) = (decl.clone(), decl.target()?);
+            let name = target.name();
+            if ways.all.iter().any(|way| (&way.stream, &way.name) == (&stream, &name)) {
+                let what = format!("stream {stream} is written to {name} twice");
+                return Err(Error::program(what).at(at));
+            }
+            ways.all.push(Way { stream, name, target, at, begins: SinkPlace::default() });
+        }
+        let files = ways.all.iter().filter_map(|way| match &way.target {
+            Target::File(settings) => Some(settings.path.clone()),
+            Target::Topic(_) => None,
+        });
+        sink::check_paths(&files.collect::<Vec<PathBuf>>(), &[])?;
+        for nth in 0..ways.all.len() {
+            if let Target::Topic(_) = ways.all[nth].target {
+                let (_, schema) = ways.stream(program, &ways.all[nth])?;
+                ways.all[nth].begins = ways.sink(&ways.all[nth], &schema, 0, None)?.place();
+            }
+        }
+        Ok(ways)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The number and the columns of a sink's stream in a version of the program.
+    fn stream(&self, program: &Program, way: &Way) -> Result<(StreamId, Arc<Schema>)> {
+        let is_it = |stream: &tidemill_txn::program::Stream| *stream.spec.name == *way.stream;
+        let found = program.streams.iter().position(is_it);
+        let found = found.ok_or_else(|| {
+            let what = format!("there is no stream {} to write", way.stream);
+            Error::program(what).at(way.at.clone())
+        })?;
+        Ok((StreamId(found as u16), program.streams[found].spec.schema.clone()))
+    }
+
+    /// Opens one: as a new one, or at a place.
+    fn sink(
+        &self,
+        way: &Way,
+        schema: &Arc<Schema>,
+        run: u128,
+        resume: Option<&SinkPlace>,
+    ) -> Result<Box<dyn Sink>> {
+        let opened = match &way.target {
+            Target::File(settings) => {
+                let overwrite = settings.overwrite | self.fresh;
+                let settings = SinkSettings { overwrite, ..settings.clone() };
+                sink::open(&settings, schema, &self.env, resume)
+            }
+            Target::Topic(settings) => {
+                let ids = RowIds { app: self.app.clone(), run, stream: way.stream.clone() };
+                let who = format!("sink of {}: topic {}", way.stream, settings.topic);
+                open_sink(settings, schema, &self.env, &ids, resume, (&self.troubles, &who))
+            }
+        };
+        opened.map_err(|error| error.at(way.at.clone()))
+    }
+
+    /// What is written where a log begins, or another version of the app goes on with it: sinks that were there keep their
+    /// places, others begin now. Before that what the version before has left is written, as far as it has the sinks.
+    ///
+    /// # Errors
+    /// When a new one can't be opened, or what has left can't be read or written.
+    pub fn begin(
+        &self,
+        program: &Program,
+        manifest: &Manifest,
+        before: Option<(&Program, &dyn Log)>,
+    ) -> Result<Written> {
+        let known = match before {
+            Some((program, log)) => self.catch_up(program, manifest, log)?,
+            None => Note::of(&manifest.written)?,
+        };
+        if self.all.is_empty() {
+            return Ok(Written::default());
+        }
+        let mut run = known.run.clone();
+        if run.is_empty() {
+            let random = [self.env.random.next_u64(), self.env.random.next_u64()];
+            run = random.iter().map(|half| format!("{half:016x}")).collect();
+        }
+        let mut note = Note { run, sinks: Vec::new() };
+        for way in &self.all {
+            let (_, schema) = self.stream(program, way)?;
+            let place = match (known.place(way), &way.target) {
+                (Some(place), _) => place.clone(),
+                (None, Target::Topic(_)) => way.begins.clone(),
+                // What is there is refused, or goes.
+                (None, Target::File(_)) => {
+                    self.sink(way, &schema, 0, None)?;
+                    SinkPlace::default()
+                }
+            };
+            note.sinks.push(SinkFacts {
+                stream: way.stream.clone(),
+                path: way.name.clone(),
+                place,
+            });
+        }
+        Ok(note.at(manifest.base, manifest.outputs.clone()))
+    }
+
+    /// Writes all that has left up to a snapshot by the program that has executed it.
+    fn catch_up(&self, program: &Program, manifest: &Manifest, log: &dyn Log) -> Result<Note> {
+        let written = &manifest.written;
+        let note = Note::of(written)?;
+        if note.sinks.is_empty() || written.base >= manifest.base {
+            return Ok(note);
+        }
+        let mut ends = Vec::new();
+        for source in 0..manifest.outputs.len() as u32 {
+            ends.push(super::ask::read(log, Topic::Output(source), u64::MAX)?.upto);
+        }
+        let (base, recorded) = (manifest.base, manifest.base);
+        let written = written.clone();
+        let left = Left { generation: u64::MAX, base, ends, recorded, written };
+        let mut writer = Writer::open(self, program, &left, true)?;
+        let never = AtomicBool::new(false);
+        writer.write(&left, log, &never)?;
+        Note::of(&writer.written()?)
+    }
+}
+
+/// A sink that is written.
+struct Open {
+    stream: String,
+    name: String,
+    schema: Arc<Schema>,
+    sink: Box<dyn Sink>,
+    /// Where the user has declared it.
+    at: String,
+}
+
+/// Writes what leaves.
+struct Writer {
+    env: Env,
+    run: String,
+    sinks: Vec<(StreamId, Open)>,
+    leaving: Leaving,
+    is_settled: bool,
+}
+
+impl Writer {
+    /// Opens all sinks where they were; those that are not known yet are an error, or `skips`ped.
+    fn open(ways: &Ways, program: &Program, left: &Left, skips: bool) -> Result<Writer> {
+        let note = Note::of(&left.written)?;
+        let mut sinks = Vec::new();
+        for way in &ways.all {
+            let Some(place) = note.place(way) else {
+                if skips {
+                    continue;
+                }
+                let what = format!("{} is not among the outputs of the runs before", way.name);
+                return Err(Error::setting(what)
+                    .help("leave outputs as they were")
+                    .at(way.at.clone()));
+            };
+            let (id, schema) = match (ways.stream(program, way), skips) {
+                (Err(_), true) => continue,
+                (found, _) => found?,
+            };
+            let sink = ways.sink(way, &schema, note.run(), Some(place))?;
+            let (stream, name, at) = (way.stream.clone(), way.name.clone(), way.at.clone());
+            sinks.push((id, Open { stream, name, schema, sink, at }));
+        }
+        let wanted: BTreeSet<StreamId> = sinks.iter().map(|(id, _)| *id).collect();
+        let leaving = Leaving::behind(&left.written, left.ends.len() as u32, wanted);
+        let env = ways.env.clone();
+        Ok(Writer { env, run: note.run, sinks, leaving, is_settled: false })
+    }
+
+    /// Writes all that has left up to there; whether it could be read.
+    fn write(&mut self, left: &Left, log: &dyn Log, is_over: &AtomicBool) -> Result<bool> {
+        while let Some((source, from)) = self.leaving.missing(left) {
+            match read(log, source, from) {
+                Some(records) => self.leaving.take(source, records),
+                None => {
+                    if let Some(error) = log.failed() {
+                        return Err(error);
+                    }
+                    if is_over.load(Ordering::Acquire) {
+                        return Ok(false);
+                    }
+                    self.env.clock.sleep_us(AGAIN_US);
+                }
+            }
+        }
+        let Some(ready) = self.leaving.ready(left) else { return Ok(false) };
+        let mut rows: BTreeMap<StreamId, Vec<Row>> = BTreeMap::new();
+        for (stream, row) in ready {
+            rows.entry(stream).or_default().push(row);
+        }
+        for (stream, open) in &mut self.sinks {
+            let all = rows.get(stream).map_or(&[][..], |rows| &rows[..]);
+            for some in all.chunks(READ) {
+                let some = some.iter().map(|row| &row[..]);
+                let batch = Batch::from_rows(open.schema.clone(), some);
+                let written = open.sink.write(&batch).and_then(|()| open.sink.commit());
+                written.map_err(|error| error.at(open.at.clone()))?;
+            }
+        }
+        if left.base >= left.recorded && !std::mem::replace(&mut self.is_settled, true) {
+            for (_, open) in &mut self.sinks {
+                open.sink.settle().map_err(|error| error.at(open.at.clone()))?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Where all of it is, durably.
+    fn written(&mut self) -> Result<Written> {
+        let mut note = Note { run: self.run.clone(), sinks: Vec::new() };
+        for (_, open) in &mut self.sinks {
+            let place = open.sink.sync().map_err(|error| error.at(open.at.clone()))?;
+            let (stream, path) = (open.stream.clone(), open.name.clone());
+            note.sinks.push(SinkFacts { stream, path, place });
+        }
+        let (base, outputs) = self.leaving.place();
+        Ok(note.at(base, outputs))
+    }
+}
+
+/// Some outputs of a source.
+fn read(log: &dyn Log, source: u32, from: u64) -> Option<Records> {
+    let (tell, told) = channel();
+    let then = Box::new(move |found| drop(tell.send(found)));
+    log.read(Topic::Output(source), from, Some(READ), READ_WAIT_US, then);
+    told.recv().ok().flatten()
+}
+
+/// What the thread tells.
+#[derive(Default)]
+struct Told {
+    is_ending: AtomicBool,
+    has_ended: AtomicBool,
+    failed: Mutex<Option<Error>>,
+    /// By sink how many rows it has.
+    rows: Mutex<Vec<(String, String, u64)>>,
+}
+
+/// The sinks of an app that are written, until this is dropped.
+pub(super) struct Sinks {
+    told: Arc<Told>,
+    troubles: Troubles,
+    // Behind a lock only because a handle is not shared between threads.
+    thread: Mutex<Option<Handle>>,
+}
+
+impl Sinks {
+    /// Begins to write what leaves, if there are sinks.
+    ///
+    /// # Errors
+    /// When the thread can't be started.
+    pub fn start(
+        ways: Ways,
+        program: Arc<Program>,
+        coordinator: &Arc<CoordinatorProcess>,
+        log: Arc<dyn Log>,
+    ) -> Result<Sinks> {
+        let (told, troubles) = (Arc::<Told>::default(), ways.troubles.clone());
+        if ways.is_empty() {
+            told.has_ended.store(true, Ordering::Release);
+            return Ok(Sinks { told, troubles, thread: Mutex::new(None) });
+        }
+        let (env, coordinator, own) = (ways.env.clone(), coordinator.clone(), told.clone());
+        let run = move || {
+            let done = run(&ways, &program, &coordinator, &*log, &own);
+            *own.failed.lock() = done.err();
+            own.has_ended.store(true, Ordering::Release);
+        };
+        let thread = env.threads.spawn("cluster-sinks", Box::new(run));
+        let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
+        Ok(Sinks { told, troubles, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Why nothing can be written any more, if that is so.
+    pub fn failed(&self) -> Option<Error> {
+        self.told.failed.lock().clone()
+    }
+
+    /// What holds them up.
+    pub fn troubles(&self) -> Vec<String> {
+        self.troubles.all().into_iter().map(|(who, what)| format!("{who}: {what}")).collect()
+    }
+
+    /// For each stream and where it is written how many rows are there.
+    pub fn rows(&self) -> Vec<(String, String, u64)> {
+        self.told.rows.lock().clone()
+    }
+
+    /// Writes what has left, and ends; waits for it, but not for ever.
+    pub fn finish(&self, env: &Env) {
+        self.told.is_ending.store(true, Ordering::Release);
+        let until_ns = env.clock.monotonic_ns() + END.as_nanos() as u64;
+        while !self.told.has_ended.load(Ordering::Acquire) && env.clock.monotonic_ns() < until_ns {
+            env.clock.sleep_us(1_000);
+        }
+    }
+}
+
+impl Drop for Sinks {
+    fn drop(&mut self) {
+        self.told.is_ending.store(true, Ordering::Release);
+        self.troubles.give_up();
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Writes until it is to end and all that has left is written.
+fn run(
+    ways: &Ways,
+    program: &Program,
+    coordinator: &CoordinatorProcess,
+    log: &dyn Log,
+    told: &Told,
+) -> Result<()> {
+    let mut writer: Option<Writer> = None;
+    let (mut told_ns, mut is_news) = (0, false);
+    loop {
+        let is_ending = told.is_ending.load(Ordering::Acquire);
+        let left = coordinator.left(LOOK);
+        if let (None, true) = (&left, is_ending) {
+            break;
+        }
+        if let Some(left) = left {
+            let open = match &mut writer {
+                Some(open) => open,
+                // Not before its generation has begun: then nobody of an earlier one writes more.
+                None => writer.insert(Writer::open(ways, program, &left, false)?),
+            };
+            is_news |= open.write(&left, log, &told.is_ending)?;
+            let of = |(_, open): &(StreamId, Open)| {
+                (open.stream.clone(), open.name.clone(), open.sink.place().rows)
+            };
+            *told.rows.lock() = open.sinks.iter().map(of).collect();
+        }
+        let now_ns = ways.env.clock.monotonic_ns();
+        if let (Some(writer), true) = (&mut writer, is_news && now_ns > told_ns + TELL_NS) {
+            (told_ns, is_news) = (now_ns, false);
+            coordinator.has_written(writer.written()?);
+        }
+    }
+    writer.as_mut().map_or(Ok(()), |writer| writer.written().map(drop))
+}

@@ -1,0 +1,71 @@
+//! Events that tell others what a request has come to: what its function returned, and why its transaction aborted. They
+//! leave where they are written to a sink.
+
+use tidemill_core::{Error, Result, Row, StreamId, Value};
+use tidemill_function::Call;
+use tidemill_txn::program::{Abort, Origin, Program};
+
+use super::once::Requests;
+use super::{handler_of, AppFunctions};
+use crate::spec::SinkDecl;
+
+/// A stream whose events leave, by its name.
+pub(super) fn stream(program: &Program, name: &str) -> Option<StreamId> {
+    let is_it = |(_, stream): &(usize, &tidemill_txn::program::Stream)| {
+        *stream.spec.name == *name
+            && !matches!(stream.origin, Origin::Input | Origin::Derived { .. })
+    };
+    let found = program.streams.iter().enumerate().find(is_it);
+    found.map(|(index, _)| StreamId(index as u16))
+}
+
+/// Refuses sinks of streams whose events do not leave.
+///
+/// # Errors
+/// Names the stream, and the user's line.
+pub(super) fn check(program: &Program, sinks: &[SinkDecl]) -> Result<()> {
+    crate::outlets::sink_keys(sinks)?;
+    let is_missing = |decl: &&SinkDecl| stream(program, &decl.stream).is_none();
+    let Some(SinkDecl { stream, at, .. }) = sinks.iter().find(is_missing) else { return Ok(()) };
+    let what = format!(
+        "stream {stream} is written as it comes in: that does not run on several processes yet"
+    );
+    Err(Error::program(what)
+        .help(
+            "write what handlers return and emit, what aborts, or the dead letters of a topic; or run the app in \
+             one process",
+        )
+        .at(at.clone()))
+}
+
+impl AppFunctions {
+    /// The stream of what a call returns, where it is written to a sink.
+    pub(super) fn returned(&self, call: &Call) -> Option<StreamId> {
+        let (number, is_request) = handler_of(call.target)?;
+        let output = self.program.handlers.get(number).filter(|_| is_request)?.output?;
+        self.written.contains(&output).then_some(output)
+    }
+
+    /// The last event of a request's transaction, which its own does not emit. Others may have written the request.
+    pub(super) fn last(
+        &self,
+        call: &Call,
+        outcome: &std::result::Result<Value, Abort>,
+    ) -> Option<(StreamId, Row)> {
+        if call.target == Requests::TARGET {
+            let inner = Requests::inner(call)?;
+            // What it returned it has emitted itself, the first time that it was asked.
+            let has_run = outcome.as_ref().is_err_and(|abort| !Requests::is_other(abort));
+            let is_call = has_run && inner.target != Requests::TARGET;
+            return is_call.then(|| self.last(&inner, outcome)).flatten();
+        }
+        let is_known = match self.round_of(call.target) {
+            Some(stream) => {
+                call.args.len() == self.program.streams[stream.index()].spec.schema.len()
+            }
+            None => handler_of(call.target)
+                .is_some_and(|(number, is_request)| is_request && self.is_event(number, call)),
+        };
+        is_known.then(|| self.replied(call, outcome.clone()).1).flatten()
+    }
+}

@@ -1,0 +1,94 @@
+//! A topic that somebody writes what leaves to, and those who do: one beside each coordinator.
+
+use std::sync::Arc;
+
+use tidemill_cluster::{Leaving, Left, Topic, Written};
+use tidemill_core::{Row, StreamId};
+
+use super::log::Log;
+use super::script::{ABORTS, EVENTS};
+use super::Dice;
+
+/// So many records are read at once, at most.
+const READ_MAX: u64 = 8;
+
+/// What is written: rows by their numbers. Whoever writes one asks first whether it is there.
+#[derive(Default)]
+pub(super) struct Sink {
+    pub rows: Vec<Row>,
+    /// What nobody may have written.
+    pub wrong: Option<String>,
+}
+
+impl Sink {
+    fn write(&mut self, number: usize, row: Row) {
+        match self.rows.get(number) {
+            None if number == self.rows.len() => self.rows.push(row),
+            Some(there) if *there == row => {}
+            there => {
+                let what = format!("row {number} is {there:?}, and {row:?} is to be written");
+                self.wrong.get_or_insert(what);
+            }
+        }
+    }
+}
+
+/// Whoever writes, in the process of a coordinator.
+pub(super) struct Writer {
+    leaving: Leaving,
+    rows: usize,
+    /// A mistake: what waits is not known to be missing.
+    forgets: bool,
+}
+
+impl Writer {
+    /// On behind what a snapshot says.
+    pub fn new(written: &Written, sources: u32, forgets: bool) -> Writer {
+        let wanted: [StreamId; 2] = [EVENTS, ABORTS];
+        let leaving = Leaving::behind(written, sources, wanted.into());
+        let rows = written.note[..].try_into().map_or(0, u64::from_le_bytes) as usize;
+        Writer { leaving, rows, forgets }
+    }
+
+    /// Writes what has left. Where it may die it does so sometimes, after some of it: `false`. One that is the last
+    /// coordinator's knows of all that is there, when it has come to what was recorded.
+    pub fn write(
+        &mut self,
+        left: &Left,
+        log: &Log,
+        sink: &mut Sink,
+        (dice, may_die, is_last): (&mut Dice, bool, bool),
+    ) -> bool {
+        while let Some((source, from)) = self.leaving.missing(left) {
+            let limit = 1 + dice.below(READ_MAX) as usize;
+            let records = log.read(Topic::Output(source), from, Some(limit));
+            if records.upto <= from {
+                return true;
+            }
+            self.leaving.take(source, records);
+        }
+        let Some(ready) = self.leaving.ready(left) else { return true };
+        for (_, row) in ready {
+            if may_die && dice.below(500) == 0 {
+                return false;
+            }
+            sink.write(self.rows, row);
+            self.rows += 1;
+        }
+        if is_last && left.base >= left.recorded && sink.rows.len() > self.rows {
+            let (rows, there) = (self.rows, sink.rows.len());
+            sink.wrong.get_or_insert(format!("{there} rows are there, and {rows} are known"));
+        }
+        true
+    }
+
+    /// What is written.
+    pub fn written(&self) -> Arc<Written> {
+        let (base, mut outputs) = self.leaving.place();
+        if self.forgets {
+            outputs = self.leaving.read().to_vec();
+        }
+        let note = (self.rows as u64).to_le_bytes();
+        Arc::new(Written { base, outputs, note: note.into() })
+    }
+}
