@@ -18,7 +18,7 @@ import pytest
 
 import tidemill as tm
 
-from .beside import brokers, create
+from .beside import brokers, control, create
 from .kill.cluster import (
     APP,
     Clients,
@@ -244,3 +244,34 @@ def test_topics_have_each_row_once_whoever_dies(
         return numbered(f"{name}-moved"), numbered(f"{name}-refused")
 
     run(tmp_path, app(tmp_path, sinks), flags, found)
+
+
+@pytest.mark.servers
+def test_a_topic_that_is_away_holds_up_nothing_else(tmp_path: Path) -> None:
+    name = f"sinks-{secrets.token_hex(4)}"
+    for part in ("moved", "refused"):
+        create(f"{name}-{part}", 3)
+    path = app(tmp_path, TOPICS.replace("NAME", name).replace("TRANSACTIONS", "False"))
+    flags = ["--data-dir", str(tmp_path / "data"), *settings()]
+
+    def start() -> Process:
+        args = ("run", str(path), "--processes", "2", "--http", "0", *flags)
+        return Process(tmp_path / "cwd", *args)
+
+    def troubles(url: str) -> list[str]:
+        return [t["what"] for t in health(url).get("troubles", [])]
+
+    with start() as parent:
+        url = joined(parent)
+        with Clients(url, ACCOUNTS) as clients:
+            clients.wait_for_more()
+            writes(url)
+            control("KAFKA", "kill")
+            wait_for("a trouble", lambda: [t for t in troubles(url) if "sink of" in t])
+            clients.wait_for_more(100)
+            control("KAFKA", "start")
+            wait_for("the end of the trouble", lambda: not troubles(url))
+            clients.wait_for_more()
+        accounts = dict(balances(url, ACCOUNTS))
+        assert parent.stop() == 130, parent.errors.read_text()
+    check(clients, accounts, numbered(f"{name}-moved"), numbered(f"{name}-refused"))

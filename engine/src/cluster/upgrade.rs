@@ -126,7 +126,7 @@ impl Starting<'_> {
         if self.settings.upgrade == Upgrade::Off {
             let what = format!(
                 "{} is of another version of the program, or was executed with another cluster_message_bytes_max, \
-                 other topics, other sinks, or fewer partitions of topics",
+                 other sinks, other topics, or fewer partitions of them",
                 self.dir.display()
             );
             return Err(Error::setting(what).help(
