@@ -135,6 +135,9 @@ const FIRST_TRIES: f64 = 0.03;
 /// transactions are cheap that would be ten times.
 const GRAPH_HOPE: f64 = 1.1;
 
+/// What takes longer says all when it is executed once: memory and threads that have to wake up are little of it.
+const DEAR_NS: f64 = 2_000.0;
+
 /// A sample holds for so many transactions: of short epochs not each is looked at.
 const SAMPLE_HOLDS: usize = 4_096;
 
@@ -374,7 +377,8 @@ impl Chooser {
         if threads < 2 || seen.transactions < TRANSACTIONS_MIN {
             return (Arm::Serial, "there are few transactions");
         }
-        if self.used[Arm::Serial as usize] < 2 {
+        let is_dear = self.used[Arm::Serial as usize] == 1 && self.serial_ns.value > DEAR_NS;
+        if self.used[Arm::Serial as usize] < 2 && !is_dear {
             return (Arm::Serial, "to find out what it takes");
         }
         if self.is_cold {
@@ -404,7 +408,7 @@ impl Chooser {
     /// An epoch took so long.
     pub fn learn(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
         let was_cold = std::mem::take(&mut self.is_cold);
-        self.is_cold = arm != Arm::Serial && self.last != arm;
+        self.is_cold = arm != Arm::Serial && self.last != arm && took.ns < DEAR_NS;
         self.last = arm;
         self.measure(seen, threads, arm, took);
         let (expected, n) = (self.expected(seen, threads), seen.transactions as f64);
