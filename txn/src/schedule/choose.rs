@@ -128,7 +128,7 @@ const TRIES: f64 = 0.002;
 const LOST_TRIES: f64 = 2.0;
 
 /// The same of something that was never tried. It makes room for itself then, which takes as long again
-/// as the best takes, at least.
+/// as the best takes, at least. And of serial execution, which was measured when all memory was new.
 const FIRST_TRIES: f64 = 0.03;
 
 /// A graph that is expected to take more times as long as the best is not tried to find out: where
@@ -391,6 +391,7 @@ impl Chooser {
             let (loss, tries) = match self.used[*arm as usize] {
                 0 if *arm == Arm::Graph && cost(arm) > cost(&best) * GRAPH_HOPE => return false,
                 0 => (cost(arm).max(cost(&best)), FIRST_TRIES),
+                2 if *arm == Arm::Serial => (cost(arm) - cost(&best), FIRST_TRIES),
                 _ => {
                     let sooner = LOST_TRIES * 0.5f64.powi(self.lost[*arm as usize] as i32);
                     (cost(arm) - cost(&best), TRIES * sooner.max(1.0))
@@ -547,6 +548,21 @@ mod tests {
         assert!(run(&mut chooser, 100, [3_000.0, 2_500.0, 1_600.0])[2] > 80);
         let used = run(&mut chooser, 100, [55.0, 90.0, 95.0]);
         assert!(used[0] > 70, "{used:?}");
+    }
+
+    /// What serial execution takes while memory is new is not what it takes.
+    #[test]
+    fn serial_execution_is_tried_again_soon() {
+        let mut chooser = Chooser::new(Arm::IN_PLACE);
+        let mut serially = 0;
+        for epoch in 0..200 {
+            let (arm, _) = chooser.choose(&SEEN, 2);
+            serially += usize::from(arm == Arm::Serial);
+            let serial = if epoch < 2 { 250.0 } else { 90.0 };
+            let took = Took { ns: [serial, 137.0, 182.0, 900.0][arm as usize], ..Took::default() };
+            chooser.learn(&SEEN, 2, arm, took);
+        }
+        assert!(serially > 130, "{serially}");
     }
 
     /// Where dear transactions want the same rows a graph is tried, and stays where it is faster; where they are
