@@ -128,8 +128,13 @@ const TRIES: f64 = 0.002;
 const LOST_TRIES: f64 = 2.0;
 
 /// The same of something that was never tried. It makes room for itself then, which takes as long again
-/// as the best takes, at least. And of serial execution, which was measured when all memory was new.
+/// as the best takes, at least.
 const FIRST_TRIES: f64 = 0.03;
+
+/// How many epochs are executed serially in the beginning, of which the fastest counts: in the first ones all
+/// memory is new. And the share of time for trying once more behind them, which may all have been slow.
+const SERIAL_FIRST: u64 = 4;
+const SERIAL_AGAIN: f64 = 0.01;
 
 /// A graph that is expected to take more times as long as the best is not tried to find out: where
 /// transactions are cheap that would be ten times.
@@ -377,8 +382,9 @@ impl Chooser {
         if threads < 2 || seen.transactions < TRANSACTIONS_MIN {
             return (Arm::Serial, "there are few transactions");
         }
-        let is_dear = self.used[Arm::Serial as usize] == 1 && self.serial_ns.value > DEAR_NS;
-        if self.used[Arm::Serial as usize] < 2 && !is_dear {
+        let serially = self.used[Arm::Serial as usize];
+        let is_dear = serially > 0 && self.serial_ns.value > DEAR_NS;
+        if serially < SERIAL_FIRST && !is_dear {
             return (Arm::Serial, "to find out what it takes");
         }
         if self.is_cold {
@@ -391,7 +397,7 @@ impl Chooser {
             let (loss, tries) = match self.used[*arm as usize] {
                 0 if *arm == Arm::Graph && cost(arm) > cost(&best) * GRAPH_HOPE => return false,
                 0 => (cost(arm).max(cost(&best)), FIRST_TRIES),
-                2 if *arm == Arm::Serial => (cost(arm) - cost(&best), FIRST_TRIES),
+                SERIAL_FIRST if *arm == Arm::Serial => (cost(arm) - cost(&best), SERIAL_AGAIN),
                 _ => {
                     let sooner = LOST_TRIES * 0.5f64.powi(self.lost[*arm as usize] as i32);
                     (cost(arm) - cost(&best), TRIES * sooner.max(1.0))
@@ -428,10 +434,10 @@ impl Chooser {
         self.since_ns[arm as usize] = 0.0;
         let used = &mut self.used[arm as usize];
         *used += 1;
-        let (is_first, is_second) = (*used == 1, *used == 2);
+        let serially = *used;
         let parallel = match arm {
-            Arm::Serial if is_first || is_second => {
-                let least = if is_first { took.ns } else { took.ns.min(self.serial_ns.value) };
+            Arm::Serial if serially <= SERIAL_FIRST => {
+                let least = if serially == 1 { took.ns } else { took.ns.min(self.serial_ns.value) };
                 return self.serial_ns = Average::of(least);
             }
             Arm::Serial => return self.serial_ns.learn(took.ns),
@@ -555,14 +561,14 @@ mod tests {
     fn serial_execution_is_tried_again_soon() {
         let mut chooser = Chooser::new(Arm::IN_PLACE);
         let mut serially = 0;
-        for epoch in 0..200 {
+        for epoch in 0..400 {
             let (arm, _) = chooser.choose(&SEEN, 2);
             serially += usize::from(arm == Arm::Serial);
-            let serial = if epoch < 2 { 250.0 } else { 90.0 };
+            let serial = if epoch < 4 { 250.0 } else { 90.0 };
             let took = Took { ns: [serial, 137.0, 182.0, 900.0][arm as usize], ..Took::default() };
             chooser.learn(&SEEN, 2, arm, took);
         }
-        assert!(serially > 130, "{serially}");
+        assert!(serially > 200, "{serially}");
     }
 
     /// Where dear transactions want the same rows a graph is tried, and stays where it is faster; where they are
