@@ -153,7 +153,7 @@ const SHARED_OFF: (f64, f64) = (0.1, 0.4);
 
 /// When transactions beside others take so many times what serial execution took, the work has
 /// changed. They do take longer: rows are in the cache of whoever used them last.
-const CHANGED: f64 = 2.5;
+const CHANGED: f64 = 4.0;
 
 /// What reserving the rows of a transaction takes.
 const RESERVE_NS: f64 = 10.0;
