@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -14,6 +13,7 @@ from tidemill.config import checked_settings
 from tidemill.entity import Entity, Function
 from tidemill.errors import ProgramError, SettingError
 from tidemill.external import External
+from tidemill.given import kept_of, parameters_of, span
 from tidemill.index import Index
 from tidemill.opaque import check_function
 from tidemill.owned import Aggregates, OwnedWindow, declared
@@ -28,7 +28,6 @@ from tidemill.types import (
     Json,
     Schema,
     any_value,
-    column,
     declared_columns,
     duration_us,
     optional,
@@ -120,7 +119,7 @@ class App:
                 "",
                 at,
             )
-        kept = None if history is None else _history(f"table {name}", history, at)
+        kept = None if history is None else kept_of(f"table {name}", history, at)
         if not isinstance(ordered, bool):
             raise ProgramError(f"table {name}: ordered={ordered!r} is not True or False", "", at)
         table = Table(
@@ -248,8 +247,8 @@ class App:
                 extent = {"rows": {"size": rows, "slide": step}}
                 size, by = rows, int(str(step))
             else:
-                size = _span(time, "time")
-                by = size if slide is None else _span(slide, "slide")
+                size = span(time, "time")
+                by = size if slide is None else span(slide, "slide")
                 extent = {"time": {"size_us": size, "slide_us": by}}
             if not 1 <= by <= size:
                 raise ProgramError(
@@ -528,7 +527,7 @@ class App:
         chosen = str(name or getattr(function, "__name__", "procedure"))
         self._name("handler", chosen, [h.name for h in self.handlers], at)
         self._name("stream", chosen, [s.name for s in self.streams], at)
-        given = _parameters(function, chosen, at)
+        given = parameters_of(function, chosen, at)
         calls, _, reply = self._calls(f"procedure {chosen}", chosen, [], given, role, at)
         return Handler(
             self, function, calls, chosen, at, True, reply, emits, called=True, owns=owns
@@ -618,7 +617,7 @@ class App:
             raise ProgramError(f"function {chosen}: '{name}' is a column of {entity.name}", "", at)
         self._name("handler", chosen, [h.name for h in self.handlers], at)
         self._name("stream", chosen, [s.name for s in self.streams], at)
-        parameters = _parameters(function, chosen, at, "function")
+        parameters = parameters_of(function, chosen, at, "function")
         for parameter in parameters:
             if parameter in table.key:
                 raise ProgramError(
@@ -743,7 +742,7 @@ class App:
         def decorate(function: Callable[..., Any]) -> External:
             chosen = str(name or getattr(function, "__name__", "external"))
             self._name("stream", chosen, [s.name for s in self.streams], at)
-            asked = _parameters(function, chosen, at, "external")
+            asked = parameters_of(function, chosen, at, "external")
             owner = f"out of {chosen}"
             said = Schema([]) if out is None else self._columns(owner, out, {}, at)
             made = External(self, function, chosen, asked, said, at_once, retries, at)
@@ -847,72 +846,3 @@ class App:
 
     def __repr__(self) -> str:
         return f"<app {self.name}>"
-
-
-def _span(given: object, what: str) -> int:
-    """A time as the engine has it; a plain int is in the unit of an int time column."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given
-    return duration_us(given, True, what)
-
-
-def _parameters(
-    function: Callable[..., Any], name: str, at: str, what: str = "procedure"
-) -> dict[str, object]:
-    """The parameters of a procedure behind the first, with their types, as columns."""
-    firsts = {"procedure": ["tx"], "external": ["id"], "function": ["self", "ctx"]}[what]
-    first = ", ".join(firsts)
-    try:
-        given = list(inspect.signature(function, eval_str=True).parameters.values())
-        own, given = given[: len(firsts)], given[len(firsts) :]
-        if what == "function" and len(own) < 2:
-            named = getattr(function, "__name__", "function")
-            raise ProgramError(
-                f"function {name} does not take ({first})", f"declare it as {named}({first})", at
-            )
-    except (TypeError, ValueError, NameError) as error:
-        raise ProgramError(f"{what} {name}: {error}", "write a plain function", at) from None
-    columns: dict[str, object] = {}
-    for parameter in given:
-        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
-            raise ProgramError(
-                f"{what} {name}: '{parameter}' is no plain parameter",
-                f"declare it as def {name}({first}, {parameter.name}: int)",
-                at,
-            )
-        if parameter.annotation is parameter.empty:
-            raise ProgramError(
-                f"{what} {name}: parameter '{parameter.name}' has no type",
-                f"write {parameter.name}: int, or another type that a column may have",
-                at,
-            )
-        columns[parameter.name] = parameter.annotation
-        if parameter.default is not parameter.empty:
-            columns[parameter.name] = column(parameter.annotation, default=parameter.default)
-    return columns
-
-
-def _history(owner: str, given: Any, at: str) -> tuple[int | None, int | None]:
-    """What a table keeps of its rows' versions: a time, and a number."""
-    if isinstance(given, tuple) and len(given) == 2:
-        time, versions = given
-    elif isinstance(given, int):
-        time, versions = None, given
-    else:
-        time, versions = given, None
-    for kept in (time, versions):
-        if isinstance(kept, bool) or (isinstance(kept, int) and kept <= 0):
-            raise ProgramError(f"{owner}: history={given!r} keeps nothing", "", at)
-    if versions is not None and not isinstance(versions, int):
-        raise ProgramError(f"{owner}: history keeps a number of versions, not {versions!r}", "", at)
-    if time is None and versions is None:
-        raise ProgramError(f"{owner}: history={given!r} keeps nothing", "", at)
-    if time is None or isinstance(time, int):
-        return time, versions
-    try:
-        time_us = duration_us(time, True, f"{owner}: history")
-    except ProgramError as error:
-        raise ProgramError(error.what, error.help, at) from None
-    if time_us == 0:
-        raise ProgramError(f"{owner}: history={given!r} keeps nothing", "", at)
-    return time_us, versions
