@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidemill_table::{Seq, Table};
 
 use self::progress::Progress;
-use self::reserve::{PutOff, Reserved};
+use self::reserve::Reserved;
 use self::share::{Own, Round, Shared};
 use super::codes::Codes;
 use super::in_place::{Halt, InPlace};
@@ -61,7 +61,7 @@ pub(super) struct Rounds {
     /// round while another one still looks at what was reserved for this one.
     reserved: Vec<[Reserved; 2]>,
     /// The same of what is put off: earlier threads look at it in the round after.
-    put_off: Vec<[PutOff; 2]>,
+    put_off: Vec<[Reserved; 2]>,
     /// Transactions of a share, on average.
     share: usize,
     /// Each thread's part of a round.
@@ -109,7 +109,6 @@ impl Rounds {
         if self.reserved.first().is_none_or(|[one, _]| one.words() != words) {
             let made = |_| [0, 1].map(|_| Reserved::new(words, reads));
             self.reserved = (0..threads).map(made).collect();
-            let made = |_| [0, 1].map(|_| PutOff::new(words, reads));
             self.put_off = (0..threads).map(made).collect();
         }
         let (reserved, put_off) = (&self.reserved[..], &self.put_off[..]);

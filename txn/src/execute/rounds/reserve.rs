@@ -1,8 +1,6 @@
 //! Reservations: which rows a share uses, as a filter of bits. Rows that share a bit are taken for one;
 //! then a transaction is put off in vain.
 
-use std::sync::{Mutex, PoisonError};
-
 use crate::schedule::sync::{AtomicU64, Ordering};
 
 /// Bits for each row that a share may use: one row in so many is taken for another one.
@@ -54,45 +52,12 @@ impl Reserved {
         taken[word_of(bit, taken.len())].load(Ordering::Relaxed) >> (bit % 64) & 1 == 1
     }
 
-    /// Takes back what was reserved of a row, and of those that share its word.
-    fn free(&self, bit: u32) {
+    /// Takes back what was reserved of a row, and of those that share its word. Where few are reserved that is
+    /// sooner done than clearing all.
+    pub(super) fn free(&self, bit: u32) {
         for words in [&self.used, &self.written].into_iter().filter(|words| !words.is_empty()) {
             words[word_of(bit, words.len())].store(0, Ordering::Relaxed);
         }
-    }
-}
-
-/// The rows of what a thread has put off in a round. Few are, so it is cleared by what was put in.
-#[derive(Debug)]
-pub(super) struct PutOff {
-    rows: Reserved,
-    bits: Mutex<Vec<u32>>,
-}
-
-impl PutOff {
-    /// With so many words of bits, and those of rows that are only read apart if any are.
-    pub(super) fn new(words: usize, reads: bool) -> PutOff {
-        PutOff { rows: Reserved::new(words, reads), bits: Mutex::default() }
-    }
-
-    /// Nothing is put off. Only the thread whose it is calls it.
-    pub(super) fn clear(&self) {
-        let mut bits = self.bits.lock().unwrap_or_else(PoisonError::into_inner);
-        bits.drain(..).for_each(|bit| self.rows.free(bit));
-    }
-
-    /// A transaction is put off that uses these rows, and writes some. Only the thread whose it is calls it.
-    pub(super) fn put<const READS: bool>(&self, rows: impl Iterator<Item = (u32, bool)>) {
-        let mut bits = self.bits.lock().unwrap_or_else(PoisonError::into_inner);
-        for (bit, writes) in rows {
-            self.rows.reserve::<READS>(bit, writes);
-            bits.push(bit);
-        }
-    }
-
-    /// Whether a transaction that uses this row meets one that is put off.
-    pub(super) fn meets<const READS: bool>(&self, bit: u32, writes: bool) -> bool {
-        self.rows.meets::<READS>(bit, writes)
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use tidemill_table::{Opened, Seq};
 
 use super::progress::Progress;
-use super::reserve::{PutOff, Reserved, Taken};
+use super::reserve::{Reserved, Taken};
 use crate::execute::codes::Codes;
 use crate::execute::in_place::{Halt, Member};
 use crate::execute::lane::Lane;
@@ -48,7 +48,8 @@ pub(super) struct Shared<'s> {
     pub(super) progress: Progress,
     /// Per thread: of rounds of even and of odd number.
     pub(super) reserved: &'s [[Reserved; 2]],
-    pub(super) put_off: &'s [[PutOff; 2]],
+    /// The same of what is put off.
+    pub(super) put_off: &'s [[Reserved; 2]],
     pub(super) pool: &'s dyn Pool,
     /// The number of the last transaction of earlier epochs.
     pub(super) before: Seq,
@@ -78,6 +79,8 @@ pub(super) struct Own {
     bits: Vec<u32>,
     /// Ranks of what is put off.
     off: Vec<usize>,
+    /// The bits of its rows, in rounds of even and of odd number: by these they are freed.
+    off_bits: [Vec<u32>; 2],
     /// By round: how many outputs there were by stream after its share, and after what of it was put
     /// off.
     pub(super) ends: Vec<[Vec<usize>; 2]>,
@@ -208,7 +211,7 @@ fn meets<'p, const READS: bool>(
     shared: &Shared<'_>,
     member: &Member<'_>,
     rank: usize,
-    mut put_off: impl Iterator<Item = &'p PutOff>,
+    mut put_off: impl Iterator<Item = &'p Reserved>,
 ) -> bool {
     let Ranked { lane, row } = shared.round.order[rank];
     let lane = &member.lanes[lane as usize];
@@ -331,7 +334,8 @@ impl Own {
         }
         let begun = shared.pool.now_ns();
         let put_off = &shared.put_off[thread][number % 2];
-        put_off.clear();
+        let off_bits = &mut self.off_bits[number % 2];
+        off_bits.drain(..).for_each(|bit| put_off.free(bit));
         let before = shared.reserved[..thread].iter();
         self.taken.gather(before.map(|reserved| &reserved[number % 2]));
         let share = shared.round.of(thread, number);
@@ -351,9 +355,11 @@ impl Own {
             };
             if meets & 1 == 1 {
                 let writes = &shared.writes[member.lanes[ranked.lane as usize].handler];
-                let rows = bits.iter().copied().zip(writes.iter().copied());
-                put_off.put::<READS>(rows.clone());
-                rows.for_each(|(bit, writes)| self.taken.take::<READS>(bit, writes));
+                for (bit, writes) in bits.iter().zip(writes) {
+                    put_off.reserve::<READS>(*bit, *writes);
+                    self.taken.take::<READS>(*bit, *writes);
+                }
+                off_bits.extend_from_slice(bits);
                 self.off.push(rank);
             }
         }
