@@ -61,7 +61,8 @@ pub struct Settings {
     pub epoch_max: u64,
     /// So many outputs are one record at most.
     pub outputs_max: usize,
-    /// Whether the coordinator is told of which epochs all has left.
+    /// Whether somebody writes elsewhere what leaves: then the coordinator is told of which epochs all has left, and
+    /// [`told`](tidemill_function::Functions::told) is asked what requests have come to.
     pub tells_left: bool,
     /// A snapshot is begun every so many epochs,
     pub snapshot_every: u64,

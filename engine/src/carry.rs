@@ -86,8 +86,8 @@ impl<'a> Carry<'a> {
         let old = &self.from.streams[old.index()];
         let is_same = |new: &&Stream| {
             new.spec.name == old.spec.name
-                && !is_output(new)
-                && !is_output(old)
+                && !new.is_output()
+                && !old.is_output()
                 && (new.origin == Origin::Input) == (old.origin == Origin::Input)
         };
         let index = self.to.streams.iter().position(|new| is_same(&new));
@@ -151,7 +151,7 @@ impl<'a> Carry<'a> {
     fn events(&mut self, internal: &Internal) -> (Vec<Run>, Vec<RingFacts>) {
         let (mut parked, mut rings) = (Vec::new(), Vec::new());
         for (index, old) in self.from.streams.iter().enumerate() {
-            if is_output(old) {
+            if old.is_output() {
                 self.output(old);
                 rings.extend(self.followed(old, internal));
                 continue;
@@ -222,7 +222,7 @@ impl<'a> Carry<'a> {
                 (Origin::Input, None) => self.added(new),
                 (Origin::Aborted(_), _) => {}
                 _ => {
-                    let is_same = |old: &Stream| is_output(old) && old.spec.name == new.spec.name;
+                    let is_same = |old: &Stream| old.is_output() && old.spec.name == new.spec.name;
                     if !self.from.streams.iter().any(is_same) {
                         self.added(new);
                     }
@@ -244,7 +244,7 @@ impl<'a> Carry<'a> {
             return;
         }
         let name = &*old.spec.name;
-        match self.to.streams.iter().find(|new| is_output(new) && *new.spec.name == *name) {
+        match self.to.streams.iter().find(|new| new.is_output() && *new.spec.name == *name) {
             None => {
                 let upgrade = "its events are counted no more";
                 self.found.push(Change::new("stream", "removed", name, upgrade));
@@ -261,7 +261,7 @@ impl<'a> Carry<'a> {
     /// anew, as of rows that are kept no more.
     fn followed(&self, old: &Stream, internal: &Internal) -> Option<RingFacts> {
         let is_same = |new: &&Stream| {
-            is_output(new) && new.spec.name == old.spec.name && new.spec.schema == old.spec.schema
+            new.is_output() && new.spec.name == old.spec.name && new.spec.schema == old.spec.schema
         };
         self.to.streams.iter().find(is_same)?;
         internal.rings.iter().find(|facts| facts.stream == *old.spec.name).cloned()
@@ -531,10 +531,6 @@ impl<'a> Carry<'a> {
 }
 
 /// Whether its events come from handlers.
-fn is_output(stream: &Stream) -> bool {
-    !matches!(stream.origin, Origin::Input | Origin::Derived { .. })
-}
-
 fn has_time(stream: &Stream) -> bool {
     stream.origin == Origin::Input && matches!(stream.spec.time, StreamTime::Event { .. })
 }

@@ -18,7 +18,7 @@ use tidemill_core::wire::{
 };
 use tidemill_core::{Batch, Error, Position, Result, SourceId, StreamId};
 use tidemill_txn::order::{Run, SequencerState};
-use tidemill_txn::program::{Origin, Program, Stream};
+use tidemill_txn::program::Program;
 
 use crate::counts::Counts;
 use crate::outlets::dead_schema;
@@ -194,9 +194,10 @@ fn take_rings(program: &Program, input: &mut &[u8]) -> Option<Vec<RingFacts>> {
     for _ in 0..take_u32(input)? {
         let (stream, next) = (take_text(input)?.to_owned(), take_u64(input)?);
         let named = |name: &str| program.streams.iter().find(|s| &*s.spec.name == name);
-        let is_output =
-            |stream: &&Stream| !matches!(stream.origin, Origin::Input | Origin::Derived { .. });
-        let schema = match (named(&stream).filter(is_output), stream.strip_suffix(".late")) {
+        let schema = match (
+            named(&stream).filter(|stream| stream.is_output()),
+            stream.strip_suffix(".late"),
+        ) {
             (Some(output), _) => output.spec.schema.clone(),
             (None, Some(name)) => named(name)?.spec.schema.clone(),
             (None, None) => dead_schema(),

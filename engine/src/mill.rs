@@ -12,7 +12,6 @@ use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Groups, Sequencer};
-use tidemill_txn::program::Origin;
 
 use crate::calls::{self, Calls, Reply, Then};
 use crate::conduct::{Driver, SnapshotPlan};
@@ -218,8 +217,7 @@ impl Mill {
         };
         let wanted = outlets.by_name.iter().filter(|(name, outlet)| {
             let of = program.streams.iter().find(|s| *s.spec.name == ***name);
-            let passes =
-                of.is_some_and(|s| matches!(s.origin, Origin::Input | Origin::Derived { .. }));
+            let passes = of.is_some_and(|s| !s.is_output());
             passes && outlet.is_wanted()
         });
         let wanted = wanted.map(|(name, _)| name.clone()).collect();

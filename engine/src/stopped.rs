@@ -8,7 +8,7 @@ use tidemill_core::{Error, Result};
 use tidemill_env::Env;
 use tidemill_log::LogKind;
 use tidemill_snapshot::{newest, Manifest};
-use tidemill_txn::program::{Origin, Program, Stream};
+use tidemill_txn::program::{Program, Stream};
 
 use crate::data_dir::Site;
 use crate::inspect::describe;
@@ -145,7 +145,7 @@ impl Left<'_> {
         let mut said = describe(&self.program, &self.stored.sources, &self.stored.sinks)?;
         let rows: Vec<usize> = facts.tables.iter().map(|rows| *rows as usize).collect();
         let offsets: Vec<u64> = facts.sources.iter().map(|s| s.next_offset).collect();
-        let passes = |s: &Stream| matches!(s.origin, Origin::Input | Origin::Derived { .. });
+        let passes = |s: &Stream| !s.is_output();
         let streams = self.program.streams.iter().filter(|s| !passes(s));
         let is_output = |name: &str| streams.clone().any(|s| &*s.spec.name == name);
         let outputs = facts.outlets.iter().filter(|(name, _)| is_output(name));

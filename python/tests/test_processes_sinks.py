@@ -109,23 +109,22 @@ def run(
         clients.done, clients.next = done, len(done)
         return clients
 
-    with start() as parent:
-        url = joined(parent)
-        with clients_of(url) as clients:
-            clients.wait_for_more(50)
-            os.kill(children(parent.pid)[0], signal.SIGKILL)
-            clients.wait_for_more(50)
-            # All of them, in the midst.
-            for pid in [parent.pid, *children(parent.pid)]:
-                os.kill(pid, signal.SIGKILL)
-            parent.process.wait()
+    def kill(parent: Process, clients: Clients, worker: int) -> None:
+        clients.wait_for_more(50)
+        os.kill(children(parent.pid)[worker], signal.SIGKILL)
+        clients.wait_for_more(50)
+
+    with start() as parent, clients_of(joined(parent)) as clients:
+        kill(parent, clients, 0)
+        # All of them, in the midst.
+        for pid in [parent.pid, *children(parent.pid)]:
+            os.kill(pid, signal.SIGKILL)
+        parent.process.wait()
     for _ in range(2):
         with start() as parent:
             url = joined(parent)
             with clients_of(url) as clients:
-                clients.wait_for_more(50)
-                os.kill(children(parent.pid)[1], signal.SIGKILL)
-                clients.wait_for_more(50)
+                kill(parent, clients, 1)
             writes(url)
             accounts = dict(balances(url, ACCOUNTS))
             # What has left is written when it has ended.

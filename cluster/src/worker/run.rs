@@ -11,7 +11,7 @@ use tidemill_function::{
 use super::save::Saving;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Address, Effect, Packet, Piece};
-use crate::records::{CutRecord, Form, Output, Record, Request, Topic};
+use crate::records::{CutRecord, Form, Output, Record, Request, RequestId, Topic};
 use crate::state::State;
 use crate::Settings;
 
@@ -97,8 +97,9 @@ pub(super) struct Running {
     pub own: NodeId,
     pub node: Node<State>,
     pub inputs: BTreeMap<u32, Source>,
-    /// The requests that have come in here and have no reply.
-    open: HashMap<Tid, Request, FixedState>,
+    /// What clients call the requests that have come in here and have no reply; and what they are, where what
+    /// they come to may be told others, too.
+    open: HashMap<Tid, (RequestId, Option<Call>), FixedState>,
     /// Cuts that are still to be executed, and whether snapshots are to be taken behind them.
     pub cuts: VecDeque<(Arc<CutRecord>, Option<bool>)>,
     /// The one that is executed now.
@@ -173,7 +174,8 @@ impl Running {
     }
 
     /// Takes the requests of a cut that come in here, each with its place.
-    fn requests(&mut self, cut: &CutRecord, sources: u32) -> Coming {
+    fn requests(&mut self, cut: &CutRecord, settings: &Settings) -> Coming {
+        let sources = settings.sources;
         let order = Sequencing { sources, base: cut.base };
         let upto = |source: u32| cut.upto[source as usize];
         if self.inputs.iter().any(|(&source, input)| input.upto < upto(source)) {
@@ -186,10 +188,11 @@ impl Running {
                 return Coming::TooMany;
             }
             input.taken = upto(source);
-            for (nth, (_, request)) in input.requests.drain(..count).enumerate() {
+            for (nth, (_, Request { id, call })) in input.requests.drain(..count).enumerate() {
                 let tid = order.tid(source, nth as u64);
-                requests.push((tid, request.call.clone()));
-                self.open.insert(tid, request);
+                let kept = settings.tells_left.then(|| call.clone());
+                self.open.insert(tid, (id, kept));
+                requests.push((tid, call));
             }
         }
         Coming::All(requests)
@@ -224,14 +227,13 @@ impl Worker {
 
     /// Begins the next epoch, if it can.
     fn begin_next(&mut self, effects: &mut Vec<Effect>) -> bool {
-        let sources = self.settings.sources;
         let Stage::Running(running) = &mut self.stage else { return false };
         if running.current.is_some() {
             return false;
         }
         let Some((cut, _)) = running.cuts.front() else { return false };
         let cut = cut.clone();
-        let requests = match running.requests(&cut, sources) {
+        let requests = match running.requests(&cut, &self.settings) {
             Coming::All(requests) => requests,
             Coming::Later => return false,
             Coming::TooMany => {
@@ -275,11 +277,11 @@ impl Worker {
         for event in out.events {
             let output = match event {
                 Event::Replied { tid, outcome } => {
-                    let Request { id, call } = running.open.remove(&tid).expect("it came in here");
-                    if let Some((stream, row)) = self.functions.told(&call, &outcome) {
-                        let output =
-                            Output::Event { tid, path: LAST.as_slice().into(), stream, row };
-                        running.held.push_back((epoch, output));
+                    let (id, call) = running.open.remove(&tid).expect("it came in here");
+                    let told = call.and_then(|call| self.functions.told(&call, &outcome));
+                    if let Some((stream, row)) = told {
+                        let path = LAST.as_slice().into();
+                        running.held.push_back((epoch, Output::Event { tid, path, stream, row }));
                     }
                     Output::Reply { tid, id, outcome }
                 }

@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +22,7 @@ use tidemill_host::{CoordinatorProcess, Left};
 use tidemill_kafka::stream::{open_sink, RowIds};
 use tidemill_txn::Program;
 
+use super::ask::answer;
 use crate::internal::SinkFacts;
 use crate::spec::{AppSpec, SinkDecl, Target};
 
@@ -332,10 +332,10 @@ impl Writer {
 
 /// Some outputs of a source.
 fn read(log: &dyn Log, source: u32, from: u64) -> Option<Records> {
-    let (tell, told) = channel();
-    let then = Box::new(move |found| drop(tell.send(found)));
-    log.read(Topic::Output(source), from, Some(READ), READ_WAIT_US, then);
-    told.recv().ok().flatten()
+    let found = answer(|then| {
+        log.read(Topic::Output(source), from, Some(READ), READ_WAIT_US, then);
+    });
+    found.ok().flatten()
 }
 
 /// What the thread tells.

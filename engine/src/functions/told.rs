@@ -3,7 +3,7 @@
 
 use tidemill_core::{Error, Result, Row, StreamId, Value};
 use tidemill_function::Call;
-use tidemill_txn::program::{Abort, Origin, Program};
+use tidemill_txn::program::{Abort, Program};
 
 use super::once::Requests;
 use super::{handler_of, AppFunctions};
@@ -12,8 +12,7 @@ use crate::spec::SinkDecl;
 /// A stream whose events leave, by its name.
 pub(super) fn stream(program: &Program, name: &str) -> Option<StreamId> {
     let is_it = |(_, stream): &(usize, &tidemill_txn::program::Stream)| {
-        *stream.spec.name == *name
-            && !matches!(stream.origin, Origin::Input | Origin::Derived { .. })
+        stream.is_output() && *stream.spec.name == *name
     };
     let found = program.streams.iter().enumerate().find(is_it);
     found.map(|(index, _)| StreamId(index as u16))

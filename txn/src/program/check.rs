@@ -167,7 +167,7 @@ impl Program {
         self.check_batch(stream, &owner)?;
         let Origin::Derived { from, stage } = &stream.origin else { return Ok(()) };
         let source = self.stream(*from)?;
-        if !matches!(source.origin, Origin::Input | Origin::Derived { .. }) {
+        if source.is_output() {
             return Err(Error::program(format!(
                 "{owner} is derived from {}, which is an output: map and filter come before \
                  transactions",
@@ -195,7 +195,7 @@ impl Program {
         let Some(batch) = &stream.batch else { return Ok(()) };
         let wrong = |what: &str| Err(Error::program(format!("{owner}: {what}")));
         batch.check().or_else(|what| wrong(&what))?;
-        if !matches!(stream.origin, Origin::Input | Origin::Derived { .. }) {
+        if stream.is_output() {
             return wrong("it is emitted into: a batch there is what one event sets off");
         }
         let id = StreamId(self.streams.iter().position(|s| s == stream).unwrap_or(0) as u16);

@@ -20,6 +20,14 @@ pub struct Stream {
     pub batch: Option<Batching>,
 }
 
+impl Stream {
+    /// Whether the program makes its events, and they do not come in: from a source, or of others that do
+    /// by `map` and `filter`.
+    pub fn is_output(&self) -> bool {
+        !matches!(self.origin, Origin::Input | Origin::Derived { .. })
+    }
+}
+
 /// An input stream of firings: its one column is the time at which one was due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
