@@ -29,19 +29,17 @@ pub struct PyOpaque {
 }
 
 /// The opaque functions of a program; with a deadline a call may be overdue. What a trigger takes is of the
-/// time of whoever has set it off.
+/// time of the function that has set it off; those of a declared transaction have a deadline of their own.
 pub fn functions(
     opaques: Vec<Py<PyAny>>,
     program: &Program,
     deadline_us: Option<i64>,
 ) -> Vec<Arc<dyn Opaque>> {
     let shapes = Arc::new(Shapes::of(program));
-    let function = |(number, function)| {
-        let is_trigger = program.triggers.iter().any(|trigger| trigger.function == number);
-        let deadline_us = deadline_us.filter(|_| !is_trigger);
+    let function = |function| {
         Arc::new(PyOpaque { function, shapes: shapes.clone(), deadline_us }) as Arc<dyn Opaque>
     };
-    opaques.into_iter().enumerate().map(function).collect()
+    opaques.into_iter().map(function).collect()
 }
 
 /// What a coroutine returns that waits for nothing from outside.

@@ -297,6 +297,43 @@ def test_a_function_that_does_not_end_aborts_and_a_replay_obeys(tmp_path) -> Non
         assert [row["n"] for row in mill.table("seen").rows()] == [1, 2, 4, 5]
 
 
+def test_a_trigger_of_a_declared_transaction_has_a_deadline(tmp_path) -> None:
+    app = tm.App("slow")
+    seen = app.table("seen", key="n", n=int, twice=int)
+    numbers = app.stream("numbers", n=int)
+    slow = {3}
+
+    @app.transaction(numbers)
+    def note(tx, e):
+        seen.insert(n=e.n, twice=2 * e.n)
+
+    @app.transaction(numbers, opaque=True)
+    def look(tx, e):
+        while e.n == 2 and slow:
+            pass
+
+    @app.trigger(seen, changes=["insert"])
+    def watch(tx, change):
+        while change.new.n in slow:
+            pass
+
+    assert note.path == "traced"
+    folder = str(tmp_path / "data")
+    settings = {"data_dir": folder, "durable": "log", "deadline_us": 200_000}
+    with app.start(**settings) as mill:
+        mill.send(numbers, {"n": [1, 2, 3, 4]}, wait=True)
+        reason = "the function took longer than 200000 microseconds"
+        for handler, n in ((look, 2), (note, 3)):
+            [aborted] = mill.output(handler.aborted).rows()
+            assert (aborted["n"], aborted["reason"]) == (n, reason)
+        assert [row["n"] for row in mill.table("seen").rows()] == [1, 2, 4]
+    # Whatever it would do now: it took too long.
+    slow.clear()
+    with app.start(**settings) as mill:
+        assert [row["n"] for row in mill.table("seen").rows()] == [1, 2, 4]
+        assert mill.output(look.aborted).rows()[0]["n"] == 2
+
+
 def test_a_function_without_end_that_operates_aborts() -> None:
     app = tm.App("endless")
     numbers, many = app.stream("numbers", n=int), app.stream("many", n=int)

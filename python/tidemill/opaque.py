@@ -313,7 +313,7 @@ class OpaqueCall(OpaqueHandler):
 
 class OpaqueTrigger(OpaqueHandler):
     """A trigger in the form that the engine calls. The deadline is that of the function which has
-    set it off."""
+    set it off, if one has."""
 
     def __init__(self, trigger: Trigger) -> None:
         self.output = None

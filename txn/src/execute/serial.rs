@@ -578,7 +578,9 @@ pub(super) fn transact(
         false => call(&program, &tables, handler, event, &moment),
     };
     let is_opaque = matches!(program.handlers[handler].body, Body::Opaque(_));
-    let result = match is_opaque {
+    // A declared transaction may set off triggers, which are functions.
+    let may_be_overdue = is_opaque || !program.triggers.is_empty();
+    let result = match may_be_overdue {
         true => {
             let event = epoch.event(epoch.order[origin.root() as usize]);
             serial.call(event, out, || run(tables))
