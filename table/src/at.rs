@@ -34,12 +34,14 @@ pub struct Opened<'t> {
     part: usize,
     begun: usize,
     stride: usize,
+    /// So many words of a slot are a version in the log.
+    logged: usize,
     slot_of: SlotOf,
     shift: u32,
     mask: usize,
     seed: u64,
     placing: Arc<Mutex<Placing>>,
-    /// Whether a version is four words, and nothing is to be done but copying them.
+    /// Whether a version is four words in the log, and nothing is to be done but copying them.
     is_short: bool,
     /// Where versions that are kept go; null when none are.
     histories: *mut RowHistory,
@@ -98,8 +100,8 @@ impl Table {
     /// # Panics
     /// When its keys are not words, or there are values beside its slots.
     pub fn open(&mut self, versions: usize) -> Opened<'_> {
-        let stride = self.plain_stride();
-        let part = self.log_mut().reserve(versions * stride);
+        let words = self.plain_logged();
+        let part = self.log_mut().reserve(versions * words);
         let mut opened = self.opened(vec![part]);
         opened.pop().expect("one part, one opening")
     }
@@ -109,19 +111,19 @@ impl Table {
     /// # Panics
     /// As [`Table::open`].
     pub fn open_for(&mut self, versions: &[usize]) -> Vec<Opened<'_>> {
-        let stride = self.plain_stride();
-        let words: Vec<usize> = versions.iter().map(|versions| versions * stride).collect();
+        let logged = self.plain_logged();
+        let words: Vec<usize> = versions.iter().map(|versions| versions * logged).collect();
         let parts = self.log_mut().reserve_parts(&words);
         self.opened(parts)
     }
 
-    fn plain_stride(&self) -> usize {
+    fn plain_logged(&self) -> usize {
         assert!(self.has_plain_rows(), "table {} has rows of words", self.spec().name);
-        self.slots_shape().0
+        self.logged_words()
     }
 
     fn opened(&mut self, parts: Vec<PartAt>) -> Vec<Opened<'_>> {
-        let (stride, mask, shift, seed) = self.slots_shape();
+        let ((stride, mask, shift, seed), logged) = (self.slots_shape(), self.logged_words());
         let placing = Placing { room: self.room(), taken: 0, placed: Vec::new() };
         let placing = Arc::new(Mutex::new(placing));
         let histories = self.histories_ptr();
@@ -135,12 +137,13 @@ impl Table {
             part: part.number,
             begun: part.end,
             stride,
+            logged,
             slot_of: SlotOf::new(stride),
             shift,
             mask,
             seed,
             placing: placing.clone(),
-            is_short: stride == 4 && histories.is_null(),
+            is_short: logged == 4 && histories.is_null(),
             histories,
             now_us: i64::MIN,
             grown: 0,
@@ -347,8 +350,11 @@ impl Opened<'_> {
                 taking::take(self, self.number(slot), key);
             }
             placing.placed.push(slot);
-            let body = slot.add(HEADER_WORDS);
-            std::ptr::copy_nonoverlapping(missing.as_ptr(), body, missing.len());
+            // Others may read it meanwhile, who have found it as it is to be.
+            let body = std::slice::from_raw_parts_mut(slot.add(HEADER_WORDS), missing.len());
+            if body != missing {
+                body.copy_from_slice(missing);
+            }
             (slot, false)
         }
     }
@@ -357,15 +363,15 @@ impl Opened<'_> {
     /// what it was, word for word. All openings are given at once.
     pub fn roll_back(mut openings: Vec<Opened<'_>>) {
         for opened in &mut openings {
-            for at in (opened.begun..opened.end).step_by(opened.stride) {
-                // SAFETY: these are the versions that were superseded meanwhile; each is a whole
-                // slot, whose key has one still. The oldest of a row is what it was: its number is
-                // the lowest. Of the row's history each has added one, if it was there.
+            for at in (opened.begun..opened.end).step_by(opened.logged) {
+                // SAFETY: these are the versions that were superseded meanwhile; each is what may have
+                // been written of a slot, whose key has one still. The oldest of a row is what it was:
+                // its number is the lowest. Of the row's history each has added one, if it was there.
                 unsafe {
                     let entry = opened.log.wrapping_add(at);
                     let slot = opened.search(*entry.add(KEY));
                     if *entry.add(STAMP) >> 1 < *slot.add(STAMP) >> 1 {
-                        std::ptr::copy_nonoverlapping(entry, slot, opened.stride);
+                        std::ptr::copy_nonoverlapping(entry, slot, opened.logged);
                     }
                     if let (Some((history, shape)), true) =
                         (RowAt::at(slot, opened).history(), *entry.add(STAMP) & 1 == 1)
@@ -473,14 +479,14 @@ impl RowAt {
             prefetch_address(entry.wrapping_add(LOG_AHEAD));
             // Most rows have one column beside the key: two halves of 16 bytes.
             let (from, to) = (self.words.cast::<[u64; 2]>(), entry.cast::<[u64; 2]>());
-            let stride = (*table).stride;
+            let logged = (*table).logged;
             if (*table).is_short {
                 *to = *from;
                 *to.add(1) = *from.add(1);
             } else {
                 copy_slot(self.words, entry, table);
             }
-            (*table).end = at + stride;
+            (*table).end = at + logged;
             show(self.words.add(LINK), (at as u64) << 32 | TAKEN, Ordering::Relaxed);
             show(self.words.add(STAMP), stamp_word(seq, true), Ordering::Relaxed);
         }
@@ -501,11 +507,11 @@ impl RowAt {
             }
             let at = (*self.words.add(LINK) >> 32) as usize;
             let table = self.table;
-            let (entry, stride) = ((*table).log.wrapping_add(at), (*table).stride);
+            let (entry, logged) = ((*table).log.wrapping_add(at), (*table).logged);
             show(self.words.add(LINK), *entry.add(LINK), Ordering::Relaxed);
             show(self.words.add(STAMP), *entry.add(STAMP), Ordering::Relaxed);
             let (from, to) = (entry.add(HEADER_WORDS), self.words.add(HEADER_WORDS));
-            std::ptr::copy_nonoverlapping(from, to, stride - HEADER_WORDS);
+            std::ptr::copy_nonoverlapping(from, to, logged - HEADER_WORDS);
             if let (Some((history, shape)), true) = (self.history(), self.is_there()) {
                 (*history).pop(shape);
             }
@@ -569,7 +575,7 @@ impl RowAt {
         // SAFETY: the table is open, and its log has that version at its end.
         unsafe {
             let table = self.table;
-            (*table).end -= (*table).stride;
+            (*table).end -= (*table).logged;
         }
     }
 }
@@ -577,14 +583,14 @@ impl RowAt {
 /// Copies a slot to the log, and to the row's history, when versions are kept.
 ///
 /// # Safety
-/// The slot is one of the open table's, and the entry has as many words.
+/// The slot is one of the open table's, and the entry has as many words as are logged of it.
 #[inline(never)]
 unsafe fn copy_slot(slot: *mut u64, entry: *mut u64, table: *mut Opened<'static>) {
     // SAFETY: as the caller says; the log, the slots and histories are different memory, and nobody
     // else uses the row.
     unsafe {
         let stride = (*table).stride;
-        std::ptr::copy_nonoverlapping(slot, entry, stride);
+        std::ptr::copy_nonoverlapping(slot, entry, (*table).logged);
         let row = RowAt { words: slot, table };
         let Some((history, shape)) = row.history() else { return };
         if row.is_there() {

@@ -39,6 +39,8 @@ pub struct Table {
     slots: Cells,
     /// Words of a slot.
     stride: usize,
+    /// So many of them, the first, are logged of a version; the others are those of all versions of a row.
+    logged: usize,
     /// Number of slots, a power of two.
     capacity: usize,
     /// How far a hash is shifted to give a slot: its high bits do.
@@ -91,6 +93,7 @@ impl Table {
         let keys = (!layout.word_key).then(|| KeyIndex::new(seed));
         let mut table = Table {
             stride: layout.slot_words(),
+            logged: layout.slot_words(),
             shape: Shape::of(&spec, &layout),
             histories: Vec::new(),
             aging: Aging::default(),
@@ -127,6 +130,28 @@ impl Table {
         assert_eq!(self.taken, 0, "versions have one shape");
         self.shape = self.shape.map(|shape| shape.only(wanted, &self.layout));
         self
+    }
+
+    /// Of rows that are there only these columns are ever written, and no row goes. So versions are logged
+    /// up to the last of them: a row of many columns is not copied whole for one that changes.
+    ///
+    /// # Panics
+    /// When there have been rows.
+    pub fn writing(mut self, columns: &BTreeSet<usize>) -> Table {
+        assert_eq!(self.taken, 0, "versions have one shape");
+        let behind = |column: &usize| match self.layout.places[*column] {
+            Place::Key => 0,
+            Place::Word { word, .. } => word + 1,
+            Place::Value(_) => self.layout.words,
+        };
+        let words = columns.iter().map(behind).max().unwrap_or(0);
+        self.logged = HEADER_WORDS + self.layout.null_words + words;
+        self
+    }
+
+    /// Words of a version in the log.
+    pub fn logged_words(&self) -> usize {
+        self.logged
     }
 
     /// What the table was declared as.
@@ -181,6 +206,7 @@ impl Table {
         if row.is_none() && self.slots.words()[base + STAMP] & 1 == 0 {
             return;
         }
+        let was = self.unlogged(base);
         if self.begin_version(base, row.is_some(), seq) && self.order.is_some() {
             self.order_changes(self.key(slot), row.is_some());
         }
@@ -190,6 +216,7 @@ impl Table {
         let words = &mut self.slots.words_mut()[base..][..self.stride];
         let values = slot as usize * self.layout.values;
         let Some(row) = row else {
+            assert!(was.is_none(), "table {}: no row was said to go", self.spec.name);
             for value in &mut self.values[values..][..self.layout.values] {
                 self.values_bytes -= value.heap_bytes();
                 *value = Value::Null;
@@ -215,6 +242,23 @@ impl Table {
                 }
             }
         }
+        self.keeps_unlogged(base, was);
+    }
+
+    /// The words of the row at `base` that are not logged, if it is there and there are such words.
+    fn unlogged(&self, base: usize) -> Option<Vec<u64>> {
+        let words = &self.slots.words()[base..][..self.stride];
+        (self.logged < self.stride && words[STAMP] & 1 == 1).then(|| words[self.logged..].to_vec())
+    }
+
+    /// That these are what they were: or older versions would be others than they were.
+    fn keeps_unlogged(&self, base: usize, was: Option<Vec<u64>>) {
+        let is = &self.slots.words()[base + self.logged..base + self.stride];
+        let name = &self.spec.name;
+        assert!(
+            was.is_none_or(|was| was == *is),
+            "table {name}: a column is written that no handler was said to write"
+        );
     }
 
     /// Begins a version of the row at `base`: of one that is there from now on, or is not. Whether it was
@@ -477,12 +521,17 @@ impl Table {
             (None, None) => return,
             (None, Some(_)) => self.take(key, hash),
         };
+        let was = self.unlogged(base);
         if self.begin_version(base, body.is_some(), seq) && self.order.is_some() {
             self.order_changes(self.key_of(key), body.is_some());
         }
-        if let Some(body) = body {
-            let words = &mut self.slots.words_mut()[base..][..self.stride];
-            words[HEADER_WORDS..].copy_from_slice(body);
+        match body {
+            Some(body) => {
+                let words = &mut self.slots.words_mut()[base..][..self.stride];
+                words[HEADER_WORDS..].copy_from_slice(body);
+                self.keeps_unlogged(base, was);
+            }
+            None => assert!(was.is_none(), "table {}: no row was said to go", self.spec.name),
         }
     }
 
@@ -503,7 +552,7 @@ impl Table {
             self.append_version(base);
         }
         let slot = &mut self.slots.words_mut()[base..base + stride];
-        let at = self.log.push(slot);
+        let at = self.log.push(&slot[..self.logged]);
         slot[LINK] = u64::from(at) << 32 | TAKEN;
         if self.layout.values > 0 {
             let index = base / stride;
@@ -656,7 +705,7 @@ impl Table {
         }
         if self.keys.is_some() {
             let logs = self.sealed.logs_mut().chain([&mut self.log]);
-            logs.for_each(|log| log.remap(&moved, &self.layout));
+            logs.for_each(|log| log.remap(&moved, self.logged));
         }
     }
 
@@ -665,7 +714,7 @@ impl Table {
     /// The rows written since the last commit, by partition and key.
     pub fn changes(&self) -> Vec<Change> {
         let slot = |at: u32| {
-            let key = self.log.entry(at, &self.layout).key;
+            let key = self.log.entry(at, self.logged, self.layout.values).key;
             match &self.keys {
                 Some(_) => key as u32,
                 None => {
@@ -674,7 +723,7 @@ impl Table {
                 }
             }
         };
-        let mut slots: Vec<u32> = self.log.links(&self.layout).map(slot).collect();
+        let mut slots: Vec<u32> = self.log.links(self.logged).map(slot).collect();
         slots.sort_unstable();
         slots.dedup();
         let change = |&slot: &u32| {
@@ -688,7 +737,7 @@ impl Table {
 
     /// Number of versions superseded since the last commit.
     pub fn superseded(&self) -> usize {
-        self.log.len(&self.layout)
+        self.log.len(self.logged)
     }
 
     /// Everything up to `seq` is final, and no reader needs older versions.

@@ -2,7 +2,7 @@
 
 use tidemill_core::Value;
 
-use crate::layout::{Layout, HEADER_WORDS, KEY_WORD};
+use crate::layout::{HEADER_WORDS, KEY_WORD};
 use crate::table::{LINK, STAMP};
 
 /// The dense rank of a transaction in the one order, from 1. 0 is the initial state.
@@ -21,8 +21,9 @@ pub(crate) fn stamp_word(seq: Seq, present: bool) -> u64 {
 /// whose keys are not words, the slot's number), stamp, link and columns; the values beside it stand
 /// in `values`. A link is the place of an entry's first word.
 ///
-/// Whole slots, although their keys are known from elsewhere: a slot of four words is copied in two
-/// instructions, and leaving words out would take more.
+/// With its key, although that is known from elsewhere: a slot of four words is copied in two
+/// instructions, and leaving words out would take more. Words at a slot's end that no write changes are
+/// left out ([`Table::writing`](crate::Table::writing)): all entries of a table have as many words.
 ///
 /// The log is in parts, one for each thread that writes versions at a time; those of a part are in
 /// stamp order. A part begins at a place where none before it can reach.
@@ -62,21 +63,19 @@ impl VersionLog {
         self.parts.iter().map(|part| part.words.len()).sum()
     }
 
-    /// Number of entries.
-    pub(crate) fn len(&self, layout: &Layout) -> usize {
-        self.words() / layout.slot_words()
+    /// Number of entries, of `stride` words each.
+    pub(crate) fn len(&self, stride: usize) -> usize {
+        self.words() / stride
     }
 
     /// Their links.
-    pub(crate) fn links(&self, layout: &Layout) -> impl Iterator<Item = u32> + '_ {
-        let stride = layout.slot_words();
+    pub(crate) fn links(&self, stride: usize) -> impl Iterator<Item = u32> + '_ {
         let of = move |part: &Part| (part.base..part.base + part.words.len()).step_by(stride);
         self.parts.iter().flat_map(of).map(|at| at as u32)
     }
 
     /// The first word of each entry's slot.
-    pub(crate) fn keys(&self, layout: &Layout) -> impl Iterator<Item = u64> + '_ {
-        let stride = layout.slot_words();
+    pub(crate) fn keys(&self, stride: usize) -> impl Iterator<Item = u64> + '_ {
         let entries = self.parts.iter().flat_map(move |part| part.words.chunks_exact(stride));
         entries.map(|words| words[KEY_WORD])
     }
@@ -145,7 +144,7 @@ impl VersionLog {
         unsafe { part.words.set_len(end - part.base) }
     }
 
-    /// Appends the version that a slot is about to lose; gives its link.
+    /// Appends the version that a slot is about to lose: its words as far as they are logged; gives its link.
     pub(crate) fn push(&mut self, slot: &[u64]) -> u32 {
         let part = self.last();
         let at = part.base + part.words.len();
@@ -164,8 +163,8 @@ impl VersionLog {
         &self.parts[after.unwrap_or(0)]
     }
 
-    pub(crate) fn entry(&self, at: u32, layout: &Layout) -> Entry<'_> {
-        let stride = layout.slot_words();
+    /// The entry at a link, of `stride` words and with so many values beside it.
+    pub(crate) fn entry(&self, at: u32, stride: usize, values: usize) -> Entry<'_> {
         let part = self.part(at as usize);
         let at = at as usize - part.base;
         let words = &part.words[at..][..stride];
@@ -174,7 +173,7 @@ impl VersionLog {
             link: (words[LINK] >> 32) as u32,
             stamp: words[STAMP],
             body: &words[HEADER_WORDS..],
-            values: &part.values[at / stride * layout.values..][..layout.values],
+            values: &part.values[at / stride * values..][..values],
         }
     }
 
@@ -186,10 +185,8 @@ impl VersionLog {
     }
 
     /// Slots of a table whose keys are not words have moved: `moved[old] = new`.
-    pub(crate) fn remap(&mut self, moved: &[u32], layout: &Layout) {
-        for entry in
-            self.parts.iter_mut().flat_map(|p| p.words.chunks_exact_mut(layout.slot_words()))
-        {
+    pub(crate) fn remap(&mut self, moved: &[u32], stride: usize) {
+        for entry in self.parts.iter_mut().flat_map(|p| p.words.chunks_exact_mut(stride)) {
             entry[KEY_WORD] = u64::from(moved[entry[KEY_WORD] as usize]);
         }
     }
@@ -218,6 +215,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) key: u64,
     pub(crate) link: u32,
     pub(crate) stamp: u64,
+    /// The column words that are logged.
     pub(crate) body: &'a [u64],
     pub(crate) values: &'a [Value],
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use pool::Threads;
 use tidemill_core::{Batch, Column, DataType, SourceId, StreamId, TableId, Value};
 use tidemill_table::Table;
-use tidemill_txn::execute::{Executor, Outcome, Serial};
+use tidemill_txn::execute::{self, Executor, Outcome, Serial};
 use tidemill_txn::order::{Epoch, Run};
 use tidemill_txn::pool::Pool;
 use tidemill_txn::program::{Builder, NativeTx, Program};
@@ -20,7 +20,8 @@ fn program(declared_moves: bool) -> Program {
     let mut b = Builder::new("t");
     let int = |name: &str| Column::new(name, DataType::Int);
     for table in ["left", "right"] {
-        b.table(table, &["k"], vec![int("k"), int("v").default(Value::Int(100))]);
+        let hundred = |name: &str| int(name).default(Value::Int(100));
+        b.table(table, &["k"], vec![int("k"), hundred("v"), hundred("same"), hundred("too")]);
     }
     let (left, right) = (TableId(0), TableId(1));
     let moves = b.stream("moves", vec![int("a"), int("b"), int("x")]);
@@ -56,7 +57,8 @@ fn program(declared_moves: bool) -> Program {
             Ok(())
         };
         let rows: [(TableId, &[&str]); 2] = [(left, &["a"]), (left, &["b"])];
-        b.native("move", moves, &rows, &[moved], body);
+        let moving = b.native("move", moves, &rows, &[moved], body);
+        b.sets(moving, &[(0, &["v"]), (1, &["v"])]);
     }
     let mut h = b.handler("ask", asks);
     let (a, other) = (h.column("a"), h.column("b"));
@@ -109,7 +111,9 @@ fn stream_of(program: &Program, source: usize) -> StreamId {
 }
 
 fn tables(program: &Program) -> Vec<Table> {
-    program.tables.iter().map(|spec| Table::new(Arc::new(spec.clone()), 7)).collect()
+    let tables = execute::tables(program, 7);
+    assert!(tables.iter().all(|table| table.logged_words() <= 4), "at most one column is written");
+    tables
 }
 
 fn shown(epoch: &Epoch, outcome: &Outcome) -> Vec<String> {

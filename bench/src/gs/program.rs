@@ -119,7 +119,8 @@ fn native<const N: usize>(form: Form, work: Work) -> Result<Program> {
         tx.emit(0, &[tx.event(1), value]);
         Ok(())
     };
-    frame.builder.native("sum", frame.sums, &rows, &[summed], body);
+    let sum = frame.builder.native("sum", frame.sums, &rows, &[summed], body);
+    frame.builder.sets(sum, &[(0, &["value"])]);
     if let (Some(follows), Some(followed)) = (frame.follows, followed) {
         let follow = Follow { form, work, records: frame.records, followed };
         frame.builder.opaque("follow", follows, Arc::new(follow));
@@ -142,7 +143,8 @@ fn native<const N: usize>(form: Form, work: Work) -> Result<Program> {
             tx.emit(0, &[tx.event(1), sum]);
             Ok(())
         };
-        frame.builder.native("look", reads, &rows, &[looked], body);
+        let look = frame.builder.native("look", reads, &rows, &[looked], body);
+        frame.builder.sets(look, &[]);
     }
     frame.builder.finish()
 }

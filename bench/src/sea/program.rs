@@ -117,7 +117,11 @@ fn native(size_us: i64, work: Work) -> Result<Program> {
             }
             Ok(())
         };
-        frame.builder.native(HANDLERS[own], frame.streams[own], &rows, &[emitted[own]], body);
+        let (name, input) = (HANDLERS[own], frame.streams[own]);
+        let handler = frame.builder.native(name, input, &rows, &[emitted[own]], body);
+        let (index, turnover): (&[&str], &[&str]) =
+            (&["stock", "amount", "price", "value"], &["rate", "joins"]);
+        frame.builder.sets(handler, &[(0, index), (2, turnover)]);
     }
     frame.builder.finish()
 }

@@ -119,10 +119,10 @@ impl Table {
 
     /// Marks the slots of all versions since the last commit.
     pub(super) fn mark_written(&mut self) {
-        if !self.tracked || !self.dirty.takes(self.log.len(&self.layout)) {
+        if !self.tracked || !self.dirty.takes(self.log.len(self.logged)) {
             return;
         }
-        for key in self.log.keys(&self.layout) {
+        for key in self.log.keys(self.logged) {
             let slot = match self.keys {
                 Some(_) => key as usize,
                 None => self.home(self.hash(key)),

@@ -13,6 +13,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use tidemill_core::{Batch, Error, Key, Result, Row, Value};
 
 use super::{history_hash, row_hash, Table, KEY, LINK, STAMP, TAKEN};
+use crate::layout::HEADER_WORDS;
 use crate::version::{Seq, VersionLog, NO_LINK};
 
 /// Emptied logs that are kept, so that the next epochs find memory that the process has already.
@@ -48,7 +49,7 @@ impl Table {
     /// [`Table::release`]. What is written from now on bears higher numbers.
     pub fn seal(&mut self, seq: Seq) {
         self.mark_written();
-        if self.log.len(&self.layout) > 0 {
+        if self.log.len(self.logged) > 0 {
             let empty = self.sealed.spare.pop().unwrap_or_default();
             self.sealed.logs.push_back((seq, std::mem::replace(&mut self.log, empty)));
         }
@@ -118,10 +119,14 @@ impl<'t> AsOf<'t> {
             return table.row(slot);
         }
         while link != NO_LINK {
-            let entry = table.log_of(stamp >> 1).entry(link, &table.layout);
+            let log = table.log_of(stamp >> 1);
+            let entry = log.entry(link, table.logged, table.layout.values);
             if entry.stamp >> 1 <= self.seq {
                 let present = entry.stamp & 1 == 1;
-                return present.then(|| table.make_row(words[KEY], entry.body, entry.values));
+                // What is not logged is as it was.
+                let rest = &words[HEADER_WORDS + entry.body.len()..];
+                let body = || [entry.body, rest].concat();
+                return present.then(|| table.make_row(words[KEY], &body(), entry.values));
             }
             (stamp, link) = (entry.stamp, entry.link);
         }

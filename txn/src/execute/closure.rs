@@ -23,6 +23,8 @@ enum Setting {
     Float,
     /// It is part of the key, or no column at all: setting it does nothing.
     Nothing,
+    /// The handler was said not to set it.
+    Refused,
 }
 
 /// Where a column is among a row's words.
@@ -89,7 +91,8 @@ impl Places {
                 let word = u16::try_from(word(table, column)?)
                     .map_err(|_| format!("table {} has too many columns", spec.name))?;
                 let setting = match &definition.ty {
-                    _ if spec.is_key(column) => Setting::Nothing,
+                    _ if spec.is_key(column) && native.writes(row) => Setting::Nothing,
+                    _ if !native.may_set(row, column) => Setting::Refused,
                     DataType::Float => Setting::Float,
                     _ => Setting::Plain,
                 };
@@ -346,16 +349,22 @@ impl NativeTx<'_> {
 
     /// Sets a column of a row; a missing row is made with its defaults. Columns of the key stay
     /// what they are.
+    ///
+    /// # Panics
+    /// When the handler was [said](crate::program::Builder::sets) not to set it.
     #[inline(always)]
     pub fn set(&mut self, row: usize, column: usize, value: i64) {
         let (at, place) = (self.rows[row], self.places.at(row, column));
+        if place.setting == Setting::Refused {
+            refuse(row, column);
+        }
         if self.dirty >> row & 1 == 0 {
             self.begin(row, at);
         }
         let word = match place.setting {
             Setting::Plain => value as u64,
             Setting::Float => canonical(value as u64),
-            Setting::Nothing => return,
+            Setting::Nothing | Setting::Refused => return,
         };
         // SAFETY: as in `get`; the version has begun.
         unsafe { at.set(usize::from(place.word), word) };
@@ -453,6 +462,13 @@ fn window_in_slot(versions: Versions<'_>, read: &WindowRead, time_us: i64) -> Re
     seen.made_of(numbers, spec, read.column, &read.aggregate)
 }
 
+/// Others may read the row at this moment, and no version of it would have the column.
+#[cold]
+#[inline(never)]
+fn refuse(row: usize, column: usize) -> ! {
+    panic!("a closure sets column {column} of its row {row}, which it was not said to set")
+}
+
 /// A float's bits, with one NaN.
 #[cold]
 fn canonical(word: u64) -> u64 {
@@ -496,6 +512,7 @@ pub(crate) fn on_frames(
         places: Places::in_frames(program, native),
         streams: Vec::new(),
         consumed: true,
+        written: RowBits::MAX,
     };
     let none = Batch::new(Arc::new(Schema::new(Vec::new())), Vec::new(), 1);
     // Rows of words come back as the values they are.

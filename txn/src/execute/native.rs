@@ -29,6 +29,8 @@ pub(crate) struct NativeCode {
     pub(crate) streams: Vec<usize>,
     /// Whether a handler takes events of one of them.
     pub(crate) consumed: bool,
+    /// A bit for each row that it may write.
+    pub(crate) written: RowBits,
 }
 
 /// Rows of a native handler, at most: there is a bit for each.
@@ -64,7 +66,9 @@ pub(crate) fn prepare(
     let consumed = native.emits.iter().any(consumed);
     let places = Places::in_slots(program, layouts, native)?;
     let streams = native.emits.iter().map(|s| s.index()).collect();
-    Ok(NativeCode { rows, places, streams, consumed })
+    let written = (0..rows.len()).filter(|row| native.writes(*row));
+    let written = written.fold(0, |bits, row| bits | 1 << row);
+    Ok(NativeCode { rows, places, streams, consumed, written })
 }
 
 /// Pairs of rows of one table, earlier and later, by the later one.

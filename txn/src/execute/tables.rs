@@ -1,5 +1,7 @@
-//! The tables of a program, which keep of the versions of rows what its windows ask for.
+//! The tables of a program, which keep of the versions of rows what its windows ask for, and log of them what
+//! its handlers write.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tidemill_table::{Table, Wanted};
@@ -12,12 +14,57 @@ pub fn tables(program: &Program, seed: u64) -> Vec<Table> {
     let is_opaque = program.handlers.iter().any(|h| matches!(h.body, Body::Opaque(_)));
     let made = program.tables.iter().enumerate().map(|(number, spec)| {
         let table = Table::new(Arc::new(spec.clone()), seed);
+        let table = match written(program, number) {
+            Some(columns) => table.writing(&columns),
+            None => table,
+        };
         match is_opaque {
             true => table,
             false => table.wanting(&wanted(program, number)),
         }
     });
     made.collect()
+}
+
+/// The columns that handlers write of rows of a table that are there; nothing when that may be any, or rows may
+/// go.
+fn written(program: &Program, table: usize) -> Option<BTreeSet<usize>> {
+    // Nobody knows what functions write.
+    if !program.opaques.is_empty() || program.tables[table].keeps.is_some() {
+        return None;
+    }
+    let mut columns = BTreeSet::new();
+    for handler in &program.handlers {
+        match &handler.body {
+            Body::Declared(declared) => {
+                let is_of = |row: usize| declared.rows[row].table.index() == table;
+                for op in declared.steps.iter().map(|step| &step.op) {
+                    if !op.writes() || !op.row().is_some_and(|row| is_of(row.index())) {
+                        continue;
+                    }
+                    match op {
+                        Op::Set { column, .. } => drop(columns.insert(usize::from(*column))),
+                        Op::Update { values, .. } => {
+                            columns.extend(values.iter().map(|(column, _)| usize::from(*column)));
+                        }
+                        // No row was there.
+                        Op::Insert { .. } => {}
+                        _ => return None,
+                    }
+                }
+            }
+            Body::Native(native) => {
+                let native = &program.natives[*native];
+                for (number, row) in native.rows.iter().enumerate() {
+                    if row.table.index() == table {
+                        columns.extend(native.sets.as_ref()?[number].iter().copied());
+                    }
+                }
+            }
+            Body::Opaque(_) => return None,
+        }
+    }
+    Some(columns)
 }
 
 /// What the windows of handlers that are no opaque functions ask of a table.

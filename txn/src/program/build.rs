@@ -379,10 +379,35 @@ impl Builder {
             exprs,
             rows: refs,
             emits: emits.to_vec(),
+            sets: None,
             body: Arc::new(OnRows::<F, N>(body)),
         });
         let body = Body::Native(self.program.natives.len() - 1);
         self.add_handler(name, input, body, "a Rust closure")
+    }
+
+    /// Says which columns a native handler sets, by row; those that are not named it only reads. So others may
+    /// read the same rows beside it, and of a row's versions no more is copied than what changes. A closure that
+    /// sets another column panics, and so its transaction aborts.
+    pub fn sets(&mut self, handler: usize, columns: &[(usize, &[&str])]) {
+        let Body::Native(native) = self.program.handlers[handler].body else {
+            let what = format!("{} is no closure", self.program.handlers[handler].name);
+            self.note::<()>(Err(Error::program(what)));
+            return;
+        };
+        let mut sets = vec![Vec::new(); self.program.natives[native].rows.len()];
+        for (row, names) in columns {
+            let Some(table) = self.program.natives[native].rows.get(*row).map(|row| row.table)
+            else {
+                let what = format!("{} has no row {row}", self.program.handlers[handler].name);
+                self.note::<()>(Err(Error::program(what)));
+                continue;
+            };
+            let spec = self.program.tables[table.index()].clone();
+            let found = names.iter().map(|name| spec.schema.find(&spec.name, name));
+            sets[*row] = found.filter_map(|column| self.note(column)).collect();
+        }
+        self.program.natives[native].sets = Some(sets);
     }
 
     fn add_handler(&mut self, name: &str, input: StreamId, body: Body, why: &str) -> usize {

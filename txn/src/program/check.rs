@@ -475,9 +475,9 @@ impl Program {
             }
         };
         words(event, "the event")?;
-        for row in &native.rows {
+        for (number, row) in native.rows.iter().enumerate() {
             self.check_row(row, &types, owner)?;
-            self.check_kept(row.table, true)?;
+            self.check_kept(row.table, native.writes(number))?;
             let table = self.table(row.table)?;
             words(&table.schema, &format!("table {}", table.name))?;
         }

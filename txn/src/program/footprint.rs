@@ -121,15 +121,16 @@ impl Footprint {
         Footprint { rows, ranges, opaque: false }
     }
 
-    /// A closure reads and writes the rows it was given; a row it writes comes to be.
+    /// A closure reads the rows it was given, and writes those that it may; a row it writes comes to be.
     fn native(native: &Native) -> Footprint {
-        let (reads, writes) = (true, true);
-        let access = Access { reads, writes, reads_versions: true, comes_or_goes: true };
-        let row = |row: &super::RowRef| {
+        let row = |(number, row): (usize, &super::RowRef)| {
+            let writes = native.writes(number);
+            let (reads, reads_versions, comes_or_goes) = (true, true, writes);
+            let access = Access { reads, writes, reads_versions, comes_or_goes };
             let (table, key) = (row.table, row.key.clone());
             RowUse { table, key, computed: false, access }
         };
-        let rows = native.rows.iter().map(row).collect();
+        let rows = native.rows.iter().enumerate().map(row).collect();
         Footprint { rows, ranges: Vec::new(), opaque: false }
     }
 }

@@ -473,8 +473,22 @@ pub struct Native {
     pub rows: Vec<RowRef>,
     /// The streams it may emit to, by the closure's numbers.
     pub emits: Vec<StreamId>,
+    /// By row the columns that it may set, where that was said; all of all rows otherwise.
+    pub sets: Option<Vec<Vec<usize>>>,
     /// The closure.
     pub(crate) body: Arc<dyn NativeBody>,
+}
+
+impl Native {
+    /// Whether it may set a column of this row.
+    pub(crate) fn writes(&self, row: usize) -> bool {
+        self.sets.as_ref().is_none_or(|sets| !sets[row].is_empty())
+    }
+
+    /// Whether it may set this column of this row.
+    pub(crate) fn may_set(&self, row: usize, column: usize) -> bool {
+        self.sets.as_ref().is_none_or(|sets| sets[row].contains(&column))
+    }
 }
 
 /// The closure of a native handler.

@@ -222,7 +222,9 @@ impl Program {
                 Some(rows.map(|row| declared.rows[row.index()].table).collect())
             }
             Body::Native(native) => {
-                Some(self.natives[*native].rows.iter().map(|row| row.table).collect())
+                let native = &self.natives[*native];
+                let written = native.rows.iter().enumerate().filter(|(row, _)| native.writes(*row));
+                Some(written.map(|(_, row)| row.table).collect())
             }
             Body::Opaque(_) => None,
         }

@@ -41,7 +41,9 @@ impl InPlace {
                 let written = |row: usize| code.written >> row & 1 == 1;
                 (0..code.rows.len()).map(written).collect()
             }
-            Code::Native(code, _) => vec![true; code.rows.len()],
+            Code::Native(code, _) => {
+                (0..code.rows.len()).map(|row| code.written >> row & 1 == 1).collect()
+            }
             Code::General => Vec::new(),
         };
         let writes = codes.code.iter().map(writes).collect();
@@ -83,9 +85,10 @@ impl InPlace {
                 return Err(("other handlers take what a handler emits", true));
             }
         }
-        let words = tables.iter().zip(&codes.rows_max).map(|(table, rows)| {
-            rows * epoch.order.len() * table.layout().slot_words() * self.threads
-        });
+        let words = tables
+            .iter()
+            .zip(&codes.rows_max)
+            .map(|(table, rows)| rows * epoch.order.len() * table.logged_words() * self.threads);
         match words.max() {
             Some(words) if words > VERSION_WORDS_MAX => {
                 Err(("it may have too many versions", false))
