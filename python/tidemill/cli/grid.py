@@ -40,6 +40,13 @@ FIXED = (
     *("threads", "keys", "seed", "events", "warm_up", "repeat"),
     *("length", "overlap", "deposits", "computed", "acyclic", "average"),
 )
+#: A run takes so long in serial execution, in ns, where that is not more events than the most: about 60 ns a
+#: transaction, and the extra work of 3.5 operations. Shorter ones are mostly what is tried in the beginning.
+RUN_NS = 400e6
+EVENTS_MAX = 4_000_000
+#: At least so many events, and so many epochs; and of the quick pass.
+EVENTS_MIN, EPOCHS_MIN = 300_000, 12
+QUICK_EVENTS, QUICK_EPOCHS = 75_000, 3
 #: A strategy that is so many times slower than serial execution is not measured again.
 SLOWER_MAX = 5
 #: The adaptive strategy does well where it is at least so fast as the best, as a share.
@@ -61,7 +68,8 @@ def cells(workload: str, size: str, given: Mapping[str, Any]) -> list[dict[str, 
         cell: dict[str, Any] = {"version": __version__, "workload": workload}
         cell |= {"threads": 2, "repeat": 3, **given, **dict(zip(axes, values, strict=True))}
         # First the adaptive strategy finds out what there is, and memory is new to all.
-        cell.setdefault("events", max(300_000, 12 * cell["epoch"]))
+        events = min(EVENTS_MAX, int(RUN_NS / (60 + 3.5 * cell["udf_ns"])))
+        cell.setdefault("events", max(events, EVENTS_MIN, EPOCHS_MIN * cell["epoch"]))
         cell.setdefault("warm_up", cell["events"] // 3)
         made.append(cell)
     return made
@@ -75,7 +83,8 @@ def key(cell: Mapping[str, Any]) -> str:
 def measure(cell: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """What the cell comes to."""
     options = {name: value for name, value in cell.items() if name != "version"}
-    few = {"events": max(1, cell["events"] // 4), "warm_up": 0, "repeat": 1}
+    events = min(cell["events"], max(QUICK_EVENTS, QUICK_EPOCHS * cell["epoch"]))
+    few = {"events": events, "warm_up": 0, "repeat": 1}
     quick = run({**options, **few, "strategy": "serial", "compare": "all"})
     rates = {name: runs[0] for name, runs in strategies(quick).items()}
     serial = rates["serial"]

@@ -12,9 +12,9 @@
 //! look alike, because rows that many want make threads wait, and the model knows nothing of that.
 //!
 //! What was not tried for long is tried again, once its expected loss is a small share of the time
-//! that has passed. So a wrong expectation is found out, and finding out costs little. What threads do
-//! together is tried twice in a row, and counts the second time: its memory was not used for long
-//! before the first, and its threads had gone to sleep.
+//! that has passed. So a wrong expectation is found out, and finding out costs little. What is tried counts
+//! the second time in a row, or as soon as it becomes no faster any more: its memory was not used for long, rows
+//! are in the caches of other cores, and threads have gone to sleep.
 
 use super::strategy::{Aborts, Explore, Strategy, Unit};
 
@@ -131,14 +131,26 @@ const LOST_TRIES: f64 = 2.0;
 /// as the best takes, at least.
 const FIRST_TRIES: f64 = 0.03;
 
-/// How many epochs are executed serially in the beginning, of which the fastest counts: in the first ones all
-/// memory is new. And the share of time for trying once more behind them, which may all have been slow.
+/// How many epochs are executed serially in the beginning, at least, of which the fastest counts: in the first
+/// ones all memory is new.
 const SERIAL_FIRST: u64 = 4;
-const SERIAL_AGAIN: f64 = 0.01;
+
+/// What was tried once is tried again sooner: that it was slow may have been the machine.
+const SECOND_TRIES: f64 = 0.01;
+
+/// A try is charged no more times of what the best takes: the rest is memory that is used for the first time, or
+/// somebody else had the core, and won't be so again.
+const CHARGE_MAX: f64 = 3.0;
 
 /// A graph that is expected to take more times as long as the best is not tried to find out: where
 /// transactions are cheap that would be ten times.
 const GRAPH_HOPE: f64 = 1.1;
+
+/// What takes less than so much of what it took the time before becomes faster still, if it is used again; for so
+/// many times in a row, and where it takes no more times as long as the best.
+const WARMER: f64 = 0.95;
+const WARM_MAX: u32 = 12;
+const WARM_HOPE: f64 = 2.0;
 
 /// What takes longer says all when it is executed once: memory and threads that have to wake up are little of it.
 const DEAR_NS: f64 = 2_000.0;
@@ -239,12 +251,17 @@ pub struct Chooser {
     since_ns: [f64; ARMS],
     /// By arm: how often it was used.
     used: [u64; ARMS],
+    /// By arm: how often it was used behind another one, or first of all.
+    tried: [u32; ARMS],
     /// By arm: how often it was used since it was the best, and what the last time cost more than the
     /// best would have.
     lost: [u32; ARMS],
     lost_ns: [f64; ARMS],
-    /// What was used last, and whether it was for the first time in a row and is to be used again.
+    /// What was used last, how often in a row, and what the last time took.
     last: Arm,
+    in_row: u32,
+    last_ns: f64,
+    /// Whether that became faster from one time to the next, and is to be used again.
     is_cold: bool,
     /// The share of rows that are shared, over the last epochs.
     shared: Option<f64>,
@@ -264,9 +281,12 @@ impl Chooser {
             measured: [[false; CLASSES.len()]; 3],
             since_ns: [0.0; ARMS],
             used: [0; ARMS],
+            tried: [0; ARMS],
             lost: [0; ARMS],
             lost_ns: [0.0; ARMS],
             last: Arm::Serial,
+            in_row: 0,
+            last_ns: 0.0,
             is_cold: false,
             shared: None,
             seen: None,
@@ -394,17 +414,24 @@ impl Chooser {
         let cost = |arm: &Arm| expected.of(*arm);
         let best = expected.best(self.among);
         let is_due = |arm: &Arm| {
+            if *arm == best {
+                return false;
+            }
             let (loss, tries) = match self.used[*arm as usize] {
                 0 if *arm == Arm::Graph && cost(arm) > cost(&best) * GRAPH_HOPE => return false,
                 0 => (cost(arm).max(cost(&best)), FIRST_TRIES),
-                SERIAL_FIRST if *arm == Arm::Serial => (cost(arm) - cost(&best), SERIAL_AGAIN),
+                // What the first try cost says nothing: memory was new.
+                _ if self.tried[*arm as usize] == 1 => {
+                    let loss_ns = (cost(arm) - cost(&best)) * seen.transactions as f64;
+                    return loss_ns < self.since_ns[*arm as usize] * SECOND_TRIES;
+                }
                 _ => {
                     let sooner = LOST_TRIES * 0.5f64.powi(self.lost[*arm as usize] as i32);
                     (cost(arm) - cost(&best), TRIES * sooner.max(1.0))
                 }
             };
             let loss_ns = (loss * seen.transactions as f64).max(self.lost_ns[*arm as usize]);
-            *arm != best && loss_ns < self.since_ns[*arm as usize] * tries
+            loss_ns < self.since_ns[*arm as usize] * tries
         };
         match self.among.iter().copied().find(is_due) {
             Some(arm) => (arm, "to find out what it takes now"),
@@ -415,17 +442,32 @@ impl Chooser {
     /// An epoch took so long.
     pub fn learn(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
         let was_cold = std::mem::take(&mut self.is_cold);
-        self.is_cold = arm != Arm::Serial && self.last != arm && took.ns < DEAR_NS;
-        self.last = arm;
-        self.measure(seen, threads, arm, took);
+        if self.last != arm {
+            self.in_row = 0;
+        }
+        self.is_cold = self.becomes_faster(&self.expected(seen, threads), was_cold, took);
+        self.tried[arm as usize] += u32::from(self.in_row == 0);
+        self.in_row += 1;
+        // When it becomes no faster the time before is what it takes.
+        let least_ns = if was_cold { took.ns.min(self.last_ns) } else { took.ns };
+        (self.last, self.last_ns) = (arm, took.ns);
+        self.measure(seen, threads, arm, Took { ns: least_ns, ..took });
         let (expected, n) = (self.expected(seen, threads), seen.transactions as f64);
         let best = expected.best(self.among);
-        let lost_ns = ((took.ns - expected.of(best)) * n).max(0.0);
-        // Of a try both times.
+        let best_ns = expected.of(best);
+        let lost_ns = ((took.ns.min(best_ns * CHARGE_MAX) - best_ns) * n).max(0.0);
+        // Of a try all times.
         let before_ns = if was_cold { self.lost_ns[arm as usize] } else { 0.0 };
         self.lost[arm as usize] += u32::from(!self.is_cold);
         self.lost_ns[arm as usize] = lost_ns + before_ns;
         (self.lost[best as usize], self.lost_ns[best as usize]) = (0, 0.0);
+    }
+
+    /// Whether what was used now is expected to take less the next time, and may become the best then.
+    fn becomes_faster(&self, expected: &Expected, did_before: bool, took: Took) -> bool {
+        let may_be_best = took.ns < expected.of(expected.best(self.among)) * WARM_HOPE;
+        let does = took.ns < self.last_ns * WARMER && self.in_row < WARM_MAX;
+        took.ns < DEAR_NS && (self.in_row == 0 || did_before && does && may_be_best)
     }
 
     fn measure(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
@@ -440,6 +482,7 @@ impl Chooser {
                 let least = if serially == 1 { took.ns } else { took.ns.min(self.serial_ns.value) };
                 return self.serial_ns = Average::of(least);
             }
+            Arm::Serial if self.is_cold && took.ns > self.serial_ns.value => return,
             Arm::Serial => return self.serial_ns.learn(took.ns),
             Arm::Rounds => 0,
             Arm::Lists => 1,
@@ -569,6 +612,27 @@ mod tests {
             chooser.learn(&SEEN, 2, arm, took);
         }
         assert!(serially > 200, "{serially}");
+    }
+
+    /// What takes longer than the best in the beginning, and becomes faster while it is used, is found; and what
+    /// stays slow is soon left.
+    #[test]
+    fn what_becomes_faster_is_used_until_it_does_not() {
+        for (warm, is_found) in
+            [([400.0, 120.0, 95.0, 80.0, 62.0, 50.0], true), ([400.0; 6], false)]
+        {
+            let (mut chooser, mut in_row, mut last, mut rounds) =
+                (Chooser::new(Arm::IN_PLACE), 0, Arm::Serial, 0);
+            for _ in 0..300 {
+                let (arm, _) = chooser.choose(&SEEN, 2);
+                in_row = if arm == last { in_row + 1 } else { 0 };
+                last = arm;
+                rounds += usize::from(arm == Arm::Rounds);
+                let ns = [70.0, warm[in_row.min(5)], 110.0, 900.0][arm as usize];
+                chooser.learn(&SEEN, 2, arm, Took { ns, ..Took::default() });
+            }
+            assert!(if is_found { rounds > 230 } else { rounds < 12 }, "{rounds}");
+        }
     }
 
     /// Where dear transactions want the same rows a graph is tried, and stays where it is faster; where they are
