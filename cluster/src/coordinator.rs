@@ -23,7 +23,7 @@ use self::prepare::Preparing;
 pub use self::quarrel::LeftOut;
 use self::quarrel::Quarrels;
 use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
-use crate::records::{CutRecord, Left, Manifest, Member, Record, Topic, Written};
+use crate::records::{CutRecord, Left, Manifest, Member, Parked, Record, Times, Topic, Written};
 use crate::Settings;
 
 /// What an answer is for.
@@ -89,6 +89,10 @@ pub struct Progress {
     pub snapshot: u64,
     /// For each source how far it has come.
     pub sources: Vec<SourceProgress>,
+    /// How far event time has come.
+    pub times: Times,
+    /// Events that wait for their watermark.
+    pub parked: Parked,
     /// Who lives and is left out, because it can't reach members.
     pub left_out: Vec<LeftOut>,
 }
@@ -189,6 +193,7 @@ impl Coordinator {
             progress.members.clone_from(&running.form.assignment.members);
             progress.epoch = running.epoch;
             progress.sources = running.sources(&self.settings);
+            (progress.times, progress.parked) = (running.times.clone(), running.parked());
         }
         progress
     }
@@ -250,7 +255,9 @@ impl Coordinator {
                 self.seen.insert(member, (self.now_us, generation));
             }
             Packet::Prepared => self.preparing.done(member),
-            Packet::Formed { generation } => self.formed(member, generation, effects),
+            Packet::Formed { generation, parked } => {
+                self.formed(member, generation, parked, effects);
+            }
             Packet::Lost { generation, member: other } => {
                 self.quarrels.lost(generation, member, other, self.now_us);
                 if self.generation() == generation && self.is_member(other) {
@@ -281,9 +288,10 @@ impl Coordinator {
                     self.try_cut(effects);
                 }
             }
-            Packet::Executed { generation, epoch } => {
+            Packet::Executed { generation, epoch, parked } => {
                 if let Some(running) = self.of(generation) {
                     running.executed.insert(member, epoch);
+                    running.parked.insert(member, parked);
                     self.try_cut(effects);
                 }
             }
@@ -292,10 +300,11 @@ impl Coordinator {
                     running.left.insert(member, (base, ends));
                 }
             }
-            Packet::Part { generation, epoch, name, rows, outputs }
+            Packet::Part { generation, epoch, name, rows, outputs, parked }
                 if self.of(generation).is_some() =>
             {
-                self.part(member, epoch, name.map(|name| (name, rows)), &outputs, effects);
+                let part = name.map(|name| (name, rows));
+                self.part(member, epoch, part, (&outputs, &parked), effects);
             }
             _ => {}
         }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tidemill_function::{Message, NodeId};
 
-use crate::records::{CutRecord, Form, Manifest, Member, Object, Record, Topic, Written};
+use crate::event_time::Rank;
+use crate::records::{CutRecord, Form, Manifest, Member, Object, Parked, Record, Topic, Written};
 
 /// Who a message is for, or from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,21 +40,25 @@ pub struct Records {
 
 /// Neighbouring records of a source that can be read: where they end, and how many requests are in them. It is
 /// one of three: records of one request each, one record of several, or offsets at which there is no request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Behind the last one.
     pub behind: u64,
     /// How many requests are in it.
     pub requests: u64,
+    /// For each [event source](crate::EventSource) that has events in it, the newest time. Cuts do not divide such a
+    /// piece.
+    pub times: Box<[(u32, i64)]>,
 }
 
 impl Piece {
     /// Whether it is of records of one request each; it begins at an offset.
-    pub fn is_run(self, from: u64) -> bool {
+    pub fn is_run(&self, from: u64) -> bool {
         self.requests == self.behind - from
     }
 
-    /// What of it is not before another offset, at which no cut divides a record.
+    /// What of it is not before another offset, at which no cut divides a record. Times of what is before that have come
+    /// already, so that they may stay.
     pub fn rest(self, from: u64, at: u64) -> Option<Piece> {
         let requests =
             if self.is_run(from) { self.behind.saturating_sub(at) } else { self.requests };
@@ -202,6 +207,8 @@ pub enum Packet {
     Formed {
         /// Of which generation.
         generation: u64,
+        /// What waits at it for its watermark.
+        parked: Parked,
     },
     /// From a worker: this can be read of a source.
     Available {
@@ -236,6 +243,8 @@ pub enum Packet {
         generation: u64,
         /// Which.
         epoch: u64,
+        /// What waits at it for its watermark behind that.
+        parked: Parked,
     },
     /// From a worker: all that it has to append of some epochs is in the outputs.
     Left {
@@ -258,6 +267,8 @@ pub enum Packet {
         rows: u64,
         /// For each source where outputs of later epochs may begin, as far as the worker knows.
         outputs: Vec<u64>,
+        /// Of sources that it reads and of which events wait for their watermark, the first record of these.
+        parked: Vec<(u32, u64)>,
     },
     /// To a worker: what has become of a snapshot.
     Snapshot {
@@ -286,6 +297,18 @@ pub enum Packet {
     Leaving,
     /// To a worker that wants to: it may end.
     Released,
+    /// Between workers, where there are streams in event time: what of an epoch has come in at the sender, in the order
+    /// that it has.
+    Ranks {
+        /// Of which generation.
+        generation: u64,
+        /// The sender's place in it.
+        from: NodeId,
+        /// Which epoch.
+        epoch: u64,
+        /// How many there are of each rank.
+        ranks: Vec<(Rank, u32)>,
+    },
     /// Between workers.
     Node {
         /// Of which generation.

@@ -26,6 +26,7 @@
 
 mod coordinator;
 mod effect;
+mod event_time;
 mod leaving;
 mod records;
 mod state;
@@ -34,16 +35,19 @@ mod worker;
 
 pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress};
 pub use effect::{Address, Effect, Input, Packet, Piece, Records, Refused, Token};
+pub use event_time::{EventSource, EventTime, Rank};
 pub use leaving::Leaving;
 pub use records::{
-    behind, Assignment, CutRecord, Form, Left, Manifest, Member, Object, Output, PartRows, Record,
-    Request, RequestId, Topic, Written,
+    behind, Assignment, CutRecord, Form, Left, Manifest, Member, Object, Output, Parked, PartRows,
+    Record, Request, RequestId, Times, Topic, Written,
 };
 pub use state::{SnapshotId, State};
 pub use worker::Worker;
 
+use std::sync::Arc;
+
 /// What may be chosen; the same for all processes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// What tells the program from others.
     pub program: u128,
@@ -70,6 +74,11 @@ pub struct Settings {
     pub snapshot_us: u64,
     /// After so many objects the next snapshot is a whole one; sooner where most of it is changes.
     pub objects_max: usize,
+    /// Streams in event time.
+    pub event_time: Arc<EventTime>,
+    /// Where events that wait for their watermark take more, of all workers together, no more are taken of sources that
+    /// are ahead of others.
+    pub parked_bytes_max: u64,
     /// Of the protocol of functions.
     pub function: tidemill_function::Settings,
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{Key, Row, StreamId, TableId, Value};
+use tidemill_core::{Key, Position, Row, StreamId, TableId, Value};
 use tidemill_function::{output_bytes, Call, NodeId, Owners, Path, Stored, Tid};
 use tidemill_txn::program::Abort;
 
@@ -117,12 +117,45 @@ pub struct CutRecord {
     pub clock_us: i64,
     /// The base of the places (`tidemill_function::Sequencing`).
     pub base: u64,
-    /// How many requests it has of the source of which it has most: so many places of each are taken.
+    /// How many places are taken of each source: as many as it has requests of the one of which it has most; where
+    /// there are streams in event time, as many as it may execute of all together.
     pub count: u64,
     /// For each source the first record.
     pub from: Vec<u64>,
     /// For each source the first record behind it.
     pub upto: Vec<u64>,
+    /// How far event time has come.
+    pub times: Times,
+}
+
+/// How far event time has come at a cut; all of it empty where no stream is in event time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// For each [event source](crate::EventSource) the newest time that has come of it.
+    pub newest: Vec<Option<i64>>,
+    /// For each group of streams the place before which all has come: nothing behind it is executed. It never goes
+    /// back.
+    pub watermarks: Vec<Position>,
+    /// Event sources that did not hold it back, because they had been silent for too long.
+    pub idle: Vec<u32>,
+}
+
+/// Events that have come and wait for their watermark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parked {
+    /// How many.
+    pub events: u64,
+    /// How many bytes of memory they take, about.
+    pub bytes: u64,
+}
+
+impl std::iter::Sum for Parked {
+    fn sum<I: Iterator<Item = Parked>>(all: I) -> Parked {
+        all.fold(Parked::default(), |sum, of| Parked {
+            events: sum.events + of.events,
+            bytes: sum.bytes + of.bytes,
+        })
+    }
 }
 
 impl CutRecord {
@@ -147,6 +180,11 @@ pub struct Manifest {
     pub base: u64,
     /// For each source the first record that is not in it.
     pub inputs: Vec<u64>,
+    /// For each source the first record of which events wait for their watermark, or else the same; empty where no
+    /// stream is in event time.
+    pub parked: Vec<u64>,
+    /// How far event time has come.
+    pub times: Times,
     /// For each source where outputs of later epochs may begin.
     pub outputs: Vec<u64>,
     /// Its objects by name, later ones over earlier ones.
@@ -195,6 +233,12 @@ impl Manifest {
     /// What it is called in the store.
     pub fn name(&self) -> String {
         format!("manifest-{}-{}", self.generation, self.epoch)
+    }
+
+    /// For each source the first of the inputs that a recovery reads.
+    pub fn inputs_needed(&self) -> impl Iterator<Item = u64> + '_ {
+        let parked = self.parked.iter().copied().chain(std::iter::repeat(u64::MAX));
+        self.inputs.iter().zip(parked).map(|(input, parked)| (*input).min(parked))
     }
 
     /// For each source the first of the outputs that a recovery, or whoever writes what leaves, may read.

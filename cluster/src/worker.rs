@@ -1,10 +1,11 @@
 //! A worker: one member's part of a generation.
 //!
-//! By phase: [`prepare`] reads what a newcomer will need; [`load`] goes back to the snapshot; [`run`] executes cuts and lets out what they came to;
-//! [`save`] stores parts of snapshots.
+//! By phase: [`prepare`] reads what a newcomer will need; [`load`] goes back to the snapshot; [`run`] executes cuts and lets out what they came to, in the
+//! order that [`ranks`] finds where events stand by their times; [`save`] stores parts of snapshots.
 
 mod load;
 mod prepare;
+mod ranks;
 mod run;
 mod save;
 
@@ -18,7 +19,7 @@ use self::load::{Kept, Loading};
 use self::prepare::Prepared;
 use self::run::Running;
 use crate::effect::{Address, Effect, Input, Packet, Records, Refused, Token};
-use crate::records::{Form, Member, Topic};
+use crate::records::{Form, Member, Parked, Topic};
 use crate::state::State;
 use crate::Settings;
 
@@ -35,6 +36,8 @@ enum Wish {
     Outputs(u32),
     /// The requests of a source.
     Requests(u32),
+    /// What the snapshot's cut has of a source, as far as it may wait for its watermark.
+    Parked(u32),
     /// What leaves of an epoch in a source's outputs.
     Leaving { epoch: u64, source: u32, count: usize },
     /// The part of a snapshot behind this epoch, which may have been given up since.
@@ -116,6 +119,14 @@ impl Worker {
         }
     }
 
+    /// What waits at it for its watermark, if it executes.
+    pub fn waiting(&self) -> Parked {
+        match &self.stage {
+            Stage::Running(running) => running.parked(),
+            _ => Parked::default(),
+        }
+    }
+
     /// What it is doing, in words.
     pub fn status(&self) -> String {
         let (me, generation) = (self.me.0, self.generation);
@@ -186,6 +197,7 @@ impl Worker {
             Input::Records { token, records } => match self.wishes.remove(&token) {
                 Some(Wish::Outputs(source)) => self.known(source, records, effects),
                 Some(Wish::Requests(source)) => self.requests(source, records, effects),
+                Some(Wish::Parked(source)) => self.parked(source, records, effects),
                 _ => {}
             },
             Input::Got { token, object } => match self.wishes.remove(&token) {
@@ -250,6 +262,12 @@ impl Worker {
             Packet::Snapshot { generation, epoch, counts } if is_of(generation) => {
                 self.snapshot_ended(epoch, counts);
             }
+            Packet::Ranks { generation, from, epoch, ranks } if is_of(generation) => {
+                if let Stage::Running(running) = &mut self.stage {
+                    running.ranks.iter_mut().for_each(|of| of.told(epoch, from, ranks.clone()));
+                    self.go_on(effects);
+                }
+            }
             // Nobody executes anything before all are ready.
             Packet::Node { generation, from, message } if is_of(generation) => {
                 self.receive(from, message, effects);
@@ -285,19 +303,23 @@ impl Worker {
     fn tell_again(&self, effects: &mut Vec<Effect>) {
         let (generation, Stage::Running(running)) = (self.generation, &self.stage) else { return };
         for (&source, input) in &running.inputs {
-            if let Some((from, pieces)) = input.open() {
+            if let Some((from, pieces)) = input.open(&self.settings) {
                 self.tell(Packet::Available { generation, source, from, pieces }, effects);
             }
         }
         self.tell_left_again(effects);
     }
 
+    /// So many requests of a source are read ahead at most: what can't be executed soon may stay where it is.
+    fn ahead_max(&self) -> usize {
+        (AHEAD_EPOCHS_MAX * self.settings.epoch_max) as usize
+    }
+
     /// Reads on in the requests of its sources.
     fn ask(&mut self, effects: &mut Vec<Effect>) {
+        let ahead_max = self.ahead_max();
         let Stage::Running(running) = &mut self.stage else { return };
         let mut reads = Vec::new();
-        // What can't be executed soon may stay where it is.
-        let ahead_max = (AHEAD_EPOCHS_MAX * self.settings.epoch_max) as usize;
         for (&source, input) in &mut running.inputs {
             if !input.is_asked && input.requests.len() < ahead_max {
                 input.is_asked = true;
@@ -318,7 +340,7 @@ impl Worker {
         let Some(Records { records, upto }) = records else { return };
         if upto > input.upto {
             let (from, generation) = (input.upto, self.generation);
-            let pieces = input.take(records, upto);
+            let pieces = input.take(records, upto, &*self.functions, &self.settings);
             self.tell(Packet::Available { generation, source, from, pieces }, effects);
             self.go_on(effects);
             self.ask(effects);

@@ -105,6 +105,17 @@ pub trait Functions: Send + Sync {
         None
     }
 
+    /// The stream and the time of a request that is an event in event time; nothing of all others.
+    fn timed(&self, call: &Call) -> Option<(StreamId, i64)> {
+        let _ = call;
+        None
+    }
+
+    /// What is executed of such an event that has come too late, in its place among those of its kind.
+    fn late(&self, call: Call) -> Call {
+        call
+    }
+
     /// Bytes that an event or a reply takes in a log, where the bound ([`crate::output_bytes`]) is not enough.
     fn output_bytes(&self, values: &[Value]) -> usize {
         crate::output_bytes(values)

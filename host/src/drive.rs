@@ -208,9 +208,9 @@ impl Doors {
     fn release(&self, manifest: &Arc<Manifest>, cuts: u64) {
         let Shared { log, store } = &self.shared;
         log.trim(Topic::Cuts, cuts);
-        let outputs = manifest.outputs_needed();
-        for (source, (input, output)) in manifest.inputs.iter().zip(outputs).enumerate() {
-            log.trim(Topic::Input(source as u32), *input);
+        let (inputs, outputs) = (manifest.inputs_needed(), manifest.outputs_needed());
+        for (source, (input, output)) in inputs.zip(outputs).enumerate() {
+            log.trim(Topic::Input(source as u32), input);
             log.trim(Topic::Output(source as u32), output);
         }
         let (prefix, manifest, deleting) = (self.name(""), manifest.clone(), store.clone());

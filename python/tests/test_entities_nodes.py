@@ -633,7 +633,7 @@ def kept(ledger: Ledger) -> None:
 
 
 def in_time(ledger: Ledger) -> None:
-    clicks = ledger.app.stream("clicks", time="at", at=tm.timestamp, id=int)
+    clicks = ledger.app.stream("clicks", time="at", late="error", at=tm.timestamp, id=int)
 
     @ledger.app.transaction(clicks)  # here
     def click(tx: Any, e: Any) -> None:
@@ -676,7 +676,7 @@ REFUSED = [
     (entries, "peek reads entries of an index"),
     (ranged, "total reads a range of rates, whose rows are everywhere"),
     (kept, "table rates keeps versions of its rows"),
-    (in_time, "click takes events of clicks in the order of their times"),
+    (in_time, "click takes events of clicks, of which a late one ends the run"),
     (batched, "many takes batches of coming"),
     (answered, "again takes the calls of pay that abort"),
     (outside, "asks for work outside"),

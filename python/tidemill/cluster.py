@@ -43,7 +43,8 @@ def _made(app: App, settings: Mapping[str, Any]) -> tuple[str, list[Any], dict[s
     for name in ("data_dir", "durable"):
         engine.pop(name, None)
     cluster["fresh"] = bool(engine.pop("fresh", False))
-    spec, opaques = app.spec(engine, keep_all=False, push=False)
+    # Others may send events into any stream, by the log.
+    spec, opaques = app.spec(engine, keep_all=False, push=True)
     return json.dumps(spec), opaques, cluster
 
 

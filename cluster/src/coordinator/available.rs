@@ -40,6 +40,11 @@ impl Available {
         self.pieces.is_empty()
     }
 
+    /// Whether a cut would take something, be it that it may take no events in event time.
+    pub fn has_some(&self, is_paused: bool) -> bool {
+        self.pieces.front().is_some_and(|first| !is_paused || first.times.is_empty())
+    }
+
     /// Takes up what is there from an offset on; some of it may be known, or in a cut. Where something before it
     /// is not known, nothing is: it is told again.
     pub fn add(&mut self, mut from: u64, pieces: &[Piece]) {
@@ -48,10 +53,9 @@ impl Available {
         }
         for piece in pieces {
             let there = self.pieces.back().map_or(self.upto, |last| last.behind);
-            if let Some(rest) = piece.rest(from, from.max(there)) {
-                self.pieces.push_back(rest);
-            }
-            from = piece.behind;
+            let behind = piece.behind;
+            self.pieces.extend(piece.clone().rest(from, from.max(there)));
+            from = behind;
         }
     }
 
@@ -60,7 +64,7 @@ impl Available {
         let mut from = self.upto;
         while let Some(first) = self.pieces.front_mut().filter(|_| from < upto) {
             let behind = first.behind;
-            match first.rest(from, upto) {
+            match first.clone().rest(from, upto) {
                 Some(rest) => *first = rest,
                 None => drop(self.pieces.pop_front()),
             }
@@ -69,21 +73,25 @@ impl Available {
         self.upto = self.upto.max(upto);
     }
 
-    /// Takes so many requests at most, but one record at least, if there is one: how many.
-    pub fn take(&mut self, max: u64) -> u64 {
+    /// Takes so many requests at most, but one record at least, if there is one: how many. One that is paused gives no
+    /// events in event time; of those that are taken the newest times are added to `times`.
+    pub fn take(&mut self, max: u64, is_paused: bool, times: &mut Vec<(u32, i64)>) -> u64 {
         let mut taken = 0;
         while let Some(first) = self.pieces.front_mut() {
             let room = max - taken.min(max);
-            let upto = match first.requests <= room || (taken == 0 && !first.is_run(self.upto)) {
+            let is_divided = first.is_run(self.upto) && first.times.is_empty();
+            let upto = match first.requests <= room || (taken == 0 && !is_divided) {
+                _ if is_paused && !first.times.is_empty() => self.upto,
                 true => first.behind,
-                false if first.is_run(self.upto) => self.upto + room,
+                false if is_divided => self.upto + room,
                 false => self.upto,
             };
             if upto == self.upto {
                 break;
             }
             let had = first.requests;
-            taken += match first.rest(self.upto, upto) {
+            times.extend(&first.times);
+            taken += match first.clone().rest(self.upto, upto) {
                 Some(rest) => {
                     let left = rest.requests;
                     *first = rest;
@@ -106,7 +114,11 @@ mod tests {
     use super::*;
 
     fn piece(behind: u64, requests: u64) -> Piece {
-        Piece { behind, requests }
+        Piece { behind, requests, times: [].into() }
+    }
+
+    fn take(found: &mut Available, max: u64) -> u64 {
+        found.take(max, false, &mut Vec::new())
     }
 
     /// Three records of one request, a gap of two, one record of five requests, and one of one.
@@ -120,14 +132,14 @@ mod tests {
     fn a_cut_takes_no_part_of_a_record() {
         let mut found = some();
         assert_eq!((found.requests(), found.upto()), (9, 10));
-        assert_eq!((found.take(2), found.upto()), (2, 12));
+        assert_eq!((take(&mut found, 2), found.upto()), (2, 12));
         // The gap goes along, the record behind it has no room.
-        assert_eq!((found.take(4), found.upto()), (1, 15));
+        assert_eq!((take(&mut found, 4), found.upto()), (1, 15));
         // What is more than a cut may have is one of its own.
-        assert_eq!((found.take(4), found.upto()), (5, 16));
-        assert_eq!((found.take(4), found.upto()), (1, 17));
-        assert_eq!((found.take(4), found.is_empty()), (0, true));
-        assert_eq!((some().take(9), some().take(8)), (9, 8));
+        assert_eq!((take(&mut found, 4), found.upto()), (5, 16));
+        assert_eq!((take(&mut found, 4), found.upto()), (1, 17));
+        assert_eq!((take(&mut found, 4), found.is_empty()), (0, true));
+        assert_eq!((take(&mut some(), 9), take(&mut some(), 8)), (9, 8));
     }
 
     #[test]
@@ -146,8 +158,26 @@ mod tests {
         found.add(17, &[piece(29, 12)]);
         assert!(found.is_empty());
         found.add(29, &[piece(32, 3)]);
-        assert_eq!((found.requests(), found.take(9), found.upto()), (2, 2, 32));
+        assert_eq!((found.requests(), take(&mut found, 9), found.upto()), (2, 2, 32));
         found.add(33, &[piece(34, 1)]);
         assert!(found.is_empty(), "what is at 32 was missed");
+    }
+
+    #[test]
+    fn events_in_event_time_are_taken_with_their_times_and_not_where_they_must_wait() {
+        let mut found = Available::behind(10);
+        let timed = |behind, requests, times: &[(u32, i64)]| Piece {
+            times: times.into(),
+            ..piece(behind, requests)
+        };
+        found.add(10, &[piece(12, 2), timed(15, 3, &[(0, 70), (2, 5)]), timed(17, 2, &[(0, 60)])]);
+        let mut times = Vec::new();
+        assert!(found.has_some(true));
+        assert_eq!((found.take(9, true, &mut times), found.upto()), (2, 12));
+        assert!(!found.has_some(true) && found.has_some(false) && times.is_empty());
+        // None of them is divided.
+        assert_eq!((found.take(2, false, &mut times), found.upto()), (3, 15));
+        assert_eq!((found.take(1, false, &mut times), found.upto()), (2, 17));
+        assert_eq!(times, [(0, 70), (2, 5), (0, 60)]);
     }
 }

@@ -8,7 +8,10 @@ use tidemill_function::Fault;
 use super::available::Available;
 use super::{Coordinator, SourceProgress, Stage, Wish};
 use crate::effect::{Effect, Packet};
-use crate::records::{CutRecord, Form, Left, Manifest, Member, Object, Record, Topic};
+use crate::event_time::EventTime;
+use crate::records::{
+    CutRecord, Form, Left, Manifest, Member, Object, Parked, Record, Times, Topic,
+};
 use crate::Settings;
 
 /// For such a part of a lease a snapshot is waited for that is not begun.
@@ -22,6 +25,8 @@ struct Taking {
     /// Of each member its object, and how many rows are in it.
     parts: BTreeMap<Member, (String, u64)>,
     outputs: Vec<u64>,
+    /// For each source the first record that it needs.
+    parked: Vec<u64>,
     all: bool,
     /// Whether its manifest is on its way.
     is_put: bool,
@@ -53,6 +58,13 @@ pub(super) struct Running {
     base: u64,
     /// For each source what can be read.
     pub available: Vec<Available>,
+    event_time: Arc<EventTime>,
+    /// How far event time has come at the last cut.
+    pub times: Times,
+    /// When each event source has given something last.
+    active_us: Vec<u64>,
+    /// What waits at each member for its watermark.
+    pub parked: BTreeMap<Member, Parked>,
     /// The base behind all that was recorded when it began.
     recorded: u64,
     /// The last epoch that each member has executed.
@@ -73,9 +85,14 @@ impl Running {
         cuts: &[Arc<CutRecord>],
         mut available: Vec<Available>,
         now_us: u64,
+        settings: &Settings,
     ) -> Running {
         let manifest = form.manifest.clone();
         let last = cuts.last();
+        let event_time = settings.event_time.clone();
+        let times = last.map_or(&manifest.times, |cut| &cut.times);
+        let has_begun = !times.watermarks.is_empty();
+        let times = if has_begun { times.clone() } else { event_time.begin() };
         let epoch = last.map_or(manifest.epoch, |cut| cut.epoch);
         let upto = last.map_or(&manifest.inputs, |cut| &cut.upto);
         available.iter_mut().zip(upto).for_each(|(available, upto)| available.skip(*upto));
@@ -87,6 +104,10 @@ impl Running {
             base: last.map_or(manifest.base, |cut| cut.next_base()),
             recorded: last.map_or(manifest.base, |cut| cut.next_base()),
             available,
+            times: Times { idle: Vec::new(), ..times },
+            active_us: vec![now_us; event_time.sources().len()],
+            event_time,
+            parked: BTreeMap::new(),
             executed: BTreeMap::new(),
             left: BTreeMap::new(),
             taking: None,
@@ -120,6 +141,41 @@ impl Running {
         Some(Left { generation: *generation, base, ends, recorded, written })
     }
 
+    /// What waits for its watermark, of all members together.
+    pub fn parked(&self) -> Parked {
+        self.parked.values().copied().sum()
+    }
+
+    /// The event sources that have given nothing for too long to hold the watermark back. One of which something waits
+    /// to be taken is none of them.
+    fn idle(&self, now_us: u64) -> Vec<u32> {
+        let is_idle = |(nth, active_us): &(u32, &u64)| {
+            let source = &self.event_time.sources()[*nth as usize];
+            let silent_us = now_us.saturating_sub(**active_us);
+            let is_silent = source.idle_us.is_some_and(|us| silent_us >= us.unsigned_abs());
+            is_silent && self.available[source.source as usize].is_empty()
+        };
+        (0..).zip(&self.active_us).filter(is_idle).map(|(nth, _)| nth).collect()
+    }
+
+    /// Whether somebody falls silent for whom others wait: then the watermark goes on without any input.
+    fn falls_idle(&self, now_us: u64) -> bool {
+        let is_new = |nth: &u32| !self.times.idle.contains(nth);
+        !self.event_time.is_empty()
+            && self.parked().events > 0
+            && self.idle(now_us).iter().any(is_new)
+    }
+
+    /// For each source whether no more events in event time are taken of it: where too many wait, of all but those that
+    /// others wait for.
+    fn paused(&self, parked_bytes_max: u64) -> Vec<bool> {
+        if self.parked().bytes <= parked_bytes_max {
+            return vec![false; self.available.len()];
+        }
+        let upto: Vec<u64> = self.available.iter().map(Available::upto).collect();
+        self.event_time.are_behind(&self.times, &upto).into_iter().map(|is| !is).collect()
+    }
+
     /// For each source how far it has come.
     pub fn sources(&self, settings: &Settings) -> Vec<SourceProgress> {
         let assignment = &self.form.assignment;
@@ -138,17 +194,26 @@ impl Coordinator {
     /// would be a gap.
     pub(super) fn try_cut(&mut self, effects: &mut Vec<Effect>) {
         let Settings { epoch_max, snapshot_every, snapshot_us, objects_max, .. } = self.settings;
+        let parked_bytes_max = self.settings.parked_bytes_max;
         let (now_us, clock_us, is_ending) = (self.now_us, self.clock_us, self.is_ending);
         let (manifest, rows) = (self.manifest.clone(), self.rows);
         let counts_records = self.is_spoiled_by(Fault::CountRecords);
+        let forgets_idle = self.is_spoiled_by(Fault::ForgetIdle);
+        let pauses_all = self.is_spoiled_by(Fault::PauseAll);
         let Stage::Running(running) = &mut self.stage else { return };
         let Running { form, epoch, durable, executed, .. } = &**running;
         let is_idle =
             |member| executed.get(member).copied().unwrap_or(form.manifest.epoch) == *epoch;
-        let is_new = running.available.iter().any(|available| !available.is_empty());
         if epoch > durable || !form.assignment.members.iter().all(is_idle) {
             return;
         }
+        let mut paused = running.paused(parked_bytes_max);
+        if pauses_all && paused.contains(&true) {
+            paused.fill(true);
+        }
+        let has_some = |(available, paused): (&Available, &bool)| available.has_some(*paused);
+        let is_new = running.available.iter().zip(&paused).any(has_some)
+            || (running.falls_idle(now_us) && !forgets_idle);
         match is_ending {
             // The last cut is the one with the snapshot, whether there is something new or not.
             true if running.taking.is_some() || *epoch == manifest.epoch => return,
@@ -157,16 +222,34 @@ impl Coordinator {
         }
         let ends = |of: &[Available]| of.iter().map(Available::upto).collect::<Vec<u64>>();
         let from = ends(&running.available);
-        let counts = running.available.iter_mut().map(|available| available.take(epoch_max));
-        let mut count = counts.max().unwrap_or(0);
+        let mut given = Vec::new();
+        let take = |(available, paused): (&mut Available, bool)| {
+            available.take(epoch_max, paused, &mut given)
+        };
+        let counts: Vec<u64> = running.available.iter_mut().zip(paused).map(take).collect();
         let upto = ends(&running.available);
+        let mut count = counts.iter().copied().max().unwrap_or(0);
+        if !running.event_time.is_empty() {
+            // Which of those that wait are executed only their readers know.
+            count = counts.iter().sum::<u64>() + running.parked().events;
+            for (nth, time_us) in given {
+                let Times { newest, .. } = &mut running.times;
+                let of = newest.iter_mut().zip(&mut running.active_us).nth(nth as usize);
+                if let Some((newest, active_us)) = of {
+                    (*newest, *active_us) = ((*newest).max(Some(time_us)), now_us);
+                }
+            }
+            running.times.idle = if forgets_idle { Vec::new() } else { running.idle(now_us) };
+            running.event_time.advance(&mut running.times, &upto);
+        }
         if counts_records {
             count = upto.iter().zip(&from).map(|(upto, from)| upto - from).max().unwrap_or(0);
         }
         running.epoch += 1;
         running.clock_us = clock_us.max(running.clock_us + 1);
         let (epoch, clock_us, base) = (running.epoch, running.clock_us, running.base);
-        let cut = Arc::new(CutRecord { epoch, clock_us, base, count, from, upto });
+        let times = running.times.clone();
+        let cut = Arc::new(CutRecord { epoch, clock_us, base, count, from, upto, times });
         running.base = cut.next_base();
         let mut snapshot = None;
         let is_due = now_us >= running.taken_us + snapshot_us;
@@ -179,7 +262,10 @@ impl Coordinator {
             let all = objects > objects_max || rows.is_some_and(Rows::is_mostly_changes);
             let (parts, outputs) = (BTreeMap::new(), manifest.outputs.clone());
             let cut = cut.clone();
-            running.taking = Some(Taking { cut, cut_at: 0, parts, outputs, all, is_put: false });
+            let has_times = !running.event_time.is_empty();
+            let parked = if has_times { cut.upto.clone() } else { Vec::new() };
+            let (cut_at, is_put) = (0, false);
+            running.taking = Some(Taking { cut, cut_at, parts, outputs, parked, all, is_put });
             snapshot = Some(all);
         }
         let generation = running.form.generation;
@@ -208,13 +294,19 @@ impl Coordinator {
         member: Member,
         epoch: u64,
         part: Option<(String, u64)>,
-        outputs: &[u64],
+        (outputs, parked): (&[u64], &[(u32, u64)]),
         effects: &mut Vec<Effect>,
     ) {
+        let trims = self.is_spoiled_by(Fault::TrimParked);
         let Stage::Running(running) = &mut self.stage else { return };
         let Some(taking) = running.taking.as_mut().filter(|t| t.cut.epoch == epoch) else { return };
         let Some(part) = part else { return self.give_up(epoch, effects) };
         taking.parts.insert(member, part);
+        for (source, first) in parked.iter().filter(|_| !trims) {
+            if let Some(needed) = taking.parked.get_mut(*source as usize) {
+                *needed = (*needed).min(*first);
+            }
+        }
         for (end, more) in taking.outputs.iter_mut().zip(outputs) {
             *end = (*end).max(*more);
         }
@@ -240,6 +332,8 @@ impl Coordinator {
             clock_us: taking.cut.clock_us,
             base: taking.cut.next_base(),
             inputs: taking.cut.upto.clone(),
+            parked: taking.parked.clone(),
+            times: taking.cut.times.clone(),
             outputs: taking.outputs.clone(),
             objects,
             written,

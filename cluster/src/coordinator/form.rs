@@ -1,6 +1,6 @@
 //! Beginning a generation: its number is in the logs before anybody hears of it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_function::Fault;
@@ -9,13 +9,14 @@ use super::available::Available;
 use super::cut::Running;
 use super::{Coordinator, LeftOut, Stage, Wish};
 use crate::effect::{Address, Effect, Packet, Records};
-use crate::records::{Assignment, Form, Member, Record, Topic};
+use crate::records::{Assignment, Form, Member, Parked, Record, Topic};
 
 /// A generation whose members go back to the snapshot.
 pub(super) struct Forming {
     pub form: Arc<Form>,
     pub since_us: u64,
-    formed: BTreeSet<Member>,
+    /// Who is ready, and what waits at it for its watermark.
+    formed: BTreeMap<Member, Parked>,
     /// For each source what can be read, as far as those say who are ready before the others.
     pub available: Vec<Available>,
 }
@@ -140,29 +141,40 @@ impl Coordinator {
         }
         let (assignment, manifest) = (Assignment::equal(members), self.manifest.clone());
         let form = Arc::new(Form { generation, assignment, manifest });
-        let (since_us, formed) = (self.now_us, BTreeSet::new());
+        let (since_us, formed) = (self.now_us, BTreeMap::new());
         let available = form.manifest.inputs.iter().copied().map(Available::behind).collect();
         self.stage = Stage::Forming(Forming { form: form.clone(), since_us, formed, available });
         self.tell(&Packet::Form(form), effects);
     }
 
     /// A member is ready; when all are, they execute the recorded cuts, and then new ones.
-    pub(super) fn formed(&mut self, member: Member, generation: u64, effects: &mut Vec<Effect>) {
+    pub(super) fn formed(
+        &mut self,
+        member: Member,
+        generation: u64,
+        parked: Parked,
+        effects: &mut Vec<Effect>,
+    ) {
         let Stage::Forming(forming) = &mut self.stage else { return };
         if forming.form.generation != generation {
             return;
         }
-        forming.formed.insert(member);
+        forming.formed.insert(member, parked);
         if forming.formed.len() < forming.form.assignment.members.len() {
             return;
         }
         let (form, available) = (forming.form.clone(), std::mem::take(&mut forming.available));
+        let parked = std::mem::take(&mut forming.formed);
         self.patience = 1;
         if self.is_spoiled_by(Fault::CutAnew) {
             self.cuts.clear();
         }
         let cuts = std::mem::take(&mut self.cuts);
-        let running = Running::new(form, &cuts, available, self.now_us);
+        let mut running = Running::new(form, &cuts, available, self.now_us, &self.settings);
+        running.parked = parked;
+        if self.is_spoiled_by(Fault::ForgetTimes) {
+            running.times.newest.fill(None);
+        }
         let epoch = running.epoch;
         self.stage = Stage::Running(Box::new(running));
         for cut in &cuts {

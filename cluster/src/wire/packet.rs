@@ -10,9 +10,10 @@ use tidemill_place::PARTITIONS;
 
 use super::message::{put_message, put_node, take_message, take_node};
 use super::record::{put_cut, put_manifest, take_cut, take_manifest};
-use super::{put_bool, put_list, put_option, take_bool, take_list, take_option};
+use super::{put_bool, put_i64, put_list, put_option, take_bool, take_i64, take_list, take_option};
 use crate::effect::{Packet, Piece};
-use crate::records::{Assignment, Form, Member};
+use crate::event_time::Rank;
+use crate::records::{Assignment, Form, Member, Parked};
 
 fn put_form(form: &Form, out: &mut Vec<u8>) {
     let Form { generation, assignment, manifest } = form;
@@ -34,6 +35,42 @@ fn take_form(input: &mut &[u8]) -> Option<Form> {
     Some(Form { generation, assignment, manifest: Arc::new(take_manifest(input)?) })
 }
 
+fn put_parked(parked: &Parked, out: &mut Vec<u8>) {
+    put_u64(parked.events, out);
+    put_u64(parked.bytes, out);
+}
+
+fn take_parked(input: &mut &[u8]) -> Option<Parked> {
+    Some(Parked { events: take_u64(input)?, bytes: take_u64(input)? })
+}
+
+fn put_rank(rank: Rank, out: &mut Vec<u8>) {
+    match rank {
+        Rank::Arrival(source) => {
+            out.push(0);
+            put_u32(source, out);
+        }
+        Rank::Late(source) => {
+            out.push(1);
+            put_u32(source, out);
+        }
+        Rank::OnTime(time_us, source) => {
+            out.push(2);
+            put_i64(time_us, out);
+            put_u32(source, out);
+        }
+    }
+}
+
+fn take_rank(input: &mut &[u8]) -> Option<Rank> {
+    Some(match take_u8(input)? {
+        0 => Rank::Arrival(take_u32(input)?),
+        1 => Rank::Late(take_u32(input)?),
+        2 => Rank::OnTime(take_i64(input)?, take_u32(input)?),
+        _ => return None,
+    })
+}
+
 /// Appends a packet.
 pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
     match packet {
@@ -45,18 +82,23 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             out.push(1);
             put_form(form, out);
         }
-        Packet::Formed { generation } => {
+        Packet::Formed { generation, parked } => {
             out.push(2);
             put_u64(*generation, out);
+            put_parked(parked, out);
         }
         Packet::Available { generation, source, from, pieces } => {
             out.push(3);
             put_u64(*generation, out);
             put_u32(*source, out);
             put_u64(*from, out);
-            put_list(pieces, out, |Piece { behind, requests }, out| {
+            put_list(pieces, out, |Piece { behind, requests, times }, out| {
                 put_u64(*behind, out);
                 put_u64(*requests, out);
+                put_list(times, out, |(source, time_us), out| {
+                    put_u32(*source, out);
+                    put_i64(*time_us, out);
+                });
             });
         }
         Packet::Cut { generation, cut, snapshot } => {
@@ -70,18 +112,23 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*generation, out);
             put_u64(*epoch, out);
         }
-        Packet::Executed { generation, epoch } => {
+        Packet::Executed { generation, epoch, parked } => {
             out.push(6);
             put_u64(*generation, out);
             put_u64(*epoch, out);
+            put_parked(parked, out);
         }
-        Packet::Part { generation, epoch, name, rows, outputs } => {
+        Packet::Part { generation, epoch, name, rows, outputs, parked } => {
             out.push(7);
             put_u64(*generation, out);
             put_u64(*epoch, out);
             put_option(name.as_ref(), out, |name, out| put_bytes(name.as_bytes(), out));
             put_u64(*rows, out);
             put_list(outputs, out, |offset, out| put_u64(*offset, out));
+            put_list(parked, out, |(source, first), out| {
+                put_u32(*source, out);
+                put_u64(*first, out);
+            });
         }
         Packet::Snapshot { generation, epoch, counts } => {
             out.push(8);
@@ -112,6 +159,16 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*base, out);
             put_list(ends, out, |offset, out| put_u64(*offset, out));
         }
+        Packet::Ranks { generation, from, epoch, ranks } => {
+            out.push(17);
+            put_u64(*generation, out);
+            put_node(*from, out);
+            put_u64(*epoch, out);
+            put_list(ranks, out, |(rank, count), out| {
+                put_rank(*rank, out);
+                put_u32(*count, out);
+            });
+        }
         Packet::Node { generation, from, message } => {
             out.push(10);
             put_u64(*generation, out);
@@ -125,7 +182,11 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
 fn take_pieces(from: u64, input: &mut &[u8]) -> Option<Vec<Piece>> {
     let mut at = from;
     take_list(input, |input| {
-        let piece = Piece { behind: take_u64(input)?, requests: take_u64(input)? };
+        let piece = Piece {
+            behind: take_u64(input)?,
+            requests: take_u64(input)?,
+            times: take_list(input, |input| Some((take_u32(input)?, take_i64(input)?)))?.into(),
+        };
         let begins = std::mem::replace(&mut at, piece.behind);
         (begins < piece.behind).then_some(piece)
     })
@@ -136,7 +197,7 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
     Some(match take_u8(input)? {
         0 => Packet::Beat { generation: take_u64(input)? },
         1 => Packet::Form(Arc::new(take_form(input)?)),
-        2 => Packet::Formed { generation: take_u64(input)? },
+        2 => Packet::Formed { generation: take_u64(input)?, parked: take_parked(input)? },
         3 => {
             let (generation, source) = (take_u64(input)?, take_u32(input)?);
             let from = take_u64(input)?;
@@ -148,13 +209,18 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             snapshot: take_option(input, take_bool)?,
         },
         5 => Packet::Durable { generation: take_u64(input)?, epoch: take_u64(input)? },
-        6 => Packet::Executed { generation: take_u64(input)?, epoch: take_u64(input)? },
+        6 => Packet::Executed {
+            generation: take_u64(input)?,
+            epoch: take_u64(input)?,
+            parked: take_parked(input)?,
+        },
         7 => Packet::Part {
             generation: take_u64(input)?,
             epoch: take_u64(input)?,
             name: take_option(input, |input| take_text(input).map(String::from))?,
             rows: take_u64(input)?,
             outputs: take_list(input, take_u64)?,
+            parked: take_list(input, |input| Some((take_u32(input)?, take_u64(input)?)))?,
         },
         8 => Packet::Snapshot {
             generation: take_u64(input)?,
@@ -162,6 +228,12 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             counts: take_bool(input)?,
         },
         9 => Packet::Lost { generation: take_u64(input)?, member: Member(take_u32(input)?) },
+        17 => Packet::Ranks {
+            generation: take_u64(input)?,
+            from: take_node(input)?,
+            epoch: take_u64(input)?,
+            ranks: take_list(input, |input| Some((take_rank(input)?, take_u32(input)?)))?,
+        },
         10 => Packet::Node {
             generation: take_u64(input)?,
             from: NodeId(take_u16(input)?),

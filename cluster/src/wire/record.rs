@@ -6,7 +6,7 @@ use tidemill_core::wire::{
     put_bytes, put_u128, put_u16, put_u32, put_u64, take_bytes, take_slice, take_text, take_u128,
     take_u16, take_u32, take_u64, take_u8,
 };
-use tidemill_core::{Key, StreamId, TableId, Value};
+use tidemill_core::{Key, Position, SourceId, StreamId, TableId, Value};
 use tidemill_function::{Call, Stored, Target};
 use tidemill_txn::program::{Abort, AbortKind};
 
@@ -14,7 +14,7 @@ use super::{
     put_i64, put_list, put_option, put_path, put_tid, put_value, put_values, take_i64, take_list,
     take_option, take_path, take_tid, take_value, take_values, VERSION,
 };
-use crate::records::{CutRecord, Manifest, Object, Output, Record, Request, Written};
+use crate::records::{CutRecord, Manifest, Object, Output, Record, Request, Times, Written};
 
 pub(super) fn put_call(call: &Call, out: &mut Vec<u8>) {
     match call.target {
@@ -106,6 +106,28 @@ fn take_u64s(input: &mut &[u8]) -> Option<Vec<u64>> {
     take_list(input, take_u64)
 }
 
+fn put_times(times: &Times, out: &mut Vec<u8>) {
+    put_list(&times.newest, out, |newest, out| put_option(*newest, out, put_i64));
+    put_list(&times.watermarks, out, |at, out| {
+        put_i64(at.time_us, out);
+        put_u32(at.source.0, out);
+        put_u64(at.offset, out);
+    });
+    put_list(&times.idle, out, |source, out| put_u32(*source, out));
+}
+
+fn take_times(input: &mut &[u8]) -> Option<Times> {
+    let position = |input: &mut &[u8]| {
+        let (time_us, source) = (take_i64(input)?, SourceId(take_u32(input)?));
+        Some(Position { time_us, source, offset: take_u64(input)? })
+    };
+    Some(Times {
+        newest: take_list(input, |input| take_option(input, take_i64))?,
+        watermarks: take_list(input, position)?,
+        idle: take_list(input, take_u32)?,
+    })
+}
+
 pub(super) fn put_cut(cut: &CutRecord, out: &mut Vec<u8>) {
     put_u64(cut.epoch, out);
     put_i64(cut.clock_us, out);
@@ -113,6 +135,7 @@ pub(super) fn put_cut(cut: &CutRecord, out: &mut Vec<u8>) {
     put_u64(cut.count, out);
     put_u64s(&cut.from, out);
     put_u64s(&cut.upto, out);
+    put_times(&cut.times, out);
 }
 
 pub(super) fn take_cut(input: &mut &[u8]) -> Option<CutRecord> {
@@ -123,6 +146,7 @@ pub(super) fn take_cut(input: &mut &[u8]) -> Option<CutRecord> {
         count: take_u64(input)?,
         from: take_u64s(input)?,
         upto: take_u64s(input)?,
+        times: take_times(input)?,
     })
 }
 
@@ -133,6 +157,8 @@ pub(super) fn put_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
     put_i64(manifest.clock_us, out);
     put_u64(manifest.base, out);
     put_u64s(&manifest.inputs, out);
+    put_u64s(&manifest.parked, out);
+    put_times(&manifest.times, out);
     put_u64s(&manifest.outputs, out);
     put_list(&manifest.objects, out, |name, out| put_bytes(name.as_bytes(), out));
     let Written { base, outputs, note } = &*manifest.written;
@@ -149,6 +175,8 @@ pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
         clock_us: take_i64(input)?,
         base: take_u64(input)?,
         inputs: take_u64s(input)?,
+        parked: take_u64s(input)?,
+        times: take_times(input)?,
         outputs: take_u64s(input)?,
         objects: take_list(input, |input| take_text(input).map(String::from))?,
         written: Arc::new(Written {
@@ -159,7 +187,7 @@ pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
     })
 }
 
-/// Appends a record. Kinds 1 to 5 were those of earlier versions.
+/// Appends a record. Kinds 1 to 5, 7 and 9 were those of earlier versions.
 pub fn put_record(record: &Record, out: &mut Vec<u8>) {
     match record {
         Record::Generation { generation } => {
@@ -174,11 +202,11 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
             });
         }
         Record::Cut(cut) => {
-            out.push(7);
+            out.push(10);
             put_cut(cut, out);
         }
         Record::Snapshot(manifest) => {
-            out.push(9);
+            out.push(11);
             put_manifest(manifest, out);
         }
         Record::Outputs(outputs) => {
@@ -230,8 +258,8 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
         6 => Record::Requests(take_list(input, |input| {
             Some(Request { id: take_bytes(input)?.into(), call: take_call(input)? })
         })?),
-        7 => Record::Cut(take_cut(input)?),
-        9 => Record::Snapshot(Arc::new(take_manifest(input)?)),
+        10 => Record::Cut(take_cut(input)?),
+        11 => Record::Snapshot(Arc::new(take_manifest(input)?)),
         8 => Record::Outputs(take_list(input, take_output)?),
         _ => return None,
     })

@@ -1,14 +1,15 @@
 use proptest::prelude::*;
 use smallvec::smallvec;
-use tidemill_core::{Key, StreamId, TableId};
+use tidemill_core::{Key, Position, SourceId, StreamId, TableId};
 use tidemill_function::{Body, Call, Message, Mode, NodeId, Target, Verdict};
 use tidemill_txn::program::{Abort, AbortKind};
 
 use super::*;
 use crate::effect::{Packet, Piece};
+use crate::event_time::Rank;
 use crate::records::{
-    Assignment, CutRecord, Form, Manifest, Member, Object, Output, Record, Request, RequestId,
-    Written,
+    Assignment, CutRecord, Form, Manifest, Member, Object, Output, Parked, Record, Request,
+    RequestId, Times, Written,
 };
 
 fn values() -> Vec<Value> {
@@ -43,6 +44,15 @@ fn abort(kind: AbortKind) -> Abort {
     Abort { kind, reason: "no rooms left".into() }
 }
 
+fn times() -> Times {
+    let watermark = Position { time_us: -3, source: SourceId(1), offset: 9 };
+    Times {
+        newest: vec![None, Some(i64::MIN)],
+        watermarks: vec![watermark, Position::MAX],
+        idle: vec![1],
+    }
+}
+
 fn manifest() -> Manifest {
     Manifest {
         program: 2 << 64,
@@ -51,6 +61,8 @@ fn manifest() -> Manifest {
         clock_us: -5,
         base: 6,
         inputs: vec![7, 8],
+        parked: vec![5, 8],
+        times: times(),
         outputs: vec![9],
         objects: vec!["part-1".into()],
         written: Arc::new(Written { base: 10, outputs: vec![11, 12], note: [1, 2].into() }),
@@ -58,7 +70,8 @@ fn manifest() -> Manifest {
 }
 
 fn cut() -> CutRecord {
-    CutRecord { epoch: 1, clock_us: 2, base: 3, count: 9, from: vec![4], upto: vec![u64::MAX] }
+    let (from, upto, times) = (vec![4], vec![u64::MAX], times());
+    CutRecord { epoch: 1, clock_us: 2, base: 3, count: 9, from, upto, times }
 }
 
 fn records() -> Vec<Record> {
@@ -114,12 +127,23 @@ fn packets() -> Vec<Packet> {
         message: Message { epoch: 3, round: 1, body },
     };
     let mut packets: Vec<Packet> = bodies.into_iter().map(message).collect();
+    let parked = Parked { events: 7, bytes: u64::MAX };
+    let ranks = vec![
+        (Rank::Arrival(1), 2),
+        (Rank::Late(3), 4),
+        (Rank::OnTime(i64::MIN, u32::MAX), u32::MAX),
+    ];
+    let piece = |behind, requests, times: &[(u32, i64)]| {
+        let times = times.into();
+        Piece { behind, requests, times }
+    };
     let assignment = Assignment::equal(vec![Member(4), Member(9)]);
     let form = Form { generation, assignment, manifest: manifest().into() };
     packets.extend([
         Packet::Beat { generation },
         Packet::Form(form.into()),
-        Packet::Formed { generation },
+        Packet::Formed { generation, parked },
+        Packet::Ranks { generation, from: home, epoch: 8, ranks },
         Packet::Prepare(manifest().into()),
         Packet::Prepared,
         Packet::Left { generation, base: 3, ends: vec![4, 5] },
@@ -127,12 +151,19 @@ fn packets() -> Vec<Packet> {
             generation,
             source: 1,
             from: 2,
-            pieces: vec![Piece { behind: 5, requests: 3 }, Piece { behind: 6, requests: 0 }],
+            pieces: vec![piece(5, 3, &[(0, -1), (2, i64::MAX)]), piece(6, 0, &[])],
         },
         Packet::Cut { generation, cut: cut().into(), snapshot: Some(true) },
         Packet::Durable { generation, epoch: 1 },
-        Packet::Executed { generation, epoch: 1 },
-        Packet::Part { generation, epoch: 1, name: Some("part".into()), rows: 7, outputs: vec![1] },
+        Packet::Executed { generation, epoch: 1, parked },
+        Packet::Part {
+            generation,
+            epoch: 1,
+            name: Some("part".into()),
+            rows: 7,
+            outputs: vec![1],
+            parked: vec![(2, 3)],
+        },
         Packet::Snapshot { generation, epoch: 1, counts: false },
         Packet::Lost { generation, member: Member(4) },
         Packet::Leaving,

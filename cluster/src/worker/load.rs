@@ -1,9 +1,9 @@
 //! Going back to the snapshot: rows from its objects, and what has left since from the outputs.
 //!
 //! Whoever has executed behind that snapshot already keeps its rows, takes back what has changed in them since,
-//! and reads what it did not own.
+//! and reads what it did not own. Where streams are in event time everybody reads again what waits for its watermark.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::mem::take;
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use tidemill_core::{Key, TableId};
 use tidemill_function::{Fault, NodeId, Owners, Path, Rows, Store, Tid};
 use tidemill_place::{Partition, PARTITIONS};
 
+use super::ranks::Read;
 use super::run::Running;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Effect, Packet, Records};
@@ -27,6 +28,15 @@ pub(super) struct Loading {
     /// For each source where its outputs ended.
     outputs: Vec<Option<u64>>,
     pub known: HashSet<(Tid, Option<Path>)>,
+    /// Of each source that it reads what may wait for its watermark, up to where it has been read and to where it is to be.
+    parked: BTreeMap<u32, Again>,
+}
+
+/// What is read again of a source.
+struct Again {
+    requests: Vec<Read>,
+    at: u64,
+    upto: u64,
 }
 
 /// What a worker has of its last generation.
@@ -101,8 +111,17 @@ impl Worker {
         let known = HashSet::new();
         let manifest = form.manifest.clone();
         let prepared = prepared.map(|(_, rows)| rows);
-        let loading = Loading { form, prepared, node, objects, outputs, known };
+        let own = |source: &u32| form.assignment.reader(*source, &self.settings) == node;
+        let (inputs, needed) = (manifest.inputs.iter(), manifest.inputs_needed());
+        let again = |(source, (&upto, at))| (source, Again { requests: Vec::new(), at, upto });
+        let parked = (0..).zip(inputs.zip(needed)).map(again).filter(|(source, again)| {
+            own(source) && again.at < again.upto && !self.is_spoiled_by(Fault::ForgetParked)
+        });
+        let parked: BTreeMap<u32, Again> = parked.collect();
+        let sources: Vec<u32> = parked.keys().copied().collect();
+        let loading = Loading { form, prepared, node, objects, outputs, known, parked };
         self.stage = Stage::Loading(Box::new(loading));
+        sources.into_iter().for_each(|source| self.park(source, effects));
         for (nth, name) in manifest.objects.iter().enumerate().filter(|(nth, _)| asked[*nth]) {
             let token = self.token(Wish::Object(nth));
             effects.push(Effect::Get { token, name: name.clone() });
@@ -158,11 +177,48 @@ impl Worker {
         self.ready(effects);
     }
 
+    /// Reads on in what may wait of a source.
+    fn park(&mut self, source: u32, effects: &mut Vec<Effect>) {
+        let limit = Some(self.ahead_max());
+        let Stage::Loading(loading) = &self.stage else { return };
+        let from = loading.parked[&source].at;
+        let (token, topic) = (self.token(Wish::Parked(source)), Topic::Input(source));
+        effects.push(Effect::Read { token, topic, from, limit });
+    }
+
+    /// Some of it.
+    pub(super) fn parked(
+        &mut self,
+        source: u32,
+        records: Option<Records>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Stage::Loading(loading) = &mut self.stage else { return };
+        let again = loading.parked.get_mut(&source).expect("it has asked for them");
+        let Records { records, upto } = records.unwrap_or_default();
+        for (offset, record) in records {
+            let Record::Requests(requests) = record else { continue };
+            if (again.at..again.upto).contains(&offset) {
+                let (of, functions) = (&self.settings.event_time, &*self.functions);
+                let read =
+                    |(nth, request)| Read::new((offset, nth), request, source, of, functions);
+                let requests = (0..).zip(requests).map(read);
+                again.requests.extend(requests.filter(|read| read.timed.is_some()));
+            }
+        }
+        again.at = again.at.max(upto);
+        match again.at < again.upto {
+            true => self.park(source, effects),
+            false => self.ready(effects),
+        }
+    }
+
     /// Goes on when all has come.
     fn ready(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Loading(loading) = &mut self.stage else { return };
         let is_whole = loading.objects.iter().all(Option::is_some)
-            && loading.outputs.iter().all(Option::is_some);
+            && loading.outputs.iter().all(Option::is_some)
+            && loading.parked.values().all(|again| again.at >= again.upto);
         if !is_whole {
             return;
         }
@@ -203,16 +259,21 @@ impl Worker {
         }
         let form = loading.form.clone();
         let known = take(&mut loading.known);
+        let parked = take(&mut loading.parked);
         let behind = loading.outputs.iter().map(|end| end.unwrap_or_default()).collect();
         let mut running =
             Running::new(form, since, node, state, known, self.functions.clone(), &self.settings);
         running.behind = behind;
+        if let Some(ranks) = &mut running.ranks {
+            let reads = parked.into_values().flat_map(|again| again.requests);
+            reads.for_each(|read| ranks.restore(read));
+        }
         if self.is_spoiled_by(Fault::SkipRequest) {
             running.skip();
         }
+        let (generation, parked) = (self.generation, running.parked());
         self.stage = Stage::Running(Box::new(running));
-        let generation = self.generation;
-        self.tell(Packet::Formed { generation }, effects);
+        self.tell(Packet::Formed { generation, parked }, effects);
         self.tell_left(effects);
         self.ask(effects);
     }

@@ -8,10 +8,12 @@ use tidemill_function::{
     Call, Event, Fault, Functions, Message, Node, NodeId, Outbox, Path, Sequencing, Tid,
 };
 
+use super::ranks::{Ranks, Read};
 use super::save::Saving;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Address, Effect, Packet, Piece};
-use crate::records::{CutRecord, Form, Output, Record, Request, RequestId, Topic};
+use crate::event_time::Rank;
+use crate::records::{CutRecord, Form, Output, Parked, Record, Request, RequestId, Topic};
 use crate::state::State;
 use crate::Settings;
 
@@ -19,13 +21,17 @@ use crate::Settings;
 const TOGETHER_BYTES: usize = 128 << 10;
 /// The place of what is told of a request beside its reply: behind all that its transaction has emitted.
 const LAST: [u32; 1] = [u32::MAX];
+/// So many pieces with events in event time an epoch takes of a source, about.
+const PIECES: u64 = 4;
 /// So many calls that are not deterministic are named.
 const NAMED_MAX: usize = 100;
 
 /// A source that this worker reads.
 pub(super) struct Source {
-    /// Requests that no epoch has taken yet, with the offsets of their records.
-    pub requests: VecDeque<(u64, Request)>,
+    /// Its number.
+    source: u32,
+    /// Requests that no epoch has taken yet.
+    pub requests: VecDeque<Read>,
     /// Behind all that an epoch has taken.
     pub taken: u64,
     /// Behind all that has been read.
@@ -35,44 +41,85 @@ pub(super) struct Source {
 
 impl Source {
     /// Takes up what has been read: what the coordinator is told of it.
-    pub fn take(&mut self, records: Vec<(u64, Record)>, upto: u64) -> Vec<Piece> {
+    pub fn take(
+        &mut self,
+        records: Vec<(u64, Record)>,
+        upto: u64,
+        functions: &dyn Functions,
+        settings: &Settings,
+    ) -> Vec<Piece> {
         let (had, from) = (self.requests.len(), self.upto);
         for (offset, record) in records {
             let Record::Requests(requests) = record else { continue };
             if offset >= from {
-                self.requests.extend(requests.into_iter().map(|request| (offset, request)));
+                let read = |(nth, request)| {
+                    let at = (offset, nth);
+                    Read::new(at, request, self.source, &settings.event_time, functions)
+                };
+                self.requests.extend((0..).zip(requests).map(read));
             }
         }
         self.upto = upto.max(from);
-        self.pieces(had, from)
+        self.pieces(had, from, settings)
     }
 
     /// All that no epoch has taken, for a coordinator that may have missed some of it, be it that there is
     /// nothing at an offset; `None` when there is none.
-    pub fn open(&self) -> Option<(u64, Vec<Piece>)> {
-        (self.upto > self.taken).then(|| (self.taken, self.pieces(0, self.taken)))
+    pub fn open(&self, settings: &Settings) -> Option<(u64, Vec<Piece>)> {
+        (self.upto > self.taken).then(|| (self.taken, self.pieces(0, self.taken, settings)))
+    }
+
+    /// Takes all that is before an offset.
+    fn until(&mut self, upto: u64) -> Vec<Read> {
+        self.taken = upto;
+        let count = self.requests.partition_point(|read| read.at.0 < upto);
+        self.requests.drain(..count).collect()
     }
 
     /// The pieces from the `nth` request on.
-    fn pieces(&self, nth: usize, from: u64) -> Vec<Piece> {
+    fn pieces(&self, nth: usize, from: u64, settings: &Settings) -> Vec<Piece> {
+        // Of those with events in event time none is divided, so that some of them are an epoch.
+        let timed_max = (settings.epoch_max / PIECES).max(1);
         let mut pieces: Vec<Piece> = Vec::new();
         let (mut at, mut is_run) = (from, false);
-        let requests: Vec<u64> = self.requests.range(nth..).map(|(offset, _)| *offset).collect();
-        for record in requests.chunk_by(|one, other| one == other) {
-            let (offset, count) = (record[0], record.len() as u64);
+        let mut times: BTreeMap<u32, i64> = BTreeMap::new();
+        let push = |pieces: &mut Vec<Piece>, behind: u64, requests: u64| {
+            pieces.push(Piece { behind, requests, times: [].into() });
+        };
+        let requests: Vec<&Read> = self.requests.range(nth..).collect();
+        for record in requests.chunk_by(|one, other| one.at.0 == other.at.0) {
+            let (offset, count) = (record[0].at.0, record.len() as u64);
             if offset > at {
-                pieces.push(Piece { behind: offset, requests: 0 });
+                push(&mut pieces, offset, 0);
                 is_run = false;
             }
             at = offset + 1;
-            match pieces.last_mut().filter(|_| is_run && count == 1) {
-                Some(run) => *run = Piece { behind: at, requests: run.requests + 1 },
-                None => pieces.push(Piece { behind: at, requests: count }),
+            let is_timed = record.iter().any(|read| read.timed.is_some());
+            let has_room = |run: &&mut Piece| {
+                is_run
+                    && count == 1
+                    && run.times.is_empty() != is_timed
+                    && (!is_timed || run.requests < timed_max)
+            };
+            match pieces.last_mut().filter(has_room) {
+                Some(run) => (run.behind, run.requests) = (at, run.requests + 1),
+                None => {
+                    times.clear();
+                    push(&mut pieces, at, count);
+                }
+            }
+            if is_timed {
+                for (event_source, time_us) in record.iter().filter_map(|read| read.timed) {
+                    let newest = times.entry(event_source).or_insert(time_us);
+                    *newest = (*newest).max(time_us);
+                }
+                let last = pieces.last_mut().expect("it is there");
+                last.times = times.iter().map(|(nth, time_us)| (*nth, *time_us)).collect();
             }
             is_run = count == 1;
         }
         if self.upto > at {
-            pieces.push(Piece { behind: self.upto, requests: 0 });
+            push(&mut pieces, self.upto, 0);
         }
         pieces
     }
@@ -83,7 +130,7 @@ enum Coming {
     /// Some have not been read yet.
     Later,
     /// All of them, each with its place.
-    All(Vec<(Tid, Call)>),
+    All(Vec<(Tid, Request)>),
     /// More than it has places for.
     TooMany,
 }
@@ -97,6 +144,8 @@ pub(super) struct Running {
     pub own: NodeId,
     pub node: Node<State>,
     pub inputs: BTreeMap<u32, Source>,
+    /// Where streams are in event time: what waits for its watermark.
+    pub ranks: Option<Ranks>,
     /// What clients call the requests that have come in here and have no reply; and what they are, where what
     /// they come to may be told others, too.
     open: HashMap<Tid, (RequestId, Option<Call>), FixedState>,
@@ -139,14 +188,19 @@ impl Running {
         let own = (0..settings.sources).filter(|s| form.assignment.reader(*s, settings) == node);
         let source = |source| {
             let upto = of(&manifest.inputs, source);
-            (source, Source { requests: VecDeque::new(), taken: upto, upto, is_asked: false })
+            let requests = VecDeque::new();
+            (source, Source { source, requests, taken: upto, upto, is_asked: false })
         };
+        let event_time = settings.event_time.clone();
+        let ranks = (!event_time.is_empty())
+            .then(|| Ranks::behind(event_time, &manifest.times, settings.function.fault));
         let inputs = own.map(source).collect();
         let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();
         let owners = form.assignment.owners.clone();
         Running {
             node: Node::new(node, functions, owners, settings.function, state),
             inputs,
+            ranks,
             open: HashMap::default(),
             cuts: VecDeque::new(),
             current: None,
@@ -173,8 +227,20 @@ impl Running {
         }
     }
 
-    /// Takes the requests of a cut that come in here, each with its place.
-    fn requests(&mut self, cut: &CutRecord, settings: &Settings) -> Coming {
+    /// What waits for its watermark.
+    pub fn parked(&self) -> Parked {
+        self.ranks.as_ref().map_or_else(Parked::default, Ranks::parked)
+    }
+
+    /// Takes the requests of a cut that come in here, each with its place. Where events stand by their times others have to
+    /// know of them first, who are told what is left in `tells`.
+    fn requests(
+        &mut self,
+        cut: &CutRecord,
+        settings: &Settings,
+        functions: &dyn Functions,
+        tells: &mut Option<Vec<(Rank, u32)>>,
+    ) -> Coming {
         let sources = settings.sources;
         let order = Sequencing { sources, base: cut.base };
         let upto = |source: u32| cut.upto[source as usize];
@@ -182,18 +248,37 @@ impl Running {
             return Coming::Later;
         }
         let mut requests = Vec::new();
-        for (&source, input) in &mut self.inputs {
-            let count = input.requests.partition_point(|(offset, _)| *offset < upto(source));
-            if count as u64 > cut.count {
-                return Coming::TooMany;
+        match &mut self.ranks {
+            None => {
+                for (&source, input) in &mut self.inputs {
+                    let own = input.until(upto(source));
+                    if own.len() as u64 > cut.count {
+                        return Coming::TooMany;
+                    }
+                    let placed = |(nth, read): (u64, Read)| (order.tid(source, nth), read.request);
+                    requests.extend((0..).zip(own).map(placed));
+                }
             }
-            input.taken = upto(source);
-            for (nth, (_, Request { id, call })) in input.requests.drain(..count).enumerate() {
-                let tid = order.tid(source, nth as u64);
-                let kept = settings.tells_left.then(|| call.clone());
-                self.open.insert(tid, (id, kept));
-                requests.push((tid, call));
+            Some(ranks) => {
+                if !ranks.has_own() {
+                    let read = |(&source, input): (&u32, &mut Source)| {
+                        let own = input.until(upto(source));
+                        own.into_iter().map(move |read| (source, read))
+                    };
+                    let read = self.inputs.iter_mut().flat_map(read).collect();
+                    *tells = Some(ranks.take(cut, read, functions));
+                }
+                let others = self.form.assignment.members.len() - 1;
+                match ranks.places(cut.epoch, order, others) {
+                    None => return Coming::Later,
+                    Some((_, places)) if places > cut.count => return Coming::TooMany,
+                    Some((placed, _)) => requests = placed,
+                }
             }
+        }
+        for (tid, Request { id, call }) in &requests {
+            let kept = settings.tells_left.then(|| call.clone());
+            self.open.insert(*tid, (id.clone(), kept));
         }
         Coming::All(requests)
     }
@@ -233,7 +318,17 @@ impl Worker {
         }
         let Some((cut, _)) = running.cuts.front() else { return false };
         let cut = cut.clone();
-        let requests = match running.requests(&cut, &self.settings) {
+        let mut tells = None;
+        let coming = running.requests(&cut, &self.settings, &*self.functions, &mut tells);
+        if let Some(ranks) = tells {
+            let (generation, from, epoch) = (self.generation, running.own, cut.epoch);
+            for member in running.form.assignment.members.iter().filter(|of| **of != self.me) {
+                let ranks = ranks.clone();
+                let packet = Packet::Ranks { generation, from, epoch, ranks };
+                effects.push(Effect::Send { to: Address::Worker(*member), packet });
+            }
+        }
+        let requests = match coming {
             Coming::All(requests) => requests,
             Coming::Later => return false,
             Coming::TooMany => {
@@ -248,6 +343,7 @@ impl Worker {
         let (epoch, clock_us) = (cut.epoch, cut.clock_us);
         running.current = running.cuts.pop_front();
         running.bases.push_back((epoch, cut.next_base()));
+        let requests = requests.into_iter().map(|(tid, request)| (tid, request.call));
         running.node.begin(epoch, clock_us, requests, &mut out);
         self.take(out, effects);
         true
@@ -363,11 +459,12 @@ impl Worker {
         let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return };
         running.executed = epoch;
+        let parked = running.parked();
         let current = running.current.take();
         if let Some((_, Some(all))) = current {
             self.save(epoch, all, effects);
         }
-        self.tell(Packet::Executed { generation, epoch }, effects);
+        self.tell(Packet::Executed { generation, epoch, parked }, effects);
         self.tell_left(effects);
     }
 

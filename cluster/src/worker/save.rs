@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tidemill_function::Fault;
 
+use super::ranks::Ranks;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Effect, Packet};
 use crate::records::{Object, PartRows};
@@ -22,6 +23,8 @@ pub(super) struct Saving {
     is_told: bool,
     /// Where outputs of later epochs may begin.
     outputs: Vec<u64>,
+    /// Of sources of which events wait the first record.
+    parked: Vec<(u32, u64)>,
 }
 
 impl Worker {
@@ -35,10 +38,20 @@ impl Worker {
         }
         let rows = Arc::new(state.take(all, (generation, epoch)));
         let outputs = running.ends.clone();
+        let parked = running.ranks.as_ref().map_or_else(Vec::new, Ranks::first);
         let name = format!("part-{generation}-{epoch}-{me}");
         let (tries, is_asked, is_stored, is_told) = (0, false, false, false);
-        let saving = Saving { epoch, name, rows, tries, is_asked, is_stored, is_told, outputs };
-        running.saving = Some(saving);
+        running.saving = Some(Saving {
+            epoch,
+            name,
+            rows,
+            tries,
+            is_asked,
+            is_stored,
+            is_told,
+            outputs,
+            parked,
+        });
         self.save_again(effects);
     }
 
@@ -82,8 +95,8 @@ impl Worker {
         saving.is_stored = counts;
         if !counts && saving.tries >= TRIES_MAX {
             saving.is_told = true;
-            let (epoch, rows, outputs) = (saving.epoch, 0, Vec::new());
-            let part = Packet::Part { generation, epoch, name: None, rows, outputs };
+            let (epoch, rows, outputs, parked) = (saving.epoch, 0, Vec::new(), Vec::new());
+            let part = Packet::Part { generation, epoch, name: None, rows, outputs, parked };
             return self.tell(part, effects);
         }
         self.part_ready(effects);
@@ -104,7 +117,8 @@ impl Worker {
         saving.is_told = true;
         let name = Some(format!("{}-{}", saving.name, saving.tries));
         let (rows, outputs) = (saving.rows.len() as u64, saving.outputs.clone());
-        self.tell(Packet::Part { generation, epoch, name, rows, outputs }, effects);
+        let parked = saving.parked.clone();
+        self.tell(Packet::Part { generation, epoch, name, rows, outputs, parked }, effects);
     }
 
     /// The snapshot counts, or does not: then what it took has to be in the next one.

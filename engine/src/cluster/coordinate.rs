@@ -28,7 +28,7 @@ use super::sinks::{Sinks, Ways};
 use super::timers::Timers;
 use super::topics::{sources, Topics};
 use super::upgrade::{forget, Starting};
-use super::{cuts, executes, fingerprint, log_of, ClusterSettings};
+use super::{cuts, fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, Kept, News};
 use crate::data_dir::remove_all;
@@ -137,7 +137,7 @@ impl Cluster {
             env,
             dir,
             program: functions.program(),
-            fingerprint: executes(spec, settings.message_bytes_max, &followed)?,
+            fingerprint: host.machine.program,
             topics: followed.iter().map(|f| (f.topic.clone(), f.partitions)).collect(),
             settings: &spec.settings,
             log: &*log,

@@ -8,6 +8,7 @@
 //! | `coordinate` | the coordinator, with the app as clients see it |
 //! | `topics` | the app's own topics, as sources |
 //! | `sinks` | topics and files that the app writes |
+//! | `times` | streams in event time, by the sources that they come by |
 //! | `timers` | transactions that its clock asks for |
 //! | `join` | a worker |
 //! | `cuts` | that the cuts which were made are there |
@@ -23,6 +24,7 @@ mod join;
 mod settings;
 mod sinks;
 mod timers;
+mod times;
 mod topics;
 mod upgrade;
 
@@ -30,6 +32,7 @@ pub use coordinate::Cluster;
 pub use join::join;
 pub use settings::ClusterSettings;
 
+use tidemill_cluster::{EventSource, EventTime};
 use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
 use tidemill_core::Result;
@@ -41,13 +44,25 @@ use crate::spec::AppSpec;
 /// What tells what executes a log from what else might, for the log and the processes: the program, the
 /// setting that says what aborts, and the topics that are read. With others recorded cuts would come to something else.
 /// With other sinks something else would leave.
-fn executes(spec: &AppSpec, message_bytes_max: usize, topics: &[Followed]) -> Result<u128> {
+fn executes(
+    spec: &AppSpec,
+    message_bytes_max: usize,
+    topics: &[Followed],
+    event_time: &EventTime,
+) -> Result<u128> {
     let mut bytes = Vec::new();
     put_u128(fingerprint(spec), &mut bytes);
     put_u64(message_bytes_max as u64, &mut bytes);
     for Followed { topic, partitions } in topics {
         put_bytes(topic.as_bytes(), &mut bytes);
         put_u32(*partitions, &mut bytes);
+    }
+    // Cuts have the watermarks by group, and places in them by event source.
+    for EventSource { source, stream, group, .. } in event_time.sources() {
+        put_bytes(b"event source", &mut bytes);
+        put_u32(*source, &mut bytes);
+        put_u32(stream.0.into(), &mut bytes);
+        put_u32(*group as u32, &mut bytes);
     }
     for (stream, name) in sink_keys(&spec.sinks)? {
         put_bytes(b"sink", &mut bytes);

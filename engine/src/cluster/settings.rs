@@ -140,7 +140,8 @@ impl ClusterSettings {
         secret: &[u8],
         env: &Env,
     ) -> Result<Host> {
-        let program = super::executes(spec, self.message_bytes_max, topics)?;
+        let event_time = super::times::event_time(spec, self.sources, topics)?;
+        let program = super::executes(spec, self.message_bytes_max, topics, &event_time)?;
         let wrong = |what: String, help: &str| Err(Error::setting(what).help(help.to_owned()));
         let name = self.name(spec);
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
@@ -206,6 +207,8 @@ impl ClusterSettings {
                 snapshot_every: 1,
                 snapshot_us: self.snapshot_us,
                 objects_max: self.snapshot_objects_max,
+                event_time: event_time.into(),
+                parked_bytes_max: spec.settings.parked_bytes_max as u64,
                 function: tidemill_function::Settings {
                     seed: spec.program.seed,
                     output_bytes_max: self.message_bytes_max,

@@ -8,6 +8,7 @@
 mod dead;
 mod once;
 mod rows;
+mod times;
 mod told;
 mod whole;
 
@@ -17,15 +18,17 @@ use std::sync::Arc;
 use tidemill_cluster::wire::put_value;
 use tidemill_connect::{values, BadRow};
 use tidemill_core::{
-    encode, DataType, Error, Key, Result, Row, Schema, StreamId, StreamTime, TableId, TableSpec,
-    Value,
+    encode, DataType, Error, Key, Late, Result, Row, Schema, StreamId, StreamTime, TableId,
+    TableSpec, Value,
 };
 use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
+use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Timer};
 use tidemill_txn::reference::{self, Mentioned, Rounds};
 
 use self::dead::Letters;
 use self::once::Requests;
+use self::times::Times;
 use self::whole::{What, Whole};
 use crate::calls::Reply;
 use crate::requests::Request;
@@ -57,6 +60,9 @@ pub struct AppFunctions {
     begins: Arc<dyn Begins>,
     requests: Requests,
     letters: Letters,
+    times: Times,
+    /// Streams of topics, which nobody else sends into.
+    of_topics: BTreeSet<StreamId>,
     /// Streams that are written to sinks.
     written: BTreeSet<StreamId>,
 }
@@ -120,6 +126,8 @@ impl AppFunctions {
         let rounds = Arc::new(Rounds::of(program, &functions.collect::<Vec<_>>())?);
         let mut program = program.clone();
         let letters = Letters::add(&mut program, &spec.sources);
+        Groups::of(&program)?;
+        let times = Times::add(&mut program);
         told::check(&program, &spec.sinks)?;
         let requests = Requests::add(&mut program);
         let whole = Arc::new(program.clone());
@@ -133,6 +141,13 @@ impl AppFunctions {
         program.forget();
         let written = spec.sinks.iter().filter_map(|decl| told::stream(&program, &decl.stream));
         let written = written.collect();
+        let by_name = |name: &String| {
+            let is_it = |s: &tidemill_txn::program::Stream| *s.spec.name == **name;
+            program.streams.iter().position(is_it).map(|found| StreamId(found as u16))
+        };
+        let is_pushed = |of: &String| spec.sources.iter().any(|s| s.stream == *of && s.is_pushed());
+        let of_topics = spec.sources.iter().map(|decl| &decl.stream);
+        let of_topics = of_topics.filter(|of| !is_pushed(of)).filter_map(by_name).collect();
         let program = Arc::new(program);
         Ok(Arc::new(AppFunctions {
             program,
@@ -143,6 +158,8 @@ impl AppFunctions {
             begins,
             requests,
             letters,
+            times,
+            of_topics,
             written,
         }))
     }
@@ -166,12 +183,13 @@ impl AppFunctions {
     }
 
     /// The transactions of an event, in the order of the handlers on its stream; one where its round is executed
-    /// as a whole.
+    /// as a whole, and of a stream in event time.
     ///
     /// # Errors
     /// When the row has other columns than the stream.
     pub fn event(&self, stream: StreamId, row: &[Value]) -> Result<Vec<Call>> {
-        if !self.rounds.is_needed(&self.program, stream) {
+        let is_timed_alike = self.times.has(stream) && self.program.handlers_on(stream).count() > 1;
+        if !self.rounds.is_needed(&self.program, stream) && !is_timed_alike {
             return self.program.handlers_on(stream).map(|h| self.made(h, row)).collect();
         }
         self.check_columns(stream, row)?;
@@ -186,6 +204,15 @@ impl AppFunctions {
         let (number, _) = handler_of(target).filter(|(_, is_request)| !is_request)?;
         let stream = number.checked_sub(self.program.handlers.len())?;
         (stream < self.program.streams.len()).then_some(StreamId(stream as u16))
+    }
+
+    /// The input stream of whose event a call is, where that is in event time.
+    fn in_time(&self, call: &Call) -> Option<StreamId> {
+        let stream = self.round_of(call.target).or_else(|| {
+            let (number, _) = handler_of(call.target).filter(|(_, is_request)| *is_request)?;
+            self.program.handlers.get(number).map(|handler| handler.input)
+        });
+        stream.filter(|stream| self.times.has(*stream))
     }
 
     /// The app's timers.
@@ -231,7 +258,15 @@ impl AppFunctions {
     /// # Errors
     /// When there is no such stream, or another number of handlers on it.
     pub fn only_event(&self, stream: &str, row: &[Value]) -> Result<Call> {
-        let mut calls = self.event(self.input(stream)?, row)?;
+        let input = self.input(stream)?;
+        if self.times.has(input) && self.of_topics.contains(&input) {
+            let what =
+                format!("events of stream {stream} come by its topic, which has their order");
+            return Err(
+                Error::program(what).help("write it there, or declare the stream with push()")
+            );
+        }
+        let mut calls = self.event(input, row)?;
         match (calls.pop(), calls.is_empty()) {
             (Some(call), true) => Ok(call),
             _ => Err(Error::program(format!("stream {stream} has not one handler"))),
@@ -355,7 +390,7 @@ impl AppFunctions {
                 (_, None) => unreachable!("requests are made here"),
             };
         }
-        if call.target == Letters::TARGET {
+        if matches!(call.target, Letters::TARGET | Times::LATE) {
             return match outcome {
                 Ok(_) => (Reply::Returned(None), None),
                 Err(abort) => (Reply::Aborted(abort.reason), None),
@@ -404,7 +439,14 @@ impl Functions for AppFunctions {
         if call.target == Letters::TARGET {
             return self.letters.begin(&self.program, call);
         }
+        if call.target == Times::LATE {
+            return self.times.begin(&self.program, call);
+        }
         let unknown = || Abort::refused("there is no such function");
+        // Others may have written it, and then it has no place among others.
+        if self.in_time(call).is_some() && self.timed(call).is_none() {
+            return Err(Abort::refused("the event has no time"));
+        }
         if let Some(stream) = self.round_of(call.target) {
             let columns = self.program.streams[stream.index()].spec.schema.len();
             return match call.args.len() == columns {
@@ -435,6 +477,18 @@ impl Functions for AppFunctions {
         }
     }
 
+    fn timed(&self, call: &Call) -> Option<(StreamId, i64)> {
+        let stream = self.in_time(call)?;
+        Some((stream, self.times.of(stream, &call.args)?))
+    }
+
+    fn late(&self, call: Call) -> Call {
+        match self.in_time(&call) {
+            Some(stream) => self.times.late(stream, call),
+            None => call,
+        }
+    }
+
     fn output_bytes(&self, values: &[Value]) -> usize {
         let (mut own, mut json) = (Vec::new(), Vec::new());
         for value in values {
@@ -462,7 +516,9 @@ impl Functions for AppFunctions {
 
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
         let (handler, _) = handler_of(call.target)?;
+        let has_no_time = self.in_time(call).is_some() && self.timed(call).is_none();
         if !self.is_event(handler, call)
+            || has_no_time
             || self.rounds.is_needed(&self.program, self.program.handlers[handler].input)
         {
             return None;
@@ -532,8 +588,8 @@ fn refused(spec: &AppSpec) -> Result<()> {
     let is_batched = |stream: StreamId| program.streams[stream.index()].batch.is_some();
     for number in 0..program.handlers.len() {
         let handler = &program.handlers[number];
-        let stream = &program.streams[handler.input.index()];
-        let (name, input) = (&handler.name, &stream.spec.name);
+        let (name, root) =
+            (&handler.name, &program.streams[program.root_stream(handler.input).index()]);
         let mut answers = program.handlers_on(handler.aborted);
         let what = if let Some(input) = handler.inputs().find(|i| is_batched(i.stream)) {
             format!("{name} takes batches of {}", program.streams[input.stream.index()].spec.name)
@@ -542,8 +598,11 @@ fn refused(spec: &AppSpec) -> Result<()> {
         {
             let other = &program.handlers[other].name;
             format!("{other} takes the calls of {name} that abort")
-        } else if stream.spec.time != StreamTime::Arrival {
-            format!("{name} takes events of {input} in the order of their times")
+        } else if root.spec.time != StreamTime::Arrival && root.spec.late == Late::Error {
+            let input = &root.spec.name;
+            format!(
+                "{name} takes events of {input}, of which a late one ends the run (late=\"error\")"
+            )
         } else if matches!(handler.body, Body::Native(_)) {
             format!("{name} is a closure")
         } else if matches!(handler.body, Body::Declared(_)) {

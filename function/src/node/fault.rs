@@ -75,11 +75,29 @@ pub enum Fault {
     LeftEarly,
     /// Whoever goes on writing what leaves begins behind what was read, whatever of it was not written.
     ForgetWaiting,
+    /// Events stand by when they came, and not by their times.
+    RankByArrival,
+    /// A reader gives places without knowing how many requests of others come before.
+    RankAlone,
+    /// An event is late where it is behind the watermark of its own cut.
+    LateByItsCut,
+    /// A coordinator that begins a generation does not know what times have come, and makes watermarks of what comes.
+    ForgetTimes,
+    /// A recovery reads on behind the snapshot, whatever was waiting for its watermark.
+    ForgetParked,
+    /// A recovery takes all events for waiting that it reads again.
+    ParkAgain,
+    /// What a snapshot's cut has is let go of, be it that events in it wait.
+    TrimParked,
+    /// A source that is silent holds the watermark back for ever.
+    ForgetIdle,
+    /// Where too much waits nothing is read any more that may have to wait, be it what all others wait for.
+    PauseAll,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 36] = [
+    pub const ALL: [Fault; 45] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -116,5 +134,14 @@ impl Fault {
         Fault::LeaveNobodyOut,
         Fault::LeftEarly,
         Fault::ForgetWaiting,
+        Fault::RankByArrival,
+        Fault::RankAlone,
+        Fault::LateByItsCut,
+        Fault::ForgetTimes,
+        Fault::ForgetParked,
+        Fault::ParkAgain,
+        Fault::TrimParked,
+        Fault::ForgetIdle,
+        Fault::PauseAll,
     ];
 }

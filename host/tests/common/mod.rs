@@ -103,6 +103,8 @@ impl Site {
             snapshot_us: 0,
             program: 0,
             objects_max: 20,
+            event_time: Arc::default(),
+            parked_bytes_max: u64::MAX,
             function: tidemill_function::Settings::default(),
         };
         let dir = tempfile::tempdir().expect("a directory");
@@ -117,7 +119,7 @@ impl Site {
             app: APP,
             listen: self.listen.clone(),
             advertised: None,
-            machine: self.machine,
+            machine: self.machine.clone(),
             tick_us: 20_000,
         }
     }

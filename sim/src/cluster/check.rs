@@ -9,15 +9,20 @@ use tidemill_function::{
     Call, Event, Node, NodeId, Outbox, Owners, Path, Rows, Sequencing, Settings, Tid,
 };
 
-use super::expected::{Epoch, Expected};
-use super::script::{OnNodes, ABORTS, CALLS_MAX, DEPTH_MAX};
+use super::expected::{Epoch, Expected, Taken};
+use super::script::{OnNodes, ABORTS, CALLS_MAX, DEPTH_MAX, LATES};
 use super::world::World;
 
 /// What is wrong with a run; nothing when all properties hold.
 pub fn check(world: &World) -> Result<(), String> {
-    let epochs = epochs(world)?;
-    let wanted = Expected::of(&world.script, &epochs);
-    acknowledged(world, &epochs)?;
+    let (wanted, epochs) = match world.event_time().is_empty() {
+        true => {
+            let epochs = epochs(world)?;
+            (Expected::of(&world.script, &epochs), epochs)
+        }
+        false => in_time(world)?,
+    };
+    acknowledged(world, &epochs, &wanted)?;
     order(world, &wanted)?;
     exactly_once(world, &wanted)?;
     written(world)?;
@@ -70,9 +75,52 @@ fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
     Ok(epochs)
 }
 
-/// What a client knows to be in the log is there, and is in an epoch.
-fn acknowledged(world: &World, epochs: &[Epoch]) -> Result<(), String> {
-    let mut executed: BTreeSet<i64> = BTreeSet::new();
+/// The same where streams are in event time: what is executed, and in which order, follows from the cuts and the
+/// reference's watermarks, which are those that were recorded.
+fn in_time(world: &World) -> Result<(Expected, Vec<Epoch>), String> {
+    let mut all: Vec<Taken> = Vec::new();
+    let mut base = 0;
+    let mut upto = vec![0; world.sources() as usize];
+    for cut in world.log.cuts() {
+        let wanted = (all.len() as u64 + 1, base, &upto);
+        if (cut.epoch, cut.base, &cut.from) != wanted {
+            return Err(format!("cuts: {cut:?} does not follow {wanted:?}"));
+        }
+        let mut requests = Vec::new();
+        for source in 0..world.sources() {
+            let records = world.log.records(Topic::Input(source));
+            let at = source as usize;
+            for record in cut.from[at]..cut.upto[at] {
+                match records.get(record as usize) {
+                    Some(Record::Requests(some)) => {
+                        let some = (0..).zip(some);
+                        requests.extend(some.map(|(nth, r)| (source, record, nth, r.call.clone())));
+                    }
+                    other => return Err(format!("cuts: a cut is behind the requests: {other:?}")),
+                }
+            }
+        }
+        base = cut.next_base();
+        upto.clone_from(&cut.upto);
+        let (clock_us, idle) = (cut.clock_us, cut.times.idle.clone());
+        all.push(Taken { clock_us, base: cut.base, upto: upto.clone(), idle, requests });
+    }
+    let (wanted, epochs) = Expected::in_time(&world.script, world.event_time(), &all);
+    let counts = epochs.iter().map(|epoch| epoch.requests.len() as u64);
+    for ((cut, watermark), count) in world.log.cuts().zip(&wanted.watermarks).zip(counts) {
+        if cut.times.watermarks != [*watermark] {
+            return Err(format!("watermarks: {watermark:?} was not recorded in {cut:?}"));
+        }
+        if count > cut.count {
+            return Err(format!("cuts: {count} requests are executed in {cut:?}"));
+        }
+    }
+    Ok((wanted, epochs))
+}
+
+/// What a client knows to be in the log is there, and is in an epoch or waits for its watermark.
+fn acknowledged(world: &World, epochs: &[Epoch], wanted: &Expected) -> Result<(), String> {
+    let mut executed = wanted.waiting.clone();
     for (_, Call { args, .. }) in epochs.iter().flat_map(|epoch| &epoch.requests) {
         if let Value::Int(id) = args[0] {
             executed.insert(id);
@@ -87,8 +135,12 @@ fn acknowledged(world: &World, epochs: &[Epoch]) -> Result<(), String> {
 /// Every reply and every event is what the order gives.
 fn order(world: &World, wanted: &Expected) -> Result<(), String> {
     let mut events: BTreeMap<(Tid, Path), Vec<Value>> = BTreeMap::new();
+    let mut late: BTreeMap<(Tid, Path), Vec<Value>> = BTreeMap::new();
     for output in world.log.outputs() {
         match output {
+            Output::Event { tid, path, stream: LATES, row } => {
+                late.insert((*tid, path.clone()), row.to_vec());
+            }
             Output::Reply { tid, outcome, .. } => {
                 let outcome = outcome.clone().map_err(|abort| abort.reason);
                 if wanted.replies.get(tid) != Some(&outcome) {
@@ -109,6 +161,10 @@ fn order(world: &World, wanted: &Expected) -> Result<(), String> {
                 events.insert((*tid, path.clone()), row.to_vec());
             }
         }
+    }
+    let late: Vec<Vec<Value>> = late.into_values().collect();
+    if late != wanted.late {
+        return Err(format!("order: late events are {late:?}, not {:?}", wanted.late));
     }
     let events: Vec<Vec<Value>> = events.into_values().collect();
     match events == wanted.events {
@@ -158,7 +214,7 @@ type Tables = Vec<BTreeMap<Key, Arc<[Value]>>>;
 fn state(world: &World, epochs: &[Epoch]) -> Result<Tables, String> {
     let members = world.members();
     let owners = Owners::equal(members.len() as u16);
-    let program = world.script.for_reference();
+    let program = world.script.for_reference(&[]).0;
     let mut found: Tables = vec![BTreeMap::new(); world.script.tables()];
     for (n, member) in members.iter().enumerate() {
         let state = world.worker(*member).and_then(Worker::state);

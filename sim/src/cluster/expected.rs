@@ -1,13 +1,14 @@
 //! What the one guarantee says that a run comes to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidemill_core::{Key, SourceId, StreamId, Value};
-use tidemill_function::{Call, Tid};
-use tidemill_txn::reference::{self, CutAt, InputRow};
+use tidemill_cluster::{EventSource, EventTime};
+use tidemill_core::{Key, Position, SourceId, StreamId, Value};
+use tidemill_function::{Call, Functions as _, Sequencing, Tid};
+use tidemill_txn::reference::{self, CutAt, InputRow, Outcome};
 
-use super::script::{Script, EVENTS};
+use super::script::{OnNodes, Script, EVENTS};
 
 /// Requests that were executed as one epoch, in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,6 +17,21 @@ pub struct Epoch {
     pub clock_us: i64,
     /// The requests.
     pub requests: Vec<(Tid, Call)>,
+}
+
+/// What a cut has taken, where streams are in event time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Taken {
+    /// The cut's clock, and the base of its places.
+    pub clock_us: i64,
+    /// See there.
+    pub base: u64,
+    /// For each source the first record behind it.
+    pub upto: Vec<u64>,
+    /// Event sources that did not hold the watermark back.
+    pub idle: Vec<u32>,
+    /// The requests, by source and record, each with its number in its record.
+    pub requests: Vec<(u32, u64, u32, Call)>,
 }
 
 /// State, replies and events of a run.
@@ -27,12 +43,20 @@ pub struct Expected {
     pub replies: BTreeMap<Tid, Result<Value, String>>,
     /// Events in their order.
     pub events: Vec<Vec<Value>>,
+    /// The numbers and times of late events that are told to others, in their order.
+    pub late: Vec<Vec<Value>>,
+    /// Behind each cut the place before which all in event time has come.
+    pub watermarks: Vec<Position>,
+    /// Requests that wait for their watermark in the end, by their numbers.
+    pub waiting: BTreeSet<i64>,
 }
+
+/// So many requests may be in one record.
+const TOGETHER_MAX: u64 = 1 << 10;
 
 impl Expected {
     /// Executes the requests one after the other, by the reference.
     pub fn of(script: &Arc<Script>, epochs: &[Epoch]) -> Expected {
-        let program = script.for_reference();
         let mut tids = Vec::new();
         let (mut rows, mut cuts) = (Vec::new(), Vec::new());
         for epoch in epochs {
@@ -45,30 +69,167 @@ impl Expected {
             let (offsets, clock_us) = (vec![rows.len() as u64], epoch.clock_us);
             cuts.push(CutAt { offsets, clock_us, idle: Vec::new(), ended: Vec::new() });
         }
-        if let Some(last) = cuts.last().cloned() {
-            let clock_us = last.clock_us + 1;
-            cuts.push(CutAt { clock_us, ended: vec![SourceId(0)], ..last });
+        let (program, told) = script.for_reference(&[]);
+        let outcome = reference::run(&program, &[rows], &ended(cuts));
+        let tids: Vec<Option<Tid>> = tids.into_iter().map(Some).collect();
+        Expected::found(&outcome, &told, &tids)
+    }
+
+    /// The same where some of them are in event time; beside it the epochs, in the order that the one guarantee gives.
+    pub fn in_time(
+        script: &Arc<Script>,
+        of: &EventTime,
+        taken: &[Taken],
+    ) -> (Expected, Vec<Epoch>) {
+        let sources = of.sources();
+        let mut rows: Vec<Vec<InputRow>> = vec![Vec::new(); 1 + sources.len()];
+        let (mut calls, mut cuts) = (Vec::new(), Vec::new());
+        for cut in taken {
+            for (source, record, nth, call) in &cut.requests {
+                let values = Script::event(calls.len() as i64, call);
+                let event_source = event_source(sources, *source, call);
+                let to = &mut rows[event_source.map_or(0, |nth| 1 + nth as usize)];
+                let offset = match event_source {
+                    None => to.len() as u64,
+                    Some(_) => record * TOGETHER_MAX + u64::from(*nth),
+                };
+                to.push(InputRow { offset, values });
+                calls.push((*source, *record, *nth, call.clone()));
+            }
+            let mut offsets = vec![rows[0].len() as u64];
+            let upto = |source: &EventSource| cut.upto[source.source as usize] * TOGETHER_MAX;
+            offsets.extend(sources.iter().map(upto));
+            let idle = cut.idle.iter().map(|nth| SourceId(nth + 1)).collect();
+            cuts.push(CutAt { offsets, clock_us: cut.clock_us, idle, ended: Vec::new() });
         }
-        let outcome = reference::run(&program, &[rows], &cuts);
-        let handler = &program.handlers[0];
+        let (program, told) = script.for_reference(sources);
+        let outcome = reference::run(&program, &rows, &ended(cuts));
+        let watermarks = outcome.watermarks.iter().map(|of| of[2]);
+        let watermarks: Vec<Position> = watermarks.take(taken.len()).map(own).collect();
+        let (epochs, tids) = epochs(script, sources, taken, &calls, &watermarks);
+        let mut expected = Expected::found(&outcome, &told, &tids);
+        let side = program.streams.iter().position(|stream| *stream.spec.name == *"side");
+        let late = side.and_then(|side| outcome.late.get(&StreamId(side as u16)));
+        let told = |row: &tidemill_core::Row| vec![row[4].clone(), row[8].clone()];
+        expected.late = late.into_iter().flatten().map(told).collect();
+        expected.watermarks = watermarks;
+        let told = epochs.iter().flat_map(|epoch| &epoch.requests);
+        let told = told.filter(|(_, call)| Script::is_told(call));
+        expected.replies.extend(told.map(|(tid, _)| (*tid, Ok(Value::Null))));
+        let waiting = calls.iter().zip(&tids).filter(|(_, tid)| tid.is_none());
+        let number = |((.., call), _): (&(_, _, _, Call), _)| match call.args[0] {
+            Value::Int(number) => number,
+            ref other => unreachable!("{other} is no number of a request"),
+        };
+        expected.waiting = waiting.map(number).collect();
+        (expected, epochs)
+    }
+
+    /// What the reference has found, for the requests that have these places.
+    fn found(outcome: &Outcome, told: &[[StreamId; 2]], tids: &[Option<Tid>]) -> Expected {
         let of = |stream: StreamId| outcome.outputs.get(&stream).into_iter().flatten();
         let index = |value: &Value| match value {
-            Value::Int(n) => tids[*n as usize],
+            Value::Int(n) => tids[*n as usize].expect("what is executed has a place"),
             other => unreachable!("{other} is no number of a request"),
         };
         let mut replies = BTreeMap::new();
-        for (_, row) in of(handler.output.expect("calls return something")) {
-            replies.insert(index(&row[0]), Ok(row[1].clone()));
-        }
-        for (_, row) in of(handler.aborted) {
-            let Some(Value::Str(reason)) = row.last() else { unreachable!("a reason is a text") };
-            replies.insert(index(&row[0]), Err(reason.to_string()));
+        for [output, aborted] in told {
+            for (_, row) in of(*output) {
+                replies.insert(index(&row[0]), Ok(row[1].clone()));
+            }
+            for (_, row) in of(*aborted) {
+                let Some(Value::Str(reason)) = row.last() else {
+                    unreachable!("a reason is a text")
+                };
+                replies.insert(index(&row[0]), Err(reason.to_string()));
+            }
         }
         let rows = |table: &BTreeMap<Key, Box<[Value]>>| {
             table.iter().map(|(key, row)| (key.clone(), row.clone().into())).collect()
         };
         let tables = outcome.tables.iter().map(rows).collect();
         let events = of(EVENTS).map(|(_, row)| row.to_vec()).collect();
-        Expected { tables, replies, events }
+        Expected { tables, replies, events, ..Expected::default() }
     }
+}
+
+/// The last one ends what is not in event time.
+fn ended(mut cuts: Vec<CutAt>) -> Vec<CutAt> {
+    if let Some(last) = cuts.last().cloned() {
+        let clock_us = last.clock_us + 1;
+        cuts.push(CutAt { clock_us, ended: vec![SourceId(0)], ..last });
+    }
+    cuts
+}
+
+/// The event source of a request, if it is in event time.
+fn event_source(sources: &[EventSource], source: u32, call: &Call) -> Option<u32> {
+    let (stream, _) = Script::timed(call)?;
+    let stream = super::script::TIMED[stream];
+    let is_it = |of: &EventSource| of.source == source && of.stream == stream;
+    Some(sources.iter().position(is_it).expect("events come by event sources") as u32)
+}
+
+/// A place of the reference as cuts have it.
+fn own(at: Position) -> Position {
+    match at {
+        Position::MIN => at,
+        Position { time_us, source, offset } => {
+            Position { time_us, source: SourceId(source.0 - 1), offset: offset / TOGETHER_MAX }
+        }
+    }
+}
+
+/// Which requests each cut executes, in which order, and the place of each in the list of all.
+fn epochs(
+    script: &Arc<Script>,
+    sources: &[EventSource],
+    taken: &[Taken],
+    calls: &[(u32, u64, u32, Call)],
+    watermarks: &[Position],
+) -> (Vec<Epoch>, Vec<Option<Tid>>) {
+    let functions = OnNodes { script: script.clone(), executes_again: false };
+    let count = taken.first().map_or(1, |cut| cut.upto.len() as u32);
+    let mut tids = vec![None; calls.len()];
+    let mut epochs = Vec::new();
+    let mut waiting: Vec<(Position, u32, usize)> = Vec::new();
+    let (mut number, mut before) = (0, Position::MIN);
+    for (cut, now) in taken.iter().zip(watermarks) {
+        let (mut arrivals, mut late) = (Vec::new(), Vec::new());
+        for (source, record, nth, call) in &cut.requests {
+            match event_source(sources, *source, call) {
+                None => arrivals.push((*source, *record, *nth, number)),
+                Some(of) => {
+                    let (_, time_us) = Script::timed(call).expect("it is in event time");
+                    let at = Position { time_us, source: SourceId(of), offset: *record };
+                    match at < before {
+                        true => late.push((of, *record, *nth, number)),
+                        false => waiting.push((at, *nth, number)),
+                    }
+                }
+            }
+            number += 1;
+        }
+        arrivals.sort();
+        late.sort();
+        waiting.sort();
+        let on_time = waiting.partition_point(|(at, ..)| at < now);
+        let order = arrivals.iter().map(|(.., number)| (*number, false));
+        let order = order.chain(late.iter().map(|(.., number)| (*number, true)));
+        let order: Vec<(usize, bool)> =
+            order.chain(waiting.drain(..on_time).map(|(.., number)| (number, false))).collect();
+        let places = Sequencing { sources: count, base: cut.base };
+        let mut requests = Vec::new();
+        for (rank, (number, is_late)) in order.into_iter().enumerate() {
+            let (source, _, _, call) = &calls[number];
+            let tid = places.tid(*source, rank as u64);
+            let call = if is_late { functions.late(call.clone()) } else { call.clone() };
+            tids[number] = Some(tid);
+            requests.push((tid, call));
+        }
+        requests.sort_by_key(|(tid, _)| *tid);
+        epochs.push(Epoch { clock_us: cut.clock_us, requests });
+        before = *now;
+    }
+    (epochs, tids)
 }

@@ -11,7 +11,7 @@ mod sink;
 mod world;
 
 pub use check::check;
-pub use expected::{Epoch, Expected};
+pub use expected::{Epoch, Expected, Taken};
 pub use world::{Weather, World};
 
 use crate::SimRandom;

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{Column, DataType, Key, Row, StreamId, TableId, Value};
+use tidemill_cluster::EventSource;
+use tidemill_core::{Column, DataType, Key, Late, Row, StreamId, TableId, Value};
 use tidemill_function::{
     Activation, Call, Changes, Context, Functions, Handle, RowAt, Step, Stop, Target,
 };
@@ -27,10 +28,19 @@ pub const EVENTS: StreamId = StreamId(1);
 /// The stream of what others are told of calls that abort: their numbers and the reasons.
 pub const ABORTS: StreamId = StreamId(100);
 
+/// Streams in event time, by what becomes of late events: these are told to others, or executed behind what arrives.
+pub const TIMED: [StreamId; 2] = [StreamId(102), StreamId(103)];
+/// The stream of late events that are told to others: their numbers and times.
+pub const LATES: StreamId = StreamId(2);
+
 /// Functions by number: those of the script are executed once for each request's id when this is added.
 pub const ONCE: u32 = 1 << 16;
 /// A transfer between rows that are known before it runs.
 pub const TRANSFER: u32 = 1 << 17;
+/// What such events begin: functions of the script as requests do.
+const EVENTS_OF: [u32; 2] = [1 << 18, 1 << 19];
+/// What is executed of a late one that is told to others.
+const LATE: u32 = 1 << 20;
 
 /// So many calls, and so deep.
 pub const CALLS_MAX: u32 = 40;
@@ -157,6 +167,16 @@ impl Script {
         Call { target: Target::Function(ONCE + function), table, key: ints(&[key]), args }
     }
 
+    /// A random event of a stream in event time.
+    pub fn event_in_time(&self, dice: &mut Dice, id: i64, time: i64) -> Call {
+        let table = *dice.pick(&ENTITIES);
+        let function = dice.below(self.functions.len() as u64) as u32;
+        let target = Target::Function(*dice.pick(&EVENTS_OF) + ONCE + function);
+        let ints = |ints: &[i64]| ints.iter().map(|&i| Value::Int(i)).collect();
+        let key = ints(&[dice.below(self.keys as u64) as i64]);
+        Call { target, table, key, args: ints(&[id, dice.below(5) as i64, time]) }
+    }
+
     fn code(&self, function: u32) -> Result<&[Inst], Abort> {
         let code = self.functions.get(function as usize);
         code.map(Vec::as_slice).ok_or_else(|| Abort::refused(format!("no function {function}")))
@@ -200,9 +220,12 @@ impl Script {
         Ok(Changes { rows, value: Some(Value::Int(value)), events: vec![(EVENTS, event)] })
     }
 
-    /// The same program for the reference: requests are events, in the order that they have. Its streams
-    /// are the requests, the events, and then what calls return.
-    pub fn for_reference(self: &Arc<Script>) -> Arc<Program> {
+    /// The same program for the reference: requests are events, in the order that they have, and so are those of streams
+    /// in event time, by their sources. Beside it the stream of what calls return, and of what aborts, of each.
+    pub fn for_reference(
+        self: &Arc<Script>,
+        sources: &[EventSource],
+    ) -> (Arc<Program>, Vec<[StreamId; 2]>) {
         let mut b = builder(self.is_unique);
         let request = b.stream("requests", request_columns());
         b.emitted(
@@ -210,12 +233,45 @@ impl Script {
             vec![Column::new("n", DataType::Int), Column::new("acc", DataType::Int)],
         );
         b.source("requests", request, 0);
-        let script = self.clone();
-        let columns = vec![Column::new("n", DataType::Int), Column::new("value", DataType::Int)];
-        let handler =
-            b.returning("call", request, columns, |output| Arc::new(Serial { script, output }));
-        b.emits(handler, &[EVENTS]);
-        Arc::new(b.finish().expect("a program"))
+        let mut inputs = vec![request];
+        if !sources.is_empty() {
+            inputs.extend(["side", "admit"].map(|name| b.stream(name, request_columns())));
+            b.event_time(inputs[1], "time", Late::Side);
+            b.event_time(inputs[2], "time", Late::Admit);
+        }
+        for (nth, source) in sources.iter().enumerate() {
+            let of = TIMED.iter().position(|stream| *stream == source.stream);
+            let stream = inputs[1 + of.expect("it is one of them")];
+            b.source(&format!("timed/{nth}"), stream, source.disorder_us);
+        }
+        let mut told = Vec::new();
+        for (nth, input) in inputs.into_iter().enumerate() {
+            let script = self.clone();
+            let columns = ["n", "value"].map(|name| Column::new(name, DataType::Int)).to_vec();
+            let serial = |output| -> Arc<dyn Opaque> { Arc::new(Serial { script, output }) };
+            let handler = b.returning(&format!("call{nth}"), input, columns, serial);
+            b.emits(handler, &[EVENTS]);
+            told.push(handler);
+        }
+        let program = b.finish().expect("a program");
+        let told = told.into_iter().map(|handler| {
+            let handler = &program.handlers[handler];
+            [handler.output.expect("it returns something"), handler.aborted]
+        });
+        let told = told.collect();
+        (Arc::new(program), told)
+    }
+
+    /// The time of an event in event time, and the number of its stream.
+    pub fn timed(call: &Call) -> Option<(usize, i64)> {
+        let Target::Function(function) = call.target else { return None };
+        let stream = EVENTS_OF.iter().position(|of| function & of != 0)?;
+        Some((stream, int(&call.args[2])))
+    }
+
+    /// Whether all that comes of a call is that others are told of a late event.
+    pub fn is_told(call: &Call) -> bool {
+        call.target == Target::Function(LATE)
     }
 
     /// A request as the reference's event.
@@ -223,16 +279,18 @@ impl Script {
         let Target::Function(function) = call.target else {
             unreachable!("requests are functions")
         };
+        let time = Script::timed(call).map_or(0, |(_, time)| time);
         let mut event: Vec<Value> =
             [n, function.into(), call.table.0.into()].map(Value::Int).to_vec();
         event.push(call.key[0].clone());
         event.extend((0..4).map(|at| call.args.get(at).cloned().unwrap_or(Value::Int(0))));
+        event.push(Value::Int(time));
         event
     }
 }
 
 fn request_columns() -> Vec<Column> {
-    let names = ["n", "function", "table", "key", "a", "b", "c", "d"];
+    let names = ["n", "function", "table", "key", "a", "b", "c", "d", "time"];
     names.map(|name| Column::new(name, DataType::Int)).to_vec()
 }
 
@@ -266,6 +324,7 @@ fn tables(is_unique: bool) -> Program {
     let mut b = builder(is_unique);
     b.stream("requests", request_columns());
     b.emitted("events", vec![Column::new("n", DataType::Int), Column::new("acc", DataType::Int)]);
+    b.emitted("late", vec![Column::new("n", DataType::Int), Column::new("time", DataType::Int)]);
     b.finish().expect("a program")
 }
 
@@ -576,7 +635,7 @@ impl Activation for Once {
                 return Ok(Step::Done(request[2].clone()));
             }
             let Target::Function(function) = self.call.target else { unreachable!("checked") };
-            let target = Target::Function(function - ONCE);
+            let target = Target::Function(function % ONCE);
             let args = [self.call.args[1].clone()].into();
             let call = Call { target, args, ..self.call.clone() };
             let made = context.call(call, true)?;
@@ -586,6 +645,16 @@ impl Activation for Once {
         let value = context.reply(made).expect("it was waited for").clone();
         context.put(REQUESTS, &[key, id, value.clone()])?;
         Ok(Step::Done(value))
+    }
+}
+
+/// Tells others of a late event.
+struct Told([Value; 2]);
+
+impl Activation for Told {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        context.emit(LATES, &self.0)?;
+        Ok(Step::Done(Value::Null))
     }
 }
 
@@ -604,6 +673,9 @@ impl Functions for OnNodes {
 
     fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
         let Target::Function(function) = call.target else { unreachable!("nodes use rows") };
+        if function == LATE {
+            return Ok(Box::new(Told([call.args[0].clone(), call.args[2].clone()])));
+        }
         if function >= ONCE {
             let (call, executes_again) = (call.clone(), self.executes_again);
             return Ok(Box::new(Once { call, executes_again, made: None }));
@@ -616,6 +688,17 @@ impl Functions for OnNodes {
     fn told(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
         let abort = outcome.as_ref().err()?;
         Some((ABORTS, [call.args[0].clone(), Value::str(&abort.reason)].into()))
+    }
+
+    fn timed(&self, call: &Call) -> Option<(StreamId, i64)> {
+        Script::timed(call).map(|(stream, time)| (TIMED[stream], time))
+    }
+
+    fn late(&self, call: Call) -> Call {
+        match Script::timed(&call) {
+            Some((0, _)) => Call { target: Target::Function(LATE), ..call },
+            _ => call,
+        }
     }
 
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
@@ -739,7 +822,7 @@ impl Opaque for Serial {
             let mut calls = 1;
             let (script, replies) = (&self.script, Vec::new());
             let mut memory = OnTx { script, tx, calls: &mut calls, depth: 0, replies };
-            let target = Target::Function(function - ONCE);
+            let target = Target::Function(function % ONCE);
             let args = [Value::Int(at(5))].into();
             let call = Call { target, table, key: [Value::Int(key)].into(), args };
             let made = memory.call(call, true).map_err(|stop| match stop {

@@ -6,7 +6,7 @@ use tidemill_cluster::{Leaving, Left, Topic, Written};
 use tidemill_core::{Row, StreamId};
 
 use super::log::Log;
-use super::script::{ABORTS, EVENTS};
+use super::script::{ABORTS, EVENTS, LATES};
 use super::Dice;
 
 /// So many records are read at once, at most.
@@ -44,7 +44,7 @@ pub(super) struct Writer {
 impl Writer {
     /// On behind what a snapshot says.
     pub fn new(written: &Written, sources: u32, forgets: bool) -> Writer {
-        let wanted: [StreamId; 2] = [EVENTS, ABORTS];
+        let wanted: [StreamId; 3] = [EVENTS, ABORTS, LATES];
         let leaving = Leaving::behind(written, sources, wanted.into());
         let rows = written.note[..].try_into().map_or(0, u64::from_le_bytes) as usize;
         Writer { leaving, rows, forgets }

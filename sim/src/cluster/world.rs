@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::sync::Arc;
 
 use tidemill_cluster::{
-    Address, Coordinator, Effect, Input, Member, Object, Packet, Record, Request, Settings, Topic,
-    Worker,
+    Address, Coordinator, Effect, EventSource, EventTime, Input, Member, Object, Packet, Record,
+    Request, Settings, Topic, Worker,
 };
 use tidemill_function::{Call, Fault};
 
 use super::log::Log;
-use super::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX};
+use super::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX, TIMED};
 use super::sink::{Sink, Writer};
 use super::Dice;
 
@@ -48,6 +48,24 @@ pub struct Weather {
 
 /// How much longer a cut lasts than other troubles.
 const CUT_TIMES: u64 = 5;
+
+/// Events in event time, in half of all runs: of two streams, which come by any source.
+fn event_time(dice: &mut Dice, sources: u32) -> EventTime {
+    if dice.chance(50) {
+        return EventTime::default();
+    }
+    let never_idle = if dice.chance(70) { 0 } else { 40 };
+    let mut all = Vec::new();
+    for stream in TIMED {
+        for source in 0..sources {
+            let idle_us = (!dice.chance(never_idle)).then(|| (20 + dice.below(200)) * MS);
+            let disorder_us = dice.below(12) as i64;
+            let idle_us = idle_us.map(u64::cast_signed);
+            all.push(EventSource { source, stream, group: 0, disorder_us, idle_us });
+        }
+    }
+    EventTime::new(all)
+}
 
 /// A process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -155,6 +173,15 @@ impl World {
         let functions =
             OnNodes { script: script.clone(), executes_again: fault == Some(Fault::ExecuteAgain) };
         let sources = 1 + dice.below(4) as u32;
+        // Of other dice, so that the others fall as they did.
+        let mut more = Dice::new(seed ^ 0xE7E7);
+        let event_time = Arc::new(event_time(&mut more, sources));
+        // Who waits for somebody that stays silent for ever does so for ever.
+        let all_fall_idle = event_time.sources().iter().all(|source| source.idle_us.is_some());
+        let parked_bytes_max = match all_fall_idle && more.chance(50) {
+            true => 300 + more.below(3_000),
+            false => u64::MAX,
+        };
         let settings = Settings {
             program: 0,
             sources,
@@ -168,6 +195,8 @@ impl World {
             snapshot_every: 2 + dice.below(6),
             snapshot_us: 0,
             objects_max: 3 + dice.below(8) as usize,
+            event_time,
+            parked_bytes_max,
             function: tidemill_function::Settings {
                 calls_max: CALLS_MAX,
                 depth_max: DEPTH_MAX,
@@ -244,6 +273,11 @@ impl World {
         self.settings.sources
     }
 
+    /// Its streams in event time.
+    pub(super) fn event_time(&self) -> &EventTime {
+        &self.settings.event_time
+    }
+
     /// Its workers that execute: what they own, and how far they are.
     pub(super) fn workers(&self) -> impl Iterator<Item = &Worker> {
         self.processes.values().filter_map(|process| match &process.machine {
@@ -296,9 +330,11 @@ impl World {
             self.clients.iter().all(|client| client.left == 0 && client.pending.is_empty());
         let members = self.members();
         let last = self.log.last_epoch();
+        let workers = members.iter().filter_map(|member| self.worker(*member));
+        let waiting: u64 = workers.map(|worker| worker.waiting().events).sum();
         is_over
             && !members.is_empty()
-            && self.log.replies() >= self.log.requests()
+            && self.log.replies() + waiting as usize >= self.log.requests()
             && self.sink.rows.len() >= self.log.events()
             && members.iter().all(|member| {
                 let worker = self.worker(*member);
@@ -319,8 +355,9 @@ impl World {
         });
         let workers: Vec<String> = self.workers().map(|worker| worker.status()).collect();
         let (requests, replies) = (self.log.requests(), self.log.replies());
+        let waiting: u64 = self.workers().map(|worker| worker.waiting().events).sum();
         format!(
-            "generation {generation:?} of {:?}, epoch {}, {requests} requests, {replies} replies, {} events, {} \
+            "generation {generation:?} of {:?}, epoch {}, {requests} requests, {replies} replies, {waiting} wait, {} events, {} \
              written; {:?} {}",
             self.members(),
             self.log.last_epoch(),
@@ -343,14 +380,14 @@ impl World {
 
     fn start_coordinator(&mut self) {
         self.coordinator += 1;
-        let machine = Machine::Coordinator(Box::new(Coordinator::new(self.settings)));
+        let machine = Machine::Coordinator(Box::new(Coordinator::new(self.settings.clone())));
         self.start(Process::Coordinator(self.coordinator), machine);
     }
 
     fn start_worker(&mut self) {
         self.members += 1;
         let member = Member(self.members);
-        let worker = Worker::new(member, self.functions.clone(), self.settings);
+        let worker = Worker::new(member, self.functions.clone(), self.settings.clone());
         self.start(Process::Worker(member), Machine::Worker(Box::new(worker)));
     }
 
@@ -502,7 +539,17 @@ impl World {
             let count = if self.dice.chance(70) { 1 } else { 2 + self.dice.below(3) };
             for _ in 0..count {
                 self.ids += 1;
-                let call = self.script.request(&mut self.dice, self.ids);
+                let is_timed = !self.settings.event_time.is_empty() && self.dice.chance(60);
+                let call = match is_timed {
+                    // Some at one time, some before others, and some long before.
+                    true => {
+                        let most = if self.dice.chance(10) { 40 } else { 8 };
+                        let back = self.dice.below(most);
+                        let time = (self.ids - back as i64).div_euclid(2);
+                        self.script.event_in_time(&mut self.dice, self.ids, time)
+                    }
+                    false => self.script.request(&mut self.dice, self.ids),
+                };
                 self.clients[client as usize].pending.push((self.ids, call));
             }
         }
@@ -584,9 +631,9 @@ impl World {
             Effect::Release { manifest, cuts } => {
                 self.log.trim(Topic::Cuts, cuts);
                 for (source, (input, output)) in
-                    manifest.inputs.iter().zip(manifest.outputs_needed()).enumerate()
+                    manifest.inputs_needed().zip(manifest.outputs_needed()).enumerate()
                 {
-                    self.log.trim(Topic::Input(source as u32), *input);
+                    self.log.trim(Topic::Input(source as u32), input);
                     self.log.trim(Topic::Output(source as u32), output);
                 }
                 self.store.retain(|name, _| manifest.keeps(name));

@@ -1,0 +1,198 @@
+//! Streams in event time: which sources their events come from, how far their times have come, and how events
+//! stand in an epoch.
+//!
+//! An epoch of a program with such streams has three parts: first what is not in event time (calls, and events of
+//! other streams), then late events that are executed nevertheless, then those that the watermark has passed since
+//! the cut before, by their times. The first two stand at the watermark of the cut before, as in one process.
+
+use std::collections::BTreeMap;
+
+use tidemill_core::{Position, SourceId, StreamId};
+
+use crate::records::Times;
+
+/// Where events of a stream in event time come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventSource {
+    /// The source, which is a log partition; events of several streams may come by one.
+    pub source: u32,
+    /// The stream.
+    pub stream: StreamId,
+    /// The stream's group: those of one group share a watermark.
+    pub group: usize,
+    /// How far behind its newest time an event may come.
+    pub disorder_us: i64,
+    /// After so long without an event it does not hold the watermark back; never when absent.
+    pub idle_us: Option<i64>,
+}
+
+/// The streams in event time of a program; none where it has none.
+#[derive(Clone, Debug, Default)]
+pub struct EventTime {
+    sources: Vec<EventSource>,
+    groups: usize,
+    by_stream: BTreeMap<(u32, StreamId), u32>,
+}
+
+/// Where a request stands in its epoch, but for others of its rank, which are in the order of their records. All of
+/// one rank come in at one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// Not in event time, of a source.
+    Arrival(u32),
+    /// A late event of an event source.
+    Late(u32),
+    /// An event of a time, of an event source.
+    OnTime(i64, u32),
+}
+
+impl EventTime {
+    /// These sources: of events with one time those of the first come first.
+    pub fn new(sources: Vec<EventSource>) -> EventTime {
+        let groups = sources.iter().map(|source| source.group + 1).max().unwrap_or(0);
+        let by_stream = (0..).zip(&sources).map(|(nth, s)| ((s.source, s.stream), nth)).collect();
+        EventTime { sources, groups, by_stream }
+    }
+
+    /// Whether no stream is in event time.
+    pub fn is_empty(&self) -> bool {
+        self.sources.is_empty()
+    }
+
+    /// The sources of events.
+    pub fn sources(&self) -> &[EventSource] {
+        &self.sources
+    }
+
+    /// The one that events of a stream are of that come by a source.
+    pub(crate) fn of(&self, source: u32, stream: StreamId) -> Option<u32> {
+        self.by_stream.get(&(source, stream)).copied()
+    }
+
+    /// The place of an event among those of its group.
+    pub(crate) fn position(&self, event_source: u32, time_us: i64, record: u64) -> Position {
+        Position { time_us, source: SourceId(event_source), offset: record }
+    }
+
+    /// How far event time has come before anything has.
+    pub(crate) fn begin(&self) -> Times {
+        Times {
+            newest: vec![None; self.sources.len()],
+            watermarks: vec![Position::MIN; self.groups],
+            idle: Vec::new(),
+        }
+    }
+
+    /// The lowest place at which the next event of a source may stand.
+    fn bound(&self, nth: usize, newest: &[Option<i64>], upto: &[u64]) -> Position {
+        let source = &self.sources[nth];
+        match newest[nth] {
+            None => Position::MIN,
+            Some(newest_us) => {
+                let time_us = newest_us.saturating_sub(source.disorder_us);
+                self.position(nth as u32, time_us, upto[source.source as usize])
+            }
+        }
+    }
+
+    /// Sets the watermarks behind a cut that has all of each source up to a record, when the newest times and the
+    /// idle ones are known.
+    pub(crate) fn advance(&self, times: &mut Times, upto: &[u64]) {
+        let mut marks: Vec<Option<Position>> = vec![None; self.groups];
+        let mut last: Vec<Option<Position>> = vec![None; self.groups];
+        for (nth, source) in self.sources.iter().enumerate() {
+            let group = source.group;
+            if times.idle.contains(&(nth as u32)) {
+                let record = upto[source.source as usize];
+                let newest = times.newest[nth].map(|at| self.position(nth as u32, at, record));
+                last[group] = last[group].max(newest);
+            } else {
+                let bound = self.bound(nth, &times.newest, upto);
+                marks[group] = Some(marks[group].map_or(bound, |mark| mark.min(bound)));
+            }
+        }
+        for (group, watermark) in times.watermarks.iter_mut().enumerate() {
+            // With all of them idle nothing holds back what has come.
+            let mark = marks[group].or(last[group]).unwrap_or(Position::MIN);
+            *watermark = mark.max(*watermark);
+        }
+    }
+
+    /// For each source whether what comes by it is what others wait for: it is behind all others of a group.
+    pub(crate) fn are_behind(&self, times: &Times, upto: &[u64]) -> Vec<bool> {
+        let mut behind: Vec<Option<(Position, u32)>> = vec![None; self.groups];
+        for (nth, source) in self.sources.iter().enumerate() {
+            if times.idle.contains(&(nth as u32)) {
+                continue;
+            }
+            let bound = (self.bound(nth, &times.newest, upto), source.source);
+            let first = &mut behind[source.group];
+            *first = Some(first.map_or(bound, |first| first.min(bound)));
+        }
+        let mut are = vec![false; upto.len()];
+        behind.into_iter().flatten().for_each(|(_, source)| are[source as usize] = true);
+        are
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(source: u32, stream: u16, group: usize, disorder_us: i64) -> EventSource {
+        EventSource { source, stream: StreamId(stream), group, disorder_us, idle_us: None }
+    }
+
+    /// Two groups: stream 0 of both sources, and stream 1 of the second.
+    fn some() -> EventTime {
+        EventTime::new(vec![source(0, 0, 0, 5), source(1, 0, 0, 0), source(1, 1, 1, 0)])
+    }
+
+    #[test]
+    fn a_group_is_where_the_one_is_that_is_behind() {
+        let (of, upto) = (some(), [7, 9]);
+        let mut times = of.begin();
+        times.newest = vec![Some(20), None, Some(50)];
+        of.advance(&mut times, &upto);
+        assert_eq!(times.watermarks, [Position::MIN, of.position(2, 50, 9)]);
+        times.newest[1] = Some(15);
+        of.advance(&mut times, &upto);
+        // Of two at one time the first source's next event comes first.
+        assert_eq!(times.watermarks[0], of.position(0, 15, 7));
+        assert_eq!(of.are_behind(&times, &upto), [true, true]);
+        times.newest[0] = Some(30);
+        of.advance(&mut times, &[8, 9]);
+        assert_eq!(times.watermarks[0], of.position(1, 15, 9));
+        assert_eq!(of.are_behind(&times, &upto), [false, true]);
+    }
+
+    #[test]
+    fn what_is_idle_holds_nothing_back_and_the_watermark_never_goes_back() {
+        let (of, upto) = (some(), [7, 9]);
+        let mut times = of.begin();
+        times.newest = vec![Some(20), None, None];
+        times.idle = vec![1, 2];
+        of.advance(&mut times, &upto);
+        assert_eq!(times.watermarks, [of.position(0, 15, 7), Position::MIN]);
+        // All of them: up to the newest.
+        times.idle = vec![0, 1, 2];
+        of.advance(&mut times, &upto);
+        assert_eq!(times.watermarks, [of.position(0, 20, 7), Position::MIN]);
+        times.idle.clear();
+        times.newest[1] = Some(3);
+        of.advance(&mut times, &upto);
+        assert_eq!(times.watermarks[0], of.position(0, 20, 7));
+    }
+
+    #[test]
+    fn late_ones_come_behind_arrivals_and_before_what_is_on_time() {
+        let order = [
+            Rank::Arrival(0),
+            Rank::Arrival(3),
+            Rank::Late(0),
+            Rank::OnTime(-5, 9),
+            Rank::OnTime(1, 0),
+        ];
+        assert!(order.windows(2).all(|pair| pair[0] < pair[1]));
+    }
+}

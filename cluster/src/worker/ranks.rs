@@ -1,0 +1,216 @@
+//! The order of an epoch in which events stand by their times: which of those that have come are executed, and which
+//! place each has.
+//!
+//! What waits for its watermark is a function of the inputs and of the recorded watermarks: of the events up to a
+//! snapshot's cut those that are not before its watermark. So no snapshot has them, and they are read again.
+
+use std::collections::BTreeMap;
+use std::mem::replace;
+use std::sync::Arc;
+
+use tidemill_core::Position;
+use tidemill_function::{output_bytes, Call, Fault, Functions, NodeId, Sequencing, Tid};
+
+use crate::event_time::{EventTime, Rank};
+use crate::records::{CutRecord, Parked, Request, Times};
+
+/// About how many bytes an event takes that waits, beside its values.
+const EVENT_BYTES: usize = 200;
+
+/// A request that has been read.
+pub(super) struct Read {
+    /// The offset of its record, and its number there.
+    pub at: (u64, u32),
+    pub request: Request,
+    /// Of which event source it is, and its time, if it is an event in event time.
+    pub timed: Option<(u32, i64)>,
+}
+
+impl Read {
+    /// Request `at` of a source.
+    pub fn new(
+        at: (u64, u32),
+        request: Request,
+        source: u32,
+        event_time: &EventTime,
+        functions: &dyn Functions,
+    ) -> Read {
+        let timed = |call: &Call| {
+            let (stream, time_us) = functions.timed(call)?;
+            Some((event_time.of(source, stream)?, time_us))
+        };
+        let timed = if event_time.is_empty() { None } else { timed(&request.call) };
+        Read { at, request, timed }
+    }
+}
+
+/// An event's place among those of its group: its position, and its number in its record.
+type At = (Position, u32);
+
+/// A request that is executed in an epoch: its rank, its place among those of that rank, and its source.
+struct Ranked {
+    rank: Rank,
+    at: (u64, u32),
+    source: u32,
+    request: Request,
+}
+
+/// The part of a worker that ranks.
+pub(super) struct Ranks {
+    event_time: Arc<EventTime>,
+    /// By group: that of the last cut.
+    watermarks: Vec<Position>,
+    /// By group: the events that wait for it, and how many bytes all of them take.
+    waiting: Vec<BTreeMap<At, Request>>,
+    bytes: u64,
+    /// What of the epoch that is to begin has come in here.
+    own: Option<Vec<Ranked>>,
+    /// What others have said of epochs that have not begun here.
+    told: BTreeMap<u64, BTreeMap<NodeId, Vec<(Rank, u32)>>>,
+    fault: Option<Fault>,
+}
+
+impl Ranks {
+    /// Behind a snapshot, which leaves event time there. Nothing waits yet.
+    pub fn behind(event_time: Arc<EventTime>, times: &Times, fault: Option<Fault>) -> Ranks {
+        let watermarks = match times.watermarks.is_empty() {
+            true => event_time.begin().watermarks,
+            false => times.watermarks.clone(),
+        };
+        let waiting = watermarks.iter().map(|_| BTreeMap::new()).collect();
+        let (own, told) = (None, BTreeMap::new());
+        Ranks { event_time, watermarks, waiting, bytes: 0, own, told, fault }
+    }
+
+    /// The group of an event and its place in it.
+    fn place(&self, (event_source, time_us): (u32, i64), (record, nth): (u64, u32)) -> (usize, At) {
+        let group = self.event_time.sources()[event_source as usize].group;
+        (group, (self.event_time.position(event_source, time_us, record), nth))
+    }
+
+    /// Takes what the snapshot's cut has, of which only events can wait: those that are before the watermark were
+    /// executed, or late.
+    pub fn restore(&mut self, read: Read) {
+        let Some(timed) = read.timed else { return };
+        let (group, at) = self.place(timed, read.at);
+        if at.0 >= self.watermarks[group] || self.fault == Some(Fault::ParkAgain) {
+            self.park(group, at, read.request);
+        }
+    }
+
+    fn park(&mut self, group: usize, at: At, request: Request) {
+        self.bytes += bytes(&request);
+        self.waiting[group].insert(at, request);
+    }
+
+    /// What waits.
+    pub fn parked(&self) -> Parked {
+        let events = self.waiting.iter().map(|waiting| waiting.len() as u64).sum();
+        Parked { events, bytes: self.bytes }
+    }
+
+    /// Of each source of which something waits the first record.
+    pub fn first(&self) -> Vec<(u32, u64)> {
+        let mut first: BTreeMap<u32, u64> = BTreeMap::new();
+        for (position, _) in self.waiting.iter().flat_map(BTreeMap::keys) {
+            let source = self.event_time.sources()[position.source.index()].source;
+            let record = first.entry(source).or_insert(position.offset);
+            *record = (*record).min(position.offset);
+        }
+        first.into_iter().collect()
+    }
+
+    /// Whether the requests of the epoch that is to begin have been taken.
+    pub fn has_own(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Takes the requests of a cut that have come in here, each with its source; what the others are told of them.
+    pub fn take(
+        &mut self,
+        cut: &CutRecord,
+        requests: Vec<(u32, Read)>,
+        functions: &dyn Functions,
+    ) -> Vec<(Rank, u32)> {
+        let before = replace(&mut self.watermarks, cut.times.watermarks.clone());
+        let late_before = match self.fault {
+            Some(Fault::LateByItsCut) => self.watermarks.clone(),
+            _ => before,
+        };
+        let mut ranked = Vec::new();
+        for (source, Read { at, mut request, timed }) in requests {
+            let rank = match timed {
+                None => Rank::Arrival(source),
+                Some(timed) => {
+                    let (group, place) = self.place(timed, at);
+                    if place.0 >= late_before[group] {
+                        self.park(group, place, request);
+                        continue;
+                    }
+                    request.call = functions.late(request.call);
+                    Rank::Late(timed.0)
+                }
+            };
+            ranked.push(Ranked { rank, at, source, request });
+        }
+        for (waiting, watermark) in self.waiting.iter_mut().zip(&self.watermarks) {
+            let later = waiting.split_off(&(*watermark, 0));
+            for ((position, nth), request) in replace(waiting, later) {
+                self.bytes -= bytes(&request);
+                let event_source = position.source.0;
+                let source = self.event_time.sources()[event_source as usize].source;
+                let rank = match self.fault {
+                    Some(Fault::RankByArrival) => Rank::OnTime(0, event_source),
+                    _ => Rank::OnTime(position.time_us, event_source),
+                };
+                ranked.push(Ranked { rank, at: (position.offset, nth), source, request });
+            }
+        }
+        ranked.sort_by_key(|ranked| (ranked.rank, ranked.at));
+        let ranks = ranked.chunk_by(|one, other| one.rank == other.rank);
+        let ranks = ranks.map(|some| (some[0].rank, some.len() as u32)).collect();
+        self.own = Some(ranked);
+        ranks
+    }
+
+    /// Takes what has come in at another.
+    pub fn told(&mut self, epoch: u64, from: NodeId, ranks: Vec<(Rank, u32)>) {
+        self.told.entry(epoch).or_default().insert(from, ranks);
+    }
+
+    /// The requests of the epoch that is to begin, each with its place, and how many places all of them have; nothing
+    /// before so many others have said what has come in at them.
+    pub fn places(
+        &mut self,
+        epoch: u64,
+        order: Sequencing,
+        others: usize,
+    ) -> Option<(Vec<(Tid, Request)>, u64)> {
+        let told = self.told.get(&epoch).map_or(0, BTreeMap::len);
+        if told < others && self.fault != Some(Fault::RankAlone) {
+            return None;
+        }
+        let own = self.own.take()?;
+        let told = self.told.remove(&epoch).unwrap_or_default();
+        let mut before: Vec<(Rank, u32)> = told.into_values().flatten().collect();
+        before.sort_unstable();
+        let total =
+            own.len() as u64 + before.iter().map(|(_, count)| u64::from(*count)).sum::<u64>();
+        let (mut before, mut place) = (before.into_iter().peekable(), 0);
+        let mut placed = Vec::with_capacity(own.len());
+        for Ranked { rank, source, request, .. } in own {
+            while let Some((_, count)) = before.next_if(|(other, _)| *other < rank) {
+                place += u64::from(count);
+            }
+            placed.push((order.tid(source, place), request));
+            place += 1;
+        }
+        Some((placed, total))
+    }
+}
+
+fn bytes(request: &Request) -> u64 {
+    let Request { id, call } = request;
+    let values = output_bytes(&call.key) + output_bytes(&call.args);
+    (EVENT_BYTES + id.len() + values) as u64
+}

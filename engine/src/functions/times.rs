@@ -1,0 +1,121 @@
+//! Events in event time: their times, and what becomes of those that come too late.
+
+use std::collections::BTreeMap;
+
+use tidemill_core::{Late, Row, StreamId, StreamSpec, StreamTime, Value};
+use tidemill_function::{Activation, Call, Context, Step, Stop, Target};
+use tidemill_txn::program::{Abort, Origin, Program, Stream};
+
+/// The input streams in event time.
+pub(super) struct Times(BTreeMap<StreamId, InTime>);
+
+struct InTime {
+    /// The column of the times.
+    column: usize,
+    late: Late,
+    /// The stream and those that are derived of it, each with the stream of its late events.
+    sides: Vec<(StreamId, StreamId)>,
+}
+
+impl Times {
+    /// What the call of a late event is that others are told of.
+    pub const LATE: Target = Target::Function(u32::MAX - 3);
+
+    /// Those of a program, which is given a stream of late events for each where late ones go there.
+    pub fn add(program: &mut Program) -> Times {
+        let mut times = BTreeMap::new();
+        for index in 0..program.streams.len() {
+            let Stream { spec, origin, .. } = &program.streams[index];
+            let StreamTime::Event { column } = spec.time else { continue };
+            if *origin == Origin::Input {
+                let late = spec.late;
+                times.insert(StreamId(index as u16), InTime { column, late, sides: Vec::new() });
+            }
+        }
+        for index in 0..program.streams.len() {
+            let stream = StreamId(index as u16);
+            let is_output = program.streams[index].is_output();
+            let root = if is_output { stream } else { program.root_stream(stream) };
+            let Some(of) = times.get_mut(&root).filter(|of| of.late == Late::Side) else {
+                continue;
+            };
+            let StreamSpec { name, schema, at, .. } = &program.streams[index].spec;
+            let spec = StreamSpec {
+                name: format!("{name}.late").into(),
+                schema: schema.clone(),
+                time: StreamTime::Arrival,
+                late: Late::default(),
+                at: at.clone(),
+            };
+            of.sides.push((stream, StreamId(program.streams.len() as u16)));
+            program.streams.push(Stream { spec, origin: Origin::Emitted, batch: None });
+        }
+        program.forget();
+        Times(times)
+    }
+
+    /// Whether an input stream is in event time.
+    pub fn has(&self, stream: StreamId) -> bool {
+        self.0.contains_key(&stream)
+    }
+
+    /// The time of an event of a stream, if it has one. Others may have written it.
+    pub fn of(&self, stream: StreamId, event: &[Value]) -> Option<i64> {
+        match event.get(self.0.get(&stream)?.column)? {
+            Value::Timestamp(time) | Value::Int(time) | Value::Decimal(time, _) => Some(*time),
+            _ => None,
+        }
+    }
+
+    /// What is executed of a late event.
+    pub fn late(&self, stream: StreamId, call: Call) -> Call {
+        match self.0.get(&stream) {
+            Some(InTime { late: Late::Side, .. }) => {
+                let number = [Value::Int(stream.0.into())];
+                let args = number.into_iter().chain(call.args.iter().cloned()).collect();
+                Call { target: Times::LATE, args, ..call }
+            }
+            _ => call,
+        }
+    }
+
+    /// Begins to tell others of a late event. Others may have written the call.
+    pub fn begin(&self, program: &Program, call: &Call) -> Result<Box<dyn Activation>, Abort> {
+        let unknown = || Abort::refused("there is no such function");
+        let Some((Value::Int(number), event)) = call.args.split_first() else {
+            return Err(unknown());
+        };
+        let stream = self.0.iter().find(|(stream, _)| i64::from(stream.0) == *number);
+        let (root, InTime { sides, .. }) = stream.ok_or_else(unknown)?;
+        let is_event = |columns: &[tidemill_core::Column]| columns.len() == event.len();
+        if !is_event(&program.streams[root.index()].spec.schema.columns) {
+            return Err(unknown());
+        }
+        // Where a map or filter can't compute, the event is not on that stream.
+        let mut views: Vec<(StreamId, Vec<Value>)> = vec![(*root, event.to_vec())];
+        for (stream, _) in sides {
+            let Stream { spec, origin, .. } = &program.streams[stream.index()];
+            let Origin::Derived { from, stage } = origin else { continue };
+            let Some((_, values)) = views.iter().find(|(on, _)| on == from) else { continue };
+            let view = stage.apply(&spec.schema, values).ok().flatten();
+            views.extend(view.map(|view| (*stream, view)));
+        }
+        let side = |(stream, row): (StreamId, Vec<Value>)| {
+            let (_, late) = sides.iter().find(|(of, _)| *of == stream)?;
+            Some((*late, row.into()))
+        };
+        Ok(Box::new(Told(views.into_iter().filter_map(side).collect())))
+    }
+}
+
+/// Tells others of a late event.
+struct Told(Vec<(StreamId, Row)>);
+
+impl Activation for Told {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        for (stream, row) in &self.0 {
+            context.emit(*stream, row)?;
+        }
+        Ok(Step::Done(Value::Null))
+    }
+}
