@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use tidemill_cluster::{Coordinator, Input, Left, LeftOut, Packet, SourceProgress, Written};
+use tidemill_cluster::{
+    Coordinator, Input, Left, LeftOut, Packet, Parked, SourceProgress, Times, Written,
+};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env, Handle};
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
@@ -36,6 +38,10 @@ pub struct Status {
     pub snapshot: u64,
     /// For each source how far it has come.
     pub sources: Vec<SourceProgress>,
+    /// How far event time has come at the last cut.
+    pub times: Times,
+    /// Events that wait for their watermark.
+    pub parked: Parked,
     /// For each source how many requests were cut in a second, lately.
     pub per_s: Vec<f64>,
     /// Who lives and is left out, because it can't reach members, for some time.
@@ -228,6 +234,7 @@ impl Told {
                 status.members = found.members.iter().filter_map(at).collect();
                 (status.epoch, status.snapshot) = (found.epoch, found.snapshot);
                 (status.sources, status.per_s) = (found.sources, per_s);
+                (status.times, status.parked) = (found.times, found.parked);
                 status.left_out = found.left_out;
             }
         }

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
-use tidemill_cluster::{Output, SourceProgress};
-use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, Value};
+use tidemill_cluster::{EventTime, Output, SourceProgress, Times};
+use tidemill_core::{
+    Batch, Error, Key, Position, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
+};
 use tidemill_durable::{CutsApart, Log};
 use tidemill_env::{Env, Lock};
 use tidemill_function::{output_bytes, Call, Functions as _, Target};
@@ -65,6 +67,7 @@ pub struct Cluster {
     upgraded: Option<serde_json::Value>,
     /// Its topics, whose partitions are the last sources.
     followed: Vec<Followed>,
+    event_time: Arc<EventTime>,
     /// The directory, where the log that is in it does not hold it.
     _held: Option<Box<dyn Lock>>,
 }
@@ -139,6 +142,7 @@ impl Cluster {
             program: functions.program(),
             fingerprint: host.machine.program,
             topics: followed.iter().map(|f| (f.topic.clone(), f.partitions)).collect(),
+            event_time: &host.machine.event_time,
             settings: &spec.settings,
             log: &*log,
             store: &*shared.store,
@@ -148,7 +152,7 @@ impl Cluster {
             has_own_requests: served.is_some(),
         };
         let upgraded = starting.agree()?;
-        let cluster = host.cluster.clone();
+        let (cluster, event_time) = (host.cluster.clone(), host.machine.event_time.clone());
         let coordinator = Arc::new(CoordinatorProcess::start(env, host, shared, served)?);
         // Who writes outputs does not keep those waiting who wait for replies.
         let apart = match ways.is_empty() {
@@ -179,6 +183,7 @@ impl Cluster {
             settings: spec.settings.clone(),
             message_bytes_max: settings.message_bytes_max,
             followed,
+            event_time,
             told,
             http: OnceLock::new(),
             upgraded,
@@ -230,6 +235,8 @@ impl Cluster {
         let sources: Vec<_> = status.sources.into_iter().enumerate().map(source).collect();
         let sink = |(stream, to, rows)| json!({"stream": stream, "to": to, "rows": rows});
         let sinks: Vec<_> = self.sinks.rows().into_iter().map(sink).collect();
+        let event_time = self.event_time(&status.times);
+        let parked = status.parked;
         let member = |(peer, at)| json!({"worker": shown(peer), "address": format!("{at}")});
         let left = |left: LeftOut| {
             let from = left.from.iter().map(|member| shown(Peer(member.0)));
@@ -247,11 +254,31 @@ impl Cluster {
             "members": members.into_iter().map(member).collect::<Vec<_>>(),
             "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
+            "event_time": event_time, "parked": parked.events, "parked_bytes": parked.bytes,
             "requests_open": self.desk.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "upgraded": self.upgraded, "refused": refused, "ended": ended, "coordinator": self.address(),
             "http": self.http.get(),
         })
+    }
+
+    /// For each stream in event time its watermark, and the source that holds it back.
+    fn event_time(&self, times: &Times) -> Vec<serde_json::Value> {
+        let mut streams = BTreeMap::new();
+        for source in self.event_time.sources() {
+            streams.insert(source.stream, source.group);
+        }
+        let stream = |(stream, group): (StreamId, usize)| {
+            let at = times.watermarks.get(group).filter(|at| **at != Position::MIN);
+            let behind = at.and_then(|at| self.event_time.sources().get(at.source.index()));
+            let behind = behind.map(|of| match self.topic(of.source) {
+                Some(topic) => json!(topic),
+                None => json!(of.source),
+            });
+            let name = &self.program.streams[stream.index()].spec.name;
+            json!({"stream": name, "watermark": at.map(|at| at.time_us), "behind": behind})
+        };
+        streams.into_iter().map(stream).collect()
     }
 
     /// Records a request at a source, for whoever has made it and knows where it belongs.
@@ -360,7 +387,7 @@ impl App for Cluster {
         let status = self.status();
         let (lags, skews) = (status.lag(), status.skew());
         let lag = lags.iter().sum();
-        let Status { generation, members, epoch, snapshot, left_out, troubles, .. } = status;
+        let Status { generation, members, epoch, snapshot, left_out, troubles, parked, .. } = status;
         let mut text = String::new();
         for (name, kind, help, value) in [
             ("generation", "gauge", "The generation that runs; 0 when none does.", generation),
@@ -380,6 +407,7 @@ impl App for Cluster {
             ("epoch", "counter", "The last cut.", epoch),
             ("snapshot_epoch", "gauge", "The epoch of the last snapshot.", snapshot),
             ("lag", "gauge", "Requests that no cut has.", lag),
+            ("parked", "gauge", "Events that wait for their watermark.", parked.events),
             (
                 "requests_open",
                 "gauge",

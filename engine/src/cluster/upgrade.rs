@@ -14,8 +14,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_cluster::wire::{put_object, take_object};
-use tidemill_cluster::{Manifest, Object, Record, Records, Topic};
-use tidemill_core::{encode, Error, Key, Kind, Result, TableId, Value};
+use tidemill_cluster::{
+    EventSource, EventTime, Manifest, Object, Record, Records, Times, Topic,
+};
+use tidemill_core::{encode, Error, Key, Kind, Position, Result, StreamTime, TableId, Value};
 use tidemill_durable::{Log, Store};
 use tidemill_env::Env;
 use tidemill_place::partition_of_bytes;
@@ -46,7 +48,21 @@ struct Version {
     /// The topics that it reads, with their partitions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     topics: Vec<(String, u32)>,
+    /// Where its events in event time come from.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    event_sources: Vec<TimedSource>,
     app: Stored,
+}
+
+/// An event source: what says that a place in cuts is one of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TimedSource {
+    stream: String,
+    /// The column of its times.
+    time: String,
+    source: u32,
+    group: usize,
 }
 
 /// What is in the file.
@@ -76,6 +92,7 @@ pub(super) struct Starting<'a> {
     pub program: &'a tidemill_txn::Program,
     pub fingerprint: u128,
     pub topics: Vec<(String, u32)>,
+    pub event_time: &'a EventTime,
     pub settings: &'a Settings,
     pub log: &'a dyn Log,
     pub store: &'a dyn Store,
@@ -96,8 +113,9 @@ impl Starting<'_> {
     pub fn agree(&self) -> Result<Option<serde_json::Value>> {
         let (sources, sinks) = (Vec::new(), Vec::new());
         let app = Stored { program: self.program.clone(), sources, sinks };
-        let topics = self.topics.clone();
-        let now = Version { fingerprint: shown(self.fingerprint), topics, app };
+        let (fingerprint, topics) = (shown(self.fingerprint), self.topics.clone());
+        let event_sources = self.event_sources();
+        let now = Version { fingerprint, topics, event_sources, app };
         let found = self.newest()?;
         let Some(written) = self.written()? else {
             self.begin(found)?;
@@ -142,6 +160,7 @@ impl Starting<'_> {
         let manifest = manifest.unwrap_or_default();
         self.check_behind(&manifest, cuts)?;
         check_topics(&is.topics, &now.topics)?;
+        let times = carried(&is.event_sources, &now.event_sources, &manifest)?;
         let rows = self.rows(&manifest)?;
         let store: Arc<dyn tidemill_snapshot::Store> = Arc::new(MemoryStore::new());
         let left = left(&store, &is.app, rows, manifest.epoch)?;
@@ -179,6 +198,7 @@ impl Starting<'_> {
             places.outputs.resize(manifest.outputs.len(), 0);
         }
         manifest.written = places.into();
+        manifest.times = times;
         let manifest = Arc::new(manifest);
         self.put(&manifest.name(), &Object::Manifest(manifest.clone()))?;
         self.append(generation, Record::Snapshot(manifest))?;
@@ -186,8 +206,29 @@ impl Starting<'_> {
         Ok(said)
     }
 
+    /// Where events in event time come from.
+    fn event_sources(&self) -> Vec<TimedSource> {
+        let timed = |of: &EventSource| {
+            let spec = &self.program.streams[of.stream.index()].spec;
+            let time = match spec.time {
+                StreamTime::Event { column } => spec.schema.columns[column].name.to_string(),
+                StreamTime::Arrival => String::new(),
+            };
+            let (source, group) = (of.source, of.group);
+            TimedSource { stream: spec.name.to_string(), time, source, group }
+        };
+        self.event_time.sources().iter().map(timed).collect()
+    }
+
     /// Refuses what only the other version can execute.
     fn check_behind(&self, manifest: &Manifest, cuts: usize) -> Result<()> {
+        if self.has_own_requests && waits(manifest) {
+            return Err(refused(vec![
+                "events wait for their watermark, and only the version that they were recorded for can execute \
+                 them: start that version until they have been"
+                    .into(),
+            ]));
+        }
         let mut requests = 0;
         for source in (0..self.sources).filter(|_| self.has_own_requests) {
             let from = manifest.inputs.get(source as usize).copied().unwrap_or(0);
@@ -362,6 +403,46 @@ fn check_topics(was: &[(String, u32)], now: &[(String, u32)]) -> Result<()> {
              were read: leave the streams that read topics as they are, in their order, and declare new ones last"
         )])),
     }
+}
+
+/// Whether events wait for their watermark behind a snapshot.
+fn waits(manifest: &Manifest) -> bool {
+    manifest.inputs_needed().zip(&manifest.inputs).any(|(needed, input)| needed < *input)
+}
+
+/// How far event time has come, for a version with other event sources. Events that wait are known by their places among
+/// these.
+fn carried(was: &[TimedSource], now: &[TimedSource], manifest: &Manifest) -> Result<Times> {
+    if was == now || manifest.times.watermarks.is_empty() {
+        return Ok(manifest.times.clone());
+    }
+    if waits(manifest) {
+        return Err(refused(vec![
+            "events wait for their watermark, and streams in event time, their sources, or which of them share a \
+             table, are others than when they came: start the version before until they have been executed, or leave \
+             all that as it is"
+                .into(),
+        ]));
+    }
+    let is_same = |of: &TimedSource, other: &TimedSource| {
+        (&of.stream, &of.time) == (&other.stream, &other.time)
+    };
+    let newest = now.iter().map(|of| {
+        let is_it = |other: &TimedSource| is_same(of, other) && of.source == other.source;
+        manifest.times.newest.get(was.iter().position(is_it)?).copied().flatten()
+    });
+    let newest = newest.collect();
+    let groups = now.iter().map(|of| of.group + 1).max().unwrap_or(0);
+    let mut watermarks = vec![Position::MIN; groups];
+    for (of, other) in now.iter().flat_map(|of| was.iter().map(move |other| (of, other))) {
+        let before = manifest.times.watermarks.get(other.group).filter(|_| is_same(of, other));
+        if let Some(before) = before.filter(|before| **before != Position::MIN) {
+            // Nothing of that time waits, whatever its source.
+            let at = Position { time_us: before.time_us, ..Position::MIN };
+            watermarks[of.group] = watermarks[of.group].max(at);
+        }
+    }
+    Ok(Times { newest, watermarks, idle: Vec::new() })
 }
 
 /// A fingerprint as the file has it.

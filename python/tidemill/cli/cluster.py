@@ -229,6 +229,12 @@ def status_lines(found: dict[str, Any]) -> list[str]:
                 f"  {source['requests_per_s']:>10,.1f}  {source['skew']:>6.2f}  {source['worker']}"
                 f"  {source['topic'] or ''}".rstrip()
             )
+    if found.get("event_time"):
+        lines.append(f"event time: {found['parked']:,} events wait for their watermark")
+        for stream in found["event_time"]:
+            mark, behind = stream["watermark"], stream["behind"]
+            held = "nothing has come of some source" if mark is None else f"held back by {behind}"
+            lines.append(f"  {'-' if mark is None else mark:>20}  {stream['stream']}, {held}")
     if found.get("sinks"):
         lines.append("sinks: rows")
         lines += [f"  {s['rows']:>12,}  {s['stream']} to {s['to']}" for s in found["sinks"]]

@@ -332,7 +332,14 @@ impl World {
         let last = self.log.last_epoch();
         let workers = members.iter().filter_map(|member| self.worker(*member));
         let waiting: u64 = workers.map(|worker| worker.waiting().events).sum();
+        // One that is on its way to the log may be known to workers.
+        let coordinator = self.processes.get(&Process::Coordinator(self.coordinator));
+        let is_cut = coordinator.is_some_and(|process| match &process.machine {
+            Machine::Coordinator(coordinator) => coordinator.progress().epoch == last,
+            Machine::Worker(_) => false,
+        });
         is_over
+            && is_cut
             && !members.is_empty()
             && self.log.replies() + waiting as usize >= self.log.requests()
             && self.sink.rows.len() >= self.log.events()

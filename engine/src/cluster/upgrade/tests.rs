@@ -53,6 +53,7 @@ struct Site {
     log: FileLog,
     store: DirStore,
     ways: Ways,
+    event_time: EventTime,
 }
 
 impl Site {
@@ -63,7 +64,7 @@ impl Site {
         let store = DirStore::open(&env, dir.join("snapshots"), 1)?;
         let spec = AppSpec::new(program(false), Vec::new(), Settings::default());
         let ways = Ways::open(&spec, &spec.program, false, &env)?;
-        Ok(Site { env, dir, log, store, ways })
+        Ok(Site { env, dir, log, store, ways, event_time: EventTime::default() })
     }
 
     /// Starts with a version; what is there then.
@@ -88,6 +89,7 @@ impl Site {
             program,
             fingerprint: 1 + u128::from(is_second),
             topics: Vec::new(),
+            event_time: &self.event_time,
             settings,
             log: &self.log,
             store: &self.store,
@@ -179,6 +181,7 @@ fn what_only_the_other_version_can_execute_is_in_the_way() {
         count: 0,
         from: vec![0; 2],
         upto: vec![0; 2],
+        times: Times::default(),
     };
     site.starting(&program, &settings, false).append(1, Record::Cut(cut)).unwrap();
     let error = site.start(true, Upgrade::Lossless).unwrap_err().to_string();
@@ -223,13 +226,15 @@ fn a_directory_and_a_log_that_are_not_of_one_cluster_are_refused() {
         log: second.log,
         store: second.store,
         ways: first.ways,
+        event_time: EventTime::default(),
     };
     let error = refused(&first_s, false);
     assert!(error.contains("is that of a cluster that has begun"), "{error}");
-    let Site { log, store, ways, .. } = first_s;
-    let second = Site { env: second.env, dir: second.dir, log, store, ways: second.ways };
+    let Site { log, store, ways, event_time, .. } = first_s;
+    let second = Site { log, store, dir: second.dir, env: second.env, ways: second.ways, event_time };
     second.start(true, Upgrade::Off).unwrap();
-    let first = Site { env: first.env, dir: first.dir, log: second.log, store: second.store, ways };
+    let Site { log, store, event_time, .. } = second;
+    let first = Site { env: first.env, dir: first.dir, log, store, ways, event_time };
     let error = refused(&first, false);
     assert!(error.contains("is of another program than /cluster"), "{error}");
 }
@@ -249,4 +254,33 @@ fn topics_keep_their_places() {
         let error = check_topics(&was, &of(now)).unwrap_err();
         assert!(error.to_string().contains("may come only behind"), "{error}");
     }
+}
+
+#[test]
+fn event_time_goes_on_where_sources_are_others_and_nothing_waits() {
+    let timed = |stream: &str, source, group| TimedSource {
+        stream: stream.to_owned(),
+        time: "at".into(),
+        source,
+        group,
+    };
+    let was = [timed("clicks", 0, 0), timed("clicks", 1, 0), timed("votes", 0, 1)];
+    let at = |time_us, offset| Position { time_us, source: tidemill_core::SourceId(1), offset };
+    let times = Times {
+        newest: vec![Some(7), Some(5), Some(9)],
+        watermarks: vec![at(5, 8), at(9, 3)],
+        idle: vec![2],
+    };
+    let (inputs, parked) = (vec![4, 8], vec![4, 8]);
+    let mut manifest = Manifest { inputs, parked, times: times.clone(), ..Manifest::default() };
+    assert_eq!(carried(&was, &was, &manifest).unwrap(), times);
+    // One group from now on, with another source before.
+    let now = [timed("bids", 0, 0), timed("votes", 0, 0), timed("clicks", 0, 0)];
+    let found = carried(&was, &now, &manifest).unwrap();
+    assert_eq!(found.newest, [None, Some(9), Some(7)]);
+    assert_eq!(found.watermarks, [Position { time_us: 9, ..Position::MIN }]);
+    manifest.parked[1] = 6;
+    assert_eq!(carried(&was, &was, &manifest).unwrap(), times);
+    let error = carried(&was, &now, &manifest).unwrap_err().to_string();
+    assert!(error.contains("events wait for their watermark"), "{error}");
 }

@@ -1,0 +1,189 @@
+"""An app on several processes, some of which are killed, whose streams are in event time."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import secrets
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidemill as tm
+
+from .beside import brokers, create
+from .kill.cluster import Process, children, health, settings, wait_for, workers_of
+
+pytestmark = pytest.mark.servers
+
+CODE = """
+import os
+
+import tidemill as tm
+
+BROKERS = os.environ.get("SERVERS_KAFKA", "localhost:9092")
+NAME = os.environ.get("CHAIN", "chain")
+app = tm.App("chain")
+links = app.table("links", key="id", id=int, n=tm.column(int, default=0))
+counts = app.table("counts", key="id", id=int, n=tm.column(int, default=0))
+moves = app.stream("moves", time="at", at=int, id=int, to=int, n=int)
+moves.read(tm.kafka(f"{NAME}-moves", brokers=BROKERS), disorder=DISORDER)
+moves.late.write(tm.files("late.csv"))
+small = moves.filter(lambda e: e.n < 50, name="small")
+small.late.keep()
+ticks = app.stream("ticks", time="at", at=int, id=int)
+ticks.read(tm.kafka(f"{NAME}-ticks", brokers=BROKERS), idle="500ms")
+
+
+@app.transaction(moves)
+def move(tx, e):
+    one, other = links[e.id], links[e.to]
+    tx.require(e.n != 13, "thirteen")
+    both = one.n * 3 + other.n * 7 + e.n
+    one.n = both % 1_000_003
+    other.n = (both + e.id) % 1_000_003
+
+
+@app.transaction(ticks)
+def tick(tx, e):
+    counts[e.id].n = (counts[e.id].n * 3 + e.at) % 1_000_003
+
+
+@app.procedure()
+def look(tx, id: int):
+    return links[id].n
+
+
+@app.procedure()
+def look_tick(tx, id: int):
+    return counts[id].n
+"""
+
+DISORDER = 40
+LINKS = 12
+ROWS = 300
+END = 1_000_000
+
+
+class Moves:
+    """Moves in the order in which they are written, and what they come to in that of their times."""
+
+    def __init__(self) -> None:
+        self.dice = random.Random(7)
+        self.all: list[dict[str, int]] = []
+
+    def some(self) -> list[dict[str, int]]:
+        """The next ones: no two have one time, and none is late wherever it is written."""
+        first = len(self.all)
+        rows = []
+        for at in range(first, first + ROWS):
+            id = self.dice.randrange(LINKS)
+            to = (id + 1 + self.dice.randrange(LINKS - 1)) % LINKS
+            rows.append({"at": at, "id": id, "to": to, "n": self.dice.randrange(100)})
+        self.all += rows
+        # In blocks that are shorter than what may be out of order.
+        blocks = [rows[at : at + DISORDER // 2] for at in range(0, ROWS, DISORDER // 2)]
+        for block in blocks:
+            self.dice.shuffle(block)
+        return [row for block in blocks for row in block]
+
+    def come_to(self) -> dict[int, int]:
+        links = dict.fromkeys(range(LINKS), 0)
+        for row in sorted(self.all, key=lambda row: row["at"]):
+            if row["n"] != 13:
+                both = links[row["id"]] * 3 + links[row["to"]] * 7 + row["n"]
+                links[row["id"]] = both % 1_000_003
+                links[row["to"]] = (both + row["id"]) % 1_000_003
+        return links
+
+
+def write(topic: str, rows: list[dict[str, int]]) -> None:
+    """Writes rows, those of one id to one partition."""
+    app = tm.App("writer")
+    out = app.stream("out", **dict.fromkeys(rows[0], int))
+    out.write(tm.kafka(topic, brokers=brokers(), key="id"))
+    with app.start() as mill:
+        mill.send(out, rows)
+        mill.finish()
+
+
+def test_events_are_executed_in_the_order_of_their_times(tmp_path: Path) -> None:
+    name = f"times-{secrets.token_hex(4)}"
+    create(f"{name}-moves", 3)
+    create(f"{name}-ticks", 2)
+    code = CODE.replace('"CHAIN", "chain"', f'"CHAIN", "{name}"')
+    code = code.replace("DISORDER", str(DISORDER)).replace("late.csv", str(tmp_path / "late.csv"))
+    (tmp_path / "chain.py").write_text(code)
+    sets = (f"cluster_name={name}", "cluster_sources=2")
+    flags = ["--data-dir", str(tmp_path / "data"), *settings(*sets), "--http", "0"]
+    flags += ["--log", f"kafka://{brokers()}", "--snapshots", str(tmp_path / "snapshots")]
+
+    def start(folder: str, *more: str) -> Process:
+        app = str(tmp_path / "chain.py")
+        return Process(tmp_path / folder, "run", app, "--processes", "2", *flags, *more)
+
+    def calls(url: str, function: str, ids: list[int]) -> dict[int, int]:
+        with tm.Client(url) as client:
+            return {id: client.call(function, id=id) for id in ids}
+
+    def waits(url: str) -> int:
+        return int(health(url)["parked"])
+
+    def watermark(url: str, stream: str) -> Any:
+        found = {of["stream"]: of for of in health(url)["event_time"]}
+        return found[stream]["watermark"]
+
+    def end(at: int) -> None:
+        """In each partition something that all before it waits for."""
+        write(f"{name}-moves", [{"at": at, "id": id, "to": id, "n": 13} for id in range(99)])
+
+    moves = Moves()
+    with start("first") as parent:
+        url = parent.find(r"http +(http://\S+)")
+        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        write(f"{name}-moves", moves.some())
+        # What is within the disorder of the newest waits.
+        wait_for("events that wait", lambda: waits(url) > 0 and watermark(url, "moves"))
+        os.kill(children(parent.pid)[0], signal.SIGKILL)
+        write(f"{name}-moves", moves.some())
+        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        # A stream of which one source never gives anything goes on without it.
+        ticks = [{"at": at, "id": 5} for at in range(20)]
+        write(f"{name}-ticks", ticks)
+        wanted = 0
+        for row in ticks:
+            wanted = (wanted * 3 + row["at"]) % 1_000_003
+        wait_for("ticks", lambda: calls(url, "look_tick", [5]) == {5: wanted})
+        for pid in [*children(parent.pid), parent.pid]:
+            os.kill(pid, signal.SIGKILL)
+        parent.process.wait()
+    write(f"{name}-moves", moves.some())
+    with start("second") as parent:
+        url = parent.find(r"http +(http://\S+)")
+        wait_for("events that wait", lambda: waits(url) > 0)
+        assert parent.stop() == 130
+    with start("third") as parent:
+        url = parent.find(r"http +(http://\S+)")
+        end(END)
+        ids = list(range(LINKS))
+        wait_for("all moves", lambda: calls(url, "look", ids) == moves.come_to())
+        # What waits waited in the log, and some of the last ones do.
+        wait_for("the end", lambda: (watermark(url, "moves") or 0) >= END - DISORDER)
+        late = [{"at": 10 + n, "id": n, "to": 0, "n": 20 * n} for n in range(5)]
+        write(f"{name}-moves", late)
+        end(END + 1000)
+        wait_for("the end", lambda: (watermark(url, "moves") or 0) > END)
+        assert calls(url, "look", ids) == moves.come_to()
+        with tm.Client(url) as client:
+            following = client.subscribe("small.late", after=-1)
+            few = [next(following).value for _ in range(3)]
+        assert {row["n"] for row in few} == {0, 20, 40}
+        lines = parent.command("status", "--cluster", url)
+        assert "events wait for their watermark" in lines and "moves, held back by" in lines
+        assert parent.stop() == 130
+    with (tmp_path / "late.csv").open() as file:
+        found = [{k: int(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    assert sorted(found, key=lambda row: row["at"]) == late
