@@ -147,6 +147,8 @@ pub struct Parked {
     pub events: u64,
     /// How many bytes of memory they take, about.
     pub bytes: u64,
+    /// How many have come too late instead, behind the snapshot that the generation began with.
+    pub late: u64,
 }
 
 impl std::iter::Sum for Parked {
@@ -154,6 +156,7 @@ impl std::iter::Sum for Parked {
         all.fold(Parked::default(), |sum, of| Parked {
             events: sum.events + of.events,
             bytes: sum.bytes + of.bytes,
+            late: sum.late + of.late,
         })
     }
 }

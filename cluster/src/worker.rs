@@ -229,6 +229,7 @@ impl Worker {
         }
         self.ask(effects);
         self.save_again(effects);
+        self.go_on(effects);
     }
 
     fn packet(&mut self, packet: Packet, effects: &mut Vec<Effect>) {

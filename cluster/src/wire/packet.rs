@@ -38,10 +38,12 @@ fn take_form(input: &mut &[u8]) -> Option<Form> {
 fn put_parked(parked: &Parked, out: &mut Vec<u8>) {
     put_u64(parked.events, out);
     put_u64(parked.bytes, out);
+    put_u64(parked.late, out);
 }
 
 fn take_parked(input: &mut &[u8]) -> Option<Parked> {
-    Some(Parked { events: take_u64(input)?, bytes: take_u64(input)? })
+    let (events, bytes) = (take_u64(input)?, take_u64(input)?);
+    Some(Parked { events, bytes, late: take_u64(input)? })
 }
 
 fn put_rank(rank: Rank, out: &mut Vec<u8>) {

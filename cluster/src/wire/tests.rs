@@ -127,7 +127,7 @@ fn packets() -> Vec<Packet> {
         message: Message { epoch: 3, round: 1, body },
     };
     let mut packets: Vec<Packet> = bodies.into_iter().map(message).collect();
-    let parked = Parked { events: 7, bytes: u64::MAX };
+    let parked = Parked { events: 7, bytes: u64::MAX, late: 1 };
     let ranks = vec![
         (Rank::Arrival(1), 2),
         (Rank::Late(3), 4),

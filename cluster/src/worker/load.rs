@@ -11,7 +11,7 @@ use tidemill_core::{Key, TableId};
 use tidemill_function::{Fault, NodeId, Owners, Path, Rows, Store, Tid};
 use tidemill_place::{Partition, PARTITIONS};
 
-use super::ranks::Read;
+use super::ranks::{Ranks, Read};
 use super::run::Running;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Effect, Packet, Records};
@@ -28,15 +28,10 @@ pub(super) struct Loading {
     /// For each source where its outputs ended.
     outputs: Vec<Option<u64>>,
     pub known: HashSet<(Tid, Option<Path>)>,
-    /// Of each source that it reads what may wait for its watermark, up to where it has been read and to where it is to be.
-    parked: BTreeMap<u32, Again>,
-}
-
-/// What is read again of a source.
-struct Again {
-    requests: Vec<Read>,
-    at: u64,
-    upto: u64,
+    /// Where streams are in event time: what waits for its watermark.
+    ranks: Option<Ranks>,
+    /// Of each source that is read again for that, up to where it has been and up to where it is to be.
+    again: BTreeMap<u32, (u64, u64)>,
 }
 
 /// What a worker has of its last generation.
@@ -111,17 +106,19 @@ impl Worker {
         let known = HashSet::new();
         let manifest = form.manifest.clone();
         let prepared = prepared.map(|(_, rows)| rows);
-        let own = |source: &u32| form.assignment.reader(*source, &self.settings) == node;
-        let (inputs, needed) = (manifest.inputs.iter(), manifest.inputs_needed());
-        let again = |(source, (&upto, at))| (source, Again { requests: Vec::new(), at, upto });
-        let parked = (0..).zip(inputs.zip(needed)).map(again).filter(|(source, again)| {
-            own(source) && again.at < again.upto && !self.is_spoiled_by(Fault::ForgetParked)
+        let event_time = self.settings.event_time.clone();
+        let ranks = (!event_time.is_empty())
+            .then(|| Ranks::behind(event_time, &manifest.times, self.settings.function.fault));
+        let own = |source: u32| form.assignment.reader(source, &self.settings) == node;
+        let again = (0..).zip(manifest.inputs_needed().zip(manifest.inputs.iter().copied()));
+        let again = again.filter(|(source, (at, upto))| {
+            own(*source) && at < upto && !self.is_spoiled_by(Fault::ForgetParked)
         });
-        let parked: BTreeMap<u32, Again> = parked.collect();
-        let sources: Vec<u32> = parked.keys().copied().collect();
-        let loading = Loading { form, prepared, node, objects, outputs, known, parked };
+        let again: BTreeMap<u32, (u64, u64)> = again.collect();
+        let sources: Vec<u32> = again.keys().copied().collect();
+        let loading = Loading { form, prepared, node, objects, outputs, known, ranks, again };
         self.stage = Stage::Loading(Box::new(loading));
-        sources.into_iter().for_each(|source| self.park(source, effects));
+        sources.into_iter().for_each(|source| self.read_again(source, effects));
         for (nth, name) in manifest.objects.iter().enumerate().filter(|(nth, _)| asked[*nth]) {
             let token = self.token(Wish::Object(nth));
             effects.push(Effect::Get { token, name: name.clone() });
@@ -178,10 +175,10 @@ impl Worker {
     }
 
     /// Reads on in what may wait of a source.
-    fn park(&mut self, source: u32, effects: &mut Vec<Effect>) {
+    fn read_again(&mut self, source: u32, effects: &mut Vec<Effect>) {
         let limit = Some(self.ahead_max());
         let Stage::Loading(loading) = &self.stage else { return };
-        let from = loading.parked[&source].at;
+        let (from, _) = loading.again[&source];
         let (token, topic) = (self.token(Wish::Parked(source)), Topic::Input(source));
         effects.push(Effect::Read { token, topic, from, limit });
     }
@@ -194,21 +191,21 @@ impl Worker {
         effects: &mut Vec<Effect>,
     ) {
         let Stage::Loading(loading) = &mut self.stage else { return };
-        let again = loading.parked.get_mut(&source).expect("it has asked for them");
+        let Loading { ranks: Some(ranks), again, .. } = &mut **loading else { return };
+        let (at, end) = again.get_mut(&source).expect("it has asked for them");
         let Records { records, upto } = records.unwrap_or_default();
         for (offset, record) in records {
             let Record::Requests(requests) = record else { continue };
-            if (again.at..again.upto).contains(&offset) {
+            if (*at..*end).contains(&offset) {
                 let (of, functions) = (&self.settings.event_time, &*self.functions);
-                let read =
-                    |(nth, request)| Read::new((offset, nth), request, source, of, functions);
-                let requests = (0..).zip(requests).map(read);
-                again.requests.extend(requests.filter(|read| read.timed.is_some()));
+                for (nth, request) in (0..).zip(requests) {
+                    ranks.restore(Read::new((offset, nth), request, source, of, functions));
+                }
             }
         }
-        again.at = again.at.max(upto);
-        match again.at < again.upto {
-            true => self.park(source, effects),
+        *at = upto.max(*at);
+        match *at < *end {
+            true => self.read_again(source, effects),
             false => self.ready(effects),
         }
     }
@@ -218,7 +215,7 @@ impl Worker {
         let Stage::Loading(loading) = &mut self.stage else { return };
         let is_whole = loading.objects.iter().all(Option::is_some)
             && loading.outputs.iter().all(Option::is_some)
-            && loading.parked.values().all(|again| again.at >= again.upto);
+            && loading.again.values().all(|(at, upto)| at >= upto);
         if !is_whole {
             return;
         }
@@ -259,15 +256,12 @@ impl Worker {
         }
         let form = loading.form.clone();
         let known = take(&mut loading.known);
-        let parked = take(&mut loading.parked);
+        let ranks = loading.ranks.take();
         let behind = loading.outputs.iter().map(|end| end.unwrap_or_default()).collect();
         let mut running =
             Running::new(form, since, node, state, known, self.functions.clone(), &self.settings);
         running.behind = behind;
-        if let Some(ranks) = &mut running.ranks {
-            let reads = parked.into_values().flat_map(|again| again.requests);
-            reads.for_each(|read| ranks.restore(read));
-        }
+        running.ranks = ranks;
         if self.is_spoiled_by(Fault::SkipRequest) {
             running.skip();
         }

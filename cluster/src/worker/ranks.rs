@@ -63,6 +63,8 @@ pub(super) struct Ranks {
     /// By group: the events that wait for it, and how many bytes all of them take.
     waiting: Vec<BTreeMap<At, Request>>,
     bytes: u64,
+    /// How many have come too late.
+    late: u64,
     /// What of the epoch that is to begin has come in here.
     own: Option<Vec<Ranked>>,
     /// What others have said of epochs that have not begun here.
@@ -79,7 +81,7 @@ impl Ranks {
         };
         let waiting = watermarks.iter().map(|_| BTreeMap::new()).collect();
         let (own, told) = (None, BTreeMap::new());
-        Ranks { event_time, watermarks, waiting, bytes: 0, own, told, fault }
+        Ranks { event_time, watermarks, waiting, bytes: 0, late: 0, own, told, fault }
     }
 
     /// The group of an event and its place in it.
@@ -106,7 +108,7 @@ impl Ranks {
     /// What waits.
     pub fn parked(&self) -> Parked {
         let events = self.waiting.iter().map(|waiting| waiting.len() as u64).sum();
-        Parked { events, bytes: self.bytes }
+        Parked { events, bytes: self.bytes, late: self.late }
     }
 
     /// Of each source of which something waits the first record.
@@ -147,6 +149,7 @@ impl Ranks {
                         self.park(group, place, request);
                         continue;
                     }
+                    self.late += 1;
                     request.call = functions.late(request.call);
                     Rank::Late(timed.0)
                 }
@@ -179,13 +182,15 @@ impl Ranks {
     }
 
     /// The requests of the epoch that is to begin, each with its place, and how many places all of them have; nothing
-    /// before so many others have said what has come in at them.
+    /// before so many others have said what has come in at them. Where a watermark goes far at once an epoch is long: then
+    /// it is executed in parts of so many, the same everywhere.
     pub fn places(
         &mut self,
         epoch: u64,
         order: Sequencing,
         others: usize,
-    ) -> Option<(Vec<(Tid, Request)>, u64)> {
+        part_max: u64,
+    ) -> Option<(Vec<Vec<(Tid, Request)>>, u64)> {
         let told = self.told.get(&epoch).map_or(0, BTreeMap::len);
         if told < others && self.fault != Some(Fault::RankAlone) {
             return None;
@@ -194,18 +199,20 @@ impl Ranks {
         let told = self.told.remove(&epoch).unwrap_or_default();
         let mut before: Vec<(Rank, u32)> = told.into_values().flatten().collect();
         before.sort_unstable();
-        let total =
-            own.len() as u64 + before.iter().map(|(_, count)| u64::from(*count)).sum::<u64>();
+        let of_others: u64 = before.iter().map(|(_, count)| u64::from(*count)).sum();
+        let total = own.len() as u64 + of_others;
+        let mut parts = Vec::new();
+        parts.resize_with(total.div_ceil(part_max).max(1) as usize, Vec::new);
         let (mut before, mut place) = (before.into_iter().peekable(), 0);
-        let mut placed = Vec::with_capacity(own.len());
         for Ranked { rank, source, request, .. } in own {
             while let Some((_, count)) = before.next_if(|(other, _)| *other < rank) {
                 place += u64::from(count);
             }
-            placed.push((order.tid(source, place), request));
+            let part: &mut Vec<_> = &mut parts[(place / part_max) as usize];
+            part.push((order.tid(source, place), request));
             place += 1;
         }
-        Some((placed, total))
+        Some((parts, total))
     }
 }
 

@@ -21,6 +21,8 @@ use crate::Settings;
 const TOGETHER_BYTES: usize = 128 << 10;
 /// The place of what is told of a request beside its reply: behind all that its transaction has emitted.
 const LAST: [u32; 1] = [u32::MAX];
+/// An epoch has fewer parts than this many bits can count: numbers of its parts are behind those of the epoch before.
+const PARTS_BITS: u32 = 24;
 /// So many pieces with events in event time an epoch takes of a source, about.
 const PIECES: u64 = 4;
 /// So many calls that are not deterministic are named.
@@ -129,8 +131,8 @@ impl Source {
 enum Coming {
     /// Some have not been read yet.
     Later,
-    /// All of them, each with its place.
-    All(Vec<(Tid, Request)>),
+    /// All of them, each with its place, by part of the epoch.
+    All(Vec<Vec<(Tid, Request)>>),
     /// More than it has places for.
     TooMany,
 }
@@ -151,8 +153,9 @@ pub(super) struct Running {
     open: HashMap<Tid, (RequestId, Option<Call>), FixedState>,
     /// Cuts that are still to be executed, and whether snapshots are to be taken behind them.
     pub cuts: VecDeque<(Arc<CutRecord>, Option<bool>)>,
-    /// The one that is executed now.
+    /// The one that is executed now, and the parts of it that have not begun, each with its number.
     pub current: Option<(Arc<CutRecord>, Option<bool>)>,
+    pub parts: VecDeque<(u64, Vec<(Tid, Call)>)>,
     /// The last epoch that is in the rows, and the last one whose cut is durable.
     pub executed: u64,
     pub durable: u64,
@@ -191,19 +194,17 @@ impl Running {
             let requests = VecDeque::new();
             (source, Source { source, requests, taken: upto, upto, is_asked: false })
         };
-        let event_time = settings.event_time.clone();
-        let ranks = (!event_time.is_empty())
-            .then(|| Ranks::behind(event_time, &manifest.times, settings.function.fault));
         let inputs = own.map(source).collect();
         let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();
         let owners = form.assignment.owners.clone();
         Running {
             node: Node::new(node, functions, owners, settings.function, state),
             inputs,
-            ranks,
+            ranks: None,
             open: HashMap::default(),
             cuts: VecDeque::new(),
             current: None,
+            parts: VecDeque::new(),
             executed: manifest.epoch,
             durable: manifest.epoch,
             held: VecDeque::new(),
@@ -247,9 +248,9 @@ impl Running {
         if self.inputs.iter().any(|(&source, input)| input.upto < upto(source)) {
             return Coming::Later;
         }
-        let mut requests = Vec::new();
-        match &mut self.ranks {
+        let parts = match &mut self.ranks {
             None => {
+                let mut requests = Vec::new();
                 for (&source, input) in &mut self.inputs {
                     let own = input.until(upto(source));
                     if own.len() as u64 > cut.count {
@@ -258,6 +259,7 @@ impl Running {
                     let placed = |(nth, read): (u64, Read)| (order.tid(source, nth), read.request);
                     requests.extend((0..).zip(own).map(placed));
                 }
+                vec![requests]
             }
             Some(ranks) => {
                 if !ranks.has_own() {
@@ -269,18 +271,19 @@ impl Running {
                     *tells = Some(ranks.take(cut, read, functions));
                 }
                 let others = self.form.assignment.members.len() - 1;
-                match ranks.places(cut.epoch, order, others) {
+                let part_max = settings.epoch_max * u64::from(sources);
+                match ranks.places(cut.epoch, order, others, part_max) {
                     None => return Coming::Later,
                     Some((_, places)) if places > cut.count => return Coming::TooMany,
-                    Some((placed, _)) => requests = placed,
+                    Some((parts, _)) => parts,
                 }
             }
-        }
-        for (tid, Request { id, call }) in &requests {
+        };
+        for (tid, Request { id, call }) in parts.iter().flatten() {
             let kept = settings.tells_left.then(|| call.clone());
             self.open.insert(*tid, (id.clone(), kept));
         }
-        Coming::All(requests)
+        Coming::All(parts)
     }
 }
 
@@ -307,15 +310,33 @@ fn together(outputs: Vec<Output>, max: usize) -> Vec<Vec<Output>> {
 impl Worker {
     /// Executes epochs as long as it can: a node alone ends one as it begins it.
     pub(super) fn go_on(&mut self, effects: &mut Vec<Effect>) {
-        while self.begin_next(effects) {}
+        while self.begin_next(effects) {
+            let Stage::Running(running) = &self.stage else { return };
+            // It has to say meanwhile that it lives. The rest is begun when it is told the time.
+            if running.form.assignment.members.len() == 1 && !running.parts.is_empty() {
+                return;
+            }
+        }
     }
 
-    /// Begins the next epoch, if it can.
+    /// Begins the next epoch, or the next part of one, if it can.
     fn begin_next(&mut self, effects: &mut Vec<Effect>) -> bool {
         let Stage::Running(running) = &mut self.stage else { return false };
-        if running.current.is_some() {
+        if running.node.is_running() || (running.current.is_none() && !self.take_next(effects)) {
             return false;
         }
+        let Stage::Running(running) = &mut self.stage else { return false };
+        let Some((number, requests)) = running.parts.pop_front() else { return false };
+        let clock_us = running.current.as_ref().map_or(0, |(cut, _)| cut.clock_us);
+        let mut out = Outbox::default();
+        running.node.begin(number, clock_us, requests, &mut out);
+        self.take(out, effects);
+        true
+    }
+
+    /// Takes the next cut, if all that it has of requests can be had.
+    fn take_next(&mut self, effects: &mut Vec<Effect>) -> bool {
+        let Stage::Running(running) = &mut self.stage else { return false };
         let Some((cut, _)) = running.cuts.front() else { return false };
         let cut = cut.clone();
         let mut tells = None;
@@ -328,8 +349,8 @@ impl Worker {
                 effects.push(Effect::Send { to: Address::Worker(*member), packet });
             }
         }
-        let requests = match coming {
-            Coming::All(requests) => requests,
+        let parts = match coming {
+            Coming::All(parts) => parts,
             Coming::Later => return false,
             Coming::TooMany => {
                 // Others have taken the places behind, and so would two requests have one.
@@ -339,13 +360,13 @@ impl Worker {
                 return false;
             }
         };
-        let mut out = Outbox::default();
-        let (epoch, clock_us) = (cut.epoch, cut.clock_us);
         running.current = running.cuts.pop_front();
-        running.bases.push_back((epoch, cut.next_base()));
-        let requests = requests.into_iter().map(|(tid, request)| (tid, request.call));
-        running.node.begin(epoch, clock_us, requests, &mut out);
-        self.take(out, effects);
+        running.bases.push_back((cut.epoch, cut.next_base()));
+        let first = cut.epoch << PARTS_BITS;
+        let part = |(number, requests): (u64, Vec<(Tid, Request)>)| {
+            (number, requests.into_iter().map(|(tid, request)| (tid, request.call)).collect())
+        };
+        running.parts = (first..).zip(parts).map(part).collect();
         true
     }
 
@@ -368,7 +389,7 @@ impl Worker {
             let packet = Packet::Node { generation, from, message };
             effects.push(Effect::Send { to, packet });
         }
-        let mut committed = None;
+        let mut has_committed = false;
         let epoch = running.current.as_ref().map_or(0, |(cut, _)| cut.epoch);
         for event in out.events {
             let output = match event {
@@ -384,8 +405,8 @@ impl Worker {
                 Event::Emitted { tid, path, stream, row } => {
                     Output::Event { tid, path, stream, row }
                 }
-                Event::Committed { epoch } => {
-                    committed = Some(epoch);
+                Event::Committed { .. } => {
+                    has_committed = true;
                     continue;
                 }
                 Event::NotDeterministic { call, .. } => {
@@ -397,8 +418,9 @@ impl Worker {
             };
             running.held.push_back((epoch, output));
         }
+        let is_whole = has_committed && running.parts.is_empty();
         self.let_out(effects);
-        if let Some(epoch) = committed {
+        if is_whole {
             self.executed(epoch, effects);
         }
     }

@@ -255,6 +255,7 @@ impl Cluster {
             "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
             "event_time": event_time, "parked": parked.events, "parked_bytes": parked.bytes,
+            "late": parked.late,
             "requests_open": self.desk.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "upgraded": self.upgraded, "refused": refused, "ended": ended, "coordinator": self.address(),
@@ -387,7 +388,8 @@ impl App for Cluster {
         let status = self.status();
         let (lags, skews) = (status.lag(), status.skew());
         let lag = lags.iter().sum();
-        let Status { generation, members, epoch, snapshot, left_out, troubles, parked, .. } = status;
+        let Status { generation, members, epoch, snapshot, left_out, troubles, parked, .. } =
+            status;
         let mut text = String::new();
         for (name, kind, help, value) in [
             ("generation", "gauge", "The generation that runs; 0 when none does.", generation),
@@ -408,6 +410,7 @@ impl App for Cluster {
             ("snapshot_epoch", "gauge", "The epoch of the last snapshot.", snapshot),
             ("lag", "gauge", "Requests that no cut has.", lag),
             ("parked", "gauge", "Events that wait for their watermark.", parked.events),
+            ("late", "gauge", "Events that were late in the generation that runs.", parked.late),
             (
                 "requests_open",
                 "gauge",

@@ -14,9 +14,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_cluster::wire::{put_object, take_object};
-use tidemill_cluster::{
-    EventSource, EventTime, Manifest, Object, Record, Records, Times, Topic,
-};
+use tidemill_cluster::{EventSource, EventTime, Manifest, Object, Record, Records, Times, Topic};
 use tidemill_core::{encode, Error, Key, Kind, Position, Result, StreamTime, TableId, Value};
 use tidemill_durable::{Log, Store};
 use tidemill_env::Env;

@@ -230,7 +230,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
                 f"  {source['topic'] or ''}".rstrip()
             )
     if found.get("event_time"):
-        lines.append(f"event time: {found['parked']:,} events wait for their watermark")
+        parked, late = found["parked"], found["late"]
+        lines.append(f"event time: {parked:,} events wait for their watermark, {late:,} were late")
         for stream in found["event_time"]:
             mark, behind = stream["watermark"], stream["behind"]
             held = "nothing has come of some source" if mark is None else f"held back by {behind}"

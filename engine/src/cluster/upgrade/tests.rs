@@ -231,7 +231,8 @@ fn a_directory_and_a_log_that_are_not_of_one_cluster_are_refused() {
     let error = refused(&first_s, false);
     assert!(error.contains("is that of a cluster that has begun"), "{error}");
     let Site { log, store, ways, event_time, .. } = first_s;
-    let second = Site { log, store, dir: second.dir, env: second.env, ways: second.ways, event_time };
+    let second =
+        Site { log, store, dir: second.dir, env: second.env, ways: second.ways, event_time };
     second.start(true, Upgrade::Off).unwrap();
     let Site { log, store, event_time, .. } = second;
     let first = Site { env: first.env, dir: first.dir, log, store, ways, event_time };
