@@ -91,7 +91,7 @@ pub struct Progress {
     pub sources: Vec<SourceProgress>,
     /// How far event time has come.
     pub times: Times,
-    /// Events that wait for their watermark.
+    /// Events that wait for their watermark, and how many have ever been late.
     pub parked: Parked,
     /// Who lives and is left out, because it can't reach members.
     pub left_out: Vec<LeftOut>,
@@ -194,6 +194,7 @@ impl Coordinator {
             progress.epoch = running.epoch;
             progress.sources = running.sources(&self.settings);
             (progress.times, progress.parked) = (running.times.clone(), running.parked());
+            progress.parked.late = running.late();
         }
         progress
     }

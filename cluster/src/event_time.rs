@@ -80,6 +80,7 @@ impl EventTime {
             newest: vec![None; self.sources.len()],
             watermarks: vec![Position::MIN; self.groups],
             idle: Vec::new(),
+            late: 0,
         }
     }
 

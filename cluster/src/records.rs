@@ -138,6 +138,8 @@ pub struct Times {
     pub watermarks: Vec<Position>,
     /// Event sources that did not hold it back, because they had been silent for too long.
     pub idle: Vec<u32>,
+    /// How many events have come too late, up to the epoch before; of a manifest up to its own.
+    pub late: u64,
 }
 
 /// Events that have come and wait for their watermark.
@@ -147,7 +149,7 @@ pub struct Parked {
     pub events: u64,
     /// How many bytes of memory they take, about.
     pub bytes: u64,
-    /// How many have come too late instead, behind the snapshot that the generation began with.
+    /// How many have come too late instead, in the epoch that was executed last.
     pub late: u64,
 }
 

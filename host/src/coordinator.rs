@@ -40,7 +40,7 @@ pub struct Status {
     pub sources: Vec<SourceProgress>,
     /// How far event time has come at the last cut.
     pub times: Times,
-    /// Events that wait for their watermark.
+    /// Events that wait for their watermark, and how many have ever been late.
     pub parked: Parked,
     /// For each source how many requests were cut in a second, lately.
     pub per_s: Vec<f64>,

@@ -27,6 +27,8 @@ struct Taking {
     outputs: Vec<u64>,
     /// For each source the first record that it needs.
     parked: Vec<u64>,
+    /// How many events have come too late, where later cuts know.
+    late: Option<u64>,
     all: bool,
     /// Whether its manifest is on its way.
     is_put: bool,
@@ -141,6 +143,11 @@ impl Running {
         Some(Left { generation: *generation, base, ends, recorded, written })
     }
 
+    /// How many events have come too late.
+    pub fn late(&self) -> u64 {
+        self.times.late + self.parked().late
+    }
+
     /// What waits for its watermark, of all members together.
     pub fn parked(&self) -> Parked {
         self.parked.values().copied().sum()
@@ -241,6 +248,11 @@ impl Coordinator {
             }
             running.times.idle = if forgets_idle { Vec::new() } else { running.idle(now_us) };
             running.event_time.advance(&mut running.times, &upto);
+            running.times.late = running.late();
+            running.parked.values_mut().for_each(|parked| parked.late = 0);
+            if let Some(taking) = &mut running.taking {
+                taking.late.get_or_insert(running.times.late);
+            }
         }
         if counts_records {
             count = upto.iter().zip(&from).map(|(upto, from)| upto - from).max().unwrap_or(0);
@@ -264,8 +276,9 @@ impl Coordinator {
             let cut = cut.clone();
             let has_times = !running.event_time.is_empty();
             let parked = if has_times { cut.upto.clone() } else { Vec::new() };
-            let (cut_at, is_put) = (0, false);
-            running.taking = Some(Taking { cut, cut_at, parts, outputs, parked, all, is_put });
+            let (cut_at, late, is_put) = (0, None, false);
+            let taking = Taking { cut, cut_at, parts, outputs, parked, late, all, is_put };
+            running.taking = Some(taking);
             snapshot = Some(all);
         }
         let generation = running.form.generation;
@@ -322,6 +335,10 @@ impl Coordinator {
         if !is_whole || epoch > running.durable || std::mem::replace(&mut taking.is_put, true) {
             return;
         }
+        let late = taking.late;
+        let times = taking.cut.times.clone();
+        let times = Times { late: late.unwrap_or_else(|| running.late()), ..times };
+        let Some(taking) = &running.taking else { return };
         let written = self.written.as_ref().unwrap_or(&self.manifest.written).clone();
         let mut objects = if taking.all { Vec::new() } else { self.manifest.objects.clone() };
         objects.extend(taking.parts.values().map(|(name, _)| name.clone()));
@@ -333,7 +350,7 @@ impl Coordinator {
             base: taking.cut.next_base(),
             inputs: taking.cut.upto.clone(),
             parked: taking.parked.clone(),
-            times: taking.cut.times.clone(),
+            times,
             outputs: taking.outputs.clone(),
             objects,
             written,

@@ -114,6 +114,7 @@ fn put_times(times: &Times, out: &mut Vec<u8>) {
         put_u64(at.offset, out);
     });
     put_list(&times.idle, out, |source, out| put_u32(*source, out));
+    put_u64(times.late, out);
 }
 
 fn take_times(input: &mut &[u8]) -> Option<Times> {
@@ -125,6 +126,7 @@ fn take_times(input: &mut &[u8]) -> Option<Times> {
         newest: take_list(input, |input| take_option(input, take_i64))?,
         watermarks: take_list(input, position)?,
         idle: take_list(input, take_u32)?,
+        late: take_u64(input)?,
     })
 }
 

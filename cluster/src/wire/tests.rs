@@ -50,6 +50,7 @@ fn times() -> Times {
         newest: vec![None, Some(i64::MIN)],
         watermarks: vec![watermark, Position::MAX],
         idle: vec![1],
+        late: 3,
     }
 }
 

@@ -63,7 +63,7 @@ pub(super) struct Ranks {
     /// By group: the events that wait for it, and how many bytes all of them take.
     waiting: Vec<BTreeMap<At, Request>>,
     bytes: u64,
-    /// How many have come too late.
+    /// How many of the last cut have come too late.
     late: u64,
     /// What of the epoch that is to begin has come in here.
     own: Option<Vec<Ranked>>,
@@ -139,6 +139,7 @@ impl Ranks {
             Some(Fault::LateByItsCut) => self.watermarks.clone(),
             _ => before,
         };
+        self.late = 0;
         let mut ranked = Vec::new();
         for (source, Read { at, mut request, timed }) in requests {
             let rank = match timed {
@@ -202,13 +203,16 @@ impl Ranks {
         let of_others: u64 = before.iter().map(|(_, count)| u64::from(*count)).sum();
         let total = own.len() as u64 + of_others;
         let mut parts = Vec::new();
-        parts.resize_with(total.div_ceil(part_max).max(1) as usize, Vec::new);
+        let is_parted_alone = self.fault == Some(Fault::PartAlone);
+        let of_part = if is_parted_alone { own.len() as u64 } else { total };
+        parts.resize_with(of_part.div_ceil(part_max).max(1) as usize, Vec::new);
         let (mut before, mut place) = (before.into_iter().peekable(), 0);
         for Ranked { rank, source, request, .. } in own {
             while let Some((_, count)) = before.next_if(|(other, _)| *other < rank) {
                 place += u64::from(count);
             }
-            let part: &mut Vec<_> = &mut parts[(place / part_max) as usize];
+            let nth = ((place / part_max) as usize).min(parts.len() - 1);
+            let part: &mut Vec<_> = &mut parts[nth];
             part.push((order.tid(source, place), request));
             place += 1;
         }

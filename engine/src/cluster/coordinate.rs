@@ -410,7 +410,7 @@ impl App for Cluster {
             ("snapshot_epoch", "gauge", "The epoch of the last snapshot.", snapshot),
             ("lag", "gauge", "Requests that no cut has.", lag),
             ("parked", "gauge", "Events that wait for their watermark.", parked.events),
-            ("late", "gauge", "Events that were late in the generation that runs.", parked.late),
+            ("late", "counter", "Events that have come too late.", parked.late),
             (
                 "requests_open",
                 "gauge",

@@ -440,7 +440,7 @@ fn carried(was: &[TimedSource], now: &[TimedSource], manifest: &Manifest) -> Res
             watermarks[of.group] = watermarks[of.group].max(at);
         }
     }
-    Ok(Times { newest, watermarks, idle: Vec::new() })
+    Ok(Times { newest, watermarks, idle: Vec::new(), late: manifest.times.late })
 }
 
 /// A fingerprint as the file has it.

@@ -79,6 +79,8 @@ pub enum Fault {
     RankByArrival,
     /// A reader gives places without knowing how many requests of others come before.
     RankAlone,
+    /// A reader divides a long epoch by what has come in at it, and not by all.
+    PartAlone,
     /// An event is late where it is behind the watermark of its own cut.
     LateByItsCut,
     /// A coordinator that begins a generation does not know what times have come, and makes watermarks of what comes.
@@ -97,7 +99,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 45] = [
+    pub const ALL: [Fault; 46] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -136,6 +138,7 @@ impl Fault {
         Fault::ForgetWaiting,
         Fault::RankByArrival,
         Fault::RankAlone,
+        Fault::PartAlone,
         Fault::LateByItsCut,
         Fault::ForgetTimes,
         Fault::ForgetParked,

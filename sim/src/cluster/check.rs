@@ -107,7 +107,12 @@ fn in_time(world: &World) -> Result<(Expected, Vec<Epoch>), String> {
     }
     let (wanted, epochs) = Expected::in_time(&world.script, world.event_time(), &all);
     let counts = epochs.iter().map(|epoch| epoch.requests.len() as u64);
-    for ((cut, watermark), count) in world.log.cuts().zip(&wanted.watermarks).zip(counts) {
+    let late = std::iter::once(0).chain(wanted.lates.iter().copied());
+    let marks = world.log.cuts().zip(&wanted.watermarks);
+    for (((cut, watermark), count), late) in marks.zip(counts).zip(late) {
+        if cut.times.late != late {
+            return Err(format!("late: {late} were before {cut:?}"));
+        }
         if cut.times.watermarks != [*watermark] {
             return Err(format!("watermarks: {watermark:?} was not recorded in {cut:?}"));
         }

@@ -47,6 +47,8 @@ pub struct Expected {
     pub late: Vec<Vec<Value>>,
     /// Behind each cut the place before which all in event time has come.
     pub watermarks: Vec<Position>,
+    /// Behind each cut how many events have come too late.
+    pub lates: Vec<u64>,
     /// Requests that wait for their watermark in the end, by their numbers.
     pub waiting: BTreeSet<i64>,
 }
@@ -106,13 +108,13 @@ impl Expected {
         let outcome = reference::run(&program, &rows, &ended(cuts));
         let watermarks = outcome.watermarks.iter().map(|of| of[2]);
         let watermarks: Vec<Position> = watermarks.take(taken.len()).map(own).collect();
-        let (epochs, tids) = epochs(script, sources, taken, &calls, &watermarks);
+        let (epochs, tids, lates) = epochs(script, sources, taken, &calls, &watermarks);
         let mut expected = Expected::found(&outcome, &told, &tids);
         let side = program.streams.iter().position(|stream| *stream.spec.name == *"side");
         let late = side.and_then(|side| outcome.late.get(&StreamId(side as u16)));
         let told = |row: &tidemill_core::Row| vec![row[4].clone(), row[8].clone()];
         expected.late = late.into_iter().flatten().map(told).collect();
-        expected.watermarks = watermarks;
+        (expected.watermarks, expected.lates) = (watermarks, lates);
         let told = epochs.iter().flat_map(|epoch| &epoch.requests);
         let told = told.filter(|(_, call)| Script::is_told(call));
         expected.replies.extend(told.map(|(tid, _)| (*tid, Ok(Value::Null))));
@@ -180,18 +182,19 @@ fn own(at: Position) -> Position {
     }
 }
 
-/// Which requests each cut executes, in which order, and the place of each in the list of all.
+/// Which requests each cut executes, in which order, the place of each in the list of all, and how many were late so
+/// far.
 fn epochs(
     script: &Arc<Script>,
     sources: &[EventSource],
     taken: &[Taken],
     calls: &[(u32, u64, u32, Call)],
     watermarks: &[Position],
-) -> (Vec<Epoch>, Vec<Option<Tid>>) {
+) -> (Vec<Epoch>, Vec<Option<Tid>>, Vec<u64>) {
     let functions = OnNodes { script: script.clone(), executes_again: false };
     let count = taken.first().map_or(1, |cut| cut.upto.len() as u32);
     let mut tids = vec![None; calls.len()];
-    let mut epochs = Vec::new();
+    let (mut epochs, mut lates, mut lates_before) = (Vec::new(), Vec::new(), 0);
     let mut waiting: Vec<(Position, u32, usize)> = Vec::new();
     let (mut number, mut before) = (0, Position::MIN);
     for (cut, now) in taken.iter().zip(watermarks) {
@@ -230,6 +233,8 @@ fn epochs(
         requests.sort_by_key(|(tid, _)| *tid);
         epochs.push(Epoch { clock_us: cut.clock_us, requests });
         before = *now;
+        lates_before += late.len() as u64;
+        lates.push(lates_before);
     }
-    (epochs, tids)
+    (epochs, tids, lates)
 }

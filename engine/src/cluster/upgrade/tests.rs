@@ -271,6 +271,7 @@ fn event_time_goes_on_where_sources_are_others_and_nothing_waits() {
         newest: vec![Some(7), Some(5), Some(9)],
         watermarks: vec![at(5, 8), at(9, 3)],
         idle: vec![2],
+        late: 4,
     };
     let (inputs, parked) = (vec![4, 8], vec![4, 8]);
     let mut manifest = Manifest { inputs, parked, times: times.clone(), ..Manifest::default() };
@@ -278,6 +279,7 @@ fn event_time_goes_on_where_sources_are_others_and_nothing_waits() {
     // One group from now on, with another source before.
     let now = [timed("bids", 0, 0), timed("votes", 0, 0), timed("clicks", 0, 0)];
     let found = carried(&was, &now, &manifest).unwrap();
+    assert_eq!(found.late, 4);
     assert_eq!(found.newest, [None, Some(9), Some(7)]);
     assert_eq!(found.watermarks, [Position { time_us: 9, ..Position::MIN }]);
     manifest.parked[1] = 6;
