@@ -70,7 +70,7 @@ END = 1_000_000
 
 
 class Moves:
-    """Moves in the order in which they are written, and what they come to in that of their times."""
+    """Moves in the order in which they are written; what they come to in that of their times."""
 
     def __init__(self) -> None:
         self.dice = random.Random(7)

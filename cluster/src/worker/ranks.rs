@@ -9,8 +9,9 @@ use std::mem::replace;
 use std::sync::Arc;
 
 use tidemill_core::Position;
-use tidemill_function::{output_bytes, Call, Fault, Functions, NodeId, Sequencing, Tid};
+use tidemill_function::{output_bytes, Call, Fault, Functions, NodeId, Sequencing};
 
+use super::run::Parts;
 use crate::event_time::{EventTime, Rank};
 use crate::records::{CutRecord, Parked, Request, Times};
 
@@ -191,7 +192,7 @@ impl Ranks {
         order: Sequencing,
         others: usize,
         part_max: u64,
-    ) -> Option<(Vec<Vec<(Tid, Request)>>, u64)> {
+    ) -> Option<(Parts, u64)> {
         let told = self.told.get(&epoch).map_or(0, BTreeMap::len);
         if told < others && self.fault != Some(Fault::RankAlone) {
             return None;

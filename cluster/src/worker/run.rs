@@ -127,12 +127,15 @@ impl Source {
     }
 }
 
+/// Requests with their places, by part of an epoch.
+pub(super) type Parts = Vec<Vec<(Tid, Request)>>;
+
 /// The requests of a cut.
 enum Coming {
     /// Some have not been read yet.
     Later,
-    /// All of them, each with its place, by part of the epoch.
-    All(Vec<Vec<(Tid, Request)>>),
+    /// All of them.
+    All(Parts),
     /// More than it has places for.
     TooMany,
 }

@@ -59,3 +59,61 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
     }
     Ok(EventTime::new(sources))
 }
+
+#[cfg(test)]
+mod tests {
+    use tidemill_core::{Column, DataType, Late};
+    use tidemill_txn::program::Builder;
+
+    use super::*;
+    use crate::settings::Settings;
+    use crate::spec::SourceDecl;
+
+    #[test]
+    fn sources_are_in_the_order_in_which_they_are_declared() {
+        let mut b = Builder::new("times");
+        let columns = ["id", "at"].map(|name| Column::new(name, DataType::Int)).to_vec();
+        let mut streams = Vec::new();
+        for (nth, name) in ["votes", "clicks", "bids", "calls"].into_iter().enumerate() {
+            let table = b.table(&format!("t{nth}"), &["id"], columns.clone());
+            let stream = b.stream(name, columns.clone());
+            if name != "calls" {
+                b.event_time(stream, "at", Late::Side);
+            }
+            let mut h = b.handler(&format!("on {name}"), stream);
+            let id = h.column("id");
+            let row = h.row(table, &[id]);
+            h.set(row, "at", id);
+            h.done();
+            streams.push(stream);
+        }
+        let topic = |stream: &str| SourceDecl {
+            kafka: Some(serde_json::json!({})),
+            disorder_us: 3,
+            ..SourceDecl::pushed(stream)
+        };
+        let sources =
+            vec![topic("bids"), SourceDecl::pushed("votes"), topic("calls"), topic("votes")];
+        let spec = AppSpec::new(b.finish().unwrap(), sources, Settings::default());
+        let followed = |topic: &str, partitions| Followed { topic: topic.into(), partitions };
+        let topics = [followed("bids", 2), followed("calls", 1), followed("votes", 1)];
+        let of = event_time(&spec, 2, &topics).unwrap();
+        let found: Vec<_> = of
+            .sources()
+            .iter()
+            .map(|of| (of.source, of.stream, of.group, of.disorder_us))
+            .collect();
+        let [votes, clicks, bids, _] = streams[..] else { unreachable!("there are four") };
+        let wanted = [
+            (2, bids, 0, 3),
+            (3, bids, 0, 3),
+            (0, votes, 1, 0),
+            (1, votes, 1, 0),
+            (5, votes, 1, 3),
+            // Nobody has declared where it comes from.
+            (0, clicks, 2, 0),
+            (1, clicks, 2, 0),
+        ];
+        assert_eq!(found, wanted);
+    }
+}

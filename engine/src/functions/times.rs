@@ -119,3 +119,42 @@ impl Activation for Told {
         Ok(Step::Done(Value::Null))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tidemill_core::{Column, DataType, TableId};
+    use tidemill_txn::program::{Builder, Expr};
+
+    use super::*;
+
+    #[test]
+    fn late_events_are_told_where_their_stream_says_so() {
+        let mut b = Builder::new("times");
+        let columns = vec![Column::new("n", DataType::Int), Column::new("at", DataType::Timestamp)];
+        let side = b.stream("side", columns.clone());
+        let admitted = b.stream("admitted", columns.clone());
+        let other = b.stream("other", columns);
+        b.event_time(side, "at", Late::Side);
+        b.event_time(admitted, "at", Late::Admit);
+        let few = b.filter("few", side, |exprs, _| exprs.push(Expr::Const(Value::Bool(true))));
+        let mut program = b.finish().unwrap();
+        let before = program.streams.len();
+        let times = Times::add(&mut program);
+        let names: Vec<&str> = program.streams[before..].iter().map(|s| &*s.spec.name).collect();
+        assert_eq!(names, ["side.late", "few.late"]);
+        assert_eq!(times.0[&side].sides[1].0, few);
+        let event = [Value::Int(7), Value::Timestamp(-5)];
+        assert_eq!(times.of(side, &event), Some(-5));
+        assert_eq!((times.of(other, &event), times.of(side, &event[..1])), (None, None));
+        assert_eq!(times.of(side, &[Value::Null, Value::Null]), None);
+        let args: std::sync::Arc<[Value]> = event.into();
+        let target = Target::Function(1);
+        let call = Call { target, table: TableId(0), key: [].into(), args };
+        assert_eq!(times.late(admitted, call.clone()), call);
+        let late = times.late(side, call);
+        assert_eq!((late.target, late.args.len()), (Times::LATE, 3));
+        assert!(times.begin(&program, &late).is_ok());
+        let wrong = Call { args: late.args[..2].into(), ..late };
+        assert!(times.begin(&program, &wrong).is_err());
+    }
+}
