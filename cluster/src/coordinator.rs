@@ -246,7 +246,10 @@ impl Coordinator {
                 self.is_ending = true;
                 self.try_end(effects);
             }
-            Input::Packet { .. } | Input::Broken { .. } | Input::Got { .. } => {}
+            Input::Packet { .. }
+            | Input::Broken { .. }
+            | Input::Got { .. }
+            | Input::Answered { .. } => {}
         }
     }
 

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use tidemill_function::{Message, NodeId};
+use tidemill_core::{Key, TableId};
+use tidemill_function::{Message, NodeId, Stored};
+use tidemill_txn::program::Ask;
 
 use crate::event_time::Rank;
 use crate::records::{CutRecord, Form, Manifest, Member, Object, Parked, Record, Topic, Written};
@@ -115,6 +117,21 @@ pub enum Effect {
         /// Its name.
         name: String,
     },
+    /// Ask somebody outside, beside all else: it may take its time.
+    Ask {
+        /// For the answer.
+        token: Token,
+        /// How.
+        ask: Ask,
+    },
+    /// Rows of outboxes that are durable: work outside that is to be done, or none any more where a row has gone. What it
+    /// comes to is a request.
+    Outbox {
+        /// Whether no others are there.
+        all: bool,
+        /// The rows, by table and key.
+        rows: Vec<(TableId, Key, Stored)>,
+    },
     /// A snapshot counts: requests, outputs and cuts before it are not needed any more, nor are objects of
     /// epochs up to it that it does not name. Nothing has to be done.
     Release {
@@ -172,6 +189,13 @@ pub enum Input {
         token: Token,
         /// `None` when they could not be read now.
         records: Option<Records>,
+    },
+    /// What somebody outside says.
+    Answered {
+        /// To what.
+        token: Token,
+        /// `None` when nobody could be asked now.
+        answer: Option<Vec<u8>>,
     },
     /// An object is stored, or not.
     Stored {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidemill_core::{Key, Position, Row, StreamId, TableId, Value};
 use tidemill_function::{output_bytes, Call, NodeId, Owners, Path, Stored, Tid};
-use tidemill_txn::program::Abort;
+use tidemill_txn::program::{Abort, Asked};
 
 use crate::state::SnapshotId;
 use crate::Settings;
@@ -36,7 +36,7 @@ pub enum Topic {
     Cuts,
     /// Requests of a source.
     Input(u32),
-    /// Replies and events of the requests of a source.
+    /// Replies and events of the requests of a source, and what outside has said to them.
     Output(u32),
 }
 
@@ -56,6 +56,16 @@ pub enum Record {
     Snapshot(Arc<Manifest>),
     /// What has left of one epoch, one or some.
     Outputs(Vec<Output>),
+    /// What somebody outside has said to a function, which goes on when this is durable. It stands in the outputs and is
+    /// for nobody but those who execute the transaction again.
+    Answer {
+        /// The transaction.
+        tid: Tid,
+        /// What the question is known by within it.
+        asked: Asked,
+        /// What was said.
+        answer: Arc<[u8]>,
+    },
 }
 
 /// What leaves.

@@ -1,9 +1,10 @@
 //! A worker: one member's part of a generation.
 //!
 //! By phase: [`prepare`] reads what a newcomer will need; [`load`] goes back to the snapshot; [`run`] executes cuts and lets out what they came to, in the
-//! order that [`ranks`] finds where events stand by their times; [`save`] stores parts of snapshots.
+//! order that [`ranks`] finds where events stand by their times; [`outside`] asks what functions want to know; [`save`] stores parts of snapshots.
 
 mod load;
+mod outside;
 mod prepare;
 mod ranks;
 mod run;
@@ -13,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_function::{Call, Fault, Functions};
+use tidemill_function::{Call, Fault, Functions, Question};
 
 use self::load::{Kept, Loading};
 use self::prepare::Prepared;
@@ -40,6 +41,10 @@ enum Wish {
     Parked(u32),
     /// What leaves of an epoch in a source's outputs.
     Leaving { epoch: u64, source: u32, count: usize },
+    /// What somebody outside says.
+    Outside(Question),
+    /// That what was said is in the outputs of the question's source.
+    Answer(Question, Arc<[u8]>),
     /// The part of a snapshot behind this epoch, which may have been given up since.
     Part(u64),
 }
@@ -106,6 +111,14 @@ impl Worker {
         match &self.stage {
             Stage::Running(running) => Some((running.node.store(), running.executed)),
             _ => None,
+        }
+    }
+
+    /// The generation that it is of; 0 when of none.
+    pub fn generation(&self) -> u64 {
+        match &self.stage {
+            Stage::Idle => 0,
+            _ => self.generation,
         }
     }
 
@@ -189,10 +202,13 @@ impl Worker {
                 (Some(Wish::Leaving { epoch, source, count }), Ok(offset)) => {
                     self.left(epoch, source, count, offset, effects);
                 }
+                (Some(Wish::Answer(question, answer)), Ok(offset)) => {
+                    self.answer_durable(&question, answer, offset, effects);
+                }
                 (Some(_), Ok(_)) | (None, _) => {}
                 // Also where nobody knows whether it is there: the next generation reads what has left behind
                 // its fence, and what comes later does not count.
-                (Some(_), Err(Refused::Fenced | Refused::Unknown)) => self.forget(),
+                (Some(_), Err(Refused::Fenced | Refused::Unknown)) => self.forget(effects),
             },
             Input::Records { token, records } => match self.wishes.remove(&token) {
                 Some(Wish::Outputs(source)) => self.known(source, records, effects),
@@ -205,6 +221,11 @@ impl Worker {
                 Some(Wish::Prepare(name)) => self.prepare_with(&name, object, effects),
                 _ => {}
             },
+            Input::Answered { token, answer } => {
+                if let Some(Wish::Outside(question)) = self.wishes.remove(&token) {
+                    self.answered(question, answer, effects);
+                }
+            }
             Input::Stored { token, is_stored } => {
                 if let Some(Wish::Part(epoch)) = self.wishes.remove(&token) {
                     self.part_stored(epoch, is_stored, effects);
@@ -217,11 +238,7 @@ impl Worker {
         self.now_us = now_us;
         if self.beaten_us.is_none_or(|at| now_us >= at + self.settings.beat_us) {
             self.beaten_us = Some(now_us);
-            let generation = match &self.stage {
-                Stage::Idle => 0,
-                _ => self.generation,
-            };
-            self.tell(Packet::Beat { generation }, effects);
+            self.tell(Packet::Beat { generation: self.generation() }, effects);
             self.tell_again(effects);
             if self.is_leaving {
                 self.tell(Packet::Leaving, effects);
@@ -241,11 +258,11 @@ impl Worker {
             Packet::Form(form) if form.generation > self.generation => self.form(form, effects),
             Packet::Prepare(manifest) => self.prepare(manifest, effects),
             Packet::Released if self.is_leaving => {
-                self.forget();
+                self.forget(effects);
                 self.has_left = true;
             }
             Packet::LeftOut { generation, from } if generation > self.generation => {
-                self.forget();
+                self.forget(effects);
                 (self.generation, self.left_out) = (generation, from);
             }
             Packet::Cut { generation, cut, snapshot } if is_of(generation) => {
@@ -258,6 +275,8 @@ impl Worker {
                 if let Stage::Running(running) = &mut self.stage {
                     running.durable = running.durable.max(epoch);
                     self.let_out(effects);
+                    self.ask_outside(effects);
+                    self.tell_outbox(effects);
                 }
             }
             Packet::Snapshot { generation, epoch, counts } if is_of(generation) => {
@@ -278,8 +297,11 @@ impl Worker {
     }
 
     /// A later generation has begun without it, or is about to.
-    fn forget(&mut self) {
+    fn forget(&mut self, effects: &mut Vec<Effect>) {
         if let Stage::Running(running) = std::mem::replace(&mut self.stage, Stage::Idle) {
+            if running.tells_outbox {
+                effects.push(Effect::Outbox { all: true, rows: Vec::new() });
+            }
             self.kept = Some(Kept::of(*running));
         }
         self.wishes.clear();
@@ -350,7 +372,7 @@ impl Worker {
 
     /// Begins a generation.
     fn form(&mut self, form: Arc<Form>, effects: &mut Vec<Effect>) {
-        self.forget();
+        self.forget(effects);
         self.left_out.clear();
         self.generation = form.generation;
         let Some(node) = form.assignment.node_of(self.me) else { return };

@@ -22,7 +22,7 @@ use tidemill_core::{
     StreamTime, TableId, TableSpec, Value,
 };
 use tidemill_txn::program::{
-    Abort, Aggregate, Body, Opaque, Origin, Program, Stream, Tx, Window, WindowId,
+    Abort, Aggregate, Ask, Body, Opaque, Origin, Program, Stream, Tx, Window, WindowId,
 };
 
 /// What the engine adds to a program has names that begin so, and nothing else has.
@@ -390,11 +390,11 @@ impl Tx for Watched<'_> {
         self.tx.random()
     }
 
-    fn lookup(
-        &mut self,
-        question: &[u8],
-        ask: &mut dyn FnMut() -> Vec<u8>,
-    ) -> std::result::Result<Arc<[u8]>, Abort> {
+    fn has_deadline(&self) -> bool {
+        self.tx.has_deadline()
+    }
+
+    fn lookup(&mut self, question: &[u8], ask: &Ask) -> std::result::Result<Arc<[u8]>, Abort> {
         self.tx.lookup(question, ask)
     }
 }

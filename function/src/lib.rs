@@ -26,6 +26,10 @@
 //! that follow: a transaction never gets another place and never goes to the next epoch; and one that was
 //! without conflicts is undone if a re-run before it writes what it has read.
 //!
+//! **Outside.** What a function asks outside is an answer in a log before the function goes on: whoever drives the
+//! node asks and logs, and tells the node. So nothing depends on what is not logged, and re-runs and recoveries are
+//! told the same.
+//!
 //! **Places.** An access has a place inside its transaction: the numbers of the calls that lead to it, and
 //! its own. Places in their order are what would have happened, had each call run where it was made until it
 //! ended. Versions of rows bear the place of their write. So calls may run side by side, and what they come
@@ -47,7 +51,7 @@ mod store;
 mod versions;
 
 pub use message::{Body, Message, Mode, Verdict};
-pub use node::{Counters, Event, Fault, Node, NodeId, Outbox, Owners, Settings};
+pub use node::{Counters, Event, Fault, Node, NodeId, Outbox, Owners, Question, Settings};
 pub use order::{Path, Sequencing, Tid};
 pub use program::{
     Activation, Call, Changes, Context, Functions, Handle, RowAt, Step, Stop, Target,

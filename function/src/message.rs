@@ -88,6 +88,8 @@ pub enum Body {
         failure: Option<(Path, Abort)>,
         /// It was not run to the end, and has to be run again so.
         missed: Option<Mode>,
+        /// Whether that is because a clock has said that a part of it takes too long.
+        judged: bool,
     },
     /// All calls of a transaction have ended.
     Finished {
@@ -121,5 +123,7 @@ pub enum Body {
         /// Others that have read what a transaction of the epoch wrote: who, whose, and how they are to run if
         /// that one does.
         reads: Vec<(Tid, Tid, Mode)>,
+        /// How many of them run again for what a clock has said.
+        judged: u32,
     },
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
-use tidemill_txn::program::Abort;
+use tidemill_txn::program::{Abort, Ask};
 use tidemill_txn::Program;
 
 /// A call of a function of an entity.
@@ -55,6 +55,9 @@ pub enum Stop {
     /// It can't go on now. Whoever gets this from a [`Context`] hands it on at once; it is begun again when
     /// it can.
     Unwind,
+    /// It takes too long, as some clock says, for this reason. That is no function of what it reads: so it is
+    /// recorded, and the transaction aborts when it is, then and whenever it runs again.
+    Overdue(String),
 }
 
 impl From<Abort> for Stop {
@@ -116,6 +119,11 @@ pub trait Functions: Send + Sync {
         call
     }
 
+    /// Tables whose rows ask for work outside: whoever drives the nodes has it done while a row is there.
+    fn outboxes(&self) -> &[TableId] {
+        &[]
+    }
+
     /// Bytes that an event or a reply takes in a log, where the bound ([`crate::output_bytes`]) is not enough.
     fn output_bytes(&self, values: &[Value]) -> usize {
         crate::output_bytes(values)
@@ -161,6 +169,15 @@ pub trait Context {
     fn settled(&mut self, handle: Handle) -> Result<&Value, Stop>;
     /// Emits an event; it leaves when the transaction has committed.
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Stop>;
+    /// What somebody outside says to a question. It is logged before the function goes on, which is begun again then,
+    /// and told again, without asking, whenever the same call asks the same at the same place.
+    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Stop>;
+    /// Whether a clock may end it. Not any more where something has left of its transaction or of one behind it: what has
+    /// left was told that it did not take too long.
+    fn has_deadline(&self) -> bool;
+    /// Why a part of the function took too long, the first time that it ran; parts have numbers from 1 on. With a
+    /// reason it does so now: that is recorded, and then the transaction runs again, without it.
+    fn verdict(&mut self, part: u32, reason: Option<&str>) -> Result<Option<String>, Stop>;
     /// A random number: a hash of the transaction's place and the place in it.
     fn random(&mut self) -> u64;
     /// The clock of the cut, in microseconds since 1970.

@@ -15,6 +15,7 @@ use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 use crate::drive::{address, drive, Doors, Seen};
 use crate::inbox::Inbox;
 use crate::marks::Marks;
+use crate::outside::Outside;
 use crate::rates::Rates;
 use crate::served::{serve, FileLog};
 use crate::word::Word;
@@ -119,7 +120,18 @@ impl CoordinatorProcess {
         let _ = told.mesh.set(Arc::downgrade(&mesh));
         let prefix = settings.cluster.clone();
         let reading = Arc::default();
-        let doors = Doors { env: env.clone(), mesh: mesh.clone(), shared, inbox, prefix, reading };
+        let (outside, busy) = (Outside::new(env, &inbox), Arc::default());
+        let doors = Doors {
+            env: env.clone(),
+            mesh: mesh.clone(),
+            shared,
+            inbox,
+            outside,
+            busy,
+            outboxes: None,
+            prefix,
+            reading,
+        };
         let own = told.clone();
         let body = move || {
             let mut machine = Coordinator::new(settings.machine);

@@ -98,7 +98,7 @@ impl Desk {
 
     /// The source for a call: where shares are equal its reader owns the entity.
     pub fn source_of(&self, partition: Partition) -> u32 {
-        (u64::from(partition.0) * u64::from(self.sources) / u64::from(PARTITIONS)) as u32
+        source_of(partition, self.sources)
     }
 
     /// How many requests wait for their replies.
@@ -131,6 +131,11 @@ impl Desk {
         };
         self.log.append(Topic::Input(source), 0, record, Box::new(appended));
     }
+}
+
+/// Of so many sources the one whose reader owns a partition, where shares are equal.
+pub fn source_of(partition: Partition, sources: u32) -> u32 {
+    (u64::from(partition.0) * u64::from(sources) / u64::from(PARTITIONS)) as u32
 }
 
 /// Of how many sources it is not known yet where their outputs end.

@@ -1,6 +1,7 @@
 //! Hands a machine what happens, and does what it wants done.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use tidemill_cluster::wire::{put_object, take_object};
@@ -12,6 +13,7 @@ use tidemill_env::Env;
 use tidemill_mesh::{Lane, Mesh, Peer};
 
 use crate::inbox::Inbox;
+use crate::outside::{Outboxes, Outside};
 use crate::word::Word;
 use crate::{Shared, COORDINATOR};
 
@@ -25,11 +27,46 @@ const AGAIN_NS: u64 = 200_000_000;
 pub(crate) trait Machine {
     /// Takes what has happened.
     fn handle(&mut self, input: Input, effects: &mut Vec<Effect>);
+
+    /// The generation that it is of, where it says so in its beats.
+    fn generation(&self) -> u64 {
+        0
+    }
+}
+
+/// Since when a machine is at what has happened, for whoever says meanwhile that it lives.
+#[derive(Default)]
+pub(crate) struct Busy {
+    /// 0 when it is not.
+    since_ns: AtomicU64,
+    generation: AtomicU64,
+}
+
+impl Busy {
+    /// The generation that it is of, if it has been busy for so long.
+    pub fn for_long(&self, now_ns: u64, long_us: u64) -> Option<u64> {
+        let since_ns = self.since_ns.load(Ordering::Acquire);
+        let is_long = since_ns > 0 && now_ns > since_ns + 1000 * long_us;
+        is_long.then(|| self.generation.load(Ordering::Acquire))
+    }
+
+    fn begins(&self, now_ns: u64) {
+        self.since_ns.store(now_ns.max(1), Ordering::Release);
+    }
+
+    fn ends(&self, generation: u64) {
+        self.since_ns.store(0, Ordering::Release);
+        self.generation.store(generation, Ordering::Release);
+    }
 }
 
 impl Machine for Worker {
     fn handle(&mut self, input: Input, effects: &mut Vec<Effect>) {
         Worker::handle(self, input, effects);
+    }
+
+    fn generation(&self) -> u64 {
+        Worker::generation(self)
     }
 }
 
@@ -45,6 +82,10 @@ pub(crate) struct Doors {
     pub mesh: Arc<Mesh>,
     pub shared: Shared,
     pub inbox: Arc<Inbox>,
+    pub outside: Arc<Outside>,
+    pub busy: Arc<Busy>,
+    /// Of an app that has work done outside.
+    pub outboxes: Option<Arc<dyn Outboxes>>,
     /// What the names of this cluster's objects begin with.
     pub prefix: String,
     /// Of the object that was asked for last.
@@ -65,6 +106,7 @@ pub(crate) fn drive<M: Machine>(
         let due_ns = ticked_ns.map_or(now_ns, |at: u64| at + 1000 * tick_us);
         let wait_us = due_ns.saturating_sub(now_ns) / 1000;
         let inputs = doors.inbox.take(now_ns, wait_us)?;
+        doors.busy.begins(doors.env.clock.monotonic_ns());
         for input in inputs {
             machine.handle(input, &mut effects);
         }
@@ -75,6 +117,7 @@ pub(crate) fn drive<M: Machine>(
             machine.handle(Input::Tick { now_us, clock_us }, &mut effects);
             watcher(machine, Seen::Tick);
         }
+        doors.busy.ends(machine.generation());
         let mut packets: BTreeMap<Peer, Vec<Packet>> = BTreeMap::new();
         let mut appends = Appends::new();
         for effect in effects.drain(..) {
@@ -196,6 +239,12 @@ impl Doors {
                     }
                 };
                 store.get(name, Box::new(then));
+            }
+            Effect::Ask { token, ask } => self.outside.ask(token, ask),
+            Effect::Outbox { all, rows } => {
+                if let Some(outboxes) = &self.outboxes {
+                    outboxes.changed(all, rows);
+                }
             }
             Effect::Release { manifest, cuts } => self.release(&manifest, cuts),
             Effect::Append { .. } | Effect::Send { .. } | Effect::Stop { .. } | Effect::End => {

@@ -11,6 +11,7 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `drive`, `inbox` | hands a machine what happens, and does what it wants done |
+//! | `outside` | asks somebody outside what functions want to know, and has work done there |
 //! | `worker`, `coordinator` | a process of either kind |
 //! | `desk` | requests of clients, and their replies |
 //! | `marks` | of which epochs all has left, for whoever writes it elsewhere |
@@ -24,13 +25,15 @@ mod desk;
 mod drive;
 mod inbox;
 mod marks;
+mod outside;
 mod rates;
 mod served;
 mod word;
 mod worker;
 
 pub use coordinator::{CoordinatorProcess, Status};
-pub use desk::{Answer, Desk, Listener, Placed};
+pub use desk::{source_of, Answer, Desk, Listener, Placed};
+pub use outside::Outboxes;
 pub use served::{hold, FileLog};
 pub use tidemill_cluster::{Left, LeftOut};
 pub use worker::{Ended, WorkerProcess};

@@ -4,15 +4,16 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use tidemill_cluster::{Input, Member, Worker};
+use tidemill_cluster::{Input, Member, Packet, Worker};
 use tidemill_core::{Error, Result};
 use tidemill_durable::{Log, Store, Trouble};
-use tidemill_env::{Addr, Env, Handle};
+use tidemill_env::{Addr, Clock, Env, Handle};
 use tidemill_function::Functions;
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 
-use crate::drive::{address, drive, Doors, Seen};
+use crate::drive::{address, drive, Busy, Doors, Seen};
 use crate::inbox::Inbox;
+use crate::outside::{Outboxes, Outside};
 use crate::served::RemoteLog;
 use crate::word::Word;
 use crate::{Settings, Shared, COORDINATOR};
@@ -37,7 +38,8 @@ pub enum Ended {
 pub struct WorkerProcess {
     mesh: Arc<Mesh>,
     told: Arc<Told>,
-    thread: Mutex<Option<Handle>>,
+    threads: Mutex<Vec<Handle>>,
+    outboxes: Option<Arc<dyn Outboxes>>,
     lease_us: u64,
 }
 
@@ -56,7 +58,7 @@ struct Told {
 
 impl WorkerProcess {
     /// Joins a cluster, as soon as its coordinator is there, and executes its part from then on. Without a
-    /// `log` it is the one that the coordinator serves.
+    /// `log` it is the one that the coordinator serves. Of an app with outboxes somebody has work done outside.
     ///
     /// # Errors
     /// When nobody can listen there.
@@ -67,6 +69,7 @@ impl WorkerProcess {
         functions: Arc<dyn Functions>,
         log: Option<Arc<dyn Log>>,
         store: Arc<dyn Store>,
+        outboxes: Option<Arc<dyn Outboxes>>,
     ) -> Result<WorkerProcess> {
         // Nobody else has had this number, as far as chance goes.
         let me = Peer(((env.random.next_u64() >> 33) as u32).max(1));
@@ -88,10 +91,25 @@ impl WorkerProcess {
             let remote = RemoteLog::new(Arc::downgrade(&mesh));
             told.remote.get_or_init(|| Arc::new(remote)).clone()
         });
+        if let Some(outboxes) = &outboxes {
+            outboxes.begin(log.clone());
+        }
         let shared = Shared { log, store };
         let (prefix, lease_us) = (settings.cluster.clone(), settings.machine.lease_us);
         let reading = Arc::default();
-        let doors = Doors { env: env.clone(), mesh: mesh.clone(), shared, inbox, prefix, reading };
+        let (outside, busy) = (Outside::new(env, &inbox), Arc::<Busy>::default());
+        let (beat_us, beats) = (settings.machine.beat_us, busy.clone());
+        let doors = Doors {
+            env: env.clone(),
+            mesh: mesh.clone(),
+            shared,
+            inbox,
+            outside,
+            busy,
+            outboxes: outboxes.clone(),
+            prefix,
+            reading,
+        };
         let own = told.clone();
         let body = move || {
             let mut machine = Worker::new(Member(me.0), functions, settings.machine);
@@ -111,10 +129,13 @@ impl WorkerProcess {
             });
             own.ended(why.map_or(Ended::Stopped, |why| Ended::Failed(why.into())));
         };
-        let thread = env.threads.spawn("worker", Box::new(body));
-        let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
-        let thread = Mutex::new(Some(thread));
-        Ok(WorkerProcess { mesh, told, thread, lease_us })
+        let failed = |e| Error::io("starting a thread", &e);
+        let executes = env.threads.spawn("worker", Box::new(body)).map_err(failed)?;
+        let (own, at, clock) = (told.clone(), mesh.clone(), env.clock.clone());
+        let lives = move || own.beat(&at, &*clock, &beats, beat_us);
+        let lives = env.threads.spawn("worker-beat", Box::new(lives)).map_err(failed)?;
+        let threads = Mutex::new(vec![executes, lives]);
+        Ok(WorkerProcess { mesh, told, threads, outboxes, lease_us })
     }
 
     /// Its number.
@@ -147,8 +168,11 @@ impl WorkerProcess {
     /// Ends it, and waits until nothing of it executes any more.
     pub fn end(&self) {
         self.told.inbox.close();
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread {
+        if let Some(outboxes) = &self.outboxes {
+            outboxes.end();
+        }
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
             let _ = thread.join();
         }
     }
@@ -174,6 +198,26 @@ impl Told {
         self.ended.lock().get_or_insert(how);
         self.inbox.close();
         self.end.notify_all();
+    }
+
+    /// Says that the worker lives while it executes what takes longer than a beat, until it has ended. One that stands
+    /// still says nothing, because all of it does.
+    fn beat(&self, mesh: &Mesh, clock: &dyn Clock, busy: &Busy, beat_us: u64) {
+        loop {
+            let mut ended = self.ended.lock();
+            if ended.is_none() {
+                self.end.wait_for(&mut ended, Duration::from_micros(beat_us));
+            }
+            if ended.is_some() {
+                return;
+            }
+            // Nothing is locked while it is sent.
+            drop(ended);
+            if let Some(generation) = busy.for_long(clock.monotonic_ns(), beat_us) {
+                let word = Word::Packets(vec![Packet::Beat { generation }]);
+                mesh.send(COORDINATOR, Lane::Urgent, word.bytes());
+            }
+        }
     }
 
     /// Tells the coordinator what its trouble is, again and again, and once that it is over.

@@ -83,13 +83,19 @@ impl Own {
     }
 }
 
+/// Why a call aborts that has taken longer than so many microseconds.
+pub fn overdue(limit_us: Option<i64>) -> String {
+    format!("the function took longer than {} microseconds", limit_us.unwrap_or_default())
+}
+
 /// A call that runs under a deadline, until it is dropped at the latest.
 pub struct Timed(Arc<Slot>);
 
 impl Timed {
-    /// A call of this thread begins, and may run so long. Not one that another one makes: its time is the
-    /// other's.
-    pub fn begin(py: Python<'_>, limit_us: i64) -> PyResult<Option<Timed>> {
+    /// A call of this thread begins, and may run so long, if not as long as it likes. Not one that another one makes:
+    /// its time is the other's.
+    pub fn begin(py: Python<'_>, limit_us: Option<i64>) -> PyResult<Option<Timed>> {
+        let Some(limit_us) = limit_us else { return Ok(None) };
         OWN.with(|own| {
             if own.get().is_none() {
                 let made = Own::new(py)?;

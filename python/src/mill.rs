@@ -31,20 +31,14 @@ pub struct NativeMill {
 }
 
 /// An app, with its functions: first those of the program, then those that work outside.
-pub(crate) fn app_spec(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<AppSpec> {
-    app_with(py, spec, opaques, |spec| spec.settings.deadline())
-}
-
-/// The same with another deadline, in microseconds.
-pub(crate) fn app_with(
+pub(crate) fn app_spec(
     py: Python<'_>,
     spec: &str,
     mut opaques: Vec<Py<PyAny>>,
-    deadline_us: impl FnOnce(&AppSpec) -> Option<i64>,
 ) -> PyResult<AppSpec> {
     let mut spec: AppSpec = serde_json::from_str(spec)
         .map_err(|e| to_python(py, &Error::internal(format!("the app's JSON: {e}"))))?;
-    let deadline_us = deadline_us(&spec);
+    let deadline_us = spec.settings.deadline();
     let AppSpec { program, externals, .. } = &mut spec;
     for external in externals.iter_mut().rev() {
         let answers = program.streams.iter().find(|s| *s.spec.name == *external.answers);

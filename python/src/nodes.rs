@@ -10,8 +10,8 @@ use tidemill_core::{Batch, Row, Schema, StreamId, Value};
 use tidemill_engine::{AppFunctions, Reply};
 use tidemill_env::Env;
 use tidemill_function::{
-    Call, Event, Functions, Message, Node, NodeId, Outbox, Owners, Path, Rows, Sequencing,
-    Settings, Tid,
+    Call, Event, Functions, Message, Node, NodeId, Outbox, Owners, Path, Question, Rows,
+    Sequencing, Settings, Tid,
 };
 
 use crate::batches;
@@ -23,6 +23,7 @@ use crate::values::to_python;
 struct Net {
     nodes: Vec<Node<Rows>>,
     wires: BTreeMap<(NodeId, NodeId), VecDeque<Message>>,
+    questions: Vec<(NodeId, Question)>,
     replies: HashMap<Tid, Result<Value, tidemill_txn::program::Abort>>,
     emitted: Vec<(Tid, Path, StreamId, Row)>,
     not_deterministic: usize,
@@ -49,7 +50,8 @@ impl Net {
                 Event::Emitted { tid, path, stream, row } => {
                     self.emitted.push((tid, path, stream, row));
                 }
-                Event::Committed { .. } => {}
+                Event::Asked(question) => self.questions.push((from, question)),
+                Event::Outbox { .. } | Event::Committed { .. } => {}
                 Event::NotDeterministic { .. } => self.not_deterministic += 1,
             }
         }
@@ -67,6 +69,15 @@ impl Net {
             let mut choices: Vec<(NodeId, NodeId)> = wires.map(|(&pair, _)| pair).collect();
             let begins = homes.iter().enumerate().filter(|(_, home)| home.is_some());
             choices.extend(begins.map(|(n, _)| (NodeId(n as u16), NodeId(n as u16))));
+            let questions = self.questions.len();
+            if questions > 0 && (choices.is_empty() || self.below(4) == 0) {
+                let nth = self.below(questions);
+                let (at, question) = self.questions.swap_remove(nth);
+                let (answer, mut out) = (question.ask.now().into(), Outbox::default());
+                self.nodes[usize::from(at.0)].answered(&question, answer, &mut out);
+                self.take(at, out);
+                continue;
+            }
             if choices.is_empty() {
                 return;
             }
@@ -142,6 +153,7 @@ pub fn run_nodes<'py>(
     let mut net = Net {
         nodes: (0..nodes).map(node).collect(),
         wires: BTreeMap::new(),
+        questions: Vec::new(),
         replies: HashMap::new(),
         emitted: Vec::new(),
         not_deterministic: 0,

@@ -14,7 +14,7 @@ use tidemill_txn::program::{Abort, AbortKind, EventBatch, Opaque, Tx};
 use tidemill_txn::Program;
 
 use crate::attached::attached;
-use crate::deadline::Timed;
+use crate::deadline::{overdue, Timed};
 use crate::shapes::Shapes;
 use crate::transaction::NativeTx;
 use crate::values::{to_python, to_tuple};
@@ -24,8 +24,6 @@ use crate::values::{to_python, to_tuple};
 pub struct PyOpaque {
     function: Py<PyAny>,
     shapes: Arc<Shapes>,
-    /// How long a call may take, in microseconds.
-    deadline_us: Option<i64>,
 }
 
 /// The opaque functions of a program; with a deadline a call may be overdue. What a trigger takes is of the
@@ -35,10 +33,11 @@ pub fn functions(
     program: &Program,
     deadline_us: Option<i64>,
 ) -> Vec<Arc<dyn Opaque>> {
-    let shapes = Arc::new(Shapes::of(program));
-    let function = |function| {
-        Arc::new(PyOpaque { function, shapes: shapes.clone(), deadline_us }) as Arc<dyn Opaque>
-    };
+    let mut shapes = Shapes::of(program);
+    shapes.deadline_us = deadline_us;
+    let shapes = Arc::new(shapes);
+    let function =
+        |function| Arc::new(PyOpaque { function, shapes: shapes.clone() }) as Arc<dyn Opaque>;
     opaques.into_iter().map(function).collect()
 }
 
@@ -173,14 +172,12 @@ impl PyOpaque {
         let raised = |e: PyErr| Abort { kind: AbortKind::Raised, reason: e.to_string() };
         attached(|py| {
             let running = running(py, &self.shapes).map_err(raised)?;
+            let deadline_us = self.shapes.deadline_us.filter(|_| tx.has_deadline());
             running.get().begin(tx, &self.shapes);
             let begun = Begun(Some(running.get()));
             let function = self.function.bind(py);
             let given = given(py);
-            let timed = match self.deadline_us {
-                Some(limit_us) => Timed::begin(py, limit_us).map_err(raised)?,
-                None => None,
-            };
+            let timed = Timed::begin(py, deadline_us).map_err(raised)?;
             let outcome = given.and_then(|given| match method {
                 None => function.call1((given, &running)),
                 Some(method) => function.call_method1(method, (given, &running)),
@@ -192,9 +189,9 @@ impl PyOpaque {
                 true => Ok(None),
                 false => outcome.extract::<(String, String)>().map(Some),
             });
-            if let Some(limit_us) = self.deadline_us.filter(|_| is_overdue) {
+            if is_overdue {
                 // Whatever it came to: how far it had come is the machine's business.
-                let reason = format!("the function took longer than {limit_us} microseconds");
+                let reason = overdue(deadline_us);
                 return Err(Abort { kind: AbortKind::Overdue, reason });
             }
             match (outcome, abort) {
@@ -210,7 +207,7 @@ impl PyOpaque {
 
 impl Opaque for PyOpaque {
     fn may_be_overdue(&self) -> bool {
-        self.deadline_us.is_some()
+        self.shapes.deadline_us.is_some()
     }
 
     fn has_one_lock(&self) -> bool {

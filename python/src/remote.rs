@@ -12,11 +12,12 @@ use tidemill_core::rules::Fault;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_engine::{inner, AppFunctions, AppSpec, Begins};
 use tidemill_function::{Activation, Call, Context, Step, Stop};
-use tidemill_txn::program::{Abort, AbortKind, Aggregate, Tx, Window, WindowId};
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, Ask, Tx, Window, WindowId};
 
 use crate::attached::attached;
+use crate::deadline::{overdue, Timed};
 use crate::errors::to_python as raised;
-use crate::mill::app_with;
+use crate::mill::app_spec;
 use crate::msgpack;
 use crate::opaque::{keep, kind, running, sent, spare, waits_outside};
 use crate::shapes::{FunctionShape, Shapes};
@@ -42,6 +43,7 @@ impl OnNode<'_> {
     fn done<T>(&mut self, result: Result<T, Stop>) -> Result<T, Abort> {
         result.map_err(|stop| match stop {
             Stop::Abort(abort) => abort,
+            Stop::Overdue(_) => unreachable!("a function says so, and no context"),
             Stop::Unwind => {
                 self.is_unwound = true;
                 // Nobody sees it.
@@ -143,8 +145,13 @@ impl Tx for OnNode<'_> {
         u128::from(high) << 64 | u128::from(self.context.random())
     }
 
-    fn lookup(&mut self, _: &[u8], _: &mut dyn FnMut() -> Vec<u8>) -> Result<Arc<[u8]>, Abort> {
-        Err(not_here("ctx.lookup"))
+    fn has_deadline(&self) -> bool {
+        self.context.has_deadline()
+    }
+
+    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort> {
+        let answer = self.context.lookup(question, ask);
+        self.done(answer)
     }
 }
 
@@ -351,9 +358,9 @@ pub fn app_functions(
     opaques: Vec<Py<PyAny>>,
 ) -> PyResult<(AppSpec, Arc<AppFunctions>)> {
     let given = opaques.iter().map(|opaque| opaque.clone_ref(py)).collect();
-    // A clock's verdict is nowhere recorded there.
-    let spec = app_with(py, spec, given, |_| None)?;
+    let spec = app_spec(py, spec, given)?;
     let mut shapes = Shapes::of(&spec.program);
+    shapes.deadline_us = spec.settings.deadline();
     let program = &spec.program;
     shapes.functions.resize_with(program.handlers.len(), || None);
     for decl in &spec.functions {
@@ -578,6 +585,7 @@ impl Activation for Turns {
         attached(|py| {
             let functions = self.functions.clone();
             let mut node = OnNode { context, shapes: &functions.shapes, is_unwound: false };
+            let deadline_us = functions.shapes.deadline_us.filter(|_| node.has_deadline());
             let running = match &self.running {
                 Some(running) => running.clone_ref(py),
                 None => {
@@ -586,7 +594,10 @@ impl Activation for Turns {
                 }
             };
             let entered = Entered::new(running.get(), &mut node, &functions.shapes);
+            // What it waits for is not its time.
+            let timed = Timed::begin(py, deadline_us).map_err(raised)?;
             let outcome = self.turn(py, running.bind(py));
+            let is_overdue = timed.is_some_and(|timed| timed.end(py));
             drop(entered);
             let waits = match &outcome {
                 Ok(Outcome::Waits(waits)) => &waits[..],
@@ -596,6 +607,8 @@ impl Activation for Turns {
             drop(running);
             let step = match (outcome, abort) {
                 _ if node.is_unwound => Err(Stop::Unwind),
+                // Whatever it came to: how far it had come is the machine's business.
+                _ if is_overdue => Err(Stop::Overdue(overdue(deadline_us))),
                 // The first abort counts, whatever the function has made of it.
                 (_, Some(abort)) | (Ok(Outcome::Aborted(abort)), None) => Err(Stop::Abort(abort)),
                 (Ok(Outcome::Waits(_)), None) => return Ok(Step::Wait(waits)),

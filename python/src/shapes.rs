@@ -28,6 +28,8 @@ pub struct Shapes {
     pub slid: Vec<bool>,
     /// By handler: how it is called, if it is a function of an entity; where functions run on nodes.
     pub functions: Vec<Option<FunctionShape>>,
+    /// How long a function may take, and what it asks outside, in microseconds.
+    pub deadline_us: Option<i64>,
 }
 
 /// A function of an entity, as those need it that call it.
@@ -73,6 +75,7 @@ impl Shapes {
                 .map(|w| on(&|on| matches!(on, On::Slid(of) | On::Inserted(of) if of.index() == w)))
                 .collect(),
             functions: Vec::new(),
+            deadline_us: None,
         }
     }
 }

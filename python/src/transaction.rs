@@ -1,7 +1,7 @@
 //! The transaction that a Python function runs in: what tables, rows and streams ask for.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::intern;
@@ -10,8 +10,10 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tidemill_core::rules::{self, Fault};
 use tidemill_core::{Key, Schema, StreamId, TableId, Value};
 use tidemill_function::Handle;
-use tidemill_txn::program::{Abort, AbortKind, Aggregate, Tx, Window, WindowId};
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, Ask, Tx, Window, WindowId};
 
+use crate::attached::attached;
+use crate::deadline::{overdue, Timed};
 use crate::remote::{unwound, OnNode};
 use crate::row::{shown, Held, Row, Write};
 use crate::shapes::{Shapes, TableShape};
@@ -44,6 +46,9 @@ pub struct Rows {
     by_key: HashMap<(usize, Key), usize, foldhash::fast::RandomState>,
     shapes: Arc<Shapes>,
 }
+
+/// What an answer begins with that has taken too long, where nobody else's time is up.
+const OVERDUE: &[u8] = b"!";
 
 /// So many rows are faster looked through than hashed.
 const ROWS_FEW: usize = 16;
@@ -746,15 +751,35 @@ impl NativeTx {
         question: &[u8],
         function: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let mut failed = None;
-        let mut ask = || {
-            let answer = function.call0().and_then(|answer| answer.extract::<Vec<u8>>());
-            answer.unwrap_or_else(|error| {
-                failed = Some(error);
-                Vec::new()
+        let failed = Arc::new(Mutex::new(None));
+        let deadline_us = self.shapes(py)?.deadline_us;
+        let (function, fails) = (function.clone().unbind(), failed.clone());
+        // On a node it is asked by another thread, and perhaps when this transaction is over.
+        let ask = Ask::new(move || {
+            attached(|py| {
+                let timed = Timed::begin(py, deadline_us);
+                let answer = function.call0(py).and_then(|answer| answer.extract::<Vec<u8>>(py));
+                let is_overdue = timed.is_ok_and(|timed| timed.is_some_and(|timed| timed.end(py)));
+                if is_overdue {
+                    return [OVERDUE, overdue(deadline_us).as_bytes()].concat();
+                }
+                answer.unwrap_or_else(|error| {
+                    *fails.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    Vec::new()
+                })
             })
-        };
-        let answer = self.with(py, |rows| engine(&mut rows.tx).lookup(question, &mut ask));
+        });
+        let answer = self.with(py, |rows| {
+            let answer = engine(&mut rows.tx).lookup(question, &ask)?;
+            match answer.strip_prefix(OVERDUE) {
+                Some(reason) => {
+                    let reason = String::from_utf8_lossy(reason).into_owned();
+                    Err(Abort { kind: AbortKind::Overdue, reason })
+                }
+                None => Ok(answer),
+            }
+        });
+        let failed = failed.lock().unwrap_or_else(PoisonError::into_inner).take();
         match failed {
             // Nobody is told that nothing was said: the call is over, or its time is up.
             Some(error) => Err(error),

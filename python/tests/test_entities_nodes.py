@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
 import gc
@@ -22,16 +23,18 @@ from .test_entities import WRONG, Nodes, Odd, Straight, Trips, any_script
 Calls = list[tuple[str, dict[str, Any]]]
 
 
-def on_nodes(app: tm.App, calls: Calls, nodes: int, seed: int, epoch: int) -> dict[str, Any]:
+def on_nodes(
+    app: tm.App, calls: Calls, nodes: int, seed: int, epoch: int, **settings: Any
+) -> dict[str, Any]:
     """The calls, or events, in their order on nodes: replies, tables and events."""
-    spec, opaques = app.spec({}, keep_all=True, push=True)
+    spec, opaques = app.spec(settings, keep_all=True, push=True)
     return _native.run_nodes(json.dumps(spec), opaques, calls, nodes, seed, epoch)
 
 
-def in_process(app: tm.App, calls: Calls) -> dict[str, Any]:
+def in_process(app: tm.App, calls: Calls, **settings: Any) -> dict[str, Any]:
     """The same in one process, one call after the other."""
     replies: list[Any] = []
-    with app.start(workers=1) as mill:
+    with app.start(workers=1, **settings) as mill:
         for name, row in calls:
             if name in [stream.name for stream in app.streams if stream.origin == "input"]:
                 mill.send(name, [row], wait=True)
@@ -658,12 +661,6 @@ def answered(ledger: Ledger) -> None:
         pass
 
 
-def outside(ledger: Ledger) -> None:
-    @ledger.app.external()  # here
-    def mail(id: int) -> None:
-        pass
-
-
 def entries(ledger: Ledger) -> None:
     by_owner = ledger.accounts.index("owner", unique=True)
 
@@ -679,7 +676,6 @@ REFUSED = [
     (in_time, "click takes events of clicks, of which a late one ends the run"),
     (batched, "many takes batches of coming"),
     (answered, "again takes the calls of pay that abort"),
-    (outside, "asks for work outside"),
 ]
 
 
@@ -697,30 +693,175 @@ def test_what_does_not_run_on_several_processes(
     assert str(caught.value.at).rsplit("/", 1)[-1] == marked_line(define)
 
 
-def test_only_a_deadline_that_was_set_is_refused(ledger: Ledger) -> None:
-    def on_nodes(**settings: int) -> None:
-        spec, opaques = ledger.app.spec(settings, keep_all=True, push=True)
-        _native.run_nodes(json.dumps(spec), opaques, [], 2, 1, 1)
-
-    with pytest.raises(tm.SettingError, match="several processes have no deadline"):
-        on_nodes(deadline_us=10_000_000)
-    on_nodes()
-    on_nodes(deadline_us=0)
-
-
 def test_functions_that_ask_for_more_than_nodes_have() -> None:
     app = tm.App("asks")
     one = app.entity("one", key="id", ordered=True, id=int, n=tm.column(int, default=0))
 
     @one.function(creates=True)
-    async def looks(self: Any, ctx: tm.Context) -> Any:
-        return ctx.lookup(str, self.id)
-
-    @one.function(creates=True)
     async def scans(self: Any, ctx: tm.Context) -> Any:
         return [row.id for row in one.scan(1, 3)]
 
-    found = on_nodes(app, [("one.looks", {"id": 1}), ("one.scans", {"id": 1})], 2, 1, 9)
-    reasons = [reply[1] for reply in found["replies"]]
-    assert reasons[0] == "ctx.lookup: functions on several processes can't do that yet"
-    assert "declare a partition_prefix" in reasons[1]
+    found = on_nodes(app, [("one.scans", {"id": 1})], 2, 1, 9)
+    assert "declare a partition_prefix" in found["replies"][0][1]
+
+
+def rate(what: str, n: int) -> Any:
+    """Somebody outside, who says the same whenever he is asked the same."""
+    match what:
+        case "raises":
+            raise KeyError("no rate")
+        case "object":
+            return object()
+        case "long":
+            return "x" * 2_000_000
+        case "decimal":
+            return str(decimal.Decimal(n) / 3)
+    return n * 7 % 13
+
+
+def asks() -> tm.App:
+    """Functions that ask outside: of entities, in rounds, and before and behind calls of others."""
+    app = tm.App("asks")
+    sums = app.entity("sum", key="id", id=int, sum=tm.column(int, default=0))
+    counts = app.table("counts", key="what", what=str, n=tm.column(int, default=0))
+    said = app.stream("said", what=str, n=int)
+
+    @sums.function(creates=True)
+    async def add(self: Any, ctx: tm.Context, n: int) -> int:
+        self.sum += ctx.lookup(rate, "add", self.sum + n)
+        return self.sum  # type: ignore[no-any-return]
+
+    @sums.function(creates=True)
+    async def spread(self: Any, ctx: tm.Context, n: int) -> Any:
+        first = ctx.lookup(rate, "first", n)
+        added = await ctx.gather(*(sums[first + k].add(k) for k in range(3)))
+        again = ctx.lookup(rate, "again", sum(added))
+        self.sum += again
+        if again == 5:
+            raise tm.Abort("five is nobody's")
+        return [first, added, again]
+
+    @sums.function(creates=True)
+    def plainly(self: Any, ctx: tm.Context, n: int) -> Any:
+        one = sums[n + 1].add(ctx.lookup(rate, "plain", n)).result()
+        return ctx.lookup(rate, "plain", n), one
+
+    @sums.function(creates=True)
+    async def wrong(self: Any, ctx: tm.Context, what: str) -> Any:
+        self.sum += 1
+        return ctx.lookup(rate, what, 2)
+
+    @sums.function(creates=True)
+    async def catches(self: Any, ctx: tm.Context) -> str:
+        try:
+            ctx.lookup(rate, "raises", 1)
+        except tm.LookupFailed as failed:
+            return str(failed)
+        return "nothing was raised"
+
+    @app.procedure()
+    def say(tx: Any, n: int) -> int:
+        told = tx.lookup(rate, "say", n)
+        tx.emit(said, what="said", n=told)
+        tx.emit(said, what="twice", n=tx.lookup(rate, "twice", n))
+        return int(told)
+
+    @app.transaction(said, opaque=True)
+    def hear(tx: Any, e: Any) -> None:
+        told = tx.lookup(rate, e.what, e.n)
+        tx.require(told != 7, "seven is refused")
+        counts[e.what].n += told
+
+    return app
+
+
+def test_what_outside_says_is_what_it_says_in_one_process() -> None:
+    dice = random.Random(5)
+    calls: Calls = []
+    for n in range(30):
+        calls.append(("sum.add", {"id": dice.randint(0, 3), "n": n}))
+        calls.append(("sum.spread", {"id": dice.randint(0, 3), "n": n}))
+        calls.append(("sum.plainly", {"id": dice.randint(0, 3), "n": n % 3}))
+        calls.append(("say", {"n": n}))
+    calls += [("sum.wrong", {"id": 1, "what": what}) for what in ("raises", "object", "decimal")]
+    calls.append(("sum.catches", {"id": 2}))
+    wanted = is_one(asks, calls, 1)
+    assert {reply[0] for reply in wanted["replies"]} == {"returned", "aborted"}
+    assert "no rate" in wanted["replies"][-1][1]
+
+
+def test_an_answer_is_no_longer_than_a_log_takes() -> None:
+    found = on_nodes(asks(), [("sum.wrong", {"id": 1, "what": "long"})], 2, 1, 9)
+    assert found["replies"] == [("aborted", "an answer from outside has more than 900000 bytes")]
+
+
+def slow() -> tm.App:
+    """Functions without end: of entities, in rounds, and outside."""
+    app = tm.App("slow")
+    sums = app.entity("sum", key="id", id=int, sum=tm.column(int, default=0))
+    counts = app.table("counts", key="what", what=str, n=tm.column(int, default=0))
+    said = app.stream("said", n=int)
+
+    def forever(n: int = 0) -> int:
+        while True:
+            n += 1
+
+    @sums.function(creates=True)
+    async def add(self: Any, ctx: tm.Context, n: int) -> int:
+        self.sum += n
+        if n == 7:
+            with contextlib.suppress(BaseException):
+                forever()
+        return self.sum  # type: ignore[no-any-return]
+
+    @sums.function(creates=True)
+    async def spread(self: Any, ctx: tm.Context, n: int) -> list[int]:
+        self.sum += n
+        return [await sums[self.id + k].add(n + k) for k in (1, 2)]
+
+    @sums.function(creates=True)
+    def asks(self: Any, ctx: tm.Context, n: int) -> int:
+        self.sum += n
+        return ctx.lookup(forever, n) if n == 7 else n  # type: ignore[no-any-return]
+
+    @app.procedure()
+    def say(tx: Any, n: int) -> int:
+        counts["said"].n += 1
+        tx.emit(said, n=n)
+        return n
+
+    @app.transaction(said, opaque=True)
+    def hear(tx: Any, e: Any) -> None:
+        counts["heard"].n += 1
+        if e.n == 7:
+            forever()
+
+    @app.transaction(hear.aborted, opaque=True)
+    def missed(tx: Any, e: Any) -> None:
+        counts[e.reason].n += 1
+
+    return app
+
+
+def test_a_function_without_end_aborts_as_in_one_process() -> None:
+    calls: Calls = [
+        ("sum.add", {"id": 1, "n": 1}),
+        ("sum.spread", {"id": 1, "n": 6}),
+        ("say", {"n": 7}),
+        ("sum.asks", {"id": 2, "n": 7}),
+        ("sum.spread", {"id": 2, "n": 1}),
+        ("say", {"n": 8}),
+        ("sum.asks", {"id": 3, "n": 3}),
+    ]
+    settings = {"deadline_us": 300_000}
+    wanted = in_process(slow(), calls, **settings)
+    late = "the function took longer than 300000 microseconds"
+    assert [reply[1] for reply in wanted["replies"] if reply[0] == "aborted"] == [late, late]
+    assert {"what": late, "n": 1} in wanted["tables"]["counts"]
+    for nodes, epoch in [(1, 1), (1, 1000), (3, 1), (3, 1000)]:
+        found = on_nodes(slow(), calls, nodes, 5, epoch, **settings)
+        for rows in found["tables"].values():
+            rows.sort(key=repr)
+        assert found["not_deterministic"] == 0
+        del found["ns"], found["not_deterministic"]
+        assert found == wanted, (nodes, epoch)

@@ -197,9 +197,11 @@ class Tx:
         question = named.encode() + _native.packed(arguments)
 
         def ask() -> bytes:
+            # Asked by another thread on several processes.
             outer, local.transaction = local.transaction, None
             try:
-                return b"+" + _native.packed(function(*arguments))
+                with dec.localcontext(CONTEXT):
+                    return b"+" + _native.packed(function(*arguments))
             except Overdue:
                 raise
             except BaseException as error:

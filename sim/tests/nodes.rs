@@ -5,16 +5,19 @@ use std::sync::Arc;
 
 use tidemill_core::Value;
 use tidemill_function::{
-    Call, Event, Fault, Message, Node, NodeId, Outbox, Owners, Path, Rows, Sequencing, Settings,
-    Tid,
+    Call, Event, Fault, Message, Node, NodeId, Outbox, Owners, Path, Question, Rows, Sequencing,
+    Settings, Tid,
 };
-use tidemill_sim::cluster::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX};
+use tidemill_sim::cluster::script::{asked, OnNodes, Script, Told, CALLS_MAX, DEPTH_MAX};
 use tidemill_sim::cluster::{Dice, Epoch, Expected};
 
 /// Nodes and what is under way between each two of them.
 struct Net {
     nodes: Vec<Node<Rows>>,
     wires: BTreeMap<(NodeId, NodeId), VecDeque<Message>>,
+    /// What nodes ask outside, and what that has said.
+    questions: Vec<(NodeId, Question)>,
+    told: Told,
     events: Vec<(Tid, Path, Vec<Value>)>,
     found: Expected,
     committed: usize,
@@ -33,6 +36,8 @@ impl Net {
         Net {
             nodes: (0..nodes).map(node).collect(),
             wires: BTreeMap::new(),
+            questions: Vec::new(),
+            told: Told::new(),
             events: Vec::new(),
             found: Expected::default(),
             committed: 0,
@@ -55,6 +60,8 @@ impl Net {
                 Event::Emitted { tid, path, row, .. } => {
                     self.events.push((tid, path, row.to_vec()))
                 }
+                Event::Asked(question) => self.questions.push((from, question)),
+                Event::Outbox { .. } => {}
                 Event::Committed { .. } => self.committed += 1,
                 Event::NotDeterministic { .. } => self.not_deterministic += 1,
             }
@@ -76,6 +83,17 @@ impl Net {
                 self.wires.iter().filter(|(_, w)| !w.is_empty()).map(|(&pair, _)| pair).collect();
             let begins = homes.iter().enumerate().filter(|(_, h)| h.is_some());
             choices.extend(begins.map(|(n, _)| (NodeId(n as u16), NodeId(n as u16))));
+            let questions = self.questions.len() as u64;
+            if questions > 0 && (choices.is_empty() || dice.chance(20)) {
+                let (at, question) = self.questions.swap_remove(dice.below(questions) as usize);
+                let answer = question.ask.now();
+                let twice = self.told.insert((question.tid, asked(&answer)), answer.clone());
+                assert_eq!(twice, None, "{question:?} is asked twice");
+                let mut out = Outbox::default();
+                self.nodes[usize::from(at.0)].answered(&question, answer.into(), &mut out);
+                self.take(at, out);
+                continue;
+            }
             if choices.is_empty() {
                 break;
             }
@@ -151,7 +169,7 @@ fn run(seed: u64, fault: Option<Fault>) -> (bool, Expected, Expected) {
     if fault.is_none() {
         assert_eq!(net.not_deterministic, 0);
     }
-    let wanted = Expected::of(&script, &epochs);
+    let wanted = Expected::of(&script, &epochs, &net.told);
     (ended, net.finish(), wanted)
 }
 
@@ -174,7 +192,7 @@ fn any_order_of_messages_comes_to_the_reference() {
 }
 
 /// The mistakes that nodes can make; the others are those of who drives them.
-const OF_NODES: usize = 19;
+const OF_NODES: usize = 21;
 
 #[test]
 fn every_mistake_is_found() {

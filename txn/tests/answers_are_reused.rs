@@ -18,13 +18,13 @@ use tidemill_core::{Column, DataType, SourceId, TableId, Value};
 use tidemill_table::Table;
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::Epoch;
-use tidemill_txn::program::{Abort, Answers, Asked, Builder, Opaque, Program, Tx};
+use tidemill_txn::program::{Abort, Answers, Ask, Asked, Builder, Opaque, Program, Tx};
 use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 
 /// Adds up what outside says about what a row has: the clock there never says the same twice.
 struct Asks {
-    clock: AtomicI64,
+    clock: Arc<AtomicI64>,
 }
 
 impl Opaque for Asks {
@@ -37,8 +37,9 @@ impl Opaque for Asks {
             _ => 0,
         });
         for _ in 0..*times {
-            let ask = || self.clock.fetch_add(1, Ordering::Relaxed).to_le_bytes().to_vec();
-            let told = tx.lookup(&sum.to_le_bytes(), &mut { ask })?;
+            let clock = self.clock.clone();
+            let ask = move || clock.fetch_add(1, Ordering::Relaxed).to_le_bytes().to_vec();
+            let told = tx.lookup(&sum.to_le_bytes(), &Ask::new(ask))?;
             sum = sum.wrapping_add(i64::from_le_bytes(told[..].try_into().expect("a word")));
         }
         tx.put(TableId(0), &[key.clone(), Value::Int(sum)])
@@ -61,7 +62,7 @@ proptest! {
     #[test]
     fn who_runs_again_is_told_the_same(seed: u64) {
         let mut dice = Dice(seed);
-        let asks = Arc::new(Asks { clock: AtomicI64::new(1) });
+        let asks = Arc::new(Asks { clock: Arc::new(AtomicI64::new(1)) });
         let program = program(&asks);
         let rows = 1 + dice.below(60);
         let row = |offset: u64| {

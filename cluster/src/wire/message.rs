@@ -5,8 +5,8 @@ use tidemill_function::{Body, Message, Mode, NodeId, Verdict};
 
 use super::record::{put_abort, put_call, put_stored, take_abort, take_call, take_stored};
 use super::{
-    put_list, put_option, put_path, put_tid, put_value, take_list, take_option, take_path,
-    take_tid, take_value,
+    put_bool, put_list, put_option, put_path, put_tid, put_value, take_bool, take_list,
+    take_option, take_path, take_tid, take_value,
 };
 
 fn put_mode(mode: Mode, out: &mut Vec<u8>) {
@@ -64,7 +64,7 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
             put_option(value.as_ref(), out, put_value);
             put_u32(*calls, out);
         }
-        Body::Ended { tid, share, calls, failure, missed } => {
+        Body::Ended { tid, share, calls, failure, missed, judged } => {
             out.push(2);
             put_tid(*tid, out);
             put_u32(*share, out);
@@ -74,6 +74,7 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
                 put_abort(abort, out);
             });
             put_option(*missed, out, put_mode);
+            put_bool(*judged, out);
         }
         Body::Finished { tid, verdict } => {
             out.push(3);
@@ -102,7 +103,7 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
             });
         }
         Body::Done => out.push(6),
-        Body::Conflicts { again, reads } => {
+        Body::Conflicts { again, reads, judged } => {
             out.push(7);
             put_list(again, out, |(tid, mode), out| {
                 put_tid(*tid, out);
@@ -113,6 +114,7 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
                 put_tid(*writer, out);
                 put_mode(*mode, out);
             });
+            put_u32(*judged, out);
         }
     }
 }
@@ -141,6 +143,7 @@ fn take_body(input: &mut &[u8]) -> Option<Body> {
             calls: take_u32(input)?,
             failure: take_option(input, |input| Some((take_path(input)?, take_abort(input)?)))?,
             missed: take_option(input, take_mode)?,
+            judged: take_bool(input)?,
         },
         3 => Body::Finished {
             tid: take_tid(input)?,
@@ -166,6 +169,7 @@ fn take_body(input: &mut &[u8]) -> Option<Body> {
             reads: take_list(input, |input| {
                 Some((take_tid(input)?, take_tid(input)?, take_mode(input)?))
             })?,
+            judged: take_u32(input)?,
         },
         _ => return None,
     })

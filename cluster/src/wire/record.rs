@@ -215,6 +215,12 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
             out.push(8);
             put_list(outputs, out, put_output);
         }
+        Record::Answer { tid, asked, answer } => {
+            out.push(12);
+            put_tid(*tid, out);
+            put_u128(*asked, out);
+            put_bytes(answer, out);
+        }
     }
 }
 
@@ -263,6 +269,11 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
         10 => Record::Cut(take_cut(input)?),
         11 => Record::Snapshot(Arc::new(take_manifest(input)?)),
         8 => Record::Outputs(take_list(input, take_output)?),
+        12 => Record::Answer {
+            tid: take_tid(input)?,
+            asked: take_u128(input)?,
+            answer: take_bytes(input)?.into(),
+        },
         _ => return None,
     })
 }

@@ -86,6 +86,7 @@ fn records() -> Vec<Record> {
         Record::Generation { generation: 12 },
         Record::Cut(cut()),
         Record::Snapshot(manifest().into()),
+        Record::Answer { tid, asked: 5 << 90, answer: [7, 0].into() },
         Record::Requests(vec![request(&calls()[0])]),
         Record::Requests(calls().iter().map(request).collect()),
         Record::Outputs(vec![event, reply(Ok(Value::Null)), reply(Err(abort(kinds[0])))]),
@@ -113,14 +114,25 @@ fn packets() -> Vec<Packet> {
     bodies.extend([
         Body::Reply { tid, path: path.clone(), value: Some(Value::Null), calls: 1 },
         Body::Reply { tid, path: path.clone(), value: None, calls: 1 },
-        Body::Ended { tid, share: 1, calls: 2, failure, missed: Some(Mode::Sequential) },
+        Body::Ended {
+            tid,
+            share: 1,
+            calls: 2,
+            failure,
+            missed: Some(Mode::Sequential),
+            judged: true,
+        },
         Body::Finished { tid, verdict: Verdict::Commit },
         Body::Finished { tid, verdict: Verdict::Abort },
         Body::Finished { tid, verdict: Verdict::Missed(Mode::Fresh) },
         Body::Declared { tid, call: calls()[0].clone(), share: 1 },
         Body::Values { tid, rows: vec![(0, None), (1, Some(values().into()))] },
         Body::Done,
-        Body::Conflicts { again: vec![(tid, Mode::Fresh)], reads: vec![(tid, tid, Mode::Cached)] },
+        Body::Conflicts {
+            again: vec![(tid, Mode::Fresh)],
+            reads: vec![(tid, tid, Mode::Cached)],
+            judged: 3,
+        },
     ]);
     let message = |body| Packet::Node {
         generation,

@@ -10,12 +10,15 @@ use std::sync::Arc;
 use tidemill_core::{Key, TableId};
 use tidemill_function::{Fault, NodeId, Owners, Path, Rows, Store, Tid};
 use tidemill_place::{Partition, PARTITIONS};
+use tidemill_txn::program::Asked;
 
 use super::ranks::{Ranks, Read};
 use super::run::Running;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Effect, Packet, Records};
-use crate::records::{Form, Manifest, Member, Object, Output, PartRows, Record, Topic};
+use crate::records::{
+    behind as behind_of, Form, Manifest, Member, Object, Output, PartRows, Record, Topic,
+};
 use crate::state::State;
 
 /// What is still to come.
@@ -32,6 +35,8 @@ pub(super) struct Loading {
     ranks: Option<Ranks>,
     /// Of each source that is read again for that, up to where it has been and up to where it is to be.
     again: BTreeMap<u32, (u64, u64)>,
+    /// What outside had said.
+    answers: Vec<(Tid, Asked, Arc<[u8]>)>,
 }
 
 /// What a worker has of its last generation.
@@ -103,7 +108,7 @@ impl Worker {
         self.kept = kept;
         let asked: Vec<bool> = objects.iter().map(Option::is_none).collect();
         let outputs = vec![None; self.settings.sources as usize];
-        let known = HashSet::new();
+        let (known, answers) = (HashSet::new(), Vec::new());
         let manifest = form.manifest.clone();
         let prepared = prepared.map(|(_, rows)| rows);
         let event_time = self.settings.event_time.clone();
@@ -116,7 +121,8 @@ impl Worker {
         });
         let again: BTreeMap<u32, (u64, u64)> = again.collect();
         let sources: Vec<u32> = again.keys().copied().collect();
-        let loading = Loading { form, prepared, node, objects, outputs, known, ranks, again };
+        let loading =
+            Loading { form, prepared, node, objects, outputs, known, ranks, again, answers };
         self.stage = Stage::Loading(Box::new(loading));
         sources.into_iter().for_each(|source| self.read_again(source, effects));
         for (nth, name) in manifest.objects.iter().enumerate().filter(|(nth, _)| asked[*nth]) {
@@ -157,6 +163,7 @@ impl Worker {
         effects: &mut Vec<Effect>,
     ) {
         let forgets = self.is_spoiled_by(Fault::ReplyAgain);
+        let forgets_answers = self.is_spoiled_by(Fault::ForgetAnswers);
         let known_max = if self.is_spoiled_by(Fault::KnowFirst) { 1 } else { usize::MAX };
         let Stage::Loading(loading) = &mut self.stage else { return };
         let Some(Records { records, upto }) = records else {
@@ -165,10 +172,18 @@ impl Worker {
             let (topic, limit) = (Topic::Output(source), None);
             return effects.push(Effect::Read { token, topic, from, limit });
         };
-        for (_, record) in &records {
-            let Record::Outputs(outputs) = record else { continue };
-            let count = if forgets { 0 } else { outputs.len().min(known_max) };
-            loading.known.extend(outputs[..count].iter().map(Output::id));
+        for (_, record) in records {
+            match record {
+                Record::Outputs(outputs) => {
+                    let count = if forgets { 0 } else { outputs.len().min(known_max) };
+                    loading.known.extend(outputs[..count].iter().map(Output::id));
+                }
+                // Whoever owns what a transaction's calls are of may ask the same.
+                Record::Answer { tid, asked, answer } if !forgets_answers => {
+                    loading.answers.push((tid, asked, answer));
+                }
+                _ => {}
+            }
         }
         loading.outputs[source as usize] = Some(upto);
         self.ready(effects);
@@ -255,13 +270,23 @@ impl Worker {
             }
         }
         let form = loading.form.clone();
-        let known = take(&mut loading.known);
+        let (known, answers) = (take(&mut loading.known), take(&mut loading.answers));
         let ranks = loading.ranks.take();
         let behind = loading.outputs.iter().map(|end| end.unwrap_or_default()).collect();
         let mut running =
             Running::new(form, since, node, state, known, self.functions.clone(), &self.settings);
         running.behind = behind;
         running.ranks = ranks;
+        let left = running.known.iter().map(|(tid, _)| *tid).max();
+        if let Some(left) = left.filter(|_| !self.is_spoiled_by(Fault::JudgeAgain)) {
+            running.node.has_left(left);
+        }
+        let base = running.form.manifest.base;
+        for (tid, asked, answer) in answers {
+            if behind_of(tid, self.settings.sources) > base {
+                running.node.know(tid, asked, answer);
+            }
+        }
         if self.is_spoiled_by(Fault::SkipRequest) {
             running.skip();
         }

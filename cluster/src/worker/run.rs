@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
+use tidemill_core::{Key, TableId};
 use tidemill_function::{
-    Call, Event, Fault, Functions, Message, Node, NodeId, Outbox, Path, Sequencing, Tid,
+    Call, Event, Fault, Functions, Message, Node, NodeId, Outbox, Path, Question, Sequencing,
+    Stored, Tid,
 };
 
 use super::ranks::{Ranks, Read};
@@ -164,6 +166,11 @@ pub(super) struct Running {
     pub durable: u64,
     /// What waits for its cut to be durable.
     pub held: VecDeque<(u64, Output)>,
+    /// What functions ask outside, which waits for the cuts of their epochs.
+    pub questions: VecDeque<(u64, Question)>,
+    /// Rows of outboxes that have changed since they were told last, once they were told.
+    pub outbox: BTreeMap<(TableId, Key), Stored>,
+    pub tells_outbox: bool,
     /// What has left before.
     pub known: HashSet<(Tid, Option<Path>)>,
     /// How much of each epoch is being appended.
@@ -211,6 +218,9 @@ impl Running {
             executed: manifest.epoch,
             durable: manifest.epoch,
             held: VecDeque::new(),
+            questions: VecDeque::new(),
+            outbox: BTreeMap::new(),
+            tells_outbox: false,
             known,
             appending: BTreeMap::new(),
             ends,
@@ -383,7 +393,7 @@ impl Worker {
     }
 
     /// Sends what a node has to send, and takes what has happened on it.
-    fn take(&mut self, out: Outbox, effects: &mut Vec<Effect>) {
+    pub(super) fn take(&mut self, out: Outbox, effects: &mut Vec<Effect>) {
         let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return };
         let from = running.form.assignment.node_of(self.me).expect("it is a member");
@@ -412,6 +422,14 @@ impl Worker {
                     has_committed = true;
                     continue;
                 }
+                Event::Outbox { table, key, row } => {
+                    running.outbox.insert((table, key), row);
+                    continue;
+                }
+                Event::Asked(question) => {
+                    running.questions.push_back((epoch, question));
+                    continue;
+                }
                 Event::NotDeterministic { call, .. } => {
                     if self.not_deterministic.len() < NAMED_MAX {
                         self.not_deterministic.push(call);
@@ -423,6 +441,7 @@ impl Worker {
         }
         let is_whole = has_committed && running.parts.is_empty();
         self.let_out(effects);
+        self.ask_outside(effects);
         if is_whole {
             self.executed(epoch, effects);
         }
@@ -489,6 +508,7 @@ impl Worker {
         if let Some((_, Some(all))) = current {
             self.save(epoch, all, effects);
         }
+        self.tell_outbox(effects);
         self.tell(Packet::Executed { generation, epoch, parked }, effects);
         self.tell_left(effects);
     }

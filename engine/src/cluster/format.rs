@@ -10,7 +10,8 @@
 //! event's row with the header `stream`. The header `id` tells each from all others, for who keeps track of what
 //! has been seen. Where several are together the value is a list of objects, each of which has as fields what
 //! headers say of one alone, and an event its row in the field `row`. The header `record` has the outputs in
-//! Tidemill's bytes.
+//! Tidemill's bytes. A message that has no value is none of these: a generation begins, or outside has said something to
+//! a function.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -300,13 +301,16 @@ impl Format for Json {
                 outgoing.value.extend_from_slice(b"{}");
                 outgoing.headers.push((VERSION.into(), self.version.clone().into_bytes()));
             }
+            // For nobody who reads outputs.
+            Record::Answer { .. } => {}
             Record::Generation { .. } | Record::Cut(_) | Record::Snapshot(_) => {}
         }
         outgoing
     }
 
     fn decode(&self, message: &Message<'_>) -> Option<Record> {
-        own(message).filter(|record| matches!(record, Record::Outputs(_)))
+        let is_output = |of: &Record| matches!(of, Record::Outputs(_) | Record::Answer { .. });
+        own(message).filter(is_output)
     }
 }
 

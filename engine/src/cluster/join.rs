@@ -8,6 +8,7 @@ use tidemill_host::WorkerProcess;
 
 use super::doors::{log, store};
 use super::format::Json;
+use super::outboxes::Desks;
 use super::settings::address;
 use super::topics::Topics;
 use super::{fingerprint, ClusterSettings};
@@ -32,5 +33,6 @@ pub fn join(
     let at = address("join", coordinator)?;
     let json = Json::new(functions.clone(), fingerprint(spec), topics);
     let log = log(settings, &host.cluster, None, (json, followed), env)?;
-    WorkerProcess::start(env, host, at, functions, log, store(settings, env)?)
+    let outboxes = Desks::of(spec, &functions, settings.sources, env)?;
+    WorkerProcess::start(env, host, at, functions, log, store(settings, env)?, outboxes)
 }

@@ -11,6 +11,7 @@
 //! | `times` | streams in event time, by the sources that they come by |
 //! | `timers` | transactions that its clock asks for |
 //! | `join` | a worker |
+//! | `outboxes` | work outside, which workers have done |
 //! | `cuts` | that the cuts which were made are there |
 //! | `ask` | asking the log and the store, and waiting |
 //! | `upgrade` | of which program the state is, and going on with another version |
@@ -21,6 +22,7 @@ mod cuts;
 mod doors;
 mod format;
 mod join;
+mod outboxes;
 mod settings;
 mod sinks;
 mod timers;

@@ -65,6 +65,8 @@ pub struct AppFunctions {
     of_topics: BTreeSet<StreamId>,
     /// Streams that are written to sinks.
     written: BTreeSet<StreamId>,
+    /// Tables that ask for work outside.
+    outboxes: Vec<TableId>,
 }
 
 /// The call of an entity's function by another function. Requests of clients have another target.
@@ -148,6 +150,9 @@ impl AppFunctions {
         let is_pushed = |of: &String| spec.sources.iter().any(|s| s.stream == *of && s.is_pushed());
         let of_topics = spec.sources.iter().map(|decl| &decl.stream);
         let of_topics = of_topics.filter(|of| !is_pushed(of)).filter_map(by_name).collect();
+        let is_outbox = |name: &str| spec.externals.iter().any(|decl| *decl.outbox == *name);
+        let outboxes = (0..).zip(&program.tables).filter(|(_, table)| is_outbox(&table.name));
+        let outboxes = outboxes.map(|(number, _)| TableId(number)).collect();
         let program = Arc::new(program);
         Ok(Arc::new(AppFunctions {
             program,
@@ -161,6 +166,7 @@ impl AppFunctions {
             times,
             of_topics,
             written,
+            outboxes,
         }))
     }
 
@@ -489,6 +495,10 @@ impl Functions for AppFunctions {
         }
     }
 
+    fn outboxes(&self) -> &[TableId] {
+        &self.outboxes
+    }
+
     fn output_bytes(&self, values: &[Value]) -> usize {
         let (mut own, mut json) = (Vec::new(), Vec::new());
         for value in values {
@@ -573,13 +583,6 @@ fn refused(spec: &AppSpec) -> Result<()> {
             .help("run the app in one process")
             .at(at.to_string()))
     };
-    if let Some(external) = spec.externals.first() {
-        return refuse(format!("table {} asks for work outside", external.outbox), &external.at);
-    }
-    if spec.settings.deadline_us.is_some_and(|us| us > 0) {
-        return Err(Error::setting("deadline_us is set: several processes have no deadline yet")
-            .help("leave it out, or run the app in one process"));
-    }
     for table in &program.tables {
         if table.history.is_some() {
             return refuse(format!("table {} keeps versions of its rows", table.name), &table.at);

@@ -1,10 +1,11 @@
 //! The rows of nodes, for transactions that run as they would in one process.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tidemill_core::{Key, Row, TableId, Value};
 use tidemill_function::{Context, Stop};
-use tidemill_txn::program::{Abort, AbortKind, Program};
+use tidemill_txn::program::{Abort, AbortKind, Ask, Program};
 use tidemill_txn::reference::{between, Rows, Version};
 
 /// What a function on a node reaches, as rows.
@@ -12,13 +13,15 @@ pub(super) struct OnNodes<'c> {
     context: &'c mut dyn Context,
     /// Rows that have not all their values yet. They go where they live when they have.
     partial: BTreeMap<(TableId, Key), Row>,
+    /// How many transactions have begun.
+    begun: u32,
     /// Whether all is begun again, because a row is not here yet.
     is_unwound: bool,
 }
 
 impl<'c> OnNodes<'c> {
     pub(super) fn new(context: &'c mut dyn Context) -> OnNodes<'c> {
-        OnNodes { context, partial: BTreeMap::new(), is_unwound: false }
+        OnNodes { context, partial: BTreeMap::new(), begun: 0, is_unwound: false }
     }
 
     /// Why a transaction ends that has aborted so.
@@ -32,6 +35,7 @@ impl<'c> OnNodes<'c> {
     fn done<T>(&mut self, result: Result<T, Stop>) -> Result<T, Abort> {
         result.map_err(|stop| match stop {
             Stop::Abort(abort) => abort,
+            Stop::Overdue(_) => unreachable!("a function says so, and no context"),
             Stop::Unwind => {
                 self.is_unwound = true;
                 // Nobody sees it.
@@ -161,8 +165,25 @@ impl Rows for OnNodes<'_> {
         Err(not_here("a window over versions of a row"))
     }
 
-    fn check_lookup(&self) -> Result<(), Abort> {
-        Err(not_here("ctx.lookup"))
+    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Option<Arc<[u8]>>, Abort> {
+        let answer = self.context.lookup(question, ask);
+        self.done(answer).map(Some)
+    }
+
+    fn has_deadline(&self) -> bool {
+        self.context.has_deadline()
+    }
+
+    fn verdict(&mut self) -> Result<Option<String>, Abort> {
+        self.begun += 1;
+        let verdict = self.context.verdict(self.begun, None);
+        self.done(verdict)
+    }
+
+    fn overdue(&mut self, reason: &str) {
+        let verdict = self.context.verdict(self.begun, Some(reason));
+        // It is begun again, and then it is known.
+        let _ = self.done(verdict);
     }
 
     fn are_gone(&self) -> bool {

@@ -14,6 +14,8 @@ pub(super) struct Checked {
     pub again: Vec<(Tid, Mode)>,
     /// Who has read what another transaction wrote, and how it is to run if that one does.
     pub reads: Vec<(Tid, Tid, Mode)>,
+    /// How many run again because of what a clock has said.
+    pub judged: u32,
 }
 
 impl<S: Store> Node<S> {
@@ -23,12 +25,12 @@ impl<S: Store> Node<S> {
     pub(super) fn check(&mut self) -> Checked {
         let Settings { fault, cache, rounds_max, .. } = self.settings;
         let epoch = running!(self);
-        let (mut again, mut read_from) = (Vec::new(), Vec::new());
+        let (mut again, mut read_from, mut judged) = (Vec::new(), Vec::new(), 0);
         for tid in epoch.run.keys() {
-            if let Some(Verdict::Missed(mode)) =
-                epoch.homes.get(tid).and_then(|h| h.verdict.clone())
-            {
+            let Some(home) = epoch.homes.get(tid) else { continue };
+            if let Some(Verdict::Missed(mode)) = home.verdict {
                 again.push((*tid, mode));
+                judged += u32::from(home.judged);
             }
         }
         // Where one runs at a time, time is not what matters.
@@ -107,6 +109,6 @@ impl<S: Store> Node<S> {
             again.retain(|(tid, _)| epoch.homes.contains_key(tid));
             read_from.clear();
         }
-        Checked { again, reads: read_from }
+        Checked { again, reads: read_from, judged }
     }
 }

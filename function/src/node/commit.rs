@@ -12,15 +12,22 @@ impl<S: Store> Node<S> {
         let apply_partly = self.spoiled_by(Fault::ApplyPartly);
         let emit_twice = self.spoiled_by(Fault::EmitTwice);
         let mut epoch = self.running.take().expect("an epoch runs");
+        if let Some(last) = epoch.parts.keys().max().filter(|_| !self.answers.is_empty()) {
+            // Nobody asks again what they have asked.
+            self.answers = self.answers.split_off(&(Tid(last.0 + 1), 0));
+        }
         for (table, key, versions) in epoch.versions.drain() {
             let mut versions = versions.into_iter().peekable();
+            let (is_outbox, mut last) = (self.program.outboxes().contains(&table), None);
             while let Some(version) = versions.next() {
                 let is_last = versions.peek().is_none_or(|next| next.tid != version.tid);
                 let is_dropped = apply_partly && epoch.parts[&version.tid].home != self.me;
                 if is_last && epoch.there.contains(&version.tid) && !is_dropped {
+                    last = is_outbox.then(|| version.row.clone()).or(last);
                     self.store.apply(version.tid, table, &key, version.row);
                 }
             }
+            out.events.extend(last.map(|row| Event::Outbox { table, key, row }));
         }
         let mut parts: Vec<(Tid, &mut Part)> = (epoch.parts.iter_mut())
             .filter(|(_, part)| part.verdict == Some(Verdict::Commit))

@@ -165,7 +165,8 @@ impl<S: Store> Node<S> {
         if is_first && value.is_some() {
             self.send(home, Body::Reply { tid, path: Path::new(), value, calls: 1 }, out);
         }
-        self.send(home, Body::Ended { tid, share, calls: 0, failure, missed: None }, out);
+        let (missed, judged) = (None, false);
+        self.send(home, Body::Ended { tid, share, calls: 0, failure, missed, judged }, out);
         self.finished(tid, verdict);
     }
 }

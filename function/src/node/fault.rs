@@ -41,6 +41,10 @@ pub enum Fault {
     KeepEntries,
     /// A row gets an entry that another one has.
     ForgetUnique,
+    /// A re-run asks outside again what it was told.
+    AskAgain,
+    /// A transaction aborts because a clock says so, and that is recorded nowhere.
+    JudgeEarly,
     /// Replies leave before their cut is durable.
     ReplyEarly,
     /// After a recovery, replies that have left leave again.
@@ -95,11 +99,23 @@ pub enum Fault {
     ForgetIdle,
     /// Where too much waits nothing is read any more that may have to wait, be it what all others wait for.
     PauseAll,
+    /// Somebody outside is asked for an epoch whose cut is not durable, and may become another one.
+    AskEarly,
+    /// A function goes on with an answer that is not durable.
+    TellEarly,
+    /// A recovery asks outside again what was answered.
+    ForgetAnswers,
+    /// A recovery says that a transaction takes too long of which something has left.
+    JudgeAgain,
+    /// Work outside is begun before the cut that asks for it is durable.
+    WorkEarly,
+    /// A recovery forgets the work outside that the snapshot's rows ask for.
+    ForgetWork,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 46] = [
+    pub const ALL: [Fault; 54] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -119,6 +135,8 @@ impl Fault {
         Fault::ForgetBranches,
         Fault::KeepEntries,
         Fault::ForgetUnique,
+        Fault::AskAgain,
+        Fault::JudgeEarly,
         Fault::ReplyEarly,
         Fault::ReplyAgain,
         Fault::ExecuteAgain,
@@ -146,5 +164,11 @@ impl Fault {
         Fault::TrimParked,
         Fault::ForgetIdle,
         Fault::PauseAll,
+        Fault::AskEarly,
+        Fault::TellEarly,
+        Fault::ForgetAnswers,
+        Fault::JudgeAgain,
+        Fault::WorkEarly,
+        Fault::ForgetWork,
     ];
 }

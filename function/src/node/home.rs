@@ -26,6 +26,7 @@ pub(super) struct Home {
     pub calls: u32,
     pub failure: Option<(Path, Abort)>,
     pub missed: Option<Mode>,
+    pub judged: bool,
     pub value: Option<Value>,
     pub verdict: Option<Verdict>,
     /// If its rows are known before it runs: how many nodes own them.
@@ -38,6 +39,7 @@ pub(super) struct Ended {
     pub calls: u32,
     pub failure: Option<(Path, Abort)>,
     pub missed: Option<Mode>,
+    pub judged: bool,
 }
 
 impl Home {
@@ -50,6 +52,7 @@ impl Home {
             calls: 0,
             failure: None,
             missed: None,
+            judged: false,
             value: None,
             verdict: None,
             owners: None,
@@ -80,7 +83,7 @@ impl<S: Store> Node<S> {
         let epoch = running!(self);
         let home = epoch.homes.get_mut(&tid).expect("it came in here");
         (home.sum, home.calls, home.failure, home.missed) = Default::default();
-        (home.value, home.verdict) = (None, None);
+        (home.value, home.verdict, home.judged) = (None, None, false);
         epoch.open += 1;
         let (call, to) = (home.call.clone(), home.to);
         let is_first = epoch.round == 0;
@@ -129,6 +132,7 @@ impl<S: Store> Node<S> {
         let home = running!(self).homes.get_mut(&tid).expect("it came in here");
         home.parts.insert(from);
         home.missed = home.missed.max(ended.missed);
+        home.judged |= ended.judged;
         if let Some(failure) = ended.failure {
             match &home.failure {
                 Some((place, _)) if first_failure || *place <= failure.0 => {}

@@ -2,8 +2,9 @@
 //!
 //! By phase: [`home`] begins transactions and knows when all of their calls have ended; [`run`] runs
 //! functions; [`declared`] runs transactions whose rows are known; [`round`] goes from round to round;
-//! [`check`] finds what has to run again; [`commit`] ends the epoch.
+//! [`check`] finds what has to run again; [`commit`] ends the epoch; [`asked`] knows what outside has said.
 
+mod asked;
 mod check;
 mod commit;
 mod declared;
@@ -17,9 +18,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_core::{Row, StreamId, TableId, Value};
+use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_place::PARTITIONS;
-use tidemill_txn::program::Abort;
+use tidemill_txn::program::{Abort, Asked};
 
 use crate::gate::{Gate, Waiter};
 use crate::message::{Body, Message, Mode};
@@ -28,6 +29,7 @@ use crate::program::{Call, Functions, RowAt};
 use crate::store::{Store, Stored};
 use crate::versions::Versions;
 
+pub use self::asked::Question;
 pub use self::fault::Fault;
 use self::home::Home;
 use self::part::Part;
@@ -148,6 +150,17 @@ pub enum Event {
         /// The event.
         row: Row,
     },
+    /// A function asks somebody outside, and goes on when [`Node::answered`] says what it is told.
+    Asked(Question),
+    /// A row of an outbox has become this; none where it has gone. Those of an epoch come before its end.
+    Outbox {
+        /// The outbox.
+        table: TableId,
+        /// The row's key.
+        key: Key,
+        /// The row.
+        row: Stored,
+    },
     /// The epoch is in the store, and the next one may begin.
     Committed {
         /// Which.
@@ -204,6 +217,10 @@ pub struct Node<S> {
     /// Those whose way is free.
     woken: VecDeque<Waiter>,
     running: Option<Epoch>,
+    /// What outside has said to questions of transactions that are not in the store yet.
+    answers: BTreeMap<(Tid, Asked), Arc<[u8]>>,
+    /// The last transaction of which something had left before it was executed here.
+    left: Tid,
     counters: Counters,
 }
 
@@ -235,6 +252,8 @@ struct Epoch {
     again: BTreeMap<Tid, Mode>,
     /// By writer: who has read what it wrote.
     reads: BTreeMap<Tid, Vec<(Tid, Mode)>>,
+    /// How often a clock has said that a part of one takes too long, for which it runs again.
+    judged: u32,
     /// The first that is not final, and since when it is the first.
     first_open: (Option<Tid>, u32),
     /// Transactions that came in here and have not been replied to.
@@ -262,6 +281,8 @@ impl<S: Store> Node<S> {
             fresh: Vec::new(),
             woken: VecDeque::new(),
             running: None,
+            answers: BTreeMap::new(),
+            left: Tid(0),
             counters: Counters::default(),
         }
     }
@@ -322,6 +343,7 @@ impl<S: Store> Node<S> {
             conflicts: 0,
             again: BTreeMap::new(),
             reads: BTreeMap::new(),
+            judged: 0,
             first_open: (None, 0),
             unreplied,
         });
@@ -394,14 +416,18 @@ impl<S: Store> Node<S> {
                 self.called(tid, path, invocation, home, mode, out);
             }
             Body::Reply { tid, path, value, calls } => self.replied(tid, path, value, calls, out),
-            Body::Ended { tid, share, calls, failure, missed } => {
-                self.ended(from, tid, home::Ended { share, calls, failure, missed }, out);
+            Body::Ended { tid, share, calls, failure, missed, judged } => {
+                let ended = home::Ended { share, calls, failure, missed, judged };
+                self.ended(from, tid, ended, out);
             }
             Body::Finished { tid, verdict } => self.finished(tid, verdict),
             Body::Declared { tid, call, share } => self.declared(from, tid, call, share, out),
             Body::Values { tid, rows } => self.values(tid, rows, out),
             Body::Done => self.all_done(out),
-            Body::Conflicts { again, reads } => self.all_checked(again, reads, out),
+            Body::Conflicts { again, reads, judged } => {
+                running!(self).judged += judged;
+                self.all_checked(again, reads, out);
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
-use tidemill_txn::program::Abort;
+use tidemill_txn::program::{Abort, Asked};
 
 use super::declared::DeclaredPart;
 use super::NodeId;
@@ -76,6 +76,12 @@ pub(super) struct Invocation {
     /// The calls it waits for, and all that it has waited for since it began.
     pub waits: Vec<u32>,
     pub awaited: BTreeSet<u32>,
+    /// What it has asked outside, while it is not told.
+    pub asks: Option<Asked>,
+    /// Whether a clock has said that some of it takes too long.
+    pub is_judged: bool,
+    /// Whether that is recorded now, and what it has done must be undone.
+    pub misses: bool,
     /// How many calls of the transaction were made before it, where they run one after the other.
     pub calls_before: u32,
     pub outcome: Option<Outcome>,
@@ -150,6 +156,9 @@ impl Invocation {
             made: 0,
             waits: Vec::new(),
             awaited: BTreeSet::new(),
+            asks: None,
+            is_judged: false,
+            misses: false,
             calls_before,
             outcome: None,
         }
@@ -172,7 +181,8 @@ impl Invocation {
         u32::from(own) + self.children.iter().map(|child| child.calls).sum::<u32>()
     }
 
-    /// Whether another run of the same call has read the same and yet done something else.
+    /// Whether another run of the same call has read the same and yet done something else. What a clock has ended is no
+    /// function of what it has read.
     pub fn contradicts(&self, other: &Invocation) -> bool {
         let is_over =
             |o: &Option<Outcome>| matches!(o, Some(Outcome::Returned(_) | Outcome::Failed(..)));
@@ -187,7 +197,8 @@ impl Invocation {
         let replies = |i: &Invocation| -> Vec<Answer> {
             i.children.iter().map(|c| c.reply.clone()).collect()
         };
-        is_over(&self.outcome)
+        !(self.is_judged || other.is_judged)
+            && is_over(&self.outcome)
             && is_over(&other.outcome)
             && self.call == other.call
             && self.reads == other.reads

@@ -19,6 +19,9 @@ impl<S: Store> Node<S> {
     /// Begins a round, in which these run.
     pub(super) fn enter_round(&mut self, run: BTreeMap<Tid, Mode>, out: &mut Outbox) {
         self.counters.rounds += 1;
+        if self.spoiled_by(Fault::AskAgain) && running!(self).round > 0 {
+            self.answers.clear();
+        }
         let epoch = running!(self);
         (epoch.told_done, epoch.dones, epoch.conflicts, epoch.open) = (false, 0, 0, 0);
         (epoch.again, epoch.reads) = Default::default();
@@ -89,8 +92,8 @@ impl<S: Store> Node<S> {
         let epoch = running!(self);
         epoch.dones += 1;
         if epoch.dones == self.owners.nodes() {
-            let Checked { again, reads } = self.check();
-            self.send_all(&Body::Conflicts { again, reads }, out);
+            let Checked { again, reads, judged } = self.check();
+            self.send_all(&Body::Conflicts { again, reads, judged }, out);
         }
     }
 
@@ -151,7 +154,7 @@ impl<S: Store> Node<S> {
         // All before it are final, so what it reads is, and one call after the other sees it.
         let rounds = epoch.round - epoch.first_open.1;
         assert!(
-            rounds < rounds_max + 4,
+            rounds < rounds_max + 4 + epoch.judged,
             "{open:?} does not come to an end in epoch {}",
             epoch.number
         );

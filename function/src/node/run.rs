@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, AbortKind, Index, OPERATIONS_MAX};
+use tidemill_txn::program::{Abort, AbortKind, Ask, Asked, Index, OPERATIONS_MAX};
 use tidemill_txn::Program;
 
+use super::asked::{self, Answers, Question};
 use super::part::{Answer, Child, Invocation, Outcome, Part, Read, Saw, Write};
 use super::{running, Event, Fault, Node, NodeId, Outbox, Owners, Settings};
 use crate::gate::{Waiter, Wish};
@@ -96,7 +97,7 @@ impl<S: Store> Node<S> {
         let child = &mut invocation.children[at.expect("it has made this call")];
         child.reply = value.map_or(Answer::Failed, Answer::Value);
         child.calls = calls;
-        if invocation.outcome.is_some() {
+        if invocation.outcome.is_some() || invocation.asks.is_some() {
             return;
         }
         let children = &invocation.children;
@@ -107,7 +108,7 @@ impl<S: Store> Node<S> {
     }
 
     /// Lets a call go on, from its beginning or from its wait, until it waits or ends.
-    fn resume(&mut self, tid: Tid, path: Path, out: &mut Outbox) {
+    pub(super) fn resume(&mut self, tid: Tid, path: Path, out: &mut Outbox) {
         let epoch = running!(self);
         let part = epoch.parts.get_mut(&tid).expect("it has a part");
         let mut invocation = part.runs.remove(&path).expect("it has been called");
@@ -126,6 +127,8 @@ impl<S: Store> Node<S> {
                 store: &self.store,
                 versions: &mut epoch.versions,
                 there: &epoch.there,
+                answers: &self.answers,
+                has_deadline: tid > self.left,
                 written: &mut part.written,
                 calls: &mut part.calls,
                 cached: (part.before.get(&path).map(|before| &**before))
@@ -133,6 +136,7 @@ impl<S: Store> Node<S> {
                 invocation: &mut invocation,
                 missed: None,
                 sends: &mut sends,
+                events: &mut out.events,
             };
             turn.run()
         };
@@ -191,7 +195,8 @@ fn end(
         }
     }
     let (share, calls) = (invocation.share, calls as u32);
-    sends.push((part.home, Body::Ended { tid, share, calls, failure, missed }));
+    let judged = invocation.misses;
+    sends.push((part.home, Body::Ended { tid, share, calls, failure, missed, judged }));
 }
 
 /// A function's turn: all that it can reach while it runs.
@@ -208,6 +213,8 @@ struct Turn<'a, S> {
     store: &'a S,
     versions: &'a mut Versions,
     there: &'a HashSet<Tid, FixedState>,
+    answers: &'a Answers,
+    has_deadline: bool,
     written: &'a mut Vec<(TableId, Key)>,
     /// The calls of the transaction that were made here.
     calls: &'a mut u32,
@@ -217,11 +224,15 @@ struct Turn<'a, S> {
     /// Why it can't be run to its end now.
     missed: Option<Mode>,
     sends: &'a mut Vec<(NodeId, Body)>,
+    events: &'a mut Vec<Event>,
 }
 
 impl<S: Store> Turn<'_, S> {
     /// Runs the function until it waits (`None`) or ends.
     fn run(&mut self) -> Option<Outcome> {
+        if self.invocation.misses {
+            return Some(Outcome::Missed(self.mode.max(Mode::Fresh)));
+        }
         loop {
             let children = &self.invocation.children;
             let failed = |&n: &u32| children[n as usize].reply == Answer::Failed;
@@ -242,6 +253,14 @@ impl<S: Store> Turn<'_, S> {
             match step {
                 Ok(Step::Done(value)) => return Some(self.returned(value)),
                 Err(Stop::Abort(abort)) => return Some(Outcome::Failed(self.here(), abort)),
+                Err(Stop::Overdue(reason)) if self.is_spoiled_by(Fault::JudgeEarly) => {
+                    let abort = Abort { kind: AbortKind::Overdue, reason };
+                    return Some(Outcome::Failed(self.here(), abort));
+                }
+                Err(Stop::Overdue(reason)) => {
+                    self.judge(0, reason);
+                    return None;
+                }
                 Ok(Step::Wait(handles)) => {
                     let waits: Vec<u32> = handles.iter().map(|handle| handle.0).collect();
                     let made = &self.invocation.children;
@@ -255,6 +274,9 @@ impl<S: Store> Turn<'_, S> {
                 Err(Stop::Unwind) => {
                     if let Some(mode) = self.missed {
                         return Some(Outcome::Missed(mode));
+                    }
+                    if self.invocation.asks.is_some() {
+                        return None;
                     }
                     activation = None;
                 }
@@ -289,10 +311,39 @@ impl<S: Store> Turn<'_, S> {
             // A request's key is a client's.
             stored_key(self.functions.program(), &invocation.call)?;
         }
-        match invocation.call.target {
-            Target::Function(_) => self.functions.begin(&invocation.call),
-            _ => Ok(Box::new(OnRow(invocation.call.clone()))),
+        if let Some(reason) = self.judged(0) {
+            return Err(Abort { kind: AbortKind::Overdue, reason });
         }
+        let call = &self.invocation.call;
+        match call.target {
+            Target::Function(_) => self.functions.begin(call),
+            _ => Ok(Box::new(OnRow(call.clone()))),
+        }
+    }
+
+    /// Why a part of the call took too long, if it did; the whole of it is part 0.
+    fn judged(&mut self, part: u32) -> Option<String> {
+        if self.answers.is_empty() {
+            return None;
+        }
+        let asked = asked::verdict(self.path, &self.invocation.call, part);
+        let reason = self.answers.get(&(self.tid, asked))?;
+        self.invocation.is_judged = true;
+        Some(String::from_utf8_lossy(reason).into_owned())
+    }
+
+    /// A part of the call takes too long: it goes on when that is recorded.
+    fn judge(&mut self, part: u32, reason: String) {
+        self.invocation.is_judged = true;
+        let asked = asked::verdict(self.path, &self.invocation.call, part);
+        self.ask(asked, Ask::new(move || reason.clone().into_bytes()));
+    }
+
+    /// Asks outside, and waits.
+    fn ask(&mut self, asked: Asked, ask: Ask) {
+        self.invocation.asks = Some(asked);
+        let (tid, path) = (self.tid, self.path.clone());
+        self.events.push(Event::Asked(Question { tid, path, asked, ask }));
     }
 
     /// The place of the next access.
@@ -664,6 +715,38 @@ impl<S: Store> Context for Turn<'_, S> {
         let (_, ordinal) = self.access()?;
         self.invocation.emits.push((ordinal, stream, row.into()));
         Ok(())
+    }
+
+    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Stop> {
+        let (path, _) = self.access()?;
+        let asked = asked::hash(&path, &self.invocation.call, question);
+        let Some(answer) = self.answers.get(&(self.tid, asked)) else {
+            self.ask(asked, ask.clone());
+            return Err(Stop::Unwind);
+        };
+        let max = self.settings.output_bytes_max;
+        match answer.len() > max {
+            true => {
+                let reason = format!("an answer from outside has more than {max} bytes");
+                Err(Abort::refused(reason).into())
+            }
+            false => Ok(answer.clone()),
+        }
+    }
+
+    fn has_deadline(&self) -> bool {
+        self.has_deadline
+    }
+
+    fn verdict(&mut self, part: u32, reason: Option<&str>) -> Result<Option<String>, Stop> {
+        match (self.judged(part), reason) {
+            (None, Some(reason)) => {
+                self.judge(part, reason.into());
+                self.invocation.misses = true;
+                Err(Stop::Unwind)
+            }
+            (known, _) => Ok(known),
+        }
     }
 
     fn random(&mut self) -> u64 {

@@ -150,7 +150,7 @@ impl Site {
         let mut settings = self.settings();
         settings.listen = "127.0.0.1:0".parse().expect("an address");
         let (at, store) = (self.listen.clone(), self.store());
-        WorkerProcess::start(&Env::real(), settings, at, Accounts::new(), None, store)
+        WorkerProcess::start(&Env::real(), settings, at, Accounts::new(), None, store, None)
             .expect("a worker")
     }
 }

@@ -10,17 +10,18 @@ use tidemill_function::{
 };
 
 use super::expected::{Epoch, Expected, Taken};
-use super::script::{OnNodes, ABORTS, CALLS_MAX, DEPTH_MAX, LATES};
+use super::script::{asked, OnNodes, Told, ABORTS, CALLS_MAX, DEPTH_MAX, LATES};
 use super::world::World;
 
 /// What is wrong with a run; nothing when all properties hold.
 pub fn check(world: &World) -> Result<(), String> {
+    let told = told(world)?;
     let (wanted, epochs) = match world.event_time().is_empty() {
         true => {
             let epochs = epochs(world)?;
-            (Expected::of(&world.script, &epochs), epochs)
+            (Expected::of(&world.script, &epochs, &told), epochs)
         }
-        false => in_time(world)?,
+        false => in_time(world, &told)?,
     };
     acknowledged(world, &epochs, &wanted)?;
     order(world, &wanted)?;
@@ -77,7 +78,7 @@ fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
 
 /// The same where streams are in event time: what is executed, and in which order, follows from the cuts and the
 /// reference's watermarks, which are those that were recorded.
-fn in_time(world: &World) -> Result<(Expected, Vec<Epoch>), String> {
+fn in_time(world: &World, told: &Told) -> Result<(Expected, Vec<Epoch>), String> {
     let mut all: Vec<Taken> = Vec::new();
     let mut base = 0;
     let mut upto = vec![0; world.sources() as usize];
@@ -105,7 +106,7 @@ fn in_time(world: &World) -> Result<(Expected, Vec<Epoch>), String> {
         let (clock_us, idle) = (cut.clock_us, cut.times.idle.clone());
         all.push(Taken { clock_us, base: cut.base, upto: upto.clone(), idle, requests });
     }
-    let (wanted, epochs) = Expected::in_time(&world.script, world.event_time(), &all);
+    let (wanted, epochs) = Expected::in_time(&world.script, world.event_time(), &all, told);
     let counts = epochs.iter().map(|epoch| epoch.requests.len() as u64);
     let late = std::iter::once(0).chain(wanted.lates.iter().copied());
     let marks = world.log.cuts().zip(&wanted.watermarks);
@@ -121,6 +122,20 @@ fn in_time(world: &World) -> Result<(Expected, Vec<Epoch>), String> {
         }
     }
     Ok((wanted, epochs))
+}
+
+/// What outside has said: one thing to each question, and nothing before a cut of it was made.
+fn told(world: &World) -> Result<Told, String> {
+    let mut told = Told::new();
+    for (tid, _, answer) in world.log.answers() {
+        if let Some(other) = told.insert((tid, asked(answer)), answer.to_vec()) {
+            return Err(format!("outside: {tid:?} was told {answer:?} and {other:?}"));
+        }
+    }
+    match &world.asked_early {
+        None => Ok(told),
+        Some(what) => Err(format!("outside: {what}")),
+    }
 }
 
 /// What a client knows to be in the log is there, and is in an epoch or waits for its watermark.
@@ -219,7 +234,7 @@ type Tables = Vec<BTreeMap<Key, Arc<[Value]>>>;
 fn state(world: &World, epochs: &[Epoch]) -> Result<Tables, String> {
     let members = world.members();
     let owners = Owners::equal(members.len() as u16);
-    let program = world.script.for_reference(&[]).0;
+    let program = world.script.for_reference(&[], &[], &Told::new()).0;
     let mut found: Tables = vec![BTreeMap::new(); world.script.tables()];
     for (n, member) in members.iter().enumerate() {
         let state = world.worker(*member).and_then(Worker::state);
@@ -259,11 +274,26 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
     let settings = Settings { calls_max: CALLS_MAX, depth_max: DEPTH_MAX, ..Settings::default() };
     let (me, owners, tables) = (NodeId(0), Owners::equal(1), world.script.tables());
     let mut node = Node::new(me, Arc::new(functions), owners, settings, Rows::new(tables));
+    node.has_left(Tid(u64::MAX));
+    for (tid, asked, answer) in world.log.answers() {
+        node.know(tid, asked, answer.into());
+    }
     for (n, epoch) in epochs.iter().enumerate() {
         let mut out = Outbox::default();
         node.begin(n as u64 + 1, epoch.clock_us, epoch.requests.clone(), &mut out);
-        let is_committed = |event: &Event| matches!(event, Event::Committed { .. });
-        if !out.events.iter().any(is_committed) {
+        // What it asks on the way to what is so nobody may have asked before.
+        let mut is_over = false;
+        while let Some(event) = out.events.pop() {
+            match event {
+                Event::Asked(question) => {
+                    let answer = question.ask.now().into();
+                    node.answered(&question, answer, &mut out);
+                }
+                Event::Committed { .. } => is_over = true,
+                _ => {}
+            }
+        }
+        if !is_over {
             return Err("recovery: one node alone does not end".into());
         }
     }

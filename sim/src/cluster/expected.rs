@@ -8,7 +8,7 @@ use tidemill_core::{Key, Position, SourceId, StreamId, Value};
 use tidemill_function::{Call, Functions as _, Sequencing, Tid};
 use tidemill_txn::reference::{self, CutAt, InputRow, Outcome};
 
-use super::script::{OnNodes, Script, EVENTS};
+use super::script::{OnNodes, Script, Told, EVENTS};
 
 /// Requests that were executed as one epoch, in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -57,8 +57,8 @@ pub struct Expected {
 const TOGETHER_MAX: u64 = 1 << 10;
 
 impl Expected {
-    /// Executes the requests one after the other, by the reference.
-    pub fn of(script: &Arc<Script>, epochs: &[Epoch]) -> Expected {
+    /// Executes the requests one after the other, by the reference; outside says what they were told.
+    pub fn of(script: &Arc<Script>, epochs: &[Epoch], told: &Told) -> Expected {
         let mut tids = Vec::new();
         let (mut rows, mut cuts) = (Vec::new(), Vec::new());
         for epoch in epochs {
@@ -71,10 +71,10 @@ impl Expected {
             let (offsets, clock_us) = (vec![rows.len() as u64], epoch.clock_us);
             cuts.push(CutAt { offsets, clock_us, idle: Vec::new(), ended: Vec::new() });
         }
-        let (program, told) = script.for_reference(&[]);
-        let outcome = reference::run(&program, &[rows], &ended(cuts));
         let tids: Vec<Option<Tid>> = tids.into_iter().map(Some).collect();
-        Expected::found(&outcome, &told, &tids)
+        let (program, streams) = script.for_reference(&[], &tids, told);
+        let outcome = reference::run(&program, &[rows], &ended(cuts));
+        Expected::found(&outcome, &streams, &tids)
     }
 
     /// The same where some of them are in event time; beside it the epochs, in the order that the one guarantee gives.
@@ -82,6 +82,7 @@ impl Expected {
         script: &Arc<Script>,
         of: &EventTime,
         taken: &[Taken],
+        told: &Told,
     ) -> (Expected, Vec<Epoch>) {
         let sources = of.sources();
         let mut rows: Vec<Vec<InputRow>> = vec![Vec::new(); 1 + sources.len()];
@@ -104,12 +105,16 @@ impl Expected {
             let idle = cut.idle.iter().map(|nth| SourceId(nth + 1)).collect();
             cuts.push(CutAt { offsets, clock_us: cut.clock_us, idle, ended: Vec::new() });
         }
-        let (program, told) = script.for_reference(sources);
-        let outcome = reference::run(&program, &rows, &ended(cuts));
+        let cuts = ended(cuts);
+        // Places follow from watermarks, which no function changes; what functions were told goes by places.
+        let (program, _) = script.for_reference(sources, &[], &Told::new());
+        let outcome = reference::run(&program, &rows, &cuts);
         let watermarks = outcome.watermarks.iter().map(|of| of[2]);
         let watermarks: Vec<Position> = watermarks.take(taken.len()).map(own).collect();
         let (epochs, tids, lates) = epochs(script, sources, taken, &calls, &watermarks);
-        let mut expected = Expected::found(&outcome, &told, &tids);
+        let (program, streams) = script.for_reference(sources, &tids, told);
+        let outcome = reference::run(&program, &rows, &cuts);
+        let mut expected = Expected::found(&outcome, &streams, &tids);
         let side = program.streams.iter().position(|stream| *stream.spec.name == *"side");
         let late = side.and_then(|side| outcome.late.get(&StreamId(side as u16)));
         let told = |row: &tidemill_core::Row| vec![row[4].clone(), row[8].clone()];

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use tidemill_cluster::{CutRecord, Output, Record, Records, Refused, Topic};
+use tidemill_function::Tid;
+use tidemill_txn::program::Asked;
 
 /// The log.
 #[derive(Default)]
@@ -87,6 +89,15 @@ impl Log {
                 _ => None,
             })
             .flatten()
+    }
+
+    /// All that outside has said.
+    pub fn answers(&self) -> impl Iterator<Item = (Tid, Asked, &[u8])> + '_ {
+        let records = self.topics.values().flat_map(|partition| &partition.records);
+        records.filter_map(|record| match record {
+            Record::Answer { tid, asked, answer } => Some((*tid, *asked, &answer[..])),
+            _ => None,
+        })
     }
 
     pub fn cuts(&self) -> impl Iterator<Item = &CutRecord> + '_ {

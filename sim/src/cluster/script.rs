@@ -3,14 +3,16 @@
 //! One machine interprets them, over whatever it is given: the context of a node, or the transaction of the
 //! reference, where a call runs where it is made.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::Arc;
 
 use tidemill_cluster::EventSource;
 use tidemill_core::{Column, DataType, Key, Late, Row, StreamId, TableId, Value};
 use tidemill_function::{
-    Activation, Call, Changes, Context, Functions, Handle, RowAt, Step, Stop, Target,
+    Activation, Call, Changes, Context, Functions, Handle, RowAt, Step, Stop, Target, Tid,
 };
-use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
+use tidemill_txn::program::{Abort, AbortKind, Ask, Builder, Opaque, Tx};
 use tidemill_txn::Program;
 
 use super::Dice;
@@ -20,8 +22,10 @@ use super::Dice;
 pub const ENTITIES: [TableId; 2] = [TableId(0), TableId(1)];
 const ITEMS: TableId = TableId(2);
 const REQUESTS: TableId = TableId(3);
+/// Work that somebody outside is to do; what that comes to is a request.
+pub const OUTBOX: TableId = TableId(4);
 /// The items by what they have, which live elsewhere than the items.
-const BY_N: TableId = TableId(4);
+const BY_N: TableId = TableId(5);
 
 /// What it emits.
 pub const EVENTS: StreamId = StreamId(1);
@@ -41,6 +45,8 @@ pub const TRANSFER: u32 = 1 << 17;
 const EVENTS_OF: [u32; 2] = [1 << 18, 1 << 19];
 /// What is executed of a late one that is told to others.
 const LATE: u32 = 1 << 20;
+/// The answer to work outside: the first one counts.
+const ANSWER: u32 = 1 << 21;
 
 /// So many calls, and so deep.
 pub const CALLS_MAX: u32 = 40;
@@ -103,6 +109,13 @@ enum Inst {
     },
     Emit,
     Now,
+    /// Asks somebody outside, who never says the same twice.
+    Lookup,
+    /// May take too long, as a clock says that nobody knows: the function, or a part of it.
+    Tarry,
+    TarryPartly,
+    /// Asks for work outside.
+    Work,
 }
 
 /// What a key is made of.
@@ -120,6 +133,36 @@ pub struct Script {
     /// No two items of all entities have the same number and as many.
     is_unique: bool,
     program: Program,
+    /// What outside says next.
+    outside: Arc<AtomicI64>,
+}
+
+/// What outside has said to transactions, by what they have asked.
+pub type Told = BTreeMap<(Tid, Vec<u8>), Vec<u8>>;
+
+/// A question as bytes; no other of its transaction is the same.
+fn question(of: &[i64; 5]) -> Vec<u8> {
+    of.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Bytes of a question. An answer begins with them.
+const QUESTION_BYTES: usize = 40;
+
+/// What verdicts of the clock begin with.
+const OVERDUE: &str = "overdue";
+
+/// The question to which somebody has said this. That of a verdict is all that it says.
+pub fn asked(answer: &[u8]) -> Vec<u8> {
+    match answer.starts_with(OVERDUE.as_bytes()) {
+        true => answer.to_vec(),
+        false => answer[..QUESTION_BYTES].to_vec(),
+    }
+}
+
+/// What an answer to a question says.
+fn said(question: &[u8], answer: &[u8]) -> i64 {
+    let said = answer.strip_prefix(question).expect("it is the answer to this question");
+    i64::from_le_bytes(said.try_into().expect("a word"))
 }
 
 fn mix(a: i64, b: i64) -> i64 {
@@ -139,7 +182,13 @@ impl Script {
         functions[0] = vec![Inst::Read, Inst::Need(1), Inst::Add(-1), there];
         functions[1] = vec![Inst::Add(1)];
         let is_unique = dice.chance(30);
-        Arc::new(Script { functions, keys, is_unique, program: tables(is_unique) })
+        let (program, outside) = (tables(is_unique), Arc::default());
+        Arc::new(Script { functions, keys, is_unique, program, outside })
+    }
+
+    /// Whether somebody is late who asks that now.
+    fn is_late(&self) -> bool {
+        self.outside.fetch_add(1, Ordering::Relaxed) % 4 == 0
     }
 
     /// How many tables it has, indexes among them.
@@ -182,6 +231,14 @@ impl Script {
         code.map(Vec::as_slice).ok_or_else(|| Abort::refused(format!("no function {function}")))
     }
 
+    /// What somebody outside says who has done what a row asks for: never the same twice. It has an id as requests have.
+    pub fn answer(&self, row: &[Value], id: i64) -> Call {
+        let said = self.outside.fetch_add(1, Ordering::Relaxed);
+        let (target, table) = (Target::Function(ANSWER), OUTBOX);
+        let args = [Value::Int(id), Value::Int(said)].into();
+        Call { target, table, key: [row[0].clone()].into(), args }
+    }
+
     /// The rows of a transfer: source, destination, one that counts, and the request's.
     fn transfer_rows(call: &Call) -> Vec<RowAt> {
         let (key, args) = (int(&call.key[0]), &call.args);
@@ -221,10 +278,13 @@ impl Script {
     }
 
     /// The same program for the reference: requests are events, in the order that they have, and so are those of streams
-    /// in event time, by their sources. Beside it the stream of what calls return, and of what aborts, of each.
+    /// in event time, by their sources. The `n`th of these transactions was told this. Beside it the stream of what calls
+    /// return, and of what aborts, of each.
     pub fn for_reference(
         self: &Arc<Script>,
         sources: &[EventSource],
+        tids: &[Option<Tid>],
+        told: &Told,
     ) -> (Arc<Program>, Vec<[StreamId; 2]>) {
         let mut b = builder(self.is_unique);
         let request = b.stream("requests", request_columns());
@@ -244,22 +304,24 @@ impl Script {
             let stream = inputs[1 + of.expect("it is one of them")];
             b.source(&format!("timed/{nth}"), stream, source.disorder_us);
         }
-        let mut told = Vec::new();
+        let (tids, told): (Arc<[_]>, _) = (tids.into(), Arc::new(told.clone()));
+        let mut handlers = Vec::new();
         for (nth, input) in inputs.into_iter().enumerate() {
-            let script = self.clone();
+            let (script, tids, told) = (self.clone(), tids.clone(), told.clone());
             let columns = ["n", "value"].map(|name| Column::new(name, DataType::Int)).to_vec();
-            let serial = |output| -> Arc<dyn Opaque> { Arc::new(Serial { script, output }) };
+            let serial =
+                |output| -> Arc<dyn Opaque> { Arc::new(Serial { script, output, tids, told }) };
             let handler = b.returning(&format!("call{nth}"), input, columns, serial);
             b.emits(handler, &[EVENTS]);
-            told.push(handler);
+            handlers.push(handler);
         }
         let program = b.finish().expect("a program");
-        let told = told.into_iter().map(|handler| {
+        let streams = handlers.into_iter().map(|handler| {
             let handler = &program.handlers[handler];
             [handler.output.expect("it returns something"), handler.aborted]
         });
-        let told = told.collect();
-        (Arc::new(program), told)
+        let streams = streams.collect();
+        (Arc::new(program), streams)
     }
 
     /// The time of an event in event time, and the number of its stream.
@@ -313,6 +375,7 @@ fn builder(is_unique: bool) -> Builder {
     b.partition_prefix(items, 1);
     let requests = b.table("done", &["owner", "id"], ints(&["owner", "id", "value"]));
     b.partition_prefix(requests, 1);
+    b.table("outbox", &["id"], ints(&["id", "n"]));
     assert_eq!(b.index("items.by_n", items, &["n"], false), BY_N);
     if is_unique {
         b.index("items.by_item", items, &["item", "n"], true);
@@ -338,7 +401,7 @@ fn random_function(dice: &mut Dice, count: u32, keys: i64) -> Vec<Inst> {
     };
     for _ in 0..1 + dice.below(8) {
         let kind = dice.below(2) as usize;
-        match dice.below(25) {
+        match dice.below(27) {
             0..=3 => code.push(Inst::Read),
             4..=6 => code.push(Inst::Add(dice.below(5) as i64 - 2)),
             7 => code.push(Inst::Store),
@@ -391,7 +454,9 @@ fn random_function(dice: &mut Dice, count: u32, keys: i64) -> Vec<Inst> {
                 ];
                 code.push(*dice.pick(&uses));
             }
-            _ => code.push(*dice.pick(&[Inst::Emit, Inst::Now])),
+            24 => code.push(*dice.pick(&[Inst::Emit, Inst::Now])),
+            25 => code.push(Inst::Lookup),
+            _ => code.push(*dice.pick(&[Inst::Lookup, Inst::Tarry, Inst::TarryPartly, Inst::Work])),
         }
     }
     code
@@ -409,6 +474,52 @@ trait Memory {
     fn settled(&mut self, made: Self::Made) -> Result<i64, Stop>;
     fn emit(&mut self, n: i64, acc: i64) -> Result<(), Stop>;
     fn now_us(&self) -> i64;
+    fn lookup(&mut self, question: &[u8]) -> Result<i64, Stop>;
+    /// Takes its time: perhaps too much, and then it does not come back.
+    fn tarry(&mut self, verdict: String) -> Result<(), Stop>;
+    /// The same of a part: whether it took too much.
+    fn tarry_partly(&mut self, part: u32, verdict: String) -> Result<bool, Stop>;
+}
+
+/// Its uses, which have places, are counted: so many places have come before.
+struct Counted<'m, M> {
+    of: &'m mut M,
+    steps: i64,
+}
+
+impl<M: Memory> Counted<'_, M> {
+    fn next(&mut self) -> &mut M {
+        self.steps += 1;
+        self.of
+    }
+
+    fn get(&mut self, table: TableId, key: &[i64]) -> Result<Option<Vec<i64>>, Stop> {
+        self.next().get(table, key)
+    }
+
+    fn put(&mut self, table: TableId, row: &[i64]) -> Result<(), Stop> {
+        self.next().put(table, row)
+    }
+
+    fn delete(&mut self, table: TableId, key: &[i64]) -> Result<(), Stop> {
+        self.next().delete(table, key)
+    }
+
+    fn find(&mut self, table: TableId, leading: i64, limit: u32) -> Result<Vec<Vec<i64>>, Stop> {
+        self.next().find(table, leading, limit)
+    }
+
+    fn call(&mut self, call: Call, wanted: bool) -> Result<M::Made, Stop> {
+        self.next().call(call, wanted)
+    }
+
+    fn emit(&mut self, n: i64, acc: i64) -> Result<(), Stop> {
+        self.next().emit(n, acc)
+    }
+
+    fn lookup(&mut self, question: &[u8]) -> Result<i64, Stop> {
+        self.next().lookup(question)
+    }
 }
 
 /// A function that runs.
@@ -417,10 +528,15 @@ struct Machine<M> {
     table: TableId,
     key: i64,
     arg: i64,
+    /// What tells it from all other calls of its transaction.
+    way: i64,
     acc: i64,
     at: usize,
     repeated: u32,
     wanted: Vec<Option<M>>,
+    /// How often it has used its memory, and how many parts may have taken too long.
+    steps: i64,
+    parts: u32,
 }
 
 enum Pause<M> {
@@ -429,12 +545,20 @@ enum Pause<M> {
 }
 
 impl<M: Copy> Machine<M> {
-    fn new(function: u32, table: TableId, key: i64, arg: i64) -> Machine<M> {
-        let acc = mix(key, arg);
-        Machine { function, table, key, arg, acc, at: 0, repeated: 0, wanted: Vec::new() }
+    fn new(function: u32, call: &Call) -> Machine<M> {
+        let (table, key, arg) = (call.table, int(&call.key[0]), int(&call.args[0]));
+        let (way, acc) = (call.args.get(1).map_or(0, int), mix(key, arg));
+        let (at, repeated, wanted, steps, parts) = (0, 0, Vec::new(), 0, 0);
+        Machine { function, table, key, arg, way, acc, at, repeated, wanted, steps, parts }
     }
 
-    fn own(&self, memory: &mut impl Memory) -> Result<Option<i64>, Stop> {
+    /// Why it took too long; no other call of its transaction has this.
+    fn verdict(&self) -> String {
+        let Machine { function, table, key, arg, way, .. } = self;
+        format!("{OVERDUE} {way} {function} {} {key} {arg}", table.0)
+    }
+
+    fn own(&self, memory: &mut Counted<'_, impl Memory>) -> Result<Option<i64>, Stop> {
         Ok(memory.get(self.table, &[self.key])?.map(|row| row[1]))
     }
 
@@ -450,6 +574,17 @@ impl<M: Copy> Machine<M> {
         &mut self,
         script: &Script,
         memory: &mut impl Memory<Made = M>,
+    ) -> Result<Pause<M>, Stop> {
+        let mut memory = Counted { of: memory, steps: self.steps };
+        let pause = self.go_on(script, &mut memory);
+        self.steps = memory.steps;
+        pause
+    }
+
+    fn go_on(
+        &mut self,
+        script: &Script,
+        memory: &mut Counted<'_, impl Memory<Made = M>>,
     ) -> Result<Pause<M>, Stop> {
         let code = script.code(self.function)?;
         while let Some(&inst) = code.get(self.at) {
@@ -475,7 +610,8 @@ impl<M: Copy> Machine<M> {
                     // Most graphs end by themselves; a few go on until they are stopped.
                     let made = if self.arg > 0 || self.acc % 61 == 0 {
                         let key = [Value::Int(self.operand(key, script.keys))].into();
-                        let args = [Value::Int(self.arg - 1)].into();
+                        let way = mix(self.way, memory.steps);
+                        let args = [Value::Int(self.arg - 1), Value::Int(way)].into();
                         let (target, table) = (Target::Function(function), ENTITIES[kind]);
                         Some(memory.call(Call { target, table, key, args }, wanted)?)
                     } else {
@@ -489,7 +625,7 @@ impl<M: Copy> Machine<M> {
                     let from = self.wanted.len().saturating_sub(some);
                     let made: Vec<M> = self.wanted[from..].iter().copied().flatten().collect();
                     let replies: Option<Vec<i64>> =
-                        made.iter().map(|&made| memory.reply(made)).collect();
+                        made.iter().map(|&made| memory.of.reply(made)).collect();
                     let Some(replies) = replies else { return Ok(Pause::Waits(made)) };
                     self.wanted.truncate(from);
                     self.acc = replies.into_iter().fold(self.acc, mix);
@@ -497,7 +633,7 @@ impl<M: Copy> Machine<M> {
                 Inst::Ask(some) => {
                     let from = self.wanted.len().saturating_sub(some);
                     for made in self.wanted.split_off(from).into_iter().flatten() {
-                        self.acc = mix(self.acc, memory.settled(made)?);
+                        self.acc = mix(self.acc, memory.of.settled(made)?);
                     }
                 }
                 Inst::SkipIfOdd(some) if self.acc % 2 == 1 => self.at += some,
@@ -545,7 +681,24 @@ impl<M: Copy> Machine<M> {
                     memory.delete(ENTITIES[kind], &[self.operand(key, script.keys)])?;
                 }
                 Inst::Emit => memory.emit(self.key, self.acc)?,
-                Inst::Now => self.acc = mix(self.acc, memory.now_us()),
+                Inst::Now => self.acc = mix(self.acc, memory.of.now_us()),
+                Inst::Lookup => {
+                    let what = i64::from(self.function) << 16 | i64::from(self.table.0);
+                    let question = question(&[self.way, memory.steps, what, self.key, self.acc]);
+                    self.acc = mix(self.acc, memory.lookup(&question)?);
+                }
+                Inst::Work => {
+                    let key = mix(self.way, memory.steps);
+                    memory.put(OUTBOX, &[key, self.acc % 10])?;
+                }
+                Inst::Tarry => memory.of.tarry(self.verdict())?,
+                Inst::TarryPartly => {
+                    self.parts += 1;
+                    let verdict = format!("{} {}", self.verdict(), self.parts);
+                    if memory.of.tarry_partly(self.parts, verdict)? {
+                        self.acc = mix(self.acc, -7);
+                    }
+                }
             }
             self.at += 1;
         }
@@ -554,7 +707,7 @@ impl<M: Copy> Machine<M> {
 }
 
 /// On a node.
-struct OnNode<'a>(&'a mut dyn Context);
+struct OnNode<'a>(&'a mut dyn Context, &'a Script);
 
 fn row_of(row: &[i64]) -> Vec<Value> {
     row.iter().map(|&i| Value::Int(i)).collect()
@@ -603,6 +756,32 @@ impl Memory for OnNode<'_> {
     fn now_us(&self) -> i64 {
         self.0.now_us()
     }
+
+    fn lookup(&mut self, question: &[u8]) -> Result<i64, Stop> {
+        let (outside, asked) = (self.1.outside.clone(), question.to_vec());
+        let ask = Ask::new(move || {
+            let says = outside.fetch_add(1, Ordering::Relaxed);
+            [&asked[..], &says.to_le_bytes()].concat()
+        });
+        Ok(said(question, &self.0.lookup(question, &ask)?))
+    }
+
+    fn tarry(&mut self, verdict: String) -> Result<(), Stop> {
+        match self.0.has_deadline() && self.1.is_late() {
+            true => Err(Stop::Overdue(verdict)),
+            false => Ok(()),
+        }
+    }
+
+    fn tarry_partly(&mut self, part: u32, verdict: String) -> Result<bool, Stop> {
+        if self.0.verdict(part, None)?.is_some() {
+            return Ok(true);
+        }
+        if self.0.has_deadline() && self.1.is_late() {
+            self.0.verdict(part, Some(&verdict))?;
+        }
+        Ok(false)
+    }
 }
 
 struct Running {
@@ -612,10 +791,25 @@ struct Running {
 
 impl Activation for Running {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
-        Ok(match self.machine.run(&self.script, &mut OnNode(context))? {
+        Ok(match self.machine.run(&self.script, &mut OnNode(context, &self.script))? {
             Pause::Waits(made) => Step::Wait(made),
             Pause::Done(acc) => Step::Done(Value::Int(acc)),
         })
+    }
+}
+
+/// Takes an answer, if it is the first.
+struct Answered(Call);
+
+impl Activation for Answered {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        let Call { table, key, args, .. } = &self.0;
+        if context.get(*table, key)?.is_none() {
+            return Ok(Step::Done(Value::Int(-1)));
+        }
+        context.delete(*table, key)?;
+        context.emit(EVENTS, &[key[0].clone(), args[1].clone()])?;
+        Ok(Step::Done(args[1].clone()))
     }
 }
 
@@ -630,13 +824,13 @@ impl Activation for Once {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
         let (key, id) = (self.call.key[0].clone(), self.call.args[0].clone());
         let Some(made) = self.made else {
-            let known = context.get(REQUESTS, &[key, id])?;
+            let known = context.get(REQUESTS, &[key, id.clone()])?;
             if let Some(request) = known.filter(|_| !self.executes_again) {
                 return Ok(Step::Done(request[2].clone()));
             }
             let Target::Function(function) = self.call.target else { unreachable!("checked") };
             let target = Target::Function(function % ONCE);
-            let args = [self.call.args[1].clone()].into();
+            let args = [self.call.args[1].clone(), id.clone()].into();
             let call = Call { target, args, ..self.call.clone() };
             let made = context.call(call, true)?;
             self.made = Some(made);
@@ -649,9 +843,9 @@ impl Activation for Once {
 }
 
 /// Tells others of a late event.
-struct Told([Value; 2]);
+struct TellsLate([Value; 2]);
 
-impl Activation for Told {
+impl Activation for TellsLate {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
         context.emit(LATES, &self.0)?;
         Ok(Step::Done(Value::Null))
@@ -671,17 +865,24 @@ impl Functions for OnNodes {
         &self.script.program
     }
 
+    fn outboxes(&self) -> &[TableId] {
+        &[OUTBOX]
+    }
+
     fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
         let Target::Function(function) = call.target else { unreachable!("nodes use rows") };
         if function == LATE {
-            return Ok(Box::new(Told([call.args[0].clone(), call.args[2].clone()])));
+            return Ok(Box::new(TellsLate([call.args[0].clone(), call.args[2].clone()])));
+        }
+        if function == ANSWER {
+            return Ok(Box::new(Answered(call.clone())));
         }
         if function >= ONCE {
             let (call, executes_again) = (call.clone(), self.executes_again);
             return Ok(Box::new(Once { call, executes_again, made: None }));
         }
         self.script.code(function)?;
-        let machine = Machine::new(function, call.table, int(&call.key[0]), int(&call.args[0]));
+        let machine = Machine::new(function, call);
         Ok(Box::new(Running { script: self.script.clone(), machine }))
     }
 
@@ -717,6 +918,8 @@ impl Functions for OnNodes {
 struct Serial {
     script: Arc<Script>,
     output: StreamId,
+    tids: Arc<[Option<Tid>]>,
+    told: Arc<Told>,
 }
 
 struct OnTx<'a> {
@@ -725,6 +928,8 @@ struct OnTx<'a> {
     calls: &'a mut u32,
     depth: usize,
     replies: Vec<i64>,
+    tid: Tid,
+    told: &'a Arc<Told>,
 }
 
 impl Memory for OnTx<'_> {
@@ -761,11 +966,14 @@ impl Memory for OnTx<'_> {
         let Target::Function(function) = call.target else {
             unreachable!("calls are of functions")
         };
-        let (key, arg) = (int(&call.key[0]), int(&call.args[0]));
-        let mut machine = Machine::new(function, call.table, key, arg);
-        let (script, depth) = (self.script, self.depth + 1);
-        let mut memory =
-            OnTx { script, tx: self.tx, calls: self.calls, depth, replies: Vec::new() };
+        let mut machine = Machine::new(function, &call);
+        let reason = machine.verdict();
+        if self.told.contains_key(&(self.tid, reason.clone().into_bytes())) {
+            return Err(Abort { kind: AbortKind::Overdue, reason }.into());
+        }
+        let (script, depth, replies) = (self.script, self.depth + 1, Vec::new());
+        let (tid, told) = (self.tid, self.told);
+        let mut memory = OnTx { script, tx: self.tx, calls: self.calls, depth, replies, tid, told };
         match machine.run(script, &mut memory)? {
             Pause::Done(acc) => self.replies.push(acc),
             Pause::Waits(_) => unreachable!("replies are there"),
@@ -788,13 +996,40 @@ impl Memory for OnTx<'_> {
     fn now_us(&self) -> i64 {
         self.tx.now_us()
     }
+
+    fn lookup(&mut self, question: &[u8]) -> Result<i64, Stop> {
+        let (told, key) = (self.told.clone(), (self.tid, question.to_vec()));
+        let ask = Ask::new(move || told.get(&key).cloned().unwrap_or_default());
+        let answer = self.tx.lookup(question, &ask)?;
+        match answer.is_empty() {
+            true => Err(Abort::refused("nobody was told what it asks").into()),
+            false => Ok(said(question, &answer)),
+        }
+    }
+
+    fn tarry(&mut self, _: String) -> Result<(), Stop> {
+        Ok(())
+    }
+
+    fn tarry_partly(&mut self, _: u32, verdict: String) -> Result<bool, Stop> {
+        Ok(self.told.contains_key(&(self.tid, verdict.into_bytes())))
+    }
 }
 
 impl Opaque for Serial {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
         let at = |n: usize| int(&event[n]);
         let (n, function, table, key) = (at(0), at(1) as u32, TableId(at(2) as u16), at(3));
-        let value = if function == TRANSFER {
+        let value = if function == ANSWER {
+            match tx.get(OUTBOX, &row_of(&[key]))? {
+                Some(_) => {
+                    tx.delete(OUTBOX, &row_of(&[key]))?;
+                    tx.emit(EVENTS, &row_of(&[key, at(5)]))?;
+                    Value::Int(at(5))
+                }
+                None => Value::Int(-1),
+            }
+        } else if function == TRANSFER {
             let args = event[4..].to_vec().into();
             let target = Target::Function(function);
             let call = Call { target, table, key: [Value::Int(key)].into(), args };
@@ -821,13 +1056,16 @@ impl Opaque for Serial {
         } else {
             let mut calls = 1;
             let (script, replies) = (&self.script, Vec::new());
-            let mut memory = OnTx { script, tx, calls: &mut calls, depth: 0, replies };
+            // One that is never executed has no place, and neither has any as long as watermarks are looked for.
+            let tid = self.tids.get(n as usize).copied().flatten().unwrap_or_default();
+            let told = &self.told;
+            let mut memory = OnTx { script, tx, calls: &mut calls, depth: 0, replies, tid, told };
             let target = Target::Function(function % ONCE);
-            let args = [Value::Int(at(5))].into();
+            let args = [Value::Int(at(5)), Value::Int(at(4))].into();
             let call = Call { target, table, key: [Value::Int(key)].into(), args };
             let made = memory.call(call, true).map_err(|stop| match stop {
                 Stop::Abort(abort) => abort,
-                Stop::Unwind => unreachable!("the reference never waits"),
+                other => unreachable!("the reference never waits, and has no clock: {other:?}"),
             })?;
             let value = Value::Int(memory.replies[made]);
             tx.put(REQUESTS, &[Value::Int(key), Value::Int(at(4)), value.clone()])?;

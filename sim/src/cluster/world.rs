@@ -11,10 +11,11 @@ use tidemill_cluster::{
     Address, Coordinator, Effect, EventSource, EventTime, Input, Member, Object, Packet, Record,
     Request, Settings, Topic, Worker,
 };
+use tidemill_core::{Key, Value};
 use tidemill_function::{Call, Fault};
 
 use super::log::Log;
-use super::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX, TIMED};
+use super::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX, OUTBOX, TIMED};
 use super::sink::{Sink, Writer};
 use super::Dice;
 
@@ -88,6 +89,8 @@ struct Running {
     clock_off_us: i64,
     /// Beside a coordinator, once it has begun.
     writer: Option<Writer>,
+    /// The work outside that it is told to have done.
+    work: BTreeMap<Key, Arc<[Value]>>,
 }
 
 enum Happening {
@@ -113,6 +116,8 @@ enum Happening {
         object: Object,
         token: tidemill_cluster::Token,
     },
+    /// Work outside is done, if it is still to be.
+    Work(Process, Key),
     Start(Process),
     Trouble,
     Request(u32),
@@ -160,6 +165,8 @@ pub struct World {
     ids: i64,
     /// Requests whose clients know that they are in the log.
     pub(super) acknowledged: Vec<i64>,
+    /// What nobody may have heard of.
+    pub(super) asked_early: Option<String>,
     /// What happened, if somebody wants to know.
     pub trace: bool,
 }
@@ -254,6 +261,7 @@ impl World {
             clients: Vec::new(),
             ids: 0,
             acknowledged: Vec::new(),
+            asked_early: None,
             trace: false,
         };
         world.start_coordinator();
@@ -347,7 +355,11 @@ impl World {
                 let worker = self.worker(*member);
                 let is_done = |worker: &&Worker| {
                     worker.outputs_under_way() == 0
-                        && worker.state().is_some_and(|(_, executed)| executed == last)
+                        && worker.state().is_some_and(|(state, executed)| {
+                            // All work outside has been answered.
+                            let is_left = state.rows.iter().any(|(table, ..)| table == OUTBOX);
+                            executed == last && !is_left
+                        })
                 };
                 worker.filter(is_done).is_some()
             })
@@ -401,7 +413,8 @@ impl World {
     fn start(&mut self, process: Process, machine: Machine) {
         self.say(|| format!("{process:?} starts"));
         let (frozen_until_us, inbox, clock_off_us) = (0, Vec::new(), 0);
-        let running = Running { machine, frozen_until_us, inbox, clock_off_us, writer: None };
+        let (writer, work) = (None, BTreeMap::new());
+        let running = Running { machine, frozen_until_us, inbox, clock_off_us, writer, work };
         self.processes.insert(process, running);
         let in_us = self.dice.below(TICK_US);
         self.after(in_us, Happening::Tick(process));
@@ -488,6 +501,7 @@ impl World {
                 }
             }
             Happening::Start(_) => self.start_worker(),
+            Happening::Work(by, key) => self.work(by, key),
             Happening::Trouble => self.trouble(),
             Happening::Request(client) => self.request(client),
             Happening::RequestAppend { client, source, requests, is_lost } => {
@@ -635,6 +649,33 @@ impl World {
                 let in_us = self.delay();
                 self.after(in_us, Happening::Deliver(by, Input::Got { token, object }));
             }
+            Effect::Outbox { all, rows } => {
+                if !rows.is_empty() && self.executed(by) > self.log.last_epoch() {
+                    self.asked_early.get_or_insert("work is to be done before its cut".into());
+                }
+                let running = self.processes.get_mut(&by).expect("it has told this");
+                if all {
+                    running.work.clear();
+                }
+                for (_, key, row) in rows {
+                    let running = self.processes.get_mut(&by).expect("it has told this");
+                    let Some(row) = row else {
+                        running.work.remove(&key);
+                        continue;
+                    };
+                    running.work.insert(key.clone(), row);
+                    let in_us = self.delay();
+                    self.after(in_us, Happening::Work(by, key));
+                }
+            }
+            Effect::Ask { token, ask } => {
+                if self.executed(by) >= self.log.last_epoch() {
+                    self.asked_early.get_or_insert("somebody is asked before a cut".into());
+                }
+                let answer = (!self.dice.chance(5)).then(|| ask.now());
+                let in_us = self.delay() + self.dice.below(10 * MS);
+                self.after(in_us, Happening::Deliver(by, Input::Answered { token, answer }));
+            }
             Effect::Release { manifest, cuts } => {
                 self.log.trim(Topic::Cuts, cuts);
                 for (source, (input, output)) in
@@ -655,6 +696,31 @@ impl World {
                 }
             }
         }
+    }
+
+    /// The last epoch that a worker has executed.
+    fn executed(&self, by: Process) -> u64 {
+        let state = match by {
+            Process::Worker(member) => self.worker(member).and_then(Worker::state),
+            Process::Coordinator(_) => None,
+        };
+        state.map_or(0, |(_, executed)| executed)
+    }
+
+    /// Somebody outside does what a row asks for, and says so; perhaps not at once, perhaps more than once.
+    fn work(&mut self, by: Process, key: Key) {
+        let row = self.processes.get(&by).and_then(|running| running.work.get(&key)).cloned();
+        let Some(row) = row else { return };
+        if self.dice.chance(70) {
+            self.ids += 1;
+            let (id, source) = (self.ids, self.dice.below(self.settings.sources.into()) as u32);
+            let request =
+                Request { id: id.to_be_bytes().into(), call: self.script.answer(&row, id) };
+            let record = Record::Requests(vec![request]);
+            self.log.append(Topic::Input(source), 0, record).expect("inputs have no fence");
+        }
+        let in_us = self.delay() + 20 * MS;
+        self.after(in_us, Happening::Work(by, key));
     }
 
     fn send(&mut self, by: Process, to: Address, packet: Packet) {

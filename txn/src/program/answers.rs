@@ -3,10 +3,33 @@
 //! the same.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
 /// What was asked, as a hash: of the transaction, of how often it had asked before, and of the question.
 pub type Asked = u128;
+
+/// Asks somebody outside, which may take its time. Who is asked may be asked again.
+#[derive(Clone)]
+pub struct Ask(Arc<dyn Fn() -> Vec<u8> + Send + Sync>);
+
+impl Ask {
+    /// Asks so.
+    pub fn new(ask: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Ask {
+        Ask(Arc::new(ask))
+    }
+
+    /// What outside says.
+    pub fn now(&self) -> Vec<u8> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ask")
+    }
+}
 
 /// An answer has at most so many bytes: it is logged.
 pub(crate) const ANSWER_MAX: usize = 1 << 20;
@@ -27,12 +50,12 @@ impl Answers {
     }
 
     /// The answer to a question: as it was given before, or as `ask` gives it now.
-    pub(crate) fn to(&self, asked: Asked, ask: &mut dyn FnMut() -> Vec<u8>) -> Arc<[u8]> {
+    pub(crate) fn to(&self, asked: Asked, ask: &Ask) -> Arc<[u8]> {
         if let Some(answer) = self.lock().get(&asked) {
             return answer.clone();
         }
         // Others may ask meanwhile, and of two who ask the same the first is right.
-        let mut answer = ask();
+        let mut answer = ask.now();
         // Whoever asked is refused, and what is logged is bounded.
         answer.truncate(ANSWER_MAX + 1);
         let answer = answer.into();

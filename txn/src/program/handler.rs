@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Row, StreamId, TableId, Value};
 
+use super::answers::Ask;
 use super::expr::{Block, ExprId};
 use super::ints;
 use super::owned::WindowId;
@@ -428,14 +429,14 @@ pub trait Tx {
     /// there and the count, so the same whenever it runs. Not for secrets: whoever knows the event knows
     /// the number.
     fn random(&mut self) -> u128;
+    /// Whether a clock may end its function ([`AbortKind::Overdue`]).
+    fn has_deadline(&self) -> bool {
+        true
+    }
     /// What outside says to a question, which `ask` asks: at most a mebibyte. The answer is logged, and
     /// told again, without asking, whenever the transaction asks the same as its so-many-th question. The
     /// epoch waits for it, and what it changes outside may be done again.
-    fn lookup(
-        &mut self,
-        question: &[u8],
-        ask: &mut dyn FnMut() -> Vec<u8>,
-    ) -> Result<Arc<[u8]>, Abort>;
+    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort>;
 }
 
 /// A handler that finds its accesses by running. It must be a function of the event and of what it

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tidemill_core::{Row, StreamId, TableId, Value};
 
-use super::answers::ANSWER_MAX;
+use super::answers::{Ask, ANSWER_MAX};
 use super::groups;
 use super::handler::{reasons, Abort, Tx};
 use super::hooks::{self, DEPTH_MAX};
@@ -73,11 +73,7 @@ impl<'a> Inside<'a> {
     }
 
     /// As [`Tx::lookup`].
-    pub(crate) fn lookup(
-        &mut self,
-        question: &[u8],
-        ask: &mut dyn FnMut() -> Vec<u8>,
-    ) -> Result<Arc<[u8]>, Abort> {
+    pub(crate) fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort> {
         self.count(1)?;
         let asked = self.moment.asked(self.asked, question);
         self.asked += 1;

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{SourceSpec, StreamId, TableSpec, Value};
 
 pub use crate::execute::NativeTx;
-pub use answers::{Answers, Asked};
+pub use answers::{Answers, Ask, Asked};
 pub use build::{Builder, HandlerBuilder, RowHandle};
 pub use expr::{evaluate, Block, Expr, ExprId, Node, Scope};
 pub use footprint::{Access, Footprint, RowUse};

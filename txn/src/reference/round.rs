@@ -9,7 +9,7 @@ use super::rows::Rows;
 use super::work::{Was, Work};
 use crate::program::inside::Transaction;
 use crate::program::rounds::{Agenda, Emitted, Given, Turns};
-use crate::program::{reasons, Abort, Answers, Body, Handler, Origin, Program};
+use crate::program::{reasons, Abort, AbortKind, Answers, Body, Handler, Origin, Program};
 
 /// The rounds of a program.
 #[derive(Debug)]
@@ -167,10 +167,12 @@ impl<R: Rows> Round<'_, R> {
     ) -> Result<(), Abort> {
         let (program, when) = (self.program, self.next());
         let moment = when.moment(index, self.answers);
+        let verdict = self.rows.verdict()?;
         let mut work = Work::new(program, self.rows, index, &moment);
-        let result = match depth > program.handlers.len() {
-            true => Err(reasons::endless()),
-            false => work.handler(event),
+        let result = match (depth > program.handlers.len(), verdict) {
+            (true, _) => Err(reasons::endless()),
+            (false, Some(reason)) => Err(Abort { kind: AbortKind::Overdue, reason }),
+            (false, None) => work.handler(event).inspect_err(|abort| work.judge(abort)),
         };
         let (undo, emitted) = (work.undo, work.inside.emitted);
         let emitted = match result {
@@ -198,9 +200,14 @@ impl<R: Rows> Round<'_, R> {
         let (program, turn) = (self.program, &self.turns.all[number]);
         let when = self.next();
         let moment = when.moment(turn.step, self.answers);
+        let verdict = self.rows.verdict()?;
         let mut work = Work::new(program, self.rows, turn.procedures[0], &moment);
-        let (mut emitted, mut aborted): (Vec<Emitted>, _) = (Vec::new(), None);
+        let overdue = |reason| Abort { kind: AbortKind::Overdue, reason };
+        let (mut emitted, mut aborted): (Vec<Emitted>, _) = (Vec::new(), verdict.map(overdue));
         for (place, index) in turn.procedures.iter().enumerate() {
+            if aborted.is_some() {
+                break;
+            }
             let handler: &Handler = &program.handlers[*index];
             let Some(batches) = given.batches(handler, place) else { continue };
             let Body::Opaque(opaque) = handler.body else {
@@ -209,8 +216,9 @@ impl<R: Rows> Round<'_, R> {
             work.inside.handler = *index;
             let function = &program.opaques[opaque];
             if let Err(abort) = work.function(|work| function.call_batch(&batches, work)) {
+                work.judge(&abort);
                 aborted = Some(abort);
-                break;
+                continue;
             }
             let events = std::mem::take(&mut work.inside.emitted);
             for (stream, row) in &events {

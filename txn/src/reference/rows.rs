@@ -1,12 +1,13 @@
 //! Where the rows of a transaction are: on ordered maps, or with others.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tidemill_core::{encode, Key, Row, TableId, Value};
 
 use super::Version;
 use crate::program::hooks::Index;
-use crate::program::{key_value, Abort, Program};
+use crate::program::{key_value, Abort, Ask, Program};
 
 /// Rows, as the transactions before have left them and the one that runs has written them. Keys have a value for each
 /// column.
@@ -52,12 +53,26 @@ pub trait Rows {
     /// The versions that a row has had, oldest first.
     fn versions(&self, table: TableId, key: &[Value]) -> Result<Vec<Version>, Abort>;
 
-    /// Whether functions may ask outside, where answers are logged.
-    ///
-    /// # Errors
-    /// When they may not.
-    fn check_lookup(&self) -> Result<(), Abort> {
-        Ok(())
+    /// What outside says to a question, where whoever has the rows has the answers, too.
+    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Option<Arc<[u8]>>, Abort> {
+        let _ = (question, ask);
+        Ok(None)
+    }
+
+    /// Whether a clock may end a transaction.
+    fn has_deadline(&self) -> bool {
+        true
+    }
+
+    /// Why the next transaction took too long the first time, where whoever has the rows knows that.
+    fn verdict(&mut self) -> Result<Option<String>, Abort> {
+        Ok(None)
+    }
+
+    /// The transaction that has begun last takes too long, for this reason. Where that has to be recorded first, rows
+    /// are not to be had meanwhile.
+    fn overdue(&mut self, reason: &str) {
+        let _ = reason;
     }
 
     /// Whether rows are not to be had now, and all has to be begun again.

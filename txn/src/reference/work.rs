@@ -13,8 +13,8 @@ use crate::program::inside::Inside;
 use crate::program::inside::Transaction;
 use crate::program::owned::Held;
 use crate::program::{
-    evaluate, key_value, reasons, Abort, Aggregate, Body, Declared, Moment, Native, Op, Program,
-    RowId, Scope, Tx, VarId, Window, WindowId, WindowRead,
+    evaluate, key_value, reasons, Abort, AbortKind, Aggregate, Ask, Body, Declared, Moment, Native,
+    Op, Program, RowId, Scope, Tx, VarId, Window, WindowId, WindowRead,
 };
 
 /// One transaction at work.
@@ -71,6 +71,13 @@ impl<'a, R: Rows> Work<'a, R> {
                 let function = &program.opaques[*opaque];
                 self.function(|work| function.call(event, work))
             }
+        }
+    }
+
+    /// What a clock has ended is recorded, where somebody does that.
+    pub(super) fn judge(&mut self, abort: &Abort) {
+        if abort.kind == AbortKind::Overdue {
+            self.rows.overdue(&abort.reason);
         }
     }
 
@@ -427,13 +434,15 @@ impl<R: Rows> Tx for Work<'_, R> {
         self.inside.random()
     }
 
-    fn lookup(
-        &mut self,
-        question: &[u8],
-        ask: &mut dyn FnMut() -> Vec<u8>,
-    ) -> Result<Arc<[u8]>, Abort> {
-        self.rows.check_lookup()?;
-        self.inside.lookup(question, ask)
+    fn has_deadline(&self) -> bool {
+        self.rows.has_deadline()
+    }
+
+    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort> {
+        match self.rows.lookup(question, ask)? {
+            Some(answer) => Ok(answer),
+            None => self.inside.lookup(question, ask),
+        }
     }
 }
 

@@ -193,6 +193,9 @@ fn own_records_come_back() {
     };
     come_back(&Record::Requests(vec![request.clone(), request]), &|m| Some(format.requests(m)));
     come_back(&Record::Outputs(outputs()), &|m| format.decode(m));
+    let answer = Record::Answer { tid: Tid(4), asked: 7, answer: (*b"+").into() };
+    assert!(format.encode(&answer).value.is_empty());
+    come_back(&answer, &|m| format.decode(m));
     come_back(&Record::Outputs(outputs()[..1].to_vec()), &|m| format.decode(m));
 }
 

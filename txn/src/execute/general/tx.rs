@@ -7,7 +7,7 @@ use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use super::{plain, General};
 use crate::program::inside::{Inside, Transaction};
 use crate::program::owned::Held;
-use crate::program::{ints, Abort, Aggregate, Tx, Window, WindowId};
+use crate::program::{ints, Abort, Aggregate, Ask, Tx, Window, WindowId};
 
 impl Tx for General<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
@@ -147,11 +147,7 @@ impl Tx for General<'_> {
         self.inside.random()
     }
 
-    fn lookup(
-        &mut self,
-        question: &[u8],
-        ask: &mut dyn FnMut() -> Vec<u8>,
-    ) -> Result<Arc<[u8]>, Abort> {
+    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort> {
         self.inside.lookup(question, ask)
     }
 }

@@ -1,0 +1,117 @@
+//! What functions ask outside: it is asked once the cut of their epoch is durable, and they go on once the answer is. And work
+//! outside, which is in rows of outboxes: it is to be done while one is there.
+//!
+//! So nobody hears of an epoch that may become another one, and nothing depends on an answer that a recovery would not
+//! find. It finds all of those that an epoch behind its snapshot may need: a cut is made when all have executed the one
+//! before, so nothing of an epoch is asked before all members have said where the outputs of later ones may begin.
+
+use std::mem::{replace, take};
+use std::sync::Arc;
+
+use tidemill_core::Key;
+use tidemill_function::{Fault, Outbox, Question, Store as _};
+
+use super::{Stage, Wish, Worker};
+use crate::effect::Effect;
+use crate::records::{Record, Topic};
+
+impl Worker {
+    /// Asks what may be asked.
+    pub(super) fn ask_outside(&mut self, effects: &mut Vec<Effect>) {
+        let early = self.is_spoiled_by(Fault::AskEarly);
+        let Stage::Running(running) = &mut self.stage else { return };
+        let durable = if early { u64::MAX } else { running.durable };
+        let mut asking = Vec::new();
+        while let Some((_, question)) =
+            running.questions.pop_front_if(|(epoch, _)| *epoch <= durable)
+        {
+            asking.push(question);
+        }
+        for question in asking {
+            let ask = question.ask.clone();
+            let token = self.token(Wish::Outside(question));
+            effects.push(Effect::Ask { token, ask });
+        }
+    }
+
+    /// Somebody has answered: that is appended. Where nobody could be asked the question is asked again.
+    pub(super) fn answered(
+        &mut self,
+        question: Question,
+        answer: Option<Vec<u8>>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(mut answer) = answer else {
+            let ask = question.ask.clone();
+            let token = self.token(Wish::Outside(question));
+            return effects.push(Effect::Ask { token, ask });
+        };
+        // Whoever has asked is refused, and what is logged is bounded.
+        answer.truncate(self.settings.function.output_bytes_max + 1);
+        let answer: Arc<[u8]> = answer.into();
+        let (tid, asked, generation) = (question.tid, question.asked, self.generation);
+        let source = ((tid.0 - 1) % u64::from(self.settings.sources)) as u32;
+        let record = Record::Answer { tid, asked, answer: answer.clone() };
+        let early = self.is_spoiled_by(Fault::TellEarly);
+        let told = early.then(|| (question.clone(), answer.clone()));
+        let (token, topic) = (self.token(Wish::Answer(question, answer)), Topic::Output(source));
+        effects.push(Effect::Append { token, topic, generation, record });
+        if let Some((question, answer)) = told {
+            self.tell_answer(&question, answer, effects);
+        }
+    }
+
+    /// The answer is in the outputs.
+    pub(super) fn answer_durable(
+        &mut self,
+        question: &Question,
+        answer: Arc<[u8]>,
+        at: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        let source = (question.tid.0 - 1) % u64::from(self.settings.sources);
+        let end = &mut running.ends[source as usize];
+        *end = (*end).max(at + 1);
+        self.tell_answer(question, answer, effects);
+    }
+
+    /// Tells what has changed in the outboxes, and at first all that is there, when all that was recorded has been executed and
+    /// all that was executed is recorded: what a recovery executes again may have been done and answered.
+    pub(super) fn tell_outbox(&mut self, effects: &mut Vec<Effect>) {
+        let early = self.is_spoiled_by(Fault::WorkEarly);
+        let forgets = self.is_spoiled_by(Fault::ForgetWork);
+        let outboxes = self.functions.outboxes();
+        let Stage::Running(running) = &mut self.stage else { return };
+        let is_due = running.executed == running.durable || early;
+        if outboxes.is_empty() || !is_due {
+            return;
+        }
+        let changed = take(&mut running.outbox);
+        let all = !replace(&mut running.tells_outbox, true);
+        let mut rows = Vec::new();
+        if all && !forgets {
+            let (from, to) = (Key::of([]), Key::of([]).behind_all());
+            for &table in outboxes {
+                running.node.store().range(table, &from, &to, &mut |key, row| {
+                    rows.push((table, key.clone(), Some(row.clone())));
+                    true
+                });
+            }
+        } else {
+            rows.extend(changed.into_iter().map(|((table, key), row)| (table, key, row)));
+        }
+        if all || !rows.is_empty() {
+            effects.push(Effect::Outbox { all, rows });
+        }
+    }
+
+    /// Whoever has asked goes on.
+    fn tell_answer(&mut self, question: &Question, answer: Arc<[u8]>, effects: &mut Vec<Effect>) {
+        let Stage::Running(running) = &mut self.stage else { return };
+        let mut out = Outbox::default();
+        running.node.answered(question, answer, &mut out);
+        self.take(out, effects);
+        self.go_on(effects);
+    }
+}

@@ -1,0 +1,247 @@
+//! Work outside on several processes: whoever owns a row of an outbox has it done, and what it comes to is a request.
+//!
+//! The outbox is the whole memory of it, as in one process: whoever executes an answer removes the row, and the second
+//! answer finds none. So whatever dies, somebody else has the row and has the work done, with the same key for those
+//! outside to know it by.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+use tidemill_cluster::{Record, Request, RequestId, Topic};
+use tidemill_core::{rules, Error, Key, Result, Schema, StreamId, TableId, Value};
+use tidemill_durable::Log;
+use tidemill_env::Env;
+use tidemill_function::{Functions as _, Stored};
+use tidemill_host::Outboxes;
+
+use super::coordinate::partition_of;
+use crate::external::Outside;
+use crate::functions::AppFunctions;
+use crate::spec::AppSpec;
+
+/// What ids of answers begin with: no client can send it.
+const ANSWER: &str = "\u{1}external/";
+
+/// After so long work is begun again that has failed, or of which nobody knows whether the answer is recorded: a second, in
+/// waits of so long, in microseconds.
+const AGAIN: usize = 50;
+const WAIT_US: u64 = 20_000;
+
+/// The work outside of an app's workers.
+pub(super) struct Desks {
+    env: Env,
+    desks: Vec<Arc<Desk>>,
+}
+
+/// An outbox at work; its threads share it.
+struct Desk {
+    functions: Arc<AppFunctions>,
+    table: TableId,
+    /// What begins with the row's key is an event of this stream.
+    answers: StreamId,
+    columns: Arc<Schema>,
+    /// Which column of the outbox is its key.
+    key: usize,
+    outside: Arc<dyn Outside>,
+    at_once: usize,
+    /// Of how many sources the log is that clients ask of.
+    sources: u32,
+    work: Mutex<Work>,
+    /// Told when there is something to do, and when there never is again.
+    needed: Condvar,
+    is_over: AtomicBool,
+}
+
+#[derive(Default)]
+struct Work {
+    /// The rows that are there.
+    rows: BTreeMap<Key, Arc<[Value]>>,
+    /// Those that nobody has begun with.
+    waiting: VecDeque<Key>,
+    /// Those that somebody has begun with, and whether he still is at it, until their rows have gone.
+    begun: BTreeMap<Key, bool>,
+}
+
+impl Desks {
+    /// Those of an app, if it has any.
+    ///
+    /// # Errors
+    /// When a table or stream is not there, or is not what it should be.
+    pub fn of(
+        spec: &AppSpec,
+        functions: &Arc<AppFunctions>,
+        sources: u32,
+        env: &Env,
+    ) -> Result<Option<Arc<dyn Outboxes>>> {
+        let mut desks = Vec::new();
+        for decl in &spec.externals {
+            let refuse = |what: String| Error::program(what).at(decl.at.clone());
+            let program = functions.program();
+            let table = program.tables.iter().position(|spec| *spec.name == *decl.outbox);
+            let table =
+                table.ok_or_else(|| refuse(format!("there is no table {}", decl.outbox)))?;
+            let answers = functions.taken(&decl.answers).map_err(|e| e.at(decl.at.clone()))?;
+            let columns = functions.columns(&decl.answers)?;
+            let spec = &program.tables[table];
+            if spec.key.len() != 1 || columns.columns[0].ty != spec.schema.columns[spec.key[0]].ty {
+                let what =
+                    format!("the answers of outbox {} do not begin with its key", decl.outbox);
+                return Err(refuse(what));
+            }
+            let Some(outside) = decl.outside.clone() else {
+                return Err(refuse(format!("nobody does what outbox {} asks for", decl.outbox)));
+            };
+            desks.push(Arc::new(Desk {
+                functions: functions.clone(),
+                table: TableId(table as u16),
+                answers,
+                columns,
+                key: spec.key[0],
+                outside,
+                at_once: decl.at_once.max(1),
+                sources,
+                work: Mutex::default(),
+                needed: Condvar::new(),
+                is_over: AtomicBool::new(false),
+            }));
+        }
+        let desks = (!desks.is_empty()).then(|| Arc::new(Desks { env: env.clone(), desks }));
+        Ok(desks.map(|desks| desks as Arc<dyn Outboxes>))
+    }
+}
+
+impl Outboxes for Desks {
+    fn begin(&self, log: Arc<dyn Log>) {
+        for desk in &self.desks {
+            for _ in 0..desk.at_once {
+                let (own, log, env) = (desk.clone(), log.clone(), self.env.clone());
+                // Where the system has no room for a thread, the others do it.
+                let _ =
+                    self.env.threads.spawn("outside-work", Box::new(move || own.run(&env, &*log)));
+            }
+        }
+    }
+
+    fn changed(&self, all: bool, rows: Vec<(TableId, Key, Stored)>) {
+        for desk in &self.desks {
+            let own = rows.iter().filter(|(table, ..)| *table == desk.table);
+            desk.changed(all, own.map(|(_, key, row)| (key, row)));
+        }
+    }
+
+    fn end(&self) {
+        for desk in &self.desks {
+            desk.is_over.store(true, Ordering::Release);
+            // Whoever is about to wait has seen it, or is waked.
+            drop(desk.work.lock());
+            desk.needed.notify_all();
+        }
+    }
+}
+
+impl Desk {
+    fn changed<'a>(&self, all: bool, rows: impl Iterator<Item = (&'a Key, &'a Stored)>) {
+        let work = &mut *self.work.lock();
+        if all {
+            work.rows.clear();
+            work.waiting.clear();
+        }
+        for (key, row) in rows {
+            match row {
+                Some(row) => {
+                    let is_new = work.rows.insert(key.clone(), row.clone()).is_none();
+                    if is_new && !work.begun.contains_key(key) {
+                        work.waiting.push_back(key.clone());
+                    }
+                }
+                None => drop(work.rows.remove(key)),
+            }
+        }
+        // Between two generations there are none: what somebody is at is not begun again for that.
+        let Work { rows, begun, .. } = work;
+        if !rows.is_empty() {
+            begun.retain(|key, is_at_it| *is_at_it || rows.contains_key(key));
+        }
+        self.needed.notify_all();
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// The next row that nobody has begun with; nothing when there will be none.
+    fn next(&self) -> Option<(Key, Arc<[Value]>)> {
+        let mut work = self.work.lock();
+        while !self.is_over() {
+            let Some(key) = work.waiting.pop_front() else {
+                self.needed.wait(&mut work);
+                continue;
+            };
+            if let Some(row) = work.rows.get(&key).cloned() {
+                work.begun.insert(key.clone(), true);
+                return Some((key, row));
+            }
+        }
+        None
+    }
+
+    fn run(self: &Arc<Desk>, env: &Env, log: &dyn Log) {
+        while let Some((key, row)) = self.next() {
+            let desk = Arc::downgrade(self);
+            let gives_up = Arc::new(move || desk.upgrade().is_none_or(|desk| desk.is_over()));
+            let said = catch_unwind(AssertUnwindSafe(|| self.outside.call(&row, gives_up)));
+            let requests = said.ok().and_then(|said| self.requests(&row[self.key], said));
+            let is_answer = requests.is_some();
+            if let Some((source, requests)) = requests {
+                // Nobody knows of an answer that is not recorded. One that is twice is one.
+                while !self.is_over() && !self.append(log, source, &requests) {
+                    self.wait(env);
+                }
+            } else {
+                // It is begun again, behind the others, and not at once.
+                self.wait(env);
+            }
+            let work = &mut *self.work.lock();
+            if is_answer {
+                work.begun.insert(key, false);
+            } else {
+                work.begun.remove(&key);
+                work.waiting.push_back(key);
+            }
+        }
+    }
+
+    fn wait(&self, env: &Env) {
+        (0..AGAIN).take_while(|_| !self.is_over()).for_each(|_| env.clock.sleep_us(WAIT_US));
+    }
+
+    /// What was said as requests, and the source that they go to, if it is an answer.
+    fn requests(&self, key: &Value, said: Vec<Value>) -> Option<(u32, Vec<Request>)> {
+        let row = std::iter::once(key.clone()).chain(said);
+        let row = row.zip(&self.columns.columns);
+        let row: Option<Vec<Value>> =
+            row.map(|(value, column)| rules::store(&value, column).ok()).collect();
+        let row = row.filter(|row| row.len() == self.columns.len())?;
+        let calls = self.functions.event(self.answers, &row).ok()?;
+        let partition = partition_of(self.functions.program(), calls.first()?).ok()?;
+        let source = tidemill_host::source_of(partition, self.sources);
+        let id: RequestId = format!("{ANSWER}{key}").into_bytes().into();
+        Some((source, calls.into_iter().map(|call| Request { id: id.clone(), call }).collect()))
+    }
+
+    /// Whether requests are recorded now, as far as anybody knows.
+    fn append(&self, log: &dyn Log, source: u32, requests: &[Request]) -> bool {
+        let (tell, told) = channel();
+        let record = Record::Requests(requests.to_vec());
+        let then = move |result: std::result::Result<u64, _>| {
+            // Whoever waits has not gone.
+            let _ = tell.send(result.is_ok());
+        };
+        log.append(Topic::Input(source), 0, record, Box::new(then));
+        told.recv().unwrap_or(false)
+    }
+}
