@@ -286,7 +286,7 @@ import tidemill as tm
 
 app = tm.App("bank")
 account = app.entity("account", key="id", id=int, balance=tm.column(int, default=7))
-times = app.stream("times", time="at", at=tm.timestamp, id=int)
+times = app.stream("times", time="at", late="error", at=tm.timestamp, id=int)
 
 
 @account.function(creates=True)
