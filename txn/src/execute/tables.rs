@@ -29,8 +29,9 @@ pub fn tables(program: &Program, seed: u64) -> Vec<Table> {
 /// The columns that handlers write of rows of a table that are there; nothing when that may be any, or rows may
 /// go.
 fn written(program: &Program, table: usize) -> Option<BTreeSet<usize>> {
-    // Nobody knows what functions write.
-    if !program.opaques.is_empty() || program.tables[table].keeps.is_some() {
+    // Nobody knows what functions write. (A program that was read from where it is stored has none of them, nor closures.)
+    let has_functions = !program.opaques.is_empty() || !program.triggers.is_empty();
+    if has_functions || program.tables[table].keeps.is_some() {
         return None;
     }
     let mut columns = BTreeSet::new();
@@ -54,7 +55,7 @@ fn written(program: &Program, table: usize) -> Option<BTreeSet<usize>> {
                 }
             }
             Body::Native(native) => {
-                let native = &program.natives[*native];
+                let native = program.natives.get(*native)?;
                 for (number, row) in native.rows.iter().enumerate() {
                     if row.table.index() == table {
                         columns.extend(native.sets.as_ref()?[number].iter().copied());
