@@ -40,8 +40,9 @@ FIXED = (
     *("threads", "keys", "seed", "events", "warm_up", "repeat"),
     *("length", "overlap", "deposits", "computed", "acyclic", "average"),
 )
-#: A run takes so long in serial execution, in ns, where that is not more events than the most: about 60 ns a
-#: transaction, and the extra work of 3.5 operations. Shorter ones are mostly what is tried in the beginning.
+#: A run takes so long in serial execution, in ns, where that is not more events than the most:
+#: about 60 ns a transaction, and the extra work of 3.5 operations. Shorter ones are mostly what is
+#: tried in the beginning.
 RUN_NS = 400e6
 EVENTS_MAX = 4_000_000
 #: At least so many events, and so many epochs; and of the quick pass.
