@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use tidemill_core::{Position, SourceId, StreamId};
+use tidemill_txn::order::{come_to, Come};
 
 use crate::records::Times;
 
@@ -84,51 +85,35 @@ impl EventTime {
         }
     }
 
-    /// The lowest place at which the next event of a source may stand.
-    fn bound(&self, nth: usize, newest: &[Option<i64>], upto: &[u64]) -> Position {
-        let source = &self.sources[nth];
-        match newest[nth] {
-            None => Position::MIN,
-            Some(newest_us) => {
-                let time_us = newest_us.saturating_sub(source.disorder_us);
-                self.position(nth as u32, time_us, upto[source.source as usize])
-            }
-        }
+    /// The sources as they are at a cut that has all of each source up to a record.
+    fn come<'a>(&'a self, times: &'a Times, upto: &'a [u64]) -> impl Iterator<Item = Come> + 'a {
+        (0..).zip(&self.sources).map(|(nth, source)| Come {
+            source: SourceId(nth),
+            group: source.group,
+            newest_us: times.newest[nth as usize],
+            offset: upto[source.source as usize],
+            disorder_us: source.disorder_us,
+            is_idle: times.idle.contains(&nth),
+        })
     }
 
     /// Sets the watermarks behind a cut that has all of each source up to a record, when the newest times and the
     /// idle ones are known.
     pub(crate) fn advance(&self, times: &mut Times, upto: &[u64]) {
-        let mut marks: Vec<Option<Position>> = vec![None; self.groups];
-        let mut last: Vec<Option<Position>> = vec![None; self.groups];
-        for (nth, source) in self.sources.iter().enumerate() {
-            let group = source.group;
-            if times.idle.contains(&(nth as u32)) {
-                let record = upto[source.source as usize];
-                let newest = times.newest[nth].map(|at| self.position(nth as u32, at, record));
-                last[group] = last[group].max(newest);
-            } else {
-                let bound = self.bound(nth, &times.newest, upto);
-                marks[group] = Some(marks[group].map_or(bound, |mark| mark.min(bound)));
-            }
-        }
-        for (group, watermark) in times.watermarks.iter_mut().enumerate() {
-            // With all of them idle nothing holds back what has come.
-            let mark = marks[group].or(last[group]).unwrap_or(Position::MIN);
-            *watermark = mark.max(*watermark);
+        let marks = come_to(self.groups, self.come(times, upto));
+        for (watermark, mark) in times.watermarks.iter_mut().zip(marks) {
+            *watermark = mark.map_or(*watermark, |mark| mark.max(*watermark));
         }
     }
 
     /// For each source whether what comes by it is what others wait for: it is behind all others of a group.
     pub(crate) fn are_behind(&self, times: &Times, upto: &[u64]) -> Vec<bool> {
         let mut behind: Vec<Option<(Position, u32)>> = vec![None; self.groups];
-        for (nth, source) in self.sources.iter().enumerate() {
-            if times.idle.contains(&(nth as u32)) {
-                continue;
+        for (come, source) in self.come(times, upto).zip(&self.sources) {
+            if !come.is_idle {
+                let (bound, first) = ((come.bound(), source.source), &mut behind[come.group]);
+                *first = Some(first.map_or(bound, |first| first.min(bound)));
             }
-            let bound = (self.bound(nth, &times.newest, upto), source.source);
-            let first = &mut behind[source.group];
-            *first = Some(first.map_or(bound, |first| first.min(bound)));
         }
         let mut are = vec![false; upto.len()];
         behind.into_iter().flatten().for_each(|(_, source)| are[source as usize] = true);

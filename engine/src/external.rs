@@ -14,7 +14,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 use tidemill_connect::push::TrySend;
-use tidemill_core::{rules, Batch, Error, Result, Row, Value};
+use tidemill_core::{rules, Batch, Error, Result, Row, Schema, TableSpec, Value};
 
 use crate::followed::Changes;
 use crate::spec::ExternalDecl;
@@ -32,16 +32,55 @@ pub trait Outside: Send + Sync {
 pub type GivesUp = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// So many waits before a function that has failed is called again: a second.
-const AGAIN: usize = 50;
+pub(crate) const AGAIN: usize = 50;
 
 /// The longest wait: whoever ends the engine does not wait longer.
-const WAIT: Duration = Duration::from_millis(20);
+pub(crate) const WAIT: Duration = Duration::from_millis(20);
+
+/// Who does what an outbox asks for, whose answers have these columns.
+///
+/// # Errors
+/// When nobody does, or the answers are not what they should be.
+pub(crate) fn who(
+    decl: &ExternalDecl,
+    outbox: &TableSpec,
+    answers: &Schema,
+) -> Result<Arc<dyn Outside>> {
+    let refuse = |what: String| Error::program(what).at(decl.at.clone());
+    let Some(outside) = &decl.outside else {
+        return Err(refuse(format!("nobody does what outbox {} asks for", decl.outbox)));
+    };
+    if outbox.key.len() != 1 || answers.columns[0].ty != outbox.schema.columns[outbox.key[0]].ty {
+        let what = format!("the answers of outbox {} do not begin with its key", decl.outbox);
+        return Err(refuse(what));
+    }
+    Ok(outside.clone())
+}
+
+/// What somebody outside says to a row of an outbox with this key, as a row of the stream of answers; nothing when
+/// that is no answer, or the function has panicked.
+pub(crate) fn ask(
+    outside: &dyn Outside,
+    asked: &[Value],
+    key: &Value,
+    answers: &Schema,
+    gives_up: GivesUp,
+) -> Option<Vec<Value>> {
+    let said = catch_unwind(AssertUnwindSafe(|| outside.call(asked, gives_up))).ok()?;
+    let row = std::iter::once(key.clone()).chain(said).zip(&answers.columns);
+    let row: Vec<Value> =
+        row.map(|(value, column)| rules::store(&value, column).ok()).collect::<Option<_>>()?;
+    (row.len() == answers.len()).then_some(row)
+}
 
 /// An outbox at work; its workers share it.
 struct Desk {
     table: usize,
-    /// The stream of answers.
+    /// Which column of the outbox is its key.
+    key: usize,
+    /// The stream of answers, and its columns.
     answers: String,
+    columns: Arc<Schema>,
     outside: Arc<dyn Outside>,
     work: Mutex<Work>,
     /// Told when an idle worker may be needed: for a row, or to watch.
@@ -67,20 +106,14 @@ pub(crate) fn start(view: &Arc<View>, decls: Vec<ExternalDecl>) -> Result<()> {
     let mut desks = Vec::new();
     for decl in decls {
         let table = view.table_index(&decl.outbox).map_err(|e| e.at(decl.at.clone()))?;
-        let Some(outside) = decl.outside else {
-            let what = format!("nobody does what outbox {} asks for", decl.outbox);
-            return Err(Error::program(what).at(decl.at.clone()));
-        };
         let answers = decl.answers.clone();
         let schema = view.pushed(&answers).map_err(|e| e.at(decl.at.clone()))?.handle.schema();
-        let spec = &view.program.tables[table];
-        if spec.key.len() != 1 || schema.columns[0].ty != spec.schema.columns[spec.key[0]].ty {
-            let what = format!("the answers of outbox {} do not begin with its key", decl.outbox);
-            return Err(Error::program(what).at(decl.at.clone()));
-        }
+        let outside = who(&decl, &view.program.tables[table], schema)?;
         let desk = Arc::new(Desk {
             table,
+            key: view.program.tables[table].key[0],
             answers,
+            columns: schema.clone(),
             outside,
             work: Mutex::default(),
             needed: Condvar::new(),
@@ -139,16 +172,15 @@ fn run(view: &Weak<View>, desk: &Desk, all: &[usize]) {
         drop(here);
         let weak = view.clone();
         let gives_up = Arc::new(move || weak.upgrade().is_none_or(|view| is_over(&view)));
-        let said = catch_unwind(AssertUnwindSafe(|| desk.outside.call(&asked, gives_up)));
+        let said = ask(&*desk.outside, &asked, &asked[desk.key], &desk.columns, gives_up);
         let Some(here) = view.upgrade() else { return };
-        let key = asked[here.program.tables[desk.table].key[0]].clone();
-        match said.ok().and_then(|said| desk.row(&here, &key, said)) {
+        match said {
             Some(row) => desk.answer(&here, &row),
             None => {
                 // It is asked again, behind the others, and not at once.
                 here.shared.life.tell("external work failed", json!({"answers": desk.answers}));
                 (0..AGAIN).take_while(|_| !is_over(&here)).for_each(|_| wait_out(&here));
-                desk.work.lock().waiting.push_back(key);
+                desk.work.lock().waiting.push_back(asked[desk.key].clone());
             }
         }
     }
@@ -235,17 +267,6 @@ impl Desk {
             }
         };
         work.epoch = Some(epoch);
-    }
-
-    /// What was said as a row of the stream of answers, if it is one.
-    fn row(&self, view: &View, key: &Value, said: Vec<Value>) -> Option<Vec<Value>> {
-        let schema = view.pushed(&self.answers).ok()?.handle.schema();
-        let row = std::iter::once(key.clone()).chain(said);
-        let row: Vec<Value> = row
-            .zip(&schema.columns)
-            .map(|(value, column)| rules::store(&value, column).ok())
-            .collect::<Option<_>>()?;
-        (row.len() == schema.len()).then_some(row)
     }
 
     /// Pushes an answer.

@@ -15,7 +15,6 @@ use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 use crate::drive::{address, drive, Doors, Seen};
 use crate::inbox::Inbox;
 use crate::marks::Marks;
-use crate::outside::Outside;
 use crate::rates::Rates;
 use crate::served::{serve, FileLog};
 use crate::word::Word;
@@ -118,20 +117,7 @@ impl CoordinatorProcess {
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(COORDINATOR), told.clone())?;
         let mesh = Arc::new(mesh);
         let _ = told.mesh.set(Arc::downgrade(&mesh));
-        let prefix = settings.cluster.clone();
-        let reading = Arc::default();
-        let (outside, busy) = (Outside::new(env, &inbox), Arc::default());
-        let doors = Doors {
-            env: env.clone(),
-            mesh: mesh.clone(),
-            shared,
-            inbox,
-            outside,
-            busy,
-            outboxes: None,
-            prefix,
-            reading,
-        };
+        let doors = Doors::new(env, &mesh, shared, inbox, &settings.cluster, None);
         let own = told.clone();
         let body = move || {
             let mut machine = Coordinator::new(settings.machine);

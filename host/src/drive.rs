@@ -20,8 +20,8 @@ use crate::{Shared, COORDINATOR};
 /// So long a read waits for requests to come, in microseconds.
 const READ_WAIT_US: u64 = 1_000_000;
 
-/// After so long an object that could not be read is asked for again, in nanoseconds.
-const AGAIN_NS: u64 = 200_000_000;
+/// After so long what could not be had is asked for again, in nanoseconds: an object, or what somebody outside says.
+pub(crate) const AGAIN_NS: u64 = 200_000_000;
 
 /// A state machine.
 pub(crate) trait Machine {
@@ -90,6 +90,30 @@ pub(crate) struct Doors {
     pub prefix: String,
     /// Of the object that was asked for last.
     pub reading: Arc<Trouble>,
+}
+
+impl Doors {
+    /// Those of a process of a cluster.
+    pub fn new(
+        env: &Env,
+        mesh: &Arc<Mesh>,
+        shared: Shared,
+        inbox: Arc<Inbox>,
+        cluster: &str,
+        outboxes: Option<Arc<dyn Outboxes>>,
+    ) -> Doors {
+        Doors {
+            env: env.clone(),
+            mesh: mesh.clone(),
+            shared,
+            outside: Outside::new(env, &inbox),
+            inbox,
+            busy: Arc::default(),
+            outboxes,
+            prefix: cluster.into(),
+            reading: Arc::default(),
+        }
+    }
 }
 
 /// Drives a machine until its inbox is closed or it has ended as it was to (`None`), or it stops, saying why.

@@ -6,19 +6,23 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tidemill_cluster::{Input, Token};
-use tidemill_core::{Key, TableId};
+use tidemill_core::{Key, Result, TableId};
 use tidemill_durable::Log;
 use tidemill_env::Env;
 use tidemill_function::Stored;
 use tidemill_txn::program::Ask;
 
+use crate::drive::AGAIN_NS;
 use crate::inbox::Inbox;
 
 /// Has work done outside, as rows of outboxes ask for it. What it comes to is a request, of which the one that finds the
 /// row counts.
 pub trait Outboxes: Send + Sync {
     /// Begins; requests go into this log.
-    fn begin(&self, log: Arc<dyn Log>);
+    ///
+    /// # Errors
+    /// When nobody is there to do it.
+    fn begin(&self, log: Arc<dyn Log>) -> Result<()>;
 
     /// These rows are there, or have gone, and that is durable; `all` when no others are there. This does not wait.
     fn changed(&self, all: bool, rows: Vec<(TableId, Key, Stored)>);
@@ -29,9 +33,6 @@ pub trait Outboxes: Send + Sync {
 
 /// So many are asked at once; others wait. There are no more than functions that wait for them.
 const AT_ONCE: usize = 32;
-
-/// After so long is asked again where nobody could be asked, in nanoseconds.
-const AGAIN_NS: u64 = 200_000_000;
 
 /// Those that ask.
 pub(crate) struct Outside {

@@ -13,7 +13,7 @@ use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 
 use crate::drive::{address, drive, Busy, Doors, Seen};
 use crate::inbox::Inbox;
-use crate::outside::{Outboxes, Outside};
+use crate::outside::Outboxes;
 use crate::served::RemoteLog;
 use crate::word::Word;
 use crate::{Settings, Shared, COORDINATOR};
@@ -92,24 +92,12 @@ impl WorkerProcess {
             told.remote.get_or_init(|| Arc::new(remote)).clone()
         });
         if let Some(outboxes) = &outboxes {
-            outboxes.begin(log.clone());
+            outboxes.begin(log.clone())?;
         }
         let shared = Shared { log, store };
-        let (prefix, lease_us) = (settings.cluster.clone(), settings.machine.lease_us);
-        let reading = Arc::default();
-        let (outside, busy) = (Outside::new(env, &inbox), Arc::<Busy>::default());
-        let (beat_us, beats) = (settings.machine.beat_us, busy.clone());
-        let doors = Doors {
-            env: env.clone(),
-            mesh: mesh.clone(),
-            shared,
-            inbox,
-            outside,
-            busy,
-            outboxes: outboxes.clone(),
-            prefix,
-            reading,
-        };
+        let (lease_us, beat_us) = (settings.machine.lease_us, settings.machine.beat_us);
+        let doors = Doors::new(env, &mesh, shared, inbox, &settings.cluster, outboxes.clone());
+        let beats = doors.busy.clone();
         let own = told.clone();
         let body = move || {
             let mut machine = Worker::new(Member(me.0), functions, settings.machine);

@@ -13,7 +13,7 @@ import pytest
 
 import tidemill as tm
 
-from .kill.cluster import Process, children, health, settings, wait_for, workers_of
+from .kill.cluster import Process, children, health, joined, settings, wait_for, workers_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
 
@@ -86,8 +86,7 @@ def test_a_function_without_end_aborts_once_and_for_all(tmp_path: Path) -> None:
         return [0 if row is None else row["sum"] for row in rows]
 
     with start("first") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        url = joined(parent)
         with tm.Client(url) as client:
             assert asked(client, "pot.add", "one", id=1, n=1) == 1
             before = health(url)["generation"]
@@ -104,8 +103,7 @@ def test_a_function_without_end_aborts_once_and_for_all(tmp_path: Path) -> None:
             assert sums(client) == [0, 8, 9, 0, 0, 0]
         parent.send(signal.SIGKILL)
     with start("second") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        url = joined(parent)
         with tm.Client(url) as client:
             assert sums(client) == [0, 8, 9, 0, 0, 0]
             assert asked(client, "pot.add", "three", id=2, n=2) == 2

@@ -16,7 +16,7 @@ import pytest
 
 import tidemill as tm
 
-from .kill.cluster import Process, children, settings, wait_for, workers_of
+from .kill.cluster import Process, children, joined, settings, wait_for, workers_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
 
@@ -134,8 +134,7 @@ def test_what_outside_said_is_part_of_history(tmp_path: Path) -> None:
         assert total["twice"] <= sum(max(said[f"count {rate}"]) for rate in gives)
 
     with start("first") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        url = joined(parent)
         asking = [threading.Thread(target=ask, args=(url, nth)) for nth in range(CLIENTS)]
         for thread in asking:
             thread.start()
@@ -151,8 +150,7 @@ def test_what_outside_said_is_part_of_history(tmp_path: Path) -> None:
         parent.send(signal.SIGKILL)
     before = (tmp_path / "asked").read_text()
     with start("second") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        url = joined(parent)
         check(url, follows=False)
         # Nobody was asked for what is known.
         assert (tmp_path / "asked").read_text() == before

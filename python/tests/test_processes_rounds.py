@@ -13,7 +13,7 @@ import pytest
 
 import tidemill as tm
 
-from .kill.cluster import Process, children, settings, wait_for, workers_of
+from .kill.cluster import Process, children, joined, settings, wait_for, workers_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
 
@@ -91,8 +91,7 @@ def test_what_calls_set_off_counts_once(tmp_path: Path) -> None:
             return [reply(client, phone) for phone in phones]
 
     with start("first") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        url = joined(parent)
         found: dict[int, list[object]] = {}
         parts = [range(at, VOTES, 4) for at in range(4)]
 

@@ -16,6 +16,7 @@ from .kill.cluster import (
     Clients,
     Process,
     health,
+    joined,
     settings,
     validate,
     wait_for,
@@ -45,8 +46,7 @@ def test_broker_and_store_go_away_under_a_cluster(tmp_path: Path) -> None:
     places += ["--snapshots", f"s3://{os.environ['SERVERS_S3_BUCKET']}/{name}"]
     flags = ["--processes", "2", "--data-dir", str(tmp_path / "data"), *settings(*sets), *places]
     with Process(tmp_path / "parent", "run", str(APP), "--http", "0", *flags) as parent:
-        url = parent.find(r"http +(http://\S+)")
-        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        url = joined(parent)
         with Clients(url, ACCOUNTS) as clients:
             clients.wait_for_more()
             # Without the store calls are answered as before, and no snapshot counts.

@@ -26,10 +26,10 @@ from .kill.cluster import (
     balances,
     children,
     health,
+    joined,
     settings,
     validate,
     wait_for,
-    workers_of,
 )
 
 ACCOUNTS = 12
@@ -56,13 +56,6 @@ def app(folder: Path, sinks: str) -> Path:
     path = folder / "bank.py"
     path.write_text(f"{APP.read_text()}\n{sinks}")
     return path
-
-
-def joined(parent: Process) -> str:
-    """Where clients are answered, once both workers are there."""
-    url = parent.find(r"http +(http://\S+)")
-    wait_for("workers", lambda: len(workers_of(url)) == 2)
-    return url
 
 
 def writes(url: str) -> None:

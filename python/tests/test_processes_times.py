@@ -22,6 +22,7 @@ from .kill.cluster import (
     Process,
     children,
     health,
+    joined,
     settings,
     wait_for,
     workers_of,
@@ -144,8 +145,7 @@ def test_events_are_executed_in_the_order_of_their_times(tmp_path: Path) -> None
 
     moves = Moves()
     with start("first") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        url = joined(parent)
         write(f"{name}-moves", moves.some())
         # What is within the disorder of the newest waits.
         wait_for("events that wait", lambda: waits(url) > 0 and watermark(url, "moves"))

@@ -16,7 +16,7 @@ import pytest
 import tidemill as tm
 
 from .beside import brokers, control, create, grow
-from .kill.cluster import Process, children, health, settings, wait_for, workers_of
+from .kill.cluster import Process, children, health, joined, settings, wait_for
 
 pytestmark = pytest.mark.servers
 
@@ -141,8 +141,7 @@ def test_topics_of_the_app_are_sources_of_the_cluster(tmp_path: Path) -> None:
 
     wanted, bad = write(name, ROWS, 0)
     with start("first") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        url = joined(parent)
         reaches(url, wanted)
         assert len(health(url)["sources"]) == 7
         # Nothing is lost where a worker is killed, and nothing counts twice.

@@ -14,7 +14,7 @@ import pytest
 
 import tidemill as tm
 
-from .kill.cluster import Process, children, settings, wait_for, workers_of
+from .kill.cluster import Process, children, joined, settings, wait_for, workers_of
 from .test_processes_outside import asked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
@@ -116,8 +116,7 @@ def test_work_is_done_and_its_answer_counts_once(tmp_path: Path) -> None:
         return found
 
     with start("first") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        url = joined(parent)
         placing = [
             threading.Thread(target=place, args=(url, range(at, ORDERS, 2))) for at in range(2)
         ]
@@ -133,8 +132,7 @@ def test_work_is_done_and_its_answer_counts_once(tmp_path: Path) -> None:
         # Some of it is perhaps still to be done.
         parent.send(signal.SIGKILL)
     with start("second") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        wait_for("workers", lambda: len(workers_of(url)) == 2)
+        url = joined(parent)
         with tm.Client(url) as client:
             wait_for("all answers", lambda: count(client, "charged") >= ORDERS)
             rows = {id: client.row("order", id) for id in range(ORDERS)}

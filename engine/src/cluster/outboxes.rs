@@ -5,31 +5,25 @@
 //! outside to know it by.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::{Record, Request, RequestId, Topic};
-use tidemill_core::{rules, Error, Key, Result, Schema, StreamId, TableId, Value};
+use tidemill_core::{Error, Key, Result, Schema, StreamId, TableId, Value};
 use tidemill_durable::Log;
 use tidemill_env::Env;
 use tidemill_function::{Functions as _, Stored};
 use tidemill_host::Outboxes;
 
 use super::coordinate::partition_of;
-use crate::external::Outside;
+use crate::external::{ask, who, Outside, AGAIN, WAIT};
 use crate::functions::AppFunctions;
 use crate::spec::AppSpec;
 
 /// What ids of answers begin with: no client can send it.
 const ANSWER: &str = "\u{1}external/";
-
-/// After so long work is begun again that has failed, or of which nobody knows whether the answer is recorded: a second, in
-/// waits of so long, in microseconds.
-const AGAIN: usize = 50;
-const WAIT_US: u64 = 20_000;
 
 /// The work outside of an app's workers.
 pub(super) struct Desks {
@@ -87,14 +81,7 @@ impl Desks {
             let answers = functions.taken(&decl.answers).map_err(|e| e.at(decl.at.clone()))?;
             let columns = functions.columns(&decl.answers)?;
             let spec = &program.tables[table];
-            if spec.key.len() != 1 || columns.columns[0].ty != spec.schema.columns[spec.key[0]].ty {
-                let what =
-                    format!("the answers of outbox {} do not begin with its key", decl.outbox);
-                return Err(refuse(what));
-            }
-            let Some(outside) = decl.outside.clone() else {
-                return Err(refuse(format!("nobody does what outbox {} asks for", decl.outbox)));
-            };
+            let outside = who(decl, spec, &columns)?;
             desks.push(Arc::new(Desk {
                 functions: functions.clone(),
                 table: TableId(table as u16),
@@ -115,15 +102,19 @@ impl Desks {
 }
 
 impl Outboxes for Desks {
-    fn begin(&self, log: Arc<dyn Log>) {
+    fn begin(&self, log: Arc<dyn Log>) -> Result<()> {
         for desk in &self.desks {
             for _ in 0..desk.at_once {
                 let (own, log, env) = (desk.clone(), log.clone(), self.env.clone());
-                // Where the system has no room for a thread, the others do it.
-                let _ =
+                let thread =
                     self.env.threads.spawn("outside-work", Box::new(move || own.run(&env, &*log)));
+                if let Err(error) = thread {
+                    self.end();
+                    return Err(Error::io("starting a thread for external work", &error));
+                }
             }
         }
+        Ok(())
     }
 
     fn changed(&self, all: bool, rows: Vec<(TableId, Key, Stored)>) {
@@ -193,8 +184,9 @@ impl Desk {
         while let Some((key, row)) = self.next() {
             let desk = Arc::downgrade(self);
             let gives_up = Arc::new(move || desk.upgrade().is_none_or(|desk| desk.is_over()));
-            let said = catch_unwind(AssertUnwindSafe(|| self.outside.call(&row, gives_up)));
-            let requests = said.ok().and_then(|said| self.requests(&row[self.key], said));
+            let key_value = &row[self.key];
+            let said = ask(&*self.outside, &row, key_value, &self.columns, gives_up);
+            let requests = said.and_then(|said| self.requests(key_value, &said));
             let is_answer = requests.is_some();
             if let Some((source, requests)) = requests {
                 // Nobody knows of an answer that is not recorded. One that is twice is one.
@@ -216,17 +208,14 @@ impl Desk {
     }
 
     fn wait(&self, env: &Env) {
-        (0..AGAIN).take_while(|_| !self.is_over()).for_each(|_| env.clock.sleep_us(WAIT_US));
+        (0..AGAIN)
+            .take_while(|_| !self.is_over())
+            .for_each(|_| env.clock.sleep_us(WAIT.as_micros() as u64));
     }
 
-    /// What was said as requests, and the source that they go to, if it is an answer.
-    fn requests(&self, key: &Value, said: Vec<Value>) -> Option<(u32, Vec<Request>)> {
-        let row = std::iter::once(key.clone()).chain(said);
-        let row = row.zip(&self.columns.columns);
-        let row: Option<Vec<Value>> =
-            row.map(|(value, column)| rules::store(&value, column).ok()).collect();
-        let row = row.filter(|row| row.len() == self.columns.len())?;
-        let calls = self.functions.event(self.answers, &row).ok()?;
+    /// An answer to the row with this key as requests, and the source that they go to.
+    fn requests(&self, key: &Value, answer: &[Value]) -> Option<(u32, Vec<Request>)> {
+        let calls = self.functions.event(self.answers, answer).ok()?;
         let partition = partition_of(self.functions.program(), calls.first()?).ok()?;
         let source = tidemill_host::source_of(partition, self.sources);
         let id: RequestId = format!("{ANSWER}{key}").into_bytes().into();

@@ -139,6 +139,13 @@ def workers_of(url: str) -> list[str]:
     return [member["worker"] for member in health(url).get("members", [])]
 
 
+def joined(parent: Process, workers: int = 2) -> str:
+    """Where clients of a run are answered, once all of its workers are there."""
+    url = parent.find(r"http +(http://\S+)")
+    wait_for("workers", lambda: len(workers_of(url)) == workers)
+    return url
+
+
 class Threads:
     """What calls a cluster on threads of its own, from the beginning of a block to its end."""
 

@@ -8,8 +8,10 @@ mod batches;
 mod epoch;
 mod groups;
 mod sequencer;
+mod watermark;
 
 pub use batches::Closing;
 pub use epoch::{Epoch, Lane, Ranked, Run};
 pub use groups::Groups;
 pub use sequencer::{CutInput, Sequenced, Sequencer, SequencerState};
+pub use watermark::{come_to, Come};

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{Cut, Error, Late, Position, Result, SourceId, StreamId, StreamTime};
+use tidemill_core::{
+    Cut, Error, Late, Position, Result, SourceId, SourceSpec, StreamId, StreamTime,
+};
 
 use super::batches::{self, Cutting};
 use super::epoch::{Epoch, Run};
 use super::groups::Groups;
+use super::watermark::{come_to, Come};
 use crate::program::{Batching, Program};
 
 /// What has come since the last cut, and what the sequencer is told about the world.
@@ -131,56 +134,33 @@ impl Sequencer {
         self.parked.iter().map(|r| r.offsets.len()).sum()
     }
 
-    /// The lowest place at which the next event of a source may stand.
-    fn bound(&self, source: usize, input: &CutInput) -> Position {
-        let spec = &self.program.sources[source];
-        match input.times_max[source] {
-            None => Position::MIN,
-            Some(time) => Position {
-                time_us: time.saturating_sub(spec.disorder_us),
-                source: SourceId(source as u32),
-                offset: input.offsets[source],
-            },
-        }
-    }
-
     /// The new watermark of each group: everything before it has come.
     fn new_watermarks(&self, input: &CutInput) -> Vec<Position> {
-        let mut marks: Vec<Option<Position>> = vec![None; self.groups.len];
-        let mut newest: Vec<Option<Position>> = vec![None; self.groups.len];
-        let mut all_ended = vec![true; self.groups.len];
-        for (index, source) in self.program.sources.iter().enumerate() {
+        let come = |(index, source): (usize, &SourceSpec)| {
             let spec = &self.program.streams[source.stream.index()].spec;
-            if !matches!(spec.time, StreamTime::Event { .. }) {
-                continue;
-            }
-            let group = self.groups.of[source.stream.index()];
             let id = SourceId(index as u32);
-            if input.ended.contains(&id) {
-                continue;
-            }
-            all_ended[group] = false;
-            if input.idle.contains(&id) {
-                let last = input.times_max[index].map(|time_us| Position {
-                    time_us,
-                    source: id,
-                    offset: input.offsets[index],
-                });
-                newest[group] = newest[group].max(last);
-                continue;
-            }
-            let bound = self.bound(index, input);
-            marks[group] = Some(marks[group].map_or(bound, |m| m.min(bound)));
-        }
-        // With every source idle nothing holds back what has come; with every source ended nothing
-        // will come any more.
-        (0..self.groups.len)
-            .map(|g| {
-                let mark = marks[g].or(newest[g]).map(|mark| whole(mark, self.units_us[g]));
-                let mark = if all_ended[g] { Some(Position::MAX) } else { mark };
-                mark.unwrap_or(Position::MIN).max(self.watermarks[g])
+            let is_timed = matches!(spec.time, StreamTime::Event { .. });
+            (is_timed && !input.ended.contains(&id)).then(|| Come {
+                source: id,
+                group: self.groups.of[source.stream.index()],
+                newest_us: input.times_max[index],
+                offset: input.offsets[index],
+                disorder_us: source.disorder_us,
+                is_idle: input.idle.contains(&id),
             })
-            .collect()
+        };
+        let come: Vec<Come> = self.program.sources.iter().enumerate().filter_map(come).collect();
+        // With every source ended nothing will come any more.
+        let all_ended = |group: usize| come.iter().all(|come| come.group != group);
+        let marks = come_to(self.groups.len, come.iter().copied());
+        let mark = |(group, mark): (usize, Option<Position>)| {
+            let mark = match all_ended(group) {
+                true => Position::MAX,
+                false => mark.map_or(Position::MIN, |mark| whole(mark, self.units_us[group])),
+            };
+            mark.max(self.watermarks[group])
+        };
+        marks.into_iter().enumerate().map(mark).collect()
     }
 
     /// Makes a cut: everything in `input` belongs to this epoch or waits for a later one. An error

@@ -414,24 +414,19 @@ impl Chooser {
         let cost = |arm: &Arm| expected.of(*arm);
         let best = expected.best(self.among);
         let is_due = |arm: &Arm| {
-            if *arm == best {
-                return false;
-            }
-            let (loss, tries) = match self.used[*arm as usize] {
+            let (nth, more) = (*arm as usize, cost(arm) - cost(&best));
+            let (loss, lost_ns, tries) = match self.tried[nth] {
                 0 if *arm == Arm::Graph && cost(arm) > cost(&best) * GRAPH_HOPE => return false,
-                0 => (cost(arm).max(cost(&best)), FIRST_TRIES),
+                0 => (cost(arm).max(cost(&best)), 0.0, FIRST_TRIES),
                 // What the first try cost says nothing: memory was new.
-                _ if self.tried[*arm as usize] == 1 => {
-                    let loss_ns = (cost(arm) - cost(&best)) * seen.transactions as f64;
-                    return loss_ns < self.since_ns[*arm as usize] * SECOND_TRIES;
-                }
+                1 => (more, 0.0, SECOND_TRIES),
                 _ => {
-                    let sooner = LOST_TRIES * 0.5f64.powi(self.lost[*arm as usize] as i32);
-                    (cost(arm) - cost(&best), TRIES * sooner.max(1.0))
+                    let sooner = LOST_TRIES * 0.5f64.powi(self.lost[nth] as i32);
+                    (more, self.lost_ns[nth], TRIES * sooner.max(1.0))
                 }
             };
-            let loss_ns = (loss * seen.transactions as f64).max(self.lost_ns[*arm as usize]);
-            loss_ns < self.since_ns[*arm as usize] * tries
+            let loss_ns = (loss * seen.transactions as f64).max(lost_ns);
+            *arm != best && loss_ns < self.since_ns[nth] * tries
         };
         match self.among.iter().copied().find(is_due) {
             Some(arm) => (arm, "to find out what it takes now"),
@@ -463,7 +458,8 @@ impl Chooser {
         (self.lost[best as usize], self.lost_ns[best as usize]) = (0, 0.0);
     }
 
-    /// Whether what was used now is expected to take less the next time, and may become the best then.
+    /// Whether what was used now, in `took`, is expected to take less the next time, and may become the best then: in the
+    /// beginning, and as long as it was so the time before.
     fn becomes_faster(&self, expected: &Expected, did_before: bool, took: Took) -> bool {
         let may_be_best = took.ns < expected.of(expected.best(self.among)) * WARM_HOPE;
         let does = took.ns < self.last_ns * WARMER && self.in_row < WARM_MAX;

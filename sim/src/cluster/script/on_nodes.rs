@@ -1,0 +1,217 @@
+//! A script's functions as nodes see them.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use tidemill_core::{Row, StreamId, TableId, Value};
+use tidemill_function::{
+    Activation, Call, Changes, Context, Functions, Handle, RowAt, Step, Stop, Target,
+};
+use tidemill_txn::program::{Abort, Ask};
+use tidemill_txn::Program;
+
+use super::machine::{Machine, Memory, Pause};
+use super::{
+    int, ints, row_of, said, Script, ABORTS, ANSWER, EVENTS, LATE, LATES, ONCE, OUTBOX, REQUESTS,
+    TIMED, TRANSFER,
+};
+
+/// On a node.
+struct OnNode<'a>(&'a mut dyn Context, &'a Script);
+
+impl Memory for OnNode<'_> {
+    type Made = Handle;
+
+    fn get(&mut self, table: TableId, key: &[i64]) -> Result<Option<Vec<i64>>, Stop> {
+        Ok(self.0.get(table, &row_of(key))?.map(|row| ints(&row)))
+    }
+
+    fn put(&mut self, table: TableId, row: &[i64]) -> Result<(), Stop> {
+        self.0.put(table, &row_of(row))
+    }
+
+    fn delete(&mut self, table: TableId, key: &[i64]) -> Result<(), Stop> {
+        self.0.delete(table, &row_of(key))
+    }
+
+    fn find(&mut self, table: TableId, leading: i64, limit: u32) -> Result<Vec<Vec<i64>>, Stop> {
+        let rows = self.0.find(table, &[Value::Int(leading)], limit)?;
+        Ok(rows.iter().map(|row| ints(row)).collect())
+    }
+
+    fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop> {
+        self.0.call(call, wanted)
+    }
+
+    fn reply(&self, made: Handle) -> Option<i64> {
+        self.0.reply(made).map(int)
+    }
+
+    fn settled(&mut self, made: Handle) -> Result<i64, Stop> {
+        self.0.settled(made).map(int)
+    }
+
+    fn emit(&mut self, n: i64, acc: i64) -> Result<(), Stop> {
+        self.0.emit(EVENTS, &row_of(&[n, acc]))
+    }
+
+    fn now_us(&self) -> i64 {
+        self.0.now_us()
+    }
+
+    fn lookup(&mut self, question: &[u8]) -> Result<i64, Stop> {
+        let (outside, asked) = (self.1.outside.clone(), question.to_vec());
+        let ask = Ask::new(move || {
+            let says = outside.fetch_add(1, Ordering::Relaxed);
+            [&asked[..], &says.to_le_bytes()].concat()
+        });
+        Ok(said(question, &self.0.lookup(question, &ask)?))
+    }
+
+    fn tarry(&mut self, verdict: String) -> Result<(), Stop> {
+        match self.0.has_deadline() && self.1.is_late() {
+            true => Err(Stop::Overdue(verdict)),
+            false => Ok(()),
+        }
+    }
+
+    fn tarry_partly(&mut self, part: u32, verdict: String) -> Result<bool, Stop> {
+        if self.0.verdict(part, None)?.is_some() {
+            return Ok(true);
+        }
+        if self.0.has_deadline() && self.1.is_late() {
+            self.0.verdict(part, Some(&verdict))?;
+        }
+        Ok(false)
+    }
+}
+
+struct Running {
+    script: Arc<Script>,
+    machine: Machine<Handle>,
+}
+
+impl Activation for Running {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        Ok(match self.machine.run(&self.script, &mut OnNode(context, &self.script))? {
+            Pause::Waits(made) => Step::Wait(made),
+            Pause::Done(acc) => Step::Done(Value::Int(acc)),
+        })
+    }
+}
+
+/// Takes an answer, if it is the first.
+struct Answered(Call);
+
+impl Activation for Answered {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        let Call { table, key, args, .. } = &self.0;
+        if context.get(*table, key)?.is_none() {
+            return Ok(Step::Done(Value::Int(-1)));
+        }
+        context.delete(*table, key)?;
+        context.emit(EVENTS, &[key[0].clone(), args[1].clone()])?;
+        Ok(Step::Done(args[1].clone()))
+    }
+}
+
+/// Executes a request unless one with its id has been.
+struct Once {
+    call: Call,
+    executes_again: bool,
+    made: Option<Handle>,
+}
+
+impl Activation for Once {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        let (key, id) = (self.call.key[0].clone(), self.call.args[0].clone());
+        let Some(made) = self.made else {
+            let known = context.get(REQUESTS, &[key, id.clone()])?;
+            if let Some(request) = known.filter(|_| !self.executes_again) {
+                return Ok(Step::Done(request[2].clone()));
+            }
+            let Target::Function(function) = self.call.target else { unreachable!("checked") };
+            let target = Target::Function(function % ONCE);
+            let args = [self.call.args[1].clone(), id.clone()].into();
+            let call = Call { target, args, ..self.call.clone() };
+            let made = context.call(call, true)?;
+            self.made = Some(made);
+            return Ok(Step::Wait(vec![made]));
+        };
+        let value = context.reply(made).expect("it was waited for").clone();
+        context.put(REQUESTS, &[key, id, value.clone()])?;
+        Ok(Step::Done(value))
+    }
+}
+
+/// Tells others of a late event.
+struct TellsLate([Value; 2]);
+
+impl Activation for TellsLate {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        context.emit(LATES, &self.0)?;
+        Ok(Step::Done(Value::Null))
+    }
+}
+
+/// A program as nodes see it.
+pub struct OnNodes {
+    /// The script.
+    pub script: Arc<Script>,
+    /// A mistake: requests that come twice are executed twice.
+    pub executes_again: bool,
+}
+
+impl Functions for OnNodes {
+    fn program(&self) -> &Program {
+        &self.script.program
+    }
+
+    fn outboxes(&self) -> &[TableId] {
+        &[OUTBOX]
+    }
+
+    fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
+        let Target::Function(function) = call.target else { unreachable!("nodes use rows") };
+        if function == LATE {
+            return Ok(Box::new(TellsLate([call.args[0].clone(), call.args[2].clone()])));
+        }
+        if function == ANSWER {
+            return Ok(Box::new(Answered(call.clone())));
+        }
+        if function >= ONCE {
+            let (call, executes_again) = (call.clone(), self.executes_again);
+            return Ok(Box::new(Once { call, executes_again, made: None }));
+        }
+        self.script.code(function)?;
+        let machine = Machine::new(function, call);
+        Ok(Box::new(Running { script: self.script.clone(), machine }))
+    }
+
+    fn told(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
+        let abort = outcome.as_ref().err()?;
+        Some((ABORTS, [call.args[0].clone(), Value::str(&abort.reason)].into()))
+    }
+
+    fn timed(&self, call: &Call) -> Option<(StreamId, i64)> {
+        Script::timed(call).map(|(stream, time)| (TIMED[stream], time))
+    }
+
+    fn late(&self, call: Call) -> Call {
+        match Script::timed(&call) {
+            Some((0, _)) => Call { target: Target::Function(LATE), ..call },
+            _ => call,
+        }
+    }
+
+    fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
+        (call.target == Target::Function(TRANSFER)).then(|| Script::transfer_rows(call))
+    }
+
+    fn run_declared(&self, call: &Call, rows: &[Option<Arc<[Value]>>]) -> Result<Changes, Abort> {
+        match self.executes_again {
+            true => Script::transfer(call, &[&rows[..3], &[None]].concat()),
+            false => Script::transfer(call, rows),
+        }
+    }
+}
