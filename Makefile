@@ -16,7 +16,7 @@ CYCLES ?= 100
 TOPIC_CASES ?= 200
 HOURS ?= 2
 VOTES ?= --events 100000 --every 4000 --repeat 3
-SERVER_TESTS := cargo test --release --workspace --exclude tidemill-python --quiet
+SERVER_TESTS := cargo test --release --workspace --quiet
 SECURE_TESTS := $(SERVER_TESTS) --features tidemill-kafka/tls --test secure
 
 .PHONY: setup demo test test-rust test-python lint soak soak-servers seed loom histories test-servers beside-servers bench-peers clean
@@ -49,7 +49,7 @@ lint: setup
 	cd python && ../$(BIN)/mypy --strict tidemill
 
 test-rust:
-	cargo test --release --workspace --exclude tidemill-python --quiet
+	cargo test --release --workspace --quiet
 
 test-python: setup
 	cd python && ../$(BIN)/python -m pytest

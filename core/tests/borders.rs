@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods)] // A test that reads the sources of the project.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -42,6 +43,33 @@ fn users_of(package: &str) -> Vec<String> {
     }
     users.sort();
     users
+}
+
+/// The packages that are built of these, each with its features; for the machine that builds they may be others.
+fn features(of: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--no-dedupe", "--prefix", "none", "--format", "{p}|{f}"])
+        .args(of)
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut found = BTreeMap::<_, BTreeSet<_>>::new();
+    for (package, features) in text.lines().filter_map(|line| line.split_once('|')) {
+        found.entry(package.to_string()).or_default().insert(features.to_string());
+    }
+    found
+}
+
+#[test]
+fn the_extension_and_the_tests_are_one_build() {
+    let extension = features(&["--package", "tidemill-python", "--edges", "normal"]);
+    let tests = features(&["--workspace", "--edges", "normal,dev"]);
+    let other =
+        extension.iter().filter(|(package, features)| !features.is_subset(&tests[*package]));
+    let other: Vec<_> = other.collect();
+    assert!(other.is_empty(), "built twice, for the tests with other features: {other:?}");
 }
 
 #[test]
