@@ -113,22 +113,35 @@ impl Desk {
 
     /// The same, for who wants to know the request's place in the order.
     pub fn call_placed(&self, source: u32, call: Call, then: Placed) {
+        self.call_together(source, vec![(call, then)]);
+    }
+
+    /// Appends several requests to a source as one record: all of them are there or none is, and they are executed
+    /// in their order.
+    pub fn call_together(&self, source: u32, calls: Vec<(Call, Placed)>) {
         self.begin();
         let mut waiting = self.waiting.lock();
-        waiting.count += 1;
-        let id: Vec<u8> = [self.own, waiting.count].iter().flat_map(|n| n.to_be_bytes()).collect();
-        let id: RequestId = id.into();
-        waiting.open.insert(id.clone(), then);
+        let mut requests = Vec::new();
+        for (call, then) in calls {
+            waiting.count += 1;
+            let id = [self.own, waiting.count];
+            let id: RequestId = id.iter().flat_map(|n| n.to_be_bytes()).collect::<Vec<u8>>().into();
+            waiting.open.insert(id.clone(), then);
+            requests.push(Request { id, call });
+        }
         drop(waiting);
-        let record = Record::Requests(vec![Request { id: id.clone(), call }]);
+        let ids: Vec<RequestId> = requests.iter().map(|request| request.id.clone()).collect();
         let waiting = self.waiting.clone();
         let appended = move |result: Result<u64, Refused>| {
-            // That it is there is no news: its reply is.
-            let then = result.is_err().then(|| waiting.lock().open.remove(&id)).flatten();
-            if let Some(then) = then {
-                then(None, Answer::Unknown);
+            // That they are there is no news: their replies are.
+            for id in ids.iter().filter(|_| result.is_err()) {
+                let then = waiting.lock().open.remove(id);
+                if let Some(then) = then {
+                    then(None, Answer::Unknown);
+                }
             }
         };
+        let record = Record::Requests(requests);
         self.log.append(Topic::Input(source), 0, record, Box::new(appended));
     }
 }

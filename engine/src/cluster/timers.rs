@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tidemill_core::{Error, Result, StreamId};
 use tidemill_env::{Env, Handle};
 use tidemill_function::{Call, Functions as _};
-use tidemill_host::{Answer, Desk};
+use tidemill_host::{Answer, Desk, Placed};
 
 use super::coordinate::partition_of;
 use crate::functions::AppFunctions;
@@ -122,32 +122,39 @@ impl Clockwork {
         self.state.has_ended.store(true, Ordering::Release);
     }
 
-    /// The transactions of a firing, one after the other: handlers have an order.
+    /// The transactions of a firing, all or none of them, in the order of their handlers.
     fn fire(&self, timer: &Timer, at_us: i64) {
         let firing = self.functions.firing(timer.stream, at_us, timer.period_us);
-        for call in firing.unwrap_or_default() {
-            // Nobody knows whether it was recorded: with its id it is executed once.
-            while !self.is_over() && !self.is_done(&call) {}
-        }
+        let firing = firing.unwrap_or_default();
+        // Nobody knows whether it was recorded: with its ids it is executed once.
+        while !self.is_over() && !self.is_done(&firing) {}
     }
 
-    /// Asks for one, and waits for it; whether it has been executed.
-    fn is_done(&self, call: &Call) -> bool {
-        let Ok(partition) = partition_of(self.functions.program(), call) else { return true };
+    /// Asks for a firing, and waits for it; whether it has been executed.
+    fn is_done(&self, firing: &[Call]) -> bool {
+        let Some(first) = firing.first() else { return true };
+        let Ok(partition) = partition_of(self.functions.program(), first) else { return true };
         let (tell, told) = channel();
-        let source = self.desk.source_of(partition);
-        self.desk.call(source, call.clone(), Box::new(move |answer| drop(tell.send(answer))));
-        loop {
+        let ask = |call: &Call| -> (Call, Placed) {
+            let tell = tell.clone();
+            (call.clone(), Box::new(move |_, answer| drop(tell.send(answer))))
+        };
+        let calls = firing.iter().map(ask).collect();
+        drop(tell);
+        self.desk.call_together(self.desk.source_of(partition), calls);
+        let mut left = firing.len();
+        while left > 0 {
             match told.recv_timeout(Duration::from_micros(SLEEP_US)) {
                 Ok(Answer::Unknown) | Err(RecvTimeoutError::Disconnected) => {
                     self.env.clock.sleep_us(SLEEP_US);
                     return false;
                 }
-                Ok(_) => return true,
+                Ok(_) => left -= 1,
                 Err(RecvTimeoutError::Timeout) if self.is_over() => return false,
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
+        true
     }
 
     fn is_over(&self) -> bool {
