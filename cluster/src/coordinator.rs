@@ -23,6 +23,7 @@ use self::prepare::Preparing;
 pub use self::quarrel::LeftOut;
 use self::quarrel::Quarrels;
 use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
+use crate::event_time::LateEvent;
 use crate::records::{CutRecord, Left, Manifest, Member, Parked, Record, Times, Topic, Written};
 use crate::Settings;
 
@@ -116,6 +117,8 @@ pub struct Coordinator {
     leaving: BTreeSet<Member>,
     /// It is to end itself, when all that was executed is in a snapshot.
     is_ending: bool,
+    /// Why, where that is an event that has come too late.
+    late_event: Option<LateEvent>,
     /// What the log says: how far it was read, the last generation, the last snapshot, and cuts behind it.
     read: u64,
     has_read: bool,
@@ -155,6 +158,7 @@ impl Coordinator {
             preparing: Preparing::default(),
             leaving: BTreeSet::new(),
             is_ending: false,
+            late_event: None,
             read: 0,
             has_read: false,
             last_generation: 0,
@@ -182,6 +186,11 @@ impl Coordinator {
             Stage::Running(running) => running.left(),
             _ => None,
         }
+    }
+
+    /// The event that has come too late, where that is an error: it ends for that.
+    pub fn late_event(&self) -> Option<&LateEvent> {
+        self.late_event.as_ref()
     }
 
     /// How far the cluster has come.

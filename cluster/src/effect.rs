@@ -48,9 +48,32 @@ pub struct Piece {
     pub behind: u64,
     /// How many requests are in it.
     pub requests: u64,
-    /// For each [event source](crate::EventSource) that has events in it, the newest time. Cuts do not divide such a
-    /// piece.
-    pub times: Box<[(u32, i64)]>,
+    /// For each event source that has events in it, their times. Cuts do not divide such a piece.
+    pub times: Box<[Span]>,
+}
+
+/// The times of the events in a piece that are of one [event source](crate::EventSource).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Which one.
+    pub event_source: u32,
+    /// The time of the oldest, in microseconds.
+    pub oldest_us: i64,
+    /// The time of the newest.
+    pub newest_us: i64,
+}
+
+impl Span {
+    /// That of one event.
+    pub fn of(event_source: u32, time_us: i64) -> Span {
+        Span { event_source, oldest_us: time_us, newest_us: time_us }
+    }
+
+    /// With one more.
+    pub fn with(self, time_us: i64) -> Span {
+        let (oldest_us, newest_us) = (self.oldest_us.min(time_us), self.newest_us.max(time_us));
+        Span { oldest_us, newest_us, ..self }
+    }
 }
 
 impl Piece {

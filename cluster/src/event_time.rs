@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use tidemill_core::{Position, SourceId, StreamId};
 use tidemill_txn::order::{come_to, Come};
 
+use crate::effect::{Piece, Span};
 use crate::records::Times;
 
 /// Where events of a stream in event time come from.
@@ -25,6 +26,23 @@ pub struct EventSource {
     pub disorder_us: i64,
     /// After so long without an event it does not hold the watermark back; never when absent.
     pub idle_us: Option<i64>,
+    /// Whether a late event is an error: the coordinator takes none of its piece into a cut, and ends.
+    pub refuses_late: bool,
+}
+
+/// An event has come too late of a stream where that is an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LateEvent {
+    /// The stream.
+    pub stream: StreamId,
+    /// By which source it has come, and between which offsets it is.
+    pub source: u32,
+    /// See there.
+    pub offsets: std::ops::Range<u64>,
+    /// Its time.
+    pub time_us: i64,
+    /// Where the watermark was.
+    pub watermark_us: i64,
 }
 
 /// The streams in event time of a program; none where it has none.
@@ -68,6 +86,30 @@ impl EventTime {
     /// The one that events of a stream are of that come by a source.
     pub(crate) fn of(&self, source: u32, stream: StreamId) -> Option<u32> {
         self.by_stream.get(&(source, stream)).copied()
+    }
+
+    /// What of a piece has come too late and is an error, when watermarks are known. The oldest event of an event source
+    /// speaks for all: of those at the watermark's own time none that comes is before it.
+    pub(crate) fn refused(
+        &self,
+        watermarks: &[Position],
+        source: u32,
+        from: u64,
+        piece: &Piece,
+    ) -> Option<LateEvent> {
+        let late = |span: &Span| {
+            let of = self.sources.get(span.event_source as usize).filter(|of| of.refuses_late)?;
+            let watermark = watermarks.get(of.group)?;
+            let first = self.position(span.event_source, span.oldest_us, from);
+            (first < *watermark).then_some(LateEvent {
+                stream: of.stream,
+                source,
+                offsets: from..piece.behind,
+                time_us: span.oldest_us,
+                watermark_us: watermark.time_us,
+            })
+        };
+        piece.times.iter().find_map(late)
     }
 
     /// The place of an event among those of its group.
@@ -126,7 +168,8 @@ mod tests {
     use super::*;
 
     fn source(source: u32, stream: u16, group: usize, disorder_us: i64) -> EventSource {
-        EventSource { source, stream: StreamId(stream), group, disorder_us, idle_us: None }
+        let (stream, idle_us) = (StreamId(stream), None);
+        EventSource { source, stream, group, disorder_us, idle_us, refuses_late: stream.0 == 1 }
     }
 
     /// Two groups: stream 0 of both sources, and stream 1 of the second.
@@ -168,6 +211,21 @@ mod tests {
         times.newest[1] = Some(3);
         of.advance(&mut times, &upto);
         assert_eq!(times.watermarks[0], of.position(0, 20, 7));
+    }
+
+    #[test]
+    fn a_late_event_is_an_error_where_its_stream_says_so() {
+        let of = some();
+        let watermarks = [of.position(1, 30, 9), of.position(2, 30, 9)];
+        let refused = |event_source, time_us, from| {
+            let times = Box::new([Span::of(event_source, 40).with(time_us)]);
+            let piece = Piece { behind: 20, requests: 3, times };
+            of.refused(&watermarks, 1, from, &piece)
+        };
+        assert_eq!((refused(1, 29, 9), refused(2, 30, 9)), (None, None));
+        let late = refused(2, 29, 12).unwrap();
+        assert_eq!((late.stream, late.offsets), (StreamId(1), 12..20));
+        assert_eq!((late.time_us, late.watermark_us), (29, 30));
     }
 
     #[test]

@@ -34,8 +34,8 @@ pub mod wire;
 mod worker;
 
 pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress};
-pub use effect::{Address, Effect, Input, Packet, Piece, Records, Refused, Token};
-pub use event_time::{EventSource, EventTime, Rank};
+pub use effect::{Address, Effect, Input, Packet, Piece, Records, Refused, Span, Token};
+pub use event_time::{EventSource, EventTime, LateEvent, Rank};
 pub use leaving::Leaving;
 pub use records::{
     behind, Assignment, CutRecord, Form, Left, Manifest, Member, Object, Output, Parked, PartRows,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::{
-    Coordinator, Input, Left, LeftOut, Packet, Parked, SourceProgress, Times, Written,
+    Coordinator, Input, LateEvent, Left, LeftOut, Packet, Parked, SourceProgress, Times, Written,
 };
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env, Handle};
@@ -52,6 +52,10 @@ pub struct Status {
     pub refused: Vec<String>,
     /// Why it has ended, if it has.
     pub ended: Option<String>,
+    /// The event that has come too late, where that is an error: it ends for that, as soon as it has a snapshot.
+    pub late_event: Option<LateEvent>,
+    /// Whether it has ended in good order, and all that was executed is in a snapshot.
+    pub is_whole: bool,
 }
 
 impl Status {
@@ -129,6 +133,8 @@ impl CoordinatorProcess {
             let mut status = own.status.lock();
             (status.epoch, status.snapshot) =
                 (status.epoch.max(found.epoch), status.snapshot.max(found.snapshot));
+            status.late_event = machine.late_event().cloned();
+            status.is_whole = why.is_none() && status.ended.is_none();
             status.ended.get_or_insert_with(|| why.unwrap_or(ENDED).into());
             drop(status);
             own.end.notify_all();
@@ -147,7 +153,7 @@ impl CoordinatorProcess {
         let mut status = self.told.status.lock();
         let wait = Duration::from_micros(wait_us);
         self.told.end.wait_while_for(&mut status, |status| status.ended.is_none(), wait);
-        status.ended.as_deref() == Some(ENDED)
+        status.is_whole
     }
 
     /// Of which epochs all has left, each time that there are more; nothing when there are none within this time.

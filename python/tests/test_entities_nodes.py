@@ -635,14 +635,6 @@ def kept(ledger: Ledger) -> None:
     ledger.app.table("rates", key="id", id=int, rate=int, history="1h")  # here
 
 
-def in_time(ledger: Ledger) -> None:
-    clicks = ledger.app.stream("clicks", time="at", late="error", at=tm.timestamp, id=int)
-
-    @ledger.app.transaction(clicks)  # here
-    def click(tx: Any, e: Any) -> None:
-        ledger.accounts[e.id].balance += 1
-
-
 def batched(ledger: Ledger) -> None:
     coming = ledger.app.stream("coming", n=int).batches(2)
 
@@ -673,7 +665,6 @@ REFUSED = [
     (entries, "peek reads entries of an index"),
     (ranged, "total reads a range of rates, whose rows are everywhere"),
     (kept, "table rates keeps versions of its rows"),
-    (in_time, "click takes events of clicks, of which a late one ends the run"),
     (batched, "many takes batches of coming"),
     (answered, "again takes the calls of pay that abort"),
 ]

@@ -286,7 +286,7 @@ import tidemill as tm
 
 app = tm.App("bank")
 account = app.entity("account", key="id", id=int, balance=tm.column(int, default=7))
-times = app.stream("times", time="at", late="error", at=tm.timestamp, id=int)
+pairs = app.stream("pairs", id=int).batches(2)
 
 
 @account.function(creates=True)
@@ -294,9 +294,9 @@ async def look(self, ctx):
     return self.balance
 
 
-@app.transaction(times)
-def count(tx, e):  # here
-    return dict(id=e.id)
+@app.procedure(pairs)
+def count(tx, pairs):  # here
+    pass
 """
 
 

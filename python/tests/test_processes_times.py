@@ -194,3 +194,70 @@ def test_events_are_executed_in_the_order_of_their_times(tmp_path: Path) -> None
     with (tmp_path / "late.csv").open() as file:
         found = [{k: int(v) for k, v in row.items()} for row in csv.DictReader(file)]
     assert sorted(found, key=lambda row: row["at"]) == late
+
+
+STRICT = """
+import tidemill as tm
+
+app = tm.App("strict")
+seen = app.table("seen", key="id", id=int, n=tm.column(int, default=0))
+steps = app.stream("steps", time="at", late="error", at=int, id=int)
+steps.read(tm.kafka("TOPIC", brokers="BROKERS"))
+
+
+@app.transaction(steps)
+def step(tx, e):
+    seen[e.id].n = seen[e.id].n * 10 + e.at
+"""
+
+
+def test_a_late_event_ends_the_run_where_it_is_an_error(tmp_path: Path) -> None:
+    name = f"strict-{secrets.token_hex(4)}"
+    create(name, 2)
+    code = STRICT.replace("TOPIC", name).replace("BROKERS", brokers())
+    (tmp_path / "strict.py").write_text(code)
+    flags = ["--data-dir", str(tmp_path / "data"), "--http", "0"]
+    flags += [*settings(f"cluster_name={name}", "cluster_sources=2")]
+    flags += ["--log", f"kafka://{brokers()}", "--snapshots", str(tmp_path / "snapshots")]
+    ids = {1, 2, 3, 4, 5, 6}
+
+    def start(folder: str, *more: str) -> Process:
+        app = str(tmp_path / "strict.py")
+        return Process(tmp_path / folder, "run", app, "--processes", "2", *flags, *more)
+
+    def seen(url: str) -> dict[int, int]:
+        with tm.Client(url) as client:
+            found = {id: client.row("seen", id) for id in ids}
+        return {id: row["n"] for id, row in found.items() if row is not None}
+
+    def all_at(time: int) -> list[dict[str, int]]:
+        return [{"at": time, "id": id} for id in sorted(ids)]
+
+    with start("first") as parent:
+        url = joined(parent)
+        write(name, [*all_at(1), *all_at(2), *all_at(3)])
+        # At the watermark's own time it is before some of the events.
+        both = {12, 123}
+        wait_for("events", lambda: set(seen(url)) == ids and set(seen(url).values()) <= both)
+        before = seen(url)
+        write(name, [{"at": 2, "id": 5}])
+        assert parent.process.wait(PATIENCE) == 1
+        said = parent.errors.read_text()
+        assert f"stream steps: an event of {name}/" in said, said
+        assert "is late: its time is 2, and the watermark was at 3 already" in said
+        assert "--upgrade" in said
+    # It is the next event, whoever starts.
+    with start("again") as parent:
+        assert parent.process.wait(PATIENCE) == 1
+        assert "is late" in parent.errors.read_text()
+    (tmp_path / "strict.py").write_text(code.replace('late="error"', 'late="admit"'))
+    with start("upgraded", "--upgrade") as parent:
+        url = joined(parent)
+        write(name, all_at(9))
+        wanted = dict.fromkeys(ids, 123) | {5: 1232 if before[5] == 123 else 1223}
+
+        def come() -> dict[int, int]:
+            return {id: int(str(n).removesuffix("9")) for id, n in seen(url).items()}
+
+        wait_for("the late event, and what is behind it", lambda: come() == wanted)
+        assert parent.stop() == 130

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::effect::Piece;
+use crate::effect::{Piece, Span};
 
 /// What can be read of a source, and is in no cut.
 #[derive(Clone, Debug, Default)]
@@ -73,11 +73,26 @@ impl Available {
         self.upto = self.upto.max(upto);
     }
 
+    /// The piece that would be taken next, and where it begins.
+    pub fn first(&self) -> Option<(u64, &Piece)> {
+        Some((self.upto, self.pieces.front()?))
+    }
+
     /// Takes so many requests at most, but one record at least, if there is one: how many. One that is paused gives no
-    /// events in event time; of those that are taken the newest times are added to `times`.
-    pub fn take(&mut self, max: u64, is_paused: bool, times: &mut Vec<(u32, i64)>) -> u64 {
+    /// events in event time; of those that are taken the times are added to `times`. It stops in front of what
+    /// `is_refused`, which is told where a piece begins.
+    pub fn take(
+        &mut self,
+        max: u64,
+        is_paused: bool,
+        is_refused: &dyn Fn(u64, &Piece) -> bool,
+        times: &mut Vec<Span>,
+    ) -> u64 {
         let mut taken = 0;
         while let Some(first) = self.pieces.front_mut() {
+            if is_refused(self.upto, first) {
+                break;
+            }
             let room = max - taken.min(max);
             let is_divided = first.is_run(self.upto) && first.times.is_empty();
             let upto = match first.requests <= room || (taken == 0 && !is_divided) {
@@ -118,7 +133,7 @@ mod tests {
     }
 
     fn take(found: &mut Available, max: u64) -> u64 {
-        found.take(max, false, &mut Vec::new())
+        found.take(max, false, &|_, _| false, &mut Vec::new())
     }
 
     /// Three records of one request, a gap of two, one record of five requests, and one of one.
@@ -167,17 +182,22 @@ mod tests {
     fn events_in_event_time_are_taken_with_their_times_and_not_where_they_must_wait() {
         let mut found = Available::behind(10);
         let timed = |behind, requests, times: &[(u32, i64)]| Piece {
-            times: times.into(),
+            times: times.iter().map(|(of, at)| Span::of(*of, *at)).collect(),
             ..piece(behind, requests)
         };
         found.add(10, &[piece(12, 2), timed(15, 3, &[(0, 70), (2, 5)]), timed(17, 2, &[(0, 60)])]);
         let mut times = Vec::new();
+        let any = &|_: u64, _: &Piece| false;
         assert!(found.has_some(true));
-        assert_eq!((found.take(9, true, &mut times), found.upto()), (2, 12));
+        assert_eq!((found.take(9, true, any, &mut times), found.upto()), (2, 12));
         assert!(!found.has_some(true) && found.has_some(false) && times.is_empty());
         // None of them is divided.
-        assert_eq!((found.take(2, false, &mut times), found.upto()), (3, 15));
-        assert_eq!((found.take(1, false, &mut times), found.upto()), (2, 17));
-        assert_eq!(times, [(0, 70), (2, 5), (0, 60)]);
+        assert_eq!((found.take(2, false, any, &mut times), found.upto()), (3, 15));
+        // What is refused is not taken, and nothing behind it.
+        let is_late = |_: u64, piece: &Piece| piece.times.iter().any(|of| of.oldest_us < 61);
+        assert_eq!((found.take(9, false, &is_late, &mut times), found.upto()), (0, 15));
+        assert_eq!(found.first().map(|(from, piece)| (from, piece.behind)), Some((15, 17)));
+        assert_eq!((found.take(1, false, any, &mut times), found.upto()), (2, 17));
+        assert_eq!(times, [(0, 70), (2, 5), (0, 60)].map(|(of, at)| Span::of(of, at)));
     }
 }

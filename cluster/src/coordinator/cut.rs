@@ -7,8 +7,8 @@ use tidemill_function::Fault;
 
 use super::available::Available;
 use super::{Coordinator, SourceProgress, Stage, Wish};
-use crate::effect::{Effect, Packet};
-use crate::event_time::EventTime;
+use crate::effect::{Effect, Packet, Piece, Span};
+use crate::event_time::{EventTime, LateEvent};
 use crate::records::{
     CutRecord, Form, Left, Manifest, Member, Object, Parked, Record, Times, Topic,
 };
@@ -183,6 +183,15 @@ impl Running {
         self.event_time.are_behind(&self.times, &upto).into_iter().map(|is| !is).collect()
     }
 
+    /// An event that comes next, too late, where that is an error.
+    fn late_event(&self) -> Option<LateEvent> {
+        let of = |(source, available): (u32, &Available)| {
+            let (from, piece) = available.first()?;
+            self.event_time.refused(&self.times.watermarks, source, from, piece)
+        };
+        (0..).zip(&self.available).find_map(of)
+    }
+
     /// For each source how far it has come.
     pub fn sources(&self, settings: &Settings) -> Vec<SourceProgress> {
         let assignment = &self.form.assignment;
@@ -202,12 +211,18 @@ impl Coordinator {
     pub(super) fn try_cut(&mut self, effects: &mut Vec<Effect>) {
         let Settings { epoch_max, snapshot_every, snapshot_us, objects_max, .. } = self.settings;
         let parked_bytes_max = self.settings.parked_bytes_max;
-        let (now_us, clock_us, is_ending) = (self.now_us, self.clock_us, self.is_ending);
+        let (now_us, clock_us) = (self.now_us, self.clock_us);
         let (manifest, rows) = (self.manifest.clone(), self.rows);
         let counts_records = self.is_spoiled_by(Fault::CountRecords);
         let forgets_idle = self.is_spoiled_by(Fault::ForgetIdle);
         let pauses_all = self.is_spoiled_by(Fault::PauseAll);
         let Stage::Running(running) = &mut self.stage else { return };
+        if self.late_event.is_none() {
+            // What was executed before it is to be in a snapshot, from which another version can go on.
+            self.late_event = running.late_event();
+            self.is_ending |= self.late_event.is_some();
+        }
+        let is_ending = self.is_ending;
         let Running { form, epoch, durable, executed, .. } = &**running;
         let is_idle =
             |member| executed.get(member).copied().unwrap_or(form.manifest.epoch) == *epoch;
@@ -230,20 +245,24 @@ impl Coordinator {
         let ends = |of: &[Available]| of.iter().map(Available::upto).collect::<Vec<u64>>();
         let from = ends(&running.available);
         let mut given = Vec::new();
-        let take = |(available, paused): (&mut Available, bool)| {
-            available.take(epoch_max, paused, &mut given)
-        };
-        let counts: Vec<u64> = running.available.iter_mut().zip(paused).map(take).collect();
+        let Running { event_time, times, available, .. } = &mut **running;
+        let mut counts = Vec::new();
+        for ((source, available), paused) in (0..).zip(available).zip(paused) {
+            let is_refused = |from: u64, piece: &Piece| {
+                event_time.refused(&times.watermarks, source, from, piece).is_some()
+            };
+            counts.push(available.take(epoch_max, paused, &is_refused, &mut given));
+        }
         let upto = ends(&running.available);
         let mut count = counts.iter().copied().max().unwrap_or(0);
         if !running.event_time.is_empty() {
             // Which of those that wait are executed only their readers know.
             count = counts.iter().sum::<u64>() + running.parked().events;
-            for (nth, time_us) in given {
+            for Span { event_source, newest_us, .. } in given {
                 let Times { newest, .. } = &mut running.times;
-                let of = newest.iter_mut().zip(&mut running.active_us).nth(nth as usize);
+                let of = newest.iter_mut().zip(&mut running.active_us).nth(event_source as usize);
                 if let Some((newest, active_us)) = of {
-                    (*newest, *active_us) = ((*newest).max(Some(time_us)), now_us);
+                    (*newest, *active_us) = ((*newest).max(Some(newest_us)), now_us);
                 }
             }
             running.times.idle = if forgets_idle { Vec::new() } else { running.idle(now_us) };

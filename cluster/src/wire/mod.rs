@@ -20,7 +20,7 @@ use tidemill_core::Value;
 use tidemill_function::{Path, Tid};
 
 /// The version of all this: processes with different ones do not talk, and logs and stores name it.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// So many lists may be in one another.
 const DEPTH_MAX: usize = 128;

@@ -11,7 +11,7 @@ use tidemill_place::PARTITIONS;
 use super::message::{put_message, put_node, take_message, take_node};
 use super::record::{put_cut, put_manifest, take_cut, take_manifest};
 use super::{put_bool, put_i64, put_list, put_option, take_bool, take_i64, take_list, take_option};
-use crate::effect::{Packet, Piece};
+use crate::effect::{Packet, Piece, Span};
 use crate::event_time::Rank;
 use crate::records::{Assignment, Form, Member, Parked};
 
@@ -97,9 +97,10 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_list(pieces, out, |Piece { behind, requests, times }, out| {
                 put_u64(*behind, out);
                 put_u64(*requests, out);
-                put_list(times, out, |(source, time_us), out| {
-                    put_u32(*source, out);
-                    put_i64(*time_us, out);
+                put_list(times, out, |Span { event_source, oldest_us, newest_us }, out| {
+                    put_u32(*event_source, out);
+                    put_i64(*oldest_us, out);
+                    put_i64(*newest_us, out);
                 });
             });
         }
@@ -187,7 +188,14 @@ fn take_pieces(from: u64, input: &mut &[u8]) -> Option<Vec<Piece>> {
         let piece = Piece {
             behind: take_u64(input)?,
             requests: take_u64(input)?,
-            times: take_list(input, |input| Some((take_u32(input)?, take_i64(input)?)))?.into(),
+            times: take_list(input, |input| {
+                Some(Span {
+                    event_source: take_u32(input)?,
+                    oldest_us: take_i64(input)?,
+                    newest_us: take_i64(input)?,
+                })
+            })?
+            .into(),
         };
         let begins = std::mem::replace(&mut at, piece.behind);
         (begins < piece.behind).then_some(piece)

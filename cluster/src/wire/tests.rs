@@ -5,7 +5,7 @@ use tidemill_function::{Body, Call, Message, Mode, NodeId, Target, Verdict};
 use tidemill_txn::program::{Abort, AbortKind};
 
 use super::*;
-use crate::effect::{Packet, Piece};
+use crate::effect::{Packet, Piece, Span};
 use crate::event_time::Rank;
 use crate::records::{
     Assignment, CutRecord, Form, Manifest, Member, Object, Output, Parked, Record, Request,
@@ -146,7 +146,7 @@ fn packets() -> Vec<Packet> {
         (Rank::Late(3), 4),
         (Rank::OnTime(i64::MIN, u32::MAX), u32::MAX),
     ];
-    let piece = |behind, requests, times: &[(u32, i64)]| {
+    let piece = |behind, requests, times: &[Span]| {
         let times = times.into();
         Piece { behind, requests, times }
     };
@@ -164,7 +164,10 @@ fn packets() -> Vec<Packet> {
             generation,
             source: 1,
             from: 2,
-            pieces: vec![piece(5, 3, &[(0, -1), (2, i64::MAX)]), piece(6, 0, &[])],
+            pieces: vec![
+                piece(5, 3, &[Span::of(0, -1), Span::of(2, i64::MAX).with(i64::MIN)]),
+                piece(6, 0, &[]),
+            ],
         },
         Packet::Cut { generation, cut: cut().into(), snapshot: Some(true) },
         Packet::Durable { generation, epoch: 1 },

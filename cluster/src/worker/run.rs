@@ -13,7 +13,7 @@ use tidemill_function::{
 use super::ranks::{Ranks, Read};
 use super::save::Saving;
 use super::{Stage, Wish, Worker};
-use crate::effect::{Address, Effect, Packet, Piece};
+use crate::effect::{Address, Effect, Packet, Piece, Span};
 use crate::event_time::Rank;
 use crate::records::{CutRecord, Form, Output, Parked, Record, Request, RequestId, Topic};
 use crate::state::State;
@@ -86,7 +86,7 @@ impl Source {
         let timed_max = (settings.epoch_max / PIECES).max(1);
         let mut pieces: Vec<Piece> = Vec::new();
         let (mut at, mut is_run) = (from, false);
-        let mut times: BTreeMap<u32, i64> = BTreeMap::new();
+        let mut times: BTreeMap<u32, Span> = BTreeMap::new();
         let push = |pieces: &mut Vec<Piece>, behind: u64, requests: u64| {
             pieces.push(Piece { behind, requests, times: [].into() });
         };
@@ -114,11 +114,12 @@ impl Source {
             }
             if is_timed {
                 for (event_source, time_us) in record.iter().filter_map(|read| read.timed) {
-                    let newest = times.entry(event_source).or_insert(time_us);
-                    *newest = (*newest).max(time_us);
+                    let one = Span::of(event_source, time_us);
+                    let span = times.entry(event_source).or_insert(one);
+                    *span = span.with(time_us);
                 }
                 let last = pieces.last_mut().expect("it is there");
-                last.times = times.iter().map(|(nth, time_us)| (*nth, *time_us)).collect();
+                last.times = times.values().copied().collect();
             }
             is_run = count == 1;
         }

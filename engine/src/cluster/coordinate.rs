@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
-use tidemill_cluster::{EventTime, Output, SourceProgress, Times};
+use tidemill_cluster::{EventTime, LateEvent, Output, SourceProgress, Times};
 use tidemill_core::{
     Batch, Error, Key, Position, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
@@ -213,7 +213,23 @@ impl Cluster {
         if let Some(error) = self.sinks.failed() {
             status.ended.get_or_insert(error.to_string());
         }
+        if let Some(late) = status.late_event.as_ref().filter(|_| status.ended.is_some()) {
+            status.ended = Some(self.told_late(late));
+        }
         status
+    }
+
+    /// What an event was that has come too late, in words.
+    fn told_late(&self, late: &LateEvent) -> String {
+        let stream = &self.program.streams[late.stream.index()].spec.name;
+        let from = self.topic(late.source).unwrap_or_else(|| format!("source {}", late.source));
+        let LateEvent { offsets, time_us, watermark_us, .. } = late;
+        format!(
+            "stream {stream}: an event of {from}, between the offsets {} and {}, is late: its time is {time_us}, and \
+             the watermark was at {watermark_us} already",
+            offsets.start,
+            offsets.end - 1
+        )
     }
 
     /// The same for programs: members, epochs, and for each source how many requests are there that no cut has, and
@@ -258,7 +274,8 @@ impl Cluster {
             "late": parked.late,
             "requests_open": self.desk.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
-            "upgraded": self.upgraded, "refused": refused, "ended": ended, "coordinator": self.address(),
+            "upgraded": self.upgraded, "refused": refused, "ended": ended,
+            "late_event": status.late_event.is_some(), "coordinator": self.address(),
             "http": self.http.get(),
         })
     }

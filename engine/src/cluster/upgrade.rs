@@ -481,7 +481,9 @@ fn left(
         let partition = partition_of_bytes(&specs[table.index()], &key.0);
         delta.push(table, partition, &key.0, Some(&bytes));
     }
-    let facts = Facts { epoch, tables: counts, ..Facts::default() };
+    // How far event time has come is by sources of the cluster, in its manifest.
+    let watermarks = vec![Position::MIN; app.program.streams.len()];
+    let facts = Facts { epoch, tables: counts, watermarks, ..Facts::default() };
     let internal = Internal { facts, parked: Vec::new(), rings: Vec::new() };
     let head = Head { epoch, fingerprint: 0, program: app.bytes(), input_next: 0, cut_next: 0 };
     let manifest =

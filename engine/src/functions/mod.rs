@@ -18,8 +18,7 @@ use std::sync::Arc;
 use tidemill_cluster::wire::put_value;
 use tidemill_connect::{values, BadRow};
 use tidemill_core::{
-    encode, DataType, Error, Key, Late, Result, Row, Schema, StreamId, StreamTime, TableId,
-    TableSpec, Value,
+    encode, DataType, Error, Key, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
 use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
 use tidemill_txn::order::Groups;
@@ -591,8 +590,7 @@ fn refused(spec: &AppSpec) -> Result<()> {
     let is_batched = |stream: StreamId| program.streams[stream.index()].batch.is_some();
     for number in 0..program.handlers.len() {
         let handler = &program.handlers[number];
-        let (name, root) =
-            (&handler.name, &program.streams[program.root_stream(handler.input).index()]);
+        let name = &handler.name;
         let mut answers = program.handlers_on(handler.aborted);
         let what = if let Some(input) = handler.inputs().find(|i| is_batched(i.stream)) {
             format!("{name} takes batches of {}", program.streams[input.stream.index()].spec.name)
@@ -601,11 +599,6 @@ fn refused(spec: &AppSpec) -> Result<()> {
         {
             let other = &program.handlers[other].name;
             format!("{other} takes the calls of {name} that abort")
-        } else if root.spec.time != StreamTime::Arrival && root.spec.late == Late::Error {
-            let input = &root.spec.name;
-            format!(
-                "{name} takes events of {input}, of which a late one ends the run (late=\"error\")"
-            )
         } else if matches!(handler.body, Body::Native(_)) {
             format!("{name} is a closure")
         } else if matches!(handler.body, Body::Declared(_)) {

@@ -29,7 +29,7 @@ from tidemill.cli.run import Signals, add_places, add_settings, add_upgrade, fla
 from tidemill.cluster import Coordinator, Worker, secret_of
 from tidemill.config import load as load_settings
 from tidemill.config import placed
-from tidemill.errors import ProgramError, ResourceError, SettingError
+from tidemill.errors import InputError, ProgramError, ResourceError, SettingError
 
 #: A worker that has ended is started again after so long, at first and at most.
 AGAIN_S, AGAIN_MAX_S = 0.05, 5.0
@@ -163,6 +163,8 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any) -> dict[str, A
         look()
         status = coordinator.status()
         if status["ended"] is not None:
+            if status["late_event"]:
+                coordinator.stop()  # What has left before it is written.
             return status
         now = (status["generation"], len(status["members"]))
         if now != seen and now[0]:
@@ -181,6 +183,12 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any) -> dict[str, A
 def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -> int:
     if args.json:
         printed(status)
+    if status["ended"] is not None and status["late_event"]:
+        raise InputError(
+            status["ended"],
+            'give the source a larger disorder, or the stream late="side" or late="admit", and '
+            "start with --upgrade: all before that event is in a snapshot",
+        )
     if status["ended"] is not None:
         raise ResourceError(f"the coordinator has ended: {status['ended']}", "start it again")
     if not args.json:

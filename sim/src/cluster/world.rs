@@ -62,7 +62,8 @@ fn event_time(dice: &mut Dice, sources: u32) -> EventTime {
             let idle_us = (!dice.chance(never_idle)).then(|| (20 + dice.below(200)) * MS);
             let disorder_us = dice.below(12) as i64;
             let idle_us = idle_us.map(u64::cast_signed);
-            all.push(EventSource { source, stream, group: 0, disorder_us, idle_us });
+            let (group, refuses_late) = (0, false);
+            all.push(EventSource { source, stream, group, disorder_us, idle_us, refuses_late });
         }
     }
     EventTime::new(all)
