@@ -14,20 +14,35 @@ const PACKED: u32 = 1 << 31;
 /// Messages have fewer bytes.
 pub(crate) const BYTES_MAX: usize = (PACKED as usize) - 1;
 
-/// Appends a message.
-pub(crate) fn put(message: &[u8], out: &mut Vec<u8>) {
-    if message.len() > PACKED_MIN {
-        let packed = zstd::bulk::compress(message, LEVEL).ok();
+/// Puts messages. What packing takes is made for the first long one, and kept: to make it takes as long as to pack
+/// some.
+#[derive(Default)]
+pub(crate) struct Packer(Option<zstd::bulk::Compressor<'static>>);
+
+impl Packer {
+    /// Appends a message.
+    pub(crate) fn put(&mut self, message: &[u8], out: &mut Vec<u8>) {
         // What does not get shorter stays as it is.
-        if let Some(packed) = packed.filter(|packed| packed.len() + 4 < message.len()) {
+        let packed = self.packed(message).filter(|packed| packed.len() + 4 < message.len());
+        if let Some(packed) = packed {
             out.extend_from_slice(&((packed.len() as u32 + 4) | PACKED).to_le_bytes());
             out.extend_from_slice(&(message.len() as u32).to_le_bytes());
             out.extend_from_slice(&packed);
             return;
         }
+        out.extend_from_slice(&(message.len() as u32).to_le_bytes());
+        out.extend_from_slice(message);
     }
-    out.extend_from_slice(&(message.len() as u32).to_le_bytes());
-    out.extend_from_slice(message);
+
+    fn packed(&mut self, message: &[u8]) -> Option<Vec<u8>> {
+        if message.len() <= PACKED_MIN {
+            return None;
+        }
+        if self.0.is_none() {
+            self.0 = zstd::bulk::Compressor::new(LEVEL).ok();
+        }
+        self.0.as_mut()?.compress(message).ok()
+    }
 }
 
 /// Appends that somebody lives.
@@ -35,34 +50,45 @@ pub(crate) fn put_alive(out: &mut Vec<u8>) {
     out.extend_from_slice(&[0; 4]);
 }
 
-/// The next message of at most so many bytes; empty where somebody says that it lives.
-pub(crate) fn read(stream: &mut impl Read, max: usize) -> io::Result<Vec<u8>> {
-    let mut head = [0; 4];
-    stream.read_exact(&mut head)?;
-    let head = u32::from_le_bytes(head);
-    let len = (head & !PACKED) as usize;
-    let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_string());
-    if len > max {
-        return Err(wrong("a message is longer than any may be"));
-    }
-    // Memory is taken as bytes come.
-    let mut bytes = Vec::with_capacity(len.min(1 << 20));
-    stream.take(len as u64).read_to_end(&mut bytes)?;
-    if bytes.len() < len {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    if head & PACKED == 0 {
-        return Ok(bytes);
-    }
-    let (unpacked, packed) =
-        bytes.split_first_chunk::<4>().ok_or_else(|| wrong("a packed message has no length"))?;
-    let unpacked = u32::from_le_bytes(*unpacked) as usize;
-    if unpacked > max {
-        return Err(wrong("a message is longer than any may be"));
-    }
-    let message = zstd::bulk::decompress(packed, unpacked)?;
-    match message.len() == unpacked {
-        true => Ok(message),
-        false => Err(wrong("a packed message has another length")),
+/// Reads messages; what unpacking takes is kept.
+#[derive(Default)]
+pub(crate) struct Unpacker(Option<zstd::bulk::Decompressor<'static>>);
+
+impl Unpacker {
+    /// The next message of at most so many bytes; empty where somebody says that it lives.
+    pub(crate) fn read(&mut self, stream: &mut impl Read, max: usize) -> io::Result<Vec<u8>> {
+        let mut head = [0; 4];
+        stream.read_exact(&mut head)?;
+        let head = u32::from_le_bytes(head);
+        let len = (head & !PACKED) as usize;
+        let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_string());
+        if len > max {
+            return Err(wrong("a message is longer than any may be"));
+        }
+        // Memory is taken as bytes come.
+        let mut bytes = Vec::with_capacity(len.min(1 << 20));
+        stream.take(len as u64).read_to_end(&mut bytes)?;
+        if bytes.len() < len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if head & PACKED == 0 {
+            return Ok(bytes);
+        }
+        let (unpacked, packed) = bytes
+            .split_first_chunk::<4>()
+            .ok_or_else(|| wrong("a packed message has no length"))?;
+        let unpacked = u32::from_le_bytes(*unpacked) as usize;
+        if unpacked > max {
+            return Err(wrong("a message is longer than any may be"));
+        }
+        if self.0.is_none() {
+            self.0 = Some(zstd::bulk::Decompressor::new()?);
+        }
+        let unpacker = self.0.as_mut().expect("it has been made");
+        let message = unpacker.decompress(packed, unpacked)?;
+        match message.len() == unpacked {
+            true => Ok(message),
+            false => Err(wrong("a packed message has another length")),
+        }
     }
 }

@@ -97,13 +97,13 @@ pub(crate) fn write(link: &Link, shared: &Shared) -> String {
     let Some(mut connection) = link.connection(2 * settings.greeting_us) else {
         return "it has not come".into();
     };
-    let mut bytes = Vec::new();
+    let (mut packer, mut bytes) = (frame::Packer::default(), Vec::new());
     loop {
         bytes.clear();
         bytes.shrink_to(WRITE_BYTES);
         match link.queue.take(settings.silence_us / ALIVE_TIMES) {
             Taken::Messages(messages) => {
-                messages.iter().for_each(|message| frame::put(message, &mut bytes));
+                messages.iter().for_each(|message| packer.put(message, &mut bytes));
             }
             Taken::Nothing => frame::put_alive(&mut bytes),
             Taken::Closed => return "it was ended here".into(),
@@ -117,8 +117,9 @@ pub(crate) fn write(link: &Link, shared: &Shared) -> String {
 /// Reads, and tells the sink, until the link ends; why it did.
 pub(crate) fn read(peer: Peer, connection: Box<dyn Connection>, shared: &Shared) -> String {
     let mut stream = BufReader::with_capacity(READ_BYTES, connection);
+    let mut unpacker = frame::Unpacker::default();
     loop {
-        match frame::read(&mut stream, shared.settings.message_bytes_max.min(frame::BYTES_MAX)) {
+        match unpacker.read(&mut stream, shared.settings.message_bytes_max.min(frame::BYTES_MAX)) {
             Ok(bytes) if bytes.is_empty() => {}
             Ok(bytes) => shared.sink.take(Event::Message { peer, bytes }),
             Err(error) => return format!("reading from it failed: {error}"),

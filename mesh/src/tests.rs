@@ -261,16 +261,19 @@ proptest! {
         at in any::<prop::sample::Index>(),
         to in any::<u8>(),
     ) {
+        let (mut packer, mut unpacker) = (frame::Packer::default(), frame::Unpacker::default());
         let mut bytes = Vec::new();
-        frame::put(&message, &mut bytes);
+        packer.put(&message, &mut bytes);
+        packer.put(&message, &mut bytes);
         frame::put_alive(&mut bytes);
         let mut stream = &bytes[..];
-        prop_assert_eq!(frame::read(&mut stream, 1 << 20).unwrap(), message);
-        prop_assert!(frame::read(&mut stream, 1 << 20).unwrap().is_empty());
+        prop_assert_eq!(&unpacker.read(&mut stream, 1 << 20).unwrap(), &message);
+        prop_assert_eq!(&unpacker.read(&mut stream, 1 << 20).unwrap(), &message);
+        prop_assert!(unpacker.read(&mut stream, 1 << 20).unwrap().is_empty());
         prop_assert!(stream.is_empty());
         let at = at.index(bytes.len());
         bytes[at] = to;
         let mut stream = &bytes[..at.max(4)];
-        while frame::read(&mut stream, 1 << 20).is_ok() {}
+        while unpacker.read(&mut stream, 1 << 20).is_ok() {}
     }
 }
