@@ -18,7 +18,7 @@ use tidemill_durable::Then;
 
 use crate::fence::Waiting;
 use crate::log::Core;
-use crate::message::Outgoing;
+use crate::message::{Mark, Outgoing};
 use crate::settings::KafkaSettings;
 use crate::topics::{self, is_missing};
 
@@ -32,8 +32,9 @@ pub(crate) struct Sent {
     part: usize,
     generation: u64,
     begins: bool,
-    /// Whether it is looked whether it counts.
+    /// Whether it is looked whether it counts, and by what.
     is_judged: bool,
+    mark: Mark,
     /// How large it is.
     bytes: usize,
     /// In a lock only because the library wants what may be shared.
@@ -93,12 +94,17 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
         fence.wait(Waiting {
             offset,
             generation: sent.generation,
+            mark: sent.mark,
             begins: sent.begins,
             since_ns: now_ns,
             then: sent.then.into_inner(),
         });
         fence.answers(&mut answers);
+        let is_alone = fence.is_alone();
         drop(fence);
+        if !is_alone {
+            self.core.wake();
+        }
         for (then, answer) in answers {
             then(answer);
         }
@@ -183,8 +189,8 @@ impl Appends {
         producer.map_or(Ok(()), |p| topics::warm(&self.core, p.client(), &self.settings))
     }
 
-    /// Appends a message. Cuts and what begins a generation are answered when they have been read back, as all
-    /// before them has been.
+    /// Appends a message. Cuts and what begins a generation are answered when all before them has been seen. Whoever appends
+    /// alone knows what is there; otherwise it is read back.
     pub(crate) fn append(
         &self,
         part: usize,
@@ -204,7 +210,8 @@ impl Appends {
             match &inner.running {
                 Some(running) if !is_barred && !self.core.is_over() => {
                     let (bytes, then) = (message.bytes(), Mutex::new(then));
-                    let sent = Sent { part, generation, begins, is_judged, bytes, then };
+                    let mark = if is_judged { message.mark() } else { Mark::default() };
+                    let sent = Sent { part, generation, begins, is_judged, mark, bytes, then };
                     let (id, tried) = (running.id, self.send(running, sent, message));
                     inner.highest[part] = inner.highest[part].max(generation);
                     if matches!(tried, Tried::Not(_)) && self.core.parts[part].is_fenced() {
@@ -222,7 +229,7 @@ impl Appends {
         }
     }
 
-    /// Has the part read until this is answered, and cuts for ever. Outputs are many, and clients read them: a
+    /// Has the part read until this is answered, and cuts for as long as others may append some. Outputs are many, and clients read them: a
     /// coordinator, which only says where generations begin, reads them for that alone.
     fn judged(&self, part: usize, then: Then<Result<u64, Refused>>) -> Then<Result<u64, Refused>> {
         let of = &self.core.parts[part];

@@ -26,7 +26,10 @@ pub(crate) enum Ask {
 pub(crate) enum Why {
     /// To know whether brokers that were away are there again.
     Look,
-    Tail,
+    /// Those who append, which had seen what is below this offset.
+    Tail {
+        from: u64,
+    },
     /// Somebody who reads from this offset on.
     Read {
         from: u64,

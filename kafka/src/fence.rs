@@ -15,6 +15,8 @@ use crate::message::Mark;
 pub(crate) struct Waiting {
     pub(crate) offset: u64,
     pub(crate) generation: u64,
+    /// What those who read it see.
+    pub(crate) mark: Mark,
     /// Whether its generation begins with it.
     pub(crate) begins: bool,
     /// When it was delivered.
@@ -38,6 +40,8 @@ pub(crate) struct Fence {
     begins: Vec<(u64, u64)>,
     /// Everything below has been seen.
     scanned: u64,
+    /// Whether the last append was at the first offset that had not been seen: then nobody else appends.
+    is_alone: bool,
     /// By offset.
     waiting: VecDeque<Waiting>,
 }
@@ -110,8 +114,17 @@ impl Fence {
         }
     }
 
-    /// An append has an offset now.
+    /// Whether nobody else appends, as far as is known: what is appended here is all that there is to see.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.is_alone
+    }
+
+    /// An append has an offset now. Where all before it has been seen it has been seen, too.
     pub(crate) fn wait(&mut self, waiting: Waiting) {
+        self.is_alone = waiting.offset == self.scanned;
+        if self.is_alone {
+            self.see(waiting.offset, waiting.mark);
+        }
         // Reports come in the order of the offsets; this is for the case that they do not.
         let at = self.waiting.partition_point(|w| w.offset < waiting.offset);
         self.waiting.insert(at, waiting);
@@ -210,27 +223,61 @@ mod tests {
     #[test]
     fn appends_are_answered_when_all_before_them_was_seen() {
         let mut fence = Fence { below: 1, ..Fence::default() };
+        let mark = Mark::default();
         let (send, receive) = channel();
         for (offset, generation, begins) in
-            [(2, 2, false), (0, 2, true), (1, 2, true), (3, 1, false)]
+            [(3, 2, false), (1, 2, true), (2, 2, true), (4, 1, false)]
         {
             let send = send.clone();
             let then: Then<_> = Box::new(move |result| send.send((offset, result)).unwrap());
-            fence.wait(Waiting { offset, generation, begins, since_ns: offset, then });
+            let waiting = Waiting { offset, generation, mark, begins, since_ns: offset, then };
+            fence.wait(waiting);
         }
         let mut answers = Vec::new();
         fence.answers(&mut answers);
         assert!(answers.is_empty());
-        fence.see(0, begins(2));
+        assert!(!fence.is_alone());
+        fence.see(0, of(1));
         fence.see(1, begins(2));
-        fence.see(2, of(2));
+        fence.see(2, begins(2));
+        fence.see(3, of(2));
         fence.answers(&mut answers);
-        fence.overdue(3, &mut answers);
+        fence.overdue(4, &mut answers);
         for (then, result) in answers {
             then(result);
         }
         let fenced = Err(Refused::Fenced);
-        let expected = [(0, Ok(0)), (1, fenced), (2, Ok(2)), (3, Err(Refused::Unknown))];
+        let expected = [(1, Ok(1)), (2, fenced), (3, Ok(3)), (4, Err(Refused::Unknown))];
         assert_eq!(receive.try_iter().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn who_appends_alone_has_seen_it() {
+        let mut fence = Fence::default();
+        fence.recall(Known { offset: 5, generation: 2, begun: Some(1) });
+        let (send, receive) = channel();
+        let append = |fence: &mut Fence, offset, generation, mark: Mark| {
+            let send = send.clone();
+            let then: Then<_> = Box::new(move |result| send.send((offset, result)).unwrap());
+            let begins = mark.begins.is_some();
+            fence.wait(Waiting { offset, generation, mark, begins, since_ns: 0, then });
+            let mut answers = Vec::new();
+            fence.answers(&mut answers);
+            answers.into_iter().for_each(|(then, result)| then(result));
+        };
+        append(&mut fence, 5, 3, begins(3));
+        append(&mut fence, 6, 3, of(3));
+        assert!(fence.is_alone());
+        assert_eq!(receive.try_iter().collect::<Vec<_>>(), [(5, Ok(5)), (6, Ok(6))]);
+        assert_eq!((fence.before(7), fence.begun(7)), (3, Some(5)));
+        // Somebody else has appended: what that was has to be seen.
+        append(&mut fence, 8, 3, of(3));
+        assert!(!fence.is_alone());
+        assert_eq!(receive.try_iter().count(), 0);
+        fence.see(7, begins(4));
+        fence.see(8, of(3));
+        append(&mut fence, 9, 3, of(3));
+        let fenced = Err(Refused::Fenced);
+        assert_eq!(receive.try_iter().collect::<Vec<_>>(), [(8, fenced), (9, fenced)]);
     }
 }

@@ -10,8 +10,8 @@
 //! **Fencing** needs no transactions of Kafka. Every record of cuts and outputs bears its generation in the
 //! header [`GENERATION`], and the record with which a generation begins bears its number in the header
 //! [`BEGINS`], too. A record counts unless a higher generation has begun before it: whoever reads decides it
-//! alike, because all see one order. A writer of cuts reads behind its own appends, and is answered when its
-//! record has come by. So what a process that was given up still sends is in the topic, and counts for nobody;
+//! alike, because all see one order. A writer of cuts is answered when all before its record has been seen: where the
+//! record is at the first offset that has not been, nobody else has appended, and it need not be read back. So what a process that was given up still sends is in the topic, and counts for nobody;
 //! consumers of the outputs that are not Tidemill have to look at the two headers as well.
 //!
 //! Outputs are many: their writers are answered when they are there, whether they count or not. That is enough.

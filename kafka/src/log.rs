@@ -39,7 +39,7 @@ pub(crate) struct Part {
     /// Whether it is of a topic of others.
     pub(crate) is_followed: bool,
     pub(crate) fence: Mutex<Fence>,
-    /// So many appends wait until all before them has been read back; cuts are read as long as there is a writer.
+    /// So many appends wait until all before them has been seen; of cuts so many have waited.
     pub(crate) judged: AtomicU64,
     /// Appends that have not been reported on.
     pub(crate) outstanding: AtomicU64,

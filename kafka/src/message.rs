@@ -8,8 +8,8 @@ use crate::log::Part;
 use crate::{BEGINS, GENERATION};
 
 /// A header that is a number in decimal digits.
-fn number(message: &Message<'_>, name: &str) -> Option<u64> {
-    std::str::from_utf8(message.header(name)?).ok()?.parse().ok()
+fn number(header: Option<&[u8]>) -> Option<u64> {
+    std::str::from_utf8(header?).ok()?.parse().ok()
 }
 
 /// A message to be appended.
@@ -24,6 +24,14 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
+    /// What those who read it see.
+    pub(crate) fn mark(&self) -> Mark {
+        let header = |name: &str| {
+            self.headers.iter().rev().find(|(of, _)| of == name).map(|(_, value)| &value[..])
+        };
+        Mark { generation: number(header(GENERATION)), begins: number(header(BEGINS)) }
+    }
+
     /// How large it is, about.
     pub(crate) fn bytes(&self) -> usize {
         let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
@@ -74,7 +82,8 @@ pub(crate) struct Mark {
 
 /// What decides whether a message counts.
 pub(crate) fn mark(message: &Message<'_>) -> Mark {
-    Mark { generation: number(message, GENERATION), begins: number(message, BEGINS) }
+    let header = |name| number(message.header(name));
+    Mark { generation: header(GENERATION), begins: header(BEGINS) }
 }
 
 /// The view of a message.
@@ -137,7 +146,7 @@ pub(crate) fn decode(
         Topic::Input(_) => Ok(format.requests(message)),
         Topic::Output(_) => format.decode(message).ok_or(Unread::Foreign),
         Topic::Cuts => {
-            let version = number(message, crate::VERSION).ok_or(Unread::Foreign)?;
+            let version = number(message.header(crate::VERSION)).ok_or(Unread::Foreign)?;
             if version != u64::from(tidemill_cluster::wire::VERSION) {
                 return Err(Unread::Version(version));
             }

@@ -213,15 +213,16 @@ impl Driver {
     fn follow(&mut self, index: usize) -> bool {
         let (core, now_ns) = (&self.core, self.now_ns());
         let (part, side) = (&core.parts[index], &mut self.sides[index]);
-        if core.is_lost() || !part.is_tailed() {
+        let is_alone = part.topic == Topic::Cuts && part.fence.lock().is_alone();
+        if core.is_lost() || !part.is_tailed() || is_alone {
             // Or the broker would go on sending what nobody wants.
             side.tail.take().into_iter().for_each(|_| unassign(&self.tails, part));
             return false;
         }
         let Some(cursor) = &mut side.tail else {
             if !side.is_tail_asked && now_ns >= side.ask_tail_at_ns {
-                side.is_tail_asked =
-                    self.asks.try_send(Ask::Ends { part: index, why: Why::Tail }).is_ok();
+                let why = Why::Tail { from: part.fence.lock().scanned() };
+                side.is_tail_asked = self.asks.try_send(Ask::Ends { part: index, why }).is_ok();
             }
             return false;
         };
@@ -325,23 +326,28 @@ impl Driver {
         }
         match ends.why {
             Why::Look => self.looks_at_ns = Some(now_ns + LOOK_NS),
-            Why::Tail => {
+            Why::Tail { from: asked } => {
                 side.is_tail_asked = false;
                 side.ask_tail_at_ns = now_ns + AGAIN_NS;
                 let Some((low, high)) = ends.ends else { return };
                 let mut fence = part.fence.lock();
-                let from = fence.scanned();
-                if from > high {
+                // What has been seen since may be behind the end that was asked for.
+                if asked > high {
                     drop(fence);
-                    return self.core.suspect_anew(part, from, high);
+                    return self.core.suspect_anew(part, asked, high);
                 }
                 self.core.trust(part);
                 fence.skip(low);
+                let from = fence.scanned();
                 drop(fence);
-                assign(&mut side.tail, &self.core, &self.tails, part, from.max(low), 0);
+                assign(&mut side.tail, &self.core, &self.tails, part, from, 0);
             }
-            Why::Read { .. } => {
+            Why::Read { from: asked } => {
                 side.is_read_asked = false;
+                if side.waiting.front().is_some_and(|read| read.from != asked) {
+                    // Whoever wanted to know has been answered; where the next one reads, more may be there.
+                    return;
+                }
                 if let Some(known) = ends.known {
                     part.fence.lock().recall(known);
                 }

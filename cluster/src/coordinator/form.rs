@@ -80,7 +80,9 @@ impl Coordinator {
 
     /// Takes the next number, in every topic that generations append to.
     fn fence(&mut self, effects: &mut Vec<Effect>) {
-        let generation = self.last_generation + 1;
+        // A number of which it is not known whether it is in the log may still come into it.
+        let tried = self.begun.last().copied().unwrap_or(0);
+        let generation = self.last_generation.max(tried) + 1;
         let left = self.settings.sources as usize + 1;
         self.begun.insert(generation);
         self.stage = Stage::Fencing { generation, left };
