@@ -14,6 +14,7 @@ PROCESS_KILLS ?= 300
 NETWORK_FAULTS ?= 100
 CYCLES ?= 100
 TOPIC_CASES ?= 200
+TEST_JOBS ?= 3
 HOURS ?= 2
 VOTES ?= --events 100000 --every 4000 --repeat 3
 SERVER_TESTS := cargo test --release --workspace --quiet
@@ -51,12 +52,13 @@ lint: setup
 test-rust:
 	cargo test --release --workspace --quiet
 
+# Most tests wait for processes most of the time, so one more runs than there are cores on a small machine.
 test-python: setup
-	cd python && ../$(BIN)/python -m pytest
+	cd python && ../$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 # More seeds than a build runs, an app that is killed KILLS times, RECOVERY_KILLS of them while it
 # recovers, PROCESS_KILLS processes of clusters that are killed or stand still, NETWORK_FAULTS between
-# their hosts (as root), CYCLES workers killed under each of two benchmarks, HOURS of watching memory, and
+# their hosts (as root), CYCLES workers killed under each of three benchmarks, HOURS of watching memory, and
 # the adaptive strategy beside all others; kills, faults, cycles and grids can be stopped and go on. With the CASES above the engine alone sees
 # some 70,000 crashes and 30,000 files that are damaged; the tests print how many.
 soak: setup loom

@@ -6,7 +6,7 @@ use tidemill_core::{Key, TableId};
 use tidemill_function::{Message, NodeId, Stored};
 use tidemill_txn::program::Ask;
 
-use crate::event_time::Rank;
+use crate::event_time::Ranked;
 use crate::records::{CutRecord, Form, Manifest, Member, Object, Parked, Record, Topic, Written};
 
 /// Who a message is for, or from.
@@ -353,8 +353,8 @@ pub enum Packet {
         from: NodeId,
         /// Which epoch.
         epoch: u64,
-        /// How many there are of each rank.
-        ranks: Vec<(Rank, u32)>,
+        /// What there is of each rank.
+        ranks: Vec<Ranked>,
     },
     /// Between workers.
     Node {

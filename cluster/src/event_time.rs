@@ -6,9 +6,10 @@
 //! the cut before, by their times. The first two stand at the watermark of the cut before, as in one process.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tidemill_core::{Position, SourceId, StreamId};
-use tidemill_txn::order::{come_to, Come};
+use tidemill_txn::order::{come_to, common, whole, Come};
 
 use crate::effect::{Piece, Span};
 use crate::records::Times;
@@ -30,6 +31,19 @@ pub struct EventSource {
     pub refuses_late: bool,
 }
 
+/// A stream of which the events of an interval are executed together, with the last of them: a stream in event time, or
+/// what a map or filter makes of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interval {
+    /// The group of its event sources.
+    pub group: usize,
+    /// How long each is, in microseconds; they begin at the multiples.
+    pub us: i64,
+}
+
+/// So many a program may have: each is a bit of a word.
+pub const INTERVALS_MAX: usize = 64;
+
 /// An event has come too late of a stream where that is an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LateEvent {
@@ -49,7 +63,10 @@ pub struct LateEvent {
 #[derive(Clone, Debug, Default)]
 pub struct EventTime {
     sources: Vec<EventSource>,
-    groups: usize,
+    /// Their places are the bits that say on which of them an event is.
+    intervals: Vec<Interval>,
+    /// By group the unit at whose multiples its watermark stops, so that no interval is cut in two; 0 where it need not.
+    units_us: Vec<i64>,
     by_stream: BTreeMap<(u32, StreamId), u32>,
 }
 
@@ -65,17 +82,48 @@ pub enum Rank {
     OnTime(i64, u32),
 }
 
+/// How many requests of an epoch are of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ranked {
+    /// See there.
+    pub rank: Rank,
+    /// How many.
+    pub count: u32,
+    /// On which streams with [intervals](EventTime::new) any of them is: a bit for each.
+    pub on: u64,
+}
+
 impl EventTime {
-    /// These sources: of events with one time those of the first come first.
-    pub fn new(sources: Vec<EventSource>) -> EventTime {
+    /// These sources: of events with one time those of the first come first. Of streams that come in intervals there are
+    /// at most [`INTERVALS_MAX`].
+    pub fn new(sources: Vec<EventSource>, intervals: Vec<Interval>) -> EventTime {
+        assert!(intervals.len() <= INTERVALS_MAX, "each is a bit");
         let groups = sources.iter().map(|source| source.group + 1).max().unwrap_or(0);
         let by_stream = (0..).zip(&sources).map(|(nth, s)| ((s.source, s.stream), nth)).collect();
-        EventTime { sources, groups, by_stream }
+        let mut units_us = vec![0; groups];
+        for Interval { group, us } in &intervals {
+            units_us[*group] = common(units_us[*group], *us);
+        }
+        EventTime { sources, intervals, units_us, by_stream }
     }
 
     /// Whether no stream is in event time.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
+    }
+
+    /// Whether events of some streams are executed together.
+    pub(crate) fn has_intervals(&self) -> bool {
+        !self.intervals.is_empty()
+    }
+
+    /// How far each stream has come, where its group has come so far.
+    pub(crate) fn marks_us(&self, watermarks: &[Position]) -> Arc<[(StreamId, i64)]> {
+        let mark = |source: &EventSource| (source.stream, watermarks[source.group].time_us);
+        let mut marks: Vec<(StreamId, i64)> = self.sources.iter().map(mark).collect();
+        marks.sort_unstable();
+        marks.dedup();
+        marks.into()
     }
 
     /// The sources of events.
@@ -121,7 +169,7 @@ impl EventTime {
     pub(crate) fn begin(&self) -> Times {
         Times {
             newest: vec![None; self.sources.len()],
-            watermarks: vec![Position::MIN; self.groups],
+            watermarks: vec![Position::MIN; self.units_us.len()],
             idle: Vec::new(),
             late: 0,
         }
@@ -142,15 +190,52 @@ impl EventTime {
     /// Sets the watermarks behind a cut that has all of each source up to a record, when the newest times and the
     /// idle ones are known.
     pub(crate) fn advance(&self, times: &mut Times, upto: &[u64]) {
-        let marks = come_to(self.groups, self.come(times, upto));
-        for (watermark, mark) in times.watermarks.iter_mut().zip(marks) {
-            *watermark = mark.map_or(*watermark, |mark| mark.max(*watermark));
+        let marks = come_to(self.units_us.len(), self.come(times, upto));
+        let marks = marks.into_iter().zip(&self.units_us);
+        for (watermark, (mark, unit_us)) in times.watermarks.iter_mut().zip(marks) {
+            *watermark = mark.map_or(*watermark, |mark| whole(mark, *unit_us).max(*watermark));
         }
+    }
+
+    /// With which events of an epoch intervals end, each a bit of what is given back: their places in the order, given the
+    /// ranks of all in it, on which streams with intervals each is, and the watermarks of the cut before, where late ones
+    /// stand.
+    pub(crate) fn endings(
+        &self,
+        all: impl Iterator<Item = (Rank, u64)>,
+        late_at: &[Position],
+    ) -> BTreeMap<usize, u64> {
+        let mut last: Vec<Option<(i64, usize)>> = vec![None; self.intervals.len()];
+        let mut endings: BTreeMap<usize, u64> = BTreeMap::new();
+        let mut ends = |place: usize, nth: usize| *endings.entry(place).or_default() |= 1 << nth;
+        for (place, (rank, on)) in all.enumerate() {
+            let time_us = match rank {
+                Rank::Arrival(_) => continue,
+                Rank::Late(of) => late_at[self.sources[of as usize].group].time_us,
+                Rank::OnTime(time_us, _) => time_us,
+            };
+            for (nth, Interval { us, .. }) in self.intervals.iter().enumerate() {
+                if on & (1 << nth) == 0 {
+                    continue;
+                }
+                let interval = time_us.div_euclid(*us);
+                match last[nth].replace((interval, place)) {
+                    Some((before, place)) if before != interval => ends(place, nth),
+                    _ => {}
+                }
+            }
+        }
+        for (nth, last) in last.into_iter().enumerate() {
+            if let Some((_, place)) = last {
+                ends(place, nth);
+            }
+        }
+        endings
     }
 
     /// For each source whether what comes by it is what others wait for: it is behind all others of a group.
     pub(crate) fn are_behind(&self, times: &Times, upto: &[u64]) -> Vec<bool> {
-        let mut behind: Vec<Option<(Position, u32)>> = vec![None; self.groups];
+        let mut behind: Vec<Option<(Position, u32)>> = vec![None; self.units_us.len()];
         for (come, source) in self.come(times, upto).zip(&self.sources) {
             if !come.is_idle {
                 let (bound, first) = ((come.bound(), source.source), &mut behind[come.group]);
@@ -168,13 +253,19 @@ mod tests {
     use super::*;
 
     fn source(source: u32, stream: u16, group: usize, disorder_us: i64) -> EventSource {
-        let (stream, idle_us) = (StreamId(stream), None);
-        EventSource { source, stream, group, disorder_us, idle_us, refuses_late: stream.0 == 1 }
+        EventSource {
+            source,
+            stream: StreamId(stream),
+            group,
+            disorder_us,
+            idle_us: None,
+            refuses_late: stream == 1,
+        }
     }
 
     /// Two groups: stream 0 of both sources, and stream 1 of the second.
     fn some() -> EventTime {
-        EventTime::new(vec![source(0, 0, 0, 5), source(1, 0, 0, 0), source(1, 1, 1, 0)])
+        EventTime::new(vec![source(0, 0, 0, 5), source(1, 0, 0, 0), source(1, 1, 1, 0)], Vec::new())
     }
 
     #[test]
@@ -226,6 +317,45 @@ mod tests {
         let late = refused(2, 29, 12).unwrap();
         assert_eq!((late.stream, late.offsets), (StreamId(1), 12..20));
         assert_eq!((late.time_us, late.watermark_us), (29, 30));
+    }
+
+    #[test]
+    fn intervals_are_whole_and_end_with_their_last_event() {
+        let sources = vec![source(0, 0, 0, 0), source(1, 0, 0, 0), source(1, 1, 0, 0)];
+        let intervals = [10, 4, 10].map(|us| Interval { group: 0, us });
+        let of = EventTime::new(sources, intervals.to_vec());
+        let mut times = of.begin();
+        times.newest = vec![Some(47), Some(59), Some(52)];
+        of.advance(&mut times, &[1, 1]);
+        // The last multiple of ten and of four.
+        assert_eq!(times.watermarks, [Position { time_us: 40, source: SourceId(0), offset: 0 }]);
+        assert_eq!(*of.marks_us(&times.watermarks), [(StreamId(0), 40), (StreamId(1), 40)]);
+        // Stream 0 comes in intervals of ten, and some of it by itself; stream 1 in those of four.
+        let all = [
+            (Rank::Arrival(0), 0),
+            (Rank::Late(0), 0b001),
+            (Rank::Late(1), 0),
+            (Rank::OnTime(7, 1), 0b101),
+            (Rank::OnTime(9, 0), 0b001),
+            (Rank::OnTime(9, 2), 0b010),
+            (Rank::OnTime(10, 0), 0b001),
+            (Rank::OnTime(10, 2), 0b010),
+            (Rank::OnTime(18, 1), 0b101),
+            (Rank::OnTime(19, 1), 0b001),
+        ];
+        let late_at = [of.position(0, 0, 0)];
+        let endings = |some: &[(Rank, u64)], late_at: &[Position]| {
+            let found = of.endings(some.iter().copied(), late_at).into_iter();
+            found.collect::<Vec<(usize, u64)>>()
+        };
+        // Of stream 0: 9 and 19, and of its part 7 and 18; of stream 1: both in the one from 8 on.
+        let wanted = [(3, 0b100), (4, 0b001), (7, 0b010), (8, 0b100), (9, 0b001)];
+        assert_eq!(endings(&all, &late_at), wanted);
+        // Late ones stand at the watermark, those that are told to others nowhere.
+        assert_eq!(endings(&all[..3], &late_at), [(1, 0b001)]);
+        assert_eq!(endings(&all[2..3], &late_at), []);
+        let before = [of.position(0, -10, 0)];
+        assert_eq!(endings(&all[1..5], &before), [(0, 0b001), (2, 0b100), (3, 0b001)]);
     }
 
     #[test]

@@ -32,6 +32,11 @@ pub(crate) struct Waiter {
 /// Those who are expected to write a row, in their order.
 type Writers = SmallVec<[Tid; 2]>;
 
+fn last_before(tid: Tid, writers: &Writers) -> Option<Tid> {
+    let earlier = writers.partition_point(|writer| *writer < tid);
+    writers[..earlier].last().copied()
+}
+
 #[derive(Default)]
 pub(crate) struct Gate {
     /// By table.
@@ -59,20 +64,22 @@ impl Gate {
     /// An earlier transaction that is expected to write what is to be read, if there is one: of a row's the
     /// last, which mostly ends last.
     pub fn in_the_way(&self, tid: Tid, wishes: &[Wish]) -> Option<Tid> {
-        let last = |writers: &Writers| {
-            let earlier = writers.partition_point(|writer| *writer < tid);
-            writers[..earlier].last().copied()
-        };
+        wishes.iter().find_map(|wish| match wish {
+            Wish::Row(table, key) => self.writer_before(tid, *table, key),
+            Wish::Range(..) if self.rows == 0 => None,
+            Wish::Range(table, from, to) => {
+                let mut range = self.writers.get(table.index())?.range(from, to);
+                range.find_map(|(_, writers)| last_before(tid, writers))
+            }
+        })
+    }
+
+    /// The same for one row.
+    pub fn writer_before(&self, tid: Tid, table: TableId, key: &Key) -> Option<Tid> {
         if self.rows == 0 {
             return None;
         }
-        wishes.iter().find_map(|wish| match wish {
-            Wish::Row(table, key) => self.writers.get(table.index())?.get(key).and_then(last),
-            Wish::Range(table, from, to) => {
-                let mut range = self.writers.get(table.index())?.range(from, to);
-                range.find_map(|(_, writers)| last(writers))
-            }
-        })
+        last_before(tid, self.writers.get(table.index())?.get(key)?)
     }
 
     /// Somebody waits for a transaction to end.
@@ -83,6 +90,9 @@ impl Gate {
     /// A transaction has ended, and writes nothing any more. Whoever has waited for it may have somebody
     /// else in the way.
     pub fn ended(&mut self, tid: Tid) -> Vec<Waiter> {
+        if self.rows == 0 && self.waiting.is_empty() {
+            return Vec::new();
+        }
         for (table, key) in self.expected.remove(&tid).into_iter().flatten() {
             let rows = &mut self.writers[table.index()];
             if let Some(writers) = rows.get_mut(&key) {

@@ -104,8 +104,11 @@ pub enum Body {
         tid: Tid,
         /// What it runs.
         call: Call,
-        /// Your share.
-        share: u32,
+    },
+    /// All of these that have come in at the sender have been told to whom they concern.
+    AllDeclared {
+        /// Whether something else has come in there, too.
+        others: bool,
     },
     /// The rows that the sender owns of such a transaction, by their places in its list.
     Values {
@@ -113,6 +116,13 @@ pub enum Body {
         tid: Tid,
         /// The rows.
         rows: Vec<(u32, Stored)>,
+    },
+    /// What such a transaction came to that has come in where none of its rows are.
+    Outcome {
+        /// The transaction.
+        tid: Tid,
+        /// What it returned, or why it aborted.
+        outcome: Result<Value, Abort>,
     },
     /// All transactions of the round that have come from the sender have ended.
     Done,

@@ -83,11 +83,27 @@ pub struct RowAt {
     pub writes: bool,
 }
 
+/// When the transactions of an epoch are.
+#[derive(Clone, Debug, Default)]
+pub struct Clock {
+    /// The clock of its cut, in microseconds since 1970.
+    pub now_us: i64,
+    /// How far each stream in event time had come at the cut before, in the unit of its times.
+    pub marks_us: Arc<[(StreamId, i64)]>,
+}
+
+impl From<i64> for Clock {
+    /// Where no stream is in event time.
+    fn from(now_us: i64) -> Clock {
+        Clock { now_us, marks_us: [].into() }
+    }
+}
+
 /// What such a transaction comes to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
     /// The rows that it writes, by their places in its list: new ones, or `None` for those removed.
-    pub rows: Vec<(u32, Option<Row>)>,
+    pub rows: Vec<(u32, Option<Arc<[Value]>>)>,
     /// What it returns.
     pub value: Option<Value>,
     /// The events that it emits, in their order.
@@ -119,6 +135,19 @@ pub trait Functions: Send + Sync {
         call
     }
 
+    /// On which streams such an event is of which the events of an interval are executed together: a bit for each of the
+    /// program's.
+    fn intervals(&self, call: &Call) -> u64 {
+        let _ = call;
+        0
+    }
+
+    /// What is executed of such an event that is the last of its interval on some of these streams.
+    fn closes(&self, call: Call, streams: u64) -> Call {
+        let _ = streams;
+        call
+    }
+
     /// Tables whose rows ask for work outside: whoever drives the nodes has it done while a row is there.
     fn outboxes(&self) -> &[TableId] {
         &[]
@@ -129,16 +158,27 @@ pub trait Functions: Send + Sync {
         crate::output_bytes(values)
     }
 
+    /// Whether there are calls whose rows are known before they run.
+    fn declares(&self) -> bool {
+        false
+    }
+
     /// The rows of a call, if they are known before it runs; no row twice, and none that is written and has
-    /// entries in indexes: these are not known.
+    /// entries in indexes: these are not known. Nor are those of a call that is not what it should be, which is begun
+    /// then, and refused.
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
         let _ = call;
         None
     }
 
-    /// Runs such a call on its rows. Every owner of one of them does, and they come to the same.
-    fn run_declared(&self, call: &Call, rows: &[Option<Arc<[Value]>>]) -> Result<Changes, Abort> {
-        let _ = (call, rows);
+    /// Runs such a call on its rows, as they are. Every owner of one of them does, and they come to the same.
+    fn run_declared(
+        &self,
+        call: &Call,
+        rows: &[RowAt],
+        are: &[Option<Arc<[Value]>>],
+    ) -> Result<Changes, Abort> {
+        let _ = (call, rows, are);
         Ok(Changes::default())
     }
 }
@@ -182,4 +222,6 @@ pub trait Context {
     fn random(&mut self) -> u64;
     /// The clock of the cut, in microseconds since 1970.
     fn now_us(&self) -> i64;
+    /// How far a stream in event time had come at the cut before: where stands what has no time of its own.
+    fn mark_us(&self, stream: StreamId) -> Option<i64>;
 }

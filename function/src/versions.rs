@@ -1,5 +1,6 @@
 //! Versions of rows that the transactions of an epoch have written, each with the place of its write.
 
+use smallvec::SmallVec;
 use tidemill_core::{Key, TableId};
 
 use crate::gate::Wish;
@@ -19,13 +20,22 @@ impl Version {
     fn place(&self) -> (Tid, &[u32]) {
         (self.tid, &self.path)
     }
+
+    /// Whether others see it. What a transaction of known rows has written, which is at its own place, is there when it is
+    /// written; what others have when they have ended.
+    pub fn is_there(&self, has_ended: impl Fn(Tid) -> bool) -> bool {
+        self.path.is_empty() || has_ended(self.tid)
+    }
 }
+
+/// Those of a row; most have one.
+pub(crate) type Row = SmallVec<[Version; 1]>;
 
 /// The versions of an epoch on one node, by table and key, in the order of their places. A key whose
 /// versions are gone keeps its entry: what was read of it may not be so any more.
 #[derive(Default)]
 pub(crate) struct Versions {
-    tables: Vec<Keyed<Vec<Version>>>,
+    tables: Vec<Keyed<Row>>,
 }
 
 impl Versions {
@@ -108,9 +118,8 @@ impl Versions {
 
     /// Whether a transaction has written, before a place in it, what is read there.
     pub fn has_own(&self, what: &Wish, place: (Tid, &[u32])) -> bool {
-        let has_own = |versions: &Vec<Version>| {
-            versions.iter().any(|v| v.tid == place.0 && v.place() < place)
-        };
+        let has_own =
+            |versions: &Row| versions.iter().any(|v| v.tid == place.0 && v.place() < place);
         match what {
             Wish::Row(table, key) => self.tables[table.index()].get(key).is_some_and(has_own),
             Wish::Range(table, from, to) => {
@@ -120,7 +129,7 @@ impl Versions {
     }
 
     /// All of them, a key's together.
-    pub fn drain(&mut self) -> impl Iterator<Item = (TableId, Key, Vec<Version>)> + '_ {
+    pub fn drain(&mut self) -> impl Iterator<Item = (TableId, Key, Row)> + '_ {
         self.tables.iter_mut().enumerate().flat_map(|(table, rows)| {
             let table = TableId(table as u16);
             rows.take().map(move |(key, versions)| (table, key, versions))
@@ -134,5 +143,5 @@ fn newest<'a>(
     is_there: impl Fn(Tid) -> bool,
 ) -> Option<&'a Version> {
     let before = versions.partition_point(|v| v.place() < place);
-    versions[..before].iter().rev().find(|v| v.tid == place.0 || is_there(v.tid))
+    versions[..before].iter().rev().find(|v| v.tid == place.0 || v.is_there(&is_there))
 }

@@ -40,7 +40,7 @@ pub use worker::{Ended, WorkerProcess};
 
 use std::sync::Arc;
 
-use tidemill_cluster::{wire::VERSION, Settings as Cluster};
+use tidemill_cluster::{wire::MESSAGES, Settings as Cluster};
 use tidemill_durable::{Log, Store};
 use tidemill_env::Addr;
 use tidemill_mesh::{Peer, Secret, Tls};
@@ -73,7 +73,7 @@ impl Settings {
     fn mesh(&self, me: Peer) -> tidemill_mesh::Settings {
         let mut mesh =
             tidemill_mesh::Settings::new(me, self.secret.clone(), self.cluster.clone(), self.app);
-        mesh.version = VERSION;
+        mesh.version = MESSAGES;
         mesh.tls.clone_from(&self.tls);
         mesh.advertised.clone_from(&self.advertised);
         // A peer that is cut off is found by its lease; this is for who waits on neither side.

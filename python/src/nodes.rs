@@ -6,13 +6,14 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use tidemill_core::{Batch, Row, Schema, StreamId, Value};
+use tidemill_core::{Batch, Row, Schema, StreamId, StreamTime, Value};
 use tidemill_engine::{AppFunctions, Reply};
 use tidemill_env::Env;
 use tidemill_function::{
-    Call, Event, Functions, Message, Node, NodeId, Outbox, Owners, Path, Question, Rows,
+    Call, Clock, Event, Functions, Message, Node, NodeId, Outbox, Owners, Path, Question, Rows,
     Sequencing, Settings, Tid,
 };
+use tidemill_txn::program::Origin;
 
 use crate::batches;
 use crate::errors::to_python as raised;
@@ -58,7 +59,7 @@ impl Net {
     }
 
     /// Executes an epoch.
-    fn run(&mut self, number: u64, requests: &[(Tid, Call)]) {
+    fn run(&mut self, number: u64, clock: &Clock, requests: &[(Tid, Call)]) {
         let mut homes: Vec<Option<Vec<(Tid, Call)>>> = vec![Some(Vec::new()); self.nodes.len()];
         for (tid, call) in requests {
             let at = self.below(homes.len());
@@ -85,7 +86,7 @@ impl Net {
             let at = usize::from(to.0);
             let mut out = Outbox::default();
             match homes[at].take_if(|_| from == to) {
-                Some(home) => self.nodes[at].begin(number, number as i64, home, &mut out),
+                Some(home) => self.nodes[at].begin(number, clock.clone(), home, &mut out),
                 None => {
                     let wire = self.wires.get_mut(&(from, to));
                     let message = wire.and_then(VecDeque::pop_front).expect("it is under way");
@@ -130,6 +131,18 @@ fn requests(functions: &AppFunctions, calls: &Bound<'_, PyList>) -> PyResult<Vec
     Ok(requests)
 }
 
+/// Epochs of so many requests at most. Events in event time, of which none is out of order, come behind all else.
+fn epochs<'a>(
+    functions: &'a AppFunctions,
+    requests: &'a [(usize, Call)],
+    epoch: usize,
+) -> impl Iterator<Item = &'a [(usize, Call)]> {
+    let is_timed = |(_, call): &(usize, Call)| functions.timed(call).is_some();
+    let fits = move |one: &(usize, Call), next: &(usize, Call)| !is_timed(one) || is_timed(next);
+    let parts = requests.chunk_by(fits);
+    parts.flat_map(move |part| part.chunks(epoch.max(1)))
+}
+
 /// Runs calls in their order, so many an epoch, on so many nodes: replies of all calls, rows of all tables, events
 /// of all streams, as dicts by name.
 #[pyfunction]
@@ -166,11 +179,23 @@ pub fn run_nodes<'py>(
     let decimals = py.import("decimal")?;
     let before = decimals.call_method0("getcontext")?;
     let begun = clock.monotonic_ns();
-    for (number, requests) in requests.chunks(epoch.max(1)).enumerate() {
+    let mut marks_us: BTreeMap<StreamId, i64> = program
+        .streams
+        .iter()
+        .enumerate()
+        .filter(|(_, s)| s.spec.time != StreamTime::Arrival && s.origin == Origin::Input)
+        .map(|(n, _)| (StreamId(n as u16), i64::MIN))
+        .collect();
+    for (number, requests) in epochs(&functions, &requests, epoch).enumerate() {
+        let clock = Clock {
+            now_us: number as i64 + 1,
+            marks_us: marks_us.iter().map(|(stream, mark_us)| (*stream, *mark_us)).collect(),
+        };
+        marks_us.extend(requests.iter().filter_map(|(_, call)| functions.timed(call)));
         let placed = requests.iter().enumerate();
         let placed: Vec<(Tid, Call)> =
             placed.map(|(n, (_, call))| (order.tid(0, n as u64), call.clone())).collect();
-        net.run(number as u64 + 1, &placed);
+        net.run(number as u64 + 1, &clock, &placed);
         all.extend(
             placed.into_iter().zip(requests).map(|((tid, call), (nth, _))| (tid, nth, call)),
         );

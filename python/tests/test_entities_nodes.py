@@ -631,16 +631,14 @@ def ranged(ledger: Ledger) -> None:
         ledger.accounts[e.src].balance += rates.scan(1, 5).rate.sum()
 
 
-def kept(ledger: Ledger) -> None:
-    ledger.app.table("rates", key="id", id=int, rate=int, history="1h")  # here
-
-
 def batched(ledger: Ledger) -> None:
-    coming = ledger.app.stream("coming", n=int).batches(2)
+    all = ledger.app.stream("all", time="at", at=tm.timestamp, n=int)
+    for nth in range(65):
+        coming = all.filter(tm.col("n") > nth, name=f"over{nth}").batches("1s")  # here
 
-    @ledger.app.procedure(coming)  # here
-    def many(tx: Any, coming: Any) -> None:
-        pass
+        @ledger.app.procedure(coming, name=f"many{nth}")
+        def many(tx: Any, coming: Any) -> None:
+            pass
 
 
 def answered(ledger: Ledger) -> None:
@@ -664,8 +662,7 @@ def entries(ledger: Ledger) -> None:
 REFUSED = [
     (entries, "peek reads entries of an index"),
     (ranged, "total reads a range of rates, whose rows are everywhere"),
-    (kept, "table rates keeps versions of its rows"),
-    (batched, "many takes batches of coming"),
+    (batched, "over64 is one of more than 64 streams whose batches are intervals of event time"),
     (answered, "again takes the calls of pay that abort"),
 ]
 

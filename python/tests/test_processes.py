@@ -27,9 +27,9 @@ from .kill.cluster import (
     Clients,
     Follower,
     Process,
-    children,
     health,
     is_there,
+    pids_of,
     settings,
     validate,
     wait_for,
@@ -167,8 +167,7 @@ def test_workers_are_killed_and_freeze(tmp_path: Path) -> None:
         follower = Follower(url)
         with Clients(url, ACCOUNTS) as clients:
             clients.wait_for_more()
-            before, pids = workers_of(url), children(parent.pid)
-            assert len(pids) == 2
+            before, pids = workers_of(url), pids_of(parent)
             os.kill(pids[0], signal.SIGKILL)
             clients.wait_for_more()
             # Another one is started in its place.
@@ -192,7 +191,7 @@ def test_workers_are_killed_and_freeze(tmp_path: Path) -> None:
         assert clients.fates["refused"] > 0
         validate(clients, follower)
         # Stopped and started again, it has what it had.
-        pids = children(parent.pid)
+        pids = pids_of(parent)
         assert parent.stop() == 130
         assert not any(map(is_there, pids))
     with together(tmp_path) as parent:
@@ -203,8 +202,7 @@ def test_workers_are_killed_and_freeze(tmp_path: Path) -> None:
             more.next = clients.next
             more.wait_for_more()
         # Workers end with whoever has started them, however that ends.
-        pids = children(parent.pid)
-        assert len(pids) == 2
+        pids = pids_of(parent)
         parent.send(signal.SIGKILL)
         wait_for("the end of its workers", lambda: not any(map(is_there, pids)))
 
@@ -286,7 +284,6 @@ import tidemill as tm
 
 app = tm.App("bank")
 account = app.entity("account", key="id", id=int, balance=tm.column(int, default=7))
-pairs = app.stream("pairs", id=int).batches(2)
 
 
 @account.function(creates=True)
@@ -294,8 +291,13 @@ async def look(self, ctx):
     return self.balance
 
 
-@app.procedure(pairs)
-def count(tx, pairs):  # here
+@app.procedure()  # here
+def pay(tx, id: int):
+    tx.require(id > 0)
+
+
+@app.transaction(pay.aborted)
+def again(tx, e):
     pass
 """
 
@@ -360,8 +362,8 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
             ["run", nothing, "--http", "0", "--processes", "2"],
             "has nothing that clients could call",
         ),
-        (["run", unfit, "--http", "0", "--processes", "2"], "unfit.py:14"),
-        (["coordinator", unfit, *secret, *fresh], "unfit.py:14"),
+        (["run", unfit, "--http", "0", "--processes", "2"], "unfit.py:13"),
+        (["coordinator", unfit, *secret, *fresh], "unfit.py:13"),
         (["coordinator", other, *secret, "--listen", "127.0.0.1:0", *taken], "another process"),
         ([*coordinator, "--listen", "127.0.0.1:0", *taken], "another process"),
         ([*run, "--processes", "2", "--fresh", *taken], "another process"),

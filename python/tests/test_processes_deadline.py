@@ -3,7 +3,6 @@ has said holds."""
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 import tidemill as tm
 
-from .kill.cluster import Process, children, health, joined, settings, wait_for, workers_of
+from .kill.cluster import Process, health, joined, kill_worker, settings, wait_for, workers_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
 
@@ -96,7 +95,7 @@ def test_a_function_without_end_aborts_once_and_for_all(tmp_path: Path) -> None:
             begun = (tmp_path / "begun").read_text().split().count("5")
             (tmp_path / "slow").unlink()
             # What it came to stays, though it would have ended now.
-            os.kill(children(parent.pid)[0], signal.SIGKILL)
+            kill_worker(parent)
             wait_for("another worker", lambda: len(workers_of(url)) == 2)
             assert sums(client) == [0, 1, 2, 0, 0, 0]
             assert asked(client, "pot.never", "four", id=1, n=7) == 7

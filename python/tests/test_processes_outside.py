@@ -3,7 +3,6 @@ whatever dies."""
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sys
@@ -16,7 +15,7 @@ import pytest
 
 import tidemill as tm
 
-from .kill.cluster import Process, children, joined, settings, wait_for, workers_of
+from .kill.cluster import Process, joined, kill_worker, settings, wait_for, workers_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
 
@@ -141,7 +140,7 @@ def test_what_outside_said_is_part_of_history(tmp_path: Path) -> None:
         for nth in range(4):
             done = len(pays)
             wait_for("calls", lambda done=done: len(pays) > done + 3 or not asking[0].is_alive())
-            os.kill(children(parent.pid)[nth % 2], signal.SIGKILL)
+            kill_worker(parent, nth % 2)
             wait_for("another worker", lambda: len(workers_of(url)) == 2)
         for thread in asking:
             thread.join()

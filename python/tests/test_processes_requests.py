@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
-from .kill.cluster import APP, Process, children, settings, wait_for, workers_of
+from .kill.cluster import APP, Process, kill_worker, settings, wait_for, workers_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
 
@@ -32,7 +30,7 @@ def test_requests_with_ids_are_executed_once_across_deaths(tmp_path: Path) -> No
         first = {key: ask(key, f"id {key}").json() for key in range(0, 40, 2)}
         assert all("reply" in reply for reply in first.values())
         for round in range(2):
-            os.kill(children(parent.pid)[round], signal.SIGKILL)
+            kill_worker(parent, round)
             assert {key: ask(key, f"id {key}").json() for key in first} == first
         other = ask(0, "id 0", amount=6)
         assert other.status_code == 422

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 
 import tidemill as tm
 
-from .kill.cluster import Process, children, joined, settings, wait_for, workers_of
+from .kill.cluster import Process, joined, kill_worker, settings, wait_for, workers_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
 
@@ -102,8 +100,7 @@ def test_what_calls_set_off_counts_once(tmp_path: Path) -> None:
         for thread in asking:
             thread.start()
         for _ in range(3):
-            before = children(parent.pid)
-            os.kill(before[0], signal.SIGKILL)
+            kill_worker(parent)
             wait_for("another worker", lambda: len(workers_of(url)) == 2)
         for thread in asking:
             thread.join()

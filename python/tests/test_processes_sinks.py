@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import secrets
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,9 +22,10 @@ from .kill.cluster import (
     Clients,
     Process,
     balances,
-    children,
     health,
     joined,
+    kill_all,
+    kill_worker,
     settings,
     validate,
     wait_for,
@@ -104,15 +103,13 @@ def run(
 
     def kill(parent: Process, clients: Clients, worker: int) -> None:
         clients.wait_for_more(50)
-        os.kill(children(parent.pid)[worker], signal.SIGKILL)
+        kill_worker(parent, worker)
         clients.wait_for_more(50)
 
     with start() as parent, clients_of(joined(parent)) as clients:
         kill(parent, clients, 0)
         # All of them, in the midst.
-        for pid in [parent.pid, *children(parent.pid)]:
-            os.kill(pid, signal.SIGKILL)
-        parent.process.wait()
+        kill_all(parent)
     for _ in range(2):
         with start() as parent:
             url = joined(parent)
@@ -176,13 +173,14 @@ def test_what_is_asked_again_is_written_once_and_other_sinks_are_another_version
 
 
 def test_streams_that_do_not_leave_are_refused_by_their_line(tmp_path: Path) -> None:
-    sinks = 'came = app.stream("came", op=int)\ncame.write(tm.files("came.jsonl"))\n'
+    sinks = 'calls = next(s for s in app.streams if s.name == "account.transfer.calls")\n'
+    sinks += 'calls.write(tm.files("came.jsonl"))\n'
     path = app(tmp_path, sinks)
     flags = ["--data-dir", str(tmp_path / "data"), "--http", "0"]
     with Process(tmp_path / "cwd", "run", str(path), "--processes", "1", *flags) as parent:
         assert parent.process.wait(60) == 1
         said = parent.errors.read_text()
-    assert "stream came is written as it comes in" in said
+    assert "stream account.transfer.calls is written: that does not run" in said
     assert f"bank.py:{len(path.read_text().splitlines())}" in said
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import datetime as dt
+import json
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
-from .kill.cluster import Process, children, settings, wait_for
+from .kill.cluster import Process, kill_all, kill_worker, settings, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
 
@@ -38,6 +38,11 @@ def second(tx, firing):
     note(2, firing)
 
 
+firings = next(s for s in app.streams if s.name == "first.firings")
+firings.write(tm.files("FOLDER/firings.jsonl"))
+firings.filter(True, name="same").write(tm.files("FOLDER/same.jsonl"))
+
+
 @tally.function
 async def seen(self, ctx) -> list[int]:
     return self.times
@@ -54,7 +59,7 @@ def seen(url: str, handler: int = 1) -> list[int]:
 
 
 def test_every_firing_counts_once(tmp_path: Path) -> None:
-    (tmp_path / "ticks.py").write_text(CODE)
+    (tmp_path / "ticks.py").write_text(CODE.replace("FOLDER", str(tmp_path)))
 
     def start(name: str) -> Process:
         flags = ["--processes", "2", "--data-dir", str(tmp_path / "data"), *settings()]
@@ -66,11 +71,9 @@ def test_every_firing_counts_once(tmp_path: Path) -> None:
     with start("first") as parent:
         url = parent.find(r"http +(http://\S+)")
         count = more(url, 0)
-        os.kill(children(parent.pid)[0], signal.SIGKILL)
+        kill_worker(parent)
         count = more(url, count)
-        for pid in [*children(parent.pid), parent.pid]:
-            os.kill(pid, signal.SIGKILL)
-        parent.process.wait()
+        kill_all(parent)
     with start("second") as parent:
         url = parent.find(r"http +(http://\S+)")
         more(url, count)
@@ -80,3 +83,12 @@ def test_every_firing_counts_once(tmp_path: Path) -> None:
         assert parent.stop() == 130
     assert all(at % PERIOD_MS == 0 for at in times)
     assert times == sorted(set(times))
+
+    def lines(name: str) -> list[str]:
+        return (tmp_path / f"{name}.jsonl").read_text().splitlines()
+
+    # What comes in, and what a filter leaves of it, is written once and in its order.
+    for name in ("firings", "same"):
+        rows = [json.loads(line)["at"] for line in lines(name)]
+        fired = [int(dt.datetime.fromisoformat(at).timestamp() * 1000) for at in rows]
+        assert fired[: len(times)] == times

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import os
 import random
 import secrets
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,13 +18,15 @@ from .beside import brokers, create
 from .kill.cluster import (
     PATIENCE,
     Process,
-    children,
     health,
     joined,
+    kill_all,
+    kill_worker,
     settings,
     wait_for,
     workers_of,
 )
+from .test_processes_batches import TALLY, seen
 
 pytestmark = pytest.mark.servers
 
@@ -149,7 +149,7 @@ def test_events_are_executed_in_the_order_of_their_times(tmp_path: Path) -> None
         write(f"{name}-moves", moves.some())
         # What is within the disorder of the newest waits.
         wait_for("events that wait", lambda: waits(url) > 0 and watermark(url, "moves"))
-        os.kill(children(parent.pid)[0], signal.SIGKILL)
+        kill_worker(parent)
         write(f"{name}-moves", moves.some())
         wait_for("workers", lambda: len(workers_of(url)) == 2)
         # A stream of which one source never gives anything goes on without it.
@@ -159,9 +159,7 @@ def test_events_are_executed_in_the_order_of_their_times(tmp_path: Path) -> None
         for row in ticks:
             wanted = (wanted * 3 + row["at"]) % 1_000_003
         wait_for("ticks", lambda: rows(url, "counts", [5]) == {5: wanted})
-        for pid in [*children(parent.pid), parent.pid]:
-            os.kill(pid, signal.SIGKILL)
-        parent.process.wait()
+        kill_all(parent)
     write(f"{name}-moves", moves.some())
     with start("second") as parent:
         url = parent.find(r"http +(http://\S+)")
@@ -261,3 +259,123 @@ def test_a_late_event_ends_the_run_where_it_is_an_error(tmp_path: Path) -> None:
 
         wait_for("the late event, and what is behind it", lambda: come() == wanted)
         assert parent.stop() == 130
+
+
+INTERVALS = """
+import os
+
+import tidemill as tm
+
+BROKERS = os.environ.get("SERVERS_KAFKA", "localhost:9092")
+app = tm.App("steps")
+"""
+INTERVALS += TALLY
+INTERVALS += """
+
+def when(step):
+    return step.at
+
+
+steps = app.stream("steps", time="at", at=int, id=int)
+steps.read(tm.kafka("NAME-steps", brokers=BROKERS), disorder=DISORDER)
+of_three = steps.filter(tm.col("id") != 7, name="of_three").batches(3)
+few = steps.filter(tm.col("id") > 3, name="few").batches("30us")
+each = steps.filter(True, name="each")
+steps.batches("20us")
+counts = app.table("counts", key="of", of=str, n=tm.column(int, default=0))
+lasts = app.table("lasts", key="of", of=int, at=tm.column(int, default=0), history="100us")
+windows = app.table("windows", key="at", at=int, n=int, sum=int)
+
+
+@app.transaction(each)
+def look(tx, e):
+    last = lasts[e.id % 3]
+    last.at = e.at
+    over = last.over(tm.sliding("100us"))
+    windows.upsert(at=e.at, n=over.count(), sum=over.at.sum())
+    counts["steps"].n += 1
+
+
+@app.procedure(few)
+def sparse(tx, few):
+    note("few", few)
+    row = counts[f"few {few[-1].at}"]
+    row.n = counts["steps"].n
+
+
+@app.procedure(steps)
+def gather(tx, steps):
+    note("intervals", steps)
+
+
+@app.procedure(of_three)
+def count(tx, of_three):
+    note("threes", of_three)
+"""
+
+
+def test_intervals_of_event_time_are_batches(tmp_path: Path) -> None:
+    name = f"steps-{secrets.token_hex(4)}"
+    create(f"{name}-steps", 3)
+    code = INTERVALS.replace("NAME", name).replace("DISORDER", str(DISORDER))
+    (tmp_path / "steps.py").write_text(code)
+    sets = (f"cluster_name={name}", "cluster_sources=2")
+    flags = ["--data-dir", str(tmp_path / "data"), *settings(*sets), "--http", "0"]
+    flags += ["--log", f"kafka://{brokers()}", "--snapshots", str(tmp_path / "snapshots")]
+
+    def start(folder: str) -> Process:
+        app = str(tmp_path / "steps.py")
+        return Process(tmp_path / folder, "run", app, "--processes", "2", *flags)
+
+    moves = Moves()
+
+    def some() -> list[dict[str, int]]:
+        return [{"at": row["at"], "id": row["id"]} for row in moves.some() if row["n"] % 5]
+
+    written = some()
+    with start("first") as parent:
+        url = joined(parent)
+        write(f"{name}-steps", written)
+        wait_for("intervals", lambda: len(seen(url, "intervals")[1]) > 3)
+        kill_worker(parent)
+        more = some()
+        write(f"{name}-steps", more)
+        count = wait_for("more", lambda: at if (at := len(seen(url, "intervals")[1])) > 16 else 0)
+        kill_all(parent)
+    last = some()
+    write(f"{name}-steps", last)
+    # In each partition something that all before it waits for.
+    write(f"{name}-steps", [{"at": END, "id": id} for id in range(99)])
+    written += more + last
+    with start("second") as parent:
+        url = parent.find(r"http +(http://\S+)")
+        wait_for("all", lambda: len(seen(url, "intervals")[0]) >= len(written))
+        found, threes, few = (seen(url, of) for of in ("intervals", "threes", "few"))
+        with tm.Client(url) as client:
+            windows = {row["at"]: client.row("windows", row["at"]) for row in written}
+            counts = {at: client.row("counts", f"few {at}") for at in few[0]}
+        assert parent.stop() == 130
+    at = sorted(row["at"] for row in written)
+    assert found[0] == at
+    assert found[1] == [sum(a // 20 == of for a in at) for of in sorted({a // 20 for a in at})]
+    assert len(found[1]) > count
+    # A batch of a part has the place of its last event, though others of the interval come behind.
+    part = sorted(row["at"] for row in written if row["id"] > 3)
+    intervals = sorted({a // 30 for a in part})
+    assert few[0] == part
+    assert few[1] == [sum(a // 30 == of for a in part) for of in intervals]
+    lasts = [max(a for a in part if a // 30 == of) for of in intervals]
+    assert {a: row["n"] for a, row in counts.items() if row} == {
+        a: sum(other <= a for other in at) for a in lasts
+    }
+    # Versions have the times of events.
+    for row in written:
+        near = [
+            other["at"]
+            for other in written
+            if other["id"] % 3 == row["id"] % 3 and row["at"] - 100 < other["at"] <= row["at"]
+        ]
+        assert windows[row["at"]] == {"at": row["at"], "n": len(near), "sum": sum(near)}
+    some_of = sorted(row["at"] for row in written if row["id"] != 7)
+    assert threes[0][: len(some_of) // 3 * 3] == some_of[: len(some_of) // 3 * 3]
+    assert set(threes[1]) == {3}

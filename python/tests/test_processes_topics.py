@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import tidemill as tm
 
 from .beside import brokers, control, create, grow
-from .kill.cluster import Process, children, health, joined, settings, wait_for
+from .kill.cluster import Process, health, joined, kill_all, kill_worker, settings, wait_for
 
 pytestmark = pytest.mark.servers
 
@@ -145,13 +144,11 @@ def test_topics_of_the_app_are_sources_of_the_cluster(tmp_path: Path) -> None:
         reaches(url, wanted)
         assert len(health(url)["sources"]) == 7
         # Nothing is lost where a worker is killed, and nothing counts twice.
-        os.kill(children(parent.pid)[0], signal.SIGKILL)
+        kill_worker(parent)
         more, worse = write(name, ROWS, ROWS)
         wanted, bad = wanted + more, bad + worse
         reaches(url, wanted)
-        for pid in [*children(parent.pid), parent.pid]:
-            os.kill(pid, signal.SIGKILL)
-        parent.process.wait()
+        kill_all(parent)
     more, worse = write(name, ROWS, 2 * ROWS)
     wanted, bad = wanted + more, bad + worse
     # Without the registry messages wait whose schema is not known; what waits for it is said.

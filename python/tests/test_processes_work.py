@@ -3,7 +3,6 @@ answer counts once."""
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -14,7 +13,7 @@ import pytest
 
 import tidemill as tm
 
-from .kill.cluster import Process, children, joined, settings, wait_for, workers_of
+from .kill.cluster import Process, joined, kill_worker, settings, wait_for, workers_of
 from .test_processes_outside import asked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
@@ -125,7 +124,7 @@ def test_work_is_done_and_its_answer_counts_once(tmp_path: Path) -> None:
         for nth in range(3):
             done = len(keys)
             wait_for("orders", lambda done=done: len(keys) > done + 4 or not placing[0].is_alive())
-            os.kill(children(parent.pid)[nth % 2], signal.SIGKILL)
+            kill_worker(parent, nth % 2)
             wait_for("another worker", lambda: len(workers_of(url)) == 2)
         for thread in placing:
             thread.join()

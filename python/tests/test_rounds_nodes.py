@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tidemill as tm
 
-from .test_entities_nodes import Calls, is_one
+from .test_entities_nodes import Calls, is_one, on_nodes
 
 
 class Shop:
@@ -203,11 +204,268 @@ def test_what_a_filter_cannot_compute_is_refused_as_a_whole() -> None:
     def few(tx, e):
         counts[1].n += 1
 
-    from .test_entities_nodes import on_nodes
-
     rows = [{"id": 4, "by": 2}, {"id": 4, "by": 0}, {"id": 4, "by": 4}]
     found = on_nodes(app, [("events", row) for row in rows], 2, 1, 10)
     assert found["tables"]["counts"] == [{"id": 0, "n": 2}, {"id": 1, "n": 1}]
     kinds = [kind for kind, _ in found["replies"]]
     assert kinds == ["returned", "aborted", "returned"]
     assert "the event can't come to stream some" in found["replies"][1][1]
+
+
+class Batched:
+    """Votes that are counted in batches, some of them of a stream that is derived."""
+
+    def __init__(self) -> None:
+        app = self.app = tm.App("batched")
+        votes = app.stream("votes", slot=int, n=int, tags=list[int])
+        pairs = votes.filter(tm.col("n") != 5, name="pairs").batches(2)
+        fours = app.stream("fours", n=int).batches(4)
+        counts = app.table("counts", key="what", what=str, n=tm.column(int, default=0))
+        sums = app.stream("sums", of=str, n=int, seen=int)
+        self.votes, self.fours = votes, fours
+
+        @app.transaction(votes)
+        def each(tx, e):
+            counts["seen"].n += 1
+
+        @app.procedure(pairs, fours)
+        def gather(tx, pairs, fours):
+            for of, events in (("pairs", pairs), ("fours", fours)):
+                total = sum(e.n for e in events)
+                tx.require(total % 7 != 3, f"{of} come to {total}")
+                if events:
+                    tx.emit(sums, of=of, n=total, seen=counts["seen"].n)
+                    counts[of].n += len(events)
+
+        @app.procedure(fours, out={"first": int, "last": int})
+        def ends(tx, fours):
+            return dict(first=fours[0].n, last=fours[-1].n)
+
+        @app.procedure(pairs)
+        def tags(tx, pairs):
+            for e in pairs:
+                counts["tags"].n += sum(e.tags) + e.slot
+
+        @app.transaction(gather.aborted)
+        def odd(tx, e):
+            counts[e.reason].n += 1
+
+    @staticmethod
+    def calls(seed: int) -> Calls:
+        """Any events of both."""
+        dice, calls = random.Random(seed), []
+        for _ in range(70):
+            n = dice.randrange(9)
+            if dice.random() < 0.4:
+                calls.append(("fours", {"n": n}))
+            else:
+                row = {"slot": dice.randrange(3), "n": n, "tags": [1] * dice.randrange(3)}
+                calls.append(("votes", row))
+        return calls
+
+
+def test_batches_are_those_of_one_process() -> None:
+    for seed in range(4):
+        wanted = is_one(lambda: Batched().app, Batched.calls(seed), seeds=2)
+        assert len(wanted["outputs"]["ends"]) > 3
+        assert {row["of"] for row in wanted["outputs"]["sums"]} == {"pairs", "fours"}
+        assert any("come to" in row["what"] for row in wanted["tables"]["counts"])
+
+
+@pytest.mark.parametrize("opaque", [False, True], ids=["traced", "opaque"])
+@pytest.mark.parametrize("history", [4, ("1h", 3)], ids=["count", "both"])
+def test_windows_over_versions_are_those_of_one_process(opaque: bool, history: Any) -> None:
+    def make() -> tm.App:
+        app = tm.App("versions")
+        rows = app.table("rows", key=("a", "b"), a=int, b=str, n=tm.column(int, default=0),
+                         history=history)  # fmt: skip
+        sums = app.table("sums", key="id", id=int, n=tm.column(int, default=0))
+        events = app.stream("events", a=int, b=str, n=int)
+
+        out = dict(before=int, both=int, first=int, mean=float | None, mixed=int)
+
+        @app.transaction(events, opaque=opaque, **({"out": out} if opaque else {}))
+        def take(tx, e):
+            row = rows[e.a, e.b]
+            before = row.over(tm.last(3)).n.sum()
+            row.n = e.n
+            both = row.over(tm.last(2)).n.sum()
+            tx.require(both != 9, "nine")
+            return dict(
+                before=before,
+                both=both,
+                first=row.over(tm.tumbling(versions=2)).n.first(),
+                mean=row.over(tm.last(3)).n.avg(),
+                mixed=row.over(tm.last(3)).fold(1, lambda state, v: state * 2 + v.n),
+            )
+
+        @app.transaction(take)
+        def again(tx, e):
+            rows[e.both, "x"].n = e.before + rows[e.both, "x"].over(tm.last(2)).count()
+            sums[e.both].n += e.mixed
+
+        @app.procedure()
+        def gone(tx, a: int, b: str):
+            rows[a, b].delete()
+            return rows[a, b].over(tm.last(2)).n.sum()
+
+        return app
+
+    for seed in range(2):
+        dice, calls = random.Random(seed), []
+        for _ in range(60):
+            key = {"a": dice.randrange(3), "b": dice.choice("xy")}
+            calls.append(("gone", key) if dice.random() < 0.1
+                         else ("events", {**key, "n": dice.randrange(8)}))  # fmt: skip
+        wanted = is_one(make, calls, seeds=2)
+        assert len({row["before"] for row in wanted["outputs"]["take"]}) > 5
+        assert wanted["outputs"]["take.aborted"]
+
+
+def test_a_window_of_time_over_versions() -> None:
+    app = tm.App("times")
+    rows = app.table("rows", key="id", id=int, n=tm.column(int, default=0), history="1h")
+    events = app.stream("events", id=int)
+
+    @app.transaction(events)
+    def take(tx, e):
+        rows[e.id].n = e.id
+        over = rows[e.id].over(tm.sliding("1h"))
+        return dict(n=over.count(), sum=over.n.sum())
+
+    found = on_nodes(app, [("events", {"id": n % 2}) for n in range(9)], 3, 1, 4)
+    assert [(row["n"], row["sum"]) for row in found["outputs"]["take"]] == [
+        (n // 2 + 1, (n // 2 + 1) * (n % 2)) for n in range(9)
+    ]
+
+
+def test_functions_of_entities_beside_tables_with_versions() -> None:
+    def make() -> tm.App:
+        app = tm.App("meters")
+        readings = app.table("readings", key="id", id=int, n=tm.column(int, default=0), history=4)
+        meter = app.entity("meter", key="id", id=int, total=tm.column(int, default=0))
+
+        @meter.function(creates=True)
+        def read(self: Any, ctx: tm.Context, n: int) -> int:
+            row = readings[self.id]
+            row.n = n
+            ctx.require(n != 5, "five")
+            self.total += row.over(tm.last(3)).n.sum()
+            return int(self.total)
+
+        @meter.function(creates=True)
+        async def both(self: Any, ctx: tm.Context, to: int, n: int) -> list[int]:
+            before = readings[to].over(tm.last(2)).n.sum()
+            there = await meter[to].read(n)
+            here = await meter[self.id].read(n + 1)
+            return [before, there, here, readings[to].over(tm.last(4)).count()]
+
+        @app.procedure()
+        def last(tx, id: int):
+            return readings[id].over(tm.last(2)).n.first()
+
+        return app
+
+    dice = random.Random(2)
+    calls: Calls = []
+    for _ in range(30):
+        id, to = dice.sample(range(4), 2)
+        calls.append(("meter.both", {"id": id, "to": to, "n": dice.randrange(9)}))
+        calls.append(("meter.read", {"id": id, "n": dice.randrange(9)}))
+        calls.append(("last", {"id": to}))
+    wanted = is_one(make, calls, seeds=2)
+    assert {reply[0] for reply in wanted["replies"]} == {"returned", "aborted"}
+    assert len({str(reply[1]) for reply in wanted["replies"]}) > 30
+
+
+def test_versions_and_windows_have_the_times_of_events() -> None:
+    """What has no time of its own stands where the watermark was at the cut before."""
+
+    def make() -> tm.App:
+        app = tm.App("times")
+        rows = app.table("rows", key="id", id=int, n=tm.column(int, default=0), history="50us")
+        sums = app.table("sums", key="id", id=int, n=tm.column(int, default=0))
+        events = app.stream("events", time="at", at=int, id=int, n=int)
+        recent = app.window("recent", time="40us", slide="10us", group="id", sums=["n"],
+                            id=int, n=int)  # fmt: skip
+        slides = app.stream("slides", id=int, n=int, rows=int)
+
+        @app.transaction(events)
+        def put(tx, e):
+            row = rows[e.id]
+            row.n = e.n
+            over = row.over(tm.sliding("20us"))
+            tx.require(e.n != 7, "seven")
+            return dict(id=e.id, count=over.count(), sum=over.n.sum())
+
+        @app.transaction(put)
+        def add(tx, e):
+            sums[e.id].n += rows[e.id].over(tm.sliding("50us")).n.max() + e.count
+
+        @app.procedure(events, owns=[recent])
+        def follow(tx, events):
+            for e in events:
+                recent.insert(id=e.id, n=e.n)
+
+        @app.trigger(recent)
+        def slid(tx, slide):
+            for group in recent.groups():
+                tx.emit(slides, id=group.id, n=group.n, rows=group.rows)
+
+        @app.procedure()
+        def change(tx, id: int, n: int) -> list[int]:
+            row = rows[id]
+            before = row.over(tm.sliding("30us"))
+            found = [before.count(), before.n.sum()]
+            row.n = n
+            return [*found, row.over(tm.sliding("30us")).count()]
+
+        return app
+
+    for seed in range(2):
+        dice, calls, at = random.Random(seed), [], 0
+        for _ in range(60):
+            id, n = dice.randrange(3), dice.randrange(9)
+            if dice.random() < 0.3:
+                calls.append(("change", {"id": id, "n": n}))
+            else:
+                at += dice.choice([0, 1, 3, 8, 25])
+                calls.append(("events", {"at": at, "id": id, "n": n}))
+        wanted = is_one(make, calls, seeds=2)
+        assert len({row["count"] for row in wanted["outputs"]["put"]}) > 3
+        assert wanted["outputs"]["put.aborted"]
+        assert len(wanted["outputs"]["slides"]) > 5
+        assert len({str(reply) for reply in wanted["replies"]}) > 5
+
+
+def test_events_are_passed_on_as_they_come_in(tmp_path: Path) -> None:
+    """No event of a stream that is written is kept back by a transaction that aborts."""
+    app = tm.App("passed")
+    counts = app.table("counts", key="id", id=int, n=tm.column(int, default=0))
+    events = app.stream("events", id=int, n=int)
+    large = events.filter(tm.col("n") > 4, name="large")
+    doubled = events.map(id=tm.col("id"), n=tm.col("n") * 2, name="doubled")
+    events.write(tm.files(str(tmp_path / "events.jsonl")))
+    large.write(tm.files(str(tmp_path / "large.jsonl")))
+    doubled.filter(tm.col("n") < 6, name="small").write(tm.files(str(tmp_path / "small.jsonl")))
+    alone = app.stream("alone", id=int)
+    alone.write(tm.files(str(tmp_path / "alone.jsonl")))
+
+    @app.transaction(events)
+    def count(tx, e):
+        counts[e.id].n += e.n
+        tx.require(e.n != 7, "seven")
+
+    dice = random.Random(3)
+    rows = [{"id": dice.randrange(3), "n": dice.randrange(9)} for _ in range(40)]
+    calls: Calls = [("events", row) for row in rows] + [("alone", {"id": n}) for n in range(3)]
+    for nodes in (1, 3):
+        found = on_nodes(app, calls, nodes, 1, 4)["outputs"]
+        assert found["events"] == rows
+        assert found["large"] == [row for row in rows if row["n"] > 4]
+        small = [{"id": row["id"], "n": row["n"] * 2} for row in rows if row["n"] < 3]
+        assert found["small"] == small
+        assert found["alone"] == [{"id": n} for n in range(3)]
+        assert [row["n"] for row in found["count.aborted"]] == [7] * sum(
+            row["n"] == 7 for row in rows
+        )

@@ -101,7 +101,7 @@ impl Net {
             let mut out = Outbox::default();
             if from == to {
                 let home = homes[usize::from(to.0)].take().unwrap();
-                self.nodes[usize::from(to.0)].begin(number, clock_us, home, &mut out);
+                self.nodes[usize::from(to.0)].begin(number, clock_us.into(), home, &mut out);
             } else {
                 let message = self.wires.get_mut(&(from, to)).unwrap().pop_front().unwrap();
                 self.nodes[usize::from(to.0)].receive(from, message, &mut out);

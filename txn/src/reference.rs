@@ -16,6 +16,8 @@
 
 mod alone;
 mod batches;
+mod kept;
+mod open;
 mod round;
 mod rows;
 mod work;
@@ -27,10 +29,11 @@ use tidemill_core::{
     Key, Late, Position, Row, SourceId, Stamp, StreamId, StreamTime, TableId, Value,
 };
 
-pub use self::alone::{
-    alone, mentions, ranges, reads_versions, transact, uses, Done, Mentioned, When,
-};
-pub use self::round::Rounds;
+pub use self::alone::{alone, mentions, ranges, transact, uses, Done, Mentioned, When};
+pub(crate) use self::alone::{key_of, known, mentioned};
+pub use self::kept::Kept;
+pub use self::open::{by_arrival, by_event_time, Open};
+pub use self::round::{views, Rounds};
 use self::rows::Maps;
 pub use self::rows::{between, Rows};
 pub(crate) use self::work::word_value;

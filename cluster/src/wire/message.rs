@@ -3,7 +3,9 @@
 use tidemill_core::wire::{put_u16, put_u32, put_u64, take_u16, take_u32, take_u64, take_u8};
 use tidemill_function::{Body, Message, Mode, NodeId, Verdict};
 
-use super::record::{put_abort, put_call, put_stored, take_abort, take_call, take_stored};
+use super::record::{
+    put_abort, put_call, put_outcome, put_stored, take_abort, take_call, take_outcome, take_stored,
+};
 use super::{
     put_bool, put_list, put_option, put_path, put_tid, put_value, take_bool, take_list,
     take_option, take_path, take_tid, take_value,
@@ -88,11 +90,10 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
                 }
             }
         }
-        Body::Declared { tid, call, share } => {
+        Body::Declared { tid, call } => {
             out.push(4);
             put_tid(*tid, out);
             put_call(call, out);
-            put_u32(*share, out);
         }
         Body::Values { tid, rows } => {
             out.push(5);
@@ -115,6 +116,15 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
                 put_mode(*mode, out);
             });
             put_u32(*judged, out);
+        }
+        Body::AllDeclared { others } => {
+            out.push(8);
+            put_bool(*others, out);
+        }
+        Body::Outcome { tid, outcome } => {
+            out.push(9);
+            put_tid(*tid, out);
+            put_outcome(outcome, out);
         }
     }
 }
@@ -154,11 +164,7 @@ fn take_body(input: &mut &[u8]) -> Option<Body> {
                 _ => return None,
             },
         },
-        4 => Body::Declared {
-            tid: take_tid(input)?,
-            call: take_call(input)?,
-            share: take_u32(input)?,
-        },
+        4 => Body::Declared { tid: take_tid(input)?, call: take_call(input)? },
         5 => Body::Values {
             tid: take_tid(input)?,
             rows: take_list(input, |input| Some((take_u32(input)?, take_stored(input)?)))?,
@@ -171,6 +177,8 @@ fn take_body(input: &mut &[u8]) -> Option<Body> {
             })?,
             judged: take_u32(input)?,
         },
+        8 => Body::AllDeclared { others: take_bool(input)? },
+        9 => Body::Outcome { tid: take_tid(input)?, outcome: take_outcome(input)? },
         _ => return None,
     })
 }

@@ -19,8 +19,10 @@ use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64, take_u8};
 use tidemill_core::Value;
 use tidemill_function::{Path, Tid};
 
-/// The version of all this: processes with different ones do not talk, and logs and stores name it.
+/// The version of records and parts of snapshots: logs and stores name it.
 pub const VERSION: u32 = 7;
+/// The version of all this: processes with different ones do not talk.
+pub const MESSAGES: u32 = 9;
 
 /// So many lists may be in one another.
 const DEPTH_MAX: usize = 128;

@@ -12,7 +12,7 @@ use super::message::{put_message, put_node, take_message, take_node};
 use super::record::{put_cut, put_manifest, take_cut, take_manifest};
 use super::{put_bool, put_i64, put_list, put_option, take_bool, take_i64, take_list, take_option};
 use crate::effect::{Packet, Piece, Span};
-use crate::event_time::Rank;
+use crate::event_time::{Rank, Ranked};
 use crate::records::{Assignment, Form, Member, Parked};
 
 fn put_form(form: &Form, out: &mut Vec<u8>) {
@@ -167,9 +167,10 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*generation, out);
             put_node(*from, out);
             put_u64(*epoch, out);
-            put_list(ranks, out, |(rank, count), out| {
+            put_list(ranks, out, |Ranked { rank, count, on }, out| {
                 put_rank(*rank, out);
                 put_u32(*count, out);
+                put_u64(*on, out);
             });
         }
         Packet::Node { generation, from, message } => {
@@ -242,7 +243,10 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             generation: take_u64(input)?,
             from: take_node(input)?,
             epoch: take_u64(input)?,
-            ranks: take_list(input, |input| Some((take_rank(input)?, take_u32(input)?)))?,
+            ranks: take_list(input, |input| {
+                let (rank, count) = (take_rank(input)?, take_u32(input)?);
+                Some(Ranked { rank, count, on: take_u64(input)? })
+            })?,
         },
         10 => Packet::Node {
             generation: take_u64(input)?,

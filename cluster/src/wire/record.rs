@@ -77,7 +77,7 @@ pub(super) fn take_stored(input: &mut &[u8]) -> Option<Stored> {
     take_option(input, take_values)
 }
 
-fn put_outcome(outcome: &Result<Value, Abort>, out: &mut Vec<u8>) {
+pub(super) fn put_outcome(outcome: &Result<Value, Abort>, out: &mut Vec<u8>) {
     match outcome {
         Ok(value) => {
             out.push(0);
@@ -90,7 +90,7 @@ fn put_outcome(outcome: &Result<Value, Abort>, out: &mut Vec<u8>) {
     }
 }
 
-fn take_outcome(input: &mut &[u8]) -> Option<Result<Value, Abort>> {
+pub(super) fn take_outcome(input: &mut &[u8]) -> Option<Result<Value, Abort>> {
     match take_u8(input)? {
         0 => take_value(input).map(Ok),
         1 => take_abort(input).map(Err),

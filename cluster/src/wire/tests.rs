@@ -6,7 +6,7 @@ use tidemill_txn::program::{Abort, AbortKind};
 
 use super::*;
 use crate::effect::{Packet, Piece, Span};
-use crate::event_time::Rank;
+use crate::event_time::{Rank, Ranked};
 use crate::records::{
     Assignment, CutRecord, Form, Manifest, Member, Object, Output, Parked, Record, Request,
     RequestId, Times, Written,
@@ -125,7 +125,10 @@ fn packets() -> Vec<Packet> {
         Body::Finished { tid, verdict: Verdict::Commit },
         Body::Finished { tid, verdict: Verdict::Abort },
         Body::Finished { tid, verdict: Verdict::Missed(Mode::Fresh) },
-        Body::Declared { tid, call: calls()[0].clone(), share: 1 },
+        Body::Declared { tid, call: calls()[0].clone() },
+        Body::AllDeclared { others: true },
+        Body::Outcome { tid, outcome: Ok(Value::Int(1)) },
+        Body::Outcome { tid, outcome: Err(Abort::refused("no")) },
         Body::Values { tid, rows: vec![(0, None), (1, Some(values().into()))] },
         Body::Done,
         Body::Conflicts {
@@ -142,9 +145,9 @@ fn packets() -> Vec<Packet> {
     let mut packets: Vec<Packet> = bodies.into_iter().map(message).collect();
     let parked = Parked { events: 7, bytes: u64::MAX, late: 1 };
     let ranks = vec![
-        (Rank::Arrival(1), 2),
-        (Rank::Late(3), 4),
-        (Rank::OnTime(i64::MIN, u32::MAX), u32::MAX),
+        Ranked { rank: Rank::Arrival(1), count: 2, on: 0 },
+        Ranked { rank: Rank::Late(3), count: 4, on: 5 },
+        Ranked { rank: Rank::OnTime(i64::MIN, u32::MAX), count: u32::MAX, on: u64::MAX },
     ];
     let piece = |behind, requests, times: &[Span]| {
         let times = times.into();

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::mem::replace;
 use std::sync::Arc;
 
-use tidemill_core::Position;
+use tidemill_core::{Position, StreamId};
 use tidemill_function::{output_bytes, Call, Fault, Functions, NodeId, Sequencing};
 
 use super::run::Parts;
-use crate::event_time::{EventTime, Rank};
+use crate::event_time::{EventTime, Rank, Ranked};
 use crate::records::{CutRecord, Parked, Request, Times};
 
 /// About how many bytes an event takes that waits, beside its values.
@@ -48,11 +48,13 @@ impl Read {
 /// An event's place among those of its group: its position, and its number in its record.
 type At = (Position, u32);
 
-/// A request that is executed in an epoch: its rank, its place among those of that rank, and its source.
-struct Ranked {
+/// A request that is executed in an epoch: its rank, its place among those of that rank, its source, and on which streams
+/// with intervals it is.
+struct Placed {
     rank: Rank,
     at: (u64, u32),
     source: u32,
+    on: u64,
     request: Request,
 }
 
@@ -64,12 +66,13 @@ pub(super) struct Ranks {
     /// By group: the events that wait for it, and how many bytes all of them take.
     waiting: Vec<BTreeMap<At, Request>>,
     bytes: u64,
-    /// How many of the last cut have come too late.
+    /// Where late ones of the last cut stand: at that of the cut before, by group; and how many there are.
+    late_at: Vec<Position>,
     late: u64,
     /// What of the epoch that is to begin has come in here.
-    own: Option<Vec<Ranked>>,
+    own: Option<Vec<Placed>>,
     /// What others have said of epochs that have not begun here.
-    told: BTreeMap<u64, BTreeMap<NodeId, Vec<(Rank, u32)>>>,
+    told: BTreeMap<u64, BTreeMap<NodeId, Vec<Ranked>>>,
     fault: Option<Fault>,
 }
 
@@ -81,8 +84,8 @@ impl Ranks {
             false => times.watermarks.clone(),
         };
         let waiting = watermarks.iter().map(|_| BTreeMap::new()).collect();
-        let (own, told) = (None, BTreeMap::new());
-        Ranks { event_time, watermarks, waiting, bytes: 0, late: 0, own, told, fault }
+        let (own, told, late_at) = (None, BTreeMap::new(), watermarks.clone());
+        Ranks { event_time, watermarks, waiting, bytes: 0, late_at, late: 0, own, told, fault }
     }
 
     /// The group of an event and its place in it.
@@ -134,14 +137,19 @@ impl Ranks {
         cut: &CutRecord,
         requests: Vec<(u32, Read)>,
         functions: &dyn Functions,
-    ) -> Vec<(Rank, u32)> {
-        let before = replace(&mut self.watermarks, cut.times.watermarks.clone());
+    ) -> Vec<Ranked> {
+        self.late_at = replace(&mut self.watermarks, cut.times.watermarks.clone());
         let late_before = match self.fault {
             Some(Fault::LateByItsCut) => self.watermarks.clone(),
-            _ => before,
+            _ => self.late_at.clone(),
         };
         self.late = 0;
-        let mut ranked = Vec::new();
+        let has_intervals = self.event_time.has_intervals();
+        let on = |request: &Request| match has_intervals {
+            true => functions.intervals(&request.call),
+            false => 0,
+        };
+        let mut placed = Vec::new();
         for (source, Read { at, mut request, timed }) in requests {
             let rank = match timed {
                 None => Rank::Arrival(source),
@@ -156,7 +164,7 @@ impl Ranks {
                     Rank::Late(timed.0)
                 }
             };
-            ranked.push(Ranked { rank, at, source, request });
+            placed.push(Placed { rank, at, source, on: on(&request), request });
         }
         for (waiting, watermark) in self.waiting.iter_mut().zip(&self.watermarks) {
             let later = waiting.split_off(&(*watermark, 0));
@@ -168,18 +176,23 @@ impl Ranks {
                     Some(Fault::RankByArrival) => Rank::OnTime(0, event_source),
                     _ => Rank::OnTime(position.time_us, event_source),
                 };
-                ranked.push(Ranked { rank, at: (position.offset, nth), source, request });
+                let (at, on) = ((position.offset, nth), on(&request));
+                placed.push(Placed { rank, at, source, on, request });
             }
         }
-        ranked.sort_by_key(|ranked| (ranked.rank, ranked.at));
-        let ranks = ranked.chunk_by(|one, other| one.rank == other.rank);
-        let ranks = ranks.map(|some| (some[0].rank, some.len() as u32)).collect();
-        self.own = Some(ranked);
+        placed.sort_by_key(|placed| (placed.rank, placed.at));
+        let ranked = |some: &[Placed]| Ranked {
+            rank: some[0].rank,
+            count: some.len() as u32,
+            on: some.iter().fold(0, |on, one| on | one.on),
+        };
+        let ranks = placed.chunk_by(|one, other| one.rank == other.rank).map(ranked).collect();
+        self.own = Some(placed);
         ranks
     }
 
     /// Takes what has come in at another.
-    pub fn told(&mut self, epoch: u64, from: NodeId, ranks: Vec<(Rank, u32)>) {
+    pub fn told(&mut self, epoch: u64, from: NodeId, ranks: Vec<Ranked>) {
         self.told.entry(epoch).or_default().insert(from, ranks);
     }
 
@@ -192,25 +205,27 @@ impl Ranks {
         order: Sequencing,
         others: usize,
         part_max: u64,
+        functions: &dyn Functions,
     ) -> Option<(Parts, u64)> {
         let told = self.told.get(&epoch).map_or(0, BTreeMap::len);
         if told < others && self.fault != Some(Fault::RankAlone) {
             return None;
         }
-        let own = self.own.take()?;
+        let mut own = self.own.take()?;
         let told = self.told.remove(&epoch).unwrap_or_default();
-        let mut before: Vec<(Rank, u32)> = told.into_values().flatten().collect();
-        before.sort_unstable();
-        let of_others: u64 = before.iter().map(|(_, count)| u64::from(*count)).sum();
+        let mut before: Vec<Ranked> = told.into_values().flatten().collect();
+        before.sort_unstable_by_key(|ranked| ranked.rank);
+        self.close(&mut own, &before, functions);
+        let of_others: u64 = before.iter().map(|ranked| u64::from(ranked.count)).sum();
         let total = own.len() as u64 + of_others;
         let mut parts = Vec::new();
         let is_parted_alone = self.fault == Some(Fault::PartAlone);
         let of_part = if is_parted_alone { own.len() as u64 } else { total };
         parts.resize_with(of_part.div_ceil(part_max).max(1) as usize, Vec::new);
         let (mut before, mut place) = (before.into_iter().peekable(), 0);
-        for Ranked { rank, source, request, .. } in own {
-            while let Some((_, count)) = before.next_if(|(other, _)| *other < rank) {
-                place += u64::from(count);
+        for Placed { rank, source, request, .. } in own {
+            while let Some(other) = before.next_if(|other| other.rank < rank) {
+                place += u64::from(other.count);
             }
             let nth = ((place / part_max) as usize).min(parts.len() - 1);
             let part: &mut Vec<_> = &mut parts[nth];
@@ -219,6 +234,30 @@ impl Ranks {
         }
         Some((parts, total))
     }
+
+    /// Says of the events with which intervals end that they do, where others have events of these ranks.
+    fn close(&self, own: &mut [Placed], others: &[Ranked], functions: &dyn Functions) {
+        if !self.event_time.has_intervals() {
+            return;
+        }
+        let mine = own.iter().enumerate().map(|(nth, placed)| (placed.rank, placed.on, Some(nth)));
+        let mut all: Vec<(Rank, u64, Option<usize>)> =
+            mine.chain(others.iter().map(|ranked| (ranked.rank, ranked.on, None))).collect();
+        // All of one rank are at one worker.
+        all.sort_by_key(|(rank, ..)| *rank);
+        let ranks = all.iter().map(|(rank, on, _)| (*rank, *on));
+        for (place, streams) in self.event_time.endings(ranks, &self.late_at) {
+            if let Some(nth) = all[place].2 {
+                let call = &mut own[nth].request.call;
+                *call = functions.closes(call.clone(), streams);
+            }
+        }
+    }
+
+    /// Where what has no time of its own stands in the epoch that has been taken last, by stream in event time.
+    pub fn marks_us(&self) -> Arc<[(StreamId, i64)]> {
+        self.event_time.marks_us(&self.late_at)
+    }
 }
 
 fn bytes(request: &Request) -> u64 {
@@ -226,3 +265,6 @@ fn bytes(request: &Request) -> u64 {
     let values = output_bytes(&call.key) + output_bytes(&call.args);
     (EVENT_BYTES + id.len() + values) as u64
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, TableId};
 use tidemill_function::{
-    Call, Event, Fault, Functions, Message, Node, NodeId, Outbox, Path, Question, Sequencing,
-    Stored, Tid,
+    Call, Clock, Event, Fault, Functions, Message, Node, NodeId, Outbox, Path, Question,
+    Sequencing, Stored, Tid,
 };
 
 use super::ranks::{Ranks, Read};
 use super::save::Saving;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Address, Effect, Packet, Piece, Span};
-use crate::event_time::Rank;
+use crate::event_time::Ranked;
 use crate::records::{CutRecord, Form, Output, Parked, Record, Request, RequestId, Topic};
 use crate::state::State;
 use crate::Settings;
@@ -254,7 +254,7 @@ impl Running {
         cut: &CutRecord,
         settings: &Settings,
         functions: &dyn Functions,
-        tells: &mut Option<Vec<(Rank, u32)>>,
+        tells: &mut Option<Vec<Ranked>>,
     ) -> Coming {
         let sources = settings.sources;
         let order = Sequencing { sources, base: cut.base };
@@ -286,7 +286,7 @@ impl Running {
                 }
                 let others = self.form.assignment.members.len() - 1;
                 let part_max = settings.epoch_max * u64::from(sources);
-                match ranks.places(cut.epoch, order, others, part_max) {
+                match ranks.places(cut.epoch, order, others, part_max, functions) {
                     None => return Coming::Later,
                     Some((_, places)) if places > cut.count => return Coming::TooMany,
                     Some((parts, _)) => parts,
@@ -341,9 +341,10 @@ impl Worker {
         }
         let Stage::Running(running) = &mut self.stage else { return false };
         let Some((number, requests)) = running.parts.pop_front() else { return false };
-        let clock_us = running.current.as_ref().map_or(0, |(cut, _)| cut.clock_us);
+        let now_us = running.current.as_ref().map_or(0, |(cut, _)| cut.clock_us);
+        let marks_us = running.ranks.as_ref().map_or_else(|| [].into(), Ranks::marks_us);
         let mut out = Outbox::default();
-        running.node.begin(number, clock_us, requests, &mut out);
+        running.node.begin(number, Clock { now_us, marks_us }, requests, &mut out);
         self.take(out, effects);
         true
     }

@@ -59,9 +59,10 @@ fn executes(
         put_bytes(topic.as_bytes(), &mut bytes);
         put_u32(*partitions, &mut bytes);
     }
-    // Cuts have the watermarks by group, and places in them by event source.
+    // Cuts have the watermarks by group, and places in them by event source. What windows of procedures hold, and what ends an
+    // interval, went by other rules in logs of "event source".
     for EventSource { source, stream, group, .. } in event_time.sources() {
-        put_bytes(b"event source", &mut bytes);
+        put_bytes(b"event source, windows in event time", &mut bytes);
         put_u32(*source, &mut bytes);
         put_u32(stream.0.into(), &mut bytes);
         put_u32(*group as u32, &mut bytes);

@@ -13,12 +13,16 @@ use tidemill_kafka::Followed;
 use tidemill_mesh::{Peer, Secret, Tls};
 
 use super::topics::sources;
+use crate::functions::knows_rows;
 use crate::spec::AppSpec;
 
 /// A machine is told the time so often in a beat.
 const TICKS: u64 = 4;
 /// So many outputs are a record of the log that the coordinator serves, at most.
 pub(super) const TOGETHER: usize = 256;
+/// So many requests of a source are in an epoch where nothing else is said; and where none of them runs again.
+const EPOCH_ROWS: u64 = 250;
+const EPOCH_ROWS_KNOWN: u64 = 2500;
 /// Bytes of a secret, at least.
 const SECRET_BYTES_MIN: usize = 16;
 
@@ -67,8 +71,9 @@ pub struct ClusterSettings {
     /// A generation that has not begun by then gives way to the next.
     pub form_us: u64,
     /// So many requests of a source are in one epoch at most. In long epochs more of them are in each other's
-    /// way, and run again.
-    pub epoch_rows_max: u64,
+    /// way, and run again, but for those whose rows are known beforehand. Where nothing is said: what is mostly right for the
+    /// program.
+    pub epoch_rows_max: Option<u64>,
     /// So many replies and events of an epoch are one message of Kafka at most: with more than one, it is a list.
     pub together: usize,
     /// A request, a reply or an event may take so many bytes in the log: a call that is larger is refused, and a
@@ -114,7 +119,7 @@ impl Default for ClusterSettings {
             lease_us: 2_000_000,
             beat_us: 100_000,
             form_us: 10_000_000,
-            epoch_rows_max: 250,
+            epoch_rows_max: None,
             together: 1,
             message_bytes_max: 900_000,
             snapshot_us: 1_000_000,
@@ -165,7 +170,7 @@ impl ClusterSettings {
             return wrong(what, "a lease is three beats long at least: one may be late");
         }
         let positive = [
-            ("epoch_rows_max", self.epoch_rows_max),
+            ("epoch_rows_max", self.epoch_rows_max.unwrap_or(1)),
             ("form_us", self.form_us),
             ("snapshots_timeout_us", self.snapshots_timeout_us),
             ("together", self.together as u64),
@@ -200,7 +205,10 @@ impl ClusterSettings {
                 lease_us: self.lease_us,
                 beat_us: self.beat_us,
                 form_us: self.form_us,
-                epoch_max: self.epoch_rows_max,
+                epoch_max: self.epoch_rows_max.unwrap_or(match knows_rows(spec) {
+                    true => EPOCH_ROWS_KNOWN,
+                    false => EPOCH_ROWS,
+                }),
                 // What the coordinator serves nobody else reads.
                 tells_left: !spec.sinks.is_empty(),
                 outputs_max: if self.log.is_some() { self.together } else { TOGETHER },

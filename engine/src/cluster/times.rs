@@ -1,11 +1,12 @@
 //! Where events of streams in event time come from: each of a stream's sources, in the order in which they are declared,
 //! and of each the log's partitions. So ties between equal times go as in one process.
 
-use tidemill_cluster::{EventSource, EventTime};
+use tidemill_cluster::{EventSource, EventTime, Interval};
 use tidemill_core::{Late, Result, StreamId, StreamTime};
 use tidemill_kafka::Followed;
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::Origin;
+use tidemill_txn::reference::by_event_time;
 
 use crate::spec::AppSpec;
 
@@ -25,9 +26,15 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
             groups.push(group);
             groups.len() - 1
         });
-        let refuses_late = program.streams[stream.index()].spec.late == Late::Error;
-        let source =
-            |source| EventSource { source, stream, group, disorder_us, idle_us, refuses_late };
+        let spec = &program.streams[stream.index()].spec;
+        let source = |source| EventSource {
+            source,
+            stream,
+            group,
+            disorder_us,
+            idle_us,
+            refuses_late: spec.late == Late::Error,
+        };
         sources.extend(from.map(source));
     };
     let is_timed = |stream: StreamId| {
@@ -59,7 +66,13 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
             add(stream, 0..own, 0, None);
         }
     }
-    Ok(EventTime::new(sources))
+    // The order in which functions say on which of them an event is.
+    let interval = |(stream, us): (StreamId, i64)| {
+        let group = groups.iter().position(|group| *group == of[stream.index()]);
+        Interval { group: group.expect("its events come from somewhere"), us }
+    };
+    let intervals = by_event_time(program).map(interval).collect();
+    Ok(EventTime::new(sources, intervals))
 }
 
 #[cfg(test)]

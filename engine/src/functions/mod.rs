@@ -5,9 +5,12 @@
 //! What sets off more than a transaction with its own steps (handlers behind it, procedures, triggers, windows of
 //! its own) runs whole at one node: see `whole.rs`.
 
+mod batches;
 mod dead;
 mod once;
 mod rows;
+#[cfg(test)]
+mod tests;
 mod times;
 mod told;
 mod whole;
@@ -16,15 +19,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidemill_cluster::wire::put_value;
+use tidemill_cluster::INTERVALS_MAX;
 use tidemill_connect::{values, BadRow};
 use tidemill_core::{
-    encode, DataType, Error, Key, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
+    encode, rules, DataType, Error, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
 use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
+use tidemill_txn::execute::Alone;
 use tidemill_txn::order::Groups;
-use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Timer};
-use tidemill_txn::reference::{self, Mentioned, Rounds};
+use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Stream, Timer};
+use tidemill_txn::reference::{self, by_event_time, views, Kept, Open, Rounds};
 
+use self::batches::Batches;
 use self::dead::Letters;
 use self::once::Requests;
 use self::times::Times;
@@ -54,12 +60,17 @@ pub struct AppFunctions {
     rounds: Arc<Rounds>,
     /// By handler: the table of its entity, if it is a function of one.
     entities: Vec<Option<TableId>>,
+    /// By handler: how its transactions run whose rows are known, if they are.
+    alone: Vec<Option<Alone>>,
     /// Handlers that clients call, by name.
     called: BTreeMap<String, usize>,
     begins: Arc<dyn Begins>,
     requests: Requests,
     letters: Letters,
-    times: Times,
+    batches: Batches,
+    times: Arc<Times>,
+    /// The streams in intervals of event time: the bits of [`Functions::intervals`].
+    intervals: Vec<StreamId>,
     /// Streams of topics, which nobody else sends into.
     of_topics: BTreeSet<StreamId>,
     /// Streams that are written to sinks.
@@ -77,6 +88,17 @@ pub fn inner(handler: usize) -> Target {
 const FIRING: &str = "\u{1}firing/";
 /// How much longer than two periods a firing is known: a coordinator that starts asks for the last one.
 const FIRING_KEPT_US: i64 = 600_000_000;
+
+/// Whether all transactions of an app are declared ones whose rows follow from the event.
+pub fn knows_rows(spec: &AppSpec) -> bool {
+    let program = &spec.program;
+    let is_one = |(number, handler): (usize, &Handler)| {
+        program.streams[handler.input.index()].origin == Origin::Input
+            && Alone::of(program, number).is_some()
+    };
+    told::passed_on(program, &spec.sinks).is_empty()
+        && program.handlers.iter().enumerate().all(is_one)
+}
 
 /// What no function is.
 const UNREADABLE: Target = Target::Function(u32::MAX);
@@ -124,11 +146,16 @@ impl AppFunctions {
         };
         let called = program.handlers.iter().enumerate().filter_map(called).collect();
         let functions = (0..entities.len()).filter(|handler| entities[*handler].is_some());
-        let rounds = Arc::new(Rounds::of(program, &functions.collect::<Vec<_>>())?);
+        let functions: Vec<usize> = functions.collect();
         let mut program = program.clone();
+        let (open, kept) = (Open::add(&mut program), Kept::add(&mut program));
+        let passed_on = told::passed_on(&spec.program, &spec.sinks);
+        let rounds = Arc::new(Rounds::of(&spec.program, &functions, open, kept, passed_on)?);
+        let batches = Batches::add(&mut program);
+        let intervals = by_event_time(&program).map(|(stream, _)| stream).collect();
         let letters = Letters::add(&mut program, &spec.sources);
-        Groups::of(&program)?;
-        let times = Times::add(&mut program);
+        let groups = Groups::of(&program)?;
+        let times = Arc::new(Times::add(&mut program, &groups));
         told::check(&program, &spec.sinks)?;
         let requests = Requests::add(&mut program);
         let whole = Arc::new(program.clone());
@@ -139,6 +166,8 @@ impl AppFunctions {
             // They are read together.
             program.tables[window.groups.index()].partition_prefix = Some(0);
         }
+        // Their versions are rows.
+        program.tables.iter_mut().for_each(|table| table.history = None);
         program.forget();
         let written = spec.sinks.iter().filter_map(|decl| told::stream(&program, &decl.stream));
         let written = written.collect();
@@ -152,17 +181,27 @@ impl AppFunctions {
         let is_outbox = |name: &str| spec.externals.iter().any(|decl| *decl.outbox == *name);
         let outboxes = (0..).zip(&program.tables).filter(|(_, table)| is_outbox(&table.name));
         let outboxes = outboxes.map(|(number, _)| TableId(number)).collect();
+        let of = |(number, handler): (usize, &Handler)| match rounds
+            .is_needed(&program, handler.input)
+        {
+            true => None,
+            false => Alone::of(&program, number),
+        };
+        let alone = program.handlers.iter().enumerate().map(of).collect();
         let program = Arc::new(program);
         Ok(Arc::new(AppFunctions {
             program,
             whole,
             rounds,
             entities,
+            alone,
             called,
             begins,
             requests,
             letters,
+            batches,
             times,
+            intervals,
             of_topics,
             written,
             outboxes,
@@ -193,15 +232,22 @@ impl AppFunctions {
     /// # Errors
     /// When the row has other columns than the stream.
     pub fn event(&self, stream: StreamId, row: &[Value]) -> Result<Vec<Call>> {
+        if let Some(look) = self.batches.look(&self.program, &self.rounds, stream) {
+            return Ok(vec![look]);
+        }
         let is_timed_alike = self.times.has(stream) && self.program.handlers_on(stream).count() > 1;
         if !self.rounds.is_needed(&self.program, stream) && !is_timed_alike {
             return self.program.handlers_on(stream).map(|h| self.made(h, row)).collect();
         }
         self.check_columns(stream, row)?;
         let number = self.program.handlers.len() + stream.index();
-        let (target, table) = (Target::Function(2 * number as u32), TableId(0));
-        let key = placed(&self.program.tables[0], number, row);
-        Ok(vec![Call { target, table, key: key.into(), args: row.into() }])
+        let target = Target::Function(2 * number as u32);
+        // What waits for its batch is executed where that is.
+        let (table, key) = match self.rounds.waits(&self.program, stream) {
+            Some((table, key)) => (table, key.into()),
+            None => (TableId(0), placed(&self.program.tables[0], number, row).into()),
+        };
+        Ok(vec![Call { target, table, key, args: row.into() }])
     }
 
     /// The stream of whose event a call is the round.
@@ -295,10 +341,11 @@ impl AppFunctions {
     /// When there is none of this name, or nobody does.
     pub fn taken(&self, name: &str) -> Result<StreamId> {
         let stream = self.input(name)?;
-        match Rounds::takers(&self.program, stream).next() {
-            Some(_) => Ok(stream),
-            None => Err(Error::program(format!("nobody takes the events of stream {name}"))
-                .help("give it a handler, or leave its source out")),
+        let has_taker = Rounds::takers(&self.program, stream).next().is_some();
+        match has_taker || self.rounds.is_passed_on(&self.program, stream) {
+            true => Ok(stream),
+            false => Err(Error::program(format!("nobody takes the events of stream {name}"))
+                .help("give it a handler, write it to a sink, or leave its source out")),
         }
     }
 
@@ -368,8 +415,15 @@ impl AppFunctions {
         })
     }
 
+    /// Whether values are those of a row of a stream. Others may have written them.
+    fn is_row(&self, stream: StreamId, values: &[Value]) -> bool {
+        let columns = &self.program.streams[stream.index()].spec.schema.columns;
+        let fits = |(value, column)| rules::store(value, column).is_ok_and(|v| v == *value);
+        values.len() == columns.len() && values.iter().zip(columns).all(fits)
+    }
+
     fn begin_whole(&self, what: What, call: &Call, is_keyed: bool) -> Box<dyn Activation> {
-        Box::new(Whole::new(&self.whole, &self.rounds, what, call, is_keyed))
+        Box::new(Whole::new(&self.whole, &self.rounds, &self.times, what, call, is_keyed))
     }
 
     /// The row of the stream that a request came by, as it came.
@@ -395,7 +449,8 @@ impl AppFunctions {
                 (_, None) => unreachable!("requests are made here"),
             };
         }
-        if matches!(call.target, Letters::TARGET | Times::LATE) {
+        if matches!(call.target, Letters::TARGET | Times::LATE | Batches::TARGET | Batches::ENDING)
+        {
             return match outcome {
                 Ok(_) => (Reply::Returned(None), None),
                 Err(abort) => (Reply::Aborted(abort.reason), None),
@@ -403,7 +458,7 @@ impl AppFunctions {
         }
         if let Some(stream) = self.round_of(call.target) {
             let Err(Abort { reason, .. }) = outcome else { return (Reply::Returned(None), None) };
-            let event = Rounds::only(&self.program, stream).map(|only| {
+            let event = self.rounds.only(&self.program, stream).map(|only| {
                 let event = self.program.abort_event(only, &call.args, &reason);
                 (self.program.handlers[only].aborted, event.into())
             });
@@ -448,6 +503,14 @@ impl Functions for AppFunctions {
             return self.times.begin(&self.program, call);
         }
         let unknown = || Abort::refused("there is no such function");
+        if call.target == Batches::TARGET {
+            let stream = self.batches.of(call).ok_or_else(unknown)?;
+            return Ok(self.begin_whole(What::Due(stream), call, false));
+        }
+        if call.target == Batches::ENDING {
+            let (stream, ends, event) = Batches::ending(&self.program, call).ok_or_else(unknown)?;
+            return Ok(self.begin_whole(What::Ending(stream, ends), &event, false));
+        }
         // Others may have written it, and then it has no place among others.
         if self.in_time(call).is_some() && self.timed(call).is_none() {
             return Err(Abort::refused("the event has no time"));
@@ -494,6 +557,26 @@ impl Functions for AppFunctions {
         }
     }
 
+    fn intervals(&self, call: &Call) -> u64 {
+        let stream = self.round_of(call.target).filter(|stream| self.times.has(*stream));
+        let Some(stream) = stream.filter(|stream| self.is_row(*stream, &call.args)) else {
+            return 0;
+        };
+        let is_of = |(_, of): &(u32, StreamId)| self.program.root_stream(*of) == stream;
+        let of = (0..).zip(&self.intervals).map(|(bit, of)| (bit, *of)).filter(is_of);
+        // What a map or filter can't take is refused as a whole.
+        let views = views(&self.program, stream, &call.args).unwrap_or_default();
+        let is_on = |of| views.iter().any(|(on, _)| *on == of);
+        of.filter(|(_, of)| is_on(*of)).fold(0, |bits, (bit, _)| bits | 1 << bit)
+    }
+
+    fn closes(&self, call: Call, streams: u64) -> Call {
+        match self.round_of(call.target) {
+            Some(stream) => Batches::ends(stream, streams, call),
+            None => call,
+        }
+    }
+
     fn outboxes(&self) -> &[TableId] {
         &self.outboxes
     }
@@ -523,35 +606,33 @@ impl Functions for AppFunctions {
         Some((stream, row.into()))
     }
 
+    fn declares(&self) -> bool {
+        self.alone.iter().any(Option::is_some)
+    }
+
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
         let (handler, _) = handler_of(call.target)?;
+        let alone = self.alone.get(handler)?.as_ref()?;
         let has_no_time = self.in_time(call).is_some() && self.timed(call).is_none();
-        if !self.is_event(handler, call)
-            || has_no_time
-            || self.rounds.is_needed(&self.program, self.program.handlers[handler].input)
-        {
+        let is_row = self.is_row(self.program.handlers[handler].input, &call.args);
+        if !is_row || has_no_time {
             return None;
         }
-        let rows = reference::mentions(&self.program, handler, &call.args)?;
-        Some(rows.into_iter().map(|(table, key, writes)| RowAt { table, key, writes }).collect())
+        let rows = alone.mentions(&self.program, &call.args).into_iter();
+        Some(rows.map(|(table, key, writes)| RowAt { table, key, writes }).collect())
     }
 
     fn run_declared(
         &self,
         call: &Call,
-        rows: &[Option<Arc<[Value]>>],
+        rows: &[RowAt],
+        are: &[Option<Arc<[Value]>>],
     ) -> std::result::Result<Changes, Abort> {
         let (handler, _) = handler_of(call.target).expect("it is declared");
-        let known = reference::mentions(&self.program, handler, &call.args).expect("it is");
-        let given = known.iter().zip(rows);
-        let given = given.map(|((table, key, _), row)| (*table, key.clone(), row.as_deref()));
-        let (written, events) = reference::alone(&self.program, handler, &call.args, given)?;
-        let place = |table: TableId, key: &Key| {
-            let is_it = |(t, k, _): &Mentioned| (*t, k) == (table, key);
-            known.iter().position(is_it).expect("it writes rows that it mentions") as u32
-        };
-        let rows = written.into_iter().map(|(table, key, row)| (place(table, &key), row));
-        Ok(Changes { rows: rows.collect(), value: None, events })
+        let alone = self.alone[handler].as_ref().expect("it is declared");
+        let keys = rows.iter().map(|row| (row.table, &row.key));
+        let (rows, events) = alone.run(&self.program, &call.args, keys, are)?;
+        Ok(Changes { rows, value: None, events })
     }
 }
 
@@ -582,19 +663,19 @@ fn refused(spec: &AppSpec) -> Result<()> {
             .help("run the app in one process")
             .at(at.to_string()))
     };
-    for table in &program.tables {
-        if table.history.is_some() {
-            return refuse(format!("table {} keeps versions of its rows", table.name), &table.at);
-        }
+    if let Some((stream, _)) = by_event_time(program).nth(INTERVALS_MAX) {
+        let Stream { spec, .. } = &program.streams[stream.index()];
+        let what = format!(
+            "{} is one of more than {INTERVALS_MAX} streams whose batches are intervals of event time",
+            spec.name
+        );
+        return refuse(what, &spec.at);
     }
-    let is_batched = |stream: StreamId| program.streams[stream.index()].batch.is_some();
     for number in 0..program.handlers.len() {
         let handler = &program.handlers[number];
         let name = &handler.name;
         let mut answers = program.handlers_on(handler.aborted);
-        let what = if let Some(input) = handler.inputs().find(|i| is_batched(i.stream)) {
-            format!("{name} takes batches of {}", program.streams[input.stream.index()].spec.name)
-        } else if let Some(other) =
+        let what = if let Some(other) =
             answers.next().filter(|_| program.calls.contains(&handler.input))
         {
             let other = &program.handlers[other].name;
@@ -604,9 +685,7 @@ fn refused(spec: &AppSpec) -> Result<()> {
         } else if matches!(handler.body, Body::Declared(_)) {
             let mut ranges = reference::ranges(program, number).into_iter();
             let table = |table: TableId| &program.tables[table.index()];
-            if reference::reads_versions(program, number) {
-                format!("{name} reads a window over versions of a row")
-            } else if let Some(of) = ranges.find(|of| table(*of).partition_prefix.is_none()) {
+            if let Some(of) = ranges.find(|of| table(*of).partition_prefix.is_none()) {
                 let of = &table(of).name;
                 let what = format!("{name} reads a range of {of}, whose rows are everywhere");
                 return refuse(what, &handler.at).map_err(|error| {

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use tidemill_core::{Key, Row, TableId, Value};
 use tidemill_function::{Context, Stop};
 use tidemill_txn::program::{Abort, AbortKind, Ask, Program};
-use tidemill_txn::reference::{between, Rows, Version};
+use tidemill_txn::reference::{between, Kept, Rows, Version};
 
 /// What a function on a node reaches, as rows.
 pub(super) struct OnNodes<'c> {
     context: &'c mut dyn Context,
+    kept: &'c Kept,
     /// Rows that have not all their values yet. They go where they live when they have.
     partial: BTreeMap<(TableId, Key), Row>,
     /// How many transactions have begun.
@@ -20,8 +21,8 @@ pub(super) struct OnNodes<'c> {
 }
 
 impl<'c> OnNodes<'c> {
-    pub(super) fn new(context: &'c mut dyn Context) -> OnNodes<'c> {
-        OnNodes { context, partial: BTreeMap::new(), begun: 0, is_unwound: false }
+    pub(super) fn new(context: &'c mut dyn Context, kept: &'c Kept) -> OnNodes<'c> {
+        OnNodes { context, kept, partial: BTreeMap::new(), begun: 0, is_unwound: false }
     }
 
     /// Why a transaction ends that has aborted so.
@@ -100,11 +101,6 @@ fn is_whole(program: &Program, table: TableId, row: &[Value]) -> bool {
     columns.iter().zip(row).all(|(column, value)| column.nullable || !value.is_null())
 }
 
-/// Why a function aborts that asks for more than nodes have.
-fn not_here(what: &str) -> Abort {
-    Abort::refused(format!("{what}: functions on several processes can't do that yet"))
-}
-
 impl Rows for OnNodes<'_> {
     fn row(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
         if let Some(row) = self.partial.get(&(table, Key::of(key))) {
@@ -161,8 +157,13 @@ impl Rows for OnNodes<'_> {
         Ok(rows.into_iter().map(|(_, row)| row).collect())
     }
 
-    fn versions(&self, _: TableId, _: &[Value]) -> Result<Vec<Version>, Abort> {
-        Err(not_here("a window over versions of a row"))
+    fn versions(
+        &mut self,
+        program: &Program,
+        table: TableId,
+        key: &[Value],
+    ) -> Result<Vec<Version>, Abort> {
+        self.kept.versions(program, table, key, self)
     }
 
     fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Option<Arc<[u8]>>, Abort> {

@@ -4,10 +4,15 @@ use std::collections::BTreeMap;
 
 use tidemill_core::{Late, Row, StreamId, StreamSpec, StreamTime, Value};
 use tidemill_function::{Activation, Call, Context, Step, Stop, Target};
+use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Abort, Origin, Program, Stream};
 
 /// The input streams in event time.
-pub(super) struct Times(BTreeMap<StreamId, InTime>);
+pub(super) struct Times {
+    streams: BTreeMap<StreamId, InTime>,
+    /// By any stream one in event time with which it has a watermark in common.
+    beside: Vec<Option<StreamId>>,
+}
 
 struct InTime {
     /// The column of the times.
@@ -22,7 +27,7 @@ impl Times {
     pub const LATE: Target = Target::Function(u32::MAX - 3);
 
     /// Those of a program, which is given a stream of late events for each where late ones go there.
-    pub fn add(program: &mut Program) -> Times {
+    pub fn add(program: &mut Program, groups: &Groups) -> Times {
         let mut times = BTreeMap::new();
         for index in 0..program.streams.len() {
             let Stream { spec, origin, .. } = &program.streams[index];
@@ -51,17 +56,28 @@ impl Times {
             program.streams.push(Stream { spec, origin: Origin::Emitted, batch: None });
         }
         program.forget();
-        Times(times)
+        let beside = |of: &usize| times.keys().copied().find(|s| groups.of[s.index()] == *of);
+        Times { beside: groups.of.iter().map(beside).collect(), streams: times }
+    }
+
+    /// The time of what comes by an input stream: that of the event; where the watermark was at the cut before, of what
+    /// comes late or has none; the clock, where no stream with which it shares a table is in event time.
+    pub fn stands(&self, stream: StreamId, event: &[Value], context: &dyn Context) -> i64 {
+        let beside = self.beside.get(stream.index()).copied().flatten();
+        match beside.and_then(|beside| context.mark_us(beside)) {
+            None => context.now_us(),
+            Some(mark_us) => self.of(stream, event).map_or(mark_us, |time| time.max(mark_us)),
+        }
     }
 
     /// Whether an input stream is in event time.
     pub fn has(&self, stream: StreamId) -> bool {
-        self.0.contains_key(&stream)
+        self.streams.contains_key(&stream)
     }
 
     /// The time of an event of a stream, if it has one. Others may have written it.
     pub fn of(&self, stream: StreamId, event: &[Value]) -> Option<i64> {
-        match event.get(self.0.get(&stream)?.column)? {
+        match event.get(self.streams.get(&stream)?.column)? {
             Value::Timestamp(time) | Value::Int(time) | Value::Decimal(time, _) => Some(*time),
             _ => None,
         }
@@ -69,7 +85,7 @@ impl Times {
 
     /// What is executed of a late event.
     pub fn late(&self, stream: StreamId, call: Call) -> Call {
-        match self.0.get(&stream) {
+        match self.streams.get(&stream) {
             Some(InTime { late: Late::Side, .. }) => {
                 let number = [Value::Int(stream.0.into())];
                 let args = number.into_iter().chain(call.args.iter().cloned()).collect();
@@ -85,7 +101,7 @@ impl Times {
         let Some((Value::Int(number), event)) = call.args.split_first() else {
             return Err(unknown());
         };
-        let stream = self.0.iter().find(|(stream, _)| i64::from(stream.0) == *number);
+        let stream = self.streams.iter().find(|(stream, _)| i64::from(stream.0) == *number);
         let (root, InTime { sides, .. }) = stream.ok_or_else(unknown)?;
         let is_event = |columns: &[tidemill_core::Column]| columns.len() == event.len();
         if !is_event(&program.streams[root.index()].spec.schema.columns) {
@@ -139,10 +155,11 @@ mod tests {
         let few = b.filter("few", side, |exprs, _| exprs.push(Expr::Const(Value::Bool(true))));
         let mut program = b.finish().unwrap();
         let before = program.streams.len();
-        let times = Times::add(&mut program);
+        let groups = Groups::of(&program).unwrap();
+        let times = Times::add(&mut program, &groups);
         let names: Vec<&str> = program.streams[before..].iter().map(|s| &*s.spec.name).collect();
         assert_eq!(names, ["side.late", "few.late"]);
-        assert_eq!(times.0[&side].sides[1].0, few);
+        assert_eq!(times.streams[&side].sides[1].0, few);
         let event = [Value::Int(7), Value::Timestamp(-5)];
         assert_eq!(times.of(side, &event), Some(-5));
         assert_eq!((times.of(other, &event), times.of(side, &event[..1])), (None, None));

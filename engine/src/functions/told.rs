@@ -1,6 +1,8 @@
 //! Events that tell others what a request has come to: what its function returned, and why its transaction aborted. They
 //! leave where they are written to a sink.
 
+use std::collections::BTreeSet;
+
 use tidemill_core::{Error, Result, Row, StreamId, Value};
 use tidemill_function::Call;
 use tidemill_txn::program::{Abort, Program};
@@ -9,13 +11,18 @@ use super::once::Requests;
 use super::{handler_of, AppFunctions};
 use crate::spec::SinkDecl;
 
-/// A stream whose events leave, by its name.
+/// A stream whose events leave, by its name: one that somebody emits, or one whose events are passed on as they come in.
 pub(super) fn stream(program: &Program, name: &str) -> Option<StreamId> {
-    let is_it = |(_, stream): &(usize, &tidemill_txn::program::Stream)| {
-        stream.is_output() && *stream.spec.name == *name
-    };
-    let found = program.streams.iter().enumerate().find(is_it);
-    found.map(|(index, _)| StreamId(index as u16))
+    let found = program.streams.iter().position(|stream| *stream.spec.name == *name);
+    let found = found.map(|index| StreamId(index as u16));
+    // Whoever calls is told, and nobody else.
+    found.filter(|stream| !program.calls.contains(stream))
+}
+
+/// Of the streams that are written those whose events nobody emits: inputs, and what a map or filter makes of them.
+pub(super) fn passed_on(program: &Program, sinks: &[SinkDecl]) -> BTreeSet<StreamId> {
+    let written = sinks.iter().filter_map(|decl| stream(program, &decl.stream));
+    written.filter(|stream| !program.streams[stream.index()].is_output()).collect()
 }
 
 /// Refuses sinks of streams whose events do not leave.
@@ -26,14 +33,9 @@ pub(super) fn check(program: &Program, sinks: &[SinkDecl]) -> Result<()> {
     crate::outlets::sink_keys(sinks)?;
     let is_missing = |decl: &&SinkDecl| stream(program, &decl.stream).is_none();
     let Some(SinkDecl { stream, at, .. }) = sinks.iter().find(is_missing) else { return Ok(()) };
-    let what = format!(
-        "stream {stream} is written as it comes in: that does not run on several processes yet"
-    );
+    let what = format!("stream {stream} is written: that does not run on several processes yet");
     Err(Error::program(what)
-        .help(
-            "write what handlers return and emit, what aborts, or the dead letters of a topic; or run the app in \
-             one process",
-        )
+        .help("write what calls return, or what of them aborts; or run the app in one process")
         .at(at.clone()))
 }
 

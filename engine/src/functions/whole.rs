@@ -9,9 +9,9 @@ use tidemill_txn::program::Program;
 use tidemill_txn::reference::{self, Rounds, When};
 
 use super::rows::OnNodes;
+use super::times::Times;
 
 /// What is executed.
-#[derive(Clone, Copy)]
 pub(super) enum What {
     /// The transaction of a handler.
     Handler(usize),
@@ -19,12 +19,17 @@ pub(super) enum What {
     Round(StreamId),
     /// The same, where what a handler's transaction puts into this stream is the reply.
     Replies(StreamId, StreamId),
+    /// The same of an event with which intervals of these streams end.
+    Ending(StreamId, Arc<[StreamId]>),
+    /// All that comes of a batch of a stream, if it is due.
+    Due(StreamId),
 }
 
 /// One that runs.
 pub(super) struct Whole {
     program: Arc<Program>,
     rounds: Arc<Rounds>,
+    times: Arc<Times>,
     what: What,
     event: Arc<[Value]>,
 }
@@ -33,6 +38,7 @@ impl Whole {
     pub(super) fn new(
         program: &Arc<Program>,
         rounds: &Arc<Rounds>,
+        times: &Arc<Times>,
         what: What,
         call: &Call,
         is_keyed: bool,
@@ -41,19 +47,38 @@ impl Whole {
             true => call.key.iter().chain(call.args.iter()).cloned().collect(),
             false => call.args.clone(),
         };
-        Whole { program: program.clone(), rounds: rounds.clone(), what, event }
+        let (program, rounds, times) = (program.clone(), rounds.clone(), times.clone());
+        Whole { program, rounds, times, what, event }
+    }
+
+    /// The stream that what is executed came by.
+    fn input(&self) -> StreamId {
+        match self.what {
+            What::Handler(handler) => self.program.handlers[handler].input,
+            What::Round(stream)
+            | What::Replies(stream, _)
+            | What::Ending(stream, _)
+            | What::Due(stream) => stream,
+        }
     }
 }
 
 impl Activation for Whole {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
-        let Whole { program, rounds, what, event } = self;
-        let when = When { now_us: context.now_us(), chance: context.random() };
-        let mut rows = OnNodes::new(context);
-        let done = match *what {
-            What::Handler(handler) => reference::transact(program, handler, event, when, &mut rows),
+        let time_us = self.times.stands(self.input(), &self.event, context);
+        let Whole { program, rounds, what, event, .. } = self;
+        let when = When { now_us: context.now_us(), time_us, chance: context.random() };
+        let mut rows = OnNodes::new(context, rounds.kept());
+        let done = match what {
+            What::Handler(handler) => {
+                reference::transact(program, *handler, event, when, &mut rows)
+            }
+            What::Due(stream) => rounds.due(program, *stream, when, &mut rows),
             What::Round(stream) | What::Replies(stream, _) => {
-                rounds.run(program, stream, event, when, &mut rows)
+                rounds.run(program, *stream, event, &[], when, &mut rows)
+            }
+            What::Ending(stream, ends) => {
+                rounds.run(program, *stream, event, ends, when, &mut rows)
             }
         };
         let mut events = done.map_err(|abort| rows.why(abort))?;

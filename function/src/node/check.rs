@@ -1,11 +1,12 @@
 //! What has to run again: whoever has read what the order does not give.
 
 use super::part::Part;
-use super::run::look;
+use super::run::{look, look_at};
 use super::{running, Fault, Node, Settings};
 use crate::gate::Wish;
 use crate::message::{Mode, Verdict};
 use crate::order::Tid;
+use crate::program::RowAt;
 use crate::store::Store;
 
 /// What a node has found.
@@ -87,14 +88,6 @@ impl<S: Store> Node<S> {
                     (false, _) => by_others,
                 }));
             }
-            for read in part.declared.iter().flat_map(|declared| declared.reads()) {
-                let what = Wish::Row(read.0, read.1.clone());
-                let now = look(&self.store, &epoch.versions, (tid, &[]), &what, 1, &is_there);
-                match now[0] == *read.2 {
-                    true => epoch.versions.writers(&what, (tid, &[]), is_there, &mut writers),
-                    false => mode = mode.max(Some(Mode::Fresh)),
-                }
-            }
             if let Some(mode) = mode {
                 let is_sequential = part.mode == Mode::Sequential;
                 again.push((tid, if is_sequential { part.mode } else { mode }));
@@ -104,9 +97,28 @@ impl<S: Store> Node<S> {
                 read_from.extend(writers.into_iter().map(|writer| (tid, writer, by_others)));
             }
         }
+        for part in epoch.declared.parts.iter().filter(|part| part.tid >= first) {
+            let (mut is_so, mut writers) = (true, Vec::new());
+            let touched =
+                part.reads(self.me).filter(|(row, _)| epoch.versions.touched(row.table, &row.key));
+            for (RowAt { table, key, .. }, saw) in touched {
+                let place = (part.tid, &[][..]);
+                is_so &=
+                    look_at(&self.store, &epoch.versions, place, *table, key, &is_there) == *saw;
+                let what = Wish::Row(*table, key.clone());
+                epoch.versions.writers(&what, place, is_there, &mut writers);
+            }
+            match is_so {
+                false => again.push((part.tid, Mode::Fresh)),
+                true => {
+                    let read = |writer| (part.tid, writer, Mode::Fresh);
+                    read_from.extend(writers.into_iter().map(read));
+                }
+            }
+        }
         if is_spoiled(Fault::KeepConflicts) {
             // As if only those of its own mattered.
-            again.retain(|(tid, _)| epoch.homes.contains_key(tid));
+            again.retain(|(tid, _)| epoch.unreplied.contains(tid));
             read_from.clear();
         }
         Checked { again, reads: read_from, judged }

@@ -16,41 +16,45 @@ impl<S: Store> Node<S> {
             // Nobody asks again what they have asked.
             self.answers = self.answers.split_off(&(Tid(last.0 + 1), 0));
         }
+        let (parts, declared) = (&epoch.parts, &epoch.declared);
+        let home_of = |tid: Tid| match declared.find(tid) {
+            Some(at) => declared.parts[at].home,
+            None => parts[&tid].home,
+        };
         for (table, key, versions) in epoch.versions.drain() {
             let mut versions = versions.into_iter().peekable();
             let (is_outbox, mut last) = (self.program.outboxes().contains(&table), None);
             while let Some(version) = versions.next() {
                 let is_last = versions.peek().is_none_or(|next| next.tid != version.tid);
-                let is_dropped = apply_partly && epoch.parts[&version.tid].home != self.me;
-                if is_last && epoch.there.contains(&version.tid) && !is_dropped {
+                let is_there = version.is_there(|tid| epoch.there.contains(&tid));
+                let is_dropped = apply_partly && home_of(version.tid) != self.me;
+                if is_last && is_there && !is_dropped {
                     last = is_outbox.then(|| version.row.clone()).or(last);
                     self.store.apply(version.tid, table, &key, version.row);
                 }
             }
             out.events.extend(last.map(|row| Event::Outbox { table, key, row }));
         }
-        let mut parts: Vec<(Tid, &mut Part)> = (epoch.parts.iter_mut())
-            .filter(|(_, part)| part.verdict == Some(Verdict::Commit))
-            .map(|(&tid, part)| (tid, part))
-            .collect();
-        parts.sort_unstable_by_key(|(tid, _)| *tid);
-        for (tid, part) in parts {
-            let mut emitted: Vec<(Path, _, _)> = Vec::new();
+        let mut emitted: Vec<(Tid, Path, _, _)> = Vec::new();
+        let is_final = |part: &Part| part.verdict == Some(Verdict::Commit);
+        for (&tid, part) in epoch.parts.iter_mut().filter(|(_, part)| is_final(part)) {
             let before =
                 if emit_twice { std::mem::take(&mut part.before) } else { Default::default() };
             for (path, invocation) in std::mem::take(&mut part.runs).into_iter().chain(before) {
                 for (ordinal, stream, row) in invocation.emits {
                     let place = path.iter().copied().chain([ordinal]).collect();
-                    emitted.push((place, stream, row));
+                    emitted.push((tid, place, stream, row));
                 }
             }
-            emitted.sort_by(|a, b| a.0.cmp(&b.0));
-            for (nth, (stream, row)) in std::mem::take(&mut part.events).into_iter().enumerate() {
-                emitted.push(([nth as u32].into_iter().collect(), stream, row));
-            }
-            let event = |(path, stream, row)| Event::Emitted { tid, path, stream, row };
-            out.events.extend(emitted.into_iter().map(event));
         }
+        for part in &mut epoch.declared.parts {
+            for (nth, (stream, row)) in std::mem::take(&mut part.events).into_iter().enumerate() {
+                emitted.push((part.tid, [nth as u32].into_iter().collect(), stream, row));
+            }
+        }
+        emitted.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        let event = |(tid, path, stream, row)| Event::Emitted { tid, path, stream, row };
+        out.events.extend(emitted.into_iter().map(event));
         out.events.push(Event::Committed { epoch: epoch.number });
     }
 }

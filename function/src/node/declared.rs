@@ -1,178 +1,336 @@
-//! Transactions whose rows are known before they run, over several owners without a vote.
+//! Transactions whose rows are known before they run, over several owners without a vote, and mostly without running
+//! twice.
 //!
-//! Every owner of a row gets the transaction, reads its own rows at the transaction's place, tells them to
-//! the other owners, and runs it on all of them. All come to the same, and each writes its own.
+//! Where one comes in the owners of its rows are told. When every node has told all of its own ([`Body::AllDeclared`]), each
+//! goes through those that touch its rows, in their order: it reads its own rows, tells them to the other owners, and runs
+//! the transaction when it has theirs. One that waits for these is in the way of whoever reads what it may write,
+//! and of nobody else. All owners come to the same, and each writes its own rows.
+//!
+//! Where nothing else has come in at any node, what they have read is what the order gives: a node ends the epoch when it
+//! has done its share of it. Otherwise they are looked at and run again as all others.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-
-use tidemill_core::{Key, TableId, Value};
+use smallvec::SmallVec;
+use tidemill_core::{Row, StreamId, Value};
 use tidemill_txn::program::Abort;
 
-use super::part::Part;
-use super::run::look;
-use super::{running, Fault, Node, NodeId, Outbox};
-use crate::gate::{Waiter, Wish};
-use crate::message::{Body, Mode, Verdict};
+use super::run::look_at;
+use super::{running, Epoch, Fault, Node, NodeId, Outbox};
+use crate::gate::{Gate, Waiter};
+use crate::message::Body;
 use crate::order::{Path, Tid};
 use crate::program::{Call, RowAt};
 use crate::size;
 use crate::store::{Store, Stored};
 use crate::versions::Version;
 
-/// What a node does of such a transaction.
-pub(super) struct DeclaredPart {
+/// Most have a few rows.
+type Few<T> = SmallVec<[T; 4]>;
+
+/// What a node knows of such a transaction: it owns some of the rows, or it came in there, or both.
+pub(super) struct Part {
+    pub tid: Tid,
     call: Call,
-    share: u32,
+    /// Where it came in.
+    pub home: NodeId,
     rows: Vec<RowAt>,
-    owners: Vec<NodeId>,
-    /// What has been told of each row in this run.
-    told: Vec<Option<Stored>>,
-    /// Whether this node has told its own.
+    owners: Few<NodeId>,
+    /// The rows as they have been told in this run, and how many have not.
+    told: Few<Stored>,
+    missing: usize,
+    /// Who else owns some, and whether this node has told them its own.
+    others: Few<NodeId>,
     has_told: bool,
-    me: NodeId,
+    /// What it came to in this run, and what it emits then, where this node is the one that says so.
+    pub outcome: Option<Result<Value, Abort>>,
+    pub events: Vec<(StreamId, Row)>,
 }
 
-impl DeclaredPart {
-    /// Forgets the last run; the rows that it is expected to write here.
-    pub fn again(&mut self) -> impl Iterator<Item = &RowAt> + '_ {
-        self.told = vec![None; self.rows.len()];
-        self.has_told = false;
-        self.own_writes()
+impl Part {
+    /// What `me` knows of it.
+    fn new(
+        me: NodeId,
+        tid: Tid,
+        call: Call,
+        home: NodeId,
+        rows: Vec<RowAt>,
+        owners: Few<NodeId>,
+    ) -> Part {
+        let mut others = Few::new();
+        for owner in owners.iter().filter(|owner| **owner != me) {
+            if !others.contains(owner) {
+                others.push(*owner);
+            }
+        }
+        let (told, missing) = (rows.iter().map(|_| None).collect(), rows.len());
+        let (has_told, outcome, events) = (false, None, Vec::new());
+        Part { tid, call, home, rows, owners, told, missing, others, has_told, outcome, events }
     }
 
-    fn own(&self) -> impl Iterator<Item = (usize, &RowAt)> + '_ {
-        let rows = self.rows.iter().enumerate();
-        rows.filter(|(n, _)| self.owners[*n] == self.me)
+    /// Forgets the last run.
+    fn forget(&mut self) {
+        (self.missing, self.has_told, self.outcome) = (self.rows.len(), false, None);
+        self.events.clear();
     }
 
-    fn own_writes(&self) -> impl Iterator<Item = &RowAt> + '_ {
-        self.own().map(|(_, row)| row).filter(|row| row.writes)
+    fn own(&self, me: NodeId) -> impl Iterator<Item = (usize, &RowAt)> + '_ {
+        self.rows.iter().enumerate().filter(move |(n, _)| self.owners[*n] == me)
     }
 
-    /// The rows of this node as it has read them.
-    pub fn reads(&self) -> impl Iterator<Item = (TableId, &Key, &Stored)> + '_ {
-        self.own().filter_map(|(n, row)| Some((row.table, &row.key, self.told[n].as_ref()?)))
+    /// The rows of a node that it may write.
+    fn writes(&self, me: NodeId) -> impl Iterator<Item = &RowAt> + '_ {
+        self.own(me).map(|(_, row)| row).filter(|row| row.writes)
+    }
+
+    /// Whoever comes later and wants what it may write on a node waits for it.
+    fn expect(&self, me: NodeId, gate: &mut Gate) {
+        self.writes(me).for_each(|row| gate.expect(self.tid, row.table, row.key.clone()));
+    }
+
+    /// The rows of a node as it has read them.
+    pub fn reads(&self, me: NodeId) -> impl Iterator<Item = (&RowAt, &Stored)> + '_ {
+        self.own(me).map(|(n, row)| (row, &self.told[n]))
+    }
+
+    /// Whether a node runs it: one that owns none of the rows does where there are none.
+    fn is_of(&self, me: NodeId) -> bool {
+        self.owners.contains(&me) || self.owners.is_empty()
+    }
+
+    /// Whether this is the node that says what it came to, and what it emits.
+    fn is_told_by(&self, me: NodeId) -> bool {
+        self.owners.first().is_none_or(|first| *first == me)
+    }
+}
+
+/// Those of an epoch.
+#[derive(Default)]
+pub(super) struct Declared {
+    /// How many nodes have told all of theirs; and whether something else has come in at one of them.
+    told: u16,
+    has_others: bool,
+    /// As they have come.
+    pub parts: Vec<Part>,
+    /// When all are here, in their order: where each is.
+    order: Vec<(Tid, u32)>,
+    /// What has come before they were.
+    early: Vec<Body>,
+}
+
+impl Declared {
+    /// There are none in this program.
+    pub fn are_none(&mut self, nodes: u16) {
+        (self.told, self.has_others) = (nodes, true);
+    }
+
+    /// What one came to, if it is one of them.
+    pub fn outcome(&self, tid: Tid) -> Option<&Result<Value, Abort>> {
+        self.parts[self.find(tid)?].outcome.as_ref()
+    }
+
+    /// The place of one among them.
+    pub fn find(&self, tid: Tid) -> Option<usize> {
+        let at = self.order.binary_search_by_key(&tid, |(of, _)| *of).ok()?;
+        Some(self.order[at].1 as usize)
+    }
+}
+
+impl Epoch {
+    /// Whether all transactions whose rows are known are here.
+    pub(super) fn has_all_declared(&self, nodes: u16) -> bool {
+        self.declared.told == nodes
+    }
+
+    /// Whether nothing else is in the epoch.
+    pub(super) fn is_declared(&self) -> bool {
+        !self.declared.has_others
     }
 }
 
 impl<S: Store> Node<S> {
-    /// A declared transaction has come.
-    pub(super) fn declared(
-        &mut self,
-        home: NodeId,
-        tid: Tid,
-        call: Call,
-        share: u32,
-        out: &mut Outbox,
-    ) {
-        let rows = self.program.declared(&call).expect("all nodes have one program");
-        let program = self.program.program();
-        let owners = rows.iter().map(|row| self.owners.of_row(program, row)).collect();
-        let (told, has_told, me) = (vec![None; rows.len()], false, self.me);
-        let declared = DeclaredPart { call, share, rows, owners, told, has_told, me };
+    /// Tells the owners of a transaction's rows of it, where these are known; otherwise gives it back.
+    pub(super) fn declare(&mut self, tid: Tid, call: Call, out: &mut Outbox) -> Option<Call> {
+        let Some(rows) = self.program.declared(&call) else { return Some(call) };
+        let owners = self.owners_of(&rows);
+        let part = Part::new(self.me, tid, call, self.me, rows, owners);
+        for &to in &part.others {
+            self.send(to, Body::Declared { tid, call: part.call.clone() }, out);
+        }
         let epoch = running!(self);
-        for row in declared.own_writes() {
-            epoch.gate.expect(tid, row.table, row.key.clone());
-        }
-        // What others own may have come before.
-        let part = epoch.parts.entry(tid).or_insert_with(|| Part::new(home, Mode::Fresh));
-        part.home = home;
-        part.declared = Some(declared);
-        self.enter_declared(tid, out);
-        if let Some(rows) = running!(self).values_early.remove(&tid) {
-            self.values(tid, rows, out);
-        }
+        epoch.declared.parts.push(part);
+        epoch.open += 1;
+        None
     }
 
-    /// Reads this node's rows and tells them, once nobody is in the way.
-    pub(super) fn enter_declared(&mut self, tid: Tid, out: &mut Outbox) {
-        let stale = self.spoiled_by(Fault::DecideAlone);
+    fn owners_of(&self, rows: &[RowAt]) -> Few<NodeId> {
+        let program = self.program.program();
+        rows.iter().map(|row| self.owners.of_row(program, row)).collect()
+    }
+
+    /// One that touches rows of this node has come in at another.
+    pub(super) fn declared(&mut self, home: NodeId, tid: Tid, call: Call) {
+        let rows = self.program.declared(&call).expect("all nodes have one program");
+        let owners = self.owners_of(&rows);
+        let part = Part::new(self.me, tid, call, home, rows, owners);
         let epoch = running!(self);
-        let part = epoch.parts.get_mut(&tid).expect("it has a part");
-        let declared = part.declared.as_mut().expect("it is declared");
-        let wish = |(_, row): (usize, &RowAt)| Wish::Row(row.table, row.key.clone());
-        let wishes: Vec<Wish> = declared.own().map(wish).collect();
-        if let Some(earlier) = epoch.gate.in_the_way(tid, &wishes) {
+        epoch.declared.parts.push(part);
+        epoch.open += 1;
+    }
+
+    /// A node has told all of its own; after the last one they are run, in their order.
+    pub(super) fn all_declared(&mut self, others: bool, out: &mut Outbox) {
+        let (nodes, me) = (self.owners.nodes(), self.me);
+        let epoch = running!(self);
+        epoch.declared.told += 1;
+        epoch.declared.has_others |= others;
+        if !epoch.has_all_declared(nodes) {
+            return;
+        }
+        let order = epoch.declared.parts.iter().zip(0..).map(|(part, at)| (part.tid, at));
+        epoch.declared.order = order.collect();
+        epoch.declared.order.sort();
+        if epoch.declared.has_others {
+            // Those who are not known do not know either whose turn it is.
+            epoch.declared.parts.iter().for_each(|part| part.expect(me, &mut epoch.gate));
+        }
+        for nth in 0..epoch.declared.order.len() {
+            let (_, at) = running!(self).declared.order[nth];
+            self.enter_declared(at as usize, out);
+        }
+        for body in std::mem::take(&mut running!(self).declared.early) {
+            match body {
+                Body::Values { tid, rows } => self.values(tid, rows, out),
+                Body::Outcome { tid, outcome } => self.outcome(tid, outcome),
+                _ => unreachable!("these are kept"),
+            }
+        }
+        self.tell_done(out);
+    }
+
+    /// Undoes what this node has done of one; says whether it knows of it.
+    pub(super) fn undo_declared(&mut self, tid: Tid) -> bool {
+        let me = self.me;
+        let epoch = running!(self);
+        let Some(at) = epoch.declared.find(tid) else { return false };
+        let part = &mut epoch.declared.parts[at];
+        for row in part.writes(me) {
+            epoch.versions.remove(tid, row.table, &row.key);
+        }
+        part.expect(me, &mut epoch.gate);
+        part.forget();
+        epoch.open += 1;
+        true
+    }
+
+    /// Reads this node's rows of one and tells them, once nobody is in the way.
+    pub(super) fn enter_declared(&mut self, at: usize, out: &mut Outbox) {
+        let (me, stale) = (self.me, self.spoiled_by(Fault::DecideAlone));
+        let epoch = running!(self);
+        let part = &mut epoch.declared.parts[at];
+        let tid = part.tid;
+        if !part.is_of(me) {
+            return;
+        }
+        let in_the_way = |row: &RowAt| epoch.gate.writer_before(tid, row.table, &row.key);
+        if let Some(earlier) = part.own(me).find_map(|(_, row)| in_the_way(row)) {
+            // Whoever comes later waits for it, too.
+            part.expect(me, &mut epoch.gate);
             return epoch.gate.wait(earlier, Waiter { tid, path: None });
         }
         let is_there = |tid: Tid| epoch.there.contains(&tid);
-        let mut rows = Vec::new();
-        for ((n, _), wish) in declared.own().zip(&wishes) {
-            let mut saw = look(&self.store, &epoch.versions, (tid, &[]), wish, 1, &is_there);
-            rows.push((n as u32, saw.pop().expect("one row")));
+        for n in 0..part.rows.len() {
+            if part.owners[n] == me {
+                let RowAt { table, key, .. } = &part.rows[n];
+                let row = look_at(&self.store, &epoch.versions, (tid, &[]), *table, key, &is_there);
+                part.told[n] = row;
+                part.missing -= 1;
+            }
         }
-        declared.has_told = true;
-        let others: BTreeSet<NodeId> =
-            declared.owners.iter().copied().filter(|&node| node != self.me).collect();
-        let told =
-            if stale { stale_values(&self.store, &declared.rows, &rows) } else { rows.clone() };
-        for node in others {
-            self.send(node, Body::Values { tid, rows: told.clone() }, out);
+        part.has_told = true;
+        if part.missing > 0 {
+            part.expect(me, &mut epoch.gate);
         }
-        self.values(tid, rows, out);
+        let others = part.others.clone();
+        if !others.is_empty() {
+            let own = part.own(me).map(|(n, row)| {
+                let told = match stale {
+                    true => self.store.get(row.table, &row.key),
+                    false => part.told[n].clone(),
+                };
+                (n as u32, told)
+            });
+            let rows: Vec<(u32, Stored)> = own.collect();
+            for node in others {
+                self.send(node, Body::Values { tid, rows: rows.clone() }, out);
+            }
+        }
+        self.run_declared(at, out);
     }
 
-    /// Rows that their owner has told, perhaps this node itself; when all are there, it runs.
+    /// Rows that their owner has told.
     pub(super) fn values(&mut self, tid: Tid, rows: Vec<(u32, Stored)>, out: &mut Outbox) {
+        let nodes = self.owners.nodes();
         let epoch = running!(self);
-        let declared = epoch.parts.get_mut(&tid).and_then(|part| part.declared.as_mut());
-        let Some(declared) = declared else {
-            epoch.values_early.entry(tid).or_default().extend(rows);
-            return;
-        };
-        for (n, row) in rows {
-            declared.told[n as usize] = Some(row);
+        if !epoch.has_all_declared(nodes) {
+            return epoch.declared.early.push(Body::Values { tid, rows });
         }
-        let told: Option<Vec<Stored>> = declared.told.iter().cloned().collect();
-        let (Some(told), true) = (told, declared.has_told) else { return };
-        self.run_declared(tid, &told, out);
+        let at = epoch.declared.find(tid).expect("all have come");
+        let part = &mut epoch.declared.parts[at];
+        part.missing -= rows.len();
+        for (n, row) in rows {
+            part.told[n as usize] = row;
+        }
+        self.run_declared(at, out);
     }
 
-    fn run_declared(&mut self, tid: Tid, told: &[Option<Arc<[Value]>>], out: &mut Outbox) {
+    /// What one came to that came in here, whose rows are all elsewhere.
+    pub(super) fn outcome(&mut self, tid: Tid, outcome: Result<Value, Abort>) {
+        let nodes = self.owners.nodes();
         let epoch = running!(self);
-        let part = epoch.parts.get_mut(&tid).expect("it has a part");
-        let declared = part.declared.as_ref().expect("it is declared");
-        let max = self.settings.output_bytes_max;
-        let result = self.program.run_declared(&declared.call, told).and_then(|changes| {
+        if !epoch.has_all_declared(nodes) {
+            return epoch.declared.early.push(Body::Outcome { tid, outcome });
+        }
+        let at = epoch.declared.find(tid).expect("it came in here");
+        epoch.declared.parts[at].outcome = Some(outcome);
+        epoch.open -= 1;
+    }
+
+    /// Runs one whose rows are all here.
+    fn run_declared(&mut self, at: usize, out: &mut Outbox) {
+        let (me, max) = (self.me, self.settings.output_bytes_max);
+        let epoch = running!(self);
+        let part = &mut epoch.declared.parts[at];
+        if !part.has_told || part.missing > 0 {
+            return;
+        }
+        let tid = part.tid;
+        let result = self.program.run_declared(&part.call, &part.rows, &part.told);
+        let result = result.and_then(|changes| {
             let fits = |what, values: &[Value]| size::fits(&*self.program, what, values, max);
             fits("the reply", changes.value.as_slice())?;
             changes.events.iter().try_for_each(|(_, row)| fits("an event", row))?;
             Ok(changes)
         });
-        let is_first = declared.owners.first().is_none_or(|first| *first == self.me);
-        let mut verdict = Verdict::Abort;
-        let (mut value, mut failure) = (None, None);
-        match result {
-            Ok(changes) => {
-                verdict = Verdict::Commit;
-                for (n, row) in changes.rows {
-                    let at = n as usize;
-                    let RowAt { table, key, .. } = declared.rows[at].clone();
-                    if declared.owners[at] == self.me {
-                        let (path, row) = (Path::new(), row.map(Arc::from));
-                        part.written.push((table, key.clone()));
-                        epoch.versions.put(table, key, Version { tid, path, row });
-                    }
+        let outcome = result.map(|changes| {
+            for (n, row) in changes.rows {
+                let n = n as usize;
+                if part.owners[n] == me {
+                    let RowAt { table, key, .. } = &part.rows[n];
+                    let version = Version { tid, path: Path::new(), row };
+                    epoch.versions.put(*table, key.clone(), version);
                 }
-                value = Some(changes.value.unwrap_or(Value::Null));
-                part.events = if is_first { changes.events } else { Vec::new() };
             }
-            Err(abort) => failure = Some((Path::new(), abort) as (Path, Abort)),
-        }
-        let (share, home) = (declared.share, part.home);
+            part.events = if part.is_told_by(me) { changes.events } else { Vec::new() };
+            changes.value.unwrap_or(Value::Null)
+        });
+        let knows_itself = part.home == me || part.owners.contains(&part.home);
+        let tells = (part.is_told_by(me) && !knows_itself).then(|| outcome.clone());
+        let home = part.home;
+        part.outcome = Some(outcome);
+        epoch.open -= 1;
+        self.woken.extend(epoch.gate.ended(tid));
         self.counters.calls += 1;
-        if is_first && value.is_some() {
-            self.send(home, Body::Reply { tid, path: Path::new(), value, calls: 1 }, out);
+        if let Some(outcome) = tells {
+            self.send(home, Body::Outcome { tid, outcome }, out);
         }
-        let (missed, judged) = (None, false);
-        self.send(home, Body::Ended { tid, share, calls: 0, failure, missed, judged }, out);
-        self.finished(tid, verdict);
     }
-}
-
-/// Rows as the last epoch has left them.
-fn stale_values<S: Store>(store: &S, all: &[RowAt], rows: &[(u32, Stored)]) -> Vec<(u32, Stored)> {
-    let stale = |n: u32| store.get(all[n as usize].table, &all[n as usize].key);
-    rows.iter().map(|(n, _)| (*n, stale(*n))).collect()
 }

@@ -8,8 +8,8 @@ use tidemill_txn::program::Abort;
 use super::{run, running, Event, Fault, Node, NodeId, Outbox};
 use crate::message::{Body, Mode, Verdict};
 use crate::order::{Path, Tid};
-use crate::program::{Call, RowAt};
-use crate::share::{self, Sum};
+use crate::program::Call;
+use crate::share::Sum;
 use crate::size;
 use crate::store::Store;
 
@@ -29,8 +29,6 @@ pub(super) struct Home {
     pub judged: bool,
     pub value: Option<Value>,
     pub verdict: Option<Verdict>,
-    /// If its rows are known before it runs: how many nodes own them.
-    pub owners: Option<u32>,
 }
 
 /// What a call says when it ends.
@@ -55,7 +53,6 @@ impl Home {
             judged: false,
             value: None,
             verdict: None,
-            owners: None,
         }
     }
 
@@ -86,17 +83,6 @@ impl<S: Store> Node<S> {
         (home.value, home.verdict, home.judged) = (None, None, false);
         epoch.open += 1;
         let (call, to) = (home.call.clone(), home.to);
-        let is_first = epoch.round == 0;
-        if is_first && to.is_some() {
-            if let Some(rows) = self.program.declared(&call) {
-                return self.begin_declared(tid, &call, &rows, out);
-            }
-        }
-        let home = running!(self).homes.get_mut(&tid).expect("it came in here");
-        if let Some(owners) = home.owners {
-            home.sum.add_rest(0, owners);
-            return;
-        }
         if mode == Mode::Cached {
             return;
         }
@@ -107,22 +93,6 @@ impl<S: Store> Node<S> {
         let to = to.unwrap_or(me);
         let call = Body::Call { tid, path, call, share, home: me, caller: Some(me), mode, calls };
         self.send(to, call, out);
-    }
-
-    /// Hands a transaction whose rows are known to all who own some.
-    fn begin_declared(&mut self, tid: Tid, call: &Call, rows: &[RowAt], out: &mut Outbox) {
-        let program = self.program.program();
-        let owners: BTreeSet<NodeId> = match rows.is_empty() {
-            true => [self.me].into(),
-            false => rows.iter().map(|row| self.owners.of_row(program, row)).collect(),
-        };
-        let home = running!(self).homes.get_mut(&tid).expect("it came in here");
-        home.owners = Some(owners.len() as u32);
-        home.sum.add_rest(0, owners.len() as u32);
-        for (nth, &node) in owners.iter().enumerate() {
-            let share = share::of_call(0, nth as u32);
-            self.send(node, Body::Declared { tid, call: call.clone(), share }, out);
-        }
     }
 
     /// Takes what a call has left of its share; the last one ends the transaction.
@@ -163,11 +133,9 @@ impl<S: Store> Node<S> {
         };
         home.verdict = Some(verdict.clone());
         epoch.open -= 1;
-        if home.owners.is_none() {
-            let parts: Vec<NodeId> = home.parts.iter().copied().collect();
-            for node in parts {
-                self.send(node, Body::Finished { tid, verdict: verdict.clone() }, out);
-            }
+        let parts: Vec<NodeId> = home.parts.iter().copied().collect();
+        for node in parts {
+            self.send(node, Body::Finished { tid, verdict: verdict.clone() }, out);
         }
         self.tell_done(out);
     }
@@ -175,12 +143,15 @@ impl<S: Store> Node<S> {
     /// Replies to those whose outcome nothing can change any more: all before `open`.
     pub(super) fn reply_before(&mut self, open: Option<Tid>, out: &mut Outbox) {
         let epoch = running!(self);
-        while let Some(&tid) = epoch.unreplied.first() {
+        while let Some(&tid) = epoch.unreplied.front() {
             if open.is_some_and(|open| open <= tid) {
                 return;
             }
-            epoch.unreplied.pop_first();
-            let outcome = epoch.homes[&tid].outcome();
+            epoch.unreplied.pop_front();
+            let outcome = match epoch.declared.outcome(tid) {
+                Some(outcome) => outcome.clone().map_err(size::told),
+                None => epoch.homes[&tid].outcome(),
+            };
             out.events.push(Event::Replied { tid, outcome });
         }
     }

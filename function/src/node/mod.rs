@@ -14,7 +14,7 @@ mod part;
 mod round;
 mod run;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
@@ -25,11 +25,12 @@ use tidemill_txn::program::{Abort, Asked};
 use crate::gate::{Gate, Waiter};
 use crate::message::{Body, Message, Mode};
 use crate::order::{Path, Tid};
-use crate::program::{Call, Functions, RowAt};
+use crate::program::{Call, Clock, Functions, RowAt};
 use crate::store::{Store, Stored};
 use crate::versions::Versions;
 
 pub use self::asked::Question;
+use self::declared::Declared;
 pub use self::fault::Fault;
 use self::home::Home;
 use self::part::Part;
@@ -227,11 +228,14 @@ pub struct Node<S> {
 /// An epoch that runs.
 struct Epoch {
     number: u64,
-    clock_us: i64,
+    clock: Clock,
     round: u32,
-    /// Transactions that came in here.
+    /// Transactions that came in here whose rows are not known.
     homes: HashMap<Tid, Home, FixedState>,
-    /// How many of them have not ended in this round.
+    /// Those whose rows are.
+    declared: Declared,
+    /// How many have not ended in this round: of those that came in here, and of those of known rows that this node
+    /// knows of.
     open: usize,
     /// What this node does of transactions, its own and others'.
     parts: HashMap<Tid, Part, FixedState>,
@@ -239,8 +243,6 @@ struct Epoch {
     /// Transactions whose versions others see.
     there: HashSet<Tid, FixedState>,
     gate: Gate,
-    /// Rows told of declared transactions that have not come here yet.
-    values_early: BTreeMap<Tid, Vec<(u32, Stored)>>,
     /// Those that run in this round.
     run: BTreeMap<Tid, Mode>,
     /// Those that are not final yet.
@@ -256,8 +258,8 @@ struct Epoch {
     judged: u32,
     /// The first that is not final, and since when it is the first.
     first_open: (Option<Tid>, u32),
-    /// Transactions that came in here and have not been replied to.
-    unreplied: BTreeSet<Tid>,
+    /// Transactions that came in here and have not been replied to, in their order.
+    unreplied: VecDeque<Tid>,
 }
 
 impl<S: Store> Node<S> {
@@ -314,28 +316,22 @@ impl<S: Store> Node<S> {
     pub fn begin(
         &mut self,
         number: u64,
-        clock_us: i64,
+        clock: Clock,
         requests: impl IntoIterator<Item = (Tid, Call)>,
         out: &mut Outbox,
     ) {
         assert!(self.running.is_none(), "an epoch begins when the one before has ended");
-        let homes: HashMap<Tid, Home, FixedState> =
-            requests.into_iter().map(|(tid, call)| (tid, self.home(call))).collect();
-        self.counters.epochs += 1;
-        self.counters.transactions += homes.len() as u64;
-        let unreplied: BTreeSet<Tid> = homes.keys().copied().collect();
-        let run: BTreeMap<Tid, Mode> = unreplied.iter().map(|&tid| (tid, Mode::Fresh)).collect();
         self.running = Some(Epoch {
             number,
-            clock_us,
+            clock,
             round: 0,
-            homes,
+            homes: HashMap::default(),
+            declared: Declared::default(),
             open: 0,
             parts: HashMap::default(),
             versions: Versions::new(self.program.program().tables.len()),
             there: HashSet::default(),
             gate: Gate::default(),
-            values_early: BTreeMap::new(),
             run: BTreeMap::new(),
             unsettled: BTreeMap::new(),
             told_done: false,
@@ -345,8 +341,25 @@ impl<S: Store> Node<S> {
             reads: BTreeMap::new(),
             judged: 0,
             first_open: (None, 0),
-            unreplied,
+            unreplied: VecDeque::new(),
         });
+        let (mut unreplied, mut run) = (Vec::new(), BTreeMap::new());
+        for (tid, call) in requests {
+            unreplied.push(tid);
+            if let Some(call) = self.declare(tid, call, out) {
+                let home = self.home(call);
+                running!(self).homes.insert(tid, home);
+                run.insert(tid, Mode::Fresh);
+            }
+        }
+        unreplied.sort_unstable();
+        self.counters.epochs += 1;
+        self.counters.transactions += unreplied.len() as u64;
+        running!(self).unreplied = unreplied.into();
+        match self.program.declares() {
+            true => self.send_all(&Body::AllDeclared { others: !run.is_empty() }, out),
+            false => running!(self).declared.are_none(self.owners.nodes()),
+        }
         self.enter_round(run, out);
         self.work(out);
     }
@@ -421,8 +434,16 @@ impl<S: Store> Node<S> {
                 self.ended(from, tid, ended, out);
             }
             Body::Finished { tid, verdict } => self.finished(tid, verdict),
-            Body::Declared { tid, call, share } => self.declared(from, tid, call, share, out),
-            Body::Values { tid, rows } => self.values(tid, rows, out),
+            Body::Declared { tid, call } => self.declared(from, tid, call),
+            Body::AllDeclared { others } => self.all_declared(others, out),
+            Body::Values { tid, rows } => {
+                self.values(tid, rows, out);
+                self.tell_done(out);
+            }
+            Body::Outcome { tid, outcome } => {
+                self.outcome(tid, outcome);
+                self.tell_done(out);
+            }
             Body::Done => self.all_done(out),
             Body::Conflicts { again, reads, judged } => {
                 running!(self).judged += judged;

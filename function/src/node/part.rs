@@ -6,7 +6,6 @@ use smallvec::SmallVec;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_txn::program::{Abort, Asked};
 
-use super::declared::DeclaredPart;
 use super::NodeId;
 use crate::gate::Wish;
 use crate::message::{Mode, Verdict};
@@ -24,10 +23,6 @@ pub(super) struct Part {
     /// The calls of this run, and of the last one.
     pub runs: Runs,
     pub before: Runs,
-    /// If its rows are known before it runs.
-    pub declared: Option<DeclaredPart>,
-    /// What it emits then, where this node is the one that says so.
-    pub events: Vec<(StreamId, Row)>,
     /// The rows that this run has written here.
     pub written: Vec<(TableId, Key)>,
     /// How many calls this run has made here.
@@ -45,8 +40,6 @@ impl Part {
             mode,
             runs: BTreeMap::new(),
             before: BTreeMap::new(),
-            declared: None,
-            events: Vec::new(),
             written: Vec::new(),
             calls: 0,
             has_missed: false,

@@ -23,11 +23,15 @@ impl<S: Store> Node<S> {
             self.answers.clear();
         }
         let epoch = running!(self);
-        (epoch.told_done, epoch.dones, epoch.conflicts, epoch.open) = (false, 0, 0, 0);
+        (epoch.told_done, epoch.dones, epoch.conflicts) = (false, 0, 0);
         (epoch.again, epoch.reads) = Default::default();
         epoch.run = run.clone();
         // What they have done before is undone, and expected, before anybody begins.
         for (&tid, &mode) in &run {
+            if self.undo_declared(tid) {
+                continue;
+            }
+            let epoch = running!(self);
             let Some(part) = epoch.parts.get_mut(&tid) else { continue };
             (part.mode, part.verdict, part.calls) = (mode, None, 0);
             part.before = std::mem::take(&mut part.runs);
@@ -36,16 +40,13 @@ impl<S: Store> Node<S> {
                 epoch.versions.remove(tid, table, &key);
                 epoch.gate.expect(tid, table, key);
             }
-            for row in part.declared.iter_mut().flat_map(|declared| declared.again()) {
-                epoch.gate.expect(tid, row.table, row.key.clone());
-            }
         }
         for (tid, mode) in run {
             let epoch = running!(self);
-            match epoch.parts.get(&tid) {
-                Some(part) if part.declared.is_some() => self.enter_declared(tid, out),
-                Some(_) if mode == Mode::Cached => self.enter_cached(tid, out),
-                _ => {}
+            if let Some(at) = epoch.declared.find(tid) {
+                self.enter_declared(at, out);
+            } else if mode == Mode::Cached && epoch.parts.contains_key(&tid) {
+                self.enter_cached(tid, out);
             }
             if running!(self).homes.contains_key(&tid) {
                 self.begin_home(tid, mode, out);
@@ -73,18 +74,30 @@ impl<S: Store> Node<S> {
         let Waiter { tid, path } = waiter;
         match path {
             Some(path) => self.enter(tid, path, out),
-            None if running!(self).parts[&tid].declared.is_some() => self.enter_declared(tid, out),
-            None => self.enter_cached(tid, out),
+            None => match running!(self).declared.find(tid) {
+                Some(at) => {
+                    self.enter_declared(at, out);
+                    self.tell_done(out);
+                }
+                None => self.enter_cached(tid, out),
+            },
         }
     }
 
-    /// Tells the others, once, that all that came in here and run in this round have ended.
+    /// Tells the others, once, that all that came in here and run in this round have ended. Where nobody has anything to
+    /// look at the epoch ends here.
     pub(super) fn tell_done(&mut self, out: &mut Outbox) {
+        let nodes = self.owners.nodes();
         let epoch = running!(self);
-        if epoch.open == 0 && !epoch.told_done {
-            epoch.told_done = true;
-            self.send_all(&Body::Done, out);
+        if epoch.open > 0 || epoch.told_done || !epoch.has_all_declared(nodes) {
+            return;
         }
+        epoch.told_done = true;
+        if epoch.is_declared() {
+            self.reply_before(None, out);
+            return self.commit(out);
+        }
+        self.send_all(&Body::Done, out);
     }
 
     /// Another node's have ended; after the last one nothing is under way.

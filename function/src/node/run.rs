@@ -14,7 +14,7 @@ use super::{running, Event, Fault, Node, NodeId, Outbox, Owners, Settings};
 use crate::gate::{Waiter, Wish};
 use crate::message::{Body, Mode};
 use crate::order::{Path, Tid};
-use crate::program::{Activation, Call, Context, Functions, Handle, Step, Stop, Target};
+use crate::program::{Activation, Call, Clock, Context, Functions, Handle, Step, Stop, Target};
 use crate::share;
 use crate::size;
 use crate::store::{Store, Stored};
@@ -120,7 +120,7 @@ impl<S: Store> Node<S> {
                 path: &path,
                 home: part.home,
                 mode: part.mode,
-                clock_us: epoch.clock_us,
+                clock: &epoch.clock,
                 functions: &*self.program,
                 owners: &self.owners,
                 settings: &self.settings,
@@ -206,7 +206,7 @@ struct Turn<'a, S> {
     path: &'a Path,
     home: NodeId,
     mode: Mode,
-    clock_us: i64,
+    clock: &'a Clock,
     functions: &'a dyn Functions,
     owners: &'a Owners,
     settings: &'a Settings,
@@ -683,7 +683,7 @@ impl<S: Store> Context for Turn<'_, S> {
     }
 
     fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop> {
-        let key = self.functions.program().stored_key(call.table, &call.key)?;
+        let key = stored_key(self.functions.program(), &call)?;
         let owner = self.owner(call.table, &key)?;
         self.make(Call { key: key.into(), ..call }, owner, wanted).map(Handle)
     }
@@ -759,7 +759,12 @@ impl<S: Store> Context for Turn<'_, S> {
     }
 
     fn now_us(&self) -> i64 {
-        self.clock_us
+        self.clock.now_us
+    }
+
+    fn mark_us(&self, stream: StreamId) -> Option<i64> {
+        let found = self.clock.marks_us.iter().find(|(of, _)| *of == stream);
+        found.map(|(_, mark_us)| *mark_us)
     }
 }
 
@@ -813,6 +818,19 @@ impl Activation for OnRow {
     }
 }
 
+/// A row as it is at a place.
+pub(super) fn look_at<S: Store>(
+    store: &S,
+    versions: &Versions,
+    place: (Tid, &[u32]),
+    table: TableId,
+    key: &Key,
+    is_there: &dyn Fn(Tid) -> bool,
+) -> Stored {
+    let version = versions.before(table, key, place, is_there);
+    version.map_or_else(|| store.get(table, key), |v| v.row.clone())
+}
+
 /// Rows as a place sees them: those of earlier transactions that are there, and its own before it.
 pub(super) fn look<S: Store>(
     store: &S,
@@ -824,9 +842,7 @@ pub(super) fn look<S: Store>(
 ) -> Saw {
     match what {
         Wish::Row(table, key) => {
-            let version = versions.before(*table, key, place, is_there);
-            let row = version.map_or_else(|| store.get(*table, key), |v| v.row.clone());
-            [row].into_iter().collect()
+            [look_at(store, versions, place, *table, key, is_there)].into_iter().collect()
         }
         Wish::Range(table, from, to) => {
             let written = versions.range(*table, from, to, place, is_there);

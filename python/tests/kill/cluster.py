@@ -94,11 +94,16 @@ class Process:
     def __enter__(self) -> Process:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if self.process.poll() is None:
+    def __exit__(self, kind: object, *error: object) -> None:
+        ended = self.process.poll()
+        if ended is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
         self.process.wait()
+        if kind is not None:
+            # A test that failed shows what it printed.
+            state = "still ran" if ended is None else f"had ended ({ended})"
+            print(f"{self.args} {state}:\n{self.errors.read_text()[-4000:]}")
 
 
 def settings(*more: str) -> list[str]:
@@ -121,6 +126,34 @@ def is_there(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def pids_of(parent: Process) -> list[int]:
+    """A run's two workers, once both live: whoever was killed may still be listed, and its
+    successor be still to come."""
+
+    def all_alive() -> list[int]:
+        found = [pid for pid in children(parent.pid) if is_there(pid)]
+        return found if len(found) == 2 else []
+
+    alive: list[int] = wait_for("two workers that live", all_alive)
+    return alive
+
+
+def kill_worker(parent: Process, which: int = 0) -> None:
+    """One of a run's two workers; it is gone afterwards."""
+    pid = pids_of(parent)[which]
+    os.kill(pid, signal.SIGKILL)
+    wait_for("its end", lambda: not is_there(pid))
+
+
+def kill_all(parent: Process) -> None:
+    """A process and all that it has started, at once."""
+    for pid in [*children(parent.pid), parent.pid]:
+        # One that was killed just now may be gone since it was listed.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    parent.process.wait()
 
 
 def health(url: str) -> dict[str, Any]:

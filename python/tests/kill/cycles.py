@@ -2,10 +2,11 @@
 
     python -m tests.kill.cycles --cycles 100 --progress FILE
 
-A run is one of ``tidemill bench ycsb-t`` or ``tpcc`` with ``--processes 2``, in which one worker
-after the other is killed and started again; at its end all rows are compared with those of the
-baseline, which executes the same requests in the order that the replies tell. With ``--servers``
-the log is in Kafka and snapshots are in S3, where ``servers/run.py`` says that they are.
+A run is one of ``tidemill bench ycsb-t`` (with functions, and with transactions whose rows are
+known) or ``tpcc`` with ``--processes 2``, in which one worker after the other is killed and started
+again; at its end all rows are compared with those of the baseline, which executes the same requests
+in the order that the replies tell. With ``--servers`` the log is in Kafka and snapshots are in S3,
+where ``servers/run.py`` says that they are.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any
 from .cluster import Differs
 from .progress import Progress
 
-#: Options of each workload: shorter epochs where transactions meet often.
+#: Each workload with its options: shorter epochs where transactions meet often.
 WORKLOADS: dict[str, list[str]] = {
-    "ycsb-t": ["--keys", "10000"],
-    "tpcc": ["--items", "10000", "--epoch", "25"],
+    "ycsb-t": ["ycsb-t", "--keys", "10000"],
+    "traced": ["ycsb-t", "--keys", "10000", "--program", "traced"],
+    "tpcc": ["tpcc", "--items", "10000", "--epoch", "25"],
 }
 #: So many kills are in one run at most.
 IN_A_RUN = 10
@@ -36,10 +38,9 @@ def run(workload: str, kills: int, every: float, rate: float, where: list[str]) 
     """One run; what it reports."""
     seconds = every * (kills + 1)
     command = [
-        *(sys.executable, "-m", "tidemill.cli", "bench", workload, "--processes", "2", "--json"),
-        *("--kill", str(every), "--kills", str(kills)),
+        *(sys.executable, "-m", "tidemill.cli", "bench", *WORKLOADS[workload]),
+        *("--processes", "2", "--json", "--kill", str(every), "--kills", str(kills)),
         *("--seconds", str(seconds), "--rate", str(rate)),
-        *WORKLOADS[workload],
         *where,
     ]
     done = subprocess.run(command, text=True, capture_output=True, timeout=seconds + PATIENCE_S)

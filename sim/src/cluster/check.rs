@@ -280,7 +280,7 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
     }
     for (n, epoch) in epochs.iter().enumerate() {
         let mut out = Outbox::default();
-        node.begin(n as u64 + 1, epoch.clock_us, epoch.requests.clone(), &mut out);
+        node.begin(n as u64 + 1, epoch.clock_us.into(), epoch.requests.clone(), &mut out);
         // What it asks on the way to what is so nobody may have asked before.
         let mut is_over = false;
         while let Some(event) = out.events.pop() {

@@ -62,11 +62,17 @@ fn event_time(dice: &mut Dice, sources: u32) -> EventTime {
             let idle_us = (!dice.chance(never_idle)).then(|| (20 + dice.below(200)) * MS);
             let disorder_us = dice.below(12) as i64;
             let idle_us = idle_us.map(u64::cast_signed);
-            let (group, refuses_late) = (0, false);
-            all.push(EventSource { source, stream, group, disorder_us, idle_us, refuses_late });
+            all.push(EventSource {
+                source,
+                stream,
+                group: 0,
+                disorder_us,
+                idle_us,
+                refuses_late: false,
+            });
         }
     }
-    EventTime::new(all)
+    EventTime::new(all, Vec::new())
 }
 
 /// A process.
@@ -117,8 +123,8 @@ enum Happening {
         object: Object,
         token: tidemill_cluster::Token,
     },
-    /// Work outside is done, if it is still to be.
-    Work(Process, Key),
+    /// Work outside is done, if it is still to be; so often it has been.
+    Work(Process, Key, u32),
     Start(Process),
     Trouble,
     Request(u32),
@@ -318,7 +324,7 @@ impl World {
     /// does not come.
     pub fn run(&mut self) -> bool {
         // Long enough for generations to form, and to execute what has been recorded.
-        let patience_us = self.until_us + 20_000 * MS;
+        let patience_us = self.until_us + 60_000 * MS;
         while let Some(Reverse((at_us, number))) = self.due.pop() {
             if at_us > patience_us {
                 return false;
@@ -502,7 +508,7 @@ impl World {
                 }
             }
             Happening::Start(_) => self.start_worker(),
-            Happening::Work(by, key) => self.work(by, key),
+            Happening::Work(by, key, times) => self.work(by, key, times),
             Happening::Trouble => self.trouble(),
             Happening::Request(client) => self.request(client),
             Happening::RequestAppend { client, source, requests, is_lost } => {
@@ -666,7 +672,7 @@ impl World {
                     };
                     running.work.insert(key.clone(), row);
                     let in_us = self.delay();
-                    self.after(in_us, Happening::Work(by, key));
+                    self.after(in_us, Happening::Work(by, key, 0));
                 }
             }
             Effect::Ask { token, ask } => {
@@ -709,7 +715,7 @@ impl World {
     }
 
     /// Somebody outside does what a row asks for, and says so; perhaps not at once, perhaps more than once.
-    fn work(&mut self, by: Process, key: Key) {
+    fn work(&mut self, by: Process, key: Key, times: u32) {
         let row = self.processes.get(&by).and_then(|running| running.work.get(&key)).cloned();
         let Some(row) = row else { return };
         if self.dice.chance(70) {
@@ -720,8 +726,9 @@ impl World {
             let record = Record::Requests(vec![request]);
             self.log.append(Topic::Input(source), 0, record).expect("inputs have no fence");
         }
-        let in_us = self.delay() + 20 * MS;
-        self.after(in_us, Happening::Work(by, key));
+        // Later and later: who asks more than can be executed waits for ever.
+        let in_us = self.delay() + ((20 * MS) << times.min(7));
+        self.after(in_us, Happening::Work(by, key, times + 1));
     }
 
     fn send(&mut self, by: Process, to: Address, packet: Packet) {

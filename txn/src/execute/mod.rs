@@ -12,6 +12,7 @@
 //! | `words` | declared transactions over word columns, compiled to a register machine, and that to machine code |
 //! | `command` | transactions as strong recovery logs them, and executes them again |
 //! | `native` | rows of words handed to a Rust closure |
+//! | `alone` | declared transactions one at a time, on rows that others hold |
 //! | `general` | every transaction there is, over values; what the fast paths fall back to |
 //! | `in_place` | what executing on several threads in place has in common |
 //! | `rounds` | several threads, each with a share of every round; what meets is put off |
@@ -20,6 +21,7 @@
 //! | `tables` | tables that keep of versions what windows ask for |
 //! | `output` | output events by column, with their stamps |
 
+mod alone;
 mod closure;
 mod codes;
 mod command;
@@ -40,6 +42,7 @@ mod turn;
 mod window;
 mod words;
 
+pub use alone::{Alone, Came};
 pub use closure::NativeTx;
 pub(crate) use closure::{on_frames, OnFrames};
 pub use codes::Path;

@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use tidemill_core::{Position, SourceId, StreamId, StreamTime};
 
 use super::epoch::Run;
+use super::watermark::common;
 use crate::program::{Batching, Program};
 
 /// An event that is the last of its batch, on a stream.
@@ -161,17 +162,8 @@ pub(super) fn units_us(program: &Program, of: &[usize], len: usize) -> Vec<i64> 
     for (index, stream) in program.streams.iter().enumerate() {
         let root = &program.streams[program.root_stream(StreamId(index as u16)).index()].spec;
         if let (Some(Batching::TimeUs(us)), StreamTime::Event { .. }) = (stream.batch, &root.time) {
-            let unit = &mut units[of[index]];
-            *unit = if *unit == 0 { us } else { *unit / gcd(*unit, us) * us };
+            units[of[index]] = common(units[of[index]], us);
         }
     }
     units
-}
-
-fn gcd(a: i64, b: i64) -> i64 {
-    if b == 0 {
-        a
-    } else {
-        gcd(b, a % b)
-    }
 }

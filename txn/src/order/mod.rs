@@ -14,4 +14,4 @@ pub use batches::Closing;
 pub use epoch::{Epoch, Lane, Ranked, Run};
 pub use groups::Groups;
 pub use sequencer::{CutInput, Sequenced, Sequencer, SequencerState};
-pub use watermark::{come_to, Come};
+pub use watermark::{come_to, common, whole, Come};

@@ -9,7 +9,7 @@ use tidemill_core::{
 use super::batches::{self, Cutting};
 use super::epoch::{Epoch, Run};
 use super::groups::Groups;
-use super::watermark::{come_to, Come};
+use super::watermark::{come_to, whole, Come};
 use crate::program::{Batching, Program};
 
 /// What has come since the last cut, and what the sequencer is told about the world.
@@ -361,17 +361,5 @@ impl Sequencer {
         held.into_iter()
             .filter(|s| self.behind(*s, times_max, ended).next().is_some())
             .max_by_key(|s| times_max[s.index()])
-    }
-}
-
-/// The last multiple of a unit of time that is not behind a position.
-fn whole(mark: Position, unit_us: i64) -> Position {
-    match unit_us {
-        0 => mark,
-        _ if mark == Position::MIN => mark,
-        unit => {
-            let time_us = mark.time_us.div_euclid(unit).saturating_mul(unit);
-            Position { time_us, source: SourceId(0), offset: 0 }
-        }
     }
 }

@@ -49,3 +49,28 @@ pub fn come_to(groups: usize, sources: impl IntoIterator<Item = Come>) -> Vec<Op
     }
     marks.into_iter().zip(newest).map(|(mark, newest)| mark.or(newest)).collect()
 }
+
+/// The last multiple of a unit of time that is not behind a position; the position itself where the unit is 0.
+pub fn whole(mark: Position, unit_us: i64) -> Position {
+    match unit_us {
+        0 => mark,
+        _ if mark == Position::MIN => mark,
+        unit => {
+            let time_us = mark.time_us.div_euclid(unit).saturating_mul(unit);
+            Position { time_us, source: SourceId(0), offset: 0 }
+        }
+    }
+}
+
+/// The least unit of time of which two are parts, where 0 is none.
+pub fn common(one_us: i64, other_us: i64) -> i64 {
+    let (mut a, mut b) = (one_us, other_us);
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    match (one_us, other_us) {
+        (0, other) => other,
+        (one, 0) => one,
+        (one, other) => one / a * other,
+    }
+}

@@ -2,9 +2,13 @@
 //! event and not a table more than it needs. It is one place in the order: nobody sees anything between its
 //! transactions, each of which commits or aborts by itself.
 
-use tidemill_core::{Row, StreamId, Value};
+use std::collections::BTreeSet;
+
+use tidemill_core::{Row, StreamId, TableId, Value};
 
 use super::alone::When;
+use super::kept::Kept;
+use super::open::Open;
 use super::rows::Rows;
 use super::work::{Was, Work};
 use crate::program::inside::Transaction;
@@ -17,19 +21,34 @@ pub struct Rounds {
     turns: Turns,
     /// By handler: whether more than one transaction, or more than its own steps, may come of an event.
     are_needed: Vec<bool>,
+    /// Batches that are not whole yet.
+    open: Open,
+    /// Versions of rows.
+    kept: Kept,
+    /// Streams whose events are among those that are given, too, though nobody emits them.
+    passed_on: BTreeSet<StreamId>,
 }
 
 impl Rounds {
-    /// Those of a program, where opaque functions call those of these handlers.
+    /// Those of a program, where opaque functions call those of these handlers, batches wait there, versions are kept there,
+    /// and somebody wants the events of these streams as they come in.
     ///
     /// # Errors
     /// When procedures wait for one another.
-    pub fn of(program: &Program, called: &[usize]) -> tidemill_core::Result<Rounds> {
+    pub fn of(
+        program: &Program,
+        called: &[usize],
+        open: Open,
+        kept: Kept,
+        passed_on: BTreeSet<StreamId>,
+    ) -> tidemill_core::Result<Rounds> {
         let turns = Turns::of(program)?;
         let feeds = |stream: &StreamId| program.handlers_on(*stream).next().is_some();
         let is_needed = |number: usize| {
             let handler = &program.handlers[number];
-            handler.is_procedure()
+            let keeps_versions = program.tables.iter().any(|table| table.history.is_some());
+            keeps_versions
+                || handler.is_procedure()
                 || program.streams[handler.input.index()].origin != Origin::Input
                 || program.windows.iter().any(|window| window.owner.index() == number)
                 || !program.set_off(number).is_empty()
@@ -41,13 +60,19 @@ impl Rounds {
                 *is_needed |= matches!(handler.body, Body::Opaque(_));
             }
         }
-        Ok(Rounds { turns, are_needed })
+        Ok(Rounds { turns, are_needed, open, kept, passed_on })
     }
 
     /// Whether what comes of an event of an input stream is more than one transaction of each handler on it, with its
     /// own steps.
     pub fn is_needed(&self, program: &Program, input: StreamId) -> bool {
-        Rounds::takers(program, input).any(|(handler, _)| self.are_needed[handler])
+        self.is_passed_on(program, input)
+            || Rounds::takers(program, input).any(|(handler, _)| self.are_needed[handler])
+    }
+
+    /// Whether somebody wants the events of an input stream, or of a part of it, as they come in.
+    pub fn is_passed_on(&self, program: &Program, input: StreamId) -> bool {
+        self.passed_on.iter().any(|stream| program.root_stream(*stream) == input)
     }
 
     /// Those who take an event of an input stream, each with the stream that it is on for them.
@@ -67,17 +92,20 @@ impl Rounds {
         (0..program.handlers.len()).flat_map(of)
     }
 
-    /// The handler that takes what comes by a stream, where there is one only and nobody waits for what of it
-    /// aborts: whoever sent an event is told then why it did.
-    pub fn only(program: &Program, input: StreamId) -> Option<usize> {
+    /// The handler that takes each event that comes by a stream, where there is one only and nobody waits for the event
+    /// itself or for what of it aborts: whoever sent an event is told then why it did.
+    pub fn only(&self, program: &Program, input: StreamId) -> Option<usize> {
         let mut takers = Rounds::takers(program, input);
         let (taker, stream) = takers.next()?;
         let aborted = program.handlers[taker].aborted;
         let is_only = takers.next().is_none() && program.handlers_on(aborted).next().is_none();
-        (is_only && stream == input).then_some(taker)
+        let is_batched = program.streams[stream.index()].batch.is_some();
+        let is_passed_on = self.is_passed_on(program, input);
+        (is_only && stream == input && !is_batched && !is_passed_on).then_some(taker)
     }
 
-    /// Executes an event of an input stream, and gives all events that are emitted on the way. Those of the first
+    /// Executes an event of an input stream, with which intervals of some streams may end whose events are one batch, and
+    /// gives all events that are emitted on the way, behind the event itself where somebody wants that. Those of the first
     /// transaction come first.
     ///
     /// # Errors
@@ -88,28 +116,94 @@ impl Rounds {
         program: &Program,
         input: StreamId,
         event: &[Value],
+        ends: &[StreamId],
         when: When,
         rows: &mut impl Rows,
     ) -> Result<Vec<(StreamId, Row)>, Abort> {
         let views = views(program, input, event)?;
-        let (answers, only) = (Answers::default(), Rounds::only(program, input));
-        let (turns, answers, out) = (&self.turns, &answers, Vec::new());
-        let mut round = Round { program, turns, when, answers, only, rows, out };
+        let (answers, only) = (Answers::default(), self.only(program, input));
+        let (turns, answers, kept) = (&self.turns, &answers, &self.kept);
+        let passed_on = views.iter().filter(|(stream, _)| self.passed_on.contains(stream));
+        let out = passed_on.map(|(stream, row)| (*stream, row[..].into())).collect();
+        let mut round = Round { program, turns, kept, when, answers, only, rows, out };
         let mut agenda = Agenda::default();
         for (handler, stream) in Rounds::takers(program, input) {
-            if let Some((_, values)) = views.iter().find(|(on, _)| *on == stream) {
+            let view = views.iter().find(|(on, _)| *on == stream);
+            if let Some((_, values)) = view.filter(|_| !self.open.has(stream)) {
                 round.hand(handler, stream, 0, values, &mut agenda)?;
             }
         }
-        while let Some((turn, given)) = agenda.next() {
-            round.turn(turn, given, &mut agenda)?;
+        for (stream, values) in views.iter().filter(|(stream, _)| self.open.has(*stream)) {
+            let (now_us, rows) = (when.now_us, &mut *round.rows);
+            let ends = ends.contains(stream);
+            let batch = self.open.come(program, *stream, values, now_us, ends, rows)?;
+            round.batch(*stream, &batch, &mut agenda)?;
         }
-        Ok(round.out)
+        round.turns(agenda)
+    }
+
+    /// Executes what waits of a stream whose batches are whole after some time, if that has passed, and gives all
+    /// events that are emitted on the way.
+    ///
+    /// # Errors
+    /// When rows are not to be had: then nothing of what was written may count.
+    pub fn due(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        when: When,
+        rows: &mut impl Rows,
+    ) -> Result<Vec<(StreamId, Row)>, Abort> {
+        let (answers, only, turns, out) = (Answers::default(), None, &self.turns, Vec::new());
+        let (kept, answers) = (&self.kept, &answers);
+        let mut round = Round { program, turns, kept, when, answers, only, rows, out };
+        let (batch, mut agenda) =
+            (self.open.due(program, stream, when.now_us, round.rows)?, Agenda::default());
+        round.batch(stream, &batch, &mut agenda)?;
+        round.turns(agenda)
+    }
+
+    /// The versions of rows.
+    pub fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    /// Where the events of an input stream wait of which somebody takes batches.
+    pub fn waits(&self, program: &Program, input: StreamId) -> Option<(TableId, [Value; 2])> {
+        Rounds::takers(program, input).find_map(|(_, stream)| self.open.place(stream))
     }
 }
 
-/// The streams that an event is on, with its columns there.
-fn views(
+impl<R: Rows> Round<'_, R> {
+    /// All who take batches of a stream take this one.
+    fn batch(
+        &mut self,
+        stream: StreamId,
+        events: &[Row],
+        agenda: &mut Agenda,
+    ) -> Result<(), Abort> {
+        for handler in self.program.handlers_on(stream) {
+            for event in events {
+                self.hand(handler, stream, 0, event, agenda)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The turns of the procedures that have something to take; all that was emitted.
+    fn turns(mut self, mut agenda: Agenda) -> Result<Vec<(StreamId, Row)>, Abort> {
+        while let Some((turn, given)) = agenda.next() {
+            self.turn(turn, given, &mut agenda)?;
+        }
+        Ok(self.out)
+    }
+}
+
+/// The streams that an event of an input stream is on, with its columns there.
+///
+/// # Errors
+/// When a map or filter can't compute.
+pub fn views(
     program: &Program,
     root: StreamId,
     event: &[Value],
@@ -131,6 +225,7 @@ fn views(
 struct Round<'a, R> {
     program: &'a Program,
     turns: &'a Turns,
+    kept: &'a Kept,
     /// That of the next transaction.
     when: When,
     answers: &'a Answers,
@@ -176,7 +271,10 @@ impl<R: Rows> Round<'_, R> {
         };
         let (undo, emitted) = (work.undo, work.inside.emitted);
         let emitted = match result {
-            Ok(()) => emitted,
+            Ok(()) => {
+                self.kept.append(program, &undo, when.time_us, self.rows)?;
+                emitted
+            }
             Err(abort) => {
                 self.undo(undo, &abort)?;
                 if depth == 0 && self.only == Some(index) {
@@ -230,8 +328,11 @@ impl<R: Rows> Round<'_, R> {
             }
             emitted.push((place, events));
         }
+        let undo = work.undo;
+        if aborted.is_none() {
+            self.kept.append(program, &undo, when.time_us, self.rows)?;
+        }
         if let Some(abort) = aborted {
-            let undo = work.undo;
             self.undo(undo, &abort)?;
             if self.only.is_some_and(|only| turn.procedures.contains(&only)) {
                 return Err(abort);

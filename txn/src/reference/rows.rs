@@ -51,7 +51,12 @@ pub trait Rows {
     ) -> Result<Vec<Row>, Abort>;
 
     /// The versions that a row has had, oldest first.
-    fn versions(&self, table: TableId, key: &[Value]) -> Result<Vec<Version>, Abort>;
+    fn versions(
+        &mut self,
+        program: &Program,
+        table: TableId,
+        key: &[Value],
+    ) -> Result<Vec<Version>, Abort>;
 
     /// What outside says to a question, where whoever has the rows has the answers, too.
     fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Option<Arc<[u8]>>, Abort> {
@@ -164,7 +169,12 @@ impl Rows for Maps<'_> {
         Ok(rows.take(limit).cloned().collect())
     }
 
-    fn versions(&self, table: TableId, key: &[Value]) -> Result<Vec<Version>, Abort> {
+    fn versions(
+        &mut self,
+        _: &Program,
+        table: TableId,
+        key: &[Value],
+    ) -> Result<Vec<Version>, Abort> {
         Ok(self.histories[table.index()].get(&Key::of(key)).cloned().unwrap_or_default())
     }
 }

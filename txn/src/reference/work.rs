@@ -1,5 +1,6 @@
 //! One transaction, wherever its rows are.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use tidemill_core::{
 };
 
 use super::rows::Rows;
+use super::Version;
 use crate::execute::{on_frames, OnFrames};
 use crate::program::inside::Inside;
 use crate::program::inside::Transaction;
@@ -242,11 +244,12 @@ impl<'a, R: Rows> Work<'a, R> {
             }
             keys.push((row.table, key));
         }
+        let (program, frames, this) = (self.inside.program, &mut words, RefCell::new(&mut *self));
         let windows = |row: usize, own: Option<Vec<Value>>, read: &WindowRead| {
             let (table, key): &(TableId, Vec<Value>) = &keys[row];
-            self.over_copy(*table, key, own, &read.window, read.column, &read.aggregate)
+            let WindowRead { window, column, aggregate, .. } = read;
+            this.borrow_mut().over_copy(*table, key, own, window, *column, aggregate)
         };
-        let (program, frames) = (self.inside.program, &mut words);
         let done = on_frames(program, native, &event_words, frames, &bases, present, &windows);
         let OnFrames { dirty, emitted } = done.map_err(Abort::refused)?;
         for (index, (table, key)) in keys.iter().enumerate() {
@@ -473,7 +476,7 @@ impl<R: Rows> Work<'_, R> {
         self.rows.write(self.inside.program, table, key, row)
     }
 
-    /// What a window comes to. All versions are there, whatever the history keeps: a program can't
+    /// What a window comes to. All versions are there that the history keeps, and others may be: a program can't
     /// see what is gone.
     fn over(
         &mut self,
@@ -490,7 +493,7 @@ impl<R: Rows> Work<'_, R> {
 
     /// The same, with the row as the transaction has written it.
     fn over_copy(
-        &self,
+        &mut self,
         table: TableId,
         key: &[Value],
         own: Option<Vec<Value>>,
@@ -500,9 +503,10 @@ impl<R: Rows> Work<'_, R> {
     ) -> Result<Value, Abort> {
         let spec = &self.inside.program.tables[table.index()];
         let now = self.inside.moment.time_us();
-        let mut versions = self.rows.versions(table, key)?;
-        versions.extend(own.map(|row| (versions.len() as u64, now, row.into())));
-        let len = versions.len() as u64;
+        let mut versions = self.rows.versions(self.inside.program, table, key)?;
+        let next = |versions: &[Version]| versions.last().map_or(0, |(number, ..)| number + 1);
+        versions.extend(own.map(|row| (next(&versions), now, row.into())));
+        let len = next(&versions);
         let wide = i128::from;
         if let Window::Session { gap_us } = window {
             // It may not go further back than the history does.

@@ -204,14 +204,27 @@ impl Functions for OnNodes {
         }
     }
 
-    fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
-        (call.target == Target::Function(TRANSFER)).then(|| Script::transfer_rows(call))
+    fn declares(&self) -> bool {
+        true
     }
 
-    fn run_declared(&self, call: &Call, rows: &[Option<Arc<[Value]>>]) -> Result<Changes, Abort> {
+    fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
+        // Anybody may have made it.
+        let is_one = call.table.index() < self.script.tables()
+            && matches!(call.key[..], [Value::Int(_)])
+            && call.target == Target::Function(TRANSFER);
+        is_one.then(|| Script::transfer_rows(call))
+    }
+
+    fn run_declared(
+        &self,
+        call: &Call,
+        _: &[RowAt],
+        are: &[Option<Arc<[Value]>>],
+    ) -> Result<Changes, Abort> {
         match self.executes_again {
-            true => Script::transfer(call, &[&rows[..3], &[None]].concat()),
-            false => Script::transfer(call, rows),
+            true => Script::transfer(call, &[&are[..3], &[None]].concat()),
+            false => Script::transfer(call, are),
         }
     }
 }

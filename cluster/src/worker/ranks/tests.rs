@@ -1,0 +1,175 @@
+//! Any events at any number of workers: one order, in which the same ones end intervals.
+
+use proptest::prelude::*;
+use tidemill_core::{TableId, Value};
+use tidemill_function::{Activation, Target, Tid};
+use tidemill_txn::program::{Abort, Builder, Program};
+
+use super::*;
+use crate::event_time::{EventSource, Interval};
+
+const SOURCES: u32 = 3;
+/// By stream in event time: what comes of it by itself, and some of it.
+const INTERVALS_US: [i64; 4] = [10, 4, 5, 20];
+const ASIDE: u32 = 9;
+
+/// Events say themselves on what they are; of stream 1 late ones are told to others.
+struct Marked(Program);
+
+impl Functions for Marked {
+    fn program(&self) -> &Program {
+        &self.0
+    }
+
+    fn begin(&self, _: &Call) -> Result<Box<dyn Activation>, Abort> {
+        unreachable!("nobody executes them")
+    }
+
+    fn timed(&self, call: &Call) -> Option<(StreamId, i64)> {
+        match call.target {
+            Target::Function(stream @ 0..=1) => Some((StreamId(stream as u16), word(call, 0))),
+            _ => None,
+        }
+    }
+
+    fn late(&self, call: Call) -> Call {
+        match call.target {
+            Target::Function(1) => Call { target: Target::Function(ASIDE), ..call },
+            _ => call,
+        }
+    }
+
+    fn intervals(&self, call: &Call) -> u64 {
+        let Target::Function(stream @ 0..=1) = call.target else { return 0 };
+        let part = if word(call, 1) % 3 == 0 { 0b10 } else { 0 };
+        (0b01 | part) << (2 * stream)
+    }
+
+    fn closes(&self, call: Call, streams: u64) -> Call {
+        let args = call.args.iter().cloned().chain([Value::Int(streams as i64)]).collect();
+        Call { args, ..call }
+    }
+}
+
+fn word(call: &Call, at: usize) -> i64 {
+    match call.args.get(at) {
+        Some(Value::Int(word)) => *word,
+        _ => 0,
+    }
+}
+
+/// A record: events with their streams and times; others are calls.
+type Record = Vec<(u32, i64)>;
+
+fn records() -> impl Strategy<Value = Vec<Vec<Record>>> {
+    let event = (0..3u32, 0..12i64);
+    let record = prop::collection::vec(event, 1..4);
+    prop::collection::vec(prop::collection::vec(record, 0..12), SOURCES as usize)
+}
+
+/// An epoch: where the watermark was before it, and its calls in their order.
+type Epoch = (i64, Vec<(Tid, Call)>);
+
+/// Executes cuts that take so many records of each source, at so many workers.
+fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
+    let functions = Marked(Builder::new("marked").finish().expect("a program"));
+    let source = |nth: u32| EventSource {
+        source: nth / 2,
+        stream: StreamId((nth % 2) as u16),
+        group: 0,
+        disorder_us: i64::from(nth),
+        idle_us: None,
+        refuses_late: false,
+    };
+    let intervals = INTERVALS_US.map(|us| Interval { group: 0, us }).to_vec();
+    let of = Arc::new(EventTime::new((0..2 * SOURCES).map(source).collect(), intervals));
+    let mut times = of.begin();
+    let mut ranks: Vec<Ranks> =
+        (0..workers).map(|_| Ranks::behind(of.clone(), &times, None)).collect();
+    let (mut upto, mut epochs, mut at) = (vec![0; SOURCES as usize], Vec::new(), 0);
+    let longest = all.iter().map(Vec::len).max().unwrap_or(0) as u64;
+    for epoch in 1..=longest.div_ceil(step) {
+        let from = upto.clone();
+        let mut read: Vec<Vec<(u32, Read)>> = (0..workers).map(|_| Vec::new()).collect();
+        for (source, records) in (0..).zip(all) {
+            let behind = (epoch * step).min(records.len() as u64);
+            upto[source as usize] = behind;
+            for record in from[source as usize]..behind {
+                for (nth, (stream, time_us)) in (0..).zip(&records[record as usize]) {
+                    // Time goes on.
+                    let time_us = time_us + 3 * record as i64;
+                    at += 1;
+                    let args = [time_us, at].map(Value::Int).into();
+                    let target = Target::Function(*stream);
+                    let call = Call { target, table: TableId(0), key: [].into(), args };
+                    let request = Request { id: [].into(), call };
+                    let read_one = Read::new((record, nth), request, source, &of, &functions);
+                    if let Some((event_source, time_us)) = read_one.timed {
+                        let newest = &mut times.newest[event_source as usize];
+                        *newest = (*newest).max(Some(time_us));
+                    }
+                    read[(source % u32::from(workers)) as usize].push((source, read_one));
+                }
+            }
+        }
+        let mark_us = times.watermarks[0].time_us;
+        of.advance(&mut times, &upto);
+        let (count, clock_us) = (1 << 20, 0);
+        let base = epoch << 20;
+        let cut = CutRecord {
+            epoch,
+            clock_us,
+            base,
+            count,
+            from,
+            upto: upto.clone(),
+            times: times.clone(),
+        };
+        let told: Vec<Vec<Ranked>> = ranks
+            .iter_mut()
+            .zip(read)
+            .map(|(ranks, read)| ranks.take(&cut, read, &functions))
+            .collect();
+        let mut calls = Vec::new();
+        for (nth, ranks) in ranks.iter_mut().enumerate() {
+            for (other, told) in told.iter().enumerate().filter(|(other, _)| *other != nth) {
+                ranks.told(epoch, NodeId(other as u16), told.clone());
+            }
+            let order = Sequencing { sources: SOURCES, base };
+            let others = usize::from(workers) - 1;
+            let (parts, _) =
+                ranks.places(epoch, order, others, u64::MAX, &functions).expect("all have told");
+            calls.extend(parts.into_iter().flatten().map(|(tid, request)| (tid, request.call)));
+        }
+        calls.sort_by_key(|(tid, _)| *tid);
+        epochs.push((mark_us, calls));
+    }
+    epochs
+}
+
+proptest! {
+    #[test]
+    fn intervals_end_with_the_same_events_at_any_number_of_workers(
+        all in records(), step in 1..4u64,
+    ) {
+        let alone = at_workers(1, &all, step);
+        for workers in [2, 3] {
+            prop_assert_eq!(&at_workers(workers, &all, step), &alone);
+        }
+        let functions = Marked(Builder::new("marked").finish().unwrap());
+        for (mark_us, calls) in &alone {
+            let on: Vec<u64> = calls.iter().map(|(_, call)| functions.intervals(call)).collect();
+            for (bit, us) in INTERVALS_US.iter().enumerate() {
+                // Late ones stand at the watermark.
+                let interval = |nth: usize| word(&calls[nth].1, 0).max(*mark_us).div_euclid(*us);
+                let is_on = |nth: &usize| on[*nth] >> bit & 1 == 1;
+                for nth in (0..calls.len()).filter(is_on) {
+                    let mut behind = (nth + 1..calls.len()).filter(is_on);
+                    let is_last = behind.all(|other| interval(other) != interval(nth));
+                    let ends = word(&calls[nth].1, 2) as u64;
+                    prop_assert_eq!(ends >> bit & 1 == 1, is_last);
+                }
+            }
+        }
+    }
+}

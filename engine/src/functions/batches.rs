@@ -1,0 +1,85 @@
+//! Batches of procedures: where their events come to wait, and the clock that says when those in arrival time are whole.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_core::{Column, DataType, Late, Schema, StreamId, StreamSpec, StreamTime, Value};
+use tidemill_function::{Call, Target};
+use tidemill_txn::program::{Origin, Program, Stream, Timer};
+use tidemill_txn::reference::{by_arrival, by_event_time, Rounds};
+
+/// Streams of the clock's firings, each with the stream whose batches it closes.
+pub(super) struct Batches(BTreeMap<StreamId, StreamId>);
+
+/// So often within the time of a batch somebody looks whether that has passed; no sooner, and no later.
+const LOOKS: i64 = 8;
+const PERIOD_US: (i64, i64) = (10_000, 60_000_000);
+
+impl Batches {
+    /// What looking is.
+    pub const TARGET: Target = Target::Function(u32::MAX - 4);
+
+    /// What an event is with which intervals end. The number of its stream comes first, then a bit for each of the streams
+    /// [in intervals](by_event_time) whose do.
+    pub const ENDING: Target = Target::Function(u32::MAX - 5);
+
+    /// Gives a program a timer for each stream whose batches are whole after some time.
+    pub fn add(program: &mut Program) -> Batches {
+        let mut batches = BTreeMap::new();
+        for index in 0..program.streams.len() {
+            let stream = StreamId(index as u16);
+            let Some(us) = by_arrival(program, stream) else { continue };
+            let (of, timer) = (&program.streams[index].spec, program.streams.len() as u16);
+            let spec = StreamSpec {
+                name: format!("{}.due", of.name).into(),
+                schema: Schema::new(vec![Column::new("at", DataType::Timestamp)]).into(),
+                time: StreamTime::Arrival,
+                late: Late::default(),
+                at: of.at.clone(),
+            };
+            program.streams.push(Stream { spec, origin: Origin::Input, batch: None });
+            let period_us = (us / LOOKS).clamp(PERIOD_US.0, PERIOD_US.1);
+            program.timers.push(Timer { stream: StreamId(timer), period_us });
+            batches.insert(StreamId(timer), stream);
+        }
+        program.forget();
+        Batches(batches)
+    }
+
+    /// What a firing is, if it is one of these.
+    pub fn look(&self, program: &Program, rounds: &Rounds, firing: StreamId) -> Option<Call> {
+        let of = self.0.get(&firing)?;
+        let (table, key) = rounds.waits(program, program.root_stream(*of))?;
+        let args = [Value::Int(of.0.into())].into();
+        Some(Call { target: Batches::TARGET, table, key: key.into(), args })
+    }
+
+    /// The stream that a call is about. Others may have written it.
+    pub fn of(&self, call: &Call) -> Option<StreamId> {
+        let [Value::Int(number)] = call.args[..] else { return None };
+        self.0.values().copied().find(|stream| i64::from(stream.0) == number)
+    }
+
+    /// An event, which is one of these, with the streams whose intervals end; nothing where it is no event of a stream.
+    /// Others may have written it.
+    pub fn ending(program: &Program, call: &Call) -> Option<(StreamId, Arc<[StreamId]>, Call)> {
+        let [Value::Int(number), Value::Int(ends), event @ ..] = &call.args[..] else {
+            return None;
+        };
+        let stream = StreamId(u16::try_from(*number).ok()?);
+        let of = program.streams.get(stream.index())?;
+        let ends = (0..).zip(by_event_time(program)).filter_map(|(bit, (of, _))| {
+            let ends = program.root_stream(of) == stream && ends >> bit & 1 == 1;
+            ends.then_some(of)
+        });
+        let is_event = of.origin == Origin::Input && event.len() == of.spec.schema.len();
+        is_event.then(|| (stream, ends.collect(), Call { args: event.into(), ..call.clone() }))
+    }
+
+    /// An event of a stream, with which intervals end.
+    pub fn ends(stream: StreamId, ends: u64, call: Call) -> Call {
+        let numbers = [Value::Int(stream.0.into()), Value::Int(ends.cast_signed())];
+        let args = numbers.into_iter().chain(call.args.iter().cloned()).collect();
+        Call { target: Batches::ENDING, args, ..call }
+    }
+}

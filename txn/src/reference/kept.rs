@@ -1,0 +1,140 @@
+//! Versions of rows where rows are with others: rows of a table beside, which whoever writes a row appends to at the end
+//! of its transaction. So a window over them is a range of rows like any other.
+
+use std::collections::BTreeMap;
+
+use tidemill_core::{Column, DataType, Row, Schema, TableId, TableSpec, Value};
+
+use super::rows::Rows;
+use super::work::Was;
+use super::Version;
+use crate::program::{Abort, Program};
+
+/// By table that keeps versions of its rows the one that has them: the key, a number, a time, and the row.
+#[derive(Debug, Default)]
+pub struct Kept(BTreeMap<TableId, TableId>);
+
+/// The number of a row that is no version: its time is how many there have been.
+const MARK: i64 = -1;
+/// So many that need not be kept any more go when one comes.
+const FORGET_MAX: usize = 4;
+
+impl Kept {
+    /// Gives a program the tables.
+    pub fn add(program: &mut Program) -> Kept {
+        let mut kept = BTreeMap::new();
+        for table in 0..program.tables.len() {
+            let of = &program.tables[table];
+            if of.history.is_none() {
+                continue;
+            }
+            let key = of.key.iter().map(|column| of.schema.columns[*column].clone());
+            let own = [Column::new("n", DataType::Int), Column::new("at", DataType::Timestamp)];
+            let values = of.schema.columns.iter().cloned().map(Column::nullable);
+            let schema = numbered(key.chain(own).chain(values));
+            let keys = of.key.len();
+            let name = format!("tidemill.versions.{}", of.name);
+            let mut spec = TableSpec::new(&name, (0..=keys).collect(), schema.into());
+            (spec.ordered, spec.partition_prefix) = (true, Some(keys));
+            kept.insert(TableId(table as u16), TableId(program.tables.len() as u16));
+            program.tables.push(spec);
+        }
+        program.forget();
+        Kept(kept)
+    }
+
+    /// What a transaction has written is a version of each row that is there.
+    pub(super) fn append(
+        &self,
+        program: &Program,
+        written: &[Was],
+        time_us: i64,
+        rows: &mut impl Rows,
+    ) -> Result<(), Abort> {
+        let mut done: Vec<(TableId, &[Value])> = Vec::new();
+        for (table, key, _) in written {
+            if self.0.contains_key(table) && !done.contains(&(*table, key)) {
+                self.append_one(program, *table, key, time_us, rows)?;
+                done.push((*table, key));
+            }
+        }
+        Ok(())
+    }
+
+    fn append_one(
+        &self,
+        program: &Program,
+        table: TableId,
+        key: &[Value],
+        time_us: i64,
+        rows: &mut impl Rows,
+    ) -> Result<(), Abort> {
+        let Some(row) = rows.row(table, key)? else { return Ok(()) };
+        let (of, history) = (self.0[&table], program.tables[table.index()].history);
+        let history = history.unwrap_or_default();
+        let first = rows.leading(program, of, key, 2)?;
+        let number = |row: &Row| match row[key.len()] {
+            Value::Int(number) => number,
+            _ => unreachable!("it is a number"),
+        };
+        let next = match first.first().map(|mark| (number(mark), &mark[key.len() + 1])) {
+            Some((MARK, Value::Timestamp(next))) => *next,
+            _ => 0,
+        };
+        let mut write = |number: i64, at: i64, row: Option<Vec<Value>>| {
+            let own = [Value::Int(number), Value::Timestamp(at)];
+            let head: Vec<Value> = key.iter().cloned().chain(own).collect();
+            let row = row.map(|row| head.iter().cloned().chain(row).collect());
+            rows.write(program, of, &head[..=key.len()], row)
+        };
+        write(next, time_us, Some(row.to_vec()))?;
+        write(MARK, next + 1, Some(vec![Value::Null; row.len()]))?;
+        let is_kept = |number: i64, time: i64| {
+            let by_count = |kept: u64| number.cast_unsigned() + kept > next.cast_unsigned();
+            history.kept_from(time_us).is_some_and(|from| time >= from)
+                || history.versions.is_some_and(by_count)
+        };
+        let Some(oldest) = first.get(1).map(number) else { return Ok(()) };
+        for number in (oldest..next).take(FORGET_MAX) {
+            let at: Vec<Value> = key.iter().cloned().chain([Value::Int(number)]).collect();
+            let time = rows.row(of, &at)?.map(|row| row[at.len()].clone());
+            match time {
+                Some(Value::Timestamp(time)) if is_kept(number, time) => break,
+                _ => rows.write(program, of, &at, None)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The versions that a row has had, oldest first, as far as they are kept.
+    ///
+    /// # Errors
+    /// When rows are not to be had.
+    pub fn versions(
+        &self,
+        program: &Program,
+        table: TableId,
+        key: &[Value],
+        rows: &mut impl Rows,
+    ) -> Result<Vec<Version>, Abort> {
+        let Some(of) = self.0.get(&table) else { return Ok(Vec::new()) };
+        let found = rows.leading(program, *of, key, usize::MAX)?;
+        let version = |row: Row| match (&row[key.len()], &row[key.len() + 1]) {
+            (Value::Int(number), Value::Timestamp(time)) if *number != MARK => {
+                Some((number.cast_unsigned(), *time, row[key.len() + 2..].into()))
+            }
+            _ => None,
+        };
+        Ok(found.into_iter().filter_map(version).collect())
+    }
+}
+
+/// The columns of a table whose rows hold others' rows: these may have columns of one name, and their defaults are theirs.
+pub(super) fn numbered(columns: impl Iterator<Item = Column>) -> Schema {
+    let named = |(nth, column): (usize, Column)| Column {
+        name: format!("{nth}.{}", column.name).into(),
+        default: None,
+        ..column
+    };
+    Schema::new(columns.enumerate().map(named).collect())
+}

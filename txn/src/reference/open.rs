@@ -1,0 +1,166 @@
+//! Batches that are not whole yet, where rows are with others: each event waits as a row, changed by the event's own
+//! transaction and in its place in the order. So crash, replay, snapshot and the way to another owner have no rule of
+//! their own for it.
+
+use std::collections::BTreeMap;
+
+use tidemill_core::{
+    Column, DataType, Row, Schema, StreamId, StreamTime, TableId, TableSpec, Value,
+};
+
+use super::kept::numbered;
+use super::rows::Rows;
+use crate::program::{Abort, Batching, Program};
+
+/// Tables of what waits, of each stream that comes in batches.
+#[derive(Debug, Default)]
+pub struct Open {
+    /// By stream how many events wait, and since when.
+    marks: TableId,
+    /// Those events, by the place in which they came.
+    waiting: BTreeMap<StreamId, TableId>,
+}
+
+/// All that waits of a stream is in one partition.
+const SLOT: Value = Value::Int(0);
+
+impl Open {
+    /// Gives a program the tables, if any of its streams comes in batches.
+    pub fn add(program: &mut Program) -> Open {
+        let batched: Vec<usize> =
+            (0..program.streams.len()).filter(|at| program.streams[*at].batch.is_some()).collect();
+        if batched.is_empty() {
+            return Open::default();
+        }
+        let int = |name: &str| Column::new(name, DataType::Int);
+        // By name: another version may have other numbers.
+        let stream = Column::new("stream", DataType::Str);
+        let columns = vec![stream, int("n"), Column::new("since", DataType::Timestamp)];
+        let marks = TableId(program.tables.len() as u16);
+        let schema = Schema::new(columns).into();
+        program.tables.push(TableSpec::new("tidemill.batches", vec![0], schema));
+        let mut waiting = BTreeMap::new();
+        for stream in batched {
+            let spec = &program.streams[stream].spec;
+            let (name, columns) = (format!("tidemill.batch.{}", spec.name), &spec.schema.columns);
+            let own = [int("slot"), int("n")].into_iter().chain(columns.iter().cloned());
+            let mut spec = TableSpec::new(&name, vec![0, 1], numbered(own).into());
+            (spec.ordered, spec.partition_prefix) = (true, Some(1));
+            waiting.insert(StreamId(stream as u16), TableId(program.tables.len() as u16));
+            program.tables.push(spec);
+        }
+        program.forget();
+        Open { marks, waiting }
+    }
+
+    /// Where what waits of a stream is: its table, and a key there.
+    pub fn place(&self, stream: StreamId) -> Option<(TableId, [Value; 2])> {
+        Some((*self.waiting.get(&stream)?, [SLOT, SLOT]))
+    }
+
+    /// Whether a stream comes in batches.
+    pub(super) fn has(&self, stream: StreamId) -> bool {
+        self.waiting.contains_key(&stream)
+    }
+
+    /// An event comes; the whole batch, if it is the last of one, or of its interval.
+    pub(super) fn come(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        event: &[Value],
+        now_us: i64,
+        ends_interval: bool,
+        rows: &mut impl Rows,
+    ) -> Result<Vec<Row>, Abort> {
+        let (mut count, since_us) = self.mark(program, stream, rows)?.unwrap_or((0, now_us));
+        let row: Row = [SLOT, Value::Int(count)].into_iter().chain(event.iter().cloned()).collect();
+        rows.write(program, self.waiting[&stream], &row[..2], Some(row.clone()))?;
+        count += 1;
+        let is_whole = match program.streams[stream.index()].batch {
+            Some(Batching::Count(of)) => count >= i64::try_from(of).unwrap_or(i64::MAX),
+            Some(Batching::TimeUs(us)) if by_arrival(program, stream).is_some() => {
+                now_us.saturating_sub(since_us) >= us
+            }
+            Some(Batching::TimeUs(_)) => ends_interval,
+            None => true,
+        };
+        if is_whole {
+            return self.take(program, stream, rows);
+        }
+        let mark = [key(program, stream), Value::Int(count), Value::Timestamp(since_us)];
+        rows.write(program, self.marks, &mark[..1], Some(mark.clone().into()))?;
+        Ok(Vec::new())
+    }
+
+    /// What waits of a stream in arrival time, if it is due.
+    pub(super) fn due(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        now_us: i64,
+        rows: &mut impl Rows,
+    ) -> Result<Vec<Row>, Abort> {
+        let Some(us) = by_arrival(program, stream) else { return Ok(Vec::new()) };
+        match self.mark(program, stream, rows)? {
+            Some((_, since_us)) if now_us.saturating_sub(since_us) >= us => {
+                self.take(program, stream, rows)
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// How many wait, and since when; nothing where none does.
+    fn mark(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        rows: &mut impl Rows,
+    ) -> Result<Option<(i64, i64)>, Abort> {
+        Ok(match rows.row(self.marks, &[key(program, stream)])?.as_deref() {
+            Some([_, Value::Int(count), Value::Timestamp(since_us)]) => Some((*count, *since_us)),
+            _ => None,
+        })
+    }
+
+    /// All that waits of a stream, which waits no longer.
+    fn take(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        rows: &mut impl Rows,
+    ) -> Result<Vec<Row>, Abort> {
+        let waiting = self.waiting[&stream];
+        let events = rows.leading(program, waiting, &[SLOT], usize::MAX)?;
+        for event in &events {
+            rows.write(program, waiting, &event[..2], None)?;
+        }
+        rows.write(program, self.marks, &[key(program, stream)], None)?;
+        Ok(events.into_iter().map(|event| event[2..].into()).collect())
+    }
+}
+
+/// The streams that come in batches by intervals of event time, each with the length of these.
+pub fn by_event_time(program: &Program) -> impl Iterator<Item = (StreamId, i64)> + '_ {
+    (0..program.streams.len() as u16).map(StreamId).filter_map(|stream| {
+        match program.streams[stream.index()].batch {
+            Some(Batching::TimeUs(us)) if by_arrival(program, stream).is_none() => {
+                Some((stream, us))
+            }
+            _ => None,
+        }
+    })
+}
+
+/// After how long a stream's batches in arrival time are whole, if it has such.
+pub fn by_arrival(program: &Program, stream: StreamId) -> Option<i64> {
+    let root = &program.streams[program.root_stream(stream).index()].spec;
+    match program.streams[stream.index()].batch {
+        Some(Batching::TimeUs(us)) if root.time == StreamTime::Arrival => Some(us),
+        _ => None,
+    }
+}
+
+fn key(program: &Program, stream: StreamId) -> Value {
+    Value::str(&program.streams[stream.index()].spec.name)
+}

@@ -1,0 +1,98 @@
+//! A declared transaction on rows that others hold is the reference, bit for bit: whatever the handler, the event, and
+//! what is there.
+
+mod random;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use random::{Dice, Shape};
+use tidemill_core::{Key, TableId, Value};
+use tidemill_txn::execute::Alone;
+use tidemill_txn::program::{Abort, Program};
+use tidemill_txn::reference;
+
+type Held = BTreeMap<(TableId, Key), Arc<[Value]>>;
+type Written = Vec<((TableId, Key), Option<Vec<Value>>)>;
+
+/// Runs an event's transaction on what is there, which it changes; says whether it was one of these.
+fn step(program: &Program, handler: usize, event: &[Value], held: &mut Held) -> bool {
+    let Some(alone) = Alone::of(program, handler) else {
+        assert_eq!(reference::mentions(program, handler, event), None);
+        return false;
+    };
+    let mentions = alone.mentions(program, event);
+    assert_eq!(Some(&mentions), reference::mentions(program, handler, event).as_ref());
+    let are: Vec<_> =
+        mentions.iter().map(|(table, key, _)| held.get(&(*table, key.clone())).cloned()).collect();
+    let keys = mentions.iter().map(|(table, key, _)| (*table, key));
+    let came = alone.run(program, event, keys, &are);
+    let given = mentions.iter().zip(&are);
+    let given = given.map(|((table, key, _), row)| (*table, key.clone(), row.as_deref()));
+    let wanted = reference::alone(program, handler, event, given);
+    // Rows in some order, and words as they are: there are floats that equal none.
+    let shown = |rows: Written| format!("{:?}", rows.into_iter().collect::<BTreeMap<_, _>>());
+    let row_of = |n: u32| (mentions[n as usize].0, mentions[n as usize].1.clone());
+    match (came, wanted) {
+        (Ok((rows, events)), Ok((written, emitted))) => {
+            let found = rows.iter().map(|(n, row)| (row_of(*n), row.as_ref().map(|r| r.to_vec())));
+            let wanted = written.into_iter().map(|(table, key, row)| ((table, key), row));
+            let wanted = wanted.map(|(at, row)| (at, row.map(|row| row.to_vec())));
+            assert_eq!(shown(found.collect()), shown(wanted.collect()));
+            assert_eq!(format!("{events:?}"), format!("{emitted:?}"));
+            for (n, row) in rows {
+                match row {
+                    Some(row) => held.insert(row_of(n), row),
+                    None => held.remove(&row_of(n)),
+                };
+            }
+        }
+        (Err(Abort { kind, reason }), Err(wanted)) => {
+            assert_eq!((kind, reason), (wanted.kind, wanted.reason));
+        }
+        (came, wanted) => panic!("{came:?} is not {wanted:?}"),
+    }
+    true
+}
+
+/// Events of a handler's stream: some of what sources have, whatever is in it, and some of garbage.
+fn run(seed: u64, plain: bool) -> usize {
+    let mut dice = Dice(seed);
+    let shape = Shape { plain, orderly: false, histories: false, words: false };
+    let program = random::program(&mut dice, shape);
+    let sources = random::sources(&mut dice, &program, shape);
+    let rows: Vec<Vec<Value>> = sources.into_iter().flatten().map(|row| row.values).collect();
+    let (mut held, mut ran) = (Held::new(), 0);
+    for mut event in rows.into_iter().take(40) {
+        let handler = dice.below(program.handlers.len() as u64) as usize;
+        let columns = program.streams[program.handlers[handler].input.index()].spec.schema.len();
+        event.resize(columns, Value::Int(3));
+        if dice.chance(5) {
+            let at = dice.below(columns as u64) as usize;
+            event[at] = dice.pick(&[Value::Null, Value::str("?"), Value::Timestamp(1)]).clone();
+        }
+        ran += usize::from(step(&program, handler, &event, &mut held));
+    }
+    ran
+}
+
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
+    ProptestConfig::with_cases(cases.unwrap_or(400))
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn any_handler_any_rows(seed: u64) {
+        run(seed, seed % 2 == 0);
+    }
+}
+
+#[test]
+fn most_are_tried() {
+    let ran: usize = (0..50).map(|seed| run(seed, seed % 2 == 0)).sum();
+    assert!(ran > 300, "{ran}");
+}
