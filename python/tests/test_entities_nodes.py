@@ -641,16 +641,6 @@ def batched(ledger: Ledger) -> None:
             pass
 
 
-def answered(ledger: Ledger) -> None:
-    @ledger.app.procedure()  # here
-    def pay(tx: Any, n: int) -> None:
-        pass
-
-    @ledger.app.transaction(pay.aborted)
-    def again(tx: Any, e: Any) -> None:
-        pass
-
-
 def entries(ledger: Ledger) -> None:
     by_owner = ledger.accounts.index("owner", unique=True)
 
@@ -663,7 +653,6 @@ REFUSED = [
     (entries, "peek reads entries of an index"),
     (ranged, "total reads a range of rates, whose rows are everywhere"),
     (batched, "over64 is one of more than 64 streams whose batches are intervals of event time"),
-    (answered, "again takes the calls of pay that abort"),
 ]
 
 

@@ -284,6 +284,8 @@ import tidemill as tm
 
 app = tm.App("bank")
 account = app.entity("account", key="id", id=int, balance=tm.column(int, default=7))
+rates = app.table("rates", key="id", ordered=True, id=int, rate=int)
+payments = app.stream("payments", id=int)
 
 
 @account.function(creates=True)
@@ -291,14 +293,9 @@ async def look(self, ctx):
     return self.balance
 
 
-@app.procedure()  # here
-def pay(tx, id: int):
-    tx.require(id > 0)
-
-
-@app.transaction(pay.aborted)
-def again(tx, e):
-    pass
+@app.transaction(payments)  # here
+def pay(tx, e):
+    account.table[e.id].balance += rates.scan(1, 5).rate.sum()
 """
 
 
@@ -362,8 +359,8 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
             ["run", nothing, "--http", "0", "--processes", "2"],
             "has nothing that clients could call",
         ),
-        (["run", unfit, "--http", "0", "--processes", "2"], "unfit.py:13"),
-        (["coordinator", unfit, *secret, *fresh], "unfit.py:13"),
+        (["run", unfit, "--http", "0", "--processes", "2"], "unfit.py:15"),
+        (["coordinator", unfit, *secret, *fresh], "unfit.py:15"),
         (["coordinator", other, *secret, "--listen", "127.0.0.1:0", *taken], "another process"),
         ([*coordinator, "--listen", "127.0.0.1:0", *taken], "another process"),
         ([*run, "--processes", "2", "--fresh", *taken], "another process"),

@@ -190,6 +190,93 @@ def test_functions_of_entities_set_off_triggers_and_handlers() -> None:
     assert {reply[0] for reply in wanted["replies"]} == {"returned", "aborted"}
 
 
+class Complaints:
+    """Calls that abort, of procedures and of functions of entities, and those who take them."""
+
+    def __init__(self) -> None:
+        app = self.app = tm.App("complaints")
+        counts = app.table("counts", key="what", what=str, n=tm.column(int, default=0))
+        told = app.stream("told", what=str, n=int)
+        account = app.entity("account", key="id", id=int, balance=tm.column(int, default=20))
+
+        @app.procedure()
+        def pay(tx, what: str, n: int):
+            counts[what].n += n
+            tx.require(n != 7, "seven")
+            tx.require(counts[what].n < 15, "too many")
+            return [n] if n > 2 else []
+
+        @app.procedure()
+        def check(tx, n: int):
+            tx.require(n > 2, "small")
+            tx.emit(told, what="checked", n=n)
+
+        @account.function(creates=True)
+        def take(self: Any, ctx: tm.Context, n: int) -> int:
+            self.balance -= n
+            ctx.require(self.balance >= 0, "not enough")
+            return int(self.balance)
+
+        @account.function(creates=True)
+        async def both(self: Any, ctx: tm.Context, to: int, n: int) -> bool:
+            await account[self.id].take(n)
+            return await account[to].take(n) >= 0
+
+        @app.transaction(pay.aborted)
+        def again(tx, e):
+            counts[e.reason].n += e.n
+            tx.emit(told, what=e.what, n=e.n)
+
+        @app.procedure(check.aborted)
+        def small(tx, calls):
+            for e in calls:
+                counts["small"].n += 1
+                tx.require(e.n != 1, "one is nothing")
+
+        @app.transaction(take.aborted)
+        def poor(tx, e):
+            counts["poor"].n += e.id
+
+        @app.transaction(both.aborted, opaque=True)
+        def poorer(tx, e):
+            counts["poorer"].n += e.to
+
+        @app.transaction(told)
+        def tell(tx, e):
+            counts["told"].n += 1
+
+    @staticmethod
+    def calls(seed: int) -> Calls:
+        """Any calls."""
+        dice, calls = random.Random(seed), []
+        for _ in range(60):
+            id, to = dice.sample(range(3), 2)
+            n = dice.randrange(9)
+            calls.append(
+                dice.choice(
+                    [
+                        ("pay", {"what": dice.choice("abc"), "n": n}),
+                        ("check", {"n": n}),
+                        ("account.take", {"id": id, "n": n}),
+                        ("account.both", {"id": id, "to": to, "n": n}),
+                    ]
+                )
+            )
+        return calls
+
+
+def test_who_takes_calls_that_abort_is_beside_their_callers() -> None:
+    for seed in range(3):
+        wanted = is_one(lambda: Complaints().app, Complaints.calls(seed), seeds=2)
+        reasons = {reply[1] for reply in wanted["replies"] if reply[0] == "aborted"}
+        assert reasons == {"seven", "too many", "small", "not enough"}
+        counts = {row["what"]: row["n"] for row in wanted["tables"]["counts"]}
+        assert {"too many", "seven", "small", "poor", "poorer", "told"} <= counts.keys()
+        aborted = {name for name in wanted["outputs"] if name.endswith(".aborted")}
+        names = ("pay", "check", "account.take", "account.both", "small")
+        assert aborted == {f"{name}.aborted" for name in names}
+
+
 def test_what_a_filter_cannot_compute_is_refused_as_a_whole() -> None:
     app = tm.App("views")
     counts = app.table("counts", key="id", id=int, n=tm.column(int, default=0))

@@ -468,6 +468,17 @@ impl AppFunctions {
             unreachable!("requests are made here")
         };
         let handler = &self.program.handlers[number];
+        let is_taken = told::takes_aborts(&self.program, number);
+        let outcome = match outcome {
+            // Its events have left with it.
+            Ok(value) if is_taken => match told::settled(value) {
+                Ok(value) => Ok(value),
+                Err(reason) => return (Reply::Aborted(reason), None),
+            },
+            // Nobody has taken it: nothing of it was executed.
+            Err(abort) if is_taken => return (Reply::Aborted(abort.reason), None),
+            outcome => outcome,
+        };
         match outcome {
             Err(abort) => {
                 let row = self.row(number, call);
@@ -494,7 +505,10 @@ impl Functions for AppFunctions {
             return Err(Abort::refused(&**why));
         }
         if call.target == Requests::TARGET {
-            return self.requests.begin(call, |inner| self.returned(inner));
+            return self.requests.begin(call, |inner| {
+                let (stream, number) = self.returned(inner)?;
+                Some((stream, told::takes_aborts(&self.program, number)))
+            });
         }
         if call.target == Letters::TARGET {
             return self.letters.begin(&self.program, call);
@@ -530,10 +544,9 @@ impl Functions for AppFunctions {
                 if !is_event {
                     return Err(unknown());
                 }
-                let stream = handler.input;
-                let what = match handler.output.filter(|_| self.program.calls.contains(&stream)) {
-                    Some(output) => What::Replies(stream, output),
-                    None => What::Round(stream),
+                let what = match self.program.calls.contains(&handler.input) {
+                    true => What::Replies(number),
+                    false => What::Round(handler.input),
                 };
                 Ok(self.begin_whole(what, call, self.entities[number].is_some()))
             }
@@ -674,13 +687,7 @@ fn refused(spec: &AppSpec) -> Result<()> {
     for number in 0..program.handlers.len() {
         let handler = &program.handlers[number];
         let name = &handler.name;
-        let mut answers = program.handlers_on(handler.aborted);
-        let what = if let Some(other) =
-            answers.next().filter(|_| program.calls.contains(&handler.input))
-        {
-            let other = &program.handlers[other].name;
-            format!("{other} takes the calls of {name} that abort")
-        } else if matches!(handler.body, Body::Native(_)) {
+        let what = if matches!(handler.body, Body::Native(_)) {
             format!("{name} is a closure")
         } else if matches!(handler.body, Body::Declared(_)) {
             let mut ranges = reference::ranges(program, number).into_iter();

@@ -11,6 +11,7 @@ use tidemill_core::{encode, Column, DataType, Schema, StreamId, TableId, TableSp
 use tidemill_function::{Activation, Call, Context, Handle, Step, Stop, Target};
 use tidemill_txn::program::{Abort, AbortKind, Program};
 
+use super::told;
 use crate::requests::{Request, EXPIRIES, REQUESTS};
 
 /// Ids are in so many buckets; never another number in the life of a log.
@@ -87,11 +88,12 @@ impl Requests {
         }
     }
 
-    /// Begins one; what the call in it returns is an event of a stream, too, where `returned` says so.
+    /// Begins one; what the call in it returns is an event of a stream, too, where `returned` says so, and whether
+    /// somebody takes the call when it aborts.
     pub fn begin(
         &self,
         call: &Call,
-        returned: impl Fn(&Call) -> Option<StreamId>,
+        returned: impl Fn(&Call) -> Option<(StreamId, bool)>,
     ) -> Result<Box<dyn Activation>, Abort> {
         let refused = || Abort::refused("this is no request");
         let inner = Requests::inner(call).ok_or_else(refused)?;
@@ -117,8 +119,8 @@ struct Once {
     inner: Call,
     kept_us: i64,
     called: Option<Handle>,
-    /// The stream of what the call returns, where it is written somewhere.
-    returned: Option<StreamId>,
+    /// The stream of what the call returns, where it is written somewhere; and whether somebody takes it when it aborts.
+    returned: Option<(StreamId, bool)>,
 }
 
 impl Once {
@@ -172,8 +174,11 @@ impl Activation for Once {
         context.put(self.of.requests, &row)?;
         context.put(self.of.expiries, &[bucket.clone(), until, id.clone()])?;
         // Not when it is asked again.
-        if let Some(stream) = self.returned.filter(|_| reply != Value::Null) {
-            context.emit(stream, std::slice::from_ref(&reply))?;
+        if let Some((stream, is_taken)) = self.returned {
+            let value = if is_taken { told::settled(reply.clone()) } else { Ok(reply.clone()) };
+            if let Some(value) = value.ok().filter(|value| *value != Value::Null) {
+                context.emit(stream, &[value])?;
+            }
         }
         Ok(Step::Done(reply))
     }

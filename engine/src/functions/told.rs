@@ -39,12 +39,42 @@ pub(super) fn check(program: &Program, sinks: &[SinkDecl]) -> Result<()> {
         .at(at.clone()))
 }
 
+/// Whether somebody takes the calls of a handler that abort. Then one that does ends well for the protocol, because what
+/// those who take it write counts.
+pub(super) fn takes_aborts(program: &Program, number: usize) -> bool {
+    let handler = &program.handlers[number];
+    program.calls.contains(&handler.input) && program.handlers_on(handler.aborted).next().is_some()
+}
+
+/// What the function of such a call returns when it has aborted, as this event says.
+pub(super) fn aborted(event: &Row) -> Value {
+    let reason = event.last().cloned().unwrap_or(Value::Null);
+    Value::List([Value::Bool(false), reason].into())
+}
+
+/// The same when it has not.
+pub(super) fn returned(value: Value) -> Value {
+    Value::List([Value::Bool(true), value].into())
+}
+
+/// What such a call has come to, by what its function returned: what it returns itself, or why it has aborted.
+pub(super) fn settled(value: Value) -> std::result::Result<Value, String> {
+    match &value {
+        Value::List(of) => match &of[..] {
+            [Value::Bool(true), value] => Ok(value.clone()),
+            [Value::Bool(false), Value::Str(reason)] => Err(reason.to_string()),
+            _ => Ok(value),
+        },
+        _ => Ok(value),
+    }
+}
+
 impl AppFunctions {
-    /// The stream of what a call returns, where it is written to a sink.
-    pub(super) fn returned(&self, call: &Call) -> Option<StreamId> {
+    /// The stream of what a call returns, where it is written to a sink, and whose call it is.
+    pub(super) fn returned(&self, call: &Call) -> Option<(StreamId, usize)> {
         let (number, is_request) = handler_of(call.target)?;
         let output = self.program.handlers.get(number).filter(|_| is_request)?.output?;
-        self.written.contains(&output).then_some(output)
+        self.written.contains(&output).then_some((output, number))
     }
 
     /// The last event of a request's transaction, which its own does not emit. Others may have written the request.

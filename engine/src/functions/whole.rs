@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use tidemill_core::{Row, StreamId, Value};
 use tidemill_function::{Activation, Call, Context, Step, Stop};
-use tidemill_txn::program::Program;
+use tidemill_txn::program::{Handler, Program};
 use tidemill_txn::reference::{self, Rounds, When};
 
 use super::rows::OnNodes;
 use super::times::Times;
+use super::told;
 
 /// What is executed.
 pub(super) enum What {
@@ -17,8 +18,8 @@ pub(super) enum What {
     Handler(usize),
     /// All that comes of an event of a stream.
     Round(StreamId),
-    /// The same, where what a handler's transaction puts into this stream is the reply.
-    Replies(StreamId, StreamId),
+    /// All that comes of a call of a handler, who tells what its own transaction has come to.
+    Replies(usize),
     /// The same of an event with which intervals of these streams end.
     Ending(StreamId, Arc<[StreamId]>),
     /// All that comes of a batch of a stream, if it is due.
@@ -54,18 +55,18 @@ impl Whole {
     /// The stream that what is executed came by.
     fn input(&self) -> StreamId {
         match self.what {
-            What::Handler(handler) => self.program.handlers[handler].input,
-            What::Round(stream)
-            | What::Replies(stream, _)
-            | What::Ending(stream, _)
-            | What::Due(stream) => stream,
+            What::Handler(handler) | What::Replies(handler) => {
+                self.program.handlers[handler].input
+            }
+            What::Round(stream) | What::Ending(stream, _) | What::Due(stream) => stream,
         }
     }
 }
 
 impl Activation for Whole {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
-        let time_us = self.times.stands(self.input(), &self.event, context);
+        let input = self.input();
+        let time_us = self.times.stands(input, &self.event, context);
         let Whole { program, rounds, what, event, .. } = self;
         let when = When { now_us: context.now_us(), time_us, chance: context.random() };
         let mut rows = OnNodes::new(context, rounds.kept());
@@ -74,8 +75,8 @@ impl Activation for Whole {
                 reference::transact(program, *handler, event, when, &mut rows)
             }
             What::Due(stream) => rounds.due(program, *stream, when, &mut rows),
-            What::Round(stream) | What::Replies(stream, _) => {
-                rounds.run(program, *stream, event, &[], when, &mut rows)
+            What::Round(_) | What::Replies(_) => {
+                rounds.run(program, input, event, &[], when, &mut rows)
             }
             What::Ending(stream, ends) => {
                 rounds.run(program, *stream, event, ends, when, &mut rows)
@@ -83,7 +84,7 @@ impl Activation for Whole {
         };
         let mut events = done.map_err(|abort| rows.why(abort))?;
         let reply = match *what {
-            What::Replies(_, output) => take(&mut events, output),
+            What::Replies(handler) => settle(program, handler, &mut events),
             _ => Value::Null,
         };
         for (stream, row) in events {
@@ -93,11 +94,20 @@ impl Activation for Whole {
     }
 }
 
-/// The reply: the first event of a stream, which is sent by whoever has called.
-fn take(events: &mut Vec<(StreamId, Row)>, output: StreamId) -> Value {
-    let Some(place) = events.iter().position(|(stream, _)| *stream == output) else {
-        return Value::Null;
-    };
-    let (_, row) = events.remove(place);
-    row.first().cloned().unwrap_or(Value::Null)
+/// What the function of a call returns whose round has these events, as [`told::settled`] reads it. What the call
+/// returned is sent by whoever has called.
+fn settle(program: &Program, handler: usize, events: &mut Vec<(StreamId, Row)>) -> Value {
+    let Handler { aborted, output, .. } = program.handlers[handler];
+    let is_taken = told::takes_aborts(program, handler);
+    if let Some((_, event)) = events.iter().find(|(stream, _)| is_taken && *stream == aborted) {
+        return told::aborted(event);
+    }
+    let place = events.iter().position(|(stream, _)| Some(*stream) == output);
+    let row = place.map(|place| events.remove(place).1);
+    let value = row.and_then(|row| row.first().cloned()).unwrap_or(Value::Null);
+    if is_taken {
+        told::returned(value)
+    } else {
+        value
+    }
 }

@@ -94,7 +94,7 @@ class Process:
     def __enter__(self) -> Process:
         return self
 
-    def __exit__(self, kind: object, *error: object) -> None:
+    def __exit__(self, kind: object = None, *error: object) -> None:
         ended = self.process.poll()
         if ended is None:
             self.process.send_signal(signal.SIGCONT)
