@@ -27,13 +27,9 @@ pub(crate) enum Why {
     /// To know whether brokers that were away are there again.
     Look,
     /// Those who append, which had seen what is below this offset.
-    Tail {
-        from: u64,
-    },
+    Tail { from: u64 },
     /// Somebody who reads from this offset on.
-    Read {
-        from: u64,
-    },
+    Read { from: u64 },
 }
 
 /// What has begun before an offset.

@@ -55,9 +55,7 @@ impl Whole {
     /// The stream that what is executed came by.
     fn input(&self) -> StreamId {
         match self.what {
-            What::Handler(handler) | What::Replies(handler) => {
-                self.program.handlers[handler].input
-            }
+            What::Handler(handler) | What::Replies(handler) => self.program.handlers[handler].input,
             What::Round(stream) | What::Ending(stream, _) | What::Due(stream) => stream,
         }
     }
