@@ -75,12 +75,14 @@ def test_the_best_of_those_measured_again_counts() -> None:
 
     (cell,) = grid.cells("sl", "small", {"skew": 0.0, "udf_ns": 20})
     found = grid.measure(cell, run)
-    # A quick pass of few events; then as many as serial execution takes 0.4 s for.
+    # A quick pass of few events; then as many as serial execution takes 1.2 s for.
     assert (asked[0]["events"], asked[1]["events"]) == (75_000, cell["events"])
-    assert cell["events"] == int(400e6 / (60 + 3.5 * 20))
+    assert cell["events"] == int(1_200e6 / (3.5 * (17 + 20)))
     assert (asked[1]["strategy"], asked[1]["compare"]) == ("adaptive", "lists,tstream")
     assert found["best"] == "tstream"
     assert found["adaptive_to_best"] == pytest.approx(0.9)
+    # 20 to 20, 20 to 25, 25 to 20.
+    assert found["best_to_itself"] == pytest.approx(1.0)
     assert found["ratio_to_serial"]["s-store"] == pytest.approx(0.1)
     assert found["ratio_to_serial"]["lists"] == pytest.approx(1.2)
     assert "version" not in asked[0]
@@ -91,7 +93,12 @@ def test_cells_of_the_full_grid() -> None:
     assert len(grid.cells("gs", "full", {})) == 270
     # Dear transactions and long epochs: not fewer than that.
     given = {"skew": 0.0, "udf_ns": 1_000, "abort": 0.0}
-    assert [c["events"] for c in grid.cells("sl", "full", given)] == [300_000, 300_000, 1_200_000]
+    events = {c["epoch"]: c["events"] for c in grid.cells("sl", "full", given)}
+    few = int(1_200e6 / (3.5 * (17 + 1_000)))
+    assert events == {1_000: few, 10_000: few, 100_000: 1_200_000}
+    # Of those with ten records fewer take as long.
+    given |= {"length": 10, "epoch": 1_000}
+    assert [c["events"] for c in grid.cells("gs", "full", given)] == [300_000]
     keys = {grid.key(cell) for cell in grid.cells("gs", "full", {})}
     assert len(keys) == 270
     assert {cell["epoch"] for cell in grid.cells("sl", "small", {"epoch": 7})} == {7}
@@ -100,11 +107,19 @@ def test_cells_of_the_full_grid() -> None:
 def test_the_summary() -> None:
     shares = (0.5, 1.0, 0.95, 1.1)
     made = [
-        {"cell": {"skew": i}, "best": "x", "adaptive_to_best": share, "spread": i, "valid": True}
+        {
+            "cell": {"skew": i},
+            "best": "x",
+            "adaptive_to_best": share,
+            "best_to_itself": 0.93 + i / 100,
+            "spread": i,
+            "valid": True,
+        }
         for i, share in enumerate(shares)
     ]
     found = grid.summary(made)
     assert found["share_at_least_0_95"] == 0.75
+    assert found["share_best_to_itself"] == 0.5
     assert found["adaptive_to_best_min"] == 0.5
     assert found["adaptive_to_best_median"] == pytest.approx(0.975)
     assert found["spread_median"] == 1.5

@@ -328,10 +328,16 @@ class Child:
             print(f"a worker has ended ({code}); another one starts", file=sys.stderr, flush=True)
         if now >= self.due:
             self.started = now
-            self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE)
-            assert self.process.stdin is not None
-            self.process.stdin.write(self.given)
-            self.process.stdin.flush()
+            try:
+                self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE)
+                assert self.process.stdin is not None
+                self.process.stdin.write(self.given)
+                self.process.stdin.flush()
+            except OSError as error:
+                # There is no room for it, or it has ended already, which is seen the next time.
+                self.pause = min(2 * self.pause, AGAIN_MAX_S)
+                self.due = now + self.pause
+                print(f"a worker could not be started: {error}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Ends it, at once: whatever it does is done again by whoever comes next."""
