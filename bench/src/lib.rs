@@ -41,6 +41,7 @@
 //! | `recovery` | a start that finds many rows |
 
 mod args;
+mod between;
 mod calls;
 mod chain;
 #[cfg(test)]

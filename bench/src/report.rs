@@ -65,6 +65,10 @@ pub struct Report {
     /// is the share of the events that the first thread executed, `put_off` the share that had to wait.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub spent_ns: BTreeMap<&'static str, f64>,
+    /// Nanoseconds that a cache line takes from one core to another and back: before the first run, and behind each
+    /// repeat. Several threads come to less where that is long.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub between_cores_ns: Vec<f64>,
     /// Events of one run.
     pub events: usize,
     /// Seconds of the median run.
@@ -123,6 +127,8 @@ pub(crate) struct Measured {
     pub(crate) ran: BTreeMap<String, usize>,
     /// Where the time went, in nanoseconds an event.
     pub(crate) spent_ns: BTreeMap<&'static str, f64>,
+    /// How far the cores were from each other, meanwhile.
+    pub(crate) between_cores_ns: Vec<f64>,
     /// What the engine is compared with.
     pub(crate) baseline: &'static str,
     /// Its rates, each beside one of the engine's.
@@ -150,6 +156,7 @@ impl Measured {
             rates: Vec::new(),
             ran: BTreeMap::new(),
             spent_ns: BTreeMap::new(),
+            between_cores_ns: Vec::new(),
             baseline,
             baseline_rates: Vec::new(),
             baseline_ns_max: None,
@@ -193,6 +200,7 @@ impl Report {
             strategy: args.strategy.clone(),
             ran: measured.ran,
             spent_ns: measured.spent_ns,
+            between_cores_ns: measured.between_cores_ns,
             events: measured.events,
             seconds: measured.events as f64 / events_per_s,
             events_per_s,

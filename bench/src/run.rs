@@ -11,6 +11,7 @@ use tidemill_txn::execute::Timing;
 use tidemill_txn::schedule::Strategy;
 
 use crate::args::Args;
+use crate::between::round_trip_ns;
 use crate::events::{epochs, Arrivals, Events};
 use crate::execute::{empty_tables, execute, state_hash, Done, EpochDone, How, Verdicts};
 use crate::measure::{median, median_ratio};
@@ -188,6 +189,9 @@ pub(crate) fn run<C: Case>(
     measured.baseline_ns_max = baseline_ns_max(args, case);
     let (mut runs, mut serial_runs) = (Vec::new(), Vec::new());
     let mut other_runs: Vec<Runs> = vec![Vec::new(); others.len()];
+    if args.threads > 1 {
+        measured.between_cores_ns.push(round_trip_ns(env)?);
+    }
     for repeat in 1..=args.repeat {
         let mut after = first.clone();
         let begun = env.clock.monotonic_ns();
@@ -223,6 +227,9 @@ pub(crate) fn run<C: Case>(
             let name = other.strategy.to_string();
             measured.compared.entry(name).or_default().push(other_rate);
             runs.push(done.epochs);
+        }
+        if args.threads > 1 {
+            measured.between_cores_ns.push(round_trip_ns(env)?);
         }
         progress(&format!(
             "run {repeat} of {}: {:.1} ns a transaction, the baseline {:.1}",

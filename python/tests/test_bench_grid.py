@@ -43,6 +43,9 @@ def test_a_grid_goes_on_where_it_was_ended(
     # Of the others only those that came close to serial execution are measured again.
     assert {"adaptive", "serial"} <= set(json.loads(first)["events_per_s"])
     assert len(json.loads(first)["ratio_to_serial"]) == 18
+    # Before the first run, and behind each repeat.
+    assert len(json.loads(first)["between_cores_ns"]) == 2
+    assert min(json.loads(first)["between_cores_ns"]) > 1
     assert {"adaptive", "serial", "skew 0.6", "extra work per operation, ns"} <= set(texts(drawn))
 
     # Half of the second line is there: that cell alone is measured again.

@@ -111,6 +111,7 @@ def measure(cell: Mapping[str, Any], run: Run) -> dict[str, Any]:
         "events_per_s": medians,
         "ratio_to_serial": ratios,
         "ran": again["ran"],
+        "between_cores_ns": again.get("between_cores_ns", []),
         "valid": quick["valid"] and again["valid"],
     }
 
