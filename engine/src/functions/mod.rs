@@ -505,10 +505,7 @@ impl Functions for AppFunctions {
             return Err(Abort::refused(&**why));
         }
         if call.target == Requests::TARGET {
-            return self.requests.begin(call, |inner| {
-                let (stream, number) = self.returned(inner)?;
-                Some((stream, told::takes_aborts(&self.program, number)))
-            });
+            return self.requests.begin(call, |inner| self.wanted(inner));
         }
         if call.target == Letters::TARGET {
             return self.letters.begin(&self.program, call);

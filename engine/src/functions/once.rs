@@ -18,6 +18,8 @@ use crate::requests::{Request, EXPIRIES, REQUESTS};
 const BUCKETS: u128 = 1024;
 /// So many whose time is over are forgotten when one comes.
 const SWEEP_MAX: u32 = 4;
+/// In place of a reply, in front of the reason: the call has aborted, and somebody has taken that. No value begins so.
+const ABORTED: u8 = 0xff;
 /// Why a request is refused whose id is that of another call.
 const OTHER: &str = "the request id is that of another call";
 
@@ -88,12 +90,11 @@ impl Requests {
         }
     }
 
-    /// Begins one; what the call in it returns is an event of a stream, too, where `returned` says so, and whether
-    /// somebody takes the call when it aborts.
+    /// Begins one, of whose call the program says this.
     pub fn begin(
         &self,
         call: &Call,
-        returned: impl Fn(&Call) -> Option<(StreamId, bool)>,
+        wanted: impl Fn(&Call) -> Wanted,
     ) -> Result<Box<dyn Activation>, Abort> {
         let refused = || Abort::refused("this is no request");
         let inner = Requests::inner(call).ok_or_else(refused)?;
@@ -101,15 +102,23 @@ impl Requests {
         if inner.target == Requests::TARGET {
             return Err(refused());
         }
-        let (of, key, called) = (*self, call.key.clone(), None);
-        let returned = returned(&inner);
-        Ok(Box::new(Once { of, key, inner, kept_us, called, returned }))
+        let (of, key, called, wanted) = (*self, call.key.clone(), None, wanted(&inner));
+        Ok(Box::new(Once { of, key, inner, kept_us, called, wanted }))
     }
 
     /// Whether a request was refused because its id is that of another call.
     pub fn is_other(abort: &Abort) -> bool {
         abort.kind == AbortKind::Fault && abort.reason == OTHER
     }
+}
+
+/// Who wants to know what a call has come to.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    /// The stream of what it returns, where that is written somewhere.
+    pub returned: Option<StreamId>,
+    /// Whether somebody takes it when it aborts.
+    pub takes_aborts: bool,
 }
 
 struct Once {
@@ -119,8 +128,7 @@ struct Once {
     inner: Call,
     kept_us: i64,
     called: Option<Handle>,
-    /// The stream of what the call returns, where it is written somewhere; and whether somebody takes it when it aborts.
-    returned: Option<(StreamId, bool)>,
+    wanted: Wanted,
 }
 
 impl Once {
@@ -130,6 +138,19 @@ impl Once {
         let mut bytes = format!("{target:?}{table:?}").into_bytes();
         key.iter().chain(args.iter()).for_each(|value| encode::value(value, &mut bytes));
         Value::Bytes(encode::hash128(&bytes).to_le_bytes().as_slice().into())
+    }
+
+    /// What was written down of a request, which may have been when the program was another one.
+    fn remembered(&self, mut reply: &[u8]) -> Result<Step, Stop> {
+        if let [ABORTED, reason @ ..] = reply {
+            let reason = String::from_utf8_lossy(reason);
+            return match self.wanted.takes_aborts {
+                true => Ok(Step::Done(told::aborted(Value::str(&reason)))),
+                false => Err(Abort::refused(reason).into()),
+            };
+        }
+        let value = take_value(&mut reply).unwrap_or(Value::Null);
+        Ok(Step::Done(if self.wanted.takes_aborts { told::returned(value) } else { value }))
     }
 
     /// Looks whether the request is known, and calls the function where it is not.
@@ -143,7 +164,7 @@ impl Once {
             if until_us > now_us {
                 let Value::Bytes(reply) = reply else { unreachable!("they are bytes") };
                 return match *hash == self.hash() {
-                    true => Ok(Step::Done(take_value(&mut &reply[..]).unwrap_or(Value::Null))),
+                    true => self.remembered(reply),
                     false => Err(Abort { kind: AbortKind::Fault, reason: OTHER.into() }.into()),
                 };
             }
@@ -165,8 +186,16 @@ impl Activation for Once {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
         let Some(handle) = self.called else { return self.ask(context) };
         let reply = context.settled(handle)?.clone();
+        let Wanted { returned, takes_aborts } = self.wanted;
+        let outcome = if takes_aborts { told::settled(reply.clone()) } else { Ok(reply.clone()) };
         let mut bytes = Vec::new();
-        put_value(&reply, &mut bytes);
+        match &outcome {
+            Ok(value) => put_value(value, &mut bytes),
+            Err(reason) => {
+                bytes.push(ABORTED);
+                bytes.extend_from_slice(reason.as_bytes());
+            }
+        }
         let until = Value::Timestamp(context.now_us().saturating_add(self.kept_us));
         let [bucket, id] = &self.key[..] else { unreachable!("the key has two columns") };
         let row =
@@ -174,11 +203,9 @@ impl Activation for Once {
         context.put(self.of.requests, &row)?;
         context.put(self.of.expiries, &[bucket.clone(), until, id.clone()])?;
         // Not when it is asked again.
-        if let Some((stream, is_taken)) = self.returned {
-            let value = if is_taken { told::settled(reply.clone()) } else { Ok(reply.clone()) };
-            if let Some(value) = value.ok().filter(|value| *value != Value::Null) {
-                context.emit(stream, &[value])?;
-            }
+        if let (Some(stream), Some(value)) = (returned, outcome.ok().filter(|v| *v != Value::Null))
+        {
+            context.emit(stream, &[value])?;
         }
         Ok(Step::Done(reply))
     }

@@ -7,7 +7,7 @@ use tidemill_core::{Error, Result, Row, StreamId, Value};
 use tidemill_function::Call;
 use tidemill_txn::program::{Abort, Program};
 
-use super::once::Requests;
+use super::once::{Requests, Wanted};
 use super::{handler_of, AppFunctions};
 use crate::spec::SinkDecl;
 
@@ -46,9 +46,8 @@ pub(super) fn takes_aborts(program: &Program, number: usize) -> bool {
     program.calls.contains(&handler.input) && program.handlers_on(handler.aborted).next().is_some()
 }
 
-/// What the function of such a call returns when it has aborted, as this event says.
-pub(super) fn aborted(event: &Row) -> Value {
-    let reason = event.last().cloned().unwrap_or(Value::Null);
+/// What the function of such a call returns when it has aborted for this reason.
+pub(super) fn aborted(reason: Value) -> Value {
     Value::List([Value::Bool(false), reason].into())
 }
 
@@ -70,11 +69,16 @@ pub(super) fn settled(value: Value) -> std::result::Result<Value, String> {
 }
 
 impl AppFunctions {
-    /// The stream of what a call returns, where it is written to a sink, and whose call it is.
-    pub(super) fn returned(&self, call: &Call) -> Option<(StreamId, usize)> {
-        let (number, is_request) = handler_of(call.target)?;
-        let output = self.program.handlers.get(number).filter(|_| is_request)?.output?;
-        self.written.contains(&output).then_some((output, number))
+    /// Who wants to know what a call has come to.
+    pub(super) fn wanted(&self, call: &Call) -> Wanted {
+        let number = handler_of(call.target).filter(|(_, is_request)| *is_request);
+        let number = number.map(|(number, _)| number);
+        let number = number.filter(|number| *number < self.program.handlers.len());
+        let output = number.and_then(|number| self.program.handlers[number].output);
+        Wanted {
+            returned: output.filter(|output| self.written.contains(output)),
+            takes_aborts: number.is_some_and(|number| takes_aborts(&self.program, number)),
+        }
     }
 
     /// The last event of a request's transaction, which its own does not emit. Others may have written the request.

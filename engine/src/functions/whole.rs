@@ -98,7 +98,7 @@ fn settle(program: &Program, handler: usize, events: &mut Vec<(StreamId, Row)>) 
     let Handler { aborted, output, .. } = program.handlers[handler];
     let is_taken = told::takes_aborts(program, handler);
     if let Some((_, event)) = events.iter().find(|(stream, _)| is_taken && *stream == aborted) {
-        return told::aborted(event);
+        return told::aborted(event.last().cloned().unwrap_or(Value::Null));
     }
     let place = events.iter().position(|(stream, _)| Some(*stream) == output);
     let row = place.map(|place| events.remove(place).1);
