@@ -40,9 +40,9 @@ FIXED = (
     *("threads", "keys", "seed", "events", "warm_up", "repeat"),
     *("length", "overlap", "deposits", "computed", "acyclic", "average"),
 )
-#: A run takes so long in serial execution, in ns, where that is not more events than the most: about
-#: so many for an operation, of which a transaction has as many as records, or so many. Shorter ones are
-#: mostly what is tried in the beginning, and what others do on the machine.
+#: A run takes so long in serial execution, in ns, where that is not more events than the most:
+#: about so many for an operation, of which a transaction has as many as records, or so many.
+#: Shorter ones are mostly what is tried in the beginning, and what others do on the machine.
 RUN_NS = 1_200e6
 OPERATION_NS, OPERATIONS = 17, 3.5
 EVENTS_MAX = 12_000_000
