@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .kill.cluster import Process, kill_all, kill_worker, settings, wait_for
+from .kill.cluster import Process, across_deaths, settings, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
 
@@ -85,15 +85,7 @@ def test_every_firing_is_in_one_batch(tmp_path: Path) -> None:
 
         return wait_for("batches", done)
 
-    with start("first") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        count = more(url, 0)
-        kill_worker(parent)
-        count = more(url, count)
-        kill_all(parent)
-    with start("second") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        count = more(url, count)
+    with across_deaths(start, more) as (parent, _, count):
         assert parent.stop() == 130
     # What waits stays when streams have other numbers.
     app = 'app = tm.App("batches")\n'

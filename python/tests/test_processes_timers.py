@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .kill.cluster import Process, kill_all, kill_worker, settings, wait_for
+from .kill.cluster import Process, across_deaths, settings, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
 
@@ -68,15 +68,7 @@ def test_every_firing_counts_once(tmp_path: Path) -> None:
     def more(url: str, than: int) -> int:
         return len(wait_for("firings", lambda: at if len(at := seen(url)) > than + 5 else None))
 
-    with start("first") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        count = more(url, 0)
-        kill_worker(parent)
-        count = more(url, count)
-        kill_all(parent)
-    with start("second") as parent:
-        url = parent.find(r"http +(http://\S+)")
-        more(url, count)
+    with across_deaths(start, more) as (parent, url, _):
         times = seen(url)
         # The second handler of a firing is never left out, whoever has died between the two.
         assert seen(url, 2)[: len(times)] == times

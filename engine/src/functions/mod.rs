@@ -62,6 +62,8 @@ pub struct AppFunctions {
     entities: Vec<Option<TableId>>,
     /// By handler: how its transactions run whose rows are known, if they are.
     alone: Vec<Option<Alone>>,
+    /// By handler: whether somebody takes the calls of it that abort.
+    takes_aborts: Vec<bool>,
     /// Handlers that clients call, by name.
     called: BTreeMap<String, usize>,
     begins: Arc<dyn Begins>,
@@ -188,6 +190,8 @@ impl AppFunctions {
             false => Alone::of(&program, number),
         };
         let alone = program.handlers.iter().enumerate().map(of).collect();
+        let handlers = 0..program.handlers.len();
+        let takes_aborts = handlers.map(|number| told::takes_aborts(&program, number)).collect();
         let program = Arc::new(program);
         Ok(Arc::new(AppFunctions {
             program,
@@ -195,6 +199,7 @@ impl AppFunctions {
             rounds,
             entities,
             alone,
+            takes_aborts,
             called,
             begins,
             requests,
@@ -468,7 +473,7 @@ impl AppFunctions {
             unreachable!("requests are made here")
         };
         let handler = &self.program.handlers[number];
-        let is_taken = told::takes_aborts(&self.program, number);
+        let is_taken = self.takes_aborts[number];
         let outcome = match outcome {
             // Its events have left with it.
             Ok(value) if is_taken => match told::settled(value) {
@@ -542,7 +547,9 @@ impl Functions for AppFunctions {
                     return Err(unknown());
                 }
                 let what = match self.program.calls.contains(&handler.input) {
-                    true => What::Replies(number),
+                    true => {
+                        What::Replies { handler: number, takes_aborts: self.takes_aborts[number] }
+                    }
                     false => What::Round(handler.input),
                 };
                 Ok(self.begin_whole(what, call, self.entities[number].is_some()))
@@ -569,11 +576,12 @@ impl Functions for AppFunctions {
 
     fn intervals(&self, call: &Call) -> u64 {
         let stream = self.round_of(call.target).filter(|stream| self.times.has(*stream));
-        let Some(stream) = stream.filter(|stream| self.is_row(*stream, &call.args)) else {
-            return 0;
-        };
+        let Some(stream) = stream else { return 0 };
         let is_of = |(_, of): &(u32, StreamId)| self.program.root_stream(*of) == stream;
-        let of = (0..).zip(&self.intervals).map(|(bit, of)| (bit, *of)).filter(is_of);
+        let mut of = (0..).zip(self.intervals.iter().copied()).filter(is_of).peekable();
+        if of.peek().is_none() || !self.is_row(stream, &call.args) {
+            return 0;
+        }
         // What a map or filter can't take is refused as a whole.
         let views = views(&self.program, stream, &call.args).unwrap_or_default();
         let is_on = |of| views.iter().any(|(on, _)| *on == of);

@@ -77,7 +77,7 @@ impl AppFunctions {
         let output = number.and_then(|number| self.program.handlers[number].output);
         Wanted {
             returned: output.filter(|output| self.written.contains(output)),
-            takes_aborts: number.is_some_and(|number| takes_aborts(&self.program, number)),
+            takes_aborts: number.is_some_and(|number| self.takes_aborts[number]),
         }
     }
 

@@ -18,10 +18,10 @@ pub(super) enum What {
     Handler(usize),
     /// All that comes of an event of a stream.
     Round(StreamId),
-    /// All that comes of a call of a handler, who tells what its own transaction has come to.
-    Replies(usize),
     /// The same of an event with which intervals of these streams end.
     Ending(StreamId, Arc<[StreamId]>),
+    /// All that comes of a call of a handler, which is told what its own transaction has come to.
+    Replies { handler: usize, takes_aborts: bool },
     /// All that comes of a batch of a stream, if it is due.
     Due(StreamId),
 }
@@ -55,7 +55,9 @@ impl Whole {
     /// The stream that what is executed came by.
     fn input(&self) -> StreamId {
         match self.what {
-            What::Handler(handler) | What::Replies(handler) => self.program.handlers[handler].input,
+            What::Handler(handler) | What::Replies { handler, .. } => {
+                self.program.handlers[handler].input
+            }
             What::Round(stream) | What::Ending(stream, _) | What::Due(stream) => stream,
         }
     }
@@ -73,7 +75,7 @@ impl Activation for Whole {
                 reference::transact(program, *handler, event, when, &mut rows)
             }
             What::Due(stream) => rounds.due(program, *stream, when, &mut rows),
-            What::Round(_) | What::Replies(_) => {
+            What::Round(_) | What::Replies { .. } => {
                 rounds.run(program, input, event, &[], when, &mut rows)
             }
             What::Ending(stream, ends) => {
@@ -82,7 +84,9 @@ impl Activation for Whole {
         };
         let mut events = done.map_err(|abort| rows.why(abort))?;
         let reply = match *what {
-            What::Replies(handler) => settle(program, handler, &mut events),
+            What::Replies { handler, takes_aborts } => {
+                settle(&program.handlers[handler], takes_aborts, &mut events)
+            }
             _ => Value::Null,
         };
         for (stream, row) in events {
@@ -92,18 +96,17 @@ impl Activation for Whole {
     }
 }
 
-/// What the function of a call returns whose round has these events, as [`told::settled`] reads it. What the call
-/// returned is sent by whoever has called.
-fn settle(program: &Program, handler: usize, events: &mut Vec<(StreamId, Row)>) -> Value {
-    let Handler { aborted, output, .. } = program.handlers[handler];
-    let is_taken = told::takes_aborts(program, handler);
-    if let Some((_, event)) = events.iter().find(|(stream, _)| is_taken && *stream == aborted) {
+/// What the function of a call of a handler returns whose round has these events: where somebody takes what of it aborts, as
+/// [`told::settled`] reads it. What the call returned is sent by whoever has called.
+fn settle(handler: &Handler, takes_aborts: bool, events: &mut Vec<(StreamId, Row)>) -> Value {
+    let Handler { aborted, output, .. } = handler;
+    if let Some((_, event)) = events.iter().find(|(stream, _)| takes_aborts && stream == aborted) {
         return told::aborted(event.last().cloned().unwrap_or(Value::Null));
     }
-    let place = events.iter().position(|(stream, _)| Some(*stream) == output);
+    let place = events.iter().position(|(stream, _)| Some(*stream) == *output);
     let row = place.map(|place| events.remove(place).1);
     let value = row.and_then(|row| row.first().cloned()).unwrap_or(Value::Null);
-    if is_taken {
+    if takes_aborts {
         told::returned(value)
     } else {
         value

@@ -156,6 +156,24 @@ def kill_all(parent: Process) -> None:
     parent.process.wait()
 
 
+@contextlib.contextmanager
+def across_deaths(
+    start: Callable[[str], Process], more: Callable[[str, int], int]
+) -> Iterator[tuple[Process, str, int]]:
+    """A run of two workers in the place of one that was killed, after that had gone on when one of
+    its workers had been; with its address, and how far it has come. ``more`` waits until that is
+    further than something, and gives it."""
+    with start("first") as parent:
+        url = parent.find(r"http +(http://\S+)")
+        count = more(url, 0)
+        kill_worker(parent)
+        count = more(url, count)
+        kill_all(parent)
+    with start("second") as parent:
+        url = parent.find(r"http +(http://\S+)")
+        yield parent, url, more(url, count)
+
+
 def health(url: str) -> dict[str, Any]:
     """What a coordinator says of itself; nothing where it does not answer."""
     import httpx

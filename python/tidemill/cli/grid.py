@@ -51,6 +51,8 @@ EVENTS_MIN, EPOCHS_MIN = 300_000, 12
 QUICK_EVENTS, QUICK_EPOCHS = 75_000, 3
 #: A strategy that is so many times slower than serial execution is not measured again.
 SLOWER_MAX = 5
+#: What the summary wants of a cell's line.
+LINE = {"best", "adaptive_to_best", "best_to_itself", "spread", "valid"}
 #: The adaptive strategy does well where it is at least so fast as the best, as a share.
 GOOD = 0.95
 
@@ -164,8 +166,10 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, text in enumerate(whole.splitlines(), 1):
         try:
             line = json.loads(text)
-            line["best_to_itself"] + line["adaptive_to_best"]
-            yield key(line["cell"]), line
+            cell = key(line["cell"])
+            if missing := LINE - line.keys():
+                raise KeyError(*missing)
+            yield cell, line
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f"{path}, line {number}: this is no cell of a grid",
