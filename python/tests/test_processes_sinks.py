@@ -27,6 +27,7 @@ from .kill.cluster import (
     kill_all,
     kill_worker,
     settings,
+    troubles,
     validate,
     wait_for,
 )
@@ -247,9 +248,6 @@ def test_a_topic_that_is_away_holds_up_nothing_else(tmp_path: Path) -> None:
     def start() -> Process:
         args = ("run", str(path), "--processes", "2", "--http", "0", *flags)
         return Process(tmp_path / "cwd", *args)
-
-    def troubles(url: str) -> list[str]:
-        return [t["what"] for t in health(url).get("troubles", [])]
 
     with start() as parent:
         url = joined(parent)

@@ -15,7 +15,16 @@ import pytest
 import tidemill as tm
 
 from .beside import brokers, control, create, grow
-from .kill.cluster import Process, health, joined, kill_all, kill_worker, settings, wait_for
+from .kill.cluster import (
+    Process,
+    health,
+    joined,
+    kill_all,
+    kill_worker,
+    settings,
+    troubles,
+    wait_for,
+)
 
 pytestmark = pytest.mark.servers
 
@@ -142,7 +151,7 @@ def test_topics_of_the_app_are_sources_of_the_cluster(tmp_path: Path) -> None:
     with start("first") as parent:
         url = joined(parent)
         reaches(url, wanted)
-        assert len(health(url)["sources"]) == 7
+        wait_for("all sources", lambda: len(health(url).get("sources", [])) == 7)
         # Nothing is lost where a worker is killed, and nothing counts twice.
         kill_worker(parent)
         more, worse = write(name, ROWS, ROWS)
@@ -155,10 +164,10 @@ def test_topics_of_the_app_are_sources_of_the_cluster(tmp_path: Path) -> None:
     control("REGISTRY", "kill")
     with start("second") as parent:
         url = parent.find(r"http +(http://\S+)")
-        wait_for("a trouble", lambda: [t for t in health(url)["troubles"] if "votes" in t["what"]])
+        wait_for("a trouble", lambda: any("votes" in what for what in troubles(url)))
         control("REGISTRY", "start")
         reaches(url, wanted)
-        wait_for("no trouble", lambda: not health(url)["troubles"])
+        wait_for("no trouble", lambda: not troubles(joined(parent)))
         assert health(url)["sources"][3]["topic"] == f"{name}-payments/1"
         # Who follows dead letters is told of what comes from then on.
         found: list[tm.Event] = []

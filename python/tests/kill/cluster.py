@@ -185,6 +185,11 @@ def health(url: str) -> dict[str, Any]:
     return found
 
 
+def troubles(url: str) -> list[str]:
+    """What its processes wait for."""
+    return [trouble["what"] for trouble in health(url).get("troubles", [])]
+
+
 def workers_of(url: str) -> list[str]:
     """The members of the generation that runs."""
     return [member["worker"] for member in health(url).get("members", [])]
