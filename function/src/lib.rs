@@ -54,7 +54,7 @@ pub use message::{Body, Message, Mode, Verdict};
 pub use node::{Counters, Event, Fault, Node, NodeId, Outbox, Owners, Question, Settings};
 pub use order::{Path, Sequencing, Tid};
 pub use program::{
-    Activation, Call, Changes, Clock, Context, Functions, Handle, RowAt, Step, Stop, Target,
+    Activation, Bounds, Call, Changes, Clock, Context, Functions, Handle, RowAt, Step, Stop, Target,
 };
 pub use share::Sum;
 pub use size::output_bytes;

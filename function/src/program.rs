@@ -13,9 +13,9 @@ pub struct Call {
     pub target: Target,
     /// The table of the entity.
     pub table: TableId,
-    /// The entity's key: a value for each key column. Of a [`Target::Find`] its leading ones.
+    /// The entity's key: a value for each key column. Of rows that are looked for, what they begin with, or where they begin.
     pub key: Arc<[Value]>,
-    /// The arguments.
+    /// The arguments. Of [`Bounds::Between`] the bound that they stay below.
     pub args: Arc<[Value]>,
 }
 
@@ -30,8 +30,20 @@ pub enum Target {
     Put,
     /// Removes the row.
     Delete,
-    /// The first rows, so many at most, whose keys begin so: a list of lists.
-    Find(u32),
+    /// The first of these rows, so many at most, in the order of their keys: a list of lists. Where no one node owns all
+    /// of them, those that the node owns that runs it.
+    Find(Bounds, u32),
+    /// The same of all nodes together.
+    Gather(Bounds, u32),
+}
+
+/// Which rows of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bounds {
+    /// Those whose keys begin so.
+    Leading,
+    /// Those whose keys are not below the first bound, and below the second, if that is not empty.
+    Between,
 }
 
 /// A call that a function has made.
@@ -192,12 +204,21 @@ pub trait Context {
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Stop>;
     /// Removes a row; nothing happens when it is missing.
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop>;
-    /// The first `limit` rows, in key order, whose keys begin so; aborts when these columns do not say in
+    /// The first `limit` rows, in key order, whose keys begin so. All nodes are asked where these columns do not say in
     /// which partition they are.
     fn find(
         &mut self,
         table: TableId,
         leading: &[Value],
+        limit: u32,
+    ) -> Result<Vec<Arc<[Value]>>, Stop>;
+    /// The first `limit` rows, in key order, whose keys are not below `from` and below `to`, if that is not empty. Bounds are leading
+    /// columns of keys; all nodes are asked where those that they have in common do not say in which partition the rows are.
+    fn range(
+        &mut self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
         limit: u32,
     ) -> Result<Vec<Arc<[Value]>>, Stop>;
     /// Calls a function, and says whether anybody will wait for what it returns.

@@ -9,7 +9,7 @@ use pyo3::types::iterator::PySendResult;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString, PyTuple};
 use pyo3::{create_exception, ffi, intern};
 use tidemill_core::rules::Fault;
-use tidemill_core::{Key, Row, StreamId, TableId, Value};
+use tidemill_core::{Row, StreamId, TableId, Value};
 use tidemill_engine::{inner, AppFunctions, AppSpec, Begins};
 use tidemill_function::{Activation, Call, Context, Step, Stop};
 use tidemill_txn::program::{Abort, AbortKind, Aggregate, Ask, Tx, Window, WindowId};
@@ -34,7 +34,6 @@ pub fn unwound() -> PyErr {
 /// What a function reaches on a node, as the transaction that the engine would give it.
 pub struct OnNode<'a> {
     context: &'a mut dyn Context,
-    shapes: &'a Shapes,
     /// Whether the function can't go on now.
     pub is_unwound: bool,
 }
@@ -76,7 +75,6 @@ impl Tx for OnNode<'_> {
         Err(not_here("a window over versions of a row"))
     }
 
-    /// Rows of one partition: those that begin as both bounds do.
     fn scan(
         &mut self,
         table: TableId,
@@ -84,16 +82,9 @@ impl Tx for OnNode<'_> {
         to: &[Value],
         limit: usize,
     ) -> Result<Vec<Row>, Abort> {
-        let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
-        let spec = &self.shapes.tables[table.index()].spec;
-        let (first, behind) = (Key::of(from), Key::of(to));
-        let mut rows = self.find(table, &from[..common], usize::MAX)?;
-        rows.retain(|row| {
-            let key = Key::of(spec.key.iter().map(|column| &row[*column]));
-            key >= first && (to.is_empty() || key < behind)
-        });
-        rows.truncate(limit);
-        Ok(rows)
+        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        let rows = self.context.range(table, from, to, limit);
+        Ok(self.done(rows)?.iter().map(|row| row.as_ref().into()).collect())
     }
 
     fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort> {
@@ -584,7 +575,7 @@ impl Activation for Turns {
         let raised = |e: PyErr| Abort { kind: AbortKind::Raised, reason: e.to_string() };
         attached(|py| {
             let functions = self.functions.clone();
-            let mut node = OnNode { context, shapes: &functions.shapes, is_unwound: false };
+            let mut node = OnNode { context, is_unwound: false };
             let deadline_us = functions.shapes.deadline_us.filter(|_| node.has_deadline());
             let running = match &self.running {
                 Some(running) => running.clone_ref(py),

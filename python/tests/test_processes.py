@@ -284,8 +284,7 @@ import tidemill as tm
 
 app = tm.App("bank")
 account = app.entity("account", key="id", id=int, balance=tm.column(int, default=7))
-rates = app.table("rates", key="id", ordered=True, id=int, rate=int)
-payments = app.stream("payments", id=int)
+payments = app.stream("payments", time="at", at=tm.timestamp, id=int)
 
 
 @account.function(creates=True)
@@ -293,9 +292,12 @@ async def look(self, ctx):
     return self.balance
 
 
-@app.transaction(payments)  # here
-def pay(tx, e):
-    account.table[e.id].balance += rates.scan(1, 5).rate.sum()
+for n in range(65):
+    some = payments.filter(tm.col("id") > n, name=f"over{n}").batches("1s")  # here
+
+    @app.procedure(some, name=f"many{n}")
+    def many(tx, some):
+        pass
 """
 
 

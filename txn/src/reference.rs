@@ -29,7 +29,7 @@ use tidemill_core::{
     Key, Late, Position, Row, SourceId, Stamp, StreamId, StreamTime, TableId, Value,
 };
 
-pub use self::alone::{alone, mentions, ranges, transact, uses, Done, Mentioned, When};
+pub use self::alone::{alone, mentions, transact, uses, Done, Mentioned, When};
 pub(crate) use self::alone::{key_of, known, mentioned};
 pub use self::kept::Kept;
 pub use self::open::{by_arrival, by_event_time, Open};

@@ -7,7 +7,7 @@ use tidemill_core::wire::{
     take_u16, take_u32, take_u64, take_u8,
 };
 use tidemill_core::{Key, Position, SourceId, StreamId, TableId, Value};
-use tidemill_function::{Call, Stored, Target};
+use tidemill_function::{Bounds, Call, Stored, Target};
 use tidemill_txn::program::{Abort, AbortKind};
 
 use super::{
@@ -25,14 +25,35 @@ pub(super) fn put_call(call: &Call, out: &mut Vec<u8>) {
         Target::Get => out.push(1),
         Target::Put => out.push(2),
         Target::Delete => out.push(3),
-        Target::Find(limit) => {
+        Target::Find(bounds, limit) => {
             out.push(4);
-            put_u32(limit, out);
+            put_bounds(bounds, limit, out);
+        }
+        Target::Gather(bounds, limit) => {
+            out.push(5);
+            put_bounds(bounds, limit, out);
         }
     }
     put_u16(call.table.0, out);
     put_values(&call.key, out);
     put_values(&call.args, out);
+}
+
+fn put_bounds(bounds: Bounds, limit: u32, out: &mut Vec<u8>) {
+    out.push(match bounds {
+        Bounds::Leading => 0,
+        Bounds::Between => 1,
+    });
+    put_u32(limit, out);
+}
+
+fn take_bounds(input: &mut &[u8]) -> Option<(Bounds, u32)> {
+    let bounds = match take_u8(input)? {
+        0 => Bounds::Leading,
+        1 => Bounds::Between,
+        _ => return None,
+    };
+    Some((bounds, take_u32(input)?))
 }
 
 pub(super) fn take_call(input: &mut &[u8]) -> Option<Call> {
@@ -41,7 +62,14 @@ pub(super) fn take_call(input: &mut &[u8]) -> Option<Call> {
         1 => Target::Get,
         2 => Target::Put,
         3 => Target::Delete,
-        4 => Target::Find(take_u32(input)?),
+        4 => {
+            let (bounds, limit) = take_bounds(input)?;
+            Target::Find(bounds, limit)
+        }
+        5 => {
+            let (bounds, limit) = take_bounds(input)?;
+            Target::Gather(bounds, limit)
+        }
         _ => return None,
     };
     let table = TableId(take_u16(input)?);

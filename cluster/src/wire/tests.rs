@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use smallvec::smallvec;
 use tidemill_core::{Key, Position, SourceId, StreamId, TableId};
-use tidemill_function::{Body, Call, Message, Mode, NodeId, Target, Verdict};
+use tidemill_function::{Body, Bounds, Call, Message, Mode, NodeId, Target, Verdict};
 use tidemill_txn::program::{Abort, AbortKind};
 
 use super::*;
@@ -29,8 +29,14 @@ fn values() -> Vec<Value> {
 }
 
 fn calls() -> Vec<Call> {
-    let targets =
-        [Target::Function(9), Target::Get, Target::Put, Target::Delete, Target::Find(u32::MAX)];
+    let targets = [
+        Target::Function(9),
+        Target::Get,
+        Target::Put,
+        Target::Delete,
+        Target::Find(Bounds::Leading, u32::MAX),
+        Target::Gather(Bounds::Between, 7),
+    ];
     let call = |target| Call {
         target,
         table: TableId(3),

@@ -187,6 +187,13 @@ impl AppFunctions {
             .is_needed(&program, handler.input)
         {
             true => None,
+            // Entries of indexes come and go with rows that the transactions of functions write.
+            false
+                if reference::uses(&program, number)
+                    .any(|of| program.tables[of.index()].keeps.is_some()) =>
+            {
+                None
+            }
             false => Alone::of(&program, number),
         };
         let alone = program.handlers.iter().enumerate().map(of).collect();
@@ -689,32 +696,10 @@ fn refused(spec: &AppSpec) -> Result<()> {
         );
         return refuse(what, &spec.at);
     }
-    for number in 0..program.handlers.len() {
-        let handler = &program.handlers[number];
-        let name = &handler.name;
-        let what = if matches!(handler.body, Body::Native(_)) {
-            format!("{name} is a closure")
-        } else if matches!(handler.body, Body::Declared(_)) {
-            let mut ranges = reference::ranges(program, number).into_iter();
-            let table = |table: TableId| &program.tables[table.index()];
-            if let Some(of) = ranges.find(|of| table(*of).partition_prefix.is_none()) {
-                let of = &table(of).name;
-                let what = format!("{name} reads a range of {of}, whose rows are everywhere");
-                return refuse(what, &handler.at).map_err(|error| {
-                    error.help(
-                        "give the table a partition_prefix and name these columns in the range, \
-                         or run the app in one process",
-                    )
-                });
-            } else if reference::uses(program, number).any(|of| table(of).keeps.is_some()) {
-                format!("{name} reads entries of an index")
-            } else {
-                continue;
-            }
-        } else {
-            continue;
-        };
-        return refuse(what, &handler.at);
+    for handler in &program.handlers {
+        if matches!(handler.body, Body::Native(_)) {
+            return refuse(format!("{} is a closure", handler.name), &handler.at);
+        }
     }
     Ok(())
 }

@@ -68,30 +68,29 @@ impl<'c> OnNodes<'c> {
         Ok(())
     }
 
-    /// The rows whose keys begin so, in key order, with those that have not all their values yet.
-    fn find(
+    /// The first rows of some, in key order, which the context is asked for, with those that have not all their values yet.
+    fn look_for(
         &mut self,
         program: &Program,
         table: TableId,
-        leading: &[Value],
+        is_one: impl Fn(&Key, &Row) -> bool,
         limit: usize,
-    ) -> Result<Vec<(Key, Row)>, Abort> {
+        ask: impl Fn(&mut dyn Context, u32) -> Result<Vec<Arc<[Value]>>, Stop>,
+    ) -> Result<Vec<Row>, Abort> {
         let columns = &program.tables[table.index()].key;
         let key_of = |row: &[Value]| Key::of(columns.iter().map(|column| &row[*column]));
-        let begins = |row: &Row| {
-            leading.iter().zip(columns).all(|(v, at)| Key::of([v]) == Key::of([&row[*at]]))
-        };
-        let partial = self.partial.iter().filter(|((of, _), row)| *of == table && begins(row));
+        let partial =
+            self.partial.iter().filter(|((of, key), row)| *of == table && is_one(key, row));
         let partial: Vec<(Key, Row)> =
             partial.map(|((_, key), row)| (key.clone(), row.clone())).collect();
         // A whole row may be there in the place of one that is not.
         let asked = u32::try_from(limit.saturating_add(partial.len())).unwrap_or(u32::MAX);
-        let rows = self.context.find(table, leading, asked);
+        let rows = ask(self.context, asked);
         let rows = self.done(rows)?;
         let mut found: BTreeMap<Key, Row> =
             rows.iter().map(|row| (key_of(row), row.as_ref().into())).collect();
         found.extend(partial);
-        Ok(found.into_iter().take(limit).collect())
+        Ok(found.into_values().take(limit).collect())
     }
 }
 
@@ -140,10 +139,8 @@ impl Rows for OnNodes<'_> {
         to: &[Value],
     ) -> Result<Vec<Row>, Abort> {
         let is_in = between(program, table, from, to)?;
-        let common = from.iter().zip(to).take_while(|(from, to)| from == to).count();
-        let mut rows = self.find(program, table, &from[..common], usize::MAX)?;
-        rows.retain(|(key, _)| is_in(key));
-        Ok(rows.into_iter().map(|(_, row)| row).collect())
+        let ask = |context: &mut dyn Context, limit: u32| context.range(table, from, to, limit);
+        self.look_for(program, table, |key, _| is_in(key), usize::MAX, ask)
     }
 
     fn leading(
@@ -153,8 +150,12 @@ impl Rows for OnNodes<'_> {
         leading: &[Value],
         limit: usize,
     ) -> Result<Vec<Row>, Abort> {
-        let rows = self.find(program, table, leading, limit)?;
-        Ok(rows.into_iter().map(|(_, row)| row).collect())
+        let columns = &program.tables[table.index()].key;
+        let begins = |_: &Key, row: &Row| {
+            leading.iter().zip(columns).all(|(v, at)| Key::of([v]) == Key::of([&row[*at]]))
+        };
+        let ask = |context: &mut dyn Context, limit: u32| context.find(table, leading, limit);
+        self.look_for(program, table, begins, limit, ask)
     }
 
     fn versions(

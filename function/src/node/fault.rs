@@ -11,6 +11,8 @@ pub enum Fault {
     LoseDependency,
     /// Ranges are not looked at: rows that appear in one are overlooked.
     ForgetRange,
+    /// Rows that all nodes have are asked of all nodes but one.
+    ForgetNode,
     /// That a row was missing is not looked at.
     ForgetAbsence,
     /// A call does not see what its transaction has written before it.
@@ -115,11 +117,12 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 54] = [
+    pub const ALL: [Fault; 55] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
         Fault::ForgetRange,
+        Fault::ForgetNode,
         Fault::ForgetAbsence,
         Fault::ForgetOwnWrites,
         Fault::TrustCachedCalls,

@@ -1,6 +1,6 @@
 //! Running functions: what they may do, and what becomes of it.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
@@ -14,7 +14,9 @@ use super::{running, Event, Fault, Node, NodeId, Outbox, Owners, Settings};
 use crate::gate::{Waiter, Wish};
 use crate::message::{Body, Mode};
 use crate::order::{Path, Tid};
-use crate::program::{Activation, Call, Clock, Context, Functions, Handle, Step, Stop, Target};
+use crate::program::{
+    Activation, Bounds, Call, Clock, Context, Functions, Handle, Step, Stop, Target,
+};
 use crate::share;
 use crate::size;
 use crate::store::{Store, Stored};
@@ -421,7 +423,7 @@ impl<S: Store> Turn<'_, S> {
     /// take is not seen in the places of what comes behind, which are the same wherever rows live: they are
     /// those of a call, also on this node.
     fn put_row(&mut self, table: TableId, key: &[Value], row: Stored) -> Result<(), Stop> {
-        let owner = self.owner(table, key)?;
+        let owner = self.owner(table, key);
         let is_on_row = self.is_on_row();
         if owner == self.me {
             let (functions, at) = (self.functions, Key::of(key));
@@ -478,7 +480,7 @@ impl<S: Store> Turn<'_, S> {
 
     /// Puts a row of a table that the engine keeps.
     fn hold(&mut self, table: TableId, key: &[Value], row: &[Value]) -> Result<(), Stop> {
-        let owner = self.owner(table, key)?;
+        let owner = self.owner(table, key);
         if owner == self.me {
             return self.write(table, Key::of(key), Some(row.into()));
         }
@@ -487,7 +489,7 @@ impl<S: Store> Turn<'_, S> {
 
     /// Removes a row of a table that the engine keeps.
     fn let_go(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop> {
-        let owner = self.owner(table, key)?;
+        let owner = self.owner(table, key);
         if owner == self.me {
             return self.write(table, Key::of(key), None);
         }
@@ -586,7 +588,7 @@ impl<S: Store> Turn<'_, S> {
         key: &[Value],
         args: &[Value],
     ) -> Result<u32, Stop> {
-        let wanted = matches!(target, Target::Get | Target::Find(_));
+        let wanted = matches!(target, Target::Get | Target::Find(..) | Target::Gather(..));
         let call = Call { target, table, key: key.into(), args: args.into() };
         let nth = self.make(call, to, wanted)?;
         if wanted {
@@ -605,27 +607,83 @@ impl<S: Store> Turn<'_, S> {
         Stop::Abort(Abort { kind: AbortKind::Fault, reason: reason.into() })
     }
 
-    /// Who owns the rows whose keys begin so.
-    fn owner(&self, table: TableId, leading: &[Value]) -> Result<NodeId, Stop> {
-        let program = self.functions.program();
-        self.owners.of_key(program, table, leading).ok_or_else(|| {
-            let spec = &program.tables[table.index()];
-            let instead = match (&spec.keeps, spec.partition_prefix) {
-                (Some(_), Some(columns)) => {
-                    let columns = spec.key.iter().take(columns);
-                    let names: Vec<&str> =
-                        columns.map(|column| &*spec.schema.columns[*column].name).collect();
-                    format!("say {}", names.join(" and "))
-                }
-                _ => "declare a partition_prefix, or name the whole key".into(),
-            };
-            let reason = format!(
-                "rows of {} are found by leading columns of their keys that say in which partition \
-                 they are: {instead}",
-                spec.name
-            );
-            Stop::Abort(Abort::refused(reason))
-        })
+    /// Who owns the row with this key, which is whole.
+    fn owner(&self, table: TableId, key: &[Value]) -> NodeId {
+        let owner = self.owners.of_key(self.functions.program(), table, key);
+        owner.expect("the whole key says in which partition the row is")
+    }
+
+    /// The first rows within bounds, in the order of their keys.
+    fn rows(
+        &mut self,
+        table: TableId,
+        bounds: Bounds,
+        (from, to): (Vec<Value>, Vec<Value>),
+        limit: u32,
+    ) -> Result<Vec<Arc<[Value]>>, Stop> {
+        let leading = match bounds {
+            Bounds::Leading => &from[..],
+            Bounds::Between => {
+                &from[..from.iter().zip(&to).take_while(|(from, to)| from == to).count()]
+            }
+        };
+        let owner = self.owners.of_key(self.functions.program(), table, leading);
+        let is_asked = self.is_on_row();
+        let (to_node, target) = match (owner, self.invocation.call.target) {
+            (Some(owner), _) if owner != self.me => (owner, Target::Find(bounds, limit)),
+            (None, Target::Gather(..)) if is_asked => {
+                return self.gather(table, bounds, (&from, &to), limit);
+            }
+            (None, target) if !(is_asked && matches!(target, Target::Find(..))) => {
+                // One access, as with one owner: so places are the same however many nodes there are.
+                (self.me, Target::Gather(bounds, limit))
+            }
+            _ => {
+                let from = Key::of(&from);
+                let to = match bounds {
+                    Bounds::Between if !to.is_empty() => Key::of(&to),
+                    Bounds::Between => Key::of(&to).behind_all(),
+                    Bounds::Leading => from.behind_all(),
+                };
+                let saw = self.read(Wish::Range(table, from, to), limit)?;
+                return Ok(saw.into_iter().flatten().collect());
+            }
+        };
+        let nth = self.reach(to_node, target, table, &from, &to)?;
+        Ok(listed_rows(self.answer(nth)?))
+    }
+
+    /// Those of all nodes, each of which has a part of them.
+    fn gather(
+        &mut self,
+        table: TableId,
+        bounds: Bounds,
+        (from, to): (&[Value], &[Value]),
+        limit: u32,
+    ) -> Result<Vec<Arc<[Value]>>, Stop> {
+        let missed = u16::from(self.is_spoiled_by(Fault::ForgetNode) && self.owners.nodes() > 1);
+        let mut asked = Vec::new();
+        for node in 0..self.owners.nodes() - missed {
+            let target = Target::Find(bounds, limit);
+            let call = Call { target, table, key: from.into(), args: to.into() };
+            asked.push(self.make(call, NodeId(node), true)?);
+        }
+        let columns = &self.functions.program().tables[table.index()].key;
+        let mut found = BTreeMap::new();
+        for nth in asked {
+            for row in listed_rows(self.answer(nth)?) {
+                found.insert(Key::of(columns.iter().map(|column| &row[*column])), row);
+            }
+        }
+        Ok(found.into_values().take(limit as usize).collect())
+    }
+}
+
+/// The rows of a list of lists.
+fn listed_rows(value: &Value) -> Vec<Arc<[Value]>> {
+    match value {
+        Value::List(rows) => rows.iter().filter_map(row).collect(),
+        other => unreachable!("rows came back as {other}"),
     }
 }
 
@@ -633,7 +691,7 @@ impl<S: Store> Context for Turn<'_, S> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Arc<[Value]>>, Stop> {
         self.functions.program().check_visible(table)?;
         let key = self.functions.program().stored_key(table, key)?;
-        let owner = self.owner(table, &key)?;
+        let owner = self.owner(table, &key);
         if owner == self.me {
             let saw = self.read(Wish::Row(table, Key::of(&key)), 1)?;
             return Ok(saw.into_iter().next().flatten());
@@ -668,23 +726,25 @@ impl<S: Store> Context for Turn<'_, S> {
     ) -> Result<Vec<Arc<[Value]>>, Stop> {
         self.functions.program().check_ranges(table)?;
         let leading = self.functions.program().stored_bound(table, leading)?;
-        let owner = self.owner(table, &leading)?;
-        if owner == self.me {
-            let from = Key::of(&leading);
-            let to = from.behind_all();
-            let saw = self.read(Wish::Range(table, from, to), limit)?;
-            return Ok(saw.into_iter().flatten().collect());
-        }
-        let nth = self.reach(owner, Target::Find(limit), table, &leading, &[])?;
-        match self.answer(nth)? {
-            Value::List(rows) => Ok(rows.iter().filter_map(row).collect()),
-            other => unreachable!("rows came back as {other}"),
-        }
+        self.rows(table, Bounds::Leading, (leading, Vec::new()), limit)
+    }
+
+    fn range(
+        &mut self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        limit: u32,
+    ) -> Result<Vec<Arc<[Value]>>, Stop> {
+        self.functions.program().check_ranges(table)?;
+        let from = self.functions.program().stored_bound(table, from)?;
+        let to = self.functions.program().stored_bound(table, to)?;
+        self.rows(table, Bounds::Between, (from, to), limit)
     }
 
     fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop> {
         let key = stored_key(self.functions.program(), &call)?;
-        let owner = self.owner(call.table, &key)?;
+        let owner = self.owner(call.table, &key);
         self.make(Call { key: key.into(), ..call }, owner, wanted).map(Handle)
     }
 
@@ -802,8 +862,12 @@ impl Activation for OnRow {
         let Call { target, table, key, args } = &self.0;
         Ok(Step::Done(match target {
             Target::Get => context.get(*table, key)?.as_ref().map_or(Value::Null, listed),
-            Target::Find(limit) => {
-                Value::List(context.find(*table, key, *limit)?.iter().map(listed).collect())
+            Target::Find(bounds, limit) | Target::Gather(bounds, limit) => {
+                let rows = match bounds {
+                    Bounds::Leading => context.find(*table, key, *limit)?,
+                    Bounds::Between => context.range(*table, key, args, *limit)?,
+                };
+                Value::List(rows.iter().map(listed).collect())
             }
             Target::Put => {
                 context.put(*table, args)?;

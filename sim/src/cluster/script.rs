@@ -88,6 +88,18 @@ enum Inst {
         key: Operand,
         limit: u32,
     },
+    /// Items of one key, from one on and below another.
+    ScanWithin {
+        key: Operand,
+        from: i64,
+        to: i64,
+    },
+    /// Items wherever they live: from a key on and below another, or the first ones; of all keys, or by how many they have.
+    ScanAll {
+        by_n: bool,
+        between: Option<(i64, i64)>,
+        limit: u32,
+    },
     PutItem(i64),
     DeleteItem(i64),
     /// One that may live elsewhere.
@@ -445,9 +457,18 @@ fn random_function(dice: &mut Dice, count: u32, keys: i64) -> Vec<Inst> {
             18 => code.push(Inst::SkipIfOdd(1 + dice.below(2) as usize)),
             19 => {
                 let limit = 1 + dice.below(4) as u32;
-                code.push(match dice.chance(50) {
-                    true => Inst::Scan(limit),
-                    false => Inst::ScanOf { key: operand(dice), limit },
+                code.push(match dice.below(4) {
+                    0 => Inst::Scan(limit),
+                    1 => Inst::ScanOf { key: operand(dice), limit },
+                    2 => {
+                        let (from, to) = (dice.below(3) as i64, dice.below(5) as i64);
+                        Inst::ScanWithin { key: operand(dice), from, to }
+                    }
+                    _ => {
+                        let bounds = (dice.below(4) as i64, dice.below(keys as u64 + 2) as i64);
+                        let between = dice.chance(70).then_some(bounds);
+                        Inst::ScanAll { by_n: dice.chance(50), between, limit }
+                    }
                 });
             }
             20 => {

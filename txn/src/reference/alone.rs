@@ -83,11 +83,6 @@ pub fn mentions(program: &Program, handler: usize, event: &[Value]) -> Option<Ve
     Some(mentioned(program, handler, &known(program, handler)?, event))
 }
 
-/// The tables of which a declared handler reads ranges of rows.
-pub fn ranges(program: &Program, handler: usize) -> Vec<TableId> {
-    Footprint::of(program, handler).ranges
-}
-
 /// The tables that a declared handler uses.
 pub fn uses(program: &Program, handler: usize) -> impl Iterator<Item = TableId> + use<> {
     let Footprint { rows, ranges, .. } = Footprint::of(program, handler);

@@ -12,7 +12,8 @@ pub(super) trait Memory {
     fn get(&mut self, table: TableId, key: &[i64]) -> Result<Option<Vec<i64>>, Stop>;
     fn put(&mut self, table: TableId, row: &[i64]) -> Result<(), Stop>;
     fn delete(&mut self, table: TableId, key: &[i64]) -> Result<(), Stop>;
-    fn find(&mut self, table: TableId, leading: i64, limit: u32) -> Result<Vec<Vec<i64>>, Stop>;
+    fn find(&mut self, table: TableId, leading: &[i64], limit: u32) -> Result<Vec<Vec<i64>>, Stop>;
+    fn range(&mut self, table: TableId, from: &[i64], to: &[i64]) -> Result<Vec<Vec<i64>>, Stop>;
     fn call(&mut self, call: Call, wanted: bool) -> Result<Self::Made, Stop>;
     fn reply(&self, made: Self::Made) -> Option<i64>;
     fn settled(&mut self, made: Self::Made) -> Result<i64, Stop>;
@@ -49,8 +50,12 @@ impl<M: Memory> Counted<'_, M> {
         self.next().delete(table, key)
     }
 
-    fn find(&mut self, table: TableId, leading: i64, limit: u32) -> Result<Vec<Vec<i64>>, Stop> {
+    fn find(&mut self, table: TableId, leading: &[i64], limit: u32) -> Result<Vec<Vec<i64>>, Stop> {
         self.next().find(table, leading, limit)
+    }
+
+    fn range(&mut self, table: TableId, from: &[i64], to: &[i64]) -> Result<Vec<Vec<i64>>, Stop> {
+        self.next().range(table, from, to)
     }
 
     fn call(&mut self, call: Call, wanted: bool) -> Result<M::Made, Stop> {
@@ -189,14 +194,30 @@ impl<M: Copy> Machine<M> {
                 }
                 Inst::Repeat { .. } => {}
                 Inst::Scan(limit) => {
-                    for row in memory.find(ITEMS, self.key, limit)? {
+                    for row in memory.find(ITEMS, &[self.key], limit)? {
                         self.acc = mix(mix(self.acc, row[1]), row[2]);
                     }
                 }
                 Inst::ScanOf { key, limit } => {
                     let key = self.operand(key, script.keys);
-                    for row in memory.find(ITEMS, key, limit)? {
+                    for row in memory.find(ITEMS, &[key], limit)? {
                         self.acc = mix(mix(self.acc, row[1]), row[2]);
+                    }
+                }
+                Inst::ScanWithin { key, from, to } => {
+                    let key = self.operand(key, script.keys);
+                    for row in memory.range(ITEMS, &[key, from], &[key, to])? {
+                        self.acc = mix(mix(self.acc, row[1]), row[2]);
+                    }
+                }
+                Inst::ScanAll { by_n, between, limit } => {
+                    let table = if by_n { BY_N } else { ITEMS };
+                    let rows = match between {
+                        Some((from, to)) => memory.range(table, &[from], &[to])?,
+                        None => memory.find(table, &[], limit)?,
+                    };
+                    for row in rows {
+                        self.acc = row.into_iter().fold(self.acc, mix);
                     }
                 }
                 Inst::PutItem(item) => memory.put(ITEMS, &[self.key, item, self.acc % 10])?,
@@ -207,7 +228,7 @@ impl<M: Copy> Machine<M> {
                 Inst::DeleteItem(item) => memory.delete(ITEMS, &[self.key, item])?,
                 Inst::FindBy { n, limit } => {
                     let n = self.operand(n, script.keys) % 10;
-                    for entry in memory.find(BY_N, n, limit)? {
+                    for entry in memory.find(BY_N, &[n], limit)? {
                         let row = memory.get(ITEMS, &entry[1..])?;
                         self.acc = mix(self.acc, row.map_or(-3, |row| mix(row[0], row[2])));
                     }

@@ -34,8 +34,13 @@ impl Memory for OnNode<'_> {
         self.0.delete(table, &row_of(key))
     }
 
-    fn find(&mut self, table: TableId, leading: i64, limit: u32) -> Result<Vec<Vec<i64>>, Stop> {
-        let rows = self.0.find(table, &[Value::Int(leading)], limit)?;
+    fn find(&mut self, table: TableId, leading: &[i64], limit: u32) -> Result<Vec<Vec<i64>>, Stop> {
+        let rows = self.0.find(table, &row_of(leading), limit)?;
+        Ok(rows.iter().map(|row| ints(row)).collect())
+    }
+
+    fn range(&mut self, table: TableId, from: &[i64], to: &[i64]) -> Result<Vec<Vec<i64>>, Stop> {
+        let rows = self.0.range(table, &row_of(from), &row_of(to), u32::MAX)?;
         Ok(rows.iter().map(|row| ints(row)).collect())
     }
 

@@ -45,8 +45,13 @@ impl Memory for OnTx<'_> {
         Ok(self.tx.delete(table, &row_of(key))?)
     }
 
-    fn find(&mut self, table: TableId, leading: i64, limit: u32) -> Result<Vec<Vec<i64>>, Stop> {
-        let rows = self.tx.find(table, &[Value::Int(leading)], limit as usize)?;
+    fn find(&mut self, table: TableId, leading: &[i64], limit: u32) -> Result<Vec<Vec<i64>>, Stop> {
+        let rows = self.tx.find(table, &row_of(leading), limit as usize)?;
+        Ok(rows.iter().map(|row| ints(row)).collect())
+    }
+
+    fn range(&mut self, table: TableId, from: &[i64], to: &[i64]) -> Result<Vec<Vec<i64>>, Stop> {
+        let rows = self.tx.scan(table, &row_of(from), &row_of(to), usize::MAX)?;
         Ok(rows.iter().map(|row| ints(row)).collect())
     }
 
