@@ -41,6 +41,9 @@ pub struct Interval {
     pub us: i64,
 }
 
+/// The newest time of an event source that has ended: nothing more will come of it, and it holds nothing back.
+pub const ENDED_US: i64 = i64::MAX;
+
 /// So many a program may have: each is a bit of a word.
 pub const INTERVALS_MAX: usize = 64;
 
@@ -175,9 +178,17 @@ impl EventTime {
         }
     }
 
-    /// The sources as they are at a cut that has all of each source up to a record.
+    /// The times of the event sources of a source that ends.
+    pub(crate) fn end_of(&self, source: u32) -> impl Iterator<Item = Span> + '_ {
+        let own = (0..).zip(&self.sources).filter(move |(_, of)| of.source == source);
+        own.map(|(nth, _)| Span::of(nth, ENDED_US))
+    }
+
+    /// The sources that have not ended, as they are at a cut that has all of each source up to a record.
     fn come<'a>(&'a self, times: &'a Times, upto: &'a [u64]) -> impl Iterator<Item = Come> + 'a {
-        (0..).zip(&self.sources).map(|(nth, source)| Come {
+        let open = (0..).zip(&self.sources);
+        let open = open.filter(|(nth, _)| times.newest[*nth as usize] != Some(ENDED_US));
+        open.map(|(nth, source)| Come {
             source: SourceId(nth),
             group: source.group,
             newest_us: times.newest[nth as usize],
@@ -190,10 +201,16 @@ impl EventTime {
     /// Sets the watermarks behind a cut that has all of each source up to a record, when the newest times and the
     /// idle ones are known.
     pub(crate) fn advance(&self, times: &mut Times, upto: &[u64]) {
+        let mut are_open = vec![false; self.units_us.len()];
+        self.come(times, upto).for_each(|come| are_open[come.group] = true);
         let marks = come_to(self.units_us.len(), self.come(times, upto));
-        let marks = marks.into_iter().zip(&self.units_us);
-        for (watermark, (mark, unit_us)) in times.watermarks.iter_mut().zip(marks) {
-            *watermark = mark.map_or(*watermark, |mark| whole(mark, *unit_us).max(*watermark));
+        let marks = marks.into_iter().zip(&self.units_us).zip(are_open);
+        for (watermark, ((mark, unit_us), is_open)) in times.watermarks.iter_mut().zip(marks) {
+            *watermark = match is_open {
+                // With every source ended nothing will come any more.
+                false => Position::MAX,
+                true => mark.map_or(*watermark, |mark| whole(mark, *unit_us).max(*watermark)),
+            };
         }
     }
 
@@ -236,8 +253,9 @@ impl EventTime {
     /// For each source whether what comes by it is what others wait for: it is behind all others of a group.
     pub(crate) fn are_behind(&self, times: &Times, upto: &[u64]) -> Vec<bool> {
         let mut behind: Vec<Option<(Position, u32)>> = vec![None; self.units_us.len()];
-        for (come, source) in self.come(times, upto).zip(&self.sources) {
+        for come in self.come(times, upto) {
             if !come.is_idle {
+                let source = &self.sources[come.source.index()];
                 let (bound, first) = ((come.bound(), source.source), &mut behind[come.group]);
                 *first = Some(first.map_or(bound, |first| first.min(bound)));
             }
@@ -302,6 +320,23 @@ mod tests {
         times.newest[1] = Some(3);
         of.advance(&mut times, &upto);
         assert_eq!(times.watermarks[0], of.position(0, 20, 7));
+    }
+
+    #[test]
+    fn what_has_ended_holds_nothing_back_and_with_all_of_a_group_all_is_let_out() {
+        let (of, upto) = (some(), [7, 9]);
+        let mut times = of.begin();
+        times.newest = vec![Some(20), Some(90), None];
+        times.newest[0] = of.end_of(0).next().map(|span| span.newest_us);
+        of.advance(&mut times, &upto);
+        assert_eq!(times.watermarks, [of.position(1, 90, 9), Position::MIN]);
+        assert_eq!(of.are_behind(&times, &upto), [false, true]);
+        let ends: Vec<u32> = of.end_of(1).map(|span| span.event_source).collect();
+        assert_eq!(ends, [1, 2]);
+        times.newest = vec![Some(ENDED_US); 3];
+        of.advance(&mut times, &upto);
+        assert_eq!(times.watermarks, [Position::MAX; 2]);
+        assert_eq!(of.are_behind(&times, &upto), [false; 2]);
     }
 
     #[test]

@@ -35,7 +35,9 @@ mod worker;
 
 pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress};
 pub use effect::{Address, Effect, Input, Packet, Piece, Records, Refused, Span, Token};
-pub use event_time::{EventSource, EventTime, Interval, LateEvent, Rank, Ranked, INTERVALS_MAX};
+pub use event_time::{
+    EventSource, EventTime, Interval, LateEvent, Rank, Ranked, ENDED_US, INTERVALS_MAX,
+};
 pub use leaving::Leaving;
 pub use records::{
     behind, Assignment, CutRecord, Form, Left, Manifest, Member, Object, Output, Parked, PartRows,

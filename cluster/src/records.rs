@@ -50,6 +50,8 @@ pub enum Record {
     },
     /// Requests of clients, one or some, which are of one epoch.
     Requests(Vec<Request>),
+    /// Nothing more will come of the source that it is of. Sources end that read what has an end.
+    End,
     /// A cut.
     Cut(CutRecord),
     /// A snapshot counts.
@@ -141,7 +143,8 @@ pub struct CutRecord {
 /// How far event time has come at a cut; all of it empty where no stream is in event time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// For each [event source](crate::EventSource) the newest time that has come of it.
+    /// For each [event source](crate::EventSource) the newest time that has come of it; [`ENDED_US`](crate::ENDED_US) of one that
+    /// has ended.
     pub newest: Vec<Option<i64>>,
     /// For each group of streams the place before which all has come: nothing behind it is executed. It never goes
     /// back.

@@ -1,4 +1,4 @@
-//! Cuts in one log, all else in another.
+//! Logs of which some topics are somewhere else: the cuts, or the inputs of the last sources.
 
 use std::sync::Arc;
 
@@ -7,28 +7,35 @@ use tidemill_core::Error;
 
 use crate::{Log, Then, ThenEach};
 
-/// A log whose cuts are somewhere else. A generation begins in each topic by itself, in the cuts first, so that
+/// A log some of whose topics are in another one. A generation begins in each topic by itself, in the cuts first, so that
 /// nothing is promised between topics that two logs could not keep.
-pub struct CutsApart {
-    cuts: Arc<dyn Log>,
+pub struct Apart {
+    is_apart: Box<dyn Fn(Topic) -> bool + Send + Sync>,
+    apart: Arc<dyn Log>,
     rest: Arc<dyn Log>,
 }
 
-impl CutsApart {
+impl Apart {
     /// Cuts in the first one, inputs and outputs in the second.
-    pub fn new(cuts: Arc<dyn Log>, rest: Arc<dyn Log>) -> CutsApart {
-        CutsApart { cuts, rest }
+    pub fn cuts(cuts: Arc<dyn Log>, rest: Arc<dyn Log>) -> Apart {
+        Apart { is_apart: Box::new(|topic| topic == Topic::Cuts), apart: cuts, rest }
+    }
+
+    /// The inputs of this source and of those behind it in the first one, all else in the second.
+    pub fn inputs(first: u32, inputs: Arc<dyn Log>, rest: Arc<dyn Log>) -> Apart {
+        let is_apart = move |topic| matches!(topic, Topic::Input(source) if source >= first);
+        Apart { is_apart: Box::new(is_apart), apart: inputs, rest }
     }
 
     fn of(&self, topic: Topic) -> &dyn Log {
-        match topic {
-            Topic::Cuts => &*self.cuts,
-            Topic::Input(_) | Topic::Output(_) => &*self.rest,
+        match (self.is_apart)(topic) {
+            true => &*self.apart,
+            false => &*self.rest,
         }
     }
 }
 
-impl Log for CutsApart {
+impl Log for Apart {
     fn append(
         &self,
         topic: Topic,
@@ -59,10 +66,10 @@ impl Log for CutsApart {
     }
 
     fn failed(&self) -> Option<Error> {
-        self.cuts.failed().or_else(|| self.rest.failed())
+        self.apart.failed().or_else(|| self.rest.failed())
     }
 
     fn trouble(&self) -> Option<String> {
-        self.cuts.trouble().or_else(|| self.rest.trouble())
+        self.apart.trouble().or_else(|| self.rest.trouble())
     }
 }

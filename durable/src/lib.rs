@@ -11,7 +11,7 @@ mod apart;
 mod dir;
 mod trouble;
 
-pub use apart::CutsApart;
+pub use apart::Apart;
 pub use dir::DirStore;
 pub use tidemill_cluster::Records;
 pub use trouble::Trouble;

@@ -16,7 +16,7 @@ use crate::drive::{address, drive, Doors, Seen};
 use crate::inbox::Inbox;
 use crate::marks::Marks;
 use crate::rates::Rates;
-use crate::served::{serve, FileLog};
+use crate::served::{serve, Served};
 use crate::word::Word;
 use crate::{Settings, Shared, COORDINATOR};
 
@@ -81,7 +81,7 @@ pub struct CoordinatorProcess {
 /// What its threads share.
 struct Told {
     inbox: Arc<Inbox>,
-    served: Option<Arc<FileLog>>,
+    served: Served,
     mesh: OnceLock<Weak<Mesh>>,
     directory: Mutex<BTreeMap<Peer, Addr>>,
     refused: Mutex<VecDeque<String>>,
@@ -94,8 +94,8 @@ struct Told {
 }
 
 impl CoordinatorProcess {
-    /// Begins to listen, and to form generations of whoever comes. `served` is the log that it serves to the
-    /// others, if they have none of their own.
+    /// Begins to listen, and to form generations of whoever comes. `served` is what it serves to
+    /// the others.
     ///
     /// # Errors
     /// When nobody can listen there.
@@ -103,7 +103,7 @@ impl CoordinatorProcess {
         env: &Env,
         settings: Settings,
         shared: Shared,
-        served: Option<Arc<FileLog>>,
+        served: Served,
     ) -> Result<CoordinatorProcess> {
         let inbox = Arc::new(Inbox::default());
         let told = Arc::new(Told {
@@ -255,10 +255,9 @@ impl Sink for Told {
                 let nobody = Weak::new();
                 let mesh = self.mesh.get().unwrap_or(&nobody);
                 let word = Word::of(&bytes);
-                let word = match (word, &self.served) {
-                    (Some(word), Some(log)) => serve(log, mesh, peer, word),
-                    (Some(word), None) => Some(word),
-                    (None, _) => {
+                let word = match word {
+                    Some(word) => serve(&self.served, mesh, peer, word),
+                    None => {
                         // It knows the secret, and speaks another language.
                         if let Some(mesh) = mesh.upgrade() {
                             mesh.unlink(peer);

@@ -15,7 +15,7 @@
 //! | `worker`, `coordinator` | a process of either kind |
 //! | `desk` | requests of clients, and their replies |
 //! | `marks` | of which epochs all has left, for whoever writes it elsewhere |
-//! | `served` | a log in the files of the coordinator's process, for all of them |
+//! | `served` | a log in the files of the coordinator's process, and what else only that can read, for all of them |
 //! | `word` | what processes say to each other |
 //!
 //! It must not know Python, HTTP, or how functions run.
@@ -34,7 +34,7 @@ mod worker;
 pub use coordinator::{CoordinatorProcess, Status};
 pub use desk::{source_of, Answer, Desk, Listener, Placed};
 pub use outside::Outboxes;
-pub use served::{hold, FileLog};
+pub use served::{hold, FileLog, Served};
 pub use tidemill_cluster::{Left, LeftOut};
 pub use worker::{Ended, WorkerProcess};
 

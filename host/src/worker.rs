@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::{Input, Member, Packet, Worker};
 use tidemill_core::{Error, Result};
-use tidemill_durable::{Log, Store, Trouble};
+use tidemill_durable::{Apart, Log, Store, Trouble};
 use tidemill_env::{Addr, Clock, Env, Handle};
 use tidemill_function::Functions;
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
@@ -58,7 +58,8 @@ struct Told {
 
 impl WorkerProcess {
     /// Joins a cluster, as soon as its coordinator is there, and executes its part from then on. Without a
-    /// `log` it is the one that the coordinator serves. Of an app with outboxes somebody has work done outside.
+    /// `log` it is the one that the coordinator serves; from a source on only the coordinator may be able to read
+    /// the inputs. Of an app with outboxes somebody has work done outside.
     ///
     /// # Errors
     /// When nobody can listen there.
@@ -67,7 +68,7 @@ impl WorkerProcess {
         settings: Settings,
         coordinator: Addr,
         functions: Arc<dyn Functions>,
-        log: Option<Arc<dyn Log>>,
+        (log, inputs_served): (Option<Arc<dyn Log>>, Option<u32>),
         store: Arc<dyn Store>,
         outboxes: Option<Arc<dyn Outboxes>>,
     ) -> Result<WorkerProcess> {
@@ -87,10 +88,15 @@ impl WorkerProcess {
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(me), told.clone())?;
         let mesh = Arc::new(mesh);
         let _ = told.mesh.set(Arc::downgrade(&mesh));
-        let log = log.unwrap_or_else(|| {
-            let remote = RemoteLog::new(Arc::downgrade(&mesh));
-            told.remote.get_or_init(|| Arc::new(remote)).clone()
-        });
+        let remote = || -> Arc<dyn Log> {
+            let remote = || Arc::new(RemoteLog::new(Arc::downgrade(&mesh)));
+            told.remote.get_or_init(remote).clone()
+        };
+        let log: Arc<dyn Log> = match (log, inputs_served) {
+            (None, _) => remote(),
+            (Some(log), None) => log,
+            (Some(log), Some(first)) => Arc::new(Apart::inputs(first, remote(), log)),
+        };
         if let Some(outboxes) = &outboxes {
             outboxes.begin(log.clone())?;
         }

@@ -358,11 +358,12 @@ impl KafkaLog {
     }
 
     fn part(&self, topic: Topic) -> Option<usize> {
-        let total = self.settings.total();
+        let outputs = self.settings.total();
+        let inputs = outputs - self.settings.elsewhere;
         let nth = match topic {
-            Topic::Input(n) if n < total => n as usize,
-            Topic::Output(n) if n < total => total as usize + n as usize,
-            Topic::Cuts if self.settings.cuts.is_some() => 2 * total as usize,
+            Topic::Input(n) if n < inputs => n as usize,
+            Topic::Output(n) if n < outputs => inputs as usize + n as usize,
+            Topic::Cuts if self.settings.cuts.is_some() => inputs as usize + outputs as usize,
             Topic::Cuts | Topic::Input(_) | Topic::Output(_) => return None,
         };
         Some(nth)

@@ -20,11 +20,13 @@ pub struct KafkaSettings {
     /// The topic of the cuts, which nobody else may write to; nothing where they are in another log.
     pub cuts: Option<String>,
     /// How many sources the inputs are: so many partitions that topic has at least. The outputs have one more for each
-    /// partition that is followed.
+    /// partition that is followed, and for each source whose requests are read elsewhere.
     pub sources: u32,
     /// Topics of others, whose messages are requests, too: each partition is a source, behind those of the inputs.
     /// Nothing is appended to them, and nothing deleted.
     pub followed: Vec<Followed>,
+    /// How many sources there are behind these, whose requests are read elsewhere: what comes of them is in the outputs, too.
+    pub elsewhere: u32,
     /// On how many brokers topics are kept that are made.
     pub replication: u16,
     /// So long an append waits for others to go along. Brokers and clients have as much work with a request as
@@ -62,6 +64,7 @@ impl KafkaSettings {
             cuts: Some(format!("{app}.cuts")),
             sources,
             followed: Vec::new(),
+            elsewhere: 0,
             replication: 1,
             linger_ms: 2,
             timeout_us: 10_000_000,
@@ -80,10 +83,10 @@ impl KafkaSettings {
         cuts.into_iter().chain(others)
     }
 
-    /// How many sources there are, with the partitions that are followed.
+    /// How many sources there are, with the partitions that are followed and those that are read elsewhere.
     pub(crate) fn total(&self) -> u32 {
         let more = self.followed.iter().map(|followed| followed.partitions);
-        more.fold(self.sources, u32::saturating_add)
+        more.fold(self.sources, u32::saturating_add).saturating_add(self.elsewhere)
     }
 
     pub(crate) fn timeout(&self) -> std::time::Duration {

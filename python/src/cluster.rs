@@ -70,12 +70,14 @@ impl NativeCluster {
         detached(py, || Ok(self.cluster.said().to_string()))
     }
 
-    /// Ends: first what clients wait for is answered, then a snapshot is taken. Whether all is in it.
-    fn stop(&self, py: Python<'_>) -> PyResult<bool> {
+    /// Ends: first what clients wait for is answered, then a snapshot is taken. Whether all is in it. Where nothing else may
+    /// come than what has been read from files to their ends, sinks are whole then.
+    #[pyo3(signature = (may_come=true))]
+    fn stop(&self, py: Python<'_>, may_come: bool) -> PyResult<bool> {
         detached(py, || {
             self.gateway.iter().for_each(Gateway::drain);
             self.gateway.iter().for_each(Gateway::stop);
-            Ok(self.cluster.leave())
+            Ok(self.cluster.leave(may_come))
         })
     }
 }

@@ -355,7 +355,7 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
             [*worker, *secret, *join, "--set", "cluster_name=tank"],
             "is of cluster 'bank', not 'tank'",
         ),
-        (["coordinator", files, *secret, *fresh], "stream payments comes from files"),
+        (["coordinator", files, *secret, *fresh], "files.py:7: there is no file payments.csv"),
         (["coordinator", nothing, *secret, *fresh], "has nothing that clients could call"),
         (
             ["run", nothing, "--http", "0", "--processes", "2"],

@@ -72,13 +72,16 @@ class Coordinator:
         found: dict[str, Any] = json.loads(self.native.status())
         return found
 
-    def stop(self) -> bool:
+    def stop(self, may_come: bool = True) -> bool:
         """Ends: waits a while for the replies that clients wait for, then for a last snapshot.
+
+        Where all that comes was read from files, to their ends, and nothing else ``may_come``,
+        files that are written are whole then.
 
         Whether all that was executed is in that snapshot: whoever starts the cluster again has
         nothing to do again then.
         """
-        return self.native.stop()
+        return self.native.stop(may_come)
 
 
 class Worker:

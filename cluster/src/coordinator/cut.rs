@@ -8,7 +8,7 @@ use tidemill_function::Fault;
 use super::available::Available;
 use super::{Coordinator, SourceProgress, Stage, Wish};
 use crate::effect::{Effect, Packet, Piece, Span};
-use crate::event_time::{EventTime, LateEvent};
+use crate::event_time::{EventTime, LateEvent, ENDED_US};
 use crate::records::{
     CutRecord, Form, Left, Manifest, Member, Object, Parked, Record, Times, Topic,
 };
@@ -180,7 +180,13 @@ impl Running {
             return vec![false; self.available.len()];
         }
         let upto: Vec<u64> = self.available.iter().map(Available::upto).collect();
-        self.event_time.are_behind(&self.times, &upto).into_iter().map(|is| !is).collect()
+        // One that was silent at the last cut, and is not any more, may be the one that others wait for.
+        let mut times = self.times.clone();
+        let sources = self.event_time.sources();
+        let is_silent =
+            |nth: &u32| self.available[sources[*nth as usize].source as usize].is_empty();
+        times.idle.retain(is_silent);
+        self.event_time.are_behind(&times, &upto).into_iter().map(|is| !is).collect()
     }
 
     /// An event that comes next, too late, where that is an error.
@@ -215,6 +221,7 @@ impl Coordinator {
         let (manifest, rows) = (self.manifest.clone(), self.rows);
         let counts_records = self.is_spoiled_by(Fault::CountRecords);
         let forgets_idle = self.is_spoiled_by(Fault::ForgetIdle);
+        let forgets_end = self.is_spoiled_by(Fault::ForgetEnd);
         let pauses_all = self.is_spoiled_by(Fault::PauseAll);
         let Stage::Running(running) = &mut self.stage else { return };
         if self.late_event.is_none() {
@@ -258,6 +265,7 @@ impl Coordinator {
         if !running.event_time.is_empty() {
             // Which of those that wait are executed only their readers know.
             count = counts.iter().sum::<u64>() + running.parked().events;
+            given.retain(|span| span.newest_us != ENDED_US || !forgets_end);
             for Span { event_source, newest_us, .. } in given {
                 let Times { newest, .. } = &mut running.times;
                 let of = newest.iter_mut().zip(&mut running.active_us).nth(event_source as usize);

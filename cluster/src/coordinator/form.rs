@@ -65,7 +65,7 @@ impl Coordinator {
                 }
                 // What it has taken itself meanwhile is newer than what it reads.
                 Record::Cut(_) | Record::Snapshot(_) => {}
-                Record::Requests(_) | Record::Outputs(_) | Record::Answer { .. } => {}
+                Record::Requests(_) | Record::End | Record::Outputs(_) | Record::Answer { .. } => {}
             }
         }
         match self.stage {

@@ -231,6 +231,7 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
                 put_call(call, out);
             });
         }
+        Record::End => out.push(13),
         Record::Cut(cut) => {
             out.push(10);
             put_cut(cut, out);
@@ -294,6 +295,7 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
         6 => Record::Requests(take_list(input, |input| {
             Some(Request { id: take_bytes(input)?.into(), call: take_call(input)? })
         })?),
+        13 => Record::End,
         10 => Record::Cut(take_cut(input)?),
         11 => Record::Snapshot(Arc::new(take_manifest(input)?)),
         8 => Record::Outputs(take_list(input, take_output)?),

@@ -90,6 +90,7 @@ fn records() -> Vec<Record> {
     let event = Output::Event { tid, path, stream: StreamId(4), row: values().into() };
     let mut records = vec![
         Record::Generation { generation: 12 },
+        Record::End,
         Record::Cut(cut()),
         Record::Snapshot(manifest().into()),
         Record::Answer { tid, asked: 5 << 90, answer: [7, 0].into() },

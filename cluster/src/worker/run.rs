@@ -40,6 +40,8 @@ pub(super) struct Source {
     pub taken: u64,
     /// Behind all that has been read.
     pub upto: u64,
+    /// Where it ends, once that has been read.
+    ends_at: Option<u64>,
     pub is_asked: bool,
 }
 
@@ -54,6 +56,9 @@ impl Source {
     ) -> Vec<Piece> {
         let (had, from) = (self.requests.len(), self.upto);
         for (offset, record) in records {
+            if record == Record::End {
+                self.ends_at = Some(offset);
+            }
             let Record::Requests(requests) = record else { continue };
             if offset >= from {
                 let read = |(nth, request)| {
@@ -122,6 +127,15 @@ impl Source {
                 last.times = times.values().copied().collect();
             }
             is_run = count == 1;
+        }
+        if let Some(end) = self.ends_at.filter(|end| (at..self.upto).contains(end)) {
+            if end > at {
+                push(&mut pieces, end, 0);
+            }
+            at = end + 1;
+            push(&mut pieces, at, 0);
+            let last = pieces.last_mut().expect("it is there");
+            last.times = settings.event_time.end_of(self.source).collect();
         }
         if self.upto > at {
             push(&mut pieces, self.upto, 0);
@@ -203,7 +217,8 @@ impl Running {
         let source = |source| {
             let upto = of(&manifest.inputs, source);
             let requests = VecDeque::new();
-            (source, Source { source, requests, taken: upto, upto, is_asked: false })
+            let ends_at = None;
+            (source, Source { source, requests, taken: upto, upto, ends_at, is_asked: false })
         };
         let inputs = own.map(source).collect();
         let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();

@@ -12,11 +12,12 @@ use tidemill_cluster::{EventTime, LateEvent, Output, SourceProgress, Times};
 use tidemill_core::{
     Batch, Error, Key, Position, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
-use tidemill_durable::{CutsApart, Log};
+use tidemill_durable::{Apart, Log};
 use tidemill_env::{Env, Lock};
 use tidemill_function::{output_bytes, Call, Functions as _, Target};
 use tidemill_host::{
-    hold, Answer, CoordinatorProcess, Desk, FileLog, LeftOut, Placed, Shared, Status, COORDINATOR,
+    hold, Answer, CoordinatorProcess, Desk, FileLog, LeftOut, Placed, Served, Shared, Status,
+    COORDINATOR,
 };
 use tidemill_kafka::Followed;
 use tidemill_mesh::Peer;
@@ -24,6 +25,8 @@ use tidemill_place::{partition_in, Partition};
 use tidemill_txn::program::{Abort, Program};
 
 use super::doors::{log, store};
+use super::endings::Endings;
+use super::feeds::{self, Feeds, Rows};
 use super::format::Json;
 use super::settings::{shown, Cuts, TOGETHER};
 use super::sinks::{Sinks, Ways};
@@ -50,6 +53,7 @@ const LEAVE_WAIT_US: u64 = 60_000_000;
 /// An app on several processes, at its coordinator.
 pub struct Cluster {
     // They end before what they ask at,
+    endings: Endings,
     timers: Timers,
     sinks: Sinks,
     // and that before what it hands its answers to.
@@ -67,6 +71,8 @@ pub struct Cluster {
     upgraded: Option<serde_json::Value>,
     /// Its topics, whose partitions are the last sources.
     followed: Vec<Followed>,
+    /// Behind them, what it reads from files.
+    feeds: Arc<Feeds>,
     event_time: Arc<EventTime>,
     /// The directory, where the log that is in it does not hold it.
     _held: Option<Box<dyn Lock>>,
@@ -95,11 +101,15 @@ impl Cluster {
         let topics = Topics::open(spec, &functions, settings, env)?;
         let followed = topics.followed();
         let host = settings.host(spec, &followed, secret, env)?;
-        let sources = settings.sources + sources(&followed);
+        let first = settings.sources + sources(&followed);
+        let of_files = feeds::count(spec);
+        let sources = first + of_files;
         let program = spec.program.clone();
         let dir = &settings.dir;
         let held = hold(env, dir)?;
         let ways = Ways::open(spec, functions.program(), settings.fresh, env)?;
+        let feeds = Feeds::open(spec, &functions, (first, dir, settings.fresh), env)?;
+        let feeds = Arc::new(feeds);
         if let (true, Some(log)) = (settings.fresh, &settings.log) {
             return Err(Error::setting(format!("the log at {log} can't be begun anew from here"))
                 .help("remove its topics, or give the cluster another name"));
@@ -115,23 +125,27 @@ impl Cluster {
         // One cut at a time is appended, and all wait for it.
         let json = Json::new(functions.clone(), fingerprint(spec), topics);
         let outputs = Json::new(functions.clone(), fingerprint(spec), Topics::default());
-        let elsewhere = log(settings, &host.cluster, Some(0), (json, followed.clone()), env)?;
+        let topics = (json, followed.clone(), of_files);
+        let elsewhere = log(settings, &host.cluster, Some(0), topics, env)?;
         let own =
             |held| FileLog::open(env, dir.join("log"), log_of(&host.cluster), held).map(Arc::new);
         let (log, served, held): (Arc<dyn Log>, _, _) = match (elsewhere, settings.cuts) {
             (Some(log), Cuts::Log) => (log, None, Some(held)),
-            (Some(log), Cuts::Coordinator) => {
-                (Arc::new(CutsApart::new(own(held)?, log)), None, None)
-            }
+            (Some(log), Cuts::Coordinator) => (Arc::new(Apart::cuts(own(held)?, log)), None, None),
             (None, _) => {
                 let own = own(held)?;
                 (own.clone(), Some(own), None)
             }
         };
+        let rows: Arc<dyn Log> = Arc::new(Rows { feeds: feeds.clone(), env: env.clone() });
+        let log: Arc<dyn Log> = match of_files {
+            0 => log,
+            _ => Arc::new(Apart::inputs(first, rows.clone(), log)),
+        };
         // Each event has a number that is never used again: whoever followed a coordinator that has ended is told
         // that there are rows that it has missed. In the log that it serves a record has so many at most.
         let now = || env.clock.now_us().unsigned_abs();
-        let first = served.as_ref().map_or_else(now, |own| own.begins_at() * TOGETHER as u64);
+        let numbered = served.as_ref().map_or_else(now, |own| own.begins_at() * TOGETHER as u64);
         if served.is_none() {
             cuts::check(&*log, sources)?;
         }
@@ -141,29 +155,35 @@ impl Cluster {
             dir,
             program: functions.program(),
             fingerprint: host.machine.program,
-            topics: followed.iter().map(|f| (f.topic.clone(), f.partitions)).collect(),
+            topics: read(&followed, spec),
             event_time: &host.machine.event_time,
             settings: &spec.settings,
             log: &*log,
             store: &*shared.store,
             prefix: &host.cluster,
             sources,
+            feeds: of_files,
             ways: &ways,
             has_own_requests: served.is_some(),
         };
         let upgraded = starting.agree()?;
         let (cluster, event_time) = (host.cluster.clone(), host.machine.event_time.clone());
+        let inputs = (of_files > 0).then_some((first, rows));
+        let served = Served { log: served, inputs };
         let coordinator = Arc::new(CoordinatorProcess::start(env, host, shared, served)?);
         // Who writes outputs does not keep those waiting who wait for replies.
         let apart = match ways.is_empty() {
             true => None,
-            false => self::log(settings, &cluster, None, (outputs, followed.clone()), env)?,
+            false => {
+                let topics = (outputs, followed.clone(), of_files);
+                self::log(settings, &cluster, None, topics, env)?
+            }
         };
         let outputs = apart.unwrap_or_else(|| log.clone());
         let program_on_nodes = Arc::new(functions.program().clone());
         let sinks = Sinks::start(ways, program_on_nodes, &coordinator, outputs)?;
         let told = Arc::new(Told {
-            rings: Mutex::new(Rings::of_emitted(functions.program(), &spec.settings, first)),
+            rings: Mutex::new(Rings::of_emitted(functions.program(), &spec.settings, numbered)),
             count: Mutex::new(0),
             more: Condvar::new(),
         });
@@ -172,6 +192,7 @@ impl Cluster {
         let asked = settings.sources;
         let desk = Arc::new(Desk::open(env, log, (asked, sources), Some(Arc::new(listener))));
         Ok(Cluster {
+            endings: Endings::start(env, &desk, (&coordinator, &functions), &feeds)?,
             timers: Timers::start(env, &desk, &functions)?,
             sinks,
             env: env.clone(),
@@ -183,6 +204,7 @@ impl Cluster {
             settings: spec.settings.clone(),
             message_bytes_max: settings.message_bytes_max,
             followed,
+            feeds,
             event_time,
             told,
             http: OnceLock::new(),
@@ -197,11 +219,12 @@ impl Cluster {
     }
 
     /// Ends in good order: executes nothing more, and waits until all that was executed is in a snapshot, so
-    /// that whoever starts it again has nothing to do again; but not for ever. Whether it is in one.
-    pub fn leave(&self) -> bool {
+    /// that whoever starts it again has nothing to do again; but not for ever. Whether it is in one. Sinks are whole then,
+    /// if all that the app reads has ended and nothing else `may_come`.
+    pub fn leave(&self, may_come: bool) -> bool {
         self.timers.finish();
         let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
-        self.sinks.finish(&self.env);
+        self.sinks.finish(&self.env, is_whole && !may_come && self.endings.are_all());
         is_whole
     }
 
@@ -272,6 +295,7 @@ impl Cluster {
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
             "event_time": event_time, "parked": parked.events, "parked_bytes": parked.bytes,
             "late": parked.late,
+            "input_ended": self.endings.are_all(),
             "requests_open": self.desk.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "upgraded": self.upgraded, "refused": refused, "ended": ended,
@@ -287,14 +311,18 @@ impl Cluster {
             streams.insert(source.stream, source.group);
         }
         let stream = |(stream, group): (StreamId, usize)| {
-            let at = times.watermarks.get(group).filter(|at| **at != Position::MIN);
+            let at = times.watermarks.get(group);
+            let has_ended = at == Some(&Position::MAX);
+            let at = at.filter(|at| **at != Position::MIN && !has_ended);
             let behind = at.and_then(|at| self.event_time.sources().get(at.source.index()));
             let behind = behind.map(|of| match self.topic(of.source) {
                 Some(topic) => json!(topic),
                 None => json!(of.source),
             });
             let name = &self.program.streams[stream.index()].spec.name;
-            json!({"stream": name, "watermark": at.map(|at| at.time_us), "behind": behind})
+            json!({
+                "stream": name, "watermark": at.map(|at| at.time_us), "behind": behind, "ended": has_ended,
+            })
         };
         streams.into_iter().map(stream).collect()
     }
@@ -304,7 +332,7 @@ impl Cluster {
         self.desk.call_placed(source, call, then);
     }
 
-    /// The partition of a topic that a source is, as `topic/partition`.
+    /// The partition of a topic that a source is, as `topic/partition`, or the path of its files.
     fn topic(&self, source: u32) -> Option<String> {
         let mut nth = source.checked_sub(self.desk.sources())?;
         for topic in &self.followed {
@@ -313,7 +341,8 @@ impl Cluster {
             }
             nth -= topic.partitions;
         }
-        None
+        let mut files = self.feeds.all().filter(|(of, _)| *of == source);
+        files.next().map(|(_, about)| about.path.display().to_string())
     }
 
     fn ask(&self, partition: Partition, call: Call, then: tidemill_durable::Then<Answer>) {
@@ -323,6 +352,14 @@ impl Cluster {
     fn partition(&self, table: TableId, key: &[Value]) -> Partition {
         partition_in(&self.functions.program().tables[table.index()], &Key::of(key))
     }
+}
+
+/// What the sources behind a log's own are, with the partitions of each.
+fn read(topics: &[Followed], spec: &AppSpec) -> Vec<(String, u32)> {
+    let topics = topics.iter().map(|topic| (topic.topic.clone(), topic.partitions));
+    topics
+        .chain(feeds::of_files(spec).map(|decl| (format!("files of {}", decl.stream), 1)))
+        .collect()
 }
 
 /// Where the entity of a call lives.

@@ -23,7 +23,7 @@ pub(super) fn brokers(url: &str) -> Option<&str> {
     url.strip_prefix(KAFKA).map(|brokers| brokers.trim_end_matches('/'))
 }
 
-/// The log, where it is not the coordinator that serves it. Appends wait so long for others to go along, or as long
+/// The log, where it is not the coordinator that serves it, of an app with so many sources of files. Appends wait so long for others to go along, or as long
 /// as is mostly right.
 ///
 /// # Errors
@@ -32,7 +32,7 @@ pub(super) fn log(
     settings: &ClusterSettings,
     name: &str,
     linger_ms: Option<u32>,
-    (json, followed): (Json, Vec<Followed>),
+    (json, followed, feeds): (Json, Vec<Followed>, u32),
     env: &Env,
 ) -> Result<Option<Arc<dyn Log>>> {
     let Some(url) = settings.log.as_deref() else { return Ok(None) };
@@ -41,7 +41,7 @@ pub(super) fn log(
             .help("give kafka://host:port, or nothing for a log that the coordinator serves"));
     };
     let mut kafka = KafkaSettings::new(brokers, name, settings.sources);
-    kafka.followed = followed;
+    (kafka.followed, kafka.elsewhere) = (followed, feeds);
     kafka.properties.clone_from(&settings.log_options);
     // What is together already does not wait for others.
     let together = (settings.together > 1).then_some(0);

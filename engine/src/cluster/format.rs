@@ -303,7 +303,7 @@ impl Format for Json {
             }
             // For nobody who reads outputs.
             Record::Answer { .. } => {}
-            Record::Generation { .. } | Record::Cut(_) | Record::Snapshot(_) => {}
+            Record::Generation { .. } | Record::End | Record::Cut(_) | Record::Snapshot(_) => {}
         }
         outgoing
     }

@@ -7,6 +7,7 @@ use tidemill_env::Env;
 use tidemill_host::WorkerProcess;
 
 use super::doors::{log, store};
+use super::feeds;
 use super::format::Json;
 use super::outboxes::Desks;
 use super::settings::address;
@@ -32,7 +33,10 @@ pub fn join(
     let host = settings.host(spec, &followed, secret, env)?;
     let at = address("join", coordinator)?;
     let json = Json::new(functions.clone(), fingerprint(spec), topics);
-    let log = log(settings, &host.cluster, None, (json, followed), env)?;
+    let (sources, feeds) = (host.machine.sources, feeds::count(spec));
+    let log = log(settings, &host.cluster, None, (json, followed, feeds), env)?;
+    // Files are read where the coordinator is.
+    let log = (log, (feeds > 0).then_some(sources - feeds));
     let outboxes = Desks::of(spec, &functions, settings.sources, env)?;
     WorkerProcess::start(env, host, at, functions, log, store(settings, env)?, outboxes)
 }

@@ -7,9 +7,11 @@
 //! | `format` | requests and outputs as messages of Kafka |
 //! | `coordinate` | the coordinator, with the app as clients see it |
 //! | `topics` | the app's own topics, as sources |
+//! | `feeds` | files that the app's streams read, as sources |
 //! | `sinks` | topics and files that the app writes |
 //! | `times` | streams in event time, by the sources that they come by |
 //! | `timers` | transactions that its clock asks for |
+//! | `endings` | what is executed when files have been read to their ends |
 //! | `join` | a worker |
 //! | `outboxes` | work outside, which workers have done |
 //! | `cuts` | that the cuts which were made are there |
@@ -20,6 +22,8 @@ mod ask;
 mod coordinate;
 mod cuts;
 mod doors;
+mod endings;
+mod feeds;
 mod format;
 mod join;
 mod outboxes;
@@ -58,6 +62,10 @@ fn executes(
     for Followed { topic, partitions } in topics {
         put_bytes(topic.as_bytes(), &mut bytes);
         put_u32(*partitions, &mut bytes);
+    }
+    for decl in feeds::of_files(spec) {
+        put_bytes(b"files", &mut bytes);
+        put_bytes(decl.stream.as_bytes(), &mut bytes);
     }
     // Cuts have the watermarks by group, and places in them by event source. What windows of procedures hold, and what ends an
     // interval, went by other rules in logs of "event source".

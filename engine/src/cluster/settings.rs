@@ -12,6 +12,7 @@ use tidemill_host::Settings as Host;
 use tidemill_kafka::Followed;
 use tidemill_mesh::{Peer, Secret, Tls};
 
+use super::feeds;
 use super::topics::sources;
 use crate::functions::knows_rows;
 use crate::spec::AppSpec;
@@ -200,8 +201,8 @@ impl ClusterSettings {
             advertised,
             machine: tidemill_cluster::Settings {
                 program,
-                sources: self.sources + sources(topics),
-                followed: sources(topics),
+                sources: self.sources + sources(topics) + feeds::count(spec),
+                followed: sources(topics) + feeds::count(spec),
                 lease_us: self.lease_us,
                 beat_us: self.beat_us,
                 form_us: self.form_us,

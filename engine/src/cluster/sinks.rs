@@ -317,6 +317,14 @@ impl Writer {
         Ok(true)
     }
 
+    /// Nothing more will come.
+    fn finish(&mut self) -> Result<()> {
+        let finish = |(_, open): &mut (StreamId, Open)| {
+            open.sink.finish().map_err(|error| error.at(open.at.clone()))
+        };
+        self.sinks.iter_mut().try_for_each(finish)
+    }
+
     /// Where all of it is, durably.
     fn written(&mut self) -> Result<Written> {
         let mut note = Note { run: self.run.clone(), sinks: Vec::new() };
@@ -342,6 +350,8 @@ fn read(log: &dyn Log, source: u32, from: u64) -> Option<Records> {
 #[derive(Default)]
 struct Told {
     is_ending: AtomicBool,
+    /// Nothing more will come, ever.
+    is_all: AtomicBool,
     has_ended: AtomicBool,
     failed: Mutex<Option<Error>>,
     /// By sink how many rows it has.
@@ -398,8 +408,10 @@ impl Sinks {
         self.told.rows.lock().clone()
     }
 
-    /// Writes what has left, and ends; waits for it, but not for ever.
-    pub fn finish(&self, env: &Env) {
+    /// Writes what has left, and ends; waits for it, but not for ever. Files are whole then, if that is all that there will
+    /// ever be.
+    pub fn finish(&self, env: &Env, is_all: bool) {
+        self.told.is_all.store(is_all, Ordering::Release);
         self.told.is_ending.store(true, Ordering::Release);
         let until_ns = env.clock.monotonic_ns() + END.as_nanos() as u64;
         while !self.told.has_ended.load(Ordering::Acquire) && env.clock.monotonic_ns() < until_ns {
@@ -452,5 +464,10 @@ fn run(
             coordinator.has_written(writer.written()?);
         }
     }
-    writer.as_mut().map_or(Ok(()), |writer| writer.written().map(drop))
+    let Some(writer) = &mut writer else { return Ok(()) };
+    writer.written()?;
+    match told.is_all.load(Ordering::Acquire) {
+        true => writer.finish(),
+        false => Ok(()),
+    }
 }

@@ -41,15 +41,19 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
         let stream = &program.streams[stream.index()];
         stream.origin == Origin::Input && matches!(stream.spec.time, StreamTime::Event { .. })
     };
+    // Files are behind topics.
+    let mut feed = own + super::topics::sources(topics);
     let (mut topics, mut next) = (topics.iter(), own);
     for decl in &spec.sources {
-        let from = match decl.is_pushed() {
-            true => 0..own,
-            false => {
-                let partitions = topics.next().map_or(0, |topic| topic.partitions);
-                next += partitions;
-                next - partitions..next
-            }
+        let from = if decl.is_pushed() {
+            0..own
+        } else if decl.files.is_some() {
+            feed += 1;
+            feed - 1..feed
+        } else {
+            let partitions = topics.next().map_or(0, |topic| topic.partitions);
+            next += partitions;
+            next - partitions..next
         };
         let is_it = |s: &tidemill_txn::program::Stream| *s.spec.name == *decl.stream;
         let Some(stream) = program.streams.iter().position(is_it) else { continue };
@@ -107,8 +111,13 @@ mod tests {
             disorder_us: 3,
             ..SourceDecl::pushed(stream)
         };
+        let file = |stream: &str| SourceDecl {
+            files: Some(serde_json::json!({})),
+            ..SourceDecl::pushed(stream)
+        };
+        let (pushed, votes) = (SourceDecl::pushed("votes"), topic("votes"));
         let sources =
-            vec![topic("bids"), SourceDecl::pushed("votes"), topic("calls"), topic("votes")];
+            vec![topic("bids"), pushed, file("bids"), topic("calls"), votes, file("calls")];
         let spec = AppSpec::new(b.finish().unwrap(), sources, Settings::default());
         let followed = |topic: &str, partitions| Followed { topic: topic.into(), partitions };
         let topics = [followed("bids", 2), followed("calls", 1), followed("votes", 1)];
@@ -122,6 +131,7 @@ mod tests {
         let wanted = [
             (2, bids, 0, 3),
             (3, bids, 0, 3),
+            (6, bids, 0, 0),
             (0, votes, 1, 0),
             (1, votes, 1, 0),
             (5, votes, 1, 3),

@@ -31,8 +31,7 @@ impl Topics {
     /// Those of an app.
     ///
     /// # Errors
-    /// When a stream comes from elsewhere, or from another Kafka than the log is in, when nobody takes its events,
-    /// and as for any topic.
+    /// When one is in another Kafka than the log, when nobody takes its events, and as for any topic.
     pub fn open(
         spec: &AppSpec,
         functions: &AppFunctions,
@@ -41,7 +40,8 @@ impl Topics {
     ) -> Result<Topics> {
         let mut topics = Topics::default();
         for decl in &spec.sources {
-            if decl.is_pushed() {
+            // What is pushed comes by the log, and files are the coordinator's.
+            if decl.kafka.is_none() {
                 continue;
             }
             let opened = topics.one(decl, functions, settings, env);
@@ -58,12 +58,7 @@ impl Topics {
         env: &Env,
     ) -> Result<(StreamId, FollowedTopic)> {
         let name = &decl.stream;
-        let Some(json) = &decl.kafka else {
-            let what = format!(
-                "stream {name} comes from files: that does not run on several processes yet"
-            );
-            return Err(Error::program(what).help("run the app in one process"));
-        };
+        let json = decl.kafka.as_ref().expect("it reads a topic");
         let stream = functions.taken(name)?;
         let mut topic = TopicSource::from_json(&json.to_string())?;
         let brokers = settings.log.as_deref().and_then(super::doors::brokers);
@@ -123,7 +118,8 @@ impl Topics {
         let id = format!("{topic}/{}/{}", message.partition, message.offset);
         let id = RequestId::from(id.as_bytes());
         let calls = self.find(topic).map(|(stream, topic)| {
-            let row = topic.row(message).map_err(|bad| functions.dead(*stream, &bad))?;
+            let row =
+                topic.row(message).map_err(|bad| functions.dead(*stream, &bad.origin, &bad))?;
             functions.event(*stream, &row).map_err(|error| functions.unreadable(&error.what))
         });
         let calls = match calls {

@@ -97,6 +97,8 @@ pub(super) struct Starting<'a> {
     /// What the names of objects begin with.
     pub prefix: &'a str,
     pub sources: u32,
+    /// How many of them, the last ones, are files: what is in them is nobody's request yet.
+    pub feeds: u32,
     /// Where what leaves is written.
     pub ways: &'a Ways,
     /// Whether requests stand in the log as this program's only: those of people are read by name.
@@ -228,7 +230,7 @@ impl Starting<'_> {
             ]));
         }
         let mut requests = 0;
-        for source in (0..self.sources).filter(|_| self.has_own_requests) {
+        for source in (0..self.sources - self.feeds).filter(|_| self.has_own_requests) {
             let from = manifest.inputs.get(source as usize).copied().unwrap_or(0);
             let found = self.read(Topic::Input(source), from)?.records;
             requests += found.iter().map(|(_, record)| requests_of(record)).sum::<u64>();
@@ -397,8 +399,8 @@ fn check_topics(was: &[(String, u32)], now: &[(String, u32)]) -> Result<()> {
     match was.iter().enumerate().find(|(nth, topic)| !is_same(*nth, topic)) {
         None => Ok(()),
         Some((_, (topic, partitions))) => Err(refused(vec![format!(
-            "topic {topic} was read with {partitions} partitions, and others may come only behind those that \
-             were read: leave the streams that read topics as they are, in their order, and declare new ones last"
+            "{topic} was read with {partitions} partitions, and others may come only behind those that were read, \
+             topics before files: leave the streams that read some as they are, in their order, and declare new ones last"
         )])),
     }
 }

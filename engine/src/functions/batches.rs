@@ -19,6 +19,9 @@ impl Batches {
     /// What looking is.
     pub const TARGET: Target = Target::Function(u32::MAX - 4);
 
+    /// What it is that nothing more comes: what waits is a batch.
+    pub const LAST: Target = Target::Function(u32::MAX - 6);
+
     /// What an event is with which intervals end. The number of its stream comes first, then a bit for each of the streams
     /// [in intervals](by_event_time) whose do.
     pub const ENDING: Target = Target::Function(u32::MAX - 5);
@@ -52,6 +55,31 @@ impl Batches {
         let (table, key) = rounds.waits(program, program.root_stream(*of))?;
         let args = [Value::Int(of.0.into())].into();
         Some(Call { target: Batches::TARGET, table, key: key.into(), args })
+    }
+
+    /// What it is that nothing more comes of an input stream: a call for each part of it that comes in batches which do not
+    /// end by event time.
+    pub fn last(program: &Program, rounds: &Rounds, input: StreamId) -> Vec<Call> {
+        let comes_so = |stream: &StreamId| {
+            let by_event_time = by_event_time(program).any(|(of, _)| of == *stream);
+            program.streams[stream.index()].batch.is_some()
+                && program.root_stream(*stream) == input
+                && !by_event_time
+        };
+        let all = (0..program.streams.len() as u16).map(StreamId).filter(comes_so);
+        let call = |of: StreamId| {
+            let (table, key) = rounds.waits(program, input)?;
+            let args = [Value::Int(of.0.into())].into();
+            Some(Call { target: Batches::LAST, table, key: key.into(), args })
+        };
+        all.filter_map(call).collect()
+    }
+
+    /// The stream of which a batch is the last. Others may have written it.
+    pub fn last_of(program: &Program, call: &Call) -> Option<StreamId> {
+        let [Value::Int(number)] = call.args[..] else { return None };
+        let stream = StreamId(u16::try_from(number).ok()?);
+        program.streams.get(stream.index()).filter(|of| of.batch.is_some()).map(|_| stream)
     }
 
     /// The stream that a call is about. Others may have written it.

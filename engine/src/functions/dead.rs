@@ -1,4 +1,4 @@
-//! Messages of topics that can't be read: events of `STREAM.dead`, in their places in the order.
+//! Messages of topics and rows of files that can't be read: events of `STREAM.dead`, in their places in the order.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +17,16 @@ impl Letters {
     /// What the call of one is.
     pub const TARGET: Target = Target::Function(u32::MAX - 2);
 
-    /// Gives a program one for each stream that comes from a topic.
+    /// Gives a program one for each stream that comes from topics or files.
     pub fn add(program: &mut Program, sources: &[SourceDecl]) -> Letters {
         let mut letters = BTreeMap::new();
-        for decl in sources.iter().filter(|decl| decl.kafka.is_some()) {
+        for decl in sources.iter().filter(|decl| !decl.is_pushed()) {
             let is_it = |stream: &Stream| *stream.spec.name == *decl.stream;
             let Some(of) = program.streams.iter().position(is_it) else { continue };
+            // A stream may have several sources.
+            if letters.contains_key(&StreamId(of as u16)) {
+                continue;
+            }
             let spec = StreamSpec {
                 name: format!("{}.dead", decl.stream).into(),
                 schema: dead_schema(),
@@ -38,13 +42,13 @@ impl Letters {
         Letters(letters)
     }
 
-    /// What the call of one is given; nothing where the stream, of this name, has none.
-    pub fn call(&self, stream: StreamId, name: &str, bad: &BadRow) -> Option<Vec<Value>> {
+    /// What the call of one is given, which came by a source of this name; nothing where the stream has none.
+    pub fn call(&self, stream: StreamId, source: &str, bad: &BadRow) -> Option<Vec<Value>> {
         let dead = self.0.get(&stream)?;
         let number = |n: u64| Value::Int(i64::try_from(n).unwrap_or(i64::MAX));
         Some(vec![
             Value::Int(dead.0.into()),
-            Value::str(&format!("{name}/{}", bad.origin)),
+            Value::str(source),
             number(bad.offset),
             Value::str(&bad.origin),
             number(bad.line),

@@ -74,7 +74,7 @@ pub struct AppFunctions {
     /// The streams in intervals of event time: the bits of [`Functions::intervals`].
     intervals: Vec<StreamId>,
     /// Streams of topics, which nobody else sends into.
-    of_topics: BTreeSet<StreamId>,
+    from_sources: BTreeSet<StreamId>,
     /// Streams that are written to sinks.
     written: BTreeSet<StreamId>,
     /// Tables that ask for work outside.
@@ -178,8 +178,8 @@ impl AppFunctions {
             program.streams.iter().position(is_it).map(|found| StreamId(found as u16))
         };
         let is_pushed = |of: &String| spec.sources.iter().any(|s| s.stream == *of && s.is_pushed());
-        let of_topics = spec.sources.iter().map(|decl| &decl.stream);
-        let of_topics = of_topics.filter(|of| !is_pushed(of)).filter_map(by_name).collect();
+        let from_sources = spec.sources.iter().map(|decl| &decl.stream);
+        let from_sources = from_sources.filter(|of| !is_pushed(of)).filter_map(by_name).collect();
         let is_outbox = |name: &str| spec.externals.iter().any(|decl| *decl.outbox == *name);
         let outboxes = (0..).zip(&program.tables).filter(|(_, table)| is_outbox(&table.name));
         let outboxes = outboxes.map(|(number, _)| TableId(number)).collect();
@@ -214,7 +214,7 @@ impl AppFunctions {
             batches,
             times,
             intervals,
-            of_topics,
+            from_sources,
             written,
             outboxes,
         }))
@@ -278,6 +278,11 @@ impl AppFunctions {
         stream.filter(|stream| self.times.has(*stream))
     }
 
+    /// What is executed when nothing more comes of an input stream.
+    pub fn last_batches(&self, stream: StreamId) -> Vec<Call> {
+        Batches::last(&self.program, &self.rounds, stream)
+    }
+
     /// The app's timers.
     pub fn timers(&self) -> &[Timer] {
         &self.program.timers
@@ -322,9 +327,9 @@ impl AppFunctions {
     /// When there is no such stream, or another number of handlers on it.
     pub fn only_event(&self, stream: &str, row: &[Value]) -> Result<Call> {
         let input = self.input(stream)?;
-        if self.times.has(input) && self.of_topics.contains(&input) {
+        if self.times.has(input) && self.from_sources.contains(&input) {
             let what =
-                format!("events of stream {stream} come by its topic, which has their order");
+                format!("events of stream {stream} come by its source, which has their order");
             return Err(
                 Error::program(what).help("write it there, or declare the stream with push()")
             );
@@ -376,10 +381,11 @@ impl AppFunctions {
         Call { target: UNREADABLE, table: TableId(0), key, args: args.into() }
     }
 
-    /// A message of a topic that could not be read: a row of the stream's dead letters.
-    pub fn dead(&self, stream: StreamId, bad: &BadRow) -> Call {
+    /// A message of a topic, or a row of a file, that could not be read: a row of the stream's dead letters. `from` is the
+    /// partition, or the file's name.
+    pub fn dead(&self, stream: StreamId, from: &str, bad: &BadRow) -> Call {
         let name = &self.program.streams[stream.index()].spec.name;
-        match self.letters.call(stream, name, bad) {
+        match self.letters.call(stream, &format!("{name}/{from}"), bad) {
             None => self.unreadable(&bad.reason),
             Some(args) => {
                 let key = placed(&self.program.tables[0], 0, &args).into();
@@ -461,8 +467,10 @@ impl AppFunctions {
                 (_, None) => unreachable!("requests are made here"),
             };
         }
-        if matches!(call.target, Letters::TARGET | Times::LATE | Batches::TARGET | Batches::ENDING)
-        {
+        if matches!(
+            call.target,
+            Letters::TARGET | Times::LATE | Batches::TARGET | Batches::ENDING | Batches::LAST
+        ) {
             return match outcome {
                 Ok(_) => (Reply::Returned(None), None),
                 Err(abort) => (Reply::Aborted(abort.reason), None),
@@ -528,7 +536,11 @@ impl Functions for AppFunctions {
         let unknown = || Abort::refused("there is no such function");
         if call.target == Batches::TARGET {
             let stream = self.batches.of(call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Due(stream), call, false));
+            return Ok(self.begin_whole(What::Due(stream, false), call, false));
+        }
+        if call.target == Batches::LAST {
+            let stream = Batches::last_of(&self.program, call).ok_or_else(unknown)?;
+            return Ok(self.begin_whole(What::Due(stream, true), call, false));
         }
         if call.target == Batches::ENDING {
             let (stream, ends, event) = Batches::ending(&self.program, call).ok_or_else(unknown)?;

@@ -22,8 +22,8 @@ pub(super) enum What {
     Ending(StreamId, Arc<[StreamId]>),
     /// All that comes of a call of a handler, which is told what its own transaction has come to.
     Replies { handler: usize, takes_aborts: bool },
-    /// All that comes of a batch of a stream, if it is due.
-    Due(StreamId),
+    /// All that comes of a batch of a stream, if it is due, or because it is the last one.
+    Due(StreamId, bool),
 }
 
 /// One that runs.
@@ -58,7 +58,7 @@ impl Whole {
             What::Handler(handler) | What::Replies { handler, .. } => {
                 self.program.handlers[handler].input
             }
-            What::Round(stream) | What::Ending(stream, _) | What::Due(stream) => stream,
+            What::Round(stream) | What::Ending(stream, _) | What::Due(stream, _) => stream,
         }
     }
 }
@@ -74,7 +74,7 @@ impl Activation for Whole {
             What::Handler(handler) => {
                 reference::transact(program, *handler, event, when, &mut rows)
             }
-            What::Due(stream) => rounds.due(program, *stream, when, &mut rows),
+            What::Due(stream, is_last) => rounds.due(program, (*stream, *is_last), when, &mut rows),
             What::Round(_) | What::Replies { .. } => {
                 rounds.run(program, input, event, &[], when, &mut rows)
             }

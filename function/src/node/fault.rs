@@ -97,6 +97,8 @@ pub enum Fault {
     ParkAgain,
     /// What a snapshot's cut has is let go of, be it that events in it wait.
     TrimParked,
+    /// A source that has ended is waited for.
+    ForgetEnd,
     /// A source that is silent holds the watermark back for ever.
     ForgetIdle,
     /// Where too much waits nothing is read any more that may have to wait, be it what all others wait for.
@@ -117,7 +119,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 55] = [
+    pub const ALL: [Fault; 56] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -165,6 +167,7 @@ impl Fault {
         Fault::ForgetParked,
         Fault::ParkAgain,
         Fault::TrimParked,
+        Fault::ForgetEnd,
         Fault::ForgetIdle,
         Fault::PauseAll,
         Fault::AskEarly,

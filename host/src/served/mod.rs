@@ -1,4 +1,4 @@
-//! A log in the files of one process, which serves it to the others.
+//! A log in the files of one process, which serves it to the others; and inputs that only this process can read.
 
 mod client;
 mod files;
@@ -10,4 +10,5 @@ pub(crate) use client::RemoteLog;
 pub(crate) use files::Raw;
 pub use files::{hold, FileLog};
 pub(crate) use server::serve;
+pub use server::Served;
 pub(crate) use topic::{put_topic, take_topic};

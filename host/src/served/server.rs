@@ -1,8 +1,10 @@
 //! Serving the log to other processes.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
-use tidemill_cluster::Topic;
+use tidemill_cluster::wire::put_record;
+use tidemill_cluster::{Records, Topic};
+use tidemill_durable::Log;
 use tidemill_mesh::{Lane, Mesh, Peer};
 
 use super::files::{begins, FileLog, Found};
@@ -11,8 +13,25 @@ use crate::word::Word;
 /// Bytes of records in one answer, about.
 const ANSWER_BYTES: usize = 1 << 20;
 
+/// What a coordinator serves to the others.
+#[derive(Clone, Default)]
+pub struct Served {
+    /// The log, where they have none of their own.
+    pub log: Option<Arc<FileLog>>,
+    /// The inputs of a source and of those behind it, which nobody else can read.
+    pub inputs: Option<(u32, Arc<dyn Log>)>,
+}
+
+impl Served {
+    /// Where a topic is read that only it has.
+    fn inputs_of(&self, topic: Topic) -> Option<&Arc<dyn Log>> {
+        let Topic::Input(source) = topic else { return None };
+        self.inputs.as_ref().filter(|(first, _)| source >= *first).map(|(_, inputs)| inputs)
+    }
+}
+
 /// Takes a call of another process; `None` when it is one, or what else it is.
-pub(crate) fn serve(log: &FileLog, mesh: &Weak<Mesh>, peer: Peer, word: Word) -> Option<Word> {
+pub(crate) fn serve(served: &Served, mesh: &Weak<Mesh>, peer: Peer, word: Word) -> Option<Word> {
     let answer = {
         let mesh = mesh.clone();
         move |lane: Lane, word: Word| {
@@ -21,21 +40,42 @@ pub(crate) fn serve(log: &FileLog, mesh: &Weak<Mesh>, peer: Peer, word: Word) ->
             }
         }
     };
-    match word {
-        Word::Append { call, topic, generation, records } => {
+    match (word, &served.log) {
+        (Word::Read { call, topic, from, limit, wait_us }, _)
+            if served.inputs_of(topic).is_some() =>
+        {
+            let inputs = served.inputs_of(topic).expect("it has them");
+            let then = move |found: Option<Records>| {
+                answer(Lane::Urgent, answered(call, found.map(raw)));
+            };
+            let limit = limit.map(|limit| limit as usize);
+            inputs.read(topic, from, limit, wait_us, Box::new(then));
+            None
+        }
+        (Word::Append { call, topic, generation, records }, Some(log)) => {
             let then = move |result| answer(Lane::Urgent, Word::Appended { call, result });
             log.append_raw(topic, generation, begins(&records), records, Box::new(then));
             None
         }
-        Word::Read { call, topic, from, limit, wait_us } => {
+        (Word::Read { call, topic, from, limit, wait_us }, Some(log)) => {
             let lane = lane(topic, limit);
             let then = move |found| answer(lane, answered(call, found));
             let limit = limit.map(|limit| limit as usize);
             log.read_raw(topic, from, limit, wait_us, Box::new(then));
             None
         }
-        other => Some(other),
+        (other, _) => Some(other),
     }
+}
+
+/// Records as bytes.
+fn raw(found: Records) -> Found {
+    let bytes = |(offset, record)| {
+        let mut bytes = Vec::new();
+        put_record(&record, &mut bytes);
+        (offset, bytes.into())
+    };
+    Found { records: found.records.into_iter().map(bytes).collect(), upto: found.upto }
 }
 
 /// What a generation begins with is long, and nobody waits for it who executes.

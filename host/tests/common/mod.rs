@@ -11,7 +11,8 @@ use tidemill_durable::DirStore;
 use tidemill_env::{Addr, Env};
 use tidemill_function::{Activation, Call, Context, Functions, Step, Stop, Target};
 use tidemill_host::{
-    hold, Answer, CoordinatorProcess, Desk, FileLog, Listener, Settings, Shared, WorkerProcess,
+    hold, Answer, CoordinatorProcess, Desk, FileLog, Listener, Served, Settings, Shared,
+    WorkerProcess,
 };
 use tidemill_mesh::Secret;
 use tidemill_txn::program::{Abort, Builder};
@@ -137,7 +138,8 @@ impl Site {
         let held = hold(&env, &self.path("held")).expect("nobody else is there");
         let log = Arc::new(FileLog::open(&env, self.path("log"), APP, held).expect("a log"));
         let shared = Shared { log: log.clone(), store: self.store() };
-        let started = CoordinatorProcess::start(&env, self.settings(), shared, Some(log.clone()));
+        let served = Served { log: Some(log.clone()), inputs: None };
+        let started = CoordinatorProcess::start(&env, self.settings(), shared, served);
         let process = started.expect("a coordinator");
         // One that is started again is found where it was.
         self.listen = process.address();
@@ -150,7 +152,7 @@ impl Site {
         let mut settings = self.settings();
         settings.listen = "127.0.0.1:0".parse().expect("an address");
         let (at, store) = (self.listen.clone(), self.store());
-        WorkerProcess::start(&Env::real(), settings, at, Accounts::new(), None, store, None)
+        WorkerProcess::start(&Env::real(), settings, at, Accounts::new(), (None, None), store, None)
             .expect("a worker")
     }
 }

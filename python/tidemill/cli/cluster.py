@@ -111,19 +111,27 @@ def _coordinator(args: argparse.Namespace) -> int:
     signals.install()
     coordinator = Coordinator(app, placed(settings, app.name), _secret(settings))
     _say(args, coordinator, "workers join at")
-    status = _watch(coordinator, signals, lambda: None)
+    status = _watch(coordinator, signals, lambda: None, _ends(app, coordinator, settings))
     return _ended(args, status, signals)
 
 
 def _check(app: App, settings: Mapping[str, Any]) -> None:
     # What others write into the log of Kafka may be events.
-    if not app.calls and not app.timers and "cluster_log" not in settings:
+    reads = any(source["files"] is not None for source in app.sources)
+    if not app.calls and not app.timers and not reads and "cluster_log" not in settings:
         raise ProgramError(
-            f"app {app.name} has nothing that clients could call",
-            "clients call procedures and functions of entities; events come from whoever writes "
-            "them into the log, where that is in Kafka: --log kafka://HOST:PORT",
+            f"app {app.name} reads nothing, and has nothing that clients could call",
+            "clients call procedures and functions of entities; events come from files, or from "
+            "whoever writes them into the log, where that is in Kafka: --log kafka://HOST:PORT",
             app.at,
         )
+
+
+def _ends(app: App, coordinator: Coordinator, settings: Mapping[str, Any]) -> bool:
+    """Whether nothing can come any more when files have been read to their ends."""
+    is_served = coordinator.url is not None or "cluster_log" in settings
+    from_files = all(source["files"] is not None for source in app.sources)
+    return from_files and not app.timers and not is_served
 
 
 def _say(args: argparse.Namespace, coordinator: Coordinator, what: str) -> None:
@@ -154,8 +162,9 @@ class Troubles:
         return found
 
 
-def _watch(coordinator: Coordinator, signals: Signals, look: Any) -> dict[str, Any]:
-    """Waits for a signal, or for the end of the coordinator; gives the last status."""
+def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) -> dict[str, Any]:
+    """Waits for a signal, for the end of the coordinator, or for that of the input if nothing
+    can come any more then; gives the last status."""
     seen: tuple[object, ...] = ()
     troubles = Troubles()
     while not signals.asked:
@@ -166,18 +175,19 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any) -> dict[str, A
             if status["late_event"]:
                 coordinator.stop()  # What has left before it is written.
             return status
+        if ends and status["input_ended"]:
+            break
         now = (status["generation"], len(status["members"]))
         if now != seen and now[0]:
             print(f"generation {now[0]}: {now[1]} workers", file=sys.stderr, flush=True)
             seen = now
         for who, what in troubles.new({t["process"]: t["what"] for t in status["troubles"]}):
             print(f"{who} waits: {what}", file=sys.stderr, flush=True)
-    status = coordinator.status()
     print("the last snapshot is taken", file=sys.stderr, flush=True)
-    if not coordinator.stop():
+    if not coordinator.stop(may_come=signals.asked is not None or not ends):
         print("it could not be: the next start executes again", file=sys.stderr, flush=True)
     after = coordinator.status()
-    return status | {name: after[name] for name in ("epoch", "snapshot_epoch")}
+    return status | {name: after[name] for name in ("epoch", "snapshot_epoch", "sinks")}
 
 
 def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -> int:
@@ -243,6 +253,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         for stream in found["event_time"]:
             mark, behind = stream["watermark"], stream["behind"]
             held = "nothing has come of some source" if mark is None else f"held back by {behind}"
+            held = "which has ended" if stream["ended"] else held
             lines.append(f"  {'-' if mark is None else mark:>20}  {stream['stream']}, {held}")
     if found.get("sinks"):
         lines.append("sinks: rows")
@@ -367,7 +378,7 @@ def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> in
             child.look()
 
     try:
-        status = _watch(coordinator, signals, look)
+        status = _watch(coordinator, signals, look, _ends(app, coordinator, settings))
     finally:
         for child in children:
             child.end()

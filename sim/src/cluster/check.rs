@@ -79,7 +79,7 @@ fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
 /// The same where streams are in event time: what is executed, and in which order, follows from the cuts and the
 /// reference's watermarks, which are those that were recorded.
 fn in_time(world: &World, told: &Told) -> Result<(Expected, Vec<Epoch>), String> {
-    let mut all: Vec<Taken> = Vec::new();
+    let (mut all, mut ended): (Vec<Taken>, Vec<u32>) = (Vec::new(), Vec::new());
     let mut base = 0;
     let mut upto = vec![0; world.sources() as usize];
     for cut in world.log.cuts() {
@@ -97,6 +97,11 @@ fn in_time(world: &World, told: &Told) -> Result<(Expected, Vec<Epoch>), String>
                         let some = (0..).zip(some);
                         requests.extend(some.map(|(nth, r)| (source, record, nth, r.call.clone())));
                     }
+                    Some(Record::End) => {
+                        let all = (0..).zip(world.event_time().sources());
+                        let own = all.filter(|(_, of)| of.source == source);
+                        ended.extend(own.map(|(nth, _)| nth));
+                    }
                     other => return Err(format!("cuts: a cut is behind the requests: {other:?}")),
                 }
             }
@@ -104,7 +109,8 @@ fn in_time(world: &World, told: &Told) -> Result<(Expected, Vec<Epoch>), String>
         base = cut.next_base();
         upto.clone_from(&cut.upto);
         let (clock_us, idle) = (cut.clock_us, cut.times.idle.clone());
-        all.push(Taken { clock_us, base: cut.base, upto: upto.clone(), idle, requests });
+        let ended = ended.clone();
+        all.push(Taken { clock_us, base: cut.base, upto: upto.clone(), idle, ended, requests });
     }
     let (wanted, epochs) = Expected::in_time(&world.script, world.event_time(), &all, told);
     let counts = epochs.iter().map(|epoch| epoch.requests.len() as u64);

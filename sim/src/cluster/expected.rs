@@ -30,6 +30,8 @@ pub struct Taken {
     pub upto: Vec<u64>,
     /// Event sources that did not hold the watermark back.
     pub idle: Vec<u32>,
+    /// Event sources of which nothing more comes.
+    pub ended: Vec<u32>,
     /// The requests, by source and record, each with its number in its record.
     pub requests: Vec<(u32, u64, u32, Call)>,
 }
@@ -103,7 +105,8 @@ impl Expected {
             let upto = |source: &EventSource| cut.upto[source.source as usize] * TOGETHER_MAX;
             offsets.extend(sources.iter().map(upto));
             let idle = cut.idle.iter().map(|nth| SourceId(nth + 1)).collect();
-            cuts.push(CutAt { offsets, clock_us: cut.clock_us, idle, ended: Vec::new() });
+            let ended = cut.ended.iter().map(|nth| SourceId(nth + 1)).collect();
+            cuts.push(CutAt { offsets, clock_us: cut.clock_us, idle, ended });
         }
         let cuts = ended(cuts);
         // Places follow from watermarks, which no function changes; what functions were told goes by places.
@@ -164,7 +167,8 @@ impl Expected {
 fn ended(mut cuts: Vec<CutAt>) -> Vec<CutAt> {
     if let Some(last) = cuts.last().cloned() {
         let clock_us = last.clock_us + 1;
-        cuts.push(CutAt { clock_us, ended: vec![SourceId(0)], ..last });
+        let ended = [&[SourceId(0)], &last.ended[..]].concat();
+        cuts.push(CutAt { clock_us, ended, ..last });
     }
     cuts
 }
@@ -180,7 +184,7 @@ fn event_source(sources: &[EventSource], source: u32, call: &Call) -> Option<u32
 /// A place of the reference as cuts have it.
 fn own(at: Position) -> Position {
     match at {
-        Position::MIN => at,
+        Position::MIN | Position::MAX => at,
         Position { time_us, source, offset } => {
             Position { time_us, source: SourceId(source.0 - 1), offset: offset / TOGETHER_MAX }
         }

@@ -4,7 +4,7 @@
 //! between two processes keep their order, others do not. What the processes do is in `tidemill_cluster`.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 
 use tidemill_cluster::{
@@ -47,10 +47,13 @@ pub struct Weather {
     pub leaves: u64,
 }
 
+/// With so many requests that have no reply nobody does work outside again, where sources have ended.
+const BACKLOG: usize = 100;
+
 /// How much longer a cut lasts than other troubles.
 const CUT_TIMES: u64 = 5;
 
-/// Events in event time, in half of all runs: of two streams, which come by any source.
+/// Events in event time, in half of all runs: of two streams, which come by any of so many sources.
 fn event_time(dice: &mut Dice, sources: u32) -> EventTime {
     if dice.chance(50) {
         return EventTime::default();
@@ -128,6 +131,8 @@ enum Happening {
     Start(Process),
     Trouble,
     Request(u32),
+    /// Nothing more comes of a source.
+    End(u32),
     RequestAppend {
         client: u32,
         source: u32,
@@ -166,6 +171,9 @@ pub struct World {
     /// Who can't reach whom, and until when.
     cuts: BTreeMap<(Process, Process), u64>,
     appends: HashMap<(Process, Topic), u64>,
+    /// So many sources have events in event time; and those of which nothing more comes.
+    timed: u32,
+    ended: BTreeSet<u32>,
     log_trouble_until_us: u64,
     store_trouble_until_us: u64,
     clients: Vec<Client>,
@@ -189,7 +197,10 @@ impl World {
         let sources = 1 + dice.below(4) as u32;
         // Of other dice, so that the others fall as they did.
         let mut more = Dice::new(seed ^ 0xE7E7);
-        let event_time = Arc::new(event_time(&mut more, sources));
+        let mut ends = Dice::new(seed ^ 0xE1D);
+        // The last one goes on, without such events, so that all of these may end.
+        let timed = if sources > 1 && ends.chance(40) { sources - 1 } else { sources };
+        let event_time = Arc::new(event_time(&mut more, timed));
         // Who waits for somebody that stays silent for ever does so for ever.
         let all_fall_idle = event_time.sources().iter().all(|source| source.idle_us.is_some());
         let parked_bytes_max = match all_fall_idle && more.chance(50) {
@@ -266,6 +277,8 @@ impl World {
             log_trouble_until_us: 0,
             store_trouble_until_us: 0,
             clients: Vec::new(),
+            timed,
+            ended: BTreeSet::new(),
             ids: 0,
             acknowledged: Vec::new(),
             asked_early: None,
@@ -280,6 +293,14 @@ impl World {
             world.after(at_us, Happening::Request(client as u32));
         }
         world.after(50 * MS, Happening::Trouble);
+        let is_timed = !world.settings.event_time.is_empty();
+        let all_end = ends.chance(50);
+        for source in (0..timed).filter(|_| is_timed && timed < sources) {
+            if all_end || ends.chance(50) {
+                let at_us = ends.below(until_us);
+                world.after(at_us, Happening::End(source));
+            }
+        }
         world
     }
 
@@ -511,8 +532,14 @@ impl World {
             Happening::Work(by, key, times) => self.work(by, key, times),
             Happening::Trouble => self.trouble(),
             Happening::Request(client) => self.request(client),
+            Happening::End(source) => {
+                self.ended.insert(source);
+                let end = Record::End;
+                self.log.append(Topic::Input(source), 0, end).expect("inputs have no fence");
+            }
             Happening::RequestAppend { client, source, requests, is_lost } => {
                 let ids: Vec<i64> = requests.iter().map(|(id, _)| *id).collect();
+                let is_lost = is_lost || self.ended.contains(&source);
                 if !is_lost {
                     let request =
                         |(id, call): (i64, Call)| Request { id: id.to_be_bytes().into(), call };
@@ -567,7 +594,9 @@ impl World {
             let count = if self.dice.chance(70) { 1 } else { 2 + self.dice.below(3) };
             for _ in 0..count {
                 self.ids += 1;
+                let may_come = (0..self.timed).any(|source| !self.ended.contains(&source));
                 let is_timed = !self.settings.event_time.is_empty() && self.dice.chance(60);
+                let is_timed = is_timed && may_come;
                 let call = match is_timed {
                     // Some at one time, some before others, and some long before.
                     true => {
@@ -582,7 +611,21 @@ impl World {
             }
         }
         let requests = self.clients[client as usize].pending.clone();
-        let source = self.dice.below(self.settings.sources.into()) as u32;
+        let is_timed = requests.iter().any(|(_, call)| Script::timed(call).is_some());
+        let may_be = if is_timed { self.timed } else { self.settings.sources };
+        let mut source = self.dice.below(may_be.into()) as u32;
+        if self.ended.contains(&source) {
+            match (0..may_be).find(|source| !self.ended.contains(source)) {
+                Some(other) => source = other,
+                None => {
+                    // Nobody takes them any more.
+                    let client_state = &mut self.clients[client as usize];
+                    client_state.pending.clear();
+                    client_state.left -= 1;
+                    return self.after(MS, Happening::Request(client));
+                }
+            }
+        }
         let is_lost = self.now_us < self.log_trouble_until_us && self.dice.chance(20);
         let in_us = self.delay();
         self.after(in_us, Happening::RequestAppend { client, source, requests, is_lost });
@@ -718,9 +761,16 @@ impl World {
     fn work(&mut self, by: Process, key: Key, times: u32) {
         let row = self.processes.get(&by).and_then(|running| running.work.get(&key)).cloned();
         let Some(row) = row else { return };
-        if self.dice.chance(70) {
+        // Where sources have ended all of it comes by few.
+        let is_slow = || self.log.requests() > self.log.replies() + BACKLOG;
+        let holds_back = !self.ended.is_empty() && is_slow();
+        if self.dice.chance(70) && !holds_back {
             self.ids += 1;
-            let (id, source) = (self.ids, self.dice.below(self.settings.sources.into()) as u32);
+            let mut source = self.dice.below(self.settings.sources.into()) as u32;
+            if self.ended.contains(&source) {
+                source = self.settings.sources - 1;
+            }
+            let id = self.ids;
             let request =
                 Request { id: id.to_be_bytes().into(), call: self.script.answer(&row, id) };
             let record = Record::Requests(vec![request]);

@@ -93,19 +93,22 @@ impl Open {
         Ok(Vec::new())
     }
 
-    /// What waits of a stream in arrival time, if it is due.
+    /// What waits of a stream in arrival time, if it is due; of any where it is the last.
     pub(super) fn due(
         &self,
         program: &Program,
         stream: StreamId,
-        now_us: i64,
+        (now_us, is_last): (i64, bool),
         rows: &mut impl Rows,
     ) -> Result<Vec<Row>, Abort> {
-        let Some(us) = by_arrival(program, stream) else { return Ok(Vec::new()) };
+        let is_due = |since_us: i64| {
+            by_arrival(program, stream).is_some_and(|us| now_us.saturating_sub(since_us) >= us)
+        };
+        if !self.has(stream) {
+            return Ok(Vec::new());
+        }
         match self.mark(program, stream, rows)? {
-            Some((_, since_us)) if now_us.saturating_sub(since_us) >= us => {
-                self.take(program, stream, rows)
-            }
+            Some((_, since_us)) if is_last || is_due(since_us) => self.take(program, stream, rows),
             _ => Ok(Vec::new()),
         }
     }

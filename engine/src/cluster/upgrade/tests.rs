@@ -95,6 +95,7 @@ impl Site {
             store: &self.store,
             prefix: "bank",
             sources: 2,
+            feeds: 0,
             ways: &self.ways,
             has_own_requests: true,
         }

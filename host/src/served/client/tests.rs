@@ -12,14 +12,14 @@ use tidemill_function::Tid;
 use tidemill_mesh::{Event, Peer, Secret, Settings, Sink};
 
 use super::*;
-use crate::served::{hold, serve, FileLog};
+use crate::served::{hold, serve, FileLog, Served};
 
 const OUT: Topic = Topic::Output(0);
 const LONG: Duration = Duration::from_secs(30);
 
 /// The coordinator, which may drop what it is asked.
 struct Server {
-    log: FileLog,
+    served: Served,
     mesh: OnceLock<Weak<Mesh>>,
     is_deaf: AtomicBool,
     dropped: Sender<()>,
@@ -32,7 +32,7 @@ impl Sink for Server {
             return self.dropped.send(()).unwrap();
         }
         let mesh = self.mesh.get().expect("it listens before anybody asks");
-        assert!(serve(&self.log, mesh, peer, Word::of(&bytes).unwrap()).is_none());
+        assert!(serve(&self.served, mesh, peer, Word::of(&bytes).unwrap()).is_none());
     }
 }
 
@@ -99,7 +99,9 @@ fn nothing_of_a_generation_gets_in_behind_an_append_that_was_lost() {
     let log = FileLog::open(&env, dir.path().into(), 1, held).unwrap();
     let (dropped, drops) = channel();
     let is_deaf = AtomicBool::new(false);
-    let server = Arc::new(Server { log, mesh: OnceLock::new(), is_deaf, dropped });
+    let log = Arc::new(log);
+    let served = Served { log: Some(log.clone()), inputs: None };
+    let server = Arc::new(Server { served, mesh: OnceLock::new(), is_deaf, dropped });
     let serving = listen(&env, COORDINATOR, server.clone());
     server.mesh.set(Arc::downgrade(&serving)).unwrap();
     let (ups, is_up) = channel();
@@ -140,7 +142,7 @@ fn nothing_of_a_generation_gets_in_behind_an_append_that_was_lost() {
     append(&*remote, OUT, 2, begins(2)).unwrap();
     append(&*remote, OUT, 2, output(6)).unwrap();
     assert!(append(&*remote, OUT, 1, output(7)).is_err());
-    for log in [&*remote as &dyn Log, &server.log] {
+    for log in [&*remote as &dyn Log, &*log] {
         assert_eq!(all(log, OUT), [begins(1), output(0), begins(2), output(6)]);
         assert_eq!(all(log, Topic::Output(1)), [begins(1), output(5)]);
         assert_eq!(all(log, Topic::Input(0)), [output(11)]);

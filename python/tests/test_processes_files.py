@@ -1,0 +1,292 @@
+"""An app on several processes, some of which are killed, whose streams come from files: it writes
+what it writes in one process."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import secrets
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tidemill as tm
+
+from .beside import brokers
+from .kill.cluster import (
+    PATIENCE,
+    Process,
+    joined,
+    kill_all,
+    kill_worker,
+    settings,
+    wait_for,
+)
+
+APP = """
+import tidemill as tm
+
+app = tm.App("feeds")
+links = app.table("links", key="id", id=int, n=tm.column(int, default=0))
+sums = app.table("sums", key="id", id=int, n=tm.column(int, default=0))
+days = app.table("days", key="id", id=int, n=tm.column(int, default=0))
+moves = app.stream("moves", time="at", at=int, id=int, to=int, n=int)
+moves.read(tm.files("in/moves"), disorder=30)
+ticks = app.stream("ticks", time="at", late="admit", at=int, id=int)
+ticks.read(tm.files("in/ticks.jsonl"))
+votes = app.stream("votes", id=int, n=int)
+votes.read(tm.files("in/votes.csv.gz"))
+
+
+@app.transaction(moves)
+def move(tx, e):
+    one, other = links[e.id], links[e.to]
+    tx.require(e.n != 13, "thirteen")
+    both = one.n * 3 + other.n * 7 + e.n
+    one.n = both % 1_000_003
+    other.n = (both + e.id) % 1_000_003
+    return {"at": e.at, "id": e.id, "one": one.n, "other": other.n}
+
+
+@app.transaction(ticks)
+def tick(tx, e):
+    links[e.id].n = (links[e.id].n * 5 + e.at) % 1_000_003
+    return {"at": e.at, "n": links[e.id].n}
+
+
+@app.procedure(votes.batches(7), out=dict(votes=int, n=int))
+def count(tx, votes):
+    for vote in votes:
+        row = sums.upsert(id=vote.id)
+        row.n = (row.n * 3 + vote.n) % 1_000_003
+    return {"votes": len(votes), "n": sum(vote.n for vote in votes)}
+
+
+@app.procedure(
+    moves.filter(tm.col("n") < 50, name="small").batches("50us"), out=dict(first=int, events=int)
+)
+def day(tx, small):
+    row = days.upsert(id=small[0].at // 50)
+    row.n = len(small) * 1000 + small[0].n
+    return {"first": small[0].at, "events": len(small)}
+
+
+move.write(tm.files("out/moved.parquet"))
+move.aborted.write(tm.files("out/refused.csv"))
+tick.write(tm.files("out/ticked.csv"))
+count.write(tm.files("out/counted.csv"))
+day.write(tm.files("out/days.csv"))
+moves.dead.write(tm.files("out/dead.jsonl"))
+"""
+
+IDS = 12
+ROWS = 12_000
+
+
+def make(folder: Path, rows: int = ROWS) -> None:
+    """The app, and what it reads: moves in two files whose times go side by side, out of order."""
+    dice = random.Random(5)
+    (folder / "in" / "moves").mkdir(parents=True)
+    (folder / "app.py").write_text(APP)
+    for nth, name in enumerate(("a.csv", "b.csv")):
+        # No two have one time, so that their order is one.
+        times = list(range(nth, 2 * rows, 2))
+        blocks = [times[at : at + 10] for at in range(0, rows, 10)]
+        for block in blocks:
+            dice.shuffle(block)
+        lines = ["at,id,to,n"]
+        for at in (at for block in blocks for at in block):
+            id = dice.randrange(IDS)
+            to = (id + 1 + dice.randrange(IDS - 1)) % IDS
+            lines.append(f"{at},{id},{to},{dice.randrange(100)}")
+            if dice.random() < 0.001:
+                lines.append(f"{at},none,{to}")
+        (folder / "in" / "moves" / name).write_text("\n".join(lines) + "\n")
+    ticks = [json.dumps({"at": at * 7, "id": dice.randrange(IDS)}) for at in range(rows // 4)]
+    (folder / "in" / "ticks.jsonl").write_text("\n".join(ticks) + "\n")
+    votes = [f"{dice.randrange(IDS)},{dice.randrange(1000)}" for _ in range(rows + 3)]
+    with gzip.open(folder / "in" / "votes.csv.gz", "wt") as file:
+        file.write("id,n\n" + "\n".join(votes) + "\n")
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """What has been written."""
+    found = {path.name: path.read_bytes() for path in (folder / "out").iterdir() if path.is_file()}
+    moved = tm.App("moved")
+    rows = moved.stream("rows", at=int, id=int, one=int, other=int)
+    rows.read(tm.files(folder / "out" / "moved.parquet"))
+    with moved.start() as mill:
+        mill.wait(PATIENCE)
+        # A file's own bytes depend on where its parts ended.
+        found["moved.parquet"] = repr(mill.output("rows").rows()).encode()
+    # In which order a cut tells of bad rows of two files is its own affair.
+    found["dead.jsonl"] = b"".join(sorted(found["dead.jsonl"].splitlines(True)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What one process writes."""
+    folder = tmp_path_factory.mktemp("alone")
+    make(folder)
+    line = [sys.executable, "-m", "tidemill.cli", "run", "app.py"]
+    subprocess.run(line, cwd=folder, check=True, timeout=PATIENCE, capture_output=True)
+    return outputs(folder)
+
+
+def start(folder: Path, *more: str) -> Process:
+    """The app on two processes."""
+    return Process(folder, "run", "app.py", "--processes", "2", *settings(), *more)
+
+
+def written(folder: Path) -> int:
+    """How much of it has been written."""
+    path = folder / "out" / "ticked.csv"
+    return path.stat().st_size if path.exists() else 0
+
+
+def to_the_end(folder: Path, flags: Sequence[str]) -> None:
+    """Runs it while its processes are killed, until it ends by itself."""
+    with start(folder, *flags) as parent:
+        wait_for("rows", lambda: written(folder) > 1000)
+        kill_worker(parent)
+        before = written(folder)
+        wait_for("rows", lambda: written(folder) > before or parent.process.poll() is not None)
+        kill_all(parent)
+    with start(folder, *flags) as parent:
+        assert parent.process.wait(PATIENCE) == 0, parent.errors.read_text()
+
+
+def differences(found: dict[str, bytes], wanted: dict[str, bytes]) -> list[str]:
+    """The names of the files that differ."""
+    assert set(found) == set(wanted)
+    return [name for name in wanted if found[name] != wanted[name]]
+
+
+def test_it_comes_to_what_one_process_does(tmp_path: Path, alone: dict[str, bytes]) -> None:
+    make(tmp_path)
+    to_the_end(tmp_path, ["--set", "cluster_epoch_rows_max=20"])
+    assert differences(outputs(tmp_path), alone) == []
+    counted = alone["counted.csv"].decode().splitlines()
+    assert (ROWS + 3) % 7 != 0
+    assert counted[-1].split(",")[0] == str((ROWS + 3) % 7)
+    # Nothing has come: it ends, and everything stays.
+    with start(tmp_path) as parent:
+        assert parent.process.wait(PATIENCE) == 0
+    assert differences(outputs(tmp_path), alone) == []
+    # Files that are not what they were are not read on.
+    path = tmp_path / "in" / "moves" / "a.csv"
+    text = path.read_text()
+    other = text.replace("\n2,", "\n4,", 1)
+    for changed, words in (
+        (other, "app.py:9: in/moves/a.csv has changed: its first"),
+        (text[:-40], "in/moves/a.csv"),
+        (text + "90000,1,2,3\n", "behind which there is more now"),
+    ):
+        assert changed != text
+        path.write_text(changed)
+        with start(tmp_path) as parent:
+            assert parent.process.wait(PATIENCE) == 1
+            said = parent.errors.read_text()
+        assert words in said, said
+        assert "Traceback" not in said
+    path.write_text(text)
+    (tmp_path / "in" / "moves" / "c.csv").write_text("at,id,to,n\n1,2,3,4\n")
+    with start(tmp_path) as parent:
+        assert parent.process.wait(PATIENCE) == 1
+        said = parent.errors.read_text()
+    assert "stream moves reads the files a.csv, b.csv, c.csv" in said, said
+    assert "app.py:9" in said
+    assert "Traceback" not in said
+
+
+FOLLOWED = """
+import tidemill as tm
+
+app = tm.App("followed")
+seen = app.table("seen", key="id", id=int, n=tm.column(int, default=0))
+steps = app.stream("steps", id=int)
+steps.read(tm.files("steps.csv", follow=True))
+
+
+@app.transaction(steps)
+def step(tx, e):
+    row = seen[e.id]
+    row.n += 1
+    return {"id": e.id, "n": row.n}
+
+
+step.write(tm.files("left.csv"))
+"""
+
+
+def test_a_file_that_grows_is_read_on(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(FOLLOWED)
+    path, left = tmp_path / "steps.csv", tmp_path / "left.csv"
+    path.write_text("id\n")
+    count = 0
+
+    def grow(rows: int) -> None:
+        nonlocal count
+        with path.open("a") as file:
+            file.writelines(f"{n % 3}\n" for n in range(count, count + rows))
+        count += rows
+
+    def wanted() -> list[str]:
+        return ["id,n", *(f"{n % 3},{n // 3 + 1}" for n in range(count))]
+
+    def found() -> list[str]:
+        return left.read_text().splitlines() if left.exists() else []
+
+    with start(tmp_path, "--http", "0") as parent:
+        joined(parent)
+        grow(5)
+        wait_for("rows", lambda: found() == wanted())
+        kill_worker(parent)
+        grow(50)
+        wait_for("rows", lambda: found() == wanted())
+        kill_all(parent)
+    grow(7)
+    with start(tmp_path, "--http", "0") as parent:
+        url = joined(parent)
+        grow(5)
+        wait_for("rows", lambda: found() == wanted())
+        sources: list[dict[str, Any]] = httpx.get(f"{url}/health").json()["sources"]
+        assert sources[-1]["topic"].endswith("steps.csv")
+        assert parent.stop() == 130
+    assert found() == wanted()
+    # What has been read is not there any more.
+    path.write_text("id\n0\n")
+    with start(tmp_path, "--http", "0") as parent:
+        assert parent.process.wait(PATIENCE) == 1
+        assert "steps.csv" in parent.errors.read_text()
+
+
+@pytest.mark.servers
+def test_with_a_log_in_kafka_the_coordinator_reads_them(
+    tmp_path: Path, alone: dict[str, bytes]
+) -> None:
+    make(tmp_path)
+    flags = ["--log", f"kafka://{brokers()}", "--set", f"cluster_name=feeds-{secrets.token_hex(4)}"]
+    flags += ["--snapshots", str(tmp_path / "snapshots"), "--http", "0"]
+    with start(tmp_path, *flags, "--set", "cluster_epoch_rows_max=50") as parent:
+        wait_for("rows", lambda: written(tmp_path) > 1000)
+        kill_worker(parent)
+        before = written(tmp_path)
+        wait_for("rows", lambda: written(tmp_path) > before)
+        kill_all(parent)
+    wanted = alone["ticked.csv"]
+    with start(tmp_path, *flags) as parent:
+        wait_for("the end", lambda: written(tmp_path) == len(wanted))
+        # Others may ask for more: it goes on.
+        url = joined(parent)
+        wait_for("the end", lambda: httpx.get(f"{url}/health").json()["input_ended"])
+        assert parent.stop() == 130
+    for name in ("ticked.csv", "refused.csv", "counted.csv", "days.csv"):
+        assert (tmp_path / "out" / name).read_bytes() == alone[name], name
