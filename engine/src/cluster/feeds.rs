@@ -666,3 +666,6 @@ impl File {
         FileMark { name: self.name.clone(), place: self.place.clone(), given }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -131,9 +131,9 @@ mod tests {
         let wanted = [
             (2, bids, 0, 3),
             (3, bids, 0, 3),
-            (6, bids, 0, 0),
             (0, votes, 1, 0),
             (1, votes, 1, 0),
+            (6, bids, 0, 0),
             (5, votes, 1, 3),
             // Nobody has declared where it comes from.
             (0, clicks, 2, 0),
