@@ -251,6 +251,28 @@ fn chains(runs: &[Run], lanes: &[Lane]) -> Vec<Vec<usize>> {
     chains
 }
 
+/// Of two runs one is looked for in the other where that has more than so many times as many events.
+const FEW: usize = 16;
+
+/// The first of so many places from which on something holds; near ones are found sooner.
+fn rising(count: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut step) = (0, 1);
+    while low + step <= count && !holds(low + step - 1) {
+        low += step;
+        step *= 2;
+    }
+    // What is below `low` does not hold.
+    let mut high = count.min(low + step);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match holds(middle) {
+            true => high = middle,
+            false => low = middle + 1,
+        }
+    }
+    low
+}
+
 /// Merges two chains in order without a branch that depends on the data: which comes next is not
 /// to be predicted.
 fn merge_two(runs: &[Run], lanes: &[Lane], a: &[usize], b: &[usize]) -> Vec<Ranked> {
@@ -280,6 +302,29 @@ fn merge_two(runs: &[Run], lanes: &[Lane], a: &[usize], b: &[usize]) -> Vec<Rank
             let (lane, row) = if is_b { (lb, j) } else { (la, i) };
             Ranked { lane: lane as u32, row: row as u32 }
         };
+        let (left_a, left_b) = (na - i, nb - j);
+        let is_few = left_a.max(left_b) > FEW * left_a.min(left_b);
+        if let ([_], [_], true) = (a, b, is_few) {
+            // The few are looked for among the many.
+            let few_are_b = left_b < left_a;
+            let (few, (mut from, many)) = match few_are_b {
+                true => (j..nb, (i, na)),
+                false => (i..na, (j, nb)),
+            };
+            let comes_first = |few: usize, many: usize| match few_are_b {
+                true => b_is_first(many, few),
+                false => !b_is_first(few, many),
+            };
+            order.truncate(at);
+            for nth in few {
+                let behind = from + rising(many - from, |at| comes_first(nth, from + at));
+                order.extend((from..behind).map(|row| ranked(!few_are_b, row, row)));
+                order.push(ranked(few_are_b, nth, nth));
+                from = behind;
+            }
+            order.extend((from..many).map(|row| ranked(!few_are_b, row, row)));
+            return order;
+        }
         if let ([_], [_]) = (a, b) {
             // From both ends at once: each step waits for the one before it, but not for those at the
             // other end.
@@ -354,4 +399,62 @@ fn sort(runs: &[Run], lanes: &[Lane]) -> Vec<Ranked> {
         order.extend(keyed.into_iter().map(|k| k.1));
     }
     order
+}
+
+#[cfg(test)]
+mod tests {
+    use tidemill_core::{Column, DataType, Schema, Value};
+
+    use super::*;
+
+    /// A run of a stream with these times, whose rows are by two apart.
+    fn run(stream: u16, source: u32, times: Vec<i64>) -> Run {
+        let schema = Arc::new(Schema::new(vec![Column::new("n", DataType::Int)]));
+        let rows: Vec<[Value; 1]> = times.iter().map(|time| [Value::Int(*time)]).collect();
+        Run {
+            stream: StreamId(stream),
+            source: SourceId(source),
+            batch: Batch::from_rows(schema, rows.iter().map(|row| &row[..])),
+            offsets: (0..times.len() as u64).map(|nth| 2 * nth + u64::from(stream)).collect(),
+            times,
+            admitted: None,
+        }
+    }
+
+    #[test]
+    fn two_runs_are_merged_as_they_are_sorted() {
+        let mut dice = 7u64;
+        let mut roll = |below: u64| {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (dice >> 33) % below
+        };
+        for round in 0..400 {
+            let few = if round % 2 == 0 { roll(90) } else { roll(200) };
+            let spread = [30, 100_000][round % 2];
+            let mut times = |count: u64| {
+                let mut times: Vec<i64> = (0..count).map(|_| roll(spread) as i64).collect();
+                times.sort_unstable();
+                times
+            };
+            let (few, many) = (times(few), times(3_000));
+            let sources = [(0, 0), (0, 1), (1, 0)][round % 3];
+            let mut runs = vec![run(0, sources.0, few), run(1, sources.1, many)];
+            if round % 5 < 2 {
+                runs.swap(0, 1);
+            }
+            let mut lanes = vec![Lane { run: 0, handler: 1 }, Lane { run: 1, handler: 0 }];
+            // What was parked comes before what is new, in runs of its own.
+            let mut chains = [vec![0], vec![1]];
+            for (of, chain) in chains.iter_mut().enumerate() {
+                let rows = runs[of].times.len();
+                let rest = runs[of].split_off(rows / 2);
+                lanes.push(Lane { run: runs.len() as u32, ..lanes[of] });
+                chain.push(runs.len());
+                runs.push(rest);
+                chain.retain(|lane| !runs[*lane].times.is_empty());
+            }
+            let [a, b] = &chains;
+            assert_eq!(merge_two(&runs, &lanes, a, b), sort(&runs, &lanes), "{round}");
+        }
+    }
 }
