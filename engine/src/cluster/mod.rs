@@ -63,6 +63,10 @@ fn executes(
         put_bytes(topic.as_bytes(), &mut bytes);
         put_u32(*partitions, &mut bytes);
     }
+    // What waits for its batch was in other tables before "open".
+    if spec.program.streams.iter().any(|stream| stream.batch.is_some()) {
+        put_bytes(b"open", &mut bytes);
+    }
     for decl in feeds::of_files(spec) {
         put_bytes(b"files", &mut bytes);
         put_bytes(decl.stream.as_bytes(), &mut bytes);

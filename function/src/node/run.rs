@@ -12,7 +12,7 @@ use super::asked::{self, Answers, Question};
 use super::part::{Answer, Child, Invocation, Outcome, Part, Read, Saw, Write};
 use super::{running, Event, Fault, Node, NodeId, Outbox, Owners, Settings};
 use crate::gate::{Waiter, Wish};
-use crate::message::{Body, Mode};
+use crate::message::{Body, Mode, Verdict};
 use crate::order::{Path, Tid};
 use crate::program::{
     Activation, Bounds, Call, Clock, Context, Functions, Handle, Step, Stop, Target,
@@ -114,7 +114,7 @@ impl<S: Store> Node<S> {
         let epoch = running!(self);
         let part = epoch.parts.get_mut(&tid).expect("it has a part");
         let mut invocation = part.runs.remove(&path).expect("it has been called");
-        let mut sends = Vec::new();
+        let (mut sends, mut ended) = (Vec::new(), None);
         let outcome = {
             let mut turn = Turn {
                 me: self.me,
@@ -149,16 +149,21 @@ impl<S: Store> Node<S> {
                 out.events.push(Event::NotDeterministic { tid, call: invocation.call.clone() });
             }
             let trusts = self.settings.fault == Some(Fault::TrustCachedReplies);
-            end(tid, &path, &invocation, part, outcome, trusts, &mut sends);
+            ended = end(tid, &path, &invocation, part, outcome, trusts, &mut sends);
         }
         part.runs.insert(path, invocation);
+        if let Some(verdict) = ended {
+            // What its home will say, which others need not wait for.
+            self.finished(tid, verdict);
+        }
         for (to, body) in sends {
             self.send(to, body, out);
         }
     }
 }
 
-/// Says what a call came to: to whoever wants to know, and to where the transaction came from.
+/// Says what a call came to: to whoever wants to know, and to where the transaction came from. What the transaction came
+/// to, where the call is all of it.
 #[allow(clippy::too_many_arguments)] // All that there is to say.
 fn end(
     tid: Tid,
@@ -168,7 +173,7 @@ fn end(
     outcome: Outcome,
     trusts: bool,
     sends: &mut Vec<(NodeId, Body)>,
-) {
+) -> Option<Verdict> {
     let (mut value, mut failure, mut missed) = (None, None, None);
     match outcome {
         Outcome::Returned(returned) => value = Some(returned),
@@ -198,7 +203,13 @@ fn end(
     }
     let (share, calls) = (invocation.share, calls as u32);
     let judged = invocation.misses;
+    let verdict = (share == 0 && calls == 0).then(|| match (missed, &failure) {
+        (Some(mode), _) => Verdict::Missed(mode),
+        (None, Some(_)) => Verdict::Abort,
+        (None, None) => Verdict::Commit,
+    });
     sends.push((part.home, Body::Ended { tid, share, calls, failure, missed, judged }));
+    verdict
 }
 
 /// A function's turn: all that it can reach while it runs.

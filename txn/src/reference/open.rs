@@ -21,9 +21,6 @@ pub struct Open {
     waiting: BTreeMap<StreamId, TableId>,
 }
 
-/// All that waits of a stream is in one partition.
-const SLOT: Value = Value::Int(0);
-
 impl Open {
     /// Gives a program the tables, if any of its streams comes in batches.
     pub fn add(program: &mut Program) -> Open {
@@ -33,17 +30,19 @@ impl Open {
             return Open::default();
         }
         let int = |name: &str| Column::new(name, DataType::Int);
-        // By name: another version may have other numbers.
-        let stream = Column::new("stream", DataType::Str);
-        let columns = vec![stream, int("n"), Column::new("since", DataType::Timestamp)];
+        // By name: another version may have other numbers. What waits of a stream and of its parts is in one partition.
+        let text = |name: &str| Column::new(name, DataType::Str);
+        let since = Column::new("since", DataType::Timestamp);
+        let columns = vec![text("root"), text("stream"), int("n"), since];
         let marks = TableId(program.tables.len() as u16);
-        let schema = Schema::new(columns).into();
-        program.tables.push(TableSpec::new("tidemill.batches", vec![0], schema));
+        let mut spec = TableSpec::new("tidemill.open", vec![0, 1], Schema::new(columns).into());
+        spec.partition_prefix = Some(1);
+        program.tables.push(spec);
         let mut waiting = BTreeMap::new();
         for stream in batched {
             let spec = &program.streams[stream].spec;
-            let (name, columns) = (format!("tidemill.batch.{}", spec.name), &spec.schema.columns);
-            let own = [int("slot"), int("n")].into_iter().chain(columns.iter().cloned());
+            let (name, columns) = (format!("tidemill.open.{}", spec.name), &spec.schema.columns);
+            let own = [text("root"), int("n")].into_iter().chain(columns.iter().cloned());
             let mut spec = TableSpec::new(&name, vec![0, 1], numbered(own).into());
             (spec.ordered, spec.partition_prefix) = (true, Some(1));
             waiting.insert(StreamId(stream as u16), TableId(program.tables.len() as u16));
@@ -54,8 +53,8 @@ impl Open {
     }
 
     /// Where what waits of a stream is: its table, and a key there.
-    pub fn place(&self, stream: StreamId) -> Option<(TableId, [Value; 2])> {
-        Some((*self.waiting.get(&stream)?, [SLOT, SLOT]))
+    pub fn place(&self, program: &Program, stream: StreamId) -> Option<(TableId, [Value; 2])> {
+        Some((*self.waiting.get(&stream)?, [root(program, stream), Value::Int(0)]))
     }
 
     /// Whether a stream comes in batches.
@@ -74,7 +73,8 @@ impl Open {
         rows: &mut impl Rows,
     ) -> Result<Vec<Row>, Abort> {
         let (mut count, since_us) = self.mark(program, stream, rows)?.unwrap_or((0, now_us));
-        let row: Row = [SLOT, Value::Int(count)].into_iter().chain(event.iter().cloned()).collect();
+        let root = root(program, stream);
+        let row: Row = [root, Value::Int(count)].into_iter().chain(event.iter().cloned()).collect();
         rows.write(program, self.waiting[&stream], &row[..2], Some(row.clone()))?;
         count += 1;
         let is_whole = match program.streams[stream.index()].batch {
@@ -88,8 +88,9 @@ impl Open {
         if is_whole {
             return self.take(program, stream, rows);
         }
-        let mark = [key(program, stream), Value::Int(count), Value::Timestamp(since_us)];
-        rows.write(program, self.marks, &mark[..1], Some(mark.clone().into()))?;
+        let [root, name] = key(program, stream);
+        let mark = [root, name, Value::Int(count), Value::Timestamp(since_us)];
+        rows.write(program, self.marks, &mark[..2], Some(mark.clone().into()))?;
         Ok(Vec::new())
     }
 
@@ -120,8 +121,8 @@ impl Open {
         stream: StreamId,
         rows: &mut impl Rows,
     ) -> Result<Option<(i64, i64)>, Abort> {
-        Ok(match rows.row(self.marks, &[key(program, stream)])?.as_deref() {
-            Some([_, Value::Int(count), Value::Timestamp(since_us)]) => Some((*count, *since_us)),
+        Ok(match rows.row(self.marks, &key(program, stream))?.as_deref() {
+            Some([_, _, Value::Int(count), Value::Timestamp(since_us)]) => Some((*count, *since_us)),
             _ => None,
         })
     }
@@ -134,11 +135,11 @@ impl Open {
         rows: &mut impl Rows,
     ) -> Result<Vec<Row>, Abort> {
         let waiting = self.waiting[&stream];
-        let events = rows.leading(program, waiting, &[SLOT], usize::MAX)?;
+        let events = rows.leading(program, waiting, &[root(program, stream)], usize::MAX)?;
         for event in &events {
             rows.write(program, waiting, &event[..2], None)?;
         }
-        rows.write(program, self.marks, &[key(program, stream)], None)?;
+        rows.write(program, self.marks, &key(program, stream), None)?;
         Ok(events.into_iter().map(|event| event[2..].into()).collect())
     }
 }
@@ -164,6 +165,12 @@ pub fn by_arrival(program: &Program, stream: StreamId) -> Option<i64> {
     }
 }
 
-fn key(program: &Program, stream: StreamId) -> Value {
-    Value::str(&program.streams[stream.index()].spec.name)
+/// The name of the input stream that a stream is, or is a part of.
+fn root(program: &Program, stream: StreamId) -> Value {
+    Value::str(&program.streams[program.root_stream(stream).index()].spec.name)
+}
+
+/// The key of a stream's mark.
+fn key(program: &Program, stream: StreamId) -> [Value; 2] {
+    [root(program, stream), Value::str(&program.streams[stream.index()].spec.name)]
 }

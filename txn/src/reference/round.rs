@@ -172,7 +172,7 @@ impl Rounds {
 
     /// Where the events of an input stream wait of which somebody takes batches.
     pub fn waits(&self, program: &Program, input: StreamId) -> Option<(TableId, [Value; 2])> {
-        Rounds::takers(program, input).find_map(|(_, stream)| self.open.place(stream))
+        Rounds::takers(program, input).find_map(|(_, stream)| self.open.place(program, stream))
     }
 }
 
