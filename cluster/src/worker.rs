@@ -26,6 +26,8 @@ use crate::Settings;
 
 /// So many epochs of requests are read ahead of their execution.
 const AHEAD_EPOCHS_MAX: u64 = 8;
+/// So many bytes of them at most, of each source.
+const AHEAD_BYTES_MAX: u64 = 32 << 20;
 
 /// What an answer is for.
 enum Wish {
@@ -344,7 +346,8 @@ impl Worker {
         let Stage::Running(running) = &mut self.stage else { return };
         let mut reads = Vec::new();
         for (&source, input) in &mut running.inputs {
-            if !input.is_asked && input.requests.len() < ahead_max {
+            let has_room = input.requests.len() < ahead_max && input.bytes < AHEAD_BYTES_MAX;
+            if !input.is_asked && has_room {
                 input.is_asked = true;
                 reads.push((source, input.upto));
             }

@@ -260,7 +260,8 @@ impl Ranks {
     }
 }
 
-fn bytes(request: &Request) -> u64 {
+/// About how many bytes of memory a request takes.
+pub(super) fn bytes(request: &Request) -> u64 {
     let Request { id, call } = request;
     let values = output_bytes(&call.key) + output_bytes(&call.args);
     (EVENT_BYTES + id.len() + values) as u64

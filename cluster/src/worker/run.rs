@@ -10,7 +10,7 @@ use tidemill_function::{
     Sequencing, Stored, Tid,
 };
 
-use super::ranks::{Ranks, Read};
+use super::ranks::{bytes, Ranks, Read};
 use super::save::Saving;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Address, Effect, Packet, Piece, Span};
@@ -34,8 +34,9 @@ const NAMED_MAX: usize = 100;
 pub(super) struct Source {
     /// Its number.
     source: u32,
-    /// Requests that no epoch has taken yet.
+    /// Requests that no epoch has taken yet, and about how many bytes they take.
     pub requests: VecDeque<Read>,
+    pub bytes: u64,
     /// Behind all that an epoch has taken.
     pub taken: u64,
     /// Behind all that has been read.
@@ -65,6 +66,7 @@ impl Source {
                     let at = (offset, nth);
                     Read::new(at, request, self.source, &settings.event_time, functions)
                 };
+                self.bytes += requests.iter().map(bytes).sum::<u64>();
                 self.requests.extend((0..).zip(requests).map(read));
             }
         }
@@ -82,7 +84,9 @@ impl Source {
     fn until(&mut self, upto: u64) -> Vec<Read> {
         self.taken = upto;
         let count = self.requests.partition_point(|read| read.at.0 < upto);
-        self.requests.drain(..count).collect()
+        let taken: Vec<Read> = self.requests.drain(..count).collect();
+        self.bytes -= taken.iter().map(|read| bytes(&read.request)).sum::<u64>();
+        taken
     }
 
     /// The pieces from the `nth` request on.
@@ -218,7 +222,10 @@ impl Running {
             let upto = of(&manifest.inputs, source);
             let requests = VecDeque::new();
             let ends_at = None;
-            (source, Source { source, requests, taken: upto, upto, ends_at, is_asked: false })
+            (
+                source,
+                Source { source, requests, bytes: 0, taken: upto, upto, ends_at, is_asked: false },
+            )
         };
         let inputs = own.map(source).collect();
         let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();

@@ -21,7 +21,7 @@ use tidemill_connect::{files, BadRow, Chunk, FilesSettings, Place, Polled, Sourc
 use tidemill_core::{Error, Result, Row, StreamId, StreamTime, Value};
 use tidemill_durable::{Log, Then};
 use tidemill_env::{Disk, Env, Handle};
-use tidemill_function::Functions as _;
+use tidemill_function::{output_bytes, Functions as _};
 
 use crate::data_dir::replace;
 use crate::functions::AppFunctions;
@@ -31,6 +31,10 @@ use crate::spec::{AppSpec, SourceDecl};
 const FEEDS: &str = "feeds";
 /// So many rows are read of a file at once.
 const ROWS: usize = 1024;
+/// So many bytes of rows are given at once, about: an answer has room for them.
+const ROWS_BYTES: usize = 1 << 19;
+/// What a row takes beside its values, about.
+const ROW_BYTES: usize = 64;
 /// So many marks there are at most: with more every second one goes.
 const MARKS_MAX: usize = 4096;
 /// So long a read waits before it looks again whether a file has grown.
@@ -367,6 +371,15 @@ struct File {
     has_ended: bool,
 }
 
+/// About how many bytes a record takes.
+fn size(record: &Record) -> usize {
+    let Record::Requests(requests) = record else { return ROW_BYTES };
+    let size = |Request { id, call }: &Request| {
+        ROW_BYTES + id.len() + output_bytes(&call.key) + output_bytes(&call.args)
+    };
+    requests.iter().map(size).sum()
+}
+
 /// What comes next of a feed.
 enum Next {
     Row(usize),
@@ -454,11 +467,15 @@ impl Feed {
         if from != self.offset && !self.seek(from, is_over)? {
             return Ok(Records { records: Vec::new(), upto: from });
         }
-        let mut records = Vec::new();
-        while records.len() < limit && !is_over.load(Ordering::Acquire) {
+        let (mut records, mut bytes) = (Vec::new(), 0);
+        while records.len() < limit && bytes < ROWS_BYTES && !is_over.load(Ordering::Acquire) {
             let offset = self.offset;
             match self.next()? {
-                Next::Row(file) => records.push((offset, self.record(file))),
+                Next::Row(file) => {
+                    let record = self.record(file);
+                    bytes += size(&record);
+                    records.push((offset, record));
+                }
                 Next::End if self.ends_at.is_none_or(|end| end == offset) => {
                     records.push((offset, Record::End));
                     self.end();

@@ -122,7 +122,9 @@ impl Open {
         rows: &mut impl Rows,
     ) -> Result<Option<(i64, i64)>, Abort> {
         Ok(match rows.row(self.marks, &key(program, stream))?.as_deref() {
-            Some([_, _, Value::Int(count), Value::Timestamp(since_us)]) => Some((*count, *since_us)),
+            Some([_, _, Value::Int(count), Value::Timestamp(since_us)]) => {
+                Some((*count, *since_us))
+            }
             _ => None,
         })
     }
