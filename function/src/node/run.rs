@@ -203,7 +203,7 @@ fn end(
     }
     let (share, calls) = (invocation.share, calls as u32);
     let judged = invocation.misses;
-    let verdict = (share == 0 && calls == 0).then(|| match (missed, &failure) {
+    let verdict = (share == 0 && calls == 0).then_some(match (missed, &failure) {
         (Some(mode), _) => Verdict::Missed(mode),
         (None, Some(_)) => Verdict::Abort,
         (None, None) => Verdict::Commit,
