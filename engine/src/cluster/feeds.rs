@@ -35,8 +35,8 @@ const ROWS: usize = 1024;
 const ROWS_BYTES: usize = 1 << 19;
 /// What a row takes beside its values, about.
 const ROW_BYTES: usize = 64;
-/// So many marks there are at most: with more every second one goes.
-const MARKS_MAX: usize = 4096;
+/// So many places of files marks have at most, all together: with more every second mark goes.
+const PLACES_MAX: usize = 1 << 16;
 /// So long a read waits before it looks again whether a file has grown.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -582,7 +582,7 @@ impl Feed {
         if self.marks.back().is_some_and(|last| last.offset >= self.offset) {
             return;
         }
-        if self.marks.len() >= MARKS_MAX {
+        if self.marks.len() * self.files.len() >= PLACES_MAX {
             let mut nth = 0;
             self.marks.retain(|_| {
                 nth += 1;
