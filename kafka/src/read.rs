@@ -522,7 +522,8 @@ impl Side {
 }
 
 impl Cursor {
-    /// Takes the next message, if there is one.
+    /// Takes the next message, if there is one. What was taken before is passed over: when a partition's
+    /// leader has changed, the library may fetch messages once more.
     fn next(
         &mut self,
         core: &Core,
@@ -545,6 +546,9 @@ impl Cursor {
             None => Next::None,
             Some(Ok(found)) => {
                 let message = incoming(&found);
+                if message.offset < self.position {
+                    return Next::Taken;
+                }
                 if !is_ready(&message) {
                     self.is_live = true;
                     self.held = Some(found.detach());

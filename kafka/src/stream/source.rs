@@ -220,15 +220,16 @@ impl Reading {
         }
     }
 
-    /// Takes what is there.
-    fn take(&self, wait: Duration) -> Result<Next<'_>> {
+    /// Takes what is there from an offset on.
+    fn take(&self, from: u64, wait: Duration) -> Result<Next<'_>> {
         let Some(queue) = &self.queue else { return Ok(Next::Nothing) };
         loop {
             match queue.poll(wait) {
                 None => return Ok(Next::Nothing),
                 Some(Ok(message)) => {
-                    // What was on its way before it was assigned anew.
-                    if at(&message) >= self.next {
+                    // What was on its way before it was assigned anew comes once more, and some after the
+                    // partition's leader has changed.
+                    if at(&message) >= from {
                         return Ok(Next::Message(message));
                     }
                 }
@@ -335,7 +336,7 @@ impl Reading {
         self.assign(last)?;
         let begun_ns = self.watch().env.clock.monotonic_ns();
         let found = loop {
-            match self.take(WAIT)? {
+            match self.take(self.next, WAIT)? {
                 Next::Message(message) => {
                     break Some((at(&message), checksum(self.partition, &message)));
                 }
@@ -391,10 +392,11 @@ impl PartitionSource {
         }
         let reading = &self.reading;
         let mut last = None;
+        let mut upto = next.map_or(reading.next, |(next, _)| next);
         while self.held.is_none() && taken.rows() < rows_max && taken.bytes < CHUNK_BYTES {
-            match reading.take(Duration::ZERO) {
+            match reading.take(upto, Duration::ZERO) {
                 Ok(Next::Message(message)) => {
-                    end_seen = false;
+                    (upto, end_seen) = (at(&message) + 1, false);
                     if !self.rows.is_ready(&incoming(&message)) {
                         self.held = Some(message.detach());
                         break;
