@@ -77,7 +77,7 @@ impl NativeCluster {
         detached(py, || {
             self.gateway.iter().for_each(Gateway::drain);
             self.gateway.iter().for_each(Gateway::stop);
-            Ok(self.cluster.leave(may_come))
+            self.cluster.leave(may_come)
         })
     }
 }

@@ -36,10 +36,12 @@ app = tm.App("feeds")
 links = app.table("links", key="id", id=int, n=tm.column(int, default=0))
 sums = app.table("sums", key="id", id=int, n=tm.column(int, default=0))
 days = app.table("days", key="id", id=int, n=tm.column(int, default=0))
+elevens = app.table("elevens", key="id", id=int, n=tm.column(int, default=0))
 moves = app.stream("moves", time="at", at=int, id=int, to=int, n=int)
 moves.read(tm.files("in/moves"), disorder=30)
 ticks = app.stream("ticks", time="at", late="admit", at=int, id=int)
 ticks.read(tm.files("in/ticks.jsonl"))
+ticks.read(tm.files("in/tocks.jsonl"))
 votes = app.stream("votes", id=int, n=int)
 votes.read(tm.files("in/votes.csv.gz"))
 
@@ -77,11 +79,30 @@ def day(tx, small):
     return {"first": small[0].at, "events": len(small)}
 
 
+span = dict(first=int, last=int, events=int)
+
+
+@app.procedure(moves.filter(tm.col("n") != 7, name="others").batches(11), out=span)
+def eleven(tx, moves):
+    row = elevens.upsert(id=len(moves))
+    row.n = (row.n * 3 + sum(move.n for move in moves)) % 1_000_003
+    return {"first": moves[0].at, "last": moves[-1].at, "events": len(moves)}
+
+
+@app.procedure(ticks.filter(tm.col("id") != 4, name="some").batches(9), out=span)
+def nine(tx, ticks):
+    row = elevens.upsert(id=-len(ticks))
+    row.n = (row.n * 3 + ticks[-1].id) % 1_000_003
+    return {"first": ticks[0].at, "last": ticks[-1].at, "events": len(ticks)}
+
+
 move.write(tm.files("out/moved.parquet"))
 move.aborted.write(tm.files("out/refused.csv"))
 tick.write(tm.files("out/ticked.csv"))
 count.write(tm.files("out/counted.csv"))
 day.write(tm.files("out/days.csv"))
+eleven.write(tm.files("out/elevens.csv"))
+nine.write(tm.files("out/nines.csv"))
 moves.dead.write(tm.files("out/dead.jsonl"))
 """
 
@@ -109,7 +130,11 @@ def make(folder: Path, rows: int = ROWS) -> None:
                 lines.append(f"{at},none,{to}")
         (folder / "in" / "moves" / name).write_text("\n".join(lines) + "\n")
     ticks = [json.dumps({"at": at * 7, "id": dice.randrange(IDS)}) for at in range(rows // 4)]
-    (folder / "in" / "ticks.jsonl").write_text("\n".join(ticks) + "\n")
+    # The second file ends long before the first.
+    few = range(1, rows // 8, 2)
+    texts = ([ticks[at] for at in few], [t for at, t in enumerate(ticks) if at not in few])
+    for name, text in zip(("tocks", "ticks"), texts, strict=True):
+        (folder / "in" / f"{name}.jsonl").write_text("\n".join(text) + "\n")
     votes = [f"{dice.randrange(IDS)},{dice.randrange(1000)}" for _ in range(rows + 3)]
     with gzip.open(folder / "in" / "votes.csv.gz", "wt") as file:
         file.write("id,n\n" + "\n".join(votes) + "\n")
@@ -176,6 +201,10 @@ def test_it_comes_to_what_one_process_does(tmp_path: Path, alone: dict[str, byte
     counted = alone["counted.csv"].decode().splitlines()
     assert (ROWS + 3) % 7 != 0
     assert counted[-1].split(",")[0] == str((ROWS + 3) % 7)
+    for name, of in (("elevens.csv", 11), ("nines.csv", 9)):
+        sizes = [int(line.rsplit(",", 1)[1]) for line in alone[name].decode().splitlines()[1:]]
+        assert {*sizes[:-1]} == {of}
+        assert 0 < sizes[-1] < of
     # Nothing has come: it ends, and everything stays.
     with start(tmp_path) as parent:
         assert parent.process.wait(PATIENCE) == 0
@@ -185,7 +214,7 @@ def test_it_comes_to_what_one_process_does(tmp_path: Path, alone: dict[str, byte
     text = path.read_text()
     other = text.replace("\n2,", "\n4,", 1)
     for changed, words in (
-        (other, "app.py:9: in/moves/a.csv has changed: its first"),
+        (other, "app.py:10: in/moves/a.csv has changed: its first"),
         (text[:-40], "in/moves/a.csv"),
         (text + "90000,1,2,3\n", "behind which there is more now"),
     ):
@@ -202,7 +231,7 @@ def test_it_comes_to_what_one_process_does(tmp_path: Path, alone: dict[str, byte
         assert parent.process.wait(PATIENCE) == 1
         said = parent.errors.read_text()
     assert "stream moves reads the files a.csv, b.csv, c.csv" in said, said
-    assert "app.py:9" in said
+    assert "app.py:10" in said
     assert "Traceback" not in said
 
 

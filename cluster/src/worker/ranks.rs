@@ -12,7 +12,7 @@ use tidemill_core::{Position, StreamId};
 use tidemill_function::{output_bytes, Call, Fault, Functions, NodeId, Sequencing};
 
 use super::run::Parts;
-use crate::event_time::{EventTime, Rank, Ranked};
+use crate::event_time::{EventTime, Rank, Ranked, ENDED_US};
 use crate::records::{CutRecord, Parked, Request, Times};
 
 /// About how many bytes an event takes that waits, beside its values.
@@ -38,7 +38,8 @@ impl Read {
     ) -> Read {
         let timed = |call: &Call| {
             let (stream, time_us) = functions.timed(call)?;
-            Some((event_time.of(source, stream)?, time_us))
+            // Others may have written it: the end of all times means that nothing more comes.
+            Some((event_time.of(source, stream)?, time_us.min(ENDED_US - 1)))
         };
         let timed = if event_time.is_empty() { None } else { timed(&request.call) };
         Read { at, request, timed }

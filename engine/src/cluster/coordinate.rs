@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -25,8 +26,7 @@ use tidemill_place::{partition_in, Partition};
 use tidemill_txn::program::{Abort, Program};
 
 use super::doors::{log, store};
-use super::endings::Endings;
-use super::feeds::{self, Feeds, Rows};
+use super::feeds::{self, About, Feeds, Rows};
 use super::format::Json;
 use super::settings::{shown, Cuts, TOGETHER};
 use super::sinks::{Sinks, Ways};
@@ -53,7 +53,6 @@ const LEAVE_WAIT_US: u64 = 60_000_000;
 /// An app on several processes, at its coordinator.
 pub struct Cluster {
     // They end before what they ask at,
-    endings: Endings,
     timers: Timers,
     sinks: Sinks,
     // and that before what it hands its answers to.
@@ -73,6 +72,8 @@ pub struct Cluster {
     followed: Vec<Followed>,
     /// Behind them, what it reads from files.
     feeds: Arc<Feeds>,
+    /// Once all of that has ended, for ever.
+    has_ended: AtomicBool,
     event_time: Arc<EventTime>,
     /// The directory, where the log that is in it does not hold it.
     _held: Option<Box<dyn Lock>>,
@@ -121,6 +122,7 @@ impl Cluster {
                 remove_all(&*env.disk, &dir.join(part)).map_err(failed)?;
             }
             forget(env, dir).map_err(failed)?;
+            feeds::forget(env, dir).map_err(failed)?;
         }
         // One cut at a time is appended, and all wait for it.
         let json = Json::new(functions.clone(), fingerprint(spec), topics);
@@ -192,7 +194,6 @@ impl Cluster {
         let asked = settings.sources;
         let desk = Arc::new(Desk::open(env, log, (asked, sources), Some(Arc::new(listener))));
         Ok(Cluster {
-            endings: Endings::start(env, &desk, (&coordinator, &functions), &feeds)?,
             timers: Timers::start(env, &desk, &functions)?,
             sinks,
             env: env.clone(),
@@ -205,6 +206,7 @@ impl Cluster {
             message_bytes_max: settings.message_bytes_max,
             followed,
             feeds,
+            has_ended: AtomicBool::new(false),
             event_time,
             told,
             http: OnceLock::new(),
@@ -221,11 +223,30 @@ impl Cluster {
     /// Ends in good order: executes nothing more, and waits until all that was executed is in a snapshot, so
     /// that whoever starts it again has nothing to do again; but not for ever. Whether it is in one. Sinks are whole then,
     /// if all that the app reads has ended and nothing else `may_come`.
-    pub fn leave(&self, may_come: bool) -> bool {
+    ///
+    /// # Errors
+    /// When what has left can't be written, or its sinks can't be made whole in time: whoever starts it again writes the rest.
+    pub fn leave(&self, may_come: bool) -> Result<bool> {
         self.timers.finish();
         let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
-        self.sinks.finish(&self.env, is_whole && !may_come && self.endings.are_all());
-        is_whole
+        let is_all = is_whole && !may_come && self.has_input_ended();
+        self.sinks.finish(&self.env, is_all)?;
+        Ok(is_whole)
+    }
+
+    /// Whether all that the app reads from files has ended and has been taken into cuts, and there is some.
+    fn has_input_ended(&self) -> bool {
+        if self.has_ended.load(Ordering::Acquire) {
+            return true;
+        }
+        let cuts = self.coordinator.status().sources;
+        let ends = |(source, about): (u32, &About)| {
+            let cut = cuts.get(source as usize).map_or(0, |source| source.cut);
+            !about.follows && self.feeds.end(source).is_some_and(|end| cut > end)
+        };
+        let has_ended = self.feeds.all().count() > 0 && self.feeds.all().all(ends);
+        self.has_ended.store(has_ended, Ordering::Release);
+        has_ended
     }
 
     /// What it is doing.
@@ -295,7 +316,7 @@ impl Cluster {
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
             "event_time": event_time, "parked": parked.events, "parked_bytes": parked.bytes,
             "late": parked.late,
-            "input_ended": self.endings.are_all(),
+            "input_ended": self.has_input_ended(),
             "requests_open": self.desk.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "upgraded": self.upgraded, "refused": refused, "ended": ended,

@@ -11,7 +11,6 @@
 //! | `sinks` | topics and files that the app writes |
 //! | `times` | streams in event time, by the sources that they come by |
 //! | `timers` | transactions that its clock asks for |
-//! | `endings` | what is executed when files have been read to their ends |
 //! | `join` | a worker |
 //! | `outboxes` | work outside, which workers have done |
 //! | `cuts` | that the cuts which were made are there |
@@ -22,7 +21,6 @@ mod ask;
 mod coordinate;
 mod cuts;
 mod doors;
-mod endings;
 mod feeds;
 mod format;
 mod join;

@@ -36,6 +36,8 @@ const LOOK: Duration = Duration::from_millis(100);
 const TELL_NS: u64 = 1_000_000_000;
 /// So long the end waits for what is not written.
 const END: Duration = Duration::from_secs(15);
+/// The same where nothing more will ever come.
+const END_OF_ALL: Duration = Duration::from_secs(60);
 /// Before a log that does not answer is asked again, in microseconds.
 const AGAIN_US: u64 = 50_000;
 
@@ -410,13 +412,25 @@ impl Sinks {
 
     /// Writes what has left, and ends; waits for it, but not for ever. Files are whole then, if that is all that there will
     /// ever be.
-    pub fn finish(&self, env: &Env, is_all: bool) {
+    ///
+    /// # Errors
+    /// Why it can't be written; and when it takes too long to write all that there will ever be.
+    pub fn finish(&self, env: &Env, is_all: bool) -> Result<()> {
         self.told.is_all.store(is_all, Ordering::Release);
         self.told.is_ending.store(true, Ordering::Release);
-        let until_ns = env.clock.monotonic_ns() + END.as_nanos() as u64;
-        while !self.told.has_ended.load(Ordering::Acquire) && env.clock.monotonic_ns() < until_ns {
+        let wait = if is_all { END_OF_ALL } else { END };
+        let until_ns = env.clock.monotonic_ns() + wait.as_nanos() as u64;
+        while !self.told.has_ended.load(Ordering::Acquire) {
+            if env.clock.monotonic_ns() > until_ns {
+                let why = self.troubles().first().map_or(String::new(), |why| format!(": {why}"));
+                let what = format!("not all was written within {} seconds{why}", wait.as_secs());
+                let error = Error::resource(what);
+                let again = "start the app again: it writes the rest, and nothing twice";
+                return if is_all { Err(error.help(again)) } else { Ok(()) };
+            }
             env.clock.sleep_us(1_000);
         }
+        self.failed().map_or(Ok(()), Err)
     }
 }
 

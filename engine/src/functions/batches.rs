@@ -8,6 +8,16 @@ use tidemill_function::{Call, Target};
 use tidemill_txn::program::{Origin, Program, Stream, Timer};
 use tidemill_txn::reference::{by_arrival, by_event_time, Rounds};
 
+/// Nothing more comes by a source.
+pub(super) struct Last {
+    /// The stream that comes in batches, or a part of what does.
+    pub stream: StreamId,
+    /// How many sources it has.
+    pub sources: i64,
+    /// The time of the newest event, if it had one.
+    pub time_us: Option<i64>,
+}
+
 /// Streams of the clock's firings, each with the stream whose batches it closes.
 pub(super) struct Batches(BTreeMap<StreamId, StreamId>);
 
@@ -19,7 +29,7 @@ impl Batches {
     /// What looking is.
     pub const TARGET: Target = Target::Function(u32::MAX - 4);
 
-    /// What it is that nothing more comes: what waits is a batch.
+    /// What it is that nothing more comes by a source of a stream: when all of them have ended, what waits is a batch.
     pub const LAST: Target = Target::Function(u32::MAX - 6);
 
     /// What an event is with which intervals end. The number of its stream comes first, then a bit for each of the streams
@@ -57,9 +67,15 @@ impl Batches {
         Some(Call { target: Batches::TARGET, table, key: key.into(), args })
     }
 
-    /// What it is that nothing more comes of an input stream: a call for each part of it that comes in batches which do not
-    /// end by event time.
-    pub fn last(program: &Program, rounds: &Rounds, input: StreamId) -> Vec<Call> {
+    /// What it is that nothing more comes by one of so many sources of an input stream, whose newest event had this time: a
+    /// call for each part of the stream that comes in batches which do not end by event time. It has its place behind all
+    /// events of that source.
+    pub fn last(
+        program: &Program,
+        rounds: &Rounds,
+        input: StreamId,
+        (sources, newest_us): (usize, Option<i64>),
+    ) -> Vec<Call> {
         let comes_so = |stream: &StreamId| {
             let by_event_time = by_event_time(program).any(|(of, _)| of == *stream);
             program.streams[stream.index()].batch.is_some()
@@ -69,17 +85,24 @@ impl Batches {
         let all = (0..program.streams.len() as u16).map(StreamId).filter(comes_so);
         let call = |of: StreamId| {
             let (table, key) = rounds.waits(program, input)?;
-            let args = [Value::Int(of.0.into())].into();
+            let newest = newest_us.map_or(Value::Null, Value::Timestamp);
+            let args = [Value::Int(of.0.into()), Value::Int(sources as i64), newest].into();
             Some(Call { target: Batches::LAST, table, key: key.into(), args })
         };
         all.filter_map(call).collect()
     }
 
-    /// The stream of which a batch is the last. Others may have written it.
-    pub fn last_of(program: &Program, call: &Call) -> Option<StreamId> {
-        let [Value::Int(number)] = call.args[..] else { return None };
-        let stream = StreamId(u16::try_from(number).ok()?);
-        program.streams.get(stream.index()).filter(|of| of.batch.is_some()).map(|_| stream)
+    /// What a call says that is one of these. Others may have written it.
+    pub fn last_of(program: &Program, call: &Call) -> Option<Last> {
+        let [Value::Int(number), Value::Int(sources), newest] = &call.args[..] else { return None };
+        let stream = StreamId(u16::try_from(*number).ok()?);
+        let time_us = match newest {
+            Value::Timestamp(time_us) => Some(*time_us),
+            Value::Null => None,
+            _ => return None,
+        };
+        let is_batched = program.streams.get(stream.index())?.batch.is_some();
+        is_batched.then_some(Last { stream, sources: *sources, time_us })
     }
 
     /// The stream that a call is about. Others may have written it.

@@ -10,7 +10,7 @@ mod dead;
 mod once;
 mod rows;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod times;
 mod told;
 mod whole;
@@ -30,7 +30,7 @@ use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Stream, Timer};
 use tidemill_txn::reference::{self, by_event_time, views, Kept, Open, Rounds};
 
-use self::batches::Batches;
+use self::batches::{Batches, Last};
 use self::dead::Letters;
 use self::once::Requests;
 use self::times::Times;
@@ -278,9 +278,15 @@ impl AppFunctions {
         stream.filter(|stream| self.times.has(*stream))
     }
 
-    /// What is executed when nothing more comes of an input stream.
-    pub fn last_batches(&self, stream: StreamId) -> Vec<Call> {
-        Batches::last(&self.program, &self.rounds, stream)
+    /// What is executed when nothing more comes by one of so many sources of an input stream, whose newest event had this
+    /// time, if any had one.
+    pub fn last_batches(
+        &self,
+        stream: StreamId,
+        sources: usize,
+        newest_us: Option<i64>,
+    ) -> Vec<Call> {
+        Batches::last(&self.program, &self.rounds, stream, (sources, newest_us))
     }
 
     /// The app's timers.
@@ -536,11 +542,11 @@ impl Functions for AppFunctions {
         let unknown = || Abort::refused("there is no such function");
         if call.target == Batches::TARGET {
             let stream = self.batches.of(call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Due(stream, false), call, false));
+            return Ok(self.begin_whole(What::Due(stream), call, false));
         }
         if call.target == Batches::LAST {
-            let stream = Batches::last_of(&self.program, call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Due(stream, true), call, false));
+            let last = Batches::last_of(&self.program, call).ok_or_else(unknown)?;
+            return Ok(self.begin_whole(What::Last(last), call, false));
         }
         if call.target == Batches::ENDING {
             let (stream, ends, event) = Batches::ending(&self.program, call).ok_or_else(unknown)?;
@@ -582,6 +588,11 @@ impl Functions for AppFunctions {
     }
 
     fn timed(&self, call: &Call) -> Option<(StreamId, i64)> {
+        if call.target == Batches::LAST {
+            let Last { stream, time_us, .. } = Batches::last_of(&self.program, call)?;
+            let root = self.program.root_stream(stream);
+            return time_us.filter(|_| self.times.has(root)).map(|time_us| (root, time_us));
+        }
         let stream = self.in_time(call)?;
         Some((stream, self.times.of(stream, &call.args)?))
     }

@@ -44,7 +44,8 @@ fn rows_are_known_where_nothing_sets_off_more() {
     assert!(!knows_rows(&written("moves")));
 }
 
-struct Nobody;
+/// Who begins nothing: all is declared.
+pub(crate) struct Nobody;
 
 impl Begins for Nobody {
     fn begin(
@@ -57,7 +58,8 @@ impl Begins for Nobody {
     }
 }
 
-struct Nothing;
+/// A procedure that does nothing.
+pub(crate) struct Nothing;
 
 impl Opaque for Nothing {
     fn call(&self, _: &[Value], _: &mut dyn Tx) -> std::result::Result<(), Abort> {

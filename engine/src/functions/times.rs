@@ -60,13 +60,13 @@ impl Times {
         Times { beside: groups.of.iter().map(beside).collect(), streams: times }
     }
 
-    /// The time of what comes by an input stream: that of the event; where the watermark was at the cut before, of what
+    /// The time of what comes by an input stream and has this time: that; where the watermark was at the cut before, of what
     /// comes late or has none; the clock, where no stream with which it shares a table is in event time.
-    pub fn stands(&self, stream: StreamId, event: &[Value], context: &dyn Context) -> i64 {
+    pub fn stands(&self, stream: StreamId, time_us: Option<i64>, context: &dyn Context) -> i64 {
         let beside = self.beside.get(stream.index()).copied().flatten();
         match beside.and_then(|beside| context.mark_us(beside)) {
             None => context.now_us(),
-            Some(mark_us) => self.of(stream, event).map_or(mark_us, |time| time.max(mark_us)),
+            Some(mark_us) => time_us.map_or(mark_us, |time_us| time_us.max(mark_us)),
         }
     }
 

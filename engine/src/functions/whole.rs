@@ -8,6 +8,7 @@ use tidemill_function::{Activation, Call, Context, Step, Stop};
 use tidemill_txn::program::{Handler, Program};
 use tidemill_txn::reference::{self, Rounds, When};
 
+use super::batches::Last;
 use super::rows::OnNodes;
 use super::times::Times;
 use super::told;
@@ -22,8 +23,10 @@ pub(super) enum What {
     Ending(StreamId, Arc<[StreamId]>),
     /// All that comes of a call of a handler, which is told what its own transaction has come to.
     Replies { handler: usize, takes_aborts: bool },
-    /// All that comes of a batch of a stream, if it is due, or because it is the last one.
-    Due(StreamId, bool),
+    /// All that comes of a batch of a stream, if it is due.
+    Due(StreamId),
+    /// All that comes of the last batch of a stream, when the last of its sources has ended.
+    Last(Last),
 }
 
 /// One that runs.
@@ -58,7 +61,8 @@ impl Whole {
             What::Handler(handler) | What::Replies { handler, .. } => {
                 self.program.handlers[handler].input
             }
-            What::Round(stream) | What::Ending(stream, _) | What::Due(stream, _) => stream,
+            What::Round(stream) | What::Ending(stream, _) | What::Due(stream) => stream,
+            What::Last(Last { stream, .. }) => stream,
         }
     }
 }
@@ -66,7 +70,11 @@ impl Whole {
 impl Activation for Whole {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
         let input = self.input();
-        let time_us = self.times.stands(input, &self.event, context);
+        let time_us = match &self.what {
+            What::Due(_) => self.times.stands(input, None, context),
+            What::Last(Last { time_us, .. }) => self.times.stands(input, *time_us, context),
+            _ => self.times.stands(input, self.times.of(input, &self.event), context),
+        };
         let Whole { program, rounds, what, event, .. } = self;
         let when = When { now_us: context.now_us(), time_us, chance: context.random() };
         let mut rows = OnNodes::new(context, rounds.kept());
@@ -74,7 +82,10 @@ impl Activation for Whole {
             What::Handler(handler) => {
                 reference::transact(program, *handler, event, when, &mut rows)
             }
-            What::Due(stream, is_last) => rounds.due(program, (*stream, *is_last), when, &mut rows),
+            What::Due(stream) => rounds.due(program, *stream, when, &mut rows),
+            What::Last(Last { stream, sources, .. }) => {
+                rounds.end(program, (*stream, *sources), when, &mut rows)
+            }
             What::Round(_) | What::Replies { .. } => {
                 rounds.run(program, input, event, &[], when, &mut rows)
             }

@@ -12,10 +12,13 @@ use super::kept::numbered;
 use super::rows::Rows;
 use crate::program::{Abort, Batching, Program};
 
+/// What the name of a stream has before it where it is told how many of its sources have ended.
+const ENDED: &str = "\u{1}ended/";
+
 /// Tables of what waits, of each stream that comes in batches.
 #[derive(Debug, Default)]
 pub struct Open {
-    /// By stream how many events wait, and since when.
+    /// By stream how many events wait, and since when; and how many of its sources have ended, where it has several.
     marks: TableId,
     /// Those events, by the place in which they came.
     waiting: BTreeMap<StreamId, TableId>,
@@ -72,7 +75,7 @@ impl Open {
         ends_interval: bool,
         rows: &mut impl Rows,
     ) -> Result<Vec<Row>, Abort> {
-        let (mut count, since_us) = self.mark(program, stream, rows)?.unwrap_or((0, now_us));
+        let (mut count, since_us) = self.mark(&key(program, stream), rows)?.unwrap_or((0, now_us));
         let root = root(program, stream);
         let row: Row = [root, Value::Int(count)].into_iter().chain(event.iter().cloned()).collect();
         rows.write(program, self.waiting[&stream], &row[..2], Some(row.clone()))?;
@@ -94,12 +97,12 @@ impl Open {
         Ok(Vec::new())
     }
 
-    /// What waits of a stream in arrival time, if it is due; of any where it is the last.
+    /// What waits of a stream in arrival time, if it is due.
     pub(super) fn due(
         &self,
         program: &Program,
         stream: StreamId,
-        (now_us, is_last): (i64, bool),
+        now_us: i64,
         rows: &mut impl Rows,
     ) -> Result<Vec<Row>, Abort> {
         let is_due = |since_us: i64| {
@@ -108,20 +111,46 @@ impl Open {
         if !self.has(stream) {
             return Ok(Vec::new());
         }
-        match self.mark(program, stream, rows)? {
-            Some((_, since_us)) if is_last || is_due(since_us) => self.take(program, stream, rows),
+        match self.mark(&key(program, stream), rows)? {
+            Some((_, since_us)) if is_due(since_us) => self.take(program, stream, rows),
             _ => Ok(Vec::new()),
         }
     }
 
-    /// How many wait, and since when; nothing where none does.
-    fn mark(
+    /// One of so many sources of a stream has ended; what waits, if all have.
+    pub(super) fn end(
         &self,
         program: &Program,
         stream: StreamId,
+        sources: i64,
         rows: &mut impl Rows,
-    ) -> Result<Option<(i64, i64)>, Abort> {
-        Ok(match rows.row(self.marks, &key(program, stream))?.as_deref() {
+    ) -> Result<Vec<Row>, Abort> {
+        if !self.has(stream) {
+            return Ok(Vec::new());
+        }
+        let [root, name] = key(program, stream);
+        let Value::Str(name) = name else { unreachable!("it is a name") };
+        // No stream is called so.
+        let at = [root, Value::str(&format!("{ENDED}{name}"))];
+        let ended = 1 + self.mark(&at, rows)?.map_or(0, |(ended, _)| ended);
+        if ended < sources {
+            let [root, name] = at.clone();
+            let row = [root, name, Value::Int(ended), Value::Timestamp(0)];
+            rows.write(program, self.marks, &at, Some(row.into()))?;
+            return Ok(Vec::new());
+        }
+        if sources > 1 {
+            rows.write(program, self.marks, &at, None)?;
+        }
+        match self.mark(&key(program, stream), rows)? {
+            Some(_) => self.take(program, stream, rows),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// How many wait, and since when; nothing where none does.
+    fn mark(&self, key: &[Value; 2], rows: &mut impl Rows) -> Result<Option<(i64, i64)>, Abort> {
+        Ok(match rows.row(self.marks, key)?.as_deref() {
             Some([_, _, Value::Int(count), Value::Timestamp(since_us)]) => {
                 Some((*count, *since_us))
             }

@@ -142,26 +142,50 @@ impl Rounds {
         round.turns(agenda)
     }
 
-    /// Executes what waits of a stream whose batches are whole after some time, if that has passed, or because it is the last
-    /// one, and gives all events that are emitted on the way.
+    /// Executes what waits of a stream whose batches are whole after some time, if that has passed, and gives all events
+    /// that are emitted on the way.
     ///
     /// # Errors
     /// When rows are not to be had: then nothing of what was written may count.
     pub fn due(
         &self,
         program: &Program,
-        (stream, is_last): (StreamId, bool),
+        stream: StreamId,
+        when: When,
+        rows: &mut impl Rows,
+    ) -> Result<Vec<(StreamId, Row)>, Abort> {
+        let batch = self.open.due(program, stream, when.now_us, rows)?;
+        self.batch(program, stream, &batch, when, rows)
+    }
+
+    /// Executes what waits of a stream when the last one of so many sources of it has ended, and gives all events that are
+    /// emitted on the way.
+    ///
+    /// # Errors
+    /// As [`Rounds::due`].
+    pub fn end(
+        &self,
+        program: &Program,
+        (stream, sources): (StreamId, i64),
+        when: When,
+        rows: &mut impl Rows,
+    ) -> Result<Vec<(StreamId, Row)>, Abort> {
+        let batch = self.open.end(program, stream, sources, rows)?;
+        self.batch(program, stream, &batch, when, rows)
+    }
+
+    fn batch(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        batch: &[Row],
         when: When,
         rows: &mut impl Rows,
     ) -> Result<Vec<(StreamId, Row)>, Abort> {
         let (answers, only, turns, out) = (Answers::default(), None, &self.turns, Vec::new());
-        let (kept, answers) = (&self.kept, &answers);
+        let (kept, answers, mut agenda) = (&self.kept, &answers, Agenda::default());
         let mut round = Round { program, turns, kept, when, answers, only, rows, out };
-        let (batch, mut agenda) = (
-            self.open.due(program, stream, (when.now_us, is_last), round.rows)?,
-            Agenda::default(),
-        );
-        round.batch(stream, &batch, &mut agenda)?;
+        round.batch(stream, batch, &mut agenda)?;
         round.turns(agenda)
     }
 

@@ -2,28 +2,17 @@
 
 use std::fmt::Write as _;
 
-use tidemill_core::{Column, DataType, Late};
-use tidemill_function::{Activation, Call};
-use tidemill_txn::program::{Abort, Builder};
+use std::sync::mpsc::channel;
+
+use tidemill_core::{Column, DataType, Late, Value};
+use tidemill_function::Functions as _;
+use tidemill_txn::program::{Batching, Builder};
 
 use super::*;
-use crate::functions::Begins;
+use crate::functions::tests::{Nobody, Nothing};
 use crate::settings::Settings;
 
 const FIRST: u32 = 5;
-
-struct Nobody;
-
-impl Begins for Nobody {
-    fn begin(
-        &self,
-        _: usize,
-        _: &Call,
-        _: bool,
-    ) -> std::result::Result<Box<dyn Activation>, Abort> {
-        unreachable!("nothing is opaque")
-    }
-}
 
 /// An app that reads two files of events in event time, and one that has no time, all in a folder.
 fn app(folder: &Path) -> AppSpec {
@@ -41,12 +30,14 @@ fn app(folder: &Path) -> AppSpec {
         h.set(row, "n", at);
         h.done();
     }
-    let read = |stream: &str, path: &str| SourceDecl {
-        files: Some(serde_json::json!({"path": folder.join(path)})),
-        ..SourceDecl::pushed(stream)
-    };
+    let read = |stream: &str, path: &str| reads(stream, &folder.join(path), false);
     let sources = vec![read("moves", "moves"), SourceDecl::pushed("votes"), read("votes", "v.csv")];
     AppSpec::new(b.finish().unwrap(), sources, Settings::default())
+}
+
+fn reads(stream: &str, path: &Path, follow: bool) -> SourceDecl {
+    let files = Some(serde_json::json!({"path": path, "follow": follow}));
+    SourceDecl { files, ..SourceDecl::pushed(stream) }
 }
 
 /// What the app reads: each row has its number among all as its id, and some can't be read.
@@ -73,9 +64,13 @@ struct Opened {
 }
 
 fn open(dir: &Arc<tempfile::TempDir>) -> Result<Opened> {
-    let (spec, env) = (app(dir.path()), Env::real());
-    let functions = AppFunctions::new(&spec, Arc::new(Nobody))?;
-    let feeds = Feeds::open(&spec, &functions, (FIRST, dir.path(), false), &env)?.into();
+    open_app(dir, &app(dir.path()))
+}
+
+fn open_app(dir: &Arc<tempfile::TempDir>, spec: &AppSpec) -> Result<Opened> {
+    let env = Env::real();
+    let functions = AppFunctions::new(spec, Arc::new(Nobody))?;
+    let feeds = Feeds::open(spec, &functions, (FIRST, dir.path(), false), &env)?.into();
     Ok(Opened { rows: Rows { feeds, env }, _dir: dir.clone() })
 }
 
@@ -85,6 +80,12 @@ impl Opened {
         let then = Box::new(move |found| tell.send(found).unwrap());
         self.rows.read(Topic::Input(source), from, Some(limit), 0, then);
         told.recv().unwrap()
+    }
+
+    /// Why it can't be read from an offset on.
+    fn refusal(&self, source: u32, from: u64) -> String {
+        assert_eq!(self.read(source, from, 5), None);
+        self.rows.failed().expect("a reason").what
     }
 
     /// All of a source, in steps of so many.
@@ -158,6 +159,19 @@ fn rows_have_their_places_wherever_reading_begins() {
     (0..20).for_each(|_| compare(&open(&dir).unwrap(), 1_900));
 }
 
+/// What opening says when a file is another for that time; it is as it was then.
+fn refused(dir: &Arc<tempfile::TempDir>, path: &str, text: &dyn Fn(&str) -> String) -> String {
+    let path = dir.path().join(path);
+    let was = std::fs::read_to_string(&path).unwrap_or_default();
+    std::fs::write(&path, text(&was)).unwrap();
+    let error = open(dir).map(drop).unwrap_err();
+    match was.is_empty() {
+        true => std::fs::remove_file(&path).unwrap(),
+        false => std::fs::write(&path, was).unwrap(),
+    }
+    error.what
+}
+
 #[test]
 fn what_is_not_what_it_was_is_refused() {
     let dir = Arc::new(tempfile::tempdir().unwrap());
@@ -165,41 +179,128 @@ fn what_is_not_what_it_was_is_refused() {
     let opened = open(&dir).unwrap();
     opened.read(FIRST, 0, 3_000).unwrap();
     let ends = opened.all(FIRST + 1, 100).len() as u64;
-    opened.rows.trim(Topic::Input(FIRST), 3_000);
-    opened.rows.trim(Topic::Input(FIRST + 1), ends);
-    // All that was asked before has been done.
-    opened.read(FIRST, 3_000, 1).unwrap();
     drop(opened);
-    let refused = |path: &str, text: &dyn Fn(&str) -> String| {
-        let path = dir.path().join(path);
-        let was = std::fs::read_to_string(&path).unwrap_or_default();
-        std::fs::write(&path, text(&was)).unwrap();
-        let error = match open(&dir) {
-            Err(error) => error,
-            // It is found when it is read.
-            Ok(opened) => {
-                assert_eq!(opened.read(FIRST + 1, ends - 1, 5), None);
-                opened.rows.failed().expect("a reason")
-            }
-        };
-        match was.is_empty() {
-            true => std::fs::remove_file(&path).unwrap(),
-            false => std::fs::write(&path, was).unwrap(),
+    for trimmed in [0, 1_000, 3_000] {
+        if trimmed > 0 {
+            let opened = open(&dir).unwrap();
+            opened.rows.trim(Topic::Input(FIRST), trimmed);
+            opened.rows.trim(Topic::Input(FIRST + 1), trimmed.min(ends));
         }
-        error.what
-    };
-    let changed = refused("moves/a.csv", &|text| text.replacen("\n9,", "\n8,", 1));
-    assert!(changed.contains("a.csv has changed"), "{changed}");
-    let shorter = refused("v.csv", &|text| text[..2_000].to_owned());
-    assert!(shorter.contains("v.csv"), "{shorter}");
-    let longer = refused("v.csv", &|text| format!("{text}1,2\n"));
-    assert!(longer.contains("behind which there is more now"), "{longer}");
-    let more = refused("moves/c.csv", &|_| "id,at\n1,2\n".to_owned());
-    assert_eq!(
-        more,
-        "stream moves reads the files a.csv, b.csv, c.csv, and when its log was begun it read a.csv, b.csv"
-    );
-    let damaged = refused("feeds", &|text| text.replace(':', ""));
-    assert!(damaged.contains("feeds is damaged"), "{damaged}");
+        let changed = refused(&dir, "moves/a.csv", &|text| text.replacen("\n9,", "\n8,", 1));
+        assert!(changed.contains("a.csv has changed"), "{changed}");
+        // Behind the last place where rows were read at once.
+        let last =
+            refused(&dir, "moves/a.csv", &|text| text.replacen("\n4455,1113", "\n4455,1114", 1));
+        assert!(last.contains("a.csv has changed"), "{last}");
+        let shorter = refused(&dir, "v.csv", &|text| text[..text.len() - 10].to_owned());
+        assert!(shorter.contains("v.csv"), "{shorter}");
+        let cut = refused(&dir, "moves/b.csv", &|text| text[..9_000].to_owned());
+        assert!(cut.contains("b.csv"), "{cut}");
+        let longer = refused(&dir, "v.csv", &|text| format!("{text}1,2\n"));
+        assert!(longer.contains("behind which there is more now"), "{longer}");
+        let more = refused(&dir, "moves/c.csv", &|_| "id,at\n1,2\n".to_owned());
+        assert_eq!(
+            more,
+            "stream moves reads the files a.csv, b.csv, c.csv, and when its log was begun it read a.csv, b.csv"
+        );
+        let damaged = refused(&dir, "feeds", &|text| text.replace(':', ""));
+        assert!(damaged.contains("feeds is damaged"), "{damaged}");
+    }
     assert!(open(&dir).unwrap().read(FIRST, 3_000, 5).is_some());
+}
+
+#[test]
+fn nothing_is_read_where_there_never_was_any() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    fill(dir.path());
+    let ends = open(&dir).unwrap().all(FIRST + 1, 4096).len() as u64;
+    for _ in 0..2 {
+        let opened = open(&dir).unwrap();
+        // Where it has ended nothing comes, behind that it is not what it was.
+        assert!(opened.read(FIRST + 1, ends, 5).unwrap().records.is_empty());
+        assert_eq!(opened.read(FIRST + 1, ends - 1, 5).unwrap().records.len(), 1);
+        assert!(opened.refusal(FIRST + 1, ends + 1).contains("has read"));
+        // A log has more than the files, and it is not known what they were.
+        std::fs::remove_file(dir.path().join("feeds")).unwrap();
+    }
+}
+
+#[test]
+fn a_folder_that_is_followed_goes_on_where_it_was_and_not_blindly() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    let (env, folder) = (Env::real(), dir.path().join("votes"));
+    std::fs::create_dir(&folder).unwrap();
+    let add = |name: &str, ids: std::ops::Range<u64>| {
+        let rows: String = ids.map(|id| format!("{id},0\n")).collect();
+        std::fs::write(folder.join(name), format!("id,at\n{rows}")).unwrap();
+    };
+    add("a.csv", 0..100);
+    add("b.csv", 100..300);
+    let mut spec = app(dir.path());
+    spec.sources = vec![reads("votes", &folder, true)];
+    let open = || open_app(&dir, &spec);
+    let ids = |records: &[(u64, Record)]| -> Vec<Value> {
+        events(records).into_iter().map(|event| event[0].clone()).collect()
+    };
+    let wanted = |ids: std::ops::Range<i64>| ids.map(Value::Int).collect::<Vec<_>>();
+    let opened = open().unwrap();
+    assert_eq!(ids(&opened.read(FIRST, 0, 250).unwrap().records), wanted(0..250));
+    add("c.csv", 300..400);
+    assert_eq!(ids(&opened.read(FIRST, 250, 100).unwrap().records), wanted(250..350));
+    assert_eq!(opened.rows.feeds.end(FIRST), None);
+    // A snapshot is behind all of b: what was before that may be removed.
+    opened.rows.trim(Topic::Input(FIRST), 310);
+    drop(opened);
+    std::fs::remove_file(folder.join("a.csv")).unwrap();
+    let opened = open().unwrap();
+    assert_eq!(ids(&opened.read(FIRST, 310, 100).unwrap().records), wanted(310..400));
+    drop(opened);
+    marks::forget(&env, dir.path()).unwrap();
+    let why = open().unwrap().refusal(FIRST, 310);
+    assert!(why.contains("the coordinator's directory does not say of which files"), "{why}");
+}
+
+#[test]
+fn what_waits_to_be_a_batch_is_one_where_its_stream_ends() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    fill(dir.path());
+    let mut b = Builder::new("batches");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    b.table("rows", &["id"], vec![int("id")]);
+    let streams = ["moves", "votes"].map(|name| b.stream(name, ["id", "at"].map(int).to_vec()));
+    b.event_time(streams[0], "at", Late::Side);
+    streams.iter().for_each(|stream| b.batch(*stream, Batching::Count(7)));
+    b.procedure("take", &streams, &[], Arc::new(Nothing));
+    let program = b.finish().unwrap();
+    let read = |stream: &str, path: &str| reads(stream, &dir.path().join(path), false);
+    let sources = vec![
+        read("moves", "moves/a.csv"),
+        read("moves", "moves/b.csv"),
+        read("votes", "v.csv"),
+        SourceDecl::pushed("votes"),
+    ];
+    let spec = AppSpec::new(program, sources, Settings::default());
+    let functions = AppFunctions::new(&spec, Arc::new(Nobody)).unwrap();
+    for _ in 0..2 {
+        let opened = open_app(&dir, &spec).unwrap();
+        for (source, newest) in [(FIRST, 1_499), (FIRST + 1, 1_499)] {
+            let all = opened.all(source, 100);
+            let [.., (_, Record::Requests(last)), (end, Record::End)] = &all[..] else {
+                panic!("it does not end so");
+            };
+            assert_eq!(opened.rows.feeds.end(source), Some(*end));
+            // It comes behind all of its source, and is told of how many it is one.
+            let [last] = &last[..] else { panic!("one stream has batches") };
+            assert_eq!(functions.timed(&last.call), Some((streams[0], newest)));
+            let rest = [Value::Int(2), Value::Timestamp(newest)];
+            assert_eq!(last.call.args[1..], rest);
+            for from in all.len() - 2..all.len() {
+                assert_eq!(opened.read(source, from as u64, 9).unwrap().records, all[from..]);
+            }
+        }
+        // Others may send more of that stream.
+        let all = opened.all(FIRST + 2, 4096);
+        assert_eq!(events(&all[..all.len() - 1]).len(), 2_000);
+        assert_eq!(all.len() - 1, 2_004);
+    }
 }

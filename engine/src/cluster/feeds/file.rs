@@ -1,0 +1,143 @@
+//! A file of a feed.
+
+use tidemill_connect::{BadRow, Chunk, Place, Polled, Source};
+use tidemill_core::{Result, Row, Value};
+
+use super::marks::FileMark;
+
+/// One of the files of a feed, or a folder that is followed.
+pub(super) struct File {
+    pub name: String,
+    source: Box<dyn Source>,
+    /// The column of its times, if it is in event time.
+    time: Option<usize>,
+    /// Rows that have been read, and how many of them have been given.
+    chunk: Option<Chunk>,
+    good: usize,
+    bad: usize,
+    /// Where they were read.
+    place: Place,
+    /// The time of the next row, once that has been looked for.
+    next_us: Option<i64>,
+    pub has_ended: bool,
+}
+
+impl File {
+    pub fn new(name: String, source: Box<dyn Source>, time: Option<usize>) -> File {
+        File {
+            name,
+            source,
+            time,
+            chunk: None,
+            good: 0,
+            bad: 0,
+            place: Place::start(),
+            next_us: None,
+            has_ended: false,
+        }
+    }
+
+    /// Whether there is a next row, which has been read then, with so many others at most.
+    pub fn look(&mut self, rows: usize) -> Result<bool> {
+        while !self.has_ended {
+            if self.chunk.as_ref().is_some_and(|chunk| self.good + self.bad < chunk.rows()) {
+                return Ok(true);
+            }
+            self.stands();
+            match self.source.poll(rows)? {
+                Polled::Rows(chunk) => self.chunk = Some(chunk),
+                Polled::Pending => break,
+                Polled::End => self.has_ended = true,
+            }
+        }
+        Ok(false)
+    }
+
+    /// Where its source stands is its place.
+    fn stands(&mut self) {
+        self.place = self.source.place();
+        (self.chunk, self.good, self.bad, self.next_us) = (None, 0, 0, None);
+    }
+
+    /// Whether the next row is the first one of those that were read at once.
+    pub fn is_at_chunk(&self) -> bool {
+        self.good + self.bad == 0
+    }
+
+    /// Whether the next row is one that could not be read.
+    fn is_bad(&self, chunk: &Chunk) -> bool {
+        let good = chunk.offsets.get(self.good);
+        chunk.bad.get(self.bad).is_some_and(|bad| good.is_none_or(|good| bad.offset < *good))
+    }
+
+    /// The number of the next row in its file.
+    pub fn offset(&self) -> u64 {
+        let Some(chunk) = &self.chunk else { return self.place.offset };
+        match self.is_bad(chunk) {
+            true => chunk.bad[self.bad].offset,
+            false => chunk.offsets[self.good],
+        }
+    }
+
+    /// The time of the next row; one that could not be read has none, and comes first.
+    pub fn time(&mut self) -> i64 {
+        if let Some(next_us) = self.next_us {
+            return next_us;
+        }
+        let chunk = self.chunk.as_ref().expect("there is a row");
+        let next_us = match self.time {
+            Some(column) if !self.is_bad(chunk) => match chunk.batch.value(column, self.good) {
+                Value::Timestamp(time) | Value::Int(time) | Value::Decimal(time, _) => time,
+                _ => i64::MIN,
+            },
+            _ => i64::MIN,
+        };
+        self.next_us = Some(next_us);
+        next_us
+    }
+
+    /// Takes the next row, which there is.
+    pub fn give(&mut self) -> std::result::Result<Row, BadRow> {
+        let chunk = self.chunk.as_ref().expect("there is a row");
+        self.next_us = None;
+        if self.is_bad(chunk) {
+            self.bad += 1;
+            return Err(chunk.bad[self.bad - 1].clone());
+        }
+        self.good += 1;
+        Ok(chunk.batch.row(self.good - 1))
+    }
+
+    /// Where it stands.
+    pub fn mark(&self) -> FileMark {
+        let given = (self.good + self.bad) as u64;
+        let (name, place) = (self.name.clone(), self.place.clone());
+        let read = if given > 0 { self.source.place() } else { place.clone() };
+        FileMark { name, place, given, read }
+    }
+
+    /// Goes to where it stood; whether there are as many rows as had been given.
+    ///
+    /// # Errors
+    /// When what was read before it is not what it was.
+    pub fn go_to(&mut self, mark: &FileMark) -> Result<bool> {
+        self.source.resume(&mark.place)?;
+        self.has_ended = false;
+        self.stands();
+        for _ in 0..mark.given {
+            if !self.look(mark.given as usize)? {
+                return Ok(false);
+            }
+            let _ = self.give();
+        }
+        Ok(true)
+    }
+
+    /// Whether all that had been read is what it was.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn verify(&mut self, mark: &FileMark) -> Result<()> {
+        self.source.resume(&mark.read)
+    }
+}
