@@ -7,7 +7,6 @@ interrupted.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 import traceback
@@ -59,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if argv is None and args.command in ("run", "coordinator", "worker", "inspect", "schema"):
         fix_hash_seed()
-    allow_files()
     try:
         code: int = args.execute(args)
         sys.stdout.flush()
@@ -78,18 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone: nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-
-
-def allow_files() -> None:
-    """Lets this process have as many files open as it may have at most: an app may read many."""
-    try:
-        import resource
-    except ImportError:
-        return
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems have another limit beside this one.
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def fix_hash_seed() -> None:
