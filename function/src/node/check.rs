@@ -1,7 +1,7 @@
 //! What has to run again: whoever has read what the order does not give.
 
 use super::part::Part;
-use super::run::{look, look_at};
+use super::run::look::{look, look_at};
 use super::{running, Fault, Node, Settings};
 use crate::gate::Wish;
 use crate::message::{Mode, Verdict};

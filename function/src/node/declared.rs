@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use tidemill_core::{Row, StreamId, Value};
 use tidemill_txn::program::Abort;
 
-use super::run::look_at;
+use super::run::look::look_at;
 use super::{running, Epoch, Fault, Node, NodeId, Outbox};
 use crate::gate::{Gate, Waiter};
 use crate::message::Body;

@@ -1,22 +1,25 @@
 //! Running functions: what they may do, and what becomes of it.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+mod context;
+pub(super) mod look;
+mod ranges;
+
+use std::collections::HashSet;
 
 use foldhash::fast::FixedState;
-use tidemill_core::{Key, StreamId, TableId, Value};
+use tidemill_core::{Key, TableId, Value};
 use tidemill_txn::program::{Abort, AbortKind, Ask, Asked, Index, OPERATIONS_MAX};
 use tidemill_txn::Program;
 
+use self::look::look;
+use self::ranges::OnRow;
 use super::asked::{self, Answers, Question};
 use super::part::{Answer, Child, Invocation, Outcome, Part, Read, Saw, Write};
 use super::{running, Event, Fault, Node, NodeId, Outbox, Owners, Settings};
 use crate::gate::{Waiter, Wish};
 use crate::message::{Body, Mode, Verdict};
 use crate::order::{Path, Tid};
-use crate::program::{
-    Activation, Bounds, Call, Clock, Context, Functions, Handle, Step, Stop, Target,
-};
+use crate::program::{Activation, Call, Clock, Context, Functions, Step, Stop, Target};
 use crate::share;
 use crate::size;
 use crate::store::{Store, Stored};
@@ -623,220 +626,6 @@ impl<S: Store> Turn<'_, S> {
         let owner = self.owners.of_key(self.functions.program(), table, key);
         owner.expect("the whole key says in which partition the row is")
     }
-
-    /// The first rows within bounds, in the order of their keys.
-    fn rows(
-        &mut self,
-        table: TableId,
-        bounds: Bounds,
-        (from, to): (Vec<Value>, Vec<Value>),
-        limit: u32,
-    ) -> Result<Vec<Arc<[Value]>>, Stop> {
-        let leading = match bounds {
-            Bounds::Leading => &from[..],
-            Bounds::Between => {
-                &from[..from.iter().zip(&to).take_while(|(from, to)| from == to).count()]
-            }
-        };
-        let owner = self.owners.of_key(self.functions.program(), table, leading);
-        let is_asked = self.is_on_row();
-        let (to_node, target) = match (owner, self.invocation.call.target) {
-            (Some(owner), _) if owner != self.me => (owner, Target::Find(bounds, limit)),
-            (None, Target::Gather(..)) if is_asked => {
-                return self.gather(table, bounds, (&from, &to), limit);
-            }
-            (None, target) if !(is_asked && matches!(target, Target::Find(..))) => {
-                // One access, as with one owner: so places are the same however many nodes there are.
-                (self.me, Target::Gather(bounds, limit))
-            }
-            _ => {
-                let from = Key::of(&from);
-                let to = match bounds {
-                    Bounds::Between if !to.is_empty() => Key::of(&to),
-                    Bounds::Between => Key::of(&to).behind_all(),
-                    Bounds::Leading => from.behind_all(),
-                };
-                let saw = self.read(Wish::Range(table, from, to), limit)?;
-                return Ok(saw.into_iter().flatten().collect());
-            }
-        };
-        let nth = self.reach(to_node, target, table, &from, &to)?;
-        Ok(listed_rows(self.answer(nth)?))
-    }
-
-    /// Those of all nodes, each of which has a part of them.
-    fn gather(
-        &mut self,
-        table: TableId,
-        bounds: Bounds,
-        (from, to): (&[Value], &[Value]),
-        limit: u32,
-    ) -> Result<Vec<Arc<[Value]>>, Stop> {
-        let missed = u16::from(self.is_spoiled_by(Fault::ForgetNode) && self.owners.nodes() > 1);
-        let mut asked = Vec::new();
-        for node in 0..self.owners.nodes() - missed {
-            let target = Target::Find(bounds, limit);
-            let call = Call { target, table, key: from.into(), args: to.into() };
-            asked.push(self.make(call, NodeId(node), true)?);
-        }
-        let columns = &self.functions.program().tables[table.index()].key;
-        let mut found = BTreeMap::new();
-        for nth in asked {
-            for row in listed_rows(self.answer(nth)?) {
-                found.insert(Key::of(columns.iter().map(|column| &row[*column])), row);
-            }
-        }
-        Ok(found.into_values().take(limit as usize).collect())
-    }
-}
-
-/// The rows of a list of lists.
-fn listed_rows(value: &Value) -> Vec<Arc<[Value]>> {
-    match value {
-        Value::List(rows) => rows.iter().filter_map(row).collect(),
-        other => unreachable!("rows came back as {other}"),
-    }
-}
-
-impl<S: Store> Context for Turn<'_, S> {
-    fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Arc<[Value]>>, Stop> {
-        self.functions.program().check_visible(table)?;
-        let key = self.functions.program().stored_key(table, key)?;
-        let owner = self.owner(table, &key);
-        if owner == self.me {
-            let saw = self.read(Wish::Row(table, Key::of(&key)), 1)?;
-            return Ok(saw.into_iter().next().flatten());
-        }
-        let nth = self.reach(owner, Target::Get, table, &key, &[])?;
-        Ok(row(self.answer(nth)?))
-    }
-
-    fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Stop> {
-        if self.is_kept(table) {
-            let key = self.invocation.call.key.clone();
-            return self.hold(table, &key, row);
-        }
-        let (key, row) = self.functions.program().stored_row(table, row)?;
-        self.put_row(table, &key, Some(row.into()))
-    }
-
-    fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop> {
-        if self.is_kept(table) {
-            return self.let_go(table, key);
-        }
-        let key = self.functions.program().stored_key(table, key)?;
-        self.functions.program().check_writable(table)?;
-        self.put_row(table, &key, None)
-    }
-
-    fn find(
-        &mut self,
-        table: TableId,
-        leading: &[Value],
-        limit: u32,
-    ) -> Result<Vec<Arc<[Value]>>, Stop> {
-        self.functions.program().check_ranges(table)?;
-        let leading = self.functions.program().stored_bound(table, leading)?;
-        self.rows(table, Bounds::Leading, (leading, Vec::new()), limit)
-    }
-
-    fn range(
-        &mut self,
-        table: TableId,
-        from: &[Value],
-        to: &[Value],
-        limit: u32,
-    ) -> Result<Vec<Arc<[Value]>>, Stop> {
-        self.functions.program().check_ranges(table)?;
-        let from = self.functions.program().stored_bound(table, from)?;
-        let to = self.functions.program().stored_bound(table, to)?;
-        self.rows(table, Bounds::Between, (from, to), limit)
-    }
-
-    fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop> {
-        let key = stored_key(self.functions.program(), &call)?;
-        let owner = self.owner(call.table, &key);
-        self.make(Call { key: key.into(), ..call }, owner, wanted).map(Handle)
-    }
-
-    fn reply(&self, handle: Handle) -> Option<&Value> {
-        if !self.invocation.awaited.contains(&handle.0) {
-            // It may be here: when is a matter of chance.
-            return None;
-        }
-        match &self.invocation.children.get(handle.0 as usize)?.reply {
-            Answer::Value(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    fn settled(&mut self, handle: Handle) -> Result<&Value, Stop> {
-        let child = self.invocation.children.get(handle.0 as usize);
-        if !child.is_some_and(|child| child.wanted) {
-            return Err(unwanted().into());
-        }
-        // Whether it is here is a matter of chance; that the function asked is not.
-        self.invocation.awaited.insert(handle.0);
-        self.answer(handle.0)
-    }
-
-    fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Stop> {
-        let row = self.functions.program().stored_output(stream, row)?;
-        size::fits(self.functions, "an event", &row, self.settings.output_bytes_max)?;
-        let (_, ordinal) = self.access()?;
-        self.invocation.emits.push((ordinal, stream, row.into()));
-        Ok(())
-    }
-
-    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Stop> {
-        let (path, _) = self.access()?;
-        let asked = asked::hash(&path, &self.invocation.call, question);
-        let Some(answer) = self.answers.get(&(self.tid, asked)) else {
-            self.ask(asked, ask.clone());
-            return Err(Stop::Unwind);
-        };
-        let max = self.settings.output_bytes_max;
-        match answer.len() > max {
-            true => {
-                let reason = format!("an answer from outside has more than {max} bytes");
-                Err(Abort::refused(reason).into())
-            }
-            false => Ok(answer.clone()),
-        }
-    }
-
-    fn has_deadline(&self) -> bool {
-        self.has_deadline
-    }
-
-    fn verdict(&mut self, part: u32, reason: Option<&str>) -> Result<Option<String>, Stop> {
-        match (self.judged(part), reason) {
-            (None, Some(reason)) => {
-                self.judge(part, reason.into());
-                self.invocation.misses = true;
-                Err(Stop::Unwind)
-            }
-            (known, _) => Ok(known),
-        }
-    }
-
-    fn random(&mut self) -> u64 {
-        let mut bytes = Vec::with_capacity(64);
-        bytes.extend(self.settings.seed.to_le_bytes());
-        bytes.extend(self.tid.0.to_le_bytes());
-        self.here().iter().for_each(|n| bytes.extend(n.to_le_bytes()));
-        self.invocation.ordinal = self.invocation.ordinal.saturating_add(1);
-        xxhash_rust::xxh3::xxh3_64(&bytes)
-    }
-
-    fn now_us(&self) -> i64 {
-        self.clock.now_us
-    }
-
-    fn mark_us(&self, stream: StreamId) -> Option<i64> {
-        let found = self.clock.marks_us.iter().find(|(of, _)| *of == stream);
-        found.map(|(_, mark_us)| *mark_us)
-    }
 }
 
 /// Why a function fails that waits for what will never come.
@@ -850,93 +639,5 @@ pub(super) fn stored_key(program: &Program, call: &Call) -> Result<Vec<Value>, A
     match program.tables.get(call.table.index()) {
         Some(_) => program.stored_key(call.table, &call.key),
         None => Err(Abort::refused(format!("there is no table {}", call.table.0))),
-    }
-}
-
-/// A row as a value, and back.
-fn listed(row: &Arc<[Value]>) -> Value {
-    Value::List(row.clone())
-}
-
-fn row(value: &Value) -> Option<Arc<[Value]>> {
-    match value {
-        Value::List(row) => Some(row.clone()),
-        _ => None,
-    }
-}
-
-/// What calls that are no functions do, where the row lives.
-struct OnRow(Call);
-
-impl Activation for OnRow {
-    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
-        let Call { target, table, key, args } = &self.0;
-        Ok(Step::Done(match target {
-            Target::Get => context.get(*table, key)?.as_ref().map_or(Value::Null, listed),
-            Target::Find(bounds, limit) | Target::Gather(bounds, limit) => {
-                let rows = match bounds {
-                    Bounds::Leading => context.find(*table, key, *limit)?,
-                    Bounds::Between => context.range(*table, key, args, *limit)?,
-                };
-                Value::List(rows.iter().map(listed).collect())
-            }
-            Target::Put => {
-                context.put(*table, args)?;
-                Value::Null
-            }
-            Target::Delete => {
-                context.delete(*table, key)?;
-                Value::Null
-            }
-            Target::Function(_) => unreachable!("a function is the program's"),
-        }))
-    }
-}
-
-/// A row as it is at a place.
-pub(super) fn look_at<S: Store>(
-    store: &S,
-    versions: &Versions,
-    place: (Tid, &[u32]),
-    table: TableId,
-    key: &Key,
-    is_there: &dyn Fn(Tid) -> bool,
-) -> Stored {
-    let version = versions.before(table, key, place, is_there);
-    version.map_or_else(|| store.get(table, key), |v| v.row.clone())
-}
-
-/// Rows as a place sees them: those of earlier transactions that are there, and its own before it.
-pub(super) fn look<S: Store>(
-    store: &S,
-    versions: &Versions,
-    place: (Tid, &[u32]),
-    what: &Wish,
-    limit: u32,
-    is_there: &dyn Fn(Tid) -> bool,
-) -> Saw {
-    match what {
-        Wish::Row(table, key) => {
-            [look_at(store, versions, place, *table, key, is_there)].into_iter().collect()
-        }
-        Wish::Range(table, from, to) => {
-            let written = versions.range(*table, from, to, place, is_there);
-            let mut written = written.map(|(key, version)| (key, &version.row)).peekable();
-            let (mut saw, limit) = (Saw::new(), limit as usize);
-            store.range(*table, from, to, &mut |key, row| {
-                while let Some((_, row)) = written.next_if(|(k, _)| *k < key) {
-                    saw.extend(row.clone().map(Some));
-                }
-                match written.next_if(|(k, _)| *k == key) {
-                    Some((_, row)) => saw.extend(row.clone().map(Some)),
-                    None => saw.push(Some(row.clone())),
-                }
-                saw.len() < limit
-            });
-            let left = limit.saturating_sub(saw.len());
-            saw.extend(written.filter_map(|(_, row)| row.clone().map(Some)).take(left));
-            saw.truncate(limit);
-            saw
-        }
     }
 }

@@ -3,6 +3,8 @@
 //! What happens next is what is due next; how long anything takes, and what goes wrong, the dice say. Messages
 //! between two processes keep their order, others do not. What the processes do is in `tidemill_cluster`.
 
+mod trouble;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use tidemill_cluster::{
 use tidemill_core::{Key, Value};
 use tidemill_function::{Call, Fault};
 
+pub use self::trouble::Weather;
 use super::log::Log;
 use super::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX, OUTBOX, TIMED};
 use super::sink::{Sink, Writer};
@@ -24,34 +27,8 @@ const MS: u64 = 1_000;
 /// So often processes look at the clock.
 const TICK_US: u64 = 4 * MS;
 
-/// What may go wrong in a run, each at a rate of so many times in ten seconds.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Weather {
-    /// A worker dies, and another process takes its place.
-    pub kills: u64,
-    /// A process stands still for up to half a second.
-    pub freezes: u64,
-    /// The coordinator dies or is replaced while it stands still.
-    pub coordinators: u64,
-    /// A connection breaks, and what was under way is lost.
-    pub breaks: u64,
-    /// The log is slow or fails for a while.
-    pub logs: u64,
-    /// The store is slow or fails for a while.
-    pub stores: u64,
-    /// A wall clock jumps.
-    pub jumps: u64,
-    /// Two workers can't reach each other for up to some seconds, or ever again.
-    pub cuts: u64,
-    /// A worker ends in good order, and another process takes its place.
-    pub leaves: u64,
-}
-
 /// With so many requests that have no reply nobody does work outside again, where sources have ended.
 const BACKLOG: usize = 100;
-
-/// How much longer a cut lasts than other troubles.
-const CUT_TIMES: u64 = 5;
 
 /// Events in event time, in half of all runs: of two streams, which come by any of so many sources.
 fn event_time(dice: &mut Dice, sources: u32) -> EventTime {
@@ -804,119 +781,5 @@ impl World {
         *last = at_us;
         let input = Input::Packet { from, packet };
         self.at(at_us, Happening::Packet { by, to, input });
-    }
-
-    /// Something goes wrong, until it is time that nothing does.
-    fn trouble(&mut self) {
-        if self.now_us > self.until_us {
-            self.say(|| "no more trouble".into());
-            let frozen: Vec<Process> = self.processes.keys().copied().collect();
-            for process in frozen {
-                self.processes.get_mut(&process).expect("it is there").frozen_until_us = 0;
-                self.after(0, Happening::Thaw(process));
-            }
-            if !self.processes.contains_key(&Process::Coordinator(self.coordinator)) {
-                self.start_coordinator();
-            }
-            return;
-        }
-        // Every 10 ms, so a rate of n in ten seconds is n in a thousand.
-        let w = self.weather;
-        let Weather { kills, freezes, coordinators, breaks, logs, stores, jumps, cuts, leaves } = w;
-        let kinds = [kills, freezes, coordinators, breaks, logs, stores, jumps, cuts, leaves];
-        for (kind, rate) in kinds.into_iter().enumerate() {
-            if self.dice.below(1000) < rate {
-                self.strike(kind);
-            }
-        }
-        self.after(10 * MS, Happening::Trouble);
-    }
-
-    fn strike(&mut self, kind: usize) {
-        let all: Vec<Process> = self.processes.keys().copied().collect();
-        let workers: Vec<Process> =
-            all.iter().copied().filter(|p| matches!(p, Process::Worker(_))).collect();
-        if all.is_empty() {
-            return;
-        }
-        let for_us = 10 * MS + self.dice.below(490) * MS;
-        match kind {
-            0 if !workers.is_empty() => {
-                let victim = *self.dice.pick(&workers);
-                self.kill(victim);
-                self.after(for_us, Happening::Start(victim));
-            }
-            1 => {
-                let victim = *self.dice.pick(&all);
-                self.freeze(victim, for_us);
-            }
-            2 => {
-                let victim = Process::Coordinator(self.coordinator);
-                if self.dice.chance(20) {
-                    self.say(|| format!("{victim:?} is to end"));
-                    self.give(victim, Input::Leave);
-                    self.after(for_us, Happening::Start(victim));
-                } else if self.dice.chance(50) {
-                    self.kill(victim);
-                    self.after(for_us, Happening::Start(victim));
-                } else {
-                    // Whoever watches takes it for dead, and it comes back.
-                    self.freeze(victim, for_us);
-                    self.start_coordinator();
-                }
-            }
-            3 if all.len() > 1 => {
-                let (a, b) = (*self.dice.pick(&all), *self.dice.pick(&all));
-                if a != b {
-                    self.tear(a, b);
-                }
-            }
-            4 => self.log_trouble_until_us = self.now_us + for_us,
-            5 => self.store_trouble_until_us = self.now_us + for_us,
-            6 => {
-                let victim = *self.dice.pick(&all);
-                let off_us = (self.dice.below(20_000) as i64 - 10_000) * MS as i64;
-                self.processes.get_mut(&victim).expect("it is there").clock_off_us = off_us;
-            }
-            7 if workers.len() > 1 => {
-                let (a, b) = (*self.dice.pick(&workers), *self.dice.pick(&workers));
-                if a != b {
-                    let is_for_ever = self.dice.chance(30);
-                    let until_us = self.now_us + CUT_TIMES * for_us;
-                    let until_us = if is_for_ever { u64::MAX } else { until_us };
-                    self.say(|| format!("{a:?} and {b:?} can't reach each other"));
-                    self.cuts.insert((a.min(b), a.max(b)), until_us);
-                    self.tear(a, b);
-                }
-            }
-            8 if !workers.is_empty() => {
-                let victim = *self.dice.pick(&workers);
-                self.say(|| format!("{victim:?} is to end"));
-                self.give(victim, Input::Leave);
-            }
-            _ => {}
-        }
-    }
-
-    fn freeze(&mut self, process: Process, for_us: u64) {
-        self.say(|| format!("{process:?} stands still for {} ms", for_us / MS));
-        let until_us = self.now_us + for_us;
-        if let Some(running) = self.processes.get_mut(&process) {
-            running.frozen_until_us = until_us;
-            self.at(until_us, Happening::Thaw(process));
-        }
-    }
-
-    /// Breaks the connection between two processes: what is under way is lost, and both notice.
-    fn tear(&mut self, a: Process, b: Process) {
-        self.say(|| format!("the connection between {a:?} and {b:?} breaks"));
-        self.happenings.retain(|_, happening| match happening {
-            Happening::Packet { by, to, .. } => (*by, *to) != (a, b) && (*by, *to) != (b, a),
-            _ => true,
-        });
-        let happenings = &self.happenings;
-        self.due.retain(|Reverse((_, number))| happenings.contains_key(number));
-        self.broken(a, b);
-        self.broken(b, a);
     }
 }

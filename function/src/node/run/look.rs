@@ -1,0 +1,57 @@
+//! Rows as a place sees them.
+
+use tidemill_core::{Key, TableId};
+
+use crate::gate::Wish;
+use crate::node::part::Saw;
+use crate::order::Tid;
+use crate::store::{Store, Stored};
+use crate::versions::Versions;
+
+/// A row as it is at a place.
+pub(in crate::node) fn look_at<S: Store>(
+    store: &S,
+    versions: &Versions,
+    place: (Tid, &[u32]),
+    table: TableId,
+    key: &Key,
+    is_there: &dyn Fn(Tid) -> bool,
+) -> Stored {
+    let version = versions.before(table, key, place, is_there);
+    version.map_or_else(|| store.get(table, key), |v| v.row.clone())
+}
+
+/// Rows as a place sees them: those of earlier transactions that are there, and its own before it.
+pub(in crate::node) fn look<S: Store>(
+    store: &S,
+    versions: &Versions,
+    place: (Tid, &[u32]),
+    what: &Wish,
+    limit: u32,
+    is_there: &dyn Fn(Tid) -> bool,
+) -> Saw {
+    match what {
+        Wish::Row(table, key) => {
+            [look_at(store, versions, place, *table, key, is_there)].into_iter().collect()
+        }
+        Wish::Range(table, from, to) => {
+            let written = versions.range(*table, from, to, place, is_there);
+            let mut written = written.map(|(key, version)| (key, &version.row)).peekable();
+            let (mut saw, limit) = (Saw::new(), limit as usize);
+            store.range(*table, from, to, &mut |key, row| {
+                while let Some((_, row)) = written.next_if(|(k, _)| *k < key) {
+                    saw.extend(row.clone().map(Some));
+                }
+                match written.next_if(|(k, _)| *k == key) {
+                    Some((_, row)) => saw.extend(row.clone().map(Some)),
+                    None => saw.push(Some(row.clone())),
+                }
+                saw.len() < limit
+            });
+            let left = limit.saturating_sub(saw.len());
+            saw.extend(written.filter_map(|(_, row)| row.clone().map(Some)).take(left));
+            saw.truncate(limit);
+            saw
+        }
+    }
+}

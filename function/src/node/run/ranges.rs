@@ -1,0 +1,127 @@
+//! Rows and ranges of rows, wherever they live.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_core::{Key, TableId, Value};
+
+use super::Turn;
+use crate::gate::Wish;
+use crate::node::{Fault, NodeId};
+use crate::program::{Activation, Bounds, Call, Context, Step, Stop, Target};
+use crate::store::Store;
+
+impl<S: Store> Turn<'_, S> {
+    /// The first rows within bounds, in the order of their keys.
+    pub(super) fn rows(
+        &mut self,
+        table: TableId,
+        bounds: Bounds,
+        (from, to): (Vec<Value>, Vec<Value>),
+        limit: u32,
+    ) -> Result<Vec<Arc<[Value]>>, Stop> {
+        let leading = match bounds {
+            Bounds::Leading => &from[..],
+            Bounds::Between => {
+                &from[..from.iter().zip(&to).take_while(|(from, to)| from == to).count()]
+            }
+        };
+        let owner = self.owners.of_key(self.functions.program(), table, leading);
+        let is_asked = self.is_on_row();
+        let (to_node, target) = match (owner, self.invocation.call.target) {
+            (Some(owner), _) if owner != self.me => (owner, Target::Find(bounds, limit)),
+            (None, Target::Gather(..)) if is_asked => {
+                return self.gather(table, bounds, (&from, &to), limit);
+            }
+            (None, target) if !(is_asked && matches!(target, Target::Find(..))) => {
+                // One access, as with one owner: so places are the same however many nodes there are.
+                (self.me, Target::Gather(bounds, limit))
+            }
+            _ => {
+                let from = Key::of(&from);
+                let to = match bounds {
+                    Bounds::Between if !to.is_empty() => Key::of(&to),
+                    Bounds::Between => Key::of(&to).behind_all(),
+                    Bounds::Leading => from.behind_all(),
+                };
+                let saw = self.read(Wish::Range(table, from, to), limit)?;
+                return Ok(saw.into_iter().flatten().collect());
+            }
+        };
+        let nth = self.reach(to_node, target, table, &from, &to)?;
+        Ok(listed_rows(self.answer(nth)?))
+    }
+
+    /// Those of all nodes, each of which has a part of them.
+    fn gather(
+        &mut self,
+        table: TableId,
+        bounds: Bounds,
+        (from, to): (&[Value], &[Value]),
+        limit: u32,
+    ) -> Result<Vec<Arc<[Value]>>, Stop> {
+        let missed = u16::from(self.is_spoiled_by(Fault::ForgetNode) && self.owners.nodes() > 1);
+        let mut asked = Vec::new();
+        for node in 0..self.owners.nodes() - missed {
+            let target = Target::Find(bounds, limit);
+            let call = Call { target, table, key: from.into(), args: to.into() };
+            asked.push(self.make(call, NodeId(node), true)?);
+        }
+        let columns = &self.functions.program().tables[table.index()].key;
+        let mut found = BTreeMap::new();
+        for nth in asked {
+            for row in listed_rows(self.answer(nth)?) {
+                found.insert(Key::of(columns.iter().map(|column| &row[*column])), row);
+            }
+        }
+        Ok(found.into_values().take(limit as usize).collect())
+    }
+}
+
+/// The rows of a list of lists.
+fn listed_rows(value: &Value) -> Vec<Arc<[Value]>> {
+    match value {
+        Value::List(rows) => rows.iter().filter_map(row).collect(),
+        other => unreachable!("rows came back as {other}"),
+    }
+}
+
+/// A row as a value, and back.
+fn listed(row: &Arc<[Value]>) -> Value {
+    Value::List(row.clone())
+}
+
+pub(super) fn row(value: &Value) -> Option<Arc<[Value]>> {
+    match value {
+        Value::List(row) => Some(row.clone()),
+        _ => None,
+    }
+}
+
+/// What calls that are no functions do, where the row lives.
+pub(super) struct OnRow(pub Call);
+
+impl Activation for OnRow {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        let Call { target, table, key, args } = &self.0;
+        Ok(Step::Done(match target {
+            Target::Get => context.get(*table, key)?.as_ref().map_or(Value::Null, listed),
+            Target::Find(bounds, limit) | Target::Gather(bounds, limit) => {
+                let rows = match bounds {
+                    Bounds::Leading => context.find(*table, key, *limit)?,
+                    Bounds::Between => context.range(*table, key, args, *limit)?,
+                };
+                Value::List(rows.iter().map(listed).collect())
+            }
+            Target::Put => {
+                context.put(*table, args)?;
+                Value::Null
+            }
+            Target::Delete => {
+                context.delete(*table, key)?;
+                Value::Null
+            }
+            Target::Function(_) => unreachable!("a function is the program's"),
+        }))
+    }
+}
