@@ -1,6 +1,6 @@
 //! What nodes tell each other. Between two nodes messages arrive in the order in which they were sent.
 
-use tidemill_core::Value;
+use tidemill_core::{Key, TableId, Value};
 use tidemill_txn::program::Abort;
 
 use crate::order::{Path, Tid};
@@ -75,6 +75,24 @@ pub enum Body {
         value: Option<Value>,
         /// How many calls it came to, where they run one after the other.
         calls: u32,
+    },
+    /// What are these rows, of which you own each, before this call? It will use them, most likely.
+    Ahead {
+        /// The transaction.
+        tid: Tid,
+        /// The call's place in it.
+        path: Path,
+        /// The rows.
+        rows: Vec<(TableId, Key)>,
+    },
+    /// They are this now.
+    AreAhead {
+        /// The transaction.
+        tid: Tid,
+        /// The call's place in it.
+        path: Path,
+        /// The rows.
+        rows: Vec<(TableId, Key, Stored)>,
     },
     /// A call has ended.
     Ended {

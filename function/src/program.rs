@@ -221,6 +221,9 @@ pub trait Context {
         to: &[Value],
         limit: u32,
     ) -> Result<Vec<Arc<[Value]>>, Stop>;
+    /// Says which rows the function will use, most likely: those that other nodes own are asked for together, so that it
+    /// does not begin again for each. Nothing depends on it.
+    fn expect(&mut self, rows: &[(TableId, Vec<Value>)]) -> Result<(), Stop>;
     /// Calls a function, and says whether anybody will wait for what it returns.
     fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop>;
     /// What a call has returned that the function has waited for.

@@ -1,6 +1,9 @@
 //! What nodes tell each other.
 
-use tidemill_core::wire::{put_u16, put_u32, put_u64, take_u16, take_u32, take_u64, take_u8};
+use tidemill_core::wire::{
+    put_bytes, put_u16, put_u32, put_u64, take_bytes, take_u16, take_u32, take_u64, take_u8,
+};
+use tidemill_core::{Key, TableId};
 use tidemill_function::{Body, Message, Mode, NodeId, Verdict};
 
 use super::record::{
@@ -126,7 +129,30 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
             put_tid(*tid, out);
             put_outcome(outcome, out);
         }
+        Body::Ahead { tid, path, rows } => {
+            out.push(10);
+            put_tid(*tid, out);
+            put_path(path, out);
+            put_list(rows, out, |(table, key), out| {
+                put_u16(table.0, out);
+                put_bytes(&key.0, out);
+            });
+        }
+        Body::AreAhead { tid, path, rows } => {
+            out.push(11);
+            put_tid(*tid, out);
+            put_path(path, out);
+            put_list(rows, out, |(table, key, row), out| {
+                put_u16(table.0, out);
+                put_bytes(&key.0, out);
+                put_stored(row, out);
+            });
+        }
     }
+}
+
+fn take_row(input: &mut &[u8]) -> Option<(TableId, Key)> {
+    Some((TableId(take_u16(input)?), Key(take_bytes(input)?.into())))
 }
 
 fn take_body(input: &mut &[u8]) -> Option<Body> {
@@ -179,6 +205,19 @@ fn take_body(input: &mut &[u8]) -> Option<Body> {
         },
         8 => Body::AllDeclared { others: take_bool(input)? },
         9 => Body::Outcome { tid: take_tid(input)?, outcome: take_outcome(input)? },
+        10 => Body::Ahead {
+            tid: take_tid(input)?,
+            path: take_path(input)?,
+            rows: take_list(input, take_row)?,
+        },
+        11 => Body::AreAhead {
+            tid: take_tid(input)?,
+            path: take_path(input)?,
+            rows: take_list(input, |input| {
+                let (table, key) = take_row(input)?;
+                Some((table, key, take_stored(input)?))
+            })?,
+        },
         _ => return None,
     })
 }

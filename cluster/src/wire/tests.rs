@@ -105,7 +105,7 @@ fn records() -> Vec<Record> {
 
 fn packets() -> Vec<Packet> {
     let (tid, path, generation): (_, Path, _) = (Tid(77), smallvec![3], 5);
-    let home = NodeId(1);
+    let (home, key) = (NodeId(1), Key::of([&Value::Int(7)]));
     let call = |call| Body::Call {
         tid,
         path: path.clone(),
@@ -137,6 +137,12 @@ fn packets() -> Vec<Packet> {
         Body::Outcome { tid, outcome: Ok(Value::Int(1)) },
         Body::Outcome { tid, outcome: Err(Abort::refused("no")) },
         Body::Values { tid, rows: vec![(0, None), (1, Some(values().into()))] },
+        Body::Ahead { tid, path: path.clone(), rows: vec![(TableId(2), key.clone())] },
+        Body::AreAhead {
+            tid,
+            path: path.clone(),
+            rows: vec![(TableId(2), key.clone(), None), (TableId(0), key, Some(values().into()))],
+        },
         Body::Done,
         Body::Conflicts {
             again: vec![(tid, Mode::Fresh)],

@@ -47,6 +47,8 @@ pub enum Fault {
     AskAgain,
     /// A transaction aborts because a clock says so, and that is recorded nowhere.
     JudgeEarly,
+    /// A row that was asked for before it was used is what it was then.
+    TrustAhead,
     /// Replies leave before their cut is durable.
     ReplyEarly,
     /// After a recovery, replies that have left leave again.
@@ -119,7 +121,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 56] = [
+    pub const ALL: [Fault; 57] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -142,6 +144,7 @@ impl Fault {
         Fault::ForgetUnique,
         Fault::AskAgain,
         Fault::JudgeEarly,
+        Fault::TrustAhead,
         Fault::ReplyEarly,
         Fault::ReplyAgain,
         Fault::ExecuteAgain,

@@ -429,6 +429,8 @@ impl<S: Store> Node<S> {
                 self.called(tid, path, invocation, home, mode, out);
             }
             Body::Reply { tid, path, value, calls } => self.replied(tid, path, value, calls, out),
+            Body::Ahead { tid, path, rows } => self.tell_ahead(from, tid, path, rows, out),
+            Body::AreAhead { tid, path, rows } => self.told_ahead(tid, path, rows, out),
             Body::Ended { tid, share, calls, failure, missed, judged } => {
                 let ended = home::Ended { share, calls, failure, missed, judged };
                 self.ended(from, tid, ended, out);

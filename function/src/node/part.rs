@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_txn::program::{Abort, Asked};
 
+use super::run::ahead::Ahead;
 use super::NodeId;
 use crate::gate::Wish;
 use crate::message::{Mode, Verdict};
@@ -77,6 +78,8 @@ pub(super) struct Invocation {
     pub misses: bool,
     /// How many calls of the transaction were made before it, where they run one after the other.
     pub calls_before: u32,
+    /// What it has asked for before it uses it.
+    pub ahead: Option<Box<Ahead>>,
     pub outcome: Option<Outcome>,
 }
 
@@ -109,6 +112,8 @@ pub(super) struct Child {
     pub call: Call,
     pub wanted: bool,
     pub reply: Answer,
+    /// Whether that is what was told ahead, and is to be confirmed.
+    pub is_ahead: bool,
     /// How many calls it came to, where they run one after the other.
     pub calls: u32,
 }
@@ -153,8 +158,22 @@ impl Invocation {
             is_judged: false,
             misses: false,
             calls_before,
+            ahead: None,
             outcome: None,
         }
+    }
+
+    /// Whether it can't go on yet.
+    pub fn is_waiting(&self) -> bool {
+        let is_open = |&n: &u32| self.children[n as usize].reply == Answer::Nothing;
+        let ahead = self.ahead.as_ref();
+        self.waits.iter().any(is_open)
+            || ahead.is_some_and(|ahead| ahead.open > 0 || ahead.confirms && self.is_unconfirmed())
+    }
+
+    /// Whether something that it was told ahead has not been confirmed.
+    pub fn is_unconfirmed(&self) -> bool {
+        self.ahead.is_some() && self.children.iter().any(|child| child.is_ahead)
     }
 
     /// The same call again.

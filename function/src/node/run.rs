@@ -1,5 +1,6 @@
 //! Running functions: what they may do, and what becomes of it.
 
+pub(super) mod ahead;
 mod context;
 pub(super) mod look;
 mod ranges;
@@ -100,14 +101,17 @@ impl<S: Store> Node<S> {
         let invocation = part.runs.get_mut(caller).expect("it has called");
         let at = invocation.children.binary_search_by_key(&ordinal, |c| c.ordinal);
         let child = &mut invocation.children[at.expect("it has made this call")];
-        child.reply = value.map_or(Answer::Failed, Answer::Value);
-        child.calls = calls;
+        let reply = value.map_or(Answer::Failed, Answer::Value);
+        let is_wrong = std::mem::take(&mut child.is_ahead) && child.reply != reply;
+        (child.reply, child.calls) = (reply, calls);
+        if let Some(ahead) = &mut invocation.ahead {
+            ahead.is_wrong |= is_wrong && self.settings.fault != Some(Fault::TrustAhead);
+        }
         if invocation.outcome.is_some() || invocation.asks.is_some() {
             return;
         }
-        let children = &invocation.children;
-        let is_open = |&n: &u32| children[n as usize].reply == Answer::Nothing;
-        if !invocation.waits.iter().any(is_open) {
+        let is_wrong = invocation.ahead.as_ref().is_some_and(|ahead| ahead.is_wrong);
+        if is_wrong || !invocation.is_waiting() {
             self.resume(tid, caller.into(), out);
         }
     }
@@ -134,6 +138,7 @@ impl<S: Store> Node<S> {
                 there: &epoch.there,
                 answers: &self.answers,
                 has_deadline: tid > self.left,
+                has_missed: part.has_missed,
                 written: &mut part.written,
                 calls: &mut part.calls,
                 cached: (part.before.get(&path).map(|before| &**before))
@@ -145,7 +150,7 @@ impl<S: Store> Node<S> {
             };
             turn.run()
         };
-        if let Some(outcome) = outcome {
+        if let Some(outcome) = outcome.and_then(|outcome| invocation.confirmed(outcome)) {
             invocation.outcome = Some(outcome.clone());
             invocation.activation = None;
             if part.before.get(&path).is_some_and(|before| before.contradicts(&invocation)) {
@@ -231,6 +236,8 @@ struct Turn<'a, S> {
     there: &'a HashSet<Tid, FixedState>,
     answers: &'a Answers,
     has_deadline: bool,
+    /// Whether the transaction could not be run to its end before.
+    has_missed: bool,
     written: &'a mut Vec<(TableId, Key)>,
     /// The calls of the transaction that were made here.
     calls: &'a mut u32,
@@ -248,6 +255,11 @@ impl<S: Store> Turn<'_, S> {
     fn run(&mut self) -> Option<Outcome> {
         if self.invocation.misses {
             return Some(Outcome::Missed(self.mode.max(Mode::Fresh)));
+        }
+        if self.invocation.ahead.is_some() {
+            if let Some(known) = self.invocation.held() {
+                return known;
+            }
         }
         loop {
             let children = &self.invocation.children;
@@ -273,6 +285,11 @@ impl<S: Store> Turn<'_, S> {
                     let abort = Abort { kind: AbortKind::Overdue, reason };
                     return Some(Outcome::Failed(self.here(), abort));
                 }
+                // It may have been told what is not so.
+                Err(Stop::Overdue(_)) if self.invocation.is_unconfirmed() => {
+                    self.invocation.confirms();
+                    activation = None;
+                }
                 Err(Stop::Overdue(reason)) => {
                     self.judge(0, reason);
                     return None;
@@ -297,13 +314,10 @@ impl<S: Store> Turn<'_, S> {
                     activation = None;
                 }
             }
-            let children = &self.invocation.children;
-            let mut waits = self.invocation.waits.iter().map(|&n| &children[n as usize]);
-            if waits.any(|child| child.reply == Answer::Nothing) {
-                self.invocation.activation = activation;
+            self.invocation.activation = activation;
+            if self.invocation.is_waiting() {
                 return None;
             }
-            self.invocation.activation = activation;
         }
     }
 
@@ -323,6 +337,7 @@ impl<S: Store> Turn<'_, S> {
         invocation.awaited.clear();
         invocation.writes.clear();
         invocation.emits.clear();
+        invocation.ahead.iter_mut().for_each(|ahead| ahead.written.clear());
         if self.path.is_empty() {
             // A request's key is a client's.
             stored_key(self.functions.program(), &invocation.call)?;
@@ -569,8 +584,9 @@ impl<S: Store> Turn<'_, S> {
             let (tid, home, mode) = (self.tid, self.home, self.mode);
             let caller = (wanted || mode == Mode::Sequential).then_some(self.me);
             let share = share::of_call(invocation.share, nth as u32);
-            let reply = Answer::Nothing;
-            let child = Child { ordinal, call: call.clone(), wanted, reply, calls: 0 };
+            let known = invocation.known_ahead(&call).filter(|_| mode == Mode::Fresh);
+            let (is_ahead, reply) = (known.is_some(), known.unwrap_or(Answer::Nothing));
+            let child = Child { ordinal, call: call.clone(), wanted, reply, is_ahead, calls: 0 };
             invocation.children.push(child);
             self.sends.push((to, Body::Call { tid, path, call, share, home, caller, mode, calls }));
         }
@@ -604,6 +620,7 @@ impl<S: Store> Turn<'_, S> {
     ) -> Result<u32, Stop> {
         let wanted = matches!(target, Target::Get | Target::Find(..) | Target::Gather(..));
         let call = Call { target, table, key: key.into(), args: args.into() };
+        self.invocation.writes_ahead(&call);
         let nth = self.make(call, to, wanted)?;
         if wanted {
             self.answer(nth)?;

@@ -116,6 +116,11 @@ enum Inst {
         kind: usize,
         key: Operand,
     },
+    /// Rows with this key and the ones behind it will be used, perhaps.
+    Expect {
+        key: Operand,
+        count: i64,
+    },
     Put {
         kind: usize,
         key: Operand,
@@ -491,7 +496,12 @@ fn random_function(dice: &mut Dice, count: u32, keys: i64) -> Vec<Inst> {
                     Inst::Get { kind, key },
                     Inst::Remove { kind, key },
                 ];
-                code.push(*dice.pick(&uses));
+                if dice.chance(60) {
+                    code.push(Inst::Expect { key, count: 1 + dice.below(3) as i64 });
+                }
+                for _ in 0..1 + dice.below(2) {
+                    code.push(*dice.pick(&uses));
+                }
             }
             24 => code.push(*dice.pick(&[Inst::Emit, Inst::Now])),
             25 => code.push(Inst::Lookup),

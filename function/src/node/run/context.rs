@@ -69,6 +69,10 @@ impl<S: Store> Context for Turn<'_, S> {
         self.rows(table, Bounds::Between, (from, to), limit)
     }
 
+    fn expect(&mut self, rows: &[(TableId, Vec<Value>)]) -> Result<(), Stop> {
+        self.ask_ahead(rows)
+    }
+
     fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop> {
         let key = stored_key(self.functions.program(), &call)?;
         let owner = self.owner(call.table, &key);
@@ -108,6 +112,7 @@ impl<S: Store> Context for Turn<'_, S> {
         let (path, _) = self.access()?;
         let asked = asked::hash(&path, &self.invocation.call, question);
         let Some(answer) = self.answers.get(&(self.tid, asked)) else {
+            self.confirm()?;
             self.ask(asked, ask.clone());
             return Err(Stop::Unwind);
         };
@@ -128,6 +133,8 @@ impl<S: Store> Context for Turn<'_, S> {
     fn verdict(&mut self, part: u32, reason: Option<&str>) -> Result<Option<String>, Stop> {
         match (self.judged(part), reason) {
             (None, Some(reason)) => {
+                // It may have been told what is not so.
+                self.confirm()?;
                 self.judge(part, reason.into());
                 self.invocation.misses = true;
                 Err(Stop::Unwind)

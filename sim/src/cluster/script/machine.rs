@@ -12,6 +12,11 @@ pub(super) trait Memory {
     fn get(&mut self, table: TableId, key: &[i64]) -> Result<Option<Vec<i64>>, Stop>;
     fn put(&mut self, table: TableId, row: &[i64]) -> Result<(), Stop>;
     fn delete(&mut self, table: TableId, key: &[i64]) -> Result<(), Stop>;
+    /// These rows will be used, perhaps.
+    fn expect(&mut self, rows: &[(TableId, Vec<i64>)]) -> Result<(), Stop> {
+        let _ = rows;
+        Ok(())
+    }
     fn find(&mut self, table: TableId, leading: &[i64], limit: u32) -> Result<Vec<Vec<i64>>, Stop>;
     fn range(&mut self, table: TableId, from: &[i64], to: &[i64]) -> Result<Vec<Vec<i64>>, Stop>;
     fn call(&mut self, call: Call, wanted: bool) -> Result<Self::Made, Stop>;
@@ -237,6 +242,12 @@ impl<M: Copy> Machine<M> {
                     let key = self.operand(key, script.keys);
                     let row = memory.get(ENTITIES[kind], &[key])?;
                     self.acc = mix(self.acc, row.map_or(-2, |row| row[1]));
+                }
+                Inst::Expect { key, count } => {
+                    let key = self.operand(key, script.keys);
+                    let row = |at| ENTITIES.map(|table| (table, vec![at % script.keys]));
+                    let rows: Vec<_> = (key..key + count).flat_map(row).collect();
+                    memory.of.expect(&rows)?;
                 }
                 Inst::Put { kind, key } => {
                     let key = self.operand(key, script.keys);

@@ -34,6 +34,11 @@ impl Memory for OnNode<'_> {
         self.0.delete(table, &row_of(key))
     }
 
+    fn expect(&mut self, rows: &[(TableId, Vec<i64>)]) -> Result<(), Stop> {
+        let rows: Vec<_> = rows.iter().map(|(table, key)| (*table, row_of(key))).collect();
+        self.0.expect(&rows)
+    }
+
     fn find(&mut self, table: TableId, leading: &[i64], limit: u32) -> Result<Vec<Vec<i64>>, Stop> {
         let rows = self.0.find(table, &row_of(leading), limit)?;
         Ok(rows.iter().map(|row| ints(row)).collect())
