@@ -160,6 +160,13 @@ pub trait Functions: Send + Sync {
         call
     }
 
+    /// Whether requests like this one with one key all use and write the same rows: then each waits for the one before it, which
+    /// would only be in its way. Nothing depends on it but time.
+    fn takes_turns(&self, call: &Call) -> bool {
+        let _ = call;
+        false
+    }
+
     /// Tables whose rows ask for work outside: whoever drives the nodes has it done while a row is there.
     fn outboxes(&self) -> &[TableId] {
         &[]
@@ -223,7 +230,8 @@ pub trait Context {
     ) -> Result<Vec<Arc<[Value]>>, Stop>;
     /// Says which rows the function will use, most likely: those that other nodes own are asked for together, so that it
     /// does not begin again for each. Nothing depends on it.
-    fn expect(&mut self, rows: &[(TableId, Vec<Value>)]) -> Result<(), Stop>;
+    fn expect(&mut self, rows: &mut dyn Iterator<Item = (TableId, Vec<Value>)>)
+        -> Result<(), Stop>;
     /// Calls a function, and says whether anybody will wait for what it returns.
     fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop>;
     /// What a call has returned that the function has waited for.

@@ -7,6 +7,7 @@
 
 mod batches;
 mod dead;
+mod likely;
 mod once;
 mod rows;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use tidemill_txn::reference::{self, by_event_time, views, Kept, Open, Rounds};
 
 use self::batches::{Batches, Last};
 use self::dead::Letters;
+use self::likely::Likely;
 use self::once::Requests;
 use self::times::Times;
 use self::whole::{What, Whole};
@@ -58,6 +60,8 @@ pub struct AppFunctions {
     /// As it is in one process.
     whole: Arc<Program>,
     rounds: Arc<Rounds>,
+    /// Tables of events that wait to be batches.
+    waiting: BTreeSet<TableId>,
     /// By handler: the table of its entity, if it is a function of one.
     entities: Vec<Option<TableId>>,
     /// By handler: how its transactions run whose rows are known, if they are.
@@ -71,6 +75,7 @@ pub struct AppFunctions {
     letters: Letters,
     batches: Batches,
     times: Arc<Times>,
+    likely: Arc<Likely>,
     /// The streams in intervals of event time: the bits of [`Functions::intervals`].
     intervals: Vec<StreamId>,
     /// Streams of topics, which nobody else sends into.
@@ -203,6 +208,7 @@ impl AppFunctions {
         Ok(Arc::new(AppFunctions {
             program,
             whole,
+            waiting: rounds.waiting().collect(),
             rounds,
             entities,
             alone,
@@ -213,6 +219,7 @@ impl AppFunctions {
             letters,
             batches,
             times,
+            likely: Arc::default(),
             intervals,
             from_sources,
             written,
@@ -447,7 +454,8 @@ impl AppFunctions {
     }
 
     fn begin_whole(&self, what: What, call: &Call, is_keyed: bool) -> Box<dyn Activation> {
-        Box::new(Whole::new(&self.whole, &self.rounds, &self.times, what, call, is_keyed))
+        let shared = (&self.whole, &self.rounds, &self.times, &self.likely);
+        Box::new(Whole::new(shared, what, call, is_keyed))
     }
 
     /// The row of the stream that a request came by, as it came.
@@ -623,6 +631,10 @@ impl Functions for AppFunctions {
             Some(stream) => Batches::ends(stream, streams, call),
             None => call,
         }
+    }
+
+    fn takes_turns(&self, call: &Call) -> bool {
+        self.waiting.contains(&call.table)
     }
 
     fn outboxes(&self) -> &[TableId] {

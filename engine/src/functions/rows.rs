@@ -3,15 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_core::{Key, Row, TableId, Value};
+use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_function::{Context, Stop};
 use tidemill_txn::program::{Abort, AbortKind, Ask, Program};
 use tidemill_txn::reference::{between, Kept, Rows, Version};
+
+use super::likely::Likely;
 
 /// What a function on a node reaches, as rows.
 pub(super) struct OnNodes<'c> {
     context: &'c mut dyn Context,
     kept: &'c Kept,
+    likely: &'c Likely,
+    /// Events that are executed, of streams of which it is not known which rows they use.
+    learns: Vec<(StreamId, Vec<Row>)>,
     /// Rows that have not all their values yet. They go where they live when they have.
     partial: BTreeMap<(TableId, Key), Row>,
     /// How many transactions have begun.
@@ -21,8 +26,13 @@ pub(super) struct OnNodes<'c> {
 }
 
 impl<'c> OnNodes<'c> {
-    pub(super) fn new(context: &'c mut dyn Context, kept: &'c Kept) -> OnNodes<'c> {
-        OnNodes { context, kept, partial: BTreeMap::new(), begun: 0, is_unwound: false }
+    pub(super) fn new(
+        context: &'c mut dyn Context,
+        kept: &'c Kept,
+        likely: &'c Likely,
+    ) -> OnNodes<'c> {
+        let (learns, partial) = (Vec::new(), BTreeMap::new());
+        OnNodes { context, kept, likely, learns, partial, begun: 0, is_unwound: false }
     }
 
     /// Why a transaction ends that has aborted so.
@@ -105,8 +115,32 @@ impl Rows for OnNodes<'_> {
         if let Some(row) = self.partial.get(&(table, Key::of(key))) {
             return Ok(Some(row.clone()));
         }
+        for (stream, events) in &self.learns {
+            self.likely.used(*stream, events, table, key);
+        }
         let row = self.context.get(table, key);
         Ok(self.done(row)?.map(|row| row.as_ref().into()))
+    }
+
+    fn comes(&mut self, _: &Program, events: &[(StreamId, &[Value])]) -> Result<(), Abort> {
+        self.learns.clear();
+        for (stream, event) in events {
+            match self.learns.iter_mut().find(|(of, _)| of == stream) {
+                Some((_, events)) => events.push((*event).into()),
+                None if self.likely.learns(*stream) => {
+                    self.learns.push((*stream, vec![(*event).into()]));
+                }
+                None => {}
+            }
+        }
+        let likely = self.likely;
+        let expected = || {
+            let mut expected = Vec::new();
+            likely.expected(events, |table, key| expected.push((table, key)));
+            expected
+        };
+        let asked = self.context.expect(&mut std::iter::once_with(expected).flatten());
+        self.done(asked)
     }
 
     fn write(

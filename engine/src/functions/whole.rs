@@ -9,6 +9,7 @@ use tidemill_txn::program::{Handler, Program};
 use tidemill_txn::reference::{self, Rounds, When};
 
 use super::batches::Last;
+use super::likely::Likely;
 use super::rows::OnNodes;
 use super::times::Times;
 use super::told;
@@ -34,15 +35,14 @@ pub(super) struct Whole {
     program: Arc<Program>,
     rounds: Arc<Rounds>,
     times: Arc<Times>,
+    likely: Arc<Likely>,
     what: What,
     event: Arc<[Value]>,
 }
 
 impl Whole {
     pub(super) fn new(
-        program: &Arc<Program>,
-        rounds: &Arc<Rounds>,
-        times: &Arc<Times>,
+        (program, rounds, times, likely): (&Arc<Program>, &Arc<Rounds>, &Arc<Times>, &Arc<Likely>),
         what: What,
         call: &Call,
         is_keyed: bool,
@@ -51,8 +51,9 @@ impl Whole {
             true => call.key.iter().chain(call.args.iter()).cloned().collect(),
             false => call.args.clone(),
         };
-        let (program, rounds, times) = (program.clone(), rounds.clone(), times.clone());
-        Whole { program, rounds, times, what, event }
+        let (program, rounds) = (program.clone(), rounds.clone());
+        let (times, likely) = (times.clone(), likely.clone());
+        Whole { program, rounds, times, likely, what, event }
     }
 
     /// The stream that what is executed came by.
@@ -75,9 +76,9 @@ impl Activation for Whole {
             What::Last(Last { time_us, .. }) => self.times.stands(input, *time_us, context),
             _ => self.times.stands(input, self.times.of(input, &self.event), context),
         };
-        let Whole { program, rounds, what, event, .. } = self;
+        let Whole { program, rounds, likely, what, event, .. } = self;
         let when = When { now_us: context.now_us(), time_us, chance: context.random() };
-        let mut rows = OnNodes::new(context, rounds.kept());
+        let mut rows = OnNodes::new(context, rounds.kept(), likely);
         let done = match what {
             What::Handler(handler) => {
                 reference::transact(program, *handler, event, when, &mut rows)

@@ -102,6 +102,7 @@ pub fn transact(
 ) -> Result<Vec<(StreamId, Row)>, Abort> {
     let answers = Answers::default();
     let moment = when.moment(handler, &answers);
+    rows.comes(program, &[(program.handlers[handler].input, event)])?;
     let mut work = Work::new(program, rows, handler, &moment);
     work.handler(event)?;
     let emitted = work.inside.emitted.into_iter();

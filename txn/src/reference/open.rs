@@ -60,6 +60,11 @@ impl Open {
         Some((*self.waiting.get(&stream)?, [root(program, stream), Value::Int(0)]))
     }
 
+    /// The tables of what waits.
+    pub(super) fn tables(&self) -> impl Iterator<Item = TableId> + '_ {
+        self.waiting.values().copied()
+    }
+
     /// Whether a stream comes in batches.
     pub(super) fn has(&self, stream: StreamId) -> bool {
         self.waiting.contains_key(&stream)

@@ -127,6 +127,9 @@ impl Rounds {
         let out = passed_on.map(|(stream, row)| (*stream, row[..].into())).collect();
         let mut round = Round { program, turns, kept, when, answers, only, rows, out };
         let mut agenda = Agenda::default();
+        let now = views.iter().filter(|(stream, _)| !self.open.has(*stream));
+        let now: Vec<_> = now.map(|(stream, row)| (*stream, &row[..])).collect();
+        round.rows.comes(program, &now)?;
         for (handler, stream) in Rounds::takers(program, input) {
             let view = views.iter().find(|(on, _)| *on == stream);
             if let Some((_, values)) = view.filter(|_| !self.open.has(stream)) {
@@ -189,6 +192,11 @@ impl Rounds {
         round.turns(agenda)
     }
 
+    /// The tables of events that wait to be batches: what comes with a key of one is executed there, and uses what is there.
+    pub fn waiting(&self) -> impl Iterator<Item = TableId> + '_ {
+        self.open.tables()
+    }
+
     /// The versions of rows.
     pub fn kept(&self) -> &Kept {
         &self.kept
@@ -208,6 +216,8 @@ impl<R: Rows> Round<'_, R> {
         events: &[Row],
         agenda: &mut Agenda,
     ) -> Result<(), Abort> {
+        let all: Vec<_> = events.iter().map(|event| (stream, &event[..])).collect();
+        self.rows.comes(self.program, &all)?;
         for handler in self.program.handlers_on(stream) {
             for event in events {
                 self.hand(handler, stream, 0, event, agenda)?;

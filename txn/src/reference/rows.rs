@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_core::{encode, Key, Row, TableId, Value};
+use tidemill_core::{encode, Key, Row, StreamId, TableId, Value};
 
 use super::Version;
 use crate::program::hooks::Index;
@@ -57,6 +57,15 @@ pub trait Rows {
         table: TableId,
         key: &[Value],
     ) -> Result<Vec<Version>, Abort>;
+
+    /// These events are to be executed, whose rows may be asked for together.
+    ///
+    /// # Errors
+    /// When they are not to be had now.
+    fn comes(&mut self, program: &Program, events: &[(StreamId, &[Value])]) -> Result<(), Abort> {
+        let _ = (program, events);
+        Ok(())
+    }
 
     /// What outside says to a question, where whoever has the rows has the answers, too.
     fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Option<Arc<[u8]>>, Abort> {

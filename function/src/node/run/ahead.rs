@@ -38,16 +38,19 @@ pub(in crate::node) struct Ahead {
 
 impl<S: Store> Turn<'_, S> {
     /// Asks for the rows of others among these, and waits for them.
-    pub(super) fn ask_ahead(&mut self, rows: &[(TableId, Vec<Value>)]) -> Result<(), Stop> {
+    pub(super) fn ask_ahead(
+        &mut self,
+        rows: &mut dyn Iterator<Item = (TableId, Vec<Value>)>,
+    ) -> Result<(), Stop> {
         if self.mode != Mode::Fresh || self.has_missed || self.owners.nodes() == 1 {
             return Ok(());
         }
         let mut asked: BTreeMap<NodeId, Vec<(TableId, Key)>> = BTreeMap::new();
         for (table, key) in rows {
             // What is no key is found out when it is used.
-            let Ok(key) = self.functions.program().stored_key(*table, key) else { continue };
-            let owner = self.owner(*table, &key);
-            let row = (*table, Key::of(&key));
+            let Ok(key) = self.functions.program().stored_key(table, &key) else { continue };
+            let owner = self.owner(table, &key);
+            let row = (table, Key::of(&key));
             let ahead = self.invocation.ahead.get_or_insert_default();
             if owner != self.me && ahead.rows.len() < ROWS_MAX && !ahead.rows.contains_key(&row) {
                 ahead.rows.insert(row.clone(), None);

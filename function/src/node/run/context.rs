@@ -69,7 +69,10 @@ impl<S: Store> Context for Turn<'_, S> {
         self.rows(table, Bounds::Between, (from, to), limit)
     }
 
-    fn expect(&mut self, rows: &[(TableId, Vec<Value>)]) -> Result<(), Stop> {
+    fn expect(
+        &mut self,
+        rows: &mut dyn Iterator<Item = (TableId, Vec<Value>)>,
+    ) -> Result<(), Stop> {
         self.ask_ahead(rows)
     }
 

@@ -35,8 +35,7 @@ impl Memory for OnNode<'_> {
     }
 
     fn expect(&mut self, rows: &[(TableId, Vec<i64>)]) -> Result<(), Stop> {
-        let rows: Vec<_> = rows.iter().map(|(table, key)| (*table, row_of(key))).collect();
-        self.0.expect(&rows)
+        self.0.expect(&mut rows.iter().map(|(table, key)| (*table, row_of(key))))
     }
 
     fn find(&mut self, table: TableId, leading: &[i64], limit: u32) -> Result<Vec<Vec<i64>>, Stop> {
@@ -173,6 +172,11 @@ pub struct OnNodes {
 }
 
 impl Functions for OnNodes {
+    fn takes_turns(&self, call: &Call) -> bool {
+        // Some do, be it that they are not in each other's way.
+        matches!(call.target, Target::Function(function) if function % 4 == 1)
+    }
+
     fn program(&self) -> &Program {
         &self.script.program
     }
