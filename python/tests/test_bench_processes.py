@@ -51,6 +51,17 @@ def test_workloads(tmp_path: Path, workload: str) -> None:
     assert found["rows_compared"] > 300
 
 
+@pytest.mark.parametrize("kind", ["moves", "timed", "batches", "rows"])
+def test_files(tmp_path: Path, kind: str) -> None:
+    given = ("files", "--of", kind, "--events", "3017", "--keys", "40", "--batch", "25")
+    found = [
+        bench(tmp_path, *given, *processes)
+        for processes in ((), ("--processes", "2", "--epoch", "90"))
+    ]
+    assert [one["processes"] for one in found] == [1, 2]
+    assert found[0]["output_hash"] == found[1]["output_hash"]
+
+
 def test_a_worker_is_killed(tmp_path: Path) -> None:
     given = ("--rate", "400", "--seconds", "3", "--kill", "1")
     found = bench(tmp_path, "ycsb-t", "--processes", "2", *given)

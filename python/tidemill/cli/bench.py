@@ -18,7 +18,7 @@ from tidemill import _native
 from tidemill.cli import grid, plot, processes
 from tidemill.cli.output import fields, printed, refuse_unwritable
 from tidemill.errors import SettingError
-from tidemill.workloads import WORKLOADS, http, push
+from tidemill.workloads import WORKLOADS, files, http, push
 
 #: Flags of a workload: name, type, what it says.
 FLAGS: tuple[tuple[str, type, str], ...] = (
@@ -40,7 +40,12 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("candidates", int, "candidates of the show (leaderboard)"),
     ("phones", int, "phones of its viewers (leaderboard)"),
     ("every", int, "after so many accepted votes a candidate has to go (leaderboard)"),
-    ("of", str, "graphs of calls: ycsb-t (default) or tpcc (calls)"),
+    (
+        "of",
+        str,
+        "graphs of calls: ycsb-t (default) or tpcc (calls); what is done with a row: moves "
+        "(default), timed, batches or rows (files)",
+    ),
     ("warehouses", int, "warehouses (tpcc, calls)"),
     ("items", int, "items that they sell (tpcc, calls)"),
     ("computed", float, "share of transactions with a key that another row tells (gs)"),
@@ -58,7 +63,11 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("seed", int, "seed of the events"),
     ("udf-ns", int, "extra work an operation, in nanoseconds"),
     ("tweets", str, "CSV file of labelled tweets, or a folder of them (osed)"),
-    ("batch", int, "rows sent at once (push, leaderboard, ycsb-t, tpcc, hotel, movie)"),
+    (
+        "batch",
+        int,
+        "rows sent at once (push, leaderboard, ycsb-t, tpcc, hotel, movie); of a batch (files)",
+    ),
     (
         "rate",
         float,
@@ -117,7 +126,7 @@ def add(commands: Any) -> None:
         "what",
         metavar="WORKLOAD",
         help="sl, gs, tp, sea, osed, leaderboard, ycsb-t, tpcc, hotel, movie, calls, "
-        "pe-triggers, ee-triggers, push, http, recovery, recovery-modes, or grid",
+        "pe-triggers, ee-triggers, push, files, http, recovery, recovery-modes, or grid",
     )
     for name, kind, text in (*FLAGS, *GRID):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar=kind.__name__.upper())
@@ -156,6 +165,8 @@ def execute(args: argparse.Namespace) -> int:
 
 def _run(given: Mapping[str, Any]) -> dict[str, Any]:
     """The report of one run."""
+    if given["workload"] == "files":
+        return files.run(given, _progress)
     if given.get("processes", 1) != 1 or processes.is_for(given):
         return processes.run(given, _progress)
     if given["workload"] == "push" and given.get("program") == "python":
