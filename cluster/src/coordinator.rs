@@ -94,6 +94,8 @@ pub struct Progress {
     pub times: Times,
     /// Events that wait for their watermark, and how many have ever been late.
     pub parked: Parked,
+    /// Rows that ask for work outside, once all of the last cut has been executed.
+    pub outside: Option<u64>,
     /// Who lives and is left out, because it can't reach members.
     pub left_out: Vec<LeftOut>,
 }
@@ -204,6 +206,7 @@ impl Coordinator {
             progress.sources = running.sources(&self.settings);
             (progress.times, progress.parked) = (running.times.clone(), running.parked());
             progress.parked.late = running.late();
+            progress.outside = running.outside();
         }
         progress
     }
@@ -306,6 +309,11 @@ impl Coordinator {
                     running.executed.insert(member, epoch);
                     running.parked.insert(member, parked);
                     self.try_cut(effects);
+                }
+            }
+            Packet::Outside { generation, epoch, rows } => {
+                if let Some(running) = self.of(generation) {
+                    running.outside.insert(member, (epoch, rows));
                 }
             }
             Packet::Left { generation, base, ends } => {

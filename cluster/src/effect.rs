@@ -302,6 +302,15 @@ pub enum Packet {
         /// For each source an offset behind all of that.
         ends: Vec<u64>,
     },
+    /// From a worker: so many rows ask for work outside where it has executed up to an epoch, and all of that is recorded.
+    Outside {
+        /// Of which generation.
+        generation: u64,
+        /// The epoch.
+        epoch: u64,
+        /// How many.
+        rows: u64,
+    },
     /// From a worker: its part of a snapshot is stored, and all that has left up to there is in the outputs.
     Part {
         /// Of which generation.

@@ -42,6 +42,8 @@ pub struct Status {
     pub times: Times,
     /// Events that wait for their watermark, and how many have ever been late.
     pub parked: Parked,
+    /// Rows that ask for work outside, once all of the last cut has been executed, where an app has such.
+    pub outside: Option<u64>,
     /// For each source how many requests were cut in a second, lately.
     pub per_s: Vec<f64>,
     /// Who lives and is left out, because it can't reach members, for some time.
@@ -239,6 +241,7 @@ impl Told {
                 (status.epoch, status.snapshot) = (found.epoch, found.snapshot);
                 (status.sources, status.per_s) = (found.sources, per_s);
                 (status.times, status.parked) = (found.times, found.parked);
+                status.outside = found.outside;
                 status.left_out = found.left_out;
             }
         }

@@ -297,6 +297,49 @@ def test_a_file_that_grows_is_read_on(tmp_path: Path) -> None:
         assert "steps.csv" in parent.errors.read_text()
 
 
+OUTSIDE = """
+import time
+
+import tidemill as tm
+
+app = tm.App("outside")
+paid = app.table("paid", key="id", id=int, cents=tm.column(int, default=0))
+orders = app.stream("orders", id=int, cents=int)
+orders.read(tm.files("orders.csv"))
+
+
+@app.external(out={"took": int})
+def charge(id, order: int, cents: int):
+    time.sleep(0.05)
+    return {"took": cents}
+
+
+@app.transaction(orders, opaque=True)
+def order(tx, e):
+    paid.insert(id=e.id)
+    tx.external(charge, order=e.id, cents=e.cents)
+
+
+@app.transaction(charge)
+def charged(tx, e):
+    paid[e.order].cents = e.took
+    return {"order": e.order, "cents": paid[e.order].cents}
+
+
+charged.write(tm.files("charged.csv"))
+"""
+
+
+def test_it_ends_when_work_outside_has_come_back(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(OUTSIDE)
+    rows = [f"{id},{id * 7 % 100}" for id in range(60)]
+    (tmp_path / "orders.csv").write_text("\n".join(["id,cents", *rows]) + "\n")
+    with start(tmp_path) as parent:
+        assert parent.process.wait(PATIENCE) == 0, parent.errors.read_text()
+    found = (tmp_path / "charged.csv").read_text().splitlines()
+    assert sorted(found[1:]) == sorted(rows)
+
+
 @pytest.mark.servers
 def test_with_a_log_in_kafka_the_coordinator_reads_them(
     tmp_path: Path, alone: dict[str, bytes]

@@ -67,6 +67,8 @@ pub(super) struct Running {
     active_us: Vec<u64>,
     /// What waits at each member for its watermark.
     pub parked: BTreeMap<Member, Parked>,
+    /// By member up to which epoch it has executed, and how many rows ask for work outside there.
+    pub outside: BTreeMap<Member, (u64, u64)>,
     /// The base behind all that was recorded when it began.
     recorded: u64,
     /// The last epoch that each member has executed.
@@ -110,6 +112,7 @@ impl Running {
             active_us: vec![now_us; event_time.sources().len()],
             event_time,
             parked: BTreeMap::new(),
+            outside: BTreeMap::new(),
             executed: BTreeMap::new(),
             left: BTreeMap::new(),
             taking: None,
@@ -146,6 +149,15 @@ impl Running {
     /// How many events have come too late.
     pub fn late(&self) -> u64 {
         self.times.late + self.parked().late
+    }
+
+    /// How many rows ask for work outside at all members, once all have executed the last cut.
+    pub fn outside(&self) -> Option<u64> {
+        let of = |member| {
+            let (epoch, rows) = self.outside.get(member)?;
+            (*epoch == self.epoch).then_some(*rows)
+        };
+        self.form.assignment.members.iter().map(of).sum()
     }
 
     /// What waits for its watermark, of all members together.

@@ -156,6 +156,12 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_manifest(manifest, out);
         }
         Packet::Prepared => out.push(15),
+        Packet::Outside { generation, epoch, rows } => {
+            out.push(18);
+            put_u64(*generation, out);
+            put_u64(*epoch, out);
+            put_u64(*rows, out);
+        }
         Packet::Left { generation, base, ends } => {
             out.push(16);
             put_u64(*generation, out);
@@ -261,6 +267,11 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
         13 => Packet::Released,
         14 => Packet::Prepare(Arc::new(take_manifest(input)?)),
         15 => Packet::Prepared,
+        18 => Packet::Outside {
+            generation: take_u64(input)?,
+            epoch: take_u64(input)?,
+            rows: take_u64(input)?,
+        },
         16 => Packet::Left {
             generation: take_u64(input)?,
             base: take_u64(input)?,

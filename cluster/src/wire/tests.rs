@@ -176,6 +176,7 @@ fn packets() -> Vec<Packet> {
         Packet::Prepare(manifest().into()),
         Packet::Prepared,
         Packet::Left { generation, base: 3, ends: vec![4, 5] },
+        Packet::Outside { generation, epoch: 7, rows: u64::MAX },
         Packet::Available {
             generation,
             source: 1,

@@ -12,7 +12,7 @@ use tidemill_core::Key;
 use tidemill_function::{Fault, Outbox, Question, Store as _};
 
 use super::{Stage, Wish, Worker};
-use crate::effect::Effect;
+use crate::effect::{Effect, Packet};
 use crate::records::{Record, Topic};
 
 impl Worker {
@@ -101,9 +101,19 @@ impl Worker {
         } else {
             rows.extend(changed.into_iter().map(|((table, key), row)| (table, key, row)));
         }
+        for (table, key, row) in &rows {
+            let at = (*table, key.clone());
+            match row {
+                Some(_) => running.outside.insert(at),
+                None => running.outside.remove(&at),
+            };
+        }
+        let (epoch, count) = (running.executed, running.outside.len() as u64);
         if all || !rows.is_empty() {
             effects.push(Effect::Outbox { all, rows });
         }
+        let generation = self.generation;
+        self.tell(Packet::Outside { generation, epoch, rows: count }, effects);
     }
 
     /// Whoever has asked goes on.

@@ -1,6 +1,6 @@
 //! Executing cuts, and letting out what they came to.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
@@ -190,6 +190,8 @@ pub(super) struct Running {
     /// Rows of outboxes that have changed since they were told last, once they were told.
     pub outbox: BTreeMap<(TableId, Key), Stored>,
     pub tells_outbox: bool,
+    /// Those that are there, as they were told last.
+    pub outside: BTreeSet<(TableId, Key)>,
     /// What has left before.
     pub known: HashSet<(Tid, Option<Path>)>,
     /// How much of each epoch is being appended.
@@ -244,6 +246,7 @@ impl Running {
             questions: VecDeque::new(),
             outbox: BTreeMap::new(),
             tells_outbox: false,
+            outside: BTreeSet::new(),
             known,
             appending: BTreeMap::new(),
             ends,

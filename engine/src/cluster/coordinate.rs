@@ -234,17 +234,20 @@ impl Cluster {
         Ok(is_whole)
     }
 
-    /// Whether all that the app reads from files has ended and has been taken into cuts, and there is some.
+    /// Whether all that the app reads from files has ended and has been taken into cuts, and there is some; and all work outside
+    /// that this has asked for is done.
     fn has_input_ended(&self) -> bool {
         if self.has_ended.load(Ordering::Acquire) {
             return true;
         }
-        let cuts = self.coordinator.status().sources;
+        let Status { sources: cuts, outside, .. } = self.coordinator.status();
         let ends = |(source, about): (u32, &About)| {
             let cut = cuts.get(source as usize).map_or(0, |source| source.cut);
             !about.follows && self.feeds.end(source).is_some_and(|end| cut > end)
         };
-        let has_ended = self.feeds.all().count() > 0 && self.feeds.all().all(ends);
+        // What is done outside comes back.
+        let is_done = self.functions.outboxes().is_empty() || outside == Some(0);
+        let has_ended = is_done && self.feeds.all().count() > 0 && self.feeds.all().all(ends);
         self.has_ended.store(has_ended, Ordering::Release);
         has_ended
     }
@@ -296,7 +299,7 @@ impl Cluster {
         let sink = |(stream, to, rows)| json!({"stream": stream, "to": to, "rows": rows});
         let sinks: Vec<_> = self.sinks.rows().into_iter().map(sink).collect();
         let event_time = self.event_time(&status.times);
-        let parked = status.parked;
+        let (parked, outside) = (status.parked, status.outside);
         let member = |(peer, at)| json!({"worker": shown(peer), "address": format!("{at}")});
         let left = |left: LeftOut| {
             let from = left.from.iter().map(|member| shown(Peer(member.0)));
@@ -315,7 +318,7 @@ impl Cluster {
             "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
             "event_time": event_time, "parked": parked.events, "parked_bytes": parked.bytes,
-            "late": parked.late,
+            "late": parked.late, "outside": outside,
             "input_ended": self.has_input_ended(),
             "requests_open": self.desk.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),

@@ -131,7 +131,7 @@ def _ends(app: App, coordinator: Coordinator, settings: Mapping[str, Any]) -> bo
     """Whether nothing can come any more when files have been read to their ends."""
     is_served = coordinator.url is not None or "cluster_log" in settings
     from_files = all(source["files"] is not None for source in app.sources)
-    return from_files and not app.timers and not app.externals and not is_served
+    return from_files and not app.timers and not is_served
 
 
 def _say(args: argparse.Namespace, coordinator: Coordinator, what: str) -> None:
@@ -237,6 +237,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         "replies that wait": found["requests_open"],
         "coordinator": found["coordinator"],
     }
+    if found.get("outside") is not None:
+        head["work outside that waits"] = found["outside"]
     workers = [f"  {member['worker']}  {member['address']}" for member in members]
     lines = [*fields(head), f"workers ({len(members)})", *workers]
     if found["sources"]:
