@@ -229,8 +229,13 @@ impl Cluster {
     pub fn leave(&self, may_come: bool) -> Result<bool> {
         self.timers.finish();
         let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
-        let is_all = is_whole && !may_come && self.has_input_ended();
-        self.sinks.finish(&self.env, is_all)?;
+        let is_wanted = !may_come && self.has_input_ended();
+        self.sinks.finish(&self.env, is_whole && is_wanted)?;
+        if is_wanted && !is_whole && !self.sinks.rows().is_empty() {
+            let what =
+                "the last snapshot could not be taken in time, so what is written is not whole";
+            return Err(Error::resource(what).help("start the app again: it goes on there"));
+        }
         Ok(is_whole)
     }
 

@@ -297,7 +297,8 @@ impl Writer {
                 }
             }
         }
-        let Some(ready) = self.leaving.ready(left) else { return Ok(false) };
+        // A later generation has begun, which says more.
+        let Some(ready) = self.leaving.ready(left) else { return Ok(true) };
         let mut rows: BTreeMap<StreamId, Vec<Row>> = BTreeMap::new();
         for (stream, row) in ready {
             rows.entry(stream).or_default().push(row);
@@ -352,6 +353,8 @@ fn read(log: &dyn Log, source: u32, from: u64) -> Option<Records> {
 #[derive(Default)]
 struct Told {
     is_ending: AtomicBool,
+    /// Nobody waits any more for what can't be written.
+    gives_up: AtomicBool,
     /// Nothing more will come, ever.
     is_all: AtomicBool,
     has_ended: AtomicBool,
@@ -422,6 +425,7 @@ impl Sinks {
         let until_ns = env.clock.monotonic_ns() + wait.as_nanos() as u64;
         while !self.told.has_ended.load(Ordering::Acquire) {
             if env.clock.monotonic_ns() > until_ns {
+                self.told.gives_up.store(true, Ordering::Release);
                 let why = self.troubles().first().map_or(String::new(), |why| format!(": {why}"));
                 let what = format!("not all was written within {} seconds{why}", wait.as_secs());
                 let error = Error::resource(what);
@@ -437,6 +441,7 @@ impl Sinks {
 impl Drop for Sinks {
     fn drop(&mut self) {
         self.told.is_ending.store(true, Ordering::Release);
+        self.told.gives_up.store(true, Ordering::Release);
         self.troubles.give_up();
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
@@ -453,11 +458,13 @@ fn run(
     told: &Told,
 ) -> Result<()> {
     let mut writer: Option<Writer> = None;
-    let (mut told_ns, mut is_news) = (0, false);
+    let (mut told_ns, mut is_news, mut unwritten) = (0, false, None);
     loop {
         let is_ending = told.is_ending.load(Ordering::Acquire);
-        let left = coordinator.left(LOOK);
-        if let (None, true) = (&left, is_ending) {
+        let left = coordinator.left(LOOK).or(unwritten.take());
+        let gives_up = left.is_some() && told.gives_up.load(Ordering::Acquire);
+        if gives_up || left.is_none() && is_ending {
+            unwritten = left;
             break;
         }
         if let Some(left) = left {
@@ -466,11 +473,14 @@ fn run(
                 // Not before its generation has begun: then nobody of an earlier one writes more.
                 None => writer.insert(Writer::open(ways, program, &left, false)?),
             };
-            is_news |= open.write(&left, log, &told.is_ending)?;
+            let is_written = open.write(&left, log, &told.gives_up)?;
+            is_news |= is_written;
             let of = |(_, open): &(StreamId, Open)| {
                 (open.stream.clone(), open.name.clone(), open.sink.place().rows)
             };
             *told.rows.lock() = open.sinks.iter().map(of).collect();
+            // What a later one says, is more.
+            unwritten = (!is_written).then_some(left);
         }
         let now_ns = ways.env.clock.monotonic_ns();
         if let (Some(writer), true) = (&mut writer, is_news && now_ns > told_ns + TELL_NS) {
@@ -480,7 +490,7 @@ fn run(
     }
     let Some(writer) = &mut writer else { return Ok(()) };
     writer.written()?;
-    match told.is_all.load(Ordering::Acquire) {
+    match told.is_all.load(Ordering::Acquire) && unwritten.is_none() {
         true => writer.finish(),
         false => Ok(()),
     }

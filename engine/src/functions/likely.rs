@@ -9,7 +9,9 @@ use tidemill_core::{Row, StreamId, TableId, Value};
 
 /// So many uses are looked at before what they have in common is taken for the rule, and so many at all.
 const ENOUGH: u32 = 8;
-const MOST: u32 = 64;
+const MOST: u32 = 256;
+/// So many events are looked at for a use.
+pub(super) const EVENTS: usize = 256;
 /// So many kinds of uses a stream's events have of one table.
 const KINDS: usize = 4;
 /// So many columns of events are looked at: each is a bit.
@@ -41,6 +43,9 @@ impl Likely {
     /// A row is used while these events of a stream are executed.
     pub fn used(&self, stream: StreamId, events: &[Row], table: TableId, key: &[Value]) {
         // By column of the key those of an event that are it: of the event that is most like the key.
+        if !self.learns(stream) {
+            return;
+        }
         let columns = |event: &Row| -> Vec<u64> {
             let bits = |value: &Value| {
                 let same = |(_, of): &(usize, &Value)| *of == value;
@@ -112,7 +117,7 @@ mod tests {
     #[test]
     fn what_keys_have_always_been_they_will_be() {
         let likely = Likely::default();
-        for n in 0..40 {
+        for n in 0..80 {
             // Two rows of one table, one of another, and one that no column says.
             let events = [row(&[n, n * 7 % 5, n + 100]), row(&[n + 1, n * 3 % 5, n + 200])];
             for event in &events {

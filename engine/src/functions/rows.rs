@@ -8,7 +8,7 @@ use tidemill_function::{Context, Stop};
 use tidemill_txn::program::{Abort, AbortKind, Ask, Program};
 use tidemill_txn::reference::{between, Kept, Rows, Version};
 
-use super::likely::Likely;
+use super::likely::{Likely, EVENTS};
 
 /// What a function on a node reaches, as rows.
 pub(super) struct OnNodes<'c> {
@@ -126,7 +126,8 @@ impl Rows for OnNodes<'_> {
         self.learns.clear();
         for (stream, event) in events {
             match self.learns.iter_mut().find(|(of, _)| of == stream) {
-                Some((_, events)) => events.push((*event).into()),
+                Some((_, events)) if events.len() < EVENTS => events.push((*event).into()),
+                Some(_) => {}
                 None if self.likely.learns(*stream) => {
                     self.learns.push((*stream, vec![(*event).into()]));
                 }

@@ -390,8 +390,12 @@ impl<S: Store> Node<S> {
 
     /// The next message that has become due.
     fn due(&mut self) -> Option<(NodeId, Message)> {
-        let mut first = self.early.first_entry()?;
         let here = self.running.as_ref().map(|epoch| (epoch.number, epoch.round));
+        // What is late nobody waits for; it must not be in the way.
+        while self.early.first_key_value().is_some_and(|(first, _)| here > Some(*first)) {
+            self.early.pop_first();
+        }
+        let mut first = self.early.first_entry()?;
         if here != Some(*first.key()) {
             return None;
         }

@@ -171,6 +171,13 @@ impl Invocation {
             || ahead.is_some_and(|ahead| ahead.open > 0 || ahead.confirms && self.is_unconfirmed())
     }
 
+    /// Whether it goes on: also where it was told what is not so, but not before all who were asked ahead have told. Nothing else
+    /// would wait for them.
+    pub fn may_go_on(&self) -> bool {
+        let is_wrong = |ahead: &Ahead| ahead.is_wrong && ahead.open == 0;
+        self.ahead.as_deref().is_some_and(is_wrong) || !self.is_waiting()
+    }
+
     /// Whether something that it was told ahead has not been confirmed.
     pub fn is_unconfirmed(&self) -> bool {
         self.ahead.is_some() && self.children.iter().any(|child| child.is_ahead)

@@ -116,8 +116,7 @@ impl<S: Store> Node<S> {
         if invocation.outcome.is_some() || invocation.asks.is_some() {
             return;
         }
-        let is_wrong = invocation.ahead.as_ref().is_some_and(|ahead| ahead.is_wrong);
-        if is_wrong || !invocation.is_waiting() {
+        if invocation.may_go_on() {
             self.resume(tid, caller.into(), out);
         }
     }

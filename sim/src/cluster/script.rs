@@ -502,6 +502,10 @@ fn random_function(dice: &mut Dice, count: u32, keys: i64) -> Vec<Inst> {
                 for _ in 0..1 + dice.below(2) {
                     code.push(*dice.pick(&uses));
                 }
+                if dice.chance(30) {
+                    code.push(Inst::Expect { key: operand(dice), count: 2 });
+                    code.push(*dice.pick(&uses));
+                }
             }
             24 => code.push(*dice.pick(&[Inst::Emit, Inst::Now])),
             25 => code.push(Inst::Lookup),

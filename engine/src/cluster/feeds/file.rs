@@ -110,10 +110,14 @@ impl File {
 
     /// Where it stands.
     pub fn mark(&self) -> FileMark {
-        let given = (self.good + self.bad) as u64;
-        let (name, place) = (self.name.clone(), self.place.clone());
-        let read = if given > 0 { self.source.place() } else { place.clone() };
-        FileMark { name, place, given, read }
+        let (name, given) = (self.name.clone(), self.good + self.bad);
+        let read = if given > 0 { self.source.place() } else { self.place.clone() };
+        // With all of them given it stands behind them, in the file that they are from.
+        let is_all = self.chunk.as_ref().is_some_and(|chunk| chunk.rows() == given);
+        match is_all {
+            true => FileMark { name, place: read.clone(), given: 0, read },
+            false => FileMark { name, place: self.place.clone(), given: given as u64, read },
+        }
     }
 
     /// Goes to where it stood; whether there are as many rows as had been given.

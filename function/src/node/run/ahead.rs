@@ -15,10 +15,13 @@ use crate::node::part::{Answer, Invocation, Outcome};
 use crate::node::{running, Node, NodeId, Outbox};
 use crate::order::{Path, Tid};
 use crate::program::{Call, Stop, Target};
+use crate::size::output_bytes;
 use crate::store::{Store, Stored};
 
 /// So many rows a call asks for ahead at most.
 const ROWS_MAX: usize = 4096;
+/// So many bytes of rows are told at once, about.
+const BYTES_MAX: usize = 1 << 20;
 
 /// What a call has asked for ahead.
 #[derive(Default)]
@@ -120,7 +123,7 @@ impl Invocation {
     pub(super) fn held(&mut self) -> Option<Option<Outcome>> {
         let is_waiting = self.is_waiting();
         let ahead = self.ahead.as_mut()?;
-        if ahead.is_wrong {
+        if ahead.is_wrong && ahead.open == 0 {
             return Some(Some(Outcome::Missed(Mode::Fresh)));
         }
         if ahead.confirms && is_waiting {
@@ -149,7 +152,14 @@ impl<S: Store> Node<S> {
             let row = look_at(&self.store, &epoch.versions, place, table, &key, &is_there);
             (table, key, row)
         };
-        let rows = rows.into_iter().filter(|(table, _)| table.index() < tables).map(row).collect();
+        let rows = rows.into_iter().filter(|(table, _)| table.index() < tables).map(row);
+        // The others are told when they are used.
+        let mut bytes = 0;
+        let fits = |(_, _, row): &(TableId, Key, Stored)| {
+            bytes += row.as_ref().map_or(0, |row| output_bytes(row));
+            bytes < BYTES_MAX
+        };
+        let rows = rows.take_while(fits).collect();
         self.send(from, Body::AreAhead { tid, path, rows }, out);
     }
 
@@ -171,7 +181,7 @@ impl<S: Store> Node<S> {
             }
         }
         let is_over = invocation.outcome.is_some() || invocation.asks.is_some();
-        if !is_over && !invocation.is_waiting() {
+        if !is_over && invocation.may_go_on() {
             self.resume(tid, path, out);
         }
     }
