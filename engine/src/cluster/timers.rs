@@ -10,12 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidemill_core::{Error, Result, StreamId};
+use tidemill_core::{encode, Error, Result, StreamId};
 use tidemill_env::{Env, Handle};
 use tidemill_function::{Call, Functions as _};
 use tidemill_host::{Answer, Desk, Placed};
 
-use super::coordinate::partition_of;
 use crate::functions::AppFunctions;
 use crate::timers::next;
 
@@ -126,14 +125,20 @@ impl Clockwork {
     fn fire(&self, timer: &Timer, at_us: i64) {
         let firing = self.functions.firing(timer.stream, at_us, timer.period_us);
         let firing = firing.unwrap_or_default();
+        // All firings of a timer are in one source, where they are in their order: one that was recorded and not executed when a
+        // coordinator died is before those of the next.
+        let name = &self.functions.program().streams[timer.stream.index()].spec.name;
+        let hash = encode::hash128(name.as_bytes()) as u64;
+        let source = (hash % u64::from(self.desk.sources())) as u32;
         // Nobody knows whether it was recorded: with its ids it is executed once.
-        while !self.is_over() && !self.is_done(&firing) {}
+        while !self.is_over() && !self.is_done(&firing, source) {}
     }
 
     /// Asks for a firing, and waits for it; whether it has been executed.
-    fn is_done(&self, firing: &[Call]) -> bool {
-        let Some(first) = firing.first() else { return true };
-        let Ok(partition) = partition_of(self.functions.program(), first) else { return true };
+    fn is_done(&self, firing: &[Call], source: u32) -> bool {
+        if firing.is_empty() {
+            return true;
+        }
         let (tell, told) = channel();
         let ask = |call: &Call| -> (Call, Placed) {
             let tell = tell.clone();
@@ -141,7 +146,7 @@ impl Clockwork {
         };
         let calls = firing.iter().map(ask).collect();
         drop(tell);
-        self.desk.call_together(self.desk.source_of(partition), calls);
+        self.desk.call_together(source, calls);
         let mut left = firing.len();
         while left > 0 {
             match told.recv_timeout(Duration::from_micros(SLEEP_US)) {
