@@ -232,45 +232,49 @@ impl Reader {
 
     /// Does a job, or gives it back, to be done later.
     fn done(&mut self, job: Job) -> Option<Job> {
-        let failed = match job {
+        let (feed, from, limit, until_ns, then) = match job {
             Job::Trim { feed, below } => {
                 let has_gone_on = self.feeds[feed].trim(below);
-                if has_gone_on { self.write_marks() } else { Ok(()) }.err()
+                let written = if has_gone_on { self.write_marks() } else { Ok(()) };
+                // Who reads next hears of it.
+                let _ = written.map_err(|error| self.fails(error));
+                return None;
             }
-            Job::Read { feed, from, limit, until_ns, then } => {
-                let is_failed = self.shared.failed.lock().is_some();
-                let found = match is_failed {
-                    true => return tell(then, None),
-                    false => self.feeds[feed].read(from, limit, &self.shared.is_over),
-                };
-                let is_late = self.env.clock.monotonic_ns() >= until_ns;
-                match found {
-                    Ok(found) if found.records.is_empty() && from != u64::MAX && !is_late => {
-                        return Some(Job::Read { feed, from, limit, until_ns, then });
-                    }
-                    Ok(found) => {
-                        // Before anybody has it: what was read is known to be what it was, whoever dies.
-                        let has_more = self.feeds[feed].has_more();
-                        let written = if has_more { self.write_marks() } else { Ok(()) };
-                        if written.is_ok() {
-                            self.shared.ends.lock()[feed] = self.feeds[feed].end();
-                            return tell(then, Some(found));
-                        }
-                        self.shared.failed.lock().get_or_insert_with(|| written.unwrap_err());
-                        return tell(then, None);
-                    }
-                    Err(error) => {
-                        // Before whoever waits hears of it, and asks again.
-                        self.shared.failed.lock().get_or_insert(error);
-                        return tell(then, None);
-                    }
-                }
-            }
+            Job::Read { feed, from, limit, until_ns, then } => (feed, from, limit, until_ns, then),
         };
-        if let Some(error) = failed {
-            self.shared.failed.lock().get_or_insert(error);
+        if self.shared.failed.lock().is_some() {
+            then(None);
+            return None;
+        }
+        match self.read(feed, from, limit) {
+            Ok(found) => {
+                let is_late = self.env.clock.monotonic_ns() >= until_ns;
+                if found.records.is_empty() && from != u64::MAX && !is_late {
+                    return Some(Job::Read { feed, from, limit, until_ns, then });
+                }
+                then(Some(found));
+            }
+            Err(error) => {
+                // Before whoever waits hears of it, and asks again.
+                self.fails(error);
+                then(None);
+            }
         }
         None
+    }
+
+    /// Some records of a feed. Before anybody has them it is known durably what was read.
+    fn read(&mut self, feed: usize, from: u64, limit: usize) -> Result<Records> {
+        let found = self.feeds[feed].read(from, limit, &self.shared.is_over)?;
+        if self.feeds[feed].has_more() {
+            self.write_marks()?;
+            self.shared.ends.lock()[feed] = self.feeds[feed].end();
+        }
+        Ok(found)
+    }
+
+    fn fails(&self, error: Error) {
+        self.shared.failed.lock().get_or_insert(error);
     }
 
     /// Makes durable what is known of each feed.
@@ -280,11 +284,6 @@ impl Reader {
         self.feeds.iter_mut().for_each(Feed::is_written);
         Ok(())
     }
-}
-
-fn tell(then: Then<Option<Records>>, found: Option<Records>) -> Option<Job> {
-    then(found);
-    None
 }
 
 #[cfg(test)]
