@@ -178,6 +178,15 @@ impl Batch {
         Batch { schema: self.schema.clone(), columns, len: rows.len() }
     }
 
+    /// The rows of a batch, and then those of another one of its schema.
+    pub fn then(&self, other: &Batch) -> Batch {
+        let columns = self.columns.iter().zip(&other.columns);
+        let columns = columns.map(|(one, other)| {
+            arrow_select::concat::concat(&[&**one, &**other]).expect("arrays of one type")
+        });
+        Batch::new(self.schema.clone(), columns.collect(), self.len + other.len)
+    }
+
     /// Rows of several batches of one schema, each given by its batch and its row there.
     pub fn interleave(batches: &[&Batch], rows: &[(u32, u32)]) -> Batch {
         let rows: Vec<(usize, usize)> = rows.iter().map(|r| (r.0 as usize, r.1 as usize)).collect();

@@ -48,6 +48,17 @@ struct Part {
     values: Vec<Value>,
 }
 
+impl Part {
+    /// Room for so many words, and a little more, in a part that is empty: the next epoch is seldom just as long,
+    /// and memory that grows is copied, whatever was in it.
+    fn make_room(&mut self, words: usize) {
+        if self.words.capacity() < words {
+            self.words = Vec::new();
+            self.words.reserve_exact(words + words / 8);
+        }
+    }
+}
+
 /// How far ahead of its end the log asks for memory, in words. It is read and written so seldom
 /// that each epoch finds it gone from the caches.
 pub(crate) const LOG_AHEAD: usize = 64;
@@ -125,7 +136,7 @@ impl VersionLog {
             let base = self.parts.last().map_or(0, |last| last.base + last.words.capacity());
             let mut part = self.spare.pop().unwrap_or_default();
             part.base = base;
-            part.words.reserve(*words);
+            part.make_room(*words);
             assert!(base + *words < NO_LINK as usize, "an epoch has 2^32 words of versions");
             self.parts.push(part);
         }

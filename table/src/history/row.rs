@@ -155,7 +155,7 @@ impl RowHistory {
         beside: &[Value],
     ) -> isize {
         let full = self.records.capacity() - self.records.len() < shape.width;
-        let before = if full { self.room(shape, floor) } else { 0 };
+        let before = if full { self.room(shape, floor, stamp >> 1) } else { 0 };
         let end = self.end();
         if !shape.orders.is_empty() && end.is_multiple_of(FAN) && end > self.base {
             self.settle(shape, end);
@@ -232,13 +232,17 @@ impl RowHistory {
         stored.start < self.first() && !stored.is_empty()
     }
 
-    /// Makes room for a record: drops what nobody wants, and takes more memory where that is not
-    /// enough. Gives how many bytes the row took before.
+    /// Makes room for the record of a version of this number: drops what nobody wants, and takes more memory
+    /// where that is not enough. Gives how many bytes the row took before.
     #[cold]
     #[inline(never)]
-    fn room(&mut self, shape: &Shape, floor: Floor) -> usize {
+    fn room(&mut self, shape: &Shape, floor: Floor, seq: Seq) -> usize {
         let before = self.bytes();
-        self.expire(shape, floor);
+        let last = self.last_of(shape, floor);
+        // Where the epoch has written the row already, the version that it has found may be the newest again: all
+        // that it does may be taken back.
+        let until = if seq > floor.seq { last.saturating_sub(1) } else { last };
+        self.drop_before(shape, floor, (last, until));
         self.records.reserve(shape.width);
         before
     }
@@ -246,12 +250,21 @@ impl RowHistory {
     /// Drops the versions that nobody wants: kept are those of later transactions than the floor's,
     /// and of the earlier ones what the history keeps. Gives the bytes of values that went.
     pub(crate) fn expire(&mut self, shape: &Shape, floor: Floor) -> usize {
-        let end = self.end();
-        let last = self.partition(self.first()..end, |n| self.seq(n, shape) <= floor.seq);
+        let last = self.last_of(shape, floor);
+        self.drop_before(shape, floor, (last, last))
+    }
+
+    /// The number behind the last version of the floor's transactions.
+    fn last_of(&self, shape: &Shape, floor: Floor) -> u64 {
+        self.partition(self.first()..self.end(), |n| self.seq(n, shape) <= floor.seq)
+    }
+
+    /// The same up to a number, where those of the floor's transactions are before `last`.
+    fn drop_before(&mut self, shape: &Shape, floor: Floor, (last, until): (u64, u64)) -> usize {
         let by_count = shape.history.versions.map_or(last, |kept| last.saturating_sub(kept));
         let by_time = shape.history.kept_from(floor.frontier_us);
         let by_time = by_time.map_or(last, |from| self.since(from, shape).min(last));
-        let from = by_count.min(by_time).max(self.first());
+        let from = by_count.min(by_time).min(until).max(self.first());
         let gone = (from - self.base) as usize;
         let mut bytes = 0;
         if let Some(rest) = &mut self.rest {

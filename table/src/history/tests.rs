@@ -117,26 +117,34 @@ fn only_what_is_wanted_is_kept_beside_versions() {
     }
 }
 
+/// A table with one row, written at time 1, that keeps versions for so long.
+fn one_row(time_us: i64) -> Table {
+    let columns = vec![Column::new("id", DataType::Int), Column::new("n", DataType::Int)];
+    let mut spec = TableSpec::new("t", vec![0], Arc::new(tidemill_core::Schema::new(columns)));
+    spec.history = Some(History { time_us: Some(time_us), versions: None });
+    let mut table = Table::new(spec.into(), 1);
+    table.put_at(&[Value::Int(7)], Some(&[Value::Int(7), Value::Int(5)]), 1, 1);
+    table
+}
+
+/// Writes the row 98 times.
+fn write(opened: &mut Opened<'_>, sign: i64) {
+    for seq in 2..100 {
+        opened.at_time(seq as i64);
+        let row = opened.find(7).expect("the row is there");
+        // SAFETY: the table is open, for as many versions, and this is the row's only column.
+        unsafe {
+            row.begin(seq);
+            row.set(HEADER_WORDS, (sign * seq as i64) as u64);
+        }
+    }
+}
+
 /// As many as fill blocks whose extremes are kept.
 #[test]
 fn versions_that_are_taken_back_leave_nothing() {
-    let columns = vec![Column::new("id", DataType::Int), Column::new("n", DataType::Int)];
-    let mut spec = TableSpec::new("t", vec![0], Arc::new(tidemill_core::Schema::new(columns)));
-    spec.history = Some(History { time_us: Some(1000), versions: None });
-    let mut table = Table::new(spec.into(), 1);
-    table.put_at(&[Value::Int(7)], Some(&[Value::Int(7), Value::Int(5)]), 1, 1);
+    let mut table = one_row(1000);
     table.commit(1);
-    let write = |opened: &mut Opened<'_>, sign: i64| {
-        for seq in 2..100 {
-            opened.at_time(seq as i64);
-            let row = opened.find(7).expect("the row is there");
-            // SAFETY: the table is open, for as many versions, and this is the row's only column.
-            unsafe {
-                row.begin(seq);
-                row.set(HEADER_WORDS, (sign * seq as i64) as u64);
-            }
-        }
-    };
     let mut opened = table.open(100);
     write(&mut opened, -1);
     Opened::roll_back(vec![opened]);
@@ -148,6 +156,20 @@ fn versions_that_are_taken_back_leave_nothing() {
     assert_eq!(versions.extreme(1, 0..99, false), Some(Value::Int(2)));
     assert_eq!(versions.extreme(1, 0..99, true), Some(Value::Int(99)));
     assert_eq!(versions.sum_since(1, 2), Some((2..100).sum()));
+}
+
+/// Also where nobody wants the version that it was any more.
+#[test]
+fn a_row_becomes_what_it_was_when_all_is_taken_back() {
+    let mut table = one_row(10);
+    table.frontier(5_000);
+    table.commit(1);
+    let mut opened = table.open(100);
+    write(&mut opened, 1);
+    Opened::roll_back(vec![opened]);
+    let versions = table.versions(&[Value::Int(7)]).unwrap();
+    assert_eq!(versions.end(), 1);
+    assert_eq!((versions.time_us(0), versions.sum(1, 0..1)), (1, Some(5)));
 }
 
 proptest! {

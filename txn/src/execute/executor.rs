@@ -17,7 +17,7 @@ use super::timing::Timing;
 use crate::order::{Epoch, Lane};
 use crate::pool::Pool;
 use crate::program::Program;
-use crate::schedule::{slower, Arm, Chooser, Expected, Properties, Strategy, Took};
+use crate::schedule::{slower, Arm, Choice, Chooser, Expected, Properties, Strategy, Took};
 
 /// How an epoch was executed.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +37,15 @@ pub struct Ran {
 impl Ran {
     fn new(strategy: Strategy, why: impl Into<Cow<'static, str>>) -> Ran {
         Ran { strategy, why: why.into(), in_parallel: 0, chosen: None, timing: None }
+    }
+
+    /// Of an epoch of which a part was executed otherwise.
+    fn and(self, part: &Ran) -> Ran {
+        let timing = match (self.timing, part.timing) {
+            (Some(one), Some(other)) => Some(one.and(other)),
+            (one, other) => one.or(other),
+        };
+        Ran { in_parallel: self.in_parallel + part.in_parallel, timing, ..self }
     }
 }
 
@@ -213,25 +222,88 @@ impl Executor {
             let slower = slower(|| pool.now_ns());
             self.choosers.iter_mut().for_each(|chooser| chooser.calibrate(slower));
         }
-        let no_graph = kind == 0 && graph::too_many(threads).is_some();
         let unknown = if kind == 1 { self.unknown(epoch) } else { 0.0 };
-        let chooser = &mut self.choosers[kind];
         let codes = &self.serial.codes;
+        let chooser = &mut self.choosers[kind];
         let mut seen = chooser.look_at(epoch.order.len(), || codes.properties(epoch));
         (seen.aborts, seen.unknown) = (self.aborts, unknown);
-        let expected = chooser.expected(&seen, threads);
-        let (arm, why) = match self.plans_anything {
-            true => (chooser.in_turn(), ASKED),
-            false => chooser.choose(&seen, threads),
+        // What can't be executed in place is never divided: its transactions may set off others.
+        if kind == 1 {
+            let choice = self.choice(kind, &seen, threads);
+            return self.measured(kind, choice, &seen, pool, tables, epoch);
+        }
+        let (mut at, mut all, mut most) = (0, None::<(Outcome, Ran)>, 0);
+        loop {
+            let left = epoch.order.len() - at;
+            let part = match self.plans_anything {
+                true => left.div_ceil(2),
+                false => self.choosers[kind].part(&seen, threads),
+            };
+            // No rest that is too little for anything.
+            let part = if left < part + part / 2 { left } else { part };
+            let choice = self.choice(kind, &Properties { transactions: part, ..seen }, threads);
+            let end = match choice.is_try {
+                true => epoch.part_end(at, part),
+                false => epoch.order.len(),
+            };
+            let seen = Properties { transactions: end - at, ..seen };
+            let outcome = match (at, end == epoch.order.len()) {
+                (0, true) => self.measured(kind, choice, &seen, pool, tables, epoch)?,
+                _ => {
+                    let part = epoch.part(at..end);
+                    self.measured(kind, choice, &seen, pool, tables, &part)?
+                }
+            };
+            let ran = self.ran.clone();
+            let (outcome, ran) = match all.take() {
+                None => (outcome, ran),
+                Some((before, had)) => {
+                    let ran = if end - at > most { ran.and(&had) } else { had.and(&ran) };
+                    (before.then(at, outcome), ran)
+                }
+            };
+            (most, at) = (most.max(end - at), end);
+            if at == epoch.order.len() {
+                self.serial.expect(&outcome);
+                self.ran = ran;
+                return Ok(outcome);
+            }
+            all = Some((outcome, ran));
+        }
+    }
+
+    /// What an epoch, or what is left of it, is executed by.
+    fn choice(&self, kind: usize, seen: &Properties, threads: usize) -> Choice {
+        let chooser = &self.choosers[kind];
+        let choice = match self.plans_anything {
+            true => Choice { arm: chooser.in_turn(), is_try: true, why: ASKED },
+            false => chooser.choose(seen, threads),
         };
         // More threads than a graph can have: lists are the next of its kind.
-        let arm = if arm == Arm::Graph && no_graph { Arm::Lists } else { arm };
-        let among = chooser.among();
+        let no_graph = kind == 0 && graph::too_many(threads).is_some();
+        match choice.arm {
+            Arm::Graph if no_graph => Choice { arm: Arm::Lists, ..choice },
+            _ => choice,
+        }
+    }
+
+    /// Executes an epoch, or a part of one, by what was chosen, and learns from what it took.
+    fn measured(
+        &mut self,
+        kind: usize,
+        Choice { arm, why, .. }: Choice,
+        seen: &Properties,
+        pool: &dyn Pool,
+        tables: &mut [Table],
+        epoch: &Epoch,
+    ) -> Result<Outcome> {
+        let (chooser, threads) = (&self.choosers[kind], pool.threads());
+        let (expected, among) = (chooser.expected(seen, threads), chooser.among());
         let strategy = match arm {
             Arm::Serial => Strategy::Serial,
             Arm::Rounds => Strategy::Rounds,
             Arm::Lists => Strategy::Lists,
-            Arm::Graph => chooser.graph(&seen),
+            Arm::Graph => chooser.graph(seen),
         };
         let begun = pool.now_ns();
         let ran = match arm {
@@ -257,8 +329,8 @@ impl Executor {
             let executing = timing.execute.saturating_sub(timing.wait) as f64;
             took.execute_ns = (timing.executed > 0).then(|| executing / timing.executed as f64);
         }
-        self.choosers[kind].learn(&seen, threads, arm, took);
-        self.ran = Ran { chosen: Some((seen, expected, among)), ..ran };
+        self.choosers[kind].learn(seen, threads, arm, took);
+        self.ran = Ran { chosen: Some((*seen, expected, among)), ..ran };
         Ok(outcome)
     }
 
@@ -342,12 +414,8 @@ impl Executor {
         };
         self.serial.rooms = rooms;
         let (outcome, timing) = ran?;
-        let serial = &mut self.serial;
-        serial.seq = outcome.seq;
-        serial.rooms.fill(0);
-        for output in &outcome.outputs {
-            serial.rooms[output.stream.index()] = output.batch.len();
-        }
+        self.serial.seq = outcome.seq;
+        self.serial.expect(&outcome);
         Ok((outcome, timing))
     }
 }

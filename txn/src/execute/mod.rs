@@ -19,6 +19,7 @@
 //! | `lists` | several threads, each with a list of transactions that it executes in place |
 //! | `window` | windows over versions, and aggregates |
 //! | `tables` | tables that keep of versions what windows ask for |
+//! | `parts` | what the parts of one epoch come to, executed one behind the other |
 //! | `output` | output events by column, with their stamps |
 
 mod alone;
@@ -33,6 +34,7 @@ mod lane;
 mod lists;
 mod native;
 mod output;
+mod parts;
 mod rounds;
 mod segment;
 mod serial;

@@ -63,6 +63,15 @@ impl Origin {
     fn ordinal(self) -> u32 {
         (self.step >> 32) as u32
     }
+
+    /// The same of an epoch that has so many more transactions, and derived events, before it.
+    pub(crate) fn behind(self, transactions: u32, derived: u32) -> Origin {
+        let cause = if self.cause() == 0 { 0 } else { self.cause() + derived };
+        Origin {
+            cause: u64::from(self.root() + transactions) | u64::from(cause) << 32,
+            step: self.step,
+        }
+    }
 }
 
 const HALF: u64 = u32::MAX as u64;
@@ -99,6 +108,16 @@ pub struct Output {
     pub batch: Batch,
     /// Their stamps' makings.
     pub origins: Origins,
+}
+
+impl Output {
+    /// The outputs of the stream in the part of an epoch that has so many transactions, and derived events,
+    /// before it, behind these.
+    pub(crate) fn then(&mut self, part: &Output, transactions: u32, derived: u32) {
+        self.batch = self.batch.then(&part.batch);
+        let origins = part.origins.of.iter().map(|origin| origin.behind(transactions, derived));
+        self.origins.of.extend(origins);
+    }
 }
 
 /// How far ahead of its end a column of outputs asks for memory, in words.
@@ -170,7 +189,8 @@ impl WordRows {
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) {
-        let more = self.expected.max(self.len).max(16);
+        // Epochs are seldom just as long as those before.
+        let more = (self.expected + self.expected / 8).max(self.len).max(16);
         self.settle();
         self.origins.reserve(more);
         self.columns.iter_mut().for_each(|column| column.reserve(more));

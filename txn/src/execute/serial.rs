@@ -195,10 +195,7 @@ impl Serial {
     pub(crate) fn finish(&mut self, mut out: Sink) -> Outcome {
         let outputs: Vec<Output> =
             out.builders.iter_mut().filter_map(OutputBuilder::finish).collect();
-        for output in &outputs {
-            self.rooms[output.stream.index()] = output.batch.len();
-        }
-        Outcome {
+        let outcome = Outcome {
             outputs,
             derived: out.derived,
             counts: out.counts,
@@ -207,6 +204,16 @@ impl Serial {
             overdue: out.overdue,
             commands: out.commands,
             seq: self.seq,
+        };
+        self.expect(&outcome);
+        outcome
+    }
+
+    /// The next epoch will come to about as much.
+    pub(crate) fn expect(&mut self, outcome: &Outcome) {
+        self.rooms.fill(0);
+        for output in &outcome.outputs {
+            self.rooms[output.stream.index()] = output.batch.len();
         }
     }
 

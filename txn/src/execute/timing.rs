@@ -22,6 +22,20 @@ pub struct Timing {
 }
 
 impl Timing {
+    /// Of two parts of an epoch.
+    pub(super) fn and(self, other: Timing) -> Timing {
+        Timing {
+            prepare: self.prepare + other.prepare,
+            plan: self.plan + other.plan,
+            execute: self.execute + other.execute,
+            wait: self.wait + other.wait,
+            executed: self.executed + other.executed,
+            put_off: self.put_off + other.put_off,
+            finish: self.finish + other.finish,
+            merge: self.merge + other.merge,
+        }
+    }
+
     /// All of it, by name.
     pub fn fields(&self) -> [(&'static str, u64); 8] {
         [

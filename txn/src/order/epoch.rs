@@ -1,6 +1,7 @@
 //! An epoch: runs of events, ranked.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_core::stamp::Admission;
@@ -198,6 +199,48 @@ impl Epoch {
             let (_, source, offset) = event(ranked);
             !events.contains(&(source, offset))
         });
+    }
+
+    /// Where a part of so many transactions from `start` on ends: the handlers on one event stay together.
+    pub(crate) fn part_end(&self, start: usize, transactions: usize) -> usize {
+        let mut end = (start + transactions).min(self.order.len());
+        let event = |at: usize| {
+            let Ranked { lane, row } = self.order[at];
+            (self.lanes[lane as usize].run, row)
+        };
+        while 0 < end && end < self.order.len() && event(end) == event(end - 1) {
+            end += 1;
+        }
+        end
+    }
+
+    /// The transactions of these ranks, as an epoch of its own that has the same lanes. What is given to
+    /// columns is not copied.
+    pub(crate) fn part(&self, ranks: Range<usize>) -> Epoch {
+        let order = &self.order[ranks];
+        // Rows rise in every lane, so that those of a run stand together.
+        let mut rows = vec![Range { start: u32::MAX, end: 0 }; self.runs.len()];
+        for Ranked { lane, row } in order {
+            let of = &mut rows[self.lanes[*lane as usize].run as usize];
+            *of = of.start.min(*row)..of.end.max(row + 1);
+        }
+        let runs = self.runs.iter().zip(&mut rows).map(|(run, rows)| {
+            rows.start = rows.start.min(rows.end);
+            run.slice(rows.start as usize, rows.len())
+        });
+        let runs = runs.collect();
+        let moved = |Ranked { lane, row }: &Ranked| {
+            let first = rows[self.lanes[*lane as usize].run as usize].start;
+            Ranked { lane: *lane, row: row - first }
+        };
+        Epoch {
+            runs,
+            order: order.iter().map(moved).collect(),
+            lanes: self.lanes.clone(),
+            clock_us: self.clock_us,
+            closings: self.closings.clone(),
+            answers: self.answers.clone(),
+        }
     }
 
     /// Number of input events.

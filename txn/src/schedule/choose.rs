@@ -73,6 +73,17 @@ impl Arm {
     pub const ELSEWHERE: &[Arm] = &[Arm::Serial, Arm::Graph];
 }
 
+/// What an epoch, or what is left of it, is executed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// By what.
+    pub arm: Arm,
+    /// Whether it is tried: a part of the epoch is enough for that.
+    pub is_try: bool,
+    /// Why.
+    pub why: &'static str,
+}
+
 /// What an epoch took, in nanoseconds a transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Took {
@@ -158,6 +169,11 @@ const GRAPH_HOPE: f64 = 1.1;
 const TRY_LASTS: usize = 50_000;
 const TRY_HOPE: f64 = 1.35;
 
+/// What is tried executes as much of an epoch as the best does in so long, but at least and at most so many
+/// transactions: what is done once for each part is little beside it, and one part is told from the next.
+const PART_NS: f64 = 2e6;
+const PART: (f64, f64) = (1_024.0, 16_384.0);
+
 /// What takes less than so much of what it took the time before becomes faster still, if it is used again; for so
 /// many times in a row, and where it takes no more times as long as the best.
 const WARMER: f64 = 0.95;
@@ -168,6 +184,9 @@ const WARM_HOPE: f64 = 2.0;
 /// serial execution, which wakes nobody, it is less.
 const DEAR_NS: f64 = 5_000.0;
 const DEAR_SERIAL_NS: f64 = 2_000.0;
+
+/// An epoch that takes so long says all, too, however cheap its transactions are.
+const LONG_EPOCH_NS: f64 = 50e6;
 
 /// A sample holds for so many transactions: of short epochs not each is looked at.
 const SAMPLE_HOLDS: usize = 4_096;
@@ -411,20 +430,30 @@ impl Chooser {
         self.among[self.used.iter().sum::<u64>() as usize % self.among.len()]
     }
 
+    /// How many transactions of an epoch are enough for a try, at least 1.
+    pub fn part(&self, seen: &Properties, threads: usize) -> usize {
+        let expected = self.expected(seen, threads);
+        let best_ns = expected.of(expected.best(self.among)).max(1.0);
+        (PART_NS / best_ns).clamp(PART.0, PART.1) as usize
+    }
+
     /// What is to be used, and why.
-    pub fn choose(&self, seen: &Properties, threads: usize) -> (Arm, &'static str) {
+    pub fn choose(&self, seen: &Properties, threads: usize) -> Choice {
+        let chosen = |arm, is_try, why| Choice { arm, is_try, why };
         /// Fewer transactions are done before other threads have woken up.
         const TRANSACTIONS_MIN: usize = 512;
         if threads < 2 || seen.transactions < TRANSACTIONS_MIN {
-            return (Arm::Serial, "there are few transactions");
+            return chosen(Arm::Serial, false, "there are few transactions");
         }
         let serially = self.used[Arm::Serial as usize];
-        let is_dear = serially > 0 && self.serial_ns.value > DEAR_SERIAL_NS;
+        let says_all = |ns: f64| ns > DEAR_SERIAL_NS || is_long(seen, ns);
+        let is_dear = serially > 0 && says_all(self.serial_ns.value);
         if serially < SERIAL_FIRST && !is_dear {
-            return (Arm::Serial, "to find out what it takes");
+            // A part says all of what is dear, and of what is not nothing as long as memory is new.
+            return chosen(Arm::Serial, serially == 0, "to find out what it takes");
         }
         if self.is_cold {
-            return (self.last, "to find out what it takes once it is warm");
+            return chosen(self.last, true, "to find out what it takes once it is warm");
         }
         let expected = self.expected(seen, threads);
         let cost = |arm: &Arm| expected.of(*arm);
@@ -446,8 +475,8 @@ impl Chooser {
             *arm != best && is_due
         };
         match self.among.iter().copied().find(is_due) {
-            Some(arm) => (arm, "to find out what it takes now"),
-            None => (best, "it is expected to be faster"),
+            Some(arm) => chosen(arm, true, "to find out what it takes now"),
+            None => chosen(best, false, "it is expected to be faster"),
         }
     }
 
@@ -487,7 +516,8 @@ impl Chooser {
         let times = took.ns / expected.of(expected.best(self.among));
         let lasts = self.in_row + 1 < lasts(seen) && times < TRY_HOPE;
         let does = took.ns < self.last_ns * WARMER && self.in_row < WARM_MAX && times < WARM_HOPE;
-        took.ns < DEAR_NS && (self.in_row == 0 || did_before && (lasts || does))
+        let says_all = took.ns > DEAR_NS || is_long(seen, took.ns);
+        !says_all && (self.in_row == 0 || did_before && (lasts || does))
     }
 
     fn measure(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
@@ -548,6 +578,11 @@ impl Chooser {
     }
 }
 
+/// Whether an epoch like this one is long, at so many nanoseconds a transaction.
+fn is_long(seen: &Properties, ns: f64) -> bool {
+    ns * seen.transactions as f64 > LONG_EPOCH_NS
+}
+
 /// For how many epochs like this one a try lasts.
 fn lasts(seen: &Properties) -> u32 {
     (TRY_LASTS / seen.transactions.max(1)).min(WARM_MAX as usize) as u32
@@ -570,7 +605,7 @@ mod tests {
     fn run(chooser: &mut Chooser, epochs: usize, [serial, rounds, lists]: [f64; 3]) -> [usize; 4] {
         let mut used = [0; 4];
         for _ in 0..epochs {
-            let (arm, _) = chooser.choose(&SEEN, 2);
+            let arm = chooser.choose(&SEEN, 2).arm;
             let (plan_ns, execute_ns) = (Some(45.0), Some(serial * 0.9));
             let took = match arm {
                 Arm::Serial => Took { ns: serial, ..Took::default() },
@@ -616,7 +651,7 @@ mod tests {
         for step in 0..60 {
             let shared = [0.0, 0.05, 0.1, 0.3, 0.6][step / 12];
             let seen = chooser.look(Properties { shared, ..SEEN });
-            let (arm, _) = chooser.choose(&seen, 2);
+            let arm = chooser.choose(&seen, 2).arm;
             lost += usize::from(arm != Arm::Serial);
             chooser.learn(&seen, 2, arm, Took { ns: took(arm), ..Took::default() });
         }
@@ -639,7 +674,7 @@ mod tests {
         let mut chooser = Chooser::new(Arm::IN_PLACE);
         let mut serially = 0;
         for epoch in 0..400 {
-            let (arm, _) = chooser.choose(&SEEN, 2);
+            let arm = chooser.choose(&SEEN, 2).arm;
             serially += usize::from(arm == Arm::Serial);
             let serial = if epoch < 4 { 250.0 } else { 90.0 };
             let took = Took { ns: [serial, 137.0, 182.0, 900.0][arm as usize], ..Took::default() };
@@ -658,7 +693,7 @@ mod tests {
             let (mut chooser, mut in_row, mut last, mut rounds) =
                 (Chooser::new(Arm::IN_PLACE), 0, Arm::Serial, 0);
             for _ in 0..300 {
-                let (arm, _) = chooser.choose(&SEEN, 2);
+                let arm = chooser.choose(&SEEN, 2).arm;
                 in_row = if arm == last { in_row + 1 } else { 0 };
                 last = arm;
                 rounds += usize::from(arm == Arm::Rounds);
@@ -677,7 +712,7 @@ mod tests {
         for (of, graph_wins) in [([3_500.0, 3_400.0, 2_300.0, 2_000.0], true), ([35.0; 4], false)] {
             let (mut chooser, mut in_graphs) = (Chooser::new(Arm::IN_PLACE), 0);
             for _ in 0..2_000 {
-                let (arm, _) = chooser.choose(&seen, 2);
+                let arm = chooser.choose(&seen, 2).arm;
                 in_graphs += usize::from(arm == Arm::Graph);
                 let took = Took { ns: of[arm as usize], ..Took::default() };
                 chooser.learn(&seen, 2, arm, took);
@@ -711,7 +746,7 @@ mod tests {
             let mut chooser = Chooser::new(Arm::ELSEWHERE);
             let mut in_graphs = 0;
             for _ in 0..2_000 {
-                let (arm, _) = chooser.choose(&SEEN, 2);
+                let arm = chooser.choose(&SEEN, 2).arm;
                 let ns = [serial, graph][usize::from(arm == Arm::Graph)];
                 in_graphs += usize::from(arm == Arm::Graph);
                 chooser.learn(&SEEN, 2, arm, Took { ns, ..Took::default() });

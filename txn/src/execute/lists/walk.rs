@@ -54,6 +54,8 @@ impl List {
     /// Room for so many transactions that use so many rows in all.
     pub(super) fn make_room(&mut self, transactions: usize, uses: usize) {
         if self.entries.room() < transactions || self.slots.room() < uses {
+            // Epochs are seldom just as long as those before.
+            let [transactions, uses] = [transactions, uses].map(|len| len + len / 8);
             self.entries = Feed::new(transactions);
             self.slots = Feed::new(uses + Use::GROUP);
             // It may wait for somebody of every other list for each row.

@@ -88,29 +88,40 @@ fn run(kind: &Kind, seed: u64) -> f64 {
         let properties =
             Properties { transactions: EPOCH, rows: 2.0, shared: sample, ..Properties::default() };
         let seen = chooser.look_at(EPOCH, || properties);
-        let (arm, _) = chooser.choose(&seen, 2);
-        in_row = if arm == last { in_row + 1 } else { 0 };
-        last = arm;
-        let is_first = used[arm as usize] <= in_row;
-        let (times, more_ns) = cold(arm, is_first);
-        let is_new = used[arm as usize] == 0;
-        used[arm as usize] += 1;
-        let ns = warm_ns[arm as usize] * times.get(in_row).unwrap_or(&1.0)
-            + if is_new { more_ns } else { 0.0 };
-        if taken_by_others > 1.0 {
-            taken_by_others = if chance.unit() < GIVEN_BACK { 1.0 } else { taken_by_others };
-        } else if chance.unit() < TAKEN {
-            taken_by_others = 1.2 + 1.2 * chance.unit();
-        }
-        let slower = (1.0 + NOISE * chance.normal()) * taken_by_others;
-        let took = Took {
-            ns: ns * slower,
-            plan_ns: (arm == Arm::Lists).then_some(plan_ns * slower),
-            execute_ns: (arm != Arm::Serial).then_some(warm_ns[0] * 1.1 * slower.min(1.3)),
-        };
-        chooser.learn(&seen, 2, arm, took);
-        if epoch >= epochs / 2 {
-            (took_ns, would_ns) = (took_ns + took.ns, would_ns + best_ns * slower);
+        let mut left = EPOCH;
+        while left > 0 {
+            // As the executor divides it.
+            let part = chooser.part(&seen, 2);
+            let part = if left < part + part / 2 { left } else { part };
+            let choice = chooser.choose(&Properties { transactions: part, ..seen }, 2);
+            let n = if choice.is_try { part } else { left };
+            let seen = Properties { transactions: n, ..seen };
+            left -= n;
+            let arm = choice.arm;
+            in_row = if arm == last { in_row + 1 } else { 0 };
+            last = arm;
+            let is_first = used[arm as usize] <= in_row;
+            let (times, more_ns) = cold(arm, is_first);
+            let is_new = used[arm as usize] == 0;
+            used[arm as usize] += 1;
+            let ns = warm_ns[arm as usize] * times.get(in_row).unwrap_or(&1.0)
+                + if is_new { more_ns } else { 0.0 };
+            if taken_by_others > 1.0 {
+                taken_by_others = if chance.unit() < GIVEN_BACK { 1.0 } else { taken_by_others };
+            } else if chance.unit() < TAKEN {
+                taken_by_others = 1.2 + 1.2 * chance.unit();
+            }
+            let slower = (1.0 + NOISE * chance.normal()) * taken_by_others;
+            let took = Took {
+                ns: ns * slower,
+                plan_ns: (arm == Arm::Lists).then_some(plan_ns * slower),
+                execute_ns: (arm != Arm::Serial).then_some(warm_ns[0] * 1.1 * slower.min(1.3)),
+            };
+            chooser.learn(&seen, 2, arm, took);
+            if epoch >= epochs / 2 {
+                took_ns += took.ns * n as f64;
+                would_ns += best_ns * slower * n as f64;
+            }
         }
     }
     would_ns / took_ns
