@@ -179,8 +179,7 @@ impl Executor {
             }
             Strategy::Serial => self.serially(ASKED, tables, epoch),
         }?;
-        let aborted: u64 = outcome.counts.iter().map(|count| count.aborted).sum();
-        self.aborts = aborted as f64 / epoch.order.len().max(1) as f64;
+        self.aborts = outcome.aborted() as f64 / epoch.order.len().max(1) as f64;
         Ok(outcome)
     }
 
@@ -323,7 +322,9 @@ impl Executor {
         };
         let each = |ns: u64| ns as f64 / seen.transactions.max(1) as f64;
         // What was tried in vain counts as what it was.
-        let mut took = Took { ns: each(pool.now_ns() - begun), ..Took::default() };
+        let ns = each(pool.now_ns() - begun);
+        let aborts = outcome.aborted() as f64 / epoch.order.len().max(1) as f64;
+        let mut took = Took { ns, aborts, ..Took::default() };
         if let Some(timing) = ran.timing {
             took.plan_ns = Some(each(timing.plan));
             let executing = timing.execute.saturating_sub(timing.wait) as f64;

@@ -93,6 +93,8 @@ pub struct Took {
     pub plan_ns: Option<f64>,
     /// Executing one, without waiting, where several threads did.
     pub execute_ns: Option<f64>,
+    /// The share of them that aborted.
+    pub aborts: f64,
 }
 
 /// What is expected, in nanoseconds a transaction.
@@ -171,7 +173,7 @@ const TRY_HOPE: f64 = 1.35;
 
 /// What is tried executes as much of an epoch as the best does in so long, but at least and at most so many
 /// transactions: what is done once for each part is little beside it, and one part is told from the next.
-const PART_NS: f64 = 2e6;
+const PART_NS: f64 = 1e6;
 const PART: (f64, f64) = (1_024.0, 16_384.0);
 
 /// What takes less than so much of what it took the time before becomes faster still, if it is used again; for so
@@ -184,6 +186,8 @@ const WARM_HOPE: f64 = 2.0;
 /// serial execution, which wakes nobody, it is less.
 const DEAR_NS: f64 = 5_000.0;
 const DEAR_SERIAL_NS: f64 = 2_000.0;
+/// And when it is executed twice: a part of the first epoch, and the rest of it.
+const DEAR_SERIAL_TWICE_NS: f64 = 300.0;
 
 /// An epoch that takes so long says all, too, however cheap its transactions are.
 const LONG_EPOCH_NS: f64 = 50e6;
@@ -203,6 +207,9 @@ const CHANGED: f64 = 4.0;
 /// What reserving the rows of a transaction takes.
 const RESERVE_NS: f64 = 10.0;
 
+/// Where the share of transactions that abort has changed by so much, what they take is another matter.
+const ABORTS_CHANGED: f64 = 0.1;
+
 /// What planning one for a list takes, as long as nothing was measured: hashing its keys and looking at two
 /// lines of memory for each, which are in a cache.
 const PLAN_NS: f64 = 50.0;
@@ -219,8 +226,10 @@ const ROUNDS_TOGETHER_NS: f64 = 5.0;
 const LISTS_TOGETHER_NS: f64 = 12.0;
 const GRAPH_TOGETHER_NS: f64 = 50.0;
 
-/// How much of what is new goes into an average, and how much of what is very different.
+/// How much of what is new goes into an average, how much of what a try of several epochs, or parts of them, came
+/// to, and how much of what is very different.
 const NEW: f64 = 0.2;
+const NEW_TRY: f64 = 0.6;
 const NEW_FAR: f64 = 0.7;
 
 /// Very different; and how much more than before is believed at a time.
@@ -243,10 +252,10 @@ impl Average {
     /// What is far more does not count when it comes up to three times, because threads that had to wait for a
     /// core say nothing, and finding out what else there is takes longer; not in full when it comes once more; and
     /// then it does. What is far less counts at once: nothing is faster than it can be.
-    fn learn(&mut self, value: f64) {
+    fn learn(&mut self, value: f64, new: f64) {
         if value <= self.value * FAR {
             self.more = None;
-            let new = if value < self.value / FAR { NEW_FAR } else { NEW };
+            let new = if value < self.value / FAR { NEW_FAR } else { new };
             self.value += (value - self.value) * new;
             return;
         }
@@ -272,6 +281,8 @@ pub struct Chooser {
     /// Executing a transaction serially, and planning one.
     serial_ns: Average,
     plan_ns: Average,
+    /// The share of transactions that aborted when the former was measured last.
+    aborts: f64,
     /// How much longer planning takes here than the costs say that are given here.
     slower: f64,
     /// What is chosen from; serial execution is the first.
@@ -308,6 +319,7 @@ impl Chooser {
         Chooser {
             serial_ns: Average::of(60.0),
             plan_ns: Average::of(PLAN_NS),
+            aborts: 0.0,
             slower: 1.0,
             among,
             off: OFF.map(|of| of.map(Average::of)),
@@ -432,6 +444,10 @@ impl Chooser {
 
     /// How many transactions of an epoch are enough for a try, at least 1.
     pub fn part(&self, seen: &Properties, threads: usize) -> usize {
+        if self.used[Arm::Serial as usize] == 0 {
+            // Nothing is known yet, not even whether they are dear.
+            return PART.0 as usize;
+        }
         let expected = self.expected(seen, threads);
         let best_ns = expected.of(expected.best(self.among)).max(1.0);
         (PART_NS / best_ns).clamp(PART.0, PART.1) as usize
@@ -446,7 +462,9 @@ impl Chooser {
             return chosen(Arm::Serial, false, "there are few transactions");
         }
         let serially = self.used[Arm::Serial as usize];
-        let says_all = |ns: f64| ns > DEAR_SERIAL_NS || is_long(seen, ns);
+        let says_all = |ns: f64| {
+            ns > DEAR_SERIAL_NS || is_long(seen, ns) || serially > 1 && ns > DEAR_SERIAL_TWICE_NS
+        };
         let is_dear = serially > 0 && says_all(self.serial_ns.value);
         if serially < SERIAL_FIRST && !is_dear {
             // A part says all of what is dear, and of what is not nothing as long as memory is new.
@@ -492,7 +510,8 @@ impl Chooser {
         // When it becomes no faster the time before is what it takes.
         let least_ns = if was_cold { took.ns.min(self.last_ns) } else { took.ns };
         (self.last, self.last_ns) = (arm, took.ns);
-        self.measure(seen, threads, arm, Took { ns: least_ns, ..took });
+        let new = if was_cold { NEW_TRY } else { NEW };
+        self.measure(seen, threads, arm, Took { ns: least_ns, ..took }, new);
         let (expected, n) = (self.expected(seen, threads), seen.transactions as f64);
         let best = expected.best(self.among);
         let best_ns = expected.of(best);
@@ -520,20 +539,29 @@ impl Chooser {
         !says_all && (self.in_row == 0 || did_before && (lasts || does))
     }
 
-    fn measure(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
+    fn measure(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took, new: f64) {
         let ns = took.ns * seen.transactions as f64;
         self.since_ns.iter_mut().for_each(|since| *since += ns);
         self.since_ns[arm as usize] = 0.0;
         let used = &mut self.used[arm as usize];
         *used += 1;
         let serially = *used;
+        if (took.aborts - self.aborts).abs() > ABORTS_CHANGED {
+            self.aborts = took.aborts;
+            // Nobody has to ask whether that was the machine.
+            match (arm, took.execute_ns) {
+                (Arm::Serial, _) => return self.serial_ns = Average::of(took.ns),
+                (_, Some(execute_ns)) => self.serial_ns = Average::of(execute_ns),
+                _ => {}
+            }
+        }
         let parallel = match arm {
             Arm::Serial if serially <= SERIAL_FIRST => {
                 let least = if serially == 1 { took.ns } else { took.ns.min(self.serial_ns.value) };
                 return self.serial_ns = Average::of(least);
             }
             Arm::Serial if self.is_cold && took.ns > self.serial_ns.value => return,
-            Arm::Serial => return self.serial_ns.learn(took.ns),
+            Arm::Serial => return self.serial_ns.learn(took.ns, new),
             Arm::Rounds => 0,
             Arm::Lists => 1,
             Arm::Graph => 2,
@@ -548,7 +576,7 @@ impl Chooser {
             return;
         }
         if let (Arm::Lists, Some(plan_ns)) = (arm, took.plan_ns) {
-            self.plan_ns.learn(plan_ns);
+            self.plan_ns.learn(plan_ns, NEW);
         }
         // Serial execution takes no longer than what threads do beside one another; and when that takes
         // much longer than it did, the work itself has changed. Lists find rows where planning has
@@ -556,7 +584,7 @@ impl Chooser {
         let found_ns = if arm == Arm::Lists { self.plan_ns.value / 2.0 } else { 0.0 };
         if let Some(execute_ns) = took.execute_ns.map(|ns| ns + found_ns) {
             if execute_ns > self.serial_ns.value * CHANGED || execute_ns < self.serial_ns.value {
-                self.serial_ns.learn(execute_ns);
+                self.serial_ns.learn(execute_ns, NEW);
             }
         }
         let model = self.models(seen, threads)[parallel];
@@ -567,7 +595,7 @@ impl Chooser {
         let known = &mut self.off[parallel][class(seen)];
         let is_measured = &mut self.measured[parallel][class(seen)];
         match known.more {
-            _ if *is_measured => known.learn(off),
+            _ if *is_measured => known.learn(off, new),
             // Where it was mostly waited, once says nothing: while an executor is new that is for memory, too.
             None if off > thought * FAR && has_waited => known.more = Some((off, 1)),
             before => {
@@ -609,8 +637,8 @@ mod tests {
             let (plan_ns, execute_ns) = (Some(45.0), Some(serial * 0.9));
             let took = match arm {
                 Arm::Serial => Took { ns: serial, ..Took::default() },
-                Arm::Rounds => Took { ns: rounds, plan_ns: Some(5.0), execute_ns },
-                Arm::Lists => Took { ns: lists, plan_ns, execute_ns },
+                Arm::Rounds => Took { ns: rounds, plan_ns: Some(5.0), execute_ns, aborts: 0.0 },
+                Arm::Lists => Took { ns: lists, plan_ns, execute_ns, aborts: 0.0 },
                 Arm::Graph => Took { ns: serial * 2.0, ..Took::default() },
             };
             used[arm as usize] += 1;

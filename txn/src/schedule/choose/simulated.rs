@@ -116,6 +116,7 @@ fn run(kind: &Kind, seed: u64) -> f64 {
                 ns: ns * slower,
                 plan_ns: (arm == Arm::Lists).then_some(plan_ns * slower),
                 execute_ns: (arm != Arm::Serial).then_some(warm_ns[0] * 1.1 * slower.min(1.3)),
+                aborts: 0.0,
             };
             chooser.learn(&seen, 2, arm, took);
             if epoch >= epochs / 2 {
@@ -127,7 +128,7 @@ fn run(kind: &Kind, seed: u64) -> f64 {
     would_ns / took_ns
 }
 
-/// In 93 of 100 runs what is chosen takes no more than a twentieth longer than the best would, all tries counted, and
+/// In 96 of 100 runs what is chosen takes no more than a twentieth longer than the best would, all tries counted, and
 /// nowhere much longer.
 #[test]
 fn the_choice_costs_little_on_a_machine_that_others_use() {
@@ -140,5 +141,5 @@ fn the_choice_costs_little_on_a_machine_that_others_use() {
         assert!(least >= 0.85 && middle >= 0.95, "{}: {least} {middle}", kind.name);
         good += of_kind;
     }
-    assert!(good * 100 >= KINDS.len() * RUNS as usize * 93, "{good} are good");
+    assert!(good * 100 >= KINDS.len() * RUNS as usize * 96, "{good} are good");
 }
