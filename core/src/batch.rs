@@ -178,13 +178,16 @@ impl Batch {
         Batch { schema: self.schema.clone(), columns, len: rows.len() }
     }
 
-    /// The rows of a batch, and then those of another one of its schema.
-    pub fn then(&self, other: &Batch) -> Batch {
-        let columns = self.columns.iter().zip(&other.columns);
-        let columns = columns.map(|(one, other)| {
-            arrow_select::concat::concat(&[&**one, &**other]).expect("arrays of one type")
+    /// The rows of batches of one schema, one batch after the other. There is one at least.
+    pub fn concat(batches: &[&Batch]) -> Batch {
+        let schema = batches[0].schema.clone();
+        let columns = (0..schema.len()).map(|column| {
+            let arrays: Vec<&dyn Array> =
+                batches.iter().map(|batch| batch.columns[column].as_ref()).collect();
+            arrow_select::concat::concat(&arrays).expect("arrays of one type")
         });
-        Batch::new(self.schema.clone(), columns.collect(), self.len + other.len)
+        let len = batches.iter().map(|batch| batch.len).sum();
+        Batch::new(schema.clone(), columns.collect(), len)
     }
 
     /// Rows of several batches of one schema, each given by its batch and its row there.

@@ -126,22 +126,46 @@ impl VersionLog {
         PartAt::of(number, part)
     }
 
-    /// Parts behind the last one, with room for so many words each. A last one that is empty is the first of
-    /// them: its memory has been used.
+    /// Parts with room for so many words each: the last ones, if they have it, because an epoch may be executed
+    /// in pieces; else parts behind the last one. A last one that is empty is the first of them: its memory has
+    /// been used.
     pub(crate) fn reserve_parts(&mut self, words: &[usize]) -> Vec<PartAt> {
-        let unused = self.parts.pop_if(|part| part.words.is_empty() && !words.is_empty());
-        self.spare.extend(unused);
-        let first = self.parts.len();
-        for words in words {
-            let base = self.parts.last().map_or(0, |last| last.base + last.words.capacity());
-            let mut part = self.spare.pop().unwrap_or_default();
-            part.base = base;
-            part.make_room(*words);
-            assert!(base + *words < NO_LINK as usize, "an epoch has 2^32 words of versions");
-            self.parts.push(part);
-        }
+        let room = |part: &Part| part.words.capacity() - part.words.len();
+        let last = self.parts.len().checked_sub(words.len());
+        let have_room = |first: &usize| {
+            let parts = self.parts[*first..].iter();
+            parts.zip(words).all(|(part, words)| room(part) >= *words)
+        };
+        let first = match last.filter(have_room) {
+            Some(first) => first,
+            None => {
+                let unused = self.parts.pop_if(|part| part.words.is_empty() && !words.is_empty());
+                self.spare.extend(unused);
+                let first = self.parts.len();
+                for words in words {
+                    let base =
+                        self.parts.last().map_or(0, |last| last.base + last.words.capacity());
+                    let mut part = self.largest_spare();
+                    part.base = base;
+                    part.make_room(*words);
+                    assert!(
+                        base + *words < NO_LINK as usize,
+                        "an epoch has 2^32 words of versions"
+                    );
+                    self.parts.push(part);
+                }
+                first
+            }
+        };
         let parts = self.parts[first..].iter_mut().enumerate();
         parts.map(|(number, part)| PartAt::of(first + number, part)).collect()
+    }
+
+    /// Memory that was used is better than memory that is new, which is dear.
+    fn largest_spare(&mut self) -> Part {
+        let parts = self.spare.iter().enumerate();
+        let largest = parts.max_by_key(|(_, part)| part.words.capacity());
+        largest.map(|(at, _)| at).map_or_else(Part::default, |at| self.spare.swap_remove(at))
     }
 
     /// What was written by pointer belongs to a part: it ends at this place.

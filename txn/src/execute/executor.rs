@@ -11,6 +11,7 @@ use super::command::Command;
 use super::graph::{self, Graphs};
 use super::in_place::PROCEDURES;
 use super::lists::Lists;
+use super::parts;
 use super::rounds::Rounds;
 use super::serial::{Outcome, Overdue, Serial};
 use super::timing::Timing;
@@ -231,9 +232,11 @@ impl Executor {
             let choice = self.choice(kind, &seen, threads);
             return self.measured(kind, choice, &seen, pool, tables, epoch);
         }
-        let (mut at, mut all, mut most) = (0, None::<(Outcome, Ran)>, 0);
+        let len = epoch.order.len();
+        let rooms = self.serial.rooms.clone();
+        let (mut at, mut parts, mut ran) = (0, Vec::new(), None::<(usize, Ran)>);
         loop {
-            let left = epoch.order.len() - at;
+            let left = len - at;
             let part = match self.plans_anything {
                 true => left.div_ceil(2),
                 false => self.choosers[kind].part(&seen, threads),
@@ -241,34 +244,31 @@ impl Executor {
             // No rest that is too little for anything.
             let part = if left < part + part / 2 { left } else { part };
             let choice = self.choice(kind, &Properties { transactions: part, ..seen }, threads);
-            let end = match choice.is_try {
-                true => epoch.part_end(at, part),
-                false => epoch.order.len(),
-            };
+            let end = if choice.is_try { epoch.part_end(at, part) } else { len };
             let seen = Properties { transactions: end - at, ..seen };
-            let outcome = match (at, end == epoch.order.len()) {
-                (0, true) => self.measured(kind, choice, &seen, pool, tables, epoch)?,
-                _ => {
-                    let part = epoch.part(at..end);
-                    self.measured(kind, choice, &seen, pool, tables, &part)?
-                }
-            };
-            let ran = self.ran.clone();
-            let (outcome, ran) = match all.take() {
-                None => (outcome, ran),
-                Some((before, had)) => {
-                    let ran = if end - at > most { ran.and(&had) } else { had.and(&ran) };
-                    (before.then(at, outcome), ran)
-                }
-            };
-            (most, at) = (most.max(end - at), end);
-            if at == epoch.order.len() {
-                self.serial.expect(&outcome);
-                self.ran = ran;
-                return Ok(outcome);
+            if (at, end) == (0, len) {
+                return self.measured(kind, choice, &seen, pool, tables, epoch);
             }
-            all = Some((outcome, ran));
+            let share = |room: &usize| (room * (end - at)).div_ceil(len);
+            self.serial.rooms = rooms.iter().map(share).collect();
+            let part = epoch.part(at..end);
+            parts.push((at, self.measured(kind, choice, &seen, pool, tables, &part)?));
+            // The longest part is what there is to tell.
+            let (most, now) = (end - at, self.ran.clone());
+            ran = Some(match ran {
+                Some((before, had)) if before > most => (before, had.and(&now)),
+                Some((_, had)) => (most, now.and(&had)),
+                None => (most, now),
+            });
+            at = end;
+            if at == len {
+                break;
+            }
         }
+        let outcome = parts::together(parts);
+        self.serial.expect(&outcome);
+        self.ran.clone_from(&ran.expect("there was a part").1);
+        Ok(outcome)
     }
 
     /// What an epoch, or what is left of it, is executed by.

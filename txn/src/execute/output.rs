@@ -110,16 +110,6 @@ pub struct Output {
     pub origins: Origins,
 }
 
-impl Output {
-    /// The outputs of the stream in the part of an epoch that has so many transactions, and derived events,
-    /// before it, behind these.
-    pub(crate) fn then(&mut self, part: &Output, transactions: u32, derived: u32) {
-        self.batch = self.batch.then(&part.batch);
-        let origins = part.origins.of.iter().map(|origin| origin.behind(transactions, derived));
-        self.origins.of.extend(origins);
-    }
-}
-
 /// How far ahead of its end a column of outputs asks for memory, in words.
 const AHEAD: usize = 64;
 

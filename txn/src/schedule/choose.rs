@@ -145,6 +145,9 @@ const TRIES: f64 = 0.002;
 /// as long, and so on: that it was slow may have been the machine, and then all would have been.
 const LOST_EPOCHS: f64 = 4.0;
 const LOST_LONGER: f64 = 4.0;
+/// What is the best has to be better by so much: changing costs memory that was not used for long.
+const HOLDS: f64 = 0.98;
+
 /// What was never the best is not.
 const NEVER: u32 = 1000;
 
@@ -301,6 +304,8 @@ pub struct Chooser {
     /// best would have.
     lost: [u32; ARMS],
     lost_ns: [f64; ARMS],
+    /// What was the best until now.
+    holds: Arm,
     /// What was used last, how often in a row, and what the last time took.
     last: Arm,
     in_row: u32,
@@ -329,6 +334,7 @@ impl Chooser {
             tried: [0; ARMS],
             lost: [NEVER; ARMS],
             lost_ns: [0.0; ARMS],
+            holds: Arm::Serial,
             last: Arm::Serial,
             in_row: 0,
             last_ns: 0.0,
@@ -453,6 +459,15 @@ impl Chooser {
         (PART_NS / best_ns).clamp(PART.0, PART.1) as usize
     }
 
+    /// What is the best: what was until now, unless something else is faster by more than can be told.
+    fn best(&self, expected: &Expected) -> Arm {
+        let best = expected.best(self.among);
+        match expected.of(self.holds) * HOLDS <= expected.of(best) {
+            true => self.holds,
+            false => best,
+        }
+    }
+
     /// What is to be used, and why.
     pub fn choose(&self, seen: &Properties, threads: usize) -> Choice {
         let chosen = |arm, is_try, why| Choice { arm, is_try, why };
@@ -475,7 +490,7 @@ impl Chooser {
         }
         let expected = self.expected(seen, threads);
         let cost = |arm: &Arm| expected.of(*arm);
-        let best = expected.best(self.among);
+        let best = self.best(&expected);
         let is_due = |arm: &Arm| {
             let (nth, more) = (*arm as usize, cost(arm) - cost(&best));
             let (loss, lost_ns, tries) = match self.tried[nth] {
@@ -513,7 +528,8 @@ impl Chooser {
         let new = if was_cold { NEW_TRY } else { NEW };
         self.measure(seen, threads, arm, Took { ns: least_ns, ..took }, new);
         let (expected, n) = (self.expected(seen, threads), seen.transactions as f64);
-        let best = expected.best(self.among);
+        let best = self.best(&expected);
+        self.holds = best;
         let best_ns = expected.of(best);
         let lost_ns = ((took.ns.min(best_ns * CHARGE_MAX) - best_ns) * n).max(0.0);
         // Of a try all times.
