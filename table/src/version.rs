@@ -130,35 +130,37 @@ impl VersionLog {
     /// in pieces; else parts behind the last one. A last one that is empty is the first of them: its memory has
     /// been used.
     pub(crate) fn reserve_parts(&mut self, words: &[usize]) -> Vec<PartAt> {
-        let room = |part: &Part| part.words.capacity() - part.words.len();
-        let last = self.parts.len().checked_sub(words.len());
-        let have_room = |first: &usize| {
-            let parts = self.parts[*first..].iter();
-            parts.zip(words).all(|(part, words)| room(part) >= *words)
-        };
-        let first = match last.filter(have_room) {
-            Some(first) => first,
-            None => {
-                let unused = self.parts.pop_if(|part| part.words.is_empty() && !words.is_empty());
-                self.spare.extend(unused);
-                let first = self.parts.len();
-                for words in words {
-                    let base =
-                        self.parts.last().map_or(0, |last| last.base + last.words.capacity());
-                    let mut part = self.largest_spare();
-                    part.base = base;
-                    part.make_room(*words);
-                    assert!(
-                        base + *words < NO_LINK as usize,
-                        "an epoch has 2^32 words of versions"
-                    );
-                    self.parts.push(part);
-                }
-                first
-            }
+        let first = match self.have_room(words) {
+            true => self.parts.len() - words.len(),
+            false => self.add_parts(words),
         };
         let parts = self.parts[first..].iter_mut().enumerate();
         parts.map(|(number, part)| PartAt::of(first + number, part)).collect()
+    }
+
+    /// Whether the last parts have room for so many words each.
+    fn have_room(&self, words: &[usize]) -> bool {
+        let Some(first) = self.parts.len().checked_sub(words.len()) else { return false };
+        self.parts[first..].iter().zip(words).all(|(part, words)| {
+            let end = part.words.len() + words;
+            end <= part.words.capacity() && part.base + end < NO_LINK as usize
+        })
+    }
+
+    /// Appends parts with room for so many words each; gives the number of the first.
+    fn add_parts(&mut self, words: &[usize]) -> usize {
+        let unused = self.parts.pop_if(|part| part.words.is_empty() && !words.is_empty());
+        self.spare.extend(unused);
+        let first = self.parts.len();
+        for words in words {
+            let base = self.parts.last().map_or(0, |last| last.base + last.words.capacity());
+            assert!(base + words < NO_LINK as usize, "an epoch has 2^32 words of versions");
+            let mut part = self.largest_spare();
+            part.base = base;
+            part.make_room(*words);
+            self.parts.push(part);
+        }
+        first
     }
 
     /// Memory that was used is better than memory that is new, which is dear.
@@ -253,4 +255,39 @@ pub(crate) struct Entry<'a> {
     /// The column words that are logged.
     pub(crate) body: &'a [u64],
     pub(crate) values: &'a [Value],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An epoch that is executed in pieces has one part for each thread, as long as they have room; then others behind
+    /// them; and the next one begins with the largest.
+    #[test]
+    fn pieces_of_an_epoch_go_on_in_the_parts_that_there_are() {
+        let mut log = VersionLog::default();
+        let write = |log: &mut VersionLog, words: usize| -> Vec<usize> {
+            let parts = log.reserve_parts(&[words, words]);
+            for PartAt { number, origin, end } in &parts {
+                for at in *end..end + words {
+                    // SAFETY: the part has room for so many words more.
+                    unsafe { *origin.wrapping_add(at) = at as u64 }
+                }
+                // SAFETY: they have been written.
+                unsafe { log.set_end(*number, end + words) }
+            }
+            parts.iter().map(|part| part.number).collect()
+        };
+        assert_eq!(write(&mut log, 80), [0, 1]);
+        assert_eq!(write(&mut log, 8), [0, 1], "an eighth is to spare");
+        assert_eq!(write(&mut log, 800), [2, 3]);
+        for part in &log.parts {
+            let places = part.base as u64..(part.base + part.words.len()) as u64;
+            assert!(places.eq(part.words.iter().copied()), "no two are in one place");
+        }
+        log.clear();
+        let room = |log: &VersionLog| log.parts.iter().map(|p| p.words.capacity()).min();
+        assert_eq!(write(&mut log, 8), [0, 1]);
+        assert_eq!(room(&log), Some(900));
+    }
 }

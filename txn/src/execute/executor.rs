@@ -1,6 +1,7 @@
 //! The executor of epochs: it has the strategies, and picks one for each epoch.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use tidemill_core::Result;
@@ -227,56 +228,56 @@ impl Executor {
         let chooser = &mut self.choosers[kind];
         let mut seen = chooser.look_at(epoch.order.len(), || codes.properties(epoch));
         (seen.aborts, seen.unknown) = (self.aborts, unknown);
-        // What can't be executed in place is never divided: its transactions may set off others.
-        if kind == 1 {
-            let choice = self.choice(kind, &seen, threads);
-            return self.measured(kind, choice, &seen, pool, tables, epoch);
+        let choice = self.choice(kind, &seen, threads);
+        match epoch.part_end(0, choice.transactions) < epoch.order.len() {
+            true => self.in_parts(kind, choice, &seen, pool, tables, epoch),
+            false => self.measured(kind, choice, &seen, pool, tables, epoch),
         }
-        let len = epoch.order.len();
-        let rooms = self.serial.rooms.clone();
-        let (mut at, mut parts, mut ran) = (0, Vec::new(), None::<(usize, Ran)>);
+    }
+
+    /// Executes an epoch in parts, of which the first is executed by what was chosen.
+    fn in_parts(
+        &mut self,
+        kind: usize,
+        mut choice: Choice,
+        seen: &Properties,
+        pool: &dyn Pool,
+        tables: &mut [Table],
+        epoch: &Epoch,
+    ) -> Result<Outcome> {
+        let (len, rooms) = (epoch.order.len(), self.serial.rooms.clone());
+        let (mut at, mut parts, mut rans) = (0, Vec::new(), Vec::new());
         loop {
-            let left = len - at;
-            let part = match self.plans_anything {
-                true => left.div_ceil(2),
-                false => self.choosers[kind].part(&seen, threads),
-            };
-            // No rest that is too little for anything.
-            let part = if left < part + part / 2 { left } else { part };
-            let choice = self.choice(kind, &Properties { transactions: part, ..seen }, threads);
-            let end = if choice.is_try { epoch.part_end(at, part) } else { len };
-            let seen = Properties { transactions: end - at, ..seen };
-            if (at, end) == (0, len) {
-                return self.measured(kind, choice, &seen, pool, tables, epoch);
-            }
+            let end = epoch.part_end(at, choice.transactions);
             let share = |room: &usize| (room * (end - at)).div_ceil(len);
             self.serial.rooms = rooms.iter().map(share).collect();
+            let seen_part = Properties { transactions: end - at, ..*seen };
             let part = epoch.part(at..end);
-            parts.push((at, self.measured(kind, choice, &seen, pool, tables, &part)?));
-            // The longest part is what there is to tell.
-            let (most, now) = (end - at, self.ran.clone());
-            ran = Some(match ran {
-                Some((before, had)) if before > most => (before, had.and(&now)),
-                Some((_, had)) => (most, now.and(&had)),
-                None => (most, now),
-            });
+            let outcome = self.measured(kind, choice, &seen_part, pool, tables, &part)?;
+            parts.push((at, outcome));
+            rans.push((end - at, self.ran.clone()));
             at = end;
             if at == len {
                 break;
             }
+            let left = Properties { transactions: len - at, ..*seen };
+            choice = self.choice(kind, &left, pool.threads());
         }
+        // The longest part is what there is to tell.
+        rans.sort_by_key(|(transactions, _)| Reverse(*transactions));
+        let ran = rans.into_iter().map(|(_, ran)| ran).reduce(|most, other| most.and(&other));
+        self.ran = ran.expect("there was a part");
         let outcome = parts::together(parts);
         self.serial.expect(&outcome);
-        self.ran.clone_from(&ran.expect("there was a part").1);
         Ok(outcome)
     }
 
-    /// What an epoch, or what is left of it, is executed by.
-    fn choice(&self, kind: usize, seen: &Properties, threads: usize) -> Choice {
+    /// What is to be used for what is left of an epoch, or a part of it.
+    fn choice(&self, kind: usize, left: &Properties, threads: usize) -> Choice {
         let chooser = &self.choosers[kind];
         let choice = match self.plans_anything {
-            true => Choice { arm: chooser.in_turn(), is_try: true, why: ASKED },
-            false => chooser.choose(seen, threads),
+            true => chooser.in_turn(left),
+            false => chooser.choose(left, threads),
         };
         // More threads than a graph can have: lists are the next of its kind.
         let no_graph = kind == 0 && graph::too_many(threads).is_some();

@@ -214,8 +214,8 @@ impl Epoch {
         end
     }
 
-    /// The transactions of these ranks, as an epoch of its own that has the same lanes. What is given to
-    /// columns is not copied.
+    /// The transactions of these ranks, as an epoch of its own, with those of the runs and lanes that they are in.
+    /// What is in columns is not copied.
     pub(crate) fn part(&self, ranks: Range<usize>) -> Epoch {
         let order = &self.order[ranks];
         // Rows rise in every lane, so that those of a run stand together.
@@ -224,19 +224,26 @@ impl Epoch {
             let of = &mut rows[self.lanes[*lane as usize].run as usize];
             *of = of.start.min(*row)..of.end.max(row + 1);
         }
-        let runs = self.runs.iter().zip(&mut rows).map(|(run, rows)| {
-            rows.start = rows.start.min(rows.end);
-            run.slice(rows.start as usize, rows.len())
-        });
-        let runs = runs.collect();
+        let (mut runs, mut number_of_run) = (Vec::new(), vec![0; rows.len()]);
+        for (run, rows) in rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+            number_of_run[run] = runs.len() as u32;
+            runs.push(self.runs[run].slice(rows.start as usize, rows.len()));
+        }
+        let (mut lanes, mut number_of_lane) = (Vec::new(), vec![0; self.lanes.len()]);
+        for (number, lane) in self.lanes.iter().enumerate() {
+            if !rows[lane.run as usize].is_empty() {
+                number_of_lane[number] = lanes.len() as u32;
+                lanes.push(Lane { run: number_of_run[lane.run as usize], ..*lane });
+            }
+        }
         let moved = |Ranked { lane, row }: &Ranked| {
             let first = rows[self.lanes[*lane as usize].run as usize].start;
-            Ranked { lane: *lane, row: row - first }
+            Ranked { lane: number_of_lane[*lane as usize], row: row - first }
         };
         Epoch {
             runs,
             order: order.iter().map(moved).collect(),
-            lanes: self.lanes.clone(),
+            lanes,
             clock_us: self.clock_us,
             closings: self.closings.clone(),
             answers: self.answers.clone(),
@@ -446,7 +453,7 @@ fn sort(runs: &[Run], lanes: &[Lane]) -> Vec<Ranked> {
 
 #[cfg(test)]
 mod tests {
-    use tidemill_core::{Column, DataType, Schema, Value};
+    use tidemill_core::{Column, DataType, Row, Schema, Value};
 
     use super::*;
 
@@ -498,6 +505,39 @@ mod tests {
             }
             let [a, b] = &chains;
             assert_eq!(merge_two(&runs, &lanes, a, b), sort(&runs, &lanes), "{round}");
+        }
+    }
+
+    /// Two handlers on one stream and one on another, of which one has a run that is late: whatever the parts, they
+    /// have the same transactions in the same order, and no event is divided.
+    #[test]
+    fn parts_are_what_they_are_parts_of() {
+        let runs =
+            vec![run(0, 0, (0..40).collect()), run(1, 1, vec![3, 9, 9, 33]), run(0, 2, vec![38])];
+        let on = |run, handler| Lane { run, handler };
+        let lanes = vec![on(0, 0), on(0, 2), on(1, 1), on(2, 0), on(2, 2)];
+        let order = sort(&runs, &lanes);
+        let epoch = Epoch { runs, lanes, order, ..Epoch::default() };
+        let told = |epoch: &Epoch| -> Vec<(u32, Stamp, Row)> {
+            let of = |ranked: &Ranked| {
+                let lane = epoch.lanes[ranked.lane as usize];
+                let row = epoch.runs[lane.run as usize].batch.row(ranked.row as usize);
+                (lane.handler, epoch.stamp(*ranked), row)
+            };
+            epoch.order.iter().map(of).collect()
+        };
+        let all = told(&epoch);
+        for len in 1..all.len() {
+            let (mut at, mut found) = (0, Vec::new());
+            while at < all.len() {
+                let end = epoch.part_end(at, len);
+                assert!(end == all.len() || all[end].1 != all[end - 1].1, "{len}: {end}");
+                let part = epoch.part(at..end);
+                assert!(part.runs.iter().all(|run| !run.times.is_empty()));
+                found.extend(told(&part));
+                at = end;
+            }
+            assert_eq!(found, all, "{len}");
         }
     }
 }

@@ -78,8 +78,8 @@ impl Arm {
 pub struct Choice {
     /// By what.
     pub arm: Arm,
-    /// Whether it is tried: a part of the epoch is enough for that.
-    pub is_try: bool,
+    /// So many of its transactions: for a try a part is enough.
+    pub transactions: usize,
     /// Why.
     pub why: &'static str,
 }
@@ -443,20 +443,34 @@ impl Chooser {
         self.among.contains(&Arm::Rounds)
     }
 
-    /// Another one than the last, whatever it costs.
-    pub fn in_turn(&self) -> Arm {
-        self.among[self.used.iter().sum::<u64>() as usize % self.among.len()]
+    /// Another one than the last, whatever it costs, for half of what is left, if that can be divided.
+    pub fn in_turn(&self, left: &Properties) -> Choice {
+        let arm = self.among[self.used.iter().sum::<u64>() as usize % self.among.len()];
+        let all = left.transactions;
+        let transactions = if self.is_in_place() { all.div_ceil(2) } else { all };
+        Choice { arm, transactions, why: "it is its turn" }
     }
 
-    /// How many transactions of an epoch are enough for a try, at least 1.
-    pub fn part(&self, seen: &Properties, threads: usize) -> usize {
-        if self.used[Arm::Serial as usize] == 0 {
+    /// How many transactions of what is left of an epoch are enough for a try.
+    fn part(&self, left: &Properties, threads: usize) -> usize {
+        let all = left.transactions;
+        let part = match self.used[Arm::Serial as usize] {
+            // What can't be executed in place is never divided: its transactions may set off others.
+            _ if !self.is_in_place() => all,
             // Nothing is known yet, not even whether they are dear.
-            return PART.0 as usize;
+            0 => PART.0 as usize,
+            _ => {
+                let expected = self.expected(left, threads);
+                let best_ns = expected.of(expected.best(self.among)).max(1.0);
+                (PART_NS / best_ns).clamp(PART.0, PART.1) as usize
+            }
+        };
+        // No rest that is too little for anything.
+        if all < part + part / 2 {
+            all
+        } else {
+            part
         }
-        let expected = self.expected(seen, threads);
-        let best_ns = expected.of(expected.best(self.among)).max(1.0);
-        (PART_NS / best_ns).clamp(PART.0, PART.1) as usize
     }
 
     /// What is the best: what was until now, unless something else is faster by more than can be told.
@@ -468,27 +482,28 @@ impl Chooser {
         }
     }
 
-    /// What is to be used, and why.
-    pub fn choose(&self, seen: &Properties, threads: usize) -> Choice {
-        let chosen = |arm, is_try, why| Choice { arm, is_try, why };
+    /// What is to be used for what is left of an epoch, or a part of it, and why.
+    pub fn choose(&self, left: &Properties, threads: usize) -> Choice {
         /// Fewer transactions are done before other threads have woken up.
         const TRANSACTIONS_MIN: usize = 512;
-        if threads < 2 || seen.transactions < TRANSACTIONS_MIN {
-            return chosen(Arm::Serial, false, "there are few transactions");
+        let all = left.transactions;
+        let part = self.part(left, threads);
+        let chosen = |arm, transactions, why| Choice { arm, transactions, why };
+        if threads < 2 || all < TRANSACTIONS_MIN {
+            return chosen(Arm::Serial, all, "there are few transactions");
         }
         let serially = self.used[Arm::Serial as usize];
-        let says_all = |ns: f64| {
-            ns > DEAR_SERIAL_NS || is_long(seen, ns) || serially > 1 && ns > DEAR_SERIAL_TWICE_NS
-        };
-        let is_dear = serially > 0 && says_all(self.serial_ns.value);
+        let dear_ns = if serially > 1 { DEAR_SERIAL_TWICE_NS } else { DEAR_SERIAL_NS };
+        let is_dear = serially > 0 && self.serial_ns.value > dear_ns;
         if serially < SERIAL_FIRST && !is_dear {
             // A part says all of what is dear, and of what is not nothing as long as memory is new.
-            return chosen(Arm::Serial, serially == 0, "to find out what it takes");
+            let transactions = if serially == 0 { part } else { all };
+            return chosen(Arm::Serial, transactions, "to find out what it takes");
         }
         if self.is_cold {
-            return chosen(self.last, true, "to find out what it takes once it is warm");
+            return chosen(self.last, part, "to find out what it takes once it is warm");
         }
-        let expected = self.expected(seen, threads);
+        let expected = self.expected(left, threads);
         let cost = |arm: &Arm| expected.of(*arm);
         let best = self.best(&expected);
         let is_due = |arm: &Arm| {
@@ -500,7 +515,7 @@ impl Chooser {
                 1 => (more, 0.0, TRIES),
                 _ => (more, self.lost_ns[nth], TRIES),
             };
-            let n = seen.transactions as f64;
+            let n = part as f64;
             let loss_ns = (loss * n).max(lost_ns);
             let patience = LOST_EPOCHS * LOST_LONGER.powi(self.lost[nth] as i32);
             let is_due = loss_ns < self.since_ns[nth] * tries
@@ -508,8 +523,8 @@ impl Chooser {
             *arm != best && is_due
         };
         match self.among.iter().copied().find(is_due) {
-            Some(arm) => chosen(arm, true, "to find out what it takes now"),
-            None => chosen(best, false, "it is expected to be faster"),
+            Some(arm) => chosen(arm, part, "to find out what it takes now"),
+            None => chosen(best, all, "it is expected to be faster"),
         }
     }
 

@@ -90,14 +90,10 @@ fn run(kind: &Kind, seed: u64) -> f64 {
         let seen = chooser.look_at(EPOCH, || properties);
         let mut left = EPOCH;
         while left > 0 {
-            // As the executor divides it.
-            let part = chooser.part(&seen, 2);
-            let part = if left < part + part / 2 { left } else { part };
-            let choice = chooser.choose(&Properties { transactions: part, ..seen }, 2);
-            let n = if choice.is_try { part } else { left };
+            let choice = chooser.choose(&Properties { transactions: left, ..seen }, 2);
+            let Choice { arm, transactions: n, .. } = choice;
             let seen = Properties { transactions: n, ..seen };
             left -= n;
-            let arm = choice.arm;
             in_row = if arm == last { in_row + 1 } else { 0 };
             last = arm;
             let is_first = used[arm as usize] <= in_row;
