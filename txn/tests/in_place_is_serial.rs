@@ -146,12 +146,8 @@ fn check(
     let mut dice = Dice(seed);
     let (mut expected, mut found) = (tables(&program), tables(&program));
     let mut serial = Serial::new(program.clone(), 0);
-    let executor = Executor::new(program.clone(), strategy, 0);
-    // What is chosen from has a part of each epoch then, each in turn.
-    let mut executor = match strategy {
-        Strategy::Adaptive => executor.planning_anything(),
-        _ => executor,
-    };
+    // What is chosen from has a part of each epoch then, each in turn, and lists have little room.
+    let mut executor = Executor::new(program.clone(), strategy, 0).planning_anything();
     let mut in_place = 0;
     for number in 0..4 {
         let epoch = epoch(&program, &mut dice, events, keys, number * 1_000_000);

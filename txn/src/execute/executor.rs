@@ -383,6 +383,7 @@ impl Executor {
         if self.lists.as_ref().is_none_or(|(of, _)| *of != threads) {
             let by_partition = self.strategy == Strategy::SStore;
             let lists = Lists::new(self.serial.codes.clone(), threads, by_partition);
+            let lists = if self.plans_anything { lists.of_anything() } else { lists };
             self.lists = Some((threads, lists));
         }
         &mut self.lists.as_mut().expect("there are some now").1

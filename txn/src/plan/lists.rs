@@ -70,6 +70,8 @@ pub(crate) struct Planner {
     cells: Vec<Cell>,
     /// Numbers up to this are of earlier epochs.
     before: u32,
+    /// Numbers up to this are of transactions that are done.
+    done: u32,
     /// Of the next transaction.
     rank: u32,
     /// Per list: the ranks of its transactions, once somebody has read.
@@ -88,6 +90,7 @@ impl Planner {
             lists,
             cells: vec![Cell::default()],
             before: 0,
+            done: 0,
             rank: 0,
             ranks: vec![Vec::new(); lists],
             waited: vec![0; lists * lists],
@@ -100,23 +103,29 @@ impl Planner {
         transactions < NUMBERS
     }
 
-    /// Begins an epoch of so many transactions that use so many rows in all.
+    /// Begins an epoch of so many transactions; those that are not [done](Planner::done) use so many rows at most.
     pub(crate) fn begin(&mut self, transactions: usize, uses: usize) {
         const CELLS_MIN: usize = 1 << 10;
         const CELLS_MAX: usize = 1 << 20;
         assert!(Planner::can_plan(transactions), "the epoch is too long to be planned");
         let last = self.before as usize + self.rank as usize;
-        let cells = (uses * 2).next_power_of_two().clamp(CELLS_MIN, CELLS_MAX);
+        let cells = (uses * 16).next_power_of_two().clamp(CELLS_MIN, CELLS_MAX);
         if cells > self.cells() || last + transactions >= NUMBERS {
             self.cells = vec![Cell::default(); cells.max(self.cells()) + 1];
             self.before = 0;
         } else {
             self.before = last as u32;
         }
+        self.done = self.before;
         self.rank = 0;
         self.ranks.iter_mut().for_each(Vec::clear);
         self.waited.fill(0);
         self.loads.fill(0);
+    }
+
+    /// So many of the epoch's transactions are done: nobody waits for one of them.
+    pub(crate) fn done(&mut self, transactions: usize) {
+        self.done = self.before + transactions as u32;
     }
 
     /// How many rows can be told apart: a power of two.
@@ -169,7 +178,7 @@ impl Planner {
         for other in 1..self.lists {
             list = if self.loads[other] < self.loads[list] { other } else { list };
         }
-        if self.number(latest) > self.before {
+        if self.number(latest) > self.done {
             list = self.place_behind::<READS>(latest, list, uses, waits);
         }
         let rank = self.rank;
@@ -225,7 +234,7 @@ impl Planner {
                 *cell = Cell { writer: who, reader: 0 };
             } else if cell.writer != who {
                 let last = cell.reader & !SEVERAL;
-                let several = last >> LIST_BITS > self.before
+                let several = last >> LIST_BITS > self.done
                     && (cell.reader != last || last as usize % LISTS_MAX != list);
                 cell.reader = if several { who | SEVERAL } else { who };
             }
@@ -263,7 +272,7 @@ impl Planner {
     #[inline(always)]
     fn wait_for(&mut self, list: usize, who: Who, waits: &mut Vec<Wait>) {
         let (number, other) = (self.number(who), who as usize % LISTS_MAX);
-        if number > self.before && other != list {
+        if number > self.done && other != list {
             self.wait(list, other, number - self.before - 1, waits);
         }
     }
@@ -272,14 +281,16 @@ impl Planner {
     #[cold]
     fn wait_for_all(&mut self, list: usize, who: Who, waits: &mut Vec<Wait>) {
         let number = self.number(who);
-        if number <= self.before {
+        if number <= self.done {
             return;
         }
         let rank = number - self.before - 1;
         for other in (0..self.lists).filter(|other| *other != list) {
             let before = self.ranks[other].partition_point(|r| *r <= rank);
-            if let Some(last) = before.checked_sub(1) {
-                self.wait(list, other, self.ranks[other][last], waits);
+            if let Some(last) = before.checked_sub(1).map(|last| self.ranks[other][last]) {
+                if self.before + last + 1 > self.done {
+                    self.wait(list, other, last, waits);
+                }
             }
         }
     }
@@ -342,6 +353,30 @@ mod tests {
     #[test]
     fn readers_do_not_wait_for_readers_and_a_writer_waits_for_all_of_them() {
         check(3, &["wX", "rA", "rA", "rA wY", "wA"], &["0", "1", "2", "0", "0 after 1 after 2"]);
+    }
+
+    #[test]
+    fn nobody_waits_for_who_is_done() {
+        let mut planner = Planner::new(2);
+        planner.begin(6, 100);
+        let mut waits = Vec::new();
+        let mut place = |planner: &mut Planner, row: u32, writes: bool| {
+            let mut uses = [planner.no_use(); Use::GROUP];
+            uses[0] = Use::of(row, writes);
+            waits.clear();
+            (planner.place::<true>(&uses, &mut waits), waits.clone())
+        };
+        assert_eq!(place(&mut planner, 1, true), (0, vec![]));
+        assert_eq!(place(&mut planner, 2, false), (1, vec![]));
+        planner.done(1);
+        // Of what is done nobody asks in which list it was.
+        planner.set_load(0, 40);
+        assert_eq!(place(&mut planner, 1, true), (1, vec![]));
+        planner.set_load(1, 80);
+        let wait = Wait { list: 1, rank: 1 };
+        assert_eq!(place(&mut planner, 2, true), (0, vec![wait]));
+        planner.done(4);
+        assert_eq!(place(&mut planner, 2, true), (0, vec![]));
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub(super) use self::member::{Member, Part};
 use super::codes::{moved, Code, Codes};
 use super::output::OutputBuilder;
 use super::serial::HandlerCounts;
-use crate::order::{Epoch, Lane};
+use crate::order::Epoch;
 
 /// Links of versions are 32 bits, and every thread may have to write all of them.
 const VERSION_WORDS_MAX: usize = 1 << 30;
@@ -55,13 +55,16 @@ impl InPlace {
         self.writes.iter().flatten().any(|writes| !writes)
     }
 
-    /// How many rows all transactions of the epoch use, those of each in whole groups of so many.
-    pub(super) fn rows_of(&self, epoch: &Epoch, group: usize) -> usize {
-        let rows = |lane: &Lane| {
+    /// How many rows all transactions of the epoch use, those of each in whole groups of so many; and how many one
+    /// uses at most.
+    pub(super) fn rows_of(&self, epoch: &Epoch, group: usize) -> [usize; 2] {
+        let (mut all, mut widest) = (0, 0);
+        for lane in &epoch.lanes {
             let rows = self.writes[lane.handler as usize].len().next_multiple_of(group);
-            epoch.runs[lane.run as usize].batch.len() * rows
-        };
-        epoch.lanes.iter().map(rows).sum()
+            all += epoch.runs[lane.run as usize].batch.len() * rows;
+            widest = widest.max(rows);
+        }
+        [all, widest]
     }
 
     /// Whether the epoch can be executed in place at all; if not, why, and whether there may be a graph

@@ -20,9 +20,9 @@ impl Default for Done {
 }
 
 impl Done {
-    /// How many transactions are done.
+    /// How many transactions are done: nobody reads what their list says of them any more.
     pub(super) fn count(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
+        self.count.load(Ordering::Acquire)
     }
 
     /// Whether the transaction of this rank is done, which is in the list: what it has written is seen then.
@@ -34,7 +34,7 @@ impl Done {
     /// The next transaction, which has this rank, is done, and with it so many are. Only one thread says so.
     #[inline(always)]
     pub(super) fn set(&self, rank: u32, count: usize) {
-        self.count.store(count, Ordering::Relaxed);
+        self.count.store(count, Ordering::Release);
         self.rank.store(rank as usize + 1, Ordering::Release);
     }
 }

@@ -1,7 +1,7 @@
 //! A list as it is made and executed at once: one thread appends to it, another one walks it.
 //!
-//! What has been published is never changed, so the two need nothing but a count; and nothing moves,
-//! because there is room for the whole epoch from the start.
+//! What has been published is not changed before its reader is done with it, so the two need nothing but
+//! counts. Items stand in a ring: however long an epoch is, its lists stay in the cache.
 
 use std::mem::MaybeUninit;
 
@@ -15,6 +15,7 @@ struct Alone<T>(T);
 /// Items that one thread appends and others read.
 #[derive(Debug)]
 pub(super) struct Feed<T> {
+    /// A power of two.
     items: Box<[Place<MaybeUninit<T>>]>,
     published: Alone<AtomicUsize>,
     closed: Alone<AtomicBool>,
@@ -22,8 +23,8 @@ pub(super) struct Feed<T> {
     taken: AtomicBool,
 }
 
-// SAFETY: an item is written once, by the one appender, before it is published, and only read from
-// then on.
+// SAFETY: an item is written by the one appender before it is published, and only read from then on, until
+// its place has been freed.
 unsafe impl<T: Copy + Send + Sync> Sync for Feed<T> {}
 
 /// Who appends to a feed: there is one.
@@ -31,12 +32,15 @@ unsafe impl<T: Copy + Send + Sync> Sync for Feed<T> {}
 pub(super) struct Appender<'f, T> {
     feed: &'f Feed<T>,
     len: usize,
+    /// Items before this one are not read any more.
+    freed: usize,
 }
 
 impl<T: Copy> Feed<T> {
-    /// With room for so many items.
+    /// With room for at least so many items at a time.
     pub(super) fn new(room: usize) -> Feed<T> {
-        let items = (0..room).map(|_| Place::new(MaybeUninit::uninit())).collect();
+        let items =
+            (0..room.next_power_of_two()).map(|_| Place::new(MaybeUninit::uninit())).collect();
         let (published, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let taken = AtomicBool::new(false);
         Feed { items, published: Alone(published), closed: Alone(closed), taken }
@@ -59,7 +63,14 @@ impl<T: Copy> Feed<T> {
     /// When there is somebody already since the last [`Feed::reset`].
     pub(super) fn appender(&self) -> Appender<'_, T> {
         assert!(!self.taken.swap(true, Ordering::Relaxed), "one appends");
-        Appender { feed: self, len: 0 }
+        Appender { feed: self, len: 0, freed: 0 }
+    }
+
+    /// Where an item stands.
+    #[inline(always)]
+    fn place(&self, at: usize) -> &Place<MaybeUninit<T>> {
+        // SAFETY: there is a power of two of them, at least one.
+        unsafe { self.items.get_unchecked(at & (self.items.len() - 1)) }
     }
 
     /// How many items may be read.
@@ -76,12 +87,11 @@ impl<T: Copy> Feed<T> {
     /// An item.
     ///
     /// # Safety
-    /// It was among those that [`Feed::published`] has counted.
+    /// It was among those that [`Feed::published`] has counted, and has not been [freed](Appender::free).
     #[inline(always)]
     pub(super) unsafe fn get(&self, at: usize) -> T {
-        debug_assert!(at < self.items.len());
-        // SAFETY: it has been published, says the caller, so it is written and stays.
-        unsafe { self.items.get_unchecked(at).get().assume_init() }
+        // SAFETY: it has been published and not been freed, says the caller, so it is written and stays.
+        unsafe { self.place(at).get().assume_init() }
     }
 }
 
@@ -90,11 +100,25 @@ impl<T: Copy> Appender<'_, T> {
         self.len
     }
 
+    /// Items before this one may be overwritten.
+    ///
+    /// # Safety
+    /// Nobody reads them any more, and whoever did has said so to this thread.
+    pub(super) unsafe fn free(&mut self, before: usize) {
+        debug_assert!(self.freed <= before && before <= self.len);
+        self.freed = before;
+    }
+
+    #[inline(always)]
+    fn check_room(&self, more: usize) {
+        assert!(self.len + more <= self.freed + self.feed.items.len(), "there is room");
+    }
+
     #[inline(always)]
     pub(super) fn push(&mut self, item: T) {
-        let place = &self.feed.items[self.len];
-        // SAFETY: it is not published, and nobody else appends.
-        unsafe { place.set(MaybeUninit::new(item)) };
+        self.check_room(1);
+        // SAFETY: what stood there has been freed, this is not published, and nobody else appends.
+        unsafe { self.feed.place(self.len).set(MaybeUninit::new(item)) };
         self.len += 1;
     }
 
@@ -102,10 +126,10 @@ impl<T: Copy> Appender<'_, T> {
     /// their number is known, but do not count.
     #[inline(always)]
     pub(super) fn push_first(&mut self, items: &[T], len: usize) {
-        let places = &self.feed.items[self.len..][..items.len()];
-        for (place, item) in places.iter().zip(items) {
+        self.check_room(items.len());
+        for (of, item) in items.iter().enumerate() {
             // SAFETY: as in `push`.
-            unsafe { place.set(MaybeUninit::new(*item)) };
+            unsafe { self.feed.place(self.len + of).set(MaybeUninit::new(*item)) };
         }
         self.len += len;
     }
@@ -158,6 +182,40 @@ mod loom_tests {
             appender.push(5);
             appender.close();
             assert_eq!(reader.join().unwrap(), (3, 8));
+        });
+    }
+
+    /// A ring that is shorter than the list: who reads says how far it is, and its places are used again.
+    #[test]
+    fn a_place_is_used_again_once_it_was_read() {
+        loom::model(|| {
+            let shared = Arc::new((Feed::new(1), AtomicUsize::new(0)));
+            let reader = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    let (feed, done) = &*shared;
+                    for at in 0..2 {
+                        while feed.published() <= at {
+                            loom::thread::yield_now();
+                        }
+                        // SAFETY: it is published, and freed by what is said below.
+                        assert_eq!(unsafe { feed.get(at) }, at);
+                        done.store(at + 1, Ordering::Release);
+                    }
+                })
+            };
+            let (feed, done) = &*shared;
+            let mut appender = feed.appender();
+            appender.push(0);
+            appender.publish();
+            while done.load(Ordering::Acquire) < 1 {
+                loom::thread::yield_now();
+            }
+            // SAFETY: the reader has said so.
+            unsafe { appender.free(1) };
+            appender.push(1);
+            appender.publish();
+            reader.join().unwrap();
         });
     }
 

@@ -31,10 +31,16 @@ use crate::pool::{self, Pool};
 /// Transactions that are planned at a time.
 const CHUNK: usize = 256;
 
+/// For each list so many chunks, the one that is planned among them, may not be done at a time: what is known of them
+/// fits into a core's cache.
+const CHUNKS: usize = 4;
+
 /// What all threads see.
 struct Shared<'s> {
     codes: &'s Codes,
     order: &'s [Ranked],
+    /// Transactions that are planned at a time.
+    chunk: usize,
     lists: &'s [List],
     pool: &'s dyn Pool,
     /// The number of the last transaction of earlier epochs.
@@ -46,6 +52,8 @@ struct Shared<'s> {
 pub(super) struct Lists {
     in_place: InPlace,
     planner: Planner,
+    /// Transactions that are planned at a time.
+    chunk: usize,
     lists: Vec<List>,
     /// Rows are as good as their partitions, of which there is one for each thread.
     by_partition: bool,
@@ -59,11 +67,18 @@ impl Lists {
         Lists {
             in_place: InPlace::new(codes, threads),
             planner: Planner::new(threads.min(LISTS_MAX)),
+            chunk: CHUNK,
             lists: (0..threads).map(|_| List::default()).collect(),
             by_partition,
             planning: 0.3,
             timing: Timing::default(),
         }
+    }
+
+    /// Plans so few transactions at a time that the lists' room is used many times, however short an epoch is.
+    pub(super) fn of_anything(self) -> Lists {
+        const CHUNK: usize = 4;
+        Lists { chunk: CHUNK, ..self }
     }
 
     /// Executes an epoch of transactions that are numbered from `before + 1`, or says why that must
@@ -81,19 +96,24 @@ impl Lists {
         if self.lists.len() > LISTS_MAX || !Planner::can_plan(transactions) {
             return Err("there are too many threads or transactions");
         }
-        let rows = self.in_place.rows_of(epoch, Use::GROUP);
+        let [rows, widest] = self.in_place.rows_of(epoch, Use::GROUP);
+        if rows > u32::MAX as usize {
+            return Err("its transactions use too many rows");
+        }
+        let at_a_time = transactions.min(self.chunk * CHUNKS * self.lists.len());
+        let rows = rows.min(at_a_time * widest);
         self.planner.begin(transactions, rows);
         for list in &mut self.lists {
-            list.make_room(transactions, rows);
+            list.make_room(at_a_time, rows);
             list.begin();
         }
-        let Lists { in_place, planner, lists, by_partition, planning, timing } = self;
+        let Lists { in_place, planner, chunk, lists, by_partition, planning, timing } = self;
         *timing = Timing::default();
         let (codes, writes) = (in_place.codes.clone(), in_place.writes.clone());
         let parts = in_place.run(rooms, tables, epoch, |members| {
             let appenders: Vec<Appenders<'_>> = lists.iter().map(Appenders::of).collect();
             let (order, halt) = (&epoch.order[..], Halt::default());
-            let shared = Shared { codes: &codes, order, lists, pool, before, halt };
+            let shared = Shared { codes: &codes, order, chunk: *chunk, lists, pool, before, halt };
             let prepared = pool.now_ns();
             let leading = Mutex::new((planner, appenders, (planning, &mut *timing)));
             pool.run(&|number| {
@@ -169,12 +189,18 @@ fn lead(
     let (mut rank, mut waits) = (0, Vec::new());
     let reads = writes.iter().flatten().any(|writes| !writes);
     let mut walk = InList::new(shared, 0);
-    let chunks = shared.order.chunks(CHUNK);
+    let at_a_time = CHUNKS * appenders.len();
+    let chunks = shared.order.chunks(shared.chunk);
     let last = chunks.len().saturating_sub(1);
     for (number, chunk) in chunks.enumerate() {
+        let waiting = shared.pool.now_ns();
+        for appender in appenders.iter_mut() {
+            pool::wait(shared.pool, || shared.halt.is_set() || appender.make_room(at_a_time));
+        }
         if shared.halt.is_set() {
             break;
         }
+        planner.done((number + 1).saturating_sub(at_a_time) * shared.chunk);
         // So many transactions are executed while a chunk is planned.
         let meanwhile = (**cost * chunk.len() as f64) as u64;
         planner.set_load(0, if number == last { meanwhile } else { 2 * meanwhile });
@@ -182,6 +208,8 @@ fn lead(
             planner.set_load(list, (appender.len() - shared.lists[list].done()) as u64);
         }
         let begun = shared.pool.now_ns();
+        walk.waited_ns += begun - waiting;
+        timing.execute += begun - waiting;
         for ranked in chunk {
             let lane = ranked.lane as usize;
             let (uses, slots) = stages[lane].of(ranked.row as usize, &member.lanes[lane], planner);
@@ -196,7 +224,7 @@ fn lead(
         }
         match number == last {
             true => appenders.iter().for_each(Appenders::close),
-            false => appenders.iter().for_each(Appenders::publish),
+            false => appenders.iter_mut().for_each(Appenders::publish),
         }
         let planned = shared.pool.now_ns();
         let mine = appenders[0].len() - shared.lists[0].done();

@@ -1,5 +1,7 @@
 //! Walking a list.
 
+use std::collections::VecDeque;
+
 use tidemill_table::{Opened, RowAt, Seq};
 
 use super::done::Done;
@@ -51,15 +53,14 @@ impl Default for List {
 }
 
 impl List {
-    /// Room for so many transactions that use so many rows in all.
+    /// Room for so many transactions at a time that use so many rows in all.
     pub(super) fn make_room(&mut self, transactions: usize, uses: usize) {
-        if self.entries.room() < transactions || self.slots.room() < uses {
-            // Epochs are seldom just as long as those before.
-            let [transactions, uses] = [transactions, uses].map(|len| len + len / 8);
+        if self.entries.room() < transactions || self.slots.room() < uses + Use::GROUP {
             self.entries = Feed::new(transactions);
             self.slots = Feed::new(uses + Use::GROUP);
-            // It may wait for somebody of every other list for each row.
-            self.waits = Feed::new(uses);
+            // Nobody waits for one and the same transaction twice, and for none but those that there is room for,
+            // which were so many others when the first of these was placed.
+            self.waits = Feed::new(2 * transactions);
         }
     }
 
@@ -93,22 +94,56 @@ impl List {
     }
 }
 
+/// How much of a list there is.
+#[derive(Clone, Copy, Debug)]
+struct Len {
+    entries: usize,
+    slots: usize,
+    waits: usize,
+}
+
 /// Who makes a list.
 pub(super) struct Appenders<'l> {
+    list: &'l List,
     entries: Appender<'l, Entry>,
     slots: Appender<'l, SlotAt>,
     waits: Appender<'l, Wait>,
+    /// How much there was whenever it was published, as far as that may still be read.
+    published: VecDeque<Len>,
 }
 
 impl<'l> Appenders<'l> {
     /// Of a list that has just [begun](List::begin).
     pub(super) fn of(list: &'l List) -> Appenders<'l> {
-        let (entries, slots) = (list.entries.appender(), list.slots.appender());
-        Appenders { entries, slots, waits: list.waits.appender() }
+        Appenders {
+            list,
+            entries: list.entries.appender(),
+            slots: list.slots.appender(),
+            waits: list.waits.appender(),
+            published: VecDeque::new(),
+        }
     }
 
     pub(super) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Whether what has been published so many times ago is done; then its room is used again.
+    pub(super) fn make_room(&mut self, ago: usize) -> bool {
+        while self.published.len() >= ago {
+            let Len { entries, slots, waits } = self.published[0];
+            if self.list.done() < entries {
+                return false;
+            }
+            // SAFETY: transactions that are done are not read any more, nor are the slots and waits that go with them.
+            unsafe {
+                self.entries.free(entries);
+                self.slots.free(slots);
+                self.waits.free(waits);
+            }
+            self.published.pop_front();
+        }
+        true
     }
 
     #[inline(always)]
@@ -133,10 +168,12 @@ impl<'l> Appenders<'l> {
 
     /// What has been appended may be executed. The entries come last: they say how much there is of
     /// the others.
-    pub(super) fn publish(&self) {
+    pub(super) fn publish(&mut self) {
         self.slots.publish();
         self.waits.publish();
         self.entries.publish();
+        let (entries, slots, waits) = (self.entries.len(), self.slots.len(), self.waits.len());
+        self.published.push_back(Len { entries, slots, waits });
     }
 
     pub(super) fn close(&self) {
@@ -184,7 +221,7 @@ impl<'w> InList<'w> {
 
     /// The lane of the next transaction.
     pub(crate) fn lane(&self) -> Option<usize> {
-        // SAFETY: all transactions before `end` are published.
+        // SAFETY: all transactions before `end` are published, and this one is not done.
         (self.at < self.end)
             .then(|| unsafe { self.list.entries.get(self.at as usize) }.lane as usize)
     }
@@ -192,7 +229,7 @@ impl<'w> InList<'w> {
     /// The next transaction, as the epoch's order has it, and its rank.
     pub(crate) fn ranked(&self) -> (Ranked, usize) {
         assert!(self.at < self.end, "there is a next one");
-        // SAFETY: all transactions before `end` are published.
+        // SAFETY: all transactions before `end` are published, and this one is not done.
         let entry = unsafe { self.list.entries.get(self.at as usize) };
         (Ranked { lane: entry.lane, row: entry.row }, entry.rank as usize)
     }
@@ -234,7 +271,7 @@ impl InList<'_> {
         if self.at >= self.end {
             return None;
         }
-        // SAFETY: all transactions before `end` are published.
+        // SAFETY: all transactions before `end` are published, and this one is not done.
         let entry = unsafe { self.list.entries.get(self.at as usize) };
         if entry.lane != lane.index {
             return None;

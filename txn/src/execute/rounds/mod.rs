@@ -92,7 +92,8 @@ impl Rounds {
         let transactions = epoch.order.len();
         let threads = self.in_place.threads;
         // On average: the few that use many may be in any share.
-        let rows = self.in_place.rows_of(epoch, 1).div_ceil(transactions.max(1)).max(1);
+        let [rows, _] = self.in_place.rows_of(epoch, 1);
+        let rows = rows.div_ceil(transactions.max(1)).max(1);
         // Each thread has a share of at least a few rounds.
         let share = self.share.min(transactions / (4 * threads)).max(SHARE_MIN);
         let mut end = 0.0;
