@@ -500,12 +500,14 @@ impl Chooser {
             let transactions = if serially == 0 { part } else { all };
             return chosen(Arm::Serial, transactions, "to find out what it takes");
         }
-        if self.is_cold {
-            return chosen(self.last, part, "to find out what it takes once it is warm");
-        }
         let expected = self.expected(left, threads);
         let cost = |arm: &Arm| expected.of(*arm);
         let best = self.best(&expected);
+        if self.is_cold {
+            // What is the best needs no try.
+            let transactions = if self.last == best { all } else { part };
+            return chosen(self.last, transactions, "to find out what it takes once it is warm");
+        }
         let is_due = |arm: &Arm| {
             let (nth, more) = (*arm as usize, cost(arm) - cost(&best));
             let (loss, lost_ns, tries) = match self.tried[nth] {

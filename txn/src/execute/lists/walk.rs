@@ -53,11 +53,11 @@ impl Default for List {
 }
 
 impl List {
-    /// Room for so many transactions at a time that use so many rows in all.
+    /// Room for so many transactions at a time that use so many rows in all, in whole groups.
     pub(super) fn make_room(&mut self, transactions: usize, uses: usize) {
-        if self.entries.room() < transactions || self.slots.room() < uses + Use::GROUP {
+        if self.entries.room() < transactions || self.slots.room() < uses {
             self.entries = Feed::new(transactions);
-            self.slots = Feed::new(uses + Use::GROUP);
+            self.slots = Feed::new(uses);
             // Nobody waits for one and the same transaction twice, and for none but those that there is room for,
             // which were so many others when the first of these was placed.
             self.waits = Feed::new(2 * transactions);
