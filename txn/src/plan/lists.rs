@@ -103,12 +103,13 @@ impl Planner {
         transactions < NUMBERS
     }
 
-    /// Begins an epoch of so many transactions; those that are not [done](Planner::done) use so many rows at most.
+    /// Begins an epoch of so many transactions; those that are not [done](Planner::set_done) use so many rows at most.
     pub(crate) fn begin(&mut self, transactions: usize, uses: usize) {
         const CELLS_MIN: usize = 1 << 10;
         const CELLS_MAX: usize = 1 << 20;
         assert!(Planner::can_plan(transactions), "the epoch is too long to be planned");
         let last = self.before as usize + self.rank as usize;
+        // A row shares its cell with another one that counts in one case of 16 to 32, at most.
         let cells = (uses * 16).next_power_of_two().clamp(CELLS_MIN, CELLS_MAX);
         if cells > self.cells() || last + transactions >= NUMBERS {
             self.cells = vec![Cell::default(); cells.max(self.cells()) + 1];
@@ -124,7 +125,7 @@ impl Planner {
     }
 
     /// So many of the epoch's transactions are done: nobody waits for one of them.
-    pub(crate) fn done(&mut self, transactions: usize) {
+    pub(crate) fn set_done(&mut self, transactions: usize) {
         self.done = self.before + transactions as u32;
     }
 
@@ -368,14 +369,14 @@ mod tests {
         };
         assert_eq!(place(&mut planner, 1, true), (0, vec![]));
         assert_eq!(place(&mut planner, 2, false), (1, vec![]));
-        planner.done(1);
+        planner.set_done(1);
         // Of what is done nobody asks in which list it was.
         planner.set_load(0, 40);
         assert_eq!(place(&mut planner, 1, true), (1, vec![]));
         planner.set_load(1, 80);
         let wait = Wait { list: 1, rank: 1 };
         assert_eq!(place(&mut planner, 2, true), (0, vec![wait]));
-        planner.done(4);
+        planner.set_done(4);
         assert_eq!(place(&mut planner, 2, true), (0, vec![]));
     }
 

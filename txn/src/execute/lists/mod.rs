@@ -200,7 +200,7 @@ fn lead(
         if shared.halt.is_set() {
             break;
         }
-        planner.done((number + 1).saturating_sub(at_a_time) * shared.chunk);
+        planner.set_done((number + 1).saturating_sub(at_a_time) * shared.chunk);
         // So many transactions are executed while a chunk is planned.
         let meanwhile = (**cost * chunk.len() as f64) as u64;
         planner.set_load(0, if number == last { meanwhile } else { 2 * meanwhile });
