@@ -109,7 +109,8 @@ impl Planner {
         const CELLS_MAX: usize = 1 << 20;
         assert!(Planner::can_plan(transactions), "the epoch is too long to be planned");
         let last = self.before as usize + self.rank as usize;
-        // A row shares its cell with another one that counts in one case of 16 to 32, at most.
+        // At most one cell of 16 is in use at a time, as long as there may be so many: else
+        // too many wait for somebody who has their cell by chance, and not their row.
         let cells = (uses * 16).next_power_of_two().clamp(CELLS_MIN, CELLS_MAX);
         if cells > self.cells() || last + transactions >= NUMBERS {
             self.cells = vec![Cell::default(); cells.max(self.cells()) + 1];

@@ -2,7 +2,8 @@
 //! where it must.
 //!
 //! The first thread plans by the chunk and executes its own list in between; the others begin with the
-//! first chunk. A transaction has its turn only when whoever used its rows before is done.
+//! first chunk. A transaction has its turn only when whoever used its rows before is done. No more than some
+//! chunks are planned ahead, so the plan is as large as these, and not as the epoch.
 
 mod done;
 mod feed;
