@@ -12,11 +12,10 @@ use super::command::Command;
 use super::graph::{self, Graphs};
 use super::in_place::PROCEDURES;
 use super::lists::Lists;
-use super::parts;
 use super::rounds::Rounds;
-use super::serial::{Outcome, Overdue, Serial};
+use super::serial::{Outcome, Overdue, Serial, Sink};
 use super::timing::Timing;
-use crate::order::{Epoch, Lane};
+use crate::order::{Epoch, Lane, Section};
 use crate::pool::Pool;
 use crate::program::Program;
 use crate::schedule::{slower, Arm, Choice, Chooser, Expected, Properties, Strategy, Took};
@@ -155,32 +154,35 @@ impl Executor {
 
     /// Executes an epoch on the tables, which belong to the program.
     pub fn run(&mut self, pool: &dyn Pool, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
-        let outcome = match self.strategy {
-            _ if self.serial.commands.is_on() => self.serially(LOGGED, tables, epoch),
-            Strategy::Adaptive => self.adaptive(pool, tables, epoch),
+        let mut out = self.serial.sink();
+        match self.strategy {
+            _ if self.serial.commands.is_on() => self.serially(LOGGED, tables, epoch, &mut out),
+            Strategy::Adaptive => self.adaptive(pool, tables, epoch, &mut out),
             strategy @ (Strategy::Rounds | Strategy::Lists | Strategy::SStore) => {
-                match self.in_place(strategy, pool, tables, epoch) {
-                    Ok((outcome, timing)) => {
+                match self.in_place(strategy, pool, tables, &epoch.whole(), &mut out) {
+                    Ok(timing) => {
                         let in_parallel = epoch.order.len();
                         let timing = Some(timing);
                         self.ran = Ran { in_parallel, timing, ..Ran::new(strategy, ASKED) };
-                        Ok(outcome)
+                        Ok(())
                     }
-                    Err(why) => self.serially(why, tables, epoch),
+                    Err(why) => self.serially(why, tables, epoch, &mut out),
                 }
             }
             strategy @ (Strategy::TStream | Strategy::Graph(..)) => {
                 match self.is_for_no_graph(pool.threads()) {
                     None => {
-                        let (outcome, in_parallel) = self.graph(strategy, pool, tables, epoch);
+                        let section = epoch.whole();
+                        let in_parallel = self.graph(strategy, pool, tables, &section, &mut out);
                         self.ran = Ran { in_parallel, ..Ran::new(strategy, ASKED) };
-                        Ok(outcome)
+                        Ok(())
                     }
-                    Some(why) => self.serially(why, tables, epoch),
+                    Some(why) => self.serially(why, tables, epoch, &mut out),
                 }
             }
-            Strategy::Serial => self.serially(ASKED, tables, epoch),
+            Strategy::Serial => self.serially(ASKED, tables, epoch, &mut out),
         }?;
+        let outcome = self.serial.finish(out);
         self.aborts = outcome.aborted() as f64 / epoch.order.len().max(1) as f64;
         Ok(outcome)
     }
@@ -190,9 +192,10 @@ impl Executor {
         why: impl Into<Cow<'static, str>>,
         tables: &mut [Table],
         epoch: &Epoch,
-    ) -> Result<Outcome> {
+        out: &mut Sink,
+    ) -> Result<()> {
         self.ran = Ran::new(Strategy::Serial, why);
-        self.serial.run(tables, epoch)
+        self.serial.whole(tables, epoch, out)
     }
 
     /// Decides before anything is planned, and learns from what it took.
@@ -201,20 +204,21 @@ impl Executor {
         pool: &dyn Pool,
         tables: &mut [Table],
         epoch: &Epoch,
-    ) -> Result<Outcome> {
+        out: &mut Sink,
+    ) -> Result<()> {
         let threads = pool.threads();
         if threads == 1 {
-            return self.serially("there is one thread", tables, epoch);
+            return self.serially("there is one thread", tables, epoch, out);
         }
         let kind = match self.rounds(threads).check(tables, epoch) {
             Ok(()) => 0,
-            Err((why, false)) => return self.serially(why, tables, epoch),
+            Err((why, false)) => return self.serially(why, tables, epoch, out),
             Err((_, true)) => {
                 let one_lock = self.program.opaques.iter().any(|opaque| opaque.has_one_lock());
                 // In tests it is their outcome that counts.
                 let one_lock = (one_lock && !self.plans_anything).then_some(ONE_LOCK.into());
                 match one_lock.or(self.is_for_no_graph(threads)) {
-                    Some(why) => return self.serially(why, tables, epoch),
+                    Some(why) => return self.serially(why, tables, epoch, out),
                     None => 1,
                 }
             }
@@ -228,48 +232,22 @@ impl Executor {
         let chooser = &mut self.choosers[kind];
         let mut seen = chooser.look_at(epoch.order.len(), || codes.properties(epoch));
         (seen.aborts, seen.unknown) = (self.aborts, unknown);
-        let choice = self.choice(kind, &seen, threads);
-        match epoch.part_end(0, choice.transactions) < epoch.order.len() {
-            true => self.in_parts(kind, choice, &seen, pool, tables, epoch),
-            false => self.measured(kind, choice, &seen, pool, tables, epoch),
-        }
-    }
-
-    /// Executes an epoch in parts, of which the first is executed by what was chosen.
-    fn in_parts(
-        &mut self,
-        kind: usize,
-        mut choice: Choice,
-        seen: &Properties,
-        pool: &dyn Pool,
-        tables: &mut [Table],
-        epoch: &Epoch,
-    ) -> Result<Outcome> {
-        let (len, rooms) = (epoch.order.len(), self.serial.rooms.clone());
-        let (mut at, mut parts, mut rans) = (0, Vec::new(), Vec::new());
-        loop {
-            let end = epoch.part_end(at, choice.transactions);
-            let share = |room: &usize| (room * (end - at)).div_ceil(len);
-            self.serial.rooms = rooms.iter().map(share).collect();
-            let seen_part = Properties { transactions: end - at, ..*seen };
-            let part = epoch.part(at..end);
-            let outcome = self.measured(kind, choice, &seen_part, pool, tables, &part)?;
-            parts.push((at, outcome));
-            rans.push((end - at, self.ran.clone()));
-            at = end;
-            if at == len {
-                break;
-            }
-            let left = Properties { transactions: len - at, ..*seen };
-            choice = self.choice(kind, &left, pool.threads());
+        // A long epoch is no reason to try something for long: what is tried executes a part, and the rest goes to
+        // what is expected to be the best.
+        let (mut at, mut rans) = (0, Vec::new());
+        while at < epoch.order.len() || rans.is_empty() {
+            let left = Properties { transactions: epoch.order.len() - at, ..seen };
+            let choice = self.choice(kind, &left, threads);
+            let section = epoch.section(at, choice.transactions);
+            at = section.ranks.end;
+            let ran = self.measured(kind, choice, &seen, pool, tables, &section, out);
+            rans.push((section.ranks.len(), ran));
         }
         // The longest part is what there is to tell.
         rans.sort_by_key(|(transactions, _)| Reverse(*transactions));
         let ran = rans.into_iter().map(|(_, ran)| ran).reduce(|most, other| most.and(&other));
         self.ran = ran.expect("there was a part");
-        let outcome = parts::together(parts);
-        self.serial.expect(&outcome);
-        Ok(outcome)
+        Ok(())
     }
 
     /// What is to be used for what is left of an epoch, or a part of it.
@@ -287,7 +265,9 @@ impl Executor {
         }
     }
 
-    /// Executes an epoch, or a part of one, by what was chosen, and learns from what it took.
+    /// Executes an epoch, or a part of one, by what was chosen, and learns from what it took. What it came to goes
+    /// to `out`.
+    #[allow(clippy::too_many_arguments)] // What was chosen, for what, and where it goes.
     fn measured(
         &mut self,
         kind: usize,
@@ -295,8 +275,11 @@ impl Executor {
         seen: &Properties,
         pool: &dyn Pool,
         tables: &mut [Table],
-        epoch: &Epoch,
-    ) -> Result<Outcome> {
+        section: &Section<'_>,
+        out: &mut Sink,
+    ) -> Ran {
+        let transactions = section.ranks.len();
+        let seen = &Properties { transactions, ..*seen };
         let (chooser, threads) = (&self.choosers[kind], pool.threads());
         let (expected, among) = (chooser.expected(seen, threads), chooser.among());
         let strategy = match arm {
@@ -305,35 +288,31 @@ impl Executor {
             Arm::Lists => Strategy::Lists,
             Arm::Graph => chooser.graph(seen),
         };
-        let begun = pool.now_ns();
+        let (begun, aborted) = (pool.now_ns(), out.aborted());
         let ran = match arm {
             Arm::Serial => Err(why),
-            Arm::Graph => {
-                let (outcome, in_parallel) = self.graph(strategy, pool, tables, epoch);
-                Ok((outcome, in_parallel, None))
-            }
-            Arm::Rounds | Arm::Lists => (self.in_place(strategy, pool, tables, epoch))
-                .map(|(outcome, timing)| (outcome, epoch.order.len(), Some(timing))),
+            Arm::Graph => Ok((self.graph(strategy, pool, tables, section, out), None)),
+            Arm::Rounds | Arm::Lists => (self.in_place(strategy, pool, tables, section, out))
+                .map(|timing| (transactions, Some(timing))),
         };
-        let (outcome, ran) = match ran {
-            Ok((outcome, in_parallel, timing)) => {
-                (outcome, Ran { in_parallel, timing, ..Ran::new(strategy, why) })
+        let ran = match ran {
+            Ok((in_parallel, timing)) => Ran { in_parallel, timing, ..Ran::new(strategy, why) },
+            Err(why) => {
+                self.serial.stretch(tables, section, out);
+                Ran::new(Strategy::Serial, why)
             }
-            Err(why) => (self.serial.run(tables, epoch)?, Ran::new(Strategy::Serial, why)),
         };
-        let each = |ns: u64| ns as f64 / seen.transactions.max(1) as f64;
+        let each = |ns: u64| ns as f64 / transactions.max(1) as f64;
         // What was tried in vain counts as what it was.
         let ns = each(pool.now_ns() - begun);
-        let aborts = outcome.aborted() as f64 / epoch.order.len().max(1) as f64;
-        let mut took = Took { ns, aborts, ..Took::default() };
+        let mut took = Took { ns, aborts: each(out.aborted() - aborted), ..Took::default() };
         if let Some(timing) = ran.timing {
             took.plan_ns = Some(each(timing.plan));
             let executing = timing.execute.saturating_sub(timing.wait) as f64;
             took.execute_ns = (timing.executed > 0).then(|| executing / timing.executed as f64);
         }
         self.choosers[kind].learn(seen, threads, arm, took);
-        self.ran = Ran { chosen: Some((*seen, expected, among)), ..ran };
-        Ok(outcome)
+        Ran { chosen: Some((*seen, expected, among)), ..ran }
     }
 
     /// The share of an epoch's transactions of which only a run tells what they touch.
@@ -352,14 +331,15 @@ impl Executor {
         one_by_one.map(Cow::from).or(graph::too_many(threads))
     }
 
-    /// Executes on a graph; also says how many transactions were in it.
+    /// Executes on a graph; says how many transactions were in it.
     fn graph(
         &mut self,
         strategy: Strategy,
         pool: &dyn Pool,
         tables: &mut [Table],
-        epoch: &Epoch,
-    ) -> (Outcome, usize) {
+        section: &Section<'_>,
+        out: &mut Sink,
+    ) -> usize {
         let graphs = self.graphs.get_or_insert_with(|| {
             let graphs = Graphs::new(self.program.clone());
             match self.plans_anything {
@@ -367,7 +347,7 @@ impl Executor {
                 false => graphs,
             }
         });
-        graphs.run(&mut self.serial, strategy, pool, tables, epoch)
+        graphs.run(&mut self.serial, strategy, pool, tables, section, out)
     }
 
     /// The rounds for so many threads.
@@ -395,30 +375,29 @@ impl Executor {
         strategy: Strategy,
         pool: &dyn Pool,
         tables: &mut [Table],
-        epoch: &Epoch,
-    ) -> Result<(Outcome, Timing), &'static str> {
+        section: &Section<'_>,
+        out: &mut Sink,
+    ) -> Result<Timing, &'static str> {
         let threads = pool.threads();
         if threads == 1 {
             return Err("there is one thread");
         }
-        let rooms = std::mem::take(&mut self.serial.rooms);
-        let before = self.serial.seq;
-        let ran = match strategy {
+        let (before, len) = (self.serial.seq, section.ranks.len());
+        let share = |room: &usize| (room * len).div_ceil(section.epoch.order.len().max(1));
+        let rooms: Vec<usize> = self.serial.rooms.iter().map(share).collect();
+        let timing = match strategy {
             Strategy::Rounds => {
                 let rounds = self.rounds(threads);
-                let outcome = rounds.run(&rooms, pool, tables, epoch, before);
-                outcome.map(|outcome| (outcome, rounds.timing))
+                rounds.run(&rooms, pool, tables, section, before, out)?;
+                rounds.timing
             }
             _ => {
                 let lists = self.lists(threads);
-                let outcome = lists.run(&rooms, pool, tables, epoch, before);
-                outcome.map(|outcome| (outcome, lists.timing))
+                lists.run(&rooms, pool, tables, section, before, out)?;
+                lists.timing
             }
         };
-        self.serial.rooms = rooms;
-        let (outcome, timing) = ran?;
-        self.serial.seq = outcome.seq;
-        self.serial.expect(&outcome);
-        Ok((outcome, timing))
+        self.serial.advance(len as u64);
+        Ok(timing)
     }
 }

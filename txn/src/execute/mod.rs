@@ -19,7 +19,6 @@
 //! | `lists` | several threads, each with a list of transactions that it executes in place |
 //! | `window` | windows over versions, and aggregates |
 //! | `tables` | tables that keep of versions what windows ask for |
-//! | `parts` | what the parts of one epoch come to, executed one behind the other |
 //! | `output` | output events by column, with their stamps |
 
 mod alone;
@@ -34,7 +33,6 @@ mod lane;
 mod lists;
 mod native;
 mod output;
-mod parts;
 mod rounds;
 mod segment;
 mod serial;

@@ -63,15 +63,6 @@ impl Origin {
     fn ordinal(self) -> u32 {
         (self.step >> 32) as u32
     }
-
-    /// The same of an epoch that has so many more transactions, and derived events, before it.
-    pub(crate) fn behind(self, transactions: u32, derived: u32) -> Origin {
-        let cause = if self.cause() == 0 { 0 } else { self.cause() + derived };
-        Origin {
-            cause: u64::from(self.root() + transactions) | u64::from(cause) << 32,
-            step: self.step,
-        }
-    }
 }
 
 const HALF: u64 = u32::MAX as u64;
@@ -125,7 +116,15 @@ pub(crate) struct OutputBuilder {
 enum Rows {
     /// All columns are words that are never null.
     Words(WordRows),
-    Any(BatchBuilder, Vec<Origin>),
+    Any(AnyRows),
+}
+
+/// Rows of any columns: those of batches, then those that are being collected.
+#[derive(Debug)]
+struct AnyRows {
+    batches: Vec<Batch>,
+    rows: BatchBuilder,
+    origins: Vec<Origin>,
 }
 
 /// Rows of words, by column. Appending one is on the path of every transaction: it costs one check
@@ -178,18 +177,36 @@ impl WordRows {
 
     #[cold]
     #[inline(never)]
-    fn make_room(&mut self) {
-        // Epochs are seldom just as long as those before.
-        let more = (self.expected + self.expected / 8).max(self.len).max(16);
+    fn make_room(&mut self, rows: usize) {
+        let more = self.expected.max(self.len).max(rows);
         self.settle();
         self.origins.reserve(more);
         self.columns.iter_mut().for_each(|column| column.reserve(more));
+        self.look();
+    }
+
+    /// Looks where the vectors are, and how much room they have.
+    fn look(&mut self) {
         let rooms = self.columns.iter().map(Vec::capacity);
         self.room = rooms.chain([self.origins.capacity()]).min().unwrap_or(0);
         self.origin = self.origins.as_mut_ptr();
         for (near, column) in self.near.iter_mut().zip(&mut self.columns) {
             *near = column.as_mut_ptr();
         }
+    }
+
+    /// Appends so many rows: `fill` extends the columns and the origins by them.
+    fn append(&mut self, rows: usize, fill: impl FnOnce(&mut [Vec<i64>], &mut Vec<Origin>)) {
+        match self.room - self.len < rows {
+            true => self.make_room(rows),
+            false => self.settle(),
+        }
+        fill(&mut self.columns, &mut self.origins);
+        let len = self.len + rows;
+        let mut lens = self.columns.iter().map(Vec::len).chain([self.origins.len()]);
+        assert!(lens.all(|of| of == len), "so many rows were appended to each column");
+        self.len = len;
+        self.look();
     }
 
     /// Takes back the last events, those of one transaction.
@@ -205,7 +222,7 @@ impl WordRows {
     pub(crate) fn push(&mut self, origin: Origin, width: usize, word: impl Fn(usize) -> u64) {
         assert!(self.columns.len() == width, "an event has a word for every column");
         if self.len == self.room {
-            self.make_room();
+            self.make_room(16);
         }
         let at = self.len;
         // SAFETY: there is room for one more in every vector, whose first items `near` and
@@ -236,7 +253,8 @@ impl OutputBuilder {
         let rows = if words {
             Rows::Words(WordRows::new(schema.len(), room))
         } else {
-            Rows::Any(BatchBuilder::new(schema.clone()), Vec::new())
+            let rows = BatchBuilder::new(schema.clone());
+            Rows::Any(AnyRows { batches: Vec::new(), rows, origins: Vec::new() })
         };
         OutputBuilder { stream, schema, rows }
     }
@@ -247,8 +265,8 @@ impl OutputBuilder {
                 let word = |column: usize| row[column].word().expect("a value that was stored");
                 self.push_words(origin, row.len(), word);
             }
-            Rows::Any(builder, origins) => {
-                builder.push(row);
+            Rows::Any(AnyRows { rows, origins, .. }) => {
+                rows.push(row);
                 origins.push(origin);
             }
         }
@@ -259,7 +277,7 @@ impl OutputBuilder {
     pub(crate) fn push_words(&mut self, origin: Origin, width: usize, word: impl Fn(usize) -> u64) {
         match &mut self.rows {
             Rows::Words(rows) => rows.push(origin, width, word),
-            Rows::Any(..) => only_words(),
+            Rows::Any(_) => only_words(),
         }
     }
 
@@ -268,12 +286,8 @@ impl OutputBuilder {
     pub(crate) fn word_rows(&mut self) -> *mut WordRows {
         match &mut self.rows {
             Rows::Words(rows) => rows,
-            Rows::Any(..) => only_words(),
+            Rows::Any(_) => only_words(),
         }
-    }
-
-    pub(crate) fn stream(&self) -> StreamId {
-        self.stream
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -283,7 +297,32 @@ impl OutputBuilder {
     pub(crate) fn len(&self) -> usize {
         match &self.rows {
             Rows::Words(rows) => rows.len,
-            Rows::Any(_, origins) => origins.len(),
+            Rows::Any(AnyRows { origins, .. }) => origins.len(),
+        }
+    }
+
+    /// Appends so many rows of words: `fill` extends the columns and the origins by them.
+    pub(crate) fn append_words(
+        &mut self,
+        rows: usize,
+        fill: impl FnOnce(&mut [Vec<i64>], &mut Vec<Origin>),
+    ) {
+        match &mut self.rows {
+            Rows::Words(words) => words.append(rows, fill),
+            Rows::Any(_) => only_words(),
+        }
+    }
+
+    /// Appends the rows of a batch; only for streams whose columns are not all words.
+    pub(crate) fn append_batch(&mut self, batch: Batch, of: impl Iterator<Item = Origin>) {
+        match &mut self.rows {
+            Rows::Words(_) => panic!("a stream of words is appended to in words"),
+            Rows::Any(AnyRows { batches, rows, origins }) => {
+                let before = rows.finish();
+                batches.extend((!before.is_empty()).then_some(before));
+                batches.push(batch);
+                origins.extend(of);
+            }
         }
     }
 
@@ -291,9 +330,16 @@ impl OutputBuilder {
         if let Some(raw) = self.take_raw() {
             return self.finish_raw(raw);
         }
-        let Rows::Any(builder, origins) = &mut self.rows else { return None };
-        let (batch, of) = (builder.finish(), std::mem::take(origins));
-        let origins = Origins { of };
+        let Rows::Any(AnyRows { batches, rows, origins }) = &mut self.rows else { return None };
+        let (last, mut batches) = (rows.finish(), std::mem::take(batches));
+        let batch = match batches.is_empty() {
+            true => last,
+            false => {
+                batches.push(last);
+                Batch::concat(&batches.iter().collect::<Vec<_>>())
+            }
+        };
+        let origins = Origins { of: std::mem::take(origins) };
         (!batch.is_empty()).then_some(Output { stream: self.stream, batch, origins })
     }
 
@@ -307,7 +353,7 @@ impl OutputBuilder {
     }
 
     /// Rows of words as an output.
-    pub(crate) fn finish_raw(&self, raw: RawRows) -> Option<Output> {
+    fn finish_raw(&self, raw: RawRows) -> Option<Output> {
         let RawRows { columns, origins: of } = raw;
         let len = of.len();
         let arrays = columns.into_iter().zip(&self.schema.columns);

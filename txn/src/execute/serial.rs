@@ -7,7 +7,6 @@
 //! that are not at home, a tenth ranking. Asking for slots ahead of time saves a quarter.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -23,7 +22,7 @@ use super::output::{DerivedEvent, Origin, Output, OutputBuilder};
 use super::segment::{run_words, End, InOrder, Turns};
 use super::turn;
 use super::words::{Frame, WordCode};
-use crate::order::{Epoch, Ranked};
+use crate::order::{Epoch, Ranked, Section};
 use crate::program::inside::Transaction;
 use crate::program::rounds::Agenda;
 use crate::program::{reasons, Abort, AbortKind, Body, Moment, Program};
@@ -168,9 +167,20 @@ impl Serial {
     /// Executes an epoch on the tables, which belong to the program.
     pub fn run(&mut self, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
         let mut out = self.sink();
+        self.whole(tables, epoch, &mut out)?;
+        Ok(self.finish(out))
+    }
+
+    /// Executes an epoch; what it comes to goes to a sink.
+    pub(crate) fn whole(
+        &mut self,
+        tables: &mut [Table],
+        epoch: &Epoch,
+        out: &mut Sink,
+    ) -> Result<()> {
         match self.commands.are_followed() {
-            true => command::follow(self, tables, epoch, &mut out),
-            false => self.stretch(tables, epoch, 0..epoch.order.len(), &mut out),
+            true => command::follow(self, tables, epoch, out),
+            false => self.stretch(tables, &epoch.whole(), out),
         }
         if let Some(what) = self.commands.differs.take() {
             return Err(Error::internal(what).help(
@@ -178,7 +188,7 @@ impl Serial {
                  numbers and what it keeps between calls; the data directory is as it was",
             ));
         }
-        Ok(self.finish(out))
+        Ok(())
     }
 
     /// Collects what an epoch comes to.
@@ -212,16 +222,12 @@ impl Serial {
             commands: out.commands,
             seq: self.seq,
         };
-        self.expect(&outcome);
-        outcome
-    }
-
-    /// The next epoch will come to about as much.
-    pub(crate) fn expect(&mut self, outcome: &Outcome) {
+        // The next epoch will come to about as much.
         self.rooms.fill(0);
         for output in &outcome.outputs {
             self.rooms[output.stream.index()] = output.batch.len();
         }
+        outcome
     }
 
     /// The number of the last transaction.
@@ -282,19 +288,13 @@ impl Serial {
         self.commands.followed = commands.map(Into::into);
     }
 
-    /// Executes a stretch of an epoch's order.
-    pub(crate) fn stretch(
-        &mut self,
-        tables: &mut [Table],
-        epoch: &Epoch,
-        order: Range<usize>,
-        out: &mut Sink,
-    ) {
+    /// Executes transactions of an epoch.
+    pub(crate) fn stretch(&mut self, tables: &mut [Table], section: &Section<'_>, out: &mut Sink) {
         let codes = self.codes.clone();
         // Cascades need the executor while its frames are in use.
         let mut frames = std::mem::take(&mut self.frames);
         assert_eq!(tables.len(), codes.program.tables.len(), "the tables are the program's");
-        self.walk(&codes, &mut frames, tables, epoch, order, out);
+        self.walk(&codes, &mut frames, tables, section, out);
         self.frames = frames;
     }
 
@@ -303,14 +303,14 @@ impl Serial {
         codes: &Codes,
         frames: &mut [Frame],
         tables: &mut [Table],
-        epoch: &Epoch,
-        order: Range<usize>,
+        section: &Section<'_>,
         out: &mut Sink,
     ) {
+        let Section { epoch, ranks } = section;
         let columns = codes.columns(epoch);
         let mut lanes = codes.lanes(epoch, &columns);
-        let mut at = order.start;
-        while at < order.end {
+        let mut at = ranks.start;
+        while at < ranks.end {
             if self.commands.is_on() {
                 let event = |at: usize| epoch.event(epoch.order[at]);
                 if at == 0 || event(at) != event(at - 1) {
@@ -319,8 +319,8 @@ impl Serial {
             }
             // While procedures wait for their turn, no other event comes.
             let reach = match out.agenda.is_empty() {
-                true => order.end.min(at + OPEN),
-                false => order.end.min(end_of_event(epoch, at - 1)),
+                true => ranks.end.min(at + OPEN),
+                false => ranks.end.min(end_of_event(epoch, at - 1)),
             };
             let order = &epoch.order[..reach];
             let end = self.fast(codes, frames, tables, &mut lanes, order, &mut at, out);
@@ -503,6 +503,13 @@ pub(crate) struct Sink {
     pub(crate) round: u32,
     /// Of the round that is being executed.
     pub(crate) agenda: Agenda,
+}
+
+impl Sink {
+    /// How many transactions have aborted.
+    pub(crate) fn aborted(&self) -> u64 {
+        self.counts.iter().map(|count| count.aborted).sum()
+    }
 }
 
 /// Where the transactions of another event begin, behind that at `at`.

@@ -104,6 +104,22 @@ impl Run {
     }
 }
 
+/// Transactions of an epoch that follow one another in its order.
+#[derive(Clone, Debug)]
+pub(crate) struct Section<'e> {
+    /// The epoch.
+    pub(crate) epoch: &'e Epoch,
+    /// Their places in its order.
+    pub(crate) ranks: Range<usize>,
+}
+
+impl<'e> Section<'e> {
+    /// The transactions.
+    pub(crate) fn order(&self) -> &'e [Ranked] {
+        &self.epoch.order[self.ranks.clone()]
+    }
+}
+
 /// A run as one handler sees it: each of its events is one transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
@@ -201,53 +217,22 @@ impl Epoch {
         });
     }
 
-    /// Where a part of so many transactions from `start` on ends: the handlers on one event stay together.
-    pub(crate) fn part_end(&self, start: usize, transactions: usize) -> usize {
+    /// All its transactions.
+    pub(crate) fn whole(&self) -> Section<'_> {
+        Section { epoch: self, ranks: 0..self.order.len() }
+    }
+
+    /// So many transactions from `start` on, or some more: the handlers on one event stay together.
+    pub(crate) fn section(&self, start: usize, transactions: usize) -> Section<'_> {
         let mut end = (start + transactions).min(self.order.len());
         let event = |at: usize| {
             let Ranked { lane, row } = self.order[at];
             (self.lanes[lane as usize].run, row)
         };
-        while 0 < end && end < self.order.len() && event(end) == event(end - 1) {
+        while start < end && end < self.order.len() && event(end) == event(end - 1) {
             end += 1;
         }
-        end
-    }
-
-    /// The transactions of these ranks, as an epoch of its own, with those of the runs and lanes that they are in.
-    /// What is in columns is not copied.
-    pub(crate) fn part(&self, ranks: Range<usize>) -> Epoch {
-        let order = &self.order[ranks];
-        // Rows rise in every lane, so that those of a run stand together.
-        let mut rows = vec![Range { start: u32::MAX, end: 0 }; self.runs.len()];
-        for Ranked { lane, row } in order {
-            let of = &mut rows[self.lanes[*lane as usize].run as usize];
-            *of = of.start.min(*row)..of.end.max(row + 1);
-        }
-        let (mut runs, mut number_of_run) = (Vec::new(), vec![0; rows.len()]);
-        for (run, rows) in rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
-            number_of_run[run] = runs.len() as u32;
-            runs.push(self.runs[run].slice(rows.start as usize, rows.len()));
-        }
-        let (mut lanes, mut number_of_lane) = (Vec::new(), vec![0; self.lanes.len()]);
-        for (number, lane) in self.lanes.iter().enumerate() {
-            if !rows[lane.run as usize].is_empty() {
-                number_of_lane[number] = lanes.len() as u32;
-                lanes.push(Lane { run: number_of_run[lane.run as usize], ..*lane });
-            }
-        }
-        let moved = |Ranked { lane, row }: &Ranked| {
-            let first = rows[self.lanes[*lane as usize].run as usize].start;
-            Ranked { lane: number_of_lane[*lane as usize], row: row - first }
-        };
-        Epoch {
-            runs,
-            order: order.iter().map(moved).collect(),
-            lanes,
-            clock_us: self.clock_us,
-            closings: self.closings.clone(),
-            answers: self.answers.clone(),
-        }
+        Section { epoch: self, ranks: start..end }
     }
 
     /// Number of input events.
@@ -453,7 +438,7 @@ fn sort(runs: &[Run], lanes: &[Lane]) -> Vec<Ranked> {
 
 #[cfg(test)]
 mod tests {
-    use tidemill_core::{Column, DataType, Row, Schema, Value};
+    use tidemill_core::{Column, DataType, Schema, Value};
 
     use super::*;
 
@@ -508,36 +493,32 @@ mod tests {
         }
     }
 
-    /// Two handlers on one stream and one on another, of which one has a run that is late: whatever the parts, they
-    /// have the same transactions in the same order, and no event is divided.
+    /// Two handlers on one stream and one on another, of which one has a run that is late: sections follow one
+    /// another, and divide no event.
     #[test]
-    fn parts_are_what_they_are_parts_of() {
+    fn no_section_divides_an_event() {
         let runs =
             vec![run(0, 0, (0..40).collect()), run(1, 1, vec![3, 9, 9, 33]), run(0, 2, vec![38])];
         let on = |run, handler| Lane { run, handler };
         let lanes = vec![on(0, 0), on(0, 2), on(1, 1), on(2, 0), on(2, 2)];
         let order = sort(&runs, &lanes);
         let epoch = Epoch { runs, lanes, order, ..Epoch::default() };
-        let told = |epoch: &Epoch| -> Vec<(u32, Stamp, Row)> {
-            let of = |ranked: &Ranked| {
-                let lane = epoch.lanes[ranked.lane as usize];
-                let row = epoch.runs[lane.run as usize].batch.row(ranked.row as usize);
-                (lane.handler, epoch.stamp(*ranked), row)
-            };
-            epoch.order.iter().map(of).collect()
-        };
-        let all = told(&epoch);
-        for len in 1..all.len() {
-            let (mut at, mut found) = (0, Vec::new());
-            while at < all.len() {
-                let end = epoch.part_end(at, len);
-                assert!(end == all.len() || all[end].1 != all[end - 1].1, "{len}: {end}");
-                let part = epoch.part(at..end);
-                assert!(part.runs.iter().all(|run| !run.times.is_empty()));
-                found.extend(told(&part));
+        let all = epoch.order.len();
+        let stamp = |at: usize| epoch.stamp(epoch.order[at]);
+        for len in 1..all {
+            let mut at = 0;
+            while at < all {
+                let section = epoch.section(at, len);
+                let end = section.ranks.end;
+                assert!(
+                    section.ranks.start == at && end >= all.min(at + len),
+                    "{len}: {section:?}"
+                );
+                assert!(end == all || stamp(end) != stamp(end - 1), "{len}: {end}");
+                assert!(end <= at + len + 1, "an event has two handlers at most");
                 at = end;
             }
-            assert_eq!(found, all, "{len}");
         }
+        assert_eq!(epoch.section(0, all).ranks, epoch.whole().ranks);
     }
 }

@@ -11,6 +11,7 @@ mod sequencer;
 mod watermark;
 
 pub use batches::Closing;
+pub(crate) use epoch::Section;
 pub use epoch::{Epoch, Lane, Ranked, Run};
 pub use groups::Groups;
 pub use sequencer::{CutInput, Sequenced, Sequencer, SequencerState};

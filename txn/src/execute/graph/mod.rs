@@ -60,8 +60,8 @@ use self::unit::Ran;
 use self::view::Missed;
 use self::work::{Hand, LaneColumns, Work};
 use super::lane::WordColumns;
-use super::serial::{Outcome, Serial, Sink};
-use crate::order::Epoch;
+use super::serial::{Serial, Sink};
+use crate::order::{Epoch, Section};
 use crate::plan::graph::{share, Collected, Graph, Lists};
 use crate::pool::Pool;
 use crate::program::{Moment, Program};
@@ -142,16 +142,18 @@ impl Graphs {
         self
     }
 
-    /// Executes an epoch; also says how many transactions were in graphs. `serial` gives the numbers,
-    /// and runs what is not for a graph.
+    /// Executes transactions of an epoch; says how many of them were in graphs. `serial` gives the numbers, and runs
+    /// what is not for a graph; what they come to goes to `out`.
     pub(crate) fn run(
         &mut self,
         serial: &mut Serial,
         strategy: Strategy,
         pool: &dyn Pool,
         tables: &mut [Table],
-        epoch: &Epoch,
-    ) -> (Outcome, usize) {
+        section: &Section<'_>,
+        out: &mut Sink,
+    ) -> usize {
+        let Section { epoch, ranks } = section.clone();
         let words: Vec<WordColumns<'_>> = (epoch.lanes.iter())
             .map(|lane| WordColumns::new(&epoch.runs[lane.run as usize].batch, true))
             .collect();
@@ -173,33 +175,33 @@ impl Graphs {
         };
         let whole = usize::from(!epoch.lanes.iter().zip(&plain).all(is_compiled));
         let plain = plan::plain_lanes(epoch, &self.shapes[whole], &columns);
-        let odd = self.odd(whole, pool, epoch, &columns, &plain);
+        let odd = self.odd(whole, pool, section, &columns, &plain);
         let at = |at: usize| handler(&epoch.lanes[epoch.order[at].lane as usize]);
         let unknown: Vec<usize> = match whole {
             0 => odd.clone(),
             _ => odd.iter().copied().filter(|odd| !self.is_trusted(at(*odd))).collect(),
         };
         let asked = Asked { whole, strategy, pool, epoch, columns: &columns };
-        let mut out = serial.sink();
-        let (mut at, mut planned_again, mut in_graphs) = (0, 0, 0);
+        let (mut at, mut planned_again, mut in_graphs) = (ranks.start, 0, 0);
         let mut fences = unknown.iter().copied().peekable();
-        while at < epoch.order.len() {
+        let part = |ranks: Range<usize>| Section { epoch, ranks };
+        while at < ranks.end {
             while fences.next_if(|fence| *fence < at).is_some() {}
-            let end = fences.peek().copied().unwrap_or(epoch.order.len());
+            let end = fences.peek().copied().unwrap_or(ranks.end);
             if planned_again > PLANNED_AGAIN_MAX {
-                serial.stretch(tables, epoch, at..epoch.order.len(), &mut out);
+                serial.stretch(tables, &part(at..ranks.end), out);
                 break;
             }
             if end - at < self.worth {
                 // Up to the next stretch that is worth a graph.
-                let mut until = (end + 1).min(epoch.order.len());
+                let mut until = (end + 1).min(ranks.end);
                 while fences.next_if(|fence| *fence < until).is_some() {
-                    let next = fences.peek().copied().unwrap_or(epoch.order.len());
+                    let next = fences.peek().copied().unwrap_or(ranks.end);
                     if next - until < self.worth {
-                        until = (next + 1).min(epoch.order.len());
+                        until = (next + 1).min(ranks.end);
                     }
                 }
-                serial.stretch(tables, epoch, at..until, &mut out);
+                serial.stretch(tables, &part(at..until), out);
                 at = until;
                 continue;
             }
@@ -211,11 +213,11 @@ impl Graphs {
                     self.hints(pool, tables, epoch, at..end, odd)
                 }
             };
-            let reached = self.stretch(&asked, serial, tables, at..end, hints, &mut out);
+            let reached = self.stretch(&asked, serial, tables, at..end, hints, out);
             in_graphs += reached.at - at - reached.again;
             at = reached.at;
             if reached.is_trap {
-                serial.stretch(tables, epoch, at..at + 1, &mut out);
+                serial.stretch(tables, &part(at..at + 1), out);
                 (at, planned_again) = (at + 1, planned_again + 1);
             }
         }
@@ -225,7 +227,7 @@ impl Graphs {
                 trust.forget();
             }
         }
-        (serial.finish(out), in_graphs)
+        in_graphs
     }
 
     /// Whether a handler's units are worth their hints.
@@ -270,11 +272,11 @@ impl Graphs {
         &self,
         whole: usize,
         pool: &dyn Pool,
-        epoch: &Epoch,
+        Section { epoch, ranks }: &Section<'_>,
         columns: &LaneColumns<'_>,
         plain: &[bool],
     ) -> Vec<usize> {
-        let (shapes, txns) = (&self.shapes[whole], epoch.order.len());
+        let shapes = &self.shapes[whole];
         let all = plain.iter().all(|plain| *plain);
         let has_pairs = |shape: &Option<Shape>| match shape {
             Some(Shape { kind: Kind::Words(code), .. }) => !code.pairs.is_empty(),
@@ -285,7 +287,8 @@ impl Graphs {
         }
         let found: Vec<Mutex<Vec<usize>>> = (0..pool.threads()).map(|_| Mutex::default()).collect();
         pool.run(&|thread| {
-            let own = share(txns, thread, pool.threads());
+            let own = share(ranks.len(), thread, pool.threads());
+            let own = ranks.start + own.start..ranks.start + own.end;
             let is_odd = |at: &usize| plan::is_odd(epoch, shapes, columns, plain, *at);
             let odd = own.filter(is_odd).collect();
             *found[thread].lock().expect("no thread has panicked here") = odd;

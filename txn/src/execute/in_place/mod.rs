@@ -14,8 +14,8 @@ use tidemill_table::{Opened, Table};
 pub(super) use self::member::{Member, Part};
 use super::codes::{moved, Code, Codes};
 use super::output::OutputBuilder;
-use super::serial::HandlerCounts;
-use crate::order::Epoch;
+use super::serial::Sink;
+use crate::order::{Epoch, Section};
 
 /// Links of versions are 32 bits, and every thread may have to write all of them.
 const VERSION_WORDS_MAX: usize = 1 << 30;
@@ -100,23 +100,24 @@ impl InPlace {
         }
     }
 
-    /// Lets `work` execute the epoch on members, one a thread, with room by stream for so many
+    /// Lets `work` execute transactions of an epoch on members, one a thread, with room by stream for so many
     /// outputs; what the members have come to, or why it must be done serially; then nothing has
     /// happened. `work` gives whether it could.
     pub(super) fn run(
         &mut self,
         rooms: &[usize],
         tables: &mut [Table],
-        epoch: &Epoch,
+        section: &Section<'_>,
         work: impl FnOnce(&[Mutex<Member<'_>>]) -> bool,
     ) -> Result<Vec<Part>, &'static str> {
+        let (epoch, transactions) = (section.epoch, section.ranks.len());
         self.check(tables, epoch).map_err(|(why, _)| why)?;
         let codes = &*self.codes;
         let columns = codes.columns(epoch);
         if self.short {
             for (table, rows) in tables.iter_mut().zip(&codes.rows_max) {
                 let more = table.len().max(1024);
-                table.reserve(more.min(rows * epoch.order.len()));
+                table.reserve(more.min(rows * transactions));
             }
         }
         let moves = moved(tables);
@@ -125,7 +126,7 @@ impl InPlace {
         for (table, rows) in tables.iter_mut().zip(&codes.rows_max) {
             openings.push(match rows {
                 0 => Vec::new(),
-                rows => table.open_for(&vec![rows * epoch.order.len(); self.threads]),
+                rows => table.open_for(&vec![rows * transactions; self.threads]),
             });
         }
         let mut members = Vec::new();
@@ -165,13 +166,11 @@ fn tables_of<'t>(by_thread: Vec<Vec<Option<Opened<'t>>>>) -> Vec<Vec<Opened<'t>>
     by_table
 }
 
-/// What all members together have counted, and by stream the outputs of each of them.
-pub(super) fn by_stream(parts: Vec<Part>) -> (Vec<HandlerCounts>, Vec<Vec<OutputBuilder>>) {
-    let handlers = parts.first().map_or(0, |part| part.counts.len());
-    let mut counts = vec![HandlerCounts::default(); handlers];
+/// By stream the outputs of each member; what they have counted goes to a sink.
+pub(super) fn by_stream(parts: Vec<Part>, out: &mut Sink) -> Vec<Vec<OutputBuilder>> {
     let mut by_stream: Vec<Vec<OutputBuilder>> = Vec::new();
     for Part { builders, counts: of } in parts {
-        for (sum, of) in counts.iter_mut().zip(of) {
+        for (sum, of) in out.counts.iter_mut().zip(of) {
             sum.committed += of.committed;
             sum.aborted += of.aborted;
         }
@@ -180,7 +179,7 @@ pub(super) fn by_stream(parts: Vec<Part>) -> (Vec<HandlerCounts>, Vec<Vec<Output
             all.push(builder);
         }
     }
-    (counts, by_stream)
+    by_stream
 }
 
 /// Whether threads must stop, because one of them has met what can't be done in place.

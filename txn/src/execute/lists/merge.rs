@@ -1,34 +1,33 @@
 //! The threads' outputs, put into stamp order.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use tidemill_core::Batch;
 
 use crate::execute::in_place::{by_stream, Part};
-use crate::execute::output::{Origin, Origins, Output, OutputBuilder, RawRows};
-use crate::execute::serial::Outcome;
+use crate::execute::output::{Origin, Output, OutputBuilder, RawRows};
+use crate::execute::serial::Sink;
 use crate::pool::Pool;
 
-/// What all threads together have come to, `transactions` in number.
-pub(super) fn merge(pool: &dyn Pool, parts: Vec<Part>, transactions: usize) -> Outcome {
-    let (counts, by_stream) = by_stream(parts);
-    let mut outputs = Vec::new();
-    for mut parts in by_stream {
+/// What all threads together have come to goes to a sink: that of transactions of these ranks.
+pub(super) fn merge(pool: &dyn Pool, parts: Vec<Part>, ranks: &Range<usize>, out: &mut Sink) {
+    for (stream, mut parts) in by_stream(parts, out).into_iter().enumerate() {
         parts.retain(|part| !part.is_empty());
         if !parts.is_empty() {
-            outputs.extend(in_order(pool, parts, transactions));
+            in_order(pool, parts, ranks, &mut out.builders[stream]);
         }
     }
-    Outcome { outputs, counts, ..Outcome::default() }
 }
 
-/// Outputs of one stream, each in stamp order, as one. No transaction is in two of them.
-fn in_order(pool: &dyn Pool, mut parts: Vec<OutputBuilder>, transactions: usize) -> Option<Output> {
-    if parts.len() == 1 {
-        return parts[0].finish();
-    }
-    let stream = parts[0].stream();
+/// Appends the outputs of one stream: parts that are in stamp order. No transaction is in two of them.
+fn in_order(
+    pool: &dyn Pool,
+    mut parts: Vec<OutputBuilder>,
+    ranks: &Range<usize>,
+    into: &mut OutputBuilder,
+) {
     let raw: Option<Vec<RawRows>> = parts.iter_mut().map(OutputBuilder::take_raw).collect();
     let Some(raw) = raw else {
         let parts: Vec<Output> = parts.iter_mut().filter_map(OutputBuilder::finish).collect();
@@ -41,46 +40,52 @@ fn in_order(pool: &dyn Pool, mut parts: Vec<OutputBuilder>, transactions: usize)
             origins.push(of[part][row]);
         });
         let batches: Vec<&Batch> = parts.iter().map(|part| &part.batch).collect();
-        let batch = Batch::interleave(&batches, &rows);
-        return Some(Output { stream, batch, origins: Origins { of: origins } });
+        return into.append_batch(Batch::interleave(&batches, &rows), origins.into_iter());
     };
     // Every thread puts a range of transactions in order.
     let of: Vec<&[Origin]> = raw.iter().map(|raw| &raw.origins[..]).collect();
     let len = of.iter().map(|of| of.len()).sum();
-    let mut all = RawRows {
-        columns: vec![vec![0; len]; raw[0].columns.len()],
-        origins: vec![Origin::default(); len],
-    };
-    let mut rest = Piece {
-        of: Vec::new(),
-        columns: all.columns.iter_mut().map(|column| &mut column[..]).collect(),
-        origins: &mut all.origins,
-    };
     let pieces = pool.threads();
-    let work: Vec<Mutex<Piece<'_>>> = (0..pieces)
-        .map(|piece| {
-            let cut = |of: &[Origin], piece: usize| {
-                let first = (transactions * piece).div_ceil(pieces) as u32;
-                of.partition_point(|origin| origin.root() < first)
-            };
-            let of = of.iter().map(|of| cut(of, piece)..cut(of, piece + 1)).collect();
-            Mutex::new(rest.split(of))
-        })
-        .collect();
-    pool.run(&|member| {
-        let mut piece = work[member].lock().unwrap_or_else(PoisonError::into_inner);
-        piece.fill(&raw, &of);
+    let cut = |of: &[Origin], piece: usize| {
+        let first = ranks.start + (ranks.len() * piece).div_ceil(pieces);
+        of.partition_point(|origin| (origin.root() as usize) < first)
+    };
+    into.append_words(len, |columns, origins| {
+        let mut rest = Piece {
+            of: Vec::new(),
+            columns: columns
+                .iter_mut()
+                .map(|column| &mut column.spare_capacity_mut()[..len])
+                .collect(),
+            origins: &mut origins.spare_capacity_mut()[..len],
+        };
+        let work: Vec<Mutex<Piece<'_>>> = (0..pieces)
+            .map(|piece| {
+                let of = of.iter().map(|of| cut(of, piece)..cut(of, piece + 1)).collect();
+                Mutex::new(rest.split(of))
+            })
+            .collect();
+        assert!(rest.origins.is_empty(), "all outputs are those of these transactions");
+        pool.run(&|member| {
+            let mut piece = work[member].lock().unwrap_or_else(PoisonError::into_inner);
+            piece.fill(&raw, &of);
+        });
+        drop(work);
+        // SAFETY: the pieces are `len` items of each, and have been filled: whoever panics meanwhile takes this
+        // thread along.
+        unsafe {
+            columns.iter_mut().for_each(|column| column.set_len(column.len() + len));
+            origins.set_len(origins.len() + len);
+        }
     });
-    drop(work);
-    parts[0].finish_raw(all)
 }
 
 /// A range of an output that is being put together.
 struct Piece<'p> {
     /// The rows of each part that belong here.
     of: Vec<Range<usize>>,
-    columns: Vec<&'p mut [i64]>,
-    origins: &'p mut [Origin],
+    columns: Vec<&'p mut [MaybeUninit<i64>]>,
+    origins: &'p mut [MaybeUninit<Origin>],
 }
 
 impl<'p> Piece<'p> {
@@ -91,16 +96,18 @@ impl<'p> Piece<'p> {
         Piece { of, columns, origins: take_first(&mut self.origins, len) }
     }
 
+    /// Writes all of it.
     fn fill(&mut self, raw: &[RawRows], of: &[&[Origin]]) {
         let mut rows: Vec<(u32, u32)> = Vec::with_capacity(self.origins.len());
         walk(of, &self.of, |part, row| rows.push((part as u32, row as u32)));
+        assert!(rows.len() == self.origins.len(), "a piece has room for just what belongs there");
         for (origin, (part, row)) in self.origins.iter_mut().zip(&rows) {
-            *origin = of[*part as usize][*row as usize];
+            origin.write(of[*part as usize][*row as usize]);
         }
         for (number, column) in self.columns.iter_mut().enumerate() {
             let columns: Vec<&[i64]> = raw.iter().map(|raw| &raw.columns[number][..]).collect();
             for (word, (part, row)) in column.iter_mut().zip(&rows) {
-                *word = columns[*part as usize][*row as usize];
+                word.write(columns[*part as usize][*row as usize]);
             }
         }
     }

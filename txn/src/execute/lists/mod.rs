@@ -23,9 +23,9 @@ use super::codes::Codes;
 use super::in_place::{Halt, InPlace, Member};
 use super::lane::Lane;
 use super::segment::Turns;
-use super::serial::Outcome;
+use super::serial::Sink;
 use super::timing::Timing;
-use crate::order::{Epoch, Ranked};
+use crate::order::{Ranked, Section};
 use crate::plan::lists::{Planner, Use, LISTS_MAX};
 use crate::pool::{self, Pool};
 
@@ -40,11 +40,13 @@ const CHUNKS: usize = 4;
 struct Shared<'s> {
     codes: &'s Codes,
     order: &'s [Ranked],
+    /// The rank of the first one.
+    first: usize,
     /// Transactions that are planned at a time.
     chunk: usize,
     lists: &'s [List],
     pool: &'s dyn Pool,
-    /// The number of the last transaction of earlier epochs.
+    /// The number of the transaction before the first one.
     before: Seq,
     halt: Halt,
 }
@@ -82,22 +84,23 @@ impl Lists {
         Lists { chunk: CHUNK, ..self }
     }
 
-    /// Executes an epoch of transactions that are numbered from `before + 1`, or says why that must
-    /// be done serially; then nothing has happened.
+    /// Executes transactions of an epoch whose first one has the number `before + 1`, with room by stream for so
+    /// many outputs, which go to `out`; or says why that must be done serially: then nothing has happened.
     pub(super) fn run(
         &mut self,
         rooms: &[usize],
         pool: &dyn Pool,
         tables: &mut [Table],
-        epoch: &Epoch,
+        section: &Section<'_>,
         before: Seq,
-    ) -> Result<Outcome, &'static str> {
+        out: &mut Sink,
+    ) -> Result<(), &'static str> {
         let begun = pool.now_ns();
-        let transactions = epoch.order.len();
+        let (ranks, transactions) = (section.ranks.clone(), section.ranks.len());
         if self.lists.len() > LISTS_MAX || !Planner::can_plan(transactions) {
             return Err("there are too many threads or transactions");
         }
-        let [rows, widest] = self.in_place.rows_of(epoch, Use::GROUP);
+        let [rows, widest] = self.in_place.rows_of(section.epoch, Use::GROUP);
         if rows > u32::MAX as usize {
             return Err("its transactions use too many rows");
         }
@@ -111,10 +114,18 @@ impl Lists {
         let Lists { in_place, planner, chunk, lists, by_partition, planning, timing } = self;
         *timing = Timing::default();
         let (codes, writes) = (in_place.codes.clone(), in_place.writes.clone());
-        let parts = in_place.run(rooms, tables, epoch, |members| {
+        let parts = in_place.run(rooms, tables, section, |members| {
             let appenders: Vec<Appenders<'_>> = lists.iter().map(Appenders::of).collect();
-            let (order, halt) = (&epoch.order[..], Halt::default());
-            let shared = Shared { codes: &codes, order, chunk: *chunk, lists, pool, before, halt };
+            let shared = Shared {
+                codes: &codes,
+                order: section.order(),
+                first: ranks.start,
+                chunk: *chunk,
+                lists,
+                pool,
+                before,
+                halt: Halt::default(),
+            };
             let prepared = pool.now_ns();
             let leading = Mutex::new((planner, appenders, (planning, &mut *timing)));
             pool.run(&|number| {
@@ -136,10 +147,9 @@ impl Lists {
             !shared.halt.is_set()
         })?;
         let executed = pool.now_ns();
-        let mut outcome = merge::merge(pool, parts, transactions);
+        merge::merge(pool, parts, &ranks, out);
         self.timing.merge = pool.now_ns() - executed;
-        outcome.seq = before + transactions as Seq;
-        Ok(outcome)
+        Ok(())
     }
 }
 

@@ -16,7 +16,7 @@ use crate::pool;
 /// A transaction of a list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
-    /// Its place in the epoch's order.
+    /// Its place among those that are planned.
     rank: u32,
     lane: u32,
     /// The event's row in its lane.
@@ -231,7 +231,8 @@ impl<'w> InList<'w> {
         assert!(self.at < self.end, "there is a next one");
         // SAFETY: all transactions before `end` are published, and this one is not done.
         let entry = unsafe { self.list.entries.get(self.at as usize) };
-        (Ranked { lane: entry.lane, row: entry.row }, entry.rank as usize)
+        let rank = self.shared.first + entry.rank as usize;
+        (Ranked { lane: entry.lane, row: entry.row }, rank)
     }
 
     /// The next transaction has been dealt with otherwise.
@@ -289,14 +290,14 @@ impl InList<'_> {
                 return None;
             }
         }
-        let rank = entry.rank as usize;
+        let rank = self.shared.first + entry.rank as usize;
         Some(Turn { event: entry.row as usize, rank, seq: self.seq(rank) })
     }
 
     /// The number of the transaction of this rank.
     #[inline(always)]
     pub(crate) fn seq(&self, rank: usize) -> Seq {
-        self.shared.before + 1 + rank as Seq
+        self.shared.before + 1 + (rank - self.shared.first) as Seq
     }
 
     /// A row of the transaction whose turn it is.

@@ -9,8 +9,8 @@ use tidemill_core::Batch;
 
 use super::share::Own;
 use crate::execute::in_place::{by_stream, Part};
-use crate::execute::output::{Origin, Origins, Output, OutputBuilder, RawRows};
-use crate::execute::serial::Outcome;
+use crate::execute::output::{Origin, Output, OutputBuilder, RawRows};
+use crate::execute::serial::Sink;
 use crate::pool::Pool;
 
 /// Some outputs of one thread that follow one another.
@@ -20,29 +20,28 @@ struct Span {
     rows: Range<usize>,
 }
 
-/// What all threads together have come to.
-pub(super) fn concat(pool: &dyn Pool, parts: Vec<Part>, own: &mut [&mut Own]) -> Outcome {
-    let (counts, by_stream) = by_stream(parts);
-    let of = |(stream, parts)| in_order(pool, stream, parts, own);
-    let outputs = by_stream.into_iter().enumerate().filter_map(of).collect();
-    Outcome { outputs, counts, ..Outcome::default() }
+/// What all threads together have come to goes to a sink.
+pub(super) fn concat(pool: &dyn Pool, parts: Vec<Part>, own: &[&mut Own], out: &mut Sink) {
+    for (stream, parts) in by_stream(parts, out).into_iter().enumerate() {
+        if !parts.iter().all(OutputBuilder::is_empty) {
+            in_order(pool, stream, parts, own, &mut out.builders[stream]);
+        }
+    }
 }
 
-/// Outputs of one stream as one.
+/// Appends the outputs of one stream.
 fn in_order(
     pool: &dyn Pool,
     stream: usize,
     mut parts: Vec<OutputBuilder>,
     own: &[&mut Own],
-) -> Option<Output> {
-    if parts.iter().all(OutputBuilder::is_empty) {
-        return None;
-    }
+    into: &mut OutputBuilder,
+) {
     let raw: Option<Vec<RawRows>> = parts.iter_mut().map(OutputBuilder::take_raw).collect();
     if let Some(raw) = raw {
         let origins: Vec<&[Origin]> = raw.iter().map(|raw| &raw.origins[..]).collect();
         let spans = spans(stream, &origins, own);
-        return parts[0].finish_raw(copy(pool, &raw, &spans));
+        return copy(pool, &raw, &spans, into);
     }
     let parts: Vec<Option<Output>> = parts.iter_mut().map(OutputBuilder::finish).collect();
     let of = |part: &Option<Output>| part.as_ref().map_or(Vec::new(), |o| o.origins.of.clone());
@@ -59,9 +58,7 @@ fn in_order(
     let rows = spans.iter().flat_map(|s| s.rows.clone().map(|row| (number[s.thread], row as u32)));
     let batch = Batch::interleave(&batches, &rows.collect::<Vec<_>>());
     let rows = spans.iter().flat_map(|s| &origins[s.thread][s.rows.clone()]);
-    let origins = Origins { of: rows.copied().collect() };
-    let stream = parts.iter().flatten().next()?.stream;
-    Some(Output { stream, batch, origins })
+    into.append_batch(batch, rows.copied());
 }
 
 /// Which outputs of which thread follow one another.
@@ -103,39 +100,34 @@ fn weave(
     push(share);
 }
 
-/// The spans' rows, one span after the other. Threads take column by column: memory that is written for
-/// the first time is written once.
-fn copy(pool: &dyn Pool, raw: &[RawRows], spans: &[Span]) -> RawRows {
+/// Appends the spans' rows, one span after the other. Threads take column by column: memory that is written
+/// for the first time is written once.
+fn copy(pool: &dyn Pool, raw: &[RawRows], spans: &[Span], into: &mut OutputBuilder) {
     let len = spans.iter().map(|span| span.rows.len()).sum();
-    let columns = raw[0].columns.len();
-    let done: Vec<Mutex<Vec<i64>>> = (0..columns).map(|_| Mutex::default()).collect();
-    let (origins, next) = (Mutex::new(Vec::new()), AtomicUsize::new(0));
-    pool.run(&|_| loop {
-        match next.fetch_add(1, Ordering::Relaxed) {
-            // The widest first.
-            0 => *lock(&origins) = together(len, spans, |thread| &raw[thread].origins),
-            column if column <= columns => {
-                let of = |thread: usize| &raw[thread].columns[column - 1][..];
-                *lock(&done[column - 1]) = together(len, spans, of);
+    into.append_words(len, |columns, origins| {
+        let columns: Vec<Mutex<&mut Vec<i64>>> = columns.iter_mut().map(Mutex::new).collect();
+        let (origins, next) = (Mutex::new(origins), AtomicUsize::new(0));
+        pool.run(&|_| loop {
+            match next.fetch_add(1, Ordering::Relaxed) {
+                // The widest first.
+                0 => extend(&mut lock(&origins), spans, |thread| &raw[thread].origins),
+                column if column <= columns.len() => {
+                    let of = |thread: usize| &raw[thread].columns[column - 1][..];
+                    extend(&mut lock(&columns[column - 1]), spans, of);
+                }
+                _ => break,
             }
-            _ => break,
-        }
+        });
     });
-    let into =
-        |column: Mutex<Vec<i64>>| column.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let origins = origins.into_inner().unwrap_or_else(PoisonError::into_inner);
-    RawRows { columns: done.into_iter().map(into).collect(), origins }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The spans' items of one column, `len` in number.
-fn together<'c, T: Copy + 'c>(len: usize, spans: &[Span], of: impl Fn(usize) -> &'c [T]) -> Vec<T> {
-    let mut all = Vec::with_capacity(len);
+/// Appends the spans' items of one column.
+fn extend<'c, T: Copy + 'c>(all: &mut Vec<T>, spans: &[Span], of: impl Fn(usize) -> &'c [T]) {
     for Span { thread, rows } in spans {
         all.extend_from_slice(&of(*thread)[rows.clone()]);
     }
-    all
 }

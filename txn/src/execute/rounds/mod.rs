@@ -28,9 +28,9 @@ use self::reserve::Reserved;
 use self::share::{Own, Round, Shared};
 use super::codes::Codes;
 use super::in_place::{Halt, InPlace};
-use super::serial::Outcome;
+use super::serial::Sink;
 use super::timing::Timing;
-use crate::order::Epoch;
+use crate::order::{Epoch, Section};
 use crate::pool::Pool;
 
 /// Transactions of a share, at least and at most, on average.
@@ -78,22 +78,23 @@ impl Rounds {
         Rounds { in_place, own, reserved, put_off, share: 512, parts, timing }
     }
 
-    /// Executes an epoch of transactions that are numbered from `before + 1`, or says why that must
-    /// be done serially; then nothing has happened.
+    /// Executes transactions of an epoch whose first one has the number `before + 1`, with room by stream for so
+    /// many outputs, which go to `out`; or says why that must be done serially: then nothing has happened.
     pub(super) fn run(
         &mut self,
         rooms: &[usize],
         pool: &dyn Pool,
         tables: &mut [Table],
-        epoch: &Epoch,
+        section: &Section<'_>,
         before: Seq,
-    ) -> Result<Outcome, &'static str> {
+        out: &mut Sink,
+    ) -> Result<(), &'static str> {
         let begun = pool.now_ns();
-        let transactions = epoch.order.len();
+        let (epoch, transactions) = (section.epoch, section.ranks.len());
         let threads = self.in_place.threads;
         // On average: the few that use many may be in any share.
         let [rows, _] = self.in_place.rows_of(epoch, 1);
-        let rows = rows.div_ceil(transactions.max(1)).max(1);
+        let rows = rows.div_ceil(epoch.order.len().max(1)).max(1);
         // Each thread has a share of at least a few rounds.
         let share = self.share.min(transactions / (4 * threads)).max(SHARE_MIN);
         let mut end = 0.0;
@@ -103,7 +104,8 @@ impl Rounds {
                 end
             })
             .collect();
-        let round = Round { order: &epoch.order, len: threads * share, ends: &ends };
+        let order = &epoch.order[..section.ranks.end];
+        let round = Round { order, first: section.ranks.start, len: threads * share, ends: &ends };
         let (codes, writes) = (self.in_place.codes.clone(), self.in_place.writes.clone());
         let (own, reads) = (&self.own, self.in_place.reads());
         let words = Reserved::words_for(share * rows);
@@ -114,7 +116,7 @@ impl Rounds {
         }
         let (reserved, put_off) = (&self.reserved[..], &self.put_off[..]);
         let (mut prepared, mut all) = (begun, begun);
-        let parts = self.in_place.run(rooms, tables, epoch, |members| {
+        let parts = self.in_place.run(rooms, tables, section, |members| {
             let shared = Shared {
                 codes: &codes,
                 writes: &writes,
@@ -141,10 +143,10 @@ impl Rounds {
             !shared.halt.is_set()
         })?;
         let executed = pool.now_ns();
-        let mut own: Vec<&mut Own> = (self.own.iter_mut())
+        let own: Vec<&mut Own> = (self.own.iter_mut())
             .map(|own| own.get_mut().unwrap_or_else(PoisonError::into_inner))
             .collect();
-        let mut outcome = concat::concat(pool, parts, &mut own);
+        concat::concat(pool, parts, &own, out);
         let put_off: u64 = own.iter().map(|own| own.put_off).sum();
         let first = &own[0];
         self.timing = Timing {
@@ -160,8 +162,7 @@ impl Rounds {
         let each_ns = (self.timing.execute.saturating_sub(first.wait_ns)) / first.executed.max(1);
         self.share = share_after(share, put_off as f64 / transactions.max(1) as f64, each_ns);
         self.balance();
-        outcome.seq = before + transactions as Seq;
-        Ok(outcome)
+        Ok(())
     }
 
     /// Gives those threads more that were done sooner: the later ones look at what others reserve,

@@ -13,10 +13,13 @@ use crate::execute::segment::{InOrder, Turns};
 use crate::order::Ranked;
 use crate::pool::{self, Pool};
 
-/// How an epoch is cut: into rounds, and these into shares.
+/// How transactions are cut: into rounds, and these into shares.
 #[derive(Clone, Copy)]
 pub(super) struct Round<'r> {
+    /// The epoch's order, up to the last one.
     pub(super) order: &'r [Ranked],
+    /// The rank of the first one.
+    pub(super) first: usize,
     /// Transactions of one, but of the last.
     pub(super) len: usize,
     /// Where each thread's share ends, as a part of the round.
@@ -26,12 +29,12 @@ pub(super) struct Round<'r> {
 impl Round<'_> {
     /// How many there are.
     pub(super) fn count(&self) -> usize {
-        self.order.len().div_ceil(self.len)
+        (self.order.len() - self.first).div_ceil(self.len)
     }
 
     /// A thread's share of one.
     fn of(&self, thread: usize, round: usize) -> Range<usize> {
-        let begin = round * self.len;
+        let begin = self.first + round * self.len;
         let len = self.len.min(self.order.len() - begin);
         let end = |thread: usize| begin + (len as f64 * self.ends[thread]) as usize;
         let first = if thread == 0 { begin } else { end(thread - 1) };
@@ -51,7 +54,7 @@ pub(super) struct Shared<'s> {
     /// The same of what is put off.
     pub(super) put_off: &'s [[Reserved; 2]],
     pub(super) pool: &'s dyn Pool,
-    /// The number of the last transaction of earlier epochs.
+    /// The number of the transaction before the first one.
     pub(super) before: Seq,
     pub(super) halt: Halt,
 }
@@ -165,7 +168,7 @@ pub(super) fn walk<const READS: bool>(
 
 /// Executes a stretch of the order; whether it could.
 fn execute(shared: &Shared<'_>, member: &mut Member<'_>, ranks: Range<usize>) -> bool {
-    let seq = shared.before + ranks.start as Seq;
+    let seq = shared.before + (ranks.start - shared.round.first) as Seq;
     let order = &shared.round.order[..ranks.end];
     let mut turns = Turns::InOrder(InOrder { order, at: ranks.start, seq, prefetch: true });
     // SAFETY: whoever uses a row of these transactions in this round is before them in their own
