@@ -13,7 +13,6 @@ use super::words::{self, Frame, KeyFrom, WordCode};
 use crate::order::{Epoch, Ranked};
 use crate::program::rounds::Turns;
 use crate::program::{Body, NativeBody, Program};
-use crate::schedule::Properties;
 
 /// How a handler is executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -189,44 +188,9 @@ impl Codes {
         epoch.lanes.iter().zip(columns).enumerate().map(of).collect()
     }
 
-    /// What an epoch looks like, from a sample of its transactions.
-    pub(crate) fn properties(&self, epoch: &Epoch) -> Properties {
-        /// One of so many transactions: a sample must cost next to nothing.
-        const EVERY: usize = 128;
-        /// Transactions of a sample, at least and at most.
-        const SAMPLE: (usize, usize) = (8, 96);
-        /// So many of them follow one another: they share lines of memory, which nobody has looked at yet.
-        const TOGETHER: usize = 16;
-        let len = epoch.order.len();
-        let sample = (len / EVERY).clamp(SAMPLE.0, SAMPLE.1);
-        let together = sample.min(TOGETHER);
-        let every = (len * together).div_ceil(sample).max(1);
-        let mut seen = Seen::default();
-        let (mut transactions, mut rows, mut shared) = (0, 0, 0);
-        for ranked in epoch.order.chunks(every).flat_map(|of| &of[..together.min(of.len())]) {
-            let lane = &epoch.lanes[ranked.lane as usize];
-            let Some(wants) = &self.wants[lane.handler as usize] else { continue };
-            transactions += 1;
-            for (table, key) in &wants.keys {
-                let key = match key {
-                    KeyFrom::Const(word) => Some(*word),
-                    KeyFrom::Column(column) => {
-                        let ints = epoch.runs[lane.run as usize].batch.ints(usize::from(*column));
-                        ints.map(|ints| ints[ranked.row as usize] as u64)
-                    }
-                };
-                rows += 1;
-                shared += usize::from(key.is_some_and(|key| !seen.is_new(*table, key)));
-            }
-        }
-        let share = |part: usize, of: usize| part as f64 / of.max(1) as f64;
-        Properties {
-            transactions: epoch.order.len(),
-            rows: share(rows, transactions),
-            shared: share(shared, rows),
-            aborts: 0.0,
-            unknown: 0.0,
-        }
+    /// The rows of each of a handler's transactions, by table and key, on the fast path.
+    pub(crate) fn keys(&self, handler: usize) -> Option<&[(usize, KeyFrom)]> {
+        self.wants[handler].as_ref().map(|wants| &wants.keys[..])
     }
 
     /// Interprets what would be machine code.
@@ -242,30 +206,6 @@ impl Codes {
     /// Sends everything through the general path.
     pub(crate) fn general_only(&mut self) {
         self.code.iter_mut().for_each(|code| *code = Code::General);
-    }
-}
-
-/// Rows that were seen, by a few bits of their hashes: good enough for a sample, and no more than a
-/// few lines of memory.
-struct Seen([u64; Seen::WORDS]);
-
-impl Default for Seen {
-    fn default() -> Seen {
-        Seen([0; Seen::WORDS])
-    }
-}
-
-impl Seen {
-    const WORDS: usize = 512;
-
-    /// Whether a row is seen for the first time.
-    fn is_new(&mut self, table: usize, key: u64) -> bool {
-        let hash = (key ^ (table as u64) << 56).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let bit = hash >> (64 - (Seen::WORDS * 64).ilog2());
-        let word = &mut self.0[(bit / 64) as usize];
-        let is_new = *word >> (bit % 64) & 1 == 0;
-        *word |= 1 << (bit % 64);
-        is_new
     }
 }
 

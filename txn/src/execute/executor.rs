@@ -13,6 +13,7 @@ use super::graph::{self, Graphs};
 use super::in_place::PROCEDURES;
 use super::lists::Lists;
 use super::rounds::Rounds;
+use super::sample::Sample;
 use super::serial::{Outcome, Overdue, Serial, Sink};
 use super::timing::Timing;
 use crate::order::{Epoch, Lane, Section};
@@ -64,6 +65,8 @@ pub struct Executor {
     discovered: Vec<bool>,
     /// For epochs that can be executed in place, and for those that can't.
     choosers: [Chooser; 2],
+    /// What these look like.
+    samples: [Sample; 2],
     is_calibrated: bool,
     /// The share of transactions that aborted in the last epoch.
     aborts: f64,
@@ -96,6 +99,7 @@ impl Executor {
             lists: None,
             plans_anything: false,
             choosers: [Chooser::new(Arm::IN_PLACE), Chooser::new(Arm::ELSEWHERE)],
+            samples: Default::default(),
             is_calibrated: false,
             aborts: 0.0,
             strategy,
@@ -228,9 +232,9 @@ impl Executor {
             self.choosers.iter_mut().for_each(|chooser| chooser.calibrate(slower));
         }
         let unknown = if kind == 1 { self.unknown(epoch) } else { 0.0 };
-        let codes = &self.serial.codes;
+        let (codes, sample) = (&self.serial.codes, &mut self.samples[kind]);
         let chooser = &mut self.choosers[kind];
-        let mut seen = chooser.look_at(epoch.order.len(), || codes.properties(epoch));
+        let mut seen = chooser.look_at(epoch.order.len(), || sample.properties(codes, epoch));
         (seen.aborts, seen.unknown) = (self.aborts, unknown);
         // A long epoch is no reason to try something for long: what is tried executes a part, and the rest goes to
         // what is expected to be the best.

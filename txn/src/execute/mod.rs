@@ -17,6 +17,7 @@
 //! | `in_place` | what executing on several threads in place has in common |
 //! | `rounds` | several threads, each with a share of every round; what meets is put off |
 //! | `lists` | several threads, each with a list of transactions that it executes in place |
+//! | `sample` | what epochs look like, before anything is planned |
 //! | `window` | windows over versions, and aggregates |
 //! | `tables` | tables that keep of versions what windows ask for |
 //! | `output` | output events by column, with their stamps |
@@ -34,6 +35,7 @@ mod lists;
 mod native;
 mod output;
 mod rounds;
+mod sample;
 mod segment;
 mod serial;
 mod tables;

@@ -430,7 +430,7 @@ impl Chooser {
     pub fn graph(&self, seen: &Properties) -> Strategy {
         const ABORTS_MANY: f64 = 0.4;
         const CHEAP_NS: f64 = 10_000.0;
-        const SHARED_FEW: f64 = 0.2;
+        const SHARED_FEW: f64 = 0.1;
         let is_lazy = seen.aborts > ABORTS_MANY && self.serial_ns.value < CHEAP_NS;
         let aborts = if is_lazy { Aborts::Lazy } else { Aborts::Eager };
         let is_broad = seen.shared < SHARED_FEW && self.is_in_place();
