@@ -332,15 +332,15 @@ impl OutputBuilder {
         }
         let Rows::Any(AnyRows { batches, rows, origins }) = &mut self.rows else { return None };
         let (last, mut batches) = (rows.finish(), std::mem::take(batches));
-        let batch = match batches.is_empty() {
-            true => last,
-            false => {
-                batches.push(last);
-                Batch::concat(&batches.iter().collect::<Vec<_>>())
-            }
+        batches.extend((!last.is_empty()).then_some(last));
+        let batch = match &batches[..] {
+            [] => return None,
+            // Nothing has to be copied.
+            [one] => one.clone(),
+            several => Batch::concat(&several.iter().collect::<Vec<_>>()),
         };
         let origins = Origins { of: std::mem::take(origins) };
-        (!batch.is_empty()).then_some(Output { stream: self.stream, batch, origins })
+        Some(Output { stream: self.stream, batch, origins })
     }
 
     /// What has been collected, if all columns are words.
