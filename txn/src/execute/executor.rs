@@ -186,9 +186,8 @@ impl Executor {
             }
             Strategy::Serial => self.serially(ASKED, tables, epoch, &mut out),
         }?;
-        let outcome = self.serial.finish(out);
-        self.aborts = outcome.aborted() as f64 / epoch.order.len().max(1) as f64;
-        Ok(outcome)
+        self.aborts = out.aborted() as f64 / epoch.order.len().max(1) as f64;
+        Ok(self.serial.finish(out))
     }
 
     fn serially(

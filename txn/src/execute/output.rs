@@ -11,7 +11,7 @@ use tidemill_table::prefetch_address;
 use crate::order::Epoch;
 
 /// What an output's stamp is made of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// Low half: index of the input event's transaction in the epoch's order. High half: one more
     /// than the index of the derived event that set it off, in [`Origins::derived`]; 0 when that
@@ -68,7 +68,7 @@ impl Origin {
 const HALF: u64 = u32::MAX as u64;
 
 /// Per output of a stream, in order: where it came from.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Origins {
     pub(crate) of: Vec<Origin>,
 }
@@ -145,7 +145,7 @@ pub(crate) struct WordRows {
 }
 
 /// Rows of words that have been collected.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RawRows {
     pub(crate) columns: Vec<Vec<i64>>,
     pub(crate) origins: Vec<Origin>,

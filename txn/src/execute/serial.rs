@@ -80,13 +80,6 @@ pub struct Outcome {
     pub seq: Seq,
 }
 
-impl Outcome {
-    /// How many of its transactions aborted.
-    pub fn aborted(&self) -> u64 {
-        self.counts.iter().map(|count| count.aborted).sum()
-    }
-}
-
 /// Transactions for which the tables are opened at a time: their versions need room before.
 const OPEN: usize = 4096;
 

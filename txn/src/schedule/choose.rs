@@ -29,8 +29,8 @@ pub struct Properties {
     pub transactions: usize,
     /// Rows that they use, which are operations (T times l), on average.
     pub rows: f64,
-    /// Of the rows in a sample, the share that others in the sample use, too: what becomes of the
-    /// skew (theta) in so many transactions.
+    /// Of the rows in a sample of some dozens of transactions, the share that others in the sample use, too: what
+    /// becomes of the skew (theta) there.
     pub shared: f64,
     /// The share of the transactions of the epoch before that aborted (a).
     pub aborts: f64,
