@@ -178,28 +178,19 @@ impl Batch {
         Batch { schema: self.schema.clone(), columns, len: rows.len() }
     }
 
-    /// The rows of batches of one schema, one batch after the other. There is one at least.
-    pub fn concat(batches: &[&Batch]) -> Batch {
-        let schema = batches[0].schema.clone();
-        let columns = (0..schema.len()).map(|column| {
-            let arrays: Vec<&dyn Array> =
-                batches.iter().map(|batch| batch.columns[column].as_ref()).collect();
-            arrow_select::concat::concat(&arrays).expect("arrays of one type")
-        });
-        let len = batches.iter().map(|batch| batch.len).sum();
-        Batch::new(schema.clone(), columns.collect(), len)
-    }
-
     /// Rows of several batches of one schema, each given by its batch and its row there.
     pub fn interleave(batches: &[&Batch], rows: &[(u32, u32)]) -> Batch {
         let rows: Vec<(usize, usize)> = rows.iter().map(|r| (r.0 as usize, r.1 as usize)).collect();
         let schema = batches[0].schema.clone();
-        let columns = (0..schema.len()).map(|column| {
-            let arrays: Vec<&dyn Array> =
-                batches.iter().map(|batch| batch.columns[column].as_ref()).collect();
-            arrow_select::interleave::interleave(&arrays, &rows).expect("arrays of one type")
-        });
+        let columns = (0..schema.len()).map(|column| Batch::gather(batches, column, &rows));
         Batch::new(schema.clone(), columns.collect(), rows.len())
+    }
+
+    /// One column of rows of several batches of one schema, each given by its batch and its row there.
+    pub fn gather(batches: &[&Batch], column: usize, rows: &[(usize, usize)]) -> ArrayRef {
+        let arrays: Vec<&dyn Array> =
+            batches.iter().map(|batch| batch.columns[column].as_ref()).collect();
+        arrow_select::interleave::interleave(&arrays, rows).expect("arrays of one type")
     }
 
     /// The rows for which `keep` is true.

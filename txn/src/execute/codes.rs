@@ -12,7 +12,7 @@ use super::segment::Reason;
 use super::words::{self, Frame, KeyFrom, WordCode};
 use crate::order::{Epoch, Ranked};
 use crate::program::rounds::Turns;
-use crate::program::{Body, NativeBody, Program};
+use crate::program::{Body, NativeBody, Origin, Program};
 
 /// How a handler is executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,9 +156,24 @@ impl Codes {
         let streams = self.program.streams.iter().zip(rooms).enumerate();
         streams
             .map(|(i, (s, room))| {
-                OutputBuilder::new(StreamId(i as u16), s.spec.schema.clone(), *room)
+                let (id, schema) = (StreamId(i as u16), s.spec.schema.clone());
+                match s.origin {
+                    Origin::Aborted(_) => OutputBuilder::of_aborts(id, schema, *room),
+                    _ => OutputBuilder::new(id, schema, *room),
+                }
             })
             .collect()
+    }
+
+    /// The reasons that the code of a handler numbers, whose aborts the stream is of.
+    pub(crate) fn reasons(&self, stream: StreamId) -> &[String] {
+        match self.program.streams[stream.index()].origin {
+            Origin::Aborted(handler) => match &self.code[handler.index()] {
+                Code::Words(code) => &code.reasons,
+                _ => &[],
+            },
+            _ => &[],
+        }
     }
 
     /// The columns of each lane's events as words, as far as its handler wants them.

@@ -187,7 +187,7 @@ impl Executor {
             Strategy::Serial => self.serially(ASKED, tables, epoch, &mut out),
         }?;
         self.aborts = out.aborted() as f64 / epoch.order.len().max(1) as f64;
-        Ok(self.serial.finish(out))
+        Ok(self.serial.finish(pool, epoch, out))
     }
 
     fn serially(

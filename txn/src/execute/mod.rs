@@ -21,7 +21,9 @@
 //! | `window` | windows over versions, and aggregates |
 //! | `tables` | tables that keep of versions what windows ask for |
 //! | `output` | output events by column, with their stamps |
+//! | `aborts` | aborted events: noted as words, taken from the input in the end |
 
+mod aborts;
 mod alone;
 mod closure;
 mod codes;

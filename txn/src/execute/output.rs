@@ -8,7 +8,10 @@ use tidemill_core::batch::{Batch, BatchBuilder};
 use tidemill_core::{DataType, Schema, SourceId, Stamp, StreamId, Value};
 use tidemill_table::prefetch_address;
 
+use super::aborts::AbortRows;
+use super::segment::Reason;
 use crate::order::Epoch;
+use crate::pool::Pool;
 
 /// What an output's stamp is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,15 +119,9 @@ pub(crate) struct OutputBuilder {
 enum Rows {
     /// All columns are words that are never null.
     Words(WordRows),
-    Any(AnyRows),
-}
-
-/// Rows of any columns: those of batches, then those that are being collected.
-#[derive(Debug)]
-struct AnyRows {
-    batches: Vec<Batch>,
-    rows: BatchBuilder,
-    origins: Vec<Origin>,
+    /// They are a handler's aborts.
+    Aborts(AbortRows),
+    Any(BatchBuilder, Vec<Origin>),
 }
 
 /// Rows of words, by column. Appending one is on the path of every transaction: it costs one check
@@ -154,7 +151,7 @@ pub(crate) struct RawRows {
 const NEAR: usize = 8;
 
 impl WordRows {
-    fn new(columns: usize, expected: usize) -> WordRows {
+    pub(super) fn new(columns: usize, expected: usize) -> WordRows {
         WordRows {
             len: 0,
             expected,
@@ -164,6 +161,18 @@ impl WordRows {
             columns: vec![Vec::new(); columns],
             origins: Vec::new(),
         }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// What has been collected.
+    pub(super) fn take(&mut self) -> RawRows {
+        self.settle();
+        let empty = WordRows::new(self.columns.len(), 0);
+        let WordRows { columns, origins, .. } = std::mem::replace(self, empty);
+        RawRows { columns, origins }
     }
 
     /// Gives the vectors the lengths that they have.
@@ -196,7 +205,11 @@ impl WordRows {
     }
 
     /// Appends so many rows: `fill` extends the columns and the origins by them.
-    fn append(&mut self, rows: usize, fill: impl FnOnce(&mut [Vec<i64>], &mut Vec<Origin>)) {
+    pub(super) fn append(
+        &mut self,
+        rows: usize,
+        fill: impl FnOnce(&mut [Vec<i64>], &mut Vec<Origin>),
+    ) {
         match self.room - self.len < rows {
             true => self.make_room(rows),
             false => self.settle(),
@@ -248,14 +261,16 @@ impl OutputBuilder {
     /// For about `room` events.
     pub(crate) fn new(stream: StreamId, schema: Arc<Schema>, room: usize) -> OutputBuilder {
         let words = schema.columns.iter().all(|c| c.ty.is_word() && !c.nullable);
-        // A little more than the last time, which would not have been enough every second time.
-        let room = room + room / 8;
-        let rows = if words {
-            Rows::Words(WordRows::new(schema.len(), room))
-        } else {
-            let rows = BatchBuilder::new(schema.clone());
-            Rows::Any(AnyRows { batches: Vec::new(), rows, origins: Vec::new() })
+        let rows = match words {
+            true => Rows::Words(WordRows::new(schema.len(), more(room))),
+            false => Rows::Any(BatchBuilder::new(schema.clone()), Vec::new()),
         };
+        OutputBuilder { stream, schema, rows }
+    }
+
+    /// For about `room` aborts of a handler.
+    pub(crate) fn of_aborts(stream: StreamId, schema: Arc<Schema>, room: usize) -> OutputBuilder {
+        let rows = Rows::Aborts(AbortRows::new(schema.clone(), more(room)));
         OutputBuilder { stream, schema, rows }
     }
 
@@ -265,7 +280,8 @@ impl OutputBuilder {
                 let word = |column: usize| row[column].word().expect("a value that was stored");
                 self.push_words(origin, row.len(), word);
             }
-            Rows::Any(AnyRows { rows, origins, .. }) => {
+            Rows::Aborts(aborts) => aborts.push(row, origin),
+            Rows::Any(rows, origins) => {
                 rows.push(row);
                 origins.push(origin);
             }
@@ -277,7 +293,15 @@ impl OutputBuilder {
     pub(crate) fn push_words(&mut self, origin: Origin, width: usize, word: impl Fn(usize) -> u64) {
         match &mut self.rows {
             Rows::Words(rows) => rows.push(origin, width, word),
-            Rows::Any(_) => only_words(),
+            _ => only_words(),
+        }
+    }
+
+    /// The transaction of an input event aborts; only for a stream of aborts.
+    pub(crate) fn note_abort(&mut self, origin: Origin, reason: Reason) {
+        match &mut self.rows {
+            Rows::Aborts(aborts) => aborts.note(origin, reason),
+            _ => panic!("a handler's aborts go to their own stream"),
         }
     }
 
@@ -286,8 +310,12 @@ impl OutputBuilder {
     pub(crate) fn word_rows(&mut self) -> *mut WordRows {
         match &mut self.rows {
             Rows::Words(rows) => rows,
-            Rows::Any(_) => only_words(),
+            _ => only_words(),
         }
+    }
+
+    pub(crate) fn stream(&self) -> StreamId {
+        self.stream
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -296,9 +324,21 @@ impl OutputBuilder {
 
     pub(crate) fn len(&self) -> usize {
         match &self.rows {
-            Rows::Words(rows) => rows.len,
-            Rows::Any(AnyRows { origins, .. }) => origins.len(),
+            Rows::Words(rows) => rows.len(),
+            Rows::Aborts(aborts) => aborts.len(),
+            Rows::Any(_, origins) => origins.len(),
         }
+    }
+
+    /// What members have collected of the stream, in the words that this one collects; only of a
+    /// stream that is collected in words, as all are to which members have sent something.
+    pub(crate) fn take_from(&mut self, parts: Vec<OutputBuilder>) -> Vec<RawRows> {
+        let take = |mut part: OutputBuilder| match (&mut self.rows, &mut part.rows) {
+            (Rows::Words(_), Rows::Words(rows)) => rows.take(),
+            (Rows::Aborts(own), Rows::Aborts(aborts)) => own.take_from(aborts),
+            _ => only_words(),
+        };
+        parts.into_iter().map(take).collect()
     }
 
     /// Appends so many rows of words: `fill` extends the columns and the origins by them.
@@ -309,58 +349,39 @@ impl OutputBuilder {
     ) {
         match &mut self.rows {
             Rows::Words(words) => words.append(rows, fill),
-            Rows::Any(_) => only_words(),
+            Rows::Aborts(aborts) => aborts.noted().append(rows, fill),
+            Rows::Any(..) => only_words(),
         }
     }
 
-    /// Appends the rows of a batch; only for streams whose columns are not all words.
-    pub(crate) fn append_batch(&mut self, batch: Batch, of: impl Iterator<Item = Origin>) {
-        match &mut self.rows {
-            Rows::Words(_) => panic!("a stream of words is appended to in words"),
-            Rows::Any(AnyRows { batches, rows, origins }) => {
-                let before = rows.finish();
-                batches.extend((!before.is_empty()).then_some(before));
-                batches.push(batch);
-                origins.extend(of);
+    /// What the epoch came to; `numbered` are the reasons of a handler's compiled code, if these are
+    /// its aborts.
+    pub(crate) fn finish(
+        mut self,
+        pool: &dyn Pool,
+        epoch: &Epoch,
+        numbered: &[String],
+    ) -> Option<Output> {
+        if self.is_empty() {
+            return None;
+        }
+        let (batch, of) = match &mut self.rows {
+            Rows::Words(rows) => {
+                let RawRows { columns, origins } = rows.take();
+                let arrays = columns.into_iter().zip(&self.schema.columns);
+                let arrays = arrays.map(|(words, c)| word_array(&c.ty, words));
+                (Batch::new(self.schema.clone(), arrays.collect(), origins.len()), origins)
             }
-        }
-    }
-
-    pub(crate) fn finish(&mut self) -> Option<Output> {
-        if let Some(raw) = self.take_raw() {
-            return self.finish_raw(raw);
-        }
-        let Rows::Any(AnyRows { batches, rows, origins }) = &mut self.rows else { return None };
-        let (last, mut batches) = (rows.finish(), std::mem::take(batches));
-        batches.extend((!last.is_empty()).then_some(last));
-        let batch = match &batches[..] {
-            [] => return None,
-            // Nothing has to be copied.
-            [one] => one.clone(),
-            several => Batch::concat(&several.iter().collect::<Vec<_>>()),
+            Rows::Aborts(aborts) => aborts.finish(pool, epoch, numbered),
+            Rows::Any(rows, origins) => (rows.finish(), std::mem::take(origins)),
         };
-        let origins = Origins { of: std::mem::take(origins) };
-        Some(Output { stream: self.stream, batch, origins })
+        Some(Output { stream: self.stream, batch, origins: Origins { of } })
     }
+}
 
-    /// What has been collected, if all columns are words.
-    pub(crate) fn take_raw(&mut self) -> Option<RawRows> {
-        let Rows::Words(rows) = &mut self.rows else { return None };
-        rows.settle();
-        let WordRows { columns, origins, .. } =
-            std::mem::replace(rows, WordRows::new(self.schema.len(), 0));
-        Some(RawRows { columns, origins })
-    }
-
-    /// Rows of words as an output.
-    fn finish_raw(&self, raw: RawRows) -> Option<Output> {
-        let RawRows { columns, origins: of } = raw;
-        let len = of.len();
-        let arrays = columns.into_iter().zip(&self.schema.columns);
-        let arrays = arrays.map(|(words, c)| word_array(&c.ty, words));
-        let batch = Batch::new(self.schema.clone(), arrays.collect(), len);
-        (len > 0).then_some(Output { stream: self.stream, batch, origins: Origins { of } })
-    }
+/// A little more than the last time, which would not have been enough every second time.
+fn more(room: usize) -> usize {
+    room + room / 8
 }
 
 #[cold]

@@ -23,6 +23,7 @@ use super::segment::{run_words, End, InOrder, Turns};
 use super::turn;
 use super::words::{Frame, WordCode};
 use crate::order::{Epoch, Ranked, Section};
+use crate::pool::{Alone, Pool};
 use crate::program::inside::Transaction;
 use crate::program::rounds::Agenda;
 use crate::program::{reasons, Abort, AbortKind, Body, Moment, Program};
@@ -161,7 +162,7 @@ impl Serial {
     pub fn run(&mut self, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
         let mut out = self.sink();
         self.whole(tables, epoch, &mut out)?;
-        Ok(self.finish(out))
+        Ok(self.finish(&Alone, epoch, out))
     }
 
     /// Executes an epoch; what it comes to goes to a sink.
@@ -202,9 +203,12 @@ impl Serial {
     }
 
     /// What an epoch came to.
-    pub(crate) fn finish(&mut self, mut out: Sink) -> Outcome {
-        let outputs: Vec<Output> =
-            out.builders.iter_mut().filter_map(OutputBuilder::finish).collect();
+    pub(crate) fn finish(&mut self, pool: &dyn Pool, epoch: &Epoch, out: Sink) -> Outcome {
+        let finish = |builder: OutputBuilder| {
+            let reasons = self.codes.reasons(builder.stream());
+            builder.finish(pool, epoch, reasons)
+        };
+        let outputs: Vec<Output> = out.builders.into_iter().filter_map(finish).collect();
         let outcome = Outcome {
             outputs,
             derived: out.derived,
@@ -419,11 +423,9 @@ impl Serial {
                 End::Lane => {}
                 End::Aborts(reason) if !codes.consumed[codes.aborted[handler]] => {
                     self.seq += 1;
-                    let lane = &lanes[order[*at].lane as usize];
-                    let event = aborted(&codes.code[handler], lane.batch, order[*at], reason);
                     out.counts[handler].aborted += 1;
                     let origin = Origin::new(*at as u32, 0, handler);
-                    out.builders[codes.aborted[handler]].push(&event, origin);
+                    out.builders[codes.aborted[handler]].note_abort(origin, reason);
                     *at += 1;
                 }
                 end => return end,

@@ -2,16 +2,15 @@
 
 use std::slice::Iter;
 
-use tidemill_core::Value;
 use tidemill_table::Seq;
 
 use super::natives::Log;
 use super::post::{Item, Posted};
-use super::shape::{Kind, Shape};
 use super::unit::{Step, Unit};
 use super::view::{Extra, View};
 use super::work::Work;
 use crate::execute::output::{DerivedEvent, Origin};
+use crate::execute::segment::Reason;
 use crate::execute::serial::{Serial, Sink, Unstable};
 use crate::program::Body;
 
@@ -46,17 +45,12 @@ impl Appending<'_, '_> {
         self.out.counts[handler].committed += 1;
     }
 
-    fn abort(&mut self, txn: u32, reason: &str) {
+    fn abort(&mut self, txn: u32, reason: Reason) {
         self.begin();
-        let (handler, origin, stretch) = (self.handler(txn), self.origin(txn), self.work.stretch);
-        let ranked = stretch.epoch.order[stretch.from + txn as usize];
-        let run = stretch.epoch.lanes[ranked.lane as usize].run;
-        let batch = &stretch.epoch.runs[run as usize].batch;
-        let mut event = batch.row(ranked.row as usize).into_vec();
-        event.push(Value::str(reason));
+        let (handler, origin) = (self.handler(txn), self.origin(txn));
         self.out.counts[handler].aborted += 1;
         let aborted = self.work.program.handlers[handler].aborted;
-        self.out.builders[aborted.index()].push(&event, origin);
+        self.out.builders[aborted.index()].note_abort(origin, reason);
     }
 
     /// Appends what some transactions come to, up to one that the general path must decide; gives
@@ -74,15 +68,9 @@ impl Appending<'_, '_> {
                     let builder = &mut self.out.builders[usize::from(stream)];
                     builder.push_words(origin, event.len(), |column| event[column]);
                 }
-                Item::Aborts(txn, reason) => {
-                    let shape = &self.work.stretch.shapes[self.handler(txn)];
-                    let Some(Shape { kind: Kind::Words(code), .. }) = shape else {
-                        unreachable!("only compiled code numbers its reasons")
-                    };
-                    self.abort(txn, &code.reasons[usize::from(reason)]);
-                }
+                Item::Aborts(txn, reason) => self.abort(txn, Reason::Number(reason)),
                 Item::Refuses { txn, thread, at } => {
-                    self.abort(txn, logs[usize::from(thread)].reason(at as usize));
+                    self.abort(txn, Reason::Text(logs[usize::from(thread)].reason(at as usize)));
                 }
                 Item::Unit(txn) => {
                     let unit = self.work.unit(txn).expect("it has been run");

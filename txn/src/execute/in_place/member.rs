@@ -2,7 +2,7 @@
 
 use tidemill_table::Opened;
 
-use crate::execute::codes::{aborted, Code, Codes};
+use crate::execute::codes::{Code, Codes};
 use crate::execute::lane::{Lane, WordColumns};
 use crate::execute::output::{Origin, OutputBuilder};
 use crate::execute::segment::{run_words, End, Turns};
@@ -86,11 +86,9 @@ impl<'e> Member<'e> {
                 End::Lane if turns.have_stopped() => return true,
                 End::Lane => {}
                 End::Aborts(reason) => {
-                    let (ranked, rank) = turns.ranked();
-                    let code = &codes.code[handler];
-                    let event = aborted(code, lane.batch, ranked, reason);
+                    let (_, rank) = turns.ranked();
                     let origin = Origin::new(rank as u32, 0, handler);
-                    self.builders[codes.aborted[handler]].push(&event, origin);
+                    self.builders[codes.aborted[handler]].note_abort(origin, reason);
                     self.counts[handler].aborted += 1;
                     turns.skip();
                 }

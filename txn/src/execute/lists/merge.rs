@@ -4,10 +4,8 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use tidemill_core::Batch;
-
 use crate::execute::in_place::{by_stream, Part};
-use crate::execute::output::{Origin, Output, OutputBuilder, RawRows};
+use crate::execute::output::{Origin, OutputBuilder, RawRows};
 use crate::execute::serial::Sink;
 use crate::pool::Pool;
 
@@ -24,24 +22,11 @@ pub(super) fn merge(pool: &dyn Pool, parts: Vec<Part>, ranks: &Range<usize>, out
 /// Appends the outputs of one stream: parts that are in stamp order. No transaction is in two of them.
 fn in_order(
     pool: &dyn Pool,
-    mut parts: Vec<OutputBuilder>,
+    parts: Vec<OutputBuilder>,
     ranks: &Range<usize>,
     into: &mut OutputBuilder,
 ) {
-    let raw: Option<Vec<RawRows>> = parts.iter_mut().map(OutputBuilder::take_raw).collect();
-    let Some(raw) = raw else {
-        let parts: Vec<Output> = parts.iter_mut().filter_map(OutputBuilder::finish).collect();
-        let of: Vec<&[Origin]> = parts.iter().map(|part| &part.origins.of[..]).collect();
-        let mut rows = Vec::new();
-        let whole: Vec<Range<usize>> = of.iter().map(|of| 0..of.len()).collect();
-        let mut origins = Vec::new();
-        walk(&of, &whole, |part, row| {
-            rows.push((part as u32, row as u32));
-            origins.push(of[part][row]);
-        });
-        let batches: Vec<&Batch> = parts.iter().map(|part| &part.batch).collect();
-        return into.append_batch(Batch::interleave(&batches, &rows), origins.into_iter());
-    };
+    let raw = into.take_from(parts);
     // Every thread puts a range of transactions in order.
     let of: Vec<&[Origin]> = raw.iter().map(|raw| &raw.origins[..]).collect();
     let len = of.iter().map(|of| of.len()).sum();

@@ -5,11 +5,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tidemill_core::Batch;
-
 use super::share::Own;
 use crate::execute::in_place::{by_stream, Part};
-use crate::execute::output::{Origin, Output, OutputBuilder, RawRows};
+use crate::execute::output::{Origin, OutputBuilder, RawRows};
 use crate::execute::serial::Sink;
 use crate::pool::Pool;
 
@@ -33,32 +31,14 @@ pub(super) fn concat(pool: &dyn Pool, parts: Vec<Part>, own: &[&mut Own], out: &
 fn in_order(
     pool: &dyn Pool,
     stream: usize,
-    mut parts: Vec<OutputBuilder>,
+    parts: Vec<OutputBuilder>,
     own: &[&mut Own],
     into: &mut OutputBuilder,
 ) {
-    let raw: Option<Vec<RawRows>> = parts.iter_mut().map(OutputBuilder::take_raw).collect();
-    if let Some(raw) = raw {
-        let origins: Vec<&[Origin]> = raw.iter().map(|raw| &raw.origins[..]).collect();
-        let spans = spans(stream, &origins, own);
-        return copy(pool, &raw, &spans, into);
-    }
-    let parts: Vec<Option<Output>> = parts.iter_mut().map(OutputBuilder::finish).collect();
-    let of = |part: &Option<Output>| part.as_ref().map_or(Vec::new(), |o| o.origins.of.clone());
-    let of: Vec<Vec<Origin>> = parts.iter().map(of).collect();
-    let origins: Vec<&[Origin]> = of.iter().map(Vec::as_slice).collect();
+    let raw = into.take_from(parts);
+    let origins: Vec<&[Origin]> = raw.iter().map(|raw| &raw.origins[..]).collect();
     let spans = spans(stream, &origins, own);
-    // Threads that have no outputs have no batch.
-    let mut batches: Vec<&Batch> = Vec::new();
-    let mut number = vec![0; parts.len()];
-    for (thread, part) in parts.iter().enumerate() {
-        number[thread] = batches.len() as u32;
-        batches.extend(part.iter().map(|part| &part.batch));
-    }
-    let rows = spans.iter().flat_map(|s| s.rows.clone().map(|row| (number[s.thread], row as u32)));
-    let batch = Batch::interleave(&batches, &rows.collect::<Vec<_>>());
-    let rows = spans.iter().flat_map(|s| &origins[s.thread][s.rows.clone()]);
-    into.append_batch(batch, rows.copied());
+    copy(pool, &raw, &spans, into);
 }
 
 /// Which outputs of which thread follow one another.
