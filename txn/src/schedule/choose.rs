@@ -155,6 +155,8 @@ const NEVER: u32 = 1000;
 /// as the best takes, or so long.
 const FIRST_TRIES: f64 = 0.05;
 const NEW_NS: f64 = 500.0;
+/// And of what was tried once: memory was new then, also that of what goes out.
+const SECOND_TRIES: f64 = 0.02;
 
 /// How many epochs are executed serially in the beginning, at least, of which the fastest counts: in the first
 /// ones all memory is new.
@@ -167,6 +169,10 @@ const CHARGE_MAX: f64 = 3.0;
 /// A graph that is expected to take more times as long as the best is not tried to find out: where
 /// transactions are cheap that would be ten times.
 const GRAPH_HOPE: f64 = 1.1;
+
+/// So many operations fit in a core's cache as nodes of a graph. A longer epoch is divided into several: of
+/// transactions of 2 µs and four rows, half of them aborting, a graph of 100,000 takes a seventh longer than 25 of 4,000.
+const GRAPH_ROWS: f64 = 16_384.0;
 
 /// A try lasts for so many transactions, as long as it takes no more times as long as the best: caches and threads
 /// get used to what several do a little more from epoch to epoch (by a quarter over five epochs of 10,000), and
@@ -237,7 +243,7 @@ const NEW_FAR: f64 = 0.7;
 
 /// Very different; and how much more than before is believed at a time.
 const FAR: f64 = 1.3;
-const FAR_MAX: f64 = 1.6;
+const FAR_MAX: f64 = 1.8;
 
 /// What is known of a value that is measured over and over.
 #[derive(Clone, Copy, Debug)]
@@ -254,11 +260,11 @@ impl Average {
 
     /// What is far more does not count when it comes up to three times, because threads that had to wait for a
     /// core say nothing, and finding out what else there is takes longer; not in full when it comes once more; and
-    /// then it does. What is far less counts at once: nothing is faster than it can be.
+    /// then it does. What is far less counts at once, and in full: nothing is faster than it can be.
     fn learn(&mut self, value: f64, new: f64) {
         if value <= self.value * FAR {
             self.more = None;
-            let new = if value < self.value / FAR { NEW_FAR } else { new };
+            let new = if value < self.value / FAR { 1.0 } else { new };
             self.value += (value - self.value) * new;
             return;
         }
@@ -465,11 +471,17 @@ impl Chooser {
                 (PART_NS / best_ns).clamp(PART.0, PART.1) as usize
             }
         };
-        // No rest that is too little for anything.
-        if all < part + part / 2 {
-            all
-        } else {
-            part
+        without_rest(all, part)
+    }
+
+    /// How many transactions of what is left of an epoch are executed at a time by what is the best.
+    fn most(&self, left: &Properties, best: Arm) -> usize {
+        match best {
+            Arm::Graph if self.is_in_place() => {
+                let fits = GRAPH_ROWS / left.rows.max(1.0);
+                without_rest(left.transactions, fits.max(PART.0) as usize)
+            }
+            _ => left.transactions,
         }
     }
 
@@ -505,7 +517,7 @@ impl Chooser {
         let best = self.best(&expected);
         if self.is_cold {
             // What is the best needs no try.
-            let transactions = if self.last == best { all } else { part };
+            let transactions = if self.last == best { self.most(left, best) } else { part };
             return chosen(self.last, transactions, "to find out what it takes once it is warm");
         }
         let is_due = |arm: &Arm| {
@@ -513,8 +525,7 @@ impl Chooser {
             let (loss, lost_ns, tries) = match self.tried[nth] {
                 0 if *arm == Arm::Graph && cost(arm) > cost(&best) * GRAPH_HOPE => return false,
                 0 => (more + cost(&best).min(NEW_NS * self.slower), 0.0, FIRST_TRIES),
-                // What the first try cost says nothing: memory was new.
-                1 => (more, 0.0, TRIES),
+                1 => (more, 0.0, SECOND_TRIES),
                 _ => (more, self.lost_ns[nth], TRIES),
             };
             let n = part as f64;
@@ -526,7 +537,7 @@ impl Chooser {
         };
         match self.among.iter().copied().find(is_due) {
             Some(arm) => chosen(arm, part, "to find out what it takes now"),
-            None => chosen(best, all, "it is expected to be faster"),
+            None => chosen(best, self.most(left, best), "it is expected to be faster"),
         }
     }
 
@@ -542,7 +553,9 @@ impl Chooser {
         // When it becomes no faster the time before is what it takes.
         let least_ns = if was_cold { took.ns.min(self.last_ns) } else { took.ns };
         (self.last, self.last_ns) = (arm, took.ns);
-        let new = if was_cold { NEW_TRY } else { NEW };
+        // What says all when it is executed once has been tried as well then.
+        let is_try = was_cold || self.in_row == 1 && !self.is_cold;
+        let new = if is_try { NEW_TRY } else { NEW };
         self.measure(seen, threads, arm, Took { ns: least_ns, ..took }, new);
         let (expected, n) = (self.expected(seen, threads), seen.transactions as f64);
         let best = self.best(&expected);
@@ -636,6 +649,15 @@ impl Chooser {
                 (*known, *is_measured) = (Average::of(least.min(thought * FAR_MAX)), true);
             }
         }
+    }
+}
+
+/// A part of what is left of an epoch, or all of it where the rest would be too little for anything.
+fn without_rest(all: usize, part: usize) -> usize {
+    if all < part + part / 2 {
+        all
+    } else {
+        part
     }
 }
 
