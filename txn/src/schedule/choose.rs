@@ -78,7 +78,7 @@ impl Arm {
 pub struct Choice {
     /// By what.
     pub arm: Arm,
-    /// So many of its transactions: for a try a part is enough.
+    /// So many of its transactions: for a try a part is enough, and a graph has to fit in a cache.
     pub transactions: usize,
     /// Why.
     pub why: &'static str,
@@ -236,7 +236,7 @@ const LISTS_TOGETHER_NS: f64 = 12.0;
 const GRAPH_TOGETHER_NS: f64 = 50.0;
 
 /// How much of what is new goes into an average, how much of what a try of several epochs, or parts of them, came
-/// to, and how much of what is very different.
+/// to, and how much of what is very much more.
 const NEW: f64 = 0.2;
 const NEW_TRY: f64 = 0.6;
 const NEW_FAR: f64 = 0.7;
@@ -264,8 +264,8 @@ impl Average {
     fn learn(&mut self, value: f64, new: f64) {
         if value <= self.value * FAR {
             self.more = None;
-            let new = if value < self.value / FAR { 1.0 } else { new };
-            self.value += (value - self.value) * new;
+            let is_far = value < self.value / FAR;
+            self.value += (value - self.value) * if is_far { 1.0 } else { new };
             return;
         }
         // The less of the last two, and not of all: while more than one thing changes, the first may be nothing

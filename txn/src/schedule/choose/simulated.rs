@@ -3,9 +3,8 @@
 
 use super::*;
 
-/// So many transactions epochs have, of 100 runs how many are good, and how far none is below.
-const EPOCHS: [(usize, usize, f64); 3] =
-    [(1_000, 96, 0.85), (10_000, 96, 0.85), (100_000, 88, 0.75)];
+/// So many transactions epochs have, and how many of 100 runs are good.
+const EPOCHS: [(usize, usize); 3] = [(1_000, 96), (10_000, 96), (100_000, 88)];
 /// In how many runs of each kind of epochs.
 const RUNS: u64 = 40;
 /// A run takes so long in serial execution, in nanoseconds, but has at least so many transactions and epochs; a third as
@@ -32,6 +31,15 @@ struct Kind {
     /// By arm, what a transaction takes once it is warm, in nanoseconds.
     warm_ns: [f64; ARMS],
     plan_ns: f64,
+}
+
+impl Kind {
+    /// What the best takes, with all that others take.
+    fn best_ns(&self) -> f64 {
+        let mean_ns =
+            |(ns, (often, longer)): (&f64, (f64, f64))| ns * (1.0 + often / (1.0 - KEPT) * longer);
+        self.warm_ns.iter().zip(TAKEN).map(mean_ns).fold(f64::INFINITY, f64::min)
+    }
 }
 
 const KINDS: &[Kind] = &[
@@ -94,78 +102,110 @@ impl Chance {
     }
 }
 
+/// The machine, and what it remembers of the parts that it has executed.
+struct Machine {
+    chance: Chance,
+    last: Arm,
+    /// By what was executed last: so many transactions in a row.
+    in_row: f64,
+    /// By arm: the longest part.
+    longest: [usize; ARMS],
+    noise: f64,
+    is_taken: bool,
+}
+
+impl Machine {
+    fn new(seed: u64) -> Machine {
+        let chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let (last, longest) = (Arm::Serial, [0; ARMS]);
+        Machine { chance, last, in_row: 0.0, longest, noise: 0.0, is_taken: false }
+    }
+
+    /// What so many transactions took, and how many times as long as they are said to, whoever executes them.
+    fn executes(&mut self, kind: &Kind, arm: Arm, n: usize, is_output_new: bool) -> (Took, f64) {
+        let of = arm as usize;
+        let more_ns = self.cold_ns(kind, arm, n, is_output_new) / n as f64;
+        let slower = self.slower();
+        let took = Took {
+            ns: (kind.warm_ns[of] + more_ns)
+                * (slower + self.taken(arm, kind.warm_ns[of] * n as f64)),
+            plan_ns: (arm == Arm::Lists).then_some(kind.plan_ns * slower),
+            execute_ns: (arm != Arm::Serial).then_some(kind.warm_ns[0] * 1.1 * slower),
+            aborts: 0.0,
+        };
+        (took, slower)
+    }
+
+    /// What a part takes longer than once all is warm.
+    fn cold_ns(&mut self, kind: &Kind, arm: Arm, n: usize, is_output_new: bool) -> f64 {
+        let (of, rows, n_f) = (arm as usize, kind.rows / 3.5, n as f64);
+        let ((wakes_ns, cold_ns, cools), (first_ns, new_ns)) = (COLD[of], NEW_MEMORY[of]);
+        let mut more_ns = 0.0;
+        if arm != self.last {
+            (self.last, self.in_row) = (arm, 0.0);
+            more_ns += wakes_ns;
+        }
+        let cold = |at: f64| (-at / cools).exp();
+        more_ns += (cold(self.in_row) - cold(self.in_row + n_f)) * cools * cold_ns * rows;
+        if self.longest[of] == 0 {
+            more_ns += first_ns;
+        }
+        more_ns += n.saturating_sub(self.longest[of]) as f64 * new_ns * rows;
+        if is_output_new && self.chance.unit() < 0.5 {
+            more_ns += NEW_OUTPUT_NS * n_f;
+        }
+        self.in_row += n_f;
+        self.longest[of] = self.longest[of].max(n);
+        more_ns
+    }
+
+    /// How many times as long a part takes for everybody.
+    fn slower(&mut self) -> f64 {
+        let new = (1.0 - NOISE_LASTS.powi(2)).sqrt();
+        self.noise = self.noise * NOISE_LASTS + self.chance.normal() * NOISE * new;
+        (1.0 + self.noise).max(0.8)
+    }
+
+    /// How much longer a part of so many nanoseconds takes because others took the cores, as a share.
+    fn taken(&mut self, arm: Arm, ns: f64) -> f64 {
+        let ((often, longer), slices) = (TAKEN[arm as usize], (ns / TAKEN_NS).ceil());
+        let mut taken = 0.0;
+        for _ in 0..slices as usize {
+            self.is_taken = self.chance.unit() < if self.is_taken { KEPT } else { often };
+            taken += if self.is_taken { 2.0 * longer * self.chance.unit() } else { 0.0 };
+        }
+        taken / slices
+    }
+}
+
 /// What the best would have taken, to what was taken, where kinds follow one another in so many phases, each as long as
 /// a run.
 fn run(kinds: &[&Kind], phases: usize, epoch: usize, seed: u64) -> f64 {
-    let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let mut chooser = Chooser::new(Arm::IN_PLACE);
-    let (mut last, mut in_row, mut longest) = (Arm::Serial, 0.0, [0; ARMS]);
-    let (mut noise, mut is_taken) = (0.0, false);
-    let transactions = |kind: &Kind| {
+    let (mut machine, mut chooser) = (Machine::new(seed), Chooser::new(Arm::IN_PLACE));
+    let epochs = |kind: &Kind| {
         let transactions = (RUN_NS / kind.warm_ns[0]).max(TRANSACTIONS_MIN);
-        transactions.max(EPOCHS_MIN * epoch as f64)
+        (transactions / epoch as f64).max(EPOCHS_MIN) as usize
     };
-    let epochs = |kind| (transactions(kind) / epoch as f64) as usize;
     let before = epochs(kinds[0]) / 3;
     let of_phases = (0..phases).map(|phase| kinds[phase % kinds.len()]);
     let of_epochs = of_phases.flat_map(|kind| std::iter::repeat_n(kind, epochs(kind)));
     let of_epochs = std::iter::repeat_n(kinds[0], before).chain(of_epochs);
     let (mut took_ns, mut would_ns) = (0.0, 0.0);
     for (nth, kind) in of_epochs.enumerate() {
-        let Kind { shared, rows, warm_ns, plan_ns, .. } = kind;
-        // What each takes with all that others take.
-        let mean_ns =
-            |arm: usize| warm_ns[arm] * (1.0 + TAKEN[arm].0 / (1.0 - KEPT) * TAKEN[arm].1);
-        let best_ns = (0..ARMS).map(mean_ns).fold(f64::INFINITY, f64::min);
-        let sample = shared * (1.0 + 0.05 * chance.normal());
-        let properties = Properties {
-            transactions: epoch,
-            rows: *rows,
-            shared: sample,
-            ..Properties::default()
-        };
-        let seen = chooser.look_at(epoch, || properties);
+        let shared = kind.shared * (1.0 + 0.05 * machine.chance.normal());
+        let sample =
+            Properties { transactions: epoch, rows: kind.rows, shared, ..Properties::default() };
+        let seen = chooser.look_at(epoch, || sample);
         let mut left = epoch;
         while left > 0 {
             let choice = chooser.choose(&Properties { transactions: left, ..seen }, 2);
             let Choice { arm, transactions: n, .. } = choice;
-            let seen = Properties { transactions: n, ..seen };
             left -= n;
-            let of = arm as usize;
-            in_row = if arm == last { in_row } else { 0.0 };
-            let (wakes_ns, cold_ns, cools) = COLD[of];
-            let each_more = rows / 3.5;
-            let mut more_ns = if arm == last { 0.0 } else { wakes_ns };
-            let cold = |at: f64| (-at / cools).exp();
-            let n_f = n as f64;
-            more_ns += (cold(in_row) - cold(in_row + n_f)) * cools * cold_ns * each_more;
-            let (first_ns, new_ns) = NEW_MEMORY[of];
-            more_ns += if longest[of] == 0 { first_ns } else { 0.0 };
-            more_ns += n.saturating_sub(longest[of]) as f64 * new_ns * each_more;
-            let is_new = nth < NEW_OUTPUT_EPOCHS && chance.unit() < 0.5;
-            more_ns += if is_new { NEW_OUTPUT_NS * n_f } else { 0.0 };
-            (last, in_row, longest[of]) = (arm, in_row + n_f, longest[of].max(n));
-            noise =
-                noise * NOISE_LASTS + chance.normal() * NOISE * (1.0 - NOISE_LASTS.powi(2)).sqrt();
-            let (often, longer) = TAKEN[of];
-            let slower = (1.0 + noise).max(0.8);
-            let slices = (warm_ns[of] * n_f / TAKEN_NS).ceil() as usize;
-            let mut taken = 0.0;
-            for _ in 0..slices {
-                is_taken = chance.unit() < if is_taken { KEPT } else { often };
-                let of_slice = if is_taken { 2.0 * longer * chance.unit() } else { 0.0 };
-                taken += of_slice / slices as f64;
-            }
-            let took = Took {
-                ns: (warm_ns[of] + more_ns / n_f) * (slower + taken),
-                plan_ns: (arm == Arm::Lists).then_some(plan_ns * slower),
-                execute_ns: (arm != Arm::Serial).then_some(warm_ns[0] * 1.1 * slower),
-                aborts: 0.0,
-            };
-            chooser.learn(&seen, 2, arm, took);
+            let (took, slower) = machine.executes(kind, arm, n, nth < NEW_OUTPUT_EPOCHS);
+            chooser.learn(&Properties { transactions: n, ..seen }, 2, arm, took);
             if nth >= before {
-                took_ns += took.ns * n_f;
-                would_ns += best_ns * slower * n_f;
+                took_ns += took.ns * n as f64;
+                would_ns += kind.best_ns() * slower * n as f64;
             }
         }
     }
@@ -176,14 +216,14 @@ fn run(kinds: &[&Kind], phases: usize, epoch: usize, seed: u64) -> f64 {
 /// nowhere much longer. Of epochs of 100,000 a run has a dozen, and the first ones are no use: in 88 of 100.
 #[test]
 fn the_choice_costs_little_on_a_machine_that_others_use() {
-    for (epoch, good_of_100, least_of_all) in EPOCHS {
+    for (epoch, good_of_100) in EPOCHS {
         let mut good = 0;
         for kind in KINDS {
             let of_run = |seed| run(&[kind], 1, epoch, seed);
             let mut shares: Vec<f64> = (1..=RUNS).map(of_run).collect();
             shares.sort_by(f64::total_cmp);
             let (least, middle) = (shares[0], shares[shares.len() / 2]);
-            let is_well = least >= least_of_all && middle >= 0.95;
+            let is_well = least >= 0.85 && middle >= 0.95;
             assert!(is_well, "epochs of {epoch}, {}: {least} {middle}", kind.name);
             good += shares.iter().filter(|share| **share >= 0.95).count();
         }
@@ -196,8 +236,8 @@ fn the_choice_costs_little_on_a_machine_that_others_use() {
 #[test]
 fn a_change_of_kind_costs_little() {
     for ns in [", 0 ns", ", 200 ns", ", 1000 ns"] {
-        let of_two = |kind: &&Kind| kind.name.ends_with(ns) && kind.rows < 10.0;
-        let kinds: Vec<&Kind> = KINDS.iter().filter(of_two).collect();
+        let is_of = |kind: &&Kind| kind.name.ends_with(ns) && kind.rows < 10.0;
+        let kinds: Vec<&Kind> = KINDS.iter().filter(is_of).collect();
         let shares = (1..=RUNS).map(|seed| run(&kinds, 6, 10_000, seed));
         let mean = shares.sum::<f64>() / RUNS as f64;
         assert!(mean >= 0.95, "{ns}: {mean}");
