@@ -97,8 +97,10 @@ pub(crate) fn execute(
     let mut hash = OutputHash::new(program);
     let (mut epochs, mut committed, mut verdicts) = (Vec::new(), 0, Verdicts::default());
     for input in cuts {
+        // Where epochs follow one another threads do not sleep in between, as they do here while outputs are hashed.
+        executor.awake(&pool).run(&|_| ());
         let begun = env.clock.monotonic_ns();
-        let sequenced = sequencer.cut(input)?;
+        let sequenced = sequencer.cut(executor.awake(&pool), input)?;
         let cut = env.clock.monotonic_ns();
         let outcome = executor.run(&pool, &mut tables, &sequenced.epoch)?;
         let executed = env.clock.monotonic_ns();

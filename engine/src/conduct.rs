@@ -361,7 +361,7 @@ impl Driver {
             idle,
             ended: ids.filter(|s| self.sources[s.index()].ended).collect(),
         };
-        let sequenced = self.sequencer.cut(input)?;
+        let sequenced = self.sequencer.cut(self.executor.awake(&self.pool), input)?;
         if let Some(Recorded { record, .. }) = &recorded {
             if record.cut != sequenced.cut {
                 return Err(Error::internal(format!(

@@ -13,6 +13,7 @@ use tidemill_snapshot::{epochs, open_at, Manifest, Store};
 use tidemill_table::Table;
 use tidemill_txn::execute::{tables, Serial};
 use tidemill_txn::order::{CutInput, Groups, Run, Sequencer};
+use tidemill_txn::pool::Alone;
 use tidemill_txn::program::Program;
 
 use crate::aside;
@@ -350,7 +351,7 @@ impl<'a> Replay<'a> {
             Error::internal(format!("epoch {} was made again, and {what}", cut.epoch))
                 .help("the input is not what it was: restore the files")
         };
-        let sequenced = works.sequencer.cut(input)?;
+        let sequenced = works.sequencer.cut(&Alone, input)?;
         if sequenced.cut != cut {
             return Err(other("the cut is not the recorded one"));
         }

@@ -42,7 +42,7 @@ def test_a_grid_goes_on_where_it_was_ended(
     first, second = out.read_text().splitlines()
     # Of the others only those that came close to serial execution are measured again.
     assert {"adaptive", "serial"} <= set(json.loads(first)["events_per_s"])
-    assert len(json.loads(first)["ratio_to_serial"]) == 18
+    assert len(json.loads(first)["ratio_to_serial"]) == 19
     # Before the first run, and behind each repeat.
     assert len(json.loads(first)["between_cores_ns"]) == 2
     assert min(json.loads(first)["between_cores_ns"]) > 1

@@ -149,7 +149,7 @@ fn run(program: &Arc<Program>, cuts: &[CutAt], execute: &mut Execute<'_>) -> Str
             ended: cut.ended.clone(),
         };
         before.clone_from(&cut.offsets);
-        let epoch = sequencer.cut(input).unwrap().epoch;
+        let epoch = sequencer.cut(&Alone, input).unwrap().epoch;
         let outcome = execute(&mut tables, &epoch);
         for output in outcome.outputs {
             outputs[output.stream.index()].extend(output.batch.rows());

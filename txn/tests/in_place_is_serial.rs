@@ -177,7 +177,7 @@ fn check(
 #[test]
 fn they_do_what_the_serial_executor_does() {
     let pools = [2, 3, 8].map(Threads::new);
-    for strategy in [Strategy::Rounds, Strategy::Lists, Strategy::Adaptive] {
+    for strategy in [Strategy::Rounds, Strategy::Blocks, Strategy::Lists, Strategy::Adaptive] {
         let mut in_place = 0;
         for seed in 0..40 {
             for threads in &pools {

@@ -91,7 +91,7 @@ fn random_programs_are_in_graphs() {
 /// Nor would it be worth much of what adaptive chooses from, if that were serial execution only.
 #[test]
 fn random_programs_are_in_rounds_and_lists() {
-    for strategy in ["adaptive", "rounds", "lists"] {
+    for strategy in ["adaptive", "rounds", "blocks", "lists"] {
         let strategies = [strategy.parse().unwrap()];
         let in_parallel: usize = (0..200).map(|seed| check(seed, &strategies)).sum();
         assert!(in_parallel > 3000, "{strategy}: {in_parallel} transactions in parallel");

@@ -25,7 +25,11 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("program", str, "rust, traced or python"),
     ("threads", int, "workers a process"),
     ("processes", int, "processes"),
-    ("strategy", str, "adaptive, serial, rounds, lists, s-store, tstream, or such as ns-op-lazy"),
+    (
+        "strategy",
+        str,
+        "adaptive, serial, rounds, blocks, lists, s-store, tstream, or such as ns-op-lazy",
+    ),
     (
         "compare",
         str,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tidemill_core::Result;
 use tidemill_table::{Seq, Table};
 
+use super::blocks::Blocks;
 use super::codes::Path;
 use super::command::Command;
 use super::graph::{self, Graphs};
@@ -17,7 +18,7 @@ use super::sample::Sample;
 use super::serial::{Outcome, Overdue, Serial, Sink};
 use super::timing::Timing;
 use crate::order::{Epoch, Lane, Section};
-use crate::pool::Pool;
+use crate::pool::{Alone, Pool};
 use crate::program::Program;
 use crate::schedule::{slower, Arm, Choice, Chooser, Expected, Properties, Strategy, Took};
 
@@ -58,6 +59,7 @@ pub struct Executor {
     /// Made when they are needed, the latter two for the number of threads that there were then.
     graphs: Option<Graphs>,
     rounds: Option<(usize, Rounds)>,
+    blocks: Option<(usize, Blocks)>,
     lists: Option<(usize, Lists)>,
     /// Plans even what is too little to be worth it.
     plans_anything: bool,
@@ -96,9 +98,10 @@ impl Executor {
             program,
             graphs: None,
             rounds: None,
+            blocks: None,
             lists: None,
             plans_anything: false,
-            choosers: [Chooser::new(Arm::IN_PLACE), Chooser::new(Arm::ELSEWHERE)],
+            choosers: [Arm::IN_PLACE, Arm::ELSEWHERE].map(Chooser::new),
             samples: Default::default(),
             is_calibrated: false,
             aborts: 0.0,
@@ -156,13 +159,26 @@ impl Executor {
         &self.ran
     }
 
+    /// Those threads of a pool that are awake before the next epoch: all, where the last one was executed in parallel.
+    /// Calling others takes longer than putting an epoch in order, and they may be asleep because somebody else has
+    /// use for their cores.
+    pub fn awake<'p>(&self, pool: &'p dyn Pool) -> &'p dyn Pool {
+        match self.ran.in_parallel {
+            0 => &Alone,
+            _ => pool,
+        }
+    }
+
     /// Executes an epoch on the tables, which belong to the program.
     pub fn run(&mut self, pool: &dyn Pool, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
         let mut out = self.serial.sink();
         match self.strategy {
             _ if self.serial.commands.is_on() => self.serially(LOGGED, tables, epoch, &mut out),
             Strategy::Adaptive => self.adaptive(pool, tables, epoch, &mut out),
-            strategy @ (Strategy::Rounds | Strategy::Lists | Strategy::SStore) => {
+            strategy @ (Strategy::Rounds
+            | Strategy::Blocks
+            | Strategy::Lists
+            | Strategy::SStore) => {
                 match self.in_place(strategy, pool, tables, &epoch.whole(), &mut out) {
                     Ok(timing) => {
                         let in_parallel = epoch.order.len();
@@ -228,6 +244,7 @@ impl Executor {
         };
         if !std::mem::replace(&mut self.is_calibrated, true) {
             let slower = slower(|| pool.now_ns());
+            self.choosers = [Arm::in_place(threads), Arm::ELSEWHERE].map(Chooser::new);
             self.choosers.iter_mut().for_each(|chooser| chooser.calibrate(slower));
         }
         let unknown = if kind == 1 { self.unknown(epoch) } else { 0.0 };
@@ -288,6 +305,7 @@ impl Executor {
         let strategy = match arm {
             Arm::Serial => Strategy::Serial,
             Arm::Rounds => Strategy::Rounds,
+            Arm::Blocks => Strategy::Blocks,
             Arm::Lists => Strategy::Lists,
             Arm::Graph => chooser.graph(seen),
         };
@@ -295,8 +313,9 @@ impl Executor {
         let ran = match arm {
             Arm::Serial => Err(why),
             Arm::Graph => Ok((self.graph(strategy, pool, tables, section, out), None)),
-            Arm::Rounds | Arm::Lists => (self.in_place(strategy, pool, tables, section, out))
-                .map(|timing| (transactions, Some(timing))),
+            Arm::Rounds | Arm::Blocks | Arm::Lists => (self
+                .in_place(strategy, pool, tables, section, out))
+            .map(|timing| (transactions, Some(timing))),
         };
         let ran = match ran {
             Ok((in_parallel, timing)) => Ran { in_parallel, timing, ..Ran::new(strategy, why) },
@@ -361,6 +380,16 @@ impl Executor {
         &mut self.rounds.as_mut().expect("there are some now").1
     }
 
+    /// The blocks for so many threads.
+    fn blocks(&mut self, threads: usize) -> &mut Blocks {
+        if self.blocks.as_ref().is_none_or(|(of, _)| *of != threads) {
+            let blocks = Blocks::new(self.serial.codes.clone(), threads);
+            let blocks = if self.plans_anything { blocks.of_anything() } else { blocks };
+            self.blocks = Some((threads, blocks));
+        }
+        &mut self.blocks.as_mut().expect("there are some now").1
+    }
+
     /// The lists for so many threads.
     fn lists(&mut self, threads: usize) -> &mut Lists {
         if self.lists.as_ref().is_none_or(|(of, _)| *of != threads) {
@@ -393,6 +422,11 @@ impl Executor {
                 let rounds = self.rounds(threads);
                 rounds.run(&rooms, pool, tables, section, before, out)?;
                 rounds.timing
+            }
+            Strategy::Blocks => {
+                let blocks = self.blocks(threads);
+                blocks.run(&rooms, pool, tables, section, before, out)?;
+                blocks.timing
             }
             _ => {
                 let lists = self.lists(threads);

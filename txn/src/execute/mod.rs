@@ -16,6 +16,8 @@
 //! | `general` | every transaction there is, over values; what the fast paths fall back to |
 //! | `in_place` | what executing on several threads in place has in common |
 //! | `rounds` | several threads, each with a share of every round; what meets is put off |
+//! | `blocks` | several threads, which plan together and take block after block of transactions |
+//! | `spans` | the outputs of several threads, put into stamp order |
 //! | `lists` | several threads, each with a list of transactions that it executes in place |
 //! | `sample` | what epochs look like, before anything is planned |
 //! | `window` | windows over versions, and aggregates |
@@ -25,6 +27,7 @@
 
 mod aborts;
 mod alone;
+mod blocks;
 mod closure;
 mod codes;
 mod command;
@@ -40,6 +43,7 @@ mod rounds;
 mod sample;
 mod segment;
 mod serial;
+mod spans;
 mod tables;
 mod timing;
 mod turn;

@@ -150,6 +150,9 @@ pub(crate) struct RawRows {
 
 const NEAR: usize = 8;
 
+// SAFETY: the pointers lead to the items of its own vectors, which go where it goes.
+unsafe impl Send for WordRows {}
+
 impl WordRows {
     pub(super) fn new(columns: usize, expected: usize) -> WordRows {
         WordRows {
@@ -165,6 +168,20 @@ impl WordRows {
 
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// About so many rows will be collected.
+    pub(super) fn expect(&mut self, rows: usize) {
+        self.expected = more(rows);
+    }
+
+    /// Collects in the memory of what was collected before and is not needed any more.
+    pub(super) fn reuse(&mut self, raw: RawRows) {
+        debug_assert!(self.len == 0 && self.room == 0, "there is nothing, and no room yet");
+        (self.columns, self.origins) = (raw.columns, raw.origins);
+        self.columns.iter_mut().for_each(Vec::clear);
+        self.origins.clear();
+        self.look();
     }
 
     /// What has been collected.
@@ -330,15 +347,32 @@ impl OutputBuilder {
         }
     }
 
-    /// What members have collected of the stream, in the words that this one collects; only of a
+    /// What a member has collected of the stream, in the words that this one collects; only of a
     /// stream that is collected in words, as all are to which members have sent something.
-    pub(crate) fn take_from(&mut self, parts: Vec<OutputBuilder>) -> Vec<RawRows> {
-        let take = |mut part: OutputBuilder| match (&mut self.rows, &mut part.rows) {
+    pub(crate) fn take_from(&mut self, part: &mut OutputBuilder) -> RawRows {
+        match (&mut self.rows, &mut part.rows) {
             (Rows::Words(_), Rows::Words(rows)) => rows.take(),
             (Rows::Aborts(own), Rows::Aborts(aborts)) => own.take_from(aborts),
             _ => only_words(),
-        };
-        parts.into_iter().map(take).collect()
+        }
+    }
+
+    /// Collects in the memory of what was [taken](OutputBuilder::take_from) from it, and is not needed any more.
+    pub(crate) fn reuse(&mut self, raw: RawRows) {
+        match &mut self.rows {
+            Rows::Words(words) => words.reuse(raw),
+            Rows::Aborts(aborts) => aborts.noted().reuse(raw),
+            Rows::Any(..) => only_words(),
+        }
+    }
+
+    /// About so many events will be collected.
+    pub(crate) fn expect(&mut self, room: usize) {
+        match &mut self.rows {
+            Rows::Words(words) => words.expect(room),
+            Rows::Aborts(aborts) => aborts.noted().expect(room),
+            Rows::Any(..) => {}
+        }
     }
 
     /// Appends so many rows of words: `fill` extends the columns and the origins by them.

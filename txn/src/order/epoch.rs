@@ -1,13 +1,16 @@
 //! An epoch: runs of events, ranked.
 
 use std::collections::BTreeSet;
+use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tidemill_core::stamp::Admission;
 use tidemill_core::{Batch, Position, SourceId, Stamp, StreamId};
 
 use super::batches::Closing;
+use crate::pool::{Alone, Pool};
 use crate::program::{Answers, Program};
 
 /// Events of one stream from one source, by column.
@@ -54,7 +57,29 @@ impl Run {
     /// Whether its events are in stamp order. Admitted events have one time, and so are in order
     /// of rows.
     pub(crate) fn is_in_order(&self) -> bool {
-        let (times, offsets) = (&self.times[..], &self.offsets[..]);
+        self.are_in_order(0..self.times.len())
+    }
+
+    /// The same, where every thread looks at a part: it is the first look at the events, which are still in memory.
+    pub(crate) fn is_in_order_by(&self, pool: &dyn Pool) -> bool {
+        let len = self.times.len();
+        let parts = pool.threads().min(len / PIECE);
+        if parts < 2 {
+            return self.is_in_order();
+        }
+        let is_in_order = AtomicBool::new(true);
+        pool.run(&|part| {
+            // With the first one of the next part.
+            let rows = len * part / parts..len.min(len * (part + 1) / parts + 1);
+            if part < parts && !self.are_in_order(rows) {
+                is_in_order.store(false, Ordering::Relaxed);
+            }
+        });
+        is_in_order.into_inner()
+    }
+
+    fn are_in_order(&self, rows: Range<usize>) -> bool {
+        let (times, offsets) = (&self.times[rows.clone()], &self.offsets[rows]);
         // By the block and without branches: almost every run is in order.
         let pairs = times.windows(2).zip(offsets.windows(2));
         let rising = |(t, o): (&[i64], &[u64])| (t[0] < t[1]) | ((t[0] == t[1]) & (o[0] < o[1]));
@@ -161,11 +186,11 @@ impl Epoch {
     /// in stamp order, so that every lane is walked from front to back.
     pub fn rank(program: &Program, mut runs: Vec<Run>) -> Epoch {
         runs.iter_mut().for_each(Run::put_in_order);
-        Epoch::rank_in_order(program, runs)
+        Epoch::rank_in_order(&Alone, program, runs)
     }
 
     /// Ranks events of runs each of which is in stamp order.
-    pub(crate) fn rank_in_order(program: &Program, runs: Vec<Run>) -> Epoch {
+    pub(crate) fn rank_in_order(pool: &dyn Pool, program: &Program, runs: Vec<Run>) -> Epoch {
         debug_assert!(runs.iter().all(Run::is_in_order));
         let mut lanes = Vec::new();
         for (run, events) in runs.iter().enumerate() {
@@ -181,7 +206,7 @@ impl Epoch {
                     let all = only.iter().flat_map(|l| ranked(*l, &runs[lanes[*l].run as usize]));
                     all.collect()
                 }
-                [a, b] => merge_two(&runs, &lanes, a, b),
+                [a, b] => merge_two(pool, &runs, &lanes, a, b),
                 _ => sort(&runs, &lanes),
             }
         } else {
@@ -286,6 +311,9 @@ fn chains(runs: &[Run], lanes: &[Lane]) -> Vec<Vec<usize>> {
     chains
 }
 
+/// Fewer events are looked at, or merged, before another thread has begun.
+const PIECE: usize = 1024;
+
 /// Of two runs one is looked for in the other where that has more than so many times as many events.
 const FEW: usize = 16;
 
@@ -310,11 +338,17 @@ fn rising(count: usize, holds: impl Fn(usize) -> bool) -> usize {
 
 /// Merges two chains in order without a branch that depends on the data: which comes next is not
 /// to be predicted.
-fn merge_two(runs: &[Run], lanes: &[Lane], a: &[usize], b: &[usize]) -> Vec<Ranked> {
+fn merge_two(
+    pool: &dyn Pool,
+    runs: &[Run],
+    lanes: &[Lane],
+    a: &[usize],
+    b: &[usize],
+) -> Vec<Ranked> {
     let run = |lane: usize| &runs[lanes[lane].run as usize];
     let total = a.iter().chain(b).map(|l| run(*l).times.len()).sum();
-    let mut order = vec![Ranked { lane: 0, row: 0 }; total];
-    let (mut at, mut i, mut j) = (0, 0, 0);
+    let mut order = Vec::with_capacity(total);
+    let (mut i, mut j) = (0, 0);
     let (mut a, mut b) = (a, b);
     while let (Some(&la), Some(&lb)) = (a.first(), b.first()) {
         let (ra, rb) = (run(la), run(lb));
@@ -350,7 +384,6 @@ fn merge_two(runs: &[Run], lanes: &[Lane], a: &[usize], b: &[usize]) -> Vec<Rank
                 true => b_is_first(many, few),
                 false => !b_is_first(few, many),
             };
-            order.truncate(at);
             for nth in few {
                 let behind = from + rising(many - from, |at| comes_first(nth, from + at));
                 order.extend((from..behind).map(|row| ranked(!few_are_b, row, row)));
@@ -361,31 +394,12 @@ fn merge_two(runs: &[Run], lanes: &[Lane], a: &[usize], b: &[usize]) -> Vec<Rank
             return order;
         }
         if let ([_], [_]) = (a, b) {
-            // From both ends at once: each step waits for the one before it, but not for those at the
-            // other end.
-            let (mut i_end, mut j_end, mut end) = (na, nb, total);
-            while i + 1 < i_end && j + 1 < j_end {
-                let is_b = b_is_first(i, j);
-                order[at] = ranked(is_b, i, j);
-                let last_is_a = b_is_first(i_end - 1, j_end - 1);
-                order[end - 1] = ranked(!last_is_a, i_end - 1, j_end - 1);
-                (at, end) = (at + 1, end - 1);
-                (i, j) = (i + usize::from(!is_b), j + usize::from(is_b));
-                i_end -= usize::from(last_is_a);
-                j_end -= usize::from(!last_is_a);
-            }
-            while at < end {
-                let is_b = i == i_end || (j < j_end && b_is_first(i, j));
-                order[at] = ranked(is_b, i, j);
-                at += 1;
-                (i, j) = (i + usize::from(!is_b), j + usize::from(is_b));
-            }
+            merge_in_pieces(pool, [i..na, j..nb], &b_is_first, &ranked, &mut order);
             return order;
         }
         while i < na && j < nb {
             let is_b = b_is_first(i, j);
-            order[at] = ranked(is_b, i, j);
-            at += 1;
+            order.push(ranked(is_b, i, j));
             (i, j) = (i + usize::from(!is_b), j + usize::from(is_b));
         }
         if i == na {
@@ -398,13 +412,98 @@ fn merge_two(runs: &[Run], lanes: &[Lane], a: &[usize], b: &[usize]) -> Vec<Rank
     for (lanes_left, first) in [(a, i), (b, j)] {
         for (nth, &lane) in lanes_left.iter().enumerate() {
             let from = if nth == 0 { first } else { 0 };
-            for row in from..run(lane).times.len() {
-                order[at] = Ranked { lane: lane as u32, row: row as u32 };
-                at += 1;
-            }
+            let rows = from..run(lane).times.len();
+            order.extend(rows.map(|row| Ranked { lane: lane as u32, row: row as u32 }));
         }
     }
     order
+}
+
+/// Merges the rest of two runs behind what is in order already: every thread a piece of what comes out. `b_is_first`
+/// says whether a row of the second run comes before one of the first, and `ranked` which transaction one of either is.
+fn merge_in_pieces(
+    pool: &dyn Pool,
+    [a, b]: [Range<usize>; 2],
+    b_is_first: &(impl Fn(usize, usize) -> bool + Sync),
+    ranked: &(impl Fn(bool, usize, usize) -> Ranked + Sync),
+    order: &mut Vec<Ranked>,
+) {
+    let (before, len) = (order.len(), a.len() + b.len());
+    let pieces = pool.threads().min(len / PIECE).max(1);
+    // How many of the first run are among the first so many of both.
+    let of_a = |first: usize| {
+        let (mut low, mut high) = (first.saturating_sub(b.len()), first.min(a.len()));
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match b_is_first(a.start + middle, b.start + first - middle - 1) {
+                true => high = middle,
+                false => low = middle + 1,
+            }
+        }
+        low
+    };
+    let place = |piece: usize| {
+        let first = len * piece / pieces;
+        let of_a = if piece == pieces { a.len() } else { of_a(first) };
+        [a.start + of_a, b.start + first - of_a]
+    };
+    let mut rest = &mut order.spare_capacity_mut()[..len];
+    let mut from = place(0);
+    let mut cut = |piece: usize| {
+        let to = place(piece + 1);
+        let [i, j] = std::mem::replace(&mut from, to);
+        let (first, behind) = std::mem::take(&mut rest).split_at_mut(to[0] - i + to[1] - j);
+        rest = behind;
+        Mutex::new((i..to[0], j..to[1], first))
+    };
+    let work: Vec<_> = (0..pieces).map(&mut cut).collect();
+    let merge = |piece: usize| {
+        let mut piece = work[piece].lock().unwrap_or_else(PoisonError::into_inner);
+        let (a, b, into) = &mut *piece;
+        merge_from_both_ends(a.clone(), b.clone(), b_is_first, ranked, into);
+    };
+    match pieces {
+        1 => merge(0),
+        _ => pool.run(&|thread| {
+            if thread < pieces {
+                merge(thread);
+            }
+        }),
+    }
+    drop(work);
+    // SAFETY: the pieces are `len` items together, and each has been written to its end: whoever panics meanwhile takes
+    // this thread along.
+    unsafe { order.set_len(before + len) };
+}
+
+/// Merges two runs into what has room for just both, from both ends at once: each step waits for the one before it, but not for those at the
+/// other end.
+fn merge_from_both_ends(
+    a: Range<usize>,
+    b: Range<usize>,
+    b_is_first: &impl Fn(usize, usize) -> bool,
+    ranked: &impl Fn(bool, usize, usize) -> Ranked,
+    into: &mut [MaybeUninit<Ranked>],
+) {
+    assert_eq!(into.len(), a.len() + b.len(), "there is room for just both");
+    let (mut i, mut j, mut i_end, mut j_end) = (a.start, b.start, a.end, b.end);
+    let (mut at, mut end) = (0, into.len());
+    while i + 1 < i_end && j + 1 < j_end {
+        let is_b = b_is_first(i, j);
+        into[at].write(ranked(is_b, i, j));
+        let last_is_a = b_is_first(i_end - 1, j_end - 1);
+        into[end - 1].write(ranked(!last_is_a, i_end - 1, j_end - 1));
+        (at, end) = (at + 1, end - 1);
+        (i, j) = (i + usize::from(!is_b), j + usize::from(is_b));
+        i_end -= usize::from(last_is_a);
+        j_end -= usize::from(!last_is_a);
+    }
+    while at < end {
+        let is_b = i == i_end || (j < j_end && b_is_first(i, j));
+        into[at].write(ranked(is_b, i, j));
+        at += 1;
+        (i, j) = (i + usize::from(!is_b), j + usize::from(is_b));
+    }
 }
 
 /// The general case. The standard library's stable sort finds runs in order and merges them.
@@ -441,6 +540,25 @@ mod tests {
     use tidemill_core::{Column, DataType, Schema, Value};
 
     use super::*;
+
+    /// So many threads, one after the other: for those who do not wait for one another.
+    struct Pieces(usize);
+
+    impl Pool for Pieces {
+        fn threads(&self) -> usize {
+            self.0
+        }
+
+        fn run(&self, work: &(dyn Fn(usize) + Sync)) {
+            (0..self.0).for_each(work);
+        }
+
+        fn pause(&self) {}
+
+        fn now_ns(&self) -> u64 {
+            0
+        }
+    }
 
     /// A run of a stream with these times, whose rows are by two apart.
     fn run(stream: u16, source: u32, times: Vec<i64>) -> Run {
@@ -489,7 +607,20 @@ mod tests {
                 chain.retain(|lane| !runs[*lane].times.is_empty());
             }
             let [a, b] = &chains;
-            assert_eq!(merge_two(&runs, &lanes, a, b), sort(&runs, &lanes), "{round}");
+            let pool = Pieces([1, 2, 5][round % 3]);
+            assert_eq!(merge_two(&pool, &runs, &lanes, a, b), sort(&runs, &lanes), "{round}");
+        }
+    }
+
+    #[test]
+    fn who_looks_by_parts_finds_what_is_out_of_order() {
+        for at in [0, 1, 1_999, 2_000, 2_001, 4_000, 4_999, 5_000] {
+            let mut run = run(0, 0, (0..5_001).collect());
+            assert!(run.is_in_order_by(&Pieces(4)));
+            if at > 0 {
+                run.times.swap(at - 1, at);
+                assert!(!run.is_in_order_by(&Pieces(4)), "{at}");
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use super::batches::{self, Cutting};
 use super::epoch::{Epoch, Run};
 use super::groups::Groups;
 use super::watermark::{come_to, whole, Come};
+use crate::pool::Pool;
 use crate::program::{Batching, Program};
 
 /// What has come since the last cut, and what the sequencer is told about the world.
@@ -164,8 +165,8 @@ impl Sequencer {
     }
 
     /// Makes a cut: everything in `input` belongs to this epoch or waits for a later one. An error
-    /// for a late event of a stream that wants one.
-    pub fn cut(&mut self, input: CutInput) -> Result<Sequenced> {
+    /// for a late event of a stream that wants one. The threads of a pool put events in order.
+    pub fn cut(&mut self, pool: &dyn Pool, input: CutInput) -> Result<Sequenced> {
         assert_eq!(input.offsets.len(), self.program.sources.len());
         assert_eq!(input.times_max.len(), self.program.sources.len());
         let marks = self.new_watermarks(&input);
@@ -195,7 +196,7 @@ impl Sequencer {
                 continue;
             }
             let mut run = run;
-            if !is_new || run.is_in_order() {
+            if !is_new || run.is_in_order_by(pool) {
                 // The usual case: what waits is the end of the run, and nothing is copied but that.
                 let first = run.first_from(before);
                 if !is_new || first == 0 {
@@ -278,7 +279,7 @@ impl Sequencer {
         self.parked = parked;
         self.watermarks = marks;
         ready.retain(|run| !run.offsets.is_empty());
-        let mut epoch = Epoch::rank_in_order(&self.program, ready);
+        let mut epoch = Epoch::rank_in_order(pool, &self.program, ready);
         (epoch.clock_us, epoch.closings) = (self.clock_us, closings);
         let watermarks = self.groups.of.iter().map(|g| self.watermarks[*g]).collect();
         let cut = Cut {

@@ -6,7 +6,7 @@ use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::PoisonError;
 
 use crate::schedule::sync::{
-    spin_loop, yield_now, AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering,
+    spin_loop, yield_now, AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, Place,
 };
 
 /// Looks that a thread takes for more work before it sleeps: about a millisecond. While one epoch
@@ -20,24 +20,29 @@ const SPINS_ALONE: u32 = if cfg!(loom) { 0 } else { 1_000 };
 /// Threads that work together, as they see each other: the caller is one of them, and has the number 0.
 #[derive(Debug)]
 pub struct Members {
-    /// Beside the caller.
-    others: usize,
-    /// What is to be done, and how often there has been something.
-    job: Mutex<Job>,
-    /// As in the job, to be looked at without the lock.
+    /// Beside the caller, how far each is.
+    others: Box<[Done]>,
+    /// What is to be done: written before the round begins, read while it lasts.
+    work: Place<Option<Work>>,
+    /// How often there has been something.
     round: AtomicUsize,
-    /// Members that are not done with this round.
-    left: AtomicUsize,
+    /// Somebody calls.
+    is_called: AtomicBool,
+    /// Held by whoever goes to sleep, and by whoever wakes.
+    sleep: Mutex<()>,
     called: Condvar,
     ended: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-#[derive(Debug, Default)]
-struct Job {
-    work: Option<Work>,
-    round: usize,
-}
+// SAFETY: `work` is all that is not shared by itself. The caller writes it while no member has anything to do, and they
+// read it in a round that it has begun behind that; it begins the next one when all are done.
+unsafe impl Sync for Members {}
+
+/// The last round that a member is done with; alone in its cache lines.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Done(AtomicUsize);
 
 /// What is lent to the threads for a round.
 #[derive(Clone, Copy, Debug)]
@@ -55,10 +60,11 @@ impl Members {
     /// The caller and so many others, each of which has to [serve](Members::serve).
     pub fn new(others: usize) -> Members {
         Members {
-            others,
-            job: Mutex::new(Job::default()),
+            others: (0..others).map(|_| Done(AtomicUsize::new(0))).collect(),
+            work: Place::new(None),
             round: AtomicUsize::new(0),
-            left: AtomicUsize::new(0),
+            is_called: AtomicBool::new(false),
+            sleep: Mutex::new(()),
             called: Condvar::new(),
             ended: AtomicBool::new(false),
             panic: Mutex::new(None),
@@ -67,10 +73,10 @@ impl Members {
 
     /// How many there are, the caller included.
     pub fn count(&self) -> usize {
-        self.others + 1
+        self.others.len() + 1
     }
 
-    /// The life of the thread with this number: it works whenever it is called, until all is at an
+    /// The life of the thread with this number, from 1 on: it works whenever it is called, until all is at an
     /// [end](Members::end).
     pub fn serve(&self, number: usize) {
         let mut seen = 0;
@@ -81,31 +87,31 @@ impl Members {
             if let Err(panic) = done {
                 lock(&self.panic).get_or_insert(panic);
             }
-            self.left.fetch_sub(1, Ordering::Release);
+            self.others[number - 1].0.store(round, Ordering::Release);
         }
     }
 
     /// The next round's work; nothing when there will be none.
     fn next(&self, seen: usize) -> Option<(Work, usize)> {
-        for spin in 0..SPINS {
-            if self.round.load(Ordering::Acquire) != seen || self.ended.load(Ordering::Relaxed) {
-                break;
-            }
+        let has_ended = || self.ended.load(Ordering::Relaxed);
+        let is_called = || self.round.load(Ordering::Acquire) != seen;
+        let mut spin = 0;
+        while spin < SPINS && !is_called() && !has_ended() {
+            spin += 1;
             match spin > SPINS_ALONE && spin.is_multiple_of(64) {
                 true => yield_now(),
                 false => spin_loop(),
             }
         }
-        let mut job = lock(&self.job);
-        loop {
-            if self.ended.load(Ordering::Relaxed) {
-                return None;
-            }
-            match job.work {
-                Some(work) if job.round != seen => return Some((work, job.round)),
-                _ => job = self.called.wait(job).unwrap_or_else(PoisonError::into_inner),
+        if !is_called() {
+            let mut sleep = lock(&self.sleep);
+            while !is_called() && !has_ended() {
+                sleep = self.called.wait(sleep).unwrap_or_else(PoisonError::into_inner);
             }
         }
+        // SAFETY: where a round has begun that this member is not done with, nobody writes.
+        let work = if is_called() { unsafe { self.work.get() } } else { None };
+        work.map(|work| (work, self.round.load(Ordering::Relaxed)))
     }
 
     /// Calls `work` on every member, here with the number 0, and returns when all are done.
@@ -120,25 +126,26 @@ impl Members {
                 work,
             )
         });
-        {
-            let mut job = lock(&self.job);
-            assert!(job.work.is_none(), "one epoch at a time");
-            self.left.store(self.others, Ordering::Relaxed);
-            job.work = Some(lent);
-            job.round += 1;
-            self.round.store(job.round, Ordering::Release);
-            self.called.notify_all();
-        }
+        assert!(!self.is_called.swap(true, Ordering::Acquire), "one epoch at a time");
+        // SAFETY: nobody else is here, and all members are done with the round before.
+        unsafe { self.work.set(Some(lent)) };
+        let round = self.round.load(Ordering::Relaxed) + 1;
+        self.round.store(round, Ordering::Release);
+        // Who was about to sleep has either seen the round, or sleeps by now.
+        drop(lock(&self.sleep));
+        self.called.notify_all();
         let mine = catch_unwind(AssertUnwindSafe(|| work(0)));
         let mut spins = 0;
-        while self.left.load(Ordering::Acquire) > 0 {
-            spins += 1;
-            match spins < SPINS_ALONE {
-                true => spin_loop(),
-                false => yield_now(),
+        for other in &self.others {
+            while other.0.load(Ordering::Acquire) < round {
+                spins += 1;
+                match spins < SPINS_ALONE {
+                    true => spin_loop(),
+                    false => yield_now(),
+                }
             }
         }
-        lock(&self.job).work = None;
+        self.is_called.store(false, Ordering::Release);
         let theirs = lock(&self.panic).take();
         if let Some(panic) = mine.err().or(theirs) {
             resume_unwind(panic);
@@ -147,8 +154,8 @@ impl Members {
 
     /// Nobody is called any more: whoever serves returns.
     pub fn end(&self) {
-        let _job = lock(&self.job);
         self.ended.store(true, Ordering::Relaxed);
+        drop(lock(&self.sleep));
         self.called.notify_all();
     }
 }

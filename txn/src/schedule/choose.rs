@@ -5,7 +5,7 @@
 //! first. Here the decision comes first, because making any plan costs as much as executing cheap
 //! transactions. What is expected is a model of two costs that are measured all the time: executing a
 //! transaction, and planning one. With `n` threads, rounds take `(reserve + execute) / n` a
-//! transaction, lists `max(plan, (plan + execute) / n)`, both something for putting outputs together;
+//! transaction, blocks `(link + execute) / n`, lists `max(plan, (plan + execute) / n)`, all something for putting outputs together;
 //! serial execution takes `execute`. What can't be executed in place goes into a graph, at
 //! `(plan + execute) / n`, where planning is dear, and functions that tell what they touch by running
 //! may have to run twice. How far that was off is remembered for epochs that
@@ -49,9 +49,14 @@ pub enum Arm {
     Lists,
     /// The task precedence graph.
     Graph,
+    /// Blocks.
+    Blocks,
 }
 
-const ARMS: usize = 4;
+const ARMS: usize = 5;
+
+/// All but serial execution, in the order of [`Arm`].
+const PARALLEL: usize = ARMS - 1;
 
 impl Arm {
     /// Its name.
@@ -60,6 +65,7 @@ impl Arm {
             Arm::Serial => "serial",
             Arm::Rounds => "rounds",
             Arm::Lists => "lists",
+            Arm::Blocks => "blocks",
             Arm::Graph => "graph",
         }
     }
@@ -68,6 +74,20 @@ impl Arm {
     /// nothing to do takes what is ready, where a list waits: that pays where dear transactions want the
     /// same rows.
     pub const IN_PLACE: &[Arm] = &[Arm::Serial, Arm::Rounds, Arm::Lists, Arm::Graph];
+
+    /// The same on many threads: what each of them has to look at in rounds grows with their number.
+    pub const IN_PLACE_OF_MANY: &[Arm] = &[Arm::Serial, Arm::Blocks, Arm::Lists, Arm::Graph];
+
+    /// What an epoch can be executed by in place, on so many threads.
+    pub fn in_place(threads: usize) -> &'static [Arm] {
+        /// On so many threads blocks are faster than rounds.
+        const MANY: usize = 4;
+        if threads < MANY {
+            Arm::IN_PLACE
+        } else {
+            Arm::IN_PLACE_OF_MANY
+        }
+    }
 
     /// The same of one that can't.
     pub const ELSEWHERE: &[Arm] = &[Arm::Serial, Arm::Graph];
@@ -108,6 +128,8 @@ pub struct Expected {
     pub lists_ns: f64,
     /// Of a graph.
     pub graph_ns: f64,
+    /// Of blocks.
+    pub blocks_ns: f64,
 }
 
 impl Expected {
@@ -122,6 +144,7 @@ impl Expected {
             Arm::Serial => self.serial_ns,
             Arm::Rounds => self.rounds_ns,
             Arm::Lists => self.lists_ns,
+            Arm::Blocks => self.blocks_ns,
             Arm::Graph => self.graph_ns,
         }
     }
@@ -133,8 +156,12 @@ const CLASSES: [f64; 5] = [0.03, 0.08, 0.2, 0.5, f64::INFINITY];
 /// How much longer rounds, lists and graphs take than the model says, as long as nothing was measured. What
 /// rounds take longer for is no part of the transactions' own work: of those that take more than so much
 /// it is less.
-const OFF: [[f64; CLASSES.len()]; 3] =
-    [[1.1, 1.5, 2.2, 3.5, 4.5], [1.1, 1.1, 1.2, 1.5, 1.8], [1.2, 1.2, 1.2, 1.2, 1.2]];
+const OFF: [[f64; CLASSES.len()]; PARALLEL] = [
+    [1.1, 1.5, 2.2, 3.5, 4.5],
+    [1.1, 1.1, 1.2, 1.5, 1.8],
+    [1.2, 1.2, 1.2, 1.2, 1.2],
+    [1.2, 1.3, 1.5, 2.0, 3.0],
+];
 
 const OFF_OF_NS: f64 = 100.0;
 
@@ -213,8 +240,9 @@ const SHARED_OFF: (f64, f64) = (0.1, 0.4);
 /// changed. They do take longer: rows are in the cache of whoever used them last.
 const CHANGED: f64 = 4.0;
 
-/// What reserving the rows of a transaction takes.
+/// What reserving the rows of a transaction takes, and planning it for blocks, which all threads do.
 const RESERVE_NS: f64 = 10.0;
+const BLOCKS_NS: f64 = 60.0;
 
 /// Where the share of transactions that abort has changed by so much, what they take is another matter.
 const ABORTS_CHANGED: f64 = 0.1;
@@ -231,9 +259,7 @@ const DISCOVERED_NS: f64 = 9_000.0;
 const DISCOVERED_AGAIN: f64 = 0.35;
 
 /// What putting the threads' outputs together takes, and other things that are done once an epoch.
-const ROUNDS_TOGETHER_NS: f64 = 5.0;
-const LISTS_TOGETHER_NS: f64 = 12.0;
-const GRAPH_TOGETHER_NS: f64 = 50.0;
+const TOGETHER_NS: [f64; PARALLEL] = [5.0, 12.0, 50.0, 5.0];
 
 /// How much of what is new goes into an average, how much of what a try of several epochs, or parts of them, came
 /// to, and how much of what is very much more.
@@ -296,10 +322,10 @@ pub struct Chooser {
     slower: f64,
     /// What is chosen from; serial execution is the first.
     among: &'static [Arm],
-    /// Of rounds, lists and graphs, by class: how much longer they took than expected.
-    off: [[Average; CLASSES.len()]; 3],
+    /// Of rounds, lists, blocks and graphs, by class: how much longer they took than expected.
+    off: [[Average; CLASSES.len()]; PARALLEL],
     /// Of which that was measured.
-    measured: [[bool; CLASSES.len()]; 3],
+    measured: [[bool; CLASSES.len()]; PARALLEL],
     /// By arm: time that has passed since it was used.
     since_ns: [f64; ARMS],
     /// By arm: how often it was used.
@@ -334,7 +360,7 @@ impl Chooser {
             slower: 1.0,
             among,
             off: OFF.map(|of| of.map(Average::of)),
-            measured: [[false; CLASSES.len()]; 3],
+            measured: [[false; CLASSES.len()]; PARALLEL],
             since_ns: [0.0; ARMS],
             used: [0; ARMS],
             tried: [0; ARMS],
@@ -388,18 +414,16 @@ impl Chooser {
 
     /// What is expected of an epoch on so many threads.
     pub fn expected(&self, seen: &Properties, threads: usize) -> Expected {
-        let [rounds, lists, graph] = self.models(seen, threads);
-        let [off_rounds, off_lists, off_graph] =
-            [0, 1, 2].map(|parallel| self.off(parallel, class(seen)));
-        Expected {
-            serial_ns: self.serial_ns.value,
-            rounds_ns: rounds * off_rounds + ROUNDS_TOGETHER_NS * self.slower,
-            lists_ns: lists * off_lists + LISTS_TOGETHER_NS * self.slower,
-            graph_ns: graph * off_graph + GRAPH_TOGETHER_NS * self.slower,
-        }
+        let models = self.models(seen, threads);
+        let [rounds_ns, lists_ns, graph_ns, blocks_ns] = [0, 1, 2, 3].map(|parallel| {
+            let off = self.off(parallel, class(seen));
+            models[parallel] * off + TOGETHER_NS[parallel] * self.slower
+        });
+        let serial_ns = self.serial_ns.value;
+        Expected { serial_ns, rounds_ns, lists_ns, graph_ns, blocks_ns }
     }
 
-    /// How much longer than the model says rounds, lists or a graph take. What was not measured is as far from
+    /// How much longer than the model says rounds, lists, blocks or a graph take. What was not measured is as far from
     /// what was thought as the most of what was: the more rows are shared, the longer it takes.
     fn off(&self, parallel: usize, class: usize) -> f64 {
         let known = &self.off[parallel];
@@ -413,15 +437,17 @@ impl Chooser {
         thought(class) * worse
     }
 
-    /// What rounds, lists and a graph would take if nobody had to wait.
-    fn models(&self, seen: &Properties, threads: usize) -> [f64; 3] {
+    /// What rounds, lists, blocks and a graph would take if nobody had to wait.
+    fn models(&self, seen: &Properties, threads: usize) -> [f64; PARALLEL] {
         let (serial, plan, threads) = (self.serial_ns.value, self.plan_ns.value, threads as f64);
         let lists = plan.max((plan + serial) / threads);
         let graph = if self.is_in_place() { GRAPH_IN_PLACE_NS } else { GRAPH_NS };
         let known = serial + graph * self.slower;
         let discovered = serial * (1.0 + DISCOVERED_AGAIN) + DISCOVERED_NS * self.slower;
         let graph = (known * (1.0 - seen.unknown) + discovered * seen.unknown) / threads;
-        [(serial + RESERVE_NS * self.slower) / threads, lists, graph]
+        let rounds = (serial + RESERVE_NS * self.slower) / threads;
+        let blocks = (serial + BLOCKS_NS * self.slower) / threads;
+        [rounds, lists, graph, blocks]
     }
 
     /// What is chosen from.
@@ -446,7 +472,7 @@ impl Chooser {
 
     /// Whether what it chooses for can be executed in place.
     fn is_in_place(&self) -> bool {
-        self.among.contains(&Arm::Rounds)
+        self.among.contains(&Arm::Lists)
     }
 
     /// Another one than the last, whatever it costs, for half of what is left, if that can be divided.
@@ -611,6 +637,7 @@ impl Chooser {
             Arm::Rounds => 0,
             Arm::Lists => 1,
             Arm::Graph => 2,
+            Arm::Blocks => 3,
         };
         if self.is_cold {
             return;
@@ -634,8 +661,8 @@ impl Chooser {
             }
         }
         let model = self.models(seen, threads)[parallel];
-        let together = [ROUNDS_TOGETHER_NS, LISTS_TOGETHER_NS, GRAPH_TOGETHER_NS][parallel];
-        let off = ((took.ns - together * self.slower) / model.max(1.0)).clamp(0.3, 20.0);
+        let together_ns = TOGETHER_NS[parallel] * self.slower;
+        let off = ((took.ns - together_ns) / model.max(1.0)).clamp(0.3, 20.0);
         let thought = self.off(parallel, class(seen));
         let has_waited = took.execute_ns.is_some_and(|alone_ns| took.ns > alone_ns);
         let known = &mut self.off[parallel][class(seen)];
@@ -685,8 +712,12 @@ mod tests {
         Properties { transactions: 10_000, rows: 3.5, shared: 0.1, aborts: 0.0, unknown: 0.0 };
 
     /// Lets a chooser run for so many epochs where each takes so long; gives how often each was used.
-    fn run(chooser: &mut Chooser, epochs: usize, [serial, rounds, lists]: [f64; 3]) -> [usize; 4] {
-        let mut used = [0; 4];
+    fn run(
+        chooser: &mut Chooser,
+        epochs: usize,
+        [serial, rounds, lists]: [f64; 3],
+    ) -> [usize; ARMS] {
+        let mut used = [0; ARMS];
         for _ in 0..epochs {
             let arm = chooser.choose(&SEEN, 2).arm;
             let (plan_ns, execute_ns) = (Some(45.0), Some(serial * 0.9));
@@ -694,7 +725,7 @@ mod tests {
                 Arm::Serial => Took { ns: serial, ..Took::default() },
                 Arm::Rounds => Took { ns: rounds, plan_ns: Some(5.0), execute_ns, aborts: 0.0 },
                 Arm::Lists => Took { ns: lists, plan_ns, execute_ns, aborts: 0.0 },
-                Arm::Graph => Took { ns: serial * 2.0, ..Took::default() },
+                Arm::Graph | Arm::Blocks => Took { ns: serial * 2.0, ..Took::default() },
             };
             used[arm as usize] += 1;
             chooser.learn(&SEEN, 2, arm, took);
@@ -720,6 +751,31 @@ mod tests {
         assert!(used[2] > 9_700, "{used:?}");
     }
 
+    /// On many threads there are blocks in the place of rounds: they win where one thread plans too slowly for all, and
+    /// lists do where nobody has to wait for a plan.
+    #[test]
+    fn many_threads_plan_together() {
+        for (of, wins) in
+            [([220.0, 40.0, 115.0], Arm::Blocks), ([3_600.0, 310.0, 280.0], Arm::Lists)]
+        {
+            let (mut chooser, mut used) = (Chooser::new(Arm::in_place(16)), 0);
+            for _ in 0..2_000 {
+                let arm = chooser.choose(&SEEN, 16).arm;
+                assert!(arm != Arm::Rounds, "it is not among them");
+                let ns = match arm {
+                    Arm::Serial => of[0],
+                    Arm::Blocks => of[1],
+                    Arm::Lists => of[2],
+                    Arm::Graph | Arm::Rounds => of[0] * 0.5,
+                };
+                used += usize::from(arm == wins);
+                chooser.learn(&SEEN, 16, arm, Took { ns, ..Took::default() });
+            }
+            assert!(used > 1_900, "{wins:?} {used}");
+        }
+        assert_eq!([2, 3].map(Arm::in_place), [Arm::IN_PLACE; 2]);
+    }
+
     /// Where rounds lose although few rows are shared, they are not expected to win where more are.
     #[test]
     fn what_is_learned_of_few_shared_rows_holds_for_more() {
@@ -728,7 +784,7 @@ mod tests {
             Arm::Serial => 60.0,
             Arm::Rounds => 90.0,
             Arm::Lists => 110.0,
-            Arm::Graph => 600.0,
+            Arm::Graph | Arm::Blocks => 600.0,
         };
         let mut lost = 0;
         for step in 0..60 {

@@ -49,6 +49,9 @@ pub enum Strategy {
     TStream,
     /// Rounds, of which every thread has a share; what meets is put off.
     Rounds,
+    /// Blocks of transactions, which threads take one after the other; each transaction waits for those that
+    /// have used its rows before.
+    Blocks,
     /// Lists of transactions, one a thread, each of which waits for the farthest one that it needs
     /// of every other list.
     Lists,
@@ -64,8 +67,8 @@ const ABORTS: [(Aborts, &str); 2] = [(Aborts::Eager, "eager"), (Aborts::Lazy, "l
 impl Strategy {
     /// All that can be named, `adaptive` first.
     pub fn all() -> Vec<Strategy> {
-        use Strategy::{Adaptive, Lists, Rounds, SStore, Serial, TStream};
-        let mut all = vec![Adaptive, Serial, Rounds, Lists, SStore, TStream];
+        use Strategy::{Adaptive, Blocks, Lists, Rounds, SStore, Serial, TStream};
+        let mut all = vec![Adaptive, Serial, Rounds, Blocks, Lists, SStore, TStream];
         for (explore, _) in EXPLORE {
             for (unit, _) in UNIT {
                 all.extend(ABORTS.map(|(aborts, _)| Strategy::Graph(explore, unit, aborts)));
@@ -86,6 +89,7 @@ impl fmt::Display for Strategy {
             Strategy::SStore => f.write_str("s-store"),
             Strategy::TStream => f.write_str("tstream"),
             Strategy::Rounds => f.write_str("rounds"),
+            Strategy::Blocks => f.write_str("blocks"),
             Strategy::Lists => f.write_str("lists"),
             Strategy::Graph(explore, unit, aborts) => {
                 let (explore, unit) = (name(explore, &EXPLORE), name(unit, &UNIT));
@@ -115,7 +119,7 @@ mod tests {
     #[test]
     fn every_name_is_read_back() {
         let all = Strategy::all();
-        assert_eq!(all.len(), 18);
+        assert_eq!(all.len(), 19);
         for strategy in all {
             assert_eq!(strategy.to_string().parse::<Strategy>().unwrap(), strategy);
         }

@@ -9,6 +9,7 @@ use tidemill_core::{Batch, Key, Row, StreamId, StreamTime, Value};
 use tidemill_table::{Seq, Table};
 use tidemill_txn::execute;
 use tidemill_txn::order::{CutInput, Epoch, Groups, Run, Sequencer};
+use tidemill_txn::pool::Alone;
 use tidemill_txn::program::{evaluate, Origin, Program, Stage};
 use tidemill_txn::reference::{CutAt, InputRow, Outcome};
 
@@ -107,14 +108,17 @@ pub fn run<E: Execute>(
             }
         }
         let sequenced = sequencer
-            .cut(CutInput {
-                runs,
-                offsets: cut.offsets.clone(),
-                times_max,
-                clock_us: cut.clock_us,
-                idle: cut.idle.clone(),
-                ended: cut.ended.clone(),
-            })
+            .cut(
+                &Alone,
+                CutInput {
+                    runs,
+                    offsets: cut.offsets.clone(),
+                    times_max,
+                    clock_us: cut.clock_us,
+                    idle: cut.idle.clone(),
+                    ended: cut.ended.clone(),
+                },
+            )
             .unwrap();
         for run in sequenced.late {
             outcome.late.entry(run.stream).or_default().extend(run.batch.rows());

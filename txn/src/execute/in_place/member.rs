@@ -4,27 +4,40 @@ use tidemill_table::Opened;
 
 use crate::execute::codes::{Code, Codes};
 use crate::execute::lane::{Lane, WordColumns};
-use crate::execute::output::{Origin, OutputBuilder};
+use crate::execute::output::{Origin, OutputBuilder, RawRows};
 use crate::execute::segment::{run_words, End, Turns};
-use crate::execute::serial::HandlerCounts;
+use crate::execute::serial::{HandlerCounts, Sink};
 use crate::execute::words::Frame;
 use crate::order::Epoch;
 
+/// What all members have of an epoch.
+pub(super) struct Start<'e> {
+    pub(super) codes: &'e Codes,
+    /// By stream: about so many outputs come from each member.
+    pub(super) rooms: Vec<usize>,
+    pub(super) epoch: &'e Epoch,
+    pub(super) columns: &'e [WordColumns<'e>],
+    /// How often slots of any table have moved.
+    pub(super) moves: u64,
+}
+
 /// One of the threads.
 pub(crate) struct Member<'e> {
+    start: &'e Start<'e>,
     pub(crate) lanes: Vec<Lane<'e>>,
     /// By table; what lanes point at.
     open: Vec<Option<Opened<'e>>>,
-    /// By stream; what lanes point at.
+    /// What it comes to; lanes point at the builders.
+    part: Part,
+}
+
+/// What a thread has come to; and what it uses in every epoch: memory that is in its core's cache.
+#[derive(Default)]
+pub(crate) struct Part {
+    /// By stream.
     pub(crate) builders: Vec<OutputBuilder>,
     frames: Vec<Frame>,
     counts: Vec<HandlerCounts>,
-}
-
-/// What a thread has come to.
-pub(crate) struct Part {
-    pub(crate) builders: Vec<OutputBuilder>,
-    pub(crate) counts: Vec<HandlerCounts>,
 }
 
 // SAFETY: the pointers in lanes lead to the openings and builders beside them, on the heap, and to
@@ -32,22 +45,33 @@ pub(crate) struct Part {
 unsafe impl Send for Member<'_> {}
 
 impl<'e> Member<'e> {
+    /// One that has not [begun](Member::begin) yet, with its part of the epoch before.
     pub(super) fn new(
-        codes: &Codes,
-        rooms: &[usize],
-        epoch: &'e Epoch,
-        columns: &'e [WordColumns<'e>],
-        mut open: Vec<Option<Opened<'e>>>,
-        moves: u64,
+        start: &'e Start<'e>,
+        open: Vec<Option<Opened<'e>>>,
+        part: Part,
     ) -> Member<'e> {
-        let mut lanes = codes.lanes(epoch, columns);
-        let mut builders = codes.builders(rooms);
-        for lane in lanes.iter_mut().filter(|lane| lane.fast) {
-            let streams = codes.code[lane.handler].streams();
-            lane.attach(&mut open, &mut builders, streams, moves);
+        Member { start, lanes: Vec::new(), open, part }
+    }
+
+    /// Makes what the thread needs: each its own, which takes some microseconds. Does nothing when it has begun.
+    pub(super) fn begin(&mut self) {
+        if !self.lanes.is_empty() {
+            return;
         }
-        let counts = vec![HandlerCounts::default(); codes.code.len()];
-        Member { lanes, open, builders, frames: codes.frames(), counts }
+        let Start { codes, rooms, epoch, columns, moves } = self.start;
+        let Part { builders, frames, counts } = &mut self.part;
+        if builders.is_empty() {
+            (*builders, *frames) = (codes.builders(rooms), codes.frames());
+        }
+        builders.iter_mut().zip(rooms).for_each(|(builder, room)| builder.expect(*room));
+        counts.clear();
+        counts.resize(codes.code.len(), HandlerCounts::default());
+        self.lanes = codes.lanes(epoch, columns);
+        for lane in self.lanes.iter_mut().filter(|lane| lane.fast) {
+            let streams = codes.code[lane.handler].streams();
+            lane.attach(&mut self.open, builders, streams, *moves);
+        }
     }
 
     /// Whether words can do what all lanes want.
@@ -55,9 +79,19 @@ impl<'e> Member<'e> {
         self.lanes.iter().all(|lane| lane.fast)
     }
 
-    /// Closes the lanes; what is left of it.
+    /// How many outputs there are, by stream.
+    pub(crate) fn outputs(&self) -> impl Iterator<Item = usize> + '_ {
+        self.part.builders.iter().map(|builder| builder.len())
+    }
+
+    /// It is done with the epoch.
+    pub(super) fn leave(&mut self) {
+        self.lanes = Vec::new();
+    }
+
+    /// What is left of it.
     pub(super) fn end(self) -> (Vec<Option<Opened<'e>>>, Part) {
-        (self.open, Part { builders: self.builders, counts: self.counts })
+        (self.open, self.part)
     }
 
     /// Executes the transactions whose turn it is, one after the other, until there are no more of
@@ -68,6 +102,7 @@ impl<'e> Member<'e> {
     /// room for a version of each of its rows.
     #[must_use]
     pub(crate) unsafe fn walk(&mut self, codes: &Codes, turns: &mut Turns<'_>) -> bool {
+        let Part { builders, frames, counts } = &mut self.part;
         while let Some(lane) = turns.lane() {
             let lane = &mut self.lanes[lane];
             let handler = lane.handler;
@@ -76,25 +111,51 @@ impl<'e> Member<'e> {
             // caller says.
             let end = unsafe {
                 match &codes.code[handler] {
-                    Code::Words(code) => run_words(turns, lane, code, &mut self.frames[handler]),
+                    Code::Words(code) => run_words(turns, lane, code, &mut frames[handler]),
                     Code::Native(code, body) => body.run(turns, lane, code),
                     Code::General => End::General,
                 }
             };
-            self.counts[handler].committed += (turns.at() - before) as u64;
+            counts[handler].committed += (turns.at() - before) as u64;
             match end {
                 End::Lane if turns.have_stopped() => return true,
                 End::Lane => {}
                 End::Aborts(reason) => {
                     let (_, rank) = turns.ranked();
                     let origin = Origin::new(rank as u32, 0, handler);
-                    self.builders[codes.aborted[handler]].note_abort(origin, reason);
-                    self.counts[handler].aborted += 1;
+                    builders[codes.aborted[handler]].note_abort(origin, reason);
+                    counts[handler].aborted += 1;
                     turns.skip();
                 }
                 End::Emitted | End::General => return false,
             }
         }
         true
+    }
+}
+
+/// What all threads have counted goes to a sink, and so does, stream by stream, what they have sent: `append` puts the
+/// rows of a stream, by thread, behind what there is.
+pub(crate) fn put_together(
+    parts: &mut [Part],
+    out: &mut Sink,
+    mut append: impl FnMut(usize, &[RawRows], &mut OutputBuilder),
+) {
+    for Part { counts, .. } in &*parts {
+        for (sum, of) in out.counts.iter_mut().zip(counts) {
+            sum.committed += of.committed;
+            sum.aborted += of.aborted;
+        }
+    }
+    for (stream, into) in out.builders.iter_mut().enumerate() {
+        if parts.iter().all(|part| part.builders[stream].is_empty()) {
+            continue;
+        }
+        let of = parts.iter_mut().map(|part| &mut part.builders[stream]);
+        let raw: Vec<RawRows> = of.map(|builder| into.take_from(builder)).collect();
+        append(stream, &raw, into);
+        for (part, raw) in parts.iter_mut().zip(raw) {
+            part.builders[stream].reuse(raw);
+        }
     }
 }

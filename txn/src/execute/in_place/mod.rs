@@ -4,17 +4,19 @@
 //! What only the general path can decide ends the attempt: the tables become what they were, and the
 //! epoch is executed serially.
 
+mod events;
 mod member;
 
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidemill_table::{Opened, Table};
 
-pub(super) use self::member::{Member, Part};
+pub(super) use self::events::Events;
+use self::member::Start;
+pub(super) use self::member::{put_together, Member, Part};
 use super::codes::{moved, Code, Codes};
-use super::output::OutputBuilder;
-use super::serial::Sink;
 use crate::order::{Epoch, Section};
 
 /// Links of versions are 32 bits, and every thread may have to write all of them.
@@ -29,6 +31,8 @@ pub(super) struct InPlace {
     pub(super) threads: usize,
     /// Per handler: whether each of its rows is written.
     pub(super) writes: Vec<Vec<bool>>,
+    /// What each thread uses in every epoch.
+    parts: Vec<Part>,
     /// A transaction could not be executed before, perhaps because there was no slot left for a row
     /// that was missing.
     short: bool,
@@ -47,7 +51,7 @@ impl InPlace {
             Code::General => Vec::new(),
         };
         let writes = codes.code.iter().map(writes).collect();
-        InPlace { codes, threads, writes, short: false }
+        InPlace { codes, threads, writes, parts: Vec::new(), short: false }
     }
 
     /// Whether some handler reads a row that it does not write.
@@ -101,14 +105,14 @@ impl InPlace {
     }
 
     /// Lets `work` execute transactions of an epoch on members, one a thread, with room by stream for so many
-    /// outputs; what the members have come to, or why it must be done serially; then nothing has
-    /// happened. `work` gives whether it could.
+    /// outputs; what the members have come to, which is to be [given back](InPlace::keep), or why it must be done
+    /// serially; then nothing has happened. `work` gives whether it could.
     pub(super) fn run(
         &mut self,
         rooms: &[usize],
         tables: &mut [Table],
         section: &Section<'_>,
-        work: impl FnOnce(&[Mutex<Member<'_>>]) -> bool,
+        work: impl FnOnce(&[Seat<'_>]) -> bool,
     ) -> Result<Vec<Part>, &'static str> {
         let (epoch, transactions) = (section.epoch, section.ranks.len());
         self.check(tables, epoch).map_err(|(why, _)| why)?;
@@ -121,6 +125,9 @@ impl InPlace {
             }
         }
         let moves = moved(tables);
+        // Of its share of the outputs, and somewhat more; who has more yet makes room.
+        let room = |room: &usize| room.div_ceil(self.threads) * 5 / 4;
+        let rooms: Vec<usize> = rooms.iter().map(room).collect();
         // Per table, an opening for each thread.
         let mut openings: Vec<Vec<Opened<'_>>> = Vec::new();
         for (table, rows) in tables.iter_mut().zip(&codes.rows_max) {
@@ -129,20 +136,23 @@ impl InPlace {
                 rows => table.open_for(&vec![rows * transactions; self.threads]),
             });
         }
+        let start = Start { codes, rooms, epoch, columns: &columns, moves };
+        let mut parts = std::mem::take(&mut self.parts);
+        parts.resize_with(self.threads, Part::default);
         let mut members = Vec::new();
-        for _ in 0..self.threads {
-            let open = openings.iter_mut().map(|of| (!of.is_empty()).then(|| of.remove(0)));
-            members.push(Member::new(codes, rooms, epoch, &columns, open.collect(), moves));
+        let mut openings: Vec<_> = openings.into_iter().map(Vec::into_iter).collect();
+        for part in parts {
+            let open = openings.iter_mut().map(Iterator::next);
+            members.push(Member::new(&start, open.collect(), part));
         }
-        if !members.iter().all(Member::is_fast) {
+        // It is the caller's, who is one of the threads; the others begin by themselves.
+        members[0].begin();
+        if !members[0].is_fast() {
             return Err("a column has nulls");
         }
-        let members: Vec<Mutex<Member<'_>>> = members.into_iter().map(Mutex::new).collect();
-        let done = work(&members);
-        let members = members.into_iter().map(|member| {
-            member.into_inner().expect("whoever panicked has taken this thread along").end()
-        });
-        let (openings, parts): (Vec<_>, Vec<_>) = members.unzip();
+        let seats: Vec<Seat<'_>> = members.into_iter().map(Seat::of).collect();
+        let done = work(&seats);
+        let (openings, parts): (Vec<_>, Vec<_>) = seats.into_iter().map(Seat::end).unzip();
         if !done {
             let mut by_table: Vec<Vec<Opened<'_>>> = tables_of(openings);
             by_table.drain(..).for_each(Opened::roll_back);
@@ -151,6 +161,11 @@ impl InPlace {
         }
         drop(openings);
         Ok(parts)
+    }
+
+    /// What members have come to was taken from them; they use it again.
+    pub(super) fn keep(&mut self, parts: Vec<Part>) {
+        self.parts = parts;
     }
 }
 
@@ -166,20 +181,48 @@ fn tables_of<'t>(by_thread: Vec<Vec<Option<Opened<'t>>>>) -> Vec<Vec<Opened<'t>>
     by_table
 }
 
-/// By stream the outputs of each member; what they have counted goes to a sink.
-pub(super) fn by_stream(parts: Vec<Part>, out: &mut Sink) -> Vec<Vec<OutputBuilder>> {
-    let mut by_stream: Vec<Vec<OutputBuilder>> = Vec::new();
-    for Part { builders, counts: of } in parts {
-        for (sum, of) in out.counts.iter_mut().zip(of) {
-            sum.committed += of.committed;
-            sum.aborted += of.aborted;
-        }
-        by_stream.resize_with(builders.len(), Vec::new);
-        for (all, builder) in by_stream.iter_mut().zip(builders) {
-            all.push(builder);
-        }
+/// Where a thread takes its seat.
+pub(super) struct Seat<'e>(Mutex<Member<'e>>);
+
+impl<'e> Seat<'e> {
+    fn of(member: Member<'e>) -> Seat<'e> {
+        Seat(Mutex::new(member))
     }
-    by_stream
+
+    /// A thread takes it, as long as it holds what is returned. What it needs is made by itself, so that it is in its
+    /// core's cache.
+    pub(super) fn take(&self) -> Seated<'_, 'e> {
+        let mut member = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        member.begin();
+        Seated(member)
+    }
+
+    fn end(self) -> (Vec<Option<Opened<'e>>>, Part) {
+        self.0.into_inner().expect("whoever panicked has taken this thread along").end()
+    }
+}
+
+/// See [`Seat::take`].
+pub(super) struct Seated<'s, 'e>(MutexGuard<'s, Member<'e>>);
+
+impl<'e> Deref for Seated<'_, 'e> {
+    type Target = Member<'e>;
+
+    fn deref(&self) -> &Member<'e> {
+        &self.0
+    }
+}
+
+impl<'e> DerefMut for Seated<'_, 'e> {
+    fn deref_mut(&mut self) -> &mut Member<'e> {
+        &mut self.0
+    }
+}
+
+impl Drop for Seated<'_, '_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
 }
 
 /// Whether threads must stop, because one of them has met what can't be done in place.

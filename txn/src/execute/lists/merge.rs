@@ -4,29 +4,21 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use crate::execute::in_place::{by_stream, Part};
+use crate::execute::in_place::{put_together, Part};
 use crate::execute::output::{Origin, OutputBuilder, RawRows};
 use crate::execute::serial::Sink;
 use crate::pool::Pool;
 
 /// What all threads together have come to goes to a sink: that of transactions of these ranks.
-pub(super) fn merge(pool: &dyn Pool, parts: Vec<Part>, ranks: &Range<usize>, out: &mut Sink) {
-    for (stream, mut parts) in by_stream(parts, out).into_iter().enumerate() {
-        parts.retain(|part| !part.is_empty());
-        if !parts.is_empty() {
-            in_order(pool, parts, ranks, &mut out.builders[stream]);
-        }
-    }
+pub(super) fn merge(pool: &dyn Pool, parts: &mut [Part], ranks: &Range<usize>, out: &mut Sink) {
+    put_together(parts, out, |_, raw, into| {
+        let raw: Vec<&RawRows> = raw.iter().filter(|raw| !raw.origins.is_empty()).collect();
+        in_order(pool, &raw, ranks, into);
+    });
 }
 
 /// Appends the outputs of one stream: parts that are in stamp order. No transaction is in two of them.
-fn in_order(
-    pool: &dyn Pool,
-    parts: Vec<OutputBuilder>,
-    ranks: &Range<usize>,
-    into: &mut OutputBuilder,
-) {
-    let raw = into.take_from(parts);
+fn in_order(pool: &dyn Pool, raw: &[&RawRows], ranks: &Range<usize>, into: &mut OutputBuilder) {
     // Every thread puts a range of transactions in order.
     let of: Vec<&[Origin]> = raw.iter().map(|raw| &raw.origins[..]).collect();
     let len = of.iter().map(|of| of.len()).sum();
@@ -53,7 +45,7 @@ fn in_order(
         assert!(rest.origins.is_empty(), "all outputs are those of these transactions");
         pool.run(&|member| {
             let mut piece = work[member].lock().unwrap_or_else(PoisonError::into_inner);
-            piece.fill(&raw, &of);
+            piece.fill(raw, &of);
         });
         drop(work);
         // SAFETY: the pieces are `len` items of each, and have been filled: whoever panics meanwhile takes this
@@ -82,7 +74,7 @@ impl<'p> Piece<'p> {
     }
 
     /// Writes all of it.
-    fn fill(&mut self, raw: &[RawRows], of: &[&[Origin]]) {
+    fn fill(&mut self, raw: &[&RawRows], of: &[&[Origin]]) {
         let mut rows: Vec<(u32, u32)> = Vec::with_capacity(self.origins.len());
         walk(of, &self.of, |part, row| rows.push((part as u32, row as u32)));
         assert!(rows.len() == self.origins.len(), "a piece has room for just what belongs there");

@@ -114,7 +114,7 @@ impl Lists {
         let Lists { in_place, planner, chunk, lists, by_partition, planning, timing } = self;
         *timing = Timing::default();
         let (codes, writes) = (in_place.codes.clone(), in_place.writes.clone());
-        let parts = in_place.run(rooms, tables, section, |members| {
+        let mut parts = in_place.run(rooms, tables, section, |members| {
             let appenders: Vec<Appenders<'_>> = lists.iter().map(Appenders::of).collect();
             let shared = Shared {
                 codes: &codes,
@@ -130,7 +130,7 @@ impl Lists {
             let leading = Mutex::new((planner, appenders, (planning, &mut *timing)));
             pool.run(&|number| {
                 let guard = shared.halt.guard();
-                let mut member = members[number].lock().unwrap_or_else(PoisonError::into_inner);
+                let mut member = members[number].take();
                 if number > 0 {
                     follow(&shared, &mut member, number);
                 } else {
@@ -147,7 +147,8 @@ impl Lists {
             !shared.halt.is_set()
         })?;
         let executed = pool.now_ns();
-        merge::merge(pool, parts, &ranks, out);
+        merge::merge(pool, &mut parts, &ranks, out);
+        self.in_place.keep(parts);
         self.timing.merge = pool.now_ns() - executed;
         Ok(())
     }

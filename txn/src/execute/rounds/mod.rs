@@ -116,7 +116,7 @@ impl Rounds {
         }
         let (reserved, put_off) = (&self.reserved[..], &self.put_off[..]);
         let (mut prepared, mut all) = (begun, begun);
-        let parts = self.in_place.run(rooms, tables, section, |members| {
+        let mut parts = self.in_place.run(rooms, tables, section, |members| {
             let shared = Shared {
                 codes: &codes,
                 writes: &writes,
@@ -131,7 +131,7 @@ impl Rounds {
             prepared = pool.now_ns();
             pool.run(&|number| {
                 let guard = shared.halt.guard();
-                let mut member = members[number].lock().unwrap_or_else(PoisonError::into_inner);
+                let mut member = members[number].take();
                 let mut own = own[number].lock().unwrap_or_else(PoisonError::into_inner);
                 match reads {
                     true => share::walk::<true>(&shared, &mut member, &mut own, number),
@@ -146,7 +146,8 @@ impl Rounds {
         let own: Vec<&mut Own> = (self.own.iter_mut())
             .map(|own| own.get_mut().unwrap_or_else(PoisonError::into_inner))
             .collect();
-        concat::concat(pool, parts, &own, out);
+        concat::concat(pool, &mut parts, &own, out);
+        self.in_place.keep(parts);
         let put_off: u64 = own.iter().map(|own| own.put_off).sum();
         let first = &own[0];
         self.timing = Timing {

@@ -7,8 +7,7 @@ use tidemill_table::{Opened, Seq};
 use super::progress::Progress;
 use super::reserve::{Reserved, Taken};
 use crate::execute::codes::Codes;
-use crate::execute::in_place::{Halt, Member};
-use crate::execute::lane::Lane;
+use crate::execute::in_place::{Events, Halt, Member};
 use crate::execute::segment::{InOrder, Turns};
 use crate::order::Ranked;
 use crate::pool::{self, Pool};
@@ -93,15 +92,6 @@ pub(super) struct Own {
     pub(super) wait_ns: u64,
     /// In all, but for waiting.
     pub(super) busy_ns: u64,
-}
-
-/// A lane's events in a share.
-#[derive(Clone, Debug)]
-struct Events {
-    range: Range<usize>,
-    /// Rows of each, and where their bits begin.
-    rows: usize,
-    bits: usize,
 }
 
 /// What a thread does in an epoch. `READS` when any transaction reads rows that it does not write.
@@ -232,7 +222,7 @@ fn meets<'p, const READS: bool>(
 
 impl Own {
     fn ends_of(&self, member: &Member<'_>) -> Vec<usize> {
-        member.builders.iter().map(|builder| builder.len()).collect()
+        member.outputs().collect()
     }
 
     /// Reserves what the share of a round uses, and notes it to be looked at later.
@@ -246,7 +236,7 @@ impl Own {
     ) {
         let begun = shared.pool.now_ns();
         let share = shared.round.of(thread, number);
-        self.find_events(member, &shared.round.order[share.clone()]);
+        Events::find(&mut self.lanes, member, &shared.round.order[share.clone()]);
         let reserved = &shared.reserved[thread][number % 2];
         let (is_first, is_last) = (thread == 0, thread + 1 == shared.round.ends.len());
         let mask = (reserved.words() * 64 - 1) as u64;
@@ -254,10 +244,11 @@ impl Own {
             reserved.clear();
         }
         self.bits.clear();
-        for (Events { range, rows, bits }, lane) in self.lanes.iter_mut().zip(&member.lanes) {
-            if range.start >= range.end {
+        for (events, lane) in self.lanes.iter_mut().zip(&member.lanes) {
+            if events.is_empty() {
                 continue;
             }
+            let Events { range, rows, first: bits } = events;
             *bits = self.bits.len();
             if !is_first {
                 self.bits.resize(*bits + range.len() * *rows, 0);
@@ -283,42 +274,11 @@ impl Own {
         self.reserve_ns += shared.pool.now_ns() - begun;
     }
 
-    /// Finds out which events of each lane a share has. They rise in every lane, so the first and the
-    /// last of each say all, and as soon as all lanes have been seen nobody looks further.
-    fn find_events(&mut self, member: &Member<'_>, share: &[Ranked]) {
-        self.lanes.clear();
-        let unseen = Range { start: usize::MAX, end: 0 };
-        let none = |lane: &Lane<'_>| Events { range: unseen.clone(), rows: lane.rows(), bits: 0 };
-        self.lanes.extend(member.lanes.iter().map(none));
-        let mut unseen = self.lanes.len();
-        for ranked in share {
-            let Events { range, .. } = &mut self.lanes[ranked.lane as usize];
-            if range.start == usize::MAX {
-                range.start = ranked.row as usize;
-                unseen -= 1;
-                if unseen == 0 {
-                    break;
-                }
-            }
-        }
-        let mut unseen = self.lanes.len() - unseen;
-        for ranked in share.iter().rev() {
-            let Events { range, .. } = &mut self.lanes[ranked.lane as usize];
-            if range.end == 0 {
-                range.end = ranked.row as usize + 1;
-                unseen -= 1;
-                if unseen == 0 {
-                    break;
-                }
-            }
-        }
-    }
-
     /// Asks for what the share begins with.
     fn stage(&self, member: &mut Member<'_>) {
-        for (Events { range, .. }, lane) in self.lanes.iter().zip(&mut member.lanes) {
-            if range.start < range.end {
-                lane.stage_only(range.clone());
+        for (events, lane) in self.lanes.iter().zip(&mut member.lanes) {
+            if !events.is_empty() {
+                lane.stage_only(events.range.clone());
             }
         }
     }
@@ -343,7 +303,7 @@ impl Own {
         self.taken.gather(before.map(|reserved| &reserved[number % 2]));
         let share = shared.round.of(thread, number);
         for (ranked, rank) in shared.round.order[share.clone()].iter().zip(share) {
-            let Events { range, rows, bits } = &self.lanes[ranked.lane as usize];
+            let Events { range, rows, first: bits } = &self.lanes[ranked.lane as usize];
             let from = bits + (ranked.row as usize - range.start) * rows;
             let bits = &self.bits[from..from + rows];
             let meets = match READS {

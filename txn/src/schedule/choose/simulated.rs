@@ -3,6 +3,9 @@
 
 use super::*;
 
+/// What two threads choose from: the first ones.
+const ARMS: usize = Arm::IN_PLACE.len();
+
 /// So many transactions epochs have, and how many of 100 runs are good.
 const EPOCHS: [(usize, usize); 3] = [(1_000, 96), (10_000, 96), (100_000, 88)];
 /// In how many runs of each kind of epochs.

@@ -1,0 +1,215 @@
+//! Blocks: all threads plan together, and then take block after block of transactions, which they execute
+//! [in place](super::in_place).
+//!
+//! The epoch is planned and executed by the chunk. Every thread [notes](walk) the rows that its share of a chunk uses,
+//! by partition of the rows; then each links the uses of one partition: with who has used the row before
+//! ([`plan::blocks`](crate::plan::blocks)). Then they take short stretches of the chunk, its blocks, one after the other, and execute
+//! each in order; a transaction waits until those are done that have used its rows before. Blocks are taken in
+//! order, so whoever is waited for has been begun, and the first one that is not done waits for nobody.
+//!
+//! Nothing of this is done by one thread for all, and nobody waits for what does not meet: it is for many
+//! threads. With two of them [rounds](super::rounds) cost less, which plan nothing.
+
+mod concat;
+mod done;
+mod walk;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tidemill_table::{Seq, Table};
+
+use self::done::{Done, Meeting, Next};
+use self::walk::{Cut, Noted, Own, Shared};
+use super::codes::Codes;
+use super::in_place::{Halt, InPlace};
+use super::serial::Sink;
+use super::timing::Timing;
+use crate::order::Section;
+use crate::plan::blocks::{Links, USES_MAX};
+use crate::pool::Pool;
+
+/// Transactions that are planned at a time, at most.
+const CHUNK: usize = 1 << 14;
+
+/// Rows that they use, at most.
+const CHUNK_USES: usize = 1 << 20;
+
+/// Transactions of a block, at least and at most: powers of two.
+const BLOCK: (usize, usize) = (1, 64);
+
+/// And in the beginning: short ones take little longer where nobody waits, and long ones far longer where all do, so that
+/// a try would show nothing.
+const BLOCK_FIRST: usize = 4;
+
+/// A block is to take about so long: taking one costs some hundreds of nanoseconds, and in the end threads
+/// wait for the last one.
+const BLOCK_NS: f64 = 10_000.0;
+
+/// When threads have waited for so little of their time, blocks become longer; when for so much they become shorter, and
+/// much shorter.
+const WAITED: [f64; 3] = [0.04, 0.15, 0.5];
+
+/// Executes epochs in blocks.
+pub(super) struct Blocks {
+    in_place: InPlace,
+    /// What each thread keeps to itself.
+    own: Vec<Mutex<Own>>,
+    /// What each has noted, by partition.
+    noted: Vec<Vec<Mutex<Noted>>>,
+    /// Of chunks of even and of odd number.
+    links: [Links; 2],
+    done: Done,
+    /// Transactions of a chunk, at most, and of a block.
+    chunk: usize,
+    block: usize,
+    /// The latter is at least and at most so long.
+    bounds: (usize, usize),
+    /// Transactions that have been executed, ever.
+    number: u64,
+    pub(super) timing: Timing,
+}
+
+impl Blocks {
+    pub(super) fn new(codes: Arc<Codes>, threads: usize) -> Blocks {
+        let noted = || (0..threads).map(|_| Mutex::default()).collect();
+        Blocks {
+            in_place: InPlace::new(codes, threads),
+            own: (0..threads).map(|_| Mutex::default()).collect(),
+            noted: (0..threads).map(|_| noted()).collect(),
+            links: Default::default(),
+            done: Done::default(),
+            chunk: CHUNK,
+            block: BLOCK_FIRST,
+            bounds: BLOCK,
+            number: 0,
+            timing: Timing::default(),
+        }
+    }
+
+    /// So few transactions at a time that short epochs have many chunks, of many blocks.
+    pub(super) fn of_anything(self) -> Blocks {
+        Blocks { chunk: 16, block: 1, bounds: (1, 4), ..self }
+    }
+
+    /// Executes transactions of an epoch whose first one has the number `before + 1`, with room by stream for so
+    /// many outputs, which go to `out`; or says why that must be done serially: then nothing has
+    /// happened.
+    pub(super) fn run(
+        &mut self,
+        rooms: &[usize],
+        pool: &dyn Pool,
+        tables: &mut [Table],
+        section: &Section<'_>,
+        before: Seq,
+        out: &mut Sink,
+    ) -> Result<(), &'static str> {
+        let begun = pool.now_ns();
+        let (threads, transactions) = (self.in_place.threads, section.ranks.len());
+        let [_, widest] = self.in_place.rows_of(section.epoch, 1);
+        let cut = Cut::new(section.ranks.clone(), widest, (self.chunk, CHUNK_USES), self.block);
+        if cut.uses() > USES_MAX {
+            return Err("its transactions use too many rows");
+        }
+        let reads = self.in_place.reads();
+        if self.links[0].room() < cut.uses() || self.links[0].reads() != reads {
+            self.links = [0, 1].map(|_| Links::new(cut.uses(), reads));
+        }
+        if self.done.room() < cut.blocks() {
+            self.done = Done::new(cut.blocks());
+        }
+        let (codes, writes) = (self.in_place.codes.clone(), self.in_place.writes.clone());
+        let next: [Next; 2] = Default::default();
+        next[0].begin(threads);
+        let (own, noted, links, done) = (&self.own, &self.noted[..], &self.links, &self.done);
+        let number = self.number;
+        let mut prepared = begun;
+        let parts = self.in_place.run(rooms, tables, section, |members| {
+            let shared = Shared {
+                codes: &codes,
+                writes: &writes,
+                cut,
+                order: &section.epoch.order[..section.ranks.end],
+                threads,
+                noted,
+                links,
+                done,
+                next: &next,
+                meeting: Meeting::new(threads),
+                number,
+                pool,
+                before,
+                halt: Halt::default(),
+            };
+            prepared = pool.now_ns();
+            pool.run(&|thread| {
+                let guard = shared.halt.guard();
+                let mut member = members[thread].take();
+                let mut own = own[thread].lock().unwrap_or_else(PoisonError::into_inner);
+                match reads {
+                    true => own.walk::<true>(&shared, &mut member, thread),
+                    false => own.walk::<false>(&shared, &mut member, thread),
+                }
+                guard.done();
+            });
+            !shared.halt.is_set()
+        });
+        // Whatever has become of it: no number is used twice.
+        self.number += transactions as u64;
+        let mut parts = parts?;
+        let executed = pool.now_ns();
+        let own: Vec<&mut Own> = (self.own.iter_mut())
+            .map(|own| own.get_mut().unwrap_or_else(PoisonError::into_inner))
+            .collect();
+        concat::concat(pool, &mut parts, &own, cut.all_blocks(), out);
+        self.in_place.keep(parts);
+        let first = &own[0];
+        self.timing = Timing {
+            prepare: prepared - begun,
+            plan: first.plan_ns,
+            execute: first.execute_ns + first.wait_ns,
+            wait: first.wait_ns,
+            executed: first.executed,
+            put_off: 0,
+            finish: (executed - prepared)
+                .saturating_sub(first.plan_ns + first.execute_ns + first.wait_ns),
+            merge: pool.now_ns() - executed,
+        };
+        let busy = (own.iter().map(|own| own.execute_ns).sum::<u64>()).max(1) as f64;
+        let waited = own.iter().map(|own| own.wait_for_ns).sum::<u64>() as f64;
+        let each_ns = busy / transactions.max(1) as f64;
+        self.block = block_after(self.block, self.bounds, waited / (busy + waited), each_ns);
+        Ok(())
+    }
+}
+
+/// How long blocks are to be after those of an epoch, in which threads waited for this share of their time for who
+/// had used their rows.
+fn block_after(block: usize, (least, most): (usize, usize), waited: f64, each_ns: f64) -> usize {
+    let wanted = ((BLOCK_NS / each_ns.max(1.0)).ceil() as usize).next_power_of_two();
+    let most = wanted.clamp(least, most);
+    let block = match waited {
+        waited if waited > WAITED[2] => block / 4,
+        waited if waited > WAITED[1] => block / 2,
+        waited if waited < WAITED[0] => block * 2,
+        _ => block,
+    };
+    block.clamp(least, most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The length of blocks after so many epochs in which threads wait for a share of their time that grows with it.
+    fn settled(waited: f64, each_ns: f64) -> usize {
+        (0..10).fold(BLOCK_FIRST, |block, _| {
+            block_after(block, BLOCK, (waited * block as f64).min(0.9), each_ns)
+        })
+    }
+
+    #[test]
+    fn blocks_are_short_where_threads_wait_for_rows_or_transactions_are_dear() {
+        assert_eq!([10.0, 200.0, 3_600.0, 1e6].map(|ns| settled(0.0, ns)), [64, 64, 4, 1]);
+        assert_eq!([0.002, 0.02, 0.3].map(|waited| settled(waited, 200.0)), [32, 4, 1]);
+    }
+}

@@ -1,0 +1,412 @@
+//! What one thread does: note what its share of a chunk uses, link a partition, execute blocks.
+
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tidemill_table::{Opened, Seq};
+
+use super::done::{Done, Meeting, Next};
+use crate::execute::codes::Codes;
+use crate::execute::in_place::{Events, Halt, Member};
+use crate::execute::segment::{InOrder, Turns};
+use crate::order::Ranked;
+use crate::plan::blocks::{Cells, Links, Use};
+use crate::pool::{self, Pool};
+
+/// What a thread has noted of a partition, in order.
+pub(super) type Noted = Vec<Use>;
+
+/// How transactions are cut: into chunks, and these into blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// The rank of the first transaction, and of the one behind the last.
+    first: usize,
+    end: usize,
+    /// Transactions of a chunk: whole blocks.
+    chunk: usize,
+    /// Bits of a transaction's place in its block, and of a row's place in its transaction.
+    block_bits: u32,
+    row_bits: u32,
+}
+
+impl Cut {
+    /// Of transactions of so many rows at most, so many of which, that use so many rows, are a chunk at
+    /// most; a power of two of them is a block.
+    pub(super) fn new(
+        ranks: Range<usize>,
+        widest: usize,
+        (chunk, uses): (usize, usize),
+        block: usize,
+    ) -> Cut {
+        let row_bits = widest.max(1).next_power_of_two().trailing_zeros();
+        let most = chunk.min(uses >> row_bits).max(block);
+        // All are of about the same length.
+        let chunks = ranks.len().div_ceil(most).max(1);
+        let chunk = ranks.len().div_ceil(chunks).max(1).next_multiple_of(block);
+        let block_bits = block.trailing_zeros();
+        Cut { first: ranks.start, end: ranks.end, chunk, block_bits, row_bits }
+    }
+
+    /// Uses of rows are numbered in a chunk, below this.
+    pub(super) fn uses(&self) -> usize {
+        self.chunk << self.row_bits
+    }
+
+    /// Blocks of a chunk.
+    pub(super) fn blocks(&self) -> usize {
+        self.chunk >> self.block_bits
+    }
+
+    /// All blocks.
+    pub(super) fn all_blocks(&self) -> usize {
+        (self.end - self.first).div_ceil(1 << self.block_bits)
+    }
+
+    fn chunks(&self) -> usize {
+        (self.end - self.first).div_ceil(self.chunk)
+    }
+
+    fn chunk(&self, number: usize) -> Chunk {
+        let start = self.first + number * self.chunk;
+        Chunk { cut: *self, number, start, end: self.end.min(start + self.chunk) }
+    }
+}
+
+/// A chunk of the transactions, by their ranks.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    cut: Cut,
+    number: usize,
+    start: usize,
+    end: usize,
+}
+
+impl Chunk {
+    fn blocks(&self) -> usize {
+        (self.end - self.start).div_ceil(1 << self.cut.block_bits)
+    }
+
+    /// The transactions of a block.
+    fn block(&self, block: usize) -> Range<usize> {
+        let start = self.start + (block << self.cut.block_bits);
+        start..self.end.min(start + (1 << self.cut.block_bits))
+    }
+
+    /// A thread's share, of so many.
+    fn share(&self, thread: usize, threads: usize) -> Range<usize> {
+        let from = |thread: usize| self.start + (self.end - self.start) * thread / threads;
+        from(thread)..from(thread + 1)
+    }
+
+    /// The number of a transaction's first use of a row.
+    fn uses(&self, rank: usize) -> usize {
+        (rank - self.start) << self.cut.row_bits
+    }
+
+    /// The rank of the transaction whose use this is.
+    fn rank(&self, used: usize) -> usize {
+        self.start + (used >> self.cut.row_bits)
+    }
+
+    fn block_of(&self, rank: usize) -> usize {
+        (rank - self.start) >> self.cut.block_bits
+    }
+}
+
+/// What all threads see.
+pub(super) struct Shared<'s> {
+    pub(super) codes: &'s Codes,
+    /// Per handler: whether each of its rows is written.
+    pub(super) writes: &'s [Vec<bool>],
+    pub(super) cut: Cut,
+    /// The epoch's order, up to the last one.
+    pub(super) order: &'s [Ranked],
+    pub(super) threads: usize,
+    /// By thread and partition.
+    pub(super) noted: &'s [Vec<Mutex<Noted>>],
+    /// Of chunks of even and of odd number.
+    pub(super) links: &'s [Links; 2],
+    pub(super) done: &'s Done,
+    pub(super) next: &'s [Next; 2],
+    pub(super) meeting: Meeting,
+    /// Transactions that were executed before, ever.
+    pub(super) number: u64,
+    pub(super) pool: &'s dyn Pool,
+    /// The number of the transaction before the first one.
+    pub(super) before: Seq,
+    pub(super) halt: Halt,
+}
+
+impl Shared<'_> {
+    /// Waits; whether to go on.
+    fn wait(&self, wait_ns: &mut u64, mut holds: impl FnMut() -> bool) -> bool {
+        if !holds() {
+            let begun = self.pool.now_ns();
+            pool::wait(self.pool, || self.halt.is_set() || holds());
+            *wait_ns += self.pool.now_ns() - begun;
+        }
+        !self.halt.is_set()
+    }
+
+    /// Whether a transaction is done, which is in another block of the chunk.
+    fn has_done(&self, chunk: &Chunk, rank: usize) -> bool {
+        self.done.has(chunk.block_of(rank), self.number_of(rank))
+    }
+
+    /// A number of the transaction that no other one ever has, above 0.
+    fn number_of(&self, rank: usize) -> u64 {
+        self.number + (rank - self.cut.first) as u64 + 1
+    }
+
+    /// Executes transactions; whether it could.
+    fn execute(&self, member: &mut Member<'_>, ranks: Range<usize>) -> bool {
+        let seq = self.before + (ranks.start - self.cut.first) as Seq;
+        let order = &self.order[..ranks.end];
+        let mut turns = Turns::InOrder(InOrder { order, at: ranks.start, seq, prefetch: true });
+        // SAFETY: whoever uses a row of these transactions before them is done, by links within the chunk, and
+        // because chunks before are done; whoever uses one behind them waits until they are.
+        unsafe { member.walk(self.codes, &mut turns) }
+    }
+}
+
+/// What a thread keeps to itself.
+#[derive(Debug, Default)]
+pub(super) struct Own {
+    /// The rows of its partition.
+    cells: Cells,
+    /// By lane: its events in the share; in the block, and in the one behind.
+    share: Vec<Events>,
+    block: Vec<Events>,
+    ahead: Vec<Events>,
+    /// Of each event of the share by lane, of each of its rows.
+    hashes: Vec<u64>,
+    /// The blocks that it has executed, and how many outputs there were after each, by stream.
+    pub(super) blocks: Vec<usize>,
+    pub(super) ends: Vec<usize>,
+    pub(super) streams: usize,
+    meetings: u64,
+    pub(super) executed: u64,
+    pub(super) plan_ns: u64,
+    /// Executing, without waiting.
+    pub(super) execute_ns: u64,
+    /// Waiting in all, but while planning; and for those who had used its rows.
+    pub(super) wait_ns: u64,
+    pub(super) wait_for_ns: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Own {
+    /// What a thread does in an epoch. `READS` when any transaction reads rows that it does not write.
+    pub(super) fn walk<const READS: bool>(
+        &mut self,
+        shared: &Shared<'_>,
+        member: &mut Member<'_>,
+        thread: usize,
+    ) {
+        self.blocks.clear();
+        self.ends.clear();
+        self.streams = member.outputs().count();
+        (self.meetings, self.executed, self.plan_ns) = (0, 0, 0);
+        (self.execute_ns, self.wait_ns, self.wait_for_ns) = (0, 0, 0);
+        let now = || shared.pool.now_ns();
+        for number in 0..shared.cut.chunks() {
+            let chunk = shared.cut.chunk(number);
+            let begun = now();
+            // Others may still execute the chunk before: what is noted here is not looked at by them.
+            self.note::<READS>(shared, member, &chunk, thread);
+            let noted = now();
+            self.plan_ns += noted - begun;
+            if !self.meet(shared, thread) {
+                return;
+            }
+            let begun = now();
+            // They wait for the last one that executes, and not for its plan.
+            self.wait_ns += begun - noted;
+            self.link::<READS>(shared, &chunk, thread);
+            if !self.meet(shared, thread) {
+                return;
+            }
+            let planned = now();
+            self.plan_ns += planned - begun;
+            let waited = self.wait_for_ns;
+            if !self.execute(shared, member, &chunk, thread) {
+                return shared.halt.set();
+            }
+            let waited = self.wait_for_ns - waited;
+            self.wait_ns += waited;
+            self.execute_ns += (now() - planned).saturating_sub(waited);
+        }
+    }
+
+    /// Waits for all other threads; whether to go on.
+    fn meet(&mut self, shared: &Shared<'_>, thread: usize) -> bool {
+        self.meetings += 1;
+        shared.meeting.come(thread, self.meetings);
+        shared.wait(&mut 0, || shared.meeting.are_here(self.meetings))
+    }
+
+    /// Notes what the share of a chunk uses, by partition.
+    #[inline(never)]
+    fn note<const READS: bool>(
+        &mut self,
+        shared: &Shared<'_>,
+        member: &Member<'_>,
+        chunk: &Chunk,
+        thread: usize,
+    ) {
+        let share = chunk.share(thread, shared.threads);
+        let order = &shared.order[share.clone()];
+        Events::find(&mut self.share, member, order);
+        self.hashes.clear();
+        for (events, lane) in self.share.iter_mut().zip(&member.lanes) {
+            if events.is_empty() {
+                continue;
+            }
+            let Events { range, rows, first } = events;
+            *first = self.hashes.len();
+            self.hashes.resize(*first + range.len() * *rows, 0);
+            for of in 0..*rows {
+                let mut at = *first + of;
+                lane.homes_of(of, range.clone(), |_, hash| {
+                    self.hashes[at] = hash;
+                    at += *rows;
+                });
+            }
+        }
+        let links = &shared.links[chunk.number % 2];
+        let mut noted: Vec<_> = shared.noted[thread].iter().map(lock).collect();
+        noted.iter_mut().for_each(|noted| noted.clear());
+        let partitions = shared.threads as u64;
+        for (ranked, rank) in order.iter().zip(share) {
+            let Events { range, rows, first } = &self.share[ranked.lane as usize];
+            let from = first + (ranked.row as usize - range.start) * rows;
+            let at = chunk.uses(rank);
+            links.clear::<READS>(at..at + rows);
+            let writes = &shared.writes[member.lanes[ranked.lane as usize].handler];
+            let hashes = &self.hashes[from..from + rows];
+            for (of, (hash, writes)) in hashes.iter().zip(writes).enumerate() {
+                let partition = ((hash >> 32) * partitions) >> 32;
+                noted[partition as usize].push(Use::of(*hash as u32, *writes, at + of));
+            }
+        }
+    }
+
+    /// Links the uses of the rows of a partition.
+    #[inline(never)]
+    fn link<const READS: bool>(&mut self, shared: &Shared<'_>, chunk: &Chunk, partition: usize) {
+        if partition == 0 {
+            // Nobody takes blocks of the chunk before any more, nor of this one yet.
+            shared.next[(chunk.number + 1) % 2].begin(shared.threads);
+        }
+        let links = &shared.links[chunk.number % 2];
+        let bits = chunk.cut.row_bits + chunk.cut.block_bits;
+        self.cells.begin(chunk.cut.uses() / shared.threads);
+        for by in shared.noted {
+            for used in &*lock(&by[partition]) {
+                self.cells.link::<READS>(*used, links, |one, other| one >> bits == other >> bits);
+            }
+        }
+    }
+
+    /// Takes and executes blocks, until there are no more of them; whether it could.
+    fn execute(
+        &mut self,
+        shared: &Shared<'_>,
+        member: &mut Member<'_>,
+        chunk: &Chunk,
+        thread: usize,
+    ) -> bool {
+        let (blocks, next) = (chunk.blocks(), &shared.next[chunk.number % 2]);
+        let mut block = thread;
+        self.look_ahead(shared, member, chunk, block);
+        while block < blocks {
+            std::mem::swap(&mut self.block, &mut self.ahead);
+            let after = next.take();
+            for (events, lane) in self.block.iter().zip(&mut member.lanes) {
+                if !events.is_empty() {
+                    lane.stage_only(events.range.clone());
+                }
+            }
+            self.look_ahead(shared, member, chunk, after);
+            if !self.execute_block(shared, member, chunk, block) {
+                return false;
+            }
+            block = after;
+        }
+        true
+    }
+
+    /// Finds the events of the block that comes next, if there is one, and asks for their rows.
+    fn look_ahead(
+        &mut self,
+        shared: &Shared<'_>,
+        member: &Member<'_>,
+        chunk: &Chunk,
+        block: usize,
+    ) {
+        if block >= chunk.blocks() {
+            return;
+        }
+        let ranks = chunk.block(block);
+        Events::find(&mut self.ahead, member, &shared.order[ranks]);
+        for (events, lane) in self.ahead.iter().zip(&member.lanes) {
+            if !events.is_empty() {
+                lane.ask_for(events.range.clone());
+                for of in 0..events.rows {
+                    let ask = |home: *mut u64, _| Opened::prefetch_to_write(home);
+                    lane.homes_of(of, events.range.clone(), ask);
+                }
+            }
+        }
+    }
+
+    /// Executes a block, each transaction as soon as those are done that have used its rows before.
+    fn execute_block(
+        &mut self,
+        shared: &Shared<'_>,
+        member: &mut Member<'_>,
+        chunk: &Chunk,
+        block: usize,
+    ) -> bool {
+        let (ranks, links) = (chunk.block(block), &shared.links[chunk.number % 2]);
+        let mut at = ranks.start;
+        for rank in ranks.clone() {
+            let rows = member.lanes[shared.order[rank].lane as usize].rows();
+            let uses = chunk.uses(rank)..chunk.uses(rank) + rows;
+            if !links.any(uses.clone()) {
+                continue;
+            }
+            let is_over = |used: usize| {
+                let before = chunk.rank(used);
+                chunk.block_of(before) == block || shared.has_done(chunk, before)
+            };
+            for used in uses {
+                while let Some(open) = links.open(used, is_over) {
+                    if at < rank {
+                        if !shared.execute(member, at..rank) {
+                            return false;
+                        }
+                        shared.done.set(block, shared.number_of(rank - 1));
+                        at = rank;
+                    }
+                    let open = chunk.rank(open);
+                    let waited = &mut self.wait_for_ns;
+                    if !shared.wait(waited, || shared.has_done(chunk, open)) {
+                        return false;
+                    }
+                }
+            }
+        }
+        if !shared.execute(member, at..ranks.end) {
+            return false;
+        }
+        shared.done.set(block, shared.number_of(ranks.end - 1));
+        self.executed += ranks.len() as u64;
+        self.blocks.push(((chunk.start - shared.cut.first) >> chunk.cut.block_bits) + block);
+        self.ends.extend(member.outputs());
+        true
+    }
+}
