@@ -273,15 +273,9 @@ impl Executor {
     /// What is to be used for what is left of an epoch, or a part of it.
     fn choice(&self, kind: usize, left: &Properties, threads: usize) -> Choice {
         let chooser = &self.choosers[kind];
-        let choice = match self.plans_anything {
+        match self.plans_anything {
             true => chooser.in_turn(left),
             false => chooser.choose(left, threads),
-        };
-        // More threads than a graph can have: lists are the next of its kind.
-        let no_graph = kind == 0 && graph::too_many(threads).is_some();
-        match choice.arm {
-            Arm::Graph if no_graph => Choice { arm: Arm::Lists, ..choice },
-            _ => choice,
         }
     }
 

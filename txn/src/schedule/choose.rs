@@ -47,10 +47,10 @@ pub enum Arm {
     Rounds,
     /// Lists.
     Lists,
-    /// The task precedence graph.
-    Graph,
     /// Blocks.
     Blocks,
+    /// The task precedence graph.
+    Graph,
 }
 
 const ARMS: usize = 5;
@@ -70,13 +70,12 @@ impl Arm {
         }
     }
 
-    /// What an epoch can be executed by that can be executed in place. A graph is dear to plan, but whoever has
-    /// nothing to do takes what is ready, where a list waits: that pays where dear transactions want the
-    /// same rows.
-    pub const IN_PLACE: &[Arm] = &[Arm::Serial, Arm::Rounds, Arm::Lists, Arm::Graph];
+    /// What an epoch can be executed by that can be executed in place. A graph is none of it: in the cells of a grid
+    /// (`tidemill bench grid`) where it was faster than the others, blocks are faster yet.
+    pub const IN_PLACE: &[Arm] = &[Arm::Serial, Arm::Rounds, Arm::Lists, Arm::Blocks];
 
     /// The same on many threads: what each of them has to look at in rounds grows with their number.
-    pub const IN_PLACE_OF_MANY: &[Arm] = &[Arm::Serial, Arm::Blocks, Arm::Lists, Arm::Graph];
+    pub const IN_PLACE_OF_MANY: &[Arm] = &[Arm::Serial, Arm::Lists, Arm::Blocks];
 
     /// What an epoch can be executed by in place, on so many threads.
     pub fn in_place(threads: usize) -> &'static [Arm] {
@@ -126,10 +125,10 @@ pub struct Expected {
     pub rounds_ns: f64,
     /// Of lists.
     pub lists_ns: f64,
-    /// Of a graph.
-    pub graph_ns: f64,
     /// Of blocks.
     pub blocks_ns: f64,
+    /// Of a graph.
+    pub graph_ns: f64,
 }
 
 impl Expected {
@@ -153,17 +152,17 @@ impl Expected {
 /// Epochs are alike by how many of their rows are shared: in the sample, less than so many of its rows.
 const CLASSES: [f64; 5] = [0.03, 0.08, 0.2, 0.5, f64::INFINITY];
 
-/// How much longer rounds, lists and graphs take than the model says, as long as nothing was measured. What
-/// rounds take longer for is no part of the transactions' own work: of those that take more than so much
+/// How much longer rounds, lists, blocks and graphs take than the model says, as long as nothing was measured. What
+/// rounds and blocks take longer for is no part of the transactions' own work: of those that take more than so much
 /// it is less.
 const OFF: [[f64; CLASSES.len()]; PARALLEL] = [
     [1.1, 1.5, 2.2, 3.5, 4.5],
     [1.1, 1.1, 1.2, 1.5, 1.8],
+    [1.2, 1.4, 1.8, 3.0, 4.0],
     [1.2, 1.2, 1.2, 1.2, 1.2],
-    [1.2, 1.3, 1.5, 2.0, 3.0],
 ];
 
-const OFF_OF_NS: f64 = 100.0;
+const OFF_OF_NS: [f64; PARALLEL] = [100.0, f64::INFINITY, 200.0, f64::INFINITY];
 
 /// What trying something again may cost, as a share of all time.
 const TRIES: f64 = 0.002;
@@ -193,13 +192,10 @@ const SERIAL_FIRST: u64 = 4;
 /// somebody else had the core, and won't be so again.
 const CHARGE_MAX: f64 = 3.0;
 
-/// A graph that is expected to take more times as long as the best is not tried to find out: where
-/// transactions are cheap that would be ten times.
+/// Blocks are tried where they are expected to be the best, and a graph where it is expected to take no more times as long:
+/// to find out where transactions are cheap would cost many times as long.
+const BLOCKS_HOPE: f64 = 1.0;
 const GRAPH_HOPE: f64 = 1.1;
-
-/// So many operations fit in a core's cache as nodes of a graph. A longer epoch is divided into several: of
-/// transactions of 2 µs and four rows, half of them aborting, a graph of 100,000 takes a seventh longer than 25 of 4,000.
-const GRAPH_ROWS: f64 = 16_384.0;
 
 /// A try lasts for so many transactions, as long as it takes no more times as long as the best: caches and threads
 /// get used to what several do a little more from epoch to epoch (by a quarter over five epochs of 10,000), and
@@ -240,9 +236,12 @@ const SHARED_OFF: (f64, f64) = (0.1, 0.4);
 /// changed. They do take longer: rows are in the cache of whoever used them last.
 const CHANGED: f64 = 4.0;
 
-/// What reserving the rows of a transaction takes, and planning it for blocks, which all threads do.
+/// What reserving the rows of a transaction takes, and planning one of them for blocks, which all threads do.
 const RESERVE_NS: f64 = 10.0;
-const BLOCKS_NS: f64 = 60.0;
+const BLOCKS_ROW_NS: f64 = 17.0;
+
+/// How much longer executing takes in blocks, where nobody waits: rows come from other cores more often.
+const BLOCKS_LONGER: f64 = 1.08;
 
 /// Where the share of transactions that abort has changed by so much, what they take is another matter.
 const ABORTS_CHANGED: f64 = 0.1;
@@ -254,12 +253,11 @@ const PLAN_NS: f64 = 50.0;
 /// What planning a transaction of a graph, settling it and writing its versions to the tables takes; the
 /// same of one that could be executed in place, too, and of one that is discovered; and how often one of these is run again, as long as nothing was measured.
 const GRAPH_NS: f64 = 1_500.0;
-const GRAPH_IN_PLACE_NS: f64 = 400.0;
 const DISCOVERED_NS: f64 = 9_000.0;
 const DISCOVERED_AGAIN: f64 = 0.35;
 
 /// What putting the threads' outputs together takes, and other things that are done once an epoch.
-const TOGETHER_NS: [f64; PARALLEL] = [5.0, 12.0, 50.0, 5.0];
+const TOGETHER_NS: [f64; PARALLEL] = [5.0, 12.0, 5.0, 50.0];
 
 /// How much of what is new goes into an average, how much of what a try of several epochs, or parts of them, came
 /// to, and how much of what is very much more.
@@ -415,12 +413,12 @@ impl Chooser {
     /// What is expected of an epoch on so many threads.
     pub fn expected(&self, seen: &Properties, threads: usize) -> Expected {
         let models = self.models(seen, threads);
-        let [rounds_ns, lists_ns, graph_ns, blocks_ns] = [0, 1, 2, 3].map(|parallel| {
+        let [rounds_ns, lists_ns, blocks_ns, graph_ns] = [0, 1, 2, 3].map(|parallel| {
             let off = self.off(parallel, class(seen));
             models[parallel] * off + TOGETHER_NS[parallel] * self.slower
         });
         let serial_ns = self.serial_ns.value;
-        Expected { serial_ns, rounds_ns, lists_ns, graph_ns, blocks_ns }
+        Expected { serial_ns, rounds_ns, lists_ns, blocks_ns, graph_ns }
     }
 
     /// How much longer than the model says rounds, lists, blocks or a graph take. What was not measured is as far from
@@ -430,7 +428,7 @@ impl Chooser {
         if self.measured[parallel][class] {
             return known[class].value;
         }
-        let part = if parallel == 0 { (OFF_OF_NS / self.serial_ns.value).min(1.0) } else { 1.0 };
+        let part = (OFF_OF_NS[parallel] / self.serial_ns.value).min(1.0);
         let thought = |class: usize| 1.0 + (OFF[parallel][class] - 1.0) * part;
         let below = (0..class).filter(|below| self.measured[parallel][*below]);
         let worse = below.map(|below| known[below].value / thought(below)).fold(1.0, f64::max);
@@ -441,13 +439,13 @@ impl Chooser {
     fn models(&self, seen: &Properties, threads: usize) -> [f64; PARALLEL] {
         let (serial, plan, threads) = (self.serial_ns.value, self.plan_ns.value, threads as f64);
         let lists = plan.max((plan + serial) / threads);
-        let graph = if self.is_in_place() { GRAPH_IN_PLACE_NS } else { GRAPH_NS };
-        let known = serial + graph * self.slower;
+        let known = serial + GRAPH_NS * self.slower;
         let discovered = serial * (1.0 + DISCOVERED_AGAIN) + DISCOVERED_NS * self.slower;
         let graph = (known * (1.0 - seen.unknown) + discovered * seen.unknown) / threads;
         let rounds = (serial + RESERVE_NS * self.slower) / threads;
-        let blocks = (serial + BLOCKS_NS * self.slower) / threads;
-        [rounds, lists, graph, blocks]
+        let planned = BLOCKS_ROW_NS * seen.rows * self.slower;
+        let blocks = (serial * BLOCKS_LONGER + planned) / threads;
+        [rounds, lists, blocks, graph]
     }
 
     /// What is chosen from.
@@ -455,19 +453,15 @@ impl Chooser {
         self.among
     }
 
-    /// How a graph is walked, by the decision model of MorphStream (its V-D): by strata where few rows are
-    /// shared, so that strata are broad, and as operations become ready elsewhere; aborts are dealt with in
-    /// the end where they are many and running again is cheap. Functions are one stratum each where they
-    /// meet at all. Its chains are left out: they were the best in 1 of 135 cells (`tidemill bench grid`).
+    /// How a graph is walked, by the decision model of MorphStream (its V-D): as operations become ready, because functions are
+    /// one stratum each where they meet at all; aborts are dealt with in the end where they are many and running again
+    /// is cheap.
     pub fn graph(&self, seen: &Properties) -> Strategy {
         const ABORTS_MANY: f64 = 0.4;
         const CHEAP_NS: f64 = 10_000.0;
-        const SHARED_FEW: f64 = 0.1;
         let is_lazy = seen.aborts > ABORTS_MANY && self.serial_ns.value < CHEAP_NS;
         let aborts = if is_lazy { Aborts::Lazy } else { Aborts::Eager };
-        let is_broad = seen.shared < SHARED_FEW && self.is_in_place();
-        let explore = if is_broad { Explore::Sdfs } else { Explore::Ns };
-        Strategy::Graph(explore, Unit::Op, aborts)
+        Strategy::Graph(Explore::Ns, Unit::Op, aborts)
     }
 
     /// Whether what it chooses for can be executed in place.
@@ -498,17 +492,6 @@ impl Chooser {
             }
         };
         without_rest(all, part)
-    }
-
-    /// How many transactions of what is left of an epoch are executed at a time by what is the best.
-    fn most(&self, left: &Properties, best: Arm) -> usize {
-        match best {
-            Arm::Graph if self.is_in_place() => {
-                let fits = GRAPH_ROWS / left.rows.max(1.0);
-                without_rest(left.transactions, fits.max(PART.0) as usize)
-            }
-            _ => left.transactions,
-        }
     }
 
     /// What is the best: what was until now, unless something else is faster by more than can be told.
@@ -543,13 +526,18 @@ impl Chooser {
         let best = self.best(&expected);
         if self.is_cold {
             // What is the best needs no try.
-            let transactions = if self.last == best { self.most(left, best) } else { part };
+            let transactions = if self.last == best { all } else { part };
             return chosen(self.last, transactions, "to find out what it takes once it is warm");
         }
         let is_due = |arm: &Arm| {
             let (nth, more) = (*arm as usize, cost(arm) - cost(&best));
+            let hope = match arm {
+                Arm::Blocks => BLOCKS_HOPE,
+                Arm::Graph => GRAPH_HOPE,
+                _ => f64::INFINITY,
+            };
             let (loss, lost_ns, tries) = match self.tried[nth] {
-                0 if *arm == Arm::Graph && cost(arm) > cost(&best) * GRAPH_HOPE => return false,
+                0 if cost(arm) > cost(&best) * hope => return false,
                 0 => (more + cost(&best).min(NEW_NS * self.slower), 0.0, FIRST_TRIES),
                 1 => (more, 0.0, SECOND_TRIES),
                 _ => (more, self.lost_ns[nth], TRIES),
@@ -563,7 +551,7 @@ impl Chooser {
         };
         match self.among.iter().copied().find(is_due) {
             Some(arm) => chosen(arm, part, "to find out what it takes now"),
-            None => chosen(best, self.most(left, best), "it is expected to be faster"),
+            None => chosen(best, all, "it is expected to be faster"),
         }
     }
 
@@ -636,8 +624,8 @@ impl Chooser {
             Arm::Serial => return self.serial_ns.learn(took.ns, new),
             Arm::Rounds => 0,
             Arm::Lists => 1,
-            Arm::Graph => 2,
-            Arm::Blocks => 3,
+            Arm::Blocks => 2,
+            Arm::Graph => 3,
         };
         if self.is_cold {
             return;
@@ -725,7 +713,7 @@ mod tests {
                 Arm::Serial => Took { ns: serial, ..Took::default() },
                 Arm::Rounds => Took { ns: rounds, plan_ns: Some(5.0), execute_ns, aborts: 0.0 },
                 Arm::Lists => Took { ns: lists, plan_ns, execute_ns, aborts: 0.0 },
-                Arm::Graph | Arm::Blocks => Took { ns: serial * 2.0, ..Took::default() },
+                Arm::Blocks | Arm::Graph => Took { ns: serial * 2.0, ..Took::default() },
             };
             used[arm as usize] += 1;
             chooser.learn(&SEEN, 2, arm, took);
@@ -843,20 +831,20 @@ mod tests {
         }
     }
 
-    /// Where dear transactions want the same rows a graph is tried, and stays where it is faster; where they are
-    /// cheap it is not even tried.
+    /// Where dear transactions want the same rows blocks are tried, and stay where they are faster; where they are
+    /// cheap a try now and then costs little.
     #[test]
-    fn a_graph_is_for_what_is_dear_and_meets() {
+    fn blocks_are_for_what_is_dear_and_meets() {
         let seen = Properties { shared: 0.6, ..SEEN };
-        for (of, graph_wins) in [([3_500.0, 3_400.0, 2_300.0, 2_000.0], true), ([35.0; 4], false)] {
-            let (mut chooser, mut in_graphs) = (Chooser::new(Arm::IN_PLACE), 0);
+        for (of, blocks_win) in [([3_500.0, 3_400.0, 2_300.0, 2_000.0], true), ([35.0; 4], false)] {
+            let (mut chooser, mut in_blocks) = (Chooser::new(Arm::IN_PLACE), 0);
             for _ in 0..2_000 {
                 let arm = chooser.choose(&seen, 2).arm;
-                in_graphs += usize::from(arm == Arm::Graph);
+                in_blocks += usize::from(arm == Arm::Blocks);
                 let took = Took { ns: of[arm as usize], ..Took::default() };
                 chooser.learn(&seen, 2, arm, took);
             }
-            assert!(if graph_wins { in_graphs > 1_800 } else { in_graphs == 0 }, "{in_graphs}");
+            assert!(if blocks_win { in_blocks > 1_800 } else { in_blocks < 10 }, "{in_blocks}");
         }
     }
 
