@@ -11,7 +11,7 @@ use super::blocks::Blocks;
 use super::codes::Path;
 use super::command::Command;
 use super::graph::{self, Graphs};
-use super::in_place::PROCEDURES;
+use super::in_place::{Task, PROCEDURES};
 use super::lists::Lists;
 use super::rounds::Rounds;
 use super::sample::Sample;
@@ -65,11 +65,10 @@ pub struct Executor {
     plans_anything: bool,
     /// By handler: whether only a run tells what its transactions touch.
     discovered: Vec<bool>,
-    /// For epochs that can be executed in place, and for those that can't.
-    choosers: [Chooser; 2],
+    /// For epochs that can be executed in place, and for those that can't; made when it is known on how many threads.
+    choosers: Vec<Chooser>,
     /// What these look like.
     samples: [Sample; 2],
-    is_calibrated: bool,
     /// The share of transactions that aborted in the last epoch.
     aborts: f64,
     strategy: Strategy,
@@ -101,9 +100,8 @@ impl Executor {
             blocks: None,
             lists: None,
             plans_anything: false,
-            choosers: [Arm::IN_PLACE, Arm::ELSEWHERE].map(Chooser::new),
+            choosers: Vec::new(),
             samples: Default::default(),
-            is_calibrated: false,
             aborts: 0.0,
             strategy,
             ran: Ran::new(strategy, "nothing was executed yet"),
@@ -242,10 +240,10 @@ impl Executor {
                 }
             }
         };
-        if !std::mem::replace(&mut self.is_calibrated, true) {
+        if self.choosers.is_empty() {
             let slower = slower(|| pool.now_ns());
-            self.choosers = [Arm::in_place(threads), Arm::ELSEWHERE].map(Chooser::new);
-            self.choosers.iter_mut().for_each(|chooser| chooser.calibrate(slower));
+            let among = [Arm::in_place(threads), Arm::ELSEWHERE];
+            self.choosers.extend(among.map(|among| Chooser::new(among, slower)));
         }
         let unknown = if kind == 1 { self.unknown(epoch) } else { 0.0 };
         let (codes, sample) = (&self.serial.codes, &mut self.samples[kind]);
@@ -411,20 +409,21 @@ impl Executor {
         let (before, len) = (self.serial.seq, section.ranks.len());
         let share = |room: &usize| (room * len).div_ceil(section.epoch.order.len().max(1));
         let rooms: Vec<usize> = self.serial.rooms.iter().map(share).collect();
+        let task = &Task { pool, section, before, rooms: &rooms };
         let timing = match strategy {
             Strategy::Rounds => {
                 let rounds = self.rounds(threads);
-                rounds.run(&rooms, pool, tables, section, before, out)?;
+                rounds.run(task, tables, out)?;
                 rounds.timing
             }
             Strategy::Blocks => {
                 let blocks = self.blocks(threads);
-                blocks.run(&rooms, pool, tables, section, before, out)?;
+                blocks.run(task, tables, out)?;
                 blocks.timing
             }
             _ => {
                 let lists = self.lists(threads);
-                lists.run(&rooms, pool, tables, section, before, out)?;
+                lists.run(task, tables, out)?;
                 lists.timing
             }
         };

@@ -7,7 +7,10 @@
 mod batches;
 mod epoch;
 mod groups;
+mod merge;
 mod sequencer;
+#[cfg(test)]
+mod tests;
 mod watermark;
 
 pub use batches::Closing;

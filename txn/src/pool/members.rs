@@ -6,7 +6,8 @@ use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::PoisonError;
 
 use crate::schedule::sync::{
-    spin_loop, yield_now, AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, Place,
+    spin_loop, yield_now, Alone, AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering,
+    Place,
 };
 
 /// Looks that a thread takes for more work before it sleeps: about a millisecond. While one epoch
@@ -20,8 +21,8 @@ const SPINS_ALONE: u32 = if cfg!(loom) { 0 } else { 1_000 };
 /// Threads that work together, as they see each other: the caller is one of them, and has the number 0.
 #[derive(Debug)]
 pub struct Members {
-    /// Beside the caller, how far each is.
-    others: Box<[Done]>,
+    /// Of those beside the caller: the last round that each is done with.
+    others: Box<[Alone<AtomicUsize>]>,
     /// What is to be done: written before the round begins, read while it lasts.
     work: Place<Option<Work>>,
     /// How often there has been something.
@@ -39,11 +40,6 @@ pub struct Members {
 // read it in a round that it has begun behind that; it begins the next one when all are done.
 unsafe impl Sync for Members {}
 
-/// The last round that a member is done with; alone in its cache lines.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Done(AtomicUsize);
-
 /// What is lent to the threads for a round.
 #[derive(Clone, Copy, Debug)]
 struct Work(*const (dyn Fn(usize) + Sync));
@@ -60,7 +56,7 @@ impl Members {
     /// The caller and so many others, each of which has to [serve](Members::serve).
     pub fn new(others: usize) -> Members {
         Members {
-            others: (0..others).map(|_| Done(AtomicUsize::new(0))).collect(),
+            others: (0..others).map(|_| Alone(AtomicUsize::new(0))).collect(),
             work: Place::new(None),
             round: AtomicUsize::new(0),
             is_called: AtomicBool::new(false),

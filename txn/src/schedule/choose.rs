@@ -17,6 +17,16 @@
 //! rows are in the caches of other cores, and threads have gone to sleep. What was the best and became slow is
 //! tried again soon, because that may have been the machine.
 
+mod average;
+mod expect;
+#[cfg(test)]
+mod simulated;
+#[cfg(test)]
+mod tests;
+
+use self::average::{Average, FAR, FAR_MAX};
+pub use self::expect::Expected;
+use self::expect::{class, CLASSES, OFF, PLAN_NS, TOGETHER_NS};
 use super::strategy::{Aborts, Explore, Strategy, Unit};
 
 /// What an epoch looks like, before it is planned: what MorphStream's seven properties of a graph (its Table
@@ -116,54 +126,6 @@ pub struct Took {
     pub aborts: f64,
 }
 
-/// What is expected, in nanoseconds a transaction.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Expected {
-    /// Of serial execution.
-    pub serial_ns: f64,
-    /// Of rounds.
-    pub rounds_ns: f64,
-    /// Of lists.
-    pub lists_ns: f64,
-    /// Of blocks.
-    pub blocks_ns: f64,
-    /// Of a graph.
-    pub graph_ns: f64,
-}
-
-impl Expected {
-    fn best(&self, among: &[Arm]) -> Arm {
-        let best = among.iter().min_by(|a, b| self.of(**a).total_cmp(&self.of(**b)));
-        *best.unwrap_or(&Arm::Serial)
-    }
-
-    /// What is expected of one of them.
-    pub fn of(&self, arm: Arm) -> f64 {
-        match arm {
-            Arm::Serial => self.serial_ns,
-            Arm::Rounds => self.rounds_ns,
-            Arm::Lists => self.lists_ns,
-            Arm::Blocks => self.blocks_ns,
-            Arm::Graph => self.graph_ns,
-        }
-    }
-}
-
-/// Epochs are alike by how many of their rows are shared: in the sample, less than so many of its rows.
-const CLASSES: [f64; 5] = [0.03, 0.08, 0.2, 0.5, f64::INFINITY];
-
-/// How much longer rounds, lists, blocks and graphs take than the model says, as long as nothing was measured. What
-/// rounds and blocks take longer for is no part of the transactions' own work: of those that take more than so much
-/// it is less.
-const OFF: [[f64; CLASSES.len()]; PARALLEL] = [
-    [1.1, 1.5, 2.2, 3.5, 4.5],
-    [1.1, 1.1, 1.2, 1.5, 1.8],
-    [1.2, 1.4, 1.8, 3.0, 4.0],
-    [1.2, 1.2, 1.2, 1.2, 1.2],
-];
-
-const OFF_OF_NS: [f64; PARALLEL] = [100.0, f64::INFINITY, 200.0, f64::INFINITY];
-
 /// What trying something again may cost, as a share of all time.
 const TRIES: f64 = 0.002;
 
@@ -236,77 +198,13 @@ const SHARED_OFF: (f64, f64) = (0.1, 0.4);
 /// changed. They do take longer: rows are in the cache of whoever used them last.
 const CHANGED: f64 = 4.0;
 
-/// What reserving the rows of a transaction takes, and planning one of them for blocks, which all threads do.
-const RESERVE_NS: f64 = 10.0;
-const BLOCKS_ROW_NS: f64 = 17.0;
-
-/// How much longer executing takes in blocks, where nobody waits: rows come from other cores more often.
-const BLOCKS_LONGER: f64 = 1.08;
-
 /// Where the share of transactions that abort has changed by so much, what they take is another matter.
 const ABORTS_CHANGED: f64 = 0.1;
 
-/// What planning one for a list takes, as long as nothing was measured: hashing its keys and looking at two
-/// lines of memory for each, which are in a cache.
-const PLAN_NS: f64 = 50.0;
-
-/// What planning a transaction of a graph, settling it and writing its versions to the tables takes; the
-/// same of one that could be executed in place, too, and of one that is discovered; and how often one of these is run again, as long as nothing was measured.
-const GRAPH_NS: f64 = 1_500.0;
-const DISCOVERED_NS: f64 = 9_000.0;
-const DISCOVERED_AGAIN: f64 = 0.35;
-
-/// What putting the threads' outputs together takes, and other things that are done once an epoch.
-const TOGETHER_NS: [f64; PARALLEL] = [5.0, 12.0, 5.0, 50.0];
-
-/// How much of what is new goes into an average, how much of what a try of several epochs, or parts of them, came
-/// to, and how much of what is very much more.
+/// How much of what is new goes into an average, and how much of what a try of several epochs, or parts of them, came
+/// to.
 const NEW: f64 = 0.2;
 const NEW_TRY: f64 = 0.6;
-const NEW_FAR: f64 = 0.7;
-
-/// Very different; and how much more than before is believed at a time.
-const FAR: f64 = 1.3;
-const FAR_MAX: f64 = 1.8;
-
-/// What is known of a value that is measured over and over.
-#[derive(Clone, Copy, Debug)]
-struct Average {
-    value: f64,
-    /// What was measured last, if that was far more, and how often in a row it was.
-    more: Option<(f64, u32)>,
-}
-
-impl Average {
-    fn of(value: f64) -> Average {
-        Average { value, more: None }
-    }
-
-    /// What is far more does not count when it comes up to three times, because threads that had to wait for a
-    /// core say nothing, and finding out what else there is takes longer; not in full when it comes once more; and
-    /// then it does. What is far less counts at once, and in full: nothing is faster than it can be.
-    fn learn(&mut self, value: f64, new: f64) {
-        if value <= self.value * FAR {
-            self.more = None;
-            let is_far = value < self.value / FAR;
-            self.value += (value - self.value) * if is_far { 1.0 } else { new };
-            return;
-        }
-        // The less of the last two, and not of all: while more than one thing changes, the first may be nothing
-        // that is ever measured again.
-        let (least, times) = match self.more {
-            None => (value, 1),
-            Some((before, times)) => (value.min(before), times + 1),
-        };
-        self.more = Some((value, times));
-        let believed = match times {
-            1..=3 => return,
-            4 => least.min(self.value * FAR_MAX),
-            _ => least,
-        };
-        self.value += (believed - self.value) * NEW_FAR;
-    }
-}
 
 /// Chooses between serial execution and what several threads do together.
 #[derive(Clone, Debug)]
@@ -349,13 +247,14 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// One that chooses from what epochs of a kind can be executed by.
-    pub fn new(among: &'static [Arm]) -> Chooser {
+    /// One that chooses from what epochs of a kind can be executed by, on a machine on which planning takes so many times
+    /// what the costs here say.
+    pub fn new(among: &'static [Arm], slower: f64) -> Chooser {
         Chooser {
             serial_ns: Average::of(60.0),
-            plan_ns: Average::of(PLAN_NS),
+            plan_ns: Average::of(PLAN_NS * slower),
             aborts: 0.0,
-            slower: 1.0,
+            slower,
             among,
             off: OFF.map(|of| of.map(Average::of)),
             measured: [[false; CLASSES.len()]; PARALLEL],
@@ -372,13 +271,6 @@ impl Chooser {
             shared: None,
             seen: None,
         }
-    }
-
-    /// For a machine on which planning takes so many times what the costs here say; before anything is
-    /// learned.
-    pub fn calibrate(&mut self, slower: f64) {
-        self.slower = slower;
-        self.plan_ns = Average::of(PLAN_NS * slower);
     }
 
     /// What an epoch of so many transactions looks like, given a sample of it, if one is due, and those of the
@@ -408,44 +300,6 @@ impl Chooser {
         };
         self.shared = Some(shared);
         Properties { shared, ..sample }
-    }
-
-    /// What is expected of an epoch on so many threads.
-    pub fn expected(&self, seen: &Properties, threads: usize) -> Expected {
-        let models = self.models(seen, threads);
-        let [rounds_ns, lists_ns, blocks_ns, graph_ns] = [0, 1, 2, 3].map(|parallel| {
-            let off = self.off(parallel, class(seen));
-            models[parallel] * off + TOGETHER_NS[parallel] * self.slower
-        });
-        let serial_ns = self.serial_ns.value;
-        Expected { serial_ns, rounds_ns, lists_ns, blocks_ns, graph_ns }
-    }
-
-    /// How much longer than the model says rounds, lists, blocks or a graph take. What was not measured is as far from
-    /// what was thought as the most of what was: the more rows are shared, the longer it takes.
-    fn off(&self, parallel: usize, class: usize) -> f64 {
-        let known = &self.off[parallel];
-        if self.measured[parallel][class] {
-            return known[class].value;
-        }
-        let part = (OFF_OF_NS[parallel] / self.serial_ns.value).min(1.0);
-        let thought = |class: usize| 1.0 + (OFF[parallel][class] - 1.0) * part;
-        let below = (0..class).filter(|below| self.measured[parallel][*below]);
-        let worse = below.map(|below| known[below].value / thought(below)).fold(1.0, f64::max);
-        thought(class) * worse
-    }
-
-    /// What rounds, lists, blocks and a graph would take if nobody had to wait.
-    fn models(&self, seen: &Properties, threads: usize) -> [f64; PARALLEL] {
-        let (serial, plan, threads) = (self.serial_ns.value, self.plan_ns.value, threads as f64);
-        let lists = plan.max((plan + serial) / threads);
-        let known = serial + GRAPH_NS * self.slower;
-        let discovered = serial * (1.0 + DISCOVERED_AGAIN) + DISCOVERED_NS * self.slower;
-        let graph = (known * (1.0 - seen.unknown) + discovered * seen.unknown) / threads;
-        let rounds = (serial + RESERVE_NS * self.slower) / threads;
-        let planned = BLOCKS_ROW_NS * seen.rows * self.slower;
-        let blocks = (serial * BLOCKS_LONGER + planned) / threads;
-        [rounds, lists, blocks, graph]
     }
 
     /// What is chosen from.
@@ -684,222 +538,4 @@ fn is_long(seen: &Properties, ns: f64) -> bool {
 /// For how many epochs like this one a try lasts.
 fn lasts(seen: &Properties) -> u32 {
     (TRY_LASTS / seen.transactions.max(1)).min(WARM_MAX as usize) as u32
-}
-
-fn class(seen: &Properties) -> usize {
-    CLASSES.iter().position(|below| seen.shared < *below).unwrap_or(CLASSES.len() - 1)
-}
-
-#[cfg(test)]
-mod simulated;
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SEEN: Properties =
-        Properties { transactions: 10_000, rows: 3.5, shared: 0.1, aborts: 0.0, unknown: 0.0 };
-
-    /// Lets a chooser run for so many epochs where each takes so long; gives how often each was used.
-    fn run(
-        chooser: &mut Chooser,
-        epochs: usize,
-        [serial, rounds, lists]: [f64; 3],
-    ) -> [usize; ARMS] {
-        let mut used = [0; ARMS];
-        for _ in 0..epochs {
-            let arm = chooser.choose(&SEEN, 2).arm;
-            let (plan_ns, execute_ns) = (Some(45.0), Some(serial * 0.9));
-            let took = match arm {
-                Arm::Serial => Took { ns: serial, ..Took::default() },
-                Arm::Rounds => Took { ns: rounds, plan_ns: Some(5.0), execute_ns, aborts: 0.0 },
-                Arm::Lists => Took { ns: lists, plan_ns, execute_ns, aborts: 0.0 },
-                Arm::Blocks | Arm::Graph => Took { ns: serial * 2.0, ..Took::default() },
-            };
-            used[arm as usize] += 1;
-            chooser.learn(&SEEN, 2, arm, took);
-        }
-        used
-    }
-
-    #[test]
-    fn cheap_transactions_are_executed_serially_but_for_a_try_now_and_then() {
-        let used = run(&mut Chooser::new(Arm::IN_PLACE), 10_000, [55.0, 90.0, 95.0]);
-        assert!(used[0] > 9_700, "{used:?}");
-    }
-
-    #[test]
-    fn where_few_meet_rounds_win() {
-        let used = run(&mut Chooser::new(Arm::IN_PLACE), 10_000, [60.0, 40.0, 75.0]);
-        assert!(used[1] > 9_700, "{used:?}");
-    }
-
-    #[test]
-    fn dear_ones_that_meet_are_executed_in_lists() {
-        let used = run(&mut Chooser::new(Arm::IN_PLACE), 10_000, [600.0, 500.0, 340.0]);
-        assert!(used[2] > 9_700, "{used:?}");
-    }
-
-    /// On many threads there are blocks in the place of rounds: they win where one thread plans too slowly for all, and
-    /// lists do where nobody has to wait for a plan.
-    #[test]
-    fn many_threads_plan_together() {
-        for (of, wins) in
-            [([220.0, 40.0, 115.0], Arm::Blocks), ([3_600.0, 310.0, 280.0], Arm::Lists)]
-        {
-            let (mut chooser, mut used) = (Chooser::new(Arm::in_place(16)), 0);
-            for _ in 0..2_000 {
-                let arm = chooser.choose(&SEEN, 16).arm;
-                assert!(arm != Arm::Rounds, "it is not among them");
-                let ns = match arm {
-                    Arm::Serial => of[0],
-                    Arm::Blocks => of[1],
-                    Arm::Lists => of[2],
-                    Arm::Graph | Arm::Rounds => of[0] * 0.5,
-                };
-                used += usize::from(arm == wins);
-                chooser.learn(&SEEN, 16, arm, Took { ns, ..Took::default() });
-            }
-            assert!(used > 1_900, "{wins:?} {used}");
-        }
-        assert_eq!([2, 3].map(Arm::in_place), [Arm::IN_PLACE; 2]);
-    }
-
-    /// Where rounds lose although few rows are shared, they are not expected to win where more are.
-    #[test]
-    fn what_is_learned_of_few_shared_rows_holds_for_more() {
-        let mut chooser = Chooser::new(Arm::IN_PLACE);
-        let took = |arm| match arm {
-            Arm::Serial => 60.0,
-            Arm::Rounds => 90.0,
-            Arm::Lists => 110.0,
-            Arm::Graph | Arm::Blocks => 600.0,
-        };
-        let mut lost = 0;
-        for step in 0..60 {
-            let shared = [0.0, 0.05, 0.1, 0.3, 0.6][step / 12];
-            let seen = chooser.look(Properties { shared, ..SEEN });
-            let arm = chooser.choose(&seen, 2).arm;
-            lost += usize::from(arm != Arm::Serial);
-            chooser.learn(&seen, 2, arm, Took { ns: took(arm), ..Took::default() });
-        }
-        // A try of each and another of rounds, of two epochs.
-        assert!(lost <= 6, "{lost} of 60 epochs");
-    }
-
-    #[test]
-    fn a_change_is_noticed_both_ways() {
-        let mut chooser = Chooser::new(Arm::IN_PLACE);
-        run(&mut chooser, 500, [55.0, 90.0, 95.0]);
-        assert!(run(&mut chooser, 100, [3_000.0, 2_500.0, 1_600.0])[2] > 80);
-        let used = run(&mut chooser, 100, [55.0, 90.0, 95.0]);
-        assert!(used[0] > 70, "{used:?}");
-    }
-
-    /// What serial execution takes while memory is new is not what it takes.
-    #[test]
-    fn serial_execution_is_tried_again_soon() {
-        let mut chooser = Chooser::new(Arm::IN_PLACE);
-        let mut serially = 0;
-        for epoch in 0..400 {
-            let arm = chooser.choose(&SEEN, 2).arm;
-            serially += usize::from(arm == Arm::Serial);
-            let serial = if epoch < 4 { 250.0 } else { 90.0 };
-            let took = Took { ns: [serial, 137.0, 182.0, 900.0][arm as usize], ..Took::default() };
-            chooser.learn(&SEEN, 2, arm, took);
-        }
-        assert!(serially > 200, "{serially}");
-    }
-
-    /// What takes longer than the best in the beginning, and becomes faster while it is used, is found; and what
-    /// stays slow is soon left.
-    #[test]
-    fn what_becomes_faster_is_used_until_it_does_not() {
-        for (warm, is_found) in
-            [([400.0, 120.0, 95.0, 80.0, 62.0, 50.0], true), ([400.0; 6], false)]
-        {
-            let (mut chooser, mut in_row, mut last, mut rounds) =
-                (Chooser::new(Arm::IN_PLACE), 0, Arm::Serial, 0);
-            for _ in 0..300 {
-                let arm = chooser.choose(&SEEN, 2).arm;
-                in_row = if arm == last { in_row + 1 } else { 0 };
-                last = arm;
-                rounds += usize::from(arm == Arm::Rounds);
-                let ns = [70.0, warm[in_row.min(5)], 110.0, 900.0][arm as usize];
-                chooser.learn(&SEEN, 2, arm, Took { ns, ..Took::default() });
-            }
-            assert!(if is_found { rounds > 230 } else { rounds < 12 }, "{rounds}");
-        }
-    }
-
-    /// Where dear transactions want the same rows blocks are tried, and stay where they are faster; where they are
-    /// cheap a try now and then costs little.
-    #[test]
-    fn blocks_are_for_what_is_dear_and_meets() {
-        let seen = Properties { shared: 0.6, ..SEEN };
-        for (of, blocks_win) in [([3_500.0, 3_400.0, 2_300.0, 2_000.0], true), ([35.0; 4], false)] {
-            let (mut chooser, mut in_blocks) = (Chooser::new(Arm::IN_PLACE), 0);
-            for _ in 0..2_000 {
-                let arm = chooser.choose(&seen, 2).arm;
-                in_blocks += usize::from(arm == Arm::Blocks);
-                let took = Took { ns: of[arm as usize], ..Took::default() };
-                chooser.learn(&seen, 2, arm, took);
-            }
-            assert!(if blocks_win { in_blocks > 1_800 } else { in_blocks < 10 }, "{in_blocks}");
-        }
-    }
-
-    #[test]
-    fn a_sample_holds_for_a_while() {
-        let mut chooser = Chooser::new(Arm::IN_PLACE);
-        let mut samples = 0;
-        for _ in 0..100 {
-            chooser.look_at(1_000, || {
-                samples += 1;
-                SEEN
-            });
-        }
-        assert_eq!(samples, 25);
-        let seen = chooser.look_at(10_000, || Properties { shared: 0.9, ..SEEN });
-        assert_eq!((seen.transactions, seen.shared), (10_000, 0.9));
-    }
-
-    /// What can't be executed in place goes into a graph where that pays, and is executed serially where a
-    /// try has shown that it does not.
-    #[test]
-    fn a_graph_is_for_what_is_dear_and_known_beforehand() {
-        for (serial, graph, is_graph) in
-            [(900.0, 1_300.0, false), (20_000.0, 11_500.0, true), (20_000.0, 24_000.0, false)]
-        {
-            let mut chooser = Chooser::new(Arm::ELSEWHERE);
-            let mut in_graphs = 0;
-            for _ in 0..2_000 {
-                let arm = chooser.choose(&SEEN, 2).arm;
-                let ns = [serial, graph][usize::from(arm == Arm::Graph)];
-                in_graphs += usize::from(arm == Arm::Graph);
-                chooser.learn(&SEEN, 2, arm, Took { ns, ..Took::default() });
-            }
-            assert_eq!(in_graphs > 1_900, is_graph, "{serial} {graph}: {in_graphs}");
-            assert!(is_graph || in_graphs < 60, "{serial} {graph}: {in_graphs}");
-        }
-    }
-
-    /// Where planning takes longer than here, less is planned before anything is known.
-    #[test]
-    fn a_slow_machine_plans_less() {
-        let took = Took { ns: 150.0, ..Took::default() };
-        let first = |slower| {
-            let mut chooser = Chooser::new(Arm::IN_PLACE);
-            chooser.calibrate(slower);
-            (0..2).for_each(|_| chooser.learn(&SEEN, 2, Arm::Serial, took));
-            chooser.expected(&SEEN, 2).best(Arm::IN_PLACE)
-        };
-        assert_eq!([first(1.0), first(8.0)], [Arm::Lists, Arm::Serial]);
-    }
-
-    #[test]
-    fn what_waits_too_much_is_left_alone() {
-        // Rows that everybody wants: both take longer than the model says.
-        let used = run(&mut Chooser::new(Arm::IN_PLACE), 10_000, [200.0, 290.0, 260.0]);
-        assert!(used[0] > 9_600, "{used:?}");
-    }
 }

@@ -17,6 +17,11 @@ pub(crate) use std::{
     thread::yield_now,
 };
 
+/// What one thread writes and others look at, alone in its cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Alone<T>(pub(crate) T);
+
 /// A place that one thread writes before others read it. That it is so is theirs to see to; loom
 /// notices where it is not.
 #[derive(Debug)]

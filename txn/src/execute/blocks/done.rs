@@ -1,21 +1,16 @@
 //! How far blocks are done, and where threads meet between planning and executing.
 
-use crate::schedule::sync::{AtomicU64, AtomicUsize, Ordering};
-
-/// What one thread writes and others look at, alone in its cache lines.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Count(AtomicU64);
+use crate::schedule::sync::{Alone, AtomicU64, AtomicUsize, Ordering};
 
 /// How far the blocks are done that are executed at a time. Transactions have numbers that rise for ever, so that
 /// nothing has to be cleared when a place is used for another block.
 #[derive(Debug, Default)]
-pub(super) struct Done(Box<[Count]>);
+pub(super) struct Done(Box<[Alone<AtomicU64>]>);
 
 impl Done {
     /// For so many blocks at a time.
     pub(super) fn new(blocks: usize) -> Done {
-        Done((0..blocks).map(|_| Count::default()).collect())
+        Done((0..blocks).map(|_| Alone::default()).collect())
     }
 
     /// How many blocks there may be at a time.
@@ -39,12 +34,12 @@ impl Done {
 /// Where threads meet, over and over: how often each has come. A count that all of them raise would go from core to
 /// core as often as there are threads.
 #[derive(Debug)]
-pub(super) struct Meeting(Box<[Count]>);
+pub(super) struct Meeting(Box<[Alone<AtomicU64>]>);
 
 impl Meeting {
     /// Of so many threads.
     pub(super) fn new(threads: usize) -> Meeting {
-        Meeting((0..threads).map(|_| Count::default()).collect())
+        Meeting((0..threads).map(|_| Alone::default()).collect())
     }
 
     /// A thread comes for this time, the first one being 1. What it has done before is seen by whoever finds that all
@@ -61,19 +56,18 @@ impl Meeting {
 
 /// Which block is the next that nobody has taken; one for chunks of even and one for those of odd number.
 #[derive(Debug, Default)]
-#[repr(align(128))]
-pub(super) struct Next(AtomicUsize);
+pub(super) struct Next(Alone<AtomicUsize>);
 
 impl Next {
     /// Blocks before this one are taken.
     pub(super) fn begin(&self, block: usize) {
-        self.0.store(block, Ordering::Relaxed);
+        self.0 .0.store(block, Ordering::Relaxed);
     }
 
     /// Takes a block; there may be none of this number any more.
     #[inline(always)]
     pub(super) fn take(&self) -> usize {
-        self.0.fetch_add(1, Ordering::Relaxed)
+        self.0 .0.fetch_add(1, Ordering::Relaxed)
     }
 }
 

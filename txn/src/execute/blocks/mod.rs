@@ -11,22 +11,22 @@
 //! threads. With two of them [rounds](super::rounds) cost less, which plan nothing.
 
 mod concat;
+mod cut;
 mod done;
 mod walk;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidemill_table::{Seq, Table};
+use tidemill_table::Table;
 
+use self::cut::Cut;
 use self::done::{Done, Meeting, Next};
-use self::walk::{Cut, Noted, Own, Shared};
+use self::walk::{Noted, Own, Shared};
 use super::codes::Codes;
-use super::in_place::{Halt, InPlace};
+use super::in_place::{on_seats, Halt, InPlace, Task};
 use super::serial::Sink;
 use super::timing::Timing;
-use crate::order::Section;
 use crate::plan::blocks::{Links, USES_MAX};
-use crate::pool::Pool;
 
 /// Transactions that are planned at a time, at most.
 const CHUNK: usize = 1 << 14;
@@ -91,18 +91,15 @@ impl Blocks {
         Blocks { chunk: 16, block: 1, bounds: (1, 4), ..self }
     }
 
-    /// Executes transactions of an epoch whose first one has the number `before + 1`, with room by stream for so
-    /// many outputs, which go to `out`; or says why that must be done serially: then nothing has
-    /// happened.
+    /// Executes transactions of an epoch, whose outputs go to `out`; or says why that must be done serially: then
+    /// nothing has happened.
     pub(super) fn run(
         &mut self,
-        rooms: &[usize],
-        pool: &dyn Pool,
+        task: &Task<'_>,
         tables: &mut [Table],
-        section: &Section<'_>,
-        before: Seq,
         out: &mut Sink,
     ) -> Result<(), &'static str> {
+        let Task { pool, section, before, .. } = *task;
         let begun = pool.now_ns();
         let (threads, transactions) = (self.in_place.threads, section.ranks.len());
         let [_, widest] = self.in_place.rows_of(section.epoch, 1);
@@ -123,7 +120,7 @@ impl Blocks {
         let (own, noted, links, done) = (&self.own, &self.noted[..], &self.links, &self.done);
         let number = self.number;
         let mut prepared = begun;
-        let parts = self.in_place.run(rooms, tables, section, |members| {
+        let parts = self.in_place.run(task, tables, |seats| {
             let shared = Shared {
                 codes: &codes,
                 writes: &writes,
@@ -141,15 +138,12 @@ impl Blocks {
                 halt: Halt::default(),
             };
             prepared = pool.now_ns();
-            pool.run(&|thread| {
-                let guard = shared.halt.guard();
-                let mut member = members[thread].take();
+            on_seats(pool, &shared.halt, seats, |member, thread| {
                 let mut own = own[thread].lock().unwrap_or_else(PoisonError::into_inner);
                 match reads {
-                    true => own.walk::<true>(&shared, &mut member, thread),
-                    false => own.walk::<false>(&shared, &mut member, thread),
+                    true => own.walk::<true>(&shared, member, thread),
+                    false => own.walk::<false>(&shared, member, thread),
                 }
-                guard.done();
             });
             !shared.halt.is_set()
         });

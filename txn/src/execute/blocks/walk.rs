@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tidemill_table::{Opened, Seq};
 
+use super::cut::{Chunk, Cut};
 use super::done::{Done, Meeting, Next};
 use crate::execute::codes::Codes;
 use crate::execute::in_place::{Events, Halt, Member};
@@ -15,103 +16,6 @@ use crate::pool::{self, Pool};
 
 /// What a thread has noted of a partition, in order.
 pub(super) type Noted = Vec<Use>;
-
-/// How transactions are cut: into chunks, and these into blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cut {
-    /// The rank of the first transaction, and of the one behind the last.
-    first: usize,
-    end: usize,
-    /// Transactions of a chunk: whole blocks.
-    chunk: usize,
-    /// Bits of a transaction's place in its block, and of a row's place in its transaction.
-    block_bits: u32,
-    row_bits: u32,
-}
-
-impl Cut {
-    /// Of transactions of so many rows at most, so many of which, that use so many rows, are a chunk at
-    /// most; a power of two of them is a block.
-    pub(super) fn new(
-        ranks: Range<usize>,
-        widest: usize,
-        (chunk, uses): (usize, usize),
-        block: usize,
-    ) -> Cut {
-        let row_bits = widest.max(1).next_power_of_two().trailing_zeros();
-        let most = chunk.min(uses >> row_bits).max(block);
-        // All are of about the same length.
-        let chunks = ranks.len().div_ceil(most).max(1);
-        let chunk = ranks.len().div_ceil(chunks).max(1).next_multiple_of(block);
-        let block_bits = block.trailing_zeros();
-        Cut { first: ranks.start, end: ranks.end, chunk, block_bits, row_bits }
-    }
-
-    /// Uses of rows are numbered in a chunk, below this.
-    pub(super) fn uses(&self) -> usize {
-        self.chunk << self.row_bits
-    }
-
-    /// Blocks of a chunk.
-    pub(super) fn blocks(&self) -> usize {
-        self.chunk >> self.block_bits
-    }
-
-    /// All blocks.
-    pub(super) fn all_blocks(&self) -> usize {
-        (self.end - self.first).div_ceil(1 << self.block_bits)
-    }
-
-    fn chunks(&self) -> usize {
-        (self.end - self.first).div_ceil(self.chunk)
-    }
-
-    fn chunk(&self, number: usize) -> Chunk {
-        let start = self.first + number * self.chunk;
-        Chunk { cut: *self, number, start, end: self.end.min(start + self.chunk) }
-    }
-}
-
-/// A chunk of the transactions, by their ranks.
-#[derive(Clone, Copy, Debug)]
-struct Chunk {
-    cut: Cut,
-    number: usize,
-    start: usize,
-    end: usize,
-}
-
-impl Chunk {
-    fn blocks(&self) -> usize {
-        (self.end - self.start).div_ceil(1 << self.cut.block_bits)
-    }
-
-    /// The transactions of a block.
-    fn block(&self, block: usize) -> Range<usize> {
-        let start = self.start + (block << self.cut.block_bits);
-        start..self.end.min(start + (1 << self.cut.block_bits))
-    }
-
-    /// A thread's share, of so many.
-    fn share(&self, thread: usize, threads: usize) -> Range<usize> {
-        let from = |thread: usize| self.start + (self.end - self.start) * thread / threads;
-        from(thread)..from(thread + 1)
-    }
-
-    /// The number of a transaction's first use of a row.
-    fn uses(&self, rank: usize) -> usize {
-        (rank - self.start) << self.cut.row_bits
-    }
-
-    /// The rank of the transaction whose use this is.
-    fn rank(&self, used: usize) -> usize {
-        self.start + (used >> self.cut.row_bits)
-    }
-
-    fn block_of(&self, rank: usize) -> usize {
-        (rank - self.start) >> self.cut.block_bits
-    }
-}
 
 /// What all threads see.
 pub(super) struct Shared<'s> {
@@ -302,11 +206,10 @@ impl Own {
             shared.next[(chunk.number + 1) % 2].begin(shared.threads);
         }
         let links = &shared.links[chunk.number % 2];
-        let bits = chunk.cut.row_bits + chunk.cut.block_bits;
-        self.cells.begin(chunk.cut.uses() / shared.threads);
+        self.cells.begin(shared.cut.uses() / shared.threads);
         for by in shared.noted {
             for used in &*lock(&by[partition]) {
-                self.cells.link::<READS>(*used, links, |one, other| one >> bits == other >> bits);
+                self.cells.link::<READS>(*used, links, |one, other| chunk.is_one_block(one, other));
             }
         }
     }
@@ -325,11 +228,7 @@ impl Own {
         while block < blocks {
             std::mem::swap(&mut self.block, &mut self.ahead);
             let after = next.take();
-            for (events, lane) in self.block.iter().zip(&mut member.lanes) {
-                if !events.is_empty() {
-                    lane.stage_only(events.range.clone());
-                }
-            }
+            Events::stage(&self.block, member);
             self.look_ahead(shared, member, chunk, after);
             if !self.execute_block(shared, member, chunk, block) {
                 return false;
@@ -405,7 +304,7 @@ impl Own {
         }
         shared.done.set(block, shared.number_of(ranks.end - 1));
         self.executed += ranks.len() as u64;
-        self.blocks.push(((chunk.start - shared.cut.first) >> chunk.cut.block_bits) + block);
+        self.blocks.push(chunk.number_of(block));
         self.ends.extend(member.outputs());
         true
     }

@@ -47,6 +47,15 @@ impl Events {
         }
     }
 
+    /// Asks for what a stretch begins with, and lets lanes stage no other events: they are somebody else's.
+    pub(crate) fn stage(found: &[Events], member: &mut Member<'_>) {
+        for (events, lane) in found.iter().zip(&mut member.lanes) {
+            if !events.is_empty() {
+                lane.stage_only(events.range.clone());
+            }
+        }
+    }
+
     /// Whether the lane has none.
     pub(crate) fn is_empty(&self) -> bool {
         self.range.start >= self.range.end

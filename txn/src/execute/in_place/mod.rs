@@ -7,23 +7,33 @@
 mod events;
 mod member;
 
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use tidemill_table::{Opened, Table};
+use tidemill_table::{Opened, Seq, Table};
 
 pub(super) use self::events::Events;
 use self::member::Start;
 pub(super) use self::member::{put_together, Member, Part};
 use super::codes::{moved, Code, Codes};
 use crate::order::{Epoch, Section};
+use crate::pool::Pool;
 
 /// Links of versions are 32 bits, and every thread may have to write all of them.
 const VERSION_WORDS_MAX: usize = 1 << 30;
 
 /// Why an epoch of such a program is executed serially.
 pub(super) const PROCEDURES: &str = "procedures run one after the other";
+
+/// What is to be executed in place, and by whom.
+pub(super) struct Task<'t> {
+    pub(super) pool: &'t dyn Pool,
+    pub(super) section: &'t Section<'t>,
+    /// The number of the transaction before the first one.
+    pub(super) before: Seq,
+    /// By stream: about so many outputs come of it.
+    pub(super) rooms: &'t [usize],
+}
 
 /// Executes epochs in place.
 pub(super) struct InPlace {
@@ -104,17 +114,16 @@ impl InPlace {
         }
     }
 
-    /// Lets `work` execute transactions of an epoch on members, one a thread, with room by stream for so many
-    /// outputs; what the members have come to, which is to be [given back](InPlace::keep), or why it must be done
-    /// serially; then nothing has happened. `work` gives whether it could.
+    /// Lets `work` execute transactions of an epoch on members, one a thread; what the members have come to, which is
+    /// to be [given back](InPlace::keep), or why it must be done serially; then nothing has happened. `work` gives
+    /// whether it could.
     pub(super) fn run(
         &mut self,
-        rooms: &[usize],
+        task: &Task<'_>,
         tables: &mut [Table],
-        section: &Section<'_>,
-        work: impl FnOnce(&[Seat<'_>]) -> bool,
+        work: impl FnOnce(&[Mutex<Member<'_>>]) -> bool,
     ) -> Result<Vec<Part>, &'static str> {
-        let (epoch, transactions) = (section.epoch, section.ranks.len());
+        let (epoch, transactions) = (task.section.epoch, task.section.ranks.len());
         self.check(tables, epoch).map_err(|(why, _)| why)?;
         let codes = &*self.codes;
         let columns = codes.columns(epoch);
@@ -127,7 +136,7 @@ impl InPlace {
         let moves = moved(tables);
         // Of its share of the outputs, and somewhat more; who has more yet makes room.
         let room = |room: &usize| room.div_ceil(self.threads) * 5 / 4;
-        let rooms: Vec<usize> = rooms.iter().map(room).collect();
+        let rooms: Vec<usize> = task.rooms.iter().map(room).collect();
         // Per table, an opening for each thread.
         let mut openings: Vec<Vec<Opened<'_>>> = Vec::new();
         for (table, rows) in tables.iter_mut().zip(&codes.rows_max) {
@@ -150,9 +159,12 @@ impl InPlace {
         if !members[0].is_fast() {
             return Err("a column has nulls");
         }
-        let seats: Vec<Seat<'_>> = members.into_iter().map(Seat::of).collect();
+        let seats: Vec<Mutex<Member<'_>>> = members.into_iter().map(Mutex::new).collect();
         let done = work(&seats);
-        let (openings, parts): (Vec<_>, Vec<_>) = seats.into_iter().map(Seat::end).unzip();
+        let members = seats.into_iter().map(|member| {
+            member.into_inner().expect("whoever panicked has taken this thread along").end()
+        });
+        let (openings, parts): (Vec<_>, Vec<_>) = members.unzip();
         if !done {
             let mut by_table: Vec<Vec<Opened<'_>>> = tables_of(openings);
             by_table.drain(..).for_each(Opened::roll_back);
@@ -181,48 +193,22 @@ fn tables_of<'t>(by_thread: Vec<Vec<Option<Opened<'t>>>>) -> Vec<Vec<Opened<'t>>
     by_table
 }
 
-/// Where a thread takes its seat.
-pub(super) struct Seat<'e>(Mutex<Member<'e>>);
-
-impl<'e> Seat<'e> {
-    fn of(member: Member<'e>) -> Seat<'e> {
-        Seat(Mutex::new(member))
-    }
-
-    /// A thread takes it, as long as it holds what is returned. What it needs is made by itself, so that it is in its
-    /// core's cache.
-    pub(super) fn take(&self) -> Seated<'_, 'e> {
-        let mut member = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+/// All threads take their seats and do their work. `halt` is set when one of them panics.
+pub(super) fn on_seats(
+    pool: &dyn Pool,
+    halt: &Halt,
+    seats: &[Mutex<Member<'_>>],
+    work: impl Fn(&mut Member<'_>, usize) + Sync,
+) {
+    pool.run(&|thread| {
+        let guard = halt.guard();
+        let mut member = seats[thread].lock().unwrap_or_else(PoisonError::into_inner);
+        // What it needs is made by the thread itself, so that it is in its core's cache.
         member.begin();
-        Seated(member)
-    }
-
-    fn end(self) -> (Vec<Option<Opened<'e>>>, Part) {
-        self.0.into_inner().expect("whoever panicked has taken this thread along").end()
-    }
-}
-
-/// See [`Seat::take`].
-pub(super) struct Seated<'s, 'e>(MutexGuard<'s, Member<'e>>);
-
-impl<'e> Deref for Seated<'_, 'e> {
-    type Target = Member<'e>;
-
-    fn deref(&self) -> &Member<'e> {
-        &self.0
-    }
-}
-
-impl<'e> DerefMut for Seated<'_, 'e> {
-    fn deref_mut(&mut self) -> &mut Member<'e> {
-        &mut self.0
-    }
-}
-
-impl Drop for Seated<'_, '_> {
-    fn drop(&mut self) {
-        self.0.leave();
-    }
+        work(&mut member, thread);
+        member.leave();
+        guard.done();
+    });
 }
 
 /// Whether threads must stop, because one of them has met what can't be done in place.
@@ -239,17 +225,17 @@ impl Halt {
     }
 
     /// Sets it when what is given is dropped: whoever panics must not leave the others waiting.
-    pub(super) fn guard(&self) -> Halting<'_> {
+    fn guard(&self) -> Halting<'_> {
         Halting(self)
     }
 }
 
 /// See [`Halt::guard`].
-pub(super) struct Halting<'h>(&'h Halt);
+struct Halting<'h>(&'h Halt);
 
 impl Halting<'_> {
     /// Nobody waits for this thread any more.
-    pub(super) fn done(self) {
+    fn done(self) {
         std::mem::forget(self);
     }
 }

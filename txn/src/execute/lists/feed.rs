@@ -5,12 +5,7 @@
 
 use std::mem::MaybeUninit;
 
-use crate::schedule::sync::{AtomicBool, AtomicUsize, Ordering, Place};
-
-/// A word that one thread writes and others look at, alone in its cache lines.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Alone<T>(T);
+use crate::schedule::sync::{Alone, AtomicBool, AtomicUsize, Ordering, Place};
 
 /// Items that one thread appends and others read.
 #[derive(Debug)]

@@ -20,12 +20,12 @@ use tidemill_table::{Seq, Table};
 use self::stage::Stage;
 use self::walk::{Appenders, List};
 use super::codes::Codes;
-use super::in_place::{Halt, InPlace, Member};
+use super::in_place::{on_seats, Halt, InPlace, Member, Task};
 use super::lane::Lane;
 use super::segment::Turns;
 use super::serial::Sink;
 use super::timing::Timing;
-use crate::order::{Ranked, Section};
+use crate::order::Ranked;
 use crate::plan::lists::{Planner, Use, LISTS_MAX};
 use crate::pool::{self, Pool};
 
@@ -84,17 +84,15 @@ impl Lists {
         Lists { chunk: CHUNK, ..self }
     }
 
-    /// Executes transactions of an epoch whose first one has the number `before + 1`, with room by stream for so
-    /// many outputs, which go to `out`; or says why that must be done serially: then nothing has happened.
+    /// Executes transactions of an epoch, whose outputs go to `out`; or says why that must be done serially: then
+    /// nothing has happened.
     pub(super) fn run(
         &mut self,
-        rooms: &[usize],
-        pool: &dyn Pool,
+        task: &Task<'_>,
         tables: &mut [Table],
-        section: &Section<'_>,
-        before: Seq,
         out: &mut Sink,
     ) -> Result<(), &'static str> {
+        let Task { pool, section, before, .. } = *task;
         let begun = pool.now_ns();
         let (ranks, transactions) = (section.ranks.clone(), section.ranks.len());
         if self.lists.len() > LISTS_MAX || !Planner::can_plan(transactions) {
@@ -114,7 +112,7 @@ impl Lists {
         let Lists { in_place, planner, chunk, lists, by_partition, planning, timing } = self;
         *timing = Timing::default();
         let (codes, writes) = (in_place.codes.clone(), in_place.writes.clone());
-        let mut parts = in_place.run(rooms, tables, section, |members| {
+        let mut parts = in_place.run(task, tables, |seats| {
             let appenders: Vec<Appenders<'_>> = lists.iter().map(Appenders::of).collect();
             let shared = Shared {
                 codes: &codes,
@@ -128,18 +126,15 @@ impl Lists {
             };
             let prepared = pool.now_ns();
             let leading = Mutex::new((planner, appenders, (planning, &mut *timing)));
-            pool.run(&|number| {
-                let guard = shared.halt.guard();
-                let mut member = members[number].take();
+            on_seats(pool, &shared.halt, seats, |member, number| {
                 if number > 0 {
-                    follow(&shared, &mut member, number);
+                    follow(&shared, member, number);
                 } else {
                     let mut leading = leading.lock().unwrap_or_else(PoisonError::into_inner);
                     let (planner, appenders, costs) = &mut *leading;
                     let how = (&writes[..], *by_partition);
-                    lead(&shared, &mut member, planner, appenders, costs, how);
+                    lead(&shared, member, planner, appenders, costs, how);
                 }
-                guard.done();
             });
             drop(leading);
             timing.prepare = prepared - begun;

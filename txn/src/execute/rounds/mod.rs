@@ -21,17 +21,16 @@ mod share;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidemill_table::{Seq, Table};
+use tidemill_table::Table;
 
 use self::progress::Progress;
 use self::reserve::Reserved;
 use self::share::{Own, Round, Shared};
 use super::codes::Codes;
-use super::in_place::{Halt, InPlace};
+use super::in_place::{on_seats, Halt, InPlace, Task};
 use super::serial::Sink;
 use super::timing::Timing;
-use crate::order::{Epoch, Section};
-use crate::pool::Pool;
+use crate::order::Epoch;
 
 /// Transactions of a share, at least and at most, on average.
 const SHARE_MIN: usize = 32;
@@ -78,17 +77,15 @@ impl Rounds {
         Rounds { in_place, own, reserved, put_off, share: 512, parts, timing }
     }
 
-    /// Executes transactions of an epoch whose first one has the number `before + 1`, with room by stream for so
-    /// many outputs, which go to `out`; or says why that must be done serially: then nothing has happened.
+    /// Executes transactions of an epoch, whose outputs go to `out`; or says why that must be done serially: then
+    /// nothing has happened.
     pub(super) fn run(
         &mut self,
-        rooms: &[usize],
-        pool: &dyn Pool,
+        task: &Task<'_>,
         tables: &mut [Table],
-        section: &Section<'_>,
-        before: Seq,
         out: &mut Sink,
     ) -> Result<(), &'static str> {
+        let Task { pool, section, before, .. } = *task;
         let begun = pool.now_ns();
         let (epoch, transactions) = (section.epoch, section.ranks.len());
         let threads = self.in_place.threads;
@@ -116,7 +113,7 @@ impl Rounds {
         }
         let (reserved, put_off) = (&self.reserved[..], &self.put_off[..]);
         let (mut prepared, mut all) = (begun, begun);
-        let mut parts = self.in_place.run(rooms, tables, section, |members| {
+        let mut parts = self.in_place.run(task, tables, |seats| {
             let shared = Shared {
                 codes: &codes,
                 writes: &writes,
@@ -129,15 +126,12 @@ impl Rounds {
                 halt: Halt::default(),
             };
             prepared = pool.now_ns();
-            pool.run(&|number| {
-                let guard = shared.halt.guard();
-                let mut member = members[number].take();
+            on_seats(pool, &shared.halt, seats, |member, number| {
                 let mut own = own[number].lock().unwrap_or_else(PoisonError::into_inner);
                 match reads {
-                    true => share::walk::<true>(&shared, &mut member, &mut own, number),
-                    false => share::walk::<false>(&shared, &mut member, &mut own, number),
+                    true => share::walk::<true>(&shared, member, &mut own, number),
+                    false => share::walk::<false>(&shared, member, &mut own, number),
                 }
-                guard.done();
             });
             all = pool.now_ns();
             !shared.halt.is_set()

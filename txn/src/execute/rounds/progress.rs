@@ -1,19 +1,18 @@
 //! How far the threads are: the three counts that they wait for.
 
-use crate::schedule::sync::{AtomicUsize, Ordering};
+use crate::schedule::sync::{Alone, AtomicUsize, Ordering};
 
-/// A count that one thread writes and others look at, alone in its cache lines.
+/// A count of rounds.
 #[derive(Debug, Default)]
-#[repr(align(128))]
-struct Count(AtomicUsize);
+struct Count(Alone<AtomicUsize>);
 
 impl Count {
     fn has_reached(&self, count: usize) -> bool {
-        self.0.load(Ordering::Acquire) >= count
+        self.0 .0.load(Ordering::Acquire) >= count
     }
 
     fn set(&self, count: usize) {
-        self.0.store(count, Ordering::Release);
+        self.0 .0.store(count, Ordering::Release);
     }
 }
 

@@ -111,7 +111,7 @@ pub(super) fn walk<const READS: bool>(
         own.reserve::<READS>(shared, member, thread, 0);
     }
     for number in 0..rounds {
-        own.stage(member);
+        Events::stage(&own.lanes, member);
         if !shared.wait(&mut own.wait_ns, || progress.may_execute(thread, number)) {
             return;
         }
@@ -272,15 +272,6 @@ impl Own {
         }
         shared.progress.reserved(thread, number);
         self.reserve_ns += shared.pool.now_ns() - begun;
-    }
-
-    /// Asks for what the share begins with.
-    fn stage(&self, member: &mut Member<'_>) {
-        for (events, lane) in self.lanes.iter().zip(&mut member.lanes) {
-            if !events.is_empty() {
-                lane.stage_only(events.range.clone());
-            }
-        }
     }
 
     /// Looks which transactions of the share meet what is taken; these are put off.

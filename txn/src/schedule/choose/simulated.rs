@@ -184,7 +184,7 @@ impl Machine {
 /// What the best would have taken, to what was taken, where kinds follow one another in so many phases, each as long as
 /// a run.
 fn run(kinds: &[&Kind], phases: usize, epoch: usize, seed: u64) -> f64 {
-    let (mut machine, mut chooser) = (Machine::new(seed), Chooser::new(Arm::IN_PLACE));
+    let (mut machine, mut chooser) = (Machine::new(seed), Chooser::new(Arm::IN_PLACE, 1.0));
     let epochs = |kind: &Kind| {
         let transactions = (RUN_NS / kind.warm_ns[0]).max(TRANSACTIONS_MIN);
         (transactions / epoch as f64).max(EPOCHS_MIN) as usize
