@@ -17,6 +17,8 @@ TOPIC_CASES ?= 200
 TEST_JOBS ?= 3
 HOURS ?= 2
 VOTES ?= --events 100000 --every 4000 --repeat 3
+# What maturin says to pyo3's build: said otherwise, pyo3 and all behind it are built once more, and again by maturin.
+AS_BUILT := PYO3_BUILD_EXTENSION_MODULE=1 PYO3_CONFIG_FILE=$$(ls $(CURDIR)/target/maturin/pyo3-config-*.txt | head -n 1)
 SERVER_TESTS := cargo test --release --workspace --quiet
 SECURE_TESTS := $(SERVER_TESTS) --features tidemill-kafka/tls --test secure
 
@@ -41,7 +43,7 @@ test: setup lint test-rust test-python
 
 lint: setup
 	cargo fmt --all --check
-	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
+	$(AS_BUILT) cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 	cd python && ../$(BIN)/ruff check --quiet . && ../$(BIN)/ruff format --check --quiet .
 	cd python && ../$(BIN)/ruff check --quiet --config pyproject.toml --ignore C408 ../examples
 	cd python && ../$(BIN)/ruff format --check --quiet --config pyproject.toml ../examples
@@ -102,7 +104,8 @@ beside-servers:
 	$(SERVER_TESTS) --test server -- --ignored alone:: --test-threads=1
 	$(SERVER_TESTS) --test server -- --ignored --skip alone:: --test-threads=6
 	$(SECURE_TESTS) -- --ignored --test-threads=6
-	cd python && ../$(BIN)/python -m pytest -m servers
+	cd python && ../$(BIN)/python -m pytest -m 'servers and alone'
+	cd python && ../$(BIN)/python -m pytest -n $(TEST_JOBS) -m 'servers and not alone'
 
 # The same cycles with the log in a real Kafka and snapshots in a real S3 server, and more programs from topic
 # to topic.

@@ -26,6 +26,8 @@ def brokers() -> str:
 
 def control(server: str, deed: str) -> None:
     """Has a server killed, suspended, resumed or started again; waits until it is done."""
+    # Tests beside this one would find it away.
+    assert "PYTEST_XDIST_WORKER" not in os.environ, "mark the test that controls servers `alone`"
     path = Path(os.environ[f"SERVERS_{server}_CONTROL"]) / deed
     path.write_text("")
     while path.exists():

@@ -330,6 +330,7 @@ def test_an_app_from_avro_to_avro(tmp_path: Path) -> None:
         assert not path.is_file() or b"hidden" not in path.read_bytes(), path
 
 
+@pytest.mark.alone
 @pytest.mark.servers
 def test_an_app_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
     source, out = topic("in", 2), topic("out", 2)

@@ -34,6 +34,7 @@ def troubles(url: str) -> dict[str, str]:
     return {t["process"]: t["what"] for t in health(url).get("troubles", [])}
 
 
+@pytest.mark.alone
 def test_broker_and_store_go_away_under_a_cluster(tmp_path: Path) -> None:
     name = f"away-{secrets.token_hex(4)}"
     sets = (

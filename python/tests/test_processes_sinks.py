@@ -244,6 +244,7 @@ def test_topics_have_each_row_once_whoever_dies(
     run(tmp_path, app(tmp_path, sinks), flags, found)
 
 
+@pytest.mark.alone
 @pytest.mark.servers
 def test_a_topic_that_is_away_holds_up_nothing_else(tmp_path: Path) -> None:
     name = f"sinks-{secrets.token_hex(4)}"

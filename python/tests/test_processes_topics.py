@@ -121,6 +121,7 @@ def outputs(name: str) -> list[str]:
         return [row["text"] for row in mill.table(texts).rows()]
 
 
+@pytest.mark.alone
 def test_topics_of_the_app_are_sources_of_the_cluster(tmp_path: Path) -> None:
     name = f"topics-{secrets.token_hex(4)}"
     create(f"{name}-payments", 3)
