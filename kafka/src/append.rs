@@ -339,3 +339,6 @@ impl Failed {
         self.0.load(Ordering::SeqCst) >= id
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -127,6 +127,24 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// Of a log that is opened, and what wakes the thread that reads.
+    pub(crate) fn new(env: &Env, settings: &KafkaSettings) -> (Arc<Core>, Receiver<()>) {
+        let (waker, wakes) = bounded(1);
+        let core = Core {
+            env: env.clone(),
+            parts: parts(settings),
+            failed: Failed::default(),
+            is_over: AtomicBool::new(false),
+            lost: Mutex::default(),
+            is_lost: AtomicBool::new(false),
+            heard: Mutex::default(),
+            too_large: Mutex::default(),
+            is_away: AtomicBool::new(false),
+            waker,
+        };
+        (Arc::new(core), wakes)
+    }
+
     /// Has the thread that reads look around.
     pub(crate) fn wake(&self) {
         // When there is one already, it will look.
@@ -279,19 +297,7 @@ impl KafkaLog {
     /// `Setting` when a property or a topic can't do, `Io` when no broker answers or something is refused.
     pub fn open(env: &Env, settings: KafkaSettings, format: Arc<dyn Format>) -> Result<KafkaLog> {
         settings.check()?;
-        let (waker, wakes) = bounded(1);
-        let core = Arc::new(Core {
-            env: env.clone(),
-            parts: parts(&settings),
-            failed: Failed::default(),
-            is_over: AtomicBool::new(false),
-            lost: Mutex::default(),
-            is_lost: AtomicBool::new(false),
-            heard: Mutex::default(),
-            too_large: Mutex::default(),
-            is_away: AtomicBool::new(false),
-            waker,
-        });
+        let (core, wakes) = Core::new(env, &settings);
         let client = Arc::new(consumer(&core, &settings)?);
         let admin: AdminClient<Listener> = make(&core, &settings.client(&[])?)?;
         topics::open(&core, &client, &admin, &settings)?;

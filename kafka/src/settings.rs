@@ -138,6 +138,8 @@ impl KafkaSettings {
             // What fails takes all behind it along. Time-outs are not covered by this: they are ours.
             ("enable.gapless.guarantee", "true".into()),
             ("message.timeout.ms", "0".into()),
+            // With more of a partition under way a broker that dies may have taken one, and take it once more.
+            ("max.in.flight.requests.per.connection", "1".into()),
             ("linger.ms", self.linger_ms.to_string()),
             ("queue.buffering.max.kbytes", kilobytes.to_string()),
             ("queue.buffering.max.messages", APPENDS_MAX.to_string()),
@@ -203,6 +205,8 @@ pub(crate) fn client(
 /// So many appends wait at most for being delivered.
 const APPENDS_MAX: usize = 1_000_000;
 
+const ONE_BY_ONE: &str = "records are each once also where a broker dies while more are under way";
+
 /// Properties that the promises of the log hang on, and what to do instead.
 const TAKEN: &[(&str, &str)] = &[
     ("bootstrap.servers", "use the setting for brokers"),
@@ -213,6 +217,8 @@ const TAKEN: &[(&str, &str)] = &[
     ("enable.gapless.guarantee", "records are in their order, none missing"),
     ("message.timeout.ms", "use the setting for the time-out"),
     ("delivery.timeout.ms", "use the setting for the time-out"),
+    ("max.in.flight", ONE_BY_ONE),
+    ("max.in.flight.requests.per.connection", ONE_BY_ONE),
     ("transactional.id", "the log does without transactions"),
     ("group.id", "it follows from the topics"),
     ("enable.auto.commit", "nothing is committed for reading"),

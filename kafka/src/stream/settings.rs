@@ -146,6 +146,8 @@ fn timeout_us() -> u64 {
 /// Messages that wait for being delivered, at most.
 const QUEUE_MESSAGES: usize = 100_000;
 
+const ONE_BY_ONE: &str = "rows are each once also where a broker dies while more are under way";
+
 /// Properties that the promises of both hang on, and what to do instead.
 const TAKEN: &[(&str, &str)] = &[
     ("bootstrap.servers", "say brokers="),
@@ -163,6 +165,8 @@ const TAKEN: &[(&str, &str)] = &[
     ("enable.gapless.guarantee", "rows are in their order, none missing"),
     ("message.timeout.ms", "what can't be delivered waits"),
     ("delivery.timeout.ms", "what can't be delivered waits"),
+    ("max.in.flight", ONE_BY_ONE),
+    ("max.in.flight.requests.per.connection", ONE_BY_ONE),
     ("transactional.id", "say transactions=True, or transactions=\"name\""),
     ("partitioner", "the partition follows from the key, as Java's clients have it"),
 ];
@@ -310,6 +314,9 @@ impl TopicSink {
             false => own.extend([
                 ("enable.gapless.guarantee", "true".to_owned()),
                 ("message.timeout.ms", "0".to_owned()),
+                // With more of a partition under way, one may be refused where two before it were, of which the broker
+                // had taken the first before it died: the library then sends both again under another number.
+                ("max.in.flight.requests.per.connection", "1".to_owned()),
             ]),
         }
         client(&self.brokers, &own, &self.properties)
