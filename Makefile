@@ -18,7 +18,8 @@ TEST_JOBS ?= 3
 HOURS ?= 2
 VOTES ?= --events 100000 --every 4000 --repeat 3
 # What maturin says to pyo3's build: said otherwise, pyo3 and all behind it are built once more, and again by maturin.
-AS_BUILT := PYO3_BUILD_EXTENSION_MODULE=1 PYO3_CONFIG_FILE=$$(ls $(CURDIR)/target/maturin/pyo3-config-*.txt | head -n 1)
+# Where maturin keeps that elsewhere, it is.
+AS_BUILT = $(addprefix PYO3_BUILD_EXTENSION_MODULE=1 PYO3_CONFIG_FILE=,$(firstword $(wildcard $(CURDIR)/target/maturin/pyo3-config-*.txt)))
 SERVER_TESTS := cargo test --release --workspace --quiet
 SECURE_TESTS := $(SERVER_TESTS) --features tidemill-kafka/tls --test secure
 

@@ -138,8 +138,7 @@ impl KafkaSettings {
             // What fails takes all behind it along. Time-outs are not covered by this: they are ours.
             ("enable.gapless.guarantee", "true".into()),
             ("message.timeout.ms", "0".into()),
-            // With more of a partition under way a broker that dies may have taken one, and take it once more.
-            ("max.in.flight.requests.per.connection", "1".into()),
+            (IN_FLIGHT, "1".into()),
             ("linger.ms", self.linger_ms.to_string()),
             ("queue.buffering.max.kbytes", kilobytes.to_string()),
             ("queue.buffering.max.messages", APPENDS_MAX.to_string()),
@@ -205,7 +204,13 @@ pub(crate) fn client(
 /// So many appends wait at most for being delivered.
 const APPENDS_MAX: usize = 1_000_000;
 
-const ONE_BY_ONE: &str = "records are each once also where a broker dies while more are under way";
+/// How many requests a producer has under way to a broker, which is one. With more, of one partition, a broker that comes
+/// back after a crash and does not lead it yet refuses some and takes the next. Where one of them is refused for lack of
+/// one before it, the library sends all again under other numbers, and what the broker had taken before it died is there
+/// twice; where the broker does not know the producer, it takes them, and the library believes that those before are there.
+pub(crate) const IN_FLIGHT: &str = "max.in.flight.requests.per.connection";
+pub(crate) const ONE_BY_ONE: &str =
+    "what is sent is there once also where a broker dies while more is under way";
 
 /// Properties that the promises of the log hang on, and what to do instead.
 const TAKEN: &[(&str, &str)] = &[
@@ -218,7 +223,7 @@ const TAKEN: &[(&str, &str)] = &[
     ("message.timeout.ms", "use the setting for the time-out"),
     ("delivery.timeout.ms", "use the setting for the time-out"),
     ("max.in.flight", ONE_BY_ONE),
-    ("max.in.flight.requests.per.connection", ONE_BY_ONE),
+    (IN_FLIGHT, ONE_BY_ONE),
     ("transactional.id", "the log does without transactions"),
     ("group.id", "it follows from the topics"),
     ("enable.auto.commit", "nothing is committed for reading"),

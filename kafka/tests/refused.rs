@@ -1,5 +1,5 @@
 //! What becomes of messages that a broker refuses for now. The broker is the client library's own, which refuses
-//! what it is told to; that real ones do so where they come back after a crash is seen in `server`.
+//! what it is told to, as real ones do where they come back after a crash.
 
 use std::sync::Arc;
 use std::time::Duration;

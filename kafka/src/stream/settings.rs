@@ -11,7 +11,7 @@ use tidemill_connect::message::Schemas;
 use tidemill_connect::{MessageFormat, MessageSettings};
 use tidemill_core::{Error, Result};
 
-use crate::settings::client;
+use crate::settings::{client, IN_FLIGHT, ONE_BY_ONE};
 
 /// A topic to read. Everything but `topic` and `brokers` has a default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -146,8 +146,6 @@ fn timeout_us() -> u64 {
 /// Messages that wait for being delivered, at most.
 const QUEUE_MESSAGES: usize = 100_000;
 
-const ONE_BY_ONE: &str = "rows are each once also where a broker dies while more are under way";
-
 /// Properties that the promises of both hang on, and what to do instead.
 const TAKEN: &[(&str, &str)] = &[
     ("bootstrap.servers", "say brokers="),
@@ -166,7 +164,7 @@ const TAKEN: &[(&str, &str)] = &[
     ("message.timeout.ms", "what can't be delivered waits"),
     ("delivery.timeout.ms", "what can't be delivered waits"),
     ("max.in.flight", ONE_BY_ONE),
-    ("max.in.flight.requests.per.connection", ONE_BY_ONE),
+    (IN_FLIGHT, ONE_BY_ONE),
     ("transactional.id", "say transactions=True, or transactions=\"name\""),
     ("partitioner", "the partition follows from the key, as Java's clients have it"),
 ];
@@ -302,6 +300,7 @@ impl TopicSink {
         let mut own = vec![
             ("acks", "all".into()),
             ("enable.idempotence", "true".into()),
+            (IN_FLIGHT, "1".into()),
             ("linger.ms", "1".to_owned()),
             ("queue.buffering.max.kbytes", kilobytes.to_string()),
             ("queue.buffering.max.messages", QUEUE_MESSAGES.to_string()),
@@ -314,9 +313,6 @@ impl TopicSink {
             false => own.extend([
                 ("enable.gapless.guarantee", "true".to_owned()),
                 ("message.timeout.ms", "0".to_owned()),
-                // With more of a partition under way, one may be refused where two before it were, of which the broker
-                // had taken the first before it died: the library then sends both again under another number.
-                ("max.in.flight.requests.per.connection", "1".to_owned()),
             ]),
         }
         client(&self.brokers, &own, &self.properties)
