@@ -36,6 +36,8 @@ pub struct Opened<'t> {
     stride: usize,
     /// So many words of a slot are a version in the log.
     logged: usize,
+    /// The word of a slot up to which it is asked for; 0 where the cache line of its first word has all that matters.
+    asked_to: usize,
     slot_of: SlotOf,
     shift: u32,
     mask: usize,
@@ -75,6 +77,23 @@ impl SlotOf {
     #[inline(always)]
     fn at(self, words: usize) -> usize {
         ((words >> self.shift) as u64).wrapping_mul(self.inverse) as usize
+    }
+}
+
+/// Words of a cache line.
+const LINE: usize = 8;
+
+/// Of wide rows so many words are asked for: whoever uses more waits for the rest.
+const ASKED_MAX: usize = 2 * LINE;
+
+/// See [`Opened`].
+fn asked_to(slots: *const u64, stride: usize, logged: usize) -> usize {
+    let are_aligned = (slots as usize).is_multiple_of(LINE * 8)
+        && (LINE.is_multiple_of(stride) || (stride.is_multiple_of(LINE) && logged <= LINE));
+    if are_aligned {
+        0
+    } else {
+        logged.min(ASKED_MAX) - 1
     }
 }
 
@@ -138,6 +157,7 @@ impl Table {
             begun: part.end,
             stride,
             logged,
+            asked_to: asked_to(slots, stride, logged),
             slot_of: SlotOf::new(stride),
             shift,
             mask,
@@ -235,16 +255,25 @@ impl Opened<'_> {
         (unsafe { self.slots.add((hash >> self.shift) as usize * self.stride) }, hash)
     }
 
-    /// Asks for a slot to be brought into the cache.
+    /// Asks for a slot to be brought into the cache, as far as versions of it reach.
     #[inline(always)]
-    pub fn prefetch(slot: *const u64) {
-        prefetch_address(slot);
+    pub fn prefetch(&self, slot: *const u64) {
+        self.each_line(slot, prefetch_address);
     }
 
     /// Asks for a slot to be brought into the cache of whoever is going to write it.
     #[inline(always)]
-    pub fn prefetch_to_write(slot: *const u64) {
-        prefetch_to_write(slot);
+    pub fn prefetch_to_write(&self, slot: *const u64) {
+        self.each_line(slot, prefetch_to_write);
+    }
+
+    #[inline(always)]
+    fn each_line(&self, slot: *const u64, ask: impl Fn(*const u64)) {
+        ask(slot);
+        if self.asked_to > 0 {
+            (LINE..self.asked_to).step_by(LINE).for_each(|word| ask(slot.wrapping_add(word)));
+            ask(slot.wrapping_add(self.asked_to));
+        }
     }
 
     /// Asks for where the versions of the row in a slot are.

@@ -81,10 +81,12 @@ pub fn prefetch_address<T>(word: *const T) {
 /// As [`prefetch_address`], for a line that is going to be written: no other core keeps a copy.
 #[inline(always)]
 pub fn prefetch_to_write<T>(word: *const T) {
+    // By its name: the compiler takes its own hint to write for one to read unless it may count on a processor newer than
+    // the oldest one with 64 bits.
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above; a processor that can't do this takes it for the same hint without the write.
+    // SAFETY: as above; a processor with 64 bits that does not know the instruction does nothing.
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(word.cast());
+        std::arch::asm!("prefetchw [{}]", in(reg) word, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = word;

@@ -349,6 +349,15 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Asks for the rows of these events, to be written.
+    pub(crate) fn ask_for_rows(&self, events: std::ops::Range<usize>) {
+        for (of, source) in self.sources.iter().enumerate() {
+            // SAFETY: the lane is attached to open tables.
+            let table = unsafe { &*source.table };
+            self.homes_of(of, events.clone(), |home, _| table.prefetch_to_write(home));
+        }
+    }
+
     /// Asks for what is kept of the versions of the rows of the events that come next. Where it is has
     /// been asked for when they were staged.
     #[inline(never)]
@@ -399,8 +408,8 @@ impl<'a> Lane<'a> {
                     *home = table.home(*key);
                     if prefetch {
                         match self.shared {
-                            true => Opened::prefetch_to_write(*home),
-                            false => Opened::prefetch(*home),
+                            true => table.prefetch_to_write(*home),
+                            false => table.prefetch(*home),
                         }
                     }
                 }

@@ -32,11 +32,41 @@ type Cell<T> = loom::cell::UnsafeCell<T>;
 #[cfg(not(loom))]
 type Cell<T> = std::cell::UnsafeCell<T>;
 
-impl<T: Copy> Place<T> {
+impl<T> Place<T> {
     pub(crate) fn new(value: T) -> Place<T> {
         Place(Cell::new(value))
     }
 
+    /// Looks at what was written last.
+    ///
+    /// # Safety
+    /// Nobody writes meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+        // SAFETY: as the caller says.
+        #[cfg(loom)]
+        return self.0.with(|value| look(unsafe { &*value }));
+        // SAFETY: as above.
+        #[cfg(not(loom))]
+        look(unsafe { &*self.0.get() })
+    }
+
+    /// Writes in place.
+    ///
+    /// # Safety
+    /// Nobody reads or writes meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn with_mut<R>(&self, write: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: as the caller says.
+        #[cfg(loom)]
+        return self.0.with_mut(|value| write(unsafe { &mut *value }));
+        // SAFETY: as above.
+        #[cfg(not(loom))]
+        write(unsafe { &mut *self.0.get() })
+    }
+}
+
+impl<T: Copy> Place<T> {
     /// What was written last.
     ///
     /// # Safety

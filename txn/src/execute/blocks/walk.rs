@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tidemill_table::{Opened, Seq};
+use tidemill_table::Seq;
 
 use super::cut::{Chunk, Cut};
 use super::done::{Done, Meeting, Next};
@@ -254,10 +254,7 @@ impl Own {
         for (events, lane) in self.ahead.iter().zip(&member.lanes) {
             if !events.is_empty() {
                 lane.ask_for(events.range.clone());
-                for of in 0..events.rows {
-                    let ask = |home: *mut u64, _| Opened::prefetch_to_write(home);
-                    lane.homes_of(of, events.range.clone(), ask);
-                }
+                lane.ask_for_rows(events.range.clone());
             }
         }
     }

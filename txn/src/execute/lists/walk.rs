@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use tidemill_table::{Opened, RowAt, Seq};
+use tidemill_table::{RowAt, Seq};
 
 use super::done::Done;
 use super::feed::{Appender, Feed};
@@ -281,7 +281,7 @@ impl InList<'_> {
             let ahead = self.slot as usize + AHEAD + of;
             if ahead < self.slots_end as usize {
                 // SAFETY: so many slots are published.
-                Opened::prefetch_to_write(unsafe { self.list.slots.get(ahead) }.0);
+                tidemill_table::prefetch_to_write(unsafe { self.list.slots.get(ahead) }.0);
             }
         }
         if entry.waits > 0 {

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidemill_table::Table;
 
 use self::progress::Progress;
-use self::reserve::Reserved;
+use self::reserve::Marks;
 use self::share::{Own, Round, Shared};
 use super::codes::Codes;
 use super::in_place::{on_seats, Halt, InPlace, Task};
@@ -58,9 +58,9 @@ pub(super) struct Rounds {
     own: Vec<Mutex<Own>>,
     /// Per thread: of rounds of even and of odd number, because one thread may reserve for the next
     /// round while another one still looks at what was reserved for this one.
-    reserved: Vec<[Reserved; 2]>,
+    reserved: Vec<[Marks; 2]>,
     /// The same of what is put off: earlier threads look at it in the round after.
-    put_off: Vec<[Reserved; 2]>,
+    put_off: Vec<[Marks; 2]>,
     /// Transactions of a share, on average.
     share: usize,
     /// Each thread's part of a round.
@@ -73,7 +73,8 @@ impl Rounds {
         let in_place = InPlace::new(codes, threads);
         let own = (0..threads).map(|_| Mutex::default()).collect();
         let parts = vec![1.0 / threads as f64; threads];
-        let (reserved, put_off, timing) = (Vec::new(), Vec::new(), Timing::default());
+        let marks = || (0..threads).map(|_| <[Marks; 2]>::default()).collect();
+        let (reserved, put_off, timing) = (marks(), marks(), Timing::default());
         Rounds { in_place, own, reserved, put_off, share: 512, parts, timing }
     }
 
@@ -89,9 +90,6 @@ impl Rounds {
         let begun = pool.now_ns();
         let (epoch, transactions) = (section.epoch, section.ranks.len());
         let threads = self.in_place.threads;
-        // On average: the few that use many may be in any share.
-        let [rows, _] = self.in_place.rows_of(epoch, 1);
-        let rows = rows.div_ceil(epoch.order.len().max(1)).max(1);
         // Each thread has a share of at least a few rounds.
         let share = self.share.min(transactions / (4 * threads)).max(SHARE_MIN);
         let mut end = 0.0;
@@ -105,12 +103,6 @@ impl Rounds {
         let round = Round { order, first: section.ranks.start, len: threads * share, ends: &ends };
         let (codes, writes) = (self.in_place.codes.clone(), self.in_place.writes.clone());
         let (own, reads) = (&self.own, self.in_place.reads());
-        let words = Reserved::words_for(share * rows);
-        if self.reserved.first().is_none_or(|[one, _]| one.words() != words) {
-            let made = |_| [0, 1].map(|_| Reserved::new(words, reads));
-            self.reserved = (0..threads).map(made).collect();
-            self.put_off = (0..threads).map(made).collect();
-        }
         let (reserved, put_off) = (&self.reserved[..], &self.put_off[..]);
         let (mut prepared, mut all) = (begun, begun);
         let mut parts = self.in_place.run(task, tables, |seats| {

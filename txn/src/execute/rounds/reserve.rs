@@ -1,118 +1,120 @@
-//! Reservations: which rows a share uses, as a filter of bits. Rows that share a bit are taken for one;
-//! then a transaction is put off in vain.
+//! Reservations: the rows that a share uses, as a list of marks, which whoever has to keep away from them puts into a
+//! filter of its own.
+//!
+//! It is the list that goes from core to core and not the filter, which has a hundred bits for each row.
 
-use crate::schedule::sync::{AtomicU64, Ordering};
+use crate::schedule::sync::{Alone, Place};
 
-/// Bits for each row that a share may use: one row in so many is taken for another one.
+/// Bits of a filter for each row that may be in it: one row in so many is taken for another one.
 const BITS: usize = 128;
 
-/// The rows that a share uses. Its thread writes them; others look at them when it is done.
+/// A row: some bits of its hash, and in the lowest one whether it is written.
+pub(super) type Mark = u32;
+
+/// The mark of a row with this hash.
+#[inline(always)]
+pub(super) fn mark(hash: u64, writes: bool) -> Mark {
+    (hash as u32) << 1 | u32::from(writes)
+}
+
+/// Marks that one thread writes, and that others look at when it says so.
 #[derive(Debug)]
-pub(super) struct Reserved {
-    used: Box<[AtomicU64]>,
-    /// Empty when all rows that are used are written.
-    written: Box<[AtomicU64]>,
-}
+pub(super) struct Marks(Alone<Place<Vec<Mark>>>);
 
-impl Reserved {
-    /// How many words of bits are good for so many rows.
-    pub(super) fn words_for(rows: usize) -> usize {
-        (rows * BITS).next_power_of_two().clamp(1 << 12, 1 << 22) / 64
-    }
+// SAFETY: who looks at them, and when, is said where they are written and looked at.
+unsafe impl Sync for Marks {}
 
-    /// With so many words of bits, and those of rows that are only read apart if any are.
-    pub(super) fn new(words: usize, reads: bool) -> Reserved {
-        let bits = |words: usize| (0..words).map(|_| AtomicU64::new(0)).collect();
-        Reserved { used: bits(words), written: bits(if reads { words } else { 0 }) }
-    }
-
-    /// How many words of bits there are: a power of two.
-    pub(super) fn words(&self) -> usize {
-        self.used.len()
-    }
-
-    /// Nothing is reserved.
-    pub(super) fn clear(&self) {
-        let words = self.used.iter().chain(&self.written);
-        words.for_each(|word| word.store(0, Ordering::Relaxed));
-    }
-
-    /// Reserves a row. Only the share's own thread does.
-    #[inline(always)]
-    pub(super) fn reserve<const READS: bool>(&self, bit: u32, writes: bool) {
-        set(&self.used, bit);
-        if READS && writes {
-            set(&self.written, bit);
-        }
-    }
-
-    /// Whether a transaction that uses this row meets what is reserved.
-    pub(super) fn meets<const READS: bool>(&self, bit: u32, writes: bool) -> bool {
-        let taken = if READS && !writes { &self.written } else { &self.used };
-        taken[word_of(bit, taken.len())].load(Ordering::Relaxed) >> (bit % 64) & 1 == 1
-    }
-
-    /// Takes back what was reserved of a row, and of those that share its word. Where few are reserved that is
-    /// sooner done than clearing all.
-    pub(super) fn free(&self, bit: u32) {
-        for words in [&self.used, &self.written].into_iter().filter(|words| !words.is_empty()) {
-            words[word_of(bit, words.len())].store(0, Ordering::Relaxed);
-        }
+impl Default for Marks {
+    fn default() -> Marks {
+        Marks(Alone(Place::new(Vec::new())))
     }
 }
 
-/// Where a bit's word is among so many, which are a power of two.
-#[inline(always)]
-fn word_of(bit: u32, words: usize) -> usize {
-    (bit as usize / 64) & (words - 1)
+impl Marks {
+    /// # Safety
+    /// Nobody writes meanwhile.
+    pub(super) unsafe fn with<R>(&self, look: impl FnOnce(&[Mark]) -> R) -> R {
+        // SAFETY: as the caller says.
+        unsafe { self.0 .0.with(|marks| look(marks)) }
+    }
+
+    /// # Safety
+    /// Nobody looks or writes meanwhile.
+    pub(super) unsafe fn with_mut<R>(&self, write: impl FnOnce(&mut Vec<Mark>) -> R) -> R {
+        // SAFETY: as the caller says.
+        unsafe { self.0 .0.with_mut(write) }
+    }
 }
 
-#[inline(always)]
-fn set(words: &[AtomicU64], bit: u32) {
-    let word = &words[word_of(bit, words.len())];
-    // Nobody else writes it.
-    word.store(word.load(Ordering::Relaxed) | 1 << (bit % 64), Ordering::Relaxed);
-}
-
-/// What a thread must keep away from: what earlier shares use, and what is put off.
+/// Rows that a thread must keep away from, as bits. Rows that share a bit are taken for one; then a transaction is put
+/// off, or waits, in vain.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
-    used: Vec<u64>,
-    written: Vec<u64>,
+pub(super) struct Filter {
+    /// A word of those that are used, and beside it, where some rows are only read, one of those that are written.
+    words: Vec<u64>,
+    /// How many words there are of each kind, less one.
+    mask: usize,
 }
 
-impl Taken {
-    /// All that these use.
-    pub(super) fn gather<'r>(&mut self, reserved: impl Iterator<Item = &'r Reserved>) {
-        for (number, reserved) in reserved.enumerate() {
-            let words = [(&mut self.used, &reserved.used), (&mut self.written, &reserved.written)];
-            for (all, of) in words {
-                let of = of.iter().map(|word| word.load(Ordering::Relaxed));
-                match number {
-                    0 => {
-                        all.clear();
-                        all.extend(of);
-                    }
-                    _ => all.iter_mut().zip(of).for_each(|(all, of)| *all |= of),
-                }
+impl Filter {
+    /// Nothing is in it, and there is room for about so many rows.
+    fn clear<const READS: bool>(&mut self, rows: usize) {
+        let words = (rows * BITS).next_power_of_two().clamp(1 << 10, 1 << 22) / 64;
+        self.mask = words - 1;
+        self.words.clear();
+        self.words.resize(words << u32::from(READS), 0);
+    }
+
+    /// Only what these lists have is in it: of each thread that of even or of odd rounds. Gives how many rows these are.
+    ///
+    /// # Safety
+    /// Nobody writes to the lists meanwhile.
+    pub(super) unsafe fn take_all<const READS: bool>(
+        &mut self,
+        lists: &[[Marks; 2]],
+        of: usize,
+    ) -> usize {
+        // SAFETY: as the caller says.
+        let rows = lists.iter().map(|marks| unsafe { marks[of].with(<[Mark]>::len) }).sum();
+        self.clear::<READS>(rows);
+        for marks in lists {
+            let take = |marks: &[Mark]| marks.iter().for_each(|mark| self.take::<READS>(*mark));
+            // SAFETY: as the caller says.
+            unsafe { marks[of].with(take) };
+        }
+        rows
+    }
+
+    /// Keeps away from a row.
+    #[inline(always)]
+    pub(super) fn take<const READS: bool>(&mut self, mark: Mark) {
+        let (at, bit) = self.place(mark);
+        match READS {
+            false => self.words[at] |= 1 << bit,
+            true => {
+                self.words[2 * at] |= 1 << bit;
+                self.words[2 * at + 1] |= u64::from(mark & 1) << bit;
             }
         }
     }
 
-    /// Whether a transaction that uses this row meets another one: 1 or 0 in the lowest bit. A
-    /// number, and no choice between two ways: nobody can guess it.
+    /// Whether a row must be kept away from: 1 or 0 in the lowest bit. A number, and no choice between two ways: nobody
+    /// can guess it.
     #[inline(always)]
-    pub(super) fn meets<const READS: bool>(&self, bit: u32, writes: bool) -> u64 {
-        let taken = if READS && !writes { &self.written } else { &self.used };
-        taken[word_of(bit, taken.len())] >> (bit % 64)
+    pub(super) fn meets<const READS: bool>(&self, mark: Mark) -> u64 {
+        let (at, bit) = self.place(mark);
+        let at = match READS {
+            false => at,
+            // Who only reads meets those that write.
+            true => 2 * at + usize::from(mark & 1 == 0),
+        };
+        self.words[at] >> bit
     }
 
-    /// A transaction that uses this row is put off.
-    pub(super) fn take<const READS: bool>(&mut self, bit: u32, writes: bool) {
-        let at = bit as usize / 64;
-        self.used[at] |= 1 << (bit % 64);
-        if READS && writes {
-            self.written[at] |= 1 << (bit % 64);
-        }
+    /// The word and the bit of a row.
+    #[inline(always)]
+    fn place(&self, mark: Mark) -> (usize, u32) {
+        let hash = mark >> 1;
+        ((hash as usize / 64) & self.mask, hash % 64)
     }
 }

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use tidemill_table::{Opened, Seq};
+use tidemill_table::Seq;
 
 use super::progress::Progress;
-use super::reserve::{Reserved, Taken};
+use super::reserve::{mark, Filter, Mark, Marks};
 use crate::execute::codes::Codes;
 use crate::execute::in_place::{Events, Halt, Member};
 use crate::execute::segment::{InOrder, Turns};
@@ -48,10 +48,10 @@ pub(super) struct Shared<'s> {
     pub(super) writes: &'s [Vec<bool>],
     pub(super) round: Round<'s>,
     pub(super) progress: Progress,
-    /// Per thread: of rounds of even and of odd number.
-    pub(super) reserved: &'s [[Reserved; 2]],
-    /// The same of what is put off.
-    pub(super) put_off: &'s [[Reserved; 2]],
+    /// Per thread: the rows of its share, in rounds of even and of odd number.
+    pub(super) reserved: &'s [[Marks; 2]],
+    /// The same of what it puts off of it.
+    pub(super) put_off: &'s [[Marks; 2]],
     pub(super) pool: &'s dyn Pool,
     /// The number of the transaction before the first one.
     pub(super) before: Seq,
@@ -74,15 +74,16 @@ impl Shared<'_> {
 /// What a thread keeps to itself.
 #[derive(Debug, Default)]
 pub(super) struct Own {
-    taken: Taken,
+    /// What earlier shares of the round use, and what it has put off itself.
+    taken: Filter,
+    /// What later threads have put off in the round before.
+    late: Filter,
     /// By lane: its events in the share.
     lanes: Vec<Events>,
-    /// Of each event of the share by lane, of each of its rows.
-    bits: Vec<u32>,
     /// Ranks of what is put off.
     off: Vec<usize>,
-    /// The bits of its rows, in rounds of even and of odd number: by these they are freed.
-    off_bits: [Vec<u32>; 2],
+    /// Ranks of what waits until the round before is settled; none of them is put off.
+    waiting: Vec<usize>,
     /// By round: how many outputs there were by stream after its share, and after what of it was put
     /// off.
     pub(super) ends: Vec<[Vec<usize>; 2]>,
@@ -108,7 +109,7 @@ pub(super) fn walk<const READS: bool>(
     (own.put_off, own.executed, own.reserve_ns, own.wait_ns) = (0, 0, 0, 0);
     let rounds = round.count();
     if rounds > 0 {
-        own.reserve::<READS>(shared, member, thread, 0);
+        own.reserve(shared, member, thread, 0);
     }
     for number in 0..rounds {
         Events::stage(&own.lanes, member);
@@ -116,14 +117,21 @@ pub(super) fn walk<const READS: bool>(
             return;
         }
         let share = round.of(thread, number);
-        own.look::<READS>(shared, member, thread, number);
+        own.look::<READS>(shared, thread, number);
         own.executed += share.len() as u64;
-        let mut at = share.start;
+        let (mut at, mut waiting) = (share.start, 0);
         for stop in own.off.iter().copied().chain([share.end]) {
-            let waited = &mut own.wait_ns;
-            let settled = beside::<READS>(shared, member, waited, [thread, number], at..stop);
-            let Some(settled) = settled else { return };
-            if !execute(shared, member, settled..stop) {
+            while let Some(waits) = own.waiting.get(waiting).copied().filter(|rank| *rank < stop) {
+                waiting += 1;
+                if !execute(shared, member, at..waits) {
+                    return shared.halt.set();
+                }
+                if !shared.wait(&mut own.wait_ns, || progress.are_settled(number)) {
+                    return;
+                }
+                at = waits;
+            }
+            if !execute(shared, member, at..stop) {
                 return shared.halt.set();
             }
             at = stop + 1;
@@ -132,7 +140,7 @@ pub(super) fn walk<const READS: bool>(
         let ends = own.ends_of(member);
         // Where others are not done yet, the next round can be reserved meanwhile.
         if number + 1 < rounds {
-            own.reserve::<READS>(shared, member, thread, number + 1);
+            own.reserve(shared, member, thread, number + 1);
         }
         if thread > 0 {
             if !shared.wait(&mut own.wait_ns, || progress.may_settle(thread, number)) {
@@ -168,104 +176,40 @@ fn execute(shared: &Shared<'_>, member: &mut Member<'_>, ranks: Range<usize>) ->
     unsafe { member.walk(shared.codes, &mut turns) }
 }
 
-/// Executes those of a stretch of the share that do not meet what later threads have put off in the
-/// round before, as long as these are not done with it; then waits for them. Where it stands then; nothing
-/// when all have stopped.
-fn beside<const READS: bool>(
-    shared: &Shared<'_>,
-    member: &mut Member<'_>,
-    wait_ns: &mut u64,
-    [thread, number]: [usize; 2],
-    ranks: Range<usize>,
-) -> Option<usize> {
-    /// How many transactions are looked at before the others are.
-    const LOOK_AHEAD: usize = 32;
-    let mut at = ranks.start;
-    while at < ranks.end && !shared.progress.are_settled(number) {
-        let ahead = at..ranks.end.min(at + LOOK_AHEAD);
-        let late = shared.put_off[thread + 1..].iter().map(|of| &of[(number + 1) % 2]);
-        let free =
-            ahead.clone().position(|rank| meets::<READS>(shared, member, rank, late.clone()));
-        let until = free.map_or(ahead.end, |free| at + free);
-        if !execute(shared, member, at..until) {
-            shared.halt.set();
-            return None;
-        }
-        at = until;
-        if until < ahead.end && !shared.wait(wait_ns, || shared.progress.are_settled(number)) {
-            return None;
-        }
-    }
-    Some(at)
-}
-
-/// Whether a transaction uses a row of what is put off.
-fn meets<'p, const READS: bool>(
-    shared: &Shared<'_>,
-    member: &Member<'_>,
-    rank: usize,
-    mut put_off: impl Iterator<Item = &'p Reserved>,
-) -> bool {
-    let Ranked { lane, row } = shared.round.order[rank];
-    let lane = &member.lanes[lane as usize];
-    let mask = (shared.reserved[0][0].words() * 64 - 1) as u64;
-    put_off.any(|put_off| {
-        let mut meets = false;
-        for (of, writes) in shared.writes[lane.handler].iter().enumerate() {
-            lane.homes_of(of, row as usize..row as usize + 1, |_, hash| {
-                meets |= put_off.meets::<READS>((hash & mask) as u32, *writes);
-            });
-        }
-        meets
-    })
-}
-
 impl Own {
     fn ends_of(&self, member: &Member<'_>) -> Vec<usize> {
         member.outputs().collect()
     }
 
-    /// Reserves what the share of a round uses, and notes it to be looked at later.
+    /// Reserves what the share of a round uses: of each event by lane, of each of its rows.
     #[inline(never)]
-    fn reserve<const READS: bool>(
-        &mut self,
-        shared: &Shared<'_>,
-        member: &Member<'_>,
-        thread: usize,
-        number: usize,
-    ) {
+    fn reserve(&mut self, shared: &Shared<'_>, member: &Member<'_>, thread: usize, number: usize) {
         let begun = shared.pool.now_ns();
         let share = shared.round.of(thread, number);
         Events::find(&mut self.lanes, member, &shared.round.order[share.clone()]);
-        let reserved = &shared.reserved[thread][number % 2];
-        let (is_first, is_last) = (thread == 0, thread + 1 == shared.round.ends.len());
-        let mask = (reserved.words() * 64 - 1) as u64;
-        if !is_last {
-            reserved.clear();
+        let mut len = 0;
+        for Events { range, rows, first } in self.lanes.iter_mut() {
+            *first = len;
+            len += range.len() * *rows;
         }
-        self.bits.clear();
-        for (events, lane) in self.lanes.iter_mut().zip(&member.lanes) {
-            if events.is_empty() {
-                continue;
+        let lanes = self.lanes.iter().zip(&member.lanes).filter(|(events, _)| !events.is_empty());
+        let write = |marks: &mut Vec<Mark>| {
+            marks.resize(len, 0);
+            for (Events { range, rows, first }, lane) in lanes.clone() {
+                for (of, writes) in shared.writes[lane.handler].iter().enumerate() {
+                    let mut marks = marks[*first..][..range.len() * rows].chunks_exact_mut(*rows);
+                    lane.homes_of(of, range.clone(), |_, hash| {
+                        if let Some(marks) = marks.next() {
+                            marks[of] = mark(hash, *writes);
+                        }
+                    });
+                }
             }
-            let Events { range, rows, first: bits } = events;
-            *bits = self.bits.len();
-            if !is_first {
-                self.bits.resize(*bits + range.len() * *rows, 0);
-            }
-            for (of, writes) in shared.writes[lane.handler].iter().enumerate() {
-                let (mut at, rows) = (*bits + of, *rows);
-                lane.homes_of(of, range.clone(), |_, hash| {
-                    let bit = (hash & mask) as u32;
-                    if !is_last {
-                        reserved.reserve::<READS>(bit, *writes);
-                    }
-                    if !is_first {
-                        self.bits[at] = bit;
-                        at += rows;
-                    }
-                });
-            }
+        };
+        // SAFETY: it is this thread's, and others look at it between the calls of `reserved` and `executed` only: those of two
+        // rounds ago all have been executed.
+        unsafe { shared.reserved[thread][number % 2].with_mut(write) };
+        for (Events { range, .. }, lane) in lanes {
             // About where the share of the next round has its events of this lane.
             let after = range.len() * shared.round.len / share.len().max(1);
             lane.ask_for(range.start + after..range.end + after);
@@ -274,60 +218,59 @@ impl Own {
         self.reserve_ns += shared.pool.now_ns() - begun;
     }
 
-    /// Looks which transactions of the share meet what is taken; these are put off.
+    /// Looks which transactions of the share meet what earlier shares use, or what is put off: these are put off. And
+    /// which meet what later threads have put off in the round before: these wait, unless that is settled by now.
     #[inline(never)]
-    fn look<const READS: bool>(
-        &mut self,
-        shared: &Shared<'_>,
-        member: &Member<'_>,
-        thread: usize,
-        number: usize,
-    ) {
-        if thread == 0 {
+    fn look<const READS: bool>(&mut self, shared: &Shared<'_>, thread: usize, number: usize) {
+        let Shared { round, progress, pool, .. } = shared;
+        self.waiting.clear();
+        let is_settled = progress.are_settled(number);
+        if thread == 0 && is_settled {
             return;
         }
-        let begun = shared.pool.now_ns();
-        let put_off = &shared.put_off[thread][number % 2];
-        let off_bits = &mut self.off_bits[number % 2];
-        off_bits.drain(..).for_each(|bit| put_off.free(bit));
-        let before = shared.reserved[..thread].iter();
-        self.taken.gather(before.map(|reserved| &reserved[number % 2]));
-        let share = shared.round.of(thread, number);
-        for (ranked, rank) in shared.round.order[share.clone()].iter().zip(share) {
-            let Events { range, rows, first: bits } = &self.lanes[ranked.lane as usize];
-            let from = bits + (ranked.row as usize - range.start) * rows;
-            let bits = &self.bits[from..from + rows];
-            let meets = match READS {
-                false => {
-                    bits.iter().fold(0, |any, bit| any | self.taken.meets::<false>(*bit, true))
-                }
-                true => {
-                    let writes = &shared.writes[member.lanes[ranked.lane as usize].handler];
-                    let rows = bits.iter().zip(writes);
-                    rows.fold(0, |any, (bit, writes)| any | self.taken.meets::<true>(*bit, *writes))
-                }
-            };
-            if meets & 1 == 1 {
-                let writes = &shared.writes[member.lanes[ranked.lane as usize].handler];
-                for (bit, writes) in bits.iter().zip(writes) {
-                    put_off.reserve::<READS>(*bit, *writes);
-                    self.taken.take::<READS>(*bit, *writes);
-                }
-                off_bits.extend_from_slice(bits);
-                self.off.push(rank);
-            }
+        let begun = pool.now_ns();
+        let (even, before) = (number % 2, (number + 1) % 2);
+        if thread > 0 {
+            // SAFETY: earlier threads have reserved their rows of this round, and write others when it is executed by all.
+            unsafe { self.taken.take_all::<READS>(&shared.reserved[..thread], even) };
         }
-        self.reserve_ns += shared.pool.now_ns() - begun;
+        let later = if is_settled { shared.put_off.len() } else { thread + 1 };
+        // SAFETY: later threads have executed the round before, and so put off what they do of it; they write there again when
+        // this one is executed by all.
+        let late = unsafe { self.late.take_all::<READS>(&shared.put_off[later..], before) };
+        let share = round.of(thread, number);
+        let mut look = |marks: &[Mark], put_off: &mut Vec<Mark>| {
+            put_off.clear();
+            for (ranked, rank) in round.order[share.clone()].iter().zip(share.clone()) {
+                let Events { range, rows, first } = &self.lanes[ranked.lane as usize];
+                let marks = &marks[first + (ranked.row as usize - range.start) * rows..][..*rows];
+                let meets = |filter: &Filter| {
+                    marks.iter().fold(0, |any, mark| any | filter.meets::<READS>(*mark)) & 1 == 1
+                };
+                if thread > 0 && meets(&self.taken) {
+                    marks.iter().for_each(|mark| self.taken.take::<READS>(*mark));
+                    put_off.extend_from_slice(marks);
+                    self.off.push(rank);
+                } else if late > 0 && meets(&self.late) {
+                    self.waiting.push(rank);
+                }
+            }
+        };
+        // SAFETY: both are this thread's. It has written the first for this round, which others may look at, too; at the second
+        // nobody does before this round is executed, and what is in it, of two rounds ago, nobody has looked at since the round
+        // after that was executed by all.
+        unsafe {
+            let (marks, put_off) = (&shared.reserved[thread][even], &shared.put_off[thread][even]);
+            marks.with(|marks| put_off.with_mut(|put_off| look(marks, put_off)));
+        }
+        self.reserve_ns += pool.now_ns() - begun;
     }
 
     /// Asks for the rows of what is put off.
     fn ask_for_off(&self, shared: &Shared<'_>, member: &Member<'_>) {
         for rank in &self.off {
             let Ranked { lane, row } = shared.round.order[*rank];
-            let (lane, row) = (&member.lanes[lane as usize], row as usize);
-            for of in 0..lane.rows() {
-                lane.homes_of(of, row..row + 1, |home, _| Opened::prefetch_to_write(home));
-            }
+            member.lanes[lane as usize].ask_for_rows(row as usize..row as usize + 1);
         }
     }
 }
