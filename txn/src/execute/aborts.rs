@@ -61,7 +61,7 @@ impl AbortRows {
             Reason::Number(number) => usize::from(number),
             Reason::Text(text) => self.number(text),
         };
-        self.noted.push(origin, 1, |_| number as u64);
+        self.noted.push(origin, 0, 1, |_| number as u64);
     }
 
     fn number(&mut self, text: &'static str) -> usize {

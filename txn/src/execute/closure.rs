@@ -206,6 +206,8 @@ pub(crate) struct Outs {
     /// Per event the stream's number, then its words.
     pub(crate) kept: Vec<u64>,
     are_kept: bool,
+    /// Added to the number of an event in its lane it gives the place of its outputs, where these have one.
+    pub(crate) places_from: usize,
 }
 
 impl Outs {
@@ -228,7 +230,7 @@ impl Outs {
         self.are_kept
     }
 
-    /// Appends an event to an output.
+    /// Appends an event to an output: that of this one of the lane's.
     ///
     /// # Safety
     /// The builders that were attached are there, and nobody else uses them.
@@ -237,13 +239,14 @@ impl Outs {
         &self,
         stream: usize,
         origin: Origin,
+        event: usize,
         width: usize,
         word: impl Fn(usize) -> u64,
     ) {
         let rows = self.rows[stream].0;
         assert!(!rows.is_null(), "no such stream");
         // SAFETY: as the caller says.
-        unsafe { (*rows).push(origin, width, word) };
+        unsafe { (*rows).push(origin, event.wrapping_add(self.places_from), width, word) };
     }
 
     /// Takes back what a transaction emitted.
@@ -435,7 +438,7 @@ impl NativeTx<'_> {
         }
         let origin = self.origin.output(self.emitted);
         // SAFETY: as `new` asks.
-        unsafe { self.outs.push(stream, origin, words.len(), |c| words[c] as u64) };
+        unsafe { self.outs.push(stream, origin, self.event, words.len(), |c| words[c] as u64) };
         self.emitted += 1;
     }
 }

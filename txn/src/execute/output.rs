@@ -1,5 +1,7 @@
 //! Output events of an epoch, by stream and column, with what their stamps are made of.
 
+mod placed;
+
 use std::sync::Arc;
 
 use arrow_array::builder::BooleanBuilder;
@@ -8,6 +10,8 @@ use tidemill_core::batch::{Batch, BatchBuilder};
 use tidemill_core::{DataType, Schema, SourceId, Stamp, StreamId, Value};
 use tidemill_table::prefetch_address;
 
+use self::placed::Placing;
+pub(crate) use self::placed::{Placed, Places};
 use super::aborts::AbortRows;
 use super::segment::Reason;
 use crate::order::Epoch;
@@ -139,6 +143,9 @@ pub(crate) struct WordRows {
     /// Longer than their lengths say, until [`WordRows::settle`].
     columns: Vec<Vec<i64>>,
     origins: Vec<Origin>,
+    /// Set while rows are written to others' [places](Places): then the pointers lead there, and there are `room`
+    /// of them.
+    placing: Option<Placing>,
 }
 
 /// Rows of words that have been collected.
@@ -163,6 +170,7 @@ impl WordRows {
             origin: std::ptr::null_mut(),
             columns: vec![Vec::new(); columns],
             origins: Vec::new(),
+            placing: None,
         }
     }
 
@@ -194,6 +202,7 @@ impl WordRows {
 
     /// Gives the vectors the lengths that they have.
     fn settle(&mut self) {
+        assert!(self.placing.is_none(), "what is placed is others'");
         // SAFETY: the first `len` items of each have been written, and `len` is at most `room`.
         unsafe {
             self.columns.iter_mut().for_each(|column| column.set_len(self.len));
@@ -241,6 +250,9 @@ impl WordRows {
 
     /// Takes back the last events, those of one transaction.
     pub(crate) fn take_back(&mut self, of: Origin) {
+        if self.placing.is_some() {
+            return self.take_back_placed(of);
+        }
         self.settle();
         while self.origins.last().is_some_and(|last| last.cause == of.cause) {
             self.origins.pop();
@@ -248,15 +260,30 @@ impl WordRows {
         self.len = self.origins.len();
     }
 
+    /// Appends an output, or writes it to its place, where there are [places](Places).
     #[inline(always)]
-    pub(crate) fn push(&mut self, origin: Origin, width: usize, word: impl Fn(usize) -> u64) {
+    pub(crate) fn push(
+        &mut self,
+        origin: Origin,
+        place: usize,
+        width: usize,
+        word: impl Fn(usize) -> u64,
+    ) {
         assert!(self.columns.len() == width, "an event has a word for every column");
-        if self.len == self.room {
-            self.make_room(16);
-        }
-        let at = self.len;
+        let at = match &mut self.placing {
+            Some(placing) => match placing.goes_to(place, self.room) {
+                true => place,
+                false => return,
+            },
+            None => {
+                if self.len == self.room {
+                    self.make_room(16);
+                }
+                self.len
+            }
+        };
         // SAFETY: there is room for one more in every vector, whose first items `near` and
-        // `origin` are since the last `make_room`.
+        // `origin` are since the last `make_room`; or these are others' places, of no more columns, and this is one of them.
         unsafe {
             // Each epoch's outputs are memory that no cache knows.
             prefetch_address(self.origin.wrapping_add(at + AHEAD / 2));
@@ -270,7 +297,7 @@ impl WordRows {
                 first.add(at).write(word(column) as i64);
             }
         }
-        self.len = at + 1;
+        self.len += 1;
     }
 }
 
@@ -309,7 +336,7 @@ impl OutputBuilder {
     #[inline(always)]
     pub(crate) fn push_words(&mut self, origin: Origin, width: usize, word: impl Fn(usize) -> u64) {
         match &mut self.rows {
-            Rows::Words(rows) => rows.push(origin, width, word),
+            Rows::Words(rows) => rows.push(origin, 0, width, word),
             _ => only_words(),
         }
     }
@@ -319,6 +346,14 @@ impl OutputBuilder {
         match &mut self.rows {
             Rows::Aborts(aborts) => aborts.note(origin, reason),
             _ => panic!("a handler's aborts go to their own stream"),
+        }
+    }
+
+    /// Its rows of words, if all its columns are.
+    pub(crate) fn words(&mut self) -> Option<&mut WordRows> {
+        match &mut self.rows {
+            Rows::Words(rows) => Some(rows),
+            _ => None,
         }
     }
 

@@ -400,7 +400,7 @@ unsafe fn run_words_on<const N: usize>(
             let word = |c: usize| frame[usize::from(registers[c])];
             let origin = origin.output(ordinal as u32);
             // SAFETY: as the caller says.
-            unsafe { lane.outs.push(ordinal, origin, registers.len(), word) };
+            unsafe { lane.outs.push(ordinal, origin, turn.event, registers.len(), word) };
         }
     }
     End::Lane

@@ -120,7 +120,7 @@ impl Blocks {
         let (own, noted, links, done) = (&self.own, &self.noted[..], &self.links, &self.done);
         let number = self.number;
         let mut prepared = begun;
-        let parts = self.in_place.run(task, tables, |seats| {
+        let parts = self.in_place.run(task, tables, Some(out), |seats| {
             let shared = Shared {
                 codes: &codes,
                 writes: &writes,

@@ -2,9 +2,10 @@
 
 use tidemill_table::Opened;
 
+use super::places::Placements;
 use crate::execute::codes::{Code, Codes};
 use crate::execute::lane::{Lane, WordColumns};
-use crate::execute::output::{Origin, OutputBuilder, RawRows};
+use crate::execute::output::{Origin, OutputBuilder, Placed, RawRows};
 use crate::execute::segment::{run_words, End, Turns};
 use crate::execute::serial::{HandlerCounts, Sink};
 use crate::execute::words::Frame;
@@ -17,6 +18,8 @@ pub(super) struct Start<'e> {
     pub(super) rooms: Vec<usize>,
     pub(super) epoch: &'e Epoch,
     pub(super) columns: &'e [WordColumns<'e>],
+    /// Where outputs go that have places.
+    pub(super) placements: &'e Placements,
     /// How often slots of any table have moved.
     pub(super) moves: u64,
 }
@@ -37,7 +40,11 @@ pub(crate) struct Part {
     /// By stream.
     pub(crate) builders: Vec<OutputBuilder>,
     frames: Vec<Frame>,
-    counts: Vec<HandlerCounts>,
+    pub(super) counts: Vec<HandlerCounts>,
+    /// By stream: what of it was written to its place.
+    pub(super) placed: Vec<Option<Placed>>,
+    /// Transactions that have aborted, where outputs have places: the lane, and the event there.
+    pub(super) aborted: Vec<(usize, usize)>,
 }
 
 // SAFETY: the pointers in lanes lead to the openings and builders beside them, on the heap, and to
@@ -59,18 +66,28 @@ impl<'e> Member<'e> {
         if !self.lanes.is_empty() {
             return;
         }
-        let Start { codes, rooms, epoch, columns, moves } = self.start;
-        let Part { builders, frames, counts } = &mut self.part;
+        let Start { codes, rooms, epoch, columns, placements, moves } = self.start;
+        let Part { builders, frames, counts, aborted, .. } = &mut self.part;
         if builders.is_empty() {
             (*builders, *frames) = (codes.builders(rooms), codes.frames());
         }
         builders.iter_mut().zip(rooms).for_each(|(builder, room)| builder.expect(*room));
+        for (builder, placement) in builders.iter_mut().zip(&placements.by_stream) {
+            if let (Some(rows), Some((_, places))) = (builder.words(), placement) {
+                // SAFETY: the sink has them as long as the epoch lasts, and each event is one thread's.
+                unsafe { rows.place(places) };
+            }
+        }
+        aborted.clear();
         counts.clear();
         counts.resize(codes.code.len(), HandlerCounts::default());
         self.lanes = codes.lanes(epoch, columns);
         for lane in self.lanes.iter_mut().filter(|lane| lane.fast) {
             let streams = codes.code[lane.handler].streams();
             lane.attach(&mut self.open, builders, streams, *moves);
+        }
+        for (lane, from) in self.lanes.iter_mut().zip(&placements.from) {
+            lane.outs.places_from = *from;
         }
     }
 
@@ -90,7 +107,10 @@ impl<'e> Member<'e> {
     }
 
     /// What is left of it.
-    pub(super) fn end(self) -> (Vec<Option<Opened<'e>>>, Part) {
+    pub(super) fn end(mut self) -> (Vec<Option<Opened<'e>>>, Part) {
+        let Part { builders, placed, .. } = &mut self.part;
+        placed.clear();
+        placed.extend(builders.iter_mut().map(|of| of.words().and_then(|rows| rows.unplace())));
         (self.open, self.part)
     }
 
@@ -102,7 +122,7 @@ impl<'e> Member<'e> {
     /// room for a version of each of its rows.
     #[must_use]
     pub(crate) unsafe fn walk(&mut self, codes: &Codes, turns: &mut Turns<'_>) -> bool {
-        let Part { builders, frames, counts } = &mut self.part;
+        let Part { builders, frames, counts, aborted, .. } = &mut self.part;
         while let Some(lane) = turns.lane() {
             let lane = &mut self.lanes[lane];
             let handler = lane.handler;
@@ -121,7 +141,10 @@ impl<'e> Member<'e> {
                 End::Lane if turns.have_stopped() => return true,
                 End::Lane => {}
                 End::Aborts(reason) => {
-                    let (_, rank) = turns.ranked();
+                    let (ranked, rank) = turns.ranked();
+                    if !self.start.placements.is_empty() {
+                        aborted.push((ranked.lane as usize, ranked.row as usize));
+                    }
                     let origin = Origin::new(rank as u32, 0, handler);
                     builders[codes.aborted[handler]].note_abort(origin, reason);
                     counts[handler].aborted += 1;

@@ -6,6 +6,7 @@
 
 mod events;
 mod member;
+mod places;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +16,9 @@ use tidemill_table::{Opened, Seq, Table};
 pub(super) use self::events::Events;
 use self::member::Start;
 pub(super) use self::member::{put_together, Member, Part};
+use self::places::{Foreseen, Placements};
 use super::codes::{moved, Code, Codes};
+use super::serial::Sink;
 use crate::order::{Epoch, Section};
 use crate::pool::Pool;
 
@@ -41,6 +44,7 @@ pub(super) struct InPlace {
     pub(super) threads: usize,
     /// Per handler: whether each of its rows is written.
     pub(super) writes: Vec<Vec<bool>>,
+    foreseen: Foreseen,
     /// What each thread uses in every epoch.
     parts: Vec<Part>,
     /// A transaction could not be executed before, perhaps because there was no slot left for a row
@@ -61,7 +65,8 @@ impl InPlace {
             Code::General => Vec::new(),
         };
         let writes = codes.code.iter().map(writes).collect();
-        InPlace { codes, threads, writes, parts: Vec::new(), short: false }
+        let foreseen = Foreseen::default();
+        InPlace { codes, threads, writes, foreseen, parts: Vec::new(), short: false }
     }
 
     /// Whether some handler reads a row that it does not write.
@@ -116,11 +121,12 @@ impl InPlace {
 
     /// Lets `work` execute transactions of an epoch on members, one a thread; what the members have come to, which is
     /// to be [given back](InPlace::keep), or why it must be done serially; then nothing has happened. `work` gives
-    /// whether it could.
+    /// whether it could. Outputs that have places in a sink, if one is given, are there then.
     pub(super) fn run(
         &mut self,
         task: &Task<'_>,
         tables: &mut [Table],
+        mut placing: Option<&mut Sink>,
         work: impl FnOnce(&[Mutex<Member<'_>>]) -> bool,
     ) -> Result<Vec<Part>, &'static str> {
         let (epoch, transactions) = (task.section.epoch, task.section.ranks.len());
@@ -145,7 +151,12 @@ impl InPlace {
                 rows => table.open_for(&vec![rows * transactions; self.threads]),
             });
         }
-        let start = Start { codes, rooms, epoch, columns: &columns, moves };
+        let placements = match &mut placing {
+            Some(out) => self.foreseen.places(codes, task.section, out),
+            None => Placements::default(),
+        };
+        let placements = &placements;
+        let start = Start { codes, rooms, epoch, columns: &columns, placements, moves };
         let mut parts = std::mem::take(&mut self.parts);
         parts.resize_with(self.threads, Part::default);
         let mut members = Vec::new();
@@ -170,6 +181,13 @@ impl InPlace {
             by_table.drain(..).for_each(Opened::roll_back);
             self.short = true;
             return Err("a transaction needs the general path");
+        }
+        if let Some(out) = placing {
+            if !self.foreseen.check(placements, task.section, &parts, task.pool, out) {
+                tables_of(openings).into_iter().for_each(Opened::roll_back);
+                return Err("transactions sent other events than those before");
+            }
+            self.foreseen.learn(codes, task.section, &parts);
         }
         drop(openings);
         Ok(parts)

@@ -112,7 +112,7 @@ impl Lists {
         let Lists { in_place, planner, chunk, lists, by_partition, planning, timing } = self;
         *timing = Timing::default();
         let (codes, writes) = (in_place.codes.clone(), in_place.writes.clone());
-        let mut parts = in_place.run(task, tables, |seats| {
+        let mut parts = in_place.run(task, tables, None, |seats| {
             let appenders: Vec<Appenders<'_>> = lists.iter().map(Appenders::of).collect();
             let shared = Shared {
                 codes: &codes,

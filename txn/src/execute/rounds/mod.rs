@@ -105,7 +105,7 @@ impl Rounds {
         let (own, reads) = (&self.own, self.in_place.reads());
         let (reserved, put_off) = (&self.reserved[..], &self.put_off[..]);
         let (mut prepared, mut all) = (begun, begun);
-        let mut parts = self.in_place.run(task, tables, |seats| {
+        let mut parts = self.in_place.run(task, tables, Some(out), |seats| {
             let shared = Shared {
                 codes: &codes,
                 writes: &writes,

@@ -1,0 +1,182 @@
+//! Which outputs are written to their [places](crate::execute::output::Places) at once.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::member::Part;
+use crate::execute::codes::Codes;
+use crate::execute::output::Places;
+use crate::execute::serial::Sink;
+use crate::order::Section;
+use crate::pool::Pool;
+
+/// One in so many may abort: for each the rows behind it are moved.
+const ABORTS: u64 = 100;
+
+/// Attempts at most for which nothing is placed after something had no place.
+const PAUSE_MAX: u32 = 1 << 12;
+
+/// What is known of the streams that transactions send to.
+#[derive(Debug, Default)]
+pub(super) struct Foreseen {
+    /// By stream: whether, the last time, each transaction that committed sent one event, and hardly any aborted.
+    is_exact: Vec<bool>,
+    /// For so many attempts nothing is placed; and for how many the next time.
+    pause: u32,
+    next_pause: u32,
+}
+
+/// Where the outputs of a section go.
+#[derive(Debug, Default)]
+pub(super) struct Placements {
+    /// By stream: the handler that sends to it, and the places, if there are any.
+    pub(super) by_stream: Vec<Option<(usize, Places)>>,
+    /// By lane: what gives the place of an event's outputs when it is added to the event's number.
+    pub(super) from: Vec<usize>,
+}
+
+impl Placements {
+    /// Whether nothing is placed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_stream.is_empty()
+    }
+
+    /// The places of a handler's events that have aborted.
+    fn holes(&self, handler: usize, section: &Section<'_>, parts: &[Part]) -> Vec<usize> {
+        let lanes = &section.epoch.lanes;
+        let hole = |(lane, event): &(usize, usize)| {
+            let place = event.wrapping_add(self.from[*lane]);
+            (lanes[*lane].handler as usize == handler).then_some(place)
+        };
+        parts.iter().flat_map(|part| part.aborted.iter().filter_map(hole)).collect()
+    }
+}
+
+/// By stream: the handler that sends to it, if it is only one.
+fn senders(codes: &Codes, section: &Section<'_>) -> Vec<Option<usize>> {
+    let mut senders = vec![(0, 0); codes.program.streams.len()];
+    let handlers = section.epoch.lanes.iter().map(|lane| lane.handler as usize);
+    for handler in handlers.collect::<BTreeSet<_>>() {
+        for stream in codes.code[handler].streams().unwrap_or_default() {
+            senders[*stream] = (senders[*stream].0 + 1, handler);
+        }
+    }
+    senders.into_iter().map(|(count, of)| (count == 1).then_some(of)).collect()
+}
+
+/// By lane: its events. They rise in every lane.
+fn events(section: &Section<'_>) -> Vec<Range<usize>> {
+    let epoch = section.epoch;
+    if section.ranks.len() == epoch.order.len() {
+        let all = epoch.lanes.iter().map(|lane| 0..epoch.runs[lane.run as usize].batch.len());
+        return all.collect();
+    }
+    let mut events = vec![0..0; epoch.lanes.len()];
+    for ranked in section.order() {
+        let (events, row) = (&mut events[ranked.lane as usize], ranked.row as usize);
+        *events = if events.end == 0 { row..row + 1 } else { events.start..row + 1 };
+    }
+    events
+}
+
+/// Numbers the events of each handler: by lane what is to be added, and by handler how many events it has. Nothing where
+/// they are in several lanes of which not one comes behind the other, or some are left out.
+fn numbered(section: &Section<'_>, handlers: usize) -> Option<(Vec<usize>, Vec<usize>)> {
+    let epoch = section.epoch;
+    let events = events(section);
+    if events.iter().map(|events| events.len()).sum::<usize>() != section.ranks.len() {
+        return None;
+    }
+    let stamp = |lane: usize, row: usize| epoch.runs[epoch.lanes[lane].run as usize].stamp(row);
+    let mut lanes: Vec<usize> = (0..events.len()).filter(|lane| events[*lane].end > 0).collect();
+    if lanes.len() > 1 {
+        lanes.sort_by_key(|lane| stamp(*lane, events[*lane].start));
+    }
+    let (mut from, mut counts) = (vec![0; events.len()], vec![0; handlers]);
+    let mut last: Vec<Option<usize>> = vec![None; handlers];
+    for lane in lanes {
+        let (of, events_of) = (epoch.lanes[lane].handler as usize, &events[lane]);
+        let is_behind =
+            |before| stamp(before, events[before].end - 1) < stamp(lane, events_of.start);
+        if !last[of].replace(lane).is_none_or(is_behind) {
+            return None;
+        }
+        from[lane] = usize::wrapping_sub(counts[of], events_of.start);
+        counts[of] += events_of.len();
+    }
+    Some((from, counts))
+}
+
+impl Foreseen {
+    /// Where the outputs of a section go, as far as that is foreseen.
+    pub(super) fn places(
+        &mut self,
+        codes: &Codes,
+        section: &Section<'_>,
+        out: &mut Sink,
+    ) -> Placements {
+        if self.pause > 0 || !self.is_exact.contains(&true) {
+            self.pause = self.pause.saturating_sub(1);
+            return Placements::default();
+        }
+        let Some((from, counts)) = numbered(section, codes.code.len()) else {
+            return Placements::default();
+        };
+        let of = |(stream, handler): (usize, Option<usize>)| {
+            let handler = handler.filter(|_| self.is_exact[stream])?;
+            Some((handler, out.builders[stream].words()?.places(counts[handler])?))
+        };
+        let by_stream = senders(codes, section).into_iter().enumerate().map(of).collect();
+        Placements { by_stream, from }
+    }
+
+    /// Looks what has come: whether each output that was placed has a place, and no place is left, but of transactions that have
+    /// aborted. Then the places are rows of the sink.
+    pub(super) fn check(
+        &mut self,
+        placements: &Placements,
+        section: &Section<'_>,
+        parts: &[Part],
+        pool: &dyn Pool,
+        out: &mut Sink,
+    ) -> bool {
+        let streams = || placements.by_stream.iter().enumerate();
+        let is_right = |(stream, placement): (usize, &Option<(usize, Places)>)| {
+            let Some((handler, places)) = placement else { return true };
+            let placed = || parts.iter().filter_map(|part| part.placed[stream]);
+            let rows = placed().map(|placed| placed.rows).sum::<usize>();
+            let holes = placements.holes(*handler, section, parts).len();
+            !placed().any(|placed| placed.is_wrong) && rows + holes == places.len
+        };
+        if !streams().all(is_right) {
+            self.next_pause = (self.next_pause * 4).clamp(16, PAUSE_MAX);
+            self.pause = self.next_pause;
+            return false;
+        }
+        for (stream, placement) in streams() {
+            if let (Some((of, places)), Some(rows)) = (placement, out.builders[stream].words()) {
+                let holes = placements.holes(*of, section, parts);
+                // SAFETY: as was counted: no place was written to twice, and all others are holes.
+                unsafe { rows.have_been_placed(pool, places, holes) };
+            }
+        }
+        true
+    }
+
+    /// Learns from what has been executed.
+    pub(super) fn learn(&mut self, codes: &Codes, section: &Section<'_>, parts: &[Part]) {
+        let is_exact = |(stream, handler): (usize, Option<usize>)| {
+            let Some(handler) = handler else { return false };
+            let counts = || parts.iter().map(|part| part.counts[handler]);
+            let committed = counts().map(|count| count.committed).sum::<u64>();
+            let aborted = counts().map(|count| count.aborted).sum::<u64>();
+            let sent = |part: &Part| match part.placed[stream] {
+                Some(placed) => placed.rows,
+                None => part.builders[stream].len(),
+            };
+            let sent = parts.iter().map(sent).sum::<usize>() as u64;
+            sent == committed && aborted * ABORTS <= committed
+        };
+        self.is_exact = senders(codes, section).into_iter().enumerate().map(is_exact).collect();
+    }
+}
