@@ -242,7 +242,7 @@ fn outputs_that_have_places() {
                     (3, 30) => -2,
                     (5, 40) => 0,
                     (30, 50) => 2,
-                    (41 | 42, _) if row % 3 == 0 => -1,
+                    (41 | 42, _) if row.is_multiple_of(3) => -1,
                     (43, _) => row as i64 % 3,
                     _ => 1,
                 };

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::share::Own;
+use super::share::{Own, PARTS};
 use crate::execute::in_place::{put_together, Part};
 use crate::execute::output::Origin;
 use crate::execute::serial::Sink;
@@ -29,38 +29,32 @@ fn spans(stream: usize, origins: &[&[Origin]], own: &[&mut Own]) -> Vec<Span> {
     let mut at = vec![0; own.len()];
     for round in 0..own[0].ends.len() {
         for (thread, own) in own.iter().enumerate() {
-            let [share, late] = [0, 1].map(|of| own.ends[round][of][stream]);
-            weave(thread, origins[thread], at[thread]..share, share..late, &mut spans);
-            at[thread] = late;
+            let mut begin = at[thread];
+            let parts = own.ends[round].each_ref().map(|ends| {
+                let part = begin..ends[stream];
+                begin = part.end;
+                part
+            });
+            at[thread] = begin;
+            weave(thread, origins[thread], parts, &mut spans);
         }
     }
     spans
 }
 
-/// The outputs of a share, and those of what was put off of it, both in stamp order.
-fn weave(
-    thread: usize,
-    of: &[Origin],
-    mut share: Range<usize>,
-    mut late: Range<usize>,
-    spans: &mut Vec<Span>,
-) {
-    let mut push = |rows: Range<usize>| match rows.is_empty() {
-        true => {}
-        false => {
-            let at = spans.last().map_or(0, |last| last.at + last.rows.len());
-            spans.push(Span { at, thread, rows });
+/// The outputs of the parts of a share, each of which is in stamp order.
+fn weave(thread: usize, of: &[Origin], mut parts: [Range<usize>; PARTS], spans: &mut Vec<Span>) {
+    let root = |part: &Range<usize>| of[part.clone()].first().map_or(u32::MAX, |o| o.root());
+    loop {
+        parts.sort_unstable_by_key(root);
+        let [first, second, ..] = &mut parts;
+        let until = root(second);
+        let rows = of[first.clone()].partition_point(|o| o.root() < until);
+        if rows == 0 {
+            return;
         }
-    };
-    while !late.is_empty() {
-        let root = of[late.start].root();
-        let cut = share.start + of[share.clone()].partition_point(|o| o.root() < root);
-        push(share.start..cut);
-        share.start = cut;
-        let until = of[share.clone()].first().map_or(u32::MAX, |next| next.root());
-        let cut = late.start + of[late.clone()].partition_point(|o| o.root() < until);
-        push(late.start..cut);
-        late.start = cut;
+        let at = spans.last().map_or(0, |last| last.at + last.rows.len());
+        spans.push(Span { at, thread, rows: first.start..first.start + rows });
+        first.start += rows;
     }
-    push(share);
 }

@@ -34,7 +34,7 @@ use crate::order::Epoch;
 
 /// Transactions of a share, at least and at most, on average.
 const SHARE_MIN: usize = 32;
-const SHARE_MAX: usize = 1024;
+const SHARE_MAX: usize = 512;
 
 /// A transaction that takes so many nanoseconds is dear: when one is put off, the others wait for it
 /// longer than for one another.

@@ -3,10 +3,16 @@
 //!
 //! It is the list that goes from core to core and not the filter, which has a hundred bits for each row.
 
+use tidemill_table::prefetch_address;
+
 use crate::schedule::sync::{Alone, Place};
 
 /// Bits of a filter for each row that may be in it: one row in so many is taken for another one.
 const BITS: usize = 128;
+
+/// Marks of a cache line, and how many are asked for ahead of time.
+const LINE: usize = 16;
+const AHEAD: usize = 16 * LINE;
 
 /// A row: some bits of its hash, and in the lowest one whether it is written.
 pub(super) type Mark = u32;
@@ -65,24 +71,28 @@ impl Filter {
         self.words.resize(words << u32::from(READS), 0);
     }
 
-    /// Only what these lists have is in it: of each thread that of even or of odd rounds. Gives how many rows these are.
+    /// Only what these lists have is in it: of each thread that of even or of odd rounds.
     ///
     /// # Safety
     /// Nobody writes to the lists meanwhile.
-    pub(super) unsafe fn take_all<const READS: bool>(
-        &mut self,
-        lists: &[[Marks; 2]],
-        of: usize,
-    ) -> usize {
+    #[inline(never)]
+    pub(super) unsafe fn take_all<const READS: bool>(&mut self, lists: &[[Marks; 2]], of: usize) {
         // SAFETY: as the caller says.
         let rows = lists.iter().map(|marks| unsafe { marks[of].with(<[Mark]>::len) }).sum();
         self.clear::<READS>(rows);
+        let mut take = |marks: &[Mark]| {
+            // They are in another core's cache, from where they come one by one unless many are asked for.
+            let ask = |at: usize| prefetch_address(marks.as_ptr().wrapping_add(at));
+            (0..AHEAD).step_by(LINE).for_each(ask);
+            for (at, line) in marks.chunks(LINE).enumerate() {
+                ask(at * LINE + AHEAD);
+                line.iter().for_each(|mark| self.take::<READS>(*mark));
+            }
+        };
         for marks in lists {
-            let take = |marks: &[Mark]| marks.iter().for_each(|mark| self.take::<READS>(*mark));
             // SAFETY: as the caller says.
-            unsafe { marks[of].with(take) };
+            unsafe { marks[of].with(&mut take) };
         }
-        rows
     }
 
     /// Keeps away from a row.
@@ -101,7 +111,7 @@ impl Filter {
     /// Whether a row must be kept away from: 1 or 0 in the lowest bit. A number, and no choice between two ways: nobody
     /// can guess it.
     #[inline(always)]
-    pub(super) fn meets<const READS: bool>(&self, mark: Mark) -> u64 {
+    fn meets<const READS: bool>(&self, mark: Mark) -> u64 {
         let (at, bit) = self.place(mark);
         let at = match READS {
             false => at,
@@ -109,6 +119,12 @@ impl Filter {
             true => 2 * at + usize::from(mark & 1 == 0),
         };
         self.words[at] >> bit
+    }
+
+    /// Whether any of these must be.
+    #[inline(always)]
+    pub(super) fn meets_any<const READS: bool>(&self, marks: &[Mark]) -> bool {
+        marks.iter().fold(0, |any, mark| any | self.meets::<READS>(*mark)) & 1 == 1
     }
 
     /// The word and the bit of a row.

@@ -71,22 +71,30 @@ impl Shared<'_> {
     }
 }
 
+/// The parts of a share, in the order in which they are executed; each is in stamp order. What is executed beside what later
+/// threads have put off in the round before; what waits for that; the rest, but for what is put off; and that.
+pub(super) const PARTS: usize = 4;
+const BESIDE: usize = 0;
+const BEHIND: usize = 1;
+const REST: usize = 2;
+const LATE: usize = 3;
+
 /// What a thread keeps to itself.
 #[derive(Debug, Default)]
 pub(super) struct Own {
     /// What earlier shares of the round use, and what it has put off itself.
     taken: Filter,
-    /// What later threads have put off in the round before.
+    /// What later threads have put off in the round before, and what waits for that.
     late: Filter,
-    /// By lane: its events in the share.
+    /// By lane: its events in the share, and in the rest of it.
     lanes: Vec<Events>,
-    /// Ranks of what is put off.
+    rest: Vec<Events>,
+    /// Ranks of what is put off, of what waits, and of both in a stretch.
     off: Vec<usize>,
-    /// Ranks of what waits until the round before is settled; none of them is put off.
     waiting: Vec<usize>,
-    /// By round: how many outputs there were by stream after its share, and after what of it was put
-    /// off.
-    pub(super) ends: Vec<[Vec<usize>; 2]>,
+    left_out: Vec<usize>,
+    /// By round: how many outputs there were by stream after [each part](PARTS) of its share.
+    pub(super) ends: Vec<[Vec<usize>; PARTS]>,
     pub(super) put_off: u64,
     pub(super) executed: u64,
     pub(super) reserve_ns: u64,
@@ -116,28 +124,14 @@ pub(super) fn walk<const READS: bool>(
         if !shared.wait(&mut own.wait_ns, || progress.may_execute(thread, number)) {
             return;
         }
-        let share = round.of(thread, number);
         own.look::<READS>(shared, thread, number);
-        own.executed += share.len() as u64;
-        let (mut at, mut waiting) = (share.start, 0);
-        for stop in own.off.iter().copied().chain([share.end]) {
-            while let Some(waits) = own.waiting.get(waiting).copied().filter(|rank| *rank < stop) {
-                waiting += 1;
-                if !execute(shared, member, at..waits) {
-                    return shared.halt.set();
-                }
-                if !shared.wait(&mut own.wait_ns, || progress.are_settled(number)) {
-                    return;
-                }
-                at = waits;
-            }
-            if !execute(shared, member, at..stop) {
-                return shared.halt.set();
-            }
-            at = stop + 1;
+        own.ends.push(Default::default());
+        if !own.execute::<READS>(shared, member, thread, number) {
+            return;
         }
         progress.executed(thread, number);
-        let ends = own.ends_of(member);
+        own.executed += round.of(thread, number).len() as u64;
+        own.ends(member, REST);
         // Where others are not done yet, the next round can be reserved meanwhile.
         if number + 1 < rounds {
             own.reserve(shared, member, thread, number + 1);
@@ -146,22 +140,57 @@ pub(super) fn walk<const READS: bool>(
             if !shared.wait(&mut own.wait_ns, || progress.may_settle(thread, number)) {
                 return;
             }
-            own.ask_for_off(shared, member);
-            for rank in &own.off {
-                let Ranked { lane, row } = round.order[*rank];
-                member.lanes[lane as usize].stage_only(row as usize..row as usize + 1);
-                if !execute(shared, member, *rank..rank + 1) {
-                    return shared.halt.set();
-                }
+            if !each_alone(shared, member, &own.off) {
+                return shared.halt.set();
             }
         }
+        own.ends(member, LATE);
         progress.settled(thread, number);
         own.put_off += own.off.len() as u64;
         own.off.clear();
-        let late = own.ends_of(member);
-        own.ends.push([ends, late]);
     }
     own.busy_ns = (pool.now_ns() - all_begun).saturating_sub(own.wait_ns);
+}
+
+/// The marks of a transaction, among those of the share.
+#[inline(always)]
+fn marks_of<'m>(lanes: &[Events], marks: &'m [Mark], ranked: Ranked) -> &'m [Mark] {
+    let Events { range, rows, first } = &lanes[ranked.lane as usize];
+    &marks[first + (ranked.row as usize - range.start) * rows..][..*rows]
+}
+
+/// Executes a stretch of the order but for these; whether it could.
+fn all_but(
+    shared: &Shared<'_>,
+    member: &mut Member<'_>,
+    ranks: Range<usize>,
+    left_out: &[usize],
+) -> bool {
+    let mut at = ranks.start;
+    for stop in left_out.iter().copied().chain([ranks.end]) {
+        if at < stop && !execute(shared, member, at..stop) {
+            shared.halt.set();
+            return false;
+        }
+        at = stop + 1;
+    }
+    true
+}
+
+/// Executes transactions that do not follow one another; whether it could.
+fn each_alone(shared: &Shared<'_>, member: &mut Member<'_>, ranks: &[usize]) -> bool {
+    let event = |rank: &usize| {
+        let Ranked { lane, row } = shared.round.order[*rank];
+        (lane as usize, row as usize..row as usize + 1)
+    };
+    for (lane, event) in ranks.iter().map(event) {
+        member.lanes[lane].ask_for_rows(event);
+    }
+    ranks.iter().all(|rank| {
+        let (lane, event) = event(rank);
+        member.lanes[lane].stage_only(event);
+        execute(shared, member, *rank..rank + 1)
+    })
 }
 
 /// Executes a stretch of the order; whether it could.
@@ -172,13 +201,17 @@ fn execute(shared: &Shared<'_>, member: &mut Member<'_>, ranks: Range<usize>) ->
     // SAFETY: whoever uses a row of these transactions in this round is before them in their own
     // share, or is put off, and begins when they are done; or these are put off, and all others are
     // done. Rounds before are done but for what later threads have put off, which does not use their rows
-    // or is done, too; of later ones nobody begins what uses a row of what is put off.
+    // or is done, too; of later ones nobody begins what uses a row of what is put off. What is left out of a share for
+    // that meets none of those behind it that are executed before it.
     unsafe { member.walk(shared.codes, &mut turns) }
 }
 
 impl Own {
-    fn ends_of(&self, member: &Member<'_>) -> Vec<usize> {
-        member.outputs().collect()
+    /// A part of the share has been executed.
+    fn ends(&mut self, member: &Member<'_>, part: usize) {
+        if let Some(ends) = self.ends.last_mut() {
+            ends[part].extend(member.outputs());
+        }
     }
 
     /// Reserves what the share of a round uses: of each event by lane, of each of its rows.
@@ -218,41 +251,25 @@ impl Own {
         self.reserve_ns += shared.pool.now_ns() - begun;
     }
 
-    /// Looks which transactions of the share meet what earlier shares use, or what is put off: these are put off. And
-    /// which meet what later threads have put off in the round before: these wait, unless that is settled by now.
+    /// Looks which transactions of the share meet what earlier shares use, or what is put off: these are put off.
     #[inline(never)]
     fn look<const READS: bool>(&mut self, shared: &Shared<'_>, thread: usize, number: usize) {
-        let Shared { round, progress, pool, .. } = shared;
-        self.waiting.clear();
-        let is_settled = progress.are_settled(number);
-        if thread == 0 && is_settled {
+        if thread == 0 {
             return;
         }
-        let begun = pool.now_ns();
-        let (even, before) = (number % 2, (number + 1) % 2);
-        if thread > 0 {
-            // SAFETY: earlier threads have reserved their rows of this round, and write others when it is executed by all.
-            unsafe { self.taken.take_all::<READS>(&shared.reserved[..thread], even) };
-        }
-        let later = if is_settled { shared.put_off.len() } else { thread + 1 };
-        // SAFETY: later threads have executed the round before, and so put off what they do of it; they write there again when
-        // this one is executed by all.
-        let late = unsafe { self.late.take_all::<READS>(&shared.put_off[later..], before) };
-        let share = round.of(thread, number);
+        let begun = shared.pool.now_ns();
+        let even = number % 2;
+        // SAFETY: earlier threads have reserved their rows of this round, and write others when it is executed by all.
+        unsafe { self.taken.take_all::<READS>(&shared.reserved[..thread], even) };
+        let share = shared.round.of(thread, number);
         let mut look = |marks: &[Mark], put_off: &mut Vec<Mark>| {
             put_off.clear();
-            for (ranked, rank) in round.order[share.clone()].iter().zip(share.clone()) {
-                let Events { range, rows, first } = &self.lanes[ranked.lane as usize];
-                let marks = &marks[first + (ranked.row as usize - range.start) * rows..][..*rows];
-                let meets = |filter: &Filter| {
-                    marks.iter().fold(0, |any, mark| any | filter.meets::<READS>(*mark)) & 1 == 1
-                };
-                if thread > 0 && meets(&self.taken) {
+            for (ranked, rank) in shared.round.order[share.clone()].iter().zip(share.clone()) {
+                let marks = marks_of(&self.lanes, marks, *ranked);
+                if self.taken.meets_any::<READS>(marks) {
                     marks.iter().for_each(|mark| self.taken.take::<READS>(*mark));
                     put_off.extend_from_slice(marks);
                     self.off.push(rank);
-                } else if late > 0 && meets(&self.late) {
-                    self.waiting.push(rank);
                 }
             }
         };
@@ -263,14 +280,68 @@ impl Own {
             let (marks, put_off) = (&shared.reserved[thread][even], &shared.put_off[thread][even]);
             marks.with(|marks| put_off.with_mut(|put_off| look(marks, put_off)));
         }
-        self.reserve_ns += pool.now_ns() - begun;
+        self.reserve_ns += shared.pool.now_ns() - begun;
     }
 
-    /// Asks for the rows of what is put off.
-    fn ask_for_off(&self, shared: &Shared<'_>, member: &Member<'_>) {
-        for rank in &self.off {
-            let Ranked { lane, row } = shared.round.order[*rank];
-            member.lanes[lane as usize].ask_for_rows(row as usize..row as usize + 1);
+    /// Executes the share but for what is put off; whether it could. As long as later threads are not done with what they
+    /// have put off in the round before, what meets that is left out, and what meets what is left out; it follows when
+    /// they are.
+    fn execute<const READS: bool>(
+        &mut self,
+        shared: &Shared<'_>,
+        member: &mut Member<'_>,
+        thread: usize,
+        number: usize,
+    ) -> bool {
+        /// How many transactions are looked at before the others are.
+        const LOOK_AHEAD: usize = 64;
+        let Shared { round, progress, .. } = shared;
+        let (share, is_settled) = (round.of(thread, number), || progress.are_settled(number));
+        let (mut at, mut off) = (share.start, 0);
+        self.waiting.clear();
+        if !is_settled() {
+            let later = &shared.put_off[thread + 1..];
+            // SAFETY: later threads have executed the round before, and so put off what they do of it; they write there again
+            // when this one is executed by all.
+            unsafe { self.late.take_all::<READS>(later, (number + 1) % 2) };
         }
+        while at < share.end && !is_settled() {
+            let ahead = at..share.end.min(at + LOOK_AHEAD);
+            self.left_out.clear();
+            let look = |marks: &[Mark]| {
+                for (ranked, rank) in round.order[ahead.clone()].iter().zip(ahead.clone()) {
+                    let marks = marks_of(&self.lanes, marks, *ranked);
+                    if self.off.get(off) == Some(&rank) {
+                        off += 1;
+                    } else if self.late.meets_any::<READS>(marks) {
+                        marks.iter().for_each(|mark| self.late.take::<READS>(*mark));
+                        self.waiting.push(rank);
+                    } else {
+                        continue;
+                    }
+                    self.left_out.push(rank);
+                }
+            };
+            // SAFETY: this thread has written them, and others but look at them.
+            unsafe { shared.reserved[thread][number % 2].with(look) };
+            if !all_but(shared, member, ahead.clone(), &self.left_out) {
+                return false;
+            }
+            at = ahead.end;
+        }
+        self.ends(member, BESIDE);
+        if !self.waiting.is_empty() {
+            if !shared.wait(&mut self.wait_ns, is_settled) {
+                return false;
+            }
+            if !each_alone(shared, member, &self.waiting) {
+                shared.halt.set();
+                return false;
+            }
+            Events::find(&mut self.rest, member, &round.order[at..share.end]);
+            Events::stage(&self.rest, member);
+        }
+        self.ends(member, BEHIND);
+        all_but(shared, member, at..share.end, &self.off[off..])
     }
 }
