@@ -89,8 +89,8 @@ impl Arm {
 
     /// What an epoch can be executed by in place, on so many threads.
     pub fn in_place(threads: usize) -> &'static [Arm] {
-        /// On so many threads blocks are faster than rounds.
-        const MANY: usize = 4;
+        /// On so many threads blocks are faster than rounds, whatever transactions are like.
+        const MANY: usize = 9;
         if threads < MANY {
             Arm::IN_PLACE
         } else {

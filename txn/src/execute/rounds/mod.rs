@@ -6,13 +6,12 @@
 //! own uses a row of an earlier share, or of one that is put off already, puts it off, too. All that
 //! is left has nothing to do with anything else of the round but what is before it in its own share,
 //! so all shares run beside one another; what was put off runs behind them, in order, while earlier
-//! threads are at those of their next share already that use none of its rows. The rows of
+//! threads are at those of their next share already that use none of its rows; the others of these follow. The rows of
 //! deterministic reservations are those of Aria (Lu et al., VLDB 2020); here nothing is read from
 //! snapshots and nothing is tried again, because who uses what is known before.
 //!
-//! There is no plan, and nothing is handed over but a filter of bits and three counts a round. What it
-//! costs is a hash and a bit for each row, which every thread pays for its own share: so it pays
-//! where transactions are cheap, as long as few of them meet.
+//! There is no plan, and nothing is handed over but a list of marks and three counts a round. What it
+//! costs is a hash and two bits for each row, so it pays where transactions are cheap, as long as few of them meet.
 
 mod concat;
 mod progress;
@@ -36,17 +35,15 @@ use crate::order::Epoch;
 const SHARE_MIN: usize = 32;
 const SHARE_MAX: usize = 512;
 
-/// A transaction that takes so many nanoseconds is dear: when one is put off, the others wait for it
-/// longer than for one another.
-const DEAR_NS: u64 = 300;
+/// Shares become longer when so few of an epoch's transactions were put off, and shorter when more than so many.
+const PUT_OFF: (f64, f64) = (0.02, 0.05);
 
-/// How long shares are to be after those of an epoch, of which this share was put off. Those of short
-/// rounds meet less often, those of long ones wait less often for one another.
-fn share_after(share: usize, put_off: f64, each_ns: u64) -> usize {
-    let (few, many) = if each_ns < DEAR_NS { (0.02, 0.05) } else { (0.01, 0.02) };
+/// How long shares are to be after those of an epoch, of which this share was put off. Of short rounds less is put off, which
+/// has to be executed alone; in long ones threads meet less often.
+fn share_after(share: usize, put_off: f64) -> usize {
     match put_off {
-        off if off > many => (share / 2).max(SHARE_MIN),
-        off if off < few => (share * 2).min(SHARE_MAX),
+        off if off > PUT_OFF.1 => (share / 2).max(SHARE_MIN),
+        off if off < PUT_OFF.0 => (share * 2).min(SHARE_MAX),
         _ => share,
     }
 }
@@ -146,8 +143,7 @@ impl Rounds {
             finish: executed - all,
             merge: pool.now_ns() - executed,
         };
-        let each_ns = (self.timing.execute.saturating_sub(first.wait_ns)) / first.executed.max(1);
-        self.share = share_after(share, put_off as f64 / transactions.max(1) as f64, each_ns);
+        self.share = share_after(share, put_off as f64 / transactions.max(1) as f64);
         self.balance();
         Ok(())
     }
