@@ -48,7 +48,7 @@ pub(super) const OFF: [[f64; CLASSES.len()]; PARALLEL] = [
     [1.2, 1.2, 1.2, 1.2, 1.2],
 ];
 
-const OFF_OF_NS: [f64; PARALLEL] = [60.0, f64::INFINITY, 200.0, f64::INFINITY];
+const OFF_OF_NS: [f64; PARALLEL] = [100.0, f64::INFINITY, 200.0, f64::INFINITY];
 
 /// What reserving the rows of a transaction takes, and planning one of them for blocks, which all threads do.
 const RESERVE_NS: f64 = 10.0;
@@ -69,7 +69,7 @@ const DISCOVERED_AGAIN: f64 = 0.35;
 
 /// What putting the threads' outputs together takes, where they are not in their places at once, and other things that are done
 /// once an epoch.
-pub(super) const TOGETHER_NS: [f64; PARALLEL] = [1.0, 12.0, 1.0, 50.0];
+pub(super) const TOGETHER_NS: [f64; PARALLEL] = [5.0, 12.0, 5.0, 50.0];
 
 impl Chooser {
     /// What is expected of an epoch on so many threads.
