@@ -360,10 +360,7 @@ impl OutputBuilder {
     /// Where rows of words go; only for streams whose columns are all words.
     #[inline(always)]
     pub(crate) fn word_rows(&mut self) -> *mut WordRows {
-        match &mut self.rows {
-            Rows::Words(rows) => rows,
-            _ => only_words(),
-        }
+        self.words().unwrap_or_else(|| only_words())
     }
 
     pub(crate) fn stream(&self) -> StreamId {

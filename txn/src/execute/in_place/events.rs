@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::Member;
-use crate::execute::lane::Lane;
 use crate::order::Ranked;
 
 /// A lane's events in a stretch.
@@ -19,10 +18,18 @@ impl Events {
     /// Finds out which events of each lane a stretch has. They rise in every lane, so the first and the
     /// last of each say all, and as soon as all lanes have been seen nobody looks further.
     pub(crate) fn find(found: &mut Vec<Events>, member: &Member<'_>, stretch: &[Ranked]) {
+        Events::find_of(found, member.lanes.iter().map(|lane| lane.rows()), stretch);
+    }
+
+    /// The same where it is said, by lane, how many rows its transactions have.
+    pub(super) fn find_of(
+        found: &mut Vec<Events>,
+        rows: impl Iterator<Item = usize>,
+        stretch: &[Ranked],
+    ) {
         found.clear();
         let unseen = Range { start: usize::MAX, end: 0 };
-        let none = |lane: &Lane<'_>| Events { range: unseen.clone(), rows: lane.rows(), first: 0 };
-        found.extend(member.lanes.iter().map(none));
+        found.extend(rows.map(|rows| Events { range: unseen.clone(), rows, first: 0 }));
         let mut unseen = found.len();
         for ranked in stretch {
             let Events { range, .. } = &mut found[ranked.lane as usize];

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::member::Part;
+use super::Events;
 use crate::execute::codes::Codes;
 use crate::execute::output::Places;
 use crate::execute::serial::Sink;
-use crate::order::Section;
+use crate::order::{Lane, Section};
 use crate::pool::Pool;
 
 /// One in so many may abort: for each the rows behind it are moved.
@@ -64,19 +65,17 @@ fn senders(codes: &Codes, section: &Section<'_>) -> Vec<Option<usize>> {
     senders.into_iter().map(|(count, of)| (count == 1).then_some(of)).collect()
 }
 
-/// By lane: its events. They rise in every lane.
+/// By lane: its events.
 fn events(section: &Section<'_>) -> Vec<Range<usize>> {
     let epoch = section.epoch;
+    let len = |lane: &Lane| epoch.runs[lane.run as usize].batch.len();
     if section.ranks.len() == epoch.order.len() {
-        let all = epoch.lanes.iter().map(|lane| 0..epoch.runs[lane.run as usize].batch.len());
-        return all.collect();
+        return epoch.lanes.iter().map(|lane| 0..len(lane)).collect();
     }
-    let mut events = vec![0..0; epoch.lanes.len()];
-    for ranked in section.order() {
-        let (events, row) = (&mut events[ranked.lane as usize], ranked.row as usize);
-        *events = if events.end == 0 { row..row + 1 } else { events.start..row + 1 };
-    }
-    events
+    let mut found = Vec::new();
+    // Nobody asks for their rows.
+    Events::find_of(&mut found, epoch.lanes.iter().map(|_| 0), section.order());
+    found.into_iter().map(|events| events.range).collect()
 }
 
 /// Numbers the events of each handler: by lane what is to be added, and by handler how many events it has. Nothing where
@@ -140,22 +139,25 @@ impl Foreseen {
         pool: &dyn Pool,
         out: &mut Sink,
     ) -> bool {
-        let streams = || placements.by_stream.iter().enumerate();
+        let holes = |placement: &Option<(usize, Places)>| {
+            placement.map_or(Vec::new(), |(handler, _)| placements.holes(handler, section, parts))
+        };
+        let holes: Vec<Vec<usize>> = placements.by_stream.iter().map(holes).collect();
         let is_right = |(stream, placement): (usize, &Option<(usize, Places)>)| {
-            let Some((handler, places)) = placement else { return true };
+            let Some((_, places)) = placement else { return true };
             let placed = || parts.iter().filter_map(|part| part.placed[stream]);
             let rows = placed().map(|placed| placed.rows).sum::<usize>();
-            let holes = placements.holes(*handler, section, parts).len();
-            !placed().any(|placed| placed.is_wrong) && rows + holes == places.len
+            !placed().any(|placed| placed.is_wrong) && rows + holes[stream].len() == places.len
         };
-        if !streams().all(is_right) {
+        if !placements.by_stream.iter().enumerate().all(is_right) {
             self.next_pause = (self.next_pause * 4).clamp(16, PAUSE_MAX);
             self.pause = self.next_pause;
             return false;
         }
-        for (stream, placement) in streams() {
-            if let (Some((of, places)), Some(rows)) = (placement, out.builders[stream].words()) {
-                let holes = placements.holes(*of, section, parts);
+        for ((placement, holes), builder) in
+            placements.by_stream.iter().zip(holes).zip(&mut out.builders)
+        {
+            if let (Some((_, places)), Some(rows)) = (placement, builder.words()) {
                 // SAFETY: as was counted: no place was written to twice, and all others are holes.
                 unsafe { rows.have_been_placed(pool, places, holes) };
             }

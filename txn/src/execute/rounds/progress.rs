@@ -109,7 +109,7 @@ mod loom_tests {
                         progress.reserved(0, round);
                         wait(|| progress.may_execute(0, round));
                         if !progress.are_settled(round) {
-                            // SAFETY: as `look` says.
+                            // SAFETY: as `execute` says.
                             unsafe { assert_eq!(put_off[(round - 1) % 2].get(), round - 1) };
                             wait(|| progress.are_settled(round));
                         }
