@@ -8,6 +8,7 @@
 //! | `gateway` | the threads: starting and ending |
 //! | `server`, `patience` | connections, bounded in number and in how long they may keep silent |
 //! | `routes` | which path is whose |
+//! | `rest` | what an answer has left unread of its request |
 //! | `call`, `arguments` | a call, its parameters from JSON |
 //! | `follow`, `changes`, `sent` | events and changes as server-sent events |
 //! | `rows` | a row of a table |
@@ -35,6 +36,7 @@ mod openapi;
 mod patience;
 mod plan;
 mod refusal;
+mod rest;
 mod routes;
 mod rows;
 mod sent;

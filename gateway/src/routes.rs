@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use axum::Router;
 use tidemill_core::error::nearest;
@@ -11,7 +12,7 @@ use tidemill_core::Error;
 
 use crate::face::Face;
 use crate::refusal::Refusal;
-use crate::{call, changes, follow, health, openapi, rows};
+use crate::{call, changes, follow, health, openapi, rest, rows};
 
 const PATHS: [&str; 7] = [
     "/call/{procedure}",
@@ -36,6 +37,7 @@ pub(crate) fn of(face: Arc<Face>) -> Router {
         .route(metrics, get(health::metrics))
         .method_not_allowed_fallback(other_method)
         .fallback(nothing)
+        .layer(from_fn_with_state(face.clone(), rest::pass))
         .with_state(face)
 }
 

@@ -291,6 +291,58 @@ fn there_is_room_for_so_many() {
     app.stop();
 }
 
+/// Who is refused before the body has been read asks on, on the same connection, or is told that it is
+/// closed.
+#[test]
+fn an_early_refusal_leaves_the_connection_or_says_so() {
+    let app =
+        App::start(Settings { http_idle_us: 300_000, http_body_bytes_max: 1000, ..settings() });
+    let head = |headers: &str| {
+        format!("POST /call/add HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").into_bytes()
+    };
+    let answer = |connection: &mut dyn Connection| {
+        let mut answer = Vec::new();
+        let mut buffer = [0; 1 << 10];
+        while !answer.ends_with(b"}") {
+            match connection.read(&mut buffer).unwrap() {
+                0 => break,
+                read => answer.extend_from_slice(&buffer[..read]),
+            }
+        }
+        String::from_utf8(answer).unwrap().to_lowercase()
+    };
+    for (headers, body) in [
+        ("Content-Length: 9\r\n", "{\"id\": 1}"),
+        ("Transfer-Encoding: chunked\r\n", "9\r\n{\"id\": 1}\r\n0\r\n\r\n"),
+    ] {
+        let mut connection = app.connect();
+        for _ in 0..2 {
+            // Its body is on the way when it is refused for want of a content type.
+            connection.write_all(&head(headers)).unwrap();
+            Env::real().clock.sleep_us(50_000);
+            connection.write_all(body.as_bytes()).unwrap();
+            let answer = answer(&mut *connection);
+            assert!(answer.starts_with("http/1.1 415"), "{answer}");
+            assert!(!answer.contains("connection: close"), "{answer}");
+        }
+    }
+    for headers in [
+        "Content-Length: 9\r\n",
+        "Content-Length: 9\r\nExpect: 100-continue\r\n",
+        "Content-Length: 1001\r\n",
+        "Transfer-Encoding: chunked\r\n",
+    ] {
+        // A body that never comes, or is too long to be read for nothing.
+        let mut connection = app.connect();
+        connection.write_all(&head(headers)).unwrap();
+        let answer = answer(&mut *connection);
+        assert!(answer.starts_with("http/1.1 415"), "{headers}: {answer}");
+        assert!(answer.contains("connection: close"), "{headers}: {answer}");
+        assert_eq!(connection.read(&mut [0; 10]).unwrap(), 0);
+    }
+    app.stop();
+}
+
 /// Nothing that comes ends anything, or holds it up for ever.
 #[test]
 fn garbage_and_silence_harm_nobody() {
