@@ -13,10 +13,7 @@ pub(super) fn order(pool: &dyn Pool, runs: &[Run], lanes: &[Lane]) -> Vec<Ranked
     if one_each && runs.iter().all(|r| r.admitted.is_none()) {
         match &chains(runs, lanes)[..] {
             [] => Vec::new(),
-            [only] => {
-                let all = only.iter().flat_map(|l| ranked(*l, &runs[lanes[*l].run as usize]));
-                all.collect()
-            }
+            [only] => one_behind_the_other(runs, lanes, only),
             [a, b] => merge_two(pool, runs, lanes, a, b),
             _ => sort(runs, lanes),
         }
@@ -28,6 +25,15 @@ pub(super) fn order(pool: &dyn Pool, runs: &[Run], lanes: &[Lane]) -> Vec<Ranked
 /// The events of a lane, in order.
 fn ranked(lane: usize, run: &Run) -> impl Iterator<Item = Ranked> {
     (0..run.times.len() as u32).map(move |row| Ranked { lane: lane as u32, row })
+}
+
+/// The events of lanes, one lane behind the other.
+fn one_behind_the_other(runs: &[Run], lanes: &[Lane], chain: &[usize]) -> Vec<Ranked> {
+    let run = |lane: usize| &runs[lanes[lane].run as usize];
+    let mut order = Vec::with_capacity(chain.iter().map(|lane| run(*lane).times.len()).sum());
+    // Lane by lane, whose numbers of events are known: many are written at a time.
+    chain.iter().for_each(|lane| order.extend(ranked(*lane, run(*lane))));
+    order
 }
 
 /// Lanes put one behind the other where all events of the one come before all of the other: what

@@ -91,6 +91,36 @@ fn who_looks_by_parts_finds_what_is_out_of_order() {
     }
 }
 
+/// Also of equal times, whose rows decide, and of times as far from each other as can be.
+#[test]
+fn a_run_is_in_order_where_each_pair_is() {
+    let mut dice = 5u64;
+    let mut roll = |below: u64| {
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (dice >> 33) % below
+    };
+    let mut found = [0, 0];
+    for len in (0..40).chain(250..264).chain(508..520).cycle().take(2_000) {
+        let spread = 1 + roll(3 * len + 2);
+        let far = [i64::MIN, -1, 0, i64::MAX - spread as i64][roll(4) as usize];
+        let mut times: Vec<i64> = (0..len).map(|_| far + roll(spread) as i64).collect();
+        times.sort_unstable();
+        if roll(4) == 0 {
+            times.extend([i64::MIN, i64::MAX, 0].iter().take(roll(4) as usize));
+        }
+        let mut run = run(0, 0, times);
+        if len > 1 && roll(2) == 0 {
+            let at = roll(len - 1) as usize;
+            run.offsets.swap(at, at + 1);
+        }
+        let stamps: Vec<_> = (0..run.times.len()).map(|row| run.stamp(row)).collect();
+        let is_in_order = stamps.windows(2).all(|pair| pair[0] < pair[1]);
+        assert_eq!(run.is_in_order(), is_in_order, "{:?} {:?}", run.times, run.offsets);
+        found[usize::from(is_in_order)] += 1;
+    }
+    assert!(found.iter().all(|found| *found > 300), "{found:?}");
+}
+
 /// Two handlers on one stream and one on another, of which one has a run that is late: sections follow one
 /// another, and divide no event.
 #[test]
