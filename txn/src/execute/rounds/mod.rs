@@ -11,7 +11,7 @@
 //! snapshots and nothing is tried again, because who uses what is known before.
 //!
 //! There is no plan, and nothing is handed over but a list of marks and three counts a round. What it
-//! costs is a hash and two bits for each row, so it pays where transactions are cheap, as long as few of them meet.
+//! costs is a hash and three bits for each row, so it pays where transactions are cheap, as long as few of them meet.
 
 mod concat;
 mod progress;
@@ -33,7 +33,7 @@ use crate::order::Epoch;
 
 /// Transactions of a share, at least and at most, on average.
 const SHARE_MIN: usize = 32;
-const SHARE_MAX: usize = 512;
+const SHARE_MAX: usize = 1024;
 
 /// Shares become longer when so few of an epoch's transactions were put off, and shorter when more than so many.
 const PUT_OFF: (f64, f64) = (0.02, 0.05);
