@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tidemill_core::{Batch, StreamId, Value};
 use tidemill_table::{Layout, Table};
 
+use super::closure::RowBits;
 use super::lane::{Lane, Wants, WordColumns};
 use super::native::{self, NativeCode};
 use super::output::OutputBuilder;
@@ -43,11 +44,13 @@ impl Code {
             Code::Words(code) => Some(Wants {
                 columns: code.columns.iter().map(|(c, _)| usize::from(*c)).collect(),
                 keys: code.rows.iter().map(|r| (r.table, r.key)).collect(),
+                written: RowBits::from(code.written),
                 places: !code.asks,
             }),
             Code::Native(code, _) => Some(Wants {
                 columns: (0..columns).collect(),
                 keys: code.rows.iter().map(|r| (r.table, r.key)).collect(),
+                written: code.written,
                 places: true,
             }),
             Code::General => None,

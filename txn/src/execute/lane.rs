@@ -79,6 +79,8 @@ pub(crate) struct Wants {
     pub(crate) columns: Vec<usize>,
     /// Per row: its table and where its key comes from.
     pub(crate) keys: Vec<(usize, KeyFrom)>,
+    /// A bit for each row that may be written.
+    pub(crate) written: RowBits,
     /// Whether it may work on rows that are not there.
     pub(crate) places: bool,
 }
@@ -91,12 +93,17 @@ pub(crate) struct RowSource {
     /// The open table, as of the last [`Lane::attach`].
     table: *mut Opened<'static>,
     number: usize,
+    is_written: bool,
 }
 
 impl RowSource {
     /// Of rows that are in no table.
-    const NONE: RowSource =
-        RowSource { keys: std::ptr::null(), table: std::ptr::null_mut(), number: usize::MAX };
+    const NONE: RowSource = RowSource {
+        keys: std::ptr::null(),
+        table: std::ptr::null_mut(),
+        number: usize::MAX,
+        is_written: true,
+    };
 }
 
 /// What one transaction on copies of rows works on, and what it came to.
@@ -187,7 +194,7 @@ impl<'a> Lane<'a> {
             assert_eq!(words.len(), batch.len(), "a column has a word for each event");
             found.push(words);
         }
-        for (number, key) in &wants.keys {
+        for (of, (number, key)) in wants.keys.iter().enumerate() {
             let keys = match key {
                 KeyFrom::Const(word) => {
                     lane.constants.push(vec![*word; batch.len()]);
@@ -202,7 +209,9 @@ impl<'a> Lane<'a> {
                     None => return lane,
                 },
             };
-            lane.sources.push(RowSource { keys, table: std::ptr::null_mut(), number: *number });
+            let (table, number, is_written) =
+                (std::ptr::null_mut(), *number, wants.written >> of & 1 == 1);
+            lane.sources.push(RowSource { keys, table, number, is_written });
         }
         lane.ahead.extend(&found);
         lane.ahead.sort_unstable_by_key(|words| words.as_ptr());
@@ -349,12 +358,15 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Asks for the rows of these events, to be written.
+    /// Asks for the rows of these events, those that are written to be written.
     pub(crate) fn ask_for_rows(&self, events: std::ops::Range<usize>) {
         for (of, source) in self.sources.iter().enumerate() {
             // SAFETY: the lane is attached to open tables.
             let table = unsafe { &*source.table };
-            self.homes_of(of, events.clone(), |home, _| table.prefetch_to_write(home));
+            self.homes_of(of, events.clone(), |home, _| match source.is_written {
+                true => table.prefetch_to_write(home),
+                false => table.prefetch(home),
+            });
         }
     }
 
@@ -407,7 +419,8 @@ impl<'a> Lane<'a> {
                 for (home, key) in homes.iter_mut().zip(keys) {
                     *home = table.home(*key);
                     if prefetch {
-                        match self.shared {
+                        // What is only read stays in all caches.
+                        match self.shared && source.is_written {
                             true => table.prefetch_to_write(*home),
                             false => table.prefetch(*home),
                         }
