@@ -41,13 +41,17 @@ fn run(stream: u16, source: u32, times: Vec<i64>) -> Run {
     }
 }
 
+/// Numbers below what is asked for, at random.
+fn dice(mut state: u64) -> impl FnMut(u64) -> u64 {
+    move |below| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % below
+    }
+}
+
 #[test]
 fn two_runs_are_merged_as_they_are_sorted() {
-    let mut dice = 7u64;
-    let mut roll = |below: u64| {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (dice >> 33) % below
-    };
+    let mut roll = dice(7);
     for round in 0..400 {
         let few = if round % 2 == 0 { roll(90) } else { roll(200) };
         let spread = [30, 100_000][round % 2];
@@ -94,11 +98,7 @@ fn who_looks_by_parts_finds_what_is_out_of_order() {
 /// Also of equal times, whose rows decide, and of times as far from each other as can be.
 #[test]
 fn a_run_is_in_order_where_each_pair_is() {
-    let mut dice = 5u64;
-    let mut roll = |below: u64| {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (dice >> 33) % below
-    };
+    let mut roll = dice(5);
     let mut found = [0, 0];
     for len in (0..40).chain(250..264).chain(508..520).cycle().take(2_000) {
         let spread = 1 + roll(3 * len + 2);
