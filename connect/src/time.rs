@@ -189,6 +189,7 @@ fn offset(mut rest: &[u8]) -> Option<i64> {
     let minutes = if rest.is_empty() {
         0
     } else {
+        // The colon may be left out.
         let _ = skip(&mut rest, b':');
         two(&mut rest)?
     };

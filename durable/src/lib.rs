@@ -173,6 +173,7 @@ pub mod contract {
             for each in 0..8u8 {
                 let send = send.clone();
                 let then = Box::new(move |is_put| {
+                    // Whoever waits for all of them has not gone.
                     let _ = send.send((each, is_put));
                 });
                 store.put(name.clone(), vec![each; 100], then);

@@ -113,6 +113,7 @@ fn failed(error: Error) -> From {
         lines.push_back(String::from_utf8_lossy(bytes).trim_end().to_owned());
         Ok(())
     };
+    // It goes into memory.
     let _ = Reply::new(&mut put, "unknown").close(Err(error.into()));
     From::Made(lines)
 }

@@ -376,6 +376,7 @@ impl Driver {
             |index: &usize| self.program.timers.iter().any(|timer| timer.stream == stream(*index));
         let asks = (0..self.sources.len()).filter(|index| !self.answers.contains(&stream(*index)));
         if !self.answers.is_empty() && asks.clone().all(|index| self.sources[index].ended) {
+            // The first epoch at which all had been asked counts.
             let _ = self.shared.asked_all.compare_exchange(
                 0,
                 sequenced.cut.epoch,

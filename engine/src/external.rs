@@ -68,6 +68,7 @@ pub(crate) fn ask(
 ) -> Option<Vec<Value>> {
     let said = catch_unwind(AssertUnwindSafe(|| outside.call(asked, gives_up))).ok()?;
     let row = std::iter::once(key.clone()).chain(said).zip(&answers.columns);
+    // What no column takes is no answer.
     let row: Vec<Value> =
         row.map(|(value, column)| rules::store(&value, column).ok()).collect::<Option<_>>()?;
     (row.len() == answers.len()).then_some(row)

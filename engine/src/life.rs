@@ -25,6 +25,7 @@ struct ToFile(Mutex<Box<dyn Write + Send>>);
 
 impl LifeSink for ToFile {
     fn line(&self, line: &str) {
+        // As above: it is let go.
         let _ = self.0.lock().write_all(format!("{line}\n").as_bytes());
     }
 }

@@ -30,7 +30,7 @@ pub use clock::{Clock, RealClock};
 pub use disk::{Disk, Lock, Meta, ReadFile, RealDisk, WriteFile};
 pub use net::{Addr, Connection, Listener, Net, RealNet};
 pub use random::{Random, RealRandom};
-pub use threads::{Handle, RealThreads, Threads};
+pub use threads::{panic_message, Handle, RealThreads, Threads};
 
 /// What every implementation of a door promises, as checks that panic where a promise is broken.
 ///

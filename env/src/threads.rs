@@ -86,7 +86,7 @@ impl Threads for RealThreads {
             ));
         }
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
-        let wait = move || thread.join().map_err(|panic| message(&*panic));
+        let wait = move || thread.join().map_err(|panic| panic_message(&*panic));
         Ok(Handle::new(name, Box::new(wait)))
     }
 
@@ -106,7 +106,7 @@ impl Threads for RealThreads {
 }
 
 /// What a panic says: nearly always a string of either kind.
-fn message(panic: &(dyn Any + Send)) -> String {
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     if let Some(text) = panic.downcast_ref::<&str>() {
         (*text).to_owned()
     } else if let Some(text) = panic.downcast_ref::<String>() {

@@ -244,6 +244,7 @@ fn typed(column: &Column) -> Value {
     if let Some(default) = &column.default {
         let mut text = Vec::new();
         values::write(default, &mut text);
+        // What is written there is JSON.
         schema["default"] = serde_json::from_slice(&text).unwrap_or(Value::Null);
     }
     schema

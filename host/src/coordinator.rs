@@ -122,6 +122,7 @@ impl CoordinatorProcess {
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(COORDINATOR), told.clone())?;
         let mesh = Arc::new(mesh);
+        // Nobody else sets it.
         let _ = told.mesh.set(Arc::downgrade(&mesh));
         let doors = Doors::new(env, &mesh, shared, inbox, &settings.cluster, None);
         let own = told.clone();
@@ -137,7 +138,7 @@ impl CoordinatorProcess {
                 (status.epoch.max(found.epoch), status.snapshot.max(found.snapshot));
             status.late_event = machine.late_event().cloned();
             status.is_whole = why.is_none() && status.ended.is_none();
-            status.ended.get_or_insert_with(|| why.unwrap_or(ENDED).into());
+            status.ended.get_or_insert_with(|| why.unwrap_or_else(|| ENDED.into()));
             drop(status);
             own.end.notify_all();
             doors.inbox.close();
@@ -188,6 +189,7 @@ impl Drop for CoordinatorProcess {
     fn drop(&mut self) {
         self.told.inbox.close();
         if let Some(thread) = self.thread.lock().take() {
+            // A panic has been told as the reason of its end.
             let _ = thread.join();
         }
     }

@@ -1,6 +1,7 @@
 //! Hands a machine what happens, and does what it wants done.
 
 use std::collections::BTreeMap;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use tidemill_cluster::{
     Address, Coordinator, Effect, Input, Manifest, Packet, Record, Token, Topic, Worker,
 };
 use tidemill_durable::Trouble;
-use tidemill_env::Env;
+use tidemill_env::{panic_message, Env};
 use tidemill_mesh::{Lane, Mesh, Peer};
 
 use crate::inbox::Inbox;
@@ -116,8 +117,26 @@ impl Doors {
     }
 }
 
-/// Drives a machine until its inbox is closed or it has ended as it was to (`None`), or it stops, saying why.
+/// Drives a machine until its inbox is closed or it has ended as it was to (`None`), or it stops, saying why. A panic is
+/// such a reason: whoever waits for the end of the process hears of it.
 pub(crate) fn drive<M: Machine>(
+    machine: &mut M,
+    doors: &Doors,
+    tick_us: u64,
+    watcher: &mut impl FnMut(&mut M, Seen<'_>),
+) -> Option<String> {
+    // Nothing is done with the machine after a panic but to ask it how far it had come.
+    let run = AssertUnwindSafe(|| run(machine, doors, tick_us, watcher));
+    match catch_unwind(run) {
+        Ok(why) => why.map(str::to_owned),
+        Err(panic) => Some(format!(
+            "it failed unexpectedly: {} (this is a bug in Tidemill)",
+            panic_message(&*panic)
+        )),
+    }
+}
+
+fn run<M: Machine>(
     machine: &mut M,
     doors: &Doors,
     tick_us: u64,

@@ -87,6 +87,7 @@ impl WorkerProcess {
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(me), told.clone())?;
         let mesh = Arc::new(mesh);
+        // Nobody else sets it.
         let _ = told.mesh.set(Arc::downgrade(&mesh));
         let remote = || -> Arc<dyn Log> {
             let remote = || Arc::new(RemoteLog::new(Arc::downgrade(&mesh)));
@@ -121,7 +122,7 @@ impl WorkerProcess {
                     }
                 }
             });
-            own.ended(why.map_or(Ended::Stopped, |why| Ended::Failed(why.into())));
+            own.ended(why.map_or(Ended::Stopped, Ended::Failed));
         };
         let failed = |e| Error::io("starting a thread", &e);
         let executes = env.threads.spawn("worker", Box::new(body)).map_err(failed)?;
@@ -167,6 +168,7 @@ impl WorkerProcess {
         }
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
+            // A panic of the machine has been told as the reason of its end.
             let _ = thread.join();
         }
     }

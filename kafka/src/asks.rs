@@ -95,6 +95,7 @@ impl Asker {
     }
 
     fn tell(&self, ends: Ends) {
+        // There is room for an answer to each question; whoever has asked and has gone wants none.
         let _ = self.answers.try_send(ends);
         self.core.wake();
     }

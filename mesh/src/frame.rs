@@ -39,6 +39,7 @@ impl Packer {
             return None;
         }
         if self.0.is_none() {
+            // Without one the message goes unpacked.
             self.0 = zstd::bulk::Compressor::new(LEVEL).ok();
         }
         self.0.as_mut()?.compress(message).ok()

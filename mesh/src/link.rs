@@ -71,6 +71,7 @@ impl Link {
         let (read, end) = (connection.try_clone()?, connection.try_clone()?);
         let mut connected = self.connection.lock();
         if connected.is_closed {
+            // It may have ended by itself.
             let _ = end.shutdown(Shutdown::Both);
             return Err(std::io::ErrorKind::NotConnected.into());
         }

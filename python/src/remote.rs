@@ -390,6 +390,7 @@ pub fn app_functions(
     }
     let own = OnceLock::new();
     let begins = Arc::new(PyFunctions { functions, shapes: Arc::new(shapes), own });
+    // Nobody else sets it.
     let _ = begins.own.set(Arc::downgrade(&begins));
     let functions = AppFunctions::new(&spec, begins).map_err(|error| raised(py, &error))?;
     Ok((spec, functions))

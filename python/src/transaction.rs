@@ -218,6 +218,7 @@ impl NativeTx {
         if !Arc::ptr_eq(&rows.shapes, shapes) {
             rows.shapes = shapes.clone();
         }
+        // One program is behind an object for as long as it lives, so those that are there are these.
         let _ = self.shapes.set(shapes.clone());
     }
 

@@ -190,11 +190,13 @@ def test_a_function_that_raises_is_called_again_and_then_the_event_says_so() -> 
                 return {"payed": True}
             case 4:
                 return "yes"
+            case 6:
+                return {"note": "x"}
         return {"paid": True, "note": "x"}
 
     app, orders, placed, _ = shop(charge, retries=1)
     with app.start() as mill:
-        mill.send(placed, [dict(item=n, cents=1) for n in range(6)])
+        mill.send(placed, [dict(item=n, cents=1) for n in range(7)])
         mill.finish()
         states = {row["item"]: row["state"] for row in mill.table(orders).rows()}
     assert (calls.count(0), calls.count(1)) == (2, 2)
@@ -203,6 +205,7 @@ def test_a_function_that_raises_is_called_again_and_then_the_event_says_so() -> 
     assert "can't be stored in column 'paid'" in states[2]
     assert "'payed', which is not in out=" in states[3]
     assert "it returned str, not a dict" in states[4]
+    assert "it returned no 'paid', which is in out= and not optional" in states[6]
 
 
 def test_what_was_not_answered_is_asked_again_after_a_restart(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ class Outside:
     def __init__(self, external: External) -> None:
         self.external = external
         self.names = external.outbox.schema.names[1:]
+        self._needed = [c.name for c in external.said.columns if not c.nullable]
 
     def __call__(self, row: tuple[object, ...], gives_up: Callable[[], bool]) -> tuple[object, ...]:
         """Calls it, and again when it raises, until ``gives_up``."""
@@ -101,6 +102,7 @@ class Outside:
                     said = asyncio.run(said)
                 return (*self._columns(said), None)
             except Exception as error:
+                # What went wrong last is the answer, when no try is left.
                 what = f"{type(error).__name__}: {error}"
             until = time.monotonic() + wait * random.uniform(0.5, 1.0)
             wait = min(wait * 2, longest)
@@ -117,4 +119,7 @@ class Outside:
         for name in said:
             if name not in self.external.said.index:
                 raise TypeError(f"it returned '{name}', which is not in out=")
+        for column in self._needed:
+            if said.get(column) is None:
+                raise TypeError(f"it returned no '{column}', which is in out= and not optional")
         return tuple(said.get(column.name) for column in columns)

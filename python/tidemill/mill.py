@@ -318,6 +318,7 @@ def _interruptible(work: Callable[[], Result]) -> Result:
         try:
             done.append(work())
         except BaseException as error:
+            # Raised where it is waited for.
             failed.append(error)
 
     thread = threading.Thread(target=run, name="tidemill-wait", daemon=True)

@@ -205,6 +205,7 @@ class Tx:
             except Overdue:
                 raise
             except BaseException as error:
+                # It is an answer too, and raised where it was asked for.
                 return b"-" + described(error).encode()
             finally:
                 local.transaction = outer

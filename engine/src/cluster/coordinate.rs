@@ -262,7 +262,7 @@ impl Cluster {
         let mut status = self.coordinator.status();
         let waits = self.sinks.troubles().into_iter().map(|what| (COORDINATOR, what));
         status.troubles.extend(waits);
-        if let Some(error) = self.sinks.failed() {
+        if let Some(error) = self.sinks.failed().or_else(|| self.timers.failed()) {
             status.ended.get_or_insert(error.to_string());
         }
         if let Some(late) = status.late_event.as_ref().filter(|_| status.ended.is_some()) {

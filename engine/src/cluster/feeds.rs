@@ -27,6 +27,7 @@ use tidemill_env::{Env, Handle};
 use self::feed::Feed;
 pub(super) use self::marks::forget;
 use self::marks::Marks;
+use super::caught::caught;
 use crate::functions::AppFunctions;
 use crate::spec::{AppSpec, SourceDecl};
 
@@ -115,7 +116,16 @@ impl Feeds {
             return Ok(Feeds { first, shared, jobs: None, thread: Mutex::new(None) });
         }
         let (jobs, taken) = channel();
-        let run = move || reader.run(&taken);
+        let told = reader.shared.clone();
+        let run = move || {
+            let read = || {
+                reader.run(&taken);
+                Ok(())
+            };
+            if let Err(error) = caught("files", read) {
+                told.failed.lock().get_or_insert(error);
+            }
+        };
         let thread = env.threads.spawn("cluster-feeds", Box::new(run));
         let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
         Ok(Feeds { first, shared, jobs: Some(jobs), thread: Mutex::new(Some(thread)) })
@@ -148,6 +158,7 @@ impl Drop for Feeds {
         self.shared.is_over.store(true, Ordering::Release);
         self.jobs = None;
         if let Some(thread) = self.thread.lock().take() {
+            // It has told why it ended, a panic too.
             let _ = thread.join();
         }
     }
@@ -237,7 +248,9 @@ impl Reader {
                 let has_gone_on = self.feeds[feed].trim(below);
                 let written = if has_gone_on { self.write_marks() } else { Ok(()) };
                 // Who reads next hears of it.
-                let _ = written.map_err(|error| self.fails(error));
+                if let Err(error) = written {
+                    self.fails(error);
+                }
                 return None;
             }
             Job::Read { feed, from, limit, until_ns, then } => (feed, from, limit, until_ns, then),

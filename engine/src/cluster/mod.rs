@@ -15,9 +15,11 @@
 //! | `outboxes` | work outside, which workers have done |
 //! | `cuts` | that the cuts which were made are there |
 //! | `ask` | asking the log and the store, and waiting |
+//! | `caught` | a thread that panics, told as an error |
 //! | `upgrade` | of which program the state is, and going on with another version |
 
 mod ask;
+mod caught;
 mod coordinate;
 mod cuts;
 mod doors;

@@ -23,6 +23,7 @@ use tidemill_kafka::stream::{open_sink, RowIds};
 use tidemill_txn::Program;
 
 use super::ask::answer;
+use super::caught::caught;
 use crate::internal::SinkFacts;
 use crate::spec::{AppSpec, SinkDecl, Target};
 
@@ -65,6 +66,7 @@ impl Note {
     }
 
     fn run(&self) -> u128 {
+        // Written by `note` below, as hexadecimal digits; what stands in a manifest is checked as a whole.
         u128::from_str_radix(&self.run, 16).unwrap_or_default()
     }
 
@@ -389,7 +391,7 @@ impl Sinks {
         }
         let (env, coordinator, own) = (ways.env.clone(), coordinator.clone(), told.clone());
         let run = move || {
-            let done = run(&ways, &program, &coordinator, &*log, &own);
+            let done = caught("sinks", || run(&ways, &program, &coordinator, &*log, &own));
             *own.failed.lock() = done.err();
             own.has_ended.store(true, Ordering::Release);
         };
@@ -444,6 +446,7 @@ impl Drop for Sinks {
         self.told.gives_up.store(true, Ordering::Release);
         self.troubles.give_up();
         if let Some(thread) = self.thread.lock().take() {
+            // It has told why it ended, a panic too.
             let _ = thread.join();
         }
     }

@@ -15,6 +15,7 @@ use tidemill_env::{Env, Handle};
 use tidemill_function::{Call, Functions as _};
 use tidemill_host::{Answer, Desk, Placed};
 
+use super::caught::caught;
 use crate::functions::AppFunctions;
 use crate::timers::next;
 
@@ -40,6 +41,7 @@ struct State {
     /// What is under way is not waited for.
     is_over: AtomicBool,
     has_ended: AtomicBool,
+    failed: Mutex<Option<Error>>,
 }
 
 /// One timer.
@@ -76,10 +78,22 @@ impl Timers {
         }
         let (desk, functions) = (desk.clone(), functions.clone());
         let clockwork = Clockwork { env: env.clone(), desk, functions, state: state.clone() };
-        let run = move || clockwork.run(timers);
+        let run = move || {
+            let fire = || {
+                clockwork.run(timers);
+                Ok(())
+            };
+            *clockwork.state.failed.lock() = caught("timers", fire).err();
+            clockwork.state.has_ended.store(true, Ordering::Release);
+        };
         let thread = env.threads.spawn("tidemill-timers", Box::new(run));
         let thread = thread.map_err(|e| Error::io("starting the thread of timers", &e))?;
         Ok(Timers { env, state, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Why nothing fires any more, where that was not asked for.
+    pub fn failed(&self) -> Option<Error> {
+        self.state.failed.lock().clone()
     }
 
     /// Lets nothing fire any more, and waits for what is under way, but not for ever.
@@ -98,7 +112,7 @@ impl Drop for Timers {
         self.state.is_ending.store(true, Ordering::Release);
         self.state.is_over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.get_mut().take() {
-            // One that panicked has said so.
+            // It has told why it ended, a panic too.
             let _ = thread.join();
         }
     }
@@ -118,7 +132,6 @@ impl Clockwork {
             let left_us = due_us.saturating_sub(self.env.clock.now_us());
             self.env.clock.sleep_us(u64::try_from(left_us).unwrap_or(0).clamp(1, SLEEP_US));
         }
-        self.state.has_ended.store(true, Ordering::Release);
     }
 
     /// The transactions of a firing, all or none of them, in the order of their handlers.

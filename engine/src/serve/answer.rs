@@ -38,6 +38,7 @@ pub(super) fn serve(view: &View, connection: Box<dyn Connection>, stopping: &Ato
             Ok(Some(request)) => request,
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                 let what = format!("a request has at most {REQUEST_BYTES_MAX} bytes");
+                // Whoever has gone reads no refusal.
                 let _ = reply.close(Err(Error::input(what).into()));
                 return;
             }

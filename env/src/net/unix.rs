@@ -197,6 +197,7 @@ mod here {
         fn drop(&mut self) {
             let ours = |meta: &fs::Metadata| (meta.dev(), meta.ino()) == self.file;
             if fs::symlink_metadata(&self.path).is_ok_and(|meta| ours(&meta)) {
+                // One that stays is taken over by the next listener.
                 let _ = fs::remove_file(&self.path);
             }
         }

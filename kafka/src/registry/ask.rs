@@ -98,6 +98,7 @@ impl Client {
                 away(format!("answers otherwise than a registry does: {}", words(&body)))
             });
         }
+        // Whoever answers in another form is quoted as it is.
         let said: Option<Said> = serde_json::from_str(&body).ok();
         let words = said.as_ref().map_or_else(|| words(&body), |said| words(&said.message));
         Err(match (status, said) {

@@ -89,6 +89,7 @@ impl Fetcher {
 impl Drop for Fetcher {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
+        // It is rung already when it is full.
         let _ = self.shared.bell.try_send(());
         self.shared.troubles.clear(&self.shared.who);
     }
@@ -133,6 +134,7 @@ impl Shared {
         let (mut again_us, mut last) = (AGAIN_US.0, 0);
         while !self.is_over() {
             let Some(id) = self.next(last) else {
+                // A nap: whether the bell woke it or the time makes no difference.
                 let _ = rung.recv_timeout(Duration::from_micros(NAP_US));
                 continue;
             };

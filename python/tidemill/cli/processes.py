@@ -224,6 +224,7 @@ class _Here:
         try:
             self.found = offer()
         except BaseException as error:
+            # Raised where its end is asked for.
             self.error = error
 
     def ended(self) -> dict[str, Any] | None:

@@ -74,6 +74,7 @@ pub(crate) fn key_of(
 ) -> Option<SmallVec<[Value; 2]>> {
     let Body::Declared(declared) = &program.handlers[handler].body else { return None };
     let spec = &program.tables[row.table.index()];
+    // A key that can't be computed aborts when its turn comes, with the reason.
     let value = |id: &ExprId| key_value(evaluate(&declared.exprs, *id, event).ok()?, spec).ok();
     row.key.iter().map(value).collect()
 }

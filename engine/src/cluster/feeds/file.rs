@@ -132,6 +132,7 @@ impl File {
             if !self.look(mark.given as usize)? {
                 return Ok(false);
             }
+            // The caller has had these records already.
             let _ = self.give();
         }
         Ok(true)
