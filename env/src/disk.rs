@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use crate::clock::system_time_us;
+use crate::forks::Held;
 
 /// Files and directories.
 ///
@@ -216,7 +217,7 @@ impl Disk for RealDisk {
     fn try_lock(&self, path: &Path) -> io::Result<Option<Box<dyn Lock>>> {
         let file = open_whole(path)?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Box::new(RealLock(file)))),
+            Ok(()) => Ok(Some(Box::new(RealLock { _held: Held::new(&file), _file: file }))),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(e)) => Err(e),
         }
@@ -287,7 +288,11 @@ fn open_whole(path: &Path) -> io::Result<File> {
 }
 
 /// Closing the file gives the lock back, and so does the end of the process.
-struct RealLock(#[expect(dead_code, reason = "held open")] File);
+struct RealLock {
+    // Let go before the file is closed.
+    _held: Held,
+    _file: File,
+}
 
 impl Lock for RealLock {}
 

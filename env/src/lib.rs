@@ -19,6 +19,7 @@
 
 mod clock;
 mod disk;
+pub mod forks;
 mod net;
 mod random;
 mod threads;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc};
 use std::time::Duration;
 
+use crate::forks::Held;
 use crate::{Env, Handle};
 
 mod unix;
@@ -182,10 +183,11 @@ impl RealNet {
 impl Net for RealNet {
     fn listen(&self, addr: &Addr) -> io::Result<Box<dyn Listener>> {
         match addr {
-            Addr::Tcp(addr) => Ok(Box::new(RealListener {
-                socket: TcpListener::bind(addr)?,
-                closed: AtomicBool::new(false),
-            })),
+            Addr::Tcp(addr) => {
+                let socket = TcpListener::bind(addr)?;
+                let (_held, closed) = (Held::new(&socket), AtomicBool::new(false));
+                Ok(Box::new(RealListener { _held, socket, closed }))
+            }
             Addr::Unix(path) => unix::listen(path),
         }
     }
@@ -202,6 +204,8 @@ impl Net for RealNet {
 }
 
 struct RealListener {
+    // Let go before the socket is closed.
+    _held: Held,
     socket: TcpListener,
     closed: AtomicBool,
 }

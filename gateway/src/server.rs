@@ -10,6 +10,7 @@ use futures_util::future::{select, Either};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tidemill_env::forks::Held;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{watch, Semaphore};
@@ -32,6 +33,8 @@ pub(crate) async fn serve(
     face: Arc<Face>,
     closing: watch::Receiver<bool>,
 ) {
+    // Let go before the socket is closed: what is declared last goes first.
+    let _held = Held::new(&listener);
     let room = Arc::new(Semaphore::new(face.limits.connections));
     let mut closed = closing.clone();
     loop {
@@ -71,6 +74,7 @@ async fn connection(
 ) {
     // Replies are small, and somebody waits for each.
     let _ = stream.set_nodelay(true);
+    let _held = Held::new(&stream);
     match tls {
         None => talk(stream, routes, face, closing).await,
         Some(tls) => {

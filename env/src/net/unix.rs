@@ -31,6 +31,7 @@ mod here {
     use std::time::Duration;
 
     use super::super::{timed_out, Addr, Connection, Listener};
+    use crate::forks::Held;
 
     /// Bytes that every system takes as a path of a socket (macOS 103, Linux 107).
     const PATH_BYTES_MAX: usize = 103;
@@ -97,7 +98,8 @@ mod here {
         let _ = fs::remove_dir(&private);
         let (socket, file) = bound?;
         let path = path.to_path_buf();
-        Ok(Box::new(RealListener { socket, path, file, closed: AtomicBool::new(false) }))
+        let closed = AtomicBool::new(false);
+        Ok(Box::new(RealListener { _held: Held::new(&socket), socket, path, file, closed }))
     }
 
     /// A new directory beside the socket, for its owner only.
@@ -132,7 +134,7 @@ mod here {
         std::thread::Builder::new().name("connect".to_owned()).spawn(body)?;
         let connected = receive.recv_timeout(timeout);
         match connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))? {
-            Ok(socket) => Ok(Box::new(RealConnection { socket, near: PathBuf::new(), far: of })),
+            Ok(socket) => Ok(Box::new(RealConnection::new(socket, PathBuf::new(), of))),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 Err(io::Error::new(io::ErrorKind::ConnectionRefused, e))
             }
@@ -141,6 +143,8 @@ mod here {
     }
 
     struct RealListener {
+        // Let go before the socket is closed.
+        _held: Held,
         socket: UnixListener,
         path: PathBuf,
         /// Device and number of the file, so that nobody else's is removed.
@@ -173,7 +177,7 @@ mod here {
                 match accepted {
                     Ok((socket, _)) => {
                         let (near, far) = (self.path.clone(), PathBuf::new());
-                        let connection = RealConnection { socket, near, far: far.clone() };
+                        let connection = RealConnection::new(socket, near, far.clone());
                         return Ok((Box::new(connection), Addr::Unix(far)));
                     }
                     Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -204,9 +208,17 @@ mod here {
     }
 
     struct RealConnection {
+        // Let go before the socket is closed.
+        _held: Held,
         socket: UnixStream,
         near: PathBuf,
         far: PathBuf,
+    }
+
+    impl RealConnection {
+        fn new(socket: UnixStream, near: PathBuf, far: PathBuf) -> RealConnection {
+            RealConnection { _held: Held::new(&socket), socket, near, far }
+        }
     }
 
     impl Read for RealConnection {
@@ -231,7 +243,7 @@ mod here {
     impl Connection for RealConnection {
         fn try_clone(&self) -> io::Result<Box<dyn Connection>> {
             let (near, far) = (self.near.clone(), self.far.clone());
-            Ok(Box::new(RealConnection { socket: self.socket.try_clone()?, near, far }))
+            Ok(Box::new(RealConnection::new(self.socket.try_clone()?, near, far)))
         }
 
         fn shutdown(&self, how: Shutdown) -> io::Result<()> {
