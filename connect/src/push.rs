@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow_array::cast::AsArray;
 use arrow_array::Array;
@@ -25,6 +26,9 @@ impl Default for PushLimits {
         PushLimits { rows: 1 << 20, bytes: 64 << 20 }
     }
 }
+
+/// How long a sender waits before it looks again.
+const WAIT: Duration = Duration::from_secs(1);
 
 /// Makes a source and the handle that feeds it.
 ///
@@ -95,20 +99,13 @@ impl PushHandle {
     /// # Errors
     /// When the batch is not of the stream's schema, and when nobody reads any more.
     pub fn send(&self, batch: Batch) -> Result<u64> {
-        self.fits(&batch)?;
-        let mut state = self.shared.state.lock();
+        let mut batch = batch;
         loop {
-            self.open(&state)?;
-            if self.has_room(&state, &batch) {
-                break;
+            match self.send_within(batch, WAIT)? {
+                TrySend::Sent(sent) => return Ok(sent),
+                TrySend::Full(back) => batch = back,
             }
-            self.shared.room.wait(&mut state);
         }
-        let waker = put(&mut state, batch);
-        let sent = state.sent;
-        drop(state);
-        wake(waker);
-        Ok(sent)
     }
 
     /// Sends rows if there is room.
@@ -116,11 +113,24 @@ impl PushHandle {
     /// # Errors
     /// As [`send`](PushHandle::send).
     pub fn try_send(&self, batch: Batch) -> Result<TrySend> {
+        self.send_within(batch, Duration::ZERO)
+    }
+
+    /// Sends rows if there is room, or will be within this time.
+    ///
+    /// # Errors
+    /// As [`send`](PushHandle::send).
+    pub fn send_within(&self, batch: Batch, wait: Duration) -> Result<TrySend> {
         self.fits(&batch)?;
         let mut state = self.shared.state.lock();
         self.open(&state)?;
-        if !self.has_room(&state, &batch) {
-            return Ok(TrySend::Full(batch));
+        let mut may_wait = !wait.is_zero();
+        while !self.has_room(&state, &batch) {
+            if !may_wait {
+                return Ok(TrySend::Full(batch));
+            }
+            may_wait = !self.shared.room.wait_for(&mut state, wait).timed_out();
+            self.open(&state)?;
         }
         let waker = put(&mut state, batch);
         let sent = state.sent;

@@ -13,7 +13,7 @@ use tidemill_core::error::nearest;
 use tidemill_core::{Batch, Error, Result, Row, Schema, SourceId, StreamId, Value};
 use tidemill_txn::execute::Outcome;
 use tidemill_txn::order::Epoch;
-use tidemill_txn::program::{Handler, Program};
+use tidemill_txn::program::{Abort, Handler, Program, FAULT};
 
 use crate::requests::{self, Known, Request};
 use crate::view::{Pushed, View};
@@ -25,8 +25,36 @@ pub enum Reply {
     Returned(Option<Row>),
     /// It aborted, and why.
     Aborted(String),
+    /// Its function failed: what it raised, and the user's line, which clients are not told.
+    Faulted {
+        /// What it raised.
+        what: String,
+        /// Where.
+        at: Option<String>,
+    },
     /// It was not executed: its request id is that of another call.
     OtherRequest,
+}
+
+impl Reply {
+    /// Of a transaction that aborted.
+    pub(crate) fn of(abort: &Abort) -> Reply {
+        match abort.is_fault() {
+            true => {
+                let (what, at) = abort.parts();
+                Reply::Faulted { what: what.to_owned(), at: at.map(str::to_owned) }
+            }
+            false => Reply::Aborted(abort.reason.clone()),
+        }
+    }
+
+    /// Of one whose abort event has this reason.
+    pub(crate) fn told(reason: String) -> Reply {
+        match reason.strip_prefix(FAULT) {
+            Some(what) => Reply::Faulted { what: what.to_owned(), at: None },
+            None => Reply::Aborted(reason),
+        }
+    }
 }
 
 /// The call whose event stands there, and its reply.
@@ -198,7 +226,8 @@ fn of_stream(
     if replies.is_empty() {
         return replies;
     }
-    let handler = &program.handlers[handler];
+    let number = handler;
+    let handler = &program.handlers[number];
     let known = requests::answers(program);
     let output_schema = handler.output.map(|stream| &program.streams[stream.index()].spec.schema);
     for output in &outcome.outputs {
@@ -224,6 +253,11 @@ fn of_stream(
                 Some(Value::Str(reason)) if aborted => Reply::Aborted(reason.to_string()),
                 _ => Reply::Returned(Some(values)),
             };
+        }
+    }
+    for fault in outcome.faults.iter().filter(|f| f.is_direct && f.handler == number) {
+        if let Some(reply) = replies.get_mut(&fault.event) {
+            *reply = Reply::of(&fault.abort);
         }
     }
     replies

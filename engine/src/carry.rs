@@ -59,6 +59,7 @@ pub(crate) fn carry(
         counts,
         outlets,
         sinks,
+        reasons: internal.facts.reasons.clone(),
     };
     Ok((Internal { facts, parked, rings }, carry.found))
 }

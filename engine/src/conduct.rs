@@ -25,9 +25,10 @@ use crate::counts::Counts;
 use crate::deliver::{Done, Item};
 use crate::feed::{stopped, Places};
 use crate::internal::{Facts, Internal, SourceFacts};
+use crate::reasons::Reasons;
 use crate::records::Verdict;
 use crate::recover::Recorded;
-use crate::settings::{Recovery, Settings};
+use crate::settings::{OnFault, Recovery, Settings};
 use crate::shared::Shared;
 use crate::snapshots::Capture;
 use crate::stages::FailedList;
@@ -442,10 +443,12 @@ impl Driver {
                     all.outputs.extend(outcome.outputs);
                     all.unstable.extend(outcome.unstable);
                     all.overdue.extend(outcome.overdue);
+                    all.faults.extend(outcome.faults);
                     all.commands.extend(outcome.commands);
                     for (total, count) in all.counts.iter_mut().zip(outcome.counts) {
                         total.committed += count.committed;
                         total.aborted += count.aborted;
+                        total.faults += count.faults;
                     }
                     for (handler, hash) in outcome.written {
                         let sum = all.written.entry(handler).or_default();
@@ -525,6 +528,15 @@ impl Driver {
         let mut answers = aside;
         let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch, &mut answers)?;
         let ns = self.env.clock.monotonic_ns() - begun;
+        // What is executed again was told of, and answered for, the first time.
+        if recorded.is_none() && !outcome.faults.is_empty() {
+            crate::faults::tell(&shared.life, &self.program, &outcome.faults);
+            if self.settings.on_fault == OnFault::Stop {
+                if let Some(error) = crate::faults::stops(&self.program, &outcome.faults) {
+                    return Err(error);
+                }
+            }
+        }
         let noted = shared.followed.lock().note(&state.tables, self.settings.tail_rows);
         shared.recent.note(cut.epoch, epoch.order.len(), ns, self.executor.ran());
         state.executed(&cut, outcome.seq);
@@ -535,6 +547,7 @@ impl Driver {
         events.extend(crate::aside::late(&self.program, late));
         let (seq, written) = (outcome.seq, outcome.written.clone());
         let overdue = outcome.overdue.clone();
+        let faults = outcome.faults.clone();
         let is_strong = self.settings.recovery == Recovery::Strong && recorded.is_none();
         let commands = is_strong.then(|| put_commands(&outcome.commands));
         let told = epoch.answers.all();
@@ -569,6 +582,7 @@ impl Driver {
             counts,
             written,
             overdue,
+            faults,
             commands,
             told,
             places,
@@ -625,6 +639,7 @@ impl Driver {
             counts: self.counts.clone(),
             outlets: BTreeMap::new(),
             sinks: Vec::new(),
+            reasons: Reasons::default(),
         };
         let changed: Vec<_> = tables.iter_mut().map(Table::take_changes).collect();
         // Of versions only those are taken that are in no snapshot.

@@ -51,6 +51,7 @@ impl Counts {
         for (total, epoch) in self.handlers.iter_mut().zip(&outcome.counts) {
             total.committed += epoch.committed;
             total.aborted += epoch.aborted;
+            total.faults += epoch.faults;
         }
         for unstable in &outcome.unstable {
             let entry = self.unstable.entry(unstable.handler);

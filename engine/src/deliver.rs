@@ -14,7 +14,7 @@ use tidemill_connect::Place;
 use tidemill_core::{Batch, Cut, Error, Kind, Result, SourceId};
 use tidemill_env::Env;
 use tidemill_log::Log;
-use tidemill_txn::execute::Overdue;
+use tidemill_txn::execute::{Faulted, Overdue};
 use tidemill_txn::program::{Asked, Program};
 
 use crate::calls::Answer;
@@ -22,6 +22,7 @@ use crate::counts::Counts;
 use crate::followed::Noted;
 use crate::outlets::Outlets;
 use crate::patient::FULL_US;
+use crate::reasons::Reasons;
 use crate::records::{self, CutRecord};
 use crate::recover::{Logged, Recorded};
 use crate::report::LogReport;
@@ -56,6 +57,8 @@ pub(crate) struct Done {
     pub(crate) written: BTreeMap<usize, u64>,
     /// Calls of functions that took too long.
     pub(crate) overdue: Vec<Overdue>,
+    /// Transactions whose functions failed.
+    pub(crate) faults: Vec<Faulted>,
     /// All transactions, where recovery is strong.
     pub(crate) commands: Option<Vec<u8>>,
     /// What transactions were told from outside.
@@ -105,6 +108,8 @@ pub(crate) struct Delivery {
     pub(crate) program: Arc<Program>,
     pub(crate) items: Receiver<Item>,
     pub(crate) outlets: Outlets,
+    /// The handlers whose abort events a stream has.
+    pub(crate) aborting: BTreeMap<Arc<str>, String>,
     pub(crate) logs: Option<Logs>,
     /// Takes snapshots, on a thread of its own.
     pub(crate) keeper: Option<Keeper>,
@@ -287,6 +292,7 @@ impl Delivery {
                 cut,
                 events,
                 counts,
+                faults,
                 drained,
                 capture,
                 answers,
@@ -301,6 +307,7 @@ impl Delivery {
             events.iter().for_each(|(stream, batch)| rings.push(stream, batch));
             let kept = capture.is_some().then(|| rings.facts());
             drop(rings);
+            let reasons = self.count_aborts(&events, &faults, capture.is_some());
             // Outputs may have to wait for room, and nobody else with them.
             for (stream, batch) in &events {
                 self.outlets.write(stream, batch)?;
@@ -334,10 +341,32 @@ impl Delivery {
                 // Before the manifest is written: what is in the snapshot is never computed again.
                 capture.internal.facts.sinks = self.outlets.sync()?;
                 capture.internal.rings = kept.unwrap_or_default();
+                capture.internal.facts.reasons = reasons.unwrap_or_default();
                 keeper.take(capture);
             }
         }
         Ok(())
+    }
+}
+
+impl Delivery {
+    /// Counts why transactions of an epoch aborted; gives all counts, where they are wanted.
+    fn count_aborts(
+        &self,
+        events: &[(Arc<str>, Batch)],
+        faults: &[Faulted],
+        is_wanted: bool,
+    ) -> Option<Reasons> {
+        let of = |(stream, batch)| Some((self.aborting.get(stream)?, batch));
+        let mut aborted =
+            events.iter().map(|(stream, batch)| (stream, batch)).filter_map(of).peekable();
+        if aborted.peek().is_none() && !is_wanted {
+            return None;
+        }
+        let mut reasons = self.shared.reasons.lock();
+        aborted.for_each(|(handler, batch)| reasons.count(handler, batch));
+        reasons.place(&self.program, faults);
+        is_wanted.then(|| reasons.clone())
     }
 }
 

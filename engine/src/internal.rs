@@ -22,6 +22,7 @@ use tidemill_txn::program::Program;
 
 use crate::counts::Counts;
 use crate::outlets::dead_schema;
+use crate::reasons::Reasons;
 
 const VERSION: u16 = 3;
 
@@ -63,6 +64,9 @@ pub(crate) struct Facts {
     pub(crate) outlets: BTreeMap<String, OutletFacts>,
     /// Where sinks stand, in the order of their declaration.
     pub(crate) sinks: Vec<SinkFacts>,
+    /// Why transactions aborted.
+    #[serde(default)]
+    pub(crate) reasons: Reasons,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

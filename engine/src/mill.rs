@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
+use tidemill_connect::push::TrySend;
 use tidemill_core::{Batch, Cut, Error, Kind, Result, Row, Schema, SourceId, StreamId, Value};
 use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
@@ -22,6 +23,7 @@ use crate::feed::stopped;
 use crate::inspect::path_words;
 use crate::life::{self, Life, LifeSink};
 use crate::open::{open, Opened, Opening};
+use crate::reasons::{self, Reasons};
 use crate::recent::Recent;
 use crate::records::{put_verdict, Verdict};
 use crate::recover::Recorded;
@@ -40,6 +42,8 @@ use crate::workers::Workers;
 
 /// Rows that a worker reads of a source at a time.
 const ROWS_MAX: usize = 16_384;
+/// How long somebody waits before he looks again, in microseconds.
+const LOOK_US: u64 = 1_000_000;
 /// How long an idle worker parks at most.
 const PARK_US: u64 = 1_000;
 
@@ -179,6 +183,9 @@ impl Mill {
             is_full: AtomicBool::new(false),
             troubles,
             calls: Calls::default(),
+            reasons: Mutex::new(
+                internal.as_ref().map_or_else(Reasons::default, |i| i.facts.reasons.clone()),
+            ),
             rings: Mutex::new(rings),
             ring_come: Condvar::new(),
             followed: Mutex::default(),
@@ -227,6 +234,7 @@ impl Mill {
             program: program.clone(),
             items: receiver,
             outlets,
+            aborting: reasons::aborting(&program),
             logs: None,
             keeper: None,
             keep_cuts: settings.keep_cuts,
@@ -406,6 +414,20 @@ impl Mill {
     /// # Errors
     /// When the stream is not pushed, the batch is not of its schema, or the run has ended.
     pub fn send(&self, stream: &str, batch: Batch) -> Result<u64> {
+        let mut batch = batch;
+        loop {
+            match self.send_within(stream, batch, LOOK_US)? {
+                TrySend::Sent(sent) => return Ok(sent),
+                TrySend::Full(back) => batch = back,
+            }
+        }
+    }
+
+    /// As [`send`](Mill::send); gives the events back when there has been no room for them for so long.
+    ///
+    /// # Errors
+    /// As [`send`](Mill::send).
+    pub fn send_within(&self, stream: &str, batch: Batch, us: u64) -> Result<TrySend> {
         let pushed = self.view.pushed(stream)?;
         if pushed.is_over {
             return Err(Error::program(format!("stream {stream} was ended for good by an earlier run"))
@@ -413,11 +435,14 @@ impl Mill {
         }
         let batch = requests::without_ids(pushed.handle.schema(), batch);
         // A batch larger than a worker's reading would only be cut again.
-        let sent = pushed.handle.send(batch).map_err(|e| self.view.shared.error().unwrap_or(e))?;
-        let sent = pushed.known + sent;
+        let sent = pushed.handle.send_within(batch, Duration::from_micros(us));
+        let sent = match sent.map_err(|e| self.view.shared.error().unwrap_or(e))? {
+            TrySend::Sent(sent) => pushed.known + sent,
+            full => return Ok(full),
+        };
         pushed.sent.fetch_max(sent, Ordering::AcqRel);
         self.view.gate.wake_source(pushed.source);
-        Ok(sent)
+        Ok(TrySend::Sent(sent))
     }
 
     /// Calls a procedure, and waits for what its transaction came to; where anything is durable, that is
@@ -470,6 +495,16 @@ impl Mill {
     /// # Errors
     /// When the stream is not pushed, and what ended the run, if it has ended before.
     pub fn acknowledge(&self, stream: &str, rows: u64) -> Result<()> {
+        while !self.acknowledge_within(stream, rows, LOOK_US)? {}
+        Ok(())
+    }
+
+    /// Waits at most so long for what [`acknowledge`](Mill::acknowledge) waits for; whether it has come.
+    ///
+    /// # Errors
+    /// As [`acknowledge`](Mill::acknowledge).
+    pub fn acknowledge_within(&self, stream: &str, rows: u64, us: u64) -> Result<bool> {
+        let until_ns = self.until(us);
         let source = self.view.pushed(stream)?.source.index();
         let mut out = self.view.shared.out.lock();
         while out.offsets[source] < rows {
@@ -482,9 +517,17 @@ impl Mill {
                     .help("send them again after the next start: sent() says from which on"));
             }
             drop(end);
+            if self.view.env.clock.monotonic_ns() >= until_ns {
+                return Ok(false);
+            }
             self.view.shared.delivered.wait_for(&mut out, Duration::from_millis(10));
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// The time after so long, in nanoseconds of the monotonic clock.
+    fn until(&self, us: u64) -> u64 {
+        self.view.env.clock.monotonic_ns().saturating_add(us.saturating_mul(1000))
     }
 
     /// Waits until everything sent so far is committed (durably, where anything is) and every file is
@@ -494,6 +537,13 @@ impl Mill {
     /// # Errors
     /// What ended the run, if it has ended by an error.
     pub fn drain(&self) -> Result<()> {
+        let number = self.ask_to_drain();
+        while !self.drained_within(number, LOOK_US)? {}
+        Ok(())
+    }
+
+    /// Asks for what [`drain`](Mill::drain) waits for; gives the number of the request.
+    pub fn ask_to_drain(&self) -> u64 {
         let mut drains = self.view.shared.drains.lock();
         let mut targets = vec![0; self.view.program.sources.len()];
         for pushed in self.view.pushed.values() {
@@ -504,15 +554,28 @@ impl Mill {
         drains.targets = targets;
         let number = drains.wanted;
         self.view.gate.wake();
+        number
+    }
+
+    /// Waits at most so long until a request to drain is done; whether it is.
+    ///
+    /// # Errors
+    /// As [`drain`](Mill::drain).
+    pub fn drained_within(&self, number: u64, us: u64) -> Result<bool> {
+        let until_ns = self.until(us);
+        let mut drains = self.view.shared.drains.lock();
         loop {
             let end = self.view.shared.end.lock();
             if let Some(error) = &end.error {
                 return Err(error.clone());
             }
             if drains.done >= number || end.over {
-                return Ok(());
+                return Ok(true);
             }
             drop(end);
+            if self.view.env.clock.monotonic_ns() >= until_ns {
+                return Ok(false);
+            }
             // Woken at the latest when the run ends; the time-out only guards against a wake-up
             // that came between the two locks.
             self.view.shared.drained.wait_for(&mut drains, Duration::from_millis(10));
@@ -588,6 +651,14 @@ impl Mill {
         self.view.status()
     }
 
+    /// Waits at most so long for the end of a recovery, which tables can't be read before; whether it has come.
+    ///
+    /// # Errors
+    /// What ended the run in the midst of it.
+    pub fn recovered_within(&self, us: u64) -> Result<bool> {
+        self.view.shared.recovered_within(us)
+    }
+
     /// A table's rows by key, as the last cut left them that is durable; the last one of all where
     /// nothing is.
     ///
@@ -643,6 +714,7 @@ impl Mill {
     /// # Errors
     /// When there is no such stream.
     pub fn output(&self, stream: &str, from: usize) -> Result<Vec<Batch>> {
+        self.view.check_stream(stream)?;
         let out = self.view.shared.out.lock();
         let batches = out.kept.batches.get(stream);
         Ok(batches.map_or(Vec::new(), |b| b[from.min(b.len())..].to_vec()))

@@ -13,8 +13,10 @@ pub struct Status {
     pub events: u64,
     /// Transactions so far, aborted ones included.
     pub transactions: u64,
-    /// Aborted transactions.
+    /// Aborted transactions, without those whose function failed.
     pub aborted: u64,
+    /// Transactions whose function failed.
+    pub faults: u64,
     /// Rows in dead-letter streams.
     pub dead: u64,
     /// Late events.
@@ -68,8 +70,10 @@ pub struct Summary {
     pub transactions: u64,
     /// Committed transactions.
     pub committed: u64,
-    /// Transactions that aborted, for whatever reason.
+    /// Transactions that aborted, without those whose function failed.
     pub refused: u64,
+    /// Transactions whose function failed: it raised what it did not mean to.
+    pub faults: u64,
     /// Rows in dead-letter streams.
     pub dead: u64,
     /// Late events.
@@ -86,6 +90,8 @@ pub struct Summary {
     pub tables: Vec<TableReport>,
     /// Rows by output stream.
     pub outputs: BTreeMap<String, u64>,
+    /// The commonest reasons why transactions aborted.
+    pub reasons: Vec<ReasonReport>,
     /// Handlers that did something else when they ran again on the same input.
     pub unstable: Vec<UnstableReport>,
     /// Hash of all tables, independent of layout and history: 32 hexadecimal digits.
@@ -103,8 +109,24 @@ pub struct HandlerReport {
     pub path: String,
     /// Committed transactions.
     pub committed: u64,
-    /// Aborted transactions.
+    /// Aborted transactions, without those whose function failed.
     pub aborted: u64,
+    /// Transactions whose function failed.
+    pub faults: u64,
+}
+
+/// Why transactions aborted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ReasonReport {
+    /// Of which handler.
+    pub handler: String,
+    /// The reason; with `#` in place of numbers where these differ.
+    pub reason: String,
+    /// How many.
+    pub count: u64,
+    /// Where the function failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
 }
 
 /// What a table holds.

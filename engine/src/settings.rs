@@ -74,6 +74,18 @@ pub enum Recovery {
     Strong,
 }
 
+/// What becomes of a run when a function fails on an event: it raises what it did not mean to. A call is
+/// answered, and the run goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnFault {
+    /// The transaction aborts and is counted, and the run goes on.
+    #[default]
+    Abort,
+    /// The run ends with an error, before anything of the event is committed.
+    Stop,
+}
+
 /// What a user may set. Names end in their unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -116,6 +128,8 @@ pub struct Settings {
     pub log_segment_bytes: u64,
     /// After an input has killed the process so often it is set aside.
     pub poison_after: u32,
+    /// What becomes of the run when a function fails on an event.
+    pub on_fault: OnFault,
     /// A call of a function that takes longer than this, in microseconds, aborts; 0 lets it take its
     /// time. Only functions that can be interrupted obey. [`Settings::deadline`] is what holds.
     pub deadline_us: Option<i64>,
@@ -185,6 +199,7 @@ impl Default for Settings {
             snapshot_us: 10_000_000,
             log_segment_bytes: 64 << 20,
             poison_after: 3,
+            on_fault: OnFault::Abort,
             deadline_us: None,
             tail_rows: 10_000,
             tail_bytes: 4 << 20,

@@ -16,9 +16,13 @@ use crate::counts::Counts;
 use crate::followed::Followed;
 use crate::life::Life;
 use crate::outlets::Kept;
+use crate::reasons::Reasons;
 use crate::recent::Recent;
 use crate::report::LogReport;
 use crate::rings::Rings;
+
+/// How long somebody who waits for the delivery sleeps before he looks again, in microseconds.
+const LOOK_US: u64 = 10_000;
 
 /// What the engine's threads and the handle share.
 pub(crate) struct Shared {
@@ -34,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) troubles: Troubles,
     /// Who waits for replies.
     pub(crate) calls: Calls,
+    /// Why transactions aborted.
+    pub(crate) reasons: Mutex<Reasons>,
     /// The last rows of streams.
     pub(crate) rings: Mutex<Rings>,
     /// There is something new in `rings`, or the run has ended.
@@ -293,6 +299,13 @@ impl Shared {
 
     /// Waits until a recovery is over; not beyond the end of the run.
     pub(crate) fn wait_for_recovery(&self) -> Result<()> {
+        while !self.recovered_within(LOOK_US)? {}
+        Ok(())
+    }
+
+    /// Waits at most so long until a recovery is over, not beyond the end of the run; whether it is.
+    pub(crate) fn recovered_within(&self, us: u64) -> Result<bool> {
+        let mut looks = us / LOOK_US + 1;
         let mut out = self.out.lock();
         while out.is_recovering {
             let end = self.end.lock();
@@ -300,12 +313,16 @@ impl Shared {
                 return Err(error.clone());
             }
             if end.over {
-                return Ok(());
+                return Ok(true);
             }
             drop(end);
+            if looks == 0 {
+                return Ok(false);
+            }
             // The time-out guards against an end between the two locks.
-            self.delivered.wait_for(&mut out, Duration::from_millis(10));
+            let waited = self.delivered.wait_for(&mut out, Duration::from_micros(LOOK_US));
+            looks -= u64::from(waited.timed_out());
         }
-        Ok(())
+        Ok(true)
     }
 }

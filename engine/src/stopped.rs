@@ -125,12 +125,14 @@ impl Left<'_> {
     fn status(&self) -> Result<Value> {
         let (facts, behind) = (self.internal()?.facts, self.behind()?);
         let counts = &facts.counts;
-        let aborted: u64 = counts.handlers.iter().map(|h| h.aborted).sum();
+        let aborted: u64 = counts.handlers.iter().map(|h| h.aborted - h.faults).sum();
+        let faults: u64 = counts.handlers.iter().map(|h| h.faults).sum();
         let committed: u64 = counts.handlers.iter().map(|h| h.committed).sum();
         Ok(json!({
             "status": {
                 "app": self.program.name, "state": "stopped", "why": null, "epoch": facts.epoch + behind,
-                "events": counts.events, "transactions": committed + aborted, "aborted": aborted,
+                "events": counts.events, "transactions": committed + aborted + faults, "aborted": aborted,
+                "faults": faults,
                 "dead": counts.dead, "late": counts.late, "parked": counts.parked,
                 "lag_us": counts.lag_us, "recovering": false, "snapshot_epoch": facts.epoch,
                 "as_of": facts.epoch, "http": null,

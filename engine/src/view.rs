@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use tidemill_connect::PushHandle;
+use tidemill_core::error::nearest;
 use tidemill_core::{Error, Result, SourceId};
 use tidemill_env::Env;
 use tidemill_flow::Gate;
@@ -101,12 +102,13 @@ impl View {
     pub(crate) fn status_at(&self, out: &Out, seconds: f64, ended: bool) -> Status {
         let counts = &out.counts;
         let sum = |of: fn(&HandlerCounts) -> u64| counts.handlers.iter().map(of).sum::<u64>();
-        let aborted = sum(|h| h.aborted);
+        let (aborted, faults) = (sum(|h| h.aborted - h.faults), sum(|h| h.faults));
         Status {
             epoch: counts.epochs,
             events: counts.events,
-            transactions: sum(|h| h.committed) + aborted,
+            transactions: sum(|h| h.committed) + aborted + faults,
             aborted,
+            faults,
             dead: counts.dead,
             late: counts.late,
             parked: counts.parked,
@@ -132,7 +134,36 @@ impl View {
     /// The number of a table.
     pub(crate) fn table_index(&self, name: &str) -> Result<usize> {
         let found = self.program.tables.iter().position(|t| &*t.name == name);
-        found.ok_or_else(|| Error::program(format!("there is no table {name}")))
+        found.ok_or_else(|| {
+            let names = self.program.tables.iter().map(|t| &*t.name);
+            let mut names = names.filter(|name| !is_hidden(name));
+            let error = Error::program(format!("there is no table '{name}'"));
+            match nearest(name, names.by_ref()) {
+                Some(near) => error.help(format!("did you mean '{near}'?")),
+                None => error,
+            }
+        })
+    }
+
+    /// Refuses a name that no stream has.
+    pub(crate) fn check_stream(&self, name: &str) -> Result<()> {
+        let streams = self.program.streams.iter().filter(|s| !is_hidden(&s.spec.name));
+        let mut names: Vec<String> = Vec::new();
+        for stream in streams {
+            let own = stream.spec.name.to_string();
+            if !stream.is_output() {
+                names.extend([format!("{own}.dead"), format!("{own}.late")]);
+            }
+            names.push(own);
+        }
+        if names.iter().any(|known| known == name) {
+            return Ok(());
+        }
+        let error = Error::program(format!("there is no stream '{name}'"));
+        Err(match nearest(name, names.iter().map(String::as_str)) {
+            Some(near) => error.help(format!("did you mean '{near}'?")),
+            None => error.help(format!("there are {}", names.join(", "))),
+        })
     }
 
     /// What has been done so far.
@@ -155,11 +186,13 @@ impl View {
                 name: handler.name.to_string(),
                 path: path.clone(),
                 committed: counts.committed,
-                aborted: counts.aborted,
+                aborted: counts.aborted - counts.faults,
+                faults: counts.faults,
             })
             .collect();
         let committed: u64 = handlers.iter().map(|h| h.committed).sum();
         let refused: u64 = handlers.iter().map(|h| h.aborted).sum();
+        let faults: u64 = handlers.iter().map(|h| h.faults).sum();
         let tables = state.tables.iter().zip(&at.rows);
         let tables = tables.filter(|(t, _)| !is_hidden(&t.spec().name));
         let tables = tables.map(|(t, rows)| TableReport {
@@ -176,9 +209,10 @@ impl View {
         Ok(Summary {
             app: self.program.name.to_string(),
             events: counts.events,
-            transactions: committed + refused,
+            transactions: committed + refused + faults,
             committed,
             refused,
+            faults,
             dead: counts.dead,
             late: counts.late,
             epochs: counts.epochs,
@@ -187,6 +221,7 @@ impl View {
             handlers,
             tables: tables.collect(),
             outputs: shown(out.outputs.clone()),
+            reasons: self.shared.reasons.lock().told(),
             unstable: unstable.collect(),
             state_hash: format!("{state_hash:032x}"),
             output_hash: format!("{:032x}", out.output_hash),

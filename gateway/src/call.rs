@@ -65,6 +65,11 @@ pub(crate) async fn call(
             let body = json!({"aborted": reason}).to_string().into_bytes();
             Ok(json_response(StatusCode::CONFLICT, body))
         }
+        Reply::Faulted { what, .. } => {
+            Counted::add(&face.counted.faults);
+            let body = json!({"fault": what}).to_string().into_bytes();
+            Ok(json_response(StatusCode::INTERNAL_SERVER_ERROR, body))
+        }
         Reply::OtherRequest => {
             let error = Error::input("the request id is that of another call").help(
                 "send the same parameters to the same procedure when asking again, and a new id for \

@@ -48,6 +48,7 @@ pub(crate) struct Counted {
     pub(crate) refused_connections: AtomicU64,
     pub(crate) calls: AtomicU64,
     pub(crate) aborted: AtomicU64,
+    pub(crate) faults: AtomicU64,
     pub(crate) overdue: AtomicU64,
     pub(crate) full: AtomicU64,
 }

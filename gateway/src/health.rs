@@ -46,6 +46,7 @@ pub(crate) async fn metrics(
         ("calls_total", "counter", "Calls.", value(&counted.calls)),
         ("calls_waiting", "gauge", "Calls that wait for their replies.", waiting as u64),
         ("calls_aborted_total", "counter", "Calls that aborted.", value(&counted.aborted)),
+        ("calls_faults_total", "counter", "Calls whose function failed.", value(&counted.faults)),
         (
             "calls_overdue_total",
             "counter",

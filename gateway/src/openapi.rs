@@ -137,6 +137,7 @@ fn called(procedure: &Procedure, access: &Access, limits: &Limits) -> Value {
     };
     let returned = object([("reply", reply)], &["reply"]);
     let aborted = object([("aborted", json!({"type": "string"}))], &["aborted"]);
+    let fault = object([("fault", json!({"type": "string"}))], &["fault"]);
     let needed: Vec<&str> = (procedure.parameters.columns.iter())
         .filter(|column| column.default.is_none() && !column.nullable)
         .map(|column| &*column.name)
@@ -150,7 +151,7 @@ fn called(procedure: &Procedure, access: &Access, limits: &Limits) -> Value {
         "409": answer("It aborted, and has left nothing.", &aborted),
         "413": refused("The body is too large."),
         "415": refused("The body is no JSON."),
-        "500": refused("The app is wrong."),
+        "500": answer("Its function failed, and it has left nothing.", &fault),
         "503": refused("There is no room, or the app stops: ask again later."),
         "504": refused("There was no reply in time: it may still be executed."),
     });

@@ -15,6 +15,7 @@ use tidemill_host::{Ended, WorkerProcess};
 
 use crate::errors::{detached, to_python};
 use crate::remote::app_functions;
+use crate::waits::{aside, Unlocked};
 
 fn settings(py: Python<'_>, json: &str) -> PyResult<ClusterSettings> {
     serde_json::from_str(json)
@@ -25,8 +26,8 @@ fn settings(py: Python<'_>, json: &str) -> PyResult<ClusterSettings> {
 #[pyclass(frozen, name = "Cluster", module = "tidemill._native")]
 pub struct NativeCluster {
     /// Answers clients, where the settings ask for it. It ends first.
-    gateway: Option<Gateway>,
-    cluster: Arc<Cluster>,
+    gateway: Unlocked<Option<Arc<Gateway>>>,
+    cluster: Unlocked<Arc<Cluster>>,
 }
 
 #[pymethods]
@@ -41,16 +42,16 @@ impl NativeCluster {
     ) -> PyResult<NativeCluster> {
         let (chosen, (spec, functions)) =
             (settings(py, cluster)?, app_functions(py, spec, opaques)?);
-        let (gateway, cluster) = detached(py, || {
+        let (gateway, cluster) = aside(py, move || {
             let env = Env::real();
             // What is refused is so before anything runs.
             let plan = Plan::of(&spec.settings, &env)?;
             let cluster = Arc::new(Cluster::start(&spec, functions, &chosen, &secret, &env)?);
             let app: Arc<dyn App> = cluster.clone();
             let gateway = plan.map(|plan| Gateway::start(plan, app, &env)).transpose()?;
-            Ok((gateway, cluster))
+            Ok((gateway.map(Arc::new), cluster))
         })?;
-        Ok(NativeCluster { gateway, cluster })
+        Ok(NativeCluster { gateway: Unlocked::new(gateway), cluster: Unlocked::new(cluster) })
     }
 
     /// Where workers join.
@@ -74,10 +75,11 @@ impl NativeCluster {
     /// come than what has been read from files to their ends, sinks are whole then.
     #[pyo3(signature = (may_come=true))]
     fn stop(&self, py: Python<'_>, may_come: bool) -> PyResult<bool> {
-        detached(py, || {
-            self.gateway.iter().for_each(Gateway::drain);
-            self.gateway.iter().for_each(Gateway::stop);
-            self.cluster.leave(may_come)
+        let (gateway, cluster) = (Option::clone(&self.gateway), Arc::clone(&self.cluster));
+        aside(py, move || {
+            gateway.iter().for_each(|gateway| gateway.drain());
+            gateway.iter().for_each(|gateway| gateway.stop());
+            cluster.leave(may_come)
         })
     }
 }
@@ -100,7 +102,7 @@ pub fn offer(
 ) -> PyResult<String> {
     let (_, functions) = app_functions(py, spec, opaques)?;
     let way = match (cluster, kafka) {
-        (Some(cluster), _) => Way::Desk(cluster.get().cluster.clone()),
+        (Some(cluster), _) => Way::Desk(Arc::clone(&cluster.get().cluster)),
         (None, Some((brokers, cluster, properties))) => Way::Kafka { brokers, cluster, properties },
         (None, None) => return Err(to_python(py, &Error::internal("there is no way in"))),
     };
@@ -114,7 +116,7 @@ pub fn offer(
 /// A worker in this process.
 #[pyclass(frozen, name = "Worker", module = "tidemill._native")]
 pub struct NativeWorker {
-    worker: WorkerProcess,
+    worker: Arc<WorkerProcess>,
 }
 
 #[pymethods]
@@ -130,8 +132,11 @@ impl NativeWorker {
     ) -> PyResult<NativeWorker> {
         let (chosen, (spec, functions)) =
             (settings(py, cluster)?, app_functions(py, spec, opaques)?);
-        let joined = || join(&spec, functions, &chosen, &secret, coordinator, &Env::real());
-        Ok(NativeWorker { worker: detached(py, joined)? })
+        let coordinator = coordinator.to_owned();
+        let joined = move || {
+            join(&spec, functions, &chosen, &secret, &coordinator, &Env::real()).map(Arc::new)
+        };
+        Ok(NativeWorker { worker: aside(py, joined)? })
     }
 
     /// Its number, as others show it.
@@ -158,8 +163,9 @@ impl NativeWorker {
 
     /// Ends it when the others go on without it, and after a while if they don't.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
-        detached(py, || {
-            self.worker.leave();
+        let worker = self.worker.clone();
+        aside(py, move || {
+            worker.leave();
             Ok(())
         })
     }

@@ -22,6 +22,7 @@ mod running;
 mod shapes;
 mod transaction;
 mod values;
+mod waits;
 
 use mimalloc::MiMalloc;
 use pyo3::prelude::*;
@@ -56,7 +57,7 @@ mod _native {
     use super::values::Shape;
 
     #[pymodule_export]
-    use super::mill::{bench, inspect, token_digest, NativeMill};
+    use super::mill::{bench, forked, inspect, token_digest, NativeMill};
     #[pymodule_export]
     use super::running::{ask, schema_diff, NativeReplies};
 

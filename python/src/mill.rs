@@ -1,7 +1,9 @@
 //! A running app. Every call that may wait releases the interpreter lock.
 
 use std::collections::HashMap;
+use std::sync::mpsc::{sync_channel, RecvTimeoutError};
 use std::sync::Arc;
+use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -10,7 +12,7 @@ use pyo3_arrow::{PyRecordBatch, PyTable};
 use serde::Serialize;
 use tidemill_core::batch::arrow_schema;
 use tidemill_core::{Batch, Error, Schema, Value};
-use tidemill_engine::{AppSpec, Mill, Reply, Settings, Summary};
+use tidemill_engine::{AppSpec, Mill, Reply, Settings, Summary, TrySend};
 use tidemill_env::Env;
 use tidemill_gateway::{Gateway, Plan};
 use tidemill_txn::Program;
@@ -20,14 +22,22 @@ use crate::errors::{detached, to_python};
 use crate::external::PyOutside;
 use crate::opaque::functions;
 use crate::values::{loose, to_tuple};
+use crate::waits::{alone, aside, patiently};
 
 /// A running app; the package's `Mill` wraps it.
 #[pyclass(frozen, name = "Mill", module = "tidemill._native")]
 pub struct NativeMill {
-    /// Answers clients, where the settings ask for it. It ends first.
+    running: Arc<Running>,
+    schemas: HashMap<String, Arc<Schema>>,
+    /// The process that it runs in: not a child that was forked from it.
+    process: u32,
+}
+
+/// An engine, and who answers clients.
+struct Running {
+    /// Where the settings ask for it. It ends first.
     gateway: Option<Gateway>,
     mill: Arc<Mill>,
-    schemas: HashMap<String, Arc<Schema>>,
 }
 
 /// An app, with its functions: first those of the program, then those that work outside.
@@ -55,10 +65,10 @@ fn json(value: &impl Serialize) -> Result<String, Error> {
     serde_json::to_string(value).map_err(|e| Error::internal(format!("writing JSON: {e}")))
 }
 
-impl NativeMill {
+impl Running {
     /// Ends the engine in one of its ways: what clients wait for is answered before, and they are
     /// told of the end.
-    fn end(&self, end: impl FnOnce(&Mill) -> Result<Summary, Error>) -> Result<Summary, Error> {
+    fn end(&self, end: fn(&Mill) -> Result<Summary, Error>) -> Result<Summary, Error> {
         self.gateway.iter().for_each(Gateway::drain);
         let ended = end(&self.mill);
         self.gateway.iter().for_each(Gateway::stop);
@@ -74,20 +84,20 @@ impl NativeMill {
         let streams = &spec.program.streams;
         let schemas =
             streams.iter().map(|s| (s.spec.name.to_string(), s.spec.schema.clone())).collect();
-        let (gateway, mill) = detached(py, || {
+        let running = aside(py, || {
             let env = Env::real();
             // What is refused is so before anything runs.
             let plan = Plan::of(&spec.settings, &env)?;
             let mill = Arc::new(Mill::start(spec, env.clone())?);
             let gateway = plan.map(|plan| Gateway::start(plan, mill.clone(), &env)).transpose()?;
-            Ok((gateway, mill))
+            Ok(Arc::new(Running { gateway, mill }))
         })?;
-        Ok(NativeMill { gateway, mill, schemas })
+        Ok(NativeMill { running, schemas, process: std::process::id() })
     }
 
     /// Where clients are answered, if they are.
     fn address(&self) -> Option<String> {
-        self.gateway.as_ref().map(|gateway| gateway.address().to_string())
+        self.running.gateway.as_ref().map(|gateway| gateway.address().to_string())
     }
 
     /// Sends rows. Gives the number of the row behind them, for `acknowledge`.
@@ -99,16 +109,25 @@ impl NativeMill {
             .ok_or_else(|| PyValueError::new_err(format!("there is no stream {stream}")))?;
         // All rows are converted before the first is sent.
         let batches = batches::from_python(&format!("stream {stream}"), schema, rows)?;
-        detached(py, || {
-            batches.into_iter().try_fold(0, |sent, batch| match batch.is_empty() {
-                true => Ok(sent),
-                false => self.mill.send(stream, batch),
-            })
-        })
+        let mut sent = 0;
+        for batch in batches.into_iter().filter(|batch| !batch.is_empty()) {
+            let mut left = Some(batch);
+            sent = patiently(py, |us| {
+                let batch = left.take().expect("it has come back");
+                match self.running.mill.send_within(stream, batch, us)? {
+                    TrySend::Sent(sent) => Ok(Some(sent)),
+                    TrySend::Full(back) => {
+                        left = Some(back);
+                        Ok(None)
+                    }
+                }
+            })?;
+        }
+        Ok(sent)
     }
 
-    /// Calls a procedure with a row of arguments; gives ("returned", row or None) or ("aborted",
-    /// reason).
+    /// Calls a procedure with a row of arguments; gives ("returned", row or None), ("aborted",
+    /// reason), or ("fault", what its function raised).
     fn call<'py>(
         &self,
         procedure: &str,
@@ -122,13 +141,29 @@ impl NativeMill {
         let batches = batches::from_python(&format!("procedure {procedure}"), schema, arguments)?;
         let [batch] = <[Batch; 1]>::try_from(batches)
             .map_err(|_| PyValueError::new_err("a call has one row of arguments"))?;
-        match detached(py, || self.mill.call(procedure, batch))? {
+        let (tell, told) = sync_channel(1);
+        // Whoever waits may have gone.
+        let then = Box::new(move |reply| drop(tell.try_send(reply)));
+        detached(py, || self.running.mill.call_then(procedure, batch, None, then))?;
+        let reply = patiently(py, move |us| match told.recv_timeout(Duration::from_micros(us)) {
+            Ok(reply) => reply.map(Some),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Error::resource("the engine has stopped before the call was answered")
+                    .help("whether it was executed is seen after the next start"))
+            }
+        })?;
+        match reply {
             Reply::Returned(None) => Ok(("returned", None)),
             Reply::Returned(Some(row)) => {
                 let row = to_tuple(py, &row)?;
                 Ok(("returned", Some(row.into_any())))
             }
             Reply::Aborted(reason) => Ok(("aborted", Some(PyString::new(py, &reason).into_any()))),
+            Reply::Faulted { what, at } => {
+                let text = at.map_or(what.clone(), |at| format!("{what} ({at})"));
+                Ok(("fault", Some(PyString::new(py, &text).into_any())))
+            }
             Reply::OtherRequest => {
                 Err(to_python(py, &Error::internal("a call without an id has that of another")))
             }
@@ -136,39 +171,59 @@ impl NativeMill {
     }
 
     fn sent(&self, py: Python<'_>, stream: &str) -> PyResult<u64> {
-        detached(py, || self.mill.sent(stream))
+        detached(py, || self.running.mill.sent(stream))
     }
 
     fn acknowledge(&self, py: Python<'_>, stream: &str, rows: u64) -> PyResult<()> {
-        detached(py, || self.mill.acknowledge(stream, rows))
+        patiently(py, |us| {
+            Ok(self.running.mill.acknowledge_within(stream, rows, us)?.then_some(()))
+        })
     }
 
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
-        detached(py, || self.mill.drain())
+        let number = detached(py, || Ok(self.running.mill.ask_to_drain()))?;
+        patiently(py, |us| Ok(self.running.mill.drained_within(number, us)?.then_some(())))
     }
 
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
-        detached(py, || json(&self.end(Mill::finish)?))
+        let running = self.running.clone();
+        aside(py, move || json(&running.end(Mill::finish)?))
     }
 
     fn stop(&self, py: Python<'_>) -> PyResult<String> {
-        detached(py, || json(&self.end(Mill::stop)?))
+        let running = self.running.clone();
+        aside(py, move || json(&running.end(Mill::stop)?))
+    }
+
+    /// As `stop`, but waits for nothing: for whoever must not.
+    fn abandon(&self, py: Python<'_>) -> PyResult<()> {
+        let running = self.running.clone();
+        // Nobody is left to be told what it came to.
+        alone(py, move || drop(running.end(Mill::stop)))
     }
 
     fn wait(&self, py: Python<'_>, timeout_us: u64) -> PyResult<bool> {
-        detached(py, || self.mill.wait(timeout_us))
+        let mut left_us = timeout_us;
+        patiently(py, |us| {
+            let us = us.min(left_us);
+            left_us -= us;
+            let has_ended = self.running.mill.wait(us)?;
+            Ok((has_ended || left_us == 0).then_some(has_ended))
+        })
     }
 
     fn status(&self, py: Python<'_>) -> PyResult<String> {
-        detached(py, || json(&self.mill.status()))
+        detached(py, || json(&self.running.mill.status()))
     }
 
     fn summary(&self, py: Python<'_>) -> PyResult<String> {
-        detached(py, || json(&self.mill.summary()?))
+        self.recovered(py)?;
+        detached(py, || json(&self.running.mill.summary()?))
     }
 
     fn table_rows<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyList>> {
-        let batch = detached(py, || self.mill.table(name))?;
+        self.recovered(py)?;
+        let batch = detached(py, || self.running.mill.table(name))?;
         batches::to_dicts(py, &batch)
     }
 
@@ -181,14 +236,17 @@ impl NativeMill {
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let values = key.iter().map(loose).collect::<Result<Vec<Value>, _>>();
         let values = values.map_err(|fault| PyValueError::new_err(fault.to_string()))?;
-        let Some(row) = detached(py, || self.mill.row(name, &values))? else { return Ok(None) };
-        let schema = detached(py, || self.mill.schema(name))?;
+        self.recovered(py)?;
+        let row = detached(py, || self.running.mill.row(name, &values))?;
+        let Some(row) = row else { return Ok(None) };
+        let schema = detached(py, || self.running.mill.schema(name))?;
         let batch = Batch::from_rows(schema, [&row[..]]);
         batches::to_dicts(py, &batch)?.get_item(0).map(Some)
     }
 
     fn table_arrow<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        let batch = detached(py, || self.mill.table(name)?.to_arrow())?;
+        self.recovered(py)?;
+        let batch = detached(py, || self.running.mill.table(name)?.to_arrow())?;
         PyRecordBatch::new(batch).into_pyarrow(py)
     }
 
@@ -198,12 +256,12 @@ impl NativeMill {
         stream: &str,
         start: usize,
     ) -> PyResult<Vec<Bound<'py, PyList>>> {
-        let batches = detached(py, || self.mill.output(stream, start))?;
+        let batches = detached(py, || self.running.mill.output(stream, start))?;
         batches.iter().map(|batch| batches::to_dicts(py, batch)).collect()
     }
 
     fn output_arrow<'py>(&self, py: Python<'py>, stream: &str) -> PyResult<Bound<'py, PyAny>> {
-        let batches = detached(py, || self.mill.output(stream, 0))?;
+        let batches = detached(py, || self.running.mill.output(stream, 0))?;
         let schema: Option<Arc<Schema>> = batches
             .first()
             .map(|b: &Batch| b.schema().clone())
@@ -212,6 +270,33 @@ impl NativeMill {
         let arrow = detached(py, || batches.iter().map(Batch::to_arrow).collect::<Result<_, _>>())?;
         PyTable::try_new(arrow, schema)?.into_pyarrow(py)
     }
+}
+
+impl NativeMill {
+    /// Waits until what was recorded has been executed again: tables can't be read before.
+    fn recovered(&self, py: Python<'_>) -> PyResult<()> {
+        patiently(py, |us| Ok(self.running.mill.recovered_within(us)?.then_some(())))
+    }
+}
+
+impl Drop for NativeMill {
+    fn drop(&mut self) {
+        let running = self.running.clone();
+        if self.process != std::process::id() {
+            // Its threads are the parent's, and so are its files.
+            std::mem::forget(running);
+            return;
+        }
+        // Whoever is waited for may need the interpreter's lock. Where the interpreter has ended, nobody does.
+        let end = move || drop(running.end(Mill::stop));
+        let _ = Python::try_attach(|py| py.detach(end));
+    }
+}
+
+/// To be called in a forked child, before anything else: locks and sockets are the parent's.
+#[pyfunction]
+pub fn forked() {
+    tidemill_env::forks::forked();
 }
 
 /// What a program is and how it will run; runs nothing.

@@ -216,6 +216,7 @@ pub fn run_nodes<'py>(
         net.emitted.extend(event.map(|(stream, row)| (*tid, last, stream, row)));
         let reply = match reply {
             Reply::Aborted(reason) => ("aborted", Some(to_python(py, &Value::str(&reason))?)),
+            Reply::Faulted { what, .. } => ("fault", Some(to_python(py, &Value::str(&what))?)),
             Reply::Returned(Some(row)) => ("returned", Some(to_python(py, &row[0])?)),
             _ => ("returned", None),
         };

@@ -71,7 +71,7 @@ pub fn waits_outside(coroutine: &Bound<'_, PyAny>) -> PyResult<PyErr> {
 pub fn kind(name: &str) -> AbortKind {
     match name {
         "refused" => AbortKind::Refused,
-        "fault" => AbortKind::Fault,
+        "value" => AbortKind::Fault,
         _ => AbortKind::Raised,
     }
 }

@@ -18,11 +18,11 @@ fn type_json(ty: Result<DataType, String>) -> PyResult<String> {
     serde_json::to_string(&ty).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
-/// The exception `tidemill.errors.Fault` with this fault's text.
+/// The exception `tidemill.errors.BadValue` with this fault's text.
 pub fn fault(py: Python<'_>, fault: &Fault) -> PyErr {
     let raised = py
         .import("tidemill.errors")
-        .and_then(|m| m.getattr("Fault"))
+        .and_then(|m| m.getattr("BadValue"))
         .and_then(|class| class.call1((fault.to_string(),)));
     raised.map_or_else(|e| e, PyErr::from_value)
 }

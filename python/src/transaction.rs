@@ -393,13 +393,14 @@ fn over() -> PyErr {
 
 fn raise(py: Python<'_>, abort: &Abort) -> PyErr {
     let name = match abort.kind {
-        AbortKind::Refused | AbortKind::Raised | AbortKind::Overdue => "Abort",
-        AbortKind::Fault => "Fault",
+        AbortKind::Refused | AbortKind::Overdue => "Abort",
+        AbortKind::Fault => "BadValue",
+        AbortKind::Raised => "Fault",
     };
     let raised = py
         .import("tidemill.errors")
         .and_then(|m| m.getattr(name))
-        .and_then(|class| class.call1((abort.reason.clone(),)));
+        .and_then(|class| class.call1((abort.to_string(),)));
     raised.map_or_else(|e| e, PyErr::from_value)
 }
 

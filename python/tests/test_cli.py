@@ -223,7 +223,8 @@ def test_signals_end_a_run_gracefully(folder: Path, number: int) -> None:
     assert "another process runs on data directory ledger.tidemill" in second.stderr
     process.send_signal(number)
     rest, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
+    # SIGTERM is how a service is stopped; Ctrl-C breaks off what would have gone on.
+    assert process.returncode == (0 if number == signal.SIGTERM else 130)
     stopped = json.loads(rest.splitlines()[-1])
     assert stopped["interrupted"]
     assert 0 < stopped["events"] < 60

@@ -156,7 +156,7 @@ def test_aborts(ledger: Ledger) -> None:
             with contextlib.suppress(tm.Abort):
                 tx.require(False, "a refusal stays")
         if e.memo == "bug":
-            e.memo + 1  # here
+            e.memo + 1
         if e.memo == "exit":
             raise SystemExit
         if e.memo == "large":
@@ -184,9 +184,9 @@ def test_aborts(ledger: Ledger) -> None:
     assert reasons[:3] == [
         "meant",
         "a refusal stays",
-        f'TypeError: can only concatenate str (not "int") to str ({marked_line(f)})',
+        'fault: TypeError: can only concatenate str (not "int") to str',
     ]
-    assert reasons[3].startswith("SystemExit (test_opaque.py:")
+    assert reasons[3] == "fault: SystemExit"
     assert reasons[4] == "overflow"
     assert reasons[5] == "null in column 'balance'"
     assert "can't be stored in column 'balance' of type decimal(2)" in reasons[6]
@@ -244,11 +244,11 @@ def test_functions_on_real_values_follow_the_engine() -> None:
     assert tm.contains([1, 2], 2)
     assert tm.not_(False)
     assert tm.upper("straße") == "STRASSE"
-    with pytest.raises(tm.Fault, match="overflow"):
+    with pytest.raises(tm.BadValue, match="overflow"):
         tm.abs(-(2**63))
-    with pytest.raises(tm.Fault, match="division by zero"):
+    with pytest.raises(tm.BadValue, match="division by zero"):
         tm.div(1, 0, scale=2)
-    with pytest.raises(tm.Fault, match="null"):
+    with pytest.raises(tm.BadValue, match="null"):
         tm.max(None, 1)
 
 

@@ -98,10 +98,10 @@ def test_what_can_go_wrong_with_a_lookup_aborts(tmp_path: Path) -> None:
             assert mill.table(sums).rows() == [{"currency": "right", "sum": 1}]
             mill.stop()
         app, sums, payments = rates(wrong)
-    assert reasons[0].startswith("LookupFailed: KeyError: 'no rate'")
+    assert reasons[0].startswith("fault: LookupFailed: KeyError: 'no rate'")
     assert "LookupFailed: ValueError: a value of type object" in reasons[1]
     assert reasons[2] == "an answer from outside has more than 1048576 bytes"
-    assert reasons[3].startswith("LookupFailed: SystemExit")
+    assert reasons[3].startswith("fault: LookupFailed: SystemExit")
 
 
 def test_a_lookup_uses_no_tables_and_can_be_caught() -> None:

@@ -136,7 +136,7 @@ def test_an_object_that_is_missing_is_named_and_waited_for(apart: Apart) -> None
     wait_for_workers(apart.url, 1)
     with Clients(apart.url, ACCOUNTS) as clients:
         clients.wait_for_more()
-    assert apart.coordinator.stop() == 130
+    assert apart.coordinator.stop() == 0
     worker.send(signal.SIGKILL)
     parts = list((apart.folder / "snapshots").rglob("part-*"))
     assert parts
@@ -192,7 +192,7 @@ def test_workers_are_killed_and_freeze(tmp_path: Path) -> None:
         validate(clients, follower)
         # Stopped and started again, it has what it had.
         pids = pids_of(parent)
-        assert parent.stop() == 130
+        assert parent.stop() == 0
         assert not any(map(is_there, pids))
     with together(tmp_path) as parent:
         clients.url = url_of(parent)
@@ -244,7 +244,7 @@ def test_a_worker_that_stops_is_missed_by_nobody(apart: Apart) -> None:
     wait_for_workers(apart.url, 2)
     with Clients(apart.url, ACCOUNTS) as clients:
         clients.wait_for_more()
-        assert second.stop() == 130
+        assert second.stop() == 0
         wait_for_workers(apart.url, 1)
         clients.wait_for_more()
         apart.add()
@@ -252,7 +252,7 @@ def test_a_worker_that_stops_is_missed_by_nobody(apart: Apart) -> None:
         clients.wait_for_more()
     assert clients.surprises == []
     validate(clients)
-    assert apart.coordinator.stop() == 130
+    assert apart.coordinator.stop() == 0
 
 
 OTHER_APP = """
@@ -386,7 +386,7 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
         clients.wait_for_more()
     assert clients.surprises == []
     validate(clients)
-    assert apart.coordinator.stop() == 130
+    assert apart.coordinator.stop() == 0
     late = Process(tmp_path / "late", "coordinator", other, *secret, *fresh[:2], *taken)
     with late:
         assert late.process.wait(PATIENCE) == 1
@@ -457,7 +457,7 @@ def test_how_a_cluster_does(tmp_path: Path) -> None:
         wait_for_workers(url, 2)
         with tm.Client(url, retries=0) as client:
             client.call("account.transfer", id=1, dst=2, amount=5, op=0)
-        assert parent.stop() == 130
+        assert parent.stop() == 0
         summary = json.loads(parent.said.read_text())
     assert (summary["app"], len(summary["members"])) == ("bank", 2)
     # The last snapshot has all of it.

@@ -72,7 +72,7 @@ def test_every_firing_counts_once(tmp_path: Path) -> None:
         times = seen(url)
         # The second handler of a firing is never left out, whoever has died between the two.
         assert seen(url, 2)[: len(times)] == times
-        assert parent.stop() == 130
+        assert parent.stop() == 0
     assert all(at % PERIOD_MS == 0 for at in times)
     assert times == sorted(set(times))
 

@@ -27,6 +27,7 @@ from tidemill.client import (
 from tidemill.entity import Context, Entity, Function, Reply
 from tidemill.errors import (
     Abort,
+    BadValue,
     Error,
     Fault,
     InputError,
@@ -74,6 +75,7 @@ __all__ = [
     "AccessError",
     "App",
     "AsyncClient",
+    "BadValue",
     "Change",
     "Client",
     "Context",

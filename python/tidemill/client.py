@@ -19,8 +19,10 @@ from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from tidemill.context import outside
 from tidemill.errors import (
     Error,
+    Fault,
     InputError,
     InternalError,
     IoError,
@@ -245,6 +247,8 @@ def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) ->
             return _found(response).get("reply")
         elif response.status_code == 409 and "aborted" in (said := _found(response)):
             raise aborted(str(said["aborted"]))
+        elif response.status_code == 500 and "fault" in (said := _found(response)):
+            raise Fault(str(said["fault"]))
         else:
             error = _refusal(response)
             heard |= isinstance(error, DeadlineError)
@@ -527,6 +531,7 @@ class Client(_Client):
     def _run(self, steps: Steps) -> Any:
         import httpx
 
+        outside("a client's request", may_be_asked=True)
         response: httpx.Response | Broken = (False, "")
         try:
             step = next(steps)
@@ -549,6 +554,7 @@ class Client(_Client):
     def _follow(self, following: _Following[Item]) -> Iterator[Item]:
         import httpx
 
+        outside("a client's request", may_be_asked=True)
         while True:
             error: Error | None = None
             try:
@@ -629,6 +635,7 @@ class AsyncClient(_Client):
 
         import httpx
 
+        outside("a client's request", may_be_asked=True)
         response: httpx.Response | Broken = (False, "")
         try:
             step = next(steps)
@@ -653,6 +660,7 @@ class AsyncClient(_Client):
 
         import httpx
 
+        outside("a client's request", may_be_asked=True)
         while True:
             error: Error | None = None
             try:

@@ -26,6 +26,9 @@ DURABLE: Final = ("none", "log", "log+snapshots")
 #: What ``recovery`` may be.
 RECOVERY: Final = ("weak", "strong")
 
+#: What ``on_fault`` may be.
+ON_FAULT: Final = ("stop", "abort")
+
 #: What ``cluster_cuts`` may be.
 CUTS: Final = ("log", "coordinator")
 
@@ -33,6 +36,7 @@ CUTS: Final = ("log", "coordinator")
 _SAY: Final = {
     DURABLE: "say none to keep nothing, log to repeat everything at a start, or log+snapshots",
     RECOVERY: "say weak to log inputs, or strong to log each transaction, too",
+    ON_FAULT: "say stop to end the run at the event, or abort to count it and go on",
     CUTS: "say log to have them in Kafka, or coordinator to have them on its disk",
 }
 
@@ -57,6 +61,7 @@ SETTINGS: Final[dict[str, object]] = {
     "snapshot_us": int,
     "log_segment_bytes": int,
     "poison_after": int,
+    "on_fault": ON_FAULT,
     "deadline_us": int,
     "tail_rows": int,
     "tail_bytes": int,

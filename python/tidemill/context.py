@@ -54,9 +54,14 @@ class Transaction(Protocol):
     def window_groups(self, window: OwnedWindow, group: tuple[object] | None) -> Any:
         """The groups of a window's active rows, or the one that is given."""
 
+    def refuse(self, error: Exception) -> None:
+        """Notes what the function may not do, whatever it makes of the exception."""
+
 
 class _Local(threading.local):
     transaction: Transaction | None = None
+    #: It asks a function outside (``tx.lookup``), which is not in it, and which it waits for.
+    asks: bool = False
 
 
 #: Of this thread.
@@ -73,6 +78,27 @@ def current(what: str) -> Transaction:
             here(),
         )
     return local.transaction
+
+
+def outside(what: str, may_be_asked: bool = False) -> None:
+    """Refuses what a function may not do that runs as a transaction: the engine waits for the
+    function, which would wait for the engine; and a function may run again.
+
+    The transaction aborts, also when the function catches the exception. What a transaction asks
+    (``tx.lookup``) may do it where it ``may_be_asked``.
+    """
+    running = local.transaction
+    if running is None and (may_be_asked or not local.asks):
+        return
+    error = ProgramError(
+        f"{what} is called inside a function that runs as a transaction, or that one asks",
+        "there read and write rows by their tables, emit with tx.emit, call entities, and leave "
+        "what is to be done outside to app.external",
+        here(),
+    )
+    if running is not None:
+        running.refuse(error)
+    raise error
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast, overloa
 from tidemill import _native
 from tidemill.context import local
 from tidemill.deadline import Overdue
-from tidemill.errors import Abort, Fault, ProgramError, Untraceable
+from tidemill.errors import Abort, BadValue, ProgramError, Untraceable
 from tidemill.opaque import OpaqueCall, Running, Tx, verdict
 from tidemill.source import here, referenced
 from tidemill.stream import Handler, Stream
@@ -171,7 +171,7 @@ class Function(Handler):
         for place in range(begin, len(values)):
             try:
                 values[place] = self._shape.store(self.keys + place, values[place])
-            except Fault as fault:
+            except BadValue as fault:
                 name = self.parameters.columns[place].name
                 raise TypeError(f"{self.name}: parameter '{name}': {fault.reason}") from None
         return tuple(values)

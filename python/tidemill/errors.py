@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "Abort",
+    "BadValue",
     "Error",
     "Fault",
     "InputError",
@@ -42,6 +43,10 @@ class Error(Exception):
 
 class ProgramError(Error):
     """Mend the program: a wrong declaration, type, name or key."""
+
+    def __init__(self, what: str, help: str = "", at: str | None = None) -> None:
+        super().__init__(what, help, at)
+        _noted(self)
 
 
 class SettingError(Error):
@@ -86,10 +91,20 @@ class Abort(Exception):
         self.reason = str(reason)
 
 
-class Fault(Abort):
+class BadValue(Abort):
     """An abort by a rule of values: overflow, null where a value is needed, division by zero."""
 
-    kind = "fault"
+    kind = "value"
+
+
+class Fault(Abort):
+    """What a caller gets when a function failed: it raised what it did not mean to.
+
+    The transaction has left nothing, as with every abort; but a fault is a mistake in the program,
+    and counted apart.
+    """
+
+    kind = "raised"
 
 
 def aborted(reason: str) -> Abort:
@@ -99,7 +114,7 @@ def aborted(reason: str) -> Abort:
     while kinds:
         kind = kinds.pop()
         kinds += kind.__subclasses__()
-        if kind.__name__ == name and kind is not Fault:
+        if kind.__name__ == name and kind not in (BadValue, Fault):
             # Whatever its own constructor takes.
             error = kind.__new__(kind)
             Abort.__init__(error, text)
@@ -119,3 +134,16 @@ class Untraceable(TypeError):
 
     A handler that raises it while it is traced runs as an opaque function instead.
     """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        _noted(self)
+
+
+def _noted(error: Exception) -> None:
+    """Tells a recording of what it can't record, whatever the function makes of the exception."""
+    from tidemill.context import local
+
+    noted = getattr(local.transaction, "noted", None)
+    if noted is not None:
+        noted.append(error)

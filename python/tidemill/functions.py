@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from tidemill import _native
-from tidemill.errors import Fault, ProgramError
+from tidemill.errors import BadValue, ProgramError
 from tidemill.expr import is_symbolic, node
 from tidemill.source import here
 from tidemill.types import SCALE_MAX, data_type
@@ -34,7 +34,7 @@ def where(cond: object, a: object, b: object) -> Any:
     if is_symbolic(cond, a, b):
         return node("where", None, cond, a, b)
     if cond is None:
-        raise Fault("null where a value is needed")
+        raise BadValue("null where a value is needed")
     if not isinstance(cond, bool):
         raise TypeError(f"the condition of tm.where is {cond!r}, not a bool")
     return a if cond else b

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
+import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from tidemill import _native
 from tidemill.config import apart, in_memory
-from tidemill.errors import ProgramError, aborted
+from tidemill.context import local, outside
+from tidemill.errors import Error, Fault, ProgramError, aborted
 from tidemill.source import here
 from tidemill.stream import Handler, Side, Stream
 from tidemill.table import Table
@@ -23,7 +28,8 @@ if TYPE_CHECKING:
 
     from tidemill.app import App
 
-Result = TypeVar("Result")
+#: So long one is waited for that Ctrl-C has not let end, in microseconds.
+_ENDING_US = 3_000_000
 
 
 class Mill:
@@ -32,23 +38,69 @@ class Mill:
     In memory, leaving the ``with`` block runs everything that was sent to its end. With a data
     directory it waits until what was sent is safe and stops, so that the next start goes on;
     :meth:`finish` is for whoever will send no more, ever. Leaving it by an exception stops after
-    what is in work.
+    what is in work. One that nobody holds any more is stopped, too, with a ``ResourceWarning``.
 
-    All methods may be called from any thread.
+    All methods may be called from any thread, but not from inside a function that runs as a
+    transaction, and not in a child process that was forked. While they wait Ctrl-C is noticed.
     """
 
     def __init__(
         self, app: App, settings: Mapping[str, Any], *, keep_all: bool, push: bool
     ) -> None:
         self.app = app
+        outside("app.start()")
+        self._process = os.getpid()
         spec, opaques = app.spec(apart(settings)[0], keep_all=keep_all, push=push)
         self._native = _native.Mill(json.dumps(spec), opaques)
         self._scheme = "https" if "http_cert" in settings else "http"
-        self._ended = False
+        self._ended = self._ending = False
         self._durable = not in_memory(settings)
         #: By stream: the row behind what this process has sent.
         self._sent: dict[str, int] = {}
         self._lock = threading.Lock()
+        _RUNNING.add(self)
+
+    def _open(self, what: str) -> _native.Mill:
+        """The engine, for whoever may ask it."""
+        outside(f"mill.{what}()")
+        if os.getpid() != self._process:
+            raise ProgramError(
+                f"this process, {os.getpid()}, was forked from {self._process}, in which the "
+                "engine runs: it can't be used here",
+                "use it where it was started, or start the process with multiprocessing's method "
+                "'spawn' and let it be a client: app.start(http_port=0) and tm.Client(mill.url)",
+                here(),
+            )
+        return self._native
+
+    def _leave(self) -> None:
+        """Ends it for whoever has not."""
+        if os.getpid() != self._process:
+            return
+        if self._ended:
+            if self._ending and local.transaction is None:
+                with contextlib.suppress(Error):
+                    self._native.wait(_ENDING_US)
+            return
+        self._ended = True
+        warnings.warn(
+            f"a mill of app {self.app.name} was let go while it ran, and is stopped: use it with "
+            "'with app.start() as mill:', or call mill.stop() or mill.finish()",
+            ResourceWarning,
+            stacklevel=3,
+            source=self,
+        )
+        if local.transaction is not None or local.asks:
+            # A function runs here, which the engine waits for.
+            self._native.abandon()
+            return
+        # Whatever has ended it: nobody is left to be told.
+        with contextlib.suppress(Error):
+            self._native.stop()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_durable"):
+            self._leave()
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +111,7 @@ class Mill:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._ended:
+        if self._ended or os.getpid() != self._process:
             return
         if kind is None and not self._durable:
             self.finish()
@@ -86,34 +138,38 @@ class Mill:
         Instead of a stream there may be a procedure that is called, or a function of an entity:
         then each row is a call, its parameters, whose reply nobody waits for.
         """
+        native = self._open("send")
         name = self._stream_name(stream)
-        behind = self._native.send(name, rows)
+        behind = native.send(name, rows)
         if self._durable:
             with self._lock:
                 self._sent[name] = max(behind, self._sent.get(name, 0))
         if wait and behind:
-            _interruptible(lambda: self._native.acknowledge(name, behind))
+            native.acknowledge(name, behind)
 
     def call(self, procedure: Handler | str, /, **arguments: object) -> Any:
         """Calls a procedure, and waits for its reply.
 
         The call is a transaction in the one order with all others, and what it has done is on disk,
         where there is a data directory, before it returns. When it aborts, by ``tx.require``, say,
-        or by an exception, ``tm.Abort`` is raised with the reason, or a class derived from
-        it, as the function has raised it. Many threads may call; their
-        calls go to disk together.
+        ``tm.Abort`` is raised with the reason, or a class derived from it, as the function has
+        raised it; when the function fails, by any other exception, ``tm.Fault``. Many threads may
+        call; their calls go to disk together.
 
         When the engine ends before there is a reply, an error says so: whether the call was
         executed is then seen after the next start.
         """
+        native = self._open("call")
         name = procedure.name if isinstance(procedure, Handler) else procedure
         if not any(calls.name == f"{name}.calls" for calls in self.app.calls):
             raise ProgramError(
                 f"{procedure!r} can't be called", "call what @app.procedure has made", here()
             )
-        kind, value = _interruptible(lambda: self._native.call(name, [arguments]))
+        kind, value = native.call(name, [arguments])
         if kind == "aborted":
             raise aborted(value)
+        if kind == "fault":
+            raise Fault(value)
         return None if value is None else value[0]
 
     @property
@@ -127,17 +183,17 @@ class Mill:
 
         After a restart whoever sends goes on behind them: they are on disk.
         """
-        return self._native.sent(self._stream_name(stream))
+        return self._open("sent").sent(self._stream_name(stream))
 
     def _acknowledge_all(self) -> None:
         with self._lock:
             sent = dict(self._sent)
         for name, behind in sent.items():
-            _interruptible(partial(self._native.acknowledge, name, behind))
+            self._native.acknowledge(name, behind)
 
     def drain(self) -> None:
         """Waits until everything sent so far is committed, and files are read to their end."""
-        _interruptible(self._native.drain)
+        self._open("drain").drain()
 
     def finish(self) -> dict[str, Any]:
         """Ends all input for good, runs everything to the end and closes; gives the summary.
@@ -145,20 +201,25 @@ class Mill:
         With a data directory the end is recorded, too: a later start finds everything done, and
         nothing can be sent any more.
         """
-        self._ended = True
-        return self._summary(_interruptible(self._native.finish))
+        return self._end(self._open("finish").finish)
 
     def stop(self) -> dict[str, Any]:
         """Ends after what is in work, without waiting for more input; gives the summary.
 
         With a data directory it takes a snapshot, and the next start goes on from there.
         """
-        self._ended = True
-        return self._summary(_interruptible(self._native.stop))
+        return self._end(self._open("stop").stop)
+
+    def _end(self, end: Callable[[], str]) -> dict[str, Any]:
+        self._ended = self._ending = True
+        summary = end()
+        # Not where Ctrl-C has ended the waiting: the engine goes on ending then.
+        self._ending = False
+        return self._summary(summary)
 
     def wait(self, seconds: float) -> bool:
         """Waits for the end of all input at most so long; whether it has come."""
-        return self._native.wait(max(0, int(seconds * 1_000_000)))
+        return self._open("wait").wait(max(0, int(seconds * 1_000_000)))
 
     def status(self) -> dict[str, Any]:
         """Where the run is: epoch, events, transactions, rate, lag; ``recovering`` while what was
@@ -166,26 +227,37 @@ class Mill:
         ``troubles`` with what holds sources and sinks up (brokers that are away), and the epoch of
         the newest snapshot.
         """
-        found: dict[str, Any] = json.loads(self._native.status())
+        found: dict[str, Any] = json.loads(self._open("status").status())
         return found
 
     def summary(self) -> dict[str, Any]:
         """What has been done so far."""
-        return self._summary(self._native.summary())
+        return self._summary(self._open("summary").summary())
 
     def table(self, table: Table | str) -> TableView:
         """A table, as the last finished epoch left it."""
+        self._open("table")
         name = table.name if isinstance(table, Table) else table
         if name not in self.app.tables:
-            raise ProgramError(
-                f"there is no table '{name}'", f"there are {', '.join(self.app.tables)}", here()
-            )
-        return TableView(self._native, self.app.tables[name])
+            raise ProgramError(f"there is no table '{name}'", _known(name, self.app.tables), here())
+        return TableView(self, self.app.tables[name])
 
     def output(self, stream: Side | str) -> OutputView:
         """The events of a handler's output, its ``aborted``, a stream's ``late`` or ``dead``."""
+        self._open("output")
         name = stream.name if isinstance(stream, Side) else stream
-        return OutputView(self._native, name)
+        known = []
+        for one in self.app.streams:
+            known.append(one.name)
+            if one.has_sides:
+                known += [f"{one.name}.dead", f"{one.name}.late"]
+        if name not in known:
+            if any(handler.name == name for handler in self.app.handlers):
+                raise ProgramError(
+                    f"handler {name} returns nothing", "return dict(column=value, ...)", here()
+                )
+            raise ProgramError(f"there is no stream '{name}'", _known(name, known), here())
+        return OutputView(self, name)
 
     def _stream_name(self, stream: Stream | str) -> str:
         if isinstance(stream, Handler) and stream.called:
@@ -200,11 +272,8 @@ class Mill:
                         here(),
                     )
                 return name
-        raise ProgramError(
-            f"there is no stream '{name}'",
-            f"there are {', '.join(s.name for s in self.app.streams if s.origin == 'input')}",
-            here(),
-        )
+        names = [stream.name for stream in self.app.streams if stream.origin == "input"]
+        raise ProgramError(f"there is no stream '{name}'", _known(name, names), here())
 
     def _summary(self, text: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(text)
@@ -214,9 +283,13 @@ class Mill:
 class TableView:
     """The rows of a table, as the last finished epoch left them."""
 
-    def __init__(self, native: _native.Mill, table: Table) -> None:
-        self._native = native
+    def __init__(self, mill: Mill, table: Table) -> None:
+        self._mill = mill
         self._table = table
+
+    @property
+    def _native(self) -> _native.Mill:
+        return self._mill._open("table")
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows, by key."""
@@ -265,9 +338,13 @@ class OutputView:
     before the start are here, and all of them in the files that the output is written to.
     """
 
-    def __init__(self, native: _native.Mill, name: str) -> None:
-        self._native = native
+    def __init__(self, mill: Mill, name: str) -> None:
+        self._mill = mill
         self._name = name
+
+    @property
+    def _native(self) -> _native.Mill:
+        return self._mill._open("output")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         index = 0
@@ -307,23 +384,22 @@ def _to_polars(found: pa.Table | pa.RecordBatch) -> pl.DataFrame:
     return frame
 
 
-def _interruptible(work: Callable[[], Result]) -> Result:
-    """Waits for ``work`` so that Ctrl-C is noticed: native calls do not look for signals."""
-    if threading.current_thread() is not threading.main_thread():
-        return work()
-    done: list[Result] = []
-    failed: list[BaseException] = []
+def _known(name: str, known: Iterable[str]) -> str:
+    """What a name that is not there was probably meant to be, or which there are."""
+    names = list(known)
+    near = _native.nearest(name, names)
+    return f"did you mean '{near}'?" if near else f"there are {', '.join(names)}"
 
-    def run() -> None:
-        try:
-            done.append(work())
-        except BaseException as error:
-            # Raised where it is waited for.
-            failed.append(error)
 
-    thread = threading.Thread(target=run, name="tidemill-wait", daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
+#: Those that were started in this process, or in one that it was forked from.
+_RUNNING: weakref.WeakSet[Mill] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    """Ends those that still run, as long as the interpreter does: their functions need it."""
+    for mill in list(_RUNNING):
+        mill._leave()
+
+
+atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_native.forked)

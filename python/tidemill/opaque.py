@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from tidemill import _native
 from tidemill.context import local
 from tidemill.deadline import Overdue
-from tidemill.errors import Abort, Error, Fault, LookupFailed, ProgramError
+from tidemill.errors import Abort, BadValue, Error, Fault, LookupFailed, ProgramError
 from tidemill.owned import SLIDE, OwnedWindow
-from tidemill.source import here, raised_at
+from tidemill.source import here, raised_at, shown, unknown
 from tidemill.stream import Stream
 from tidemill.table import Table
 from tidemill.types import MISSING
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 #: Sums and products of 64-bit decimals are exact with this many digits, as they are in the engine;
 #: Python's default of 28 would round some.
 CONTEXT = dec.Context(prec=60, rounding=dec.ROUND_HALF_EVEN)
+
+#: Stands between what a function raised and where, as the engine has them.
+AT = "\x1e"
 
 _MUTABLE = ("list", "any")
 
@@ -100,6 +103,10 @@ class Running(_native.Tx):
         """The groups of a window's active rows, or the one that is given."""
         return [Event(window.names, row) for row in self.groups_of_window(window.id, group)]
 
+    def refuse(self, error: Exception) -> None:
+        """Aborts with what the function may not do."""
+        self.mark(*verdict(error))
+
     def fail(self, abort: Abort) -> NoReturn:
         """Aborts. A function that catches the exception does not undo it."""
         self.mark(*verdict(abort))
@@ -134,7 +141,7 @@ class Tx:
         if cond is True:
             return
         if cond is None or (cond is False and reason is None):
-            self._running.fail(Fault("null where a value is needed"))
+            self._running.fail(BadValue("null where a value is needed"))
         if cond is not False:
             # numpy's bools are fine; ~True is the int -2, which Python takes for true.
             if type(cond).__name__ not in ("bool", "bool_"):
@@ -199,6 +206,7 @@ class Tx:
         def ask() -> bytes:
             # Asked by another thread on several processes.
             outer, local.transaction = local.transaction, None
+            asked, local.asks = local.asks, True
             try:
                 with dec.localcontext(CONTEXT):
                     return b"+" + _native.packed(function(*arguments))
@@ -208,7 +216,7 @@ class Tx:
                 # It is an answer too, and raised where it was asked for.
                 return b"-" + described(error).encode()
             finally:
-                local.transaction = outer
+                local.transaction, local.asks = outer, asked
 
         answer = self._running.ask(question, ask)
         if answer[:1] == b"-":
@@ -348,10 +356,12 @@ def verdict(error: BaseException) -> tuple[str, str]:
         kind, reason = "raised", ""
         if isinstance(error, Abort):
             kind, reason = error.kind, str(error.reason)
-            if type(error) not in (Abort, Fault):
+            if type(error) not in (Abort, BadValue, Fault):
                 reason = f"{type(error).__name__}: {reason}"
         else:
-            reason = described(error)
+            reason, place = described(error), placed(error)
+            if place:
+                reason = f"{reason}{AT}{place}"
         # What is no text for others is none here either.
         return kind, reason.encode("utf-8", "replace").decode()
     except Exception:
@@ -359,11 +369,17 @@ def verdict(error: BaseException) -> tuple[str, str]:
 
 
 def described(error: BaseException) -> str:
-    """An exception as the reason of an abort: the same on every machine, so no folders."""
+    """An exception as others are told it: the same on every machine, so no files and no lines."""
     text = error.what if isinstance(error, Error) else str(error)
-    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def placed(error: BaseException) -> str | None:
+    """Where in the user's files it was raised, for whoever mends them."""
     place = raised_at(error)
-    return f"{reason} ({os.path.basename(place[0])}:{place[1]})" if place else reason
+    return f"{os.path.basename(place[0])}:{place[1]}" if place else None
 
 
 def check_function(
@@ -383,6 +399,15 @@ def check_function(
     if inspect.iscoroutinefunction(function) and not may_be_async:
         raise ProgramError(
             f"handler {name} is a coroutine", "write a plain function, or make it a procedure", at
+        )
+    import tidemill
+
+    for attribute, line in unknown(function, tidemill):
+        near = _native.nearest(attribute, dir(tidemill))
+        raise ProgramError(
+            f"handler {name}: module 'tidemill' has no attribute '{attribute}'",
+            f"did you mean '{near}'?" if near else "",
+            f"{shown(function.__code__.co_filename)}:{line}",
         )
     try:
         inspect.signature(function).bind(None, *takes)

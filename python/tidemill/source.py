@@ -178,6 +178,35 @@ def globals_changed(function: Callable[..., Any]) -> Iterator[str]:
                     yield root.id
 
 
+def unknown(function: Callable[..., Any], module: ModuleType) -> Iterator[tuple[str, int]]:
+    """The attributes that the code of a function names of a module which has none of that name, and
+    their lines; nested functions included.
+
+    >>> import tidemill as tm
+    >>> def wrong(x):
+    ...     return tm.coalese(x, 0)
+    >>> [name for name, _ in unknown(wrong, tm)]
+    ['coalese']
+    """
+    plain = inspect.unwrap(function)
+    names = getattr(plain, "__globals__", {})
+    codes = [plain.__code__]
+    while codes:
+        code = codes.pop()
+        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
+        is_module, line = False, code.co_firstlineno
+        for instruction in dis.get_instructions(code):
+            line = instruction.starts_line or line
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                is_module = names.get(str(instruction.argval)) is module
+                continue
+            if is_module and instruction.opname in _ATTRIBUTES:
+                name = str(instruction.argval)
+                if not hasattr(module, name):
+                    yield name, line
+            is_module = False
+
+
 #: What waits for the world: modules, and functions of theirs where not all of them do.
 _BLOCKING = {
     "time": ("sleep",),

@@ -108,10 +108,8 @@ def with_roles(app: App, settings: Mapping[str, Any]) -> Json:
 def all_outputs(app: App) -> Iterable[str]:
     """The streams whose events come out: what is emitted, returned, aborted, late and dead."""
     for stream in app.streams:
-        if stream.origin == "input":
+        if stream.has_sides:
             yield f"{stream.name}.late"
             yield f"{stream.name}.dead"
-        elif isinstance(stream.origin, dict) and "derived" in stream.origin:
-            yield f"{stream.name}.late"
         else:
             yield stream.name

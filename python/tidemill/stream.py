@@ -236,8 +236,13 @@ class Stream(Side):
         """The events that came after their time, where ``late="side"``."""
         return self._side("late")
 
+    @property
+    def has_sides(self) -> bool:
+        """Whether it may have late and bad events."""
+        return self.origin == "input" or _is_derived(self.origin)
+
     def _side(self, which: str) -> Side:
-        if self.origin != "input" and not _is_derived(self.origin):
+        if not self.has_sides:
             raise ProgramError(
                 f"stream {self.name} has no {which} events: it has no sources", "", here()
             )

@@ -6,9 +6,11 @@ write to a row of the same table, because two keys may turn out to be one row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tidemill import _native
 from tidemill.context import inside
 from tidemill.errors import Abort, Error, ProgramError, Untraceable
 from tidemill.expr import Block, Traced, is_symbolic
@@ -185,6 +187,9 @@ class Recorder:
         self.rows: list[Json] = []
         self.steps: list[Json] = []
         self.conditions: list[Traced] = []
+        #: What it could not record, or was wrong: a function that catches it goes on as if nothing
+        #: had been.
+        self.noted: list[Exception] = []
         self.emits: set[Stream] = set()
         self.result: list[tuple[str, Traced]] | None = None
         self.result_at = ""
@@ -246,6 +251,9 @@ class Recorder:
             "'with tx.when(...):'",
             here(),
         )
+
+    def refuse(self, error: Exception) -> None:
+        """What the function may not do: it has been noted."""
 
     # Steps.
 
@@ -499,6 +507,9 @@ def record(
         with inside(recorder):
             result = function(SymbolicTx(recorder), SymbolicEvent(recorder.block))
             recorder.returned(result, defined_at)
+        for hidden in recorder.noted:
+            # The function has caught it: what was recorded is not what it does with real values.
+            raise hidden
     except Abort as error:
         recorder.abort(error)
     except Error:
@@ -509,12 +520,47 @@ def record(
             "a handler is traced where it is declared: define what it uses above it",
             _place(error, defined_at),
         ) from None
-    except Untraceable as error:
-        raise NotTraced(str(error), _place(error, defined_at)) from error
     except Exception as error:
+        place = _place(error, defined_at)
         why = f"{type(error).__name__}: {error}"
-        raise NotTraced(why, _place(error, defined_at)) from error
+        if isinstance(error, Untraceable):
+            raise NotTraced(str(error), place) from error
+        if _is_limit(error):
+            raise NotTraced(why, place) from error
+        raise ProgramError(
+            f"handler {name} raised while it was traced: {why}",
+            _near(error)
+            or "mend it; a function that is right with real values only is declared with "
+            "@app.transaction(..., opaque=True)",
+            place,
+        ) from error
     return recorder
+
+
+#: What exceptions of others call values that are not known yet.
+_SYMBOLIC = re.compile(r"\b(Traced|Deferred|SymbolicRow|SymbolicEvent)\b")
+
+
+def _is_limit(error: BaseException) -> bool:
+    """Whether an exception is there because values are not known yet: it says so, or comes of one
+    that does. All others are mistakes that real values would show, too."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        named = isinstance(found, TypeError | AttributeError) and _SYMBOLIC.search(str(found))
+        if isinstance(found, Untraceable) or named:
+            return True
+        seen.append(found)
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def _near(error: Exception) -> str:
+    """What an attribute that is not there was probably meant to be."""
+    if not isinstance(error, AttributeError) or not error.name:
+        return ""
+    near = _native.nearest(error.name, dir(error.obj))
+    return f"did you mean '{near}'?" if near else ""
 
 
 def record_twice(

@@ -413,7 +413,7 @@ impl<'a> Machine<'a> {
             None => self.append(written, stamp.at.time_us),
             Some(abort) => {
                 self.outcome.tables = before;
-                emitted = given.aborted(self.program, &turn, &abort.reason);
+                emitted = given.aborted(self.program, &turn, &abort.told());
                 self.outcome.aborts += emitted.len() as u64;
             }
         }
@@ -453,7 +453,7 @@ impl<'a> Machine<'a> {
             Err(abort) => {
                 self.outcome.tables = before;
                 self.outcome.aborts += 1;
-                let row = self.program.abort_event(index, event, &abort.reason);
+                let row = self.program.abort_event(index, event, &abort.told());
                 vec![(handler.aborted, row)]
             }
         };

@@ -150,7 +150,7 @@ fn a_function_that_panics_aborts() {
             let outputs: Vec<_> = outputs.map(|row| row.to_vec()).collect();
             let mut rows: Vec<_> = tables[0].rows().iter().map(|row| row.to_vec()).collect();
             rows.sort_by_key(|row| row[0].to_string());
-            let reason = Value::str("the function panicked: this event is too much");
+            let reason = Value::str("fault: the function panicked: this event is too much");
             let aborted = &outputs[0];
             assert!(aborted.contains(&Value::Int(150)) && aborted.contains(&reason), "{aborted:?}");
             assert_eq!((outputs.len(), rows.len()), (1, 7));

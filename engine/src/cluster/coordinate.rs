@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use tidemill_host::{
 use tidemill_kafka::Followed;
 use tidemill_mesh::Peer;
 use tidemill_place::{partition_in, Partition};
-use tidemill_txn::program::{Abort, Program};
+use tidemill_txn::program::{Abort, Origin, Program, FAULT};
 
 use super::doors::{log, store};
 use super::feeds::{self, About, Feeds, Rows};
@@ -85,6 +85,8 @@ struct Told {
     /// How much, and who waits for more.
     count: Mutex<u64>,
     more: Condvar,
+    /// Transactions whose function failed, of those that have left since it began to read.
+    faults: AtomicU64,
 }
 
 impl Cluster {
@@ -188,11 +190,17 @@ impl Cluster {
             rings: Mutex::new(Rings::of_emitted(functions.program(), &spec.settings, numbered)),
             count: Mutex::new(0),
             more: Condvar::new(),
+            faults: AtomicU64::new(0),
         });
         let (hears, of) = (told.clone(), functions.clone());
         let listener = move |_: u32, output: &Output| hears.take(of.program(), output);
         let asked = settings.sources;
+        let is_here = settings.log.is_none();
         let desk = Arc::new(Desk::open(env, log, (asked, sources), Some(Arc::new(listener))));
+        if is_here && !program.opaques.is_empty() {
+            // What fails is counted also where no client asks.
+            desk.begin();
+        }
         Ok(Cluster {
             timers: Timers::start(env, &desk, &functions)?,
             sinks,
@@ -324,6 +332,7 @@ impl Cluster {
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
             "event_time": event_time, "parked": parked.events, "parked_bytes": parked.bytes,
             "late": parked.late, "outside": outside,
+            "faults": self.told.faults.load(Ordering::Relaxed),
             "input_ended": self.has_input_ended(),
             "requests_open": self.desk.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
@@ -407,6 +416,9 @@ fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
 
 impl Told {
     fn take(&self, program: &Program, output: &Output) {
+        if is_fault(program, output) {
+            self.faults.fetch_add(1, Ordering::Relaxed);
+        }
         if let Output::Event { stream, row, .. } = output {
             if let Some(stream) = program.streams.get(stream.index()) {
                 let batch = Batch::from_rows(stream.spec.schema.clone(), [&row[..]]);
@@ -415,6 +427,20 @@ impl Told {
         }
         *self.count.lock() += 1;
         self.more.notify_all();
+    }
+}
+
+/// Whether an output tells of a function that failed.
+fn is_fault(program: &Program, output: &Output) -> bool {
+    match output {
+        Output::Reply { outcome, .. } => outcome.as_ref().is_err_and(Abort::is_fault),
+        // The last event of a request's transaction says what its reply says.
+        Output::Event { path, stream, row, .. } if path.iter().ne(&[u32::MAX]) => {
+            let stream = program.streams.get(stream.index());
+            let is_abort = stream.is_some_and(|s| matches!(s.origin, Origin::Aborted(_)));
+            is_abort && matches!(row.last(), Some(Value::Str(why)) if why.starts_with(FAULT))
+        }
+        Output::Event { .. } => false,
     }
 }
 
@@ -494,6 +520,12 @@ impl App for Cluster {
             ("lag", "gauge", "Requests that no cut has.", lag),
             ("parked", "gauge", "Events that wait for their watermark.", parked.events),
             ("late", "counter", "Events that have come too late.", parked.late),
+            (
+                "faults",
+                "counter",
+                "Transactions whose function failed, since this process began to read what leaves.",
+                self.told.faults.load(Ordering::Relaxed),
+            ),
             (
                 "requests_open",
                 "gauge",

@@ -178,7 +178,7 @@ fn write_outcome(outcome: &Result<Value, Abort>, out: &mut Vec<u8>) {
         }
         Err(abort) => {
             out.extend_from_slice(b"\"aborted\":");
-            values::write(&Value::str(&abort.reason), out);
+            values::write(&Value::str(&abort.told()), out);
         }
     }
 }

@@ -39,6 +39,7 @@ use self::times::Times;
 use self::whole::{What, Whole};
 use crate::calls::Reply;
 use crate::requests::Request;
+use crate::settings::OnFault;
 use crate::spec::AppSpec;
 
 /// What begins functions that find their accesses by running.
@@ -147,6 +148,12 @@ impl AppFunctions {
         if program.tables.is_empty() && !program.handlers.is_empty() {
             return Err(Error::program("an app without tables has nothing to share")
                 .help("run it in one process"));
+        }
+        if spec.settings.on_fault == OnFault::Stop {
+            return Err(Error::setting(
+                "on_fault=stop: on several processes a function that fails does not end the run yet",
+            )
+            .help("leave it out: faults are counted, and whoever calls is answered with 500"));
         }
         let called = |(number, handler): (usize, &Handler)| {
             program.calls.contains(&handler.input).then(|| (handler.name.to_string(), number))
@@ -487,16 +494,16 @@ impl AppFunctions {
         ) {
             return match outcome {
                 Ok(_) => (Reply::Returned(None), None),
-                Err(abort) => (Reply::Aborted(abort.reason), None),
+                Err(abort) => (Reply::of(&abort), None),
             };
         }
         if let Some(stream) = self.round_of(call.target) {
-            let Err(Abort { reason, .. }) = outcome else { return (Reply::Returned(None), None) };
+            let Err(abort) = outcome else { return (Reply::Returned(None), None) };
             let event = self.rounds.only(&self.program, stream).map(|only| {
-                let event = self.program.abort_event(only, &call.args, &reason);
+                let event = self.program.abort_event(only, &call.args, &abort.told());
                 (self.program.handlers[only].aborted, event.into())
             });
-            return (Reply::Aborted(reason), event);
+            return (Reply::of(&abort), event);
         }
         let Some((number, true)) = handler_of(call.target) else {
             unreachable!("requests are made here")
@@ -507,17 +514,17 @@ impl AppFunctions {
             // Its events have left with it.
             Ok(value) if is_taken => match told::settled(value) {
                 Ok(value) => Ok(value),
-                Err(reason) => return (Reply::Aborted(reason), None),
+                Err(reason) => return (Reply::told(reason), None),
             },
             // Nobody has taken it: nothing of it was executed.
-            Err(abort) if is_taken => return (Reply::Aborted(abort.reason), None),
+            Err(abort) if is_taken => return (Reply::of(&abort), None),
             outcome => outcome,
         };
         match outcome {
             Err(abort) => {
                 let row = self.row(number, call);
-                let event = self.program.abort_event(number, &row, &abort.reason);
-                (Reply::Aborted(abort.reason), Some((handler.aborted, event.into())))
+                let event = self.program.abort_event(number, &row, &abort.told());
+                (Reply::of(&abort), Some((handler.aborted, event.into())))
             }
             Ok(Value::Null) => (Reply::Returned(None), None),
             Ok(value) => {

@@ -44,7 +44,9 @@ pub(crate) fn metrics(view: &View) -> String {
     add("events_total", "counter", events, &count(status.events));
     let transactions = "Transactions, aborted ones included.";
     add("transactions_total", "counter", transactions, &count(status.transactions));
-    add("aborts_total", "counter", "Aborted transactions.", &count(status.aborted));
+    let aborts = "Aborted transactions, without those whose function failed.";
+    add("aborts_total", "counter", aborts, &count(status.aborted));
+    add("faults_total", "counter", "Transactions whose function failed.", &count(status.faults));
     add("dead_total", "counter", "Rows in dead-letter streams.", &count(status.dead));
     add("late_total", "counter", "Late events.", &count(status.late));
     add("epochs_total", "counter", "Epochs executed.", &count(executed));

@@ -109,7 +109,8 @@ def _coordinator(args: argparse.Namespace) -> int:
     _check(app, settings)
     signals = Signals()
     signals.install()
-    coordinator = Coordinator(app, placed(settings, app.name), _secret(settings))
+    with signals.starting():
+        coordinator = Coordinator(app, placed(settings, app.name), _secret(settings))
     _say(args, coordinator, "workers join at")
     status = _watch(coordinator, signals, lambda: None, _ends(app, coordinator, settings))
     return _ended(args, status, signals)
@@ -203,7 +204,7 @@ def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -
         raise ResourceError(f"the coordinator has ended: {status['ended']}", "start it again")
     if not args.json:
         print("\n".join(fields(status)))
-    return 130 if signals.asked else 0
+    return signals.code
 
 
 def status_of(url: str) -> dict[str, Any]:
@@ -290,7 +291,8 @@ def _worker(args: argparse.Namespace) -> int:
     if args.from_parent:
         # Who stops the parent from a terminal stops both, and the parent needs its workers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker = Worker(app, placed(settings, app.name), secret, join)
+    with signals.starting():
+        worker = Worker(app, placed(settings, app.name), secret, join)
     if not args.json and not args.from_parent:
         print(f"worker {worker.number} at {worker.address}, joining {join}", flush=True)
     ended = None
@@ -308,7 +310,7 @@ def _worker(args: argparse.Namespace) -> int:
         raise SettingError(f"the coordinator at {join} and this worker do not match: {ended[1]}")
     if ended is not None and ended[0] != "stopped":
         raise ResourceError(f"the worker has ended: {ended[1]}", "start another one")
-    return 130 if signals.asked else 0
+    return signals.code
 
 
 def _end_with_parent() -> None:
@@ -367,7 +369,8 @@ def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> in
     signals = Signals()
     signals.install()
     secret = secrets.token_bytes(32)
-    coordinator = Coordinator(app, settings, secret)
+    with signals.starting():
+        coordinator = Coordinator(app, settings, secret)
     _say(args, coordinator, f"{args.processes} workers join at")
     theirs = {k: v for k, v in settings.items() if k != "cluster_listen"}
     given = {"settings": theirs, "secret": secret.hex(), "join": coordinator.address}

@@ -8,10 +8,12 @@ work, with a snapshot; the same command goes on later. So it does after a crash.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -148,10 +150,29 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class Signals:
-    """The first SIGINT or SIGTERM asks for an end; the second SIGINT takes it."""
+    """The first SIGINT or SIGTERM asks for an end; the second SIGINT takes it.
+
+    While something ``starts`` the first one ends it at once: nothing has been done yet.
+    """
 
     def __init__(self) -> None:
         self.asked: str | None = None
+        self._starts = False
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Something starts, which a signal may end."""
+        self._starts = True
+        try:
+            yield
+        finally:
+            self._starts = False
+
+    @property
+    def code(self) -> int:
+        """The exit code of a command that has ended in good order: SIGTERM is how services are
+        stopped, Ctrl-C breaks off what would have gone on."""
+        return 130 if self.asked == "SIGINT" else 0
 
     def install(self) -> None:
         """Takes over SIGINT and SIGTERM."""
@@ -162,6 +183,10 @@ class Signals:
         if self.asked is not None and number == signal.SIGINT:
             os._exit(130)
         self.asked = signal.Signals(number).name
+        if self._starts:
+            if number == signal.SIGTERM:
+                raise SystemExit(0)
+            raise KeyboardInterrupt
 
 
 class Progress:
@@ -208,6 +233,8 @@ class Progress:
             parts.append(f"{status['parked']:,} wait for their time")
         if status.get("aborted"):
             parts.append(f"{status['aborted']:,} aborted")
+        if status.get("faults"):
+            parts.append(f"{status['faults']:,} faults")
         text = "  ".join(parts)
         if status["recovering"]:
             text = f"recovering: epoch {status['epoch']:,} of {status['known_epoch']:,}"
@@ -240,6 +267,7 @@ def execute(args: argparse.Namespace) -> int:
             app.at,
         )
     settings = placed(settings, app.name)
+    settings.setdefault("on_fault", "stop")
     signals = Signals()
     signals.install()
     summary = run(app, settings, signals, Progress(args.json), quiet=args.json)
@@ -247,7 +275,7 @@ def execute(args: argparse.Namespace) -> int:
         printed(summary)
     else:
         print("\n".join(fields(summary)))
-    return 130 if signals.asked else 0
+    return signals.code
 
 
 def on_processes(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> int:
@@ -262,7 +290,8 @@ def run(
     app: App, settings: dict[str, Any], signals: Signals, progress: Progress, quiet: bool
 ) -> dict[str, Any]:
     """Runs an app to the end of its input, or until a signal; gives the summary."""
-    mill = Mill(app, settings, keep_all=False, push=False)
+    with signals.starting():
+        mill = Mill(app, settings, keep_all=False, push=False)
     start = mill.status()
     if not quiet:
         print(f"data  {_found(settings, start)}", flush=True)
@@ -273,7 +302,10 @@ def run(
             progress.update(mill)
         progress.clear()
         if signals.asked:
-            progress.say(f"{signals.asked}: ending; Ctrl-C again ends at once")
+            what = "ending"
+            if mill.status()["recovering"]:
+                what = "ending when all that was recorded has been executed again"
+            progress.say(f"{signals.asked}: {what}; Ctrl-C again ends at once")
         summary = mill.stop() if signals.asked else mill.finish()
     except BaseException:
         progress.clear()

@@ -150,7 +150,7 @@ pub(crate) fn hash(
         }
         Err(abort) => {
             bytes.push(0);
-            bytes.extend_from_slice(abort.reason.as_bytes());
+            bytes.extend_from_slice(abort.told().as_bytes());
             0
         }
     };

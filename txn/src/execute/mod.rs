@@ -60,7 +60,7 @@ pub(crate) use lane::Lane;
 pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
 pub(crate) use segment::{run_native, End, Turns};
-pub use serial::{HandlerCounts, Outcome, Overdue, Serial, Unstable};
+pub use serial::{Faulted, HandlerCounts, Outcome, Overdue, Serial, Unstable};
 pub use tables::tables;
 pub use timing::Timing;
 

@@ -34,8 +34,11 @@ use crate::reference::word_value;
 pub struct HandlerCounts {
     /// Committed.
     pub committed: u64,
-    /// Aborted.
+    /// Aborted, those among them whose function failed included.
     pub aborted: u64,
+    /// Those whose function failed.
+    #[serde(default)]
+    pub faults: u64,
 }
 
 /// An opaque handler that did something else when it ran again on the same input: hidden
@@ -59,6 +62,20 @@ pub struct Overdue {
     pub reason: String,
 }
 
+/// A transaction whose function failed: it raised what it did not mean to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Faulted {
+    /// The input event: its source, and its row there.
+    pub event: (SourceId, u64),
+    /// The handler.
+    pub handler: usize,
+    /// Whether the transaction is on the input event itself, and not on what that has set off: then
+    /// whoever calls is told.
+    pub is_direct: bool,
+    /// Why.
+    pub abort: Abort,
+}
+
 /// What an epoch comes to.
 #[derive(Debug, Default)]
 pub struct Outcome {
@@ -75,6 +92,8 @@ pub struct Outcome {
     pub written: BTreeMap<usize, u64>,
     /// Calls that took too long.
     pub overdue: Vec<Overdue>,
+    /// Transactions whose functions failed, in stamp order.
+    pub faults: Vec<Faulted>,
     /// All transactions, where they are logged.
     pub commands: Vec<Command>,
     /// The number of the last transaction.
@@ -194,6 +213,7 @@ impl Serial {
             unstable: Vec::new(),
             written: BTreeMap::new(),
             overdue: Vec::new(),
+            faults: Vec::new(),
             call: None,
             commands: Vec::new(),
             following: None,
@@ -216,6 +236,7 @@ impl Serial {
             unstable: out.unstable,
             written: out.written,
             overdue: out.overdue,
+            faults: out.faults,
             commands: out.commands,
             seq: self.seq,
         };
@@ -489,6 +510,7 @@ pub(crate) struct Sink {
     pub(crate) unstable: Vec<Unstable>,
     pub(crate) written: BTreeMap<usize, u64>,
     pub(crate) overdue: Vec<Overdue>,
+    pub(crate) faults: Vec<Faulted>,
     /// The last call of a function: the event, and which of its calls it was.
     call: Option<((SourceId, u64), u32)>,
     pub(crate) commands: Vec<Command>,
@@ -504,6 +526,17 @@ impl Sink {
     /// How many transactions have aborted.
     pub(crate) fn aborted(&self) -> u64 {
         self.counts.iter().map(|count| count.aborted).sum()
+    }
+
+    /// A transaction of a handler has aborted for this reason, which is counted as an abort elsewhere.
+    pub(crate) fn note_fault(&mut self, epoch: &Epoch, origin: Origin, abort: &Abort) {
+        if abort.is_fault() {
+            let handler = origin.handler();
+            self.counts[handler].faults += 1;
+            let event = epoch.event(epoch.order[origin.root() as usize]);
+            let (is_direct, abort) = (origin.cause() == 0, abort.clone());
+            self.faults.push(Faulted { event, handler, is_direct, abort });
+        }
     }
 }
 
@@ -646,7 +679,8 @@ pub(super) fn transact(
             }
         }
         Err(reason) => {
-            let event = program.abort_event(handler, event, &reason.reason);
+            out.note_fault(epoch, origin, &reason);
+            let event = program.abort_event(handler, event, &reason.told());
             abort(serial, tables, epoch, out, event, origin);
         }
     }

@@ -69,9 +69,16 @@ pub(super) fn run(
             emitted
         }
         Err(abort) => {
-            let back = given.aborted(&program, turn, &abort.reason);
-            for (place, _) in &back {
-                out.counts[turn.procedures[*place]].aborted += 1;
+            let back = given.aborted(&program, turn, &abort.told());
+            for (nth, (place, _)) in back.iter().enumerate() {
+                let handler = turn.procedures[*place];
+                out.counts[handler].aborted += 1;
+                // All of them abort, and one has failed.
+                if nth == 0 {
+                    out.note_fault(epoch, Origin::new(root as u32, 0, handler), &abort);
+                } else if abort.is_fault() {
+                    out.counts[handler].faults += 1;
+                }
             }
             back
         }

@@ -1,5 +1,6 @@
 //! Handlers: what one transaction does.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -331,7 +332,8 @@ pub enum AbortKind {
     Refused,
     /// A rule of values: overflow, null, division by zero.
     Fault,
-    /// An exception that an opaque function did not mean to raise.
+    /// A *fault*: an exception that an opaque function did not mean to raise, a panic. See
+    /// [`Abort::failed`].
     Raised,
     /// Somebody with a clock: a function took too long. No function of the event, so it is recorded
     /// before anything leaves, and a replay is [told](crate::execute::Executor::obey).
@@ -343,7 +345,45 @@ impl Abort {
     pub fn refused(reason: impl Into<String>) -> Abort {
         Abort { kind: AbortKind::Refused, reason: reason.into() }
     }
+
+    /// A function has failed: what it raised, and the user's line, if that is known. The line is for
+    /// whoever mends the function: no event and no client is told.
+    pub fn failed(what: impl Into<String>, at: Option<&str>) -> Abort {
+        let mut reason = what.into();
+        if let Some(at) = at {
+            reason.push(AT);
+            reason.push_str(at);
+        }
+        Abort { kind: AbortKind::Raised, reason }
+    }
+
+    /// Whether a function has failed, instead of somebody refusing.
+    pub fn is_fault(&self) -> bool {
+        self.kind == AbortKind::Raised
+    }
+
+    /// What a function that has failed says of that, and the user's line.
+    pub fn parts(&self) -> (&str, Option<&str>) {
+        match self.reason.rsplit_once(AT) {
+            Some((what, at)) if self.is_fault() => (what, Some(at)),
+            _ => (&self.reason, None),
+        }
+    }
+
+    /// The reason as everybody may be told it: marked where it is a fault, and without the user's line.
+    pub fn told(&self) -> Cow<'_, str> {
+        match self.is_fault() {
+            true => format!("{FAULT}{}", self.parts().0).into(),
+            false => (&*self.reason).into(),
+        }
+    }
 }
+
+/// What the reason of a fault begins with, as everybody is told it.
+pub const FAULT: &str = "fault: ";
+
+/// What stands between what a function raised and the user's line: no text has it.
+const AT: char = '\u{1e}';
 
 impl From<tidemill_core::rules::Fault> for Abort {
     fn from(fault: tidemill_core::rules::Fault) -> Abort {
@@ -353,7 +393,10 @@ impl From<tidemill_core::rules::Fault> for Abort {
 
 impl fmt::Display for Abort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.reason)
+        match self.parts() {
+            (what, Some(at)) => write!(f, "{what} ({at})"),
+            (what, None) => f.write_str(what),
+        }
     }
 }
 

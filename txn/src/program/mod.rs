@@ -37,7 +37,7 @@ pub(crate) use handler::NativeBody;
 pub(crate) use handler::{key_value, reasons};
 pub use handler::{
     Abort, AbortKind, Body, Declared, EventBatch, Handler, Input, Native, Op, Opaque, RowId,
-    RowRef, Step, Takes, Tx, VarId, OPERATIONS_MAX,
+    RowRef, Step, Takes, Tx, VarId, FAULT, OPERATIONS_MAX,
 };
 pub use hooks::{Index, On, Trigger};
 pub(crate) use moment::Moment;

@@ -316,7 +316,7 @@ impl<R: Rows> Round<'_, R> {
                 if depth == 0 && self.only == Some(index) {
                     return Err(abort);
                 }
-                let row = program.abort_event(index, event, &abort.reason);
+                let row = program.abort_event(index, event, &abort.told());
                 vec![(program.handlers[index].aborted, row)]
             }
         };
@@ -373,7 +373,7 @@ impl<R: Rows> Round<'_, R> {
             if self.only.is_some_and(|only| turn.procedures.contains(&only)) {
                 return Err(abort);
             }
-            emitted = given.aborted(program, turn, &abort.reason);
+            emitted = given.aborted(program, turn, &abort.told());
         }
         for (stream, row) in emitted.into_iter().flat_map(|(_, events)| events) {
             self.out.push((stream, row[..].into()));

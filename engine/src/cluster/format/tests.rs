@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use tidemill_core::{Column, DataType, StreamId};
 use tidemill_function::{Activation, Call, Tid};
-use tidemill_txn::program::{AbortKind, Builder};
+use tidemill_txn::program::Builder;
 
 use super::*;
 use crate::functions::Begins;
@@ -145,11 +145,13 @@ fn what_is_no_list_is_one_request_that_is_refused() {
 
 fn outputs() -> Vec<Output> {
     let reply = |tid, id: &[u8], outcome| Output::Reply { tid: Tid(tid), id: id.into(), outcome };
-    let abort = Abort { kind: AbortKind::Raised, reason: "no \"rooms\"".into() };
+    let abort = Abort::refused("no \"rooms\"");
+    let fault = Abort::failed("KeyError: 7", Some("app.py:3"));
     let row: tidemill_core::Row = vec![Value::Int(7)].into();
     vec![
         reply(4, b"a", Ok(Value::Decimal(150, 2))),
         reply(12, &[0xff, 1], Err(abort)),
+        reply(20, b"b", Err(fault)),
         Output::Event { tid: Tid(4), path: [0, 2].into_iter().collect(), stream: StreamId(0), row },
     ]
 }
@@ -162,6 +164,7 @@ fn outputs_together_say_what_they_say_alone() {
     let wanted = json!([
         {"id": "4/", "request-id": "a", "reply": "1.50"},
         {"id": "12/", "request-id-hex": "ff01", "aborted": "no \"rooms\""},
+        {"id": "20/", "request-id": "b", "aborted": "fault: KeyError: 7"},
         {"id": "4/0.2", "stream": "opened", "row": {"id": 7}},
     ]);
     assert_eq!(said, wanted);

@@ -99,7 +99,12 @@ impl Appending<'_, '_> {
                     *sum = sum.wrapping_add(effects.written_hash(&[], seq));
                 }
             }
-            Err(_) => self.out.counts[step.handler].aborted += 1,
+            Err(_) => {
+                self.out.counts[step.handler].aborted += 1;
+                if let Some(fault) = &step.fault {
+                    self.out.note_fault(self.work.stretch.epoch, origin, fault);
+                }
+            }
         }
         for (ordinal, (stream, row)) in step.emitted(program).enumerate() {
             let origin = origin.output(ordinal as u32);

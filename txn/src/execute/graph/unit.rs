@@ -11,13 +11,15 @@ use tidemill_table::Seq;
 use super::hint::KeyRange;
 use crate::execute::general::{Effects, Holder, Keys, Rows, Unsettled};
 use crate::execute::serial::call;
-use crate::program::{reasons, Moment, Program};
+use crate::program::{reasons, Abort, Moment, Program};
 
 /// One transaction of a unit.
 pub(crate) struct Step {
     pub(crate) handler: usize,
     /// What it comes to, or its abort event.
     pub(crate) result: Result<Effects, Vec<Value>>,
+    /// Why, where its function has failed.
+    pub(crate) fault: Option<Box<Abort>>,
 }
 
 /// What a unit came to.
@@ -94,12 +96,14 @@ impl Unit {
             return;
         }
         let number = self.steps.len();
-        let result = result.map_err(|abort| program.abort_event(handler, event, &abort.reason));
+        let fault = result.as_ref().err().filter(|abort| abort.is_fault());
+        let fault = fault.map(|abort| Box::new(abort.clone()));
+        let result = result.map_err(|abort| program.abort_event(handler, event, &abort.told()));
         for row in result.iter().flat_map(Effects::written) {
             let versions = self.written.entry((row.table, Key::of(row.key))).or_default();
             versions.push((number, row.number));
         }
-        self.steps.push(Step { handler, result });
+        self.steps.push(Step { handler, result, fault });
         let taken = |(stream, row): (StreamId, &[Value])| {
             let handlers: Vec<usize> = program.handlers_on(stream).collect();
             (!handlers.is_empty()).then(|| (handlers, row.to_vec()))

@@ -168,6 +168,7 @@ pub(crate) fn put_together(
         for (sum, of) in out.counts.iter_mut().zip(counts) {
             sum.committed += of.committed;
             sum.aborted += of.aborted;
+            sum.faults += of.faults;
         }
     }
     for (stream, into) in out.builders.iter_mut().enumerate() {

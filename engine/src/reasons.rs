@@ -1,0 +1,202 @@
+//! Why transactions abort: the reasons, counted, in bounded memory.
+//!
+//! Reasons that differ in numbers only, such as keys, are one. Of the others the first ones that come
+//! are told apart, and the rest are counted together.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::{Batch, Value};
+use tidemill_txn::execute::Faulted;
+use tidemill_txn::program::Program;
+
+use crate::report::ReasonReport;
+
+/// So many reasons are told apart.
+const REASONS_MAX: usize = 256;
+/// Bytes of a reason that are kept.
+const BYTES_MAX: usize = 256;
+/// So many are told of.
+pub(crate) const TOLD_MAX: usize = 5;
+
+/// Why transactions aborted, by handler.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Reasons {
+    counted: Vec<Counted>,
+    /// Aborts for reasons that are not told apart.
+    others: u64,
+    /// Where each reason is, by its handler and what it is without its numbers.
+    #[serde(skip)]
+    places: HashMap<(String, String), usize>,
+}
+
+/// A reason.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Counted {
+    handler: String,
+    /// The first one that came.
+    reason: String,
+    /// The same without its numbers, where others have other ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    of_all: Option<String>,
+    count: u64,
+    /// Of a fault: the user's line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    at: Option<String>,
+}
+
+/// The handlers whose abort events a stream has, by its name.
+pub(crate) fn aborting(program: &Program) -> BTreeMap<Arc<str>, String> {
+    let of = |handler: &tidemill_txn::program::Handler| {
+        let name = handler.name.to_string();
+        let streams = handler.inputs().map(|input| input.aborted).collect::<Vec<_>>();
+        streams
+            .into_iter()
+            .map(move |stream| (program.streams[stream.index()].spec.name.clone(), name.clone()))
+    };
+    program.handlers.iter().flat_map(of).collect()
+}
+
+impl Reasons {
+    /// Counts the abort events of a handler.
+    pub(crate) fn count(&mut self, handler: &str, batch: &Batch) {
+        let column = batch.schema().len() - 1;
+        // One reason after another is mostly the same.
+        let mut last: Option<(Arc<str>, u64)> = None;
+        for row in 0..batch.len() {
+            let Value::Str(reason) = batch.value(column, row) else { continue };
+            match &mut last {
+                Some((known, count)) if *known == reason => *count += 1,
+                _ => {
+                    if let Some((reason, count)) = last.replace((reason, 1)) {
+                        self.add(handler, &reason, count);
+                    }
+                }
+            }
+        }
+        if let Some((reason, count)) = last {
+            self.add(handler, &reason, count);
+        }
+    }
+
+    fn add(&mut self, handler: &str, reason: &str, count: u64) {
+        if self.places.is_empty() {
+            let places = self.counted.iter().enumerate();
+            self.places = places
+                .map(|(at, one)| ((one.handler.clone(), without_numbers(&one.reason)), at))
+                .collect();
+        }
+        let key = (handler.to_owned(), without_numbers(reason));
+        match self.places.get(&key) {
+            Some(at) => {
+                let one = &mut self.counted[*at];
+                one.count += count;
+                if one.of_all.is_none() && one.reason != shortened(reason) {
+                    one.of_all = Some(key.1);
+                }
+            }
+            None if self.counted.len() >= REASONS_MAX => self.others += count,
+            None => {
+                self.places.insert(key, self.counted.len());
+                let (handler, reason) = (handler.to_owned(), shortened(reason).to_owned());
+                self.counted.push(Counted { handler, reason, count, ..Counted::default() });
+            }
+        }
+    }
+
+    /// Notes where functions failed.
+    pub(crate) fn place(&mut self, program: &Program, faults: &[Faulted]) {
+        for fault in faults {
+            let (_, Some(at)) = fault.abort.parts() else { continue };
+            let name = &program.handlers[fault.handler].name;
+            let key = (name.to_string(), without_numbers(&fault.abort.told()));
+            if let Some(place) = self.places.get(&key) {
+                self.counted[*place].at.get_or_insert_with(|| at.to_owned());
+            }
+        }
+    }
+
+    /// The commonest ones.
+    pub(crate) fn told(&self) -> Vec<ReasonReport> {
+        let mut counted: Vec<&Counted> = self.counted.iter().collect();
+        counted.sort_by(|a, b| b.count.cmp(&a.count));
+        let told = counted.iter().take(TOLD_MAX).map(|one| ReasonReport {
+            handler: one.handler.clone(),
+            reason: one.of_all.as_ref().unwrap_or(&one.reason).clone(),
+            count: one.count,
+            at: one.at.clone(),
+        });
+        told.collect()
+    }
+}
+
+/// As much of a reason as is kept.
+fn shortened(reason: &str) -> &str {
+    let mut end = reason.len().min(BYTES_MAX);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    &reason[..end]
+}
+
+/// A reason with a sign in place of each number.
+fn without_numbers(reason: &str) -> String {
+    let mut out = String::with_capacity(reason.len().min(BYTES_MAX));
+    let mut in_number = false;
+    for c in shortened(reason).chars() {
+        match (c.is_ascii_digit(), in_number) {
+            (true, false) => out.push('#'),
+            (true, true) => {}
+            (false, _) => out.push(c),
+        }
+        in_number = c.is_ascii_digit();
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_core::{Column, DataType, Schema};
+
+    fn counted(reasons: &mut Reasons, texts: &[&str]) {
+        let schema = Schema::new(vec![Column::new("reason", DataType::Str)]);
+        let rows: Vec<[Value; 1]> = texts.iter().map(|text| [Value::str(text)]).collect();
+        let batch = Batch::from_rows(schema.into(), rows.iter().map(|row| &row[..]));
+        reasons.count("pay", &batch);
+    }
+
+    fn told(reasons: &Reasons) -> Vec<(String, u64)> {
+        reasons.told().into_iter().map(|one| (one.reason, one.count)).collect()
+    }
+
+    #[test]
+    fn reasons_are_counted_and_numbers_do_not_tell_them_apart() {
+        let mut reasons = Reasons::default();
+        counted(&mut reasons, &["a[1] is missing", "no", "no", "a[22] is missing", "no"]);
+        assert_eq!(told(&reasons), [("no".into(), 3), ("a[#] is missing".into(), 2)]);
+        // They come back, and go on.
+        let text = serde_json::to_string(&reasons).unwrap();
+        let mut reasons: Reasons = serde_json::from_str(&text).unwrap();
+        counted(&mut reasons, &["a[3] is missing", "a[3] is missing", "only 7"]);
+        let wanted = [("a[#] is missing".into(), 4), ("no".into(), 3), ("only 7".into(), 1)];
+        assert_eq!(told(&reasons), wanted);
+    }
+
+    #[test]
+    fn what_is_kept_has_a_bound() {
+        let mut reasons = Reasons::default();
+        let letters: Vec<char> = ('a'..='z').collect();
+        for a in &letters {
+            for b in &letters {
+                counted(&mut reasons, &[&format!("{a}{b}{}", "é".repeat(1000))]);
+            }
+        }
+        assert_eq!(reasons.counted.len(), REASONS_MAX);
+        assert_eq!(reasons.others, 26 * 26 - REASONS_MAX as u64);
+        assert!(reasons.counted.iter().all(|one| one.reason.len() <= BYTES_MAX));
+        assert_eq!(told(&reasons).len(), TOLD_MAX);
+    }
+}
