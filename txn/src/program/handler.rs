@@ -680,3 +680,22 @@ pub(crate) fn key_value(value: Value, table: &tidemill_core::TableSpec) -> Resul
         value => Ok(value),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_line_goes_with_a_fault_and_nobody_is_told_it() {
+        let fault = Abort::failed("KeyError: 'x'", Some("app.py:7"));
+        assert!(fault.is_fault());
+        assert_eq!(fault.parts(), ("KeyError: 'x'", Some("app.py:7")));
+        assert_eq!(fault.told(), "fault: KeyError: 'x'");
+        assert_eq!(fault.to_string(), "KeyError: 'x' (app.py:7)");
+        let panic = Abort::failed("it panicked", None);
+        assert_eq!((panic.parts(), &*panic.told()), (("it panicked", None), "fault: it panicked"));
+        let refused = Abort::refused("fault: so they say");
+        assert!(!refused.is_fault());
+        assert_eq!((refused.parts().1, &*refused.told()), (None, "fault: so they say"));
+    }
+}
