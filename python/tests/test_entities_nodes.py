@@ -8,6 +8,7 @@ import decimal
 import gc
 import json
 import random
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,9 @@ def in_process(app: tm.App, calls: Calls, **settings: Any) -> dict[str, Any]:
                 continue
             try:
                 replies.append(("returned", mill.call(name, **row)))
+            except tm.Fault as fault:
+                # Behind it stands the line.
+                replies.append(("fault", re.sub(r" \([^()]*:\d+\)$", "", fault.reason)))
             except tm.Abort as abort:
                 kind = type(abort).__name__
                 named = "" if type(abort) is tm.Abort else f"{kind}: "
@@ -713,7 +717,7 @@ def test_what_outside_says_is_what_it_says_in_one_process() -> None:
     calls += [("sum.wrong", {"id": 1, "what": what}) for what in ("raises", "object", "decimal")]
     calls.append(("sum.catches", {"id": 2}))
     wanted = is_one(asks, calls, 1)
-    assert {reply[0] for reply in wanted["replies"]} == {"returned", "aborted"}
+    assert {reply[0] for reply in wanted["replies"]} == {"returned", "fault"}
     assert "no rate" in wanted["replies"][-1][1]
 
 
