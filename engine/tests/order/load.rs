@@ -355,6 +355,7 @@ pub fn run(seed: u64, workers: usize) -> History {
                 assert_eq!((kind, &*reason), (ABORTS, "as it was asked"));
                 (false, vec![Op::Append { key, number: -id }])
             }
+            Reply::Faulted { what, .. } => panic!("call {id} failed: {what}"),
             Reply::OtherRequest => panic!("call {id} has no request id"),
         };
         history.transactions.push(Transaction {
