@@ -23,7 +23,10 @@ impl Log {
         // behind a torn one.
         while let Some(block) = self.waiting.front() {
             let (first, size) = (block.first, block.size() * self.spec.kind.copies());
+            // Nothing is written behind what may not be there, nor before it is known where.
+            self.settle()?;
             self.make_room(first, size)?;
+            self.tell_last()?;
             self.write_block()?;
         }
         Ok(self.durable)

@@ -7,6 +7,7 @@ use tidemill_core::Result;
 use tidemill_env::Disk;
 
 use crate::dir::{self, Segment};
+use crate::last;
 use crate::refuse;
 use crate::segment::{Blocks, Next};
 use crate::LogSpec;
@@ -28,6 +29,7 @@ pub fn copy(disk: &dyn Disk, spec: &LogSpec, from: u64, until: u64, to: &Path) -
     segments.drain(..behind.saturating_sub(1));
     let mut bytes = 0;
     let mut end = segments.first().map_or(0, |segment| segment.header.first);
+    let mut copied = None;
     for segment in segments {
         if end >= until && bytes > 0 {
             break;
@@ -36,6 +38,7 @@ pub fn copy(disk: &dyn Disk, spec: &LogSpec, from: u64, until: u64, to: &Path) -
         end = records;
         copy_segment(disk, &segment, blocks_end, to)?;
         bytes += segment.header.length;
+        copied = Some(segment);
     }
     if end < until {
         let what =
@@ -43,6 +46,11 @@ pub fn copy(disk: &dyn Disk, spec: &LogSpec, from: u64, until: u64, to: &Path) -
         return Err(refuse::damaged(&spec.dir, 0, what));
     }
     disk.sync_dir(to).map_err(|e| refuse::io(to, "syncing the directory", &e))?;
+    if let Some(segment) = copied {
+        let spec = LogSpec { dir: to.to_owned(), ..spec.clone() };
+        let io = |e| refuse::io(to, "writing which segment is the last", &e);
+        last::write(disk, &spec, &segment).map_err(io)?;
+    }
     Ok(bytes)
 }
 

@@ -9,6 +9,7 @@ use tidemill_core::{Error, Kind, Result};
 use tidemill_env::Disk;
 
 use crate::format::{Header, NotAHeader, HEADER_BYTES, VERSION};
+use crate::last::{self, Last};
 use crate::refuse::{self, Damage};
 use crate::{LogKind, LogSpec};
 
@@ -25,8 +26,10 @@ pub(crate) struct Segment {
 pub(crate) struct Found {
     /// In order, without gaps.
     pub(crate) segments: Vec<Segment>,
-    /// Segments that were being made when the machine stopped.
+    /// What was being made when the machine stopped.
     pub(crate) unfinished: Vec<PathBuf>,
+    /// Which segment is the last, by the file that says so.
+    pub(crate) last: Option<Last>,
 }
 
 /// The name of a segment.
@@ -50,12 +53,18 @@ fn first_of(path: &Path) -> Option<u64> {
 /// Reads the headers of all segments. Other files are left alone.
 ///
 /// # Errors
-/// What is no segment of this log, is damaged, or has a gap before it.
+/// What is no segment of this log, is damaged, or has a gap before it; a last one that is missing.
 pub(crate) fn list(disk: &dyn Disk, spec: &LogSpec) -> Result<Found> {
+    // Before: somebody may go on writing.
+    let last = last::read(disk, spec)?;
     let paths =
         disk.list(&spec.dir).map_err(|e| refuse::io(&spec.dir, "reading the directory", &e))?;
-    let mut found = Found { segments: Vec::new(), unfinished: Vec::new() };
+    let mut found = Found { segments: Vec::new(), unfinished: Vec::new(), last };
     for path in paths {
+        if path.ends_with(last::NEW) {
+            found.unfinished.push(path);
+            continue;
+        }
         let Some(first) = first_of(&path) else { continue };
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("new") => found.unfinished.push(path),
@@ -69,7 +78,17 @@ pub(crate) fn list(disk: &dyn Disk, spec: &LogSpec) -> Result<Found> {
             _ => {}
         }
     }
+    last::check(spec, &found.segments, last)?;
     Ok(found)
+}
+
+/// Whether a log has ever been begun in its directory, which need not be there.
+///
+/// # Errors
+/// What is no segment of this log, is damaged, or is missing between others or at the end.
+pub fn is_begun(disk: &dyn Disk, spec: &LogSpec) -> Result<bool> {
+    let io = |e| refuse::io(&spec.dir, "looking for the directory", &e);
+    Ok(disk.exists(&spec.dir).map_err(io)? && !list(disk, spec)?.segments.is_empty())
 }
 
 /// Reads the header of one segment.

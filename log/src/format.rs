@@ -222,7 +222,7 @@ pub(crate) fn block_size(payload: u64) -> u64 {
     (BLOCK_HEAD_BYTES as u64 + payload).next_multiple_of(ALIGN as u64)
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
@@ -230,7 +230,7 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]))
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|i| bytes[at + i]))
 }
 

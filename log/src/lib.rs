@@ -10,19 +10,22 @@
 //!
 //! - Nothing that was committed is ever missing or different without an error that names the file
 //!   and the place. What cannot be told from a write that a crash has interrupted, at the very end
-//!   of a log of kind [`Input`](LogKind::Input), is told by who knows better: see [`Log::open`].
+//!   of a log of kind [`Input`](LogKind::Input), is told by who knows better: see [`Log::open`] and
+//!   [`Reader::needing`].
 //! - After a failed write or sync a log refuses everything: nobody knows what is on the disk, and
 //!   the one safe way on is to open it again. A full disk is found before, and is no such failure.
 //!
 //! This crate does not know what records mean, when to commit, what a snapshot needs, or what to do
 //! about a refused log.
 
+mod again;
 mod append;
 mod block;
 mod commit;
 mod copy;
 mod dir;
 mod format;
+mod last;
 mod open;
 mod read;
 mod refuse;
@@ -37,6 +40,7 @@ use std::path::PathBuf;
 
 pub use append::RECORD_BYTES_MAX;
 pub use copy::copy;
+pub use dir::is_begun;
 pub use open::Log;
 pub use read::{read, Reader};
 pub use refuse::Damage;
@@ -44,7 +48,7 @@ pub use refuse::Damage;
 /// Which log, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSpec {
-    /// The directory that holds the segments of this log, and nothing else.
+    /// The directory that holds the segments of this log, and which of them is the last.
     pub dir: PathBuf,
     /// What the log is for.
     pub kind: LogKind,

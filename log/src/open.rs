@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use tidemill_core::{Error, Result};
+use tidemill_core::{Error, Kind, Result};
 use tidemill_env::Disk;
 
+use crate::again::Again;
 use crate::block::Block;
 use crate::dir::{self, Segment};
 use crate::refuse::{self, Damage};
-use crate::room::{Tail, ZEROS_BYTES};
+use crate::room::Tail;
 use crate::segment::{Blocks, Next, Place};
 use crate::LogSpec;
 
@@ -30,16 +31,22 @@ pub struct Log {
     /// Why the log has stopped, if it has.
     pub(crate) failed: Option<Error>,
     pub(crate) damaged: Vec<Damage>,
+    /// What opening has yet to write.
+    pub(crate) again: Option<Again>,
+    /// The disk was full when room was to be made.
+    pub(crate) is_short: bool,
+    /// It is said durably which segment is the last.
+    pub(crate) has_told: bool,
 }
 
 /// What a segment's blocks tell to who goes on writing there.
-struct Walked {
+pub(crate) struct Walked {
     /// The last block, if there is one.
-    last: Option<Place>,
+    pub(crate) last: Option<Place>,
     /// Blocks of which one copy is damaged.
-    damaged: Vec<Place>,
+    pub(crate) damaged: Vec<Place>,
     /// Behind this byte there are only zeros.
-    dirty_to: u64,
+    pub(crate) dirty_to: u64,
 }
 
 impl Log {
@@ -50,11 +57,12 @@ impl Log {
     /// All headers are checked, and the blocks of the last segment; those of earlier segments are
     /// when they are [read](crate::read()). What a crash has left of a block behind the last whole one
     /// is overwritten, and what [`Log::damaged`] tells of the last segment is mended from the other
-    /// copy.
+    /// copy. On a full disk that waits: see [`Log::make_ready`].
     ///
     /// # Errors
     /// A log that is damaged, shorter than `needed`, of another app, of another kind or of a newer
-    /// format, in which case nothing is changed; a full disk ([`Kind::Resource`]); failing calls.
+    /// format, in which case nothing is changed; a disk too full to begin a log ([`Kind::Resource`]);
+    /// failing calls.
     ///
     /// [`Kind::Resource`]: tidemill_core::Kind::Resource
     pub fn open(disk: Arc<dyn Disk>, spec: LogSpec, needed: u64) -> Result<Log> {
@@ -76,7 +84,11 @@ impl Log {
             spare: Vec::new(),
             failed: None,
             damaged: Vec::new(),
+            again: None,
+            is_short: false,
+            has_told: false,
         };
+        log.has_told = log.is_told(found.last);
         let headers = log.segments.iter().filter_map(|segment| segment.damaged.clone());
         log.damaged = headers.collect();
         match last {
@@ -101,63 +113,24 @@ impl Log {
         let walked = walk(&mut blocks)?;
         let (path, at) = (blocks.segment.path.clone(), blocks.at);
         if blocks.number < needed {
-            let what = format_args!(
-                "the log ends here with {} records, and {needed} are known to have been stored",
-                blocks.number
-            );
-            return Err(refuse::damaged(&path, at, what));
+            return Err(refuse::too_few(&path, at, blocks.number, needed));
         }
         let places = walked.damaged.iter().filter_map(|place| place.damaged_at);
         self.damaged.extend(places.map(|at| blocks.damage_at(at)));
-        self.write_again(&mut blocks, &walked)?;
+        self.again = Some(Again::of(&mut blocks, &walked)?);
         self.durable = blocks.number;
         let length = blocks.segment.header.length;
-        self.tail.at = at;
+        (self.tail.at, self.tail.room) = (at, at);
         self.tail.chain = blocks.chain;
         self.tail.length = length;
         self.tail.header_checksum = blocks.segment.header.checksum();
         // A name that a process has given and not stored before it died can still be lost.
         let io = |e| refuse::io(&self.spec.dir, "syncing the directory", &e);
-        self.disk.sync_dir(&self.spec.dir).map_err(io)
-    }
-
-    /// Makes durable what was read: a process may have died between write and sync, or after a sync
-    /// that failed, and then the machine shows bytes that the disk does not have. Only writing them
-    /// again is sure to store them. That can concern the last block only, since each one was synced
-    /// before the next was written.
-    ///
-    /// In one sweep, behind it, zeros are written: over what is left of a torn block, so that nobody
-    /// ever takes it for damage, and as room for the next ones.
-    fn write_again(&mut self, blocks: &mut Blocks, walked: &Walked) -> Result<()> {
-        let Segment { path, header, damaged } = blocks.segment.clone();
-        let copies = header.kind.copies();
-        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
-        if let Some(damaged) = damaged {
-            writes.push((damaged.at, header.bytes().to_vec()));
+        self.disk.sync_dir(&self.spec.dir).map_err(io)?;
+        match self.settle() {
+            Err(error) if error.kind == Kind::Resource => Ok(()),
+            done => done,
         }
-        for place in &walked.damaged {
-            let bytes = blocks.get(place.whole_at, place.head.size())?.to_vec();
-            writes.extend(place.damaged_at.map(|at| (at, bytes)));
-        }
-        if let Some(last) = walked.last {
-            let bytes = blocks.get(last.whole_at, last.head.size())?;
-            writes.push((last.at, bytes.repeat(copies as usize)));
-        }
-        let room = walked.dirty_to.max(blocks.at + ZEROS_BYTES).min(header.length);
-        let failed = |e: &std::io::Error| match refuse::is_full(e) {
-            true => refuse::full(&path, room - blocks.at, e),
-            false => refuse::io(&path, "writing the end of the log again", e),
-        };
-        for (at, bytes) in writes {
-            let file = self.disk.open_at(&path, at);
-            file.and_then(|mut file| file.write_all(&bytes)).map_err(|e| failed(&e))?;
-        }
-        let mut ahead = self.disk.open_at(&path, blocks.at).map_err(|e| failed(&e))?;
-        crate::room::write_zeros(&mut *ahead, room - blocks.at).map_err(|e| failed(&e))?;
-        ahead.sync().map_err(|e| failed(&e))?;
-        self.tail.room = room;
-        self.tail.ahead = Some(ahead);
-        Ok(())
     }
 
     /// The number of the oldest record that is kept, or of the next one when there is none.

@@ -51,6 +51,8 @@ pub struct Reader {
     from: u64,
     /// The number of the next record in the block that is being read, or of the next block.
     next: u64,
+    /// So many records must be there.
+    needed: u64,
     /// No record from this one on is wanted.
     until: Option<u64>,
     /// The records left in the block that is being read, and the place of the next, and where the
@@ -93,6 +95,7 @@ impl Reader {
             blocks: None,
             from,
             next,
+            needed: 0,
             until,
             left: 0,
             at: 0,
@@ -100,6 +103,26 @@ impl Reader {
             done: false,
             damaged,
         })
+    }
+
+    /// The log must have so many records, by somebody else's word: fewer are damage, which is told where
+    /// the log ends.
+    #[must_use]
+    pub fn needing(mut self, needed: u64) -> Reader {
+        self.needed = self.needed.max(needed);
+        self
+    }
+
+    fn check_end(&self) -> Result<()> {
+        if self.next >= self.needed.max(self.from) {
+            return Ok(());
+        }
+        match &self.blocks {
+            Some(blocks) if self.next < self.needed => {
+                Err(refuse::too_few(&blocks.segment.path, blocks.at, self.next, self.needed))
+            }
+            _ => Err(too_few(&self.spec, self.next, self.needed.max(self.from))),
+        }
     }
 
     /// The number of the record that comes next; at the end, how many records the log has.
@@ -120,9 +143,7 @@ impl Reader {
                 return Ok(None);
             }
             if self.left == 0 && !self.next_block()? {
-                if self.next < self.from {
-                    return Err(too_few(&self.spec, self.next, self.from));
-                }
+                self.check_end()?;
                 return Ok(None);
             }
             if self.left > 0 {
@@ -212,7 +233,8 @@ impl Reader {
 }
 
 fn too_few(spec: &LogSpec, end: u64, from: u64) -> Error {
-    let what = format_args!("the log ends with {end} records; record {from} should follow");
+    let what =
+        format_args!("the log ends with {end} records, and {from} are known to have been stored");
     refuse::damaged(&spec.dir, 0, what)
 }
 

@@ -31,6 +31,14 @@ pub(crate) fn damaged(path: &Path, at: u64, what: impl fmt::Display) -> Error {
     )
 }
 
+/// A log ends before records that somebody knows to have been stored.
+pub(crate) fn too_few(path: &Path, at: u64, there: u64, needed: u64) -> Error {
+    let what = format_args!(
+        "the log ends here with {there} records, and {needed} are known to have been stored"
+    );
+    damaged(path, at, what)
+}
+
 /// A call of the disk failed.
 pub(crate) fn io(path: &Path, doing: &str, error: &io::Error) -> Error {
     Error::io(format_args!("{}: {doing}", path.display()), error)

@@ -119,7 +119,8 @@ impl Log {
 
     /// Makes the first segment of a new log.
     pub(crate) fn make_first(&mut self) -> Result<()> {
-        self.make_segment(0, 0)
+        self.make_segment(0, 0)?;
+        self.tell_last()
     }
 
     /// Makes a segment with room for a block of this size. It gets its name when it is complete.
@@ -164,6 +165,7 @@ impl Log {
             self.segments.pop_back();
         }
         self.segments.push_back(Segment { path, header, damaged: None });
+        self.has_told = false;
         let header_checksum = header.checksum();
         self.tail = Tail {
             at: kind.blocks_at(),

@@ -10,6 +10,8 @@ use tidemill_log::{read, Log, LogKind, LogSpec, Record};
 use tidemill_sim::{SimDisk, SimEnv, SimRandom};
 
 pub const DIR: &str = "/data/log";
+/// The file that says which segment is the last.
+pub const LAST: &str = "LAST";
 pub const APP: u128 = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
 pub const KINDS: [LogKind; 2] = [LogKind::Input, LogKind::Cuts];
 
@@ -84,7 +86,8 @@ pub fn copy(disk: &SimDisk) -> Arc<SimDisk> {
 
 /// The segments of the log, in order.
 pub fn segments(disk: &SimDisk) -> Vec<PathBuf> {
-    let paths = disk.list(Path::new(DIR)).unwrap();
+    let mut paths = disk.list(Path::new(DIR)).unwrap();
+    paths.retain(|path| !path.ends_with(LAST));
     assert!(paths.iter().all(|path| path.extension().unwrap() == "log"), "{paths:?}");
     paths
 }

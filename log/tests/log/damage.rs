@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tidemill_core::{Error, Kind, Result};
 use tidemill_env::Disk;
-use tidemill_log::{read, Log, LogKind, LogSpec, Record};
+use tidemill_log::{is_begun, read, Log, LogKind, LogSpec, Record};
 use tidemill_sim::{SimDisk, SimRandom};
 
 use crate::common::*;
@@ -26,7 +26,8 @@ fn assert_clear(error: &Error, disk: &SimDisk) {
     assert!(error.what.contains(DIR), "{error}");
     let names = disk.list(DIR.as_ref()).unwrap();
     let named = names.iter().any(|path| error.what.contains(&path.display().to_string()));
-    assert!(named || error.what.contains("ends with"), "{error}");
+    let is_missing = error.what.contains("this segment of the log is missing");
+    assert!(named || is_missing || error.what.contains("ends with"), "{error}");
 }
 
 /// Damage that leaves the files' names: refused, or everything that was committed is read.
@@ -218,8 +219,12 @@ fn missing_and_exchanged_files_are_refused() {
                 0 => assert!(opened.unwrap().read(0).unwrap_err().what.contains("removed")),
                 _ => assert_clear(&opened.unwrap_err(), &disk),
             }
-            if i + 1 < names.len() {
-                assert!(records(&disk, &spec, 0).is_err());
+            assert!(records(&disk, &spec, 0).is_err());
+            if i + 1 == names.len() {
+                // Whoever vouches: what was acknowledged may be in it.
+                let error = Log::open(disk.clone(), spec.clone(), 0).unwrap_err();
+                assert!(error.what.contains(&name.display().to_string()), "{error}");
+                assert_clear(&error, &disk);
             }
             for other in &names[..i] {
                 let disk = disk_with(&disk, name, other);
@@ -231,6 +236,14 @@ fn missing_and_exchanged_files_are_refused() {
         for name in &names {
             empty.remove(name).unwrap();
         }
+        for error in [
+            Log::open(empty.clone(), spec.clone(), 0).unwrap_err(),
+            is_begun(&*empty, &spec).unwrap_err(),
+        ] {
+            assert_clear(&error, &empty);
+        }
+        empty.remove(&spec.dir.join(LAST)).unwrap();
+        assert!(!is_begun(&*empty, &spec).unwrap());
         let error = Log::open(empty.clone(), spec.clone(), 1).unwrap_err();
         assert!(error.what.contains("no segment") && !error.help.is_empty(), "{error}");
         assert!(records(&empty, &spec, 1).is_err());
@@ -289,7 +302,34 @@ fn fewer_records_than_needed_are_refused() {
         assert!(error.what.contains(&format!("{there} records, and {}", there + 1)), "{error}");
         assert_clear(&error, &disk);
         assert_eq!(bytes(&*disk, &name), before, "it is left as it is");
+        let needing = |needed| -> Result<Vec<Record>> {
+            read(disk.clone() as Arc<dyn Disk>, &spec, 0)?.needing(needed).collect()
+        };
+        assert_eq!(needing(there + 1).unwrap_err(), error, "who only reads is told the same");
+        assert_eq!(needing(there).unwrap().len() as u64, there);
         Log::open(disk, spec, there).unwrap();
+    }
+}
+
+/// What says which segment is the last helps when one is missing, and harms nobody otherwise.
+#[test]
+fn a_damaged_note_of_the_last_segment_is_mended() {
+    for kind in KINDS {
+        let (disk, spec, model) = small_log(kind, 320, 12);
+        let path = spec.dir.join(LAST);
+        let whole = bytes(&*disk, &path);
+        for damage in 0..=whole.len() * 8 {
+            let disk = copy(&disk);
+            match damage.checked_sub(1) {
+                None => disk.remove(&path).unwrap(),
+                Some(bit) => disk.flip_bit(&path, bit as u64).unwrap(),
+            }
+            assert_eq!(records(&disk, &spec, 0).unwrap().len(), model.len());
+            drop(Log::open(disk.clone(), spec.clone(), 0).unwrap());
+            assert_eq!(bytes(&*disk, &path), whole);
+            disk.crash();
+            assert_eq!(bytes(&*disk, &path), whole, "durably");
+        }
     }
 }
 

@@ -102,7 +102,8 @@ impl Life {
             Ok(true) => self.disk.list(&self.spec.dir).unwrap(),
             _ => return,
         };
-        let logs = dir.iter().filter(|path| path.extension().unwrap() == "log");
+        let logs =
+            dir.iter().filter(|path| path.extension().is_some_and(|extension| extension == "log"));
         let first = logs.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).next();
         let first = first.map_or(0, |first| u64::from_str_radix(&first, 16).unwrap());
         let all = records(&self.disk, &self.spec, first).unwrap();

@@ -1,0 +1,125 @@
+//! Making durable what was read when the log was opened.
+//!
+//! A process may have died between write and sync, or after a sync that failed, and then the machine
+//! shows bytes that the disk does not have. Only writing them again is sure to store them. That can
+//! concern the last block only, since each one was synced before the next was written.
+//!
+//! In one sweep, behind it, zeros are written: over what is left of a torn block, so that nobody ever
+//! takes it for damage, and as room for the next ones.
+//!
+//! A full disk may refuse the room, and on some file systems even bytes that are there already. Then
+//! the log is open all the same, so that it can be read, and nothing is appended before this is done.
+
+use std::io;
+
+use tidemill_core::Result;
+
+use crate::open::{Log, Walked};
+use crate::refuse;
+use crate::room::{write_zeros, ZEROS_BYTES};
+use crate::segment::Blocks;
+
+/// What is to be written to the last segment.
+#[derive(Debug)]
+pub(crate) struct Again {
+    /// Places in the file, and the bytes there.
+    writes: Vec<(u64, Vec<u8>)>,
+    /// Behind this byte there are only zeros.
+    dirty_to: u64,
+}
+
+impl Again {
+    /// The last block, and what is mended from its other copy.
+    pub(crate) fn of(blocks: &mut Blocks, walked: &Walked) -> Result<Again> {
+        let header = blocks.segment.header;
+        let mut writes = Vec::new();
+        if let Some(damaged) = &blocks.segment.damaged {
+            writes.push((damaged.at, header.bytes().to_vec()));
+        }
+        for place in &walked.damaged {
+            let bytes = blocks.get(place.whole_at, place.head.size())?.to_vec();
+            writes.extend(place.damaged_at.map(|at| (at, bytes)));
+        }
+        if let Some(last) = walked.last {
+            let bytes = blocks.get(last.whole_at, last.head.size())?;
+            writes.push((last.at, bytes.repeat(header.kind.copies() as usize)));
+        }
+        Ok(Again { writes, dirty_to: walked.dirty_to })
+    }
+}
+
+/// Why something could not be written.
+enum Unwritten {
+    Write(io::Error),
+    /// Nobody knows what is stored.
+    Sync(io::Error),
+}
+
+impl Log {
+    /// Whether what was read when the log was opened is known to be durable. If not, the disk was full,
+    /// and [`make_ready`](Log::make_ready) or a commit does what is left.
+    pub fn is_settled(&self) -> bool {
+        self.again.is_none()
+    }
+
+    /// Does what opening could not do because the disk was full: makes durable what was read, and makes
+    /// room for what comes. A commit does so, too.
+    ///
+    /// # Errors
+    /// A disk that is still full ([`Kind::Resource`]): then it can be tried again. Any other failure:
+    /// the log has stopped.
+    ///
+    /// [`Kind::Resource`]: tidemill_core::Kind::Resource
+    pub fn make_ready(&mut self) -> Result<()> {
+        self.check_alive()?;
+        self.settle()?;
+        if self.is_short && self.tail.at < self.tail.length {
+            self.make_room(self.durable, 1)?;
+        }
+        self.is_short = false;
+        Ok(())
+    }
+
+    /// Before anything is appended: what was read is durable, and so is which segment is the last.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        if let Some(again) = self.again.take() {
+            let (path, bytes) = (self.last_path(), again.dirty_to.max(self.tail.at) - self.tail.at);
+            match self.write_again(&again) {
+                Ok(()) => {}
+                Err(Unwritten::Write(e)) if refuse::is_full(&e) => {
+                    self.tail.close();
+                    (self.again, self.is_short) = (Some(again), true);
+                    return Err(refuse::full(&path, bytes, &e));
+                }
+                Err(Unwritten::Write(e) | Unwritten::Sync(e)) => {
+                    let error = refuse::io(&path, "writing the end of the log again", &e);
+                    return Err(self.stop(error));
+                }
+            }
+        }
+        self.tell_last()
+    }
+
+    fn write_again(&mut self, again: &Again) -> std::result::Result<(), Unwritten> {
+        let (path, at) = (self.last_path(), self.tail.at);
+        for (at, bytes) in &again.writes {
+            let file = self.disk.open_at(&path, *at);
+            file.and_then(|mut file| file.write_all(bytes)).map_err(Unwritten::Write)?;
+        }
+        let mut ahead = self.disk.open_at(&path, at).map_err(Unwritten::Write)?;
+        let dirty_to = again.dirty_to.max(at);
+        write_zeros(&mut *ahead, dirty_to - at).map_err(Unwritten::Write)?;
+        let room = dirty_to.max(at + ZEROS_BYTES).min(self.tail.length);
+        let made = write_zeros(&mut *ahead, room - dirty_to);
+        match made {
+            Err(e) if !refuse::is_full(&e) => return Err(Unwritten::Write(e)),
+            _ => ahead.sync().map_err(Unwritten::Sync)?,
+        }
+        self.is_short = made.is_err();
+        (self.tail.room, self.tail.ahead) = match self.is_short {
+            false => (room, Some(ahead)),
+            true => (dirty_to, None),
+        };
+        Ok(())
+    }
+}
