@@ -20,6 +20,7 @@ use tidemill_txn::execute::{put_commands, take_commands, Executor, Outcome};
 use tidemill_txn::order::{CutInput, Epoch, Ranked, Run, Sequenced, Sequencer};
 use tidemill_txn::program::{Answers, Program};
 
+use crate::awaited::{ended, Awaited, Behind};
 use crate::calls::{self, Answer, Reply};
 use crate::counts::Counts;
 use crate::deliver::{Done, Item};
@@ -59,6 +60,8 @@ pub(crate) struct Driver {
     pub(crate) answers: Vec<StreamId>,
     /// Cuts to be made again.
     pub(crate) replay: VecDeque<Recorded>,
+    /// What they wait for.
+    pub(crate) awaited: Awaited,
     /// All sources had ended before the start.
     pub(crate) was_over: bool,
     /// What has come of the next one.
@@ -107,6 +110,8 @@ pub(crate) struct SourceState {
     pub(crate) is_push: bool,
     /// It goes on reading and never ends: what is there now is read when it finds nothing more.
     pub(crate) is_followed: bool,
+    /// It is a partition of a topic.
+    pub(crate) is_topic: bool,
     /// How often there was nothing to read, and how often when a drain was seen first.
     pub(crate) empty_polls: Arc<AtomicU64>,
     pub(crate) empty_polls_before: Option<(u64, u64)>,
@@ -155,6 +160,9 @@ impl Conductor for Driver {
         if self.was_over {
             return Ok(self.look_again(deposits));
         }
+        if !self.replay.is_empty() && self.gives_way() {
+            return Ok(Turn::Stop);
+        }
         if !self.closing && self.should_close(deposits)? {
             self.closing = true;
             // The one behind the one that closes now.
@@ -169,6 +177,13 @@ impl Conductor for Driver {
 }
 
 impl Driver {
+    /// Whether a recovery is to end before it is complete; the next start begins it anew. A stop waits for
+    /// it, but not for what does not come.
+    fn gives_way(&self) -> bool {
+        let is_asked = self.shared.gives_way.load(Ordering::Acquire);
+        self.shared.stop_wanted() && (is_asked || self.awaited.is_long())
+    }
+
     /// All that has come of the open epoch. Of one that is repeated, what had been taken before it
     /// was complete, too: it may be larger than what may wait.
     fn gather(&mut self, deposits: &mut Deposits) -> Deposit {
@@ -220,16 +235,23 @@ impl Driver {
             if reached.max(source.next_offset) >= *wanted {
                 continue;
             }
+            let reached = reached.max(source.next_offset);
             if source.end_seen || reports.clone().any(|r| r.ended) {
-                return Err(Error::input(format!(
-                    "source {} ends at row {}, and rows up to {wanted} were read before",
-                    source.name,
-                    reached.max(source.next_offset)
-                ))
-                .help("the file was cut off: restore it; --fresh starts anew"));
+                return Err(ended(&source.name, reached, *wanted));
             }
+            let behind = Behind {
+                source: &source.name,
+                reached,
+                wanted: *wanted,
+                looks: source.empty_polls.load(Ordering::Acquire),
+                is_topic: source.is_topic,
+                is_followed: source.is_followed,
+            };
+            let now = self.env.clock.monotonic_ns();
+            self.awaited.wait(&behind, now, &self.shared.troubles)?;
             return Ok(false);
         }
+        self.awaited.over(&self.shared.troubles);
         Ok(true)
     }
 

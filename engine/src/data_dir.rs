@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Error, Result};
-use tidemill_env::{Disk, Env, Lock};
+use tidemill_env::{hold, Addr, Disk, Env, Lock};
 use tidemill_log::{LogKind, LogSpec};
 use tidemill_snapshot::{DirStore, Store};
 
 use crate::begins::BEGINS;
+
+/// How long a running engine may take to accept, in microseconds.
+const CONNECT_US: u64 = 2_000_000;
 
 /// The version of the directory's layout.
 const FORMAT: u32 = 1;
@@ -53,10 +56,11 @@ impl DataDir {
         let shown = path.display();
         let io = |e: std::io::Error| Error::io(format!("data directory {shown}"), &e);
         disk.create_dir_all(path).map_err(io)?;
-        let lock = disk.try_lock(&path.join("LOCK")).map_err(io)?.ok_or_else(|| {
-            Error::resource(format!("another process runs on data directory {shown}"))
-                .help("stop it first, or give this run another data_dir; tidemill status, query and tail work beside it")
-        })?;
+        // Before anything is touched: whoever runs there goes on as if nobody had come.
+        let lock = hold(&*disk, path).map_err(io)?.ok_or_else(|| taken(path))?;
+        if is_answered(env, path) {
+            return Err(taken(path));
+        }
         let identity = path.join("APP");
         let others = |p: &PathBuf| {
             !["LOCK", "APP.new", "engine.sock", "BEGINS.new"].iter().any(|n| p.ends_with(n))
@@ -121,6 +125,24 @@ impl DataDir {
         let store = DirStore::new(self.disk.clone(), self.path.join("store"));
         store.sweep()?;
         Ok(Arc::new(store))
+    }
+}
+
+/// Another process has the directory.
+pub(crate) fn taken(path: &Path) -> Error {
+    Error::resource(format!("another process runs on data directory {}", path.display())).help(
+        "stop it first, or give this run another data_dir; tidemill status, query and tail work beside it",
+    )
+}
+
+/// Whether an engine answers there. An earlier version holds the file `LOCK` alone, and nothing at all
+/// when somebody has removed that.
+fn is_answered(env: &Env, path: &Path) -> bool {
+    use std::io::ErrorKind::{TimedOut, WouldBlock};
+    match env.net.connect(&Addr::Unix(Site::socket(path)), CONNECT_US) {
+        Ok(_) => true,
+        // It listens, and has much to do.
+        Err(e) => matches!(e.kind(), TimedOut | WouldBlock),
     }
 }
 

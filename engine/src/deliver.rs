@@ -154,6 +154,10 @@ impl Delivery {
     }
 
     fn serve(&mut self) -> Result<()> {
+        if !self.is_recovering {
+            // The disk may have been full when the logs were opened.
+            self.commit()?;
+        }
         let mut group = Vec::new();
         while let Ok(first) = self.items.recv() {
             group.push(first);
@@ -231,7 +235,9 @@ impl Delivery {
                     commands: done.commands.take(),
                     answers: std::mem::take(&mut done.told),
                 };
-                logs.cuts.append(records::CUT, &records::put_cut(&record))?
+                // What was appended is committed before the cut is.
+                let bytes = records::put_cut_behind(logs.input.next(), &record);
+                logs.cuts.append(records::CUT_BEHIND, &bytes)?
             }
             Some(recorded) => {
                 compare(&self.program, &recorded.record, done)?;
@@ -248,10 +254,13 @@ impl Delivery {
     /// Makes durable what these epochs are to leave with; also when there are none: the rows' own
     /// sync is then over, or nearly, when their cut comes.
     ///
-    /// What is executed again was durable before. Only a snapshot of it needs more: it counts
-    /// records. So a recovery comes to its end on a full disk, and the tables can be read.
+    /// What is executed again was durable before, or was written again when the logs were opened, unless
+    /// the disk was too full even for that. Only a snapshot of it needs more: it counts records. So a
+    /// recovery comes to its end on a full disk, and the tables can be read.
     fn commit_for(&mut self, epochs: &[Done]) -> Result<()> {
-        match self.is_recovering && epochs.iter().all(|done| done.capture.is_none()) {
+        let is_settled = |logs: &Logs| logs.input.is_settled() && logs.cuts.is_settled();
+        let is_durable = self.is_recovering && self.logs.as_ref().is_none_or(is_settled);
+        match is_durable && epochs.iter().all(|done| done.capture.is_none()) {
             true => Ok(()),
             false => self.commit(),
         }
@@ -263,11 +272,14 @@ impl Delivery {
         let Some(logs) = &mut self.logs else { return Ok(()) };
         for log in [&mut logs.input, &mut logs.cuts] {
             loop {
-                match log.commit() {
+                match log.make_ready().and_then(|()| log.commit()) {
                     Ok(_) => break,
                     Err(error) if error.kind == Kind::Resource => {
                         if self.shared.gives_up() {
-                            return Err(error);
+                            match log.waiting_bytes() {
+                                0 => break,
+                                _ => return Err(error),
+                            }
                         }
                         self.shared.stall(error);
                         self.env.clock.sleep_us(FULL_US);

@@ -21,6 +21,7 @@
 //! | `cluster` | the app on several processes |
 //! | `rings` | the last rows of streams |
 //! | `workers`, `recent` | threads that execute epochs together; how the last ones were executed |
+//! | `needed`, `awaited` | what recorded cuts need of the input log, and what a recovery waits for |
 //! | `patient`, `counts` | writing that waits for room; what has been counted |
 //! | `serve` | answers on a socket; what health and metrics say |
 //! | `clients`, `followed` | what clients of the app may ask and follow |
@@ -35,6 +36,7 @@
 
 mod aside;
 mod ask;
+mod awaited;
 mod begins;
 mod calls;
 mod carry;
@@ -58,6 +60,7 @@ mod inspect;
 mod internal;
 mod life;
 mod mill;
+mod needed;
 mod objects;
 mod open;
 mod outlets;

@@ -14,6 +14,7 @@ use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Groups, Sequencer};
 
+use crate::awaited::Awaited;
 use crate::calls::{self, Calls, Reply, Then};
 use crate::conduct::{Driver, SnapshotPlan};
 use crate::counts::Counts;
@@ -23,6 +24,7 @@ use crate::feed::stopped;
 use crate::inspect::path_words;
 use crate::life::{self, Life, LifeSink};
 use crate::open::{open, Opened, Opening};
+use crate::patient::Waiting;
 use crate::reasons::{self, Reasons};
 use crate::recent::Recent;
 use crate::records::{put_verdict, Verdict};
@@ -197,6 +199,7 @@ impl Mill {
             snapshot: Mutex::new(false),
             snapshot_done: Condvar::new(),
             stop: AtomicBool::new(false),
+            gives_way: AtomicBool::new(false),
             others_ended: AtomicBool::new(false),
             asked_all: AtomicU64::new(0),
             drains: Mutex::default(),
@@ -204,8 +207,9 @@ impl Mill {
             end: Mutex::default(),
             ended: Condvar::new(),
         });
+        let waiting: Arc<dyn Waiting> = shared.clone();
         // Nobody else has set it.
-        let _ = waits.set(Arc::downgrade(&shared));
+        let _ = waits.set(Arc::downgrade(&waiting));
         let gate = Gate::new(settings.epoch_bytes_max as u64);
         let strategy = settings.strategy.parse()?;
         let mut executor = Executor::new(program.clone(), strategy, settings.rerun_every);
@@ -313,6 +317,7 @@ impl Mill {
             sources,
             answers,
             replay,
+            awaited: Awaited::default(),
             was_over,
             gathered: Deposit::default(),
             verdicts,
@@ -384,10 +389,12 @@ impl Mill {
                     let _ = timers.join();
                 }
                 server.stop();
-                // Held until nothing is written any more. A panic is as good as a death.
+                // Held until nothing is written any more. A panic is as good as a death, and what a recovery
+                // that gives way was careful with is not executed yet.
                 let panicked =
                     shared.end.lock().error.as_ref().map(|e| e.kind) == Some(Kind::Internal);
-                if let Some(dir) = dir.filter(|_| !panicked) {
+                let has_recovered = !shared.out.lock().is_recovering;
+                if let Some(dir) = dir.filter(|_| !panicked && has_recovered) {
                     Trial::close(&*env.disk, &dir.path);
                 }
                 let error = {
@@ -622,6 +629,16 @@ impl Mill {
         self.summary()
     }
 
+    /// As [`stop`](Mill::stop), but a recovery gives way: it ends between two epochs, and the next start
+    /// begins it anew. What was recorded is as safe as before.
+    ///
+    /// # Errors
+    /// What ended the run, if it was an error.
+    pub fn give_way(&self) -> Result<Summary> {
+        self.view.shared.gives_way.store(true, Ordering::Release);
+        self.stop()
+    }
+
     fn join(&self) -> Result<()> {
         // Held while joining: a second caller waits here for the same end.
         let mut thread = self.thread.lock();
@@ -644,6 +661,14 @@ impl Mill {
             Some(error) => Err(error.clone()),
             None => Ok(end.over),
         }
+    }
+
+    /// Waits until what was recorded before has been executed again, or the run ends.
+    ///
+    /// # Errors
+    /// What ended the run in the midst of it.
+    pub fn recovered(&self) -> Result<()> {
+        self.view.shared.wait_for_recovery()
     }
 
     /// Where the run is.

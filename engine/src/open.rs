@@ -77,6 +77,7 @@ pub(crate) struct Partition {
     pub(crate) source: Reader,
     push: Option<PushHandle>,
     pub(crate) is_followed: bool,
+    is_topic: bool,
     /// It is only looked at from time to time.
     is_paced: bool,
     pub(crate) spec: SourceSpec,
@@ -124,6 +125,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
             end_seen: false,
             is_push: partition.push.is_some(),
             is_followed: partition.is_followed,
+            is_topic: partition.is_topic,
             empty_polls: Arc::default(),
             empty_polls_before: None,
             paused: false,
@@ -273,6 +275,7 @@ pub(crate) fn partitions(
                 source,
                 push,
                 is_followed,
+                is_topic: decl.kafka.is_some(),
                 is_paced,
                 spec,
             });
@@ -299,7 +302,7 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
     };
     let text = crate::fingerprint::text(program);
     let fingerprint = crate::fingerprint::of(&text);
-    let recovered = recover(&dir, &env.disk, program, fingerprint)
+    let recovered = recover(&dir, &env.disk, program, &stored.sources, fingerprint)
         .map_err(|error| other_partitions(&dir, stored).unwrap_or(error))?;
     if let Some(internal) = &recovered.internal {
         let (then, now) = (&internal.facts.sources, &program.sources);
@@ -311,20 +314,25 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
     Ok(Some(Opening { dir, recovered, fingerprint, program: stored.bytes(), upgraded }))
 }
 
-/// What to say when the program is another one only by the partitions of its topics.
+/// What to say when the program is another one only by the partitions of its topics, or by its files.
 fn other_partitions(dir: &DataDir, now: &Stored) -> Option<Error> {
     let left = Left::newest(&*dir.store().ok()?, dir.app).ok()??;
     let names = |stored: &Stored| -> Vec<String> {
         stored.program.sources.iter().map(|source| source.name.to_string()).collect()
     };
     let (before, names) = (names(&left.stored), names(now));
-    let is_of_topic = |name: &String| {
+    let is_of = |name: &String, is_it: fn(&SourceDecl) -> bool| {
         let of = |decl: &&SourceDecl| name.starts_with(&format!("{}/", decl.stream));
-        now.sources.iter().filter(|decl| decl.kafka.is_some()).any(|decl| of(&decl))
+        now.sources.iter().filter(|decl| is_it(decl)).any(|decl| of(&decl))
     };
+    let is_of_topic = |name: &String| is_of(name, |decl| decl.kafka.is_some());
+    let is_of_file = |name: &String| is_of(name, |decl| decl.files.is_some());
     let more: Vec<&String> = names.iter().filter(|name| !before.contains(name)).collect();
     let fewer: Vec<&String> = before.iter().filter(|name| !names.contains(name)).collect();
-    if more.is_empty() && fewer.is_empty() || !more.iter().chain(&fewer).all(|n| is_of_topic(n)) {
+    let mut all = more.iter().chain(&fewer);
+    let are_files = all.clone().all(|name| is_of_file(name));
+    if more.is_empty() && fewer.is_empty() || !all.all(|name| is_of_topic(name) || is_of_file(name))
+    {
         return None;
     }
     let mut program = now.program.clone();
@@ -333,7 +341,10 @@ fn other_partitions(dir: &DataDir, now: &Stored) -> Option<Error> {
         .map(|program| crate::fingerprint::of(&crate::fingerprint::text(program)));
     let list =
         |names: &[&String]| names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
-    let mut what = "the topics have other partitions than those that were read before".to_owned();
+    let mut what = match are_files {
+        true => "the files are not those that were read before".to_owned(),
+        false => "the topics have other partitions than those that were read before".to_owned(),
+    };
     if !more.is_empty() {
         what.push_str(&format!("; there are also {}", list(&more)));
     }
@@ -341,10 +352,16 @@ fn other_partitions(dir: &DataDir, now: &Stored) -> Option<Error> {
         what.push_str(&format!("; there is no more {}", list(&fewer)));
     }
     (kept == same).then(|| {
-        Error::setting(what).help(
-            "go on with all partitions that there are: --upgrade (upgrade=True); or say which are to be \
-             read: tm.kafka(..., partitions=[...])",
-        )
+        Error::setting(what).help(match are_files {
+            true => {
+                "put files back that have gone, and take those out that have come; or go on with the \
+                 files that there are: --upgrade (upgrade=True)"
+            }
+            false => {
+                "go on with all partitions that there are: --upgrade (upgrade=True); or say which are \
+                 to be read: tm.kafka(..., partitions=[...])"
+            }
+        })
     })
 }
 

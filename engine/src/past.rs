@@ -21,6 +21,7 @@ use crate::begins::Begins;
 use crate::counts::Counts;
 use crate::data_dir::Site;
 use crate::internal::{Facts, Internal};
+use crate::needed::Needed;
 use crate::open::{branches, partitions, Reader};
 use crate::outlets::Outlets;
 use crate::records::{self, CutRecord, Verdict};
@@ -237,7 +238,7 @@ impl<'a> Replay<'a> {
 
     fn next(&mut self) -> Result<Option<CutRecord>> {
         let Some(record) = self.cuts.next() else { return Ok(None) };
-        let record = records::take_cut(&record?.bytes)?;
+        let (record, _) = records::cut(&record?)?;
         self.written.check(&record)?;
         Ok(Some(record))
     }
@@ -248,7 +249,10 @@ impl<'a> Replay<'a> {
         let input_from = self.manifest.as_ref().map_or(0, |m| m.head.input_next);
         let mut verdicts = Vec::new();
         let log = site.log(LogKind::Input);
-        for record in tidemill_log::read(site.disk.clone(), &log, input_from)? {
+        let cuts_from = self.manifest.as_ref().map_or(0, |m| m.head.cut_next);
+        let needed = Needed::of(&site.disk, &site.log(LogKind::Cuts), cuts_from)?;
+        let inputs = tidemill_log::read(site.disk.clone(), &log, input_from)?;
+        for record in inputs.needing(needed.records) {
             let record = record?;
             if record.kind == records::VERDICT {
                 verdicts.push(records::take_verdict(&record.bytes)?);

@@ -1,4 +1,5 @@
-//! A disk for outputs: when it is full, whoever writes waits until there is room.
+//! A disk for outputs: when it is full, whoever writes waits until there is room, in one process as on
+//! several.
 //!
 //! A write that finds no room has written nothing, so it is made again as it was. A failed sync is
 //! another thing, and never made again.
@@ -15,8 +16,34 @@ use crate::shared::Shared;
 /// How long to wait before the next look whether there is room, in microseconds.
 pub(crate) const FULL_US: u64 = 100_000;
 
+/// Who looks after those that wait for room.
+pub(crate) trait Waiting: Send + Sync {
+    /// Whether nobody is to wait any longer.
+    fn gives_up(&self) -> bool;
+
+    /// Somebody waits, and why.
+    fn stall(&self, error: Error);
+
+    /// Nobody waits any more.
+    fn has_room(&self);
+}
+
+impl Waiting for Shared {
+    fn gives_up(&self) -> bool {
+        Shared::gives_up(self)
+    }
+
+    fn stall(&self, error: Error) {
+        Shared::stall(self, error);
+    }
+
+    fn has_room(&self) {
+        Shared::has_room(self);
+    }
+}
+
 /// Whom to tell of waiting, as soon as there is an engine: before, nobody waits.
-pub(crate) type Waits = Arc<OnceLock<Weak<Shared>>>;
+pub(crate) type Waits = Arc<OnceLock<Weak<dyn Waiting>>>;
 
 /// The world, with a disk that waits when it is full.
 pub(crate) fn patient(env: &Env, waits: &Waits) -> Env {
@@ -38,28 +65,29 @@ impl Room {
             let error = match call() {
                 Err(error) if is_full(&error) => error,
                 done => {
-                    waited.inspect(|shared: &Arc<Shared>| shared.has_room());
+                    waited.inspect(|waiting: &Arc<dyn Waiting>| waiting.has_room());
                     return done;
                 }
             };
-            let shared = self.waits.get().and_then(Weak::upgrade);
-            let Some(shared) = shared.filter(|shared| !shared.gives_up()) else {
+            let waiting = self.waits.get().and_then(Weak::upgrade);
+            let Some(waiting) = waiting.filter(|waiting| !waiting.gives_up()) else {
                 return Err(error);
             };
-            shared.stall(
+            waiting.stall(
                 Error::resource(format!(
                     "{}: no room for more of the output: {error}",
                     path.display()
                 ))
                 .help("free space on this disk; what is written is good, and it goes on then"),
             );
-            waited = Some(shared);
+            waited = Some(waiting);
             self.clock.sleep_us(FULL_US);
         }
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
+/// Whether a failed call says that there is no room.
+pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
@@ -98,6 +126,10 @@ impl Disk for Patient {
 
     fn try_lock(&self, path: &Path) -> io::Result<Option<Box<dyn Lock>>> {
         self.disk.try_lock(path)
+    }
+
+    fn try_lock_dir(&self, dir: &Path) -> io::Result<Option<Box<dyn Lock>>> {
+        self.disk.try_lock_dir(dir)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

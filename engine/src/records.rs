@@ -17,6 +17,9 @@
 //! version 4, which strong recovery writes, then the transactions (see `put_commands`). In version 5 whether
 //! there are such (u8), and they; then what transactions were told from outside (u32): of each the hash of
 //! what it asked (u128), and the answer.
+//!
+//! A *cut behind* record (cut log): how many records of the input log come before the cut, and were durable
+//! before it was (u64); then as a cut record. Earlier versions have written cut records alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,13 +30,15 @@ use tidemill_core::wire::{
     take_u32, take_u64, take_u64s, take_u8,
 };
 use tidemill_core::{Cut, Error, Position, Result, Schema, SourceId};
+use tidemill_log::Record;
 use tidemill_txn::execute::Overdue;
 use tidemill_txn::program::Asked;
 
 /// Kinds of records.
 pub(crate) const ROWS: u8 = 1;
 pub(crate) const VERDICT: u8 = 2;
-pub(crate) const CUT: u8 = 3;
+const CUT: u8 = 3;
+pub(crate) const CUT_BEHIND: u8 = 4;
 
 const VERSION: u8 = 1;
 /// Of a cut record that says what opaque handlers have written.
@@ -125,7 +130,7 @@ impl CutRecord {
     }
 }
 
-pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
+fn put_cut(record: &CutRecord) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
     let CutRecord { cut, fingerprint, output_hash, places, written, overdue, commands, answers } =
         record;
@@ -188,7 +193,7 @@ pub(crate) fn put_cut(record: &CutRecord) -> Vec<u8> {
     out
 }
 
-pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
+fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
     let take = |mut input: &[u8]| {
         let input = &mut input;
         let version = take_u8(input).filter(|v| (VERSION..=ANSWERS_VERSION).contains(v))?;
@@ -263,6 +268,26 @@ pub(crate) fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
     take(bytes).ok_or_else(|| unreadable("a cut"))
 }
 
+/// A cut behind so many records of the input log.
+pub(crate) fn put_cut_behind(inputs: u64, record: &CutRecord) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_u64(inputs, &mut out);
+    out.extend(put_cut(record));
+    out
+}
+
+/// The cut in a record of the cut log, and how many records of the input log come before it, if that
+/// is said.
+pub(crate) fn cut(record: &Record) -> Result<(CutRecord, Option<u64>)> {
+    let mut bytes = &record.bytes[..];
+    let inputs = match record.kind {
+        CUT_BEHIND => Some(take_u64(&mut bytes).ok_or_else(|| unreadable("a cut"))?),
+        CUT => None,
+        _ => return Err(unreadable("a cut")),
+    };
+    Ok((take_cut(bytes)?, inputs))
+}
+
 /// An event that is set aside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
@@ -334,7 +359,7 @@ mod tests {
         assert_eq!((back.offsets, back.bad, back.next_offset), (vec![7, 9], vec![bad], 10));
         (0..bytes.len()).for_each(|cut| assert!(take_rows(&schema, &bytes[..cut]).is_err()));
 
-        let cut = Cut {
+        let made = Cut {
             epoch: 5,
             offsets: vec![1, u64::MAX],
             watermarks: vec![Position::MIN, Position::MAX],
@@ -347,7 +372,7 @@ mod tests {
         let (fingerprint, output_hash, overdue) = (1 << 100, 3, Vec::new());
         let (commands, answers) = (None, Vec::new());
         let mut record = CutRecord {
-            cut,
+            cut: made,
             fingerprint,
             output_hash,
             places,
@@ -360,6 +385,13 @@ mod tests {
             let bytes = put_cut(&record);
             assert_eq!(take_cut(&bytes).unwrap(), record);
             (0..bytes.len()).for_each(|cut| assert!(take_cut(&bytes[..cut]).is_err()));
+            let as_was = Record { number: 0, kind: CUT, bytes };
+            assert_eq!(cut(&as_was).unwrap(), (record.clone(), None));
+            let bytes = put_cut_behind(more as u64, &record);
+            let behind = Record { number: 0, kind: CUT_BEHIND, bytes };
+            assert_eq!(cut(&behind).unwrap(), (record.clone(), Some(more as u64)));
+            let short = Record { bytes: behind.bytes[..7].into(), ..behind };
+            assert!(cut(&short).is_err() && cut(&Record { kind: ROWS, ..as_was }).is_err());
             if more == 3 {
                 record.written.clear();
             }

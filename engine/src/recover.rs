@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tidemill_connect::Chunk;
 use tidemill_core::{Error, Result, Schema, SourceId};
 use tidemill_env::Disk;
-use tidemill_log::{Log, LogKind, LogSpec, Record};
+use tidemill_log::{is_begun, Log, LogKind, LogSpec, Record};
 use tidemill_snapshot::{newest, Loader, Manifest, Store};
 use tidemill_table::{Loading, Table};
 use tidemill_txn::program::Program;
@@ -15,8 +15,10 @@ use tidemill_txn::program::Program;
 use crate::data_dir::DataDir;
 use crate::fingerprint::{is_of_this_engine, is_same_program};
 use crate::internal::Internal;
+use crate::needed::{self, Needed};
 use crate::objects::Part;
 use crate::records::{self, CutRecord, Verdict};
+use crate::spec::SourceDecl;
 
 /// A cut to be made again, and its number in the log.
 pub(crate) struct Recorded {
@@ -47,12 +49,15 @@ pub(crate) struct Recovered {
 
 /// Opens everything in a data directory that is held.
 ///
+/// All that is there is read first, and nothing is written before it is known to be whole.
+///
 /// # Errors
 /// When anything is damaged or missing, or was written by another program.
 pub(crate) fn recover(
     dir: &DataDir,
     disk: &Arc<dyn Disk>,
     program: &Program,
+    decls: &[SourceDecl],
     fingerprint: u128,
 ) -> Result<Recovered> {
     let store = dir.store()?;
@@ -64,29 +69,53 @@ pub(crate) fn recover(
         Some(manifest) => Some(Internal::decode(program, &manifest.internal(&*store)?)?),
         None => None,
     };
-    let cut_log = Log::open(disk.clone(), dir.log(LogKind::Cuts), cut_from)?;
-    let mut cuts = VecDeque::new();
-    for record in cut_log.read(cut_from)? {
-        let record = record?;
-        let cut = records::take_cut(&record.bytes)?;
-        program_of.check(&cut)?;
-        cuts.push_back(Recorded { number: record.number, record: cut });
+    let (cut_spec, input_spec) = (dir.log(LogKind::Cuts), dir.log(LogKind::Input));
+    let (has_cuts, has_input) = (is_begun(&**disk, &cut_spec)?, is_begun(&**disk, &input_spec)?);
+    // The cut log is made first, and both are before anything is recorded.
+    if !has_cuts && (has_input || manifest.is_some()) {
+        return Err(needed::gone(&cut_spec));
     }
-    let input = Log::open(disk.clone(), dir.log(LogKind::Input), input_from)?;
-    let (mut logged, mut verdicts) = (VecDeque::new(), Vec::new());
-    for record in input.read(input_from)? {
-        let record = record?;
-        match record.kind {
-            records::ROWS => {
-                let (source, next_offset) = records::rows_end(&record.bytes)?;
-                logged.push_back(Logged { number: record.number, source, next_offset });
-            }
-            records::VERDICT => verdicts.push(records::take_verdict(&record.bytes)?),
-            kind => {
-                return Err(Error::internal(format!("the input log has a record of kind {kind}")))
+    let (mut cuts, mut cut_next, mut needed) = (VecDeque::new(), cut_from, Needed::default());
+    if has_cuts {
+        let mut reader = tidemill_log::read(disk.clone(), &cut_spec, cut_from)?.needing(cut_from);
+        for record in reader.by_ref() {
+            let record = record?;
+            let (cut, inputs) = records::cut(&record)?;
+            program_of
+                .check(&cut)
+                .map_err(|error| other_sources(&cut, program).unwrap_or(error))?;
+            needed.by(&cut, inputs);
+            cuts.push_back(Recorded { number: record.number, record: cut });
+        }
+        cut_next = reader.next_number();
+    }
+    if !has_input && (!cuts.is_empty() || manifest.is_some()) {
+        return Err(needed::gone(&input_spec));
+    }
+    let (mut logged, mut verdicts, mut input_next) = (VecDeque::new(), Vec::new(), input_from);
+    if has_input {
+        let mut reader = tidemill_log::read(disk.clone(), &input_spec, input_from)?
+            .needing(needed.records.max(input_from));
+        for record in reader.by_ref() {
+            let record = record?;
+            match record.kind {
+                records::ROWS => {
+                    let (source, next_offset) = records::rows_end(&record.bytes)?;
+                    logged.push_back(Logged { number: record.number, source, next_offset });
+                }
+                records::VERDICT => verdicts.push(records::take_verdict(&record.bytes)?),
+                kind => {
+                    let what = format!("the input log has a record of kind {kind}");
+                    return Err(Error::internal(what));
+                }
             }
         }
+        input_next = reader.next_number();
     }
+    let ends = logged.iter().map(|logged: &Logged| (logged.source, logged.next_offset)).collect();
+    needed.check(&input_spec, program, decls, internal.as_ref(), &ends)?;
+    let cut_log = Log::open(disk.clone(), cut_spec, cut_next)?;
+    let input = Log::open(disk.clone(), input_spec, input_next)?;
     Ok(Recovered { store, manifest, internal, cuts, logged, verdicts, input, cut_log, input_from })
 }
 
@@ -127,6 +156,22 @@ impl Written {
         }
         Ok(())
     }
+}
+
+/// What to say when cuts have been recorded of other files, which no snapshot names.
+fn other_sources(cut: &CutRecord, program: &Program) -> Option<Error> {
+    let (then, now) = (cut.cut.offsets.len(), program.sources.len());
+    let names: Vec<&str> = program.sources.iter().map(|source| &*source.name).collect();
+    (then != now).then(|| {
+        Error::setting(format!(
+            "the recorded cuts are of {then} sources, and there are {now} now: {}",
+            names.join(", ")
+        ))
+        .help(
+            "put files back that have gone, and take those out that have come: each is a source; or run \
+             the version of the program that wrote the cuts; --fresh starts anew",
+        )
+    })
 }
 
 fn other_program() -> Error {
@@ -259,11 +304,11 @@ mod tests {
             next_offset: 10,
         };
         let source = SourceId(0);
-        let mut recovered = recover(&dir, &env.disk, &program, 1).unwrap();
+        let mut recovered = recover(&dir, &env.disk, &program, &[], 1).unwrap();
         recovered.input.append(records::ROWS, &records::put_rows(source, &chunk)).unwrap();
         recovered.input.commit().unwrap();
         drop(recovered);
-        let recovered = recover(&dir, &env.disk, &program, 1).unwrap();
+        let recovered = recover(&dir, &env.disk, &program, &[], 1).unwrap();
         for from in 0..=10 {
             let spec = dir.log(LogKind::Input);
             let rows = recovered.rows(&env.disk, spec, source, schema.clone(), from).unwrap();

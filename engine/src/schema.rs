@@ -7,7 +7,6 @@ use std::sync::Arc;
 use serde_json::{json, Value};
 use tidemill_core::{Kind, Result};
 use tidemill_env::{Addr, Env};
-use tidemill_log::LogKind;
 use tidemill_snapshot::{epochs, Manifest, Store};
 
 use crate::changes::{counted, Found};
@@ -15,6 +14,7 @@ use crate::compare::Comparison;
 use crate::data_dir::{other_app, Site};
 use crate::fingerprint;
 use crate::internal::Internal;
+use crate::needed;
 use crate::outlets::sink_keys;
 use crate::recover::Written;
 use crate::spec::AppSpec;
@@ -106,12 +106,9 @@ impl Left {
 /// What is recorded behind a snapshot, if anything is: it stands against an upgrade, because only
 /// the program that recorded it can make it again.
 pub(crate) fn behind(site: &Site, manifest: &Manifest) -> Result<Option<String>> {
-    let count = |kind, from| -> Result<u64> {
-        let mut records = tidemill_log::read(site.disk.clone(), &site.log(kind), from)?;
-        records.try_fold(0, |count, record| record.map(|_| count + 1))
-    };
-    let cuts = count(LogKind::Cuts, manifest.head.cut_next)?;
-    let rows = count(LogKind::Input, manifest.head.input_next)?;
+    let from = (manifest.head.input_next, manifest.head.cut_next);
+    let (rows, cuts) = needed::ends(site, from)?;
+    let (rows, cuts) = (rows - from.0, cuts - from.1);
     Ok((cuts + rows > 0).then(|| {
         format!(
             "{} and {} come behind the newest snapshot, and only the version that wrote them can \

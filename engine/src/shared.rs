@@ -57,6 +57,8 @@ pub(crate) struct Shared {
     /// Nothing leaves before its cut is durable.
     pub(crate) is_durable: bool,
     pub(crate) stop: AtomicBool,
+    /// A stop does not wait for the end of a recovery.
+    pub(crate) gives_way: AtomicBool,
     /// Whether all sources have ended but those of timers, of which there are others.
     pub(crate) others_ended: AtomicBool,
     /// The epoch with which all sources have ended but the answers from outside; 0 before.

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use serde_json::{json, Value};
 use tidemill_core::{Error, Result};
 use tidemill_env::Env;
-use tidemill_log::LogKind;
 use tidemill_snapshot::{newest, Manifest};
 use tidemill_txn::program::{Program, Stream};
 
 use crate::data_dir::Site;
 use crate::inspect::describe;
 use crate::internal::Internal;
+use crate::needed;
 use crate::past::{Basis, Moment, Past};
 use crate::rings::Rings;
 use crate::serve::{self, Answer, Fields, Ls, Query, Reply};
@@ -115,10 +115,8 @@ impl Left<'_> {
 
     /// The number of recorded cuts behind the snapshot.
     fn behind(&self) -> Result<u64> {
-        let log = self.site.log(LogKind::Cuts);
-        let from = self.manifest.head.cut_next;
-        let mut cuts = tidemill_log::read(self.site.disk.clone(), &log, from)?;
-        cuts.try_fold(0, |count, cut| cut.map(|_| count + 1))
+        let from = (self.manifest.head.input_next, self.manifest.head.cut_next);
+        Ok(needed::ends(&self.site, from)?.1 - from.1)
     }
 
     /// As of the snapshot: nothing is made again to say it.

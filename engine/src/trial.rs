@@ -19,6 +19,8 @@ use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64, take_u8};
 use tidemill_core::{Error, Result, SourceId};
 use tidemill_env::Disk;
 
+use crate::patient::is_full;
+
 const VERSION: u8 = 1;
 /// Transactions beyond those that were on their way that are executed one at a time.
 const MARGIN: u64 = 1000;
@@ -99,7 +101,11 @@ impl Trial {
         // The first death was of something unknown.
         let suspect = Suspect { source, offset, deaths: *count + 1, epoch: note.epoch };
         let text = serde_json::to_vec(&deaths).expect("counts are JSON");
-        trial.replace("deaths", &text).map_err(|e| trial.io(&e))?;
+        match trial.replace("deaths", &text) {
+            // A start needs no room. This death is not counted by the next one.
+            Err(e) if is_full(&e) => {}
+            other => other.map_err(|e| trial.io(&e))?,
+        }
         Ok((trial, Some(suspect)))
     }
 
@@ -166,7 +172,7 @@ impl Trial {
             .and_then(|mut file| file.write_all(&note.encode()));
         match written {
             // There is no room for a note: the engine will wait for room in its logs anyway.
-            Err(e) if e.kind() == io::ErrorKind::StorageFull => Ok(()),
+            Err(e) if is_full(&e) => Ok(()),
             other => other.map_err(|e| self.io(&e)),
         }
     }

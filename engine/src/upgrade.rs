@@ -90,8 +90,8 @@ fn no_snapshot(env: &Env, dir: &DataDir, fingerprint: u128) -> Result<()> {
         return Ok(());
     }
     let first = tidemill_log::read(env.disk.clone(), &spec, 0)?.next().transpose()?;
-    match first.map(|first| records::take_cut(&first.bytes)).transpose()? {
-        Some(cut) if cut.fingerprint != fingerprint => Err(refused(vec![
+    match first.map(|first| records::cut(&first)).transpose()? {
+        Some((cut, _)) if cut.fingerprint != fingerprint => Err(refused(vec![
             "there is no snapshot, and only the version that wrote the recorded cuts can make \
              them again: start that version with durable=\"log+snapshots\", stop it, and upgrade"
                 .to_owned(),

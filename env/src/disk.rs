@@ -58,6 +58,14 @@ pub trait Disk: Send + Sync {
     /// `NotFound` when the directory does not exist; `Unsupported` where files have no locks.
     fn try_lock(&self, path: &Path) -> io::Result<Option<Box<dyn Lock>>>;
 
+    /// Takes the lock of a directory, which no name in it stands for: so it holds whatever is removed
+    /// there. Otherwise as [`try_lock`](Disk::try_lock).
+    ///
+    /// # Errors
+    /// `NotFound` when the directory does not exist, `NotADirectory` when it is a file; `Unsupported`
+    /// where directories have no locks.
+    fn try_lock_dir(&self, dir: &Path) -> io::Result<Option<Box<dyn Lock>>>;
+
     /// Gives a file another name, in one step. A file of that name is replaced.
     ///
     /// # Errors
@@ -220,6 +228,19 @@ impl Disk for RealDisk {
             Ok(()) => Ok(Some(Box::new(RealLock { _held: Held::new(&file), _file: file }))),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(e)) => Err(e),
+        }
+    }
+
+    fn try_lock_dir(&self, dir: &Path) -> io::Result<Option<Box<dyn Lock>>> {
+        let file = File::open(dir)?;
+        if !file.metadata()?.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Box::new(RealLock(file)))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            // Over a network only what can be written has a lock.
+            Err(TryLockError::Error(e)) => Err(io::Error::new(io::ErrorKind::Unsupported, e)),
         }
     }
 
@@ -503,6 +524,29 @@ fn check_locks(disk: &dyn Disk, dir: &Path) {
     drop(lock);
     assert_kind(disk.try_lock(&dir.join("missing").join("lock")), io::ErrorKind::NotFound);
     assert_kind(disk.try_lock(dir), io::ErrorKind::IsADirectory);
+
+    let held = disk.try_lock_dir(dir).expect("an answer").expect("nobody has it");
+    assert!(disk.try_lock_dir(dir).expect("an answer").is_none(), "one holder");
+    assert!(disk.try_lock(&path).expect("an answer").is_some(), "files have locks of their own");
+    disk.remove(&path).expect("the file goes");
+    assert!(disk.try_lock_dir(dir).expect("an answer").is_none(), "whatever is removed there");
+    drop(held);
+    drop(disk.try_lock_dir(dir).expect("an answer").expect("it was given back"));
+    assert_kind(disk.try_lock_dir(&dir.join("missing")), io::ErrorKind::NotFound);
+    put(disk, &path, b"a file");
+    assert_kind(disk.try_lock_dir(&path), io::ErrorKind::NotADirectory);
+
+    let held = crate::hold(disk, dir).expect("an answer").expect("nobody has it");
+    disk.remove(&dir.join("LOCK")).expect("somebody takes it for stale");
+    assert!(crate::hold(disk, dir).expect("an answer").is_none(), "it is held all the same");
+    assert!(!disk.exists(&dir.join("LOCK")).expect("an answer"), "and nothing has changed");
+    drop(held);
+    let held = crate::hold(disk, dir).expect("an answer").expect("it was given back");
+    assert!(disk.try_lock(&dir.join("LOCK")).expect("an answer").is_none(), "for those who ask so");
+    drop(held);
+    let file = disk.try_lock(&dir.join("LOCK")).expect("an answer").expect("it was given back");
+    assert!(crate::hold(disk, dir).expect("an answer").is_none(), "one that asked so has it");
+    drop(file);
 }
 
 fn check_names(disk: &dyn Disk, dir: &Path) {

@@ -20,6 +20,7 @@
 mod clock;
 mod disk;
 pub mod forks;
+mod hold;
 mod net;
 mod random;
 mod threads;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 
 pub use clock::{Clock, RealClock};
 pub use disk::{Disk, Lock, Meta, ReadFile, RealDisk, WriteFile};
+pub use hold::hold;
 pub use net::{Addr, Connection, Listener, Net, RealNet};
 pub use random::{Random, RealRandom};
 pub use threads::{panic_message, Handle, RealThreads, Threads};

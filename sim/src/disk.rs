@@ -50,6 +50,8 @@ struct Machine {
     boot: u64,
     /// Files whose lock somebody holds.
     locked: BTreeSet<Id>,
+    /// Directories whose lock somebody holds.
+    locked_dirs: BTreeSet<PathBuf>,
     capacity: Option<u64>,
     short_writes: bool,
     faults: Vec<Fault>,
@@ -282,6 +284,7 @@ impl Machine {
     fn restart(&mut self) {
         self.boot += 1;
         self.locked.clear();
+        self.locked_dirs.clear();
         self.faults.clear();
         self.stalls.clear();
         self.trace = None;

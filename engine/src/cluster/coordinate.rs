@@ -268,7 +268,8 @@ impl Cluster {
     /// What it is doing.
     pub fn status(&self) -> Status {
         let mut status = self.coordinator.status();
-        let waits = self.sinks.troubles().into_iter().map(|what| (COORDINATOR, what));
+        let waits = self.sinks.troubles().into_iter().chain(self.feeds.trouble());
+        let waits = waits.map(|what| (COORDINATOR, what));
         status.troubles.extend(waits);
         if let Some(error) = self.sinks.failed().or_else(|| self.timers.failed()) {
             status.ended.get_or_insert(error.to_string());

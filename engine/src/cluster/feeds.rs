@@ -29,6 +29,7 @@ pub(super) use self::marks::forget;
 use self::marks::Marks;
 use super::caught::caught;
 use crate::functions::AppFunctions;
+use crate::patient::{patient, Waiting, Waits};
 use crate::spec::{AppSpec, SourceDecl};
 
 /// So long a read waits before it looks again whether a file has grown.
@@ -70,6 +71,22 @@ struct Shared {
     ends: Mutex<Vec<Option<u64>>>,
     failed: Mutex<Option<Error>>,
     is_over: AtomicBool,
+    /// What it waits for.
+    trouble: Mutex<Option<String>>,
+}
+
+impl Waiting for Shared {
+    fn gives_up(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    fn stall(&self, error: Error) {
+        *self.trouble.lock() = Some(error.what);
+    }
+
+    fn has_room(&self) {
+        *self.trouble.lock() = None;
+    }
 }
 
 /// What is known of a feed beforehand.
@@ -109,8 +126,13 @@ impl Feeds {
             about.push(known);
         }
         let ends = Mutex::new(feeds.iter().map(Feed::end).collect());
-        let (failed, is_over) = (Mutex::default(), AtomicBool::default());
-        let shared = Arc::new(Shared { feeds: about, ends, failed, is_over });
+        let (failed, is_over, trouble) = Default::default();
+        let shared = Arc::new(Shared { feeds: about, ends, failed, is_over, trouble });
+        let waits = Waits::default();
+        let waiting: Arc<dyn Waiting> = shared.clone();
+        // Nobody else has set it.
+        let _ = waits.set(Arc::downgrade(&waiting));
+        let env = &patient(env, &waits);
         let reader = Reader { env: env.clone(), dir: dir.into(), feeds, shared: shared.clone() };
         if reader.feeds.is_empty() {
             return Ok(Feeds { first, shared, jobs: None, thread: Mutex::new(None) });
@@ -140,6 +162,11 @@ impl Feeds {
     pub fn end(&self, source: u32) -> Option<u64> {
         let feed = source.checked_sub(self.first)?;
         self.shared.ends.lock().get(feed as usize).copied().flatten()
+    }
+
+    /// What holds it up, if anything does.
+    pub fn trouble(&self) -> Option<String> {
+        self.shared.trouble.lock().clone()
     }
 
     fn job(&self, job: Job) {

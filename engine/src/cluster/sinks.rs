@@ -25,6 +25,7 @@ use tidemill_txn::Program;
 use super::ask::answer;
 use super::caught::caught;
 use crate::internal::SinkFacts;
+use crate::patient::{patient, Waiting, Waits};
 use crate::spec::{AppSpec, SinkDecl, Target};
 
 /// So many records are read at once, and so many rows written.
@@ -99,6 +100,8 @@ pub(super) struct Ways {
     all: Vec<Way>,
     fresh: bool,
     troubles: Troubles,
+    /// Whom files tell that they wait for room.
+    waits: Waits,
 }
 
 impl Ways {
@@ -108,7 +111,9 @@ impl Ways {
     /// When one can't be written, with the user's line.
     pub fn open(spec: &AppSpec, program: &Program, fresh: bool, env: &Env) -> Result<Ways> {
         let (app, troubles) = (program.name.to_string(), Troubles::default());
-        let mut ways = Ways { env: env.clone(), app, all: Vec::new(), fresh, troubles };
+        let waits = Waits::default();
+        let env = patient(env, &waits);
+        let mut ways = Ways { env, app, all: Vec::new(), fresh, troubles, waits };
         for decl in &spec.sinks {
             let (SinkDecl { stream, at, .. }, target) = (decl.clone(), decl.target()?);
             let name = target.name();
@@ -365,10 +370,35 @@ struct Told {
     rows: Mutex<Vec<(String, String, u64)>>,
 }
 
+/// Says of files that there is no room for them.
+struct Room {
+    told: Arc<Told>,
+    troubles: Troubles,
+}
+
+/// Who waits for room, among the troubles of sinks.
+const ROOM: &str = "sinks";
+
+impl Waiting for Room {
+    fn gives_up(&self) -> bool {
+        self.told.gives_up.load(Ordering::Acquire) || self.troubles.gives_up()
+    }
+
+    fn stall(&self, error: Error) {
+        self.troubles.tell(ROOM, &error.what);
+    }
+
+    fn has_room(&self) {
+        self.troubles.clear(ROOM);
+    }
+}
+
 /// The sinks of an app that are written, until this is dropped.
 pub(super) struct Sinks {
     told: Arc<Told>,
     troubles: Troubles,
+    /// As long as this is there, files wait for room.
+    _room: Arc<dyn Waiting>,
     // Behind a lock only because a handle is not shared between threads.
     thread: Mutex<Option<Handle>>,
 }
@@ -385,10 +415,14 @@ impl Sinks {
         log: Arc<dyn Log>,
     ) -> Result<Sinks> {
         let (told, troubles) = (Arc::<Told>::default(), ways.troubles.clone());
+        let room: Arc<dyn Waiting> =
+            Arc::new(Room { told: told.clone(), troubles: troubles.clone() });
         if ways.is_empty() {
             told.has_ended.store(true, Ordering::Release);
-            return Ok(Sinks { told, troubles, thread: Mutex::new(None) });
+            return Ok(Sinks { told, troubles, _room: room, thread: Mutex::new(None) });
         }
+        // Nobody else has set it.
+        let _ = ways.waits.set(Arc::downgrade(&room));
         let (env, coordinator, own) = (ways.env.clone(), coordinator.clone(), told.clone());
         let run = move || {
             let done = caught("sinks", || run(&ways, &program, &coordinator, &*log, &own));
@@ -397,7 +431,7 @@ impl Sinks {
         };
         let thread = env.threads.spawn("cluster-sinks", Box::new(run));
         let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
-        Ok(Sinks { told, troubles, thread: Mutex::new(Some(thread)) })
+        Ok(Sinks { told, troubles, _room: room, thread: Mutex::new(Some(thread)) })
     }
 
     /// Why nothing can be written any more, if that is so.

@@ -35,6 +35,10 @@ use crate::upgrade::{check, refused};
 /// The file that says of which program a cluster's state is.
 const PROGRAM: &str = "program";
 
+/// A log of brokers has less than it had when it has seemed so for so long; and how often that is looked at.
+const SURE_NS: u64 = 5_000_000_000;
+const AGAIN_US: u64 = 100_000;
+
 /// Rows by their keys.
 type Rows = BTreeMap<(TableId, Key), Arc<[Value]>>;
 
@@ -80,6 +84,14 @@ struct Found {
     manifest: Option<Arc<Manifest>>,
     /// How many cuts are behind it.
     cuts: usize,
+    /// For each source how many of its records cuts or the snapshot have.
+    needed: Vec<u64>,
+}
+
+/// Each at least as much as this.
+fn at_least(needed: &mut Vec<u64>, these: &[u64]) {
+    needed.resize(needed.len().max(these.len()), 0);
+    needed.iter_mut().zip(these).for_each(|(needed, this)| *needed = (*needed).max(*this));
 }
 
 /// A cluster that starts.
@@ -117,6 +129,7 @@ impl Starting<'_> {
         let event_sources = self.event_sources();
         let now = Version { fingerprint, topics, event_sources, app };
         let found = self.newest()?;
+        self.check_inputs(&found.needed)?;
         let Some(written) = self.written()? else {
             self.begin(found)?;
             return self.write(&Written { is: now, becomes: None }).map(|()| None);
@@ -156,7 +169,7 @@ impl Starting<'_> {
     }
 
     fn upgrade(&self, is: &Version, now: &Version) -> Result<serde_json::Value> {
-        let Found { generation, manifest, cuts } = self.newest()?;
+        let Found { generation, manifest, cuts, .. } = self.newest()?;
         let manifest = manifest.unwrap_or_default();
         self.check_behind(&manifest, cuts)?;
         check_topics(&is.topics, &now.topics)?;
@@ -248,17 +261,21 @@ impl Starting<'_> {
 
     /// What the cuts say.
     fn newest(&self) -> Result<Found> {
-        let (mut generation, mut cuts) = (0, Vec::new());
+        let (mut generation, mut cuts, mut needed) = (0, Vec::new(), Vec::new());
         let mut newest: Option<Arc<Manifest>> = None;
         for (_, record) in self.read(Topic::Cuts, 0)?.records {
             match record {
                 Record::Generation { generation: begun } => generation = generation.max(begun),
-                Record::Cut(cut) => cuts.push(cut.epoch),
+                Record::Cut(cut) => {
+                    cuts.push(cut.epoch);
+                    at_least(&mut needed, &cut.upto);
+                }
                 // Of equals the first counts.
                 Record::Snapshot(manifest)
                     if newest.as_ref().is_none_or(|newest| manifest.epoch > newest.epoch) =>
                 {
                     generation = generation.max(manifest.generation);
+                    at_least(&mut needed, &manifest.inputs);
                     newest = Some(manifest);
                 }
                 _ => {}
@@ -266,7 +283,36 @@ impl Starting<'_> {
         }
         let last = newest.as_ref().map_or(0, |manifest| manifest.epoch);
         let cuts = cuts.into_iter().filter(|epoch| *epoch > last).count();
-        Ok(Found { generation, manifest: newest, cuts })
+        Ok(Found { generation, manifest: newest, cuts, needed })
+    }
+
+    /// Refuses requests that have less than cuts have taken of them: a cut is recorded behind what it takes.
+    fn check_inputs(&self, needed: &[u64]) -> Result<()> {
+        let read: u32 = self.topics.iter().map(|(_, partitions)| partitions).sum();
+        let own = self.sources.saturating_sub(read) as usize;
+        for (source, needed) in needed.iter().enumerate().take(own) {
+            let until_ns = self.env.clock.monotonic_ns() + SURE_NS;
+            loop {
+                let there = self.read(Topic::Input(source as u32), u64::MAX)?.upto;
+                if there >= *needed {
+                    break;
+                }
+                // Brokers that come back may say for a moment that it ends earlier than it does.
+                if self.has_own_requests || self.env.clock.monotonic_ns() > until_ns {
+                    let what = format!(
+                        "the requests of source {source} end at {there} in the log of the cluster {}, and cuts have \
+                         taken {needed} of them",
+                        self.prefix
+                    );
+                    return Err(Error::new(Kind::Io, what).help(
+                        "the log is left as it is; restore it, or begin anew with another directory and another \
+                         cluster_name",
+                    ));
+                }
+                self.env.clock.sleep_us(AGAIN_US);
+            }
+        }
+        Ok(())
     }
 
     /// Says in a new log of which program it is.

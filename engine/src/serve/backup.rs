@@ -7,11 +7,12 @@ use std::time::Duration;
 use serde_json::{json, Value};
 use tidemill_core::{Error, Result};
 use tidemill_env::Disk;
-use tidemill_log::{LogKind, Record};
+use tidemill_log::LogKind;
 use tidemill_snapshot::{epochs, load, newest, open_at, DirStore, Manifest, Store};
 
 use crate::begins::Begins;
-use crate::data_dir::Site;
+use crate::data_dir::{taken, Site};
+use crate::needed;
 use crate::objects::Part;
 use crate::stored::Stored;
 use crate::view::View;
@@ -76,8 +77,7 @@ pub(crate) fn stopped(site: &Site, to: &Path) -> Result<Value> {
     check_target(&*site.disk, to)?;
     let manifest = newest(&*site.store(), site.app)?;
     let (input, cuts) = manifest.as_ref().map_or((0, 0), |m| (m.head.input_next, m.head.cut_next));
-    let input = end(site, LogKind::Input, input)?;
-    let cuts = end(site, LogKind::Cuts, cuts)?;
+    let (input, cuts) = needed::ends(site, (input, cuts))?;
     copy(site, manifest.as_ref(), input, cuts, to)
 }
 
@@ -86,13 +86,6 @@ pub(crate) fn restore(disk: &Arc<dyn Disk>, from: &Path, to: &Path) -> Result<Va
     let site = Site::look(disk, from)
         .map_err(|error| error.help("give the folder that a backup was made into"))?;
     stopped(&site, to)
-}
-
-/// How many records a log has.
-fn end(site: &Site, kind: LogKind, from: u64) -> Result<u64> {
-    let mut reader = tidemill_log::read(site.disk.clone(), &site.log(kind), from)?;
-    reader.by_ref().try_for_each(|record: Result<Record>| record.map(drop))?;
-    Ok(reader.next_number())
 }
 
 /// Refuses a folder that has something in it, or whose place depends on who asks.
@@ -128,6 +121,14 @@ fn copy(
     let disk = &site.disk;
     let io = |e: std::io::Error| Error::io(to.display(), &e);
     disk.create_dir_all(to).map_err(io)?;
+    // Nobody begins to run there meanwhile.
+    let _held = match disk.try_lock_dir(to) {
+        Ok(Some(held)) => Some(held),
+        Ok(None) => return Err(taken(to)),
+        Err(e) if e.kind() == std::io::ErrorKind::Unsupported => None,
+        Err(e) => return Err(io(e)),
+    };
+    check_target(&**disk, to)?;
     let from = manifest.map_or((0, 0), |m| (m.head.input_next, m.head.cut_next));
     for (kind, from, until) in [(LogKind::Cuts, from.1, cuts), (LogKind::Input, from.0, input)] {
         let log = site.log(kind);
@@ -189,7 +190,7 @@ pub(crate) fn verify(site: &Site) -> Result<Value> {
         }
         last = Some(*epoch);
     }
-    let (input, cuts) = (end(site, LogKind::Input, from.0)?, end(site, LogKind::Cuts, from.1)?);
+    let (input, cuts) = needed::ends(site, from)?;
     let (mut files, mut bytes) = (0u64, 0u64);
     count(&*site.disk, &site.path, &mut files, &mut bytes)
         .map_err(|e| Error::io(site.path.display(), &e))?;

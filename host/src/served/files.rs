@@ -7,11 +7,12 @@
 //!
 //! | kind | what |
 //! | --- | --- |
-//! | 0 | where topics are at a trim: count (u32), and for each topic its tag (u8, u32), the next offset (u64) and the generation (u64) |
+//! | 0 | where topics are at a trim: count (u32), and for each topic its tag (u8, u32), the next offset (u64) and the generation (u64); then which record of the files is needed from there on (u64), if it is not of an earlier version |
 //! | 64 + v | a record in version v of `tidemill_cluster::wire`: its topic, its offset (u64), the generation of whoever has appended it (u64), its bytes (`tidemill_cluster::wire`) |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,8 +21,8 @@ use parking_lot::Mutex;
 use tidemill_cluster::wire::{put_record, take_record, VERSION};
 use tidemill_cluster::{Record, Records, Refused, Topic};
 use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64};
-use tidemill_core::{Error, Result};
-use tidemill_durable::{Log, Then, ThenEach};
+use tidemill_core::{Error, Kind, Result};
+use tidemill_durable::{Log, Then, ThenEach, Trouble};
 use tidemill_env::{Env, Lock};
 use tidemill_log::{LogKind, LogSpec};
 
@@ -35,6 +36,9 @@ const BATCH: usize = 1 << 16;
 /// end.
 const HOLD_WAIT_NS: u64 = 2_000_000_000;
 const HOLD_AGAIN_US: u64 = 10_000;
+
+/// How long to wait before the next look whether a full disk has room.
+const FULL_US: u64 = 100_000;
 
 const BASES: u8 = 0;
 /// The kind of a record: with it the log says which version has written it.
@@ -119,6 +123,9 @@ pub struct FileLog {
 struct Shared {
     waiting: Mutex<Waiting>,
     failed: Mutex<Option<Error>>,
+    /// A full disk is waited for, and why.
+    waits: AtomicBool,
+    trouble: Trouble,
 }
 
 #[derive(Default)]
@@ -138,7 +145,7 @@ pub fn hold(env: &Env, dir: &Path) -> Result<Box<dyn Lock>> {
     env.disk.create_dir_all(dir).map_err(|e| failed(&e))?;
     let until_ns = env.clock.monotonic_ns() + HOLD_WAIT_NS;
     loop {
-        if let Some(lock) = env.disk.try_lock(&dir.join("LOCK")).map_err(|e| failed(&e))? {
+        if let Some(lock) = tidemill_env::hold(&*env.disk, dir).map_err(|e| failed(&e))? {
             return Ok(lock);
         }
         if env.clock.monotonic_ns() > until_ns {
@@ -157,7 +164,7 @@ impl FileLog {
     pub fn open(env: &Env, dir: PathBuf, app: u128, held: Box<dyn Lock>) -> Result<FileLog> {
         let files = Files::open(env, dir, app, held, SIZES)?;
         let (jobs, coming) = unbounded();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { waits: AtomicBool::new(true), ..Shared::default() });
         let (own, begins_at) = (shared.clone(), files.log.next());
         let body = Box::new(move || files.run(&coming, &own));
         env.threads.spawn("cluster-log", body).map_err(|e| Error::io("starting a thread", &e))?;
@@ -206,6 +213,12 @@ impl FileLog {
                 Job::Trim { .. } => {}
             }
         }
+    }
+}
+
+impl Drop for FileLog {
+    fn drop(&mut self) {
+        self.shared.waits.store(false, Ordering::Release);
     }
 }
 
@@ -274,6 +287,10 @@ impl Log for FileLog {
 
     fn failed(&self) -> Option<Error> {
         self.shared.failed.lock().clone()
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.shared.trouble.now()
     }
 }
 
@@ -385,10 +402,18 @@ impl Files {
     ) -> Result<Files> {
         let place = dir.display().to_string();
         let spec = LogSpec { dir, kind: LogKind::Cuts, app, segment_bytes: sizes.segment };
-        let log = tidemill_log::Log::open(env.disk.clone(), spec, 0)?;
+        let mut log = tidemill_log::Log::open(env.disk.clone(), spec, 0)?;
+        if !log.is_settled() {
+            // Nobody may act on what is not known to be stored.
+            log.make_ready()?;
+        }
         let mut topics = Topics::default();
+        let mut begins = Some(0);
         for record in log.read(log.first())? {
             let record = record?;
+            if record.kind == BASES {
+                begins = needed_of(&record.bytes);
+            }
             let is_other = matches!(record.kind, RECORD_FIRST | RECORDS..) && record.kind != RECORD;
             topics.found(record.number, record.kind, &record.bytes).ok_or_else(|| match is_other {
                 true => {
@@ -404,6 +429,16 @@ impl Files {
                     Error::input(what).help("restore the directory from a backup")
                 }
             })?;
+        }
+        // What was trimmed is not needed; what is not there otherwise was removed by somebody else.
+        if begins.is_some_and(|begins| log.first() > begins) {
+            let what = format!(
+                "{place}: the log begins with record {}, and record {} is needed: a file is missing",
+                log.first(),
+                begins.unwrap_or_default()
+            );
+            return Err(Error::new(Kind::Io, what)
+                .help("the log is left as it is; restore the directory from a backup"));
         }
         let (env, parked) = (env.clone(), Vec::new());
         Ok(Files { env, log, topics, parked, freed: 0, sizes, failed: None, _held: held })
@@ -461,7 +496,7 @@ impl Files {
                 Job::Trim { topic, below } => self.trim(topic, below),
             }
         }
-        let numbers = self.append(&going);
+        let numbers = self.append(&going, shared);
         shared.waiting.lock().bytes -= bytes_taken;
         let mut numbers = self.good(numbers, shared).map(Vec::into_iter);
         for (going, then) in going {
@@ -484,7 +519,7 @@ impl Files {
         }
         self.answer();
         if self.freed >= self.sizes.trim && self.failed.is_none() {
-            let gone = self.let_go();
+            let gone = self.let_go(shared);
             self.good(gone, shared);
         }
     }
@@ -500,7 +535,7 @@ impl Files {
     }
 
     /// Makes records durable; their numbers.
-    fn append(&mut self, going: &[(Going, Appended)]) -> Result<Vec<u64>> {
+    fn append(&mut self, going: &[(Going, Appended)], shared: &Shared) -> Result<Vec<u64>> {
         // Also after a full disk, where the log would go on, and with what was answered as unknown: the next
         // record would have the same offset.
         if let Some(error) = self.failed.as_ref().filter(|_| !spoils!(self, GoOn)) {
@@ -521,9 +556,26 @@ impl Files {
             }
         }
         if !numbers.is_empty() && !spoils!(self, AnswerEarly) {
-            self.log.commit()?;
+            self.commit(shared)?;
         }
         Ok(numbers)
+    }
+
+    /// Makes durable what was appended. A full disk is waited for as long as somebody has the log: what it
+    /// holds is good, and the same records are written to the same places when there is room.
+    fn commit(&mut self, shared: &Shared) -> Result<()> {
+        loop {
+            match self.log.commit() {
+                Err(e) if e.kind == Kind::Resource && shared.waits.load(Ordering::Acquire) => {
+                    shared.trouble.has(e.what);
+                    self.env.clock.sleep_us(FULL_US);
+                }
+                done => {
+                    shared.trouble.is_over();
+                    return done.map(drop);
+                }
+            }
+        }
     }
 
     /// Answers reads for which something is there, or whose time is over.
@@ -551,7 +603,7 @@ impl Files {
     }
 
     /// Removes files that nothing needs any more.
-    fn let_go(&mut self) -> Result<()> {
+    fn let_go(&mut self, shared: &Shared) -> Result<()> {
         self.freed = 0;
         let mut bases = Vec::new();
         let count = if spoils!(self, ForgetBases) { 0 } else { self.topics.0.len() };
@@ -561,13 +613,26 @@ impl Files {
             put_u64(kept.next(), &mut bases);
             put_u64(kept.generation, &mut bases);
         }
-        let number = self.log.append(BASES, &bases)?;
-        self.log.commit()?;
+        let number = self.log.next();
         let firsts = self.topics.0.values().filter_map(|kept| kept.records.front());
         let needed = firsts.map(|(number, _)| *number).min();
-        let needed = needed.filter(|_| !spoils!(self, TrimAll)).unwrap_or(number);
-        self.log.trim(needed.min(number)).map(drop)
+        let needed = needed.filter(|_| !spoils!(self, TrimAll)).unwrap_or(number).min(number);
+        put_u64(needed, &mut bases);
+        self.log.append(BASES, &bases)?;
+        self.commit(shared)?;
+        self.log.trim(needed).map(drop)
     }
+}
+
+/// Which record of the files is needed from a trim on, if it says so.
+fn needed_of(mut bases: &[u8]) -> Option<u64> {
+    let input = &mut bases;
+    for _ in 0..take_u32(input)? {
+        take_topic(input)?;
+        take_u64(input)?;
+        take_u64(input)?;
+    }
+    take_u64(input)
 }
 
 /// The record that was read.

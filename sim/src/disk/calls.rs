@@ -140,6 +140,19 @@ impl Disk for SimDisk {
         })
     }
 
+    fn try_lock_dir(&self, dir: &Path) -> io::Result<Option<Box<dyn Lock>>> {
+        let dir = &clean(dir);
+        self.shared.call(DiskOp::TryLock, dir, |machine| {
+            machine.state.check_dir(dir)?;
+            if !machine.locked_dirs.insert(dir.clone()) {
+                return Ok((None, 0));
+            }
+            let (shared, boot) = (self.shared.clone(), machine.boot);
+            let lock = HeldDir { shared, boot, dir: dir.clone() };
+            Ok((Some(Box::new(lock) as Box<dyn Lock>), 0))
+        })
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let (from, to) = (&clean(from), &clean(to));
         self.shared.call(DiskOp::Rename, from, |machine| {
@@ -253,6 +266,24 @@ impl Drop for Held {
         // A crash has freed it, and somebody else may have it now.
         if self.boot == machine.boot {
             machine.locked.remove(&self.id);
+        }
+    }
+}
+
+/// A lock of a directory that is held.
+struct HeldDir {
+    shared: Arc<Shared>,
+    boot: u64,
+    dir: PathBuf,
+}
+
+impl Lock for HeldDir {}
+
+impl Drop for HeldDir {
+    fn drop(&mut self) {
+        let mut machine = self.shared.machine.lock();
+        if self.boot == machine.boot {
+            machine.locked_dirs.remove(&self.dir);
         }
     }
 }

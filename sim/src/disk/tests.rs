@@ -249,6 +249,11 @@ fn a_crash_gives_locks_back() {
     assert!(disk.try_lock(&at("lock")).unwrap().is_none(), "the old holder gives nothing back");
     drop(new);
     assert!(disk.try_lock(&at("lock")).unwrap().is_some());
+    let old = disk.try_lock_dir(&dir()).unwrap().unwrap();
+    disk.crash();
+    let _new = disk.try_lock_dir(&dir()).unwrap().unwrap();
+    drop(old);
+    assert!(disk.try_lock_dir(&dir()).unwrap().is_none(), "nor of a directory");
 }
 
 #[test]
@@ -284,6 +289,7 @@ fn every_kind_of_call_can_fail() {
     fails(DiskOp::OpenAppend, &mut || disk.open_append(&at("b")).map(drop));
     fails(DiskOp::OpenAt, &mut || disk.open_at(&at("b"), 3).map(drop));
     fails(DiskOp::TryLock, &mut || disk.try_lock(&at("b")).map(drop));
+    fails(DiskOp::TryLock, &mut || disk.try_lock_dir(&dir()).map(drop));
     fails(DiskOp::Rename, &mut || disk.rename(&at("b"), &at("c")));
     fails(DiskOp::Remove, &mut || disk.remove(&at("c")));
     fails(DiskOp::List, &mut || disk.list(&dir()).map(drop));

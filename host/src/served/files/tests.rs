@@ -459,3 +459,133 @@ fn a_record_that_cannot_be_read_ends_the_process() {
         .to_string()
         .contains("the record at 0 of Input(0) can't be read"));
 }
+
+/// Somebody takes the lock's file for a stale one.
+#[test]
+fn a_directory_is_held_without_its_file() {
+    let env = SimEnv::new(1).env();
+    let held = hold(&env, Path::new(DIR)).unwrap();
+    env.disk.remove(&Path::new(DIR).join("LOCK")).unwrap();
+    let error = hold(&env, Path::new(DIR)).err().expect("it is held").to_string();
+    assert!(error.contains("another process has the directory"), "{error}");
+    assert!(!env.disk.exists(&Path::new(DIR).join("LOCK")).unwrap(), "nothing is touched");
+    drop(held);
+    hold(&env, Path::new(DIR)).unwrap();
+}
+
+/// A full disk is waited for, with a reason, and nothing is answered before there is room.
+#[test]
+fn a_full_disk_is_waited_for() {
+    let sim = SimEnv::new(1);
+    let real = Env::real().clock;
+    let env = Env { clock: real.clone(), ..sim.env() };
+    let log = FileLog::open(&env, DIR.into(), 7, hold(&env, Path::new(DIR)).unwrap()).unwrap();
+    sim.disk.set_capacity(Some(sim.disk.used()));
+    let (told, hears) = std::sync::mpsc::channel();
+    let append = |told: std::sync::mpsc::Sender<Answer>| {
+        let then = Box::new(move |answer| told.send(answer).unwrap());
+        log.append_raw(Topic::Cuts, 0, None, vec![vec![1; 300_000]], then);
+    };
+    append(told.clone());
+    append(told);
+    while log.trouble().is_none() {
+        real.sleep_us(1000);
+    }
+    assert!(log.trouble().unwrap().contains("no room"), "{:?}", log.trouble());
+    assert!(hears.try_recv().is_err() && log.failed().is_none());
+    sim.disk.set_capacity(None);
+    assert_eq!([hears.recv().unwrap(), hears.recv().unwrap()], [Ok(0), Ok(1)]);
+    assert_eq!(log.trouble(), None);
+    // Who has no more use for it is not kept.
+    sim.disk.set_capacity(Some(sim.disk.used()));
+    let (told, hears) = std::sync::mpsc::channel();
+    let then = Box::new(move |answer: Answer| told.send(answer).unwrap());
+    log.append_raw(Topic::Cuts, 0, None, vec![vec![2; 300_000]], then);
+    while log.trouble().is_none() {
+        real.sleep_us(1000);
+    }
+    drop(log);
+    assert_eq!(hears.recv().unwrap(), Err(Refused::Unknown));
+}
+
+/// The same files, as they are now.
+fn copied(disk: &SimDisk) -> SimEnv {
+    disk.record();
+    let image = disk.take_trace().images(1, 0).nth(1).expect("an image with everything");
+    SimEnv { disk: image.disk, ..SimEnv::new(1) }
+}
+
+/// Every so many cases are tried; all of them where `TIDEMILL_CASES` asks for many.
+fn every(sampled: usize) -> usize {
+    let cases: Option<usize> = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
+    match cases.is_some_and(|cases| cases >= 1000) {
+        true => 1,
+        false => sampled,
+    }
+}
+
+/// Any bit of the last segments, any length of them, and any file that is missing: all that was answered for is
+/// there, or it is refused by name.
+#[test]
+fn damage_is_refused_or_does_not_matter() {
+    let sim = SimEnv::new(1);
+    let (env, shared) = (sim.env(), Shared::default());
+    let mut files = open(&env, None).unwrap();
+    let mut taken: BTreeMap<Topic, Vec<Vec<u8>>> = BTreeMap::new();
+    for nth in 0..24u8 {
+        let topic = TOPICS[usize::from(nth) % 4];
+        let records = vec![vec![nth; 30 + usize::from(nth)]; 1 + usize::from(nth) % 2];
+        taken.entry(topic).or_default().extend(records.clone());
+        let (told, hears) = std::sync::mpsc::channel();
+        let then = Box::new(move |answer: Answer| told.send(answer).unwrap());
+        shared.waiting.lock().bytes = 1 << 30;
+        let append = Job::Append { topic, generation: 0, begins: None, records, then };
+        files.work(vec![append], &shared);
+        assert!(hears.recv().unwrap().is_ok());
+    }
+    drop(files);
+    let (mut refused, mut whole) = (0, 0);
+    let mut check = |what: &str, damage: &dyn Fn(&SimDisk)| {
+        let sim = copied(&sim.disk);
+        damage(&sim.disk);
+        match open(&sim.env(), None) {
+            Err(error) => {
+                assert!(!error.help.is_empty() && error.what.contains("/log"), "{what}: {error}");
+                refused += 1;
+            }
+            Ok(files) => {
+                for (topic, records) in &taken {
+                    let found = files.topics.find(*topic, 0, None).records;
+                    let found: Vec<Vec<u8>> =
+                        found.iter().map(|(_, bytes)| bytes.to_vec()).collect();
+                    assert_eq!(&found, records, "{what}: {topic:?}");
+                }
+                whole += 1;
+            }
+        }
+    };
+    let all = env.disk.list(Path::new(DIR)).unwrap();
+    let is_segment = |path: &&PathBuf| path.extension().is_some_and(|end| end == "log");
+    let segments: Vec<PathBuf> = all.iter().filter(is_segment).cloned().collect();
+    assert!(segments.len() > 4, "{segments:?}");
+    for path in &segments[segments.len() - 3..] {
+        let len = env.disk.metadata(path).unwrap().len;
+        for bit in (0..len * 8).step_by(every(23)) {
+            let what = format!("bit {bit} of {}", path.display());
+            check(&what, &|disk| disk.flip_bit(path, bit).unwrap());
+        }
+        for len in (0..len).step_by(every(5)) {
+            let what = format!("{} bytes of {}", len, path.display());
+            check(&what, &|disk| disk.truncate(path, len).unwrap());
+        }
+    }
+    for path in &all {
+        check(&format!("without {}", path.display()), &|disk| disk.remove(path).unwrap());
+    }
+    let remove = |disk: &SimDisk, of: &[PathBuf]| of.iter().for_each(|p| disk.remove(p).unwrap());
+    check("without segments", &|disk| remove(disk, &segments));
+    let last = [segments[segments.len() - 1].clone()];
+    check("without the last", &|disk| remove(disk, &last));
+    println!("{refused} refused, {whole} whole");
+    assert!(refused > 100 && whole > 100, "{refused} refused, {whole} whole");
+}
