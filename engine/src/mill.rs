@@ -663,14 +663,6 @@ impl Mill {
         }
     }
 
-    /// Waits until what was recorded before has been executed again, or the run ends.
-    ///
-    /// # Errors
-    /// What ended the run in the midst of it.
-    pub fn recovered(&self) -> Result<()> {
-        self.view.shared.wait_for_recovery()
-    }
-
     /// Where the run is.
     pub fn status(&self) -> Status {
         self.view.status()

@@ -237,7 +237,7 @@ impl Disk for RealDisk {
             return Err(io::ErrorKind::NotADirectory.into());
         }
         match file.try_lock() {
-            Ok(()) => Ok(Some(Box::new(RealLock(file)))),
+            Ok(()) => Ok(Some(Box::new(RealLock { _held: Held::new(&file), _file: file }))),
             Err(TryLockError::WouldBlock) => Ok(None),
             // Over a network only what can be written has a lock.
             Err(TryLockError::Error(e)) => Err(io::Error::new(io::ErrorKind::Unsupported, e)),

@@ -202,6 +202,11 @@ impl NativeMill {
         alone(py, move || drop(running.end(Mill::stop)))
     }
 
+    fn give_way(&self, py: Python<'_>) -> PyResult<String> {
+        let running = self.running.clone();
+        aside(py, move || json(&running.end(Mill::give_way)?))
+    }
+
     fn wait(&self, py: Python<'_>, timeout_us: u64) -> PyResult<bool> {
         let mut left_us = timeout_us;
         patiently(py, |us| {

@@ -119,8 +119,13 @@ class Mill:
         try:
             if kind is None:
                 self._acknowledge_all()
-        finally:
+        except BaseException:
+            self.give_way()
+            raise
+        if kind is None:
             self.stop()
+        else:
+            self.give_way()
 
     def send(self, stream: Stream | str, rows: object, wait: bool = False) -> None:
         """Sends events: a list of dicts, a dict of lists, or what has Arrow's interface.
@@ -216,6 +221,13 @@ class Mill:
         # Not where Ctrl-C has ended the waiting: the engine goes on ending then.
         self._ending = False
         return self._summary(summary)
+
+    def give_way(self) -> dict[str, Any]:
+        """As :meth:`stop`, but a recovery gives way: the next start begins it anew.
+
+        What was recorded is as safe as before.
+        """
+        return self._end(self._open("give_way").give_way)
 
     def wait(self, seconds: float) -> bool:
         """Waits for the end of all input at most so long; whether it has come."""

@@ -302,11 +302,9 @@ def run(
             progress.update(mill)
         progress.clear()
         if signals.asked:
-            what = "ending"
-            if mill.status()["recovering"]:
-                what = "ending when all that was recorded has been executed again"
-            progress.say(f"{signals.asked}: {what}; Ctrl-C again ends at once")
-        summary = mill.stop() if signals.asked else mill.finish()
+            progress.say(f"{signals.asked}: ending; Ctrl-C again ends at once")
+        # Nobody waits for a recovery who asks for the end.
+        summary = mill.give_way() if signals.asked else mill.finish()
     except BaseException:
         progress.clear()
         raise
