@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
         data_dir: Some(data.clone()).filter(|_| durable != Durable::None),
         durable: durable.setting(),
         // What is measured is the start, not what snapshots cost beside it.
-        snapshot_us: i64::MAX / 1000,
+        snapshot_us: 300_000_000_000_000,
         ..Settings::default()
     };
     let program = push::program(args.program)?;

@@ -12,6 +12,7 @@ use tidemill_log::{LogKind, LogSpec};
 use tidemill_snapshot::{DirStore, Store};
 
 use crate::begins::BEGINS;
+use crate::sides;
 
 /// How long a running engine may take to accept, in microseconds.
 const CONNECT_US: u64 = 2_000_000;
@@ -55,6 +56,7 @@ impl DataDir {
         let disk = env.disk.clone();
         let shown = path.display();
         let io = |e: std::io::Error| Error::io(format!("data directory {shown}"), &e);
+        sides::for_one(&*disk, path)?;
         disk.create_dir_all(path).map_err(io)?;
         // Before anything is touched: whoever runs there goes on as if nobody had come.
         let lock = hold(&*disk, path).map_err(io)?.ok_or_else(|| taken(path))?;
@@ -165,6 +167,9 @@ impl Site {
         let shown = path.display();
         let io = |e: std::io::Error| Error::io(format!("data directory {shown}"), &e);
         if !disk.exists(&path.join("APP")).map_err(io)? {
+            if let Some(error) = sides::of_several(&**disk, path)? {
+                return Err(error);
+            }
             return Err(Error::setting(format!(
                 "{shown} is no data directory: it has no file APP"
             ))

@@ -78,6 +78,7 @@ mod schema;
 mod serve;
 mod settings;
 mod shared;
+mod sides;
 mod snapshots;
 mod spec;
 mod stages;

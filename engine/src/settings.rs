@@ -23,6 +23,11 @@ pub enum Durable {
 
 /// The fewest bytes of a segment of the input log.
 pub(crate) const SEGMENT_BYTES_MIN: u64 = 1 << 16;
+/// Ten years in microseconds, a pebibyte, and a billion rows: more is a slip of the pen, and sums of
+/// them would not fit.
+const LONG_US: u64 = 315_576_000_000_000;
+const BYTES_MAX: u64 = 1 << 50;
+const ROWS_MAX: u64 = 1_000_000_000;
 
 /// Whether a start takes over what another version of the program has left. In JSON `false`, `true`
 /// or `"lossy"`.
@@ -154,7 +159,11 @@ pub struct Settings {
     pub http_key: Option<PathBuf>,
     /// The role that a client needs: for a procedure by its name, for others as `streams/NAME` and
     /// `tables/NAME`.
+    /// Several are parted by `|`: one of them is enough. `*` is everybody who is let in.
     pub http_roles: BTreeMap<String, String>,
+    /// The same where `http_roles` says nothing: of streams and tables that only functions write which
+    /// need roles. What is not there is passed over.
+    pub http_roles_default: BTreeMap<String, String>,
     /// Connections at a time.
     pub http_connections_max: usize,
     /// Calls that may wait for their replies at a time.
@@ -211,6 +220,7 @@ impl Default for Settings {
             http_cert: None,
             http_key: None,
             http_roles: BTreeMap::new(),
+            http_roles_default: BTreeMap::new(),
             http_connections_max: 1024,
             http_calls_max: 4096,
             http_body_bytes_max: 1 << 20,
@@ -236,40 +246,37 @@ impl Settings {
 
     /// Refuses what can't work.
     pub fn check(&self) -> tidemill_core::Result<()> {
-        let positive = [
-            ("epoch_rows_max", self.epoch_rows_max as i64),
-            ("epoch_bytes_max", self.epoch_bytes_max as i64),
-            ("epoch_us_max", self.epoch_us_max),
-            ("memory_bytes_max", self.memory_bytes_max as i64),
-            ("parked_bytes_max", self.parked_bytes_max as i64),
-            ("snapshot_us", self.snapshot_us),
-            ("log_segment_bytes", self.log_segment_bytes as i64),
-            ("poison_after", i64::from(self.poison_after)),
-            ("tail_rows", self.tail_rows as i64),
-            ("tail_bytes", self.tail_bytes as i64),
-            ("dlq_rows_max", self.dlq_rows_max as i64),
-            ("dlq_bytes_max", self.dlq_bytes_max as i64),
-            ("http_connections_max", self.http_connections_max as i64),
-            ("http_calls_max", self.http_calls_max as i64),
-            ("http_body_bytes_max", self.http_body_bytes_max as i64),
-            ("http_idle_us", self.http_idle_us),
-            ("http_deadline_us", self.http_deadline_us),
-            ("http_requests_kept_us", self.http_requests_kept_us),
-        ];
-        for (name, value) in positive {
-            if value <= 0 {
-                return Err(Error::setting(format!("{name} must be positive, not {value}")));
+        let us = |us: i64| u64::try_from(us).ok();
+        let rows = |rows: usize| Some(rows as u64);
+        for (name, value, least, most) in [
+            ("workers", rows(self.workers), 0, 256),
+            ("epoch_rows_max", rows(self.epoch_rows_max), 1, ROWS_MAX),
+            ("epoch_bytes_max", rows(self.epoch_bytes_max), 1, BYTES_MAX),
+            ("epoch_us_max", us(self.epoch_us_max), 1, LONG_US),
+            ("memory_bytes_max", rows(self.memory_bytes_max), 1, BYTES_MAX),
+            ("parked_bytes_max", rows(self.parked_bytes_max), 1, BYTES_MAX),
+            ("rerun_every", Some(self.rerun_every), 0, 1 << 32),
+            ("snapshot_us", us(self.snapshot_us), 1, LONG_US),
+            ("log_segment_bytes", Some(self.log_segment_bytes), SEGMENT_BYTES_MIN, 1 << 40),
+            // Whoever dies once may have died of something else.
+            ("poison_after", Some(self.poison_after.into()), 2, 1_000_000),
+            ("deadline_us", us(self.deadline_us.unwrap_or(0)), 0, LONG_US),
+            ("tail_rows", rows(self.tail_rows), 1, ROWS_MAX),
+            ("tail_bytes", rows(self.tail_bytes), 1, BYTES_MAX),
+            ("dlq_rows_max", rows(self.dlq_rows_max), 1, ROWS_MAX),
+            ("dlq_bytes_max", rows(self.dlq_bytes_max), 1, BYTES_MAX),
+            ("http_connections_max", rows(self.http_connections_max), 1, 1_000_000),
+            ("http_calls_max", rows(self.http_calls_max), 1, 10_000_000),
+            ("http_body_bytes_max", rows(self.http_body_bytes_max), 1, 1 << 40),
+            ("http_idle_us", us(self.http_idle_us), 1, LONG_US),
+            ("http_deadline_us", us(self.http_deadline_us), 1, LONG_US),
+            ("http_requests_kept_us", us(self.http_requests_kept_us), 1, LONG_US),
+        ] {
+            let shown = value.map_or("negative".into(), |value| value.to_string());
+            if value.is_none_or(|value| value < least || value > most) {
+                return Err(Error::setting(format!("{name} is {shown}"))
+                    .help(format!("give an integer from {least} to {most}")));
             }
-        }
-        if let Some(us) = self.deadline_us.filter(|us| *us < 0) {
-            let what = format!("deadline_us may not be negative, as {us} is");
-            return Err(Error::setting(what).help("0 lets functions take their time"));
-        }
-        if self.log_segment_bytes < SEGMENT_BYTES_MIN {
-            return Err(Error::setting("log_segment_bytes is at least 65536"));
-        }
-        if self.workers > 256 {
-            return Err(Error::setting(format!("workers is at most 256, not {}", self.workers)));
         }
         self.strategy.parse::<Strategy>()?;
         Ok(())
@@ -287,5 +294,17 @@ mod tests {
         let said = |deadline_us| Settings { deadline_us, ..Settings::default() }.deadline();
         assert_eq!([None, Some(0), Some(7)].map(said), [Some(10_000_000), None, Some(7)]);
         assert!(Settings { deadline_us: Some(-1), ..Settings::default() }.check().is_err());
+    }
+
+    #[test]
+    fn absurd_values_are_refused_by_name() {
+        assert_eq!(Settings::default().check(), Ok(()));
+        let refused = |settings: Settings| settings.check().unwrap_err().to_string();
+        let said = refused(Settings { epoch_us_max: -1, ..Settings::default() });
+        assert!(said.contains("epoch_us_max is negative") && said.contains("from 1 to"), "{said}");
+        let said = refused(Settings { tail_rows: usize::MAX, ..Settings::default() });
+        assert!(said.contains("tail_rows is 18446744073709551615"), "{said}");
+        let said = refused(Settings { poison_after: 1, ..Settings::default() });
+        assert!(said.contains("from 2 to"), "{said}");
     }
 }

@@ -74,6 +74,7 @@ pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_
             reply.end(json!({"verify": report}))
         }
         verb @ ("tail" | "summary" | "dlq_replay") => {
+            Site::look(&env.disk, path)?;
             let what = format!("no engine runs on {}, and '{verb}' needs one", path.display());
             Err(Error::resource(what).help("start it first").into())
         }

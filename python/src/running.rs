@@ -49,8 +49,13 @@ pub fn ask(py: Python<'_>, data_dir: &str, request: &str) -> PyResult<NativeRepl
 
 /// What an upgrade of a data directory to this app would change, as JSON.
 #[pyfunction]
-pub fn schema_diff(py: Python<'_>, spec: &str, data_dir: &str) -> PyResult<String> {
-    let spec = app_spec(py, spec, Vec::new())?;
+pub fn schema_diff(
+    py: Python<'_>,
+    spec: &str,
+    opaques: Vec<Py<PyAny>>,
+    data_dir: &str,
+) -> PyResult<String> {
+    let spec = app_spec(py, spec, opaques)?;
     detached(py, || {
         Ok(tidemill_engine::schema_diff(&Env::real(), Path::new(data_dir), &spec)?.to_string())
     })

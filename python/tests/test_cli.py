@@ -87,6 +87,7 @@ def test_run(folder: Path) -> None:
     people = tidemill(folder, "run", "ledger.py", "--fresh")
     assert "transactions" in people.stdout
     # What functions print may come before.
+    assert "fresh  ledger.tidemill: what is there goes: APP, cuts, input, store\n" in people.stdout
     assert "data  ledger.tidemill: begun anew\n" in people.stdout
     assert people.stderr == ""
 

@@ -234,7 +234,7 @@ def test_schema_diff(
     diff: dict[str, Any] = {"same": False, "possible": True, "why": [], "changes": [change]}
     where = []
 
-    def schema_diff(spec: str, data_dir: str) -> str:
+    def schema_diff(spec: str, opaques: list[Any], data_dir: str) -> str:
         where.append(data_dir)
         extra = [] if json.loads(spec)["sources"] else [{**change, "name": "s"}]
         return json.dumps({**diff, "changes": [*extra, *diff["changes"]]})

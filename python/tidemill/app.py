@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tidemill import _native
-from tidemill.config import checked_settings
+from tidemill.config import apart, checked_settings, one_process, refuse_idle
 from tidemill.entity import Entity, Function
 from tidemill.errors import ProgramError, SettingError
 from tidemill.external import External
@@ -819,6 +819,7 @@ class App:
         from tidemill.mill import Mill
 
         checked = checked_settings(settings, "app.start()")
+        refuse_idle([("app.start()", checked)], one_process(checked))
         if "durable" in checked and checked["durable"] != "none" and "data_dir" not in checked:
             raise SettingError(
                 f"app.start(): durable={checked['durable']!r} without a data directory",
@@ -829,7 +830,7 @@ class App:
     def inspect(self, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """How the engine will run the app; runs nothing."""
         checked = checked_settings(settings or {}, "app.inspect()")
-        spec, opaques = self.spec(checked, keep_all=False, push=True)
+        spec, opaques = self.spec(apart(checked)[0], keep_all=False, push=True)
         found: dict[str, Any] = json.loads(_native.inspect(json.dumps(spec), opaques))
         return found
 

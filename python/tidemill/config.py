@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,79 +44,127 @@ _SAY: Final = {
 #: What ``upgrade`` may be, beside true and false.
 LOSSY: Final = "lossy"
 
-#: The engine's settings; see the guide for what they mean.
-SETTINGS: Final[dict[str, object]] = {
-    "workers": int,
-    "epoch_idle": bool,
-    "epoch_rows_max": int,
-    "epoch_bytes_max": int,
-    "epoch_us_max": int,
-    "memory_bytes_max": int,
-    "parked_bytes_max": int,
-    "strategy": str,
-    "rerun_every": int,
-    "fresh": bool,
-    "data_dir": Path,
-    "durable": DURABLE,
-    "recovery": RECOVERY,
-    "snapshot_us": int,
-    "log_segment_bytes": int,
-    "poison_after": int,
-    "on_fault": ON_FAULT,
-    "deadline_us": int,
-    "tail_rows": int,
-    "tail_bytes": int,
-    "dlq_rows_max": int,
-    "dlq_bytes_max": int,
-    "http_port": int,
-    "http_host": str,
-    "http_tokens": Path,
-    "http_cert": Path,
-    "http_key": Path,
-    "http_roles": dict,
-    "http_connections_max": int,
-    "http_calls_max": int,
-    "http_body_bytes_max": int,
-    "http_idle_us": int,
-    "http_deadline_us": int,
-    "http_requests_kept_us": int,
-    "log_to": Path,
-    "upgrade": LOSSY,
-    "renames": dict,
-    "keep_cuts": bool,
+# Ways to run an app. Settings that mean nothing in one of them are refused there.
+
+#: In one process, in memory; in one process, with a data directory.
+MEMORY: Final = "an app in one process, in memory"
+DIRECTORY: Final = "an app in one process"
+#: All processes on this machine; a coordinator, or a worker, by itself.
+PROCESSES: Final = "an app on several processes"
+COORDINATOR: Final = "a coordinator"
+WORKER: Final = "a worker"
+MODES: Final = (MEMORY, DIRECTORY, PROCESSES, COORDINATOR, WORKER)
+
+_ONE: Final = (MEMORY, DIRECTORY)
+_SEVERAL: Final = (PROCESSES, COORDINATOR)
+_CLUSTER: Final = (PROCESSES, COORDINATOR, WORKER)
+
+#: Ten years in microseconds, a pebibyte, and a billion rows: more is a slip of the pen.
+_LONG, _BYTES, _ROWS = 315_576_000_000_000, 1 << 50, 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of a setting; see the guide for what it means."""
+
+    #: What its values are: a type, texts, or names with texts.
+    kind: object
+    #: Where it means something.
+    modes: tuple[str, ...]
+    #: Of an integer, the least and the greatest value.
+    range: tuple[int, int] = (0, 0)
+    #: The setting without which it means nothing.
+    needs: str = ""
+
+
+def _int(low: int, high: int, modes: tuple[str, ...], needs: str = "") -> Setting:
+    return Setting(int, modes, (low, high), needs)
+
+
+#: The engine's settings.
+SETTINGS: Final[dict[str, Setting]] = {
+    "workers": _int(0, 256, _ONE),
+    "epoch_idle": Setting(bool, _ONE),
+    "epoch_rows_max": _int(1, _ROWS, _ONE),
+    "epoch_bytes_max": _int(1, _BYTES, _ONE),
+    "epoch_us_max": _int(1, _LONG, _ONE),
+    "memory_bytes_max": _int(1, _BYTES, _ONE),
+    "parked_bytes_max": _int(1, _BYTES, MODES),
+    "strategy": Setting(str, _ONE),
+    "rerun_every": _int(0, 1 << 32, _ONE),
+    "fresh": Setting(bool, (*_ONE, *_SEVERAL)),
+    # With durable=none it is passed over, which is what that says.
+    "data_dir": Setting(Path, MODES),
+    "durable": Setting(DURABLE, _ONE),
+    "recovery": Setting(RECOVERY, (DIRECTORY,)),
+    "snapshot_us": _int(1, _LONG, (DIRECTORY,)),
+    "log_segment_bytes": _int(1 << 16, 1 << 40, (DIRECTORY,)),
+    "poison_after": _int(2, 1_000_000, (DIRECTORY,)),
+    "on_fault": Setting(ON_FAULT, MODES),
+    "deadline_us": _int(0, _LONG, MODES),
+    "tail_rows": _int(1, _ROWS, (*_ONE, *_SEVERAL)),
+    "tail_bytes": _int(1, _BYTES, (*_ONE, *_SEVERAL)),
+    "dlq_rows_max": _int(1, _ROWS, _ONE),
+    "dlq_bytes_max": _int(1, _BYTES, _ONE),
+    "http_port": _int(0, 65_535, (*_ONE, *_SEVERAL)),
+    "http_host": Setting(str, (*_ONE, *_SEVERAL), needs="http_port"),
+    "http_tokens": Setting(Path, (*_ONE, *_SEVERAL), needs="http_port"),
+    "http_cert": Setting(Path, (*_ONE, *_SEVERAL), needs="http_port"),
+    "http_key": Setting(Path, (*_ONE, *_SEVERAL), needs="http_port"),
+    "http_roles": Setting(dict, (*_ONE, *_SEVERAL), needs="http_port"),
+    "http_connections_max": _int(1, 1_000_000, (*_ONE, *_SEVERAL), "http_port"),
+    "http_calls_max": _int(1, 10_000_000, (*_ONE, *_SEVERAL), "http_port"),
+    "http_body_bytes_max": _int(1, 1 << 40, (*_ONE, *_SEVERAL), "http_port"),
+    "http_idle_us": _int(1, _LONG, (*_ONE, *_SEVERAL), "http_port"),
+    "http_deadline_us": _int(1, _LONG, (*_ONE, *_SEVERAL), "http_port"),
+    "http_requests_kept_us": _int(1, _LONG, (*_ONE, *_SEVERAL), "http_port"),
+    "log_to": Setting(Path, _ONE),
+    "upgrade": Setting(LOSSY, (DIRECTORY, *_SEVERAL)),
+    "renames": Setting(dict, (DIRECTORY, *_SEVERAL), needs="upgrade"),
+    "keep_cuts": Setting(bool, _ONE),
 }
 
 #: Settings of a cluster begin so.
 CLUSTER_PREFIX: Final = "cluster_"
 
 #: Those settings; see the guide for what they mean.
-CLUSTER: Final[dict[str, object]] = {
-    "cluster_name": str,
-    "cluster_listen": str,
-    "cluster_advertised": str,
-    "cluster_secret_file": Path,
-    "cluster_certificate": Path,
-    "cluster_key": Path,
-    "cluster_authority": Path,
-    "cluster_log": str,
-    "cluster_cuts": CUTS,
-    "cluster_log_options": dict,
-    "cluster_log_replication": int,
-    "cluster_snapshots": str,
-    "cluster_snapshots_allow_http": bool,
-    "cluster_snapshots_timeout_us": int,
-    "cluster_sources": int,
-    "cluster_lease_us": int,
-    "cluster_beat_us": int,
-    "cluster_form_us": int,
-    "cluster_epoch_rows_max": int,
-    "cluster_together": int,
-    "cluster_message_bytes_max": int,
-    "cluster_snapshot_us": int,
-    "cluster_snapshot_objects_max": int,
+CLUSTER: Final[dict[str, Setting]] = {
+    "cluster_name": Setting(str, _CLUSTER),
+    "cluster_listen": Setting(str, _CLUSTER),
+    # All processes of one machine would have the same.
+    "cluster_advertised": Setting(str, (COORDINATOR, WORKER)),
+    # 'tidemill run --processes' makes one.
+    "cluster_secret_file": Setting(Path, (COORDINATOR, WORKER)),
+    "cluster_certificate": Setting(Path, _CLUSTER),
+    "cluster_key": Setting(Path, _CLUSTER),
+    "cluster_authority": Setting(Path, _CLUSTER),
+    "cluster_log": Setting(str, _CLUSTER),
+    "cluster_cuts": Setting(CUTS, _CLUSTER, needs="cluster_log"),
+    "cluster_log_options": Setting(dict, _CLUSTER, needs="cluster_log"),
+    "cluster_log_replication": _int(1, 1_000, _CLUSTER, "cluster_log"),
+    "cluster_snapshots": Setting(str, _CLUSTER),
+    "cluster_snapshots_allow_http": Setting(bool, _CLUSTER, needs="cluster_snapshots"),
+    "cluster_snapshots_timeout_us": _int(1, _LONG, _CLUSTER, "cluster_snapshots"),
+    "cluster_sources": _int(1, 4_096, _CLUSTER),
+    "cluster_lease_us": _int(1, _LONG, _CLUSTER),
+    "cluster_beat_us": _int(1, _LONG, _CLUSTER),
+    "cluster_form_us": _int(1, _LONG, _CLUSTER),
+    "cluster_epoch_rows_max": _int(1, _ROWS, _CLUSTER),
+    "cluster_together": _int(1, 100_000, _CLUSTER, "cluster_log"),
+    "cluster_message_bytes_max": _int(1, 1 << 30, _CLUSTER),
+    "cluster_snapshot_us": _int(1, _LONG, _CLUSTER),
+    "cluster_snapshot_objects_max": _int(1, 1_000_000, _CLUSTER),
 }
 
+#: All of them.
+ALL: Final = SETTINGS | CLUSTER
+
 PREFIX: Final = "TIDEMILL_"
+
+#: Where settings are found, in words.
+ENVIRONMENT: Final = "environment (TIDEMILL_...)"
+COMMAND_LINE: Final = "command line"
+
 _BOOLS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -125,44 +174,72 @@ def checked_settings(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, origin: str) -> Any:
-    known = SETTINGS | CLUSTER
-    kind = known.get(name)
-    if kind is None:
-        near = _native.nearest(name, list(known))
+    setting = ALL.get(name)
+    if setting is None:
+        near = _native.nearest(name, list(ALL))
         raise SettingError(
             f"{origin}: there is no setting '{name}'",
-            f"did you mean '{near}'?" if near else f"the settings are {', '.join(known)}",
+            f"did you mean '{near}'?" if near else f"the settings are {', '.join(ALL)}",
         )
+    kind = setting.kind
     if kind is LOSSY and value == LOSSY:
         return value
     if kind is bool or kind is LOSSY:
         found = value if isinstance(value, bool) else _BOOLS.get(str(value).lower())
         if found is None:
             others = "true or false" if kind is bool else f"true, false or {LOSSY}"
-            raise SettingError(f"{origin}: {name}={value!r} is not {others}")
+            raise SettingError(f"{origin}: {name}={value!r} is not {others}", f"say {others}")
         return found
     if kind is dict:
         return _names(name, value, origin)
     if kind is Path:
         return _path(name, value, origin)
     if kind is str:
-        if not isinstance(value, str):
-            raise SettingError(f"{origin}: {name}={value!r} is not a text")
-        return value
+        return _text(name, value, origin)
     if isinstance(kind, tuple):
         if value not in kind:
             what = f"{origin}: {name}={value!r} is none of {', '.join(kind)}"
             raise SettingError(what, _SAY[kind])
         return value
-    try:
-        if isinstance(value, bool | float):
-            raise ValueError
-        number = int(str(value).replace("_", ""))
-    except ValueError:
-        raise SettingError(f"{origin}: {name}={value!r} is not an integer") from None
-    if number < 0:
-        raise SettingError(f"{origin}: {name}={value!r} is negative")
+    return _integer(name, value, setting.range, origin)
+
+
+def _integer(name: str, value: Any, range: tuple[int, int], origin: str) -> int:
+    """An integer within its range; in a text digits may be set apart: ``8_000_000``."""
+    low, high = range
+    help = f"give an integer from {low:,} to {high:,}".replace(",", "_")
+    text = value if isinstance(value, str) else str(value) if type(value) is int else ""
+    if not re.fullmatch(r"-?[0-9]+(_[0-9]+)*", text, re.ASCII):
+        raise SettingError(f"{origin}: {name}={_shown(value)} is not an integer", help)
+    # Longer texts are not made numbers: that costs the square of their digits.
+    digits = text.replace("_", "")
+    number = int(digits) if len(digits) <= 40 else high + 1
+    if digits.startswith("-") and number:
+        raise SettingError(f"{origin}: {name}={_shown(value)} is negative", help)
+    if not low <= number <= high:
+        what = "small" if number < low else "large"
+        raise SettingError(f"{origin}: {name}={_shown(value)} is too {what}", help)
     return number
+
+
+def _text(name: str, value: Any, origin: str) -> str:
+    """A text that people could have meant: not empty, on one line, and Unicode."""
+    if not isinstance(value, str):
+        raise SettingError(f"{origin}: {name}={_shown(value)} is not a text", "give a text")
+    if not value.strip():
+        raise SettingError(f"{origin}: {name}={value!r} is empty", "give a value, or leave it out")
+    if not value.isprintable():
+        raise SettingError(
+            f"{origin}: {name}={_shown(value)} has characters that can't be printed",
+            "write it on one line, in Unicode",
+        )
+    return value
+
+
+def _shown(value: object) -> str:
+    """A value for an error: as Python writes it, but not at any length."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text):,} characters)"
 
 
 def _path(name: str, value: Any, origin: str) -> str:
@@ -171,8 +248,10 @@ def _path(name: str, value: Any, origin: str) -> str:
     except TypeError:
         path = None
     if not isinstance(path, str) or not path:
-        raise SettingError(f"{origin}: {name}={value!r} is not a path", "give the name of a folder")
-    return path
+        raise SettingError(
+            f"{origin}: {name}={_shown(value)} is not a path", "give the name of a file or folder"
+        )
+    return _text(name, path, origin)
 
 
 def _names(name: str, value: Any, origin: str) -> dict[str, str]:
@@ -181,11 +260,11 @@ def _names(name: str, value: Any, origin: str) -> dict[str, str]:
     >>> _names("renames", "accounts=clients, accounts.holder=clients.owner", "--set")
     {'accounts': 'clients', 'accounts.holder': 'clients.owner'}
     """
+    # Passwords may be among properties, and errors are shown and kept.
+    shown = "…" if name == "cluster_log_options" else _shown(value)
     if isinstance(value, str):
         pairs = (pair.partition("=") for pair in value.split(",") if pair.strip())
-        value = {old.strip(): new.strip() for old, _, new in pairs}
-    # Passwords may be among properties, and errors are shown and kept.
-    shown = "…" if name == "cluster_log_options" else repr(value)
+        value = {old.strip(): new.strip() for old, _, new in pairs} or None
     if isinstance(value, Mapping) and any(isinstance(new, Mapping) for new in value.values()):
         raise SettingError(
             f"{origin}: {name}={shown} has names without quotes",
@@ -201,6 +280,14 @@ def _names(name: str, value: Any, origin: str) -> dict[str, str]:
             what = "which property of librdkafka is what"
             help = "properties with texts: security.protocol=ssl"
         raise SettingError(f"{origin}: {name}={shown} does not say {what}", f"give {help}")
+    for text in (text for pair in value.items() for text in pair):
+        # Certificates, among options, have several lines.
+        lines = text.split("\n") if name == "cluster_log_options" else [text]
+        if not all(line.isprintable() for line in lines):
+            raise SettingError(
+                f"{origin}: {name}={shown} has characters that can't be printed",
+                "write each name on one line, in Unicode",
+            )
     return dict(value)
 
 
@@ -243,16 +330,102 @@ def default_data_dir(app: str) -> str:
     return re.sub(r"[^\w.-]+", "_", app).lstrip(".") + ".tidemill"
 
 
+#: Settings by where they were found.
+Layers = Sequence[tuple[str, Mapping[str, Any]]]
+
+
 def load(
-    config: Path | None, app_folder: Path, flags: Mapping[str, Any], environ: Mapping[str, str]
+    config: Path | None,
+    app_folder: Path,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    mode: Callable[[Mapping[str, Any]], str] | None = None,
 ) -> dict[str, Any]:
-    """All settings of a run: each from the last place that has it."""
-    settings: dict[str, Any] = {}
+    """All settings of a run: each from the last place that has it.
+
+    ``mode`` says which way to run they are for; what means nothing there is refused. Without one
+    nothing is run, and all settings of the app are taken.
+    """
+    layers: list[tuple[str, Mapping[str, Any]]] = []
     path = config or app_folder / "tidemill.toml"
     if config is not None or path.is_file():
-        settings |= checked_settings(_file(path), str(path))
-    settings |= _environment(environ)
-    return settings | checked_settings(flags, "command line")
+        layers.append((str(path), checked_settings(_file(path), str(path))))
+    layers.append((ENVIRONMENT, _environment(environ)))
+    layers.append((COMMAND_LINE, checked_settings(flags, COMMAND_LINE)))
+    settings: dict[str, Any] = {}
+    for _, found in layers:
+        settings |= found
+    if mode is not None:
+        refuse_idle(layers, mode(settings))
+    return settings
+
+
+def one_process(settings: Mapping[str, Any]) -> str:
+    """Which mode an app is in that runs in one process."""
+    return MEMORY if in_memory(settings) else DIRECTORY
+
+
+def refuse_idle(layers: Layers, mode: str) -> None:
+    """Refuses settings that mean nothing in a mode, with where they were found.
+
+    A coordinator and its workers may be given the same file and environment; a flag is for the
+    process that it is given to.
+
+    >>> refuse_idle([("--set", {"strategy": "blocks"})], PROCESSES)
+    Traceback (most recent call last):
+    tidemill.errors.SettingError: --set: strategy means nothing for an app on several processes
+      help: leave it out: it is for an app in one process
+    """
+    known = {name for _, found in layers for name in found}
+    for origin, found in layers:
+        for name, value in found.items():
+            setting = ALL[name]
+            modes = setting.modes
+            is_shared = mode in (COORDINATOR, WORKER) and origin != COMMAND_LINE
+            if is_shared and (WORKER in modes or COORDINATOR in modes):
+                modes = (*modes, mode)
+            if mode not in modes:
+                raise SettingError(
+                    f"{origin}: {name} means nothing for {mode}",
+                    f"leave it out: it is for {_or(setting.modes)}",
+                )
+            if mode == WORKER and WORKER not in setting.modes:
+                # What the coordinator's flags are a worker does not know.
+                continue
+            missing = _missing(name, mode, known, layers)
+            # A default that is said is no slip.
+            if missing and value is not False:
+                raise SettingError(
+                    f"{origin}: {name} means nothing without {missing}", "say both, or neither"
+                )
+
+
+def _missing(name: str, mode: str, known: set[str], layers: Layers) -> str:
+    """The setting without which this one means nothing, if it is not given."""
+    needs = ALL[name].needs
+    if needs and needs not in known:
+        return needs
+    last = {key: value for _, found in layers for key, value in found.items()}
+    if name == "snapshot_us" and last.get("durable") == "log":
+        return "durable=log+snapshots"
+    if name == "renames" and not last.get("upgrade"):
+        return "upgrade"
+    # Who follows an output asks over HTTP, or at the socket in the data directory.
+    is_kept = name.startswith(("tail_", "dlq_"))
+    return "http_port" if is_kept and mode != DIRECTORY and "http_port" not in known else ""
+
+
+def _or(modes: Sequence[str]) -> str:
+    """Modes in words: those that most people know.
+
+    >>> _or(_ONE), _or(_CLUSTER), _or((DIRECTORY,))
+    ('an app in one process', 'an app on several processes', 'an app with a data directory')
+    """
+    if modes == (DIRECTORY,):
+        return "an app with a data directory"
+    if DIRECTORY in modes:
+        return "an app in one process" + (" or on several" if PROCESSES in modes else "")
+    return PROCESSES if PROCESSES in modes else f"{COORDINATOR} or {WORKER}"
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -271,4 +444,4 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
         for name, value in environ.items()
         if name.startswith(PREFIX)
     }
-    return checked_settings(found, "environment (TIDEMILL_...)")
+    return checked_settings(found, ENVIRONMENT)

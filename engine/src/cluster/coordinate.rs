@@ -25,7 +25,7 @@ use tidemill_mesh::Peer;
 use tidemill_place::{partition_in, Partition};
 use tidemill_txn::program::{Abort, Origin, Program, FAULT};
 
-use super::doors::{log, store};
+use super::doors::{self, log, store};
 use super::feeds::{self, About, Feeds, Rows};
 use super::format::Json;
 use super::settings::{shown, Cuts, TOGETHER};
@@ -41,9 +41,9 @@ use crate::followed::Changes;
 use crate::functions::AppFunctions;
 use crate::requests::{is_hidden, Request};
 use crate::rings::Rings;
-use crate::serve;
 use crate::settings::Settings;
 use crate::spec::AppSpec;
+use crate::{serve, sides};
 
 /// So long a row is waited for.
 const ROW_WAIT: Duration = Duration::from_secs(10);
@@ -101,6 +101,8 @@ impl Cluster {
         secret: &[u8],
         env: &Env,
     ) -> Result<Cluster> {
+        spec.settings.check()?;
+        doors::check(settings)?;
         let topics = Topics::open(spec, &functions, settings, env)?;
         let followed = topics.followed();
         let host = settings.host(spec, &followed, secret, env)?;
@@ -109,6 +111,7 @@ impl Cluster {
         let sources = first + of_files;
         let program = spec.program.clone();
         let dir = &settings.dir;
+        sides::for_several(&*env.disk, dir)?;
         let held = hold(env, dir)?;
         let ways = Ways::open(spec, functions.program(), settings.fresh, env)?;
         let feeds = Feeds::open(spec, &functions, (first, dir, settings.fresh), env)?;

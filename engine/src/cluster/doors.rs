@@ -23,6 +23,23 @@ pub(super) fn brokers(url: &str) -> Option<&str> {
     url.strip_prefix(KAFKA).map(|brokers| brokers.trim_end_matches('/'))
 }
 
+/// Refuses a log or a store that is none, before anything is made.
+///
+/// # Errors
+/// Which setting is wrong.
+pub(super) fn check(settings: &ClusterSettings) -> Result<()> {
+    if let Some(url) = settings.log.as_deref().filter(|url| brokers(url).is_none()) {
+        return Err(Error::setting(format!("cluster_log is '{url}', which is no log"))
+            .help("give kafka://host:port, or nothing for a log that the coordinator serves"));
+    }
+    let is_unknown = |at: &&str| at.contains("://") && !at.starts_with(S3);
+    if let Some(at) = settings.snapshots.as_deref().filter(is_unknown) {
+        return Err(Error::setting(format!("cluster_snapshots is '{at}', which is no store"))
+            .help("give a directory that all processes see, or s3://bucket/prefix"));
+    }
+    Ok(())
+}
+
 /// The log, where it is not the coordinator that serves it, of an app with so many sources of files. Appends wait so long for others to go along, or as long
 /// as is mostly right.
 ///
@@ -35,11 +52,7 @@ pub(super) fn log(
     (json, followed, feeds): (Json, Vec<Followed>, u32),
     env: &Env,
 ) -> Result<Option<Arc<dyn Log>>> {
-    let Some(url) = settings.log.as_deref() else { return Ok(None) };
-    let Some(brokers) = brokers(url) else {
-        return Err(Error::setting(format!("log is '{url}', which is no log"))
-            .help("give kafka://host:port, or nothing for a log that the coordinator serves"));
-    };
+    let Some(brokers) = settings.log.as_deref().and_then(brokers) else { return Ok(None) };
     let mut kafka = KafkaSettings::new(brokers, name, settings.sources);
     (kafka.followed, kafka.elsewhere) = (followed, feeds);
     kafka.properties.clone_from(&settings.log_options);
@@ -68,10 +81,6 @@ pub(super) fn store(settings: &ClusterSettings, env: &Env) -> Result<Arc<dyn Sto
                 ..S3Options::default()
             };
             return Ok(Arc::new(S3Store::open(url, &options)?));
-        }
-        Some(text) if text.contains("://") => {
-            return Err(Error::setting(format!("snapshots is '{text}', which is no store"))
-                .help("give a directory that all processes see, or s3://bucket/prefix"));
         }
         Some(dir) => Path::new(dir).to_owned(),
     };

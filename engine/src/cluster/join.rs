@@ -6,7 +6,7 @@ use tidemill_core::Result;
 use tidemill_env::Env;
 use tidemill_host::WorkerProcess;
 
-use super::doors::{log, store};
+use super::doors::{self, log, store};
 use super::feeds;
 use super::format::Json;
 use super::outboxes::Desks;
@@ -14,6 +14,7 @@ use super::settings::address;
 use super::topics::Topics;
 use super::{fingerprint, ClusterSettings};
 use crate::functions::AppFunctions;
+use crate::sides;
 use crate::spec::AppSpec;
 
 /// Joins the cluster whose coordinator is at an address, and executes its part of the app from then on.
@@ -28,6 +29,9 @@ pub fn join(
     coordinator: &str,
     env: &Env,
 ) -> Result<WorkerProcess> {
+    spec.settings.check()?;
+    doors::check(settings)?;
+    sides::for_several(&*env.disk, &settings.dir)?;
     let topics = Topics::open(spec, &functions, settings, env)?;
     let followed = topics.followed();
     let host = settings.host(spec, &followed, secret, env)?;

@@ -154,7 +154,7 @@ impl ClusterSettings {
         if name.is_empty() || !name.chars().all(fits) {
             let what =
                 format!("the cluster is called '{name}', which can't begin names of objects");
-            return wrong(what, "give it a name of ASCII letters, digits, - and _");
+            return wrong(what, "set cluster_name to a name of ASCII letters, digits, - and _");
         }
         if secret.len() < SECRET_BYTES_MIN {
             let what = format!("the cluster's secret has {} bytes", secret.len());
@@ -164,32 +164,35 @@ impl ClusterSettings {
             );
         }
         if self.sources == 0 || self.sources > 4096 {
-            return wrong(format!("{} sources", self.sources), "give 1 to 4096");
+            return wrong(format!("cluster_sources is {}", self.sources), "give 1 to 4096");
         }
         if self.beat_us == 0 || self.lease_us < 3 * self.beat_us {
-            let what = format!("lease_us is {}, and beat_us {}", self.lease_us, self.beat_us);
+            let what = format!(
+                "cluster_lease_us is {}, and cluster_beat_us {}",
+                self.lease_us, self.beat_us
+            );
             return wrong(what, "a lease is three beats long at least: one may be late");
         }
         let positive = [
-            ("epoch_rows_max", self.epoch_rows_max.unwrap_or(1)),
-            ("form_us", self.form_us),
-            ("snapshots_timeout_us", self.snapshots_timeout_us),
-            ("together", self.together as u64),
-            ("message_bytes_max", self.message_bytes_max as u64),
+            ("cluster_epoch_rows_max", self.epoch_rows_max.unwrap_or(1)),
+            ("cluster_form_us", self.form_us),
+            ("cluster_snapshots_timeout_us", self.snapshots_timeout_us),
+            ("cluster_together", self.together as u64),
+            ("cluster_message_bytes_max", self.message_bytes_max as u64),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, number)| *number == 0) {
             return wrong(format!("{name} is 0"), "give a positive number");
         }
-        let listen = address("listen", &self.listen)?;
+        let listen = address("cluster_listen", &self.listen)?;
         let advertised =
-            self.advertised.as_deref().map(|at| address("advertised", at)).transpose()?;
+            self.advertised.as_deref().map(|at| address("cluster_advertised", at)).transpose()?;
         let is_open = |at: &Addr| at.tcp().is_ok_and(|at| at.ip().is_unspecified());
         if is_open(&listen) && advertised.is_none() {
             return wrong(
                 format!(
                     "at {listen} a process listens on all addresses, and others reach it by one"
                 ),
-                "say which: advertised",
+                "say which: cluster_advertised",
             );
         }
         Ok(Host {

@@ -89,7 +89,7 @@ fn its_life_is_told() {
         }
     }
     let heard = Arc::new(Heard::default());
-    let spec = app(bank(Late::Side), Settings { poison_after: 0, ..settings() });
+    let spec = app(bank(Late::Side), Settings { poison_after: 1, ..settings() });
     assert!(Mill::start_with(spec, sim.env(), Some(heard.clone())).is_err());
     assert_eq!(heard.0.lock()[0]["event"], "error");
 }

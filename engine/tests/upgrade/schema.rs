@@ -253,7 +253,7 @@ fn the_setting_is_a_bool_or_lossy() {
 fn recorded_cuts_stand_against_it() {
     let sim = SimEnv::new(1);
     people().written(&sim, &two());
-    let quiet = Settings { snapshot_us: i64::MAX / 2000, ..settings() };
+    let quiet = Settings { snapshot_us: 300_000_000_000_000, ..settings() };
     let mill = people().start(&sim, quiet.clone()).unwrap();
     mill.send("put", people().batch(&[person(3, "Cem", 1)])).unwrap();
     mill.drain().unwrap();

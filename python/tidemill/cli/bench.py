@@ -104,6 +104,9 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("repeat", int, "number of runs"),
 )
 
+#: No option is greater.
+MOST = 1 << 53
+
 #: Flags of the grid alone: name, type, what it says.
 GRID: tuple[tuple[str, type, str], ...] = (
     ("workload", str, "sl (default), gs or tp (grid)"),
@@ -147,6 +150,7 @@ def execute(args: argparse.Namespace) -> int:
         attribute = name.replace("-", "_")
         value = getattr(args, attribute)
         if value is not None:
+            _check_number(name, value)
             given[attribute] = value
     if args.plot:
         refuse_unwritable(args.plot, ".svg")
@@ -165,6 +169,12 @@ def execute(args: argparse.Namespace) -> int:
     else:
         print("\n".join(fields(found)))
     return 0 if found.get("valid", True) else 1
+
+
+def _check_number(flag: str, value: object) -> None:
+    """Refuses numbers that mean nothing in any workload."""
+    if isinstance(value, int | float) and not 0 <= value <= MOST:
+        raise SettingError(f"--{flag} {value} is out of range", f"give 0 to {MOST}")
 
 
 def _run(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from typing import Any
 from tidemill.app import App
 from tidemill.cli.load import load
 from tidemill.cli.output import fields, printed
-from tidemill.cli.run import Signals, add_places, add_settings, add_upgrade, flags
+from tidemill.cli.run import Signals, add_places, add_settings, add_upgrade, flags, say_fresh
 from tidemill.cluster import Coordinator, Worker, secret_of
+from tidemill.config import COORDINATOR, WORKER, placed
 from tidemill.config import load as load_settings
-from tidemill.config import placed
 from tidemill.errors import InputError, ProgramError, ResourceError, SettingError
 
 #: A worker that has ended is started again after so long, at first and at most.
@@ -90,8 +90,8 @@ def _common(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
 
 
-def _settings(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    return load_settings(args.config, folder, flags(args), os.environ)
+def _settings(args: argparse.Namespace, folder: Path, mode: str) -> dict[str, Any]:
+    return load_settings(args.config, folder, flags(args), os.environ, lambda _: mode)
 
 
 def _secret(settings: dict[str, Any]) -> bytes:
@@ -105,12 +105,14 @@ def _secret(settings: dict[str, Any]) -> bytes:
 
 def _coordinator(args: argparse.Namespace) -> int:
     app, folder = load(args.app)
-    settings = {"cluster_listen": "127.0.0.1:7400"} | _settings(args, folder)
+    settings = {"cluster_listen": "127.0.0.1:7400"} | _settings(args, folder, COORDINATOR)
     _check(app, settings)
     signals = Signals()
     signals.install()
+    settings = placed(settings, app.name)
+    say_fresh(settings, sys.stderr if args.json else sys.stdout, several=True)
     with signals.starting():
-        coordinator = Coordinator(app, placed(settings, app.name), _secret(settings))
+        coordinator = Coordinator(app, settings, _secret(settings))
     _say(args, coordinator, "workers join at")
     status = _watch(coordinator, signals, lambda: None, _ends(app, coordinator, settings))
     return _ended(args, status, signals)
@@ -281,7 +283,12 @@ def _worker(args: argparse.Namespace) -> int:
         settings, secret, join = given["settings"], bytes.fromhex(given["secret"]), given["join"]
         threading.Thread(target=_end_with_parent, daemon=True).start()
     else:
-        settings = _settings(args, folder)
+        settings = _settings(args, folder, WORKER)
+        if args.listen is None and "cluster_advertised" in flags(args):
+            raise SettingError(
+                "command line: cluster_advertised means nothing without --listen",
+                "say where the worker listens: --listen ADDRESS",
+            )
         settings.pop("cluster_advertised", None) if args.listen is None else None
         secret, join = _secret(settings), args.join
     if join is None:
@@ -363,12 +370,11 @@ class Child:
 
 def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> int:
     """A coordinator in this process, and workers in others of this machine."""
-    if args.processes < 1:
-        raise SettingError(f"--processes {args.processes}", "give 1 or more")
     _check(app, settings)
     signals = Signals()
     signals.install()
     secret = secrets.token_bytes(32)
+    say_fresh(settings, sys.stderr if args.json else sys.stdout, several=True)
     with signals.starting():
         coordinator = Coordinator(app, settings, secret)
     _say(args, coordinator, f"{args.processes} workers join at")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tidemill.cli.cluster import status_lines, status_of
 from tidemill.cli.load import load
 from tidemill.cli.output import fields, printed, shown
 from tidemill.cli.run import add_renames, add_settings, flags
-from tidemill.config import default_data_dir, placed
+from tidemill.config import apart, default_data_dir, placed
 from tidemill.config import load as load_settings
 from tidemill.errors import Error, InputError, InternalError, ResourceError, SettingError
 
@@ -184,10 +185,11 @@ def _query(args: argparse.Namespace) -> int:
     request: Line = {"do": "query", "table": args.table}
     if args.key is not None:
         request["key"] = _key(data_dir, args.table, args.key)
+    _check_number("--limit", args.limit, 1, 100_000)
     if args.filter is not None:
         request["filter"] = args.filter
     if args.as_of is not None:
-        request["as_of"] = int(args.as_of) if args.as_of.isdecimal() else args.as_of
+        request["as_of"] = _moment(args.as_of)
     if args.limit is not None:
         request["limit"] = args.limit
     head: Line = {}
@@ -210,6 +212,27 @@ def _query(args: argparse.Namespace) -> int:
         f"{end['clock']}; the engine is {end.get('engine')}"
     )
     return 0
+
+
+def _check_number(flag: str, number: int | None, low: int, high: int) -> None:
+    """Refuses a number that is none of those that a flag takes."""
+    if number is not None and not low <= number <= high:
+        raise SettingError(f"{flag} {number} is out of range", f"give {low} to {high}")
+
+
+def _moment(text: str) -> int | str:
+    """An epoch, or a time as the engine reads it.
+
+    >>> _moment("17"), _moment("2026-01-31T12:00:00Z")
+    (17, '2026-01-31T12:00:00Z')
+    """
+    if not re.fullmatch(r"-?[0-9]+", text, re.ASCII):
+        return text
+    if len(text) > 19:
+        raise SettingError(f"--as-of {text[:40]}: there is no such epoch", "epochs begin at 1")
+    number = int(text)
+    _check_number("--as-of", number, 0, (1 << 63) - 1)
+    return number
 
 
 def _key(data_dir: str, table: str, given: Sequence[str]) -> list[Any]:
@@ -248,6 +271,7 @@ def _value(column: str, kind: str, text: str) -> Any:
 
 
 def _tail(args: argparse.Namespace) -> int:
+    _check_number("--from", args.start, 0, (1 << 63) - 1)
     request: Line = {"do": "tail", "stream": args.stream, "follow": not args.no_follow}
     if args.start is not None:
         request["from"] = args.start
@@ -268,6 +292,7 @@ def _dlq(args: argparse.Namespace, stream: str | None) -> tuple[list[Line], Line
     if stream is not None:
         request["stream"] = stream
     if getattr(args, "limit", None) is not None:
+        _check_number("--limit", args.limit, 1, 1_000_000)
         request["limit"] = args.limit
     rows: list[Line] = []
     end: Line = {}
@@ -304,6 +329,8 @@ def _dlq_replay(args: argparse.Namespace) -> int:
         )
     if args.value is not None and len(args.row) != 1:
         raise SettingError("--value stands for one row", "say which: --row N --value JSON")
+    for number in args.row:
+        _check_number("--row", number, 0, (1 << 63) - 1)
     numbers = args.row or [row["row"] for row in _dlq(args, args.stream)[0]]
     rows: list[Line] = [{"row": number} for number in numbers]
     if args.value is not None:
@@ -330,6 +357,11 @@ def _backup(args: argparse.Namespace) -> int:
 
 def _restore(args: argparse.Namespace) -> int:
     source = Path(args.source).absolute()
+    if (source / "cluster").is_dir() and not (source / "APP").exists():
+        raise SettingError(
+            f"{args.source} is no backup: it is the data directory of an app on several processes",
+            "stop that app, and copy the directory to where it is to run",
+        )
     data_dir = args.data_dir
     if data_dir is None:
         try:
@@ -356,12 +388,16 @@ def _schema_diff(args: argparse.Namespace) -> int:
     data_dir = settings.get("data_dir")
     if data_dir is None:
         raise SettingError("durable=none: there is no data directory", "say --data-dir DIR")
-    # Whether the app was run by 'tidemill run' or by app.start() shows in its pushed streams.
+    engine = apart(settings)[0]
+    ways = [engine | {"http_port": 0}, {k: v for k, v in engine.items() if k != "http_port"}]
+    # Whether the app was run by 'tidemill run', for clients or not, or by app.start() shows in its
+    # pushed streams.
     found: Line = min(
         (
-            json.loads(_native.schema_diff(json.dumps(spec), data_dir))
+            json.loads(_native.schema_diff(json.dumps(spec), opaques, data_dir))
             for push in (False, True)
-            for spec, _ in [app.spec(settings, keep_all=False, push=push)]
+            for way in (ways if app.calls and not push else [engine])
+            for spec, opaques in [app.spec(way, keep_all=False, push=push)]
         ),
         key=lambda diff: len(diff["changes"]),
     )

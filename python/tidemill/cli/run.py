@@ -10,21 +10,29 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from tidemill.app import App
 from tidemill.cli.load import load, user_error
 from tidemill.cli.output import fields, printed
-from tidemill.config import DURABLE, LOSSY, in_memory, placed
+from tidemill.config import DURABLE, LOSSY, PROCESSES, in_memory, one_process, placed
 from tidemill.config import load as load_settings
 from tidemill.errors import Error, ProgramError, SettingError
 from tidemill.mill import Mill
+
+#: What an app keeps in one process, in its data directory, and on several.
+ONE = ("APP", "BEGINS", "cuts", "input", "store")
+SEVERAL = ("feeds", "log", "program", "snapshots")
+
+#: The last port, and so many processes run on one machine at most.
+PORT_MAX, PROCESSES_MAX = 65_535, 256
 
 
 def add(commands: Any) -> None:
@@ -133,9 +141,7 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
     if getattr(args, "upgrade", False):
         given["upgrade"] = LOSSY if args.lossy else True
     if (http := getattr(args, "http", None)) is not None:
-        host, _, given["http_port"] = http.rpartition(":")
-        if host:
-            given["http_host"] = host
+        given |= _http(http)
     if renames := getattr(args, "rename", []):
         given["renames"] = ",".join(renames)
     for name in ("data_dir", "durable"):
@@ -147,6 +153,22 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
         if getattr(args, name, None) is not None:
             given[f"cluster_{name}"] = getattr(args, name)
     return given
+
+
+def _http(text: str) -> dict[str, Any]:
+    """The settings that ``--http [HOST:]PORT`` stands for.
+
+    >>> _http("[::1]:8080")
+    {'http_port': 8080, 'http_host': '[::1]'}
+    """
+    host, colon, port = text.rpartition(":")
+    help = "give [HOST:]PORT, such as 8080 or 127.0.0.1:8080; port 0 is any free one"
+    if not re.fullmatch(r"[0-9]{1,9}", port, re.ASCII) or int(port) > PORT_MAX:
+        what = f"'{port[:40]}' is no port, which is a number from 0 to {PORT_MAX:,}"
+        raise SettingError(f"--http {text[:80]!r}: {what}", help)
+    if colon and not host.strip():
+        raise SettingError(f"--http {text!r}: there is no host before the colon", help)
+    return {"http_port": int(port)} | ({"http_host": host} if host else {})
 
 
 class Signals:
@@ -255,7 +277,17 @@ class Progress:
 def execute(args: argparse.Namespace) -> int:
     """Runs the command."""
     app, folder = load(args.app)
-    settings = load_settings(args.config, folder, flags(args), os.environ)
+    if args.processes is not None and not 1 <= args.processes <= PROCESSES_MAX:
+        raise SettingError(
+            f"--processes {args.processes}: there are 1 to {PROCESSES_MAX}",
+            "give as many as there are cores",
+        )
+
+    def mode(found: Mapping[str, Any]) -> str:
+        one = one_process(placed(found, app.name))
+        return one if args.processes is None else PROCESSES
+
+    settings = load_settings(args.config, folder, flags(args), os.environ, mode)
     if args.processes is not None:
         return on_processes(app, args, placed(settings, app.name))
     called = bool(app.calls) and "http_port" in settings
@@ -290,6 +322,8 @@ def run(
     app: App, settings: dict[str, Any], signals: Signals, progress: Progress, quiet: bool
 ) -> dict[str, Any]:
     """Runs an app to the end of its input, or until a signal; gives the summary."""
+    if not quiet:
+        say_fresh(settings, sys.stdout)
     with signals.starting():
         mill = Mill(app, settings, keep_all=False, push=False)
     start = mill.status()
@@ -316,6 +350,19 @@ def run(
     for function in app.summaries:
         summary |= _own_fields(function, mill, app)
     return summary
+
+
+def say_fresh(settings: Mapping[str, Any], to: TextIO, several: bool = False) -> None:
+    """Says what ``--fresh`` is about to delete, if there is something: what one process keeps in
+    the data directory, or several."""
+    if not settings.get("fresh") or in_memory(settings):
+        return
+    folder = Path(settings["data_dir"])
+    known = [Path("cluster") / part for part in SEVERAL] if several else map(Path, ONE)
+    parts = [str(part) for part in known if (folder / part).exists()]
+    # Without this file it is somebody else's folder, of which nothing goes.
+    if parts and (several or "APP" in parts):
+        print(f"fresh  {folder}: what is there goes: {', '.join(parts)}", file=to, flush=True)
 
 
 def _found(settings: dict[str, Any], start: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tidemill import _native
 from tidemill.cli.output import printed
-from tidemill.errors import SettingError
+from tidemill.errors import IoError, SettingError
 
 
 def add(commands: Any) -> None:
@@ -58,9 +58,12 @@ def write(file: Path, name: str, roles: list[str]) -> str:
         fields = "".join(f"{field} = {json.dumps(value)}\n" for field, value in entry.items())
         text += f"\n[{json.dumps(client)}]\n{fields}"
     made = file.with_name(file.name + ".new")
-    with open(made, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-        out.write(text)
-    made.replace(file)
+    try:
+        with open(made, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+            out.write(text)
+        made.replace(file)
+    except OSError as error:
+        raise IoError(f"{file} can't be written: {error.strerror}") from None
     return token
 
 

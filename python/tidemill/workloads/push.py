@@ -57,7 +57,9 @@ def run(given: Mapping[str, Any]) -> dict[str, Any]:
         for account, amount in zip(*columns.values(), strict=True):
             wanted[account] = wanted.get(account, 0) + amount
         batches.append(_rows(columns, form))
-    settings: dict[str, Any] = {"durable": durable, "fresh": True, "snapshot_us": 1_000_000}
+    settings: dict[str, Any] = {"durable": durable, "fresh": True}
+    if durable == "log+snapshots":
+        settings["snapshot_us"] = 1_000_000
     if durable != "none":
         if "sink" not in given:
             raise SettingError("--durable needs a folder for the data directory: give --sink")

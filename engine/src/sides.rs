@@ -1,0 +1,186 @@
+//! Whether a directory holds what an app keeps in one process, or on several.
+//!
+//! In one process the state lies in the directory itself, and the file `APP` says whose it is. Several
+//! processes keep theirs in the folder `cluster` of it. Neither goes on with the other's, so a start
+//! that would begin anew beside it is refused. Only a folder that has nothing but `LOCK` in it holds
+//! nothing.
+
+use std::io::ErrorKind::{NotADirectory, NotFound};
+use std::path::{Path, PathBuf};
+
+use tidemill_core::{Error, Result};
+use tidemill_env::Disk;
+
+/// The folder of a data directory in which several processes keep what they share.
+const CLUSTER: &str = "cluster";
+/// What says that one process has a state there; the second is there while it is emptied.
+const APP: [&str; 2] = ["APP", "APP.old"];
+
+/// Refuses a directory for an app in one process when several processes have their state in it.
+///
+/// # Errors
+/// When they do, and when it can't be looked at.
+pub(crate) fn for_one(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    match (holds_one(disk, dir)?, holds_several(disk, dir)?) {
+        (_, false) => Ok(()),
+        (true, true) => Err(both(dir)),
+        (false, true) => {
+            Err(several(dir).help("go on with it: --processes N; or choose another --data-dir"))
+        }
+    }
+}
+
+/// Refuses a directory of several processes when an app in one process has its state around it.
+///
+/// # Errors
+/// When it does, and when it can't be looked at.
+pub(crate) fn for_several(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    let around = around(dir);
+    let found = [Some(dir), around.as_deref()].into_iter().flatten();
+    for dir in found {
+        if !holds_one(disk, dir)? {
+            continue;
+        }
+        return Err(match holds_several(disk, dir)? {
+            true => both(dir),
+            false => Error::setting(format!(
+                "{} holds the state of an app that ran in one process (there is {}), and several \
+                 processes do not go on with it",
+                dir.display(),
+                dir.join(APP[0]).display()
+            ))
+            .help("run it without --processes, or choose another --data-dir"),
+        });
+    }
+    Ok(())
+}
+
+/// What to say of a directory that is no data directory because several processes have it, if they do.
+pub(crate) fn of_several(disk: &dyn Disk, dir: &Path) -> Result<Option<Error>> {
+    // Of the folder itself, too, where somebody names that.
+    let around = around(dir).filter(|_| dir.ends_with(CLUSTER));
+    let found = [Some(dir), around.as_deref()].into_iter().flatten();
+    for dir in found {
+        if holds_several(disk, dir)? {
+            let help = "its coordinator answers: tidemill status --cluster URL, where URL is the \
+                        address that it shows as http; rows are at URL/tables/NAME/rows?key=…, events at \
+                        URL/streams/NAME; to copy it, stop it and copy the directory";
+            return Ok(Some(several(dir).help(help)));
+        }
+    }
+    Ok(None)
+}
+
+fn several(dir: &Path) -> Error {
+    Error::setting(format!(
+        "{} holds the state of an app on several processes (in {}), which is not looked into in one \
+         process",
+        dir.display(),
+        dir.join(CLUSTER).display()
+    ))
+}
+
+fn both(dir: &Path) -> Error {
+    let shown = dir.display();
+    Error::setting(format!(
+        "{shown} holds two states: that of an app in one process (there is {}), and that of the app on \
+         several processes (in {})",
+        dir.join(APP[0]).display(),
+        dir.join(CLUSTER).display()
+    ))
+    .help(format!(
+        "choose by moving one of them: mkdir OTHER && mv '{}' OTHER/; then {shown} goes on in one process, \
+         and --processes N --data-dir OTHER on several",
+        dir.join(CLUSTER).display()
+    ))
+}
+
+fn around(dir: &Path) -> Option<PathBuf> {
+    dir.parent().filter(|_| dir.ends_with(CLUSTER)).map(Path::to_path_buf)
+}
+
+fn holds_one(disk: &dyn Disk, dir: &Path) -> Result<bool> {
+    for name in APP {
+        let path = dir.join(name);
+        match disk.exists(&path) {
+            Ok(false) => {}
+            Ok(true) => return Ok(true),
+            // Whoever opens it says better what is wrong.
+            Err(e) if e.kind() == NotADirectory => {}
+            Err(e) => return Err(Error::io(path.display(), &e)),
+        }
+    }
+    Ok(false)
+}
+
+fn holds_several(disk: &dyn Disk, dir: &Path) -> Result<bool> {
+    let dir = dir.join(CLUSTER);
+    match disk.list(&dir) {
+        Ok(found) => Ok(found.iter().any(|path| !path.ends_with("LOCK"))),
+        Err(e) if matches!(e.kind(), NotFound | NotADirectory) => Ok(false),
+        Err(e) => Err(Error::io(dir.display(), &e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidemill_env::Env;
+
+    use super::*;
+
+    /// What each kind of start is told of a directory with these files.
+    fn told(files: &[&str]) -> [String; 3] {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("bank.tidemill");
+        let disk = &*Env::real().disk;
+        disk.create_dir_all(&dir).unwrap();
+        for file in files {
+            let path = dir.join(file);
+            disk.create_dir_all(path.parent().unwrap()).unwrap();
+            disk.create(&path).unwrap();
+        }
+        let before = listed(disk, &dir);
+        let words = |found: Result<()>| found.err().map_or(String::new(), |e| e.to_string());
+        let found = [
+            words(for_one(disk, &dir)),
+            words(for_several(disk, &dir.join(CLUSTER))),
+            words(of_several(disk, &dir).map(|found| found.map_or(Ok(()), Err)).and_then(|r| r)),
+        ];
+        assert_eq!(before, listed(disk, &dir), "nothing was written");
+        found
+    }
+
+    fn listed(disk: &dyn Disk, dir: &Path) -> Vec<PathBuf> {
+        let mut found = disk.list(dir).unwrap();
+        for path in found.clone() {
+            if disk.metadata(&path).unwrap().is_dir {
+                found.extend(listed(disk, &path));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn a_state_is_gone_on_with_where_it_was_made() {
+        let none = ["", "", ""].map(String::from);
+        for files in [&[][..], &["LOCK"], &["cluster/LOCK"]] {
+            assert_eq!(told(files), none, "{files:?}");
+        }
+        for files in [&["APP", "cuts/1"][..], &["APP", "cluster/LOCK"], &["APP.old"]] {
+            let [one, several, looked] = told(files);
+            assert_eq!((&*one, &*looked), ("", ""), "{files:?}");
+            assert!(several.contains("ran in one process"), "{several}");
+            assert!(several.contains("without --processes"), "{several}");
+        }
+        for file in ["cluster/log/1", "cluster/program"] {
+            let [one, several, looked] = told(&[file]);
+            assert_eq!(several, "");
+            assert!(one.contains("on several processes") && one.contains("--processes N"), "{one}");
+            assert!(looked.contains("status --cluster URL"), "{looked}");
+        }
+        let [one, several, looked] = told(&["APP", "cluster/log/1"]);
+        assert_eq!(one, several);
+        assert!(one.contains("two states") && one.contains("mv '"), "{one}");
+        assert!(looked.contains("on several processes"), "{looked}");
+    }
+}

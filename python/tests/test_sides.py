@@ -1,0 +1,205 @@
+"""A directory holds the state of one process or of several: neither goes on with the other's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tidemill as tm
+from tidemill.cli import main
+from tidemill.cluster import Coordinator, Worker
+
+BANK = """
+import tidemill as tm
+
+app = tm.App("bank")
+account = app.entity("account", key="id", id=int, balance=int)
+
+
+@account.function(creates=True)
+def add(self, ctx, n: int):
+    self.balance = (self.balance or 0) + n
+    return self.balance
+"""
+
+SECRET = b"0123456789abcdef"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bank.py").write_text(BANK)
+    (tmp_path / "secret").write_bytes(SECRET)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def bank() -> tm.App:
+    names: dict[str, object] = {}
+    exec(compile(BANK, "bank.py", "exec"), names)
+    app = names["app"]
+    assert isinstance(app, tm.App)
+    return app
+
+
+def one(data_dir: Path, **settings: object) -> int:
+    """Adds to an account in one process; what is there then."""
+    with bank().start(data_dir=data_dir, **settings) as mill:
+        found = mill.call("account.add", id=1, n=1)
+    assert isinstance(found, int)
+    return found
+
+
+@contextlib.contextmanager
+def several(data_dir: Path, **settings: object) -> Iterator[Coordinator]:
+    """Its coordinator."""
+    coordinator = Coordinator(bank(), {"data_dir": str(data_dir), **settings}, SECRET)
+    try:
+        yield coordinator
+    finally:
+        coordinator.stop()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All files of a folder, but for locks."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != "LOCK")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+def test_several_processes_do_not_go_on_with_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = folder / "bank.tidemill"
+    assert one(data) == 1
+    before = files(folder)
+    starts = [
+        ["run", "bank.py", "--processes", "2", "--http", "0"],
+        ["run", "bank.py", "--processes", "2", "--http", "0", "--fresh"],
+        ["coordinator", "bank.py", "--secret-file", "secret", "--listen", "127.0.0.1:0"],
+        ["worker", "bank.py", "--secret-file", "secret", "--join", "127.0.0.1:9"],
+    ]
+    for start in starts:
+        said = refused(start, capsys)
+        assert "ran in one process" in said, start
+        assert "without --processes" in said
+        assert "--data-dir" in said
+    with pytest.raises(tm.SettingError, match="ran in one process"):
+        Worker(bank(), {"data_dir": str(data)}, SECRET, "127.0.0.1:9")
+    assert files(folder) == before
+    assert not (data / "cluster").exists()
+    assert one(data) == 2
+
+
+def test_one_process_does_not_go_on_with_several(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = folder / "bank.tidemill"
+    with several(data):
+        pass
+    before = files(folder)
+    assert before.keys() > {"bank.py", "secret"}
+    for more in ([], ["--fresh"], ["--durable", "log"], ["--upgrade"]):
+        said = refused(["run", "bank.py", "--http", "0", *more], capsys)
+        assert "on several processes" in said
+        assert "--processes N" in said
+        assert "--data-dir" in said
+    for settings in ({}, {"fresh": True}, {"upgrade": True}):
+        with pytest.raises(tm.SettingError, match="on several processes"):
+            one(data, **settings)
+    assert files(folder) == before
+    # In memory nothing is looked for.
+    assert one(data, durable="none") == 1
+    with several(data):
+        pass
+
+
+def test_a_directory_that_holds_both_is_parted_by_whoever_it_belongs_to(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, other = folder / "bank.tidemill", folder / "other.tidemill"
+    assert one(data) == 1
+    with several(other):
+        pass
+    (other / "cluster").rename(data / "cluster")
+    before = files(folder)
+    for command in (
+        ["run", "bank.py", "--http", "0"],
+        ["run", "bank.py", "--http", "0", "--fresh"],
+        ["run", "bank.py", "--http", "0", "--processes", "2"],
+        ["run", "bank.py", "--http", "0", "--processes", "2", "--fresh"],
+    ):
+        said = refused(command, capsys)
+        assert "holds two states" in said, command
+        assert "mv 'bank.tidemill/cluster' OTHER/" in said
+    assert files(folder) == before
+    # As it says.
+    (data / "cluster").rename(other / "cluster")
+    assert one(data) == 2
+    with several(other):
+        pass
+
+
+def test_fresh_says_what_goes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert one(folder / "bank.tidemill") == 1
+    (folder / "rows.csv").write_text("id\n1\n")
+    (folder / "bank.py").write_text(
+        BANK
+        + """
+rows = app.stream("rows", id=int)
+rows.read(tm.files("rows.csv"))
+
+
+@app.transaction(rows, opaque=True)
+def take(tx, e):
+    pass
+"""
+    )
+    assert main(["run", "bank.py", "--fresh"]) == 0
+    said = capsys.readouterr().out
+    assert "fresh  bank.tidemill: what is there goes: APP, cuts, input, store" in said
+    assert main(["run", "bank.py", "--fresh", "--data-dir", "new"]) == 0
+    assert "fresh" not in capsys.readouterr().out
+
+
+def test_commands_say_that_a_directory_is_a_clusters(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with several(folder / "bank.tidemill"):
+        pass
+    before = files(folder)
+    for command in (
+        ["status"],
+        ["query", "account"],
+        ["query", "account", "--key", "1"],
+        ["inspect"],
+        ["tail", "x", "--no-follow"],
+        ["dlq", "ls"],
+        ["dlq", "replay", "x.dead", "--row", "1"],
+        ["backup", "copy"],
+        ["verify"],
+        ["schema", "diff", "bank.py"],
+        ["status", "--data-dir", "bank.tidemill/cluster"],
+    ):
+        said = refused(command, capsys)
+        assert "on several processes" in said, command
+        assert "status --cluster URL" in said, command
+        assert "no data directory" not in said, command
+    assert "on several processes" in refused(["restore", "bank.tidemill"], capsys)
+    (folder / "one").mkdir()
+    assert one(folder / "one" / "bank.tidemill") == 1
+    os.chdir(folder / "one")
+    assert main(["backup", "../copy"]) == 0
+    os.chdir(folder)
+    capsys.readouterr()
+    assert "is not empty" in refused(["restore", "copy"], capsys)
+    assert {k: v for k, v in files(folder).items() if not k.startswith(("one", "copy"))} == before
