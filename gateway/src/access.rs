@@ -16,6 +16,8 @@ use tidemill_env::Env;
 
 use crate::refusal::Refusal;
 
+/// The role that every client has.
+const EVERYBODY: &str = "*";
 /// Bytes of the file.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
@@ -32,8 +34,8 @@ pub(crate) struct Client {
 pub(crate) struct Access {
     /// By the hashes of their tokens; everybody on this machine when absent.
     clients: Option<Vec<([u8; 32], Client)>>,
-    /// By what they may do: the role that it needs.
-    roles: BTreeMap<String, String>,
+    /// By what they may do: the roles of which it needs one; everybody may where there is none.
+    roles: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -61,13 +63,33 @@ impl Access {
         roles: &BTreeMap<String, String>,
     ) -> Result<Access> {
         let clients = file.map(|path| read(env, path)).transpose()?;
-        if let (None, Some((what, role))) = (&clients, roles.first_key_value()) {
-            let what = format!("{what} needs the role {role}, and there are no tokens");
+        let mut access = Access { clients, roles: BTreeMap::new() };
+        for (what, roles) in roles {
+            access.guard(what, roles);
+        }
+        let mut guarded = access.roles.iter().filter(|(_, roles)| !roles.is_empty());
+        if let (None, Some((what, roles))) = (&access.clients, guarded.next()) {
+            let what = format!("{what} needs the role {}, and there are no tokens", any(roles));
             return Err(Error::setting(what).help(
                 "say who has which roles: http_tokens = \"tokens.toml\" (tidemill token makes one)",
             ));
         }
-        Ok(Access { clients, roles: roles.clone() })
+        Ok(access)
+    }
+
+    /// One of these roles is needed, unless something else is said already.
+    pub(crate) fn guard(&mut self, what: &str, roles: &str) {
+        let roles = roles.split('|').map(str::trim).filter(|role| !role.is_empty());
+        let roles: Vec<String> = roles.map(String::from).collect();
+        let roles = if roles.iter().any(|role| role == EVERYBODY) { Vec::new() } else { roles };
+        self.roles.entry(what.to_owned()).or_insert(roles);
+    }
+
+    /// What something else needs is needed here, unless something else is said already.
+    pub(crate) fn guard_as(&mut self, what: String, other: &str) {
+        if let Some(roles) = self.roles.get(other).cloned() {
+            self.roles.entry(what).or_insert(roles);
+        }
     }
 
     /// Whether clients have to show tokens.
@@ -80,9 +102,9 @@ impl Access {
         self.roles.keys().map(String::as_str)
     }
 
-    /// The role that something needs.
-    pub(crate) fn role(&self, what: &str) -> Option<&str> {
-        self.roles.get(what).map(String::as_str)
+    /// The roles of which something needs one, in words.
+    pub(crate) fn role(&self, what: &str) -> Option<String> {
+        self.roles.get(what).filter(|roles| !roles.is_empty()).map(|roles| any(roles))
     }
 
     /// Who asks.
@@ -111,15 +133,21 @@ impl Access {
 
     /// Refuses who has not the role that something needs.
     pub(crate) fn permit(&self, client: &Client, what: &str) -> Result<(), Refusal> {
-        match self.role(what) {
-            Some(role) if !client.roles.iter().any(|has| has == role) => {
-                let error = Error::setting(format!("{} may not use {what}", client.name))
-                    .help(format!("it needs the role {role}: add it in the file of tokens"));
+        match self.roles.get(what) {
+            Some(roles) if !roles.is_empty() && !roles.iter().any(|r| client.roles.contains(r)) => {
+                let error = Error::setting(format!("{} may not use {what}", client.name)).help(
+                    format!("it needs the role {}: add it in the file of tokens", any(roles)),
+                );
                 Err(Refusal::new(StatusCode::FORBIDDEN, error))
             }
             _ => Ok(()),
         }
     }
+}
+
+/// Roles of which one is enough, in words.
+fn any(roles: &[String]) -> String {
+    roles.join(" or ")
 }
 
 /// Somebody on this machine. A page of a foreign site that a browser here shows is not: it comes by a
@@ -130,7 +158,8 @@ fn local(headers: &HeaderMap) -> Result<Client, Refusal> {
         Some(v6) => v6.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
     };
-    let is_here = matches!(name, "" | "localhost")
+    let is_here = name.is_empty()
+        || name.eq_ignore_ascii_case("localhost")
         || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
     match is_here {
         true => Ok(Client { name: String::new(), roles: Vec::new() }),

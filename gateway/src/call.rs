@@ -62,7 +62,7 @@ pub(crate) async fn call(
         Reply::Returned(row) => Ok(returned(procedure, row)),
         Reply::Aborted(reason) => {
             Counted::add(&face.counted.aborted);
-            let body = json!({"aborted": reason}).to_string().into_bytes();
+            let body = json!({"aborted": without_place(&reason)}).to_string().into_bytes();
             Ok(json_response(StatusCode::CONFLICT, body))
         }
         Reply::Faulted { what, .. } => {
@@ -77,6 +77,18 @@ pub(crate) async fn call(
             );
             Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error))
         }
+    }
+}
+
+/// A reason without the line of the program that has raised it: that is for who wrote it.
+fn without_place(reason: &str) -> &str {
+    let is_place = |place: &str| {
+        let (file, line) = place.rsplit_once(':').unwrap_or_default();
+        file.ends_with(".py") && !line.is_empty() && line.bytes().all(|b| b.is_ascii_digit())
+    };
+    match reason.strip_suffix(')').and_then(|reason| reason.rsplit_once(" (")) {
+        Some((what, place)) if is_place(place) => what,
+        _ => reason,
     }
 }
 
@@ -154,13 +166,28 @@ fn unanswered(error: Error, id: Option<&str>) -> Refusal {
 /// Pages of other sites may send anything but this without asking first.
 fn check_json(headers: &HeaderMap) -> Result<(), Refusal> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    match kind.eq_ignore_ascii_case("application/json") {
-        true => Ok(()),
-        false => {
-            let error = Error::input(format!("the body is '{kind}'"))
-                .help("send JSON, with the header Content-Type: application/json");
-            Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error))
+    let mut parts = kind.unwrap_or_default().split(';').map(str::trim);
+    let kind = parts.next().unwrap_or_default();
+    let other = |what: String, help: &str| {
+        Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Error::input(what).help(help)))
+    };
+    if !kind.eq_ignore_ascii_case("application/json") {
+        let help = "send JSON, with the header Content-Type: application/json";
+        return other(format!("the body is '{kind}'"), help);
+    }
+    let charset = parts.find_map(|part| {
+        let (name, value) = part.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("charset").then(|| value.trim().trim_matches('"'))
+    });
+    if let Some(charset) = charset.filter(|charset| !charset.eq_ignore_ascii_case("utf-8")) {
+        return other(format!("the body is in the charset '{charset}'"), "send JSON in UTF-8");
+    }
+    let encoding = headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes());
+    match encoding.filter(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
+        None => Ok(()),
+        Some(encoding) => {
+            let encoding = String::from_utf8_lossy(encoding);
+            other(format!("the body is encoded as '{encoding}'"), "send it as it is")
         }
     }
 }
@@ -215,6 +242,20 @@ async fn read(face: &Face, headers: &HeaderMap, body: Body) -> Result<axum::body
         Err(_) => {
             let error = Error::input("the body did not come in time").help("send it at once");
             Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, error))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_not_told_where_a_program_failed() {
+        assert_eq!(without_place("KeyError: 7 (bank.py:12)"), "KeyError: 7");
+        for same in ["no rooms (left)", "(bank.py:12)", "see (bank.py)", "at (bank.py:x)", "", ")"]
+        {
+            assert_eq!(without_place(same), same);
         }
     }
 }

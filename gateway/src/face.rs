@@ -46,6 +46,7 @@ pub(crate) struct Limits {
 pub(crate) struct Counted {
     pub(crate) connections: AtomicU64,
     pub(crate) refused_connections: AtomicU64,
+    pub(crate) turned_out: AtomicU64,
     pub(crate) calls: AtomicU64,
     pub(crate) aborted: AtomicU64,
     pub(crate) faults: AtomicU64,
@@ -70,13 +71,13 @@ impl Face {
         bell: Arc<Bell>,
         run: u64,
     ) -> Result<Face> {
-        check(&*app, &access)?;
+        let access = guard(&*app, access)?;
         let settings = app.settings();
         let us = |us: i64| Duration::from_micros(us.unsigned_abs());
         let limits = Limits {
             body_bytes: settings.http_body_bytes_max,
-            calls: settings.http_calls_max.min(Semaphore::MAX_PERMITS).min(u32::MAX as usize),
-            connections: settings.http_connections_max.min(Semaphore::MAX_PERMITS),
+            calls: settings.http_calls_max,
+            connections: settings.http_connections_max,
             idle: us(settings.http_idle_us),
             deadline: us(settings.http_deadline_us),
             requests_kept_us: settings.http_requests_kept_us,
@@ -111,16 +112,17 @@ impl Face {
     }
 }
 
-/// Roles must be for something.
-fn check(app: &dyn App, access: &Access) -> Result<()> {
-    let procedures = app.procedures().keys().cloned();
+/// Gives what procedures leave the roles that they need, where nothing else is said. Roles must be for
+/// something.
+fn guard(app: &dyn App, mut access: Access) -> Result<Access> {
     let streams = app.streams().into_iter().map(|(name, _)| format!("streams/{name}"));
     let tables = app.tables().into_iter().map(|table| format!("tables/{}", table.name));
-    let known: Vec<String> = procedures.chain(streams).chain(tables).collect();
+    let outputs: Vec<String> = streams.chain(tables).collect();
+    let known: Vec<&str> = app.procedures().keys().chain(&outputs).map(String::as_str).collect();
     for what in access.guarded() {
-        if !known.iter().any(|name| name == what) {
+        if !known.contains(&what) {
             let error = Error::setting(format!("http_roles: there is no {what}"));
-            let near = tidemill_core::error::nearest(what, known.iter().map(String::as_str));
+            let near = tidemill_core::error::nearest(what, known.iter().copied());
             return Err(match near {
                 Some(near) => error.help(format!("did you mean '{near}'?")),
                 None => error.help(
@@ -129,5 +131,20 @@ fn check(app: &dyn App, access: &Access) -> Result<()> {
             });
         }
     }
-    Ok(())
+    // Its replies, and its calls: those that aborted, and those that could not be read.
+    let own = |procedure: &String| {
+        let more = ["", ".aborted", ".calls.late", ".calls.dead"].map(String::from);
+        more.map(|more| (format!("streams/{procedure}{more}"), procedure.clone()))
+    };
+    for (output, procedure) in app.procedures().keys().flat_map(own) {
+        if outputs.contains(&output) {
+            access.guard_as(output, &procedure);
+        }
+    }
+    for (output, roles) in &app.settings().http_roles_default {
+        if outputs.contains(output) {
+            access.guard(output, roles);
+        }
+    }
+    Ok(access)
 }

@@ -43,6 +43,12 @@ pub(crate) async fn metrics(
             "Connections for which there was no room.",
             value(&counted.refused_connections),
         ),
+        (
+            "connections_turned_out_total",
+            "counter",
+            "Connections of strangers that gave way to newer ones.",
+            value(&counted.turned_out),
+        ),
         ("calls_total", "counter", "Calls.", value(&counted.calls)),
         ("calls_waiting", "gauge", "Calls that wait for their replies.", waiting as u64),
         ("calls_aborted_total", "counter", "Calls that aborted.", value(&counted.aborted)),

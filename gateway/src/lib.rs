@@ -7,6 +7,8 @@
 //! | `access`, `tls` | who is let in, with which roles; certificates |
 //! | `gateway` | the threads: starting and ending |
 //! | `server`, `patience` | connections, bounded in number and in how long they may keep silent |
+//! | `seats` | who has a connection, and who gives one up |
+//! | `manners` | what a request must have, and who may stay |
 //! | `routes` | which path is whose |
 //! | `rest` | what an answer has left unread of its request |
 //! | `call`, `arguments` | a call, its parameters from JSON |
@@ -31,6 +33,7 @@ mod face;
 mod follow;
 mod gateway;
 mod health;
+mod manners;
 mod news;
 mod openapi;
 mod patience;
@@ -39,6 +42,7 @@ mod refusal;
 mod rest;
 mod routes;
 mod rows;
+mod seats;
 mod sent;
 mod server;
 mod tls;

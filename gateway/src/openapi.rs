@@ -88,7 +88,11 @@ pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value
         "/health".into(),
         json!({"get": {
             "summary": "Whether the app is well.", "security": [],
-            "responses": {"200": answer("It is.", &health), "503": answer("It is not.", &health)},
+            "responses": {
+                "200": answer("It is.", &health),
+                "400": refused("The request is wrong, or could be read in two ways."),
+                "503": answer("It is not.", &health),
+            },
         }}),
     );
     paths.insert(
@@ -171,7 +175,7 @@ fn called(procedure: &Procedure, access: &Access, limits: &Limits) -> Value {
 }
 
 /// A path of server-sent events.
-fn sent(about: &str, data: &Value, parameters: Vec<Value>, role: Option<&str>) -> Value {
+fn sent(about: &str, data: &Value, parameters: Vec<Value>, role: Option<String>) -> Value {
     let about = format!("{about} Server-sent events, each of which is JSON.");
     guarded(
         json!({"get": {
@@ -199,11 +203,20 @@ fn last_id() -> Value {
 }
 
 /// With what somebody hears who is not let in.
-fn guarded(mut path: Value, role: Option<&str>) -> Value {
+fn guarded(mut path: Value, role: Option<String>) -> Value {
     for operation in path.as_object_mut().into_iter().flat_map(|path| path.values_mut()) {
+        let responses = &mut operation["responses"];
+        for (status, why) in [
+            ("400", "The request is wrong, or could be read in two ways."),
+            ("503", "There is no room, or the app stops: ask again later."),
+        ] {
+            if responses[status].is_null() {
+                responses[status] = refused(why);
+            }
+        }
         operation["responses"]["401"] = refused("A token is needed.");
         operation["responses"]["403"] = refused("Another role is needed.");
-        if let Some(role) = role {
+        if let Some(role) = &role {
             operation["x-role"] = json!(role);
         }
     }

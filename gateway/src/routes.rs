@@ -12,7 +12,10 @@ use tidemill_core::Error;
 
 use crate::face::Face;
 use crate::refusal::Refusal;
-use crate::{call, changes, follow, health, openapi, rest, rows};
+use crate::{call, changes, follow, health, manners, openapi, rest, rows};
+
+/// Asked by whoever decides whether requests are sent here.
+pub(crate) const HEALTH: &str = "/health";
 
 const PATHS: [&str; 7] = [
     "/call/{procedure}",
@@ -20,7 +23,7 @@ const PATHS: [&str; 7] = [
     "/tables/{table}/changes",
     "/tables/{table}/rows",
     "/openapi.json",
-    "/health",
+    HEALTH,
     "/metrics",
 ];
 
@@ -37,6 +40,7 @@ pub(crate) fn of(face: Arc<Face>) -> Router {
         .route(metrics, get(health::metrics))
         .method_not_allowed_fallback(other_method)
         .fallback(nothing)
+        .layer(from_fn_with_state(face.clone(), manners::admit))
         .layer(from_fn_with_state(face.clone(), rest::pass))
         .with_state(face)
 }

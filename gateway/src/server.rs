@@ -7,18 +7,22 @@ use std::time::Duration;
 
 use axum::Router;
 use futures_util::future::{select, Either};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{service_fn, Service as _};
+use hyper::Request;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tidemill_env::forks::Held;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{watch, Semaphore};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::face::{Counted, Face};
 use crate::patience::Patient;
+use crate::seats::{Seat, Seats};
 
 /// Bytes of a request's head, and what is read ahead of a body.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -35,7 +39,7 @@ pub(crate) async fn serve(
 ) {
     // Let go before the socket is closed: what is declared last goes first.
     let _held = Held::new(&listener);
-    let room = Arc::new(Semaphore::new(face.limits.connections));
+    let seats = Seats::new(face.limits.connections, face.limits.idle);
     let mut closed = closing.clone();
     loop {
         let accepted = {
@@ -45,22 +49,22 @@ pub(crate) async fn serve(
                 Either::Right(_) => return,
             }
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             sleep(NO_HANDLE).await;
             continue;
         };
-        let Ok(place) = room.clone().try_acquire_owned() else {
-            // Closed without a word: to say one may mean to wait.
-            Counted::add(&face.counted.refused_connections);
-            continue;
-        };
+        let (seat, turned_out) = seats.take(peer.ip());
+        if turned_out {
+            Counted::add(&face.counted.turned_out);
+        }
         let (tls, routes, face, closing) =
             (tls.clone(), routes.clone(), face.clone(), closing.clone());
         tokio::spawn(async move {
             face.counted.connections.fetch_add(1, Ordering::Relaxed);
-            connection(stream, tls, routes, &face, closing).await;
+            let talk = connection(stream, tls, routes, &face, (seat.clone(), closing));
+            // Who has to go is told nothing: to say a word may mean to wait.
+            select(pin!(talk), pin!(seat.has_to_go())).await;
             face.counted.connections.fetch_sub(1, Ordering::Relaxed);
-            drop(place);
         });
     }
 }
@@ -70,31 +74,40 @@ async fn connection(
     tls: Option<TlsAcceptor>,
     routes: Router,
     face: &Face,
-    closing: watch::Receiver<bool>,
+    (seat, closing): (Arc<Seat>, watch::Receiver<bool>),
 ) {
     // Replies are small, and somebody waits for each.
     let _ = stream.set_nodelay(true);
     let _held = Held::new(&stream);
     match tls {
-        None => talk(stream, routes, face, closing).await,
+        None => talk(stream, routes, face, (seat, closing)).await,
         Some(tls) => {
             if let Ok(Ok(stream)) = timeout(face.limits.idle, tls.accept(stream)).await {
-                talk(stream, routes, face, closing).await;
+                talk(stream, routes, face, (seat, closing)).await;
             }
         }
     }
 }
 
-async fn talk<S>(stream: S, routes: Router, face: &Face, mut closing: watch::Receiver<bool>)
-where
+async fn talk<S>(
+    stream: S,
+    routes: Router,
+    face: &Face,
+    (seat, mut closing): (Arc<Seat>, watch::Receiver<bool>),
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let routes = TowerToHyperService::new(routes);
+    let answer = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(seat.clone());
+        routes.call(request)
+    });
     let io = TokioIo::new(Patient::new(stream, face.limits.idle));
     let talking = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(face.limits.idle)
         .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(io, TowerToHyperService::new(routes));
+        .serve_connection(io, answer);
     let mut talking = pin!(talking);
     let ended = {
         let closed = pin!(closing.wait_for(|closing| *closing));

@@ -281,13 +281,221 @@ fn there_is_room_for_so_many() {
     );
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after: 1"), "{answer}");
     app.mill.drain().unwrap();
-    let held: Vec<_> = (0..3).map(|_| app.connect()).collect();
-    let closed = || app.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    // The others may not have been taken yet.
-    while !closed().is_empty() {}
+    // Who has been let in keeps his connection.
+    let held: Vec<_> = (0..3).map(|_| asks_on(&app, "/nothing", "")).collect();
+    let (status, said) = app.call("add", json!({"id": 1}));
+    assert_eq!(status, 503, "{said}");
+    assert!(what(&said).contains("http_connections_max"), "{said}");
+    assert_eq!(app.get("/health").0, 200);
     drop(held);
-    while app.get("/health").0 != 200 {}
+    while app.get("/nothing").0 == 503 {}
     assert_eq!(app.call("add", json!({"id": 1})).1["reply"]["balance"], 14);
+    app.stop();
+}
+
+/// A connection on which something has been asked and answered, and which goes on.
+fn asks_on(app: &App, path: &str, headers: &str) -> Box<dyn Connection> {
+    let mut connection = app.connect();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n");
+    connection.write_all(request.as_bytes()).unwrap();
+    let mut buffer = [0; 1 << 12];
+    assert!(connection.read(&mut buffer).unwrap() > 0);
+    assert!(!String::from_utf8_lossy(&buffer).contains("connection: close"));
+    connection
+}
+
+fn guarded(folder: &std::path::Path, settings: Settings) -> App {
+    let tokens = folder.join("tokens.toml");
+    let entry = |name: &str, roles: &str| {
+        let hash = digest(&format!("{name}-secret"));
+        format!("[{name}]\nsha256 = \"{hash}\"\nroles = [{roles}]\n")
+    };
+    write(
+        &tokens,
+        &[entry("ann", "\"teller\""), entry("bob", ""), entry("eve", "\"clerk\"")].concat(),
+    );
+    App::start(Settings { http_tokens: Some(tokens), ..settings })
+}
+
+const ANN: &str = "Authorization: Bearer ann-secret\r\n";
+const BOB: &str = "Authorization: Bearer bob-secret\r\n";
+const EVE: &str = "Authorization: Bearer eve-secret\r\n";
+
+/// Whoever has no token can't keep those out who have one, nor hide whether the app is well.
+#[test]
+fn strangers_take_no_place_of_those_who_are_let_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let app = guarded(folder.path(), Settings { http_connections_max: 8, ..settings() });
+    let kept = asks_on(&app, "/metrics", ANN);
+    let slow = |n: usize| {
+        let mut connection = app.connect();
+        // Nothing, a part of a head, a question about the health, and one without a token.
+        let text: &[u8] = match n % 4 {
+            0 => b"",
+            1 => b"GET /tables/accounts/rows?key=1 HTTP/1.1\r\nHost: local",
+            2 => b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            _ => b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        };
+        let _ = connection.write_all(text);
+        connection
+    };
+    let held: Vec<_> = (0..200).map(slow).collect();
+    for _ in 0..7 {
+        assert_eq!(app.get("/health").0, 200);
+        assert_eq!(app.ask("POST", "/call/add", BOB, r#"{"id":1}"#).0, 200);
+    }
+    let (_, metrics) = app.ask("GET", "/metrics", ANN, "");
+    let metrics = metrics.as_str().unwrap().to_owned();
+    let connections = metrics.lines().find(|l| l.starts_with("tidemill_http_connections "));
+    let connections: u32 = connections.unwrap().split(' ').next_back().unwrap().parse().unwrap();
+    assert!(connections <= 8 + 16 + 1, "{connections}");
+    // Who was let in before keeps his place.
+    drop((kept, held));
+    app.stop();
+}
+
+/// Without a token there is one answer on a connection.
+#[test]
+fn who_has_no_token_loses_the_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let app = guarded(folder.path(), settings());
+    let answer = app.raw(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").to_lowercase();
+    assert!(answer.starts_with("http/1.1 401") && answer.contains("connection: close"), "{answer}");
+    // Health is asked for again and again.
+    let _ = asks_on(&app, "/health", "");
+    app.stop();
+}
+
+/// What procedures leave needs the roles that they need.
+#[test]
+fn outputs_need_the_roles_of_procedures() {
+    let folder = tempfile::tempdir().unwrap();
+    let map = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+        pairs.iter().map(|(what, role)| (what.to_string(), role.to_string())).collect()
+    };
+    let start = |roles: &[(&str, &str)]| {
+        let http_roles_default =
+            map(&[("tables/accounts", "teller"), ("streams/nothing", "teller")]);
+        let settings = Settings { http_roles: map(roles), http_roles_default, ..settings() };
+        guarded(folder.path(), settings)
+    };
+    let paths = [
+        "/streams/add?from=9",
+        "/streams/add.aborted?from=9",
+        "/streams/add.calls.dead?from=9",
+        "/tables/accounts/rows?key=1",
+    ];
+    let told = |app: &App, headers: &str| paths.map(|path| app.ask("GET", path, headers, "").0);
+    let app = start(&[("add", "teller")]);
+    // Those rows have not come: but she may ask.
+    assert_eq!(told(&app, ANN), [400, 400, 400, 200]);
+    for who in [BOB, EVE] {
+        assert_eq!(told(&app, who), [403; 4]);
+        assert_eq!(app.ask("GET", "/tables/accounts/changes", who, "").0, 403);
+        assert_eq!(app.ask("POST", "/call/add", who, r#"{"id":1}"#).0, 403);
+        assert_eq!(app.ask("POST", "/call/look", who, r#"{"id":1}"#).0, 200);
+    }
+    app.stop();
+    let app = start(&[
+        ("add", "teller|clerk"),
+        ("streams/add.aborted", "boss"),
+        ("tables/accounts", "*"),
+    ]);
+    for (who, is_one) in [(ANN, true), (EVE, true), (BOB, false)] {
+        let of = if is_one { 400 } else { 403 };
+        assert_eq!(told(&app, who), [of, 403, of, 200]);
+    }
+    let (_, document) = app.ask("GET", "/openapi.json", BOB, "");
+    assert_eq!(document["paths"]["/streams/add"]["get"]["x-role"], "teller or clerk");
+    assert_eq!(document["paths"]["/tables/accounts/rows"]["get"]["x-role"], Json::Null);
+    app.stop();
+}
+
+/// What could be read in two ways, or is no JSON.
+#[test]
+fn requests_have_one_meaning() {
+    let app = App::start(settings());
+    let post = |headers: &str, body: &str| {
+        let length = body.len();
+        app.raw(
+            format!(
+                "POST /call/add HTTP/1.1\r\n{headers}Connection: close\r\n\
+                 Content-Length: {length}\r\n\r\n{body}"
+            )
+            .as_bytes(),
+        )
+    };
+    let (host, json) = ("Host: localhost\r\n", "Content-Type: application/json\r\n");
+    let both = format!("{host}{json}");
+    let with = |more: &str| format!("{both}{more}");
+    let one = r#"{"id":1}"#;
+    for (headers, status, words) in [
+        (json.to_owned(), 400, "no header Host"),
+        (with(host), 400, "two headers Host"),
+        (format!("Host:\r\n{json}"), 400, "no name or address"),
+        (format!("Host: me@localhost\r\n{json}"), 400, "no name or address"),
+        (format!("Host: a b\r\n{json}"), 400, "no name or address"),
+        (with(json), 400, "two headers content-type"),
+        (with("Authorization: Bearer a\r\nAuthorization: Bearer b\r\n"), 400, "authorization"),
+        (with("Tidemill-Deadline-Ms: 9\r\nTidemill-Deadline-Ms: 8\r\n"), 400, "deadline"),
+        (with("Tidemill-Deadline-Ms: 99999999999999999999\r\n"), 400, "positive number"),
+        (with("Idempotency-Key: a\r\nIdempotency-Key: a\r\n"), 400, "not one text"),
+        (with("Content-Encoding: gzip\r\n"), 415, "encoded as 'gzip'"),
+        (with("Content-Length: 3\r\n"), 400, ""),
+        (
+            format!("{host}Content-Type: application/json; charset=utf-16\r\n"),
+            415,
+            "charset 'utf-16'",
+        ),
+        (with(&format!("X: {}\r\n", "x".repeat(20_000))), 431, ""),
+    ] {
+        let answer = post(&headers, one);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{headers}: {answer}");
+        assert!(answer.contains(words), "{headers}: {answer}");
+    }
+    for headers in [
+        both.clone(),
+        format!("{host}Content-Type: application/json; charset=\"UTF-8\"\r\n"),
+        with("Content-Encoding: identity\r\n"),
+        format!("Host: LOCALHOST:1\r\n{json}"),
+        format!("Host: [::1]:80\r\n{json}"),
+    ] {
+        assert!(post(&headers, one).starts_with("HTTP/1.1 200"), "{headers}");
+    }
+    let deep = format!(r#"{{"id":{}1{}}}"#, "[".repeat(5_000), "]".repeat(5_000));
+    for body in [
+        r#"{"id":1,"id":2}"#,
+        r#"{"id":1,"\u0069d":2}"#,
+        r#"{"id":NaN}"#,
+        r#"{"id":1e400}"#,
+        r#"{"id":9223372036854775808}"#,
+        r#"{"id":1,"note":"\ud800"}"#,
+        r#"{"id":1} {"id":2}"#,
+        "\u{feff}{\"id\":1}",
+        &deep,
+    ] {
+        let answer = post(&both, body);
+        assert!(answer.starts_with("HTTP/1.1 400"), "{body}: {answer}");
+    }
+    for (target, status) in [
+        ("/tables/accounts/rows?key=%ff", 400),
+        ("/tables/accounts/rows?key=%zz", 400),
+        ("/tables/accounts/rows?key=1%00", 400),
+        ("/tables/%ff/rows?key=1", 400),
+        ("/streams/add?from=1&from=1", 400),
+        ("/tables/accounts/rows?key=1&key=2", 400),
+        ("/tables/accounts%2Frows?key=1", 404),
+        ("/tables/a%2Fb/rows?key=1", 404),
+        ("/tables/../health", 404),
+        ("http://localhost/health", 200),
+        ("http://evil.example/health", 400),
+        ("/tables/accounts/rows?key=%31", 200),
+    ] {
+        let (found, said) = app.get(target);
+        assert_eq!(found, status, "{target}: {said}");
+    }
+    // Without a Host only of old.
+    assert!(app.raw(b"GET /health HTTP/1.0\r\n\r\n").starts_with("HTTP/1.0 200"));
     app.stop();
 }
 
@@ -558,7 +766,20 @@ fn write(path: &std::path::Path, text: &str) {
     file.write_all(text.as_bytes()).unwrap();
 }
 
-/// Ids are each client's own.
+#[test]
+fn ids_are_each_clients_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let app = guarded(folder.path(), settings());
+    let add = |who: &str| {
+        let headers = format!("{who}Idempotency-Key: same\r\n");
+        let (status, said) = app.ask("POST", "/call/add", &headers, r#"{"id":1}"#);
+        assert_eq!(status, 200, "{said}");
+        said["reply"]["balance"].clone()
+    };
+    assert_eq!([ANN, BOB, ANN, BOB].map(add), [1, 2, 1, 2].map(Json::from));
+    app.stop();
+}
+
 #[test]
 fn the_document_describes_what_there_is() {
     let app = App::start(settings());

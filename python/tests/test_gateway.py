@@ -667,3 +667,33 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         env={**os.environ},
     )
     return cert, key
+
+
+def test_a_thousand_strangers_keep_nobody_out(tmp_path: Path, hotel: Hotel) -> None:
+    """Each has a connection and no token, and sends as slowly as he may."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
+    if wanted < 3000:
+        pytest.skip("too few files may be open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    tokens = tmp_path / "tokens.toml"
+    token = write(tokens, "ann", [])
+    try:
+        with (
+            hotel.app.start(http_port=0, http_tokens=tokens) as mill,
+            contextlib.ExitStack() as ends,
+        ):
+            assert mill.url is not None
+            host, port = mill.url.removeprefix("http://").split(":")
+            head = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
+            for n in range(1024):
+                stranger = ends.enter_context(socket.create_connection((host, int(port))))
+                with contextlib.suppress(OSError):
+                    stranger.sendall([b"", head, head + b"\r\n", b"G"][n % 4])
+            with tm.Client(mill.url, token=token) as client:
+                for _ in range(20):
+                    client.call(hotel.echo)
+                    assert httpx.get(f"{mill.url}/health").status_code == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

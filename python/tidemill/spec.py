@@ -9,6 +9,7 @@ from tidemill.entity import Function, OpaqueFunction, calls_entities
 from tidemill.external import Outside
 from tidemill.opaque import OpaqueCall, OpaqueHandler, OpaqueProcedure, OpaqueTrigger
 from tidemill.types import Json
+from tidemill.writes import roles_of_outputs
 
 if TYPE_CHECKING:
     from tidemill.app import App
@@ -100,9 +101,12 @@ def share_emits(app: App) -> None:
 
 
 def with_roles(app: App, settings: Mapping[str, Any]) -> Json:
-    """The settings with the roles that procedures say; settings overrule them."""
+    """The settings with the roles that procedures say, and what they write; settings overrule
+    them."""
     roles = app.roles | settings.get("http_roles", {})
-    return dict(settings) | ({"http_roles": roles} if roles else {})
+    outputs = roles_of_outputs(app, roles)
+    found = {"http_roles": roles, "http_roles_default": outputs}
+    return dict(settings) | {name: value for name, value in found.items() if value}
 
 
 def all_outputs(app: App) -> Iterable[str]:

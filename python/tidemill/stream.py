@@ -373,6 +373,8 @@ class Handler(Stream):
             schema = self._result_schema(self.recorder, out, name, at)
         for stream in self.emits:
             stream.emitted()
+        #: Without what functions of entities emit that it may call.
+        self.named_emits = frozenset(self.emits)
         self.has_output = schema is not None
         app.handlers.append(self)
         claim(owns, self.index, name, app)

@@ -65,6 +65,8 @@ class Trigger:
         for stream in self.emits:
             stream.check_emittable(at)
             stream.emitted()
+        #: Without what functions of entities emit that it may call.
+        self.named_emits = frozenset(self.emits)
         if isinstance(on, Stream) and on.id >= 0 and on.origin == "input" and not on.has_source:
             # It is there to be emitted into.
             on.emitted()

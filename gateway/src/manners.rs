@@ -1,0 +1,144 @@
+//! What a request must have, whoever sends it. What could be read in two ways is refused: whoever stands
+//! in between may have read it in the other one.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::uri::Authority;
+use axum::http::{header, HeaderName, HeaderValue, Version};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use tidemill_core::Error;
+
+use crate::call::DEADLINE;
+use crate::face::{Counted, Face};
+use crate::refusal::Refusal;
+use crate::routes::HEALTH;
+use crate::seats::Seat;
+
+/// Headers that say one thing.
+const SINGLE: [HeaderName; 5] = [
+    header::AUTHORIZATION,
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    HeaderName::from_static(DEADLINE),
+    HeaderName::from_static("last-event-id"),
+];
+
+/// Answers who has manners and may be here; all others lose their connection with the refusal.
+pub(crate) async fn admit(
+    State(face): State<Arc<Face>>,
+    request: Request,
+    answerer: Next,
+) -> Response {
+    if let Err(refusal) = check(&request) {
+        return closing(refusal);
+    }
+    let seat = request.extensions().get::<Arc<Seat>>().cloned();
+    let Some(seat) = seat.filter(|seat| !seat.is_known()) else {
+        return answerer.run(request).await;
+    };
+    if request.uri().path() == HEALTH {
+        let answer = answerer.run(request).await;
+        seat.answered();
+        return answer;
+    }
+    if let Err(refusal) = face.access.client(request.headers()) {
+        return closing(refusal);
+    }
+    if seat.let_in().is_err() {
+        Counted::add(&face.counted.refused_connections);
+        let error = Error::resource("there are too many connections")
+            .help("come again when some are closed, or raise http_connections_max");
+        return closing(Refusal::later(error));
+    }
+    answerer.run(request).await
+}
+
+fn closing(refusal: Refusal) -> Response {
+    refusal.header(header::CONNECTION, HeaderValue::from_static("close")).into_response()
+}
+
+/// Refuses what can be read in two ways.
+fn check(request: &Request) -> Result<(), Refusal> {
+    host(request)?;
+    for name in SINGLE {
+        if request.headers().get_all(&name).iter().nth(1).is_some() {
+            let what = format!("there are two headers {name}");
+            return Err(Refusal::wrong(what, "send one"));
+        }
+    }
+    let uri = request.uri();
+    for (part, text) in [("path", uri.path()), ("query", uri.query().unwrap_or_default())] {
+        escapes(text).map_err(|why| {
+            let help = "write each byte of UTF-8 that is no letter or digit as % and two \
+                        hexadecimal digits";
+            Refusal::wrong(format!("the {part} of the address {why}"), help)
+        })?;
+    }
+    Ok(())
+}
+
+/// There is one, it is a name or an address, and that of the target is the same.
+fn host(request: &Request) -> Result<(), Refusal> {
+    let help = "send one header Host with the name or address that was connected to";
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let (host, another) = (hosts.next(), hosts.next());
+    if another.is_some() {
+        return Err(Refusal::wrong("there are two headers Host", help));
+    }
+    let Some(host) = host else {
+        // It came with HTTP/1.1.
+        return match request.version() {
+            Version::HTTP_10 => Ok(()),
+            _ => Err(Refusal::wrong("there is no header Host", help)),
+        };
+    };
+    let host = host.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
+    let Some(host) = host.filter(|host| !host.host().is_empty() && !host.as_str().contains('@'))
+    else {
+        return Err(Refusal::wrong("the header Host is no name or address", help));
+    };
+    match request.uri().authority() {
+        Some(target) if !target.as_str().eq_ignore_ascii_case(host.as_str()) => {
+            let what = format!("the target is at {target}, and the header Host says {host}");
+            Err(Refusal::wrong(what, help))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether all that is escaped is, and comes to UTF-8.
+fn escapes(text: &str) -> Result<(), &'static str> {
+    let (mut bytes, mut decoded) = (text.bytes(), Vec::with_capacity(text.len()));
+    let digit = |byte: Option<u8>| byte.and_then(|b| char::from(b).to_digit(16));
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'%' => match (digit(bytes.next()), digit(bytes.next())) {
+                (Some(high), Some(low)) => (high << 4 | low) as u8,
+                _ => return Err("has a % without two hexadecimal digits"),
+            },
+            other => other,
+        });
+    }
+    match std::str::from_utf8(&decoded) {
+        Ok(text) if text.contains('\0') => Err("has a byte 0"),
+        Ok(_) => Ok(()),
+        Err(_) => Err("is not UTF-8"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_whole_and_utf8() {
+        for good in ["", "/tables/a%2Fb/rows", "key=%C3%A9&key=+", "key=%25zz"] {
+            assert_eq!(escapes(good), Ok(()), "{good}");
+        }
+        for bad in ["key=%ff", "key=%zz", "key=%", "key=%4", "key=%C3", "key=%00", "%ed%a0%80"] {
+            assert!(escapes(bad).is_err(), "{bad}");
+        }
+    }
+}

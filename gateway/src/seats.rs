@@ -1,0 +1,229 @@
+//! Who has a connection, and who has to give one up.
+//!
+//! Whoever connects is a *stranger* until a request of his was let in: by its token, or where there are
+//! none, because it comes from this machine. Strangers have places of their own, so they take none from
+//! those who are let in. Where these are full, the newest comes in all the same, and the oldest has to
+//! go: of the address that has most of them, so that one address crowds out itself only. Whoever means
+//! well has sent the head of a request long before that. Questions about the app's health are answered
+//! to strangers, so they never wait for a place.
+
+use std::collections::{BTreeMap, HashMap};
+use std::future::pending;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{timeout_at, Instant};
+
+/// So long a stranger may take for a request that is let in.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Places of strangers: one for so many of the others, and at least so many.
+const SHARE: usize = 4;
+const STRANGERS_MIN: usize = 16;
+
+/// All connections.
+pub(crate) struct Seats {
+    strangers: Mutex<Strangers>,
+    strangers_max: usize,
+    /// One for each connection of somebody who has been let in.
+    places: Arc<Semaphore>,
+    patience: Duration,
+}
+
+#[derive(Default)]
+struct Strangers {
+    next: u64,
+    /// The oldest first.
+    there: BTreeMap<u64, Stranger>,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+struct Stranger {
+    address: IpAddr,
+    leave: Arc<Notify>,
+}
+
+/// A connection's.
+pub(crate) struct Seat {
+    number: u64,
+    seats: Arc<Seats>,
+    place: OnceLock<OwnedSemaphorePermit>,
+    leave: Arc<Notify>,
+    until: Mutex<Instant>,
+}
+
+/// There is no place.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Full;
+
+impl Seats {
+    /// For so many connections of those who are let in; nobody may be silent for longer than `idle`.
+    pub(crate) fn new(connections: usize, idle: Duration) -> Arc<Seats> {
+        Arc::new(Seats {
+            strangers: Mutex::default(),
+            strangers_max: (connections / SHARE).max(STRANGERS_MIN),
+            places: Arc::new(Semaphore::new(connections)),
+            patience: PATIENCE.min(idle),
+        })
+    }
+
+    /// Somebody has connected. Whether another stranger had to go.
+    pub(crate) fn take(self: &Arc<Seats>, address: IpAddr) -> (Arc<Seat>, bool) {
+        let address = network(address);
+        let leave = Arc::new(Notify::new());
+        let mut strangers = self.strangers.lock();
+        let is_full = strangers.there.len() >= self.strangers_max;
+        if is_full {
+            strangers.turn_out();
+        }
+        let number = strangers.next;
+        strangers.next += 1;
+        strangers.there.insert(number, Stranger { address, leave: leave.clone() });
+        *strangers.by_address.entry(address).or_default() += 1;
+        drop(strangers);
+        let until = Mutex::new(Instant::now() + self.patience);
+        let seat = Seat { number, seats: self.clone(), place: OnceLock::new(), leave, until };
+        (Arc::new(seat), is_full)
+    }
+}
+
+impl Strangers {
+    /// Whether he was there.
+    fn remove(&mut self, number: u64) -> bool {
+        let Some(Stranger { address, .. }) = self.there.remove(&number) else { return false };
+        if let Some(count) = self.by_address.get_mut(&address) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_address.remove(&address);
+            }
+        }
+        true
+    }
+
+    /// The oldest of the address that has most has to go.
+    fn turn_out(&mut self) {
+        let most = self.by_address.values().max().copied().unwrap_or(0);
+        let has_most = |stranger: &Stranger| self.by_address.get(&stranger.address) == Some(&most);
+        let oldest = self.there.iter().find(|(_, stranger)| has_most(stranger));
+        let Some((number, leave)) = oldest.map(|(n, stranger)| (*n, stranger.leave.clone())) else {
+            return;
+        };
+        self.remove(number);
+        leave.notify_one();
+    }
+}
+
+impl Seat {
+    /// A request of his was let in, for the first time.
+    pub(crate) fn let_in(&self) -> Result<(), Full> {
+        if self.is_known() {
+            return Ok(());
+        }
+        let place = self.seats.places.clone().try_acquire_owned().map_err(|_| Full)?;
+        // Who has been turned out meanwhile is gone.
+        match self.seats.strangers.lock().remove(self.number) {
+            true => drop(self.place.set(place)),
+            false => return Err(Full),
+        }
+        Ok(())
+    }
+
+    /// Whether he has been let in.
+    pub(crate) fn is_known(&self) -> bool {
+        self.place.get().is_some()
+    }
+
+    /// A stranger has asked what everybody may, and may do so again.
+    pub(crate) fn answered(&self) {
+        *self.until.lock() = Instant::now() + self.seats.patience;
+    }
+
+    /// Waits until he has to go, which is never once he has been let in.
+    pub(crate) async fn has_to_go(&self) {
+        while !self.is_known() {
+            let until = *self.until.lock();
+            let told = timeout_at(until, self.leave.notified()).await;
+            if !self.is_known() && (told.is_ok() || *self.until.lock() <= Instant::now()) {
+                return;
+            }
+        }
+        pending().await
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.seats.strangers.lock().remove(self.number);
+    }
+}
+
+/// An address as one counts: of IPv6 everybody has a whole network.
+fn network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(v6) => match v6.to_ipv4_mapped() {
+            Some(v4) => v4.into(),
+            None => Ipv6Addr::from(u128::from(v6) >> 64 << 64).into(),
+        },
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seats() -> Arc<Seats> {
+        Seats::new(2, Duration::from_secs(30))
+    }
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([192, 0, 2, last])
+    }
+
+    /// Who of them is still there.
+    fn there(seats: &Seats) -> Vec<u64> {
+        seats.strangers.lock().there.keys().copied().collect()
+    }
+
+    #[test]
+    fn the_address_with_most_gives_way() {
+        let seats = seats();
+        let (honest, _) = seats.take(address(1));
+        let mut crowd: Vec<_> = (0..15).map(|_| seats.take(address(2))).collect();
+        assert!(crowd.iter().all(|(_, turned_out)| !turned_out));
+        crowd.push(seats.take(address(3)));
+        crowd.extend((0..100).map(|_| seats.take(address(2))));
+        let there = there(&seats);
+        assert_eq!(there.len(), 16);
+        // He and the one of the third address are.
+        assert_eq!(there[..2], [0, 16]);
+        assert_eq!(honest.let_in(), Ok(()));
+        // Who had to go comes in no more.
+        assert_eq!(crowd[0].0.let_in(), Err(Full));
+        drop((honest, crowd));
+        assert!(seats.strangers.lock().by_address.is_empty());
+    }
+
+    #[test]
+    fn those_who_are_let_in_have_places_of_their_own() {
+        let seats = seats();
+        let take = || seats.take(address(1)).0;
+        let (first, second, third) = (take(), take(), take());
+        assert_eq!([first.let_in(), first.let_in(), second.let_in()], [Ok(()), Ok(()), Ok(())]);
+        assert_eq!(third.let_in(), Err(Full));
+        assert!(first.is_known() && !third.is_known());
+        drop(first);
+        assert_eq!(third.let_in(), Ok(()));
+        assert_eq!(there(&seats), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn a_network_of_six_is_one_address() {
+        let of = |text: &str| network(text.parse().unwrap());
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:192.0.2.7"), of("192.0.2.7"));
+    }
+}
