@@ -32,6 +32,11 @@ fn pools() -> &'static [Threads] {
 /// Runs one case with every strategy, each on one of the pools; gives how many transactions were executed in
 /// parallel.
 fn check(seed: u64, strategies: &[Executed]) -> usize {
+    check_within(seed, strategies, None)
+}
+
+/// The same, where graphs are given up that take more than so much work.
+fn check_within(seed: u64, strategies: &[Executed], limit: Option<u64>) -> usize {
     let mut dice = Dice(seed);
     let histories = dice.chance(30);
     let words = dice.chance(30);
@@ -48,6 +53,9 @@ fn check(seed: u64, strategies: &[Executed]) -> usize {
         let got = drive::run(&program, &sources, &cuts, &mut dice, |seq| {
             let executor = Executor::new(program.clone(), *strategy, 3);
             let mut executor = executor.after(seq).planning_anything();
+            if let Some(limit) = limit {
+                executor = executor.giving_up_after(limit);
+            }
             let (in_parallel, written) = (&in_parallel, &written);
             move |tables: &mut [Table], epoch: &Epoch| {
                 let outcome = executor.run(pool, tables, epoch).unwrap();
@@ -77,6 +85,20 @@ proptest! {
     #[test]
     fn any_program_any_cuts_any_strategy(seed: u64) {
         check(seed, &Executed::all());
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(40))]
+
+    /// Wherever a graph is given up, nothing of it is left.
+    #[test]
+    fn graphs_are_given_up_anywhere(seed: u64, limit in 0..4_000u64) {
+        let graphs = |strategy: &Executed| {
+            matches!(strategy, Executed::TStream | Executed::Graph(..) | Executed::Adaptive)
+        };
+        let strategies: Vec<Executed> = Executed::all().into_iter().filter(graphs).collect();
+        check_within(seed, &strategies, Some(limit));
     }
 }
 

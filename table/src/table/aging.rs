@@ -80,28 +80,12 @@ impl Table {
         self.versions_in(self.slot_of(key)? as usize)
     }
 
-    /// A table of nothing but the row with this key and its versions: what is to come behind them
-    /// can be written there, beside this table.
-    pub fn only(&self, key: &[Value]) -> Table {
-        let mut only = Table::new(self.spec.clone(), self.seed);
-        // Histories are copied as they are.
-        only.shape.clone_from(&self.shape);
-        let Some(from) = self.slot_of(key).map(|slot| slot as usize) else { return only };
-        let to = only.slot_for(key, true).expect("it takes one") as usize;
-        let (stride, beside) = (self.stride, self.layout.values);
-        let words = &self.slots.words()[from * stride..][..stride];
-        let copy = &mut only.slots.words_mut()[to * stride..][..stride];
-        copy[STAMP] = words[STAMP];
-        copy[HEADER_WORDS..].copy_from_slice(&words[HEADER_WORDS..]);
-        only.present = (words[STAMP] & 1) as usize;
-        only.values[to * beside..][..beside]
-            .clone_from_slice(&self.values[from * beside..][..beside]);
-        if let (Some(history), Some(copy)) = (self.histories.get(from), only.histories.get_mut(to))
-        {
-            copy.clone_from(history);
-        }
-        only.aging.floor = self.aging.floor;
-        only
+    /// A table of the same kind with nothing in it, which forgets no version: what is to come behind the versions of
+    /// a row can be written there, beside this table.
+    pub fn beside(&self) -> Table {
+        let mut beside = Table::new(self.spec.clone(), self.seed);
+        beside.shape.clone_from(&self.shape);
+        beside
     }
 
     pub(super) fn versions_in(&self, slot: usize) -> Option<Versions<'_>> {

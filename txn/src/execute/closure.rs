@@ -1,5 +1,6 @@
 //! What the closure of a native handler works on.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -460,9 +461,9 @@ fn sum_of_ints(versions: Versions<'_>, read: &WindowRead, time_us: i64) -> Optio
 #[inline(never)]
 fn window_in_slot(versions: Versions<'_>, read: &WindowRead, time_us: i64) -> Result<Value, Abort> {
     let spec = versions.spec();
-    let seen = Seen { versions: Some(versions), own: None, time_us };
+    let seen = Seen { versions: Some(versions), graph: None, before: &[], own: None, time_us };
     let numbers = seen.window(&read.window, spec.history);
-    seen.made_of(numbers, spec, read.column, &read.aggregate)
+    seen.made_of(numbers, spec, read.column, &read.aggregate, &Cell::new(0))
 }
 
 /// Others may read the row at this moment, and no version of it would have the column.

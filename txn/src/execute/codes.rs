@@ -10,7 +10,9 @@ use super::lane::{Lane, Wants, WordColumns};
 use super::native::{self, NativeCode};
 use super::output::OutputBuilder;
 use super::segment::Reason;
+use super::serial::HandlerCounts;
 use super::words::{self, Frame, KeyFrom, WordCode};
+use super::work;
 use crate::order::{Epoch, Ranked};
 use crate::program::rounds::Turns;
 use crate::program::{Body, NativeBody, Origin, Program};
@@ -75,6 +77,16 @@ impl Code {
         }
     }
 
+    /// What each of its transactions is in counted work; nothing when it has no fast path.
+    fn work(&self) -> Option<u64> {
+        let rows = match self {
+            Code::Words(code) => code.rows.len(),
+            Code::Native(code, _) => code.rows.len(),
+            Code::General => return None,
+        };
+        Some(work::TRANSACTION + work::ROW * rows as u64)
+    }
+
     /// The registers that its transactions work in.
     fn frame(&self) -> Frame {
         let mut frame = [0; 256];
@@ -101,6 +113,10 @@ pub(crate) struct Codes {
     pub(crate) aborted: Vec<usize>,
     /// The turns of procedures.
     pub(crate) turns: Turns,
+    /// Per handler: what each of its transactions is in counted work, where that is the same each time.
+    pub(crate) work: Vec<Option<u64>>,
+    /// The same with all that it sets off.
+    pub(crate) known: Vec<Option<u64>>,
     /// Per table: the most rows of it that one transaction on the fast path has.
     pub(crate) rows_max: Vec<usize>,
 }
@@ -146,7 +162,43 @@ impl Codes {
             .map(|table| code.iter().map(|code| code.rows_of(table)).max().unwrap_or(0))
             .collect();
         let turns = Turns::of(&program).expect("the program was checked");
-        Codes { program, code, paths, wants, consumed, aborted, turns, rows_max }
+        let work: Vec<Option<u64>> = code.iter().map(Code::work).collect();
+        let mut codes = Codes {
+            known: work.clone(),
+            program,
+            code,
+            paths,
+            wants,
+            work,
+            consumed,
+            aborted,
+            turns,
+            rows_max,
+        };
+        codes.forget_unknown();
+        codes
+    }
+
+    /// What transactions of a handler come to that set off others is not known beforehand.
+    fn forget_unknown(&mut self) {
+        for (handler, code) in self.code.iter().enumerate() {
+            let consumed = match code {
+                Code::Words(code) => code.consumed,
+                Code::Native(code, _) => code.consumed,
+                Code::General => true,
+            };
+            if consumed || self.consumed[self.aborted[handler]] {
+                self.known[handler] = None;
+            }
+        }
+    }
+
+    /// What so many transactions of each handler come to in counted work, on the fast path.
+    pub(crate) fn work_of(&self, counts: &[HandlerCounts]) -> u64 {
+        let of = |(work, counts): (&Option<u64>, &HandlerCounts)| {
+            work.unwrap_or(0) * (counts.committed + counts.aborted)
+        };
+        self.work.iter().zip(counts).map(of).sum()
     }
 
     /// The registers that each handler's transactions work in.
@@ -224,6 +276,7 @@ impl Codes {
     /// Sends everything through the general path.
     pub(crate) fn general_only(&mut self) {
         self.code.iter_mut().for_each(|code| *code = Code::General);
+        (self.work, self.known) = (vec![None; self.code.len()], vec![None; self.code.len()]);
     }
 }
 

@@ -10,13 +10,14 @@ use tidemill_table::{Seq, Table};
 use super::blocks::Blocks;
 use super::codes::Path;
 use super::command::Command;
-use super::graph::{self, Graphs};
+use super::graph::{self, Graphs, InGraphs};
 use super::in_place::{Task, PROCEDURES};
 use super::lists::Lists;
 use super::rounds::Rounds;
 use super::sample::Sample;
 use super::serial::{Outcome, Overdue, Serial, Sink};
 use super::timing::Timing;
+use super::work::{Budget, Ledger, TIMES};
 use crate::order::{Epoch, Lane, Section};
 use crate::pool::{Alone, Pool};
 use crate::program::Program;
@@ -63,6 +64,13 @@ pub struct Executor {
     lists: Option<(usize, Lists)>,
     /// Plans even what is too little to be worth it.
     plans_anything: bool,
+    /// What graphs may take, of any strategy: for tests.
+    limit: Option<u64>,
+    /// What was tried in vain until now, and what was not.
+    ledger: Ledger,
+    /// What the last epoch has taken, in counted work, and what of it was in vain.
+    work: u64,
+    vain: u64,
     /// By handler: whether only a run tells what its transactions touch.
     discovered: Vec<bool>,
     /// For epochs that can be executed in place, and for those that can't; made when it is known on how many threads.
@@ -85,6 +93,19 @@ const LOGGED: &str = "each transaction is logged";
 
 const ASKED: &str = "it was asked for";
 
+const GIVEN_UP: &str = "it was given up: it took too much work";
+
+/// Why nothing else is tried now.
+const IN_VAIN: &str = "what was tried in vain has to be earned back first";
+
+/// What is executed in place is planned for one part in so many of what executing it takes, at most.
+const PLANNING: u64 = 4;
+
+/// Fewer transactions of an epoch are not worth a graph, or being executed in place: what is done once for each part
+/// would be much of it.
+const GRAPH_MIN: usize = 512;
+const IN_PLACE_MIN: usize = 4_096;
+
 impl Executor {
     /// An executor. Every `rerun_every`-th call of an opaque handler is run twice and compared;
     /// never when 0.
@@ -100,6 +121,10 @@ impl Executor {
             blocks: None,
             lists: None,
             plans_anything: false,
+            limit: None,
+            ledger: Ledger::default(),
+            work: 0,
+            vain: 0,
             choosers: Vec::new(),
             samples: Default::default(),
             aborts: 0.0,
@@ -126,6 +151,26 @@ impl Executor {
     pub fn planning_anything(mut self) -> Executor {
         self.plans_anything = true;
         self
+    }
+
+    /// Gives up graphs that take more than so much counted work, whichever strategy was asked for: for tests.
+    #[doc(hidden)]
+    pub fn giving_up_after(mut self, work: u64) -> Executor {
+        self.limit = Some(work);
+        self
+    }
+
+    /// What the last epoch has taken, in counted work: whatever was executed twice, or thrown away, counts. It is the
+    /// same on every machine.
+    #[doc(hidden)]
+    pub fn work(&self) -> u64 {
+        self.work
+    }
+
+    /// What of it was in vain, of what was chosen: executed twice, thrown away, or planned for a graph.
+    #[doc(hidden)]
+    pub fn in_vain(&self) -> u64 {
+        self.vain
     }
 
     /// In the next epoch these calls of functions take too long, as they did when it was executed for
@@ -170,6 +215,7 @@ impl Executor {
     /// Executes an epoch on the tables, which belong to the program.
     pub fn run(&mut self, pool: &dyn Pool, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
         let mut out = self.serial.sink();
+        (self.work, self.vain) = (0, 0);
         match self.strategy {
             _ if self.serial.commands.is_on() => self.serially(LOGGED, tables, epoch, &mut out),
             Strategy::Adaptive => self.adaptive(pool, tables, epoch, &mut out),
@@ -177,6 +223,9 @@ impl Executor {
             | Strategy::Blocks
             | Strategy::Lists
             | Strategy::SStore) => {
+                let each = self.serial.usual.of_epoch(epoch, &self.serial.codes.known);
+                let work = (each * epoch.order.len() as f64) as u64;
+                self.work += work + work / PLANNING;
                 match self.in_place(strategy, pool, tables, &epoch.whole(), &mut out) {
                     Ok(timing) => {
                         let in_parallel = epoch.order.len();
@@ -190,8 +239,11 @@ impl Executor {
             strategy @ (Strategy::TStream | Strategy::Graph(..)) => {
                 match self.is_for_no_graph(pool.threads()) {
                     None => {
-                        let section = epoch.whole();
-                        let in_parallel = self.graph(strategy, pool, tables, &section, &mut out);
+                        let (section, budget) = (epoch.whole(), self.budget(f64::INFINITY));
+                        let before = self.serial.work;
+                        let ran = self.graph(strategy, pool, tables, &section, &budget, &mut out);
+                        self.work += budget.spent() + self.serial.work - before;
+                        let in_parallel = ran.transactions;
                         self.ran = Ran { in_parallel, ..Ran::new(strategy, ASKED) };
                         Ok(())
                     }
@@ -212,7 +264,12 @@ impl Executor {
         out: &mut Sink,
     ) -> Result<()> {
         self.ran = Ran::new(Strategy::Serial, why);
-        self.serial.whole(tables, epoch, out)
+        let before = self.serial.work;
+        let result = self.serial.whole(tables, epoch, out);
+        let work = self.serial.work - before;
+        self.work += work;
+        self.ledger.note(work, 0);
+        result
     }
 
     /// Decides before anything is planned, and learns from what it took.
@@ -255,10 +312,12 @@ impl Executor {
         let (mut at, mut rans) = (0, Vec::new());
         while at < epoch.order.len() || rans.is_empty() {
             let left = Properties { transactions: epoch.order.len() - at, ..seen };
+            let each = self.serial.usual.of_epoch(epoch, &self.serial.codes.known);
             let choice = self.choice(kind, &left, threads);
+            let choice = self.within_bounds(choice, &left, each);
             let section = epoch.section(at, choice.transactions);
             at = section.ranks.end;
-            let ran = self.measured(kind, choice, &seen, pool, tables, &section, out);
+            let ran = self.measured(kind, choice, &seen, each, pool, tables, &section, out);
             rans.push((section.ranks.len(), ran));
         }
         // The longest part is what there is to tell.
@@ -277,6 +336,32 @@ impl Executor {
         }
     }
 
+    /// A choice, of no more transactions than may be executed in vain: a graph, which may be thrown away at any time, and
+    /// what is executed in place, once it has been given up. They usually take `each`.
+    fn within_bounds(&self, choice: Choice, left: &Properties, each: f64) -> Choice {
+        let (may_fail, least) = match choice.arm {
+            Arm::Serial => (false, 0),
+            Arm::Graph => (true, GRAPH_MIN),
+            Arm::Rounds | Arm::Blocks | Arm::Lists => (self.ledger.has_failed, IN_PLACE_MIN),
+        };
+        if !may_fail || self.plans_anything {
+            return choice;
+        }
+        let fits = self.ledger.transactions(each);
+        match fits.min(choice.transactions) {
+            all if all == choice.transactions => choice,
+            few if few < least => {
+                Choice { arm: Arm::Serial, transactions: left.transactions, why: IN_VAIN }
+            }
+            part => Choice { transactions: part, ..choice },
+        }
+    }
+
+    /// What a graph may take where serial execution usually takes so much.
+    fn budget(&self, usually: f64) -> Budget {
+        Budget::of(self.limit.unwrap_or((usually * TIMES) as u64))
+    }
+
     /// Executes an epoch, or a part of one, by what was chosen, and learns from what it took. What it came to goes
     /// to `out`.
     #[allow(clippy::too_many_arguments)] // What was chosen, for what, and where it goes.
@@ -285,6 +370,7 @@ impl Executor {
         kind: usize,
         Choice { arm, why, .. }: Choice,
         seen: &Properties,
+        each_work: f64,
         pool: &dyn Pool,
         tables: &mut [Table],
         section: &Section<'_>,
@@ -302,20 +388,46 @@ impl Executor {
             Arm::Graph => chooser.graph(seen),
         };
         let (begun, aborted) = (pool.now_ns(), out.aborted());
+        let (usually, before) = (each_work * transactions as f64, self.serial.work);
+        // What it took that serial execution would have taken, too, and what else.
+        let (mut done, mut vain) = (0, 0);
         let ran = match arm {
-            Arm::Serial => Err(why),
-            Arm::Graph => Ok((self.graph(strategy, pool, tables, section, out), None)),
-            Arm::Rounds | Arm::Blocks | Arm::Lists => (self
-                .in_place(strategy, pool, tables, section, out))
-            .map(|timing| (transactions, Some(timing))),
+            Arm::Serial => Err(why.into()),
+            Arm::Graph => {
+                let budget = self.budget(usually);
+                let ran = self.graph(strategy, pool, tables, section, &budget, out);
+                done += ran.work;
+                vain += budget.spent().saturating_sub(ran.work);
+                let why = if ran.is_given_up { GIVEN_UP } else { why };
+                Ok(Ran { in_parallel: ran.transactions, ..Ran::new(strategy, why) })
+            }
+            Arm::Rounds | Arm::Blocks | Arm::Lists => {
+                let (work, planning) = (usually as u64, usually as u64 / PLANNING);
+                match self.in_place(strategy, pool, tables, section, out) {
+                    Ok(timing) => {
+                        (done, self.work) = (work, self.work + planning);
+                        let (in_parallel, timing) = (transactions, Some(timing));
+                        Ok(Ran { in_parallel, timing, ..Ran::new(strategy, why) })
+                    }
+                    Err(why) => {
+                        vain = work + planning;
+                        self.ledger.has_failed = true;
+                        Err(why)
+                    }
+                }
+            }
         };
         let ran = match ran {
-            Ok((in_parallel, timing)) => Ran { in_parallel, timing, ..Ran::new(strategy, why) },
+            Ok(ran) => ran,
             Err(why) => {
                 self.serial.stretch(tables, section, out);
                 Ran::new(Strategy::Serial, why)
             }
         };
+        done += self.serial.work - before;
+        self.work += done + vain;
+        self.vain += vain;
+        self.ledger.note(done, vain);
         let each = |ns: u64| ns as f64 / transactions.max(1) as f64;
         // What was tried in vain counts as what it was.
         let ns = each(pool.now_ns() - begun);
@@ -345,15 +457,16 @@ impl Executor {
         one_by_one.map(Cow::from).or(graph::too_many(threads))
     }
 
-    /// Executes on a graph; says how many transactions were in it.
+    /// Executes on a graph, as long as the budget lasts.
     fn graph(
         &mut self,
         strategy: Strategy,
         pool: &dyn Pool,
         tables: &mut [Table],
         section: &Section<'_>,
+        budget: &Budget,
         out: &mut Sink,
-    ) -> usize {
+    ) -> InGraphs {
         let graphs = self.graphs.get_or_insert_with(|| {
             let graphs = Graphs::new(self.program.clone());
             match self.plans_anything {
@@ -361,7 +474,7 @@ impl Executor {
                 false => graphs,
             }
         });
-        graphs.run(&mut self.serial, strategy, pool, tables, section, out)
+        graphs.run(&mut self.serial, strategy, pool, tables, section, budget, out)
     }
 
     /// The rounds for so many threads.

@@ -20,6 +20,7 @@
 //! | `spans` | the outputs of several threads, put into stamp order |
 //! | `lists` | several threads, each with a list of transactions that it executes in place |
 //! | `sample` | what epochs look like, before anything is planned |
+//! | `work` | counted work, and what may be spent of it on what is tried |
 //! | `window` | windows over versions, and aggregates |
 //! | `tables` | tables that keep of versions what windows ask for |
 //! | `output` | output events by column, with their stamps |
@@ -49,6 +50,7 @@ mod timing;
 mod turn;
 mod window;
 mod words;
+mod work;
 
 pub use alone::{Alone, Came};
 pub use closure::NativeTx;

@@ -22,6 +22,7 @@ use super::output::{DerivedEvent, Origin, Output, OutputBuilder};
 use super::segment::{run_words, End, InOrder, Turns};
 use super::turn;
 use super::words::{Frame, WordCode};
+use super::work::Usual;
 use crate::order::{Epoch, Ranked, Section};
 use crate::pool::{Alone, Pool};
 use crate::program::inside::Transaction;
@@ -119,6 +120,10 @@ pub struct Serial {
     obeyed: Vec<Overdue>,
     pub(super) commands: Commands,
     pub(super) seq: Seq,
+    /// What was executed here, in counted work.
+    pub(super) work: u64,
+    /// What transactions take here.
+    pub(super) usual: Usual,
 }
 
 impl Serial {
@@ -139,6 +144,8 @@ impl Serial {
             obeyed: Vec::new(),
             commands: Commands::default(),
             seq: 0,
+            work: 0,
+            usual: Usual::default(),
         }
     }
 
@@ -341,7 +348,10 @@ impl Serial {
                 false => ranks.end.min(end_of_event(epoch, at - 1)),
             };
             let order = &epoch.order[..reach];
+            let before = codes.work_of(&out.counts);
             let end = self.fast(codes, frames, tables, &mut lanes, order, &mut at, out);
+            self.work += codes.work_of(&out.counts) - before;
+            let worked = self.work;
             // Now that the tables are closed, whatever else there is may use them.
             let lane = |at: usize| &lanes[order[at].lane as usize];
             let origin = |at: usize| Origin::new(at as u32, 0, lane(at).handler);
@@ -361,19 +371,26 @@ impl Serial {
                         }
                         Code::General => unreachable!("it has no fast path"),
                     }
+                    // The transaction itself counts as all of its handler do.
+                    let work = codes.work[handler].unwrap_or(0) + self.work - worked;
+                    self.usual.learn(handler, 1, work);
                 }
                 End::Aborts(reason) => {
                     self.seq += 1;
-                    let event =
-                        aborted(&codes.code[lane(at).handler], lane(at).batch, order[at], reason);
+                    let handler = lane(at).handler;
+                    let event = aborted(&codes.code[handler], lane(at).batch, order[at], reason);
+                    self.work += codes.work[handler].unwrap_or(0);
                     abort(self, tables, epoch, out, event, origin(at));
+                    self.usual.learn(handler, 1, self.work - worked);
                     at += 1;
                 }
                 End::General => {
                     let event = lane(at).batch.row(order[at].row as usize);
                     let stream =
                         epoch.runs[epoch.lanes[order[at].lane as usize].run as usize].stream;
+                    let handler = lane(at).handler;
                     hand(self, tables, epoch, out, (stream, &event), origin(at));
+                    self.usual.learn(handler, 1, self.work - worked);
                     at += 1;
                 }
             }
@@ -622,9 +639,10 @@ pub(super) fn transact(
     let moment = Moment::at(epoch, stamp, handler);
     let time_us = moment.time_us();
     let is_endless = depth(out, origin) > program.handlers.len();
-    let run = |tables: &[Table]| match is_endless {
+    let mut work = 0;
+    let mut run = |tables: &[Table]| match is_endless {
         true => Err(reasons::endless()),
-        false => call(&program, &tables, handler, event, &moment),
+        false => call(&program, &tables, handler, event, &moment, &mut work),
     };
     let is_opaque = matches!(program.handlers[handler].body, Body::Opaque(_));
     // A declared transaction may set off triggers, which are functions.
@@ -648,6 +666,8 @@ pub(super) fn transact(
             out.unstable.push(Unstable { handler, stamp });
         }
     }
+    // Of what has a fast path each transaction counts the same, whichever it took.
+    serial.work += serial.codes.work[handler].unwrap_or(work);
     if serial.commands.is_on() {
         let seq = serial.seq;
         let came_to = command::hash(result.as_ref().map(|effects| (effects, &[][..])), tables, seq);
@@ -701,23 +721,25 @@ fn depth(out: &Sink, origin: Origin) -> usize {
     depth
 }
 
-/// Runs a transaction of a handler on the general path.
+/// Runs a transaction of a handler on the general path; `work` is what that takes, in counted work.
 pub(crate) fn call(
     program: &Program,
     tables: &dyn Rows,
     handler: usize,
     event: &[Value],
     moment: &Moment<'_>,
+    work: &mut u64,
 ) -> Result<Effects, Abort> {
     let mut tx = General::new(program, tables, handler, moment);
-    match &program.handlers[handler].body {
-        Body::Declared(declared) => tx.declared(declared, event)?,
+    let result = match &program.handlers[handler].body {
+        Body::Declared(declared) => tx.declared(declared, event),
         Body::Native(n) => {
-            tx.function(|tx| native::general(tx, program, &program.natives[*n], event))?;
+            tx.function(|tx| native::general(tx, program, &program.natives[*n], event))
         }
-        Body::Opaque(opaque) => tx.function(|tx| program.opaques[*opaque].call(event, tx))?,
-    }
-    Ok(tx.effects())
+        Body::Opaque(opaque) => tx.function(|tx| program.opaques[*opaque].call(event, tx)),
+    };
+    *work = tx.work();
+    result.map(|()| tx.effects())
 }
 
 /// Records an abort: it emits nothing but its abort event.

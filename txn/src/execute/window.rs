@@ -1,5 +1,6 @@
 //! Windows over the versions of a row, and what is made of them and of ranges of rows.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use tidemill_core::{encode, rules, DataType, History, Row, TableSpec, Value};
@@ -7,55 +8,111 @@ use tidemill_table::Versions;
 
 use crate::program::{evaluate, Abort, Aggregate, Fold, Scope, VarId, Window};
 
-/// The versions of a row as a transaction sees them: those of the table, and its own.
+/// The versions of a row as a transaction sees them, in order: those of the table, those of a graph behind these, and
+/// its own.
 pub(super) struct Seen<'a> {
     pub(super) versions: Option<Versions<'a>>,
+    /// So many of a graph's.
+    pub(super) graph: Option<(Versions<'a>, u64)>,
+    /// The row as transactions of the same unit have written it before.
+    pub(super) before: &'a [&'a [Value]],
     /// The row as the transaction has written it.
     pub(super) own: Option<&'a [Value]>,
     /// The time of the transaction.
     pub(super) time_us: i64,
 }
 
-impl Seen<'_> {
-    /// The number behind the table's newest version, which is that of the transaction's own.
-    fn newest(&self) -> u64 {
-        self.versions.map_or(0, |versions| versions.end())
+/// Where a version is.
+enum Place<'a> {
+    /// With others, by its number there.
+    Held(Versions<'a>, u64),
+    /// Not written yet.
+    Own(&'a [Value]),
+}
+
+impl<'a> Seen<'a> {
+    /// The number behind the table's newest version, and behind the graph's.
+    fn ends(&self) -> (u64, u64) {
+        let held = self.versions.map_or(0, |versions| versions.end());
+        (held, held + self.graph.map_or(0, |(_, count)| count))
     }
 
     fn first(&self) -> u64 {
         self.versions.map_or(0, |versions| versions.first())
     }
 
+    /// The rows that are not written yet.
+    fn own(&self) -> impl ExactSizeIterator<Item = &'a [Value]> + '_ {
+        let len = self.before.len() + usize::from(self.own.is_some());
+        (0..len).map(|nth| self.nth_own(nth).expect("it is one of them"))
+    }
+
+    fn nth_own(&self, nth: usize) -> Option<&'a [Value]> {
+        self.before.get(nth).copied().or(self.own.filter(|_| nth == self.before.len()))
+    }
+
     fn end(&self) -> u64 {
-        self.newest() + u64::from(self.own.is_some())
+        self.ends().1 + self.own().len() as u64
+    }
+
+    fn place(&self, number: u64) -> Option<Place<'a>> {
+        let (held, graph) = self.ends();
+        match (self.versions, self.graph) {
+            (Some(versions), _) if number < held => Some(Place::Held(versions, number)),
+            (_, Some((versions, _))) if number < graph => {
+                Some(Place::Held(versions, number - held))
+            }
+            _ => self.nth_own((number - graph) as usize).map(Place::Own),
+        }
     }
 
     fn time_us(&self, number: u64) -> i64 {
-        match self.versions {
-            Some(versions) if number < versions.end() => versions.time_us(number),
+        match self.place(number) {
+            Some(Place::Held(versions, number)) => versions.time_us(number),
             _ => self.time_us,
         }
     }
 
     /// The number of the first version that is not older than `time_us`.
     fn since(&self, time_us: i64) -> u64 {
-        let since = self.versions.map_or(0, |versions| versions.since(time_us));
-        since + u64::from(since == self.newest() && self.own.is_some() && self.time_us < time_us)
+        let (held, graph) = self.ends();
+        let mut since = self.versions.map_or(0, |versions| versions.since(time_us));
+        if let (true, Some((versions, count))) = (since == held, self.graph) {
+            since += versions.since(time_us).min(count);
+        }
+        let is_own = since == graph && self.time_us < time_us;
+        if is_own {
+            self.end()
+        } else {
+            since
+        }
     }
 
     fn value(&self, number: u64, column: usize) -> Value {
-        match (self.versions, self.own) {
-            (Some(versions), _) if number < versions.end() => versions.value(number, column),
-            (_, Some(own)) => own[column].clone(),
-            (_, None) => Value::Null,
+        match self.place(number) {
+            Some(Place::Held(versions, number)) => versions.value(number, column),
+            Some(Place::Own(own)) => own[column].clone(),
+            None => Value::Null,
         }
     }
 
     fn row(&self, number: u64) -> Row {
-        match (self.versions, self.own) {
-            (Some(versions), _) if number < versions.end() => versions.row(number),
-            (_, own) => own.unwrap_or_default().into(),
+        match self.place(number) {
+            Some(Place::Held(versions, number)) => versions.row(number),
+            Some(Place::Own(own)) => own.into(),
+            None => Row::default(),
         }
+    }
+
+    /// Those of some versions that are with others, with their numbers there.
+    fn held(&self, numbers: &Range<u64>) -> impl Iterator<Item = (Versions<'a>, Range<u64>)> {
+        let (held, graph) = self.ends();
+        let part = |from: u64, to: u64| {
+            numbers.start.clamp(from, to) - from..numbers.end.clamp(from, to) - from
+        };
+        let of_table = self.versions.map(|versions| (versions, part(0, held)));
+        let of_graph = self.graph.map(|(versions, _)| (versions, part(held, graph)));
+        of_table.into_iter().chain(of_graph)
     }
 
     /// The versions in a window.
@@ -99,58 +156,74 @@ impl Seen<'_> {
         }
     }
 
-    /// What an aggregate makes of a column of these versions.
+    /// What an aggregate makes of a column of these versions; `looked` counts those that are looked at one by one.
     pub(super) fn made_of(
         &self,
         numbers: Range<u64>,
         spec: &TableSpec,
         column: u16,
         aggregate: &Aggregate,
+        looked: &Cell<u64>,
     ) -> Result<Value, Abort> {
         let column = usize::from(column);
+        match self.at_once(&numbers, spec, column, aggregate)? {
+            Some(value) => Ok(value),
+            None => {
+                looked.set(looked.get() + numbers.end.saturating_sub(numbers.start));
+                made_of(numbers.map(|number| self.row(number)), spec, column, aggregate)
+            }
+        }
+    }
+
+    /// The same where that needs no look at each version.
+    fn at_once(
+        &self,
+        numbers: &Range<u64>,
+        spec: &TableSpec,
+        column: usize,
+        aggregate: &Aggregate,
+    ) -> Result<Option<Value>, Abort> {
         // A row that is being made may lack columns that may not be null in the end.
-        let lacks = self.own.is_some_and(|own| own[column].is_null());
+        let lacks = self.own().any(|own| own[column].is_null());
         let nullable = spec.schema.columns[column].nullable || lacks;
         let ty = &spec.schema.columns[column].ty;
-        // The table's versions among them, and whether the transaction's own is the last.
-        let held = numbers.start.min(self.newest())..numbers.end.min(self.newest());
-        let own = (numbers.end > self.newest()).then_some(self.own).flatten();
+        // Its own among them.
+        let (_, graph) = self.ends();
+        let own_from = numbers.start.max(graph) - graph;
+        let own_to = numbers.end.max(graph) - graph;
+        let own = || self.own().take(own_to as usize).skip(own_from as usize);
         let count = numbers.end.saturating_sub(numbers.start);
-        let quick = match aggregate {
+        Ok(match aggregate {
             Aggregate::Count if !nullable => Some(Value::Int(count as i64)),
             Aggregate::First if count > 0 => Some(self.value(numbers.start, column)),
             Aggregate::Last if count > 0 => Some(self.value(numbers.end - 1, column)),
-            Aggregate::Sum | Aggregate::Avg => {
-                let held = self.versions.map_or(Some(0), |versions| versions.sum(column, held));
-                let own = own.map_or(Some(0), |own| units(&own[column]));
-                match held.zip(own).map(|(held, own)| held + own) {
-                    Some(sum) if *aggregate == Aggregate::Sum && is_exact(ty) && !nullable => {
-                        Some(rules::sum_of(sum, ty)?)
-                    }
-                    Some(sum) if count > 0 && is_exact(ty) && !nullable => {
-                        Some(rules::mean_of(sum, count, ty))
-                    }
+            Aggregate::Sum | Aggregate::Avg if is_exact(ty) && !nullable => {
+                let held = self.held(numbers).map(|(versions, held)| versions.sum(column, held));
+                let own = own().map(|own| units(&own[column]));
+                match held.chain(own).sum::<Option<i128>>() {
+                    Some(sum) if *aggregate == Aggregate::Sum => Some(rules::sum_of(sum, ty)?),
+                    Some(sum) if count > 0 => Some(rules::mean_of(sum, count, ty)),
                     _ => None,
                 }
             }
-            Aggregate::Min | Aggregate::Max if ty.is_word() && !nullable => {
+            Aggregate::Min | Aggregate::Max
+                if ty.is_word() && !nullable && !spec.is_key(column) =>
+            {
                 let largest = *aggregate == Aggregate::Max;
-                let extreme = |versions: Versions<'_>| versions.extreme(column, held, largest);
-                let held = self.versions.and_then(extreme).filter(|_| !spec.is_key(column));
-                match (held, own) {
-                    (held, None) => held,
-                    (held, Some(own)) => {
-                        let both = held.into_iter().chain([own[column].clone()]);
-                        (!spec.is_key(column)).then(|| extreme_of(both, largest)).flatten()
-                    }
+                let mut all: Vec<Value> = own().map(|own| own[column].clone()).collect();
+                for (versions, held) in self.held(numbers).filter(|(_, held)| !held.is_empty()) {
+                    let Some(value) = versions.extreme(column, held, largest) else {
+                        return Ok(None);
+                    };
+                    all.push(value);
+                }
+                match all.len() {
+                    0 | 1 => all.pop(),
+                    _ => extreme_of(all.into_iter(), largest),
                 }
             }
             _ => None,
-        };
-        match quick {
-            Some(value) => Ok(value),
-            None => made_of(numbers.map(|number| self.row(number)), spec, column, aggregate),
-        }
+        })
     }
 }
 

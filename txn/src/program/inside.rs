@@ -66,6 +66,11 @@ impl<'a> Inside<'a> {
         reasons::count(&mut self.operations, more)
     }
 
+    /// Operations of functions until now.
+    pub(crate) fn operations(&self) -> usize {
+        self.operations
+    }
+
     /// The next random number.
     pub(crate) fn random(&mut self) -> u128 {
         self.drawn += 1;

@@ -335,8 +335,6 @@ impl Chooser {
     fn part(&self, left: &Properties, threads: usize) -> usize {
         let all = left.transactions;
         let part = match self.used[Arm::Serial as usize] {
-            // What can't be executed in place is never divided: its transactions may set off others.
-            _ if !self.is_in_place() => all,
             // Nothing is known yet, not even whether they are dear.
             0 => PART.0 as usize,
             _ => {

@@ -9,8 +9,10 @@ mod plain;
 mod rows;
 mod tx;
 
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::sync::PoisonError;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 
@@ -19,6 +21,7 @@ use self::effects::Touched;
 use self::plain::PlainRows;
 pub(crate) use self::rows::{Holder, Keys, Rows, Unsettled};
 use super::window::Seen;
+use super::work;
 use crate::program::inside::Inside;
 use crate::program::{key_value, Abort, Aggregate, Body, Moment, Program, Window, WindowRead};
 use tidemill_table::Table;
@@ -39,6 +42,8 @@ pub(crate) struct General<'a> {
     by_key: HashMap<(TableId, Key), usize, foldhash::fast::FixedState>,
     /// Rows that came to be by setting columns, in order: in the end they must have them all.
     made: Vec<usize>,
+    /// Versions, and rows of ranges, that were looked at.
+    looked: Cell<u64>,
 }
 
 impl<'a> General<'a> {
@@ -57,6 +62,7 @@ impl<'a> General<'a> {
             rows: Vec::new(),
             by_key: HashMap::default(),
             made: Vec::new(),
+            looked: Cell::new(0),
         }
     }
 
@@ -114,15 +120,9 @@ impl<'a> General<'a> {
         column: u16,
         aggregate: &Aggregate,
     ) -> Result<Value, Abort> {
-        let touched = &self.rows[at];
-        let spec = &self.inside.program.tables[touched.table.index()];
-        let holder = self.tables.holder(touched.table, &Key::of(&touched.key), &touched.key)?;
-        let seen = Seen {
-            versions: holder.table().versions(&touched.key),
-            own: touched.row.as_deref().filter(|_| touched.written),
-            time_us: self.inside.moment.time_us(),
-        };
-        seen.made_of(seen.window(window, spec.history), spec, column, aggregate)
+        let Touched { table, key, row, written } = &self.rows[at];
+        let own = row.as_deref().filter(|_| *written);
+        self.over_row(*table, key, own, (window, column, aggregate))
     }
 
     /// The same of a row of which a closure has a copy: its columns as the closure has written them.
@@ -133,12 +133,48 @@ impl<'a> General<'a> {
         own: Option<&[Value]>,
         read: &WindowRead,
     ) -> Result<Value, Abort> {
+        self.over_row(table, key, own, (&read.window, read.column, &read.aggregate))
+    }
+
+    fn over_row(
+        &self,
+        table: TableId,
+        key: &[Value],
+        own: Option<&[Value]>,
+        (window, column, aggregate): (&Window, u16, &Aggregate),
+    ) -> Result<Value, Abort> {
         let spec = &self.inside.program.tables[table.index()];
         let holder = self.tables.holder(table, &Key::of(key), key)?;
-        let versions = holder.table().versions(key);
-        let seen = Seen { versions, own, time_us: self.inside.moment.time_us() };
-        let numbers = seen.window(&read.window, spec.history);
-        seen.made_of(numbers, spec, read.column, &read.aggregate)
+        let branch = holder
+            .graph
+            .as_ref()
+            .map(|(branch, count)| (branch.read().unwrap_or_else(PoisonError::into_inner), *count));
+        let graph =
+            branch.as_ref().and_then(|(branch, count)| Some((branch.versions(key)?, *count)));
+        let seen = Seen {
+            versions: holder.table.versions(key),
+            graph,
+            before: &holder.before,
+            own,
+            time_us: self.inside.moment.time_us(),
+        };
+        let numbers = seen.window(window, spec.history);
+        if let Window::Session { .. } = window {
+            self.look(numbers.end - numbers.start);
+        }
+        seen.made_of(numbers, spec, column, aggregate, &self.looked)
+    }
+
+    /// Counts versions, and rows of ranges, that are looked at.
+    fn look(&self, more: u64) {
+        self.looked.set(self.looked.get() + more);
+    }
+
+    /// What it has taken until now, in counted work.
+    pub(crate) fn work(&self) -> u64 {
+        let rows = (self.rows.len() + self.plain.len()) as u64;
+        let operations = self.inside.operations() as u64;
+        work::TRANSACTION + work::ROW * rows + work::LOOK * self.looked.get() + operations
     }
 
     /// The first rows whose keys are in a range, in key order, with the transaction's own writes.
@@ -173,6 +209,7 @@ impl<'a> General<'a> {
         let mut own = own.into_iter().peekable();
         let mut rows = Vec::new();
         while rows.len() < limit {
+            self.look(1);
             let order = match (keys.peek(), own.peek()) {
                 (Some(held), Some((own, _))) => (**held).cmp(own),
                 (Some(_), None) => Ordering::Less,

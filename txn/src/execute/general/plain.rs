@@ -103,6 +103,11 @@ impl PlainRows {
         self.find(id, key).unwrap_or_else(|| self.push(row))
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
     fn find(&mut self, table: TableId, key: u64) -> Option<usize> {
         let rows = &self.rows;
         if rows.len() < super::ROWS_FEW {

@@ -1,10 +1,12 @@
 //! Where transactions find rows.
 
 use std::borrow::Cow;
+use std::sync::{Arc, RwLock};
 
 use tidemill_core::{Key, Row, TableId, Value};
-use tidemill_table::{Seq, Table};
+use tidemill_table::Table;
 
+use crate::execute::graph::Branch;
 use crate::program::{Abort, AbortKind};
 
 /// A row that can't be told yet: a run that has asked for it counts for nothing.
@@ -17,30 +19,20 @@ impl From<Unsettled> for Abort {
     }
 }
 
-/// A table that has all versions of a row.
-pub(crate) enum Holder<'a> {
-    /// Which has others, too.
-    Whole(&'a Table),
-    /// Which was made for this row.
-    Only(Box<Table>),
+/// The versions of a row that a transaction may see, without those that it writes itself.
+pub(crate) struct Holder<'a> {
+    /// The table has the first ones.
+    pub(crate) table: &'a Table,
+    /// A graph has those behind them: so many.
+    pub(crate) graph: Option<(Arc<RwLock<Branch>>, u64)>,
+    /// What the transactions of the same unit have written before.
+    pub(crate) before: Vec<&'a [Value]>,
 }
 
-impl Holder<'_> {
-    pub(super) fn table(&self) -> &Table {
-        match self {
-            Holder::Whole(table) => table,
-            Holder::Only(table) => table,
-        }
-    }
-
-    /// Writes a version behind the others, beside a table that has more than this row.
-    pub(crate) fn put(&mut self, key: &[Value], row: Option<&[Value]>, seq: Seq, time_us: i64) {
-        if let Holder::Whole(table) = self {
-            *self = Holder::Only(Box::new(table.only(key)));
-        }
-        if let Holder::Only(table) = self {
-            table.put_at(key, row, seq, time_us);
-        }
+impl<'a> Holder<'a> {
+    /// Where the table has them all.
+    pub(crate) fn of(table: &'a Table) -> Holder<'a> {
+        Holder { table, graph: None, before: Vec::new() }
     }
 }
 
@@ -93,7 +85,7 @@ impl Rows for &[Table] {
     }
 
     fn holder(&self, table: TableId, _: &Key, _: &[Value]) -> Result<Holder<'_>, Unsettled> {
-        Ok(Holder::Whole(&self[table.index()]))
+        Ok(Holder::of(&self[table.index()]))
     }
 
     fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a> {

@@ -132,7 +132,9 @@ impl Appending<'_, '_> {
             return;
         }
         let at = work.graph.vertex(work.graph.operations(txn).start);
-        let again = work.run_unit(at, &View::new(work, at, Some(self.extra)));
+        // All is settled: what it took is no reason any more to give it up.
+        let view = View { is_bounded: false, ..View::new(work, at, Some(self.extra)) };
+        let again = work.run_unit(at, &view);
         let functions = unit.steps.iter().enumerate().filter(|(_, step)| is_opaque(step));
         for ((number, step), _) in functions.zip(due).filter(|(_, due)| *due) {
             let is_same = again.steps.get(number).is_some_and(|again| step.is_same(again));

@@ -7,7 +7,7 @@
 //! wait for all before them instead ([`Trust`]).
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, OnceLock};
@@ -18,6 +18,7 @@ use tidemill_table::{Layout, Table};
 use super::shape::FLAGS_WORDS;
 use super::unit::Unit;
 use crate::execute::general::{Holder, Keys, Rows, Unsettled};
+use crate::execute::work::{self, Budget};
 use crate::plan::graph::Size;
 use crate::program::{evaluate, key_value, Block, Body, ExprId, Footprint, Moment, Op, Program};
 
@@ -97,20 +98,43 @@ impl Drop for Looking<'_> {
 struct Committed<'a> {
     tables: &'a [Table],
     seen: Seen,
+    /// What may be spent, what was, and whether that was too much.
+    budget: &'a Budget,
+    steps: Cell<u64>,
+    is_over: Cell<bool>,
+}
+
+impl Committed<'_> {
+    fn count(&self) -> Result<(), Unsettled> {
+        self.steps.set(self.steps.get() + work::ROW);
+        self.is_over.set(self.is_over.get() || self.budget.is_over(self.steps.get()));
+        if self.is_over.get() {
+            Err(Unsettled)
+        } else {
+            Ok(())
+        }
+    }
 }
 
 impl Rows for Committed<'_> {
     fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        self.count()?;
         self.seen.rows.borrow_mut().push((table, key.clone()));
         self.tables.row(table, key)
     }
 
     fn row_in_range(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
+        self.count()?;
         self.tables.row(table, key)
     }
 
     fn holder(&self, table: TableId, _: &Key, _: &[Value]) -> Result<Holder<'_>, Unsettled> {
-        Ok(Holder::Whole(&self.tables[table.index()]))
+        self.count()?;
+        Ok(Holder::of(&self.tables[table.index()]))
+    }
+
+    fn is_unsettled(&self) -> bool {
+        self.is_over.get()
     }
 
     fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a> {
@@ -167,13 +191,12 @@ impl Hint {
 
     /// What somebody else writes in the ranges that it reads comes to what it reads.
     fn expand(&mut self, written: &[Vec<Key>]) {
-        let mut more: Vec<Use> = Vec::new();
-        for range in &self.ranges {
+        let others = self.ranges.iter().flat_map(|range| {
             let keys = in_range(&written[range.table.index()], &range.from, &range.to);
-            for key in keys.iter().filter(|key| self.find(range.table, key).is_none()) {
-                more.push(Use { row: (range.table, key.clone()), id: 0 });
-            }
-        }
+            let keys = keys.iter().filter(|key| self.find(range.table, key).is_none());
+            keys.map(|key| Use { row: (range.table, key.clone()), id: 0 })
+        });
+        let mut more: Vec<Use> = others.take(EXPANDED_MAX + 1).collect();
         if more.len() > EXPANDED_MAX {
             more.truncate(EXPANDED_MAX);
             // Whether others write the rest is not looked at.
@@ -253,11 +276,22 @@ impl Hints {
     }
 
     /// Makes all that units may wait for known.
-    pub(crate) fn expand(&mut self) {
+    pub(crate) fn expand(&mut self, budget: &Budget) {
         let Some(written) = self.written.get() else { return };
         for hint in self.of.iter_mut().flatten().filter(|hint| !hint.ranges.is_empty()) {
+            let before = hint.uses.len();
             hint.expand(written);
+            budget.spend(work::STEP * (hint.uses.len() - before) as u64);
+            if budget.is_over(0) {
+                return;
+            }
         }
+    }
+
+    /// What planning takes, in counted work.
+    pub(crate) fn work(&self) -> u64 {
+        let uses: usize = self.of.iter().flatten().map(|hint| hint.uses.len()).sum();
+        work::STEP * (self.of.len() + uses) as u64
     }
 
     /// Gives rows the numbers by which their lists are found.
@@ -316,6 +350,7 @@ impl Source {
         tables: &[Table],
         event: &[Value],
         moment: &Moment<'_>,
+        budget: &Budget,
     ) -> Hint {
         let mut rows = BTreeMap::new();
         if let Source::Event(exprs, keys) = self {
@@ -330,13 +365,15 @@ impl Source {
             }
             return Hint::new(rows, Vec::new());
         }
-        let committed = Committed { tables, seen: Seen::default() };
+        let (steps, is_over) = (Cell::new(0), Cell::new(false));
+        let committed = Committed { tables, seen: Seen::default(), budget, steps, is_over };
         let run = || Unit::run(program, &committed, event, moment);
         // A function that panics here may do better when its turn comes.
         let (unit, is_whole) = match catch_unwind(AssertUnwindSafe(run)) {
             Ok(unit) => (unit, true),
             Err(_) => (Unit::default(), false),
         };
+        budget.spend(unit.work);
         let Committed { seen, .. } = committed;
         // One that aborts would have written some of what it has read, had it gone on.
         let aborts = |table: TableId| {

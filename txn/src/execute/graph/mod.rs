@@ -22,12 +22,14 @@
 //! | `natives` | closures |
 //! | `unit` | transactions on the general path, with their cascades |
 //! | `view` | the tables as a unit finds them |
+//! | `branch` | versions of the graph, for windows |
 //! | `settle` | what was executed on hints becomes final |
 //! | `post` | what is emitted, and why transactions abort |
 //! | `append` | outputs in stamp order |
 //! | `commit` | versions go to tables |
 
 mod append;
+mod branch;
 mod commit;
 mod hint;
 mod natives;
@@ -48,6 +50,8 @@ use std::sync::{Arc, Mutex};
 use tidemill_table::{Layout, Table};
 
 use self::append::Appending;
+pub(crate) use self::branch::Branch;
+use self::branch::Branches;
 use self::commit::Commit;
 use self::hint::{is_words, Hint, Hints, Source, Trust};
 use self::natives::{Log, THREADS_MAX};
@@ -61,6 +65,7 @@ use self::view::Missed;
 use self::work::{Hand, LaneColumns, Work};
 use super::lane::WordColumns;
 use super::serial::{Serial, Sink};
+use super::work::Budget;
 use crate::order::{Epoch, Section};
 use crate::plan::graph::{share, Collected, Graph, Lists};
 use crate::pool::Pool;
@@ -100,6 +105,19 @@ struct Reached {
     is_trap: bool,
     /// How many before it were run again, one after the other.
     again: usize,
+    /// What those before it would have taken in serial execution, in counted work.
+    work: u64,
+}
+
+/// What was executed in graphs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct InGraphs {
+    /// So many transactions.
+    pub(crate) transactions: usize,
+    /// What they would have taken in serial execution, in counted work.
+    pub(crate) work: u64,
+    /// A graph was thrown away, because its budget was spent.
+    pub(crate) is_given_up: bool,
 }
 
 /// What a thread leaves of its walk: its log, and who has missed.
@@ -114,6 +132,7 @@ struct Asked<'e> {
     pool: &'e dyn Pool,
     epoch: &'e Epoch,
     columns: &'e LaneColumns<'e>,
+    budget: &'e Budget,
 }
 
 impl Graphs {
@@ -142,8 +161,10 @@ impl Graphs {
         self
     }
 
-    /// Executes transactions of an epoch; says how many of them were in graphs. `serial` gives the numbers, and runs
-    /// what is not for a graph; what they come to goes to `out`.
+    /// Executes transactions of an epoch. `serial` gives the numbers, and runs what is not for a graph; what they come to
+    /// goes to `out`. When the budget is spent the graph that is being made or walked is thrown away: it is in no table.
+    /// What was in it, and all behind that, is executed serially then.
+    #[allow(clippy::too_many_arguments)] // What is executed by what, how, and where it goes.
     pub(crate) fn run(
         &mut self,
         serial: &mut Serial,
@@ -151,8 +172,9 @@ impl Graphs {
         pool: &dyn Pool,
         tables: &mut [Table],
         section: &Section<'_>,
+        budget: &Budget,
         out: &mut Sink,
-    ) -> usize {
+    ) -> InGraphs {
         let Section { epoch, ranks } = section.clone();
         let words: Vec<WordColumns<'_>> = (epoch.lanes.iter())
             .map(|lane| WordColumns::new(&epoch.runs[lane.run as usize].batch, true))
@@ -181,8 +203,8 @@ impl Graphs {
             0 => odd.clone(),
             _ => odd.iter().copied().filter(|odd| !self.is_trusted(at(*odd))).collect(),
         };
-        let asked = Asked { whole, strategy, pool, epoch, columns: &columns };
-        let (mut at, mut planned_again, mut in_graphs) = (ranks.start, 0, 0);
+        let asked = Asked { whole, strategy, pool, epoch, columns: &columns, budget };
+        let (mut at, mut planned_again, mut in_graphs) = (ranks.start, 0, InGraphs::default());
         let mut fences = unknown.iter().copied().peekable();
         let part = |ranks: Range<usize>| Section { epoch, ranks };
         while at < ranks.end {
@@ -210,11 +232,16 @@ impl Graphs {
                 _ => {
                     let odd = &odd[odd.partition_point(|odd| *odd < at)..];
                     let odd = &odd[..odd.partition_point(|odd| *odd < end)];
-                    self.hints(pool, tables, epoch, at..end, odd)
+                    self.hints(&asked, tables, at..end, odd)
                 }
             };
-            let reached = self.stretch(&asked, serial, tables, at..end, hints, out);
-            in_graphs += reached.at - at - reached.again;
+            let Some(reached) = self.stretch(&asked, serial, tables, at..end, hints, out) else {
+                in_graphs.is_given_up = true;
+                serial.stretch(tables, &part(at..ranks.end), out);
+                break;
+            };
+            in_graphs.transactions += reached.at - at - reached.again;
+            in_graphs.work += reached.work;
             at = reached.at;
             if reached.is_trap {
                 serial.stretch(tables, &part(at..at + 1), out);
@@ -238,9 +265,8 @@ impl Graphs {
     /// What the units among some transactions are expected to touch.
     fn hints(
         &self,
-        pool: &dyn Pool,
+        &Asked { pool, epoch, budget, .. }: &Asked<'_>,
         tables: &[Table],
-        epoch: &Epoch,
         order: Range<usize>,
         units: &[usize],
     ) -> Hints {
@@ -251,12 +277,12 @@ impl Graphs {
             let lane = epoch.lanes[ranked.lane as usize];
             let event = epoch.runs[lane.run as usize].batch.row(ranked.row as usize);
             let moment = Moment::of(epoch, ranked);
-            self.sources[moment.step].hint(&self.program, tables, &event, &moment)
+            self.sources[moment.step].hint(&self.program, tables, &event, &moment, budget)
         };
         let found: Vec<Mutex<Vec<Hint>>> = (0..pool.threads()).map(|_| Mutex::default()).collect();
         pool.run(&|thread| {
             let own = &units[share(units.len(), thread, pool.threads())];
-            let own = own.iter().map(|at| of(*at)).collect();
+            let own = own.iter().map_while(|at| (!budget.is_over(0)).then(|| of(*at))).collect();
             *found[thread].lock().expect("no thread has panicked here") = own;
         });
         let found = found.into_iter();
@@ -297,7 +323,8 @@ impl Graphs {
         found.flat_map(|found| found.into_inner().expect("no thread has panicked")).collect()
     }
 
-    /// Plans, walks, settles and commits transactions that are all for a graph.
+    /// Plans, walks, settles and commits transactions that are all for a graph. Nothing comes of it when its budget is
+    /// spent before all is settled.
     fn stretch(
         &mut self,
         asked: &Asked<'_>,
@@ -306,8 +333,8 @@ impl Graphs {
         order: Range<usize>,
         mut hints: Hints,
         out: &mut Sink,
-    ) -> Reached {
-        let Asked { whole, strategy, pool, epoch, columns } = *asked;
+    ) -> Option<Reached> {
+        let Asked { whole, strategy, pool, epoch, columns, budget } = *asked;
         let Graphs {
             program,
             shapes,
@@ -329,9 +356,16 @@ impl Graphs {
         let threads = pool.threads();
         let (from, to) = (order.start, order.end);
         // Planning.
+        if budget.is_over(0) {
+            return None;
+        }
         if hints.have_ranges() {
             Stretch { epoch, from, to, shapes, columns, tables, hints: &hints }.written();
-            hints.expand();
+            hints.expand(budget);
+        }
+        budget.spend(hints.work());
+        if budget.is_over(0) {
+            return None;
         }
         hints.number(tables);
         let stretch = Stretch { epoch, from, to, shapes, columns, tables, hints: &hints };
@@ -362,6 +396,7 @@ impl Graphs {
         notes.resize_with(graph.txns(), || AtomicU64::new(0));
         units.clear();
         units.resize_with(if whole == 1 { graph.txns() } else { 0 }, Mutex::default);
+        let branches = Branches::default();
         let work = Work {
             graph,
             shapes,
@@ -373,6 +408,8 @@ impl Graphs {
             words,
             notes,
             units,
+            branches: &branches,
+            budget,
             is_whole: whole == 1,
             at_once: aborts == Aborts::Eager && explore != Explore::Sbfs,
         };
@@ -381,11 +418,20 @@ impl Graphs {
         pool.run(&|thread| {
             let mut hand = Hand::new(thread, shapes);
             course.walk(graph, &work, &mut hand, &gang, thread);
+            hand.spend(budget);
             *left[thread].lock().expect("no thread has panicked") = (hand.natives.log, hand.missed);
         });
         let left = left.into_iter().map(|left| left.into_inner().expect("no thread has panicked"));
         let (logs, missed): (Vec<Log>, Vec<Vec<(u32, Missed)>>) = left.unzip();
-        let (extra, again) = settle(&work, missed.iter().flatten().map(|(txn, _)| *txn));
+        if budget.is_over(0) {
+            units.clear();
+            return None;
+        }
+        let Some((extra, again)) = settle(&work, missed.iter().flatten().map(|(txn, _)| *txn))
+        else {
+            units.clear();
+            return None;
+        };
         learn(&mut self.trust, &stretch, missed.iter().flatten());
         // Post-processing.
         let posted: Vec<Mutex<Posted>> = (0..threads).map(|_| Mutex::default()).collect();
@@ -402,6 +448,7 @@ impl Graphs {
         });
         let until = trap.unwrap_or(graph.txns() as u32);
         let numbers = appending.numbers;
+        let taken = work.taken(until, &serial.codes.known, &mut serial.usual);
         // Commit.
         let stamps =
             |txn: u32| (numbers[txn as usize], epoch.time_us(epoch.order[from + txn as usize]));
@@ -409,7 +456,7 @@ impl Graphs {
         let commit = Commit { graph, states, words, units, hints, extra, until, stamps };
         commit.run(pool, lists, tables);
         units.clear();
-        Reached { at: from + until as usize, is_trap: trap.is_some(), again }
+        Some(Reached { at: from + until as usize, is_trap: trap.is_some(), again, work: taken })
     }
 }
 

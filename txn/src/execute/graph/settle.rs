@@ -8,7 +8,7 @@
 //! Those that missed are known, and a row that is written by surprise has readers in three places:
 //! in its list, among those who read it by surprise, and among those who read a range that it is in.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ use super::shape::{PASSES, POISON};
 use super::unit::{Ran, Unit};
 use super::view::{Extra, View};
 use super::work::Work;
+use crate::execute::work;
 
 /// Who has read, by surprise, which rows and ranges.
 #[derive(Default)]
@@ -54,28 +55,36 @@ struct Settling<'w, 'a> {
     open: BTreeSet<u32>,
     extra: Extra,
     readers: Option<Readers>,
+    /// Rows of which all that comes behind is open: who reads windows looks beyond the last version.
+    are_open: HashSet<(TableId, Key), foldhash::fast::FixedState>,
 }
 
 /// Settles everything, beginning with those who missed. Gives what was written unexpectedly, and how
-/// many transactions have run again.
-pub(crate) fn settle(work: &Work<'_>, missed: impl Iterator<Item = u32>) -> (Extra, usize) {
-    let (open, extra) = (missed.collect(), Extra::new());
-    let mut settling = Settling { work, open, extra, readers: None };
+/// many transactions have run again; nothing when the budget is spent before all is settled.
+pub(crate) fn settle(work: &Work<'_>, missed: impl Iterator<Item = u32>) -> Option<(Extra, usize)> {
+    let (open, extra, are_open) = (missed.collect(), Extra::new(), HashSet::default());
+    let mut settling = Settling { work, open, extra, readers: None, are_open };
     let mut count = 0;
     while let Some(txn) = settling.open.pop_first() {
-        settling.again(txn);
+        if !settling.again(txn) {
+            return None;
+        }
         count += 1;
     }
-    (settling.extra, count)
+    Some((settling.extra, count))
 }
 
 impl Settling<'_, '_> {
-    /// Runs a transaction before which all is final.
-    fn again(&mut self, txn: u32) {
+    /// Runs a transaction before which all is final; `false` when the budget is spent.
+    fn again(&mut self, txn: u32) -> bool {
         let work = self.work;
         let at = work.graph.vertex(txn);
         let view = View::new(work, at, Some(&self.extra));
         let unit = work.run_unit(at, &view);
+        work.budget.spend(unit.work + view.steps.get());
+        if work.budget.is_over(0) {
+            return false;
+        }
         assert!(view.missed.get().is_none(), "all before it is settled");
         let before = work.unit(txn);
         // Of compiled code nothing is kept to compare with.
@@ -87,44 +96,62 @@ impl Settling<'_, '_> {
             };
             before.as_ref().is_some_and(|before| versions(before) == versions(&unit))
         };
-        let writes = work.writes(at);
-        let mut changed: Vec<(TableId, Key)> =
-            writes.iter().map(|(_, row)| row.clone()).filter(|row| !is_same(row)).collect();
-        let mut expected: Vec<&(TableId, Key)> = writes.iter().map(|(_, row)| row).collect();
-        expected.sort_unstable();
-        for row in unit.written().filter(|row| expected.binary_search(row).is_err()) {
-            changed.push(row.clone());
-            // They come in stamp order.
-            self.extra.entry(row.clone()).or_default().push(txn);
+        let mut expected: Vec<(u32, (TableId, Key))> = work.writes(at);
+        expected.sort_unstable_by(|a, b| a.1.cmp(&b.1));
+        let mut changed: Vec<(Option<u32>, (TableId, Key))> = (expected.iter())
+            .filter(|(_, row)| !is_same(row))
+            .map(|(access, row)| (Some(*access), row.clone()))
+            .collect();
+        for row in unit.written() {
+            if expected.binary_search_by(|(_, expected)| expected.cmp(row)).is_err() {
+                changed.push((None, row.clone()));
+                // They come in stamp order.
+                self.extra.entry(row.clone()).or_default().push(txn);
+            }
         }
         work.states.stop(txn, txn, false);
         work.publish(at, Some(&unit));
         let ran = Ran { unit: Arc::new(unit), rows: Vec::new(), ranges: Vec::new() };
         *work.units[txn as usize].lock().expect("no thread has panicked here") = Some(ran);
-        for row in changed {
-            self.overturn(txn, &row);
+        for (access, row) in changed {
+            work.branches.changes(&row, txn);
+            self.overturn(txn, access, &row);
         }
+        true
     }
 
-    /// Whoever may have read a row behind a transaction is not settled.
-    fn overturn(&mut self, txn: u32, row: &(TableId, Key)) {
+    /// Whoever may have read a row behind a transaction is not settled. `access` is how the transaction writes the row,
+    /// where that was expected.
+    fn overturn(&mut self, txn: u32, access: Option<u32>, row: &(TableId, Key)) {
         let (work, open) = (self.work, &mut self.open);
         let readers = self.readers.get_or_insert_with(|| Readers::of(work));
+        work.budget.spend(work::STEP * readers.ranges.len() as u64);
         readers.each(row, |reader| {
             if reader > txn {
                 open.insert(reader);
             }
         });
-        let Some(list) = work.list(row) else { return };
         // Windows look beyond the last version.
         let has_windows = work.tables[row.0.index()].spec().history.is_some();
+        // Transactions are settled in their order, so those behind are open still.
+        if has_windows && !self.are_open.insert(row.clone()) {
+            return;
+        }
         let stands = |write: &crate::plan::graph::Access| {
             let flags = work.words[write.at as usize].load(Ordering::Relaxed);
             let is_off = work.states.is_aborted(write.vertex()) || flags & (PASSES | POISON) != 0;
             !is_off && !has_windows
         };
-        work.graph.behind(list, txn, stands, |access| {
+        let mut steps = 0;
+        let each = |access| {
+            steps += work::STEP;
             open.insert(work.graph.access(access).vertex());
-        });
+        };
+        match (access, work.list(row)) {
+            (Some(access), _) => work.graph.after(access, stands, each),
+            (None, Some(list)) => work.graph.behind(list, txn, stands, each),
+            (None, None) => {}
+        }
+        work.budget.spend(steps);
     }
 }

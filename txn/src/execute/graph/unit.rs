@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
-use tidemill_table::Seq;
 
 use super::hint::KeyRange;
 use crate::execute::general::{Effects, Holder, Keys, Rows, Unsettled};
@@ -29,6 +28,8 @@ pub(crate) struct Unit {
     pub(crate) steps: Vec<Step>,
     /// The rows that it writes, and where their versions are: by step, and number in the step.
     written: BTreeMap<(TableId, Key), Vec<(usize, usize)>>,
+    /// What running it has taken, in counted work.
+    pub(crate) work: u64,
 }
 
 /// A unit that has run, and what it read besides what was expected.
@@ -37,10 +38,6 @@ pub(crate) struct Ran {
     pub(crate) rows: Vec<(TableId, Key)>,
     pub(crate) ranges: Vec<KeyRange>,
 }
-
-/// The numbers of versions that are not in their tables yet, where a number is needed.
-pub(crate) const LATER: Seq = 1 << 60;
-const OWN: Seq = 1 << 61;
 
 impl Step {
     /// The events that it emits, by stream.
@@ -87,11 +84,12 @@ impl Unit {
         event: &[Value],
         moment: &Moment<'_>,
     ) {
-        let (handler, time_us) = (moment.step, moment.time_us());
+        let (handler, mut work) = (moment.step, 0);
         let result = match moment.stamp.path.len() > program.handlers.len() {
             true => Err(reasons::endless()),
-            false => call(program, &Nested { unit: self, base, time_us }, handler, event, moment),
+            false => call(program, &Nested { unit: self, base }, handler, event, moment, &mut work),
         };
+        self.work += work;
         if base.is_unsettled() {
             return;
         }
@@ -152,7 +150,6 @@ impl Unit {
 struct Nested<'u> {
     unit: &'u Unit,
     base: &'u dyn Rows,
-    time_us: i64,
 }
 
 impl Nested<'_> {
@@ -175,8 +172,9 @@ impl Rows for Nested<'_> {
 
     fn holder(&self, table: TableId, key: &Key, values: &[Value]) -> Result<Holder<'_>, Unsettled> {
         let mut holder = self.base.holder(table, key, values)?;
-        for (step, _, row) in self.unit.versions(&(table, key.clone())) {
-            holder.put(values, row, OWN + step as Seq, self.time_us);
+        if !self.unit.written.is_empty() {
+            let versions = self.unit.versions(&(table, key.clone()));
+            holder.before = versions.filter_map(|(_, _, row)| row).collect();
         }
         Ok(holder)
     }

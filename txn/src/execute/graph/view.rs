@@ -9,17 +9,18 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tidemill_core::{Key, Row, TableId, Value};
-use tidemill_table::Seq;
 
+use super::branch::Branch;
 use super::hint::{in_range, is_words, key_word, words_of, KeyRange, Seen, Use};
 use super::plan::key;
 use super::shape::{FLAGS_WORDS, PASSES, POISON, PRESENT, WRITTEN};
-use super::unit::{merged, Unit, LATER};
+use super::unit::{merged, Unit};
 use super::work::Work;
 use crate::execute::general::{Holder, Keys, Rows, Unsettled};
+use crate::execute::work;
 use crate::plan::graph::{From, Lists, Vertex};
 
 /// The transactions that have written rows that they were not expected to write, by row, in order.
@@ -43,14 +44,27 @@ pub(crate) struct View<'w, 'a> {
     /// What was read besides what was expected.
     pub(crate) seen: Seen,
     pub(crate) missed: Cell<Option<Missed>>,
+    /// Rows that were asked for, and versions that were passed over.
+    pub(crate) steps: Cell<u64>,
+    /// Whether it ends when the budget is spent.
+    pub(crate) is_bounded: bool,
 }
 
 /// A version of a row: the transaction that wrote it, and where it is in the graph, if it is.
 type Version = (u32, Option<u32>);
 
+fn read(branch: &RwLock<Branch>) -> RwLockReadGuard<'_, Branch> {
+    branch.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write(branch: &RwLock<Branch>) -> RwLockWriteGuard<'_, Branch> {
+    branch.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl<'w, 'a> View<'w, 'a> {
     pub(crate) fn new(work: &'w Work<'a>, at: Vertex, extra: Option<&'w Extra>) -> View<'w, 'a> {
-        View { work, at, extra, seen: Seen::default(), missed: Cell::new(None) }
+        let (seen, missed, steps) = (Seen::default(), Cell::new(None), Cell::new(0));
+        View { work, at, extra, seen, missed, steps, is_bounded: true }
     }
 
     fn miss(&self, why: Missed) -> Unsettled {
@@ -86,7 +100,10 @@ impl<'w, 'a> View<'w, 'a> {
             return From::Missing;
         };
         let graph = self.work.graph;
-        let is_before = |write: &u32| graph.vertex(graph.access(*write).vertex()).txn < self.at.txn;
+        let is_before = |write: &u32| {
+            self.steps.set(self.steps.get() + work::STEP);
+            graph.vertex(graph.access(*write).vertex()).txn < self.at.txn
+        };
         graph.writes(From::Access(last)).find(is_before).map_or(From::Missing, From::Access)
     }
 
@@ -103,6 +120,7 @@ impl<'w, 'a> View<'w, 'a> {
     fn walk(&self, start: From, mut each: impl FnMut(Version) -> bool) -> Result<(), Unsettled> {
         let (graph, states) = (self.work.graph, self.work.states);
         for write in graph.writes(start) {
+            self.count(work::STEP)?;
             let access = graph.access(write);
             // What it did is visible when it has been executed.
             if !states.is_executed(access.vertex()) {
@@ -160,7 +178,42 @@ impl<'w, 'a> View<'w, 'a> {
         is_it.then_some(found)
     }
 
+    /// Appends versions of a row to those that are together already, but for those that somebody else has brought
+    /// there.
+    fn append(
+        &self,
+        branch: &mut Branch,
+        row: &(TableId, Key),
+        key: &[Value],
+        versions: &[Version],
+    ) {
+        let last = branch.last();
+        for (txn, access) in versions.iter().copied().filter(|(txn, _)| Some(*txn) > last) {
+            let time_us = self.work.stretch.time_us(txn);
+            let mut put = |version: Option<&[Value]>| branch.put(txn, key, version, time_us);
+            match self.work.unit(txn) {
+                Some(unit) => unit.versions(row).for_each(|(_, _, version)| put(version)),
+                None => {
+                    let access = access.expect("only units write unexpectedly");
+                    if self.work.flags(access) & WRITTEN != 0 {
+                        put(self.work.row(access, row).as_deref());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts what it has taken beyond what it would have taken elsewhere, and ends where that is too much.
+    fn count(&self, more: u64) -> Result<(), Unsettled> {
+        self.steps.set(self.steps.get() + more);
+        match self.is_bounded && self.work.budget.is_over(self.steps.get()) {
+            true => Err(self.miss(Missed::Other)),
+            false => Ok(()),
+        }
+    }
+
     fn find(&self, row: &(TableId, Key)) -> Result<Option<Row>, Unsettled> {
+        self.count(work::STEP)?;
         match self.last(row)? {
             None => Ok(self.work.tables[row.0.index()].get_by_key(&row.1)),
             Some(version) => Ok(self.of(version, row)),
@@ -190,33 +243,29 @@ impl Rows for View<'_, '_> {
     }
 
     fn holder(&self, table: TableId, key: &Key, values: &[Value]) -> Result<Holder<'_>, Unsettled> {
-        let row = (table, key.clone());
-        let mut versions: Vec<Version> = Vec::new();
+        self.count(1)?;
+        let (row, held) = ((table, key.clone()), &self.work.tables[table.index()]);
+        let mut branch = self.work.branches.of(&row);
+        let last = branch.as_ref().and_then(|branch| read(branch).last());
+        // What is not there yet, the newest first.
+        let mut new: Vec<Version> = Vec::new();
         self.listed(&row, |version| {
-            versions.push(version);
-            true
+            let is_new = Some(version.0) > last;
+            new.extend(is_new.then_some(version));
+            is_new
         })?;
-        versions.extend(self.extra(&row).iter().map(|txn| (*txn, None)));
-        versions.sort_unstable();
-        let mut holder = Holder::Whole(&self.work.tables[table.index()]);
-        let mut seq: Seq = LATER;
-        for version in versions {
-            let time_us = self.work.stretch.time_us(version.0);
-            let mut put = |row: Option<&[Value]>| {
-                holder.put(values, row, seq, time_us);
-                seq += 1;
-            };
-            match self.work.unit(version.0) {
-                Some(unit) => unit.versions(&row).for_each(|(_, _, row)| put(row)),
-                None => {
-                    let access = version.1.expect("only units write unexpectedly");
-                    if self.work.flags(access) & WRITTEN != 0 {
-                        put(self.work.row(access, &row).as_deref());
-                    }
-                }
-            }
+        let extra = self.extra(&row).iter().filter(|txn| Some(**txn) > last);
+        new.extend(extra.map(|txn| (*txn, None)));
+        if !new.is_empty() {
+            new.sort_unstable();
+            let branch = branch.get_or_insert_with(|| self.work.branches.make(&row, held));
+            self.append(&mut write(branch), &row, values, &new);
         }
-        Ok(holder)
+        let graph = branch.map(|branch| {
+            let count = read(&branch).before(self.at.txn);
+            (branch, count)
+        });
+        Ok(Holder { table: held, graph, before: Vec::new() })
     }
 
     fn keys<'k>(&'k self, table: TableId, from: &'k Key, to: &'k Key) -> Keys<'k> {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use tidemill_core::{Key, TableId};
 use tidemill_table::Table;
 
+use super::branch::Branches;
 use super::hint::Seen;
 use super::natives::Frames;
 use super::plan::{Stretch, UNIT};
@@ -17,6 +18,7 @@ use super::state::States;
 use super::unit::{Ran, Unit};
 use super::view::{Missed, View};
 use crate::execute::words::{Frame, Stop, WordCode};
+use crate::execute::work::{self, Budget, Usual};
 use crate::plan::graph::{From, Graph, Lists, Vertex};
 use crate::program::{Moment, Program};
 use crate::schedule::Walk;
@@ -40,6 +42,10 @@ pub(crate) struct Work<'a> {
     /// Per transaction what it came to on the general path, if it was run there. Empty when
     /// transactions are taken apart.
     pub(crate) units: &'a [Mutex<Option<Ran>>],
+    /// The versions of rows of which windows were asked for.
+    pub(crate) branches: &'a Branches,
+    /// What all of it may take; once that is spent nothing more is executed.
+    pub(crate) budget: &'a Budget,
     /// Each transaction is one operation.
     pub(crate) is_whole: bool,
     /// Aborts are dealt with at once, and not put aside.
@@ -58,7 +64,12 @@ pub(crate) struct Hand<'a> {
     /// Transactions that have missed, and whether for what they did themselves.
     pub(crate) missed: Vec<(u32, Missed)>,
     pub(crate) natives: Frames<'a>,
+    /// What it has executed since that was last told, in counted work.
+    work: u64,
 }
+
+/// So much is executed before it is told.
+const TOLD: u64 = 256;
 
 impl Hand<'_> {
     pub(crate) fn new(thread: usize, shapes: &[Option<Shape>]) -> Self {
@@ -76,7 +87,13 @@ impl Hand<'_> {
             aside: Vec::new(),
             missed: Vec::new(),
             natives: Frames::default(),
+            work: 0,
         }
+    }
+
+    /// Tells what it has executed.
+    pub(crate) fn spend(&mut self, budget: &Budget) {
+        budget.spend(std::mem::take(&mut self.work));
     }
 }
 
@@ -260,6 +277,12 @@ impl<'a> Work<'a> {
     /// Executes an operation until it has seen what there is.
     fn run(&self, vertex: u32, hand: &mut Hand<'a>) {
         let at = self.graph.vertex(vertex);
+        if self.budget.is_over(hand.work) {
+            return self.leave(vertex);
+        }
+        if hand.work > TOLD && self.budget.has_end() {
+            hand.spend(self.budget);
+        }
         if at.part == UNIT {
             self.states.begin(vertex);
             self.unit_at(at, hand);
@@ -273,6 +296,8 @@ impl<'a> Work<'a> {
         let part = &shape.parts[usize::from(at.part)];
         let is_first = self.states.begin(vertex);
         loop {
+            let rows = self.graph.accesses_of(vertex);
+            hand.work += work::TRANSACTION + work::ROW * rows.len() as u64;
             let computed = match (&part.code, &shape.kind) {
                 (Some(code), _) => {
                     self.compute(at, part, code, &mut hand.frames[usize::from(at.handler)])
@@ -312,10 +337,40 @@ impl<'a> Work<'a> {
 }
 
 impl<'a> Work<'a> {
+    /// An operation of a graph that will be thrown away: whoever waits for it need not, and finds nothing there.
+    fn leave(&self, vertex: u32) {
+        for access in self.graph.accesses_of(vertex).map(|access| self.graph.access(access)) {
+            if access.writes() {
+                self.words[access.at as usize].store(POISON, Ordering::Relaxed);
+            }
+        }
+        self.states.begin(vertex);
+        while !self.states.end(vertex) {
+            self.states.begin(vertex);
+        }
+    }
+
+    /// What the first transactions, so many of them, would have taken in serial execution. It is learned what is usual.
+    pub(crate) fn taken(&self, until: u32, known: &[Option<u64>], usual: &mut Usual) -> u64 {
+        let mut all = 0;
+        for txn in 0..until {
+            let handler = self.stretch.handler(txn as usize);
+            match (known[handler], self.unit(txn)) {
+                (None, Some(unit)) => {
+                    usual.learn(handler, 1, unit.work);
+                    all += unit.work;
+                }
+                (known, _) => all += known.unwrap_or(0),
+            }
+        }
+        all
+    }
+
     /// Runs a transaction on the general path, as a unit.
     fn unit_at(&self, at: Vertex, hand: &mut Hand<'a>) {
         let view = View::new(self, at, None);
         if let Some((unit, ranges)) = view.found() {
+            hand.work += view.steps.get();
             self.publish(at, Some(unit));
             let ran = Ran { unit: unit.clone(), rows: Vec::new(), ranges: ranges.to_vec() };
             *self.units[at.txn as usize].lock().expect("no thread has panicked here") = Some(ran);
@@ -323,9 +378,11 @@ impl<'a> Work<'a> {
         }
         // What a function does on rows that it may never see counts only if it sees them in the end.
         let unit = catch_unwind(AssertUnwindSafe(|| self.run_unit(at, &view)));
+        hand.work += view.steps.get() + unit.as_ref().map_or(0, |unit| unit.work);
         let unit = unit.ok().filter(|_| view.missed.get().is_none());
-        let writes = self.writes(at);
-        let is_expected = |row: &(TableId, Key)| writes.iter().any(|(_, expected)| expected == row);
+        let mut writes: Vec<_> = self.writes(at).into_iter().map(|(_, row)| row).collect();
+        writes.sort_unstable();
+        let is_expected = |row: &(TableId, Key)| writes.binary_search(row).is_ok();
         let unit = unit.filter(|unit| unit.written().all(is_expected));
         self.publish(at, unit.as_ref());
         match unit {
