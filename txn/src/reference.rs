@@ -35,7 +35,7 @@ pub use self::kept::Kept;
 pub use self::open::{by_arrival, by_event_time, Open};
 pub use self::round::{views, Rounds};
 use self::rows::Maps;
-pub use self::rows::{between, Rows};
+pub use self::rows::{between, Behind, Rows};
 pub(crate) use self::work::word_value;
 use self::work::Work;
 use crate::order::Groups;

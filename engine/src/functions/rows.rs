@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_function::{Context, Stop};
 use tidemill_txn::program::{Abort, AbortKind, Ask, Program};
-use tidemill_txn::reference::{between, Kept, Rows, Version};
+use tidemill_txn::reference::{between, Behind, Kept, Rows, Version};
 
 use super::likely::{Likely, EVENTS};
 
@@ -198,8 +198,9 @@ impl Rows for OnNodes<'_> {
         program: &Program,
         table: TableId,
         key: &[Value],
+        is_behind: Behind<'_>,
     ) -> Result<Vec<Version>, Abort> {
-        self.kept.versions(program, table, key, self)
+        self.kept.versions(program, table, key, is_behind, self)
     }
 
     fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Option<Arc<[u8]>>, Abort> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use tidemill_core::{Column, DataType, Row, Schema, TableId, TableSpec, Value};
 
-use super::rows::Rows;
+use super::rows::{Behind, Rows};
 use super::work::Was;
 use super::Version;
 use crate::program::{Abort, Program};
@@ -18,6 +18,8 @@ pub struct Kept(BTreeMap<TableId, TableId>);
 const MARK: i64 = -1;
 /// So many that need not be kept any more go when one comes.
 const FORGET_MAX: usize = 4;
+/// So many are read at first.
+const READ_FIRST: i64 = 16;
 
 impl Kept {
     /// Gives a program the tables.
@@ -106,7 +108,9 @@ impl Kept {
         Ok(())
     }
 
-    /// The versions that a row has had, oldest first, as far as they are kept.
+    /// The versions that a row has had, oldest first, as far as they are kept and anybody wants them: `is_behind` says of
+    /// one, given its number, its time and the number of the next one to come, that nobody wants it, nor those before it.
+    /// They are read from the newest on, some at a time, so that a short window over many versions reads few.
     ///
     /// # Errors
     /// When rows are not to be had.
@@ -115,17 +119,40 @@ impl Kept {
         program: &Program,
         table: TableId,
         key: &[Value],
+        is_behind: Behind<'_>,
         rows: &mut impl Rows,
     ) -> Result<Vec<Version>, Abort> {
         let Some(of) = self.0.get(&table) else { return Ok(Vec::new()) };
-        let found = rows.leading(program, *of, key, usize::MAX)?;
-        let version = |row: Row| match (&row[key.len()], &row[key.len() + 1]) {
-            (Value::Int(number), Value::Timestamp(time)) if *number != MARK => {
-                Some((number.cast_unsigned(), *time, row[key.len() + 2..].into()))
-            }
-            _ => None,
+        let at = |number: i64| -> Vec<Value> {
+            key.iter().cloned().chain([Value::Int(number)]).collect()
         };
-        Ok(found.into_iter().filter_map(version).collect())
+        let version = |row: Row| match (&row[key.len()], &row[key.len() + 1]) {
+            (Value::Int(number), Value::Timestamp(time)) => {
+                (number.cast_unsigned(), *time, row[key.len() + 2..].into())
+            }
+            _ => unreachable!("a number and a time"),
+        };
+        let next = match rows.row(*of, &at(MARK))?.map(|mark| mark[key.len() + 1].clone()) {
+            Some(Value::Timestamp(next)) => next,
+            _ => return Ok(Vec::new()),
+        };
+        let (mut parts, mut to, mut many) = (Vec::new(), next, READ_FIRST);
+        while to > 0 {
+            let from = to.saturating_sub(many).max(0);
+            let part = rows.range(program, *of, &at(from), &at(to))?;
+            let part: Vec<Version> = part.into_iter().map(version).collect();
+            // Where one is missing those before it have gone.
+            let is_all = (part.len() as i64) < to - from;
+            let is_enough = part
+                .first()
+                .is_none_or(|(number, time, _)| is_behind(*number, *time, next.cast_unsigned()));
+            parts.push(part);
+            if is_all || is_enough {
+                break;
+            }
+            (to, many) = (from, many.saturating_mul(2));
+        }
+        Ok(parts.into_iter().rev().flatten().collect())
     }
 }
 

@@ -9,6 +9,9 @@ use super::Version;
 use crate::program::hooks::Index;
 use crate::program::{key_value, Abort, Ask, Program};
 
+/// Whether a version is behind what somebody wants: its number, its time, and the number of the next one to come.
+pub type Behind<'b> = &'b dyn Fn(u64, i64, u64) -> bool;
+
 /// Rows, as the transactions before have left them and the one that runs has written them. Keys have a value for each
 /// column.
 pub trait Rows {
@@ -50,12 +53,16 @@ pub trait Rows {
         limit: usize,
     ) -> Result<Vec<Row>, Abort>;
 
-    /// The versions that a row has had, oldest first.
+    /// The versions that a row has had, oldest first. Those that nobody wants need not be there, nor any before them.
+    ///
+    /// # Errors
+    /// When they are not to be had now.
     fn versions(
         &mut self,
         program: &Program,
         table: TableId,
         key: &[Value],
+        is_behind: Behind<'_>,
     ) -> Result<Vec<Version>, Abort>;
 
     /// These events are to be executed, whose rows may be asked for together.
@@ -183,6 +190,7 @@ impl Rows for Maps<'_> {
         _: &Program,
         table: TableId,
         key: &[Value],
+        _: Behind<'_>,
     ) -> Result<Vec<Version>, Abort> {
         Ok(self.histories[table.index()].get(&Key::of(key)).cloned().unwrap_or_default())
     }

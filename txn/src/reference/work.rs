@@ -503,25 +503,38 @@ impl<R: Rows> Work<'_, R> {
     ) -> Result<Value, Abort> {
         let spec = &self.inside.program.tables[table.index()];
         let now = self.inside.moment.time_us();
-        let mut versions = self.rows.versions(self.inside.program, table, key)?;
+        let wide = i128::from;
+        let floor = |size: i64| wide(now).div_euclid(wide(size)) * wide(size);
+        // A session may not go further back than the history does.
+        let kept = spec.history.and_then(|h| h.kept_from(now)).unwrap_or(now);
+        let is_behind = |number: u64, time: i64, next: u64| {
+            let (time, len) = (wide(time), next + u64::from(own.is_some()));
+            match *window {
+                Window::Sliding { size_us } => time <= wide(now) - wide(size_us),
+                Window::Tumbling { size_us } => time < floor(size_us),
+                Window::Hopping { size_us, slide_us } => time < floor(slide_us) - wide(size_us),
+                Window::Session { .. } => time < wide(kept),
+                Window::Last { versions } => number + versions < len,
+                Window::TumblingVersions { versions } => {
+                    number / versions < len.saturating_sub(1) / versions
+                }
+            }
+        };
+        let mut versions = self.rows.versions(self.inside.program, table, key, &is_behind)?;
         let next = |versions: &[Version]| versions.last().map_or(0, |(number, ..)| number + 1);
         versions.extend(own.map(|row| (next(&versions), now, row.into())));
         let len = next(&versions);
-        let wide = i128::from;
         if let Window::Session { gap_us } = window {
-            // It may not go further back than the history does.
-            let from = spec.history.and_then(|h| h.kept_from(now)).unwrap_or(now);
             let (mut last, mut first) = (now, versions.len());
             while first > 0 {
                 let time = versions[first - 1].1;
-                if time < from || wide(last) - wide(time) > wide(*gap_us) {
+                if time < kept || wide(last) - wide(time) > wide(*gap_us) {
                     break;
                 }
                 (last, first) = (time, first - 1);
             }
             versions.drain(..first);
         }
-        let floor = |size: i64| wide(now).div_euclid(wide(size)) * wide(size);
         versions.retain(|(number, time, _)| {
             let time = wide(*time);
             match *window {
