@@ -13,6 +13,7 @@ from .kill.cluster import (
     PATIENCE,
     Process,
     Threads,
+    health,
     joined,
     kill_all,
     kill_worker,
@@ -95,3 +96,15 @@ def test_every_version_is_there_once(tmp_path: Path) -> None:
                 writers.stop()
                 assert writers.wrong == []
                 assert parent.stop() == 0
+
+
+def test_a_history_is_told_to_be_slow(tmp_path: Path) -> None:
+    (tmp_path / "versions.py").write_text(CODE)
+    flags = ["--processes", "1", "--data-dir", str(tmp_path / "data"), *settings()]
+    app = str(tmp_path / "versions.py")
+    with Process(tmp_path / "parent", "run", app, "--http", "0", *flags) as parent:
+        told = parent.find(r"slow +(.*)")
+        assert told.startswith("table rows keeps a history"), told
+        url = parent.find(r"http +(http://\S+)")
+        (slow,) = health(url)["slow"]
+        assert slow == told

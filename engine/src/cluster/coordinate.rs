@@ -30,6 +30,7 @@ use super::feeds::{self, About, Feeds, Rows};
 use super::format::Json;
 use super::settings::{shown, Cuts, TOGETHER};
 use super::sinks::{Sinks, Ways};
+use super::slow::slow;
 use super::timers::Timers;
 use super::topics::{sources, Topics};
 use super::upgrade::{forget, Starting};
@@ -340,7 +341,7 @@ impl Cluster {
             "input_ended": self.has_input_ended(),
             "requests_open": self.desk.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
-            "upgraded": self.upgraded, "refused": refused, "ended": ended,
+            "slow": slow(&self.program), "upgraded": self.upgraded, "refused": refused, "ended": ended,
             "late_event": status.late_event.is_some(), "coordinator": self.address(),
             "http": self.http.get(),
         })

@@ -13,6 +13,7 @@
 //! | `timers` | transactions that its clock asks for |
 //! | `join` | a worker |
 //! | `outboxes` | work outside, which workers have done |
+//! | `slow` | what takes much longer than in one process |
 //! | `cuts` | that the cuts which were made are there |
 //! | `ask` | asking the log and the store, and waiting |
 //! | `caught` | a thread that panics, told as an error |
@@ -29,6 +30,7 @@ mod join;
 mod outboxes;
 mod settings;
 mod sinks;
+mod slow;
 mod timers;
 mod times;
 mod topics;

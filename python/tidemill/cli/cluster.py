@@ -143,6 +143,8 @@ def _say(args: argparse.Namespace, coordinator: Coordinator, what: str) -> None:
     print(f"cluster  {what} {coordinator.address}", file=to, flush=True)
     if coordinator.url is not None:
         print(f"http     {coordinator.url}", file=to, flush=True)
+    for slow in coordinator.status()["slow"]:
+        print(f"slow     {slow}", file=sys.stderr, flush=True)
 
 
 class Troubles:
@@ -271,6 +273,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     if found["troubles"]:
         lines.append("wait for what does not come")
         lines += [f"  {trouble['process']}  {trouble['what']}" for trouble in found["troubles"]]
+    if found.get("slow"):
+        lines += ["slow on several processes", *(f"  {what}" for what in found["slow"])]
     if found["refused"]:
         lines += ["turned away", *(f"  {why}" for why in found["refused"])]
     return lines
