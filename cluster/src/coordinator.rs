@@ -321,11 +321,11 @@ impl Coordinator {
                     running.left.insert(member, (base, ends));
                 }
             }
-            Packet::Part { generation, epoch, name, rows, outputs, parked }
+            Packet::Part { generation, epoch, name, rows, outputs, waiting }
                 if self.of(generation).is_some() =>
             {
                 let part = name.map(|name| (name, rows));
-                self.part(member, epoch, part, (&outputs, &parked), effects);
+                self.part(member, epoch, part, (&outputs, &waiting), effects);
             }
             _ => {}
         }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{Key, TableId};
+use tidemill_core::{Key, LateRow, TableId};
 use tidemill_function::{Message, NodeId, Stored};
 use tidemill_txn::program::Ask;
 
 use crate::event_time::Ranked;
-use crate::records::{CutRecord, Form, Manifest, Member, Object, Parked, Record, Topic, Written};
+use crate::records::{
+    CutRecord, Form, Manifest, Member, Object, Parked, Record, Topic, Waiting, Written,
+};
 
 /// Who a message is for, or from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,12 +63,14 @@ pub struct Span {
     pub oldest_us: i64,
     /// The time of the newest.
     pub newest_us: i64,
+    /// The first one that is late by those before it.
+    pub late: Option<LateRow>,
 }
 
 impl Span {
     /// That of one event.
     pub fn of(event_source: u32, time_us: i64) -> Span {
-        Span { event_source, oldest_us: time_us, newest_us: time_us }
+        Span { event_source, oldest_us: time_us, newest_us: time_us, late: None }
     }
 
     /// With one more.
@@ -323,8 +327,8 @@ pub enum Packet {
         rows: u64,
         /// For each source where outputs of later epochs may begin, as far as the worker knows.
         outputs: Vec<u64>,
-        /// Of sources that it reads and of which events wait for their watermark, the first record of these.
-        parked: Vec<(u32, u64)>,
+        /// Of event sources that it reads and of which events wait for their watermark, where these begin.
+        waiting: Vec<Waiting>,
     },
     /// To a worker: what has become of a snapshot.
     Snapshot {

@@ -2,14 +2,18 @@
 //! stand in an epoch.
 //!
 //! An epoch of a program with such streams has three parts: first what is not in event time (calls, and events of
-//! other streams), then late events that are executed nevertheless, then those that the watermark has passed since
-//! the cut before, by their times. The first two stand at the watermark of the cut before, as in one process.
+//! other streams), then late events, then those that the watermark has passed since the cut before, by their times. The first
+//! two stand at the watermark of the cut before, as in one process.
+//!
+//! An event is late by the earlier ones of its own event source ([`Newest`]), whatever the cuts are: whoever reads the source finds
+//! it. One that is executed nevertheless stands where its source stood, and waits for that as any other. Only behind a source
+//! that did not hold the watermark back can an event be late otherwise; such a one stands among the late ones of its epoch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_core::{Position, SourceId, StreamId};
-use tidemill_txn::order::{come_to, common, whole, Come};
+use tidemill_core::{Late, LateRow, Position, SourceId, StreamId};
+use tidemill_txn::order::{come_to, common, Come, Holds, Newest};
 
 use crate::effect::{Piece, Span};
 use crate::records::Times;
@@ -27,8 +31,8 @@ pub struct EventSource {
     pub disorder_us: i64,
     /// After so long without an event it does not hold the watermark back; never when absent.
     pub idle_us: Option<i64>,
-    /// Whether a late event is an error: the coordinator takes none of its piece into a cut, and ends.
-    pub refuses_late: bool,
+    /// What becomes of a late event. Where it is an error, the coordinator takes none of its piece into a cut, and ends.
+    pub late: Late,
 }
 
 /// A stream of which the events of an interval are executed together, with the last of them: a stream in event time, or
@@ -41,7 +45,7 @@ pub struct Interval {
     pub us: i64,
 }
 
-/// The newest time of an event source that has ended: nothing more will come of it, and it holds nothing back.
+/// The time that says of an event source that it has ended: no event has it.
 pub const ENDED_US: i64 = i64::MAX;
 
 /// So many a program may have: each is a bit of a word.
@@ -58,7 +62,7 @@ pub struct LateEvent {
     pub offsets: std::ops::Range<u64>,
     /// Its time.
     pub time_us: i64,
-    /// Where the watermark was.
+    /// Where the watermark was: that of its own source.
     pub watermark_us: i64,
 }
 
@@ -139,8 +143,8 @@ impl EventTime {
         self.by_stream.get(&(source, stream)).copied()
     }
 
-    /// What of a piece has come too late and is an error, when watermarks are known. The oldest event of an event source
-    /// speaks for all: of those at the watermark's own time none that comes is before it.
+    /// What of a piece has come too late and is an error, when watermarks are known. Of those that are late by an idle source
+    /// the oldest event of an event source speaks for all: of those at the watermark's own time none that comes is before it.
     pub(crate) fn refused(
         &self,
         watermarks: &[Position],
@@ -149,7 +153,12 @@ impl EventTime {
         piece: &Piece,
     ) -> Option<LateEvent> {
         let late = |span: &Span| {
-            let of = self.sources.get(span.event_source as usize).filter(|of| of.refuses_late)?;
+            let of = self.sources.get(span.event_source as usize);
+            let of = of.filter(|of| of.late == Late::Error)?;
+            if let Some(LateRow { offset, time_us, bound_us }) = span.late {
+                let (stream, offsets, watermark_us) = (of.stream, offset..offset + 1, bound_us);
+                return Some(LateEvent { stream, source, offsets, time_us, watermark_us });
+            }
             let watermark = watermarks.get(of.group)?;
             let first = self.position(span.event_source, span.oldest_us, from);
             (first < *watermark).then_some(LateEvent {
@@ -174,8 +183,16 @@ impl EventTime {
             newest: vec![None; self.sources.len()],
             watermarks: vec![Position::MIN; self.units_us.len()],
             idle: Vec::new(),
+            ended: Vec::new(),
             late: 0,
         }
+    }
+
+    /// For each event source the newest time so far, for whoever reads on.
+    pub(crate) fn newest(&self, times: &Times) -> Vec<Newest> {
+        let newest = times.newest.iter().copied().chain(std::iter::repeat(None));
+        let all = self.sources.iter().zip(newest);
+        all.map(|(of, newest_us)| Newest::behind(newest_us, of.disorder_us)).collect()
     }
 
     /// The times of the event sources of a source that ends.
@@ -184,33 +201,28 @@ impl EventTime {
         own.map(|(nth, _)| Span::of(nth, ENDED_US))
     }
 
-    /// The sources that have not ended, as they are at a cut that has all of each source up to a record.
+    /// The sources as they are at a cut that has all of each source up to a record.
     fn come<'a>(&'a self, times: &'a Times, upto: &'a [u64]) -> impl Iterator<Item = Come> + 'a {
-        let open = (0..).zip(&self.sources);
-        let open = open.filter(|(nth, _)| times.newest[*nth as usize] != Some(ENDED_US));
-        open.map(|(nth, source)| Come {
+        (0..).zip(&self.sources).map(|(nth, source)| Come {
             source: SourceId(nth),
             group: source.group,
             newest_us: times.newest[nth as usize],
             offset: upto[source.source as usize],
             disorder_us: source.disorder_us,
-            is_idle: times.idle.contains(&nth),
+            holds: match times.ended.contains(&nth) {
+                true => Holds::Ended,
+                false if times.idle.contains(&nth) => Holds::Idle,
+                false => Holds::Back,
+            },
         })
     }
 
-    /// Sets the watermarks behind a cut that has all of each source up to a record, when the newest times and the
-    /// idle ones are known.
+    /// Sets the watermarks behind a cut that has all of each source up to a record, when the newest times, the idle
+    /// sources, and those that have ended are known.
     pub(crate) fn advance(&self, times: &mut Times, upto: &[u64]) {
-        let mut are_open = vec![false; self.units_us.len()];
-        self.come(times, upto).for_each(|come| are_open[come.group] = true);
-        let marks = come_to(self.units_us.len(), self.come(times, upto));
-        let marks = marks.into_iter().zip(&self.units_us).zip(are_open);
-        for (watermark, ((mark, unit_us), is_open)) in times.watermarks.iter_mut().zip(marks) {
-            *watermark = match is_open {
-                // With every source ended nothing will come any more.
-                false => Position::MAX,
-                true => mark.map_or(*watermark, |mark| whole(mark, *unit_us).max(*watermark)),
-            };
+        let marks = come_to(&self.units_us, self.come(times, upto));
+        for (watermark, mark) in times.watermarks.iter_mut().zip(marks) {
+            *watermark = mark.map_or(*watermark, |mark| mark.max(*watermark));
         }
     }
 
@@ -254,7 +266,7 @@ impl EventTime {
     pub(crate) fn are_behind(&self, times: &Times, upto: &[u64]) -> Vec<bool> {
         let mut behind: Vec<Option<(Position, u32)>> = vec![None; self.units_us.len()];
         for come in self.come(times, upto) {
-            if !come.is_idle {
+            if come.holds == Holds::Back {
                 let source = &self.sources[come.source.index()];
                 let (bound, first) = ((come.bound(), source.source), &mut behind[come.group]);
                 *first = Some(first.map_or(bound, |first| first.min(bound)));
@@ -277,7 +289,7 @@ mod tests {
             group,
             disorder_us,
             idle_us: None,
-            refuses_late: stream == 1,
+            late: if stream == 1 { Late::Error } else { Late::Side },
         }
     }
 
@@ -323,20 +335,24 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_holds_nothing_back_and_with_all_of_a_group_all_is_let_out() {
+    fn what_has_ended_holds_nothing_back_and_with_all_of_a_group_what_has_come_is_let_out() {
         let (of, upto) = (some(), [7, 9]);
         let mut times = of.begin();
         times.newest = vec![Some(20), Some(90), None];
-        times.newest[0] = of.end_of(0).next().map(|span| span.newest_us);
+        times.ended = of.end_of(0).map(|span| span.event_source).collect();
         of.advance(&mut times, &upto);
         assert_eq!(times.watermarks, [of.position(1, 90, 9), Position::MIN]);
         assert_eq!(of.are_behind(&times, &upto), [false, true]);
         let ends: Vec<u32> = of.end_of(1).map(|span| span.event_source).collect();
         assert_eq!(ends, [1, 2]);
-        times.newest = vec![Some(ENDED_US); 3];
+        times.ended = vec![0, 1, 2];
         of.advance(&mut times, &upto);
-        assert_eq!(times.watermarks, [Position::MAX; 2]);
+        // Nothing had come of the last one, and more may come of all when they have grown.
+        assert_eq!(times.watermarks, [of.position(1, 90, 9), Position::MIN]);
         assert_eq!(of.are_behind(&times, &upto), [false; 2]);
+        times.newest[0] = Some(95);
+        of.advance(&mut times, &[8, 9]);
+        assert_eq!(times.watermarks[0], of.position(0, 95, 8));
     }
 
     #[test]
@@ -352,6 +368,16 @@ mod tests {
         let late = refused(2, 29, 12).unwrap();
         assert_eq!((late.stream, late.offsets), (StreamId(1), 12..20));
         assert_eq!((late.time_us, late.watermark_us), (29, 30));
+        // Late by the events before it, though the watermark is not there yet.
+        let row = LateRow { offset: 15, time_us: 33, bound_us: 38 };
+        let refused = |event_source| {
+            let span = Span { late: Some(row), ..Span::of(event_source, 40).with(33) };
+            let piece = Piece { behind: 20, requests: 3, times: Box::new([span]) };
+            of.refused(&watermarks, 1, 12, &piece)
+        };
+        assert_eq!(refused(1), None);
+        let late = refused(2).unwrap();
+        assert_eq!((late.offsets, late.time_us, late.watermark_us), (15..16, 33, 38));
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub use event_time::{
 pub use leaving::Leaving;
 pub use records::{
     behind, Assignment, CutRecord, Form, Left, Manifest, Member, Object, Output, Parked, PartRows,
-    Record, Request, RequestId, Times, Topic, Written,
+    Record, Request, RequestId, Times, Topic, Waiting, Written,
 };
 pub use state::{SnapshotId, State};
 pub use worker::Worker;
@@ -78,6 +78,8 @@ pub struct Settings {
     pub objects_max: usize,
     /// Streams in event time.
     pub event_time: Arc<EventTime>,
+    /// Sources that had ended and go on, each with the first record of what is new. Until that has come others wait for it.
+    pub goes_on: Arc<[(u32, u64)]>,
     /// Where events that wait for their watermark take more, of all workers together, no more are taken of sources that
     /// are ahead of others.
     pub parked_bytes_max: u64,

@@ -143,16 +143,28 @@ pub struct CutRecord {
 /// How far event time has come at a cut; all of it empty where no stream is in event time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// For each [event source](crate::EventSource) the newest time that has come of it; [`ENDED_US`](crate::ENDED_US) of one that
-    /// has ended.
+    /// For each [event source](crate::EventSource) the newest time that has come of it.
     pub newest: Vec<Option<i64>>,
     /// For each group of streams the place before which all has come: nothing behind it is executed. It never goes
     /// back.
     pub watermarks: Vec<Position>,
     /// Event sources that did not hold it back, because they had been silent for too long.
     pub idle: Vec<u32>,
+    /// Event sources that have ended, and hold nothing back. One of a file that has grown goes on.
+    pub ended: Vec<u32>,
     /// How many events have come too late, up to the epoch before; of a manifest up to its own.
     pub late: u64,
+}
+
+/// Where what waits of an event source begins: before that nothing of it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Which one.
+    pub event_source: u32,
+    /// The first record.
+    pub record: u64,
+    /// The newest time of what came of it before that: by it later ones are late.
+    pub newest_us: Option<i64>,
 }
 
 /// Events that have come and wait for their watermark.
@@ -201,6 +213,9 @@ pub struct Manifest {
     /// For each source the first record of which events wait for their watermark, or else the same; empty where no
     /// stream is in event time.
     pub parked: Vec<u64>,
+    /// Of each event source of which something waits where that begins. Earlier versions did not say, and others were late
+    /// there.
+    pub waiting: Option<Vec<Waiting>>,
     /// How far event time has come.
     pub times: Times,
     /// For each source where outputs of later epochs may begin.

@@ -20,6 +20,17 @@ pub struct Cut {
     pub clock_us: i64,
     /// Sources that did not hold the watermark back, because they had been silent too long.
     pub idle: Vec<SourceId>,
-    /// Sources that have ended: nothing will come from them any more.
+    /// Sources that have ended: they hold nothing back. A file may still grow between two runs.
     pub ended: Vec<SourceId>,
+}
+
+/// A row that is late by the earlier rows of its own source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LateRow {
+    /// Its place in the source.
+    pub offset: u64,
+    /// Its time.
+    pub time_us: i64,
+    /// The newest time of the rows before it, less the disorder of the source: the row is before that.
+    pub bound_us: i64,
 }

@@ -19,7 +19,7 @@ pub mod value;
 pub mod wire;
 
 pub use batch::{Batch, BatchBuilder};
-pub use cut::Cut;
+pub use cut::{Cut, LateRow};
 pub use error::{Error, Kind, Result};
 pub use ids::{HandlerId, SourceId, StreamId, TableId};
 pub use schema::{

@@ -22,7 +22,7 @@ pub struct Position {
 impl Position {
     /// Before every event.
     pub const MIN: Position = Position { time_us: i64::MIN, source: SourceId(0), offset: 0 };
-    /// After every event: the watermark of a stream whose sources have all ended.
+    /// After every event: the watermark of a stream that no source in event time feeds.
     pub const MAX: Position =
         Position { time_us: i64::MAX, source: SourceId(u32::MAX), offset: u64::MAX };
 }
@@ -31,8 +31,9 @@ impl Position {
 /// ordinal of its output), outermost first. Empty for input events.
 pub type Path = SmallVec<[(u16, u32); 2]>;
 
-/// An event that could not take its own time: a late one that was admitted, or one of a stream
-/// without event time. It stands where the watermark stood at the cut before.
+/// An event that could not take its own time: one of a stream without event time, or one that comes
+/// behind a watermark which a source held idle has let pass. It stands where the watermark stood at
+/// the cut before. The last event of a batch that ends with its stream stands where the stream ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Admission {
     /// The epoch whose cut admitted it. Later epochs come later at the same position.

@@ -328,15 +328,19 @@ impl Driver {
     fn cut(&mut self, deposit: Deposit) -> Result<bool> {
         let now = self.env.clock.monotonic_ns();
         let mut bad: Vec<(SourceId, Bad)> = Vec::new();
+        let mut late = Vec::new();
         self.sources.iter_mut().for_each(|source| source.gives = false);
         for report in deposit.reports {
             let source = &mut self.sources[report.source.index()];
             if report.rows > 0 || report.next_offset > source.next_offset {
                 (source.active_ns, source.gives) = (now, true);
+                // A file that had ended has grown: it ends again when its new rows have been read.
+                source.end_seen = false;
             }
             source.next_offset = source.next_offset.max(report.next_offset);
             source.time_max = source.time_max.max(report.time_max);
             source.end_seen |= report.ended;
+            late.extend(report.late.into_iter().map(|row| (report.source, row)));
             bad.extend(report.bad.into_iter().map(|b| (report.source, b)));
         }
         let recorded = self.replay.pop_front();
@@ -380,6 +384,7 @@ impl Driver {
             runs,
             offsets: self.sources.iter().map(|s| s.next_offset).collect(),
             times_max: self.sources.iter().map(|s| s.time_max).collect(),
+            late,
             clock_us,
             idle,
             ended: ids.filter(|s| self.sources[s.index()].ended).collect(),
@@ -685,7 +690,8 @@ impl Driver {
             let known = mark != Position::MIN && mark != Position::MAX;
             state.time_max.filter(|_| known).map(|t| t.saturating_sub(mark.time_us))
         };
-        self.program.sources.iter().zip(&self.sources).filter_map(behind).max().unwrap_or(0)
+        let all = self.program.sources.iter().zip(&self.sources).filter_map(behind);
+        all.max().unwrap_or(0).max(0)
     }
 
     fn hand_on(&self, epoch: &Epoch, outcome: Outcome, events: &mut Vec<(Arc<str>, Batch)>) {

@@ -11,6 +11,7 @@ use tidemill_connect::{Place, Polled as Read, Source};
 use tidemill_core::{Batch, Error, Result, SourceId};
 use tidemill_env::Clock;
 use tidemill_flow::{Bad, Chunk, Ingress, Polled};
+use tidemill_txn::order::Newest;
 
 use crate::deliver::Item;
 use crate::records;
@@ -45,6 +46,8 @@ pub(crate) struct Feed {
     pub(crate) source: Box<dyn Source>,
     /// The column of the event time, if the stream has one.
     pub(crate) time: Option<usize>,
+    /// The newest of the times so far.
+    pub(crate) newest: Newest,
     pub(crate) places: Option<Places>,
     pub(crate) log: Option<ToLog>,
     /// For a source that goes on for ever without saying when there is more.
@@ -83,7 +86,12 @@ impl Ingress for Feed {
             places.lock().push_back(self.source.place());
         }
         let times = times(&chunk.batch, self.time)?;
-        let time_max = self.time.and_then(|_| times.iter().copied().max());
+        let (mut time_max, mut late) = (None, Vec::new());
+        if self.time.is_some() {
+            late = self.newest.take_all(&chunk.offsets, &times);
+            // As far as this source has come: whoever wants the newest of all takes the newest of these.
+            time_max = self.newest.us();
+        }
         let bad = chunk.bad.into_iter().map(|b| Bad {
             offset: b.offset,
             origin: Arc::clone(&b.origin),
@@ -98,6 +106,7 @@ impl Ingress for Feed {
             batch: chunk.batch,
             times,
             time_max,
+            late,
         }))
     }
 

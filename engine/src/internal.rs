@@ -17,7 +17,7 @@ use tidemill_core::wire::{
     take_u16, take_u32, take_u64, take_u64s, take_u8,
 };
 use tidemill_core::{Batch, Error, Position, Result, SourceId, StreamId};
-use tidemill_txn::order::{Run, SequencerState};
+use tidemill_txn::order::{ends_of, Groups, Run, SequencerState};
 use tidemill_txn::program::Program;
 
 use crate::counts::Counts;
@@ -96,6 +96,28 @@ pub(crate) struct SinkFacts {
 }
 
 impl Facts {
+    /// Where everything had ended, earlier versions left the watermark behind all that may ever come. It is where the
+    /// sources ended.
+    fn ended(&mut self, program: &Program) -> Result<()> {
+        let is_over = |mark: &Position| *mark == Position::MAX;
+        let has_places = self.sources.len() == program.sources.len();
+        if !has_places || !self.watermarks.iter().any(is_over) {
+            return Ok(());
+        }
+        let ends = self.sources.iter().map(|source| (source.time_max, source.next_offset));
+        let ends = ends_of(program, ends)?;
+        for (mark, end) in self.watermarks.iter_mut().zip(ends) {
+            if let (true, Some(end)) = (is_over(mark), end) {
+                *mark = end;
+            }
+        }
+        let frontiers_us = Groups::of(program)?.frontiers_us(&self.watermarks, self.clock_us);
+        for (frontier_us, now_us) in self.frontiers_us.iter_mut().zip(frontiers_us) {
+            *frontier_us = (*frontier_us).min(now_us);
+        }
+        Ok(())
+    }
+
     /// Before which time nothing comes to a table any more.
     pub(crate) fn frontier_us(&self, table: usize) -> i64 {
         self.frontiers_us.get(table).copied().unwrap_or(i64::MIN)
@@ -160,7 +182,8 @@ impl Internal {
         let version = take_u16(&mut input).filter(|v| (1..=VERSION).contains(v));
         let version = version.ok_or_else(damaged)?;
         let facts = take_bytes(&mut input).ok_or_else(damaged)?;
-        let facts: Facts = serde_json::from_slice(facts).map_err(|_| damaged())?;
+        let mut facts: Facts = serde_json::from_slice(facts).map_err(|_| damaged())?;
+        facts.ended(program)?;
         let parked = take_parked(program, &mut input).ok_or_else(damaged)?;
         let rings = match version {
             1 => Some(Vec::new()),
@@ -217,4 +240,63 @@ fn take_rings(program: &Program, input: &mut &[u8]) -> Option<Vec<RingFacts>> {
         rings.push(RingFacts { stream, next, batches });
     }
     Some(rings)
+}
+
+#[cfg(test)]
+mod tests {
+    use tidemill_core::{Column, DataType, Late};
+    use tidemill_txn::program::Builder;
+
+    use super::*;
+
+    /// Rows that a file got after all had ended were late in earlier versions.
+    #[test]
+    fn what_had_ended_in_an_earlier_version_goes_on() {
+        let mut b = Builder::new("ended");
+        let columns = ["id", "at"].map(|name| Column::new(name, DataType::Int)).to_vec();
+        let table = b.table("t", &["id"], columns.clone());
+        for (name, ends) in [("left", 2), ("right", 1), ("other", 1)] {
+            let stream = b.stream(name, columns.clone());
+            if name != "other" {
+                b.event_time(stream, "at", Late::Side);
+            }
+            for nth in 0..ends {
+                b.source(&format!("{name}/{nth}"), stream, 5);
+            }
+            if name != "other" {
+                let mut h = b.handler(&format!("on {name}"), stream);
+                let id = h.column("id");
+                let row = h.row(table, &[id]);
+                h.set(row, "at", id);
+                h.done();
+            }
+        }
+        let program = b.finish().unwrap();
+        let source = |name: &str, time_max| SourceFacts {
+            name: name.into(),
+            next_offset: 7,
+            time_max,
+            ended: true,
+            place: Place::start(),
+        };
+        let sources = vec![
+            source("left/0", Some(30)),
+            source("left/1", None),
+            source("right/0", Some(40)),
+            source("other/0", None),
+        ];
+        let watermarks = vec![Position::MAX; program.streams.len()];
+        let facts = Facts {
+            watermarks,
+            sources,
+            frontiers_us: vec![i64::MAX],
+            counts: Counts::none(&program),
+            ..Facts::default()
+        };
+        let before = Internal { facts, parked: Vec::new(), rings: Vec::new() };
+        let Internal { facts, .. } = Internal::decode(&program, &before.encode()).unwrap();
+        let end = Position { time_us: 40, source: SourceId(2), offset: 7 };
+        assert_eq!(facts.watermarks[..3], [end, end, Position::MAX]);
+        assert_eq!(facts.frontiers_us, [40]);
+    }
 }

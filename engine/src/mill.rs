@@ -109,7 +109,7 @@ impl Mill {
             inputs,
             workers,
             pushed,
-            mut sources,
+            sources,
             tables,
             outlets,
             waits,
@@ -127,10 +127,6 @@ impl Mill {
         let last = durable.as_ref().and_then(|d| d.recovered.cuts.back());
         let was_over =
             internal.is_some() && last.is_none() && sources.iter().all(|source| source.ended);
-        if was_over {
-            // Its end is to be seen again.
-            sources.iter_mut().for_each(|source| source.end_seen = source.is_push);
-        }
         let over: Vec<SourceId> = match last {
             Some(last) => last.record.cut.ended.clone(),
             None => {

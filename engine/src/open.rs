@@ -17,6 +17,7 @@ use tidemill_kafka::stream::{open_sink, open_sources, RowIds, TopicSource};
 use tidemill_log::LogKind;
 use tidemill_table::Table;
 use tidemill_txn::execute::tables;
+use tidemill_txn::order::Newest;
 use tidemill_txn::program::{Origin, Program, Stage};
 
 use crate::begins::Begins;
@@ -138,9 +139,11 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
         if let Some(internal) = internal {
             let facts = &internal.facts.sources[index];
             (state.next_offset, state.time_max) = (facts.next_offset, facts.time_max);
-            (state.ended, state.end_seen) = (facts.ended, facts.ended);
+            // The end of a file is to be seen again: it may have grown.
+            (state.ended, state.end_seen) = (facts.ended, facts.ended && state.is_push);
             state.place = facts.place.clone();
         }
+        let newest = Newest::behind(state.time_max, partition.spec.disorder_us);
         let mut reader = partition.source;
         let mut log = None;
         if let Some(Opening { dir, recovered, .. }) = &durable {
@@ -179,6 +182,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
                 id: source,
                 source: reader.boxed(),
                 time,
+                newest,
                 places: state.places.clone(),
                 log,
                 pace: partition.is_paced.then(|| Pace { clock: env.clock.clone(), look_ns: 0 }),

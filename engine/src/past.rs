@@ -5,14 +5,14 @@
 use std::sync::Arc;
 
 use tidemill_connect::{Polled, Source, Troubles};
-use tidemill_core::{Error, Kind, Result, SourceId, StreamTime};
+use tidemill_core::{Error, Kind, LateRow, Result, SourceId, StreamTime};
 use tidemill_env::{Clock, Env};
 use tidemill_flow::{Bad, Branch, Parcel, Stage};
 use tidemill_log::{LogKind, Reader as LogReader};
 use tidemill_snapshot::{epochs, open_at, Manifest, Store};
 use tidemill_table::Table;
 use tidemill_txn::execute::{tables, Serial};
-use tidemill_txn::order::{CutInput, Groups, Run, Sequencer};
+use tidemill_txn::order::{CutInput, Groups, Newest, Run, Sequencer};
 use tidemill_txn::pool::Alone;
 use tidemill_txn::program::Program;
 
@@ -169,7 +169,9 @@ struct Reading {
     source: Box<dyn Source>,
     is_push: bool,
     time: Option<usize>,
-    time_max: Option<i64>,
+    newest: Newest,
+    /// The late rows up to the cut that is made.
+    late: Vec<LateRow>,
     next_offset: u64,
     branches: Vec<Branch>,
 }
@@ -305,7 +307,8 @@ impl<'a> Replay<'a> {
                     StreamTime::Event { column } => Some(column),
                     StreamTime::Arrival => None,
                 },
-                time_max: facts.and_then(|f| f.time_max),
+                newest: Newest::behind(facts.and_then(|f| f.time_max), partition.spec.disorder_us),
+                late: Vec::new(),
                 next_offset,
                 branches: branches(program, partition.stream, &failed),
             });
@@ -346,7 +349,8 @@ impl<'a> Replay<'a> {
         let input = CutInput {
             runs,
             offsets: cut.offsets.clone(),
-            times_max: works.readings.iter().map(|r| r.time_max).collect(),
+            times_max: works.readings.iter().map(|r| r.newest.us()).collect(),
+            late: works.readings.iter_mut().flat_map(Reading::late).collect(),
             clock_us: cut.clock_us,
             idle: cut.idle.clone(),
             ended: cut.ended.clone(),
@@ -398,6 +402,12 @@ impl<'a> Replay<'a> {
 }
 
 impl Reading {
+    /// The late rows that have been read since this was asked last.
+    fn late(&mut self) -> impl Iterator<Item = (SourceId, LateRow)> + use<> {
+        let id = self.id;
+        std::mem::take(&mut self.late).into_iter().map(move |row| (id, row))
+    }
+
     /// Reads up to an offset, through all stages.
     fn read_to(
         &mut self,
@@ -431,7 +441,7 @@ impl Reading {
             pending = 0;
             let times = crate::feed::times(&chunk.batch, self.time)?;
             if self.time.is_some() {
-                self.time_max = self.time_max.max(times.iter().copied().max());
+                self.late.extend(self.newest.take_all(&chunk.offsets, &times));
             }
             self.next_offset = chunk.next_offset;
             bad.extend(chunk.bad.into_iter().map(|b| {

@@ -146,7 +146,7 @@ impl Written {
         if cut.fingerprint != self.had && cut.fingerprint != self.has {
             return Err(other_program());
         }
-        if !is_of_this_engine(cut.fingerprint) {
+        if !is_of_this_engine(cut.fingerprint, self.has) {
             return Err(Error::setting(format!(
                 "epoch {} was executed by another version of tidemill, which came to its outcomes \
                  in another way, and it is in no snapshot",

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use tidemill_core::wire::{self, put_bytes, put_u16, put_u32, put_u64};
-use tidemill_core::{encode, Column, DataType, Error, Result, Schema, SourceId, StreamId};
+use tidemill_core::{encode, Column, DataType, Error, LateRow, Result, Schema, SourceId, StreamId};
 
 use crate::parcel::{Bad, Parcel, Report};
 
@@ -49,6 +49,12 @@ pub(crate) fn encode_report(report: &Report, out: &mut Vec<u8>) {
     put_u64(report.rows, out);
     out.push(u8::from(report.time_max.is_some()));
     put_u64(report.time_max.unwrap_or(0) as u64, out);
+    put_u32(report.late.len() as u32, out);
+    for LateRow { offset, time_us, bound_us } in &report.late {
+        put_u64(*offset, out);
+        put_u64(*time_us as u64, out);
+        put_u64(*bound_us as u64, out);
+    }
     out.push(u8::from(report.ended));
     put_u32(report.bad.len() as u32, out);
     for bad in &report.bad {
@@ -67,6 +73,11 @@ pub(crate) fn decode_report(input: &mut &[u8]) -> Result<Report> {
     let rows = take_u64(input)?;
     let has_time = take_u8(input)? != 0;
     let time = take_u64(input)? as i64;
+    let mut late = Vec::new();
+    for _ in 0..take_u32(input)? {
+        let (offset, time_us) = (take_u64(input)?, take_u64(input)? as i64);
+        late.push(LateRow { offset, time_us, bound_us: take_u64(input)? as i64 });
+    }
     let ended = take_u8(input)? != 0;
     let mut bad = Vec::new();
     for _ in 0..take_u32(input)? {
@@ -78,7 +89,8 @@ pub(crate) fn decode_report(input: &mut &[u8]) -> Result<Report> {
             reason: take_text(input)?.to_owned(),
         });
     }
-    Ok(Report { source, next_offset, rows, time_max: has_time.then_some(time), ended, bad })
+    let time_max = has_time.then_some(time);
+    Ok(Report { source, next_offset, rows, time_max, late, ended, bad })
 }
 
 fn put_schema(schema: &Schema, out: &mut Vec<u8>) {
@@ -269,6 +281,7 @@ mod tests {
                 next_offset: u64::MAX,
                 rows: 6,
                 time_max,
+                late: vec![LateRow { offset: 5, time_us: i64::MIN, bound_us: -1 }; 3],
                 ended: time_max.is_none(),
                 bad: vec![bad.clone(); 2],
             };

@@ -127,7 +127,7 @@ impl ContainerBytes for Load {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::SourceId;
+    use tidemill_core::{LateRow, SourceId};
 
     #[test]
     fn loads_come_back_and_damage_is_found() {
@@ -136,6 +136,7 @@ mod tests {
             next_offset: 9,
             rows: 2,
             time_max: Some(-4),
+            late: vec![LateRow { offset: 7, time_us: -9, bound_us: -4 }],
             ended: true,
             bad: vec![],
         };

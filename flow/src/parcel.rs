@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use arrow_array::BooleanArray;
-use tidemill_core::{Batch, Result, SourceId, StreamId};
+use tidemill_core::{Batch, LateRow, Result, SourceId, StreamId};
 
 /// Rows just read and decoded by an [`Ingress`](crate::Ingress).
 #[derive(Clone, Debug)]
@@ -19,8 +19,10 @@ pub struct Chunk {
     pub bad: Vec<Bad>,
     /// The first offset after this chunk, bad rows counted.
     pub next_offset: u64,
-    /// The newest event time in this chunk.
+    /// The newest event time up to the end of this chunk.
     pub time_max: Option<i64>,
+    /// The rows that are late by the earlier ones of the source, in order.
+    pub late: Vec<LateRow>,
 }
 
 /// Rows of one stream, on their way from a source to the transactions.
@@ -88,8 +90,8 @@ pub struct Bad {
     pub reason: String,
 }
 
-/// How far a source has been read. It does not depend on what filters drop later, so watermarks
-/// made of it do not either.
+/// How far a source has been read. It does not depend on what filters drop later, so what follows
+/// from it, watermarks and lateness, does not either.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The source.
@@ -98,8 +100,10 @@ pub struct Report {
     pub next_offset: u64,
     /// Rows that were read, bad ones included.
     pub rows: u64,
-    /// The newest event time among them.
+    /// The newest event time up to here.
     pub time_max: Option<i64>,
+    /// Those that are late by the earlier ones, in order.
+    pub late: Vec<LateRow>,
     /// Whether nothing will come any more.
     pub ended: bool,
     /// The bad ones.
@@ -110,7 +114,8 @@ impl Report {
     /// Memory that it holds, in bytes.
     pub fn bytes(&self) -> u64 {
         let bad = |b: &Bad| size_of::<Bad>() + b.raw.len() + b.reason.len();
-        (size_of::<Report>() + self.bad.iter().map(bad).sum::<usize>()) as u64
+        let late = size_of::<LateRow>() * self.late.len();
+        (size_of::<Report>() + self.bad.iter().map(bad).sum::<usize>() + late) as u64
     }
 
     /// Adds what was read after this.
@@ -118,6 +123,7 @@ impl Report {
         self.next_offset = self.next_offset.max(later.next_offset);
         self.rows += later.rows;
         self.time_max = self.time_max.max(later.time_max);
+        self.late.extend(later.late);
         self.ended |= later.ended;
         self.bad.extend(later.bad);
     }

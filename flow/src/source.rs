@@ -138,6 +138,7 @@ impl Reader {
                     next_offset: self.offset,
                     rows: 0,
                     time_max: None,
+                    late: vec![],
                     ended: true,
                     bad: vec![],
                 };
@@ -156,6 +157,7 @@ impl Reader {
             next_offset: chunk.next_offset,
             rows,
             time_max: chunk.time_max,
+            late: chunk.late,
             ended: false,
             bad: chunk.bad,
         };

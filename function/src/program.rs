@@ -147,6 +147,12 @@ pub trait Functions: Send + Sync {
         call
     }
 
+    /// What is executed of such an event that is late, and stands at this time.
+    fn admitted(&self, call: Call, time_us: i64) -> Call {
+        let _ = time_us;
+        call
+    }
+
     /// On which streams such an event is of which the events of an interval are executed together: a bit for each of the
     /// program's.
     fn intervals(&self, call: &Call) -> u64 {

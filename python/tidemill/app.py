@@ -355,8 +355,9 @@ class App:
         """A stream of events: read from files, pushed by ``mill.send``, or emitted by handlers.
 
         ``time`` names the column with the event time, a timestamp or an int; without it events
-        have the time at which they arrive. ``late`` says what happens to an event that comes after
-        its time: to a side stream, executed late, or the end of the run.
+        have the time at which they arrive. ``late`` says what happens to an event whose time is
+        before the newest one of its source, less the disorder: to a side stream, executed where its
+        source stood, or the end of the run.
         """
         at = here()
         self._name("stream", name, [s.name for s in self.streams], at)

@@ -139,8 +139,7 @@ pub fn run_told(
         }
         let before = marks.clone();
         for (group, mark) in marks.iter_mut().enumerate() {
-            let now = watermark(program, &groups, group, sources, cut);
-            *mark = batches::whole(program, &groups, group, now).max(*mark);
+            *mark = watermark(program, &groups, group, sources, cut).max(*mark);
         }
         // Each event's place, if it is ready now.
         let mut ready: Vec<(Stamp, SourceId, &InputRow)> = Vec::new();
@@ -159,8 +158,16 @@ pub fn run_told(
                 ready.push((stamp, source, row));
                 continue;
             };
-            let at = Position { time_us: time(&row.values[column]), source, offset: row.offset };
-            if at >= before[group] {
+            let time_us = time(&row.values[column]);
+            let own = own_watermark(program, sources, source, row.offset, column);
+            let is_late = own.is_some_and(|own| time_us < own);
+            let time_us = match (spec.late, own) {
+                (Late::Admit, Some(own)) => time_us.max(own),
+                _ => time_us,
+            };
+            let at = Position { time_us, source, offset: row.offset };
+            // Only behind a source that did not hold the watermark back can a row be late that is not by its own source.
+            if at >= before[group] && (!is_late || spec.late == Late::Admit) {
                 waiting.push((at, row));
                 continue;
             }
@@ -195,12 +202,26 @@ pub fn run_told(
         let place = |stream: StreamId, source, offset| {
             let group = groups.of[stream.index()];
             let admission = Admission { epoch, source, offset };
-            match groups.event_time[group] {
-                true => Stamp::admitted(before[group], admission),
-                false => Stamp::of(Position { time_us: clock, source, offset }),
+            match (
+                end(program, program.root_stream(stream), sources, cut),
+                groups.event_time[group],
+            ) {
+                (Some(end), _) => Stamp::admitted(end, admission),
+                (None, true) => Stamp::admitted(before[group], admission),
+                (None, false) => Stamp::of(Position { time_us: clock, source, offset }),
             }
         };
-        machine.open.close(program, cut, clock, &mut coming, &waits, &place);
+        // A stream in event time is over when everything up to its end has come.
+        let is_over = |stream: StreamId| {
+            let root = program.root_stream(stream);
+            let mut own = program.sources.iter().enumerate().filter(|(_, of)| of.stream == root);
+            let has_ended = own.all(|(id, _)| cut.ended.contains(&SourceId(id as u32)));
+            let end = end(program, root, sources, cut);
+            has_ended
+                && !waits(stream)
+                && end.is_none_or(|end| end <= marks[groups.of[root.index()]])
+        };
+        machine.open.close(program, clock, &mut coming, &is_over, &place);
         for event in coming {
             machine.event(event);
         }
@@ -221,7 +242,45 @@ fn time(value: &Value) -> i64 {
     }
 }
 
-/// The place before which everything of a group has come, as the events up to the cut have it.
+/// The newest time of the rows of a source before one of them.
+fn newest(sources: &[Vec<InputRow>], source: SourceId, before: u64, column: usize) -> Option<i64> {
+    let rows = sources[source.index()].iter().filter(|row| row.offset < before);
+    rows.map(|row| time(&row.values[column])).max()
+}
+
+/// The time before which a row of a source is late: the newest time of the rows before it, less the disorder.
+fn own_watermark(
+    program: &Program,
+    sources: &[Vec<InputRow>],
+    source: SourceId,
+    row: u64,
+    column: usize,
+) -> Option<i64> {
+    let disorder_us = program.sources[source.index()].disorder_us;
+    newest(sources, source, row, column).map(|newest| newest.saturating_sub(disorder_us))
+}
+
+/// The place behind all rows of a stream in event time up to a cut.
+fn end(
+    program: &Program,
+    stream: StreamId,
+    sources: &[Vec<InputRow>],
+    cut: &CutAt,
+) -> Option<Position> {
+    let StreamTime::Event { column } = program.streams[stream.index()].spec.time else {
+        return None;
+    };
+    let own = program.sources.iter().enumerate().filter(|(_, of)| of.stream == stream);
+    let end = |(index, _): (usize, _)| {
+        let (source, offset) = (SourceId(index as u32), cut.offsets[index]);
+        let time_us = newest(sources, source, offset, column)?;
+        Some(Position { time_us, source, offset })
+    };
+    own.filter_map(end).max()
+}
+
+/// The place before which everything of a group has come, as the events up to the cut have it. It is no further than the
+/// events that have come, but that intervals in which streams end are over.
 fn watermark(
     program: &Program,
     groups: &Groups,
@@ -229,37 +288,41 @@ fn watermark(
     sources: &[Vec<InputRow>],
     cut: &CutAt,
 ) -> Position {
-    let mut live = Vec::new();
-    let mut idle = Vec::new();
-    let mut all_ended = true;
+    // What may still come holds it back, and nothing else does.
+    let mut held = Vec::new();
+    let mut free = Vec::new();
+    let (mut has_source, mut all_ended) = (false, true);
     for (index, spec) in program.sources.iter().enumerate() {
         let source = SourceId(index as u32);
         let stream = &program.streams[spec.stream.index()].spec;
         let StreamTime::Event { column } = stream.time else { continue };
-        if groups.of[spec.stream.index()] != group || cut.ended.contains(&source) {
+        if groups.of[spec.stream.index()] != group {
             continue;
         }
-        all_ended = false;
+        has_source = true;
         let offset = cut.offsets[index];
-        let newest = sources[index]
-            .iter()
-            .filter(|row| row.offset < offset)
-            .map(|row| time(&row.values[column]))
-            .max();
-        if cut.idle.contains(&source) {
-            idle.extend(newest.map(|time_us| Position { time_us, source, offset }));
+        let newest = newest(sources, source, offset, column);
+        all_ended &= cut.ended.contains(&source);
+        if cut.ended.contains(&source) || cut.idle.contains(&source) {
+            free.extend(newest.map(|time_us| Position { time_us, source, offset }));
         } else {
-            live.push(newest.map_or(Position::MIN, |t| Position {
+            held.push(newest.map_or(Position::MIN, |t| Position {
                 time_us: t.saturating_sub(spec.disorder_us),
                 source,
                 offset,
             }));
         }
     }
-    if all_ended {
+    if !has_source {
         return Position::MAX;
     }
-    live.into_iter().min().or(idle.into_iter().max()).unwrap_or(Position::MIN)
+    let whole = |mark| batches::whole(program, groups, group, mark);
+    match (held.into_iter().min(), free.into_iter().max()) {
+        (Some(mark), _) => whole(mark),
+        (None, Some(end)) if all_ended => batches::over(program, groups, group, end),
+        (None, Some(end)) => whole(end),
+        (None, None) => Position::MIN,
+    }
 }
 
 struct Machine<'a> {

@@ -144,6 +144,7 @@ fn run(program: &Arc<Program>, cuts: &[CutAt], execute: &mut Execute<'_>) -> Str
             times_max: (0..before.len())
                 .map(|i| (cut.offsets[i] > 0).then_some(i as i64))
                 .collect(),
+            late: Vec::new(),
             clock_us: cut.clock_us,
             idle: cut.idle.clone(),
             ended: cut.ended.clone(),

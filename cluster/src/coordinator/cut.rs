@@ -10,7 +10,7 @@ use super::{Coordinator, SourceProgress, Stage, Wish};
 use crate::effect::{Effect, Packet, Piece, Span};
 use crate::event_time::{EventTime, LateEvent, ENDED_US};
 use crate::records::{
-    CutRecord, Form, Left, Manifest, Member, Object, Parked, Record, Times, Topic,
+    CutRecord, Form, Left, Manifest, Member, Object, Parked, Record, Times, Topic, Waiting,
 };
 use crate::Settings;
 
@@ -25,8 +25,9 @@ struct Taking {
     /// Of each member its object, and how many rows are in it.
     parts: BTreeMap<Member, (String, u64)>,
     outputs: Vec<u64>,
-    /// For each source the first record that it needs.
+    /// For each source the first record that it needs, and where what waits of each event source begins.
     parked: Vec<u64>,
+    waiting: Vec<Waiting>,
     /// How many events have come too late, where later cuts know.
     late: Option<u64>,
     all: bool,
@@ -96,10 +97,16 @@ impl Running {
         let event_time = settings.event_time.clone();
         let times = last.map_or(&manifest.times, |cut| &cut.times);
         let has_begun = !times.watermarks.is_empty();
-        let times = if has_begun { times.clone() } else { event_time.begin() };
+        let mut times = if has_begun { times.clone() } else { event_time.begin() };
         let epoch = last.map_or(manifest.epoch, |cut| cut.epoch);
         let upto = last.map_or(&manifest.inputs, |cut| &cut.upto);
         available.iter_mut().zip(upto).for_each(|(available, upto)| available.skip(*upto));
+        let goes_on = |event_source: &u32| {
+            let source = event_time.sources()[*event_source as usize].source;
+            let has_more = |(of, from): &(u32, u64)| *of == source && upto[source as usize] <= *from;
+            settings.goes_on.iter().any(has_more)
+        };
+        times.ended.retain(|event_source| !goes_on(event_source));
         Running {
             since_us: now_us,
             epoch,
@@ -279,10 +286,14 @@ impl Coordinator {
             count = counts.iter().sum::<u64>() + running.parked().events;
             given.retain(|span| span.newest_us != ENDED_US || !forgets_end);
             for Span { event_source, newest_us, .. } in given {
-                let Times { newest, .. } = &mut running.times;
+                let Times { newest, ended, .. } = &mut running.times;
                 let of = newest.iter_mut().zip(&mut running.active_us).nth(event_source as usize);
-                if let Some((newest, active_us)) = of {
-                    (*newest, *active_us) = ((*newest).max(Some(newest_us)), now_us);
+                let Some((newest, active_us)) = of else { continue };
+                *active_us = now_us;
+                ended.retain(|of| *of != event_source);
+                match newest_us {
+                    ENDED_US => ended.push(event_source),
+                    _ => *newest = (*newest).max(Some(newest_us)),
                 }
             }
             running.times.idle = if forgets_idle { Vec::new() } else { running.idle(now_us) };
@@ -315,8 +326,8 @@ impl Coordinator {
             let cut = cut.clone();
             let has_times = !running.event_time.is_empty();
             let parked = if has_times { cut.upto.clone() } else { Vec::new() };
-            let (cut_at, late, is_put) = (0, None, false);
-            let taking = Taking { cut, cut_at, parts, outputs, parked, late, all, is_put };
+            let (waiting, cut_at, late, is_put) = (Vec::new(), 0, None, false);
+            let taking = Taking { cut, cut_at, parts, outputs, parked, waiting, late, all, is_put };
             running.taking = Some(taking);
             snapshot = Some(all);
         }
@@ -346,7 +357,7 @@ impl Coordinator {
         member: Member,
         epoch: u64,
         part: Option<(String, u64)>,
-        (outputs, parked): (&[u64], &[(u32, u64)]),
+        (outputs, waiting): (&[u64], &[Waiting]),
         effects: &mut Vec<Effect>,
     ) {
         let trims = self.is_spoiled_by(Fault::TrimParked);
@@ -354,9 +365,12 @@ impl Coordinator {
         let Some(taking) = running.taking.as_mut().filter(|t| t.cut.epoch == epoch) else { return };
         let Some(part) = part else { return self.give_up(epoch, effects) };
         taking.parts.insert(member, part);
-        for (source, first) in parked.iter().filter(|_| !trims) {
-            if let Some(needed) = taking.parked.get_mut(*source as usize) {
-                *needed = (*needed).min(*first);
+        taking.waiting.extend(waiting);
+        for Waiting { event_source, record, .. } in waiting.iter().filter(|_| !trims) {
+            let source = running.event_time.sources().get(*event_source as usize);
+            let needed = source.and_then(|of| taking.parked.get_mut(of.source as usize));
+            if let Some(needed) = needed {
+                *needed = (*needed).min(*record);
             }
         }
         for (end, more) in taking.outputs.iter_mut().zip(outputs) {
@@ -389,6 +403,7 @@ impl Coordinator {
             base: taking.cut.next_base(),
             inputs: taking.cut.upto.clone(),
             parked: taking.parked.clone(),
+            waiting: Some(taking.waiting.clone()),
             times,
             outputs: taking.outputs.clone(),
             objects,

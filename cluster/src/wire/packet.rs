@@ -5,11 +5,12 @@ use std::sync::Arc;
 use tidemill_core::wire::{
     put_bytes, put_u16, put_u32, put_u64, take_text, take_u16, take_u32, take_u64, take_u8,
 };
+use tidemill_core::LateRow;
 use tidemill_function::{NodeId, Owners};
 use tidemill_place::PARTITIONS;
 
 use super::message::{put_message, put_node, take_message, take_node};
-use super::record::{put_cut, put_manifest, take_cut, take_manifest};
+use super::record::{put_cut, put_manifest, put_waiting, take_cut, take_manifest, take_waiting};
 use super::{put_bool, put_i64, put_list, put_option, take_bool, take_i64, take_list, take_option};
 use crate::effect::{Packet, Piece, Span};
 use crate::event_time::{Rank, Ranked};
@@ -97,10 +98,15 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_list(pieces, out, |Piece { behind, requests, times }, out| {
                 put_u64(*behind, out);
                 put_u64(*requests, out);
-                put_list(times, out, |Span { event_source, oldest_us, newest_us }, out| {
+                put_list(times, out, |Span { event_source, oldest_us, newest_us, late }, out| {
                     put_u32(*event_source, out);
                     put_i64(*oldest_us, out);
                     put_i64(*newest_us, out);
+                    put_option(late.as_ref(), out, |late, out| {
+                        put_u64(late.offset, out);
+                        put_i64(late.time_us, out);
+                        put_i64(late.bound_us, out);
+                    });
                 });
             });
         }
@@ -121,17 +127,14 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*epoch, out);
             put_parked(parked, out);
         }
-        Packet::Part { generation, epoch, name, rows, outputs, parked } => {
+        Packet::Part { generation, epoch, name, rows, outputs, waiting } => {
             out.push(7);
             put_u64(*generation, out);
             put_u64(*epoch, out);
             put_option(name.as_ref(), out, |name, out| put_bytes(name.as_bytes(), out));
             put_u64(*rows, out);
             put_list(outputs, out, |offset, out| put_u64(*offset, out));
-            put_list(parked, out, |(source, first), out| {
-                put_u32(*source, out);
-                put_u64(*first, out);
-            });
+            put_list(waiting, out, put_waiting);
         }
         Packet::Snapshot { generation, epoch, counts } => {
             out.push(8);
@@ -200,6 +203,10 @@ fn take_pieces(from: u64, input: &mut &[u8]) -> Option<Vec<Piece>> {
                     event_source: take_u32(input)?,
                     oldest_us: take_i64(input)?,
                     newest_us: take_i64(input)?,
+                    late: take_option(input, |input| {
+                        let (offset, time_us) = (take_u64(input)?, take_i64(input)?);
+                        Some(LateRow { offset, time_us, bound_us: take_i64(input)? })
+                    })?,
                 })
             })?
             .into(),
@@ -237,7 +244,7 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             name: take_option(input, |input| take_text(input).map(String::from))?,
             rows: take_u64(input)?,
             outputs: take_list(input, take_u64)?,
-            parked: take_list(input, |input| Some((take_u32(input)?, take_u64(input)?)))?,
+            waiting: take_list(input, take_waiting)?,
         },
         8 => Packet::Snapshot {
             generation: take_u64(input)?,

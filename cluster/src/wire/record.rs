@@ -14,7 +14,10 @@ use super::{
     put_i64, put_list, put_option, put_path, put_tid, put_value, put_values, take_i64, take_list,
     take_option, take_path, take_tid, take_value, take_values, VERSION,
 };
-use crate::records::{CutRecord, Manifest, Object, Output, Record, Request, Times, Written};
+use crate::event_time::ENDED_US;
+use crate::records::{
+    CutRecord, Manifest, Object, Output, Record, Request, Times, Waiting, Written,
+};
 
 pub(super) fn put_call(call: &Call, out: &mut Vec<u8>) {
     match call.target {
@@ -134,8 +137,18 @@ fn take_u64s(input: &mut &[u8]) -> Option<Vec<u64>> {
     take_list(input, take_u64)
 }
 
+/// An event source that has ended is marked beside its newest time (2, or 3 where it had none). In earlier versions it had
+/// [`ENDED_US`] as its newest time, and nobody knows what that was.
 fn put_times(times: &Times, out: &mut Vec<u8>) {
-    put_list(&times.newest, out, |newest, out| put_option(*newest, out, put_i64));
+    let newest: Vec<(u32, Option<i64>)> = (0..).zip(times.newest.iter().copied()).collect();
+    put_list(&newest, out, |(nth, newest), out| match (times.ended.contains(nth), newest) {
+        (false, newest) => put_option(*newest, out, put_i64),
+        (true, Some(newest)) => {
+            out.push(2);
+            put_i64(*newest, out);
+        }
+        (true, None) => out.push(3),
+    });
     put_list(&times.watermarks, out, |at, out| {
         put_i64(at.time_us, out);
         put_u32(at.source.0, out);
@@ -150,8 +163,22 @@ fn take_times(input: &mut &[u8]) -> Option<Times> {
         let (time_us, source) = (take_i64(input)?, SourceId(take_u32(input)?));
         Some(Position { time_us, source, offset: take_u64(input)? })
     };
+    let newest = take_list(input, |input| {
+        Some(match take_u8(input)? {
+            0 => (None, false),
+            1 => match take_i64(input)? {
+                ENDED_US => (None, true),
+                newest => (Some(newest), false),
+            },
+            2 => (Some(take_i64(input)?), true),
+            3 => (None, true),
+            _ => return None,
+        })
+    })?;
+    let ended = (0..).zip(&newest).filter(|(_, (_, has_ended))| *has_ended);
     Some(Times {
-        newest: take_list(input, |input| take_option(input, take_i64))?,
+        ended: ended.map(|(nth, _)| nth).collect(),
+        newest: newest.iter().map(|(newest, _)| *newest).collect(),
         watermarks: take_list(input, position)?,
         idle: take_list(input, take_u32)?,
         late: take_u64(input)?,
@@ -180,7 +207,30 @@ pub(super) fn take_cut(input: &mut &[u8]) -> Option<CutRecord> {
     })
 }
 
+pub(super) fn put_waiting(of: &Waiting, out: &mut Vec<u8>) {
+    put_u32(of.event_source, out);
+    put_u64(of.record, out);
+    put_option(of.newest_us, out, put_i64);
+}
+
+pub(super) fn take_waiting(input: &mut &[u8]) -> Option<Waiting> {
+    let (event_source, record) = (take_u32(input)?, take_u64(input)?);
+    Some(Waiting { event_source, record, newest_us: take_option(input, take_i64)? })
+}
+
 pub(super) fn put_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
+    put_first_manifest(manifest, out);
+    put_option(manifest.waiting.as_ref(), out, |waiting, out| put_list(waiting, out, put_waiting));
+}
+
+pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
+    let manifest = take_first_manifest(input)?;
+    let waiting = take_option(input, |input| take_list(input, take_waiting))?;
+    Some(Manifest { waiting, ..manifest })
+}
+
+/// As earlier versions wrote it.
+pub(super) fn put_first_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
     put_u128(manifest.program, out);
     put_u64(manifest.generation, out);
     put_u64(manifest.epoch, out);
@@ -197,7 +247,8 @@ pub(super) fn put_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
     put_bytes(note, out);
 }
 
-pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
+/// See [`put_first_manifest`].
+fn take_first_manifest(input: &mut &[u8]) -> Option<Manifest> {
     Some(Manifest {
         program: take_u128(input)?,
         generation: take_u64(input)?,
@@ -206,6 +257,7 @@ pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
         base: take_u64(input)?,
         inputs: take_u64s(input)?,
         parked: take_u64s(input)?,
+        waiting: None,
         times: take_times(input)?,
         outputs: take_u64s(input)?,
         objects: take_list(input, |input| take_text(input).map(String::from))?,
@@ -217,7 +269,7 @@ pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
     })
 }
 
-/// Appends a record. Kinds 1 to 5, 7 and 9 were those of earlier versions.
+/// Appends a record. Kinds 1 to 5, 7, 9 and 11 were those of earlier versions; the last is still read.
 pub fn put_record(record: &Record, out: &mut Vec<u8>) {
     match record {
         Record::Generation { generation } => {
@@ -237,7 +289,7 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
             put_cut(cut, out);
         }
         Record::Snapshot(manifest) => {
-            out.push(11);
+            out.push(14);
             put_manifest(manifest, out);
         }
         Record::Outputs(outputs) => {
@@ -297,7 +349,8 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
         })?),
         13 => Record::End,
         10 => Record::Cut(take_cut(input)?),
-        11 => Record::Snapshot(Arc::new(take_manifest(input)?)),
+        11 => Record::Snapshot(Arc::new(take_first_manifest(input)?)),
+        14 => Record::Snapshot(Arc::new(take_manifest(input)?)),
         8 => Record::Outputs(take_list(input, take_output)?),
         12 => Record::Answer {
             tid: take_tid(input)?,
@@ -326,7 +379,7 @@ pub fn put_object(object: &Object, out: &mut Vec<u8>) {
             });
         }
         Object::Manifest(manifest) => {
-            out.push(1);
+            out.push(2);
             put_manifest(manifest, out);
         }
     }
@@ -352,7 +405,8 @@ pub fn take_object(bytes: &[u8]) -> Option<Object> {
             })?;
             Object::Part(Arc::new(rows))
         }
-        1 => Object::Manifest(Arc::new(take_manifest(input)?)),
+        1 => Object::Manifest(Arc::new(take_first_manifest(input)?)),
+        2 => Object::Manifest(Arc::new(take_manifest(input)?)),
         _ => return None,
     };
     input.is_empty().then_some(object)

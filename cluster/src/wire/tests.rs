@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 use smallvec::smallvec;
-use tidemill_core::{Key, Position, SourceId, StreamId, TableId};
+use tidemill_core::{Key, LateRow, Position, SourceId, StreamId, TableId};
 use tidemill_function::{Body, Bounds, Call, Message, Mode, NodeId, Target, Verdict};
 use tidemill_txn::program::{Abort, AbortKind};
 
@@ -9,7 +9,7 @@ use crate::effect::{Packet, Piece, Span};
 use crate::event_time::{Rank, Ranked};
 use crate::records::{
     Assignment, CutRecord, Form, Manifest, Member, Object, Output, Parked, Record, Request,
-    RequestId, Times, Written,
+    RequestId, Times, Waiting, Written,
 };
 
 fn values() -> Vec<Value> {
@@ -53,9 +53,10 @@ fn abort(kind: AbortKind) -> Abort {
 fn times() -> Times {
     let watermark = Position { time_us: -3, source: SourceId(1), offset: 9 };
     Times {
-        newest: vec![None, Some(i64::MIN)],
+        newest: vec![None, Some(i64::MIN), None, Some(7)],
         watermarks: vec![watermark, Position::MAX],
         idle: vec![1],
+        ended: vec![2, 3],
         late: 3,
     }
 }
@@ -69,6 +70,7 @@ fn manifest() -> Manifest {
         base: 6,
         inputs: vec![7, 8],
         parked: vec![5, 8],
+        waiting: Some(vec![Waiting { event_source: 2, record: 5, newest_us: Some(-8) }]),
         times: times(),
         outputs: vec![9],
         objects: vec!["part-1".into()],
@@ -101,6 +103,18 @@ fn records() -> Vec<Record> {
     records.extend(values().into_iter().map(|value| Record::Outputs(vec![reply(Ok(value))])));
     records.extend(kinds.map(|kind| Record::Outputs(vec![reply(Err(abort(kind)))])));
     records
+}
+
+/// What has ended had the end of all times as its newest time, and nothing said where what waits begins.
+#[test]
+fn records_of_earlier_versions_are_read() {
+    let mut before = manifest();
+    (before.times.newest, before.times.ended) = (vec![Some(i64::MAX), Some(5)], Vec::new());
+    let mut after = before.clone();
+    (after.times.newest, after.times.ended, after.waiting) = (vec![None, Some(5)], vec![0], None);
+    let mut bytes = vec![11];
+    record::put_first_manifest(&before, &mut bytes);
+    assert_eq!(take_record(&mut &bytes[..]), Some(Record::Snapshot(after.into())));
 }
 
 fn packets() -> Vec<Packet> {
@@ -166,6 +180,7 @@ fn packets() -> Vec<Packet> {
         let times = times.into();
         Piece { behind, requests, times }
     };
+    let late = Some(LateRow { offset: 4, time_us: i64::MIN, bound_us: -6 });
     let assignment = Assignment::equal(vec![Member(4), Member(9)]);
     let form = Form { generation, assignment, manifest: manifest().into() };
     packets.extend([
@@ -182,7 +197,11 @@ fn packets() -> Vec<Packet> {
             source: 1,
             from: 2,
             pieces: vec![
-                piece(5, 3, &[Span::of(0, -1), Span::of(2, i64::MAX).with(i64::MIN)]),
+                piece(
+                    5,
+                    3,
+                    &[Span::of(0, -1), Span { late, ..Span::of(2, i64::MAX).with(i64::MIN) }],
+                ),
                 piece(6, 0, &[]),
             ],
         },
@@ -195,7 +214,7 @@ fn packets() -> Vec<Packet> {
             name: Some("part".into()),
             rows: 7,
             outputs: vec![1],
-            parked: vec![(2, 3)],
+            waiting: vec![Waiting { event_source: 2, record: 3, newest_us: None }],
         },
         Packet::Snapshot { generation, epoch: 1, counts: false },
         Packet::Lost { generation, member: Member(4) },

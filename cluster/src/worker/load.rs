@@ -113,7 +113,7 @@ impl Worker {
         let prepared = prepared.map(|(_, rows)| rows);
         let event_time = self.settings.event_time.clone();
         let ranks = (!event_time.is_empty())
-            .then(|| Ranks::behind(event_time, &manifest.times, self.settings.function.fault));
+            .then(|| Ranks::behind(event_time, &manifest, self.settings.function.fault));
         let own = |source: u32| form.assignment.reader(source, &self.settings) == node;
         let again = (0..).zip(manifest.inputs_needed().zip(manifest.inputs.iter().copied()));
         let again = again.filter(|(source, (at, upto))| {

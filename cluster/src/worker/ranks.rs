@@ -2,18 +2,20 @@
 //! place each has.
 //!
 //! What waits for its watermark is a function of the inputs and of the recorded watermarks: of the events up to a
-//! snapshot's cut those that are not before its watermark. So no snapshot has them, and they are read again.
+//! snapshot's cut those that are not before its watermark. So no snapshot has them, and they are read again. Which of them are
+//! late is a function of what came of their event sources before; the snapshot says how far that had come where they begin.
 
 use std::collections::BTreeMap;
 use std::mem::replace;
 use std::sync::Arc;
 
-use tidemill_core::{Position, StreamId};
+use tidemill_core::{Late, Position, StreamId};
 use tidemill_function::{output_bytes, Call, Fault, Functions, NodeId, Sequencing};
+use tidemill_txn::order::Newest;
 
 use super::run::Parts;
 use crate::event_time::{EventTime, Rank, Ranked, ENDED_US};
-use crate::records::{CutRecord, Parked, Request, Times};
+use crate::records::{CutRecord, Manifest, Parked, Request, Waiting};
 
 /// About how many bytes an event takes that waits, beside its values.
 const EVENT_BYTES: usize = 200;
@@ -25,6 +27,10 @@ pub(super) struct Read {
     pub request: Request,
     /// Of which event source it is, and its time, if it is an event in event time.
     pub timed: Option<(u32, i64)>,
+    /// Where it is late by those before it of its event source, the time that it is before.
+    pub late_us: Option<i64>,
+    /// The newest time of its event source before its record.
+    before_us: Option<i64>,
 }
 
 impl Read {
@@ -42,12 +48,50 @@ impl Read {
             Some((event_time.of(source, stream)?, time_us.min(ENDED_US - 1)))
         };
         let timed = if event_time.is_empty() { None } else { timed(&request.call) };
-        Read { at, request, timed }
+        Read { at, request, timed, late_us: None, before_us: None }
+    }
+
+    /// Finds out whether it is late, when what came before it is known.
+    pub fn known(mut self, before: &mut [Before]) -> Read {
+        if let Some((event_source, _)) = self.timed {
+            before[event_source as usize].take(&mut self);
+        }
+        self
+    }
+}
+
+/// What came of an event source before.
+pub(super) struct Before {
+    newest: Newest,
+    /// The last record, and the newest time before it.
+    last: Option<(u64, Option<i64>)>,
+}
+
+impl Before {
+    /// When that was the newest time.
+    pub fn new(newest: Newest) -> Before {
+        Before { newest, last: None }
+    }
+
+    fn take(&mut self, read: &mut Read) {
+        let Some((_, time_us)) = read.timed else { return };
+        let last = self.last.filter(|(record, _)| *record == read.at.0);
+        let (_, before_us) = *self.last.insert(last.unwrap_or((read.at.0, self.newest.us())));
+        (read.before_us, read.late_us) = (before_us, self.newest.take(time_us));
     }
 }
 
 /// An event's place among those of its group: its position, and its number in its record.
 type At = (Position, u32);
+
+/// An event that waits.
+struct Waits {
+    request: Request,
+    /// The newest time of its event source before its record.
+    before_us: Option<i64>,
+    /// Whether it stands where its source stood, because it is late.
+    is_late: bool,
+}
 
 /// A request that is executed in an epoch: its rank, its place among those of that rank, its source, and on which streams
 /// with intervals it is.
@@ -65,8 +109,10 @@ pub(super) struct Ranks {
     /// By group: that of the last cut.
     watermarks: Vec<Position>,
     /// By group: the events that wait for it, and how many bytes all of them take.
-    waiting: Vec<BTreeMap<At, Request>>,
+    waiting: Vec<BTreeMap<At, Waits>>,
     bytes: u64,
+    /// Where what waits behind the snapshot begins, by event source: the first record, and what came before what is read again.
+    again: Vec<Option<(u64, Before)>>,
     /// Where late ones of the last cut stand: at that of the cut before, by group; and how many there are.
     late_at: Vec<Position>,
     late: u64,
@@ -79,14 +125,32 @@ pub(super) struct Ranks {
 
 impl Ranks {
     /// Behind a snapshot, which leaves event time there. Nothing waits yet.
-    pub fn behind(event_time: Arc<EventTime>, times: &Times, fault: Option<Fault>) -> Ranks {
+    pub fn behind(event_time: Arc<EventTime>, manifest: &Manifest, fault: Option<Fault>) -> Ranks {
+        let times = &manifest.times;
+        let again = event_time.sources().iter().zip(0..).map(|(of, nth)| {
+            let waiting = manifest.waiting.iter().flatten();
+            let own = waiting.into_iter().find(|waiting| waiting.event_source == nth)?;
+            Some((own.record, Before::new(Newest::behind(own.newest_us, of.disorder_us))))
+        });
+        let again = again.collect();
         let watermarks = match times.watermarks.is_empty() {
             true => event_time.begin().watermarks,
             false => times.watermarks.clone(),
         };
         let waiting = watermarks.iter().map(|_| BTreeMap::new()).collect();
         let (own, told, late_at) = (None, BTreeMap::new(), watermarks.clone());
-        Ranks { event_time, watermarks, waiting, bytes: 0, late_at, late: 0, own, told, fault }
+        Ranks {
+            event_time,
+            watermarks,
+            waiting,
+            bytes: 0,
+            again,
+            late_at,
+            late: 0,
+            own,
+            told,
+            fault,
+        }
     }
 
     /// The group of an event and its place in it.
@@ -95,19 +159,37 @@ impl Ranks {
         (group, (self.event_time.position(event_source, time_us, record), nth))
     }
 
-    /// Takes what the snapshot's cut has, of which only events can wait: those that are before the watermark were
-    /// executed, or late.
-    pub fn restore(&mut self, read: Read) {
-        let Some(timed) = read.timed else { return };
-        let (group, at) = self.place(timed, read.at);
-        if at.0 >= self.watermarks[group] || self.fault == Some(Fault::ParkAgain) {
-            self.park(group, at, read.request);
+    /// Where an event that is late by those before it stands, if it is executed nevertheless: where its source stood.
+    fn stands(&self, (event_source, time_us): (u32, i64), late_us: Option<i64>) -> Option<i64> {
+        let admits = self.event_time.sources()[event_source as usize].late == Late::Admit;
+        match late_us {
+            Some(_) if !admits => None,
+            Some(late_us) => Some(late_us),
+            None => Some(time_us),
         }
     }
 
-    fn park(&mut self, group: usize, at: At, request: Request) {
+    /// Takes what the snapshot's cut has, of which only events can wait: those that are before the watermark were
+    /// executed, or late.
+    pub fn restore(&mut self, mut read: Read) {
+        let Some((event_source, time_us)) = read.timed else { return };
+        let Some((from, before)) = &mut self.again[event_source as usize] else { return };
+        if read.at.0 < *from {
+            return;
+        }
+        before.take(&mut read);
+        let Some(stands_us) = self.stands((event_source, time_us), read.late_us) else { return };
+        let (group, at) = self.place((event_source, stands_us), read.at);
+        if at.0 >= self.watermarks[group] || self.fault == Some(Fault::ParkAgain) {
+            self.park(group, at, read);
+        }
+    }
+
+    fn park(&mut self, group: usize, at: At, read: Read) {
+        let Read { request, before_us, late_us, .. } = read;
         self.bytes += bytes(&request);
-        self.waiting[group].insert(at, request);
+        let waits = Waits { request, before_us, is_late: late_us.is_some() };
+        self.waiting[group].insert(at, waits);
     }
 
     /// What waits.
@@ -116,15 +198,18 @@ impl Ranks {
         Parked { events, bytes: self.bytes, late: self.late }
     }
 
-    /// Of each source of which something waits the first record.
-    pub fn first(&self) -> Vec<(u32, u64)> {
-        let mut first: BTreeMap<u32, u64> = BTreeMap::new();
-        for (position, _) in self.waiting.iter().flat_map(BTreeMap::keys) {
-            let source = self.event_time.sources()[position.source.index()].source;
-            let record = first.entry(source).or_insert(position.offset);
-            *record = (*record).min(position.offset);
+    /// Where what waits of each event source begins.
+    pub fn first(&self) -> Vec<Waiting> {
+        let mut first: BTreeMap<u32, Waiting> = BTreeMap::new();
+        for ((position, _), waits) in self.waiting.iter().flatten() {
+            let (event_source, record) = (position.source.0, position.offset);
+            let one = Waiting { event_source, record, newest_us: waits.before_us };
+            let of = first.entry(event_source).or_insert(one);
+            if record < of.record {
+                *of = one;
+            }
         }
-        first.into_iter().collect()
+        first.into_values().collect()
     }
 
     /// Whether the requests of the epoch that is to begin have been taken.
@@ -151,25 +236,30 @@ impl Ranks {
             false => 0,
         };
         let mut placed = Vec::new();
-        for (source, Read { at, mut request, timed }) in requests {
-            let rank = match timed {
-                None => Rank::Arrival(source),
+        for (source, read) in requests {
+            let at = read.at;
+            let (rank, request) = match read.timed {
+                None => (Rank::Arrival(source), read.request),
                 Some(timed) => {
-                    let (group, place) = self.place(timed, at);
-                    if place.0 >= late_before[group] {
-                        self.park(group, place, request);
+                    self.late += u64::from(read.late_us.is_some());
+                    let stands = self.stands(timed, read.late_us).map(|stands_us| {
+                        let (group, place) = self.place((timed.0, stands_us), at);
+                        (group, place, place.0 >= late_before[group])
+                    });
+                    if let Some((group, place, true)) = stands {
+                        self.park(group, place, read);
                         continue;
                     }
-                    self.late += 1;
-                    request.call = functions.late(request.call);
-                    Rank::Late(timed.0)
+                    self.late += u64::from(read.late_us.is_none());
+                    let Request { id, call } = read.request;
+                    (Rank::Late(timed.0), Request { id, call: functions.late(call) })
                 }
             };
             placed.push(Placed { rank, at, source, on: on(&request), request });
         }
         for (waiting, watermark) in self.waiting.iter_mut().zip(&self.watermarks) {
             let later = waiting.split_off(&(*watermark, 0));
-            for ((position, nth), request) in replace(waiting, later) {
+            for ((position, nth), Waits { mut request, is_late, .. }) in replace(waiting, later) {
                 self.bytes -= bytes(&request);
                 let event_source = position.source.0;
                 let source = self.event_time.sources()[event_source as usize].source;
@@ -178,6 +268,9 @@ impl Ranks {
                     _ => Rank::OnTime(position.time_us, event_source),
                 };
                 let (at, on) = ((position.offset, nth), on(&request));
+                if is_late {
+                    request.call = functions.admitted(request.call, position.time_us);
+                }
                 placed.push(Placed { rank, at, source, on, request });
             }
         }

@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_core::{Key, TableId};
+use tidemill_core::{Key, LateRow, TableId};
 use tidemill_function::{
     Call, Clock, Event, Fault, Functions, Message, Node, NodeId, Outbox, Path, Question,
     Sequencing, Stored, Tid,
 };
 
-use super::ranks::{bytes, Ranks, Read};
+use super::ranks::{bytes, Before, Ranks, Read};
 use super::save::Saving;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Address, Effect, Packet, Piece, Span};
 use crate::event_time::Ranked;
-use crate::records::{CutRecord, Form, Output, Parked, Record, Request, RequestId, Topic};
+use crate::records::{CutRecord, Form, Output, Parked, Record, Request, RequestId, Times, Topic};
 use crate::state::State;
 use crate::Settings;
 
@@ -43,6 +43,8 @@ pub(super) struct Source {
     pub upto: u64,
     /// Where it ends, once that has been read.
     ends_at: Option<u64>,
+    /// What has been read of each event source before.
+    before: Vec<Before>,
     pub is_asked: bool,
 }
 
@@ -62,9 +64,10 @@ impl Source {
             }
             let Record::Requests(requests) = record else { continue };
             if offset >= from {
+                let before = &mut self.before;
                 let read = |(nth, request)| {
-                    let at = (offset, nth);
-                    Read::new(at, request, self.source, &settings.event_time, functions)
+                    let (at, of) = ((offset, nth), &settings.event_time);
+                    Read::new(at, request, self.source, of, functions).known(before)
                 };
                 self.bytes += requests.iter().map(bytes).sum::<u64>();
                 self.requests.extend((0..).zip(requests).map(read));
@@ -122,10 +125,13 @@ impl Source {
                 }
             }
             if is_timed {
-                for (event_source, time_us) in record.iter().filter_map(|read| read.timed) {
+                for read in record {
+                    let Some((event_source, time_us)) = read.timed else { continue };
                     let one = Span::of(event_source, time_us);
                     let span = times.entry(event_source).or_insert(one);
                     *span = span.with(time_us);
+                    let late = |bound_us| LateRow { offset, time_us, bound_us };
+                    span.late = span.late.or(read.late_us.map(late));
                 }
                 let last = pieces.last_mut().expect("it is there");
                 last.times = times.values().copied().collect();
@@ -223,11 +229,21 @@ impl Running {
         let source = |source| {
             let upto = of(&manifest.inputs, source);
             let requests = VecDeque::new();
-            let ends_at = None;
-            (
+            let forgets = settings.function.fault == Some(Fault::ForgetNewest);
+            let times = if forgets { &Times::default() } else { &manifest.times };
+            let newest = settings.event_time.newest(times);
+            let before = newest.into_iter().map(Before::new).collect();
+            let of = Source {
                 source,
-                Source { source, requests, bytes: 0, taken: upto, upto, ends_at, is_asked: false },
-            )
+                requests,
+                bytes: 0,
+                taken: upto,
+                upto,
+                ends_at: None,
+                before,
+                is_asked: false,
+            };
+            (source, of)
         };
         let inputs = own.map(source).collect();
         let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();

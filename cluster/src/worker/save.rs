@@ -7,7 +7,7 @@ use tidemill_function::Fault;
 use super::ranks::Ranks;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Effect, Packet};
-use crate::records::{Object, PartRows};
+use crate::records::{Object, PartRows, Waiting};
 
 /// So often a part is put that could not be stored.
 const TRIES_MAX: u32 = 4;
@@ -23,8 +23,8 @@ pub(super) struct Saving {
     is_told: bool,
     /// Where outputs of later epochs may begin.
     outputs: Vec<u64>,
-    /// Of sources of which events wait the first record.
-    parked: Vec<(u32, u64)>,
+    /// Of event sources of which something waits where that begins.
+    waiting: Vec<Waiting>,
 }
 
 impl Worker {
@@ -38,7 +38,7 @@ impl Worker {
         }
         let rows = Arc::new(state.take(all, (generation, epoch)));
         let outputs = running.ends.clone();
-        let parked = running.ranks.as_ref().map_or_else(Vec::new, Ranks::first);
+        let waiting = running.ranks.as_ref().map_or_else(Vec::new, Ranks::first);
         let name = format!("part-{generation}-{epoch}-{me}");
         let (tries, is_asked, is_stored, is_told) = (0, false, false, false);
         running.saving = Some(Saving {
@@ -50,7 +50,7 @@ impl Worker {
             is_stored,
             is_told,
             outputs,
-            parked,
+            waiting,
         });
         self.save_again(effects);
     }
@@ -95,8 +95,8 @@ impl Worker {
         saving.is_stored = counts;
         if !counts && saving.tries >= TRIES_MAX {
             saving.is_told = true;
-            let (epoch, rows, outputs, parked) = (saving.epoch, 0, Vec::new(), Vec::new());
-            let part = Packet::Part { generation, epoch, name: None, rows, outputs, parked };
+            let (epoch, rows, outputs, waiting) = (saving.epoch, 0, Vec::new(), Vec::new());
+            let part = Packet::Part { generation, epoch, name: None, rows, outputs, waiting };
             return self.tell(part, effects);
         }
         self.part_ready(effects);
@@ -117,8 +117,8 @@ impl Worker {
         saving.is_told = true;
         let name = Some(format!("{}-{}", saving.name, saving.tries));
         let (rows, outputs) = (saving.rows.len() as u64, saving.outputs.clone());
-        let parked = saving.parked.clone();
-        self.tell(Packet::Part { generation, epoch, name, rows, outputs, parked }, effects);
+        let waiting = saving.waiting.clone();
+        self.tell(Packet::Part { generation, epoch, name, rows, outputs, waiting }, effects);
     }
 
     /// The snapshot counts, or does not: then what it took has to be in the next one.

@@ -106,7 +106,7 @@ impl Cluster {
         doors::check(settings)?;
         let topics = Topics::open(spec, &functions, settings, env)?;
         let followed = topics.followed();
-        let host = settings.host(spec, &followed, secret, env)?;
+        let mut host = settings.host(spec, &followed, secret, env)?;
         let first = settings.sources + sources(&followed);
         let of_files = feeds::count(spec);
         let sources = first + of_files;
@@ -116,6 +116,7 @@ impl Cluster {
         let held = hold(env, dir)?;
         let ways = Ways::open(spec, functions.program(), settings.fresh, env)?;
         let feeds = Feeds::open(spec, &functions, (first, dir, settings.fresh), env)?;
+        host.machine.goes_on = feeds.goes_on.clone();
         let feeds = Arc::new(feeds);
         if let (true, Some(log)) = (settings.fresh, &settings.log) {
             return Err(Error::setting(format!("the log at {log} can't be begun anew from here"))
@@ -289,12 +290,18 @@ impl Cluster {
         let stream = &self.program.streams[late.stream.index()].spec.name;
         let from = self.topic(late.source).unwrap_or_else(|| format!("source {}", late.source));
         let LateEvent { offsets, time_us, watermark_us, .. } = late;
-        format!(
-            "stream {stream}: an event of {from}, between the offsets {} and {}, is late: its time is {time_us}, and \
-             the watermark was at {watermark_us} already",
-            offsets.start,
-            offsets.end - 1
-        )
+        let (first, last) = (offsets.start, offsets.end - 1);
+        match first == last {
+            true => format!(
+                "stream {stream}: row {first} of source {from} is late: its time is {time_us}, and it may not be before \
+                 {watermark_us}, the newest time of the rows before it less the disorder"
+            ),
+            // Late by a source that was idle: only the coordinator knows that, and not which row it is.
+            false => format!(
+                "stream {stream}: an event of {from}, between the offsets {first} and {last}, is late: its time is \
+                 {time_us}, and the watermark was at {watermark_us} already"
+            ),
+        }
     }
 
     /// The same for programs: members, epochs, and for each source how many requests are there that no cut has, and
@@ -355,7 +362,8 @@ impl Cluster {
         }
         let stream = |(stream, group): (StreamId, usize)| {
             let at = times.watermarks.get(group);
-            let has_ended = at == Some(&Position::MAX);
+            let mut own = (0..).zip(self.event_time.sources()).filter(|(_, of)| of.group == group);
+            let has_ended = own.all(|(nth, _)| times.ended.contains(&nth));
             let at = at.filter(|at| **at != Position::MIN && !has_ended);
             let behind = at.and_then(|at| self.event_time.sources().get(at.source.index()));
             let behind = behind.map(|of| match self.topic(of.source) {

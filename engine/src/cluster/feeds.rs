@@ -6,7 +6,8 @@
 //! Where a feed stood is known at marks (`marks`), of which a file of the coordinator's directory has two: the last one that no
 //! recovery goes behind, where whoever starts again goes on; and one behind all that anybody has been given, up to which he finds
 //! out whether the files are what they were. Behind its rows a feed that ends says so: what waits to be a batch is one then, in its
-//! place among all that is executed, and nothing holds its watermark back any more.
+//! place among all that is executed, and nothing holds its watermark back any more. A file that has grown since goes on at the next
+//! start: its new rows are behind the record that says that it ended.
 
 mod feed;
 mod file;
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidemill_cluster::{Record, Records, Refused, Topic};
-use tidemill_core::{Error, Result};
+use tidemill_core::{Error, Result, StreamId};
 use tidemill_durable::{Log, Then};
 use tidemill_env::{Env, Handle};
 
@@ -58,6 +59,8 @@ fn ends_of(spec: &AppSpec, decl: &SourceDecl) -> Option<usize> {
 /// The files that an app reads.
 pub(super) struct Feeds {
     first: u32,
+    /// Those that had ended and go on, each with the first record of what is new.
+    pub goes_on: Arc<[(u32, u64)]>,
     shared: Arc<Shared>,
     jobs: Option<Sender<Job>>,
     // Behind a lock only because a handle is not shared between threads.
@@ -125,6 +128,15 @@ impl Feeds {
             feeds.push(feed);
             about.push(known);
         }
+        let grown: Vec<StreamId> =
+            feeds.iter().filter(|feed| feed.has_grown()).map(Feed::stream).collect();
+        for (feed, decl) in feeds.iter_mut().zip(of_files(spec)) {
+            if grown.contains(&feed.stream()) {
+                feed.ends_again().map_err(|error| error.at(decl.at.clone()))?;
+            }
+        }
+        let goes_on = (first..).zip(&feeds).filter_map(|(of, feed)| Some((of, feed.goes_on_at()?)));
+        let goes_on = goes_on.collect();
         let ends = Mutex::new(feeds.iter().map(Feed::end).collect());
         let (failed, is_over, trouble) = Default::default();
         let shared = Arc::new(Shared { feeds: about, ends, failed, is_over, trouble });
@@ -135,7 +147,7 @@ impl Feeds {
         let env = &patient(env, &waits);
         let reader = Reader { env: env.clone(), dir: dir.into(), feeds, shared: shared.clone() };
         if reader.feeds.is_empty() {
-            return Ok(Feeds { first, shared, jobs: None, thread: Mutex::new(None) });
+            return Ok(Feeds { first, goes_on, shared, jobs: None, thread: Mutex::new(None) });
         }
         let (jobs, taken) = channel();
         let told = reader.shared.clone();
@@ -150,7 +162,7 @@ impl Feeds {
         };
         let thread = env.threads.spawn("cluster-feeds", Box::new(run));
         let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
-        Ok(Feeds { first, shared, jobs: Some(jobs), thread: Mutex::new(Some(thread)) })
+        Ok(Feeds { first, goes_on, shared, jobs: Some(jobs), thread: Mutex::new(Some(thread)) })
     }
 
     /// What is known of them beforehand, each with its source.

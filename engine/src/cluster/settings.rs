@@ -220,6 +220,7 @@ impl ClusterSettings {
                 snapshot_us: self.snapshot_us,
                 objects_max: self.snapshot_objects_max,
                 event_time: event_time.into(),
+                goes_on: [].into(),
                 parked_bytes_max: spec.settings.parked_bytes_max as u64,
                 function: tidemill_function::Settings {
                     seed: spec.program.seed,

@@ -2,7 +2,7 @@
 //! and of each the log's partitions. So ties between equal times go as in one process.
 
 use tidemill_cluster::{EventSource, EventTime, Interval};
-use tidemill_core::{Late, Result, StreamId, StreamTime};
+use tidemill_core::{Result, StreamId, StreamTime};
 use tidemill_kafka::Followed;
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::Origin;
@@ -27,14 +27,8 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
             groups.len() - 1
         });
         let spec = &program.streams[stream.index()].spec;
-        let source = |source| EventSource {
-            source,
-            stream,
-            group,
-            disorder_us,
-            idle_us,
-            refuses_late: spec.late == Late::Error,
-        };
+        let source =
+            |source| EventSource { source, stream, group, disorder_us, idle_us, late: spec.late };
         sources.extend(from.map(source));
     };
     let is_timed = |stream: StreamId| {
@@ -81,7 +75,7 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
 
 #[cfg(test)]
 mod tests {
-    use tidemill_core::{Column, DataType};
+    use tidemill_core::{Column, DataType, Late};
     use tidemill_txn::program::Builder;
 
     use super::*;

@@ -211,6 +211,10 @@ impl Starting<'_> {
             places.outputs.resize(manifest.outputs.len(), 0);
         }
         manifest.written = places.into();
+        if !waits(&manifest) {
+            // The numbers of event sources may be others now.
+            manifest.waiting = Some(Vec::new());
+        }
         manifest.times = times;
         let manifest = Arc::new(manifest);
         self.put(&manifest.name(), &Object::Manifest(manifest.clone()))?;
@@ -235,7 +239,9 @@ impl Starting<'_> {
 
     /// Refuses what only the other version can execute.
     fn check_behind(&self, manifest: &Manifest, cuts: usize) -> Result<()> {
-        if self.has_own_requests && waits(manifest) {
+        // In logs of earlier versions other events were late.
+        let is_of_before = manifest.waiting.is_none();
+        if (self.has_own_requests || is_of_before) && waits(manifest) {
             return Err(refused(vec![
                 "events wait for their watermark, and only the version that they were recorded for can execute \
                  them: start that version until they have been"
@@ -473,11 +479,16 @@ fn carried(was: &[TimedSource], now: &[TimedSource], manifest: &Manifest) -> Res
     let is_same = |of: &TimedSource, other: &TimedSource| {
         (&of.stream, &of.time) == (&other.stream, &other.time)
     };
-    let newest = now.iter().map(|of| {
+    let before = |of: &TimedSource| {
         let is_it = |other: &TimedSource| is_same(of, other) && of.source == other.source;
-        manifest.times.newest.get(was.iter().position(is_it)?).copied().flatten()
-    });
+        was.iter().position(is_it)
+    };
+    let newest = now.iter().map(|of| manifest.times.newest.get(before(of)?).copied().flatten());
     let newest = newest.collect();
+    let has_ended = |of: &TimedSource| {
+        before(of).is_some_and(|nth| manifest.times.ended.contains(&(nth as u32)))
+    };
+    let ended = (0..).zip(now).filter(|(_, of)| has_ended(of)).map(|(nth, _)| nth).collect();
     let groups = now.iter().map(|of| of.group + 1).max().unwrap_or(0);
     let mut watermarks = vec![Position::MIN; groups];
     for (of, other) in now.iter().flat_map(|of| was.iter().map(move |other| (of, other))) {
@@ -488,7 +499,7 @@ fn carried(was: &[TimedSource], now: &[TimedSource], manifest: &Manifest) -> Res
             watermarks[of.group] = watermarks[of.group].max(at);
         }
     }
-    Ok(Times { newest, watermarks, idle: Vec::new(), late: manifest.times.late })
+    Ok(Times { newest, watermarks, idle: Vec::new(), ended, late: manifest.times.late })
 }
 
 /// A fingerprint as the file has it.

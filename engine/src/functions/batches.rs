@@ -117,7 +117,30 @@ impl Batches {
         let [Value::Int(number), Value::Int(ends), event @ ..] = &call.args[..] else {
             return None;
         };
-        let stream = StreamId(u16::try_from(*number).ok()?);
+        Batches::event_ending(program, call, (*number, *ends), event)
+    }
+
+    /// The same of one that is admitted, with where it stands.
+    pub fn admitted(
+        program: &Program,
+        call: &Call,
+    ) -> Option<(StreamId, Arc<[StreamId]>, i64, Call)> {
+        let [Value::Int(number), Value::Timestamp(time_us), Value::Int(ends), event @ ..] =
+            &call.args[..]
+        else {
+            return None;
+        };
+        let found = Batches::event_ending(program, call, (*number, *ends), event);
+        found.map(|(stream, ends, event)| (stream, ends, *time_us, event))
+    }
+
+    fn event_ending(
+        program: &Program,
+        call: &Call,
+        (number, ends): (i64, i64),
+        event: &[Value],
+    ) -> Option<(StreamId, Arc<[StreamId]>, Call)> {
+        let stream = StreamId(u16::try_from(number).ok()?);
         let of = program.streams.get(stream.index())?;
         let ends = (0..).zip(by_event_time(program)).filter_map(|(bit, (of, _))| {
             let ends = program.root_stream(of) == stream && ends >> bit & 1 == 1;

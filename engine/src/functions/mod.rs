@@ -490,7 +490,12 @@ impl AppFunctions {
         }
         if matches!(
             call.target,
-            Letters::TARGET | Times::LATE | Batches::TARGET | Batches::ENDING | Batches::LAST
+            Letters::TARGET
+                | Times::LATE
+                | Times::ADMITTED
+                | Batches::TARGET
+                | Batches::ENDING
+                | Batches::LAST
         ) {
             return match outcome {
                 Ok(_) => (Reply::Returned(None), None),
@@ -567,6 +572,11 @@ impl Functions for AppFunctions {
             let (stream, ends, event) = Batches::ending(&self.program, call).ok_or_else(unknown)?;
             return Ok(self.begin_whole(What::Ending(stream, ends), &event, false));
         }
+        if call.target == Times::ADMITTED {
+            let found = Batches::admitted(&self.program, call);
+            let (stream, ends, time_us, event) = found.ok_or_else(unknown)?;
+            return Ok(self.begin_whole(What::Admitted(stream, ends, time_us), &event, false));
+        }
         // Others may have written it, and then it has no place among others.
         if self.in_time(call).is_some() && self.timed(call).is_none() {
             return Err(Abort::refused("the event has no time"));
@@ -633,7 +643,20 @@ impl Functions for AppFunctions {
         of.filter(|(_, of)| is_on(*of)).fold(0, |bits, (bit, _)| bits | 1 << bit)
     }
 
+    fn admitted(&self, call: Call, time_us: i64) -> Call {
+        // Without windows nobody sees at which time it is.
+        let Program { tables, windows, .. } = &*self.program;
+        let has_times = tables.iter().any(|table| table.history.is_some()) || !windows.is_empty();
+        match self.round_of(call.target).filter(|_| has_times) {
+            Some(stream) => Times::admitted(stream, time_us, call),
+            None => call,
+        }
+    }
+
     fn closes(&self, call: Call, streams: u64) -> Call {
+        if call.target == Times::ADMITTED {
+            return Times::admitted_ends(call, streams);
+        }
         match self.round_of(call.target) {
             Some(stream) => Batches::ends(stream, streams, call),
             None => call,

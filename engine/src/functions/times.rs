@@ -26,6 +26,10 @@ impl Times {
     /// What the call of a late event is that others are told of.
     pub const LATE: Target = Target::Function(u32::MAX - 3);
 
+    /// What an event is that is late and executed nevertheless. The number of its stream comes first, then where it stands, then
+    /// a bit for each of the streams in intervals whose do end with it.
+    pub const ADMITTED: Target = Target::Function(u32::MAX - 7);
+
     /// Those of a program, which is given a stream of late events for each where late ones go there.
     pub fn add(program: &mut Program, groups: &Groups) -> Times {
         let mut times = BTreeMap::new();
@@ -93,6 +97,23 @@ impl Times {
             }
             _ => call,
         }
+    }
+
+    /// What is executed of a late event of a stream that stands at this time.
+    pub fn admitted(stream: StreamId, time_us: i64, call: Call) -> Call {
+        let numbers = [Value::Int(stream.0.into()), Value::Timestamp(time_us), Value::Int(0)];
+        let args = numbers.into_iter().chain(call.args.iter().cloned()).collect();
+        Call { target: Times::ADMITTED, args, ..call }
+    }
+
+    /// The same of one with which intervals end.
+    pub fn admitted_ends(mut call: Call, ends: u64) -> Call {
+        let mut args = call.args.to_vec();
+        if let Some(bits) = args.get_mut(2) {
+            *bits = Value::Int(ends.cast_signed());
+        }
+        call.args = args.into();
+        call
     }
 
     /// Begins to tell others of a late event. Others may have written the call.

@@ -22,6 +22,8 @@ pub(super) enum What {
     Round(StreamId),
     /// The same of an event with which intervals of these streams end.
     Ending(StreamId, Arc<[StreamId]>),
+    /// The same of one that is late, and stands at this time.
+    Admitted(StreamId, Arc<[StreamId]>, i64),
     /// All that comes of a call of a handler, which is told what its own transaction has come to.
     Replies { handler: usize, takes_aborts: bool },
     /// All that comes of a batch of a stream, if it is due.
@@ -62,7 +64,10 @@ impl Whole {
             What::Handler(handler) | What::Replies { handler, .. } => {
                 self.program.handlers[handler].input
             }
-            What::Round(stream) | What::Ending(stream, _) | What::Due(stream) => stream,
+            What::Round(stream)
+            | What::Ending(stream, _)
+            | What::Admitted(stream, ..)
+            | What::Due(stream) => stream,
             What::Last(Last { stream, .. }) => stream,
         }
     }
@@ -74,6 +79,7 @@ impl Activation for Whole {
         let time_us = match &self.what {
             What::Due(_) => self.times.stands(input, None, context),
             What::Last(Last { time_us, .. }) => self.times.stands(input, *time_us, context),
+            What::Admitted(.., time_us) => self.times.stands(input, Some(*time_us), context),
             _ => self.times.stands(input, self.times.of(input, &self.event), context),
         };
         let Whole { program, rounds, likely, what, event, .. } = self;
@@ -90,7 +96,7 @@ impl Activation for Whole {
             What::Round(_) | What::Replies { .. } => {
                 rounds.run(program, input, event, &[], when, &mut rows)
             }
-            What::Ending(stream, ends) => {
+            What::Ending(stream, ends) | What::Admitted(stream, ends, _) => {
                 rounds.run(program, *stream, event, ends, when, &mut rows)
             }
         };

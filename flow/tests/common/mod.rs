@@ -94,6 +94,7 @@ impl Ingress for Count {
             bad,
             next_offset: end,
             time_max,
+            late: Vec::new(),
         }))
     }
 

@@ -93,6 +93,8 @@ pub enum Fault {
     LateByItsCut,
     /// A coordinator that begins a generation does not know what times have come, and makes watermarks of what comes.
     ForgetTimes,
+    /// Who reads on behind a snapshot does not know what times have come, by which later events are late.
+    ForgetNewest,
     /// A recovery reads on behind the snapshot, whatever was waiting for its watermark.
     ForgetParked,
     /// A recovery takes all events for waiting that it reads again.
@@ -121,7 +123,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 57] = [
+    pub const ALL: [Fault; 58] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -167,6 +169,7 @@ impl Fault {
         Fault::PartAlone,
         Fault::LateByItsCut,
         Fault::ForgetTimes,
+        Fault::ForgetNewest,
         Fault::ForgetParked,
         Fault::ParkAgain,
         Fault::TrimParked,

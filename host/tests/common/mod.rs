@@ -105,6 +105,7 @@ impl Site {
             program: 0,
             objects_max: 20,
             event_time: Arc::default(),
+            goes_on: [].into(),
             parked_bytes_max: u64::MAX,
             function: tidemill_function::Settings::default(),
         };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidemill_cluster::{EventSource, EventTime};
-use tidemill_core::{Key, Position, SourceId, StreamId, Value};
+use tidemill_core::{Key, Late, Position, SourceId, StreamId, Value};
 use tidemill_function::{Call, Functions as _, Sequencing, Tid};
 use tidemill_txn::reference::{self, CutAt, InputRow, Outcome};
 
@@ -205,6 +205,7 @@ fn epochs(
     let mut tids = vec![None; calls.len()];
     let (mut epochs, mut lates, mut lates_before) = (Vec::new(), Vec::new(), 0);
     let mut waiting: Vec<(Position, u32, usize)> = Vec::new();
+    let mut newest: Vec<Option<i64>> = vec![None; sources.len()];
     let (mut number, mut before) = (0, Position::MIN);
     for (cut, now) in taken.iter().zip(watermarks) {
         let (mut arrivals, mut late) = (Vec::new(), Vec::new());
@@ -213,8 +214,14 @@ fn epochs(
                 None => arrivals.push((*source, *record, *nth, number)),
                 Some(of) => {
                     let (_, time_us) = Script::timed(call).expect("it is in event time");
+                    let (source, newest) = (&sources[of as usize], &mut newest[of as usize]);
+                    let bound_us = newest.map_or(i64::MIN, |newest| newest - source.disorder_us);
+                    *newest = (*newest).max(Some(time_us));
+                    let (is_late, is_told) = (time_us < bound_us, source.late == Late::Side);
+                    let time_us = time_us.max(bound_us);
                     let at = Position { time_us, source: SourceId(of), offset: *record };
-                    match at < before {
+                    lates_before += u64::from(is_late || at < before);
+                    match at < before || (is_late && is_told) {
                         true => late.push((of, *record, *nth, number)),
                         false => waiting.push((at, *nth, number)),
                     }
@@ -242,7 +249,6 @@ fn epochs(
         requests.sort_by_key(|(tid, _)| *tid);
         epochs.push(Epoch { clock_us: cut.clock_us, requests });
         before = *now;
-        lates_before += late.len() as u64;
         lates.push(lates_before);
     }
     (epochs, tids, lates)

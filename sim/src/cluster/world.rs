@@ -13,7 +13,7 @@ use tidemill_cluster::{
     Address, Coordinator, Effect, EventSource, EventTime, Input, Member, Object, Packet, Record,
     Request, Settings, Topic, Worker,
 };
-use tidemill_core::{Key, Value};
+use tidemill_core::{Key, Late, Value};
 use tidemill_function::{Call, Fault};
 
 pub use self::trouble::Weather;
@@ -37,19 +37,12 @@ fn event_time(dice: &mut Dice, sources: u32) -> EventTime {
     }
     let never_idle = if dice.chance(70) { 0 } else { 40 };
     let mut all = Vec::new();
-    for stream in TIMED {
+    for (stream, late) in TIMED.into_iter().zip([Late::Side, Late::Admit]) {
         for source in 0..sources {
             let idle_us = (!dice.chance(never_idle)).then(|| (20 + dice.below(200)) * MS);
             let disorder_us = dice.below(12) as i64;
             let idle_us = idle_us.map(u64::cast_signed);
-            all.push(EventSource {
-                source,
-                stream,
-                group: 0,
-                disorder_us,
-                idle_us,
-                refuses_late: false,
-            });
+            all.push(EventSource { source, stream, group: 0, disorder_us, idle_us, late });
         }
     }
     EventTime::new(all, Vec::new())
@@ -198,6 +191,7 @@ impl World {
             snapshot_us: 0,
             objects_max: 3 + dice.below(8) as usize,
             event_time,
+            goes_on: [].into(),
             parked_bytes_max,
             function: tidemill_function::Settings {
                 calls_max: CALLS_MAX,

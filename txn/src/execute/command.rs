@@ -14,14 +14,14 @@ use super::general::Effects;
 use super::output::Origin;
 use super::serial::{transact, Serial, Sink};
 use super::turn;
-use crate::order::Epoch;
+use crate::order::{Epoch, ADMITTED};
 use crate::program::rounds::{Emitted, Given};
 use crate::program::{Abort, Program};
 
 /// A transaction, as strong recovery logs it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Command {
-    /// The input event of its round: its source, and its row there.
+    /// What its round is known by ([`Epoch::round`]): the source of the input event, and its row there.
     pub(crate) event: (SourceId, u64),
     /// The handler, or the turn.
     pub(crate) who: Who,
@@ -168,7 +168,7 @@ pub(crate) fn note(serial: &mut Serial, out: &mut Sink, command: impl FnOnce() -
                 Who::Handler(handler) => handler,
                 Who::Turn(turn) => serial.codes.turns.all[turn].procedures[0],
             };
-            let (source, offset) = command.event;
+            let (source, offset) = (command.event.0, command.event.1 & !ADMITTED);
             let source = program.sources.get(source.index()).map_or("", |s| &*s.name);
             serial.commands.differs = Some(format!(
                 "{} came to something else when it was executed again, on row {offset} of source \
@@ -185,7 +185,7 @@ pub(crate) fn note(serial: &mut Serial, out: &mut Sink, command: impl FnOnce() -
 pub(crate) fn follow(serial: &mut Serial, tables: &mut [Table], epoch: &Epoch, out: &mut Sink) {
     let mut before = None;
     for (at, ranked) in epoch.order.iter().enumerate() {
-        let event = epoch.event(*ranked);
+        let event = epoch.round(*ranked);
         if before.replace(event) != Some(event) {
             out.round = out.derived.len() as u32;
             follow_cause(serial, tables, epoch, out, at, 0);
@@ -202,7 +202,7 @@ pub(crate) fn follow_cause(
     root: usize,
     cause: u32,
 ) {
-    let event = epoch.event(epoch.order[root]);
+    let event = epoch.round(epoch.order[root]);
     let is_next = |next: &Command| (next.event, next.cause) == (event, cause);
     loop {
         let followed = serial.commands.followed.as_mut().expect("commands are followed");

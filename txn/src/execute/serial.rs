@@ -337,8 +337,8 @@ impl Serial {
         let mut at = ranks.start;
         while at < ranks.end {
             if self.commands.is_on() {
-                let event = |at: usize| epoch.event(epoch.order[at]);
-                if at == 0 || event(at) != event(at - 1) {
+                let round = |at: usize| epoch.round(epoch.order[at]);
+                if at == 0 || round(at) != round(at - 1) {
                     out.round = out.derived.len() as u32;
                 }
             }
@@ -559,8 +559,8 @@ impl Sink {
 
 /// Where the transactions of another event begin, behind that at `at`.
 fn end_of_event(epoch: &Epoch, at: usize) -> usize {
-    let event = |at: usize| epoch.event(epoch.order[at]);
-    (at + 1..epoch.order.len()).find(|next| event(*next) != event(at)).unwrap_or(epoch.order.len())
+    let round = |at: usize| epoch.round(epoch.order[at]);
+    (at + 1..epoch.order.len()).find(|next| round(*next) != round(at)).unwrap_or(epoch.order.len())
 }
 
 /// The values of a row of words.
@@ -674,7 +674,7 @@ pub(super) fn transact(
         let cause = origin.cause().saturating_sub(out.round);
         let input = program.handlers[handler].input;
         let command = || Command {
-            event: epoch.event(epoch.order[origin.root() as usize]),
+            event: epoch.round(epoch.order[origin.root() as usize]),
             who: Who::Handler(handler),
             cause,
             given: vec![(0, input, event.into())],

@@ -54,7 +54,7 @@ pub(super) fn run(
         let seq = serial.seq();
         let came_to = result.as_ref().map(|done| (&done.effects, &done.emitted[..]));
         let came_to = command::hash(came_to, tables, seq);
-        let given = given.outside();
+        let (given, event) = (given.outside(), epoch.round(epoch.order[root]));
         let command = || Command { event, who: Who::Turn(number), cause: 0, given, came_to };
         command::note(serial, out, command);
     }

@@ -5,7 +5,8 @@
 //! By count, what is left over waits, parked, for more to come. By event time nothing is left over,
 //! because the watermarks of a stream's group stop at the ends of its intervals. In arrival time a batch
 //! arrives when it is whole: with its last event, or when so much time has passed since its first. When a
-//! stream has ended, what waits is a batch, too; at the cut that sees the end.
+//! stream has ended, what waits is a batch, too: in event time its place is behind all rows of the stream,
+//! and else that of the cut that sees the end.
 
 use std::collections::BTreeSet;
 
@@ -23,10 +24,10 @@ pub(super) struct Cutting<'c> {
     pub(super) program: &'c Program,
     pub(super) epoch: u64,
     pub(super) clock_us: i64,
-    /// The watermark of each stream at the cut before.
-    pub(super) before: &'c dyn Fn(StreamId) -> Position,
     /// Whether no event of a stream will come any more.
     pub(super) ended: &'c dyn Fn(StreamId) -> bool,
+    /// Where a stream in event time ends, if it has ended and everything before that has come.
+    pub(super) ends: &'c dyn Fn(StreamId) -> Option<Position>,
     /// Gives what comes in arrival time its place in this cut.
     pub(super) arrived: &'c dyn Fn(Run) -> Run,
 }
@@ -40,26 +41,24 @@ impl Cutting<'_> {
             let id = StreamId(index as u16);
             let (own, rest) = std::mem::take(ready).into_iter().partition(|run| run.stream == id);
             *ready = rest;
-            let waits = parked.iter().any(|run| run.stream == id);
-            let is_last = (self.ended)(id) && !waits;
-            self.stream(id, batching, own, is_last, ready, parked, &mut closings);
+            self.stream(id, batching, own, ready, parked, &mut closings);
         }
         closings
     }
 
-    #[allow(clippy::too_many_arguments)] // What there is of one stream, and where it goes.
     fn stream(
         &self,
         stream: StreamId,
         batching: Batching,
         mut runs: Vec<Run>,
-        is_last: bool,
         ready: &mut Vec<Run>,
         parked: &mut Vec<Run>,
         closings: &mut BTreeSet<Closing>,
     ) {
         runs.retain(|run| !run.offsets.is_empty());
         let by_arrival = self.by_arrival(stream);
+        let end = if by_arrival { None } else { (self.ends)(stream) };
+        let is_last = if by_arrival { (self.ended)(stream) } else { end.is_some() };
         let total: usize = runs.iter().map(|run| run.offsets.len()).sum();
         let whole = match batching {
             _ if is_last => total,
@@ -98,50 +97,34 @@ impl Cutting<'_> {
                 interval(place) != interval(place + 1)
             }
         };
-        // What is left over at the end may all have had its place before the last cut: it stands at the
-        // watermark of that, as whatever is late does.
-        let before = (self.before)(stream);
-        let is_past = |&(run, row): &(usize, usize)| match runs[run].admitted {
-            Some((_, epoch)) => epoch < self.epoch,
-            None => runs[run].position(row) < before,
-        };
-        let late = match batching {
-            Batching::Count(count) if is_last && !by_arrival => {
-                let left = &rows[total - total % count as usize..];
-                if left.iter().all(is_past) {
-                    left.to_vec()
-                } else {
-                    Vec::new()
-                }
+        let ending = (0..whole).filter(|place| ends(*place)).map(|place| event(rows[place]));
+        closings.extend(ending.map(|(source, offset)| (stream, source, offset)));
+        // What is left over in the end has its place there, as its last event.
+        let is_left = |count: u64| !total.is_multiple_of(count as usize);
+        let left = match (batching, end) {
+            (Batching::Count(count), Some(end)) if is_left(count) => {
+                rows.last().map(|last| (*last, end))
             }
-            _ => Vec::new(),
+            _ => None,
         };
-        let ending = (0..whole).filter(|place| ends(*place)).map(|place| match late.last() {
-            // There they are in the order of their sources.
-            Some(last) if *last == rows[place] => late.iter().map(|at| event(*at)).max(),
-            _ => Some(event(rows[place])),
-        });
-        closings.extend(ending.flatten().map(|(source, offset)| (stream, source, offset)));
-        let mut parts = vec![(Vec::new(), Vec::new(), Vec::new()); runs.len()];
+        let mut parts = vec![(Vec::new(), Vec::new()); runs.len()];
         for (place, at) in rows.iter().enumerate() {
-            let (now, admitted, waits) = &mut parts[at.0];
-            match (place < whole, late.contains(at)) {
-                (true, false) => now.push(at.1 as u32),
-                (true, true) => admitted.push(at.1 as u32),
-                (false, _) => waits.push(at.1 as u32),
+            let (now, waits) = &mut parts[at.0];
+            match place < whole {
+                true if left.is_some_and(|(left, _)| left == *at) => {}
+                true => now.push(at.1 as u32),
+                false => waits.push(at.1 as u32),
             }
         }
-        for (run, (now, admitted, waits)) in runs.into_iter().zip(parts) {
+        if let Some(((run, row), end)) = left {
+            let last = runs[run].take(&[row as u32]);
+            let (times, admitted) = (vec![end.time_us], Some((end, self.epoch)));
+            ready.push(Run { times, admitted, ..last });
+        }
+        for (run, (now, waits)) in runs.into_iter().zip(parts) {
             let arrives = |run: Run| if by_arrival { (self.arrived)(run) } else { run };
             if !now.is_empty() {
                 ready.push(arrives(run.take(&now)));
-            }
-            if !admitted.is_empty() {
-                let mut admitted = run.take(&admitted);
-                admitted.times.fill(before.time_us);
-                admitted.admitted = Some((before, self.epoch));
-                admitted.put_in_order();
-                ready.push(admitted);
             }
             if !waits.is_empty() {
                 parked.push(run.take(&waits));

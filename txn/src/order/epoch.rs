@@ -13,6 +13,9 @@ use super::merge;
 use crate::pool::{Alone, Pool};
 use crate::program::{Answers, Program};
 
+/// What the row of an event that does not stand at its own place has in addition, for [`Epoch::round`].
+pub(crate) const ADMITTED: u64 = 1 << 63;
+
 /// Fewer events are looked at, or merged, before another thread has begun.
 pub(super) const PIECE: usize = 1024;
 
@@ -149,10 +152,13 @@ impl Run {
 
 /// Whether each is more than the one before.
 fn are_rising(times: &[i64]) -> bool {
-    // The sign of what is less than what, as a processor without comparisons of several such numbers has it too: it does
-    // two at a time.
-    let is_less = |a: i64, b: i64| (a & !b) | (!(a ^ b) & a.wrapping_sub(b));
     times.iter().zip(&times[1..]).fold(-1, |all, (a, b)| all & is_less(*a, *b)) < 0
+}
+
+/// Below 0 where a number is less than another: the sign of it, as a processor without comparisons of several such numbers
+/// has it too. It does two at a time.
+pub(super) fn is_less(a: i64, b: i64) -> i64 {
+    (a & !b) | (!(a ^ b) & a.wrapping_sub(b))
 }
 
 /// Transactions of an epoch that follow one another in its order.
@@ -288,6 +294,14 @@ impl Epoch {
     pub fn event(&self, ranked: Ranked) -> (SourceId, u64) {
         let run = &self.runs[self.lanes[ranked.lane as usize].run as usize];
         (run.source, run.offsets[ranked.row as usize])
+    }
+
+    /// What a transaction's round is known by in the epoch. Of one event there are two where it is the last of a stream and stands,
+    /// in a batch, at the end of that.
+    pub(crate) fn round(&self, ranked: Ranked) -> (SourceId, u64) {
+        let run = &self.runs[self.lanes[ranked.lane as usize].run as usize];
+        let admitted = if run.admitted.is_some() { ADMITTED } else { 0 };
+        (run.source, run.offsets[ranked.row as usize] | admitted)
     }
 
     /// The stamp of a transaction's input event.

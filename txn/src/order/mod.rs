@@ -14,8 +14,8 @@ mod tests;
 mod watermark;
 
 pub use batches::Closing;
-pub(crate) use epoch::Section;
 pub use epoch::{Epoch, Lane, Ranked, Run};
+pub(crate) use epoch::{Section, ADMITTED};
 pub use groups::Groups;
-pub use sequencer::{CutInput, Sequenced, Sequencer, SequencerState};
-pub use watermark::{come_to, common, whole, Come};
+pub use sequencer::{ends_of, CutInput, Sequenced, Sequencer, SequencerState};
+pub use watermark::{come_to, common, Come, Holds, Newest};

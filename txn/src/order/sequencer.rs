@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use tidemill_core::{
-    Cut, Error, Late, Position, Result, SourceId, SourceSpec, StreamId, StreamTime,
+    Cut, Error, Late, LateRow, Position, Result, SourceId, SourceSpec, StreamId, StreamTime,
 };
 
 use super::batches::{self, Cutting};
 use super::epoch::{Epoch, Run};
 use super::groups::Groups;
-use super::watermark::{come_to, whole, Come};
+use super::watermark::{come_to, Come, Holds};
 use crate::pool::Pool;
 use crate::program::{Batching, Program};
 
@@ -22,6 +22,9 @@ pub struct CutInput {
     pub offsets: Vec<u64>,
     /// Per source: the newest event time so far among all its rows, whatever a filter did to them.
     pub times_max: Vec<Option<i64>>,
+    /// The rows that are late by the earlier ones of their sources ([`Newest`](super::Newest)), whatever
+    /// a filter did to them.
+    pub late: Vec<(SourceId, LateRow)>,
     /// The clock, in microseconds since 1970.
     pub clock_us: i64,
     /// Sources that have been silent too long to hold the watermark back.
@@ -72,10 +75,50 @@ pub struct SequencerState {
     pub parked: Vec<Run>,
 }
 
+const LATE_HELP: &str =
+    "give the source a larger disorder, or the stream late=\"side\" or late=\"admit\"";
+
+/// Of the late rows by source and offset those that may be of a run.
+fn late_of<'a>(late: &'a [(SourceId, LateRow)], run: &Run) -> &'a [(SourceId, LateRow)] {
+    let (Some(first), Some(last)) = (run.offsets.first(), run.offsets.last()) else { return &[] };
+    let from = late.partition_point(|(source, row)| (*source, row.offset) < (run.source, *first));
+    let upto = late.partition_point(|(source, row)| (*source, row.offset) <= (run.source, *last));
+    &late[from..upto]
+}
+
 impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Program").field("name", &self.name).finish_non_exhaustive()
     }
+}
+
+/// Per stream: the watermark behind the end of all sources, when the newest time of each and its number of rows are known.
+/// Nothing where no source in event time says so.
+///
+/// # Errors
+/// When the program mixes units of time.
+pub fn ends_of(
+    program: &Program,
+    sources: impl Iterator<Item = (Option<i64>, u64)>,
+) -> Result<Vec<Option<Position>>> {
+    let groups = Groups::of(program)?;
+    let units_us = batches::units_us(program, &groups.of, groups.len);
+    let come =
+        |(index, ((newest_us, offset), source)): (usize, ((Option<i64>, u64), &SourceSpec))| {
+            let stream = source.stream.index();
+            let is_timed = matches!(program.streams[stream].spec.time, StreamTime::Event { .. });
+            is_timed.then(|| Come {
+                source: SourceId(index as u32),
+                group: groups.of[stream],
+                newest_us,
+                offset,
+                disorder_us: source.disorder_us,
+                holds: Holds::Ended,
+            })
+        };
+    let come = sources.zip(&program.sources).enumerate().filter_map(come);
+    let marks = come_to(&units_us, come);
+    Ok(groups.of.iter().map(|group| marks[*group]).collect())
 }
 
 impl Sequencer {
@@ -135,40 +178,47 @@ impl Sequencer {
         self.parked.iter().map(|r| r.offsets.len()).sum()
     }
 
-    /// The new watermark of each group: everything before it has come.
-    fn new_watermarks(&self, input: &CutInput) -> Vec<Position> {
+    /// The sources of streams in event time, as they are at a cut.
+    fn sources_at<'a>(&'a self, input: &'a CutInput) -> impl Iterator<Item = Come> + 'a {
         let come = |(index, source): (usize, &SourceSpec)| {
             let spec = &self.program.streams[source.stream.index()].spec;
             let id = SourceId(index as u32);
-            let is_timed = matches!(spec.time, StreamTime::Event { .. });
-            (is_timed && !input.ended.contains(&id)).then(|| Come {
+            matches!(spec.time, StreamTime::Event { .. }).then(|| Come {
                 source: id,
                 group: self.groups.of[source.stream.index()],
                 newest_us: input.times_max[index],
                 offset: input.offsets[index],
                 disorder_us: source.disorder_us,
-                is_idle: input.idle.contains(&id),
+                holds: match input.ended.contains(&id) {
+                    true => Holds::Ended,
+                    false if input.idle.contains(&id) => Holds::Idle,
+                    false => Holds::Back,
+                },
             })
         };
-        let come: Vec<Come> = self.program.sources.iter().enumerate().filter_map(come).collect();
-        // With every source ended nothing will come any more.
-        let all_ended = |group: usize| come.iter().all(|come| come.group != group);
-        let marks = come_to(self.groups.len, come.iter().copied());
+        self.program.sources.iter().enumerate().filter_map(come)
+    }
+
+    /// The new watermark of each group: everything before it has come.
+    fn new_watermarks(&self, input: &CutInput) -> Vec<Position> {
+        let mut has_source = vec![false; self.groups.len];
+        self.sources_at(input).for_each(|come| has_source[come.group] = true);
+        let marks = come_to(&self.units_us, self.sources_at(input));
         let mark = |(group, mark): (usize, Option<Position>)| {
-            let mark = match all_ended(group) {
-                true => Position::MAX,
-                false => mark.map_or(Position::MIN, |mark| whole(mark, self.units_us[group])),
-            };
-            mark.max(self.watermarks[group])
+            let none = if has_source[group] { Position::MIN } else { Position::MAX };
+            mark.unwrap_or(none).max(self.watermarks[group])
         };
         marks.into_iter().enumerate().map(mark).collect()
     }
 
     /// Makes a cut: everything in `input` belongs to this epoch or waits for a later one. An error
     /// for a late event of a stream that wants one. The threads of a pool put events in order.
-    pub fn cut(&mut self, pool: &dyn Pool, input: CutInput) -> Result<Sequenced> {
+    pub fn cut(&mut self, pool: &dyn Pool, mut input: CutInput) -> Result<Sequenced> {
         assert_eq!(input.offsets.len(), self.program.sources.len());
         assert_eq!(input.times_max.len(), self.program.sources.len());
+        input.late.sort_unstable_by_key(|(source, row)| (*source, row.offset));
+        self.refuse_late(&input.late)?;
+        let ends = self.ends(&input);
         let marks = self.new_watermarks(&input);
         self.epoch += 1;
         // Strictly rising, so that arrivals of two cuts can never have one time.
@@ -196,7 +246,8 @@ impl Sequencer {
                 continue;
             }
             let mut run = run;
-            if !is_new || run.is_in_order_by(pool) {
+            let own = if is_new { late_of(&input.late, &run) } else { &[] };
+            if !is_new || (own.is_empty() && run.is_in_order_by(pool)) {
                 // The usual case: what waits is the end of the run, and nothing is copied but that.
                 let first = run.first_from(before);
                 if !is_new || first == 0 {
@@ -214,7 +265,18 @@ impl Sequencer {
                 }
             }
             let (mut on_time, mut waits, mut too_late) = (Vec::new(), Vec::new(), Vec::new());
+            let mut own = own.iter().map(|(_, row)| row).peekable();
             for row in 0..run.times.len() {
+                // Rows that a filter has taken away are among them.
+                while own.next_if(|own| own.offset < run.offsets[row]).is_some() {}
+                if let Some(own) = own.next_if(|own| own.offset == run.offsets[row]) {
+                    if root.late == Late::Side {
+                        too_late.push(row as u32);
+                        continue;
+                    }
+                    // Where its source stood, which nobody has passed yet.
+                    run.times[row] = own.bound_us;
+                }
                 let at = run.position(row);
                 let rows = if is_new && at < before {
                     &mut too_late
@@ -243,10 +305,7 @@ impl Sequencer {
                              the watermark was at {} already",
                             root.name, run.offsets[row], run.times[row], before.time_us
                         ))
-                        .help(
-                            "give the source a larger disorder, or the stream late=\"side\" or \
-                             late=\"admit\"",
-                        ));
+                        .help(LATE_HELP));
                     }
                 }
             }
@@ -268,8 +327,11 @@ impl Sequencer {
             program: &self.program,
             epoch: self.epoch,
             clock_us: self.clock_us,
-            before: &|stream| self.watermarks[self.groups.of[stream.index()]],
             ended: &ended,
+            ends: &|stream| {
+                let end = ends[self.roots[stream.index()].index()];
+                end.filter(|end| *end <= marks[self.groups.of[stream.index()]])
+            },
             arrived: &|run| {
                 let group = self.groups.of[run.stream.index()];
                 self.arrived(run, group)
@@ -291,6 +353,36 @@ impl Sequencer {
             ended: input.ended,
         };
         Ok(Sequenced { cut, epoch, late })
+    }
+
+    /// Per stream in event time: the place behind all of its rows, once all of its sources have ended.
+    fn ends(&self, input: &CutInput) -> Vec<Option<Position>> {
+        let mut ends = vec![None; self.program.streams.len()];
+        let mut goes_on = vec![false; ends.len()];
+        for come in self.sources_at(input) {
+            let stream = self.program.sources[come.source.index()].stream.index();
+            ends[stream] = ends[stream].max(come.end());
+            goes_on[stream] |= come.holds != Holds::Ended;
+        }
+        let ends = ends.into_iter().zip(goes_on);
+        ends.map(|(end, goes_on)| end.filter(|_| !goes_on)).collect()
+    }
+
+    /// An error for the first late row of a stream that wants one, be it that a filter takes it away.
+    fn refuse_late(&self, late: &[(SourceId, LateRow)]) -> Result<()> {
+        let stream = |source: &SourceId| {
+            let stream = self.program.sources[source.index()].stream;
+            &self.program.streams[stream.index()].spec
+        };
+        let first = late.iter().find(|(source, _)| stream(source).late == Late::Error);
+        let Some((source, LateRow { offset, time_us, bound_us })) = first else { return Ok(()) };
+        Err(Error::input(format!(
+            "stream {}: row {offset} of source {} is late: its time is {time_us}, and it may not be before \
+             {bound_us}, the newest time of the rows before it less the disorder",
+            stream(source).name,
+            self.program.sources[source.index()].name,
+        ))
+        .help(LATE_HELP))
     }
 
     /// Events without event time that may wait for their batch: they are told when they came.

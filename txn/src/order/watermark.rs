@@ -1,8 +1,66 @@
 //! How far event time has come: one rule, whoever makes the cuts.
 
-use tidemill_core::{Position, SourceId};
+use tidemill_core::{LateRow, Position, SourceId};
 
-/// A source of a stream in event time, as it is at a cut, while it has not ended.
+use super::epoch::is_less;
+
+/// The newest time of a source's rows so far. It decides which of its next rows are late: those before
+/// that time, less the disorder. So lateness is a function of the source alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Newest {
+    newest_us: Option<i64>,
+    disorder_us: i64,
+}
+
+impl Newest {
+    /// Behind rows of which this time is the newest.
+    pub fn behind(newest_us: Option<i64>, disorder_us: i64) -> Newest {
+        Newest { newest_us, disorder_us }
+    }
+
+    /// The newest time so far.
+    pub fn us(&self) -> Option<i64> {
+        self.newest_us
+    }
+
+    /// Takes the time of the next row; where the row is late, the time that it is before.
+    pub fn take(&mut self, time_us: i64) -> Option<i64> {
+        let bound_us = self.newest_us.map(|newest| newest.saturating_sub(self.disorder_us));
+        self.newest_us = self.newest_us.max(Some(time_us));
+        bound_us.filter(|bound_us| time_us < *bound_us)
+    }
+
+    /// Takes the next rows, and gives those that are late.
+    pub fn take_all(&mut self, offsets: &[u64], times: &[i64]) -> Vec<LateRow> {
+        let (Some(first), Some(last)) = (times.first(), times.last()) else { return Vec::new() };
+        // Almost always they are in order, which is found without a branch for each row.
+        let goes_back = times.iter().zip(&times[1..]);
+        let goes_back = goes_back.fold(0, |any, (a, b)| any | is_less(*b, *a)) < 0;
+        let mut behind = *self;
+        if !goes_back && behind.take(*first).is_none() {
+            self.newest_us = self.newest_us.max(Some(*last));
+            return Vec::new();
+        }
+        let late = |(offset, time_us): (&u64, &i64)| {
+            let (offset, time_us) = (*offset, *time_us);
+            self.take(time_us).map(|bound_us| LateRow { offset, time_us, bound_us })
+        };
+        offsets.iter().zip(times).filter_map(late).collect()
+    }
+}
+
+/// What a source does to the watermark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// It holds it back.
+    Back,
+    /// Nothing, because it has been silent for too long. It may go on.
+    Idle,
+    /// Nothing, because it has ended.
+    Ended,
+}
+
+/// A source of a stream in event time, as it is at a cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Come {
     /// Its place among sources: of events with one time those of the first come first.
@@ -15,51 +73,75 @@ pub struct Come {
     pub offset: u64,
     /// How far behind its newest time a row may come.
     pub disorder_us: i64,
-    /// Whether it has been silent too long to hold the watermark back.
-    pub is_idle: bool,
+    /// What it does to the watermark.
+    pub holds: Holds,
 }
 
 impl Come {
     /// The lowest place at which its next event may stand.
     pub fn bound(&self) -> Position {
-        self.newest().map_or(Position::MIN, |newest| Position {
+        self.end().map_or(Position::MIN, |newest| Position {
             time_us: newest.time_us.saturating_sub(self.disorder_us),
             ..newest
         })
     }
 
-    fn newest(&self) -> Option<Position> {
+    /// The place behind all that has come of it; none before anything has.
+    pub fn end(&self) -> Option<Position> {
         let (source, offset) = (self.source, self.offset);
         self.newest_us.map(|time_us| Position { time_us, source, offset })
     }
 }
 
-/// Per group the place before which everything has come; nothing where no source says so. With all of its sources
-/// idle nothing holds back what has come.
-pub fn come_to(groups: usize, sources: impl IntoIterator<Item = Come>) -> Vec<Option<Position>> {
-    let mut marks: Vec<Option<Position>> = vec![None; groups];
-    let mut newest: Vec<Option<Position>> = vec![None; groups];
-    for come in sources {
-        if come.is_idle {
-            newest[come.group] = newest[come.group].max(come.newest());
-        } else {
-            let (mark, bound) = (&mut marks[come.group], come.bound());
-            *mark = Some(mark.map_or(bound, |mark| mark.min(bound)));
-        }
+/// Per group the place before which everything has come; nothing where no source says so. It is a multiple of the group's
+/// unit of time, where that is not 0.
+///
+/// Without a source that holds it back, nothing holds back what has come, and the watermark goes no further than that. Where all
+/// have ended, the unit that they ended in is over, too.
+pub fn come_to(units_us: &[i64], sources: impl IntoIterator<Item = Come>) -> Vec<Option<Position>> {
+    #[derive(Clone, Default)]
+    struct Group {
+        bound: Option<Position>,
+        end: Option<Position>,
+        has_idle: bool,
     }
-    marks.into_iter().zip(newest).map(|(mark, newest)| mark.or(newest)).collect()
+    let mut groups = vec![Group::default(); units_us.len()];
+    for come in sources {
+        let Group { bound, end, has_idle } = &mut groups[come.group];
+        match come.holds {
+            Holds::Back => *bound = Some(bound.map_or(come.bound(), |of| of.min(come.bound()))),
+            Holds::Idle | Holds::Ended => *end = (*end).max(come.end()),
+        }
+        *has_idle |= come.holds == Holds::Idle;
+    }
+    let mark = |(Group { bound, end, has_idle }, unit_us): (Group, &i64)| match (bound, end) {
+        (Some(bound), _) => Some(whole(bound, *unit_us)),
+        (None, Some(end)) if has_idle => Some(whole(end, *unit_us)),
+        (None, end) => end.map(|end| over(end, *unit_us)),
+    };
+    groups.into_iter().zip(units_us).map(mark).collect()
 }
 
 /// The last multiple of a unit of time that is not behind a position; the position itself where the unit is 0.
-pub fn whole(mark: Position, unit_us: i64) -> Position {
+fn whole(mark: Position, unit_us: i64) -> Position {
     match unit_us {
         0 => mark,
         _ if mark == Position::MIN => mark,
-        unit => {
-            let time_us = mark.time_us.div_euclid(unit).saturating_mul(unit);
-            Position { time_us, source: SourceId(0), offset: 0 }
-        }
+        unit => at(mark.time_us.div_euclid(unit).saturating_mul(unit)),
     }
+}
+
+/// The first multiple of a unit of time behind a position; the position itself where the unit is 0.
+fn over(mark: Position, unit_us: i64) -> Position {
+    match unit_us {
+        0 => mark,
+        unit => at(mark.time_us.div_euclid(unit).saturating_add(1).saturating_mul(unit)),
+    }
+}
+
+/// Before all events of a time.
+fn at(time_us: i64) -> Position {
+    Position { time_us, source: SourceId(0), offset: 0 }
 }
 
 /// The least unit of time of which two are parts, where 0 is none.
@@ -72,5 +154,64 @@ pub fn common(one_us: i64, other_us: i64) -> i64 {
         (0, other) => other,
         (one, 0) => one,
         (one, other) => one / a * other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some(source: u32, newest_us: i64, holds: Holds) -> Come {
+        let (group, offset, disorder_us) = (0, 9, 5);
+        let source = SourceId(source);
+        Come { source, group, newest_us: Some(newest_us), offset, disorder_us, holds }
+    }
+
+    #[test]
+    fn rows_are_late_by_those_before_them() {
+        let times = [10, 7, 6, 12, 7, 12, 6, i64::MIN, i64::MAX, 0];
+        let offsets: Vec<u64> = (0..times.len() as u64).map(|nth| 3 * nth).collect();
+        let late = |from: Option<i64>, disorder_us, cuts: &[usize]| {
+            let mut newest = Newest::behind(from, disorder_us);
+            let (mut found, mut at) = (Vec::new(), 0);
+            for end in cuts.iter().copied().chain([times.len()]) {
+                found.extend(newest.take_all(&offsets[at..end], &times[at..end]));
+                at = end;
+            }
+            assert_eq!(newest.us(), Some(i64::MAX));
+            found.iter().map(|row| (row.offset / 3, row.bound_us)).collect::<Vec<_>>()
+        };
+        let by_three = [(2, 7), (4, 9), (6, 9), (7, 9), (9, i64::MAX - 3)];
+        for cuts in [&[][..], &[1], &[2, 3], &[1, 2, 3, 4, 5, 6, 7, 8, 9]] {
+            assert_eq!(late(None, 3, cuts), by_three);
+        }
+        let first = [(0, 11), (1, 11), (2, 11)];
+        assert_eq!(late(Some(11), 0, &[5])[..3], first);
+        assert_eq!(late(None, i64::MAX, &[]), [(7, 12 - i64::MAX)]);
+    }
+
+    #[test]
+    fn a_watermark_goes_no_further_than_what_has_come() {
+        let mark = |unit_us, all: &[Come]| come_to(&[unit_us], all.iter().copied())[0];
+        let place = |source, time_us| Position { time_us, source: SourceId(source), offset: 9 };
+        let (back, idle, ended) = (Holds::Back, Holds::Idle, Holds::Ended);
+        // An ended or an idle source is ahead or behind: it does not matter.
+        for other in [idle, ended] {
+            for time_us in [3, 300] {
+                let all = [some(0, 30, back), some(1, time_us, other)];
+                assert_eq!(mark(0, &all), Some(place(0, 25)));
+                assert_eq!(mark(10, &all), Some(at(20)));
+            }
+        }
+        assert_eq!(mark(0, &[some(0, 30, ended), some(1, 20, ended)]), Some(place(0, 30)));
+        assert_eq!(mark(0, &[some(0, 30, idle), some(1, 40, ended)]), Some(place(1, 40)));
+        // What ends is over with its unit; what is idle may go on in it.
+        assert_eq!(mark(10, &[some(0, 39, ended), some(1, 30, ended)]), Some(at(40)));
+        assert_eq!(mark(10, &[some(0, 30, ended)]), Some(at(40)));
+        assert_eq!(mark(10, &[some(0, 39, idle), some(1, 30, ended)]), Some(at(30)));
+        let none = Come { newest_us: None, ..some(0, 0, ended) };
+        assert_eq!((mark(10, &[none]), mark(10, &[])), (None, None));
+        let none = Come { holds: back, ..none };
+        assert_eq!(mark(10, &[none, some(1, 30, ended)]), Some(Position::MIN));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tidemill_core::{Position, SourceId, Stamp, StreamId, StreamTime, Value};
 
-use super::{Coming, CutAt};
+use super::Coming;
 use crate::order::Groups;
 use crate::program::{Batching, Program};
 
@@ -26,24 +26,21 @@ impl Open {
     }
 
     /// Says with which of the events that are ready in this cut batches end. Where one ends without any,
-    /// because time has passed or no more will come, what has waited has its place in this cut.
+    /// because time has passed or no more will come, what has waited has its place in this cut; in event time,
+    /// where the stream ends.
     pub(super) fn close(
         &mut self,
         program: &Program,
-        cut: &CutAt,
         clock_us: i64,
         coming: &mut Vec<Coming>,
-        waits: &dyn Fn(StreamId) -> bool,
+        is_over: &dyn Fn(StreamId) -> bool,
         place: &dyn Fn(StreamId, SourceId, u64) -> Stamp,
     ) {
-        let mut alone = Vec::new();
+        let mut alone: Vec<Coming> = Vec::new();
         for (stream, waiting) in &mut self.0 {
             let root = program.root_stream(*stream);
             let by_arrival = program.streams[root.index()].spec.time == StreamTime::Arrival;
-            let mut sources = program.sources.iter().enumerate();
-            let ended =
-                sources.all(|(id, s)| s.stream != root || cut.ended.contains(&SourceId(id as u32)));
-            let is_last = ended && !waits(*stream);
+            let is_last = is_over(*stream);
             let is_on = |event: &Coming| event.views.iter().any(|(s, _)| s == stream);
             let own: Vec<usize> = (0..coming.len()).filter(|at| is_on(&coming[*at])).collect();
             if waiting.events.is_empty() {
@@ -70,18 +67,28 @@ impl Open {
                 }
             }
             if rest_ends && open_or(own.len(), waiting) > 0 {
-                // Alone they are in the order of their sources.
-                let by_source = |event: &(SourceId, u64, Vec<Value>)| (event.0, event.1);
-                if own.is_empty() {
-                    waiting.events.sort_by_key(by_source);
+                if by_arrival && own.is_empty() {
+                    // Alone they are in the order of their sources.
+                    waiting.events.sort_by_key(|event| (event.0, event.1));
                 }
-                match (own.last(), waiting.events.last().map(by_source)) {
-                    (Some(last), _) => ends.push(*last),
-                    (None, Some((source, offset))) => {
+                let of = |event: &Coming| (event.source, event.offset);
+                let last = own.last().map(|last| of(&coming[*last]));
+                let last = last.or(waiting.events.last().map(|event| (event.0, event.1)));
+                let (source, offset) = last.expect("something waits");
+                let ends_with_it = by_arrival || ends.last() == own.last();
+                match own.last().filter(|_| ends_with_it) {
+                    Some(last) => ends.push(*last),
+                    None => {
                         let (stamp, closes) = (place(*stream, source, offset), vec![*stream]);
-                        alone.push(Coming { stamp, source, offset, views: Vec::new(), closes });
+                        // Of one event several streams may be parts, which end together.
+                        match alone.iter_mut().find(|other| other.stamp == stamp) {
+                            Some(other) => other.closes.push(*stream),
+                            None => {
+                                let views = Vec::new();
+                                alone.push(Coming { stamp, source, offset, views, closes });
+                            }
+                        }
                     }
-                    (None, None) => unreachable!("something waits"),
                 }
             }
             ends.dedup();
@@ -111,8 +118,8 @@ fn open_or(coming: usize, waiting: &Waiting) -> usize {
     coming + waiting.events.len()
 }
 
-/// A group's watermark where its streams come in intervals of event time: none is cut in two.
-pub(super) fn whole(program: &Program, groups: &Groups, group: usize, mark: Position) -> Position {
+/// How long the intervals of event time are in which streams of a group come.
+fn intervals(program: &Program, groups: &Groups, group: usize) -> Vec<i64> {
     let intervals = program.streams.iter().enumerate().filter_map(|(id, stream)| {
         let root = program.root_stream(StreamId(id as u16));
         let by_event = program.streams[root.index()].spec.time != StreamTime::Arrival;
@@ -121,8 +128,13 @@ pub(super) fn whole(program: &Program, groups: &Groups, group: usize, mark: Posi
             _ => None,
         }
     });
-    let intervals: Vec<i64> = intervals.collect();
-    if intervals.is_empty() || mark == Position::MIN || mark == Position::MAX {
+    intervals.collect()
+}
+
+/// A group's watermark where its streams come in intervals of event time: none is cut in two.
+pub(super) fn whole(program: &Program, groups: &Groups, group: usize, mark: Position) -> Position {
+    let intervals = intervals(program, groups, group);
+    if intervals.is_empty() || mark == Position::MIN {
         return mark;
     }
     // The latest time that is a multiple of all.
@@ -131,5 +143,16 @@ pub(super) fn whole(program: &Program, groups: &Groups, group: usize, mark: Posi
     let last = mark.time_us.div_euclid(widest).saturating_mul(widest);
     let down = std::iter::successors(Some(last), |time| time.checked_sub(widest));
     let time_us = down.into_iter().find(is_whole).unwrap_or(i64::MIN);
+    Position { time_us, source: SourceId(0), offset: 0 }
+}
+
+/// A group's watermark where all of its streams end: the intervals that are open there are over.
+pub(super) fn over(program: &Program, groups: &Groups, group: usize, end: Position) -> Position {
+    let intervals = intervals(program, groups, group);
+    let Some(widest) = intervals.iter().max() else { return end };
+    let is_whole = |time: &i64| intervals.iter().all(|us| time.rem_euclid(*us) == 0);
+    let first = end.time_us.div_euclid(*widest).saturating_add(1).saturating_mul(*widest);
+    let up = std::iter::successors(Some(first), |time| time.checked_add(*widest));
+    let time_us = up.into_iter().find(is_whole).unwrap_or(i64::MAX);
     Position { time_us, source: SourceId(0), offset: 0 }
 }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::ProptestConfig;
-use tidemill_core::{Batch, Key, Row, StreamId, StreamTime, Value};
+use tidemill_core::{Batch, Key, Row, SourceId, StreamId, StreamTime, Value};
 use tidemill_table::{Seq, Table};
 use tidemill_txn::execute;
-use tidemill_txn::order::{CutInput, Epoch, Groups, Run, Sequencer};
+use tidemill_txn::order::{CutInput, Epoch, Groups, Newest, Run, Sequencer};
 use tidemill_txn::pool::Alone;
 use tidemill_txn::program::{evaluate, Origin, Program, Stage};
 use tidemill_txn::reference::{CutAt, InputRow, Outcome};
@@ -82,8 +82,10 @@ pub fn run<E: Execute>(
     let mut stored = vec![Stored::default(); tables.len()];
     let mut outcome = Outcome::default();
     let mut taken = vec![0; sources.len()];
+    let mut newest: Vec<Newest> =
+        program.sources.iter().map(|source| Newest::behind(None, source.disorder_us)).collect();
     for cut in cuts {
-        let mut runs = Vec::new();
+        let (mut runs, mut late) = (Vec::new(), Vec::new());
         let mut times_max = Vec::new();
         for (index, rows) in sources.iter().enumerate() {
             let spec = &program.sources[index];
@@ -104,6 +106,12 @@ pub fn run<E: Execute>(
             while !fresh.is_empty() {
                 let (some, rest) = fresh.split_at(1 + dice.below(fresh.len() as u64) as usize);
                 fresh = rest;
+                if stream.time != StreamTime::Arrival {
+                    let offsets: Vec<u64> = some.iter().map(|row| row.offset).collect();
+                    let times: Vec<i64> = some.iter().map(|row| time(row)).collect();
+                    let own = newest[index].take_all(&offsets, &times).into_iter();
+                    late.extend(own.map(|row| (SourceId(index as u32), row)));
+                }
                 runs.extend(views(program, spec.stream, some, index as u32, &time));
             }
         }
@@ -114,6 +122,7 @@ pub fn run<E: Execute>(
                     runs,
                     offsets: cut.offsets.clone(),
                     times_max,
+                    late,
                     clock_us: cut.clock_us,
                     idle: cut.idle.clone(),
                     ended: cut.ended.clone(),
@@ -190,7 +199,7 @@ fn views(
         let schema = program.streams[stream.index()].spec.schema.clone();
         runs.push(Run {
             stream,
-            source: tidemill_core::SourceId(source),
+            source: SourceId(source),
             batch: Batch::from_rows(schema, kept.iter().map(|r| &r.values[..])),
             offsets: kept.iter().map(|r| r.offset).collect(),
             times: kept.iter().map(|r| time(r)).collect(),

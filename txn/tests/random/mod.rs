@@ -51,8 +51,7 @@ impl Dice {
 pub struct Shape {
     /// Only columns and operations that the register machine has.
     pub plain: bool,
-    /// Both streams have event time, sources keep to their disorder, and none is ever idle: then
-    /// where cuts fall must not matter.
+    /// Both streams have event time, and no source is ever idle: then where cuts fall must not matter.
     pub orderly: bool,
     /// Tables may keep versions.
     pub histories: bool,
@@ -374,13 +373,7 @@ fn procedures(
 }
 
 /// A procedure on batches from the border, of one stream or two, which nobody else takes.
-fn batched(
-    dice: &mut Dice,
-    b: &mut Builder,
-    [first, second]: [StreamId; 2],
-    has_one_source: bool,
-    orderly: bool,
-) {
+fn batched(dice: &mut Dice, b: &mut Builder, [first, second]: [StreamId; 2], has_one_source: bool) {
     let pass = |exprs: &mut Block, schema: &tidemill_core::Schema| {
         let x = exprs.push(Expr::Column(schema.index_of("x").unwrap() as u16));
         let low = exprs.push(Expr::Const(Value::Int(-20)));
@@ -392,8 +385,7 @@ fn batched(
         streams.insert(0, b.filter("batched first", first, pass));
     }
     for stream in &streams {
-        // Where a stream ends in the midst of a batch by count depends on the cuts.
-        let batch = match !orderly && dice.chance(60) {
+        let batch = match dice.chance(60) {
             true => Batching::Count(1 + dice.below(7)),
             false => Batching::TimeUs(1 + dice.below(12) as i64),
         };
@@ -589,7 +581,7 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
             .collect();
         fed.extend(procedures(dice, &mut b, &given));
         if dice.chance(50) {
-            batched(dice, &mut b, [first, second], sources == 2, shape.orderly);
+            batched(dice, &mut b, [first, second], sources == 2);
         }
     }
     for (index, (stream, k)) in fed.into_iter().enumerate() {
@@ -831,7 +823,7 @@ impl Scope {
     }
 }
 
-/// Rows of every source: times rise with disorder; now and then one is too late, unless orderly.
+/// Rows of every source: times rise with disorder; now and then one is too late.
 pub fn sources(dice: &mut Dice, program: &Program, shape: Shape) -> Vec<Vec<InputRow>> {
     program
         .sources
@@ -846,7 +838,7 @@ pub fn sources(dice: &mut Dice, program: &Program, shape: Shape) -> Vec<Vec<Inpu
                 newest += dice.below(3) as i64;
                 let back = dice.below(source.disorder_us as u64 + 1) as i64;
                 let mut at = newest - back;
-                if !shape.orderly && dice.chance(10) {
+                if dice.chance(10) {
                     at -= dice.below(20) as i64;
                 }
                 let values = schema.columns.iter().map(|c| match &*c.name {

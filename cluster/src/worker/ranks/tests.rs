@@ -79,13 +79,15 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
         group: 0,
         disorder_us: i64::from(nth),
         idle_us: None,
-        refuses_late: false,
+        late: [Late::Admit, Late::Side][(nth % 2) as usize],
     };
     let intervals = INTERVALS_US.map(|us| Interval { group: 0, us }).to_vec();
     let of = Arc::new(EventTime::new((0..2 * SOURCES).map(source).collect(), intervals));
     let mut times = of.begin();
+    let manifest = Manifest { times: times.clone(), ..Manifest::default() };
     let mut ranks: Vec<Ranks> =
-        (0..workers).map(|_| Ranks::behind(of.clone(), &times, None)).collect();
+        (0..workers).map(|_| Ranks::behind(of.clone(), &manifest, None)).collect();
+    let mut before: Vec<Before> = of.newest(&times).into_iter().map(Before::new).collect();
     let (mut upto, mut epochs, mut at) = (vec![0; SOURCES as usize], Vec::new(), 0);
     let longest = all.iter().map(Vec::len).max().unwrap_or(0) as u64;
     for epoch in 1..=longest.div_ceil(step) {
@@ -104,6 +106,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
                     let call = Call { target, table: TableId(0), key: [].into(), args };
                     let request = Request { id: [].into(), call };
                     let read_one = Read::new((record, nth), request, source, &of, &functions);
+                    let read_one = read_one.known(&mut before);
                     if let Some((event_source, time_us)) = read_one.timed {
                         let newest = &mut times.newest[event_source as usize];
                         *newest = (*newest).max(Some(time_us));
@@ -160,8 +163,9 @@ proptest! {
         for (mark_us, calls) in &alone {
             let on: Vec<u64> = calls.iter().map(|(_, call)| functions.intervals(call)).collect();
             for (bit, us) in INTERVALS_US.iter().enumerate() {
-                // Late ones stand at the watermark.
-                let interval = |nth: usize| word(&calls[nth].1, 0).max(*mark_us).div_euclid(*us);
+                // Late ones stand where their source stood.
+                let at = |nth: usize| word(&calls[nth].1, 0).max(word(&calls[nth].1, 3));
+                let interval = |nth: usize| at(nth).max(*mark_us).div_euclid(*us);
                 let is_on = |nth: &usize| on[*nth] >> bit & 1 == 1;
                 for nth in (0..calls.len()).filter(is_on) {
                     let mut behind = (nth + 1..calls.len()).filter(is_on);

@@ -12,7 +12,7 @@ use tidemill_env::Env;
 use tidemill_function::{output_bytes, Functions as _};
 
 use super::file::File;
-use super::marks::{Known, Mark};
+use super::marks::{Ended, Known, Mark};
 use super::About;
 use crate::functions::AppFunctions;
 use crate::spec::SourceDecl;
@@ -42,13 +42,16 @@ pub(super) struct Feed {
     files: Vec<File>,
     /// The files before this one have ended.
     current: usize,
-    /// The row that comes next, and how many records behind the last one have been given.
+    /// The row that comes next, and how many records that say that it ends there have been given.
     offset: u64,
     tail: u64,
     /// The newest time of the rows before that.
     newest_us: Option<i64>,
     /// How many rows it has, once that is known.
     ends_at: Option<u64>,
+    /// Where it ended before it grew.
+    ended: Vec<Ended>,
+    has_grown: bool,
     /// How many sources its stream has, if all of them end.
     sources: Option<usize>,
     /// Where it stood, in order; the first is one that no recovery goes behind, and the last is behind all that anybody has
@@ -113,6 +116,8 @@ impl Feed {
             tail: 0,
             newest_us: None,
             ends_at: None,
+            ended: Vec::new(),
+            has_grown: false,
             sources,
             marks: VecDeque::from([begin]),
             written: (0, None),
@@ -126,7 +131,8 @@ impl Feed {
 
     /// Takes up what is known, so that what is not what it was is refused before anything runs.
     fn take_up(&mut self, known: &Known) -> Result<()> {
-        let Known { first, last, ends_at } = known;
+        let Known { first, last, ends_at, ended } = known;
+        self.ended.clone_from(ended);
         let (was, is) = (last.names(), self.marks[0].names());
         if was != is {
             return Err(Error::input(format!(
@@ -147,18 +153,70 @@ impl Feed {
             self.marks.pop_back();
         }
         self.go_to(last)?;
-        match ends_at {
-            // There may be more than there was.
-            Some(_) => self.next().map(drop),
-            None => Ok(()),
+        if ends_at.is_some() && matches!(self.first()?, Next::Row(_)) {
+            return self.goes_on();
         }
+        Ok(())
+    }
+
+    /// Behind its end there is more: it goes on there, if nobody reads again what is before. There all its files are as long as
+    /// they were, and nobody could tell any more which rows of one had come before those of another.
+    ///
+    /// # Errors
+    /// When somebody may do that.
+    fn goes_on(&mut self) -> Result<()> {
+        let Some(rows) = self.ends_at.filter(|rows| self.marks[0].offset == *rows) else {
+            return Err(Error::input(format!(
+                "stream {} has read {} to its end, behind which there is more now, and what was read is in no snapshot yet",
+                self.name,
+                self.path.display()
+            ))
+            .help(
+                "restore it as it was and start the app until it ends in good order, then add what is new; what grows all the \
+                 time is read with follow=True; --fresh begins anew",
+            ));
+        };
+        let records = self.tail_records().len() as u64;
+        self.ended.push(Ended { rows, records });
+        (self.ends_at, self.has_grown) = (None, true);
+        Ok(())
+    }
+
+    /// Behind which record it goes on that said that it ended, if nothing has said so again.
+    pub fn goes_on_at(&self) -> Option<u64> {
+        let rows = self.ended.last().filter(|_| self.ends_at.is_none())?.rows;
+        Some(self.place(rows) + self.ends_before(rows))
+    }
+
+    /// Whether it was found to have grown when it was opened.
+    pub fn has_grown(&self) -> bool {
+        self.has_grown
+    }
+
+    /// Ends once more, with others of its stream that have grown: what waits to be a batch is one when all of them have.
+    ///
+    /// # Errors
+    /// As where it has grown itself.
+    pub fn ends_again(&mut self) -> Result<()> {
+        let has_batches =
+            self.sources.is_some_and(|sources| sources > 1) && self.tail_records().len() > 1;
+        match self.ends_at.is_some() && has_batches {
+            true => self.goes_on(),
+            false => Ok(()),
+        }
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> StreamId {
+        self.stream
     }
 
     /// Its name among what is known, and that.
     pub fn known(&self) -> (String, Known) {
         let first = self.marks.front().expect("there is one").clone();
         let last = self.marks.back().expect("there is one").clone();
-        (self.key.clone(), Known { first, last, ends_at: self.ends_at })
+        let (ends_at, ended) = (self.ends_at, self.ended.clone());
+        (self.key.clone(), Known { first, last, ends_at, ended })
     }
 
     /// Whether more has been read than is known durably.
@@ -178,7 +236,20 @@ impl Feed {
 
     /// The offset of the last record, which says that it ends, once that is known.
     pub fn end(&self) -> Option<u64> {
-        self.ends_at.map(|rows| rows + self.tail_records().len() as u64 - 1)
+        let tail = self.tail_records().len() as u64;
+        self.ends_at.map(|rows| self.place(rows) + self.ends_before(rows) + tail - 1)
+    }
+
+    /// The place of the first record behind so many rows.
+    fn place(&self, rows: u64) -> u64 {
+        let before = self.ended.iter().filter(|ended| ended.rows < rows);
+        rows + before.map(|ended| ended.records).sum::<u64>()
+    }
+
+    /// How many records said behind so many rows that it ended there, before it grew.
+    fn ends_before(&self, rows: u64) -> u64 {
+        let there = self.ended.iter().filter(|ended| ended.rows == rows);
+        there.map(|ended| ended.records).sum()
     }
 
     /// So many records at most from an offset on; fewer are no end.
@@ -200,6 +271,15 @@ impl Feed {
         let (mut records, mut bytes) = (Vec::new(), 0);
         while records.len() < limit && bytes < ROWS_BYTES && !is_over.load(Ordering::Acquire) {
             let offset = self.position();
+            let ended = self.ends_before(self.offset);
+            if self.tail < ended {
+                let records_of = self.tail_records_of(ended, self.newest_us);
+                let some = records_of.into_iter().skip(self.tail as usize);
+                let some: Vec<Record> = some.take(limit - records.len()).collect();
+                self.tail += some.len() as u64;
+                records.extend((offset..).zip(some));
+                continue;
+            }
             match self.next()? {
                 Next::Row(file) => {
                     // What a followed folder has had may be removed: marks are where its files begin, too.
@@ -212,7 +292,7 @@ impl Feed {
                 }
                 Next::End => {
                     self.ends()?;
-                    let tail = self.tail_records().into_iter().skip(self.tail as usize);
+                    let tail = self.tail_records().into_iter().skip((self.tail - ended) as usize);
                     let some: Vec<Record> = tail.take(limit - records.len()).collect();
                     self.tail += some.len() as u64;
                     records.extend((offset..).zip(some));
@@ -227,18 +307,22 @@ impl Feed {
 
     /// The offset of the record that comes next.
     fn position(&self) -> u64 {
-        self.offset + self.tail
+        self.place(self.offset) + self.tail
     }
 
     /// Goes to an offset that was read before; whether it has got there.
     fn seek(&mut self, from: u64, is_over: &AtomicBool) -> Result<bool> {
-        if from < self.offset {
-            let mark = self.marks.iter().rfind(|mark| mark.offset <= from);
+        if from < self.place(self.offset) {
+            let mark = self.marks.iter().rfind(|mark| self.place(mark.offset) <= from);
             let mark = mark.cloned().ok_or_else(|| self.not_there(from))?;
             self.go_to(&mark)?;
         }
-        self.tail = 0;
-        while self.offset < from {
+        loop {
+            let ended = self.ends_before(self.offset);
+            self.tail = from - self.place(self.offset);
+            if self.tail <= ended {
+                return Ok(true);
+            }
             if is_over.load(Ordering::Acquire) {
                 return Ok(false);
             }
@@ -246,8 +330,7 @@ impl Feed {
                 Next::Row(file) => drop(self.give(file)),
                 Next::End => {
                     self.ends()?;
-                    self.tail = from - self.offset;
-                    return match self.tail <= self.tail_records().len() as u64 {
+                    return match self.tail <= ended + self.tail_records().len() as u64 {
                         true => Ok(true),
                         false => Err(self.not_there(from)),
                     };
@@ -255,7 +338,6 @@ impl Feed {
                 Next::Later => return Err(self.not_there(from)),
             }
         }
-        Ok(true)
     }
 
     fn not_there(&self, rows: u64) -> Error {
@@ -336,7 +418,21 @@ impl Feed {
     /// What comes behind its rows: what waits to be a batch is one, where no other source of the stream has more; and that it
     /// ends.
     fn tail_records(&self) -> Vec<Record> {
-        let newest_us = self.last_us();
+        self.tail_records_at(self.last_us())
+    }
+
+    /// So many of them, where it ended before it grew.
+    fn tail_records_of(&self, count: u64, newest_us: Option<i64>) -> Vec<Record> {
+        let mut records = self.tail_records_at(newest_us);
+        // A version of the app with other batches may have said more, or less.
+        while (records.len() as u64) < count {
+            records.insert(0, Record::Requests(Vec::new()));
+        }
+        records.split_off(records.len() - count as usize)
+    }
+
+    /// They, when this was the newest time.
+    fn tail_records_at(&self, newest_us: Option<i64>) -> Vec<Record> {
         let calls = self.sources.map_or_else(Vec::new, |sources| {
             self.functions.last_batches(self.stream, sources, newest_us)
         });
@@ -371,7 +467,7 @@ impl Feed {
 
     /// Takes the next row, which a file has.
     fn give(&mut self, file: usize) -> std::result::Result<Row, BadRow> {
-        self.offset += 1;
+        (self.offset, self.tail) = (self.offset + 1, 0);
         let time_us = Some(self.files[file].time()).filter(|time_us| *time_us != i64::MIN);
         self.newest_us = self.newest_us.max(time_us);
         self.files[file].give()
@@ -395,7 +491,8 @@ impl Feed {
 
     /// No recovery goes behind an offset any more; whether there is a mark that says so.
     pub fn trim(&mut self, below: u64) -> bool {
-        let needed = self.marks.iter().rposition(|mark| mark.offset <= below).unwrap_or(0);
+        let needed = self.marks.iter().rposition(|mark| self.place(mark.offset) <= below);
+        let needed = needed.unwrap_or(0);
         self.marks.drain(..needed);
         needed > 0
     }

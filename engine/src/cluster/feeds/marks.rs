@@ -24,6 +24,19 @@ pub(super) struct Known {
     pub last: Mark,
     /// How many rows it has, if it has been read to its end.
     pub ends_at: Option<u64>,
+    /// Where it ended before it grew.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ended: Vec<Ended>,
+}
+
+/// An end behind which there is more.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Ended {
+    /// How many rows there were.
+    pub rows: u64,
+    /// How many records said so.
+    pub records: u64,
 }
 
 /// Where a feed stood.

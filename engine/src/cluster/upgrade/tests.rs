@@ -182,6 +182,7 @@ fn what_only_the_other_version_can_execute_is_in_the_way() {
         count: 0,
         from: vec![0; 2],
         upto: vec![0; 2],
+        waiting: None,
         times: Times::default(),
     };
     site.starting(&program, &settings, false).append(1, Record::Cut(cut)).unwrap();
@@ -272,6 +273,7 @@ fn event_time_goes_on_where_sources_are_others_and_nothing_waits() {
         newest: vec![Some(7), Some(5), Some(9)],
         watermarks: vec![at(5, 8), at(9, 3)],
         idle: vec![2],
+        ended: vec![0, 2],
         late: 4,
     };
     let (inputs, parked) = (vec![4, 8], vec![4, 8]);
@@ -282,6 +284,7 @@ fn event_time_goes_on_where_sources_are_others_and_nothing_waits() {
     let found = carried(&was, &now, &manifest).unwrap();
     assert_eq!(found.late, 4);
     assert_eq!(found.newest, [None, Some(9), Some(7)]);
+    assert_eq!(found.ended, [1, 2]);
     assert_eq!(found.watermarks, [Position { time_us: 9, ..Position::MIN }]);
     manifest.parked[1] = 6;
     assert_eq!(carried(&was, &was, &manifest).unwrap(), times);
