@@ -349,6 +349,10 @@ impl Tx for Watched<'_> {
         self.tx.delete(table, key)
     }
 
+    fn will_write(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        self.tx.will_write(table, key)
+    }
+
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
         self.tx.emit(stream, row)?;
         if let Some((_, schema)) = self.of.filter(|(of, _)| *of == stream) {

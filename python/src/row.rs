@@ -28,6 +28,8 @@ pub struct Held {
     pub dirty: bool,
     /// Whether it came to be by setting columns.
     made: bool,
+    /// Whether the engine has been told that the function writes it.
+    pub told: bool,
     /// The one object that the function has of it.
     pub object: Option<Py<Row>>,
 }
@@ -45,6 +47,7 @@ impl Held {
             loaded: false,
             dirty: false,
             made: false,
+            told: false,
             object: None,
         }
     }
@@ -99,6 +102,11 @@ impl Held {
         self.values = spec.missing_row(&self.key);
         self.objects.clear();
         (self.exists, self.dirty) = (false, true);
+    }
+
+    /// Whether it is there for the engine, too.
+    pub fn is_known(&self) -> bool {
+        self.existed
     }
 
     /// Whether the row is another one now. What the function has changed in place, in lists and the like,
@@ -247,10 +255,7 @@ impl Row {
         let tx = self.tx.get();
         let shape = &tx.shapes(py)?.tables[self.id];
         let value = stored(to, &shape.spec.schema.columns[column]);
-        tx.with(py, |rows| {
-            rows.held(self.at).set(column, value?, &shape.spec);
-            Ok(())
-        })
+        tx.with(py, |rows| rows.set(py, self.at, vec![(column, value?)]))
     }
 
     /// The number of a column that may be set.
@@ -352,20 +357,26 @@ impl Row {
         for (name, value) in values.iter() {
             settable.push((self.settable(name.cast::<PyString>()?)?, value));
         }
-        tx.with(py, |rows| match rows.loaded(self.at)?.exists {
-            true => Ok(()),
-            false => Err(rows.refused(self.at, "is missing")),
-        })?;
-        settable.iter().try_for_each(|(column, value)| self.store(py, *column, value))
+        // Values come before what is found, as the arguments of a call do.
+        let columns = &tx.shapes(py)?.tables[self.id].spec.schema.columns;
+        let value = |(column, value): (usize, Bound<'_, PyAny>)| {
+            Ok((column, stored(&value, &columns[column])?))
+        };
+        let values: Result<Vec<(usize, Value)>, Fault> = settable.into_iter().map(value).collect();
+        tx.with(py, |rows| {
+            let values = values?;
+            match rows.loaded(self.at)?.exists {
+                true => rows.set(py, self.at, values),
+                false => Err(rows.refused(self.at, "is missing")),
+            }
+        })
     }
 
     /// Removes the row, if it is there.
     fn delete(&self, py: Python<'_>) -> PyResult<()> {
-        let tx = self.tx.get();
-        let shapes = tx.shapes(py)?;
-        tx.with(py, |rows| {
-            rows.loaded(self.at)?.remove(&shapes.tables[self.id].spec);
-            Ok(())
+        self.tx.get().with(py, |rows| {
+            rows.loaded(self.at)?;
+            rows.remove(py, self.at)
         })
     }
 

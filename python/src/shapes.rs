@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use tidemill_core::rules::Fault;
-use tidemill_core::{Column, Schema, TableSpec, Value};
+use tidemill_core::{Column, Schema, TableId, TableSpec, Value};
 use tidemill_txn::program::{Abort, On};
 use tidemill_txn::Program;
 
@@ -46,6 +46,10 @@ pub struct TableShape {
     pub columns: Names,
     /// Those that are attributes of rows.
     pub attributes: Names,
+    /// By column: whether a unique index is by it; nothing where there is none.
+    pub unique: Vec<bool>,
+    /// Whether triggers see what becomes of rows.
+    pub watched: bool,
     /// The package's table, once it was seen.
     pub object: OnceLock<Py<PyAny>>,
 }
@@ -63,7 +67,7 @@ impl Shapes {
         let streams = 0..program.streams.len();
         let windows = 0..program.windows.len();
         Shapes {
-            tables: program.tables.iter().map(TableShape::of).collect(),
+            tables: (0..program.tables.len() as u16).map(|t| TableShape::of(program, t)).collect(),
             streams: program.streams.iter().map(|s| s.spec.schema.clone()).collect(),
             names: streams.clone().map(|_| OnceLock::new()).collect(),
             windows: program.windows.iter().map(|w| w.schema.clone()).collect(),
@@ -91,7 +95,15 @@ impl Shapes {
 }
 
 impl TableShape {
-    fn of(spec: &TableSpec) -> TableShape {
+    fn of(program: &Program, table: u16) -> TableShape {
+        let (table, spec) = (TableId(table), &program.tables[usize::from(table)]);
+        let mut unique = Vec::new();
+        for index in program.indexes(table).iter().filter(|index| index.is_unique()) {
+            unique.resize(spec.schema.len(), false);
+            index.by().iter().for_each(|column| unique[*column] = true);
+        }
+        let is_watched = |on: On| matches!(on, On::Written { table: of, .. } if of == table);
+        let watched = program.triggers.iter().any(|trigger| is_watched(trigger.on));
         let names = spec.schema.columns.iter().enumerate();
         let columns: Names = names.map(|(index, column)| (column.name.clone(), index)).collect();
         let mut attributes = columns.clone();
@@ -99,7 +111,8 @@ impl TableShape {
             let is_python_s = name.starts_with("__") && name.ends_with("__");
             !(is_python_s || METHODS.contains(&&**name))
         });
-        TableShape { spec: spec.clone(), columns, attributes, object: OnceLock::new() }
+        let (spec, object) = (spec.clone(), OnceLock::new());
+        TableShape { spec, columns, attributes, unique, watched, object }
     }
 
     /// Leading key columns, as they are stored.

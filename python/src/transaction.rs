@@ -114,6 +114,63 @@ impl Rows {
         Ok(())
     }
 
+    /// Sets columns of a row, together.
+    pub fn set(
+        &mut self,
+        py: Python<'_>,
+        at: usize,
+        columns: Vec<(usize, Value)>,
+    ) -> Result<(), Abort> {
+        self.begins(at)?;
+        let (held, shapes) = (&mut self.held[at], &self.shapes);
+        let TableShape { spec, unique, .. } = &shapes.tables[held.table];
+        let mut is_due = !held.is_known();
+        for (column, value) in columns {
+            is_due |= unique.get(column).is_some_and(|is_unique| *is_unique);
+            held.set(column, value, spec);
+        }
+        if is_due {
+            self.became(py, at)?;
+        }
+        Ok(())
+    }
+
+    /// A row becomes this.
+    fn replace(&mut self, py: Python<'_>, at: usize, values: Vec<Value>) -> Result<(), Abort> {
+        self.begins(at)?;
+        self.held[at].replace(values);
+        self.became(py, at)
+    }
+
+    /// A row goes.
+    pub fn remove(&mut self, py: Python<'_>, at: usize) -> Result<(), Abort> {
+        self.begins(at)?;
+        let (held, shapes) = (&mut self.held[at], &self.shapes);
+        held.remove(&shapes.tables[held.table].spec);
+        self.became(py, at)
+    }
+
+    /// A row is about to be written: where triggers see that, they come in this order.
+    fn begins(&mut self, at: usize) -> Result<(), Abort> {
+        let held = &mut self.held[at];
+        if self.shapes.tables[held.table].watched && !std::mem::replace(&mut held.told, true) {
+            engine(&mut self.tx).will_write(TableId(held.table as u16), &held.key)?;
+        }
+        Ok(())
+    }
+
+    /// A row is another one. Where it has entries in unique indexes these become others now: which rows may be there
+    /// beside one another is seen after each operation, in the order of the program.
+    fn became(&mut self, py: Python<'_>, at: usize) -> Result<(), Abort> {
+        let held = &mut self.held[at];
+        let TableShape { spec, unique, .. } = &self.shapes.tables[held.table];
+        if unique.is_empty() {
+            return Ok(());
+        }
+        let write = held.flushed(py, spec)?;
+        perform(&mut self.tx, held, write)
+    }
+
     /// Why the transaction aborts: something is wrong with a row.
     pub fn refused(&self, at: usize, why: &str) -> Abort {
         let held = &self.held[at];
@@ -525,22 +582,20 @@ impl NativeTx {
         };
         let key = PyTuple::new(py, shape.spec.key.iter().filter_map(of).collect::<Vec<_>>())?;
         let key = shape.key(&key);
-        let at = tx.with(py, |rows| {
-            let key = key?;
-            let at = rows.find(id, key);
-            match rows.loaded(at)?.exists && !replace {
-                true => Err(rows.refused(at, "exists already")),
-                false => Ok(at),
-            }
-        })?;
-        let mut fresh = tx.with(py, |rows| Ok(shape.spec.missing_row(&rows.held[at].key)))?;
+        let key = tx.with(py, |_| key)?;
+        // Values come before what is found, as the arguments of a call do.
+        let mut fresh = shape.spec.missing_row(&key);
         for (column, value) in given.iter().filter(|(column, _)| !shape.spec.is_key(*column)) {
             let value = stored(value, &columns[*column]);
             fresh[*column] = tx.with(py, |_| Ok(value?))?;
         }
-        tx.with(py, |rows| {
-            rows.held[at].replace(fresh);
-            Ok(())
+        let at = tx.with(py, |rows| {
+            let at = rows.find(id, key);
+            if rows.loaded(at)?.exists && !replace {
+                return Err(rows.refused(at, "exists already"));
+            }
+            rows.replace(py, at, fresh)?;
+            Ok(at)
         })?;
         NativeTx::row_at(slf, table, id, at)
     }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_core::{Batch, DataType, Schema, TableId, Value};
+use tidemill_core::{Batch, DataType, Schema, StreamId, TableId, Value};
 use tidemill_table::{Layout, Place, RowAt, Seq, Versions, HEADER_WORDS, KEY_WORD};
 
 use super::lane::{Copies, Lane};
@@ -26,6 +26,9 @@ enum Setting {
     Nothing,
     /// The handler was said not to set it.
     Refused,
+    /// As the first three, of frames whose writes are noted, each by itself.
+    Noted(bool),
+    NotedNothing,
 }
 
 /// Where a column is among a row's words.
@@ -70,10 +73,22 @@ impl Places {
         })
     }
 
-    /// Of frames: slots whose columns are in the order of the schema.
-    fn in_frames(program: &Program, native: &Native) -> Places {
+    /// Of frames: slots whose columns are in the order of the schema. What is set may be noted.
+    fn in_frames(program: &Program, native: &Native, are_noted: bool) -> Places {
         let found = Places::of(program, native, |_, column| Ok(HEADER_WORDS + column));
-        found.expect("every column has its place")
+        let mut places = found.expect("every column has its place");
+        if are_noted {
+            let Places { near, all, .. } = &mut places;
+            for position in near.iter_mut().flatten().chain(all.iter_mut()) {
+                position.setting = match position.setting {
+                    Setting::Plain => Setting::Noted(false),
+                    Setting::Float => Setting::Noted(true),
+                    Setting::Nothing => Setting::NotedNothing,
+                    other => other,
+                };
+            }
+        }
+        places
     }
 
     fn of(
@@ -207,6 +222,8 @@ pub(crate) struct Outs {
     /// Per event the stream's number, then its words.
     pub(crate) kept: Vec<u64>,
     are_kept: bool,
+    /// What was done to frames, in order, where that is asked for.
+    noted: Option<Vec<Noted>>,
     /// Added to the number of an event in its lane it gives the place of its outputs, where these have one.
     pub(crate) places_from: usize,
 }
@@ -369,9 +386,26 @@ impl NativeTx<'_> {
             Setting::Plain => value as u64,
             Setting::Float => canonical(value as u64),
             Setting::Nothing | Setting::Refused => return,
+            Setting::Noted(_) | Setting::NotedNothing => match self.note(row, column, value) {
+                Some(word) => word,
+                None => return,
+            },
         };
         // SAFETY: as in `get`; the version has begun.
         unsafe { at.set(usize::from(place.word), word) };
+    }
+
+    /// Notes that a column of a frame is set; the word that it becomes.
+    #[cold]
+    fn note(&mut self, row: usize, column: usize, value: i64) -> Option<u64> {
+        let word = match self.places.at(row, column).setting {
+            Setting::Noted(true) => Some(canonical(value as u64)),
+            Setting::Noted(false) => Some(value as u64),
+            _ => None,
+        };
+        let set = Noted::Set { row, set: word.map(|word| (column, word)) };
+        self.outs.noted.get_or_insert_default().push(set);
+        word
     }
 
     #[inline(always)]
@@ -435,6 +469,9 @@ impl NativeTx<'_> {
         if self.outs.are_kept {
             self.outs.kept.push(stream as u64);
             self.outs.kept.extend(words.iter().map(|w| *w as u64));
+            if let Some(noted) = &mut self.outs.noted {
+                noted.push(Noted::Emitted);
+            }
             return;
         }
         let origin = self.origin.output(self.emitted);
@@ -479,18 +516,35 @@ fn canonical(word: u64) -> u64 {
     tidemill_core::value::canonical_f64(f64::from_bits(word)).to_bits()
 }
 
-/// What a closure did to copies of its rows.
+/// What a closure did to a frame, or that it emitted something.
+#[derive(Clone, Copy, Debug)]
+enum Noted {
+    /// It set a column, which became this word, or one that can't be set.
+    Set { row: usize, set: Option<(usize, u64)> },
+    /// It emitted the next event.
+    Emitted,
+}
+
+/// What a closure did to copies of its rows, one after the other.
 #[derive(Debug)]
-pub(crate) struct OnFrames {
-    /// Per row: whether a column was set.
-    pub(crate) dirty: RowBits,
-    /// Per event the stream's number, then its words.
-    pub(crate) emitted: Vec<u64>,
+pub(crate) enum Did {
+    /// A row, by its number, has these words.
+    Wrote { row: usize, words: Vec<u64> },
+    /// It emitted an event into the stream of this number.
+    Emitted { stream: usize, words: Vec<u64> },
+}
+
+/// Whether it shows in which order a closure does what it does: rows have entries in unique indexes, or triggers look.
+fn shows_order(program: &Program, native: &Native) -> bool {
+    let watched = |stream: &StreamId| !program.hooks().emitted[stream.index()].is_empty();
+    native.rows.iter().any(|row| !program.hooks().is_plain(row.table))
+        || native.emits.iter().any(watched)
 }
 
 /// Calls a closure on copies of its rows: `words` has the columns of one row after another, and
 /// `bases` says where each row's begin, those of rows with equal keys at one place. `present` has
-/// a bit for each row that is there. The error is the abort's reason.
+/// a bit for each row that is there. What it did comes in the order of the program where that shows; elsewhere each row
+/// that it has set comes once, and then what it has emitted. The error is the abort's reason.
 pub(crate) fn on_frames(
     program: &Program,
     native: &Native,
@@ -499,7 +553,8 @@ pub(crate) fn on_frames(
     bases: &[u32],
     present: RowBits,
     windows: &Windows<'_>,
-) -> Result<OnFrames, &'static str> {
+) -> Result<Vec<Did>, &'static str> {
+    let are_noted = shows_order(program, native);
     // A frame for each place where a row begins, as a slot with a stamp of 0.
     let mut frames: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
     let row = |(row, base): (&RowRef, &u32)| {
@@ -513,7 +568,7 @@ pub(crate) fn on_frames(
     let rows: Vec<RowAt> = native.rows.iter().zip(bases).map(row).collect();
     let code = NativeCode {
         rows: Vec::new(),
-        places: Places::in_frames(program, native),
+        places: Places::in_frames(program, native, are_noted),
         streams: Vec::new(),
         consumed: true,
         written: RowBits::MAX,
@@ -530,6 +585,7 @@ pub(crate) fn on_frames(
     };
     let mut lane = Lane::copies(&none, event, Copies { rows, present, done: None });
     lane.columns.windows = Some(&values);
+    lane.outs.noted = are_noted.then(Vec::new);
     let order = [Ranked { lane: 0, row: 0 }];
     let mut turns = Turns::InOrder(InOrder { order: &order, at: 0, seq: 0, prefetch: false });
     // SAFETY: the frames have a stamp of 0 and the columns that `places` says; they stay where they
@@ -537,9 +593,38 @@ pub(crate) fn on_frames(
     unsafe { native.body.run(&mut turns, &mut lane, &code) };
     let done = lane.copies.and_then(|copies| copies.done);
     let (dirty, emitted) = (done.expect("the closure has run")?, lane.outs.kept);
+    let width = |row: usize| program.tables[native.rows[row].table.index()].schema.len();
+    let mut events = &emitted[..];
+    let mut event = || {
+        let (stream, rest) = events.split_first()?;
+        let stream = *stream as usize;
+        let of = native.emits[stream];
+        let (words, rest) = rest.split_at(program.streams[of.index()].spec.schema.len());
+        events = rest;
+        Some(Did::Emitted { stream, words: words.to_vec() })
+    };
+    let wrote = |row: usize, words: &[u64]| Did::Wrote {
+        row,
+        words: words[bases[row] as usize..][..width(row)].to_vec(),
+    };
+    if let Some(noted) = lane.outs.noted {
+        let done = noted.into_iter().filter_map(|noted| match noted {
+            Noted::Set { row, set } => {
+                if let Some((column, word)) = set {
+                    words[bases[row] as usize + column] = word;
+                }
+                Some(wrote(row, words))
+            }
+            Noted::Emitted => event(),
+        });
+        return Ok(done.collect());
+    }
     for (base, frame) in frames {
         let columns = &frame[HEADER_WORDS..];
         words[base as usize..][..columns.len()].copy_from_slice(columns);
     }
-    Ok(OnFrames { dirty, emitted })
+    let rows = (0..native.rows.len()).filter(|row| dirty >> row & 1 == 1);
+    let mut did: Vec<Did> = rows.map(|row| wrote(row, words)).collect();
+    did.extend(std::iter::from_fn(event));
+    Ok(did)
 }

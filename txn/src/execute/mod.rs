@@ -54,7 +54,7 @@ mod work;
 
 pub use alone::{Alone, Came};
 pub use closure::NativeTx;
-pub(crate) use closure::{on_frames, OnFrames};
+pub(crate) use closure::{on_frames, Did};
 pub use codes::Path;
 pub use command::{put_commands, take_commands, Command};
 pub use executor::{Executor, Ran};

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use tidemill_core::{DataType, StreamId, TableId, Value};
+use tidemill_core::{DataType, Schema, StreamId, TableId, Value};
 use tidemill_table::Layout;
 
-use super::closure::{on_frames, OnFrames, Places, RowBits, STREAMS_MAX};
+use super::closure::{on_frames, Did, Places, RowBits, STREAMS_MAX};
 use super::general::General;
 use super::words::KeyFrom;
 use crate::program::inside::Transaction;
@@ -123,31 +123,26 @@ pub(crate) fn general(
         tx.over_copy(keys[row].0, &keys[row].1, own.as_deref(), read)
     };
     let done = on_frames(program, native, &event_words, &mut words, &bases, present, &windows);
-    let OnFrames { dirty, emitted } = done.map_err(Abort::refused)?;
-    for (index, (table, key)) in keys.iter().enumerate() {
-        if dirty >> index & 1 == 1 {
-            let spec = &program.tables[table.index()];
-            let mut row: Vec<Value> = spec
-                .schema
-                .columns
-                .iter()
-                .zip(&words[bases[index] as usize..])
-                .map(|(column, word)| word_value(&column.ty, *word))
-                .collect();
-            for (value, column) in key.iter().zip(&spec.key) {
-                row[*column] = value.clone();
+    let values = |schema: &Schema, words: &[u64]| -> Vec<Value> {
+        schema.columns.iter().zip(words).map(|(column, w)| word_value(&column.ty, *w)).collect()
+    };
+    for did in done.map_err(Abort::refused)? {
+        match did {
+            Did::Wrote { row, words } => {
+                let (table, key) = &keys[row];
+                let spec = &program.tables[table.index()];
+                let mut row = values(&spec.schema, &words);
+                for (value, column) in key.iter().zip(&spec.key) {
+                    row[*column] = value.clone();
+                }
+                tx.put(*table, &row)?;
             }
-            tx.put(*table, &row)?;
+            Did::Emitted { stream, words } => {
+                let stream = native.emits[stream];
+                let row = values(&program.streams[stream.index()].spec.schema, &words);
+                tx.emit_stored(stream, row)?;
+            }
         }
-    }
-    let mut rest = &emitted[..];
-    while let Some((stream, tail)) = rest.split_first() {
-        let stream = native.emits[*stream as usize];
-        let columns = &program.streams[stream.index()].spec.schema.columns;
-        let (row, tail) = tail.split_at(columns.len());
-        let row: Vec<Value> = columns.iter().zip(row).map(|(c, w)| word_value(&c.ty, *w)).collect();
-        tx.emit_stored(stream, row)?;
-        rest = tail;
     }
     Ok(())
 }

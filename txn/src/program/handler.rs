@@ -445,6 +445,12 @@ pub trait Tx {
     }
     /// Removes a row; nothing happens when it is missing.
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort>;
+    /// The row with this key is another one from now on, for the function that holds it; it is written later. So
+    /// triggers come in the order of the function's writes.
+    fn will_write(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        let _ = (table, key);
+        Ok(())
+    }
     /// Emits an event with a value for each column; aborts when one does not fit.
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort>;
     /// As [`Tx::emit`], of integers.

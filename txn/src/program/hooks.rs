@@ -76,11 +76,17 @@ pub struct Index {
     columns: Vec<usize>,
     /// How many of them are the index's key.
     key: usize,
+    /// The columns of the other one that need a value.
+    needed: Vec<usize>,
 }
 
 impl Index {
-    /// The entry of a row; none when there is a null in it.
+    /// The entry of a row; none when there is a null in it, or while the row, which comes to be column by column,
+    /// has not all the values that it needs.
     pub fn entry(&self, program: &Program, row: &[Value]) -> Option<Vec<Value>> {
+        if self.needed.iter().any(|column| row[*column].is_null()) {
+            return None;
+        }
         let spec = &program.tables[self.table.index()];
         let value = |column: &usize| key_value(row[*column].clone(), spec).ok();
         self.columns.iter().map(value).collect()
@@ -89,6 +95,11 @@ impl Index {
     /// The key of an entry.
     pub fn key<'e>(&self, entry: &'e [Value]) -> &'e [Value] {
         &entry[..self.key]
+    }
+
+    /// The columns of the other table that it is by.
+    pub fn by(&self) -> &[usize] {
+        &self.columns[..self.key]
     }
 
     /// Whether no two rows may have one key.
@@ -132,7 +143,10 @@ impl Hooks {
             let Some(other) = program.tables.get(of.index()) else { continue };
             let rest = other.key.iter().filter(|column| !columns.contains(column));
             let columns = columns.iter().chain(rest).copied().collect();
-            let index = Index { table: TableId(table as u16), columns, key: spec.key.len() };
+            let needed = other.schema.columns.iter().enumerate();
+            let needed = needed.filter(|(_, column)| !column.nullable).map(|(at, _)| at).collect();
+            let table = TableId(table as u16);
+            let index = Index { table, columns, key: spec.key.len(), needed };
             hooks.indexes[of.index()].push(index);
         }
         for (number, trigger) in program.triggers.iter().enumerate() {

@@ -134,6 +134,17 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         }
     }
 
+    /// As [`Tx::will_write`].
+    fn first_write(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        let program = self.inside().program;
+        if !program.hooks().written[table.index()].is_empty() {
+            let key = program.stored_key(table, key)?;
+            let row = self.held(table, &key)?;
+            self.inside().note(table, &key, row.as_deref());
+        }
+        Ok(())
+    }
+
     /// Sets off the triggers on rows that have been written.
     fn fire_changed(&mut self) -> Result<(), Abort> {
         let program = self.inside().program;

@@ -10,7 +10,7 @@ use tidemill_core::{
 
 use super::rows::Rows;
 use super::Version;
-use crate::execute::{on_frames, OnFrames};
+use crate::execute::{on_frames, Did};
 use crate::program::inside::Inside;
 use crate::program::inside::Transaction;
 use crate::program::owned::Held;
@@ -251,26 +251,22 @@ impl<'a, R: Rows> Work<'a, R> {
             this.borrow_mut().over_copy(*table, key, own, window, *column, aggregate)
         };
         let done = on_frames(program, native, &event_words, frames, &bases, present, &windows);
-        let OnFrames { dirty, emitted } = done.map_err(Abort::refused)?;
-        for (index, (table, key)) in keys.iter().enumerate() {
-            if dirty >> index & 1 == 1 {
-                let columns = &self.inside.program.tables[table.index()].schema.columns;
-                let row = columns
-                    .iter()
-                    .enumerate()
-                    .map(|(i, column)| word_value(&column.ty, words[bases[index] as usize + i]));
-                let row = row.collect();
-                self.write(*table, key, Some(row))?;
+        let values = |columns: &[Column], words: &[u64]| {
+            columns.iter().zip(words).map(|(c, word)| word_value(&c.ty, *word)).collect()
+        };
+        for did in done.map_err(Abort::refused)? {
+            match did {
+                Did::Wrote { row, words } => {
+                    let (table, key) = &keys[row];
+                    let row = values(&program.tables[table.index()].schema.columns, &words);
+                    self.write(*table, key, Some(row))?;
+                }
+                Did::Emitted { stream, words } => {
+                    let stream = native.emits[stream];
+                    let row = values(&program.streams[stream.index()].spec.schema.columns, &words);
+                    self.emit_stored(stream, row)?;
+                }
             }
-        }
-        let mut rest = &emitted[..];
-        while let Some((stream, tail)) = rest.split_first() {
-            let stream = native.emits[*stream as usize];
-            let columns = &self.inside.program.streams[stream.index()].spec.schema.columns;
-            let (row, tail) = tail.split_at(columns.len());
-            let row = columns.iter().zip(row).map(|(c, w)| word_value(&c.ty, *w)).collect();
-            self.emit_stored(stream, row)?;
-            rest = tail;
         }
         Ok(())
     }
@@ -399,6 +395,10 @@ impl<R: Rows> Tx for Work<'_, R> {
         let key = self.inside.program.stored_key(table, key)?;
         self.inside.program.check_writable(table)?;
         self.write(table, &key, None)
+    }
+
+    fn will_write(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        self.first_write(table, key)
     }
 
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {

@@ -111,6 +111,10 @@ impl Tx for General<'_> {
         self.write(table, key, None)
     }
 
+    fn will_write(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+        self.first_write(table, key)
+    }
+
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
         self.emit_given(stream, row)
     }
