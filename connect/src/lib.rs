@@ -20,7 +20,7 @@
 //! | any | JSON | any value | binary, as msgpack (a string, as JSON) |
 //!
 //! JSON becomes msgpack in an `any` column: integers in the shortest form, all other numbers as
-//! 64-bit floats, keys in their order. On the way back bytes and extensions become `0x…` strings,
+//! 64-bit floats, keys in their order. On the way back times and decimals become their text, bytes and other extensions `0x…` strings,
 //! and keys that are not strings become their text: that way is for people, not lossless.
 
 mod checksum;

@@ -2,11 +2,15 @@
 
 use std::io::Write as _;
 
+use tidemill_core::msgpack::Extension;
+pub(crate) use tidemill_core::msgpack::{
+    get, insert_head, length, put_bytes, put_float, put_int, put_negative, put_str, put_timestamp,
+    put_unsigned, unsigned, DEPTH_MAX,
+};
+use tidemill_core::value::format_timestamp;
+
 use crate::json;
 use crate::text::{self, quoted};
-
-/// Levels of nesting that are read and written; deeper values are refused.
-pub(crate) const DEPTH_MAX: usize = 128;
 
 /// Appends a JSON value, which has been checked to be JSON, as msgpack.
 pub(crate) fn from_json(raw: &str, out: &mut Vec<u8>) -> Result<(), String> {
@@ -166,101 +170,6 @@ impl<'a> Json<'a> {
     }
 }
 
-/// Puts the head of an array or a map before its content, which begins at `start`.
-pub(crate) fn insert_head(
-    out: &mut Vec<u8>,
-    start: usize,
-    len: usize,
-    short: u8,
-    long: u8,
-) -> Result<(), String> {
-    let mut head = Vec::with_capacity(5);
-    match len {
-        0..16 => head.push(short | len as u8),
-        16..0x1_0000 => {
-            head.push(long);
-            head.extend_from_slice(&(len as u16).to_be_bytes());
-        }
-        _ => {
-            head.push(long + 1);
-            let len = u32::try_from(len).map_err(|_| "too many items".to_string())?;
-            head.extend_from_slice(&len.to_be_bytes());
-        }
-    }
-    out.splice(start..start, head);
-    Ok(())
-}
-
-pub(crate) fn put_str(text: &str, out: &mut Vec<u8>) {
-    match text.len() {
-        len @ 0..32 => out.push(0xa0 | len as u8),
-        len @ 32..256 => out.extend_from_slice(&[0xd9, len as u8]),
-        len @ 256..0x1_0000 => {
-            out.push(0xda);
-            out.extend_from_slice(&(len as u16).to_be_bytes());
-        }
-        // A record is far shorter than 4 GiB.
-        len => {
-            out.push(0xdb);
-            out.extend_from_slice(&(len as u32).to_be_bytes());
-        }
-    }
-    out.extend_from_slice(text.as_bytes());
-}
-
-pub(crate) fn put_unsigned(int: u64, out: &mut Vec<u8>) {
-    let bytes = int.to_be_bytes();
-    let (tag, len) = match int {
-        0..0x80 => return out.push(int as u8),
-        0x80..0x100 => (0xcc, 1),
-        0x100..0x1_0000 => (0xcd, 2),
-        0x1_0000..0x1_0000_0000 => (0xce, 4),
-        _ => (0xcf, 8),
-    };
-    out.push(tag);
-    out.extend_from_slice(&bytes[8 - len..]);
-}
-
-pub(crate) fn put_negative(int: i64, out: &mut Vec<u8>) {
-    let bytes = int.to_be_bytes();
-    let (tag, len) = match int {
-        -32.. => return out.push(int as u8),
-        -0x80..-32 => (0xd0, 1),
-        -0x8000..-0x80 => (0xd1, 2),
-        -0x8000_0000..-0x8000 => (0xd2, 4),
-        _ => (0xd3, 8),
-    };
-    out.push(tag);
-    out.extend_from_slice(&bytes[8 - len..]);
-}
-
-pub(crate) fn put_int(int: i64, out: &mut Vec<u8>) {
-    match int {
-        ..0 => put_negative(int, out),
-        _ => put_unsigned(int as u64, out),
-    }
-}
-
-pub(crate) fn put_float(float: f64, out: &mut Vec<u8>) {
-    out.push(0xcb);
-    out.extend_from_slice(&float.to_bits().to_be_bytes());
-}
-
-pub(crate) fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
-    match bytes.len() {
-        len @ 0..256 => out.extend_from_slice(&[0xc4, len as u8]),
-        len @ 256..0x1_0000 => {
-            out.push(0xc5);
-            out.extend_from_slice(&(len as u16).to_be_bytes());
-        }
-        len => {
-            out.push(0xc6);
-            out.extend_from_slice(&(len as u32).to_be_bytes());
-        }
-    }
-    out.extend_from_slice(bytes);
-}
-
 /// Appends a msgpack value as JSON. Bytes that are not one msgpack value become a `0x…` string.
 pub(crate) fn to_json(bytes: &[u8], out: &mut Vec<u8>) {
     let start = out.len();
@@ -275,21 +184,6 @@ fn write_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
     json::bytes_text(bytes, out);
     out.push(b'"');
-}
-
-pub(crate) fn get<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
-    let (head, rest) = input.split_at_checked(len)?;
-    *input = rest;
-    Some(head)
-}
-
-/// A big-endian number of `len` bytes, at most 8.
-pub(crate) fn unsigned(input: &mut &[u8], len: usize) -> Option<u64> {
-    Some(get(input, len)?.iter().fold(0, |n, b| n << 8 | u64::from(*b)))
-}
-
-pub(crate) fn length(input: &mut &[u8], len: usize) -> Option<usize> {
-    usize::try_from(unsigned(input, len)?).ok()
 }
 
 fn write_one(input: &mut &[u8], out: &mut Vec<u8>, depth: usize) -> Option<()> {
@@ -314,8 +208,7 @@ fn write_one(input: &mut &[u8], out: &mut Vec<u8>, depth: usize) -> Option<()> {
         }
         0xc7..=0xc9 => {
             let len = length(input, 1 << (tag - 0xc7))?;
-            write_bytes(get(input, len.checked_add(1)?)?, out);
-            Some(())
+            write_extension(get(input, len.checked_add(1)?)?, out)
         }
         0xca => {
             json::write_float(f32::from_bits(unsigned(input, 4)? as u32).into(), out);
@@ -331,10 +224,7 @@ fn write_one(input: &mut &[u8], out: &mut Vec<u8>, depth: usize) -> Option<()> {
             let shift = 64 - 8 * len;
             write!(out, "{}", (unsigned(input, len)? << shift) as i64 >> shift).ok()
         }
-        0xd4..=0xd8 => {
-            write_bytes(get(input, 1 + (1 << (tag - 0xd4)))?, out);
-            Some(())
-        }
+        0xd4..=0xd8 => write_extension(get(input, 1 + (1 << (tag - 0xd4)))?, out),
         0xd9..=0xdb => {
             let len = length(input, 1 << (tag - 0xd9))?;
             write_str(input, len, out)
@@ -348,6 +238,16 @@ fn write_one(input: &mut &[u8], out: &mut Vec<u8>, depth: usize) -> Option<()> {
             write_map(input, len, out, depth)
         }
     }
+}
+
+/// A kind and its bytes: a time as ISO 8601, a decimal as its digits, anything else as its bytes.
+fn write_extension(bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
+    match Extension::read(bytes[0] as i8, &bytes[1..]) {
+        Some(Extension::Timestamp(us)) => json::write_string(&format_timestamp(us), out),
+        Some(Extension::Decimal(text)) => json::write_string(text, out),
+        None => write_bytes(bytes, out),
+    }
+    Some(())
 }
 
 fn write_str(input: &mut &[u8], len: usize, out: &mut Vec<u8>) -> Option<()> {

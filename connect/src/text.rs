@@ -73,22 +73,16 @@ pub(crate) fn bytes(text: &str, out: &mut Vec<u8>) -> Result<(), String> {
     Ok(())
 }
 
-/// The units of a decimal: what [`rules::parse_decimal`] takes, and an exponent besides.
+/// The units of a decimal: digits, which may have an exponent, never rounded.
 pub(crate) fn decimal(text: &str, scale: u8) -> Result<i64, String> {
     if let Some(units) = short_decimal(text.as_bytes(), scale) {
         return Ok(units);
     }
-    let plain = match text.find(['e', 'E']) {
-        Some(place) => Cow::Owned(
-            without_exponent(&text[..place], &text[place + 1..])
-                .ok_or_else(|| format!("{} is not a decimal number", quoted(text)))?,
-        ),
-        None => Cow::Borrowed(text),
-    };
-    match rules::parse_decimal(&plain, scale) {
+    match rules::parse_number(text, scale) {
         Ok(Value::Decimal(units, _)) => Ok(units),
         Ok(_) => Err(format!("{} is not a decimal number", quoted(text))),
-        Err(why) => Err(match why.split_once("' ") {
+        // A text may be as long as a record, and so would be what is said of it.
+        Err(why) => Err(match why.rsplit_once("' ") {
             Some((_, why)) => format!("{} {why}", quoted(text)),
             None => why,
         }),
@@ -126,35 +120,6 @@ fn short_decimal(text: &[u8], scale: u8) -> Option<i64> {
     Some(if negative { -units } else { units })
 }
 
-/// `mantissa` with its point moved, or `None` when that is no number (or one with an absurd
-/// exponent).
-fn without_exponent(mantissa: &str, exponent: &str) -> Option<String> {
-    const EXPONENT_MAX: i32 = 400;
-    let exponent: i32 =
-        exponent.parse().ok().filter(|e| (-EXPONENT_MAX..=EXPONENT_MAX).contains(e))?;
-    let (sign, digits) = match mantissa.strip_prefix('-') {
-        Some(rest) => ("-", rest),
-        None => ("", mantissa.strip_prefix('+').unwrap_or(mantissa)),
-    };
-    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
-    if whole.is_empty() && fraction.is_empty()
-        || !whole.bytes().chain(fraction.bytes()).all(|b| b.is_ascii_digit())
-    {
-        return None;
-    }
-    let shift = exponent.unsigned_abs() as usize;
-    let (whole, fraction) = if exponent >= 0 {
-        let moved = fraction.len().min(shift);
-        let zeros = "0".repeat(shift - moved);
-        (format!("{whole}{}{zeros}", &fraction[..moved]), fraction[moved..].to_string())
-    } else {
-        let padded = format!("{}{whole}", "0".repeat(shift));
-        let (whole, moved) = padded.split_at(padded.len() - shift);
-        (whole.to_string(), format!("{moved}{fraction}"))
-    };
-    Some(format!("{sign}{whole}.{fraction}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,9 +137,19 @@ mod tests {
             Err("'1.005' has more than 2 digits after the point".into())
         );
         assert_eq!(decimal("1e99", 2), Err("'1e99' is out of range for decimal(2)".into()));
-        for bad in ["", "-", ".", "+", "1e", "e1", "1e99999", "1_0", "1.2.3", "--1", "1 "] {
-            assert!(decimal(bad, 2).is_err(), "{bad}");
+        for bad in ["", "-", ".", "+", "1e", "e1", "1e1.5", "1_0", "1.2.3", "--1", "1 "] {
+            assert!(decimal(bad, 2).unwrap_err().contains("not a decimal number"), "{bad}");
         }
+        assert!(decimal("1e999999", 2).unwrap_err().contains("out of range"));
+        assert!(decimal("1e99999999999999999999", 2).unwrap_err().contains("out of range"));
+        for (zeros, tiny) in [(1, "1e-19"), (45, "-1e-40"), (99, "1e-99999999999999999999")] {
+            assert!(decimal(tiny, 2).unwrap_err().contains("more than 2 digits"), "{tiny}");
+            let text = format!("1.{}1", "0".repeat(zeros + 1));
+            assert!(decimal(&text, 2).unwrap_err().contains("more than 2 digits"), "{text}");
+            assert_eq!(decimal(&format!("1.{}", "0".repeat(zeros)), 2), Ok(100));
+        }
+        assert_eq!(decimal("0e-999999", 2), Ok(0));
+        assert_eq!(decimal(&format!("12{}e-50", "0".repeat(49)), 2), Ok(120));
         assert_eq!(decimal("9223372036854775807", 0), Ok(i64::MAX));
         assert_eq!(decimal("-9223372036854775808", 0), Ok(i64::MIN));
     }

@@ -3,6 +3,8 @@
 use chrono::format::{parse, Item, Parsed, StrftimeItems};
 use chrono::{NaiveDateTime, NaiveTime};
 
+use tidemill_core::value::dated;
+
 use crate::text::{decimal, quoted};
 
 /// How a column writes its timestamps.
@@ -38,13 +40,14 @@ impl TimeFormat {
 
     /// Microseconds since 1970 from a text in this format.
     pub fn read(&self, text: &str) -> Result<i64, String> {
-        match self {
+        let us = match self {
             TimeFormat::Iso => iso(text),
             TimeFormat::Unix(digits) => decimal(text, *digits),
             TimeFormat::Pattern(items) => {
                 pattern(text, items).map_err(|why| format!("{}: {why}", quoted(text)))
             }
-        }
+        };
+        dated(us?)
     }
 }
 

@@ -21,6 +21,10 @@ use crate::schema::Schema;
 use crate::types::DataType;
 use crate::value::{Row, Value};
 
+mod outside;
+
+pub use outside::{refusal, value_of};
+
 /// Rows of one schema, by column. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -252,11 +256,21 @@ impl Batch {
         }
     }
 
-    /// From an Arrow record batch whose columns have the names of `schema`, in any order. Integers
-    /// of any width, floats, all string and binary layouts, timestamps of any unit and decimals
-    /// are taken where no value is lost. `owner` says whose rows these are, for the error.
-    pub fn from_arrow(owner: &str, schema: &Arc<Schema>, batch: &RecordBatch) -> Result<Batch> {
-        for field in batch.schema().fields() {
+    /// From an Arrow record batch whose columns have the names of `schema`, in any order. It may come
+    /// from anywhere: what is not valid is refused. Whatever Arrow has for the values of a column is
+    /// taken where no value is lost. `owner` says whose rows these are, for the error, and `first` is
+    /// the number of the first one.
+    pub fn from_arrow(
+        owner: &str,
+        schema: &Arc<Schema>,
+        batch: &RecordBatch,
+        first: usize,
+    ) -> Result<Batch> {
+        let fields = batch.schema();
+        for field in fields.fields() {
+            if outside::is_unnamed_index(field.name()) && schema.index_of(field.name()).is_none() {
+                continue;
+            }
             schema.find(owner, field.name()).map_err(|mut e| {
                 e.kind = crate::error::Kind::Input;
                 e
@@ -264,8 +278,11 @@ impl Batch {
         }
         let mut columns = Vec::with_capacity(schema.len());
         for column in &schema.columns {
-            let array = match (batch.column_by_name(&column.name), &column.default) {
-                (Some(array), _) => from_arrow_column(array, column),
+            let found = fields.column_with_name(&column.name);
+            let array = match (found, &column.default) {
+                (Some((index, field)), _) => {
+                    outside::column(batch.column(index), field, column, first)
+                }
                 (None, Some(default)) => {
                     let rows = std::iter::repeat_n(default, batch.num_rows());
                     Ok(constant_column(&column.ty, rows))
@@ -274,11 +291,26 @@ impl Batch {
                     let rows = std::iter::repeat_n(&Value::Null, batch.num_rows());
                     Ok(constant_column(&column.ty, rows))
                 }
-                (None, None) => Err(format!("has no column '{}'", column.name)),
+                (None, None) => Err(format!("the data has no column '{}'", column.name)),
             };
-            columns.push(array.map_err(|why| Error::input(format!("{owner}: the data {why}")))?);
+            columns.push(array.map_err(|why| Error::input(format!("{owner}: {why}")))?);
         }
         Ok(Batch { schema: schema.clone(), columns, len: batch.num_rows() })
+    }
+
+    /// Arrays of one type as one array.
+    pub fn joined(arrays: &[&dyn Array]) -> ArrayRef {
+        arrow_select::concat::concat(arrays).expect("arrays of one type")
+    }
+
+    /// One column of a batch, from an array that may come from anywhere, as [`Batch::from_arrow`] takes it.
+    pub fn column_from_arrow(
+        array: &ArrayRef,
+        field: &Field,
+        column: &crate::schema::Column,
+        first: usize,
+    ) -> Result<ArrayRef, String> {
+        outside::column(array, field, column, first)
     }
 }
 
@@ -295,120 +327,6 @@ fn list_array(items: ArrayRef, lengths: &[Option<usize>]) -> ArrayRef {
     let offsets = arrow_buffer::OffsetBuffer::from_lengths(lengths.iter().map(|l| l.unwrap_or(0)));
     let nulls = lengths.iter().map(Option::is_some).collect::<Vec<bool>>();
     Arc::new(arrow_array::ListArray::new(field, offsets, items, Some(nulls.into())))
-}
-
-fn from_arrow_column(array: &ArrayRef, column: &crate::schema::Column) -> Result<ArrayRef, String> {
-    if array.null_count() > 0 && !column.nullable {
-        return Err(format!(
-            "has {} nulls in column '{}', which may not be null",
-            array.null_count(),
-            column.name
-        ));
-    }
-    // The common case: the array is already what we keep inside.
-    if *array.data_type() == inner_type(&column.ty)
-        && !matches!(column.ty, DataType::Decimal(_) | DataType::List(_))
-    {
-        return Ok(array.clone());
-    }
-    let mut builder = ColumnBuilder::new(&column.ty);
-    for row in 0..array.len() {
-        let value = arrow_value(array, row)
-            .and_then(|v| match (v, &column.ty) {
-                // An integer is taken as a timestamp in microseconds, and bytes as `any`.
-                (Value::Int(i), DataType::Timestamp) => Ok(Value::Timestamp(i)),
-                (Value::Bytes(b), DataType::Any) => Ok(Value::Any(b)),
-                // Rounding input silently would lose what was sent.
-                (Value::Decimal(u, s), DataType::Decimal(t)) if s > *t => {
-                    crate::rules::parse_decimal(&crate::value::format_decimal(u, s), *t)
-                }
-                (v, _) => crate::rules::store(&v, column).map_err(|f| f.to_string()),
-            })
-            .map_err(|why| format!("does not fit column '{}', row {row}: {why}", column.name))?;
-        builder.push(&value);
-    }
-    Ok(builder.finish())
-}
-
-/// One value of an Arrow array of any type that we take, or why it is none of ours.
-pub fn arrow_value(array: &dyn Array, row: usize) -> Result<Value, String> {
-    use arrow_array::types::*;
-    if array.is_null(row) {
-        return Ok(Value::Null);
-    }
-    macro_rules! int {
-        ($ty:ty) => {
-            Value::Int(i64::from(array.as_primitive::<$ty>().value(row)))
-        };
-    }
-    Ok(match array.data_type() {
-        ArrowType::Int8 => int!(Int8Type),
-        ArrowType::Int16 => int!(Int16Type),
-        ArrowType::Int32 => int!(Int32Type),
-        ArrowType::Int64 => int!(Int64Type),
-        ArrowType::UInt8 => int!(UInt8Type),
-        ArrowType::UInt16 => int!(UInt16Type),
-        ArrowType::UInt32 => int!(UInt32Type),
-        ArrowType::UInt64 => {
-            let wide = array.as_primitive::<UInt64Type>().value(row);
-            Value::Int(i64::try_from(wide).map_err(|_| format!("{wide} is out of range"))?)
-        }
-        ArrowType::Float32 => Value::Float(array.as_primitive::<Float32Type>().value(row).into()),
-        ArrowType::Float64 => Value::Float(array.as_primitive::<Float64Type>().value(row)),
-        ArrowType::Boolean => Value::Bool(array.as_boolean().value(row)),
-        ArrowType::Utf8 => Value::str(array.as_string::<i32>().value(row)),
-        ArrowType::LargeUtf8 => Value::str(array.as_string::<i64>().value(row)),
-        ArrowType::Utf8View => Value::str(array.as_string_view().value(row)),
-        ArrowType::Binary => Value::Bytes(array.as_binary::<i32>().value(row).into()),
-        ArrowType::LargeBinary => Value::Bytes(array.as_binary::<i64>().value(row).into()),
-        ArrowType::BinaryView => Value::Bytes(array.as_binary_view().value(row).into()),
-        ArrowType::Timestamp(unit, _) => {
-            let (value, factor, divisor) = match unit {
-                TimeUnit::Second => {
-                    (array.as_primitive::<TimestampSecondType>().value(row), 1_000_000, 1)
-                }
-                TimeUnit::Millisecond => {
-                    (array.as_primitive::<TimestampMillisecondType>().value(row), 1_000, 1)
-                }
-                TimeUnit::Microsecond => {
-                    (array.as_primitive::<TimestampMicrosecondType>().value(row), 1, 1)
-                }
-                TimeUnit::Nanosecond => {
-                    (array.as_primitive::<TimestampNanosecondType>().value(row), 1, 1_000)
-                }
-            };
-            if value % divisor != 0 {
-                return Err(format!("{value}ns is not a whole number of microseconds"));
-            }
-            let us = (value / divisor).checked_mul(factor);
-            Value::Timestamp(us.ok_or_else(|| format!("{value} is out of range"))?)
-        }
-        ArrowType::Date32 => {
-            let days = i64::from(array.as_primitive::<Date32Type>().value(row));
-            Value::Timestamp(days * 86_400_000_000)
-        }
-        ArrowType::Decimal64(_, scale) => {
-            decimal(array.as_primitive::<Decimal64Type>().value(row).into(), *scale)?
-        }
-        ArrowType::Decimal128(_, scale) => {
-            decimal(array.as_primitive::<Decimal128Type>().value(row), *scale)?
-        }
-        ArrowType::List(_) => {
-            let items = array.as_list::<i32>().value(row);
-            let items: Result<Vec<Value>, String> =
-                (0..items.len()).map(|i| arrow_value(&*items, i)).collect();
-            Value::List(items?.into())
-        }
-        other => return Err(format!("Arrow type {other} is not supported")),
-    })
-}
-
-fn decimal(units: i128, scale: i8) -> Result<Value, String> {
-    let scale = u8::try_from(scale).ok().filter(|s| *s <= DataType::SCALE_MAX);
-    match (i64::try_from(units), scale) {
-        (Ok(units), Some(scale)) => Ok(Value::Decimal(units, scale)),
-        _ => Err("a decimal is out of range".into()),
-    }
 }
 
 /// The Arrow type that a column has inside a batch.
@@ -632,7 +550,7 @@ mod tests {
     fn arrow_and_back() {
         let batch = Batch::from_rows(schema(), rows().iter().map(|r| &r[..]));
         let arrow = batch.to_arrow().unwrap();
-        let back = Batch::from_arrow("stream s", &schema(), &arrow).unwrap();
+        let back = Batch::from_arrow("stream s", &schema(), &arrow, 0).unwrap();
         assert_eq!(back.rows().collect::<Vec<_>>(), batch.rows().collect::<Vec<_>>());
         for row in 0..batch.len() {
             let (mut plain, mut direct) = (Vec::new(), Vec::new());
@@ -648,10 +566,10 @@ mod tests {
         let wide = Arc::new(Schema::new(vec![Column::new("d", DataType::Decimal(2))]));
         let row = [Value::Decimal(125, 2)];
         let arrow = Batch::from_rows(wide, [&row[..]]).to_arrow().unwrap();
-        let error = Batch::from_arrow("stream s", &narrow, &arrow).unwrap_err();
+        let error = Batch::from_arrow("stream s", &narrow, &arrow, 0).unwrap_err();
         assert!(error.what.contains("more than 1 digits"), "{error}");
         let other = Arc::new(Schema::new(vec![Column::new("dd", DataType::Decimal(2))]));
-        let error = Batch::from_arrow("stream s", &other, &arrow).unwrap_err();
+        let error = Batch::from_arrow("stream s", &other, &arrow, 0).unwrap_err();
         assert_eq!(error.help, "did you mean 'dd'?");
     }
 }

@@ -11,6 +11,7 @@ pub mod digest;
 pub mod encode;
 pub mod error;
 pub mod ids;
+pub mod msgpack;
 pub mod rules;
 pub mod schema;
 pub mod stamp;

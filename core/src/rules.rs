@@ -12,7 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::schema::Column;
 use crate::types::DataType;
-use crate::value::{format_decimal, format_timestamp, Value};
+use crate::value::{dated, format_decimal, format_timestamp, Value};
+
+mod decimal;
+
+pub use decimal::{
+    is_number, parse_any_decimal, parse_decimal, parse_number, units, Inexact, Rescale,
+};
 
 /// An operator with one operand.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -678,42 +684,43 @@ pub fn rescale(units: i64, from: u8, to: u8) -> Result<Value, Fault> {
     i64::try_from(scaled).map(|u| Value::Decimal(u, to)).map_err(|_| Fault::OVERFLOW)
 }
 
-/// Reads a decimal from text: digits with an optional sign and point. More digits after the point
-/// than `scale` are refused unless they are zeros: input is never silently rounded.
-pub fn parse_decimal(text: &str, scale: u8) -> Result<Value, String> {
-    let bad = || format!("'{text}' is not a decimal number");
-    let (negative, digits) = match text.as_bytes().first() {
-        Some(b'-') => (true, &text[1..]),
-        Some(b'+') => (false, &text[1..]),
-        _ => (false, text),
-    };
-    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
-    if whole.is_empty() && fraction.is_empty() {
-        return Err(bad());
-    }
-    let mut units: i128 = 0;
-    for (i, byte) in whole.bytes().chain(fraction.bytes()).enumerate() {
-        if !byte.is_ascii_digit() {
-            return Err(bad());
+/// A value from outside as one of a column: converted where nothing is lost on the way. An integer is
+/// taken as a timestamp in microseconds, and a decimal is never rounded.
+pub fn take(v: Value, column: &Column) -> Result<Value, String> {
+    Ok(match (v, &column.ty) {
+        (Value::Int(us) | Value::Timestamp(us), DataType::Timestamp) => {
+            Value::Timestamp(dated(us)?)
         }
-        let digit = i128::from(byte - b'0');
-        if i >= whole.len() + usize::from(scale) {
-            if digit != 0 {
-                return Err(format!("'{text}' has more than {scale} digits after the point"));
-            }
-            continue;
+        (Value::Decimal(units, from), DataType::Decimal(to)) => {
+            let exactly = decimal::units(units < 0, digits(units), -i64::from(from), *to);
+            let shown = || format!("'{}'", format_decimal(units, from));
+            Value::Decimal(exactly.map_err(|why| why.said(&shown(), *to))?, *to)
         }
-        units = units
-            .checked_mul(10)
-            .and_then(|u| u.checked_add(digit))
-            .ok_or_else(|| format!("'{text}' is out of range for decimal({scale})"))?;
+        (Value::Int(int), DataType::Decimal(to)) => {
+            let exactly = decimal::units(int < 0, digits(int), 0, *to);
+            Value::Decimal(exactly.map_err(|why| why.said(&format!("'{int}'"), *to))?, *to)
+        }
+        (Value::List(items), DataType::List(inner)) => {
+            let item = Column { nullable: true, ..Column::new(&column.name, (**inner).clone()) };
+            let taken = items
+                .iter()
+                .enumerate()
+                .map(|(i, v)| take(v.clone(), &item).map_err(|why| format!("item {i}: {why}")));
+            Value::List(taken.collect::<Result<_, _>>()?)
+        }
+        (v, _) => store(&v, column).map_err(|fault| fault.to_string())?,
+    })
+}
+
+/// The digits of a number, the first one first.
+fn digits(int: i64) -> impl Iterator<Item = u8> {
+    let (mut digits, mut from, mut left) = ([0; 19], 19, int.unsigned_abs());
+    while left > 0 {
+        from -= 1;
+        digits[from] = (left % 10) as u8;
+        left /= 10;
     }
-    let missing = usize::from(scale).saturating_sub(fraction.len());
-    let units = units.checked_mul(pow10(missing as u8)).map(|u| if negative { -u } else { u });
-    match units.map(i64::try_from) {
-        Some(Ok(units)) => Ok(Value::Decimal(units, scale)),
-        _ => Err(format!("'{text}' is out of range for decimal({scale})")),
-    }
+    digits.into_iter().skip(from)
 }
 
 /// Makes a value fit to be stored in a column (see [`DataType::stores_in`]): converted, with one

@@ -185,6 +185,25 @@ pub fn format_timestamp(us: i64) -> String {
     }
 }
 
+/// The first and the last timestamp of the years 1 to 9999, in which the calendars of others are defined.
+pub const YEARS: std::ops::RangeInclusive<i64> = -62_135_596_800_000_000..=253_402_300_799_999_999;
+
+/// A timestamp from outside: in the years 1 to 9999. What lies beyond is a mistake of unit, and most who
+/// read it later could not.
+#[inline]
+pub fn dated(us: i64) -> Result<i64, String> {
+    match YEARS.contains(&us) {
+        true => Ok(us),
+        false => Err(undated(us)),
+    }
+}
+
+#[cold]
+fn undated(us: i64) -> String {
+    let at = format_timestamp(us);
+    format!("{at} is outside of the years 1 to 9999 (timestamps are in microseconds since 1970)")
+}
+
 /// A row's key: the values of its key columns in an encoding whose byte order is the order of the
 /// values (see [`encode`]). -0.0 and 0.0 are one key, and every NaN is one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

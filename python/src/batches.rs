@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
+use arrow_array::{Array, ArrayRef};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping, PySequence, PyString};
-use pyo3_arrow::{PyRecordBatch, PyTable};
-use tidemill_core::batch::BatchBuilder;
+use pyo3_arrow::{PyArray, PyChunkedArray, PyRecordBatch, PyTable};
+use tidemill_core::batch::{BatchBuilder, ColumnBuilder};
 use tidemill_core::error::nearest;
-use tidemill_core::{Batch, Column, Error, Schema, Value};
+use tidemill_core::{Batch, Column, DataType, Error, Schema, Value};
 
 use crate::errors;
 use crate::values::{input, to_python};
@@ -22,18 +22,14 @@ pub fn from_python(
 ) -> PyResult<Vec<Batch>> {
     let py = rows.py();
     let fail = |e: Error| errors::to_python(py, &e);
-    if rows.hasattr("__arrow_c_stream__")? {
-        let (batches, _) = rows.extract::<PyTable>()?.into_inner();
-        return batches.iter().map(|b| from_arrow(owner, schema, b).map_err(fail)).collect();
-    }
-    if rows.hasattr("__arrow_c_array__")? {
-        let batch = rows.extract::<PyRecordBatch>()?.into_inner();
-        return Ok(vec![from_arrow(owner, schema, &batch).map_err(fail)?]);
+    if rows.hasattr("__arrow_c_stream__")? || rows.hasattr("__arrow_c_array__")? {
+        return from_arrow(owner, schema, rows);
     }
     if let Ok(columns) = rows.cast::<PyDict>() {
         return Ok(vec![from_columns(owner, schema, columns)?]);
     }
-    if rows.is_instance_of::<PyString>() {
+    let is_lazy = || rows.get_type().name().is_ok_and(|name| name == "LazyFrame");
+    if rows.is_instance_of::<PyString>() || is_lazy() {
         return Err(fail(not_rows(owner, rows)));
     }
     let Ok(items) = rows.try_iter() else { return Err(fail(not_rows(owner, rows))) };
@@ -48,12 +44,87 @@ pub fn from_python(
     Ok(vec![builder.finish()])
 }
 
-fn from_arrow(owner: &str, schema: &Arc<Schema>, batch: &RecordBatch) -> Result<Batch, Error> {
-    Batch::from_arrow(owner, schema, batch)
+fn from_arrow(owner: &str, schema: &Arc<Schema>, rows: &Bound<'_, PyAny>) -> PyResult<Vec<Batch>> {
+    let py = rows.py();
+    let rows = checked(owner, rows, "")?;
+    let not_a_table = |_| errors::to_python(py, &not_rows(owner, &rows));
+    let batches = match rows.hasattr("__arrow_c_stream__")? {
+        true => imported(owner, || rows.extract::<PyTable>())?.map_err(not_a_table)?.into_inner().0,
+        false => {
+            let batch = imported(owner, || rows.extract::<PyRecordBatch>())?;
+            vec![batch.map_err(not_a_table)?.into_inner()]
+        }
+    };
+    let mut first = 0;
+    let mut taken = Vec::with_capacity(batches.len());
+    for batch in &batches {
+        let batch = Batch::from_arrow(owner, schema, batch, first);
+        taken.push(batch.map_err(|e| errors::to_python(py, &e))?);
+        first += taken.last().map_or(0, Batch::len);
+    }
+    Ok(taken)
+}
+
+/// What has Arrow's interface, made sure of as far as only its makers can.
+fn checked<'py>(
+    owner: &str,
+    given: &Bound<'py, PyAny>,
+    column: &str,
+) -> PyResult<Bound<'py, PyAny>> {
+    given.py().import("tidemill.foreign")?.getattr("checked")?.call1((owner, given, column))
+}
+
+/// Takes what has Arrow's interface. Some of what is not valid is found on the way, by panics.
+fn imported<T>(owner: &str, import: impl FnOnce() -> T) -> PyResult<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(import)).map_err(|_| {
+        let error = Error::input(format!("{owner}: the data is not valid Arrow"));
+        let error = error.help("whoever has made it has made a mistake");
+        Python::attach(|py| errors::to_python(py, &error))
+    })
+}
+
+/// A column with Arrow's interface: an array or a series.
+fn arrow_column(
+    owner: &str,
+    column: &Column,
+    values: &Bound<'_, PyAny>,
+) -> PyResult<Option<ArrayRef>> {
+    let py = values.py();
+    let is_stream = values.hasattr("__arrow_c_stream__")?;
+    if !is_stream && !values.hasattr("__arrow_c_array__")? {
+        return Ok(None);
+    }
+    let values = checked(owner, values, &column.name)?;
+    let fail = |why: String| errors::to_python(py, &Error::input(format!("{owner}: {why}")));
+    let (chunks, field) = match values.hasattr("__arrow_c_stream__")? {
+        true => imported(owner, || values.extract::<PyChunkedArray>())??.into_inner(),
+        false => {
+            let (array, field) = imported(owner, || values.extract::<PyArray>())??.into_inner();
+            (vec![array], field)
+        }
+    };
+    let mut first = 0;
+    let mut taken = Vec::with_capacity(chunks.len());
+    for chunk in &chunks {
+        taken.push(Batch::column_from_arrow(chunk, &field, column, first).map_err(fail)?);
+        first += chunk.len();
+    }
+    let arrays: Vec<&dyn Array> = taken.iter().map(AsRef::as_ref).collect();
+    match arrays[..] {
+        [] => Ok(Some(ColumnBuilder::new(&column.ty).finish())),
+        [_] => Ok(taken.pop()),
+        _ => Ok(Some(Batch::joined(&arrays))),
+    }
 }
 
 fn not_rows(owner: &str, rows: &Bound<'_, PyAny>) -> Error {
     let name = rows.get_type().name().map(|n| n.to_string()).unwrap_or_default();
+    if name == "LazyFrame" {
+        return Error::input(format!(
+            "{owner}: a LazyFrame says how rows are made, and holds none"
+        ))
+        .help("send frame.collect()");
+    }
     Error::input(format!("{owner}: a value of type {name} holds no rows")).help(
         "give a list of dicts, a dict of lists, a pyarrow Table or RecordBatch, or a data frame \
          with the Arrow interface (pandas, polars)",
@@ -152,15 +223,33 @@ fn from_columns(owner: &str, schema: &Arc<Schema>, columns: &Bound<'_, PyDict>) 
         }
     }
     let len = len.unwrap_or(0);
-    let mut builder = BatchBuilder::new(schema.clone());
-    for (column, target) in schema.columns.iter().zip(builder.columns_mut()) {
+    let mut made = Vec::with_capacity(schema.len());
+    for column in &schema.columns {
+        let mut target = ColumnBuilder::of_rows(&column.ty, len);
         let Some(values) = columns.get_item(&*column.name)? else {
             let value = absent(column).ok_or_else(|| {
                 fail(Error::input(format!("{owner}: there is no column '{}'", column.name)))
             })?;
             (0..len).for_each(|_| target.push(&value));
+            made.push(target.finish());
             continue;
         };
+        if let Some(array) = arrow_column(owner, column, &values)? {
+            made.push(array);
+            continue;
+        }
+        let foreign = py.import("tidemill.foreign")?;
+        let (values, bad_row, why) =
+            match foreign.getattr("is_times")?.call1((&values,))?.extract()? {
+                true if column.ty == DataType::Timestamp => {
+                    let times = foreign.getattr("times")?.call1((&values,))?;
+                    times.extract::<(Bound<'_, PyAny>, isize, String)>()?
+                }
+                _ => (values, -1, String::new()),
+            };
+        if let Ok(row) = usize::try_from(bad_row) {
+            return Err(fail(bad(owner, row, &column.name, &why)));
+        }
         // What has a length and can be iterated; a list in the common case.
         let mut rows = 0;
         for (index, value) in values.try_iter()?.enumerate() {
@@ -175,9 +264,9 @@ fn from_columns(owner: &str, schema: &Arc<Schema>, columns: &Bound<'_, PyDict>) 
                 column.name
             ))));
         }
+        made.push(target.finish());
     }
-    builder.advance(len);
-    Ok(builder.finish())
+    Ok(Batch::new(schema.clone(), made, len))
 }
 
 /// A batch's rows as dicts.

@@ -1,5 +1,8 @@
 //! `any` values: Python objects to msgpack and back. Integers take their shortest form and floats
-//! 64 bits, so that equal objects have equal bytes; a dict keeps its order.
+//! 64 bits, so that equal objects have equal bytes; a dict keeps its order. Whatever is written here can be
+//! read again, and has a form in JSON.
+
+use std::collections::HashSet;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -7,9 +10,11 @@ use pyo3::types::{
     PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple,
 };
 use rmp::{decode, encode, Marker};
+use tidemill_connect::values;
+use tidemill_core::msgpack::{put, put_decimal, Extension, DEPTH_MAX};
+use tidemill_core::Value;
 
-/// Deeper values are refused: decoding recurses.
-const DEPTH_MAX: usize = 128;
+use crate::values::{decimal_of, is_span, loose, to_decimal, to_python};
 
 /// The msgpack bytes of an object; `ValueError` says what has none.
 #[pyfunction]
@@ -32,7 +37,7 @@ pub fn to_bytes(object: &Bound<'_, PyAny>) -> Result<Vec<u8>, String> {
 }
 
 fn write(object: &Bound<'_, PyAny>, out: &mut Vec<u8>, depth: usize) -> Result<(), String> {
-    if depth > DEPTH_MAX {
+    if depth >= DEPTH_MAX {
         return Err(format!("a value is nested more than {DEPTH_MAX} deep"));
     }
     let failed = |e: &dyn std::fmt::Display| e.to_string();
@@ -70,9 +75,45 @@ fn write(object: &Bound<'_, PyAny>, out: &mut Vec<u8>, depth: usize) -> Result<(
             write(&key, out, depth + 1)?;
             write(&value, out, depth + 1)?;
         }
+        check_keys(dict)?;
+    } else if let Some(text) = decimal_of(object)? {
+        put_decimal(&text, out);
     } else {
         let name = object.get_type().name().map(|n| n.to_string()).unwrap_or_default();
-        return Err(format!("a value of type {name} can't be stored in a column of type any"));
+        let wrong = || format!("a value of type {name} can't be stored in a column of type any");
+        if is_span(object) {
+            return Err(wrong());
+        }
+        put(
+            &loose(object).map_err(|fault| match fault.to_string() {
+                why if why.contains("can't be stored") => wrong(),
+                why => why,
+            })?,
+            out,
+        );
+    }
+    Ok(())
+}
+
+/// Refuses keys that are one in JSON, where all are texts.
+fn check_keys(dict: &Bound<'_, PyDict>) -> Result<(), String> {
+    if dict.keys().iter().all(|key| key.is_instance_of::<PyString>()) {
+        return Ok(());
+    }
+    let mut found = HashSet::with_capacity(dict.len());
+    for key in dict.keys() {
+        let text = match key.cast::<PyString>() {
+            Ok(text) => text.to_string(),
+            Err(_) => {
+                let mut json = Vec::new();
+                values::write(&Value::Any(to_bytes(&key)?.into()), &mut json);
+                let json = String::from_utf8_lossy(&json).into_owned();
+                serde_json::from_str::<String>(&json).unwrap_or(json)
+            }
+        };
+        if !found.insert(text.clone()) {
+            return Err(format!("two keys of a dict are the same text in JSON: '{text}'"));
+        }
     }
     Ok(())
 }
@@ -149,17 +190,39 @@ fn read<'py>(py: Python<'py>, bytes: &mut &[u8], depth: usize) -> PyResult<Bound
             let n = decode::read_map_len(bytes).map_err(|_| damaged())?;
             let dict = PyDict::new(py);
             for _ in 0..n {
-                let key = read(py, bytes, depth + 1)?;
+                let key = as_key(read(py, bytes, depth + 1)?)?;
                 dict.set_item(key, read(py, bytes, depth + 1)?)?;
             }
             dict.into_any()
         }
+        Marker::Reserved => return Err(damaged()),
         _ => {
-            return Err(PyValueError::new_err(
-                "a value of type any holds a msgpack extension, which has no Python form",
-            ))
+            let head = decode::read_ext_meta(bytes).map_err(|_| damaged())?;
+            match Extension::read(head.typeid, take(bytes, head.size as usize)?) {
+                Some(Extension::Timestamp(us)) => to_python(py, &Value::Timestamp(us))?,
+                Some(Extension::Decimal(text)) => to_decimal(py, text)?,
+                None => {
+                    return Err(PyValueError::new_err(
+                        "a value of type any holds a msgpack extension, which has no Python form",
+                    ))
+                }
+            }
         }
     })
+}
+
+/// What a dict may have as a key: lists are tuples there.
+fn as_key(key: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+    let items = match (key.cast::<PyList>(), key.cast::<PyDict>()) {
+        (Ok(list), _) => list.iter().map(as_key).collect::<PyResult<Vec<_>>>()?,
+        (_, Ok(dict)) => {
+            let pair =
+                |(key, value)| Ok(PyTuple::new(dict.py(), [key, as_key(value)?])?.into_any());
+            dict.iter().map(pair).collect::<PyResult<Vec<_>>>()?
+        }
+        _ => return Ok(key),
+    };
+    Ok(PyTuple::new(key.py(), items)?.into_any())
 }
 
 fn take<'a>(bytes: &mut &'a [u8], n: usize) -> PyResult<&'a [u8]> {

@@ -57,7 +57,7 @@ pub struct TableShape {
 /// Columns by name.
 type Names = HashMap<Arc<str>, usize, foldhash::fast::FixedState>;
 
-/// What rows have beside columns.
+/// What rows have beside columns: the package refuses columns of such names, and all that Python has.
 const METHODS: [&str; 4] = ["delete", "exists", "over", "update"];
 
 impl Shapes {

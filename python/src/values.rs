@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{
     PyBool, PyByteArray, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple, PyType,
 };
 use tidemill_core::rules::{self, Fault};
-use tidemill_core::value::{format_decimal, format_timestamp};
+use tidemill_core::value::format_decimal;
 use tidemill_core::{Column, DataType, Schema, Value};
 
 use crate::msgpack;
@@ -54,10 +54,11 @@ pub fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyA
         Value::Timestamp(us) => {
             let classes = classes(py)?;
             let delta = classes.timedelta.bind(py).call1((0, 0, *us));
-            delta.and_then(|d| classes.epoch.bind(py).add(d)).map_err(|_| {
-                let at = format_timestamp(*us);
-                PyOverflowError::new_err(format!("{at} is outside the years of a datetime"))
-            })?
+            match delta.and_then(|d| classes.epoch.bind(py).add(d)) {
+                Ok(at) => at,
+                // No datetime has such a year: one row must not hide all others.
+                Err(_) => us.into_pyobject(py)?.into_any(),
+            }
         }
         Value::Decimal(units, scale) => {
             classes(py)?.decimal.bind(py).call1((format_decimal(*units, *scale),))?
@@ -77,6 +78,25 @@ pub fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyA
 pub fn to_tuple<'py>(py: Python<'py>, values: &[Value]) -> PyResult<Bound<'py, PyTuple>> {
     let items = values.iter().map(|v| to_python(py, v)).collect::<PyResult<Vec<_>>>()?;
     PyTuple::new(py, items)
+}
+
+/// A decimal of this text.
+pub fn to_decimal<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
+    classes(py)?.decimal.bind(py).call1((text,))
+}
+
+/// The text of a decimal, if it is one.
+pub fn decimal_of(object: &Bound<'_, PyAny>) -> Result<Option<String>, String> {
+    let py = object.py();
+    let is = classes(py).and_then(|classes| object.is_instance(classes.decimal.bind(py)));
+    if !is.map_err(|e| e.to_string())? {
+        return Ok(None);
+    }
+    let text = object.str().map_err(|e| e.to_string())?.to_string();
+    match rules::is_number(&text) {
+        true => Ok(Some(text)),
+        false => Err(format!("a decimal that is {text} is no value")),
+    }
 }
 
 /// A Python object as the value that its own type says.
@@ -113,32 +133,99 @@ pub fn loose(object: &Bound<'_, PyAny>) -> Result<Value, Fault> {
     }
     let classes = classes(py).map_err(failed)?;
     if object.is_instance(classes.decimal.bind(py)).map_err(failed)? {
-        let text: String =
-            object.call_method1("__format__", ("f",)).and_then(|t| t.extract()).map_err(failed)?;
-        return parse_decimal(&text);
+        let text = object.str().map_err(failed)?.to_string();
+        return rules::parse_any_decimal(&text).map_err(|why| {
+            if why.contains("out of range") {
+                return Fault::OVERFLOW;
+            }
+            let round = "round it, with tm.div(a, b, scale=2) or quantize";
+            Fault(if why.contains("digits") { format!("{why}: {round}") } else { why }.into())
+        });
     }
     if object.is_instance(classes.datetime.bind(py)).map_err(failed)? {
-        let aware = if object.getattr("tzinfo").map_err(failed)?.is_none() {
-            let kwargs = pyo3::types::PyDict::new(py);
-            kwargs.set_item("tzinfo", classes.utc.bind(py)).map_err(failed)?;
-            object.call_method("replace", (), Some(&kwargs)).map_err(failed)?
-        } else {
-            object.clone()
-        };
-        let delta = aware.sub(classes.epoch.bind(py)).map_err(failed)?;
-        return microseconds(&delta).map(Value::Timestamp).map_err(failed);
+        return time(object, classes);
     }
     if object.is_instance(classes.timedelta.bind(py)).map_err(failed)? {
+        check_nanoseconds(object, "nanoseconds")?;
         return microseconds(object).map(Value::Int).map_err(failed);
     }
+    let class = object.get_type();
+    let name = class.name().map(|name| name.to_string()).unwrap_or_default();
+    let module = class.module().map(|module| module.to_string()).unwrap_or_default();
+    match (module.as_str(), name.as_str()) {
+        ("numpy", "datetime64" | "timedelta64") => {
+            let us = py.import("tidemill.foreign").and_then(|m| m.getattr("microseconds"));
+            let us = us.and_then(|f| f.call1((object,))?.extract::<Option<i64>>());
+            let us = us.map_err(|e| fault(e.value(py).to_string()))?;
+            let of = if name == "datetime64" { Value::Timestamp } else { Value::Int };
+            return Ok(us.map_or(Value::Null, of));
+        }
+        ("pandas._libs.missing" | "pandas.api.typing" | "pandas", "NAType") => {
+            return Ok(Value::Null)
+        }
+        _ => {}
+    }
     // Scalars of numpy and the like know their Python value.
-    if let Ok(item) = object.call_method0("item") {
-        if !item.is(object) && item.get_type().getattr("item").is_err() {
-            return loose(&item);
+    if !object.hasattr("__len__").unwrap_or(true) {
+        if let Ok(item) = object.call_method0("item") {
+            if !item.is(object) && item.get_type().getattr("item").is_err() {
+                return loose(&item);
+            }
         }
     }
-    let name = object.get_type().name().map(|n| n.to_string()).unwrap_or_default();
     Err(fault(format!("a value of type {name} can't be stored")))
+}
+
+/// What is wrong with a datetime that has no zone.
+const NAIVE: &str = "has no time zone, so it may be any of many moments: write \
+                     .replace(tzinfo=timezone.utc) where it is UTC, and .astimezone() where it is local time";
+
+/// A datetime, or a time of pandas: those are UTC where they have no zone, as in pandas itself.
+fn time(object: &Bound<'_, PyAny>, classes: &Classes) -> Result<Value, Fault> {
+    let py = object.py();
+    let failed = |e: PyErr| Fault(e.to_string().into());
+    let mut at = object.clone();
+    if !object.get_type().is(classes.datetime.bind(py))
+        && object.hasattr("nanosecond").map_err(failed)?
+    {
+        // Not a time is no value: it equals nothing, itself neither.
+        if object.ne(object).map_err(failed)? {
+            return Ok(Value::Null);
+        }
+        check_nanoseconds(object, "nanosecond")?;
+        at = object.call_method0("to_pydatetime").map_err(failed)?;
+        if at.getattr("tzinfo").map_err(failed)?.is_none() {
+            let utc = pyo3::types::PyDict::new(py);
+            utc.set_item("tzinfo", classes.utc.bind(py)).map_err(failed)?;
+            at = at.call_method("replace", (), Some(&utc)).map_err(failed)?;
+        }
+    }
+    if at.getattr("tzinfo").map_err(failed)?.is_none()
+        || at.call_method0("utcoffset").map_err(failed)?.is_none()
+    {
+        let shown = at.call_method0("isoformat").map_err(failed)?;
+        return Err(Fault(format!("{shown} {NAIVE}").into()));
+    }
+    let delta = at.sub(classes.epoch.bind(py)).map_err(failed)?;
+    microseconds(&delta).map(Value::Timestamp).map_err(failed)
+}
+
+/// Refuses what pandas has behind the microseconds.
+fn check_nanoseconds(object: &Bound<'_, PyAny>, name: &str) -> Result<(), Fault> {
+    match object.getattr(name).and_then(|ns| ns.extract::<i64>()) {
+        Ok(ns) if ns != 0 => {
+            let shown = object.str().map(|text| text.to_string()).unwrap_or_default();
+            Err(Fault(format!("{shown} is finer than microseconds").into()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether it is a span of time, be it numpy's.
+pub fn is_span(object: &Bound<'_, PyAny>) -> bool {
+    let is = |classes: &Classes| object.is_instance(classes.timedelta.bind(object.py()));
+    let is_timedelta = classes(object.py()).and_then(is).unwrap_or(false);
+    is_timedelta || object.get_type().name().is_ok_and(|name| name == "timedelta64")
 }
 
 fn microseconds(delta: &Bound<'_, PyAny>) -> PyResult<i64> {
@@ -149,46 +236,6 @@ fn microseconds(delta: &Bound<'_, PyAny>) -> PyResult<i64> {
         .and_then(|us| us.checked_add(part("seconds").ok()? * 1_000_000))
         .and_then(|us| us.checked_add(part("microseconds").ok()?))
         .ok_or_else(|| PyValueError::new_err("overflow"))
-}
-
-fn parse_decimal(text: &str) -> Result<Value, Fault> {
-    let digits = text.split_once('.').map_or("", |(_, fraction)| fraction);
-    // Trailing zeros beyond what a decimal can hold say nothing.
-    let used = digits.trim_end_matches('0').len();
-    let scale = digits.len().min(usize::from(DataType::SCALE_MAX)).max(used);
-    match u8::try_from(scale) {
-        Ok(scale) if scale <= DataType::SCALE_MAX => {
-            rules::parse_decimal(text, scale).map_err(|why| {
-                if why.contains("out of range") {
-                    Fault::OVERFLOW
-                } else {
-                    Fault(why.into())
-                }
-            })
-        }
-        _ => {
-            // More digits than any column holds: as near as a decimal comes, half to even.
-            let (negative, magnitude) = match text.strip_prefix('-') {
-                Some(rest) => (true, rest),
-                None => (false, text),
-            };
-            let (whole, fraction) = magnitude.split_once('.').unwrap_or((magnitude, ""));
-            let max = usize::from(DataType::SCALE_MAX);
-            let kept = format!("{whole}{}", &fraction[..max]);
-            let rest = &fraction[max..];
-            let units: i128 = kept.parse().map_err(|_| Fault::OVERFLOW)?;
-            let half = format!("5{}", "0".repeat(rest.len() - 1));
-            let up = match rest.cmp(half.as_str()) {
-                std::cmp::Ordering::Less => false,
-                std::cmp::Ordering::Greater => true,
-                std::cmp::Ordering::Equal => units % 2 != 0,
-            };
-            let units = units + i128::from(up);
-            i64::try_from(if negative { -units } else { units })
-                .map(|u| Value::Decimal(u, DataType::SCALE_MAX))
-                .map_err(|_| Fault::OVERFLOW)
-        }
-    }
 }
 
 /// A Python object as a value of a column, by the rule of storing: what a transaction writes.
@@ -203,8 +250,28 @@ pub fn stored(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, Fault
 
 /// A Python object as a value of a column, as input: nothing may be lost on the way.
 pub fn input(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, String> {
-    if column.ty == DataType::Any && !object.is_none() {
-        return msgpack::to_bytes(object).map(|b| Value::Any(b.into()));
+    let name = || object.get_type().name().map(|n| n.to_string()).unwrap_or_default();
+    match &column.ty {
+        DataType::Any if !object.is_none() => {
+            return msgpack::to_bytes(object).map(|b| Value::Any(b.into()));
+        }
+        DataType::Decimal(scale) => {
+            if let Some(text) = decimal_of(object)? {
+                return rules::parse_number(&text, *scale);
+            }
+        }
+        DataType::List(inner)
+            if object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>() =>
+        {
+            let item = Column::new(&column.name, (**inner).clone()).nullable();
+            let items = object.try_iter().map_err(|e| e.to_string())?.enumerate();
+            let items = items.map(|(i, value)| {
+                let value = input(&value.map_err(|e| e.to_string())?, &item);
+                value.map_err(|why| format!("item {i}: {why}"))
+            });
+            return Ok(Value::List(items.collect::<Result<_, _>>()?));
+        }
+        _ => {}
     }
     let value = loose(object).map_err(|fault| {
         if fault == Fault::OVERFLOW {
@@ -214,18 +281,24 @@ pub fn input(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, String
         }
     })?;
     match (value, &column.ty) {
-        (Value::Int(us), DataType::Timestamp) => Ok(Value::Timestamp(us)),
-        (Value::Decimal(units, s), DataType::Decimal(t)) if s > *t => {
-            rules::parse_decimal(&format_decimal(units, s), *t)
-        }
+        (Value::Int(_), ty) if is_span(object) => Err(format!(
+            "{} is a {}, a span of time, and the column is {ty}: send a number in the unit you mean",
+            object.str().map(|text| text.to_string()).unwrap_or_default(),
+            name()
+        )),
         (Value::Float(f), DataType::Decimal(_)) => {
             Err(format!("{f:?} is a float, and {} takes a decimal.Decimal or an int", column.ty))
         }
-        (Value::Null, _) if !column.nullable => Err("it is None".into()),
-        (value, _) => rules::store(&value, column).map_err(|_| {
-            let name = object.get_type().name().map(|n| n.to_string()).unwrap_or_default();
-            format!("{value} is a {name}, and the column is {}", column.ty)
-        }),
+        (Value::Null, _) if !column.nullable => {
+            Err(if object.is_none() { "it is None".into() } else { format!("it is a {}", name()) })
+        }
+        (value, ty) => {
+            let shown = value.to_string();
+            rules::take(value, column).map_err(|why| match why.contains("can't be stored") {
+                true => format!("{shown} is a {}, and the column is {ty}", name()),
+                false => why,
+            })
+        }
     }
 }
 

@@ -122,7 +122,7 @@ def test_constants(ledger: Ledger) -> None:
     def f(tx, e):
         return dict(
             later=e.at + dt.timedelta(seconds=1),
-            new=e.at > dt.datetime(1970, 1, 2),
+            new=e.at > dt.datetime(1970, 1, 2, tzinfo=dt.UTC),
             half=Decimal("0.5"),
             nan=float("nan"),
             raw=b"\x01",

@@ -125,6 +125,8 @@ class App:
         table = Table(
             self, len(self.tables), name, names, made, partition_prefix, at, kept, ordered
         )
+        span = history[0] if isinstance(history, tuple) else history
+        table.span = span if isinstance(span, str | dt.timedelta) else None
         if not names:
             raise ProgramError(f"table {name} has no key", 'say key="column"', at)
         for index in table.key_columns:
@@ -290,6 +292,9 @@ class App:
             is_ordered = part == "groups"
             tables.append(self._kept(f"{name}.{part}", key, kept, at, is_ordered, "window"))
         window = OwnedWindow(self, name, extent, made, group, found, tuple(tables), at)
+        for what, given in (("time", time), ("slide", slide)):
+            if isinstance(given, str | dt.timedelta):
+                window.span = window.span or (what, given)
         self.windows.append(window)
         return window
 
@@ -505,6 +510,12 @@ class App:
 
         def decorate(function: Callable[..., Any]) -> Handler:
             if not streams:
+                if out is not None:
+                    raise ProgramError(
+                        "a procedure that is called replies with what it returns, of any type",
+                        "leave out= away",
+                        at,
+                    )
                 return self._called(function, name, emits, owns, role, at)
             chosen = str(name or getattr(function, "__name__", "procedure"))
             self._name("handler", chosen, [h.name for h in self.handlers], at)

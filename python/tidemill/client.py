@@ -154,15 +154,28 @@ def _encoded(value: object) -> object:
         case float():
             return value if math.isfinite(value) else str(value).replace("nan", "NaN")
         case Decimal():
-            return format(value, "f")
+            return str(value)
         case bytes() | bytearray():
             return "0x" + value.hex()
         case dt.datetime():
+            if value.utcoffset() is None:
+                raise InputError(
+                    f"{value.isoformat()} has no time zone, so it may be any of many moments",
+                    "write .replace(tzinfo=timezone.utc) where it is UTC, and .astimezone() where "
+                    "it is local time",
+                )
             return value.isoformat()
         case list() | tuple():
             return [_encoded(item) for item in value]
         case Mapping():
-            return {str(name): _encoded(item) for name, item in value.items()}
+            fields: dict[str, object] = {}
+            for name, item in value.items():
+                key = _encoded(name)
+                text = key if isinstance(key, str) else json.dumps(key)
+                if text in fields:
+                    raise InputError(f"two keys of a dict are the same text in JSON: '{text}'")
+                fields[text] = _encoded(item)
+            return fields
         case _:
             raise InputError(
                 f"a value of type {type(value).__name__} can't be sent",

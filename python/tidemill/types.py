@@ -231,18 +231,41 @@ def default_json(name: str, value: object, ty: DataType) -> Json:
         and isinstance(value, int | dec.Decimal)
         and not isinstance(value, bool)
     ):
-        scaled = dec.Decimal(value).scaleb(ty.scale, dec.Context(prec=60))
-        if scaled != scaled.to_integral_value():
-            raise ProgramError(f"column '{name}': the default {value} does not fit {ty}")
-        return {"decimal": [checked_int(int(scaled)), ty.scale]}
+        return {"decimal": [decimal_units(dec.Decimal(value), ty.scale), ty.scale]}
     if ty.kind == "float" and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    found, json = constant(value)
+    try:
+        found, json = constant(value)
+    except TypeError as error:
+        raise ProgramError(f"column '{name}': {error}") from None
     if found is not None and found != ty and not (value == [] and ty.kind == "list"):
         raise ProgramError(f"column '{name}' is {ty}, but its default {value!r} is {found}")
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         raise ProgramError(f"column '{name}': a default can't be {value}")
     return json
+
+
+def decimal_units(value: dec.Decimal, scale: int) -> int:
+    """A decimal as a whole number of the units that ``scale`` digits after the point have.
+
+    >>> decimal_units(dec.Decimal("1.50"), 2), decimal_units(dec.Decimal("0E-999999"), 2)
+    (150, 0)
+    """
+    if not value.is_finite():
+        raise ProgramError(f"a decimal can't be {value}")
+    sign, figures, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    digits = "".join(map(str, figures)).lstrip("0")
+    kept = digits.rstrip("0")
+    shift = exponent + len(digits) - len(kept) + scale
+    if not kept:
+        return 0
+    if shift < 0:
+        raise ProgramError(f"{value} has more than {scale} digits after the point")
+    if len(kept) + shift > len(str(INT_MAX)):
+        raise ProgramError(f"{value} is out of range for decimal({scale})")
+    units = int(kept) * 10**shift
+    return checked_int(-units if sign else units)
 
 
 def checked_int(value: int) -> int:
@@ -253,11 +276,22 @@ def checked_int(value: int) -> int:
 
 
 def microseconds(value: dt.datetime | dt.timedelta) -> int:
-    """A datetime since 1970 (naive ones are UTC) or a duration, in microseconds."""
+    """A datetime since 1970 or a duration, in microseconds. Those of pandas have nanoseconds, and
+    are UTC where they have no zone."""
+    if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
+        raise ProgramError(f"{value} is finer than microseconds")
     if isinstance(value, dt.timedelta):
         return checked_int(value // MICROSECOND)
-    aware = value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value
-    return (aware - EPOCH) // MICROSECOND
+    if hasattr(value, "nanosecond"):
+        plain: dt.datetime = getattr(value, "to_pydatetime")()  # noqa: B009
+        value = plain.replace(tzinfo=plain.tzinfo or dt.UTC)
+    if value.utcoffset() is None:
+        raise ProgramError(
+            f"{value.isoformat()} has no time zone, so it may be any of many moments",
+            "write .replace(tzinfo=timezone.utc) where it is UTC, and .astimezone() where it is "
+            "local time",
+        )
+    return (value - EPOCH) // MICROSECOND
 
 
 def constant(value: object) -> tuple[DataType | None, Json]:
@@ -268,7 +302,7 @@ def constant(value: object) -> tuple[DataType | None, Json]:
     >>> constant(dec.Decimal("1.50"))
     (DataType(kind='decimal', scale=2, item=None), {'decimal': [150, 2]})
     """
-    if value is None:
+    if value is None or _is_not_a_time(value):
         return None, "null"
     if isinstance(value, bool):
         return BOOL, {"bool": value}
@@ -294,24 +328,35 @@ def constant(value: object) -> tuple[DataType | None, Json]:
         inner = kinds.pop() if kinds else None
         ty = None if inner is None else DataType("list", item=inner)
         return ty, {"list": [json for _, json in found]}
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("datetime64", "timedelta64"):
+        return _numpys_time(value)
     item = getattr(value, "item", None)
     if callable(item) and type(value).__module__.startswith("numpy"):
         return constant(item())
     raise TypeError(f"a value of type {type(value).__name__} can't be part of a program")
 
 
+def _is_not_a_time(value: object) -> bool:
+    """Whether it is pandas' NaT, which is a datetime that equals nothing."""
+    return isinstance(value, dt.datetime) and value != value
+
+
+def _numpys_time(value: Any) -> tuple[DataType | None, Json]:
+    from tidemill.foreign import microseconds
+
+    try:
+        us = microseconds(value)
+    except ValueError as error:
+        raise ProgramError(str(error)) from None
+    if us is None:
+        return None, "null"
+    return (TIMESTAMP, {"timestamp": us}) if value.dtype.kind == "M" else (INT, {"int": us})
+
+
 def _decimal_constant(value: dec.Decimal) -> tuple[DataType, Json]:
-    if not value.is_finite():
-        raise ProgramError(f"a decimal can't be {value}")
-    sign, digits, exponent = value.as_tuple()
-    assert isinstance(exponent, int)
-    scale = max(0, -exponent)
-    units = int("".join(map(str, digits))) * 10 ** max(0, exponent)
-    while scale > SCALE_MAX and units % 10 == 0:
-        units, scale = units // 10, scale - 1
-    if scale > SCALE_MAX:
-        raise ProgramError(f"{value} has more than {SCALE_MAX} digits after the point")
-    return DataType("decimal", scale), {"decimal": [checked_int(-units if sign else units), scale]}
+    exponent = value.as_tuple().exponent
+    scale = min(SCALE_MAX, max(0, -exponent)) if isinstance(exponent, int) else 0
+    return DataType("decimal", scale), {"decimal": [decimal_units(value, scale), scale]}
 
 
 def duration_us(given: object, unit_is_time: bool, what: str) -> int:
@@ -327,9 +372,7 @@ def duration_us(given: object, unit_is_time: bool, what: str) -> int:
     if not unit_is_time:
         if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
             return given
-        raise ProgramError(
-            f"{what}={given!r}: the stream's time is an int, so {what} is an int in the same unit"
-        )
+        raise other_unit(f"{what}={given!r}", what)
     if isinstance(given, dt.timedelta):
         result = microseconds(given)
     elif isinstance(given, str):
@@ -349,6 +392,12 @@ def duration_us(given: object, unit_is_time: bool, what: str) -> int:
     if result < 0:
         raise ProgramError(f"{what}={given!r} is negative")
     return result
+
+
+def other_unit(owner: str, what: str, stream: str = "", at: str = "") -> ProgramError:
+    """A span of hours or seconds where time is an int, whose unit nobody but the user knows."""
+    whose = f"the time of stream {stream}" if stream else "the stream's time"
+    return ProgramError(f"{owner}: {whose} is an int, so {what} is an int in the same unit", "", at)
 
 
 class Schema:

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidemill_core::value::format_decimal;
 use tidemill_core::{Batch, Schema, Value};
 
-use crate::msgpack::{put_bytes, put_float, put_int, put_str};
+use crate::msgpack::{put_bytes, put_float, put_int, put_str, put_timestamp};
 
 /// Encodes rows as maps: all fields in the order of the columns, null ones too.
 ///
@@ -58,22 +58,6 @@ fn put(value: &Value, out: &mut Vec<u8>) {
         Value::List(items) => {
             head(items.len(), 0x90, 0xdc, out);
             items.iter().for_each(|item| put(item, out));
-        }
-    }
-}
-
-/// The extension -1: seconds and nanoseconds, in its form of 64 bits where that holds them.
-fn put_timestamp(us: i64, out: &mut Vec<u8>) {
-    let (seconds, nanos) = (us.div_euclid(1_000_000), us.rem_euclid(1_000_000) as u64 * 1000);
-    match u64::try_from(seconds) {
-        Ok(seconds) if seconds < 1 << 34 => {
-            out.extend_from_slice(&[0xd7, 0xff]);
-            out.extend_from_slice(&(nanos << 34 | seconds).to_be_bytes());
-        }
-        _ => {
-            out.extend_from_slice(&[0xc7, 12, 0xff]);
-            out.extend_from_slice(&(nanos as u32).to_be_bytes());
-            out.extend_from_slice(&seconds.to_be_bytes());
         }
     }
 }

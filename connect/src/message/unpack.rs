@@ -1,5 +1,7 @@
 //! Maps of msgpack as rows.
 
+use tidemill_core::msgpack::{check, timestamp};
+use tidemill_core::value::dated;
 use tidemill_core::{DataType, Value};
 
 use crate::files::UnknownFields;
@@ -132,6 +134,7 @@ fn slot(raw: &[u8], rule: &Rule, scratch: &mut Scratch) -> Result<Slot, String> 
         return Ok(Slot::Null);
     }
     if rule.ty == DataType::Any {
+        check(raw)?;
         return scratch.write(|out| {
             out.extend_from_slice(raw);
             Ok(())
@@ -148,7 +151,9 @@ fn value(input: &mut &[u8], ty: &DataType, time: &TimeFormat) -> Result<Value, S
     if *ty == DataType::Any {
         let start = *input;
         skip(input, DEPTH_MAX).ok_or(DAMAGED)?;
-        return Ok(Value::Any(start[..start.len() - input.len()].into()));
+        let raw = &start[..start.len() - input.len()];
+        check(raw)?;
+        return Ok(Value::Any(raw.into()));
     }
     let token = take(input).ok_or(DAMAGED)?;
     let int = |int: i128| i64::try_from(int).map_err(|_| format!("{int} is out of range for int"));
@@ -165,10 +170,12 @@ fn value(input: &mut &[u8], ty: &DataType, time: &TimeFormat) -> Result<Value, S
         (DataType::Bool, Token::Bool(found)) => Value::Bool(found),
         (DataType::Str, Token::Str(found)) => Value::Str(string(found)?.as_str().into()),
         (DataType::Bytes, Token::Bin(found)) => Value::Bytes(found.into()),
-        (DataType::Timestamp, Token::Ext(0xff, found)) => Value::Timestamp(timestamp(found)?),
+        (DataType::Timestamp, Token::Ext(0xff, found)) => {
+            Value::Timestamp(dated(timestamp(found)?)?)
+        }
         (DataType::Timestamp, Token::Int(found)) => Value::Timestamp(match time {
             TimeFormat::Unix(_) => time.read(&found.to_string())?,
-            _ => int(found)?,
+            _ => dated(int(found)?)?,
         }),
         (DataType::Timestamp, Token::Str(found)) => Value::Timestamp(time.read(&string(found)?)?),
         (DataType::Decimal(scale), Token::Int(found)) => {
@@ -187,26 +194,6 @@ fn value(input: &mut &[u8], ty: &DataType, time: &TimeFormat) -> Result<Value, S
         }
         (ty, token) => return Err(format!("expected {ty}, found {}", said(&token))),
     })
-}
-
-/// Microseconds of the extension -1.
-fn timestamp(bytes: &[u8]) -> Result<i64, String> {
-    let mut input = bytes;
-    let parts = match bytes.len() {
-        4 => unsigned(&mut input, 4).map(|seconds| (seconds as i64, 0)),
-        8 => unsigned(&mut input, 8).map(|both| ((both & ((1 << 34) - 1)) as i64, both >> 34)),
-        12 => unsigned(&mut input, 4)
-            .and_then(|nanos| unsigned(&mut input, 8).map(|seconds| (seconds as i64, nanos))),
-        _ => None,
-    };
-    let (seconds, nanos) = parts.ok_or("a timestamp of msgpack has 4, 8 or 12 bytes")?;
-    if !nanos.is_multiple_of(1000) {
-        return Err("the timestamp is finer than microseconds".into());
-    }
-    seconds
-        .checked_mul(1_000_000)
-        .and_then(|us| us.checked_add((nanos / 1000) as i64))
-        .ok_or_else(|| "the timestamp is out of range".into())
 }
 
 fn said(token: &Token<'_>) -> String {

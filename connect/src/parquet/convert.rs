@@ -8,9 +8,10 @@ use arrow_array::types::*;
 use arrow_array::{Array, ArrayRef, ArrowPrimitiveType, Float64Array, Int64Array};
 use arrow_buffer::i256;
 use arrow_schema::{DataType as ArrowType, TimeUnit};
-use tidemill_core::batch::{arrow_value, ColumnBuilder};
-use tidemill_core::value::{canonical_f64, format_decimal};
-use tidemill_core::{rules, Column, DataType, Value};
+use tidemill_core::batch::{value_of, ColumnBuilder};
+use tidemill_core::rules::{self, Rescale};
+use tidemill_core::value::{canonical_f64, dated};
+use tidemill_core::{Column, DataType, Value};
 
 use crate::row::Rule;
 use crate::text::{self, quoted};
@@ -99,7 +100,7 @@ pub(super) fn convert(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef 
         DataType::Float => floats(array),
         DataType::Timestamp => timestamps(array, rule, bad),
         DataType::Decimal(scale) => decimals(array, *scale, rule, bad),
-        DataType::Bool | DataType::Str | DataType::Bytes | DataType::Any
+        DataType::Bool | DataType::Str | DataType::Bytes
             if *array.data_type() == tidemill_core::batch::inner_type(&rule.ty) =>
         {
             array.clone()
@@ -180,26 +181,29 @@ fn floats(array: &ArrayRef) -> ArrayRef {
 
 fn timestamps(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
     let range = |v: i64| format!("{v} is out of range for timestamp");
+    let dated = |us: i64| dated(us).ok();
     match array.data_type() {
-        ArrowType::Timestamp(TimeUnit::Microsecond, _) => Arc::new(
-            array.as_primitive::<TimestampMicrosecondType>().reinterpret_cast::<Int64Type>(),
-        ),
+        ArrowType::Timestamp(TimeUnit::Microsecond, _) => {
+            primitives::<TimestampMicrosecondType>(array, rule, bad, dated, range)
+        }
         ArrowType::Timestamp(TimeUnit::Second, _) => {
-            let us = |v: i64| v.checked_mul(1_000_000);
+            let us = |v: i64| v.checked_mul(1_000_000).and_then(dated);
             primitives::<TimestampSecondType>(array, rule, bad, us, range)
         }
         ArrowType::Timestamp(TimeUnit::Millisecond, _) => {
-            let us = |v: i64| v.checked_mul(1000);
+            let us = |v: i64| v.checked_mul(1000).and_then(dated);
             primitives::<TimestampMillisecondType>(array, rule, bad, us, range)
         }
         ArrowType::Timestamp(TimeUnit::Nanosecond, _) => {
             let us = |v: i64| (v % 1000 == 0).then_some(v / 1000);
+            // In 64 bits there are no nanoseconds outside of the years 1 to 9999.
             let finer = |v| format!("{v} ns is finer than microseconds");
             primitives::<TimestampNanosecondType>(array, rule, bad, us, finer)
         }
         ArrowType::Date32 => {
-            let us = |days: i32| Some(i64::from(days) * 86_400_000_000);
-            primitives::<Date32Type>(array, rule, bad, us, |_| String::new())
+            let us = |days: i32| dated(i64::from(days) * 86_400_000_000);
+            let range = |days: i32| format!("{days} days are out of range for timestamp");
+            primitives::<Date32Type>(array, rule, bad, us, range)
         }
         from if from.is_integer() => {
             // In the unit that the column's format says; without one in microseconds.
@@ -207,7 +211,7 @@ fn timestamps(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
                 TimeFormat::Unix(digits) => 10i64.pow(digits.into()),
                 _ => 1,
             };
-            integers(array, rule, bad, |v| v.checked_mul(factor))
+            integers(array, rule, bad, |v| v.checked_mul(factor).and_then(dated))
         }
         _ => one_by_one(array, rule, bad),
     }
@@ -215,22 +219,34 @@ fn timestamps(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
 
 fn decimals(array: &ArrayRef, scale: u8, rule: &Rule, bad: &mut Bad) -> ArrayRef {
     macro_rules! of {
-        ($ty:ty, $from:expr, $wide:expr) => {{
+        ($ty:ty, $from:expr, $exactly:expr) => {{
             let rescale = Rescale::new($from, scale);
+            let exactly = |v| $exactly(&rescale, v);
             primitives::<$ty>(
                 array,
                 rule,
                 bad,
-                |v| $wide(v).and_then(|v| rescale.exactly(v)),
-                |v| rescale.why($wide(v)),
+                |v| exactly(v).ok(),
+                |v| match exactly(v) {
+                    Err(why) => rescale.said(&v.to_string(), why),
+                    Ok(_) => unreachable!("it is exact"),
+                },
             )
         }};
     }
     match array.data_type() {
-        ArrowType::Decimal32(_, from) => of!(Decimal32Type, *from, |v: i32| Some(i128::from(v))),
-        ArrowType::Decimal64(_, from) => of!(Decimal64Type, *from, |v: i64| Some(i128::from(v))),
-        ArrowType::Decimal128(_, from) => of!(Decimal128Type, *from, Some),
-        ArrowType::Decimal256(_, from) => of!(Decimal256Type, *from, i256::to_i128),
+        ArrowType::Decimal32(_, from) => {
+            of!(Decimal32Type, *from, |r: &Rescale, v: i32| r.exactly(v.into()))
+        }
+        ArrowType::Decimal64(_, from) => {
+            of!(Decimal64Type, *from, |r: &Rescale, v: i64| r.exactly(v.into()))
+        }
+        ArrowType::Decimal128(_, from) => {
+            of!(Decimal128Type, *from, |r: &Rescale, v: i128| r.exactly(v))
+        }
+        ArrowType::Decimal256(_, from) => {
+            of!(Decimal256Type, *from, |r: &Rescale, v: i256| r.by_digits(&v.to_string()))
+        }
         from if from.is_integer() => {
             integers(array, rule, bad, |v| v.checked_mul(10i64.pow(scale.into())))
         }
@@ -238,52 +254,10 @@ fn decimals(array: &ArrayRef, scale: u8, rule: &Rule, bad: &mut Bad) -> ArrayRef
     }
 }
 
-/// From one scale to another.
-struct Rescale {
-    from: i32,
-    to: u8,
-    factor: i128,
-    divisor: i128,
-}
-
-impl Rescale {
-    fn new(from: i8, to: u8) -> Rescale {
-        let up = i32::from(to) - i32::from(from);
-        let power = |n: i32| 10i128.checked_pow(n.max(0) as u32).unwrap_or(i128::MAX);
-        Rescale { from: from.into(), to, factor: power(up), divisor: power(-up) }
-    }
-
-    #[inline]
-    fn exactly(&self, units: i128) -> Option<i64> {
-        if self.divisor == 1 && self.factor == 1 {
-            return i64::try_from(units).ok();
-        }
-        if units % self.divisor != 0 {
-            return None;
-        }
-        i64::try_from((units / self.divisor).checked_mul(self.factor)?).ok()
-    }
-
-    fn why(&self, units: Option<i128>) -> String {
-        match units {
-            Some(units) if units % self.divisor != 0 => {
-                let shown = match (i64::try_from(units), u8::try_from(self.from)) {
-                    (Ok(units), Ok(from)) if from <= DataType::SCALE_MAX => {
-                        format_decimal(units, from)
-                    }
-                    _ => format!("{units}e-{}", self.from),
-                };
-                format!("'{shown}' has more than {} digits after the point", self.to)
-            }
-            _ => format!("out of range for decimal({})", self.to),
-        }
-    }
-}
-
 fn one_by_one(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
     let mut builder = ColumnBuilder::new(&rule.ty);
     for row in 0..array.len() {
-        match value(array, row).and_then(|value| fit(value, &rule.ty, &rule.time)) {
+        match value_of(&**array, row).and_then(|value| fit(value, &rule.ty, &rule.time)) {
             Ok(value) => builder.push(&value),
             Err(why) => {
                 bad.add(row, rule, &why);
@@ -294,48 +268,39 @@ fn one_by_one(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
     builder.finish()
 }
 
-fn value(array: &ArrayRef, row: usize) -> Result<Value, String> {
-    match array.data_type() {
-        ArrowType::Null => Ok(Value::Null),
-        ArrowType::FixedSizeBinary(_) if !array.is_null(row) => {
-            Ok(Value::Bytes(array.as_fixed_size_binary().value(row).into()))
-        }
-        _ => arrow_value(array, row),
-    }
-}
-
 fn fit(value: Value, ty: &DataType, time: &TimeFormat) -> Result<Value, String> {
     Ok(match (value, ty) {
         (Value::Str(text), DataType::Timestamp) => Value::Timestamp(time.read(&text)?),
-        (Value::Int(us), DataType::Timestamp) => Value::Timestamp(us),
         (Value::Str(text), DataType::Decimal(scale)) => {
             Value::Decimal(text::decimal(&text, *scale)?, *scale)
-        }
-        // Rounding would lose what was sent.
-        (Value::Decimal(units, from), DataType::Decimal(to)) if from > *to => {
-            Value::Decimal(text::decimal(&format_decimal(units, from), *to)?, *to)
         }
         (Value::Str(text), DataType::Any) => {
             let mut bytes = Vec::new();
             msgpack::from_json(json::checked(&text)?, &mut bytes)?;
             Value::Any(bytes.into())
         }
-        (Value::Bytes(bytes), DataType::Any) => Value::Any(bytes),
+        (Value::Bytes(bytes), DataType::Any) => {
+            tidemill_core::msgpack::check(&bytes)?;
+            Value::Any(bytes)
+        }
         (Value::List(items), DataType::List(inner)) => {
             let items = items.iter().map(|item| fit(item.clone(), inner, &TimeFormat::Iso));
             Value::List(items.collect::<Result<_, _>>()?)
         }
         (value, ty) => {
-            let column = Column::new("", ty.clone()).nullable();
-            rules::store(&value, &column)
-                .map_err(|_| format!("{} is no {ty}", quoted(&value.to_string())))?
+            let (column, shown) = (Column::new("", ty.clone()).nullable(), value.to_string());
+            let why = |why: String| match why.contains("can't be stored") {
+                true => format!("{} is no {ty}", quoted(&shown)),
+                false => why,
+            };
+            rules::take(value, &column).map_err(why)?
         }
     })
 }
 
 /// Appends a value as JSON, for people.
 pub(super) fn show(array: &ArrayRef, row: usize, out: &mut Vec<u8>) {
-    match value(array, row) {
+    match value_of(&**array, row) {
         Ok(value) => json::write_value(&value, out),
         Err(why) => json::write_string(&why, out),
     }

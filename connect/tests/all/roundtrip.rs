@@ -118,9 +118,11 @@ fn value(ty: &DataType, nullable: bool) -> BoxedStrategy<Value> {
         DataType::Bytes => {
             prop::collection::vec(any::<u8>(), 0..9).prop_map(|b| Value::Bytes(b.into())).boxed()
         }
-        DataType::Timestamp => prop_oneof![any::<i64>(), 0..4_000_000_000_000_000i64]
-            .prop_map(Value::Timestamp)
-            .boxed(),
+        DataType::Timestamp => {
+            prop_oneof![tidemill_core::value::YEARS, 0..4_000_000_000_000_000i64]
+                .prop_map(Value::Timestamp)
+                .boxed()
+        }
         DataType::Decimal(s) => {
             let s = *s;
             any::<i64>().prop_map(move |u| Value::Decimal(u, s)).boxed()

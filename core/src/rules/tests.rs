@@ -79,6 +79,70 @@ fn decimal_text_is_never_rounded() {
 }
 
 #[test]
+fn decimals_of_any_size_are_exact_or_refused() {
+    let read = |text: &str| parse_number(text, 2);
+    assert_eq!(read("12.5e-1"), Ok(Value::Decimal(125, 2)));
+    assert_eq!(read("-125E+1"), Ok(Value::Decimal(-125_000, 2)));
+    assert_eq!(read(&format!("1.{}", "0".repeat(99))), Ok(Value::Decimal(100, 2)));
+    assert_eq!(read(&format!("1{}e-99", "0".repeat(99))), Ok(Value::Decimal(100, 2)));
+    assert_eq!(read("0e999999999999999999999"), Ok(Value::Decimal(0, 2)));
+    for zeros in [1, 16, 17, 18, 35, 36, 37, 38, 39, 99] {
+        let tiny = format!("1.{}1", "0".repeat(zeros + 1));
+        assert!(read(&tiny).unwrap_err().contains("more than 2 digits"), "{tiny}");
+        let huge = format!("1{}", "0".repeat(zeros + 16));
+        assert!(read(&huge).unwrap_err().contains("out of range"), "{huge}");
+    }
+    for tiny in ["1e-3", "1e-19", "-1e-40", "1e-999999", "1e-99999999999999999999999"] {
+        assert!(read(tiny).unwrap_err().contains("more than 2 digits"), "{tiny}");
+    }
+    assert!(read("1e99999999999999999999999").unwrap_err().contains("out of range"));
+    for bad in ["1e", "e1", "1e1.5", "1e+", "--1e1", ".e1", "1e1e1"] {
+        assert!(read(bad).unwrap_err().contains("not a decimal number"), "{bad}");
+    }
+    assert_eq!(parse_any_decimal("1.50"), Ok(Value::Decimal(150, 2)));
+    assert_eq!(parse_any_decimal("1e3"), Ok(Value::Decimal(1000, 0)));
+    let wide = format!("100.5{}", "0".repeat(30));
+    assert_eq!(parse_any_decimal(&wide), Ok(Value::Decimal(1_005_000_000_000_000_000, 16)));
+    assert!(parse_any_decimal("1e-19").unwrap_err().contains("more than 18 digits"));
+}
+
+#[test]
+fn scales_are_changed_exactly() {
+    for from in -20i8..=76 {
+        for to in [0u8, 2, 18] {
+            let rescale = Rescale::new(from, to);
+            for units in [0i128, 1, -1, 10, 123_000, i128::from(i64::MAX), i128::MIN, i128::MAX] {
+                let by_digits = rescale.by_digits(&units.to_string());
+                assert_eq!(rescale.exactly(units), by_digits, "{units} from {from} to {to}");
+            }
+        }
+    }
+    assert_eq!(Rescale::new(30, 2).exactly(10i128.pow(30)), Ok(100));
+    assert_eq!(Rescale::new(-3, 2).exactly(7), Ok(700_000));
+    assert_eq!(
+        Rescale::new(3, 2).said("-5", Inexact::Digits),
+        "'-0.005' has more than 2 digits after the point"
+    );
+}
+
+#[test]
+fn what_comes_from_outside_loses_nothing() {
+    let money = Column::new("m", DataType::Decimal(2));
+    assert_eq!(take(dec("1.500", 3), &money), Ok(dec("1.50", 2)));
+    assert!(take(dec("1.005", 3), &money).unwrap_err().contains("more than 2 digits"));
+    assert!(take(int(i64::MAX), &money).unwrap_err().contains("out of range"));
+    let amounts = Column::new("l", DataType::List(Box::new(DataType::Decimal(2))));
+    let list = |items: &[Value]| Value::List(items.into());
+    assert_eq!(take(list(&[int(1), Value::Null]), &amounts), Ok(list(&[dec("1", 2), Value::Null])));
+    assert!(take(list(&[int(1), dec("1.005", 3)]), &amounts).unwrap_err().starts_with("item 1: "));
+    let at = Column::new("at", DataType::Timestamp);
+    assert_eq!(take(int(5), &at), Ok(Value::Timestamp(5)));
+    for far in [i64::MIN, i64::MAX, 253_402_300_800_000_000, -62_135_596_800_000_001] {
+        assert!(take(int(far), &at).unwrap_err().contains("years 1 to 9999"), "{far}");
+    }
+}
+
+#[test]
 fn null_equals_null_and_has_no_order_or_arithmetic() {
     let null = Value::Null;
     assert_eq!(binary(Binary::Eq, &null, &null), Ok(Value::Bool(true)));

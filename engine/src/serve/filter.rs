@@ -133,11 +133,8 @@ fn literal(token: &Token<'_>, column: &Column) -> Result<Value> {
             }
             let float = || word.parse().map(Value::Float).map_err(|e| refuse(format!("{e}")));
             match column.ty {
-                DataType::Decimal(_) => {
-                    // As many digits as it has: nothing is rounded.
-                    let scale = numbers.split_once('.').map_or(0, |(_, digits)| digits.len());
-                    rules::parse_decimal(word, scale.min(18) as u8).map_err(refuse)
-                }
+                // As many digits as it has: nothing is rounded.
+                DataType::Decimal(_) => rules::parse_any_decimal(word).map_err(refuse),
                 _ => float(),
             }
         }
@@ -177,6 +174,7 @@ mod tests {
             "id != 8",
             "price = 12.5",
             "price < 12.501",
+            "price > 12499e-3",
             "price > 12",
             "at = '1970-01-01T00:00:01Z'",
             "at < 1000001",

@@ -3,6 +3,7 @@
 //! They become what the same values in JSON become: records and maps are maps, decimals and times their
 //! text. Bytes stay bytes.
 
+use tidemill_core::msgpack::check;
 use tidemill_core::value::format_timestamp;
 
 use super::decimal;
@@ -30,6 +31,7 @@ impl Reader<'_> {
                 if skip(&mut rest, depth).is_none() || !rest.is_empty() {
                     return Err("the bytes are not one value of msgpack".into());
                 }
+                check(bytes)?;
                 out.extend_from_slice(bytes);
             }
             (Kind::Bytes, Logical::Decimal(scale)) => {

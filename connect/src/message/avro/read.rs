@@ -1,6 +1,6 @@
 //! Values of columns from Avro's binary encoding.
 
-use tidemill_core::value::canonical_f64;
+use tidemill_core::value::{canonical_f64, dated};
 use tidemill_core::{DataType, Value};
 
 use super::decimal;
@@ -286,7 +286,7 @@ impl<'a> Reader<'a> {
         time: &TimeFormat,
     ) -> Result<i64, String> {
         if let Some(us) = self.instant(logical)? {
-            return Ok(us);
+            return dated(us);
         }
         let number = match kind {
             Kind::Long => self.long()?,
@@ -296,7 +296,7 @@ impl<'a> Reader<'a> {
         };
         match time {
             TimeFormat::Unix(_) => time.read(&number.to_string()),
-            _ => Ok(number),
+            _ => dated(number),
         }
     }
 

@@ -78,7 +78,7 @@ fn any_value(ty: &DataType, nullable: bool) -> BoxedStrategy<Value> {
         DataType::Bytes => {
             prop::collection::vec(any::<u8>(), 0..40).prop_map(|b| Value::Bytes(b.into())).boxed()
         }
-        DataType::Timestamp => any::<i64>().prop_map(Value::Timestamp).boxed(),
+        DataType::Timestamp => tidemill_core::value::YEARS.prop_map(Value::Timestamp).boxed(),
         DataType::Decimal(scale) => {
             let scale = *scale;
             any::<i64>().prop_map(move |units| Value::Decimal(units, scale)).boxed()

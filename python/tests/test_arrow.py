@@ -1,0 +1,171 @@
+"""What comes through Arrow's interface: frames of all kinds, and arrays that are not valid."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import tidemill as tm
+
+
+def taker(**columns: Any) -> tuple[tm.App, tm.Stream]:
+    """An app that keeps what is sent."""
+    app = tm.App("taker")
+    stream = app.stream("s", **columns)
+
+    @app.transaction(stream, out=columns)
+    def take(tx, e):
+        return {name: e[name] for name in columns}
+
+    return app, stream
+
+
+def taken(app: tm.App, rows: object) -> list[dict[str, Any]]:
+    with app.start() as mill:
+        mill.send("s", rows)
+        mill.drain()
+        return mill.output("take").rows()
+
+
+def test_frames_of_all_kinds() -> None:
+    app, _ = taker(n=int, t=tm.optional(str))
+    wanted = [{"n": 2, "t": "b"}, {"n": 3, "t": None}]
+    frame = pd.DataFrame({"n": [1, 2, 3], "t": pd.Categorical(["a", "b", None])})
+    # Rows that were filtered have an index without a name.
+    assert taken(app, frame[frame.n > 1]) == wanted
+    lazy = pl.DataFrame({"n": [2, 3], "t": ["b", None]}).lazy()
+    assert taken(app, lazy.collect()) == wanted
+    with pytest.raises(tm.InputError, match="holds none") as caught:
+        taken(app, lazy)
+    assert "collect" in caught.value.help
+    nulls = pa.table({"n": [2, 3], "t": pa.nulls(2)})
+    assert [row["t"] for row in taken(app, nulls)] == [None, None]
+    for column in (pa.array([2, 3], pa.int8()), pa.chunked_array([[2], [3]]), np.array([2, 3]),
+                   pl.Series([2, 3]), pd.Series([2, 3])):  # fmt: skip
+        assert taken(app, {"n": column, "t": pl.Series(["b", None])}) == wanted
+    with pytest.raises(tm.InputError, match=r"pandas\.period"):
+        taken(app, pd.DataFrame({"n": pd.period_range("2024-01", periods=2, freq="M")}))
+    with pytest.raises(tm.InputError, match="no column 'm'"):
+        taken(app, frame.set_index(pd.Index([1, 2, 3], name="m")))
+
+
+def test_the_row_that_does_not_fit_is_counted_over_all_chunks() -> None:
+    app, _ = taker(n=tm.decimal(2))
+    column = pa.chunked_array([[Decimal("1.000")] * 5, [Decimal("2.000"), Decimal("1.005")]])
+    for rows in (pa.table({"n": column}), {"n": column}):
+        with pytest.raises(tm.InputError, match=r"row 6: '1\.005' has more than 2 digits"):
+            taken(app, rows)
+
+
+def strings(offsets: list[int], data: bytes, nulls: bytes | None = None) -> pa.Array:
+    made = [None if nulls is None else pa.py_buffer(nulls)]
+    made += [pa.py_buffer(struct.pack(f"{len(offsets)}i", *offsets)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, made)
+
+
+def test_texts_that_are_no_texts_are_refused_by_row() -> None:
+    app, _ = taker(t=tm.optional(str))
+    for array, row in (
+        (strings([0, 1, 3], b"a\xff\xff"), 1),
+        (strings([0, 1, 3], "aé".encode()), None),
+        (strings([0, 2, 3], "aé".encode()), 0),
+        (strings([0, 2, 1, 3], b"abc"), 1),
+        (strings([0, 1, 3000], b"abc"), 1),
+        (strings([0, 3000, 3], b"abc"), 0),
+        (strings([0, -1, 3], b"abc"), 0),
+        (strings([5, 1, 3], b"abc"), 0),
+    ):
+        for rows in (pa.table({"t": array}), {"t": array}, pa.record_batch({"t": array})):
+            if row is None:
+                assert taken(app, rows) == [{"t": "a"}, {"t": "é"}]
+                continue
+            with pytest.raises(tm.InputError, match=r"column 't'.*is not valid Arrow"):
+                taken(app, rows)
+    with pytest.raises(tm.InputError, match="column 't', row 1: it is not valid Arrow"):
+        taken(app, pa.table({"t": strings([0, 1, 3], b"a\xff\xff")}))
+
+
+def test_keys_of_dictionaries_and_offsets_of_lists_are_looked_at() -> None:
+    app, _ = taker(t=tm.optional(str), l=tm.optional(tm.list(int)), a=tm.any)
+    keys = pa.py_buffer(struct.pack("3b", 0, 9, 1))
+    kind = pa.dictionary(pa.int8(), pa.string())
+    words = pa.DictionaryArray.from_buffers(kind, 3, [None, keys], pa.array(["a", "b"]))
+    offsets = pa.py_buffer(struct.pack("3i", 0, 9, 2))
+    items = pa.Array.from_buffers(pa.list_(pa.int64()), 2, [None, offsets],
+                                  children=[pa.array([1, 2])])  # fmt: skip
+    deep = pa.StructArray.from_arrays([strings([0, 1, 2], b"\xff\xff")], ["x"])
+    for column, array in (("t", words), ("l", items), ("a", deep)):
+        with pytest.raises(tm.InputError, match=rf"column '{column}'.*is not valid Arrow"):
+            taken(app, pa.table({"a": pa.nulls(len(array)), column: array}))
+
+
+def test_broken_arrays_are_refused_or_taken_and_nothing_ends() -> None:
+    """Offsets, texts, nulls and keys as the dice will have them."""
+    app, _ = taker(t=tm.optional(str), y=tm.optional(bytes), l=tm.optional(tm.list(str)))
+    dice = random.Random(7)
+    outcomes = []
+    with app.start() as mill:
+        for _ in range(400):
+            length, data = (
+                dice.randrange(1, 5),
+                bytes(dice.choice(b"ab\xc3\xa9\xff") for _ in range(9)),
+            )
+            edges = sorted(dice.randrange(10) for _ in range(length + 1))
+            if dice.random() < 0.5:
+                edges[dice.randrange(length + 1)] = dice.choice([-1, 10, 2**31 - 1, 0, 4])
+            wide = dice.random() < 0.3
+            packed = struct.pack(f"{length + 1}{'q' if wide else 'i'}", *edges)
+            nulls = pa.py_buffer(bytes([dice.randrange(256)])) if dice.random() < 0.3 else None
+            buffers = [nulls, pa.py_buffer(packed[: dice.choice([len(packed)] * 9 + [4])])]
+            column = dice.choice("tyl")
+            if column == "l":
+                kind = pa.large_list(pa.string()) if wide else pa.list_(pa.string())
+                items = strings([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], data)
+                array = pa.Array.from_buffers(kind, length, buffers, children=[items])
+            else:
+                narrow = {"t": pa.string(), "y": pa.binary()}
+                large = {"t": pa.large_string(), "y": pa.large_binary()}
+                kind = (large if wide else narrow)[column]
+                array = pa.Array.from_buffers(kind, length, [*buffers, pa.py_buffer(data)])
+            try:
+                mill.send("s", pa.table({column: array}))
+                outcomes.append("taken")
+            except tm.InputError as error:
+                outcomes.append("refused" if f"column '{column}'" in error.what else error.what)
+        mill.drain()
+        rows = len(mill.output("take").rows())
+    assert rows >= outcomes.count("taken") > 20
+    assert outcomes.count("refused") > 20
+    assert {*outcomes} == {"taken", "refused"}
+
+
+class Capsule:
+    """What no library has checked: the interface itself, over arrays of our own."""
+
+    def __init__(self, array: pa.Array, length: int) -> None:
+        self.schema, self.array = array.__arrow_c_array__()
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        place = get(self.array, b"arrow_array")
+        ctypes.cast(place, ctypes.POINTER(ctypes.c_int64))[1] = length
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        return self.schema, self.array
+
+
+def test_null_counts_that_are_wrong_are_refused() -> None:
+    app, _ = taker(n=tm.optional(int))
+    array = pa.StructArray.from_arrays([pa.array([1, None, 3])], ["n"])
+    child = Capsule(pa.array([1, None, 3]), 3)
+    with pytest.raises(tm.InputError, match="column 'n' is not valid Arrow"):
+        taken(app, {"n": child})
+    assert len(taken(app, pa.RecordBatch.from_struct_array(array))) == 3

@@ -1,0 +1,135 @@
+"""What other libraries have: times of numpy, tables of pyarrow and pandas."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, Final
+
+from tidemill.errors import InputError
+
+#: Microseconds of the units that have a fixed length, and how many of the finer ones make one.
+_MICROSECONDS: Final = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "D": 86_400_000_000,
+    "W": 604_800_000_000,
+}
+_FINER: Final = {"ns": 10**3, "ps": 10**6, "fs": 10**9, "as": 10**12}
+
+
+def microseconds(value: Any) -> int | None:
+    """A ``datetime64``, since 1970, or a ``timedelta64`` of numpy; None for not a time.
+
+    >>> import numpy as np
+    >>> microseconds(np.datetime64("1970-01-02", "ns")), microseconds(np.timedelta64("NaT"))
+    (86400000000, None)
+    """
+    import numpy as np
+
+    if np.isnat(value):
+        return None
+    unit, count = np.datetime_data(value.dtype)
+    if unit in ("Y", "M") and value.dtype.kind == "M":
+        days = value.astype("datetime64[D]")
+        if days.astype(value.dtype) != value:
+            raise ValueError(f"{value} is out of range")
+        value, unit, count = days, "D", 1
+    units = int(value.astype("int64")) * count
+    if unit in _FINER:
+        whole, rest = divmod(units, _FINER[unit])
+        if rest:
+            raise ValueError(f"{value} is finer than microseconds")
+    elif unit in _MICROSECONDS:
+        whole = units * _MICROSECONDS[unit]
+    else:
+        raise ValueError(f"{value!r} has no unit of a fixed length")
+    if not -(2**63) <= whole < 2**63:
+        raise ValueError(f"{value} is out of range")
+    return whole
+
+
+def is_times(column: Any) -> bool:
+    """Whether a column of values is an array of numpy's times."""
+    return getattr(getattr(column, "dtype", None), "kind", "") == "M" and _is_of(column, "numpy")
+
+
+def times(column: Any) -> tuple[list[int | None], int, str]:
+    """The times of an array of numpy in microseconds; with the row that is none, and why."""
+    import numpy as np
+
+    unit, count = np.datetime_data(column.dtype)
+    factor = _MICROSECONDS.get(unit, 0) * count
+    divisor = _FINER.get(unit, 0) // count if count in (1, 10, 100, 1000) else 0
+    numbers, missing = column.astype("int64"), np.isnat(column)
+    wrong = None
+    if factor:
+        wrong = np.abs(numbers) > (2**63 - 1) // factor
+        numbers = numbers * factor
+    elif divisor:
+        wrong = numbers % divisor != 0
+        numbers = numbers // divisor
+    if wrong is not None and not np.any(wrong & ~missing):
+        found: list[int | None] = numbers.tolist()
+        for place in np.flatnonzero(missing):
+            found[int(place)] = None
+        return found, -1, ""
+    found = []
+    for row, value in enumerate(column):
+        try:
+            found.append(microseconds(value))
+        except ValueError as error:
+            return found, row, str(error)
+    return found, -1, ""
+
+
+def checked(owner: str, rows: Any, column: str) -> Any:
+    """Rows, or a column, with Arrow's interface, in the form in which they are to be asked for it.
+
+    Only who has made buffers knows how long they are: pyarrow is asked whether they are as long as
+    they should be. Whether what is in them is valid, whoever takes them finds out.
+    """
+    if _is_of(rows, "pandas"):
+        import pyarrow as pa
+
+        # As the frame's own interface makes it.
+        make = pa.Table.from_pandas if hasattr(rows, "columns") else pa.Array.from_pandas
+        try:
+            rows = make(rows)
+        except pa.ArrowException as error:
+            why = "; ".join(str(part) for part in error.args)
+            raise InputError(f"{owner}: {why}", "give each column one type") from None
+    if not _is_of(rows, "pyarrow") or not hasattr(rows, "validate"):
+        return rows
+    pa = sys.modules["pyarrow"]
+    for name, values in _columns(rows, column):
+        first = 0
+        for chunk in getattr(values, "chunks", [values]):
+            try:
+                chunk.validate()
+            except pa.ArrowInvalid as error:
+                place = re.search(r"(?:slot|index) (\d+)", str(error))
+                row = f", row {first + int(place[1])}" if place else ""
+                raise InputError(
+                    f"{owner}: column '{name}'{row}: it is not valid Arrow: {error}",
+                    "whoever has made it has made a mistake; validate(full=True) tells",
+                ) from None
+            first += len(chunk)
+    return rows
+
+
+def _columns(rows: Any, column: str) -> list[tuple[str, Any]]:
+    names = getattr(rows, "column_names", None)
+    if names is None:
+        names = getattr(getattr(rows, "schema", None), "names", None)
+    if names is None:
+        return [(column, rows)]
+    return list(zip(names, rows.columns, strict=True))
+
+
+def _is_of(value: Any, library: str) -> bool:
+    module = type(value).__module__
+    return module == library or module.startswith(f"{library}.")
