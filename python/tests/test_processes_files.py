@@ -71,7 +71,7 @@ def count(tx, votes):
 
 
 @app.procedure(
-    moves.filter(tm.col("n") < 50, name="small").batches("50us"), out=dict(first=int, events=int)
+    moves.filter(tm.col("n") < 50, name="small").batches(time=50), out=dict(first=int, events=int)
 )
 def day(tx, small):
     row = days.upsert(id=small[0].at // 50)

@@ -282,11 +282,11 @@ def when(step):
 steps = app.stream("steps", time="at", at=int, id=int)
 steps.read(tm.kafka("NAME-steps", brokers=BROKERS), disorder=DISORDER)
 of_three = steps.filter(tm.col("id") != 7, name="of_three").batches(3)
-few = steps.filter(tm.col("id") > 3, name="few").batches("30us")
+few = steps.filter(tm.col("id") > 3, name="few").batches(time=30)
 each = steps.filter(True, name="each")
-steps.batches("20us")
+steps.batches(time=20)
 counts = app.table("counts", key="of", of=str, n=tm.column(int, default=0))
-lasts = app.table("lasts", key="of", of=int, at=tm.column(int, default=0), history="100us")
+lasts = app.table("lasts", key="of", of=int, at=tm.column(int, default=0), history=(100, None))
 windows = app.table("windows", key="at", at=int, n=int, sum=int)
 
 
@@ -294,7 +294,7 @@ windows = app.table("windows", key="at", at=int, n=int, sum=int)
 def look(tx, e):
     last = lasts[e.id % 3]
     last.at = e.at
-    over = last.over(tm.sliding("100us"))
+    over = last.over(tm.sliding(100))
     windows.upsert(at=e.at, n=over.count(), sum=over.at.sum())
     counts["steps"].n += 1
 

@@ -470,10 +470,10 @@ def test_versions_and_windows_have_the_times_of_events() -> None:
 
     def make() -> tm.App:
         app = tm.App("times")
-        rows = app.table("rows", key="id", id=int, n=tm.column(int, default=0), history="50us")
+        rows = app.table("rows", key="id", id=int, n=tm.column(int, default=0), history=(50, None))
         sums = app.table("sums", key="id", id=int, n=tm.column(int, default=0))
         events = app.stream("events", time="at", at=int, id=int, n=int)
-        recent = app.window("recent", time="40us", slide="10us", group="id", sums=["n"],
+        recent = app.window("recent", time=40, slide=10, group="id", sums=["n"],
                             id=int, n=int)  # fmt: skip
         slides = app.stream("slides", id=int, n=int, rows=int)
 
@@ -481,13 +481,13 @@ def test_versions_and_windows_have_the_times_of_events() -> None:
         def put(tx, e):
             row = rows[e.id]
             row.n = e.n
-            over = row.over(tm.sliding("20us"))
+            over = row.over(tm.sliding(20))
             tx.require(e.n != 7, "seven")
             return dict(id=e.id, count=over.count(), sum=over.n.sum())
 
         @app.transaction(put)
         def add(tx, e):
-            sums[e.id].n += rows[e.id].over(tm.sliding("50us")).n.max() + e.count
+            sums[e.id].n += rows[e.id].over(tm.sliding(50)).n.max() + e.count
 
         @app.procedure(events, owns=[recent])
         def follow(tx, events):
@@ -502,10 +502,10 @@ def test_versions_and_windows_have_the_times_of_events() -> None:
         @app.procedure()
         def change(tx, id: int, n: int) -> list[int]:
             row = rows[id]
-            before = row.over(tm.sliding("30us"))
+            before = row.over(tm.sliding(30))
             found = [before.count(), before.n.sum()]
             row.n = n
-            return [*found, row.over(tm.sliding("30us")).count()]
+            return [*found, row.over(tm.sliding(30)).count()]
 
         return app
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.context import current
 from tidemill.errors import ProgramError
+from tidemill.names import check, of_events
 from tidemill.source import here
 from tidemill.types import INT, Column, Json, Schema
 from tidemill.window import Over, result_type
@@ -136,6 +137,9 @@ class OwnedWindow:
         self.names = (group or "all", "rows", *aggregates)
         self.tables = tables
         self.at = at
+        #: What is given in hours or seconds, if anything is.
+        self.span: tuple[str, object] | None = None
+        check(f"window {name}", "its row", schema.names, of_events(), at)
         #: The number of the handler that it belongs to.
         self.owner: int | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tidemill import units
 from tidemill.entity import Function, OpaqueFunction, calls_entities
 from tidemill.external import Outside
 from tidemill.opaque import OpaqueCall, OpaqueHandler, OpaqueProcedure, OpaqueTrigger
@@ -23,6 +24,7 @@ def spec(
     """The app as the engine reads it, and its functions, by number."""
     handlers: list[Json] = []
     opaques: list[Any] = []
+    units.check(app)
     share_emits(app)
     for handler in app.handlers:
         handlers.append(handler.handler_json(len(opaques)))

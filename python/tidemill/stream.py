@@ -10,6 +10,7 @@ from tidemill.errors import ProgramError
 from tidemill.expr import Block, Traced
 from tidemill.files import Files
 from tidemill.kafka import Kafka
+from tidemill.names import check, of_events
 from tidemill.source import here
 from tidemill.trace import NotTraced, Recorder, SymbolicEvent, record_twice
 from tidemill.types import BOOL, STR, TIMESTAMP, Column, Json, Schema, duration_us
@@ -58,6 +59,7 @@ class Stream(Side):
         late: str = "side",
     ) -> None:
         super().__init__(app, name)
+        check(f"stream {name}", "an event", schema.names, of_events(), at)
         self.schema = schema
         self.origin = origin
         self.at = at
@@ -98,14 +100,16 @@ class Stream(Side):
         self._source(None, disorder, idle, at)
         return self
 
-    def batches(self, of: int | str | dt.timedelta) -> Stream:
+    def batches(
+        self, of: int | str | dt.timedelta | None = None, *, time: int | Duration | None = None
+    ) -> Stream:
         """Procedures take the stream's events in batches: so many, or those of an interval.
 
         A batch is one round, and has its last event's place in the one order. An interval of event
-        time begins at a multiple of it (give ``dt.timedelta(microseconds=n)`` for ``n`` units of an
-        int time column); without event time it begins with its first event. What waits when the
-        stream has ended is a batch, too. For handlers that take each event by itself derive a
-        stream, with ``filter`` or ``map``.
+        time begins at a multiple of it; without event time it begins with its first event. It may
+        be given by ``time=``, too: where the stream's time is an int, as an int in the same unit.
+        What waits when the stream has ended is a batch, too. For handlers that take each event by
+        itself derive a stream, with ``filter`` or ``map``.
 
         >>> import tidemill as tm
         >>> app = tm.App("sums")
@@ -119,18 +123,30 @@ class Stream(Side):
         ...     print(mill.output(add).rows())
         [{'sum': 3}, {'sum': 12}, {'sum': 13}]
         """
+        from tidemill.units import counts_ints
+
         at = here()
+        if (of is None) == (time is None):
+            raise ProgramError(
+                f"stream {self.name}: batches are of a number of events, or of a time",
+                'write batches(100), batches("10s"), or batches(time=10)',
+                at,
+            )
         if isinstance(of, int) and not isinstance(of, bool):
             self.batch = {"count": of}
             size = of
         else:
+            given, what = (of, "batches") if time is None else (time, "time")
             try:
-                size = duration_us(of, True, "batches")
+                size = duration_us(given, not counts_ints(self), what)
             except ProgramError as error:
-                raise ProgramError(f"stream {self.name}: {error.what}", error.help, at) from None
+                help = "write batches(time=n)" if what == "batches" else error.help
+                help = help if counts_ints(self) else error.help
+                raise ProgramError(f"stream {self.name}: {error.what}", help, at) from None
             self.batch = {"time_us": size}
         if size <= 0:
-            raise ProgramError(f"stream {self.name}: a batch of {of!r} has no events", "", at)
+            given = of if time is None else time
+            raise ProgramError(f"stream {self.name}: a batch of {given!r} has no events", "", at)
         return self
 
     def _source(

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidemill.context import current, local
 from tidemill.errors import ProgramError
+from tidemill.names import check, of_rows
 from tidemill.source import here
 from tidemill.types import Json, Schema
 
 if TYPE_CHECKING:
     from tidemill.app import App
     from tidemill.index import Index
+    from tidemill.stream import Stream
 
 
 class Table:
@@ -45,7 +47,13 @@ class Table:
         self.ordered = ordered
         #: What the engine keeps in it, if programs may not write it.
         self.keeps = keeps
+        #: The history, where it is given in hours or seconds.
+        self.span: object = None
+        #: A stream whose time is an int, where one writes the table.
+        self.counts: Stream | None = None
         owner = f"table {name}"
+        if keeps is None:
+            check(owner, "a row", schema.names, of_rows(), at)
         self.key_columns = tuple(schema.find(owner, column, at) for column in key)
         # How many values a key has, at hand where every row is looked for.
         self._parts = len(key)

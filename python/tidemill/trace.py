@@ -35,74 +35,77 @@ class NotTraced(Exception):
 class SymbolicEvent:
     """The event of a handler that is traced: its columns as attributes, or by ``e["name"]``."""
 
-    __slots__ = ("_block",)
-    _block: Block
+    __slots__ = ("_tidemill_block",)
+    _tidemill_block: Block
 
     def __init__(self, block: Block) -> None:
-        object.__setattr__(self, "_block", block)
+        object.__setattr__(self, "_tidemill_block", block)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "keys" and name not in self._block.event.index:
-            return lambda: self._block.event.names
-        if name.startswith("__") and name not in self._block.event.index:
+        if name == "keys" and name not in self._tidemill_block.event.index:
+            return lambda: self._tidemill_block.event.names
+        if name.startswith("__") and name not in self._tidemill_block.event.index:
             raise AttributeError(name)
-        return self._block.column(name, here())
+        return self._tidemill_block.column(name, here())
 
     def __getitem__(self, name: str) -> Traced:
-        return self._block.column(name, here())
+        return self._tidemill_block.column(name, here())
 
     def __setattr__(self, name: str, value: object) -> None:
         raise ProgramError("an event can't be changed", "", here())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._block.event.names)
+        return iter(self._tidemill_block.event.names)
 
     def __repr__(self) -> str:
-        return f"<event of {self._block.owner}>"
+        return f"<event of {self._tidemill_block.owner}>"
 
 
 class SymbolicRow:
     """A row of a handler that is traced."""
 
-    __slots__ = ("_id", "_recorder", "_table")
-    _id: int
-    _recorder: Recorder
-    _table: Table
+    # Names that no column has.
+    __slots__ = ("_tidemill_id", "_tidemill_recorder", "_tidemill_table")
+    _tidemill_id: int
+    _tidemill_recorder: Recorder
+    _tidemill_table: Table
 
     def __init__(self, recorder: Recorder, table: Table, id: int) -> None:
-        object.__setattr__(self, "_recorder", recorder)
-        object.__setattr__(self, "_table", table)
-        object.__setattr__(self, "_id", id)
+        object.__setattr__(self, "_tidemill_recorder", recorder)
+        object.__setattr__(self, "_tidemill_table", table)
+        object.__setattr__(self, "_tidemill_id", id)
 
     def __getattr__(self, name: str) -> Traced:
-        if name.startswith("__") and name not in self._table.schema.index:
+        if name.startswith("__") and name not in self._tidemill_table.schema.index:
             raise AttributeError(name)
-        return self._recorder.read(self._table, self._id, name)
+        return self._tidemill_recorder.read(self._tidemill_table, self._tidemill_id, name)
 
     def __getitem__(self, name: str) -> Traced:
-        return self._recorder.read(self._table, self._id, name)
+        return self._tidemill_recorder.read(self._tidemill_table, self._tidemill_id, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        self._recorder.set(self._table, self._id, name, value)
+        self._tidemill_recorder.set(self._tidemill_table, self._tidemill_id, name, value)
 
     def __setitem__(self, name: str, value: object) -> None:
-        self._recorder.set(self._table, self._id, name, value)
+        self._tidemill_recorder.set(self._tidemill_table, self._tidemill_id, name, value)
 
     def exists(self) -> Traced:
         """Whether the row is there now."""
-        return self._recorder.exists(self._table, self._id)
+        return self._tidemill_recorder.exists(self._tidemill_table, self._tidemill_id)
 
     def over(self, window: Window) -> Over:
         """The versions of the row in a window, up to now: ``.over(tm.last(9)).column.sum()``."""
-        return self._recorder.over(self._table, self._id, window)
+        return self._tidemill_recorder.over(self._tidemill_table, self._tidemill_id, window)
 
     def update(self, row: Mapping[str, object] | None = None, /, **columns: object) -> None:
         """Sets columns; the transaction aborts when the row is missing."""
-        self._recorder.update(self._table, self._id, {**(row or {}), **columns})
+        self._tidemill_recorder.update(
+            self._tidemill_table, self._tidemill_id, {**(row or {}), **columns}
+        )
 
     def delete(self) -> None:
         """Removes the row, if it is there."""
-        self._recorder.write(self._table, "delete", {"row": self._id})
+        self._tidemill_recorder.write(self._tidemill_table, "delete", {"row": self._tidemill_id})
 
     def __bool__(self) -> bool:
         raise ProgramError(
@@ -117,7 +120,7 @@ class SymbolicRow:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"<row of table {self._table.name}>"
+        return f"<row of table {self._tidemill_table.name}>"
 
 
 class When:
@@ -193,6 +196,8 @@ class Recorder:
         self.emits: set[Stream] = set()
         self.result: list[tuple[str, Traced]] | None = None
         self.result_at = ""
+        #: The windows that were read, of which tables, and where.
+        self.windows: list[tuple[Table, Window, str]] = []
         # Values that were read of a row's column, by their nodes.
         self._columns: dict[int, tuple[Table, int, str]] = {}
         self._vars = 0
@@ -239,7 +244,7 @@ class Recorder:
         given = table.row_values(values, at)
         row = self.row(table, tuple(given[column] for column in table.key_columns))
         others = {c: v for c, v in given.items() if c not in table.key_columns}
-        body = {"row": row._id, "values": self._values(table, others, at)}
+        body = {"row": row._tidemill_id, "values": self._values(table, others, at)}
         self.write(table, "upsert" if replace else "insert", body)
         return row
 
@@ -292,7 +297,9 @@ class Recorder:
 
     def over(self, table: Table, row: int, window: Window) -> Over:
         """The versions of a row in a window."""
-        window = checked(window, table, here())
+        at = here()
+        window = checked(window, table, at)
+        self.windows.append((table, window, at))
 
         def read(name: str | None, aggregate: Json) -> Traced:
             body = {"row": row, "window": window.json}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.errors import ProgramError, Untraceable
 from tidemill.expr import Block
 from tidemill.source import here
-from tidemill.types import FLOAT, INT, Column, DataType, Json, Schema, duration_us
+from tidemill.types import FLOAT, INT, Column, DataType, Json, Schema, duration_us, other_unit
 
 if TYPE_CHECKING:
     from tidemill.table import Table
@@ -23,13 +23,22 @@ class Window:
     """Which versions of a row are looked at. Made by :func:`sliding`, :func:`tumbling`,
     :func:`session` and :func:`last`."""
 
-    __slots__ = ("json", "needs_us", "needs_versions", "text")
+    __slots__ = ("json", "needs_us", "needs_versions", "span", "text")
 
-    def __init__(self, json: Json, text: str, us: int | None, versions: int | None) -> None:
+    def __init__(
+        self, json: Json, text: str, us: int | None, versions: int | None, *spans: object
+    ) -> None:
         self.json = json
         self.text = text
+        #: What was given in hours or seconds, if anything was.
+        self.span = next((s for s in spans if isinstance(s, str | dt.timedelta)), None)
         self.needs_us = us
         self.needs_versions = versions
+
+    def check_unit(self, table: Table, at: str) -> None:
+        """Refuses hours and seconds where the time of what writes a table is an int."""
+        if table.counts is not None and self.span is not None:
+            raise other_unit(f"{self} over table {table.name}", "its size", table.counts.name, at)
 
     def __repr__(self) -> str:
         return self.text
@@ -64,10 +73,11 @@ def sliding(
     """
     us = _size(size, "size")
     if slide is None:
-        return Window({"sliding": {"size_us": us}}, f"tm.sliding({size!r})", us, None)
+        return Window({"sliding": {"size_us": us}}, f"tm.sliding({size!r})", us, None, size)
     slide_us = _size(slide, "slide")
     json = {"hopping": {"size_us": us, "slide_us": slide_us}}
-    return Window(json, f"tm.sliding({size!r}, slide={slide!r})", us + slide_us, None)
+    text = f"tm.sliding({size!r}, slide={slide!r})"
+    return Window(json, text, us + slide_us, None, size, slide)
 
 
 def tumbling(
@@ -83,14 +93,14 @@ def tumbling(
         json = {"tumbling_versions": {"versions": _count(versions, "versions")}}
         return Window(json, f"tm.tumbling(versions={versions})", None, versions)
     us = _size(size, "size")
-    return Window({"tumbling": {"size_us": us}}, f"tm.tumbling({size!r})", us, None)
+    return Window({"tumbling": {"size_us": us}}, f"tm.tumbling({size!r})", us, None, size)
 
 
 def session(gap: str | int | dt.timedelta) -> Window:
     """Back from the event as long as versions are at most ``gap`` apart, within what is kept by
     time."""
     us = _size(gap, "gap")
-    return Window({"session": {"gap_us": us}}, f"tm.session({gap!r})", us, None)
+    return Window({"session": {"gap_us": us}}, f"tm.session({gap!r})", us, None, gap)
 
 
 def last(versions: int) -> Window:
@@ -125,6 +135,7 @@ def checked(window: object, table: Table, at: str) -> Window:
             "needs a history by time, and one by count a history by count",
             at,
         )
+    window.check_unit(table, at)
     return window
 
 
