@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 
 use tidemill_core::Error;
-use tidemill_env::{Clock, Disk, Env, Lock, Meta, ReadFile, WriteFile};
+use tidemill_env::{Clock, Closed, Disk, Env, Lock, Meta, NodeKind, ReadFile, WriteFile};
 
 use crate::shared::Shared;
 
@@ -158,6 +158,22 @@ impl Disk for Patient {
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.disk.sync_dir(dir)
+    }
+
+    fn node(&self, path: &Path) -> io::Result<NodeKind> {
+        self.disk.node(path)
+    }
+
+    fn resolve(&self, path: &Path) -> io::Result<PathBuf> {
+        self.disk.resolve(path)
+    }
+
+    fn keep_private(&self, dir: &Path) {
+        self.disk.keep_private(dir);
+    }
+
+    fn close_to_others(&self, dir: &Path) -> io::Result<Closed> {
+        self.disk.close_to_others(dir)
     }
 
     fn exists(&self, path: &Path) -> io::Result<bool> {

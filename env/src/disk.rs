@@ -1,8 +1,9 @@
 //! Files and directories.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
 
 use crate::clock::system_time_us;
 use crate::forks::Held;
@@ -21,7 +22,8 @@ use crate::forks::Held;
 /// having stored them. The one safe answer is to stop.
 ///
 /// Errors have the operating system's kinds; `NotFound` and `StorageFull` are the ones to tell
-/// apart.
+/// apart. Only regular files are opened: a pipe or a device, on which a call could wait for ever, is
+/// `InvalidInput`.
 pub trait Disk: Send + Sync {
     /// Opens a file for reading. It stays readable when its name is removed or replaced.
     ///
@@ -106,11 +108,62 @@ pub trait Disk: Send + Sync {
     /// `NotADirectory` when a file is in the way.
     fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
 
+    /// What has this name, itself: a link is not followed.
+    ///
+    /// # Errors
+    /// `NotFound` when there is nothing.
+    fn node(&self, path: &Path) -> io::Result<NodeKind>;
+
+    /// The absolute path of a file or directory, in which no part is a link.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    fn resolve(&self, path: &Path) -> io::Result<PathBuf>;
+
+    /// Keeps a directory for its owner, whether it is there or not: what is made in it through this
+    /// disk from now on is for the owner only, however the process creates files elsewhere, and no
+    /// file in it is written or locked through a link.
+    fn keep_private(&self, dir: &Path);
+
+    /// Keeps others from a directory that is there, and from what is in it.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such directory.
+    fn close_to_others(&self, dir: &Path) -> io::Result<Closed>;
+
     /// Makes the names in a directory durable: files created, renamed and removed there.
     ///
     /// # Errors
     /// `NotFound` when there is no such directory.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+
+    /// Where a file would be made: as [`resolve`](Disk::resolve), also where the last parts are not
+    /// there yet.
+    ///
+    /// # Errors
+    /// `InvalidInput` where a link leads nowhere, and when the disk cannot tell.
+    fn destination(&self, path: &Path) -> io::Result<PathBuf> {
+        match self.resolve(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            other => return other,
+        }
+        if self.node(path).is_ok_and(|node| node == NodeKind::Link) {
+            let what = format!("{} is a link that leads nowhere", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        let parent = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            Some(_) => Path::new("."),
+            None => return Ok(path.to_path_buf()),
+        };
+        let mut found = self.destination(parent)?;
+        match path.components().next_back() {
+            Some(Component::ParentDir) => drop(found.pop()),
+            Some(Component::Normal(name)) => found.push(name),
+            _ => {}
+        }
+        Ok(found)
+    }
 
     /// Whether there is a file or directory of that name.
     ///
@@ -134,6 +187,41 @@ pub struct Meta {
     pub modified_us: i64,
     /// Whether it is a directory.
     pub is_dir: bool,
+    /// Whether it is a regular file, and neither a directory, a pipe, a socket nor a device.
+    pub is_file: bool,
+    /// What it is, whatever its names are.
+    pub id: FileId,
+}
+
+/// Tells a file or directory from all others that are there: it has the same by each of its names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId {
+    /// The disk.
+    pub device: u64,
+    /// Its number there.
+    pub number: u64,
+}
+
+/// What has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Dir,
+    /// A symbolic link.
+    Link,
+    /// A pipe, a socket or a device.
+    Other,
+}
+
+/// What [`Disk::close_to_others`] has found.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Closed {
+    /// So many files and directories were open to others, and are so no more.
+    pub closed: u64,
+    /// So many stay open to others, because they belong to another user.
+    pub open: u64,
 }
 
 /// A lock that is held: until this is dropped, or the process ends in whatever way.
@@ -190,40 +278,74 @@ pub trait WriteFile: Write + Send {
 }
 
 /// The machine's file systems.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct RealDisk;
+#[derive(Debug, Default)]
+pub struct RealDisk {
+    /// Directories that are kept for their owner.
+    private: RwLock<Vec<PathBuf>>,
+}
 
 impl RealDisk {
     /// The machine's file systems.
     pub fn new() -> RealDisk {
-        RealDisk
+        RealDisk::default()
+    }
+
+    fn is_private(&self, path: &Path) -> bool {
+        let private = self.private.read().unwrap_or_else(PoisonError::into_inner);
+        private.iter().any(|dir| path.starts_with(dir))
+    }
+
+    /// Opens a file for writing; made when missing.
+    fn open_whole(&self, path: &Path, truncate: bool) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(truncate);
+        unix::restrict(&mut options, self.is_private(path));
+        let file = options.open(path).map_err(|e| unix::explained(path, e))?;
+        regular(path, file)
+    }
+}
+
+/// The file, if it is a regular one.
+fn regular(path: &Path, file: File) -> io::Result<File> {
+    let kind = file.metadata()?.file_type();
+    match (kind.is_file(), kind.is_dir()) {
+        (true, _) => Ok(file),
+        (_, true) => Err(io::ErrorKind::IsADirectory.into()),
+        _ => {
+            let what = format!("{} is a pipe, a socket or a device, and no file", path.display());
+            Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+        }
     }
 }
 
 impl Disk for RealDisk {
     fn open_read(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        Ok(Box::new(RealRead(File::open(path)?)))
+        let mut options = OpenOptions::new();
+        options.read(true);
+        // What is written is not reached through links, so what is read need not be.
+        unix::restrict(&mut options, false);
+        Ok(Box::new(RealRead(regular(path, options.open(path)?)?)))
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
-        Ok(Box::new(RealWrite(File::create(path)?)))
+        Ok(Box::new(RealWrite(self.open_whole(path, true)?)))
     }
 
     fn open_append(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
         // Not the system's append mode, in which writes would go behind what `set_len` has added.
-        let mut file = open_whole(path)?;
+        let mut file = self.open_whole(path, false)?;
         file.seek(SeekFrom::End(0))?;
         Ok(Box::new(RealWrite(file)))
     }
 
     fn open_at(&self, path: &Path, at: u64) -> io::Result<Box<dyn WriteFile>> {
-        let mut file = open_whole(path)?;
+        let mut file = self.open_whole(path, false)?;
         file.seek(SeekFrom::Start(at))?;
         Ok(Box::new(RealWrite(file)))
     }
 
     fn try_lock(&self, path: &Path) -> io::Result<Option<Box<dyn Lock>>> {
-        let file = open_whole(path)?;
+        let file = self.open_whole(path, false)?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Box::new(RealLock { _held: Held::new(&file), _file: file }))),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -273,6 +395,8 @@ impl Disk for RealDisk {
             len: meta.len(),
             modified_us: system_time_us(meta.modified()?),
             is_dir: meta.is_dir(),
+            is_file: meta.is_file(),
+            id: unix::id(path, &meta)?,
         })
     }
 
@@ -290,7 +414,11 @@ impl Disk for RealDisk {
             Err(_) => {}
         }
         self.create_dir_all(parent)?;
-        match fs::create_dir(dir) {
+        let mut builder = DirBuilder::new();
+        if self.is_private(dir) {
+            unix::for_owner(&mut builder);
+        }
+        match builder.create(dir) {
             // Somebody else was faster.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => {}
             other => other?,
@@ -298,14 +426,144 @@ impl Disk for RealDisk {
         self.sync_dir(parent)
     }
 
+    fn node(&self, path: &Path) -> io::Result<NodeKind> {
+        let kind = fs::symlink_metadata(path)?.file_type();
+        Ok(match (kind.is_file(), kind.is_dir(), kind.is_symlink()) {
+            (true, ..) => NodeKind::File,
+            (_, true, _) => NodeKind::Dir,
+            (_, _, true) => NodeKind::Link,
+            _ => NodeKind::Other,
+        })
+    }
+
+    fn resolve(&self, path: &Path) -> io::Result<PathBuf> {
+        fs::canonicalize(if path.as_os_str().is_empty() { Path::new(".") } else { path })
+    }
+
+    fn keep_private(&self, dir: &Path) {
+        let mut private = self.private.write().unwrap_or_else(PoisonError::into_inner);
+        if !private.iter().any(|other| other == dir) {
+            private.push(dir.to_path_buf());
+        }
+    }
+
+    fn close_to_others(&self, dir: &Path) -> io::Result<Closed> {
+        let mut closed = Closed::default();
+        unix::close(dir, true, &mut closed)?;
+        Ok(closed)
+    }
+
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         File::open(dir)?.sync_all()
     }
 }
 
-/// For writing, with all that is in it; made when missing.
-fn open_whole(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(false).open(path)
+/// Who may do what with a file, where the system is of Unix's kind.
+#[cfg(unix)]
+mod unix {
+    use std::fs::{self, DirBuilder, Metadata, OpenOptions, Permissions};
+    use std::io;
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+    use std::path::Path;
+
+    use rustix::fs::OFlags;
+
+    use super::{Closed, FileId};
+
+    /// What opening a link comes to where none is followed.
+    const LOOP: i32 = rustix::io::Errno::LOOP.raw_os_error();
+    /// What others may do.
+    const OTHERS: u32 = 0o077;
+
+    /// Opening never waits. Of a file that is kept for its owner: it is so when it is made, and no
+    /// link leads to it.
+    pub(super) fn restrict(options: &mut OpenOptions, is_private: bool) {
+        let mut flags = OFlags::NONBLOCK;
+        if is_private {
+            options.mode(0o600);
+            flags |= OFlags::NOFOLLOW;
+        }
+        options.custom_flags(flags.bits() as i32);
+    }
+
+    pub(super) fn for_owner(builder: &mut DirBuilder) {
+        builder.mode(0o700);
+    }
+
+    pub(super) fn explained(path: &Path, error: io::Error) -> io::Error {
+        match fs::symlink_metadata(path) {
+            Ok(meta) if meta.is_symlink() && error.raw_os_error() == Some(LOOP) => {
+                let what =
+                    format!("{} is a link, and only a file is written there", path.display());
+                io::Error::new(io::ErrorKind::InvalidInput, what)
+            }
+            _ => error,
+        }
+    }
+
+    pub(super) fn id(_path: &Path, meta: &Metadata) -> io::Result<FileId> {
+        Ok(FileId { device: meta.dev(), number: meta.ino() })
+    }
+
+    /// Keeps others out of what is there; links are left alone. Nobody else gets through a
+    /// directory that is closed already.
+    pub(super) fn close(path: &Path, is_top: bool, found: &mut Closed) -> io::Result<()> {
+        let meta = if is_top { fs::metadata(path)? } else { fs::symlink_metadata(path)? };
+        let is_open = meta.mode() & OTHERS != 0;
+        if meta.is_symlink() || is_top && !is_open {
+            return Ok(());
+        }
+        if is_open {
+            let mode = meta.mode() & 0o7777 & !OTHERS;
+            match fs::set_permissions(path, Permissions::from_mode(mode)) {
+                Ok(()) => found.closed += 1,
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => found.open += 1,
+                Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem => found.open += 1,
+                // It has gone meanwhile.
+                Err(e) if e.kind() == io::ErrorKind::NotFound && !is_top => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if meta.is_dir() {
+            for entry in fs::read_dir(path)? {
+                match close(&entry?.path(), false, found) {
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                    other => other?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Elsewhere files are as the system makes them.
+#[cfg(not(unix))]
+mod unix {
+    use std::fs::{self, DirBuilder, Metadata, OpenOptions};
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+    use std::io;
+    use std::path::Path;
+
+    use super::{Closed, FileId};
+
+    pub(super) fn restrict(_options: &mut OpenOptions, _is_private: bool) {}
+
+    pub(super) fn for_owner(_builder: &mut DirBuilder) {}
+
+    pub(super) fn explained(_path: &Path, error: io::Error) -> io::Error {
+        error
+    }
+
+    /// By its path without links: files with several names are not known there.
+    pub(super) fn id(path: &Path, _meta: &Metadata) -> io::Result<FileId> {
+        let mut hasher = DefaultHasher::new();
+        fs::canonicalize(path)?.hash(&mut hasher);
+        Ok(FileId { device: 0, number: hasher.finish() })
+    }
+
+    pub(super) fn close(_path: &Path, _is_top: bool, _found: &mut Closed) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Closing the file gives the lock back, and so does the end of the process.
@@ -445,8 +703,10 @@ fn check_bytes(disk: &dyn Disk, dir: &Path) {
     assert_kind(file.seek(SeekFrom::Current(-25)), io::ErrorKind::InvalidInput);
 
     let meta = disk.metadata(&path).expect("metadata");
-    assert_eq!((meta.len, meta.is_dir), (15, false));
+    assert_eq!((meta.len, meta.is_dir, meta.is_file), (15, false, true));
     assert!(meta.modified_us > 0);
+    let meta = disk.metadata(dir).expect("metadata");
+    assert_eq!((meta.is_dir, meta.is_file), (true, false));
 
     let path = dir.join("new");
     drop(disk.open_append(&path).expect("append creates"));
@@ -565,6 +825,15 @@ fn check_names(disk: &dyn Disk, dir: &Path) {
     old.read_to_end(&mut bytes).expect("bytes");
     assert_eq!(bytes, b"B", "an open file outlives its name");
 
+    let id = |path: &Path| disk.metadata(path).expect("metadata").id;
+    let own = id(&b);
+    disk.rename(&b, &a).expect("the file is renamed");
+    assert_eq!(id(&a), own, "a file stays what it is under another name");
+    put(disk, &b, b"B");
+    assert_ne!(id(&b), own, "each file is another");
+    assert_ne!(id(dir), own);
+    disk.rename(&a, &b).expect("the file is renamed");
+
     disk.rename(&b, &b).expect("a rename to itself is fine");
     assert_eq!(get(disk, &b), b"A");
     disk.remove(&b).expect("the file is removed");
@@ -599,6 +868,22 @@ fn check_directories(disk: &dyn Disk, dir: &Path) {
     assert_eq!(listed, expected, "sorted, and only what is directly there");
     disk.rename(&sub.join("a"), &deep.join("a")).expect("a file moves to another directory");
     assert_eq!(disk.list(&deep).expect("a list"), [deep.join("a")]);
+
+    assert_eq!(disk.node(&deep).expect("a kind"), NodeKind::Dir);
+    assert_eq!(disk.node(&deep.join("a")).expect("a kind"), NodeKind::File);
+    assert_kind(disk.node(&deep.join("missing")), io::ErrorKind::NotFound);
+    let whole = disk.resolve(&deep).expect("a path");
+    assert_eq!(disk.resolve(&deep.join(".").join("..").join("y")).expect("a path"), whole);
+    assert_kind(disk.resolve(&deep.join("missing")), io::ErrorKind::NotFound);
+    let missing = disk.destination(&deep.join("m").join("..").join("n").join("o"));
+    assert_eq!(missing.expect("a path"), whole.join("n").join("o"));
+    disk.keep_private(&sub);
+    assert_eq!(disk.close_to_others(&sub).expect("an answer").open, 0);
+    assert_kind(disk.close_to_others(&dir.join("missing")), io::ErrorKind::NotFound);
+    disk.create_dir_all(&sub.join("private")).expect("a directory is made");
+    put(disk, &sub.join("private").join("file"), b"private");
+    disk.remove(&sub.join("private").join("file")).expect("the file is removed");
+    disk.remove_dir(&sub.join("private")).expect("the directory is removed");
 
     let file = deep.join("a");
     assert_kind(disk.create_dir_all(&file), io::ErrorKind::NotADirectory);
@@ -635,6 +920,90 @@ mod tests {
         disk.create_dir_all(Path::new("/")).expect("the root");
         disk.create_dir_all(Path::new(".")).expect("here");
         disk.create_dir_all(Path::new("")).expect("here, too");
+    }
+
+    #[cfg(unix)]
+    fn mode(path: &Path) -> u32 {
+        use std::os::unix::fs::MetadataExt as _;
+        fs::symlink_metadata(path).expect("metadata").mode() & 0o777
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_kept_private_is_for_its_owner() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().expect("a directory");
+        let (disk, own) = (RealDisk::new(), dir.path().join("own"));
+        disk.keep_private(&own);
+        disk.create_dir_all(&own.join("sub")).expect("directories");
+        put(&disk, &own.join("sub").join("file"), b"x");
+        drop(disk.try_lock(&own.join("LOCK")).expect("a lock"));
+        put(&disk, &dir.path().join("other"), b"x");
+        assert_eq!((mode(&own), mode(&own.join("sub"))), (0o700, 0o700));
+        assert_eq!((mode(&own.join("LOCK")), mode(&own.join("sub").join("file"))), (0o600, 0o600));
+
+        // What was open before is closed, and links are left alone.
+        let shared = dir.path().join("shared");
+        fs::create_dir_all(shared.join("sub")).expect("directories");
+        fs::write(shared.join("sub").join("file"), b"x").expect("a file");
+        fs::write(dir.path().join("elsewhere"), b"x").expect("a file");
+        std::os::unix::fs::symlink(dir.path().join("elsewhere"), shared.join("link"))
+            .expect("a link");
+        for path in [&shared, &shared.join("sub"), &shared.join("sub").join("file")] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a mode");
+        }
+        fs::set_permissions(dir.path().join("elsewhere"), fs::Permissions::from_mode(0o644))
+            .expect("a mode");
+        assert_eq!(
+            disk.close_to_others(&shared).expect("an answer"),
+            Closed { closed: 3, open: 0 }
+        );
+        assert_eq!(mode(&shared.join("sub").join("file")), 0o700);
+        assert_eq!(mode(&dir.path().join("elsewhere")), 0o644);
+        assert_eq!(disk.close_to_others(&shared).expect("an answer"), Closed::default());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn nothing_private_is_written_through_a_link() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (disk, own) = (RealDisk::new(), dir.path().join("own"));
+        disk.create_dir_all(&own).expect("a directory");
+        let (link, other) = (own.join("link"), dir.path().join("other"));
+        put(&disk, &other, b"other");
+        std::os::unix::fs::symlink(&other, &link).expect("a link");
+        drop(disk.open_append(&link).expect("links lead to files"));
+        assert_eq!(
+            disk.metadata(&link).expect("metadata").id,
+            disk.metadata(&other).expect("metadata").id
+        );
+        disk.keep_private(&own);
+        assert_kind(disk.create(&link), io::ErrorKind::InvalidInput);
+        assert_kind(disk.open_append(&link), io::ErrorKind::InvalidInput);
+        assert_kind(disk.open_at(&link, 0), io::ErrorKind::InvalidInput);
+        assert_kind(disk.try_lock(&link), io::ErrorKind::InvalidInput);
+        assert_eq!(disk.node(&link).expect("a kind"), NodeKind::Link);
+        disk.remove(&link).expect("the link is removed");
+        assert_eq!(get(&disk, &other), b"other");
+        std::os::unix::fs::symlink(dir.path().join("nowhere"), &link).expect("a link");
+        assert_kind(disk.destination(&link), io::ErrorKind::InvalidInput);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_no_file_and_nobody_waits_for_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let pipe = dir.path().join("pipe");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0)
+            .expect("a pipe");
+        let disk = RealDisk::new();
+        assert_kind(disk.open_read(&pipe), io::ErrorKind::InvalidInput);
+        assert!(disk.open_append(&pipe).is_err());
+        assert!(disk.create(&pipe).is_err());
+        assert!(disk.try_lock(&pipe).is_err());
+        assert_eq!(disk.node(&pipe).expect("a kind"), NodeKind::Other);
+        assert!(!disk.metadata(&pipe).expect("metadata").is_file);
     }
 
     #[test]

@@ -29,7 +29,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use clock::{Clock, RealClock};
-pub use disk::{Disk, Lock, Meta, ReadFile, RealDisk, WriteFile};
+pub use disk::{Closed, Disk, FileId, Lock, Meta, NodeKind, ReadFile, RealDisk, WriteFile};
 pub use hold::hold;
 pub use net::{Addr, Connection, Listener, Net, RealNet};
 pub use random::{Random, RealRandom};

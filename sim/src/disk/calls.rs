@@ -7,7 +7,8 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tidemill_env::{Disk, Lock, Meta, ReadFile, WriteFile};
+use tidemill_core::encode::hash128;
+use tidemill_env::{Closed, Disk, FileId, Lock, Meta, NodeKind, ReadFile, WriteFile};
 
 use super::faults::Planned;
 use super::state::{Change, Event, Id, NameChange, Node};
@@ -209,16 +210,19 @@ impl Disk for SimDisk {
     fn metadata(&self, path: &Path) -> io::Result<Meta> {
         let path = &clean(path);
         self.shared.call(DiskOp::Metadata, path, |machine| {
-            let (len, modified_us, is_dir) = match machine.state.node(path)? {
-                None => (0, 0, true),
-                Some(Node::Dir { modified_us }) => (0, *modified_us, true),
+            // A directory is what its path is, because none is renamed.
+            let named =
+                FileId { device: 0, number: hash128(path.as_os_str().as_encoded_bytes()) as u64 };
+            let (len, modified_us, is_dir, id) = match machine.state.node(path)? {
+                None => (0, 0, true, named),
+                Some(Node::Dir { modified_us }) => (0, *modified_us, true, named),
                 Some(Node::File(id)) => {
                     let file = machine.state.file(*id);
-                    (file.data.len() as u64, file.modified_us, false)
+                    let id = FileId { device: 1, number: *id };
+                    (file.data.len() as u64, file.modified_us, false, id)
                 }
             };
-            let meta = Meta { len, modified_us, is_dir };
-            Ok((meta, 0))
+            Ok((Meta { len, modified_us, is_dir, is_file: !is_dir, id }, 0))
         })
     }
 
@@ -238,6 +242,22 @@ impl Disk for SimDisk {
             }
             Ok(((), 0))
         })
+    }
+
+    fn node(&self, path: &Path) -> io::Result<NodeKind> {
+        // There are no links.
+        self.metadata(path).map(|meta| if meta.is_dir { NodeKind::Dir } else { NodeKind::File })
+    }
+
+    fn resolve(&self, path: &Path) -> io::Result<PathBuf> {
+        self.metadata(path).map(|_| clean(path))
+    }
+
+    fn keep_private(&self, _dir: &Path) {}
+
+    fn close_to_others(&self, dir: &Path) -> io::Result<Closed> {
+        // Nor are there other users.
+        self.metadata(dir).map(|_| Closed::default())
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
