@@ -179,6 +179,10 @@ impl Format for CsvFormat {
         self.map(split.fields.iter().map(name).collect())
     }
 
+    fn has_form(&self, split: &CsvSplit) -> bool {
+        split.fields.len() == self.names.len() && split.broken.is_none()
+    }
+
     fn decode(
         &mut self,
         record: &[u8],
@@ -208,6 +212,7 @@ impl Format for CsvFormat {
             scratch.slots.push(slot);
             Ok(())
         });
+        let result = result.and_then(|()| scratch.bound(&self.rules));
         if result.is_ok() {
             scratch.push(record, &self.rules, rows);
         }

@@ -14,9 +14,10 @@ use crate::input::Input;
 use crate::jsonl::JsonlFormat;
 use crate::parquet::ParquetSource;
 use crate::reader::{FileRows, FileSource};
+use crate::records::Unclosed;
 use crate::source::Source;
 
-mod find;
+pub(crate) mod find;
 mod folder;
 
 pub use find::paths;
@@ -82,6 +83,10 @@ pub struct FilesSettings {
     /// are ordinary characters.
     #[serde(default)]
     pub quote: Option<String>,
+    /// CSV: what happens where a quote is not closed before the end of the file, or within
+    /// `record_bytes_max`.
+    #[serde(default)]
+    pub unclosed: Option<Unclosed>,
     /// Label of the encoding, as browsers know them; UTF-8 when absent. A byte order mark
     /// overrides it.
     #[serde(default)]
@@ -100,8 +105,8 @@ pub struct FilesSettings {
     /// without quotes is null, and the empty field of one that may not be null is the empty text.
     #[serde(default)]
     pub nulls: Option<Vec<String>>,
-    /// Timestamp column → its format: `iso` (the default), `unix_s`, `unix_ms`, `unix_us`, or in
-    /// the syntax of strftime.
+    /// Timestamp column → its format: `iso` (the default), `unix_s`, `unix_ms`, `unix_us`, or a
+    /// pattern as `strptime` has it.
     #[serde(default)]
     pub formats: BTreeMap<String, String>,
     /// JSON lines and Parquet: what happens to fields that the stream has no column for. A Parquet
@@ -138,6 +143,7 @@ impl FilesSettings {
             format: None,
             delimiter: None,
             quote: None,
+            unclosed: None,
             encoding: None,
             header: None,
             order: None,
@@ -166,6 +172,7 @@ impl FilesSettings {
         let settings = [
             ("delimiter", self.delimiter.is_some(), CSV),
             ("quote", self.quote.is_some(), CSV),
+            ("unclosed", self.unclosed.is_some(), CSV),
             ("header", self.header.is_some(), CSV),
             ("order", self.order.is_some(), CSV),
             ("nulls", self.nulls.is_some(), CSV),
@@ -261,18 +268,19 @@ impl Opener {
     pub fn open(&self, path: &Path) -> Result<Box<dyn FileRows>> {
         let Opener { settings, schema, .. } = self;
         let format = settings.format.or_else(|| FileFormat::of(path)).ok_or_else(|| unknown(path));
-        let (schema, max) = (schema.clone(), settings.record_bytes_max);
+        let schema = schema.clone();
+        let limits = (settings.record_bytes_max, settings.unclosed.unwrap_or_default());
         Ok(match format? {
             FileFormat::Csv => {
                 let mut settings = settings.clone();
                 settings.delimiter = settings.delimiter.or_else(|| delimiter_of(path));
                 let input = self.input(path)?;
                 let format = CsvFormat::new(&input.origin, &schema, &settings)?;
-                Box::new(FileSource::open(input, format, schema, max)?)
+                Box::new(FileSource::open(input, format, schema, limits)?)
             }
             FileFormat::Jsonl => {
                 let format = JsonlFormat::new(&schema, settings)?;
-                Box::new(FileSource::open(self.input(path)?, format, schema, max)?)
+                Box::new(FileSource::open(self.input(path)?, format, schema, limits)?)
             }
             FileFormat::Parquet => {
                 Box::new(ParquetSource::open(self.disk.clone(), path, schema, settings)?)

@@ -70,6 +70,12 @@ impl Input {
         if meta.is_dir {
             return Err(Error::input(format!("{origin} is a folder, not a file")));
         }
+        if !meta.is_file {
+            return Err(Error::input(format!(
+                "{origin} is a pipe, a socket or a device, not a file"
+            ))
+            .help("write what comes from it to a file, or send it with mill.send"));
+        }
         Ok(Input { disk, path: path.into(), origin, len: meta.len, encoding, follow: false })
     }
 

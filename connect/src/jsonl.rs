@@ -91,6 +91,7 @@ impl Format for JsonlFormat {
         })?;
         self.scratch.clear();
         self.objects.slots_of(record, &mut self.scratch)?;
+        self.scratch.bound(&self.objects.rules)?;
         self.scratch.push(record, &self.objects.rules, rows);
         Ok(())
     }

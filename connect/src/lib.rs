@@ -49,6 +49,7 @@ pub use checksum::Checksum;
 pub use files::{FileFormat, FilesSettings};
 pub use message::{Message, MessageFormat, MessageRows, MessageSettings, MessageValues};
 pub use push::{push, PushHandle, PushSource};
+pub use records::Unclosed;
 pub use sink::{FileEnd, Sink, SinkPlace, SinkSettings};
 pub use source::{BadRow, Chunk, Place, Polled, Source, Waker};
 pub use trouble::Troubles;

@@ -182,6 +182,7 @@ impl MessageRows {
         self.slots.clear();
         self.slots.extend(self.places.iter().map(|place| scratch.slots[*place]));
         std::mem::swap(&mut self.slots, &mut scratch.slots);
+        scratch.bound(&self.rules)?;
         scratch.push("", &self.rules, rows);
         Ok(())
     }

@@ -9,13 +9,14 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow_array::{BooleanArray, RecordBatch};
+use arrow_array::{ArrayRef, BooleanArray, RecordBatch};
 use arrow_schema::{DataType as ArrowType, TimeUnit};
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader,
     ParquetRecordBatchReaderBuilder,
 };
 use parquet::arrow::{parquet_to_arrow_schema, ProjectionMask};
+use parquet::basic::{Compression, Type};
 use parquet::errors::ParquetError;
 use tidemill_core::error::nearest;
 use tidemill_core::{Batch, Error, Result, Schema};
@@ -40,6 +41,9 @@ use convert::{convert, reading, Bad};
 const BATCH_ROWS: usize = 16 << 10;
 /// Bytes that are decoded at a time, about.
 const BATCH_BYTES: u64 = 8 << 20;
+/// Bytes that texts may have which are decoded at a time, at most: one text that a file has once may
+/// stand in all of its rows.
+const TEXT_BYTES_MAX: u64 = 1 << 30;
 /// The longest reason of a bad row, in bytes.
 const REASON_BYTES_MAX: usize = 500;
 
@@ -50,6 +54,7 @@ pub(crate) struct ParquetSource {
     origin: Arc<str>,
     schema: Arc<Schema>,
     rules: Vec<Rule>,
+    record_bytes_max: usize,
     metadata: ArrowReaderMetadata,
     mask: ProjectionMask,
     /// For each column of the schema its place among the columns that are read.
@@ -85,6 +90,7 @@ impl ParquetSource {
         take_units(&metadata, &mut rules, &places);
         let roots = places.iter().copied().flatten();
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots);
+        unpacks(&origin, &metadata, &mask)?;
         let read = |place: usize| places.iter().flatten().filter(|p| **p < place).count();
         let fields = places.iter().map(|place| place.map(read)).collect();
         let len = chunks.len();
@@ -94,6 +100,7 @@ impl ParquetSource {
             origin,
             schema,
             rules,
+            record_bytes_max: settings.record_bytes_max,
             metadata,
             mask,
             fields,
@@ -123,12 +130,14 @@ impl ParquetSource {
         }
         let bytes: u64 = groups.iter().map(|g| g.total_byte_size().max(0) as u64).sum();
         let rows = BATCH_BYTES / (bytes / self.rows().max(1)).max(1);
-        let open = Chunks::open(&*self.disk, &self.path);
+        let open = Chunks::open(&*self.disk, &self.path).map(Chunks::of_pages);
         let chunks = open.map_err(|e| Error::io(format!("reading {}", self.origin), &e))?;
         if chunks.len() != self.len {
             let what = format!("{} was changed while it was read", self.origin);
             return Err(Error::input(what).help(RESTORE));
         }
+        let longest = self.longest_text(&chunks).map_err(|e| damaged(&self.origin, &e))?;
+        let rows = rows.min(TEXT_BYTES_MAX / longest.max(1));
         let build = || {
             ParquetRecordBatchReaderBuilder::new_with_metadata(chunks, self.metadata.clone())
                 .with_projection(self.mask.clone())
@@ -138,6 +147,24 @@ impl ParquetSource {
                 .build()
         };
         quiet(build).map_err(|e| damaged(&self.origin, &e))
+    }
+
+    /// How long what stands once and is used by many rows may be, all columns together: no text is
+    /// longer than all of those that a part of a column has.
+    fn longest_text(&self, chunks: &Chunks) -> Result<u64, ParquetError> {
+        let mut longest = 0;
+        for group in self.metadata.metadata().row_groups() {
+            let mut sum = 0;
+            for (leaf, column) in group.columns().iter().enumerate() {
+                let is_text = column.column_type() == Type::BYTE_ARRAY;
+                let place = column.dictionary_page_offset().and_then(|at| u64::try_from(at).ok());
+                if let Some(place) = place.filter(|_| is_text && self.mask.leaf_included(leaf)) {
+                    sum += chunks.page_bytes(place)?;
+                }
+            }
+            longest = longest.max(sum);
+        }
+        Ok(longest)
     }
 
     /// Decodes the next rows.
@@ -165,7 +192,9 @@ impl ParquetSource {
             Some(field) => convert(arrow.column(*field), rule, &mut bad),
             None => convert::defaults(rule, len),
         });
-        let batch = Batch::new(self.schema.clone(), columns.collect(), len);
+        let columns: Vec<ArrayRef> = columns.collect();
+        convert::bound(&columns, &self.rules, self.record_bytes_max, &mut bad);
+        let batch = Batch::new(self.schema.clone(), columns, len);
         let first = self.offset;
         let next_offset = first + len as u64;
         if bad.is_empty() {
@@ -174,19 +203,21 @@ impl ParquetSource {
         }
         let good: Vec<bool> = (0..len).map(|row| !bad.has(row)).collect();
         let offsets = (0..len).filter(|row| good[*row]).map(|row| first + row as u64).collect();
-        let bad_row = |(row, reason): (usize, String)| BadRow {
-            offset: first + row as u64,
-            origin: self.origin.clone(),
-            line: 0,
-            raw: self.raw(arrow, row),
-            reason: shorten(&reason, REASON_BYTES_MAX).into_owned(),
+        let bad_row = |(row, reason): (usize, String)| {
+            let (raw, bytes) = self.raw(arrow, row);
+            let mut reason = shorten(&reason, REASON_BYTES_MAX).into_owned();
+            if raw.len() < bytes {
+                reason.push_str(&format!("; raw is only the beginning of {bytes} bytes"));
+            }
+            let (offset, origin) = (first + row as u64, self.origin.clone());
+            BadRow { offset, origin, line: 0, raw, reason }
         };
         let bad = bad.into_rows().map(bad_row).collect();
         Ok(Chunk { batch: batch.filter(&BooleanArray::from(good))?, offsets, bad, next_offset })
     }
 
-    /// A row as text.
-    fn raw(&self, arrow: &RecordBatch, row: usize) -> String {
+    /// The beginning of a row as text, and how many bytes all of it has.
+    fn raw(&self, arrow: &RecordBatch, row: usize) -> (String, usize) {
         let mut out = Vec::new();
         for (rule, field) in self.rules.iter().zip(&self.fields) {
             let Some(field) = field else { continue };
@@ -196,7 +227,8 @@ impl ParquetSource {
             convert::show(arrow.column(*field), row, &mut out);
         }
         out.push(b'}');
-        cut(&String::from_utf8_lossy(&out), BadRow::RAW_BYTES_MAX).to_string()
+        let head = &out[..out.len().min(BadRow::RAW_BYTES_MAX)];
+        (cut(&String::from_utf8_lossy(head), BadRow::RAW_BYTES_MAX).to_string(), out.len())
     }
 
     fn read(&mut self, rows_max: usize) -> Result<Polled> {
@@ -319,6 +351,24 @@ fn places(
         }
     };
     rules.iter().map(place).collect()
+}
+
+/// Refuses a file that is packed in a way which nobody here unpacks.
+fn unpacks(origin: &str, metadata: &ArrowReaderMetadata, mask: &ProjectionMask) -> Result<()> {
+    for group in metadata.metadata().row_groups() {
+        for (leaf, column) in group.columns().iter().enumerate() {
+            if column.compression() == Compression::LZO && mask.leaf_included(leaf) {
+                let (name, codec) = (column.column_path(), column.compression());
+                return Err(Error::input(format!(
+                    "{origin}: column {name} is packed with {codec}"
+                ))
+                .help(
+                    "write the file with zstd, snappy, gzip, lz4, brotli, or without compression",
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Parquet knows no seconds, and some writers have plain integers for them, with a hint for Arrow.

@@ -8,8 +8,10 @@ use arrow_array::cast::AsArray;
 use arrow_array::Array;
 use arrow_schema::DataType;
 use parking_lot::{Condvar, Mutex};
+use tidemill_core::rules::VALUE_BYTES_MAX;
 use tidemill_core::{Batch, BatchBuilder, Error, Result, Schema};
 
+use crate::row::too_long;
 use crate::source::{Chunk, Place, Polled, Source, Waker};
 
 /// How much may wait in a pushed source before senders wait.
@@ -152,7 +154,7 @@ impl PushHandle {
     fn fits(&self, batch: &Batch) -> Result<()> {
         let (theirs, ours) = (batch.schema(), &self.shared.schema);
         if Arc::ptr_eq(theirs, ours) || theirs == ours {
-            return Ok(());
+            return bounded(batch);
         }
         Err(Error::program("the rows sent are not of the stream's columns"))
     }
@@ -174,6 +176,26 @@ impl PushHandle {
             || state.rows.saturating_add(batch.len()) <= limits.rows
                 && state.bytes.saturating_add(data_bytes(batch)) <= limits.bytes
     }
+}
+
+/// Refuses values that are longer than values may be.
+fn bounded(batch: &Batch) -> Result<()> {
+    for (array, column) in batch.columns().iter().zip(&batch.schema().columns) {
+        let ends: &[i32] = match array.data_type() {
+            DataType::Utf8 => array.as_string::<i32>().value_offsets(),
+            DataType::Binary => array.as_binary::<i32>().value_offsets(),
+            _ => continue,
+        };
+        let is_long = |ends: &[i32]| (ends[ends.len() - 1] - ends[0]) as usize > VALUE_BYTES_MAX;
+        if !is_long(ends) {
+            continue;
+        }
+        if let Some(row) = ends.windows(2).position(is_long) {
+            let (name, len) = (&column.name, (ends[row + 1] - ends[row]) as usize);
+            return Err(Error::input(format!("row {row}: column '{name}': {}", too_long(len))));
+        }
+    }
+    Ok(())
 }
 
 fn put(state: &mut State, batch: Batch) -> Option<Waker> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidemill_core::{BatchBuilder, Error, Result, Schema};
 
 use crate::input::Input;
-use crate::records::{Flaw, Found, Mark, Next, Records, Skipped, Split};
+use crate::records::{Flaw, Found, Mark, Next, Records, Skipped, Split, Unclosed};
 use crate::source::{BadRow, Chunk, Place, Polled, Source, RESTORE};
 use crate::text::{cut, shorten};
 
@@ -31,6 +31,11 @@ pub(crate) trait Format: Send {
         split: &Self::Split,
         rows: &mut BatchBuilder,
     ) -> Result<(), String>;
+
+    /// Whether a record has the fields that records have, whatever is in them.
+    fn has_form(&self, _split: &Self::Split) -> bool {
+        true
+    }
 }
 
 /// A chunk ends after this many bytes of records, however many rows were asked for.
@@ -52,6 +57,7 @@ pub(crate) struct FileSource<F: Format> {
     format: F,
     schema: Arc<Schema>,
     record_bytes_max: usize,
+    unclosed: Unclosed,
     /// `None` before the first poll and after the end: a folder may have more files than a process
     /// may hold open.
     records: Option<Records<F::Split>>,
@@ -71,7 +77,7 @@ impl<F: Format> FileSource<F> {
         input: Input,
         format: F,
         schema: Arc<Schema>,
-        record_bytes_max: usize,
+        (record_bytes_max, unclosed): (usize, Unclosed),
     ) -> Result<FileSource<F>> {
         let mut source = FileSource {
             input,
@@ -79,6 +85,7 @@ impl<F: Format> FileSource<F> {
             rows: BatchBuilder::new(schema.clone()),
             schema,
             record_bytes_max,
+            unclosed,
             records: None,
             header_due: false,
             place: Place::start(),
@@ -106,7 +113,8 @@ impl<F: Format> FileSource<F> {
         self.offset = 0;
         self.place = Place::start();
         self.header_due = self.format.has_header();
-        self.records = Some(Records::new(bytes, self.format.split(), self.record_bytes_max));
+        let (max, unclosed) = (self.record_bytes_max, self.unclosed);
+        self.records = Some(Records::new(bytes, self.format.split(), max, unclosed));
         self.take_header()
     }
 
@@ -140,7 +148,25 @@ impl<F: Format> FileSource<F> {
             Flaw::Unclosed => {
                 "not complete: a quote is not closed before the end of the file".into()
             }
+            Flaw::OpenTooLong => format!(
+                "not complete: a quote is not closed within {} bytes (record_bytes_max)",
+                self.record_bytes_max
+            ),
         }
+    }
+
+    /// The error for a record whose rest nobody knows, if it is one.
+    fn ends_at(&self, found: &Found) -> Option<Error> {
+        let flaw = found.flaw.filter(|flaw| *flaw != Flaw::TooLong)?;
+        if self.unclosed == Unclosed::Skip {
+            return None;
+        }
+        let (origin, line) = (&self.input.origin, found.line);
+        let what = format!("{origin}, line {line}: the row is {}", self.flaw_reason(flaw));
+        Some(Error::input(what).help(
+            "close the quote and run again; unclosed=\"skip\" sets such a line aside and reads on with the next \
+             one, and quote=\"\" takes quotes as they stand",
+        ))
     }
 
     /// The next record, counted.
@@ -160,12 +186,30 @@ impl<F: Format> FileSource<F> {
         let bytes = self.records.as_ref().expect("the file is open").bytes(found);
         let head = &bytes[..bytes.len().min(BadRow::RAW_BYTES_MAX)];
         let raw = cut(&String::from_utf8_lossy(head), BadRow::RAW_BYTES_MAX).to_string();
-        BadRow {
-            offset: self.offset - 1,
-            origin: self.input.origin.clone(),
-            line: found.line,
-            raw,
-            reason: shorten(&reason, REASON_BYTES_MAX).into_owned(),
+        let mut reason = shorten(&reason, REASON_BYTES_MAX).into_owned();
+        if found.newlines > 0 {
+            let last = found.line + found.newlines;
+            reason.push_str(&format!("; by its quotes the row goes on to line {last}"));
+        }
+        if found.len > bytes.len().max(raw.len()) as u64 + 2 || raw.len() < bytes.len() {
+            reason.push_str(&format!("; raw is only the beginning of {} bytes", found.len));
+        }
+        let (offset, origin, line) = (self.offset - 1, self.input.origin.clone(), found.line);
+        BadRow { offset, origin, line, raw, reason }
+    }
+
+    /// A bad record, or only its first line, where lines that a stray quote has put together are
+    /// to be read as what they are.
+    fn without_strays(&mut self, found: Found) -> Found {
+        let records = self.records.as_mut().expect("the file is open");
+        let is_stray = self.unclosed == Unclosed::Skip
+            && found.flaw.is_none()
+            && found.newlines > 0
+            && !self.format.has_form(&records.split);
+        if is_stray {
+            records.take_back(&found)
+        } else {
+            found
         }
     }
 
@@ -191,7 +235,12 @@ impl<F: Format> FileSource<F> {
                     break;
                 }
             };
-            bytes += found.len;
+            if let Some(error) = self.ends_at(&found) {
+                self.offset -= 1;
+                self.records.as_mut().expect("the file is open").leave(&found);
+                self.failed = Some(error);
+                break;
+            }
             let decoded = match found.flaw {
                 Some(flaw) => Err(self.flaw_reason(flaw)),
                 None => {
@@ -200,8 +249,15 @@ impl<F: Format> FileSource<F> {
                 }
             };
             match decoded {
-                Ok(()) => offsets.push(self.offset - 1),
-                Err(reason) => bad.push(self.bad_row(&found, reason)),
+                Ok(()) => {
+                    bytes += found.len;
+                    offsets.push(self.offset - 1);
+                }
+                Err(reason) => {
+                    let found = self.without_strays(found);
+                    bytes += found.len;
+                    bad.push(self.bad_row(&found, reason));
+                }
             }
         }
         self.settle();

@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
 use tidemill_core::encode::Hasher128;
 
 use crate::checksum::Checksum;
@@ -27,8 +28,11 @@ pub(crate) trait Split: Send {
     /// Newlines inside the record.
     fn newlines(&self) -> u64;
 
-    /// Whether the input ended inside quotes.
-    fn unclosed(&self) -> bool;
+    /// Whether what was scanned last is inside quotes: more of the record, or the end of the input.
+    fn is_open(&self) -> bool;
+
+    /// What was scanned last is not inside quotes any more.
+    fn close(&mut self);
 
     /// Whether the record (without its newline) is a blank line, which is no record.
     fn is_blank(record: &[u8]) -> bool;
@@ -41,6 +45,19 @@ pub(crate) enum Flaw {
     TooLong,
     /// It begins a quoted field that does not end before the file does.
     Unclosed,
+    /// It begins a quoted field that does not end within the most bytes that a record may have.
+    OpenTooLong,
+}
+
+/// What a quoted field means that does not end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unclosed {
+    /// Nobody knows which rows the rest of the file has: reading ends.
+    #[default]
+    Stop,
+    /// The quote is a mistake in its line, which is bad; reading goes on with the next one.
+    Skip,
 }
 
 /// A record that was found.
@@ -49,6 +66,8 @@ pub(crate) struct Found {
     range: Range<usize>,
     /// The line, from 1, in which it begins.
     pub line: u64,
+    /// The newlines inside of it.
+    pub newlines: u64,
     pub flaw: Option<Flaw>,
     /// Its bytes in the input, newline included.
     pub len: u64,
@@ -103,7 +122,10 @@ pub(crate) struct Records<S> {
     hashed: usize,
     /// Behind the last record, once something that is none was consumed behind it.
     mark: Option<Mark>,
+    /// What it was when the last record was found.
+    before: Option<Mark>,
     record_bytes_max: usize,
+    unclosed: Unclosed,
     /// Bytes of the present record that were dropped, because it is too long.
     dropped: u64,
     /// The present record was begun by an earlier call, which found no more input.
@@ -118,7 +140,7 @@ const HEAD_BYTES: usize = 1024;
 
 impl<S: Split> Records<S> {
     /// Cuts what `read` gives.
-    pub fn new(read: Reading, split: S, record_bytes_max: usize) -> Self {
+    pub fn new(read: Reading, split: S, record_bytes_max: usize, unclosed: Unclosed) -> Self {
         Records {
             split,
             read,
@@ -130,7 +152,9 @@ impl<S: Split> Records<S> {
             hasher: Hasher128::default(),
             hashed: 0,
             mark: None,
+            before: None,
             record_bytes_max,
+            unclosed,
             dropped: 0,
             begun: false,
             head: Vec::new(),
@@ -201,7 +225,7 @@ impl<S: Split> Records<S> {
                     }
                 }
                 Next::Found(found) => {
-                    self.mark = None;
+                    self.before = self.mark.take();
                     return Ok(Next::Found(found));
                 }
                 other => return Ok(other),
@@ -212,7 +236,7 @@ impl<S: Split> Records<S> {
     /// The bytes of a record, without its newline; of one that is too long its beginning.
     pub fn bytes(&self, found: &Found) -> &[u8] {
         match found.flaw {
-            Some(Flaw::TooLong) => &self.head,
+            Some(_) if !self.head.is_empty() => &self.head,
             _ => &self.buf[found.range.clone()],
         }
     }
@@ -224,15 +248,37 @@ impl<S: Split> Records<S> {
             self.dropped = 0;
         }
         let end = loop {
-            let data = &self.buf[self.unread.clone()];
+            let mut data = &self.buf[self.unread.clone()];
             if data.is_empty() && self.ended && self.dropped == 0 {
                 return Ok(Next::End);
             }
-            if let Some(end) = self.split.scan(data, self.ended) {
+            let there = data.len();
+            if self.dropped == 0 {
+                // What is found must not depend on how much was read at once: first it is looked at
+                // as much as a record may have.
+                data = &data[..there.min(self.record_bytes_max + 1)];
+            }
+            let is_all = data.len() == there;
+            if let Some(end) = self.split.scan(data, self.ended && is_all) {
+                if self.split.is_open() && self.unclosed == Unclosed::Skip && self.dropped == 0 {
+                    return Ok(self.first_line(end, Flaw::Unclosed));
+                }
                 break end;
             }
             let scanned = self.split.scanned();
-            if self.dropped > 0 || scanned > self.record_bytes_max {
+            let is_long = scanned > self.record_bytes_max;
+            if self.dropped == 0 && is_long && self.split.is_open() {
+                let data = &self.buf[self.unread.clone()][..scanned];
+                match self.unclosed {
+                    Unclosed::Stop => return Ok(self.taken(scanned, Some(Flaw::OpenTooLong))),
+                    Unclosed::Skip if data.contains(&b'\n') => {
+                        return Ok(self.first_line(scanned, Flaw::OpenTooLong));
+                    }
+                    // It ends with its line.
+                    Unclosed::Skip => self.split.close(),
+                }
+            }
+            if self.dropped > 0 || is_long {
                 if self.mark.is_none() {
                     let (consumed, line) = (self.consumed, self.line);
                     self.mark = Some(self.mark_at(self.unread.start, consumed, line));
@@ -242,20 +288,30 @@ impl<S: Split> Records<S> {
                 self.unread.start += scanned;
                 self.split.drop_scanned();
             }
-            if self.fill()? == Filled::Dry {
+            if is_all && self.fill()? == Filled::Dry {
                 self.begun = true;
                 return Ok(Next::Pending);
             }
         };
-        let mut range = self.unread.start..self.unread.start + end;
-        let closed = self.buf[range.clone()].last() == Some(&b'\n');
+        let closed = self.buf[self.unread.clone()][..end].last() == Some(&b'\n');
         let content = self.dropped + (end - usize::from(closed)) as u64;
-        let flaw = if content > self.record_bytes_max as u64 {
-            self.keep_head(end - usize::from(closed));
+        let flaw = if self.split.is_open() {
+            Some(Flaw::Unclosed)
+        } else if content > self.record_bytes_max as u64 {
             Some(Flaw::TooLong)
         } else {
-            self.split.unclosed().then_some(Flaw::Unclosed)
+            None
         };
+        if content > self.record_bytes_max as u64 {
+            self.keep_head(end - usize::from(closed));
+        }
+        Ok(self.taken(end, flaw))
+    }
+
+    /// The record that ends so many bytes from here.
+    fn taken(&mut self, end: usize, flaw: Option<Flaw>) -> Next {
+        let mut range = self.unread.start..self.unread.start + end;
+        let closed = self.buf[range.clone()].last() == Some(&b'\n');
         if closed {
             range.end -= 1;
             if self.buf[range.clone()].last() == Some(&b'\r') {
@@ -265,9 +321,43 @@ impl<S: Split> Records<S> {
         self.unread.start += end;
         let len = self.dropped + end as u64;
         self.consumed += len;
-        let line = self.line;
-        self.line += self.split.newlines() + u64::from(closed);
-        Ok(Next::Found(Found { range, line, flaw, len }))
+        let (line, newlines) = (self.line, self.split.newlines());
+        self.line += newlines + u64::from(closed);
+        Next::Found(Found { range, line, newlines, flaw, len })
+    }
+
+    /// The first line of a record, of which so many bytes are known; what is behind is read as what
+    /// it is then.
+    fn first_line(&mut self, known: usize, flaw: Flaw) -> Next {
+        let data = &self.buf[self.unread.clone()][..known];
+        let end = data.iter().position(|b| *b == b'\n').map_or(known, |at| at + 1);
+        self.split.reset();
+        self.taken(end, Some(flaw))
+    }
+
+    /// The place is before the record that was found last, which nobody takes; nothing is read
+    /// behind it.
+    pub fn leave(&mut self, found: &Found) {
+        let before = self.consumed - found.len;
+        self.mark = match self.before {
+            Some(mark) => Some(mark),
+            None => Some(self.mark_at(found.range.start, before, found.line)),
+        };
+    }
+
+    /// Goes back to behind the first line of the record that was found last.
+    pub fn take_back(&mut self, found: &Found) -> Found {
+        let data = &self.buf[found.range.clone()];
+        let Some(at) = data.iter().position(|b| *b == b'\n') else { return found.clone() };
+        let mut range = found.range.start..found.range.start + at;
+        let len = at as u64 + 1;
+        self.unread.start = range.end + 1;
+        self.consumed -= found.len - len;
+        self.line = found.line + 1;
+        if self.buf[range.clone()].last() == Some(&b'\r') {
+            range.end -= 1;
+        }
+        Found { range, newlines: 0, len, ..found.clone() }
     }
 
     /// Keeps the next `len` bytes as far as they belong to the head of a record: the same bytes
@@ -345,9 +435,11 @@ impl Split for Lines {
         0
     }
 
-    fn unclosed(&self) -> bool {
+    fn is_open(&self) -> bool {
         false
     }
+
+    fn close(&mut self) {}
 
     fn is_blank(record: &[u8]) -> bool {
         record.trim_ascii().is_empty()

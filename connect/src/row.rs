@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use tidemill_core::batch::ColumnBuilder;
+use tidemill_core::rules::VALUE_BYTES_MAX;
 use tidemill_core::{encode, BatchBuilder, Column, DataType, Error, Result, Schema, Value};
 
 use crate::time::TimeFormat;
@@ -80,6 +81,20 @@ impl Scratch {
         })
     }
 
+    /// Refuses a value that is longer than values may be.
+    pub fn bound(&self, rules: &[Rule]) -> Result<(), String> {
+        for (slot, rule) in self.slots.iter().zip(rules) {
+            let len = match slot {
+                Slot::Text(from, to) | Slot::Copied(from, to) | Slot::Bytes(from, to) => to - from,
+                _ => 0,
+            };
+            if len > VALUE_BYTES_MAX {
+                return Err(format!("column '{}': {}", rule.field, too_long(len)));
+            }
+        }
+        Ok(())
+    }
+
     /// Appends the row.
     pub fn push(&self, record: &str, rules: &[Rule], rows: &mut BatchBuilder) {
         for ((slot, builder), rule) in self.slots.iter().zip(rows.columns_mut()).zip(rules) {
@@ -101,6 +116,11 @@ impl Scratch {
         }
         rows.advance(1);
     }
+}
+
+/// What is wrong with a value of so many bytes.
+pub(crate) fn too_long(bytes: usize) -> String {
+    format!("a value of {bytes} bytes, which may have {VALUE_BYTES_MAX}")
 }
 
 /// What a format needs to know of a column.

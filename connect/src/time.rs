@@ -1,11 +1,12 @@
 //! Timestamps from text.
 
-use chrono::format::{parse, Item, Parsed, StrftimeItems};
-use chrono::{NaiveDateTime, NaiveTime};
-
 use tidemill_core::value::dated;
 
 use crate::text::{decimal, quoted};
+
+mod pattern;
+
+use pattern::Pattern;
 
 /// How a column writes its timestamps.
 #[derive(Clone, Debug)]
@@ -15,8 +16,8 @@ pub(crate) enum TimeFormat {
     /// A number since 1970 in seconds, milliseconds or microseconds: so many digits after the
     /// point make microseconds.
     Unix(u8),
-    /// In the syntax of `strftime`.
-    Pattern(Vec<Item<'static>>),
+    /// As `strptime` reads them.
+    Pattern(Pattern),
 }
 
 impl TimeFormat {
@@ -29,13 +30,14 @@ impl TimeFormat {
             "unix_us" => return Ok(TimeFormat::Unix(0)),
             _ => {}
         }
-        let items = StrftimeItems::new(format).parse_to_owned().map_err(|_| {
-            format!("'{format}' is not a format; write for example '%d.%m.%Y %H:%M:%S' or 'unix_s'")
-        })?;
-        if !items.iter().any(|i| matches!(i, Item::Numeric(..) | Item::Fixed(_))) {
-            return Err(format!("'{format}' has no field such as %Y"));
+        match format.contains('%') {
+            true => Pattern::parse(format).map(TimeFormat::Pattern).map_err(|why| {
+                format!("'{format}' can't be read: {why}; write for example '%d.%m.%Y %H:%M:%S'")
+            }),
+            false => Err(format!(
+                "'{format}' is not a format; write for example '%d.%m.%Y %H:%M:%S' or 'unix_s'"
+            )),
         }
-        Ok(TimeFormat::Pattern(items))
     }
 
     /// Microseconds since 1970 from a text in this format.
@@ -43,34 +45,12 @@ impl TimeFormat {
         let us = match self {
             TimeFormat::Iso => iso(text),
             TimeFormat::Unix(digits) => decimal(text, *digits),
-            TimeFormat::Pattern(items) => {
-                pattern(text, items).map_err(|why| format!("{}: {why}", quoted(text)))
+            TimeFormat::Pattern(pattern) => {
+                pattern.read(text).map_err(|why| format!("{}: {why}", quoted(text)))
             }
         };
         dated(us?)
     }
-}
-
-fn pattern(text: &str, items: &[Item<'static>]) -> Result<i64, String> {
-    let mut parsed = Parsed::new();
-    parse(&mut parsed, text, items.iter()).map_err(|e| format!("{e} (by the column's format)"))?;
-    if parsed.hour_mod_12().is_some() && parsed.minute().is_none() {
-        parsed.set_minute(0).map_err(|e| e.to_string())?;
-    }
-    let naive = match parsed.to_naive_datetime_with_offset(parsed.offset().unwrap_or(0)) {
-        Ok(at) => at,
-        // A date alone means its midnight.
-        Err(_) if parsed.hour_mod_12().is_none() && parsed.minute().is_none() => {
-            let date = parsed.to_naive_date().map_err(|e| e.to_string())?;
-            NaiveDateTime::new(date, NaiveTime::MIN)
-        }
-        Err(e) => return Err(format!("{e} (by the column's format)")),
-    };
-    if !naive.and_utc().timestamp_subsec_nanos().is_multiple_of(1000) {
-        return Err(FINER.into());
-    }
-    let offset_us = i64::from(parsed.offset().unwrap_or(0)) * 1_000_000;
-    Ok(naive.and_utc().timestamp_micros() - offset_us)
 }
 
 const FINER: &str = "finer than microseconds";
@@ -135,22 +115,30 @@ fn date(rest: &mut &[u8]) -> Option<i64> {
     let month = two(rest)?;
     skip(rest, b'-')?;
     let day = two(rest)?;
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let length = match month {
-        2 => 28 + i64::from(leap),
-        4 | 6 | 9 | 11 => 30,
-        1..=12 => 31,
-        _ => return None,
-    };
-    if !(1..=length).contains(&day) {
+    if !(1..=12).contains(&month) || !(1..=month_days(year, month)).contains(&day) {
         return None;
     }
+    Some(days_of(year, month, day))
+}
+
+/// How many days a month has.
+fn month_days(year: i64, month: i64) -> i64 {
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    match month {
+        2 => 28 + i64::from(leap),
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+/// Days since 1970 of a day that there is.
+fn days_of(year: i64, month: i64, day: i64) -> i64 {
     // Years that begin in March have their leap day at the end.
     let year = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
     let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     let of_era = of_era * 365 + of_era / 4 - of_era / 100 + of_year;
-    Some(era * 146_097 + of_era - 719_468)
+    era * 146_097 + of_era - 719_468
 }
 
 /// Seconds since midnight.
@@ -266,12 +254,47 @@ mod tests {
         assert!(read("unix_us", "1709164800000000.5").is_err());
         assert!(read("%d.%m.%Y", "30.02.2024").is_err());
         assert!(read("%d.%m.%Y", "29.02.2024 x").is_err());
-        assert!(read("%H:%M", "12:00").is_err(), "a time without a date");
-        assert!(read("%Y-%m-%d %M", "2024-01-01 12").is_err(), "a minute without an hour");
         assert!(read("%Y-%m-%d %H:%M:%S%.9f", "2024-01-01 12:00:00.123456789").is_err());
-        assert!(TimeFormat::parse("%Q").is_err());
-        assert!(TimeFormat::parse("date").is_err());
-        assert!(TimeFormat::parse("").is_err());
+        assert_eq!(
+            read("%Y-%m-%d %H:%M:%S.%f", "2024-02-29 00:00:00.123000"),
+            Ok(day + 123_000),
+            "microseconds"
+        );
+        assert_eq!(read("%Y-%m-%d %H:%M:%S.%f", "2024-02-29 00:00:00.5"), Ok(day + 500_000));
+        assert!(read("%Y-%m-%d %H:%M:%S.%f", "2024-02-29 00:00:00.1234567").is_err());
+        assert_eq!(read("%d/%m/%y", "01/01/69"), Ok(-365 * DAY_US));
+        assert_eq!(read("%d/%m/%y", "31/12/68"), Ok(36_159 * DAY_US));
+        assert_eq!(read("%Y-%m-%d %Z", "2024-02-29 utc"), Ok(day));
+        for zone in ["EST", "CET", "+01:00", ""] {
+            assert!(read("%Y-%m-%d %Z", &format!("2024-02-29 {zone}")).is_err(), "{zone}");
+        }
+    }
+
+    #[test]
+    fn patterns_that_say_no_time_are_refused() {
+        for (pattern, why) in [
+            ("%Q", "no directive that can be read"),
+            ("%", "no directive"),
+            ("%H:%M", "no year"),
+            ("%d.%m.", "not a year"),
+            ("%Y %d", "not a month"),
+            ("%Y-%m-%d %M", "not an hour"),
+            ("%Y-%m-%d %I:%M", "not AM or PM"),
+            ("%Y-%m-%d %S", "not a minute"),
+            ("%Y-%m-%d %H:%M.%f", "not a second"),
+            ("%Y %U", "not a day of the week"),
+            ("%Y-W%V-%u", "not a year of weeks"),
+            ("%Y-%m-%d %y", "both"),
+            ("%Y-%m-%d %j", "both"),
+            ("%Y-%m-%d %H %I %p", "both"),
+            ("%Y-%m-%d %d", "twice"),
+            ("%F %Z %z", "both"),
+            ("date", "not a format"),
+            ("", "not a format"),
+        ] {
+            let error = TimeFormat::parse(pattern).unwrap_err();
+            assert!(error.contains(why), "{pattern}: {error}");
+        }
     }
 
     proptest! {

@@ -13,6 +13,7 @@ from tidemill.types import Json
 
 _SOURCE_ONLY = (
     "quote",
+    "unclosed",
     "encoding",
     "order",
     "columns",
@@ -57,6 +58,7 @@ def files(
     delimiter: str | None = None,
     header: bool | None = None,
     quote: str | None = None,
+    unclosed: Literal["stop", "skip"] | None = None,
     encoding: str | None = None,
     order: Sequence[str] | None = None,
     columns: Mapping[str, str] | None = None,
@@ -75,9 +77,10 @@ def files(
     or by ``format``.
 
     Reading and writing: ``delimiter`` and ``header`` of CSV. Reading: ``quote`` ("" for none),
+    ``unclosed`` (a quote that is not closed ends the run, or with "skip" its line is set aside),
     ``encoding``, ``order`` (the names of the file's columns, in place of a header), ``columns``
     (column of the stream to its name in the file), ``nulls`` (what stands for null), ``formats``
-    (timestamp column to "iso", "unix_s", "unix_ms", "unix_us" or a strftime pattern),
+    (timestamp column to "iso", "unix_s", "unix_ms", "unix_us" or a pattern as strptime has it),
     ``unknown_fields`` of JSON lines and Parquet, ``record_bytes_max``, ``follow``. Writing:
     ``overwrite``, ``null``.
 
@@ -99,6 +102,7 @@ def files(
         "delimiter": delimiter,
         "header": header,
         "quote": quote,
+        "unclosed": unclosed,
         "encoding": encoding,
         "order": None if order is None else list(order),
         "columns": None if columns is None else dict(columns),

@@ -99,8 +99,8 @@ def kafka(
     ``meta`` fills columns from what stands beside a value: "key", "timestamp", "partition",
     "offset", "header:NAME", or "value" for all of it as it is. ``columns`` (column of the stream to
     its name in the value), ``formats`` (timestamp column to "iso", "unix_s", "unix_ms", "unix_us"
-    or a strftime pattern) and ``unknown_fields`` are as in :func:`tidemill.files`. ``ahead_bytes``
-    is how much is read ahead, of each partition.
+    or a pattern as strptime has it) and ``unknown_fields`` are as in :func:`tidemill.files`.
+    ``ahead_bytes`` is how much is read ahead, of each partition.
 
     Writing in Avro: a schema is made of the stream's columns and registered with ``subject``
     ("TOPIC-value" when absent) when the app starts; ``schema`` names one that is there already, by

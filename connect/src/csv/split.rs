@@ -57,7 +57,6 @@ pub(crate) struct CsvSplit {
     newlines: u64,
     /// The record's beginning is gone: fields have no places any more.
     dropped: bool,
-    unclosed: bool,
 }
 
 impl CsvSplit {
@@ -71,7 +70,6 @@ impl CsvSplit {
             broken: None,
             newlines: 0,
             dropped: false,
-            unclosed: false,
         }
     }
 
@@ -182,10 +180,7 @@ impl Split for CsvSplit {
                 // Behind the last delimiter stands an empty field.
                 self.field = Field { start: at as u32, end: at as u32, quoting: Quoting::Plain };
             }
-            State::Quoted => {
-                self.field.end = at as u32;
-                self.unclosed = true;
-            }
+            State::Quoted => self.field.end = at as u32,
             State::Plain | State::QuoteSeen | State::ReturnSeen => {}
         }
         self.end_record(data, at, at)
@@ -198,7 +193,6 @@ impl Split for CsvSplit {
         self.broken = None;
         self.newlines = 0;
         self.dropped = false;
-        self.unclosed = false;
     }
 
     fn scanned(&self) -> usize {
@@ -215,8 +209,12 @@ impl Split for CsvSplit {
         self.newlines
     }
 
-    fn unclosed(&self) -> bool {
-        self.unclosed
+    fn is_open(&self) -> bool {
+        self.state == State::Quoted
+    }
+
+    fn close(&mut self) {
+        self.state = State::Plain;
     }
 
     fn is_blank(record: &[u8]) -> bool {
@@ -229,7 +227,7 @@ mod tests {
     use super::*;
     use crate::checksum::Checksum;
     use crate::input::Reading;
-    use crate::records::{Flaw, Next, Records};
+    use crate::records::{Flaw, Next, Records, Unclosed};
     use proptest::prelude::*;
     use std::io::{Cursor, Read};
 
@@ -246,10 +244,19 @@ mod tests {
     type Fields = Vec<(Vec<u8>, Quoting)>;
 
     fn split(text: &[u8], step: usize, max: usize) -> Vec<(u64, Option<Flaw>, Fields)> {
+        split_by(text, step, max, Unclosed::Stop)
+    }
+
+    fn split_by(
+        text: &[u8],
+        step: usize,
+        max: usize,
+        unclosed: Unclosed,
+    ) -> Vec<(u64, Option<Flaw>, Fields)> {
         let dialect = Dialect { delimiter: b',', quote: Some(b'"') };
         let read = Slow(Cursor::new(text.to_vec()), step);
         let read = Reading::Whole(Box::new(read));
-        let mut records = Records::new(read, CsvSplit::new(dialect), max);
+        let mut records = Records::new(read, CsvSplit::new(dialect), max, unclosed);
         let mut all = Vec::new();
         while let Next::Found(found) = records.next().unwrap() {
             let bytes = records.bytes(&found);
@@ -263,6 +270,9 @@ mod tests {
                     .collect(),
             };
             all.push((found.line, found.flaw, fields));
+            if found.flaw.is_some_and(|flaw| flaw != Flaw::TooLong) && unclosed == Unclosed::Stop {
+                return all;
+            }
         }
         let mark = records.mark();
         assert!(text[mark.bytes as usize..].trim_ascii().is_empty());
@@ -287,22 +297,34 @@ mod tests {
     }
 
     #[test]
-    fn long_and_open_records() {
-        let long =
-            format!("a,b\n{},x\n\"{}\n\",1\nc,d\n\"open\nx", "y".repeat(50), "z\n".repeat(30));
+    fn long_records() {
+        let long = format!("a,b\n{},x\n\"{}\",1\nc,d\n", "y".repeat(50), "z".repeat(10));
         for step in [1, 7, 1000] {
             let flaws: Vec<_> =
                 split(long.as_bytes(), step, 20).iter().map(|r| (r.0, r.1)).collect();
-            assert_eq!(
-                flaws,
-                [
-                    (1, None),
-                    (2, Some(Flaw::TooLong)),
-                    (3, Some(Flaw::TooLong)),
-                    (35, None),
-                    (36, Some(Flaw::Unclosed))
-                ]
-            );
+            assert_eq!(flaws, [(1, None), (2, Some(Flaw::TooLong)), (3, None), (4, None)]);
+        }
+    }
+
+    #[test]
+    fn a_quote_that_is_not_closed_ends_the_reading_or_its_line() {
+        let (open, long) = (Some(Flaw::Unclosed), Some(Flaw::OpenTooLong));
+        let end = "a,b\nc,\"d\ne,f\ng";
+        let far = format!("a,b\nc,\"d\ne,{}\ng,h\"\n", "f".repeat(15));
+        let line = format!("a,b\nc,\"{}\ne,f\n", "d".repeat(40));
+        for step in [1, 7, 1000] {
+            let flaws = |text: &str, unclosed| -> Vec<_> {
+                let rows = split_by(text.as_bytes(), step, 20, unclosed);
+                rows.into_iter().map(|row| (row.0, row.1)).collect()
+            };
+            let stop = |text| flaws(text, Unclosed::Stop);
+            let skip = |text| flaws(text, Unclosed::Skip);
+            assert_eq!(stop(end), [(1, None), (2, open)]);
+            assert_eq!(skip(end), [(1, None), (2, open), (3, None), (4, None)]);
+            assert_eq!(stop(&far), [(1, None), (2, long)]);
+            assert_eq!(skip(&far), [(1, None), (2, long), (3, None), (4, None)]);
+            assert_eq!(stop(&line), [(1, None), (2, long)]);
+            assert_eq!(skip(&line), [(1, None), (2, Some(Flaw::TooLong)), (3, None)]);
         }
     }
 
@@ -312,7 +334,10 @@ mod tests {
             text in "[ab,\"\r\n]{0,60}", step in 1usize..20, max in 1usize..40,
         ) {
             let text = text.as_bytes();
-            prop_assert_eq!(split(text, step, max), split(text, 1000, max));
+            for unclosed in [Unclosed::Stop, Unclosed::Skip] {
+                let whole = split_by(text, 1000, max, unclosed);
+                prop_assert_eq!(split_by(text, step, max, unclosed), whole);
+            }
         }
 
         #[test]

@@ -17,7 +17,7 @@ pub fn paths(settings: &FilesSettings, disk: &dyn Disk) -> Result<Vec<PathBuf>> 
     let pattern = path.file_name().and_then(|n| n.to_str()).filter(|n| n.contains('*'));
     match (disk.metadata(path), pattern) {
         (Ok(meta), _) if meta.is_dir => {
-            let files = list(disk, path, |name| !name.starts_with('.'))?;
+            let files = list(disk, path, |name| is_read(None, name))?;
             if files.is_empty() && !settings.follow {
                 return Err(Error::input(format!("the folder {} has no files", path.display())));
             }
@@ -33,9 +33,7 @@ pub fn paths(settings: &FilesSettings, disk: &dyn Disk) -> Result<Vec<PathBuf>> 
                 return Err(Error::setting(format!("{}: * in a folder's name", path.display()))
                     .help("only the last part of the path may have it"));
             }
-            let hidden = pattern.starts_with('.');
-            let fits = |name: &str| matches(pattern, name) && (hidden || !name.starts_with('.'));
-            let files = list(disk, folder, fits)?;
+            let files = list(disk, folder, |name| is_read(Some(pattern), name))?;
             if files.is_empty() && !settings.follow {
                 return Err(Error::input(format!("no file fits {}", path.display())).help(
                     "check the path; a relative one starts at the folder in which the program runs",
@@ -44,6 +42,36 @@ pub fn paths(settings: &FilesSettings, disk: &dyn Disk) -> Result<Vec<PathBuf>> 
             Ok(files)
         }
         (Err(e), None) => Err(not_readable(disk, path, &e)),
+    }
+}
+
+/// Whether a file of this name in a folder would be one of the files that the settings name, and the
+/// folder; `None` when they name one file.
+pub(crate) fn folder(
+    settings: &FilesSettings,
+    disk: &dyn Disk,
+) -> Option<(PathBuf, Option<String>)> {
+    let path = &settings.path;
+    let name = path.file_name().and_then(|name| name.to_str()).filter(|name| name.contains('*'));
+    match (disk.metadata(path), name) {
+        (Ok(meta), _) if meta.is_dir => Some((path.clone(), None)),
+        (Err(_), Some(pattern)) => match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => {
+                Some((folder.to_path_buf(), Some(pattern.to_owned())))
+            }
+            _ => Some((PathBuf::from("."), Some(pattern.to_owned()))),
+        },
+        _ => None,
+    }
+}
+
+/// Whether a name in a folder is read: by a pattern, or of all.
+pub(crate) fn is_read(pattern: Option<&str>, name: &str) -> bool {
+    match pattern {
+        None => !name.starts_with('.'),
+        Some(pattern) => {
+            matches(pattern, name) && (pattern.starts_with('.') || !name.starts_with('.'))
+        }
     }
 }
 

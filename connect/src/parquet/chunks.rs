@@ -1,6 +1,6 @@
 //! A file of the disk as the Parquet library reads files.
 
-use std::io::{self, BufReader, Read, SeekFrom};
+use std::io::{self, BufRead as _, BufReader, Read, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,19 +16,38 @@ use crate::checksum::Checksum;
 const FOOTER_BYTES: u64 = 8;
 /// Bytes that are read at once where the library reads byte by byte: headers of pages.
 const BUFFER_BYTES: usize = 4 << 10;
+/// The most bytes of a page, unpacked: a file of a few kilobytes may say that it has gigabytes.
+pub(super) const PAGE_BYTES_MAX: u64 = 128 << 20;
+/// So many bytes of a header have its first two fields.
+const HEAD_BYTES: u64 = 16;
+/// How the header of a page begins: the first field, a number. The second one begins as well.
+const FIELD: u8 = 0x15;
 
 /// An open file. Its readers share one position, and set it before they read.
 #[derive(Clone)]
 pub(crate) struct Chunks {
     file: Arc<Mutex<Box<dyn ReadFile>>>,
     len: u64,
+    /// Whoever reads from a place reads a page there, which must not be too large.
+    has_pages: bool,
 }
 
 impl Chunks {
     pub fn open(disk: &dyn Disk, path: &Path) -> io::Result<Chunks> {
         let file = disk.open_read(path)?;
         let len = file.len()?;
-        Ok(Chunks { file: Arc::new(Mutex::new(file)), len })
+        Ok(Chunks { file: Arc::new(Mutex::new(file)), len, has_pages: false })
+    }
+
+    /// The same, to read pages from.
+    pub fn of_pages(self) -> Chunks {
+        Chunks { has_pages: true, ..self }
+    }
+
+    /// How many bytes the page that begins at a place has, unpacked.
+    pub fn page_bytes(&self, start: u64) -> Result<u64> {
+        let len = self.len.saturating_sub(start).min(HEAD_BYTES);
+        page_bytes(&self.get_bytes(start, len as usize)?)
     }
 
     pub fn len(&self) -> u64 {
@@ -68,7 +87,13 @@ impl ChunkReader for Chunks {
     type T = BufReader<From>;
 
     fn get_read(&self, start: u64) -> Result<BufReader<From>> {
-        Ok(BufReader::with_capacity(BUFFER_BYTES, From { chunks: self.clone(), at: start }))
+        let from = From { chunks: self.clone(), at: start };
+        let mut read = BufReader::with_capacity(BUFFER_BYTES, from);
+        if self.has_pages {
+            let head = read.fill_buf().map_err(|e| ParquetError::External(Box::new(e)))?;
+            page_bytes(head)?;
+        }
+        Ok(read)
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
@@ -79,6 +104,34 @@ impl ChunkReader for Chunks {
             }
             Err(e) => Err(ParquetError::External(Box::new(e))),
         }
+    }
+}
+
+/// How many bytes a page has, unpacked, by the first bytes of its header: what it is, and its size.
+fn page_bytes(head: &[u8]) -> Result<u64> {
+    let strange = || ParquetError::General("a page has no header".into());
+    let mut rest = head;
+    let mut field = || -> Option<u64> {
+        rest = rest.strip_prefix(&[FIELD])?;
+        let mut number = 0;
+        for nth in 0..5 {
+            let (byte, behind) = rest.split_first()?;
+            rest = behind;
+            number |= u64::from(byte & 0x7f) << (7 * nth);
+            if byte & 0x80 == 0 {
+                return Some(number);
+            }
+        }
+        None
+    };
+    let (Some(_), Some(size)) = (field(), field()) else { return Err(strange()) };
+    // Numbers that may be negative are written so that small ones are short.
+    let bytes = if size & 1 == 0 { size / 2 } else { return Err(strange()) };
+    match bytes <= PAGE_BYTES_MAX {
+        true => Ok(bytes),
+        false => Err(ParquetError::General(format!(
+            "a page has {bytes} bytes, unpacked, and may have {PAGE_BYTES_MAX}"
+        ))),
     }
 }
 

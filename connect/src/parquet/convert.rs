@@ -13,7 +13,7 @@ use tidemill_core::rules::{self, Rescale};
 use tidemill_core::value::{canonical_f64, dated};
 use tidemill_core::{Column, DataType, Value};
 
-use crate::row::Rule;
+use crate::row::{too_long, Rule};
 use crate::text::{self, quoted};
 use crate::time::TimeFormat;
 use crate::{json, msgpack};
@@ -106,6 +106,38 @@ pub(super) fn convert(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef 
             array.clone()
         }
         _ => one_by_one(array, rule, bad),
+    }
+}
+
+/// Rows whose texts, bytes and lists are longer together than a row may be, or one of them longer than
+/// a value may be, are bad.
+pub(super) fn bound(columns: &[ArrayRef], rules: &[Rule], row_max: usize, bad: &mut Bad) {
+    let ends = |array: &ArrayRef| match array.data_type() {
+        ArrowType::Utf8 => Some(array.as_string::<i32>().offsets().clone()),
+        ArrowType::Binary => Some(array.as_binary::<i32>().offsets().clone()),
+        _ => None,
+    };
+    let found = columns.iter().zip(rules);
+    let found: Vec<_> = found.filter_map(|(array, rule)| Some((ends(array)?, rule))).collect();
+    let len_of = |ends: &[i32]| (ends[ends.len() - 1] - ends[0]) as usize;
+    let max = row_max.min(rules::VALUE_BYTES_MAX);
+    if found.iter().map(|(ends, _)| len_of(ends)).sum::<usize>() <= max {
+        return;
+    }
+    for row in 0..columns.first().map_or(0, |column| column.len()) {
+        let mut sum = 0;
+        for (ends, rule) in &found {
+            let len = len_of(&ends[row..=row + 1]);
+            sum += len;
+            if len > rules::VALUE_BYTES_MAX {
+                bad.add(row, rule, &too_long(len));
+            }
+            if sum > row_max {
+                let why = format!("longer than {row_max} bytes (record_bytes_max), up to here");
+                bad.add(row, rule, &why);
+                break;
+            }
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 use tidemill_connect::source::contract::Taken;
-use tidemill_connect::{FilesSettings, Polled};
+use tidemill_connect::{FilesSettings, Polled, Unclosed};
 use tidemill_core::{Column, DataType, Kind, Value};
 
 use crate::{bad, every_type, good, schema, zipped, Folder};
@@ -119,7 +119,7 @@ fn unfit_values_make_bad_rows() {
 fn reading_goes_on_behind_bad_rows() {
     let content = "a,b\r\n1,x\r\n\r\nz,y\r\n2,\"p\r\nq\"\r\n3\r\n4,ÿ\r\n5,w\r\n6,\"open\r\n7,v";
     let content: Vec<u8> = content.chars().map(|c| c as u8).collect();
-    let rows = read(content, vec![int("a"), text("b")], |_| {});
+    let rows = read(content, vec![int("a"), text("b")], |s| s.unclosed = Some(Unclosed::Skip));
     assert_eq!(
         bad(&rows),
         [
@@ -129,10 +129,10 @@ fn reading_goes_on_behind_bad_rows() {
             (10, "not complete: a quote is not closed before the end of the file"),
         ]
     );
-    let expected = [(1, "x"), (2, "p\r\nq"), (5, "w")];
+    let expected = [(1, "x"), (2, "p\r\nq"), (5, "w"), (7, "v")];
     assert_eq!(good(&rows), expected.map(|(a, b)| vec![Value::Int(a), Value::str(b)]));
     let Taken::Bad(row) = &rows[6] else { panic!("{:?}", rows[6]) };
-    assert_eq!((row.offset, &*row.raw), (6, "6,\"open\r\n7,v"));
+    assert_eq!((row.offset, &*row.raw), (6, "6,\"open"));
     assert!(row.origin.ends_with("x.csv"));
 }
 
@@ -284,13 +284,40 @@ fn timestamps_by_format() {
 }
 
 #[test]
+fn a_quote_that_is_not_closed_ends_the_reading_behind_the_rows_before_it() {
+    let columns = schema(vec![int("a"), text("b")]);
+    for (open, max) in [("2,\"y\n3,z\n", 1 << 20), ("2,\"y\n3,zzzzzzzzzzzz\n4,\"w\"\n", 12)] {
+        let folder = Folder::new();
+        let path = folder.put("x.csv", format!("a,b\n1,x\n\n{open}"));
+        let settings = FilesSettings { record_bytes_max: max, ..FilesSettings::new(&path) };
+        let source = || folder.open(&settings, &columns).unwrap().remove(0).1;
+        let mut first = source();
+        let Polled::Rows(chunk) = first.poll(10).unwrap() else { panic!("a row") };
+        assert_eq!((chunk.rows(), chunk.next_offset), (1, 1));
+        let place = first.place();
+        assert_eq!(place.offset, 1);
+        let error = first.poll(10).unwrap_err();
+        assert_eq!(error.kind, Kind::Input);
+        assert!(error.what.contains("line 4: the row is not complete"), "{error}");
+        assert!(error.help.contains("unclosed=\"skip\""), "{error}");
+        assert_eq!(first.poll(10).unwrap_err().what, error.what, "it stays so");
+        // Who has mended it goes on there.
+        folder.put("x.csv", "a,b\n1,x\n\n2,\"y\"\n3,z\n");
+        let mut again = source();
+        again.resume(&place).unwrap();
+        let Polled::Rows(chunk) = again.poll(10).unwrap() else { panic!("rows") };
+        assert_eq!((chunk.offsets, chunk.bad.len()), (vec![1, 2], 0));
+    }
+}
+
+#[test]
 fn long_records_stay_out_of_memory() {
     let columns = || vec![int("a"), text("b")];
     let long = "x".repeat(3 << 20);
     let content = format!("a,b\n1,{long}\n2,y\n3,\"{long}\n\"\n4,{}\n", "z".repeat((1 << 20) - 2));
-    let rows = read(content, columns(), |_| {});
+    let rows = read(content, columns(), |s| s.unclosed = Some(Unclosed::Skip));
     let lines: Vec<u64> = bad(&rows).iter().map(|b| b.0).collect();
-    assert_eq!(lines, [2, 4]);
+    assert_eq!(lines, [2, 4, 5]);
     assert!(bad(&rows)[0].1.starts_with("longer than 1048576 bytes"));
     assert_eq!(good(&rows).len(), 2);
     let Taken::Bad(row) = &rows[0] else { panic!() };

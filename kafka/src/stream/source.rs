@@ -534,13 +534,12 @@ pub(super) fn bad(row: u64, message: &Message<'_>, reason: &str, origin: &Arc<st
     let value = message.value.unwrap_or_default();
     let head = &value[..value.len().min(BadRow::RAW_BYTES_MAX)];
     let raw = String::from_utf8_lossy(head);
-    BadRow {
-        offset: row,
-        origin: origin.clone(),
-        line: message.offset,
-        raw: cut(&raw, BadRow::RAW_BYTES_MAX).to_owned(),
-        reason: cut(reason, REASON_BYTES_MAX).to_owned(),
+    let mut reason = cut(reason, REASON_BYTES_MAX).to_owned();
+    if head.len() < value.len() {
+        reason.push_str(&format!("; raw is only the beginning of {} bytes", value.len()));
     }
+    let (origin, raw) = (origin.clone(), cut(&raw, BadRow::RAW_BYTES_MAX).to_owned());
+    BadRow { offset: row, origin, line: message.offset, raw, reason }
 }
 
 /// The beginning of a text, at most `max` bytes.
