@@ -16,7 +16,7 @@ use crate::data_dir::replace;
 use crate::internal::SinkFacts;
 
 /// The file's name.
-pub(crate) const BEGINS: &str = "BEGINS";
+const BEGINS: &str = "BEGINS";
 
 /// By name of the source, and by stream and name of the sink.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Error, Result};
-use tidemill_env::{hold, Addr, Disk, Env, Lock};
+use tidemill_env::{hold, Addr, Closed, Disk, Env, Lock};
 use tidemill_log::{LogKind, LogSpec};
 use tidemill_snapshot::{DirStore, Store};
 
-use crate::begins::BEGINS;
+use crate::emptied::{foreign, is_passing, Emptied, Purpose};
 use crate::sides;
 
 /// How long a running engine may take to accept, in microseconds.
@@ -37,6 +37,10 @@ pub(crate) struct DataDir {
     name: String,
     disk: Arc<dyn Disk>,
     segment_bytes: u64,
+    /// Whether all begins anew: it was asked for, now or by a start that did not come to it.
+    pub(crate) fresh: bool,
+    /// Whom others were kept from, and whom not.
+    pub(crate) closed: Closed,
     _lock: Box<dyn Lock>,
 }
 
@@ -57,49 +61,32 @@ impl DataDir {
         let shown = path.display();
         let io = |e: std::io::Error| Error::io(format!("data directory {shown}"), &e);
         sides::for_one(&*disk, path)?;
+        disk.keep_private(path);
         disk.create_dir_all(path).map_err(io)?;
         // Before anything is touched: whoever runs there goes on as if nobody had come.
         let lock = hold(&*disk, path).map_err(io)?.ok_or_else(|| taken(path))?;
         if is_answered(env, path) {
             return Err(taken(path));
         }
-        let identity = path.join("APP");
-        let others = |p: &PathBuf| {
-            !["LOCK", "APP.new", "engine.sock", "BEGINS.new"].iter().any(|n| p.ends_with(n))
-        };
-        if fresh {
-            // The identity goes first: without it what is left is nobody's. What it is renamed to
-            // says that emptying was begun here: somebody else's folder is never emptied.
-            let old = path.join("APP.old");
-            if disk.exists(&identity).map_err(io)? {
-                disk.rename(&identity, &old).map_err(io)?;
-                disk.sync_dir(path).map_err(io)?;
-            } else if !disk.exists(&old).map_err(io)? {
-                if let Some(other) = disk.list(path).map_err(io)?.iter().find(|p| others(p)) {
-                    return Err(foreign(path, other).help("give an empty or new folder"));
-                }
-            }
-            for part in ["cuts", "input", "store"] {
-                remove_all(&*disk, &path.join(part)).map_err(io)?;
-            }
-            let begins = path.join(BEGINS);
-            if disk.exists(&begins).map_err(io)? {
-                disk.remove(&begins).map_err(io)?;
-            }
-            if disk.exists(&old).map_err(io)? {
-                disk.remove(&old).map_err(io)?;
-                disk.sync_dir(path).map_err(io)?;
-            }
+        let emptied = Emptied { disk: &*disk, path, purpose: Purpose::Data };
+        let was_begun = emptied.is_begun()?;
+        if fresh && !was_begun {
+            emptied.begin()?;
         }
-        let app = match disk.exists(&identity).map_err(io)? {
+        let fresh = fresh || was_begun;
+        if fresh {
+            emptied.remove()?;
+        }
+        let app = match disk.exists(&path.join("APP")).map_err(io)? {
             true => read_identity(&*disk, path, name)?,
             false => {
-                if let Some(other) = disk.list(path).map_err(io)?.iter().find(|p| others(p)) {
-                    return Err(match disk.exists(&path.join("APP.old")).map_err(io)? {
-                        true => Error::setting(format!("emptying {shown} was interrupted"))
-                            .help("start anew once more: --fresh"),
-                        false => foreign(path, other).help("give an empty or new folder"),
-                    });
+                let left = emptied.contents()?;
+                if let Some(other) = left.iter().find(|name| *name == "cluster") {
+                    return Err(foreign(path, &path.join(other), false));
+                }
+                // Notes of what was executed, and of nothing that is there.
+                for name in left.iter().filter(|name| !is_passing(name)) {
+                    disk.remove(&path.join(name)).map_err(io)?;
                 }
                 let random = u128::from(env.random.next_u64()) << 64;
                 let app = random | u128::from(env.random.next_u64());
@@ -107,8 +94,21 @@ impl DataDir {
                 app
             }
         };
+        // It is ours.
+        let closed = disk.close_to_others(path).map_err(io)?;
         let (path, name) = (path.to_path_buf(), name.to_owned());
-        Ok(DataDir { path, app, name, disk, segment_bytes, _lock: lock })
+        Ok(DataDir { path, app, name, disk, segment_bytes, fresh, closed, _lock: lock })
+    }
+
+    /// Everything that begins anew has begun, outputs too.
+    pub(crate) fn has_begun(&self) -> Result<()> {
+        match self.fresh {
+            true => {
+                let (disk, path, purpose) = (&*self.disk, &*self.path, Purpose::Data);
+                Emptied { disk, path, purpose }.end()
+            }
+            false => Ok(()),
+        }
     }
 
     /// Where a log is.
@@ -201,14 +201,6 @@ impl Site {
     }
 }
 
-fn foreign(path: &Path, other: &Path) -> Error {
-    Error::setting(format!(
-        "{} is no data directory: it has no file APP, but {}",
-        path.display(),
-        other.display()
-    ))
-}
-
 fn log_spec(path: &Path, app: u128, kind: LogKind, segment_bytes: u64) -> LogSpec {
     let dir = path.join(match kind {
         LogKind::Input => "input",
@@ -278,21 +270,4 @@ pub(crate) fn replace(disk: &dyn Disk, dir: &Path, name: &str, text: &str) -> st
     drop(file);
     disk.rename(&new, &dir.join(name))?;
     disk.sync_dir(dir)
-}
-
-/// Removes a folder and what is in it.
-pub(crate) fn remove_all(disk: &dyn Disk, dir: &Path) -> std::io::Result<()> {
-    match disk.list(dir) {
-        Ok(paths) => {
-            for path in paths {
-                match disk.metadata(&path)?.is_dir {
-                    true => remove_all(disk, &path)?,
-                    false => disk.remove(&path)?,
-                }
-            }
-            disk.remove_dir(dir)
-        }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(e),
-    }
 }

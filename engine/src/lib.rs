@@ -34,6 +34,7 @@
 //!
 //! The engine must not know Python.
 
+mod apart;
 mod aside;
 mod ask;
 mod awaited;
@@ -49,6 +50,7 @@ mod convert;
 mod counts;
 mod data_dir;
 mod deliver;
+mod emptied;
 mod external;
 mod faults;
 mod feed;
@@ -94,6 +96,7 @@ pub use ask::{ask, Next, Replies};
 pub use calls::{Procedure, Reply, Then};
 pub use clients::{App, Health, Kept, News};
 pub use cluster::{join, Cluster, ClusterSettings};
+pub use emptied::would_go;
 pub use external::{GivesUp, Outside};
 pub use followed::{Changes, TableChange};
 pub use functions::{inner, AppFunctions, Begins};

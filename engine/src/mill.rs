@@ -14,6 +14,7 @@ use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Groups, Sequencer};
 
+use crate::apart;
 use crate::awaited::Awaited;
 use crate::calls::{self, Calls, Reply, Then};
 use crate::conduct::{Driver, SnapshotPlan};
@@ -83,7 +84,11 @@ impl Mill {
     /// When the program, a setting, a source or a sink is wrong; nothing runs then.
     pub fn start(spec: AppSpec, env: Env) -> Result<Mill> {
         let sink = match &spec.settings.log_to {
-            Some(path) => Some(life::sink(&env, path)?),
+            Some(path) => {
+                // It is written to from the first line on.
+                apart::check(&spec, &[], &env)?;
+                Some(life::sink(&env, path)?)
+            }
             None => None,
         };
         Mill::start_with(spec, env, sink)
@@ -153,6 +158,18 @@ impl Mill {
             rings.resume(internal);
         }
         if let Some(opening) = &durable {
+            let (closed, shown) = (opening.dir.closed, opening.dir.path.display());
+            if closed.closed > 0 {
+                let said = json!({"data_dir": opening.dir.path, "files": closed.closed});
+                life.tell("closed", said);
+            }
+            if closed.open > 0 {
+                let what = format!(
+                    "{} files may be read by other users, and belong to another one than this process's",
+                    closed.open
+                );
+                troubles.tell(&format!("data directory {shown}"), &what);
+            }
             if let Some(upgraded) = &opening.upgraded {
                 life.tell("upgrade", upgraded.clone());
             }

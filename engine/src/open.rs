@@ -1,7 +1,6 @@
 //! From an app to everything that runs.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
@@ -20,6 +19,7 @@ use tidemill_txn::execute::tables;
 use tidemill_txn::order::Newest;
 use tidemill_txn::program::{Origin, Program, Stage};
 
+use crate::apart;
 use crate::begins::Begins;
 use crate::conduct::SourceState;
 use crate::data_dir::DataDir;
@@ -85,12 +85,14 @@ pub(crate) struct Partition {
 }
 
 pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Opened> {
-    let AppSpec { mut program, sources, sinks, keep, settings, .. } = spec;
+    let mut program = spec.program.clone();
     requests::add(&mut program)?;
     program.check()?;
-    let mut read: Vec<PathBuf> = Vec::new();
     let troubles = Troubles::default();
-    let partitions = partitions(&program, &sources, env, &mut read, &troubles)?;
+    let partitions = partitions(&program, &spec.sources, env, &troubles)?;
+    // Before anything is emptied, or opened for writing.
+    apart::check(&spec, &[], env)?;
+    let AppSpec { sources, sinks, keep, settings, .. } = spec;
     program.sources = partitions.iter().map(|p| p.spec.clone()).collect();
     program.check()?;
     let program = Arc::new(program);
@@ -202,12 +204,14 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     }
     let waits = Waits::default();
     let patient = patient(env, &waits);
-    let (fresh, opening) = (settings.fresh, durable.as_ref());
+    let opening = durable.as_ref();
+    let fresh = opening.map_or(settings.fresh, |opening| opening.dir.fresh);
     let opener = Opener { program: &program, fresh, opening, env: &patient, troubles: &troubles };
-    let outlets = opener.outlets(&sinks, &keep, &read, &mut begins)?;
+    let outlets = opener.outlets(&sinks, &keep, &mut begins)?;
     if let Some(opening) = &durable {
         // Before anything is read or written.
         begins.write(&*env.disk, &opening.dir.path)?;
+        opening.dir.has_begun()?;
     }
     Ok(Opened {
         program,
@@ -224,12 +228,11 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     })
 }
 
-/// Opens all sources; `read` gets the files, and topics say in `troubles` what holds them up.
+/// Opens all sources; topics say in `troubles` what holds them up.
 pub(crate) fn partitions(
     program: &Program,
     sources: &[SourceDecl],
     env: &Env,
-    read: &mut Vec<PathBuf>,
     troubles: &Troubles,
 ) -> Result<Vec<Partition>> {
     let mut partitions: Vec<Partition> = Vec::new();
@@ -244,7 +247,6 @@ pub(crate) fn partitions(
                 }
                 (Some(files_json), None) => {
                     let settings = FilesSettings::from_json(&files_json.to_string())?;
-                    read.extend(files::paths(&settings, &*env.disk)?);
                     files::open(&settings, &schema, env)?
                 }
                 (None, Some(topic)) => {
@@ -437,13 +439,7 @@ struct Opener<'a> {
 }
 
 impl Opener<'_> {
-    fn outlets(
-        &self,
-        sinks: &[SinkDecl],
-        keep: &[String],
-        read: &[PathBuf],
-        begins: &mut Begins,
-    ) -> Result<Outlets> {
+    fn outlets(&self, sinks: &[SinkDecl], keep: &[String], begins: &mut Begins) -> Result<Outlets> {
         let internal = self.opening.and_then(|d| d.recovered.internal.as_ref());
         let has_cuts = self.opening.is_some_and(|d| !d.recovered.cuts.is_empty());
         let mut outlets = Outlets::of(self.program);
@@ -457,11 +453,6 @@ impl Opener<'_> {
             }
             targets.push((stream.as_str(), target));
         }
-        let files = targets.iter().filter_map(|(_, target)| match target {
-            Target::File(settings) => Some(settings.path.clone()),
-            Target::Topic(_) => None,
-        });
-        sink::check_paths(&files.collect::<Vec<_>>(), read)?;
         for (decl, (_, target)) in sinks.iter().zip(targets) {
             let outlet = outlets.by_name.get_mut(&decl.stream).ok_or_else(|| {
                 Error::program(format!("there is no stream {} to write", decl.stream))

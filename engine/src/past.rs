@@ -260,8 +260,7 @@ impl<'a> Replay<'a> {
                 verdicts.push(records::take_verdict(&record.bytes)?);
             }
         }
-        let partitions =
-            partitions(program, self.basis.decls, env, &mut Vec::new(), &Troubles::default())?;
+        let partitions = partitions(program, self.basis.decls, env, &Troubles::default())?;
         let mut begins = Begins::read(&*site.disk, &site.path)?;
         let same = partitions.len() == program.sources.len()
             && partitions.iter().zip(&program.sources).all(|(p, s)| p.spec.name == s.name);

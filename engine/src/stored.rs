@@ -27,8 +27,7 @@ impl Stored {
         let mut program = app.program.clone();
         requests::add(&mut program)?;
         program.check()?;
-        let partitions =
-            partitions(&program, &app.sources, env, &mut Vec::new(), &Troubles::default())?;
+        let partitions = partitions(&program, &app.sources, env, &Troubles::default())?;
         program.sources = partitions.into_iter().map(|partition| partition.spec).collect();
         program.check()?;
         Ok(Stored { program, sources: app.sources.clone(), sinks: app.sinks.clone() })

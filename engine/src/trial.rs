@@ -25,6 +25,9 @@ const VERSION: u8 = 1;
 /// Transactions beyond those that were on their way that are executed one at a time.
 const MARGIN: u64 = 1000;
 
+/// Bytes of a note.
+const NOTE_BYTES: usize = 38;
+
 /// What was being executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Note {
@@ -63,6 +66,15 @@ impl Note {
 
 /// How often each event has been the last thing that a process did.
 type Deaths = BTreeMap<String, u32>;
+
+/// Whether a file is one of the two that are kept here, or a part of one.
+pub(crate) fn is_note(disk: &dyn Disk, path: &Path, name: &str) -> bool {
+    let mut bytes = Vec::new();
+    let read = disk.open_read(path).and_then(|file| file.take(1 << 16).read_to_end(&mut bytes));
+    let is_trial = bytes.len() <= NOTE_BYTES && bytes.first().is_none_or(|byte| *byte == VERSION);
+    let is_deaths = bytes.is_empty() || serde_json::from_slice::<Deaths>(&bytes).is_ok();
+    read.is_ok() && if name == "trial" { is_trial } else { is_deaths }
+}
 
 /// Notes what is executed.
 pub(crate) struct Trial {
@@ -222,6 +234,7 @@ mod tests {
         for event in [None, Some((SourceId(3), 1 << 40))] {
             let note = Note { epoch: 7, event, transactions: 12 };
             let bytes = note.encode();
+            assert_eq!(bytes.len(), NOTE_BYTES);
             assert_eq!(Note::decode(&bytes), Some(note));
             for cut in 0..bytes.len() {
                 assert_eq!(Note::decode(&bytes[..cut]), None);

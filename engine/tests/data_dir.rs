@@ -491,6 +491,66 @@ fn outputs_are_brought_to_what_was_written() {
     }
 }
 
+/// Wherever a start anew is interrupted, the next start goes on with all that was there, or begins anew
+/// with nothing of it, outputs included.
+#[test]
+fn emptying_is_done_or_not_done() {
+    let sim = SimEnv::new(1);
+    let mill = start_writing(&sim, durable()).unwrap();
+    send(&mill, 0..10);
+    mill.drain().unwrap();
+    mill.stop().unwrap();
+    // What dies of nothing leaves notes, too.
+    append(&sim, "/data/trial", "");
+    append(&sim, "/data/deaths", "{}");
+    sim.disk.record();
+    start_writing(&sim, Settings { fresh: true, ..durable() }).unwrap().stop().unwrap();
+    let (mut kept, mut anew) = (0, 0);
+    for (nth, image) in sim.disk.take_trace().images(1, 1).enumerate() {
+        let sim = SimEnv { disk: image.disk, ..sim.clone() };
+        let settings = Settings { fresh: nth % 4 == 0, ..durable() };
+        let mill = start_writing(&sim, settings).unwrap();
+        let sent = mill.sent("numbers").unwrap();
+        assert_eq!(mill.table("seen").unwrap().len() as u64, sent);
+        match sent {
+            10 => kept += 1,
+            _ => anew += 1,
+        }
+        send(&mill, 20..21);
+        mill.drain().unwrap();
+        mill.stop().unwrap();
+        assert_eq!(read(&sim, "/out/counts.csv").lines().count() as u64, sent + 2, "{nth}");
+        assert_eq!(read(&sim, "/out/counts.jsonl").lines().count() as u64, sent + 1, "{nth}");
+        let env = sim.env();
+        assert!(!env.disk.exists(Path::new("/data/FRESH")).unwrap());
+        assert!(!env.disk.exists(Path::new("/data/deaths")).unwrap());
+    }
+    assert!(kept > 0 && anew > 10, "{kept} and {anew}");
+}
+
+/// What the engine has not made is named, and then nothing goes.
+#[test]
+fn emptying_spares_what_is_not_ours() {
+    let sim = SimEnv::new(1);
+    let mill = start_writing(&sim, durable()).unwrap();
+    send(&mill, 0..10);
+    mill.drain().unwrap();
+    mill.stop().unwrap();
+    append(&sim, "/data/letter.txt", "Dear Sir or Madam,");
+    let fresh = || Settings { fresh: true, ..durable() };
+    let words = ["letter.txt", "nothing was changed"];
+    refused(start_writing(&sim, fresh()), Kind::Setting, &words);
+    let mill = start_writing(&sim, durable()).unwrap();
+    assert_eq!(mill.sent("numbers").unwrap(), 10);
+    mill.stop().unwrap();
+    // Nor where nothing says that it is ours.
+    sim.env().disk.create_dir_all(Path::new("/home/input")).unwrap();
+    append(&sim, "/home/input/mine", "mine");
+    let home = Settings { data_dir: Some("/home".into()), ..fresh() };
+    refused(start(&sim, home), Kind::Setting, &["no data directory", "/home/input"]);
+    assert_eq!(read(&sim, "/home/input/mine"), "mine");
+}
+
 /// Also without a snapshot an output that somebody reads never gets shorter: what comes again is
 /// written over the same bytes.
 #[test]

@@ -59,7 +59,7 @@ mod _native {
     #[pymodule_export]
     use super::mill::{bench, forked, inspect, token_digest, NativeMill};
     #[pymodule_export]
-    use super::running::{ask, schema_diff, NativeReplies};
+    use super::running::{ask, schema_diff, would_go, NativeReplies};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

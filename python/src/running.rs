@@ -47,6 +47,12 @@ pub fn ask(py: Python<'_>, data_dir: &str, request: &str) -> PyResult<NativeRepl
     Ok(NativeReplies(Mutex::new(replies)))
 }
 
+/// What a start anew would delete in a data directory, or in a coordinator's.
+#[pyfunction]
+pub fn would_go(py: Python<'_>, path: &str, is_coordinator: bool) -> PyResult<Vec<String>> {
+    detached(py, || tidemill_engine::would_go(&Env::real(), Path::new(path), is_coordinator))
+}
+
 /// What an upgrade of a data directory to this app would change, as JSON.
 #[pyfunction]
 pub fn schema_diff(

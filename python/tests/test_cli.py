@@ -87,9 +87,8 @@ def test_run(folder: Path) -> None:
     people = tidemill(folder, "run", "ledger.py", "--fresh")
     assert "transactions" in people.stdout
     # What functions print may come before.
-    assert "fresh  ledger.tidemill: what is there goes: APP, cuts, input, store\n" in people.stdout
     assert "data  ledger.tidemill: begun anew\n" in people.stdout
-    assert people.stderr == ""
+    assert people.stderr == "--fresh: deletes in ledger.tidemill: APP, cuts, input, store\n"
 
 
 def test_a_finished_run_is_not_done_again(folder: Path) -> None:

@@ -165,10 +165,10 @@ def take(tx, e):
 """
     )
     assert main(["run", "bank.py", "--fresh"]) == 0
-    said = capsys.readouterr().out
-    assert "fresh  bank.tidemill: what is there goes: APP, cuts, input, store" in said
+    said = capsys.readouterr().err
+    assert "--fresh: deletes in bank.tidemill: APP, cuts, input, store" in said
     assert main(["run", "bank.py", "--fresh", "--data-dir", "new"]) == 0
-    assert "fresh" not in capsys.readouterr().out
+    assert "fresh" not in capsys.readouterr().err
 
 
 def test_commands_say_that_a_directory_is_a_clusters(

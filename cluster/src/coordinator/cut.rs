@@ -103,7 +103,8 @@ impl Running {
         available.iter_mut().zip(upto).for_each(|(available, upto)| available.skip(*upto));
         let goes_on = |event_source: &u32| {
             let source = event_time.sources()[*event_source as usize].source;
-            let has_more = |(of, from): &(u32, u64)| *of == source && upto[source as usize] <= *from;
+            let has_more =
+                |(of, from): &(u32, u64)| *of == source && upto[source as usize] <= *from;
             settings.goes_on.iter().any(has_more)
         };
         times.ended.retain(|event_source| !goes_on(event_source));

@@ -76,6 +76,13 @@ struct Part {
     begun_ns: u64,
 }
 
+/// The folder of the parts of a file.
+pub(super) fn parts(path: &Path) -> PathBuf {
+    let mut parts = path.as_os_str().to_owned();
+    parts.push(".parts");
+    parts.into()
+}
+
 /// What can go wrong below.
 enum Fault {
     Io(io::Error),
@@ -108,13 +115,11 @@ impl ParquetSink {
             .convert(&arrow)
             .map_err(|e| Error::internal(format!("{} as Parquet: {e}", path.display())))?
             .root_schema_ptr();
-        let mut parts = path.as_os_str().to_owned();
-        parts.push(".parts");
         let mut sink = ParquetSink {
             disk: env.disk.clone(),
             clock: env.clock.clone(),
             path: path.into(),
-            parts: parts.into(),
+            parts: parts(path),
             schema: schema.clone(),
             arrow,
             root,

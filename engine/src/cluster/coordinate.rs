@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
@@ -33,11 +34,12 @@ use super::sinks::{Sinks, Ways};
 use super::slow::slow;
 use super::timers::Timers;
 use super::topics::{sources, Topics};
-use super::upgrade::{forget, Starting};
+use super::upgrade::Starting;
 use super::{cuts, fingerprint, log_of, ClusterSettings};
+use crate::apart;
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, Kept, News};
-use crate::data_dir::remove_all;
+use crate::emptied::{Emptied, Purpose};
 use crate::followed::Changes;
 use crate::functions::AppFunctions;
 use crate::requests::{is_hidden, Request};
@@ -113,23 +115,25 @@ impl Cluster {
         let program = spec.program.clone();
         let dir = &settings.dir;
         sides::for_several(&*env.disk, dir)?;
+        // Before anything is emptied, or opened for writing.
+        apart::check(spec, &directories(settings), env)?;
         let held = hold(env, dir)?;
-        let ways = Ways::open(spec, functions.program(), settings.fresh, env)?;
-        let feeds = Feeds::open(spec, &functions, (first, dir, settings.fresh), env)?;
+        let emptied = Emptied { disk: &*env.disk, path: dir, purpose: Purpose::Coordinator };
+        let was_begun = emptied.is_begun()?;
+        let fresh = settings.fresh || was_begun;
+        let ways = Ways::open(spec, functions.program(), fresh, env)?;
+        let feeds = Feeds::open(spec, &functions, (first, dir, fresh), env)?;
         host.machine.goes_on = feeds.goes_on.clone();
         let feeds = Arc::new(feeds);
         if let (true, Some(log)) = (settings.fresh, &settings.log) {
             return Err(Error::setting(format!("the log at {log} can't be begun anew from here"))
                 .help("remove its topics, or give the cluster another name"));
         }
-        if settings.fresh {
-            let failed = |e| Error::io(format!("emptying the directory {}", dir.display()), &e);
-            // The log first: without it nothing says what the rest means.
-            for part in ["log", "snapshots"] {
-                remove_all(&*env.disk, &dir.join(part)).map_err(failed)?;
+        if fresh {
+            if !was_begun {
+                emptied.begin()?;
             }
-            forget(env, dir).map_err(failed)?;
-            feeds::forget(env, dir).map_err(failed)?;
+            emptied.remove()?;
         }
         // One cut at a time is appended, and all wait for it.
         let json = Json::new(functions.clone(), fingerprint(spec), topics);
@@ -176,6 +180,12 @@ impl Cluster {
             has_own_requests: served.is_some(),
         };
         let upgraded = starting.agree()?;
+        if fresh {
+            emptied.end()?;
+        }
+        // It is ours.
+        let closed = env.disk.close_to_others(dir);
+        closed.map_err(|e| Error::io(format!("the directory {}", dir.display()), &e))?;
         let (cluster, event_time) = (host.cluster.clone(), host.machine.event_time.clone());
         let inputs = (of_files > 0).then_some((first, rows));
         let served = Served { log: served, inputs };
@@ -403,6 +413,12 @@ impl Cluster {
     fn partition(&self, table: TableId, key: &[Value]) -> Partition {
         partition_in(&self.functions.program().tables[table.index()], &Key::of(key))
     }
+}
+
+/// Where a cluster keeps what is its own.
+fn directories(settings: &ClusterSettings) -> Vec<PathBuf> {
+    let snapshots = settings.snapshots.iter().filter(|text| !text.contains("://"));
+    snapshots.map(PathBuf::from).chain([settings.dir.clone()]).collect()
 }
 
 /// What the sources behind a log's own are, with the partitions of each.

@@ -84,5 +84,6 @@ pub(super) fn store(settings: &ClusterSettings, env: &Env) -> Result<Arc<dyn Sto
         }
         Some(dir) => Path::new(dir).to_owned(),
     };
+    env.disk.keep_private(&dir);
     Ok(Arc::new(DirStore::open(env, dir, STORE_THREADS)?))
 }

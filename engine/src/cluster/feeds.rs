@@ -26,7 +26,6 @@ use tidemill_durable::{Log, Then};
 use tidemill_env::{Env, Handle};
 
 use self::feed::Feed;
-pub(super) use self::marks::forget;
 use self::marks::Marks;
 use super::caught::caught;
 use crate::functions::AppFunctions;

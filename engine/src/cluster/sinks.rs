@@ -6,7 +6,6 @@
 //! outputs on from there, and asks each sink what it has.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -123,11 +122,6 @@ impl Ways {
             }
             ways.all.push(Way { stream, name, target, at, begins: SinkPlace::default() });
         }
-        let files = ways.all.iter().filter_map(|way| match &way.target {
-            Target::File(settings) => Some(settings.path.clone()),
-            Target::Topic(_) => None,
-        });
-        sink::check_paths(&files.collect::<Vec<PathBuf>>(), &[])?;
         for nth in 0..ways.all.len() {
             if let Target::Topic(_) = ways.all[nth].target {
                 let (_, schema) = ways.stream(program, &ways.all[nth])?;

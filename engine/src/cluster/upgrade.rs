@@ -507,14 +507,6 @@ fn shown(fingerprint: u128) -> String {
     format!("{fingerprint:032x}")
 }
 
-/// Forgets of which program the state is; for who begins anew.
-pub(super) fn forget(env: &Env, dir: &Path) -> std::io::Result<()> {
-    match env.disk.remove(&dir.join(PROGRAM)) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
 /// How many requests are in a record.
 fn requests_of(record: &Record) -> u64 {
     match record {

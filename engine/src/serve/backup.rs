@@ -28,7 +28,7 @@ pub(super) fn running(view: &View, to: &Path, stops: &dyn Fn() -> Result<()>) ->
     let Some((site, _)) = &view.site else {
         return Err(Error::internal("a running engine without a data directory was asked"));
     };
-    check_target(&*site.disk, to)?;
+    check_target(site, to)?;
     let Some(_held) = view.shared.copying.try_lock_for(LOOK) else {
         return Err(Error::resource("another backup is being made").help("wait for it"));
     };
@@ -74,7 +74,7 @@ fn force(view: &View, stops: &dyn Fn() -> Result<()>) -> Result<()> {
 
 /// Copies what a stopped engine has left.
 pub(crate) fn stopped(site: &Site, to: &Path) -> Result<Value> {
-    check_target(&*site.disk, to)?;
+    check_target(site, to)?;
     let manifest = newest(&*site.store(), site.app)?;
     let (input, cuts) = manifest.as_ref().map_or((0, 0), |m| (m.head.input_next, m.head.cut_next));
     let (input, cuts) = needed::ends(site, (input, cuts))?;
@@ -88,13 +88,20 @@ pub(crate) fn restore(disk: &Arc<dyn Disk>, from: &Path, to: &Path) -> Result<Va
     stopped(&site, to)
 }
 
-/// Refuses a folder that has something in it, or whose place depends on who asks.
-fn check_target(disk: &dyn Disk, to: &Path) -> Result<()> {
+/// Refuses a folder that has something in it, that is in the directory which is copied, or whose place
+/// depends on who asks.
+fn check_target(site: &Site, to: &Path) -> Result<()> {
+    let disk = &*site.disk;
     if !to.is_absolute() {
         let what = format!("'{}' is not an absolute path", to.display());
         return Err(Error::setting(what).help("the engine may run in another folder"));
     }
     let io = |e: std::io::Error| Error::io(to.display(), &e);
+    if disk.destination(to).map_err(io)?.starts_with(disk.resolve(&site.path).map_err(io)?) {
+        let (to, from) = (to.display(), site.path.display());
+        return Err(Error::setting(format!("{to} is in {from}, which is to be copied"))
+            .help("give a folder elsewhere"));
+    }
     let found = match disk.list(to) {
         Ok(found) => found,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -120,7 +127,9 @@ fn copy(
 ) -> Result<Value> {
     let disk = &site.disk;
     let io = |e: std::io::Error| Error::io(to.display(), &e);
+    disk.keep_private(to);
     disk.create_dir_all(to).map_err(io)?;
+    disk.close_to_others(to).map_err(io)?;
     // Nobody begins to run there meanwhile.
     let _held = match disk.try_lock_dir(to) {
         Ok(Some(held)) => Some(held),
@@ -128,7 +137,7 @@ fn copy(
         Err(e) if e.kind() == std::io::ErrorKind::Unsupported => None,
         Err(e) => return Err(io(e)),
     };
-    check_target(&**disk, to)?;
+    check_target(site, to)?;
     let from = manifest.map_or((0, 0), |m| (m.head.input_next, m.head.cut_next));
     for (kind, from, until) in [(LogKind::Cuts, from.1, cuts), (LogKind::Input, from.0, input)] {
         let log = site.log(kind);

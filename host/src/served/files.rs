@@ -142,6 +142,7 @@ struct Waiting {
 /// When another process has it; failing calls.
 pub fn hold(env: &Env, dir: &Path) -> Result<Box<dyn Lock>> {
     let failed = |e: &std::io::Error| Error::io(format!("the directory {}", dir.display()), e);
+    env.disk.keep_private(dir);
     env.disk.create_dir_all(dir).map_err(|e| failed(&e))?;
     let until_ns = env.clock.monotonic_ns() + HOLD_WAIT_NS;
     loop {

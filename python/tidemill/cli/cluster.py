@@ -25,8 +25,8 @@ from typing import Any
 from tidemill.app import App
 from tidemill.cli.load import load
 from tidemill.cli.output import fields, printed
-from tidemill.cli.run import Signals, add_places, add_settings, add_upgrade, flags, say_fresh
-from tidemill.cluster import Coordinator, Worker, secret_of
+from tidemill.cli.run import Care, Signals, add_places, add_settings, add_upgrade, flags
+from tidemill.cluster import Coordinator, Worker, folder_of, secret_of
 from tidemill.config import COORDINATOR, WORKER, placed
 from tidemill.config import load as load_settings
 from tidemill.errors import InputError, ProgramError, ResourceError, SettingError
@@ -110,9 +110,10 @@ def _coordinator(args: argparse.Namespace) -> int:
     signals = Signals()
     signals.install()
     settings = placed(settings, app.name)
-    say_fresh(settings, sys.stderr if args.json else sys.stdout, several=True)
+    care = Care(folder_of(settings), settings, is_coordinator=True)
     with signals.starting():
         coordinator = Coordinator(app, settings, _secret(settings))
+    care.started()
     _say(args, coordinator, "workers join at")
     status = _watch(coordinator, signals, lambda: None, _ends(app, coordinator, settings))
     return _ended(args, status, signals)
@@ -378,9 +379,10 @@ def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> in
     signals = Signals()
     signals.install()
     secret = secrets.token_bytes(32)
-    say_fresh(settings, sys.stderr if args.json else sys.stdout, several=True)
+    care = Care(folder_of(settings), settings, is_coordinator=True)
     with signals.starting():
         coordinator = Coordinator(app, settings, secret)
+    care.started()
     _say(args, coordinator, f"{args.processes} workers join at")
     theirs = {k: v for k, v in settings.items() if k != "cluster_listen"}
     given = {"settings": theirs, "secret": secret.hex(), "join": coordinator.address}

@@ -17,8 +17,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
+from tidemill import _native
 from tidemill.app import App
 from tidemill.cli.load import load, user_error
 from tidemill.cli.output import fields, printed
@@ -26,10 +27,6 @@ from tidemill.config import DURABLE, LOSSY, PROCESSES, in_memory, one_process, p
 from tidemill.config import load as load_settings
 from tidemill.errors import Error, ProgramError, SettingError
 from tidemill.mill import Mill
-
-#: What an app keeps in one process, in its data directory, and on several.
-ONE = ("APP", "BEGINS", "cuts", "input", "store")
-SEVERAL = ("feeds", "log", "program", "snapshots")
 
 #: The last port, and so many processes run on one machine at most.
 PORT_MAX, PROCESSES_MAX = 65_535, 256
@@ -322,10 +319,13 @@ def run(
     app: App, settings: dict[str, Any], signals: Signals, progress: Progress, quiet: bool
 ) -> dict[str, Any]:
     """Runs an app to the end of its input, or until a signal; gives the summary."""
-    if not quiet:
-        say_fresh(settings, sys.stdout)
+    care = None
+    if not in_memory(settings):
+        care = Care(Path(settings["data_dir"]), settings, is_coordinator=False)
     with signals.starting():
         mill = Mill(app, settings, keep_all=False, push=False)
+    if care is not None:
+        care.started()
     start = mill.status()
     if not quiet:
         print(f"data  {_found(settings, start)}", flush=True)
@@ -352,17 +352,30 @@ def run(
     return summary
 
 
-def say_fresh(settings: Mapping[str, Any], to: TextIO, several: bool = False) -> None:
-    """Says what ``--fresh`` is about to delete, if there is something: what one process keeps in
-    the data directory, or several."""
-    if not settings.get("fresh") or in_memory(settings):
-        return
-    folder = Path(settings["data_dir"])
-    known = [Path("cluster") / part for part in SEVERAL] if several else map(Path, ONE)
-    parts = [str(part) for part in known if (folder / part).exists()]
-    # Without this file it is somebody else's folder, of which nothing goes.
-    if parts and (several or "APP" in parts):
-        print(f"fresh  {folder}: what is there goes: {', '.join(parts)}", file=to, flush=True)
+def is_open(folder: Path) -> bool:
+    """Whether other users of the machine may look into a folder."""
+    try:
+        return folder.stat().st_mode & 0o077 != 0
+    except OSError:
+        return False
+
+
+class Care:
+    """Says on stderr what a start does to a directory: what it deletes, and whom it keeps out."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], is_coordinator: bool) -> None:
+        self.folder = folder
+        self.was_open = is_open(folder)
+        if not settings.get("fresh"):
+            return
+        if names := _native.would_go(str(folder), is_coordinator):
+            print(f"--fresh: deletes in {folder}: {', '.join(names)}", file=sys.stderr, flush=True)
+
+    def started(self) -> None:
+        """The directory is the app's, and in its hands."""
+        if self.was_open and not is_open(self.folder):
+            text = f"{self.folder} was open to other users: now it is for its owner only"
+            print(text, file=sys.stderr, flush=True)
 
 
 def _found(settings: dict[str, Any], start: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tidemill_connect::Place;
 use tidemill_core::{Error, Result};
-use tidemill_env::{Disk, Env};
+use tidemill_env::Disk;
 
 use crate::data_dir::replace;
 
@@ -97,12 +97,4 @@ pub(super) fn write(disk: &dyn Disk, dir: &Path, marks: &Marks) -> Result<()> {
     let text = serde_json::to_string(marks).expect("marks are JSON");
     let failed = |e| Error::io(format!("writing {}", dir.join(FEEDS).display()), &e);
     replace(disk, dir, FEEDS, &text).map_err(failed)
-}
-
-/// Removes it, for who begins anew.
-pub(in crate::cluster) fn forget(env: &Env, dir: &Path) -> std::io::Result<()> {
-    match env.disk.remove(&dir.join(FEEDS)) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }

@@ -1,0 +1,38 @@
+//! That an app's files are apart from each other, and from what the engine keeps.
+
+use std::path::{Path, PathBuf};
+
+use tidemill_connect::sink::{check_apart, Read, Written};
+use tidemill_connect::FilesSettings;
+use tidemill_core::Result;
+use tidemill_env::Env;
+
+use crate::settings::Durable;
+use crate::spec::{AppSpec, Target};
+
+/// Refuses an app that writes what it reads, writes one file twice, or writes into a directory of the
+/// engine's: those given, and the app's own. It changes nothing.
+///
+/// # Errors
+/// Names what is not apart, with the user's line.
+pub(crate) fn check(spec: &AppSpec, directories: &[PathBuf], env: &Env) -> Result<()> {
+    let mut written = Vec::new();
+    if let Some(path) = spec.settings.log_to.as_ref().filter(|path| **path != Path::new("-")) {
+        written.push(Written::new(path, "log_to", ""));
+    }
+    for decl in &spec.sinks {
+        if let Target::File(settings) = decl.target()? {
+            written.push(Written::of(&settings, format!("stream {}", decl.stream), &decl.at));
+        }
+    }
+    let mut read = Vec::new();
+    for decl in &spec.sources {
+        let Some(files) = &decl.files else { continue };
+        let settings = FilesSettings::from_json(&files.to_string());
+        let settings = settings.map_err(|error| error.at(decl.at.clone()))?;
+        read.push(Read { settings, by: format!("stream {}", decl.stream), at: decl.at.clone() });
+    }
+    let own = spec.settings.data_dir.iter().filter(|_| spec.settings.durable != Durable::None);
+    let directories: Vec<PathBuf> = own.chain(directories).cloned().collect();
+    check_apart(&*env.disk, &written, &read, &directories)
+}

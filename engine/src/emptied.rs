@@ -1,0 +1,232 @@
+//! Emptying a directory of ours, to begin anew: a step that is done or not done.
+//!
+//! From the moment on at which the directory has the file `FRESH`, all else in it counts no more, and
+//! outputs are replaced. It goes when everything has begun anew. Who finds it at a start, with
+//! `--fresh` or without, does what is left. Links are removed, and never followed.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use tidemill_core::{Error, Result};
+use tidemill_env::{Disk, Env, Lock, NodeKind};
+
+use crate::data_dir::replace;
+use crate::trial;
+
+/// The file that says so.
+const FRESH: &str = "FRESH";
+/// What an earlier version's file of this purpose was: the file `APP`, renamed.
+const RENAMED: &str = "APP.old";
+/// The coordinator's directory is beside what one process keeps.
+const CLUSTER: &str = "cluster";
+
+/// What `--fresh` would delete in a directory: names, sorted. It changes nothing.
+///
+/// # Errors
+/// When there is something in it that the engine has not made.
+pub fn would_go(env: &Env, path: &Path, is_coordinator: bool) -> Result<Vec<String>> {
+    let purpose = if is_coordinator { Purpose::Coordinator } else { Purpose::Data };
+    Emptied { disk: &*env.disk, path, purpose }.contents()
+}
+
+/// What a directory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The data of an app in one process, and perhaps a coordinator's directory.
+    Data,
+    /// A coordinator's directory.
+    Coordinator,
+}
+
+impl Purpose {
+    /// What it holds, but for files that are about to get these names, and what only shows that
+    /// somebody runs.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Purpose::Data => {
+                &["APP", RENAMED, "BEGINS", "cuts", "input", "store", "trial", "deaths", CLUSTER]
+            }
+            Purpose::Coordinator => &["program", "feeds", "log", "snapshots"],
+        }
+    }
+
+    /// What tells it from a directory of somebody else's.
+    fn signs(self) -> &'static [&'static str] {
+        match self {
+            Purpose::Data => &["APP", RENAMED, FRESH],
+            Purpose::Coordinator => &["program", FRESH],
+        }
+    }
+}
+
+/// A directory that is to be emptied.
+pub(crate) struct Emptied<'a> {
+    pub(crate) disk: &'a dyn Disk,
+    pub(crate) path: &'a Path,
+    pub(crate) purpose: Purpose,
+}
+
+impl Emptied<'_> {
+    fn fail(&self, error: &std::io::Error) -> Error {
+        Error::io(format!("emptying the directory {}", self.path.display()), error)
+    }
+
+    fn has(&self, name: &str) -> Result<bool> {
+        match self.disk.node(&self.path.join(name)) {
+            Ok(_) => Ok(true),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(self.fail(&e)),
+        }
+    }
+
+    /// Whether emptying was begun and has not come to its end.
+    pub(crate) fn is_begun(&self) -> Result<bool> {
+        let has_renamed = self.purpose == Purpose::Data && self.has(RENAMED)?;
+        Ok(self.has(FRESH)? || has_renamed && !self.has("APP")?)
+    }
+
+    /// The names of what would go, sorted.
+    ///
+    /// # Errors
+    /// When there is something that is not ours.
+    pub(crate) fn contents(&self) -> Result<Vec<String>> {
+        let paths = match self.disk.list(self.path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(|e| self.fail(&e))?,
+        };
+        let mut is_ours = false;
+        for sign in self.purpose.signs() {
+            is_ours |= self.has(sign)?;
+        }
+        let mut names = Vec::new();
+        for path in &paths {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let is_known = is_passing(name)
+                || is_ours && self.purpose.names().contains(&name.trim_end_matches(".new"))
+                || self.is_left(path, name);
+            if !is_known {
+                return Err(foreign(self.path, path, is_ours));
+            }
+            if !matches!(name, "LOCK" | FRESH) {
+                names.push(name.to_owned());
+            }
+        }
+        Ok(names)
+    }
+
+    /// Whether a file was left where nothing says any more whose the directory is: by a version that
+    /// left it behind, or by a start that has not come to saying it.
+    fn is_left(&self, path: &Path, name: &str) -> bool {
+        let whole = name.trim_end_matches(".new");
+        match (self.purpose, whole) {
+            (Purpose::Data, "trial" | "deaths") => trial::is_note(self.disk, path, whole),
+            (Purpose::Data, CLUSTER) => {
+                let inner = Emptied { path, purpose: Purpose::Coordinator, ..*self };
+                self.disk.node(path).is_ok_and(|node| node == NodeKind::Dir)
+                    && inner.contents().is_ok()
+            }
+            (Purpose::Coordinator, "log") => {
+                // Only files with names of a log's.
+                let is_of_log = |path: &PathBuf| {
+                    let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+                    let is_file = self.disk.node(path).is_ok_and(|node| node == NodeKind::File);
+                    let is_segment = stem.len() == 16 && u64::from_str_radix(stem, 16).is_ok();
+                    is_file && (is_segment || stem == "LAST")
+                };
+                self.disk.list(path).is_ok_and(|paths| paths.iter().all(is_of_log))
+            }
+            _ => false,
+        }
+    }
+
+    /// From here on what is there counts no more.
+    ///
+    /// # Errors
+    /// When there is something that is not ours; then nothing has changed.
+    pub(crate) fn begin(&self) -> Result<()> {
+        self.contents()?;
+        let _held = self.hold()?;
+        replace(self.disk, self.path, FRESH, "outputs and data begin anew\n")
+            .map_err(|e| self.fail(&e))
+    }
+
+    /// Keeps others from what is inside and has a lock of its own.
+    fn hold(&self) -> Result<Option<Box<dyn Lock>>> {
+        let cluster = self.path.join(CLUSTER);
+        let lock = cluster.join("LOCK");
+        let is_dir = self.disk.node(&cluster).is_ok_and(|node| node == NodeKind::Dir);
+        if self.purpose != Purpose::Data || !is_dir || self.disk.node(&lock).is_err() {
+            return Ok(None);
+        }
+        let held = self.disk.try_lock(&lock).map_err(|e| self.fail(&e))?;
+        match held {
+            Some(held) => Ok(Some(held)),
+            None => Err(Error::resource(format!("a coordinator runs in {}", cluster.display()))
+                .help("stop it first; nothing was changed")),
+        }
+    }
+
+    /// Removes what counts no more.
+    ///
+    /// # Errors
+    /// When a process runs on a part of it, and where the disk fails. It can be done once more.
+    pub(crate) fn remove(&self) -> Result<()> {
+        let _held = self.hold()?;
+        for path in self.disk.list(self.path).map_err(|e| self.fail(&e))? {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let is_own =
+                is_passing(name) || self.purpose.names().contains(&name.trim_end_matches(".new"));
+            if is_own && !matches!(name, "LOCK" | FRESH) {
+                remove_all(self.disk, &path).map_err(|e| self.fail(&e))?;
+            }
+        }
+        self.disk.sync_dir(self.path).map_err(|e| self.fail(&e))
+    }
+
+    /// Everything has begun anew.
+    pub(crate) fn end(&self) -> Result<()> {
+        let removed = match self.disk.remove(&self.path.join(FRESH)) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            other => other,
+        };
+        removed.and_then(|()| self.disk.sync_dir(self.path)).map_err(|e| self.fail(&e))
+    }
+}
+
+/// Whether a file shows that somebody runs or has just begun to: it may be in a directory that is
+/// nobody's yet.
+pub(crate) fn is_passing(name: &str) -> bool {
+    const NAMES: [&str; 7] =
+        ["LOCK", "APP.new", "BEGINS.new", "FRESH", "FRESH.new", "program.new", "engine.sock"];
+    NAMES.contains(&name) || name.starts_with(".sock-")
+}
+
+/// The error for a directory with something that is not ours.
+pub(crate) fn foreign(path: &Path, other: &Path, is_ours: bool) -> Error {
+    let (path, other) = (path.display(), other.display());
+    match is_ours {
+        true => {
+            Error::setting(format!("{path} has something that the engine has not made: {other}"))
+                .help("move it away, then start anew; nothing was changed")
+        }
+        false => {
+            Error::setting(format!("{path} is no data directory: it has no file APP, but {other}"))
+                .help("give an empty or new folder")
+        }
+    }
+}
+
+/// Removes a file or link, or a folder with all that is in it. A link's target stays.
+pub(crate) fn remove_all(disk: &dyn Disk, path: &Path) -> std::io::Result<()> {
+    match disk.node(path) {
+        Ok(NodeKind::Dir) => {
+            for inner in disk.list(path)? {
+                remove_all(disk, &inner)?;
+            }
+            disk.remove_dir(path)
+        }
+        Ok(_) => disk.remove(path),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+    }
+}
