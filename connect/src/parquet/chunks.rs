@@ -1,6 +1,6 @@
 //! A file of the disk as the Parquet library reads files.
 
-use std::io::{self, BufRead as _, BufReader, Read, SeekFrom};
+use std::io::{self, BufReader, Read, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -87,13 +87,8 @@ impl ChunkReader for Chunks {
     type T = BufReader<From>;
 
     fn get_read(&self, start: u64) -> Result<BufReader<From>> {
-        let from = From { chunks: self.clone(), at: start };
-        let mut read = BufReader::with_capacity(BUFFER_BYTES, from);
-        if self.has_pages {
-            let head = read.fill_buf().map_err(|e| ParquetError::External(Box::new(e)))?;
-            page_bytes(head)?;
-        }
-        Ok(read)
+        let from = From { chunks: self.clone(), at: start, is_header: self.has_pages };
+        Ok(BufReader::with_capacity(BUFFER_BYTES, from))
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
@@ -139,6 +134,8 @@ fn page_bytes(head: &[u8]) -> Result<u64> {
 pub(crate) struct From {
     chunks: Chunks,
     at: u64,
+    /// What is read next begins a page's header. Who asks for a reader need not read.
+    is_header: bool,
 }
 
 impl Read for From {
@@ -146,6 +143,9 @@ impl Read for From {
         let mut file = self.chunks.file.lock();
         file.seek(SeekFrom::Start(self.at))?;
         let found = file.read(buf)?;
+        if std::mem::take(&mut self.is_header) {
+            page_bytes(&buf[..found]).map_err(io::Error::other)?;
+        }
         self.at += found as u64;
         Ok(found)
     }
