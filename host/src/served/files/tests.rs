@@ -4,6 +4,7 @@
 use std::io::ErrorKind;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
+use tidemill_env::Disk;
 use tidemill_sim::{DiskOp, Image, SimDisk, SimEnv, SimRandom};
 
 use super::*;
