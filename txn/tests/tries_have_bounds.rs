@@ -244,8 +244,9 @@ fn run(
 
 /// What is tried of an epoch takes no more than so many times what serial execution takes, or took before.
 const TIMES: u64 = 3;
-/// What each thread may execute before it notices that it is enough.
-const UNNOTICED: u64 = 4 * 1_024;
+/// What each thread may execute before it notices that it is enough: what it has not told yet, and the transaction that it
+/// is at.
+const UNNOTICED: u64 = 4 * (256 + 1_024);
 
 /// What comes of cases: all work and what of it was in vain, of what was chosen; of all, epochs that were executed beside
 /// others, and those where that was given up.

@@ -151,7 +151,7 @@ mod tests {
     fn what_is_usual_follows_what_is_seen() {
         let mut usual = Usual::default();
         (0..100).for_each(|_| usual.learn(1, 100, 1_000));
-        assert_eq!(usual.each(1), 10.0);
+        assert!((usual.each(1) - 10.0).abs() < 0.1, "{}", usual.each(1));
         (0..200).for_each(|_| usual.learn(1, 100, 5_000));
         assert!(usual.each(1) > 45.0, "{}", usual.each(1));
         assert_eq!(usual.each(0), (TRANSACTION + ROW) as f64);
