@@ -239,7 +239,7 @@ pub(crate) fn partitions(
     for decl in sources {
         let stream = input_stream(program, &decl.stream).map_err(|e| e.at(decl.at.clone()))?;
         let schema = program.streams[stream.index()].spec.schema.clone();
-        let mut open = || -> Result<Vec<OpenedSource>> {
+        let open = || -> Result<Vec<OpenedSource>> {
             let opened = match (&decl.files, &decl.kafka) {
                 (None, None) => {
                     let (handle, source) = push(schema.clone(), PUSH_LIMITS);

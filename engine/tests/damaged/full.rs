@@ -56,7 +56,7 @@ fn what_is_not_known_to_be_stored_is_waited_for() {
     soon("the reason", || mill.status().stalled.is_some());
     assert!(mill.status().recovering);
     sim.disk.clear_faults();
-    mill.recovered().unwrap();
+    soon("the recovery", || mill.recovered_within(10_000).unwrap());
     assert_eq!(mill.table("seen").unwrap().len(), 3);
     mill.stop().unwrap();
 }

@@ -182,7 +182,6 @@ fn what_only_the_other_version_can_execute_is_in_the_way() {
         count: 0,
         from: vec![0; 2],
         upto: vec![0; 2],
-        waiting: None,
         times: Times::default(),
     };
     site.starting(&program, &settings, false).append(1, Record::Cut(cut)).unwrap();
@@ -206,11 +205,11 @@ fn the_log_knows_of_which_program_it_is() {
             false => drop(site.start(false, Upgrade::Off).unwrap()),
         }
         // Whoever has lost the directory goes on with the same version, and with that one only.
-        forget(&site.env, &site.dir).unwrap();
+        site.env.disk.remove(&site.dir.join(PROGRAM)).unwrap();
         assert!(refused(&site, true).contains("of another app, or of another version"));
         site.start(false, Upgrade::Off).unwrap();
         site.start(true, Upgrade::Lossless).unwrap();
-        forget(&site.env, &site.dir).unwrap();
+        site.env.disk.remove(&site.dir.join(PROGRAM)).unwrap();
         assert!(refused(&site, false).contains("of another app, or of another version"));
         assert_eq!(site.start(true, Upgrade::Off).unwrap().is_empty(), !has_snapshot);
     }
