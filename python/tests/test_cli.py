@@ -365,11 +365,12 @@ def test_doctor(folder: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_signal_ends_a_start(folder: Path, number: int, code: int) -> None:
-    (folder / "ledger.py").write_text(APP + "\nprint('loaded', flush=True)\n")
-    # Whoever opens a pipe waits for somebody who reads it.
-    os.mkfifo(folder / "log")
+    # Nobody answers there, and a start waits for brokers.
+    topic = 'tm.kafka("late", brokers="127.0.0.1:1", timeout=60)'
+    late = f"app.stream('late', id=int).read({topic})\nprint('loaded', flush=True)\n"
+    (folder / "ledger.py").write_text(f"{APP}\n{late}")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tidemill.cli", "run", "ledger.py", "--set", "log_to=log"],
+        [sys.executable, "-m", "tidemill.cli", "run", "ledger.py"],
         cwd=folder,
         env={**os.environ, "PYTHONHASHSEED": "0"},
         stdout=subprocess.PIPE,

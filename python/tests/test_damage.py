@@ -151,10 +151,14 @@ def test_a_followed_file_that_is_shorter_is_refused(tmp_path: Path, flags: tuple
 
 def test_a_recovery_ends_on_the_first_signal(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(SLOW)
-    (tmp_path / "in.csv").write_text("id\n" + "".join(f"{n}\n" for n in range(300)))
-    run = ("run", "app.py", "--set", "epoch_rows_max=10", "--set", "snapshot_us=1000000000")
+    (tmp_path / "in.csv").write_text("id\n")
+    run = ("run", "app.py", "--set", "snapshot_us=1000000000")
     process = began(tmp_path, *run)
-    wait_for_rows(tmp_path / "out.jsonl", 200, process)
+    # What has come between two looks is an epoch: a recovery gives way between two of them.
+    for first in range(0, 300, 30):
+        with (tmp_path / "in.csv").open("a") as source:
+            source.write("".join(f"{n}\n" for n in range(first, first + 30)))
+        wait_for_rows(tmp_path / "out.jsonl", first + 30, process)
     process.kill()
     process.wait()
     again = began(tmp_path, *run)
