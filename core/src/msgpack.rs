@@ -51,10 +51,8 @@ pub fn timestamp(bytes: &[u8]) -> Result<i64, String> {
     if !nanos.is_multiple_of(1000) {
         return Err("the timestamp is finer than microseconds".into());
     }
-    seconds
-        .checked_mul(1_000_000)
-        .and_then(|us| us.checked_add((nanos / 1000) as i64))
-        .ok_or_else(|| "the timestamp is out of range".into())
+    let us = i128::from(seconds) * 1_000_000 + i128::from(nanos / 1000);
+    i64::try_from(us).map_err(|_| "the timestamp is out of range".into())
 }
 
 /// Appends a time: seconds and nanoseconds, in the form of 64 bits where that holds them.

@@ -106,13 +106,14 @@ mod tests {
                 awaited.wait(&behind(reached, looks, is_topic, true), at_ns, &troubles)
             };
             wait(3, 10, 0).unwrap();
-            wait(3, 10 + LOOKS - 1, 2 * sure_ns).unwrap();
+            let then_ns = 2 * sure_ns.max(QUIET_NS);
+            wait(3, 10 + LOOKS - 1, then_ns).unwrap();
             assert!(troubles.all()["s/f"].contains("waiting for rows 3 to 9"));
             // It goes on.
-            wait(4, 20, 2 * sure_ns).unwrap();
+            wait(4, 20, then_ns).unwrap();
             assert!(troubles.all().is_empty());
-            wait(4, 30, 3 * sure_ns - 1).unwrap();
-            let error = wait(4, 30, 3 * sure_ns).unwrap_err();
+            wait(4, 30, then_ns + sure_ns - 1).unwrap();
+            let error = wait(4, 30, then_ns + sure_ns).unwrap_err();
             assert!(error.what.contains("s/f ends at row 4"), "{error}");
             assert!(troubles.all().is_empty());
         }

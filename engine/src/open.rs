@@ -207,10 +207,14 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     let opening = durable.as_ref();
     let fresh = opening.map_or(settings.fresh, |opening| opening.dir.fresh);
     let opener = Opener { program: &program, fresh, opening, env: &patient, troubles: &troubles };
-    let outlets = opener.outlets(&sinks, &keep, &mut begins)?;
+    let mut outlets = opener.outlets(&sinks, &keep, &mut begins)?;
     if let Some(opening) = &durable {
         // Before anything is read or written.
         begins.write(&*env.disk, &opening.dir.path)?;
+        if opening.dir.fresh {
+            // Whoever finds data that has begun anew must find outputs that have, too.
+            outlets.sync()?;
+        }
         opening.dir.has_begun()?;
     }
     Ok(Opened {

@@ -59,11 +59,13 @@ pub(crate) struct Seat {
 pub(crate) struct Full;
 
 impl Seats {
-    /// For so many connections of those who are let in; nobody may be silent for longer than `idle`.
-    pub(crate) fn new(connections: usize, idle: Duration) -> Arc<Seats> {
+    /// For so many connections of those who are let in; nobody may be silent for longer than `idle`. Without
+    /// tokens whoever connects will be let in, so all of them may connect before the first one asks.
+    pub(crate) fn new(connections: usize, idle: Duration, wants_tokens: bool) -> Arc<Seats> {
+        let share = if wants_tokens { SHARE } else { 1 };
         Arc::new(Seats {
             strangers: Mutex::default(),
-            strangers_max: (connections / SHARE).max(STRANGERS_MIN),
+            strangers_max: (connections / share).max(STRANGERS_MIN),
             places: Arc::new(Semaphore::new(connections)),
             patience: PATIENCE.min(idle),
         })
@@ -175,7 +177,7 @@ mod tests {
     use super::*;
 
     fn seats() -> Arc<Seats> {
-        Seats::new(2, Duration::from_secs(30))
+        Seats::new(2, Duration::from_secs(30), true)
     }
 
     fn address(last: u8) -> IpAddr {
@@ -217,6 +219,14 @@ mod tests {
         drop(first);
         assert_eq!(third.let_in(), Ok(()));
         assert_eq!(there(&seats), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn where_all_are_let_in_all_may_connect_at_once() {
+        let seats = Seats::new(40, Duration::from_secs(30), false);
+        let all: Vec<_> = (0..40).map(|_| seats.take(address(1))).collect();
+        assert!(all.iter().all(|(seat, turned_out)| !turned_out && seat.let_in() == Ok(())));
+        assert_eq!(seats.take(address(1)).0.let_in(), Err(Full));
     }
 
     #[test]

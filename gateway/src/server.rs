@@ -39,7 +39,8 @@ pub(crate) async fn serve(
 ) {
     // Let go before the socket is closed: what is declared last goes first.
     let _held = Held::new(&listener);
-    let seats = Seats::new(face.limits.connections, face.limits.idle);
+    let wants_tokens = face.access.wants_tokens();
+    let seats = Seats::new(face.limits.connections, face.limits.idle, wants_tokens);
     let mut closed = closing.clone();
     loop {
         let accepted = {

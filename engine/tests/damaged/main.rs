@@ -41,7 +41,7 @@ fn settings() -> Settings {
         data_dir: Some(DATA.into()),
         workers: 1,
         log_segment_bytes: 1 << 16,
-        snapshot_us: 1 << 50,
+        snapshot_us: 1 << 48,
         ..Settings::default()
     }
 }

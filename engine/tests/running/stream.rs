@@ -166,7 +166,7 @@ fn a_backup_is_a_data_directory() {
     let stopped = end(&env, to("/stopped"));
     assert_eq!(stopped["engine"], "stopped");
     for (folder, balance) in [("/backup", "1.00"), ("/stopped", "2.00")] {
-        let there = Path::new(folder).join("restored");
+        let there = Path::new("/restored").join(&folder[1..]);
         let restore = json!({"do": "restore", "from": folder}).to_string();
         let lines: Vec<String> = ask(&env, &there, &restore).collect();
         assert!(lines[0].contains("\"restore\""), "{lines:?}");

@@ -119,14 +119,16 @@ class Life:
     def settings(self) -> dict[str, Any]:
         """The settings of a start: each may have others."""
         dice = self.dice
+        durable = dice.choice(["log", "log+snapshots", "log+snapshots", "log+snapshots"])
+        snapshots = {"snapshot_us": dice.choice([1_000, 20_000, 100_000, 10_000_000])}
         return {
             "seed": self.seed,
             "dice": dice.random(),
             "workers": dice.choice([1, 2, 3]),
             "epoch_rows_max": dice.choice([10, 100, 1_000, 65_536]),
-            "snapshot_us": dice.choice([1_000, 20_000, 100_000, 10_000_000]),
             "log_segment_bytes": dice.choice([1 << 16, 1 << 20]),
-            "durable": dice.choice(["log", "log+snapshots", "log+snapshots", "log+snapshots"]),
+            "durable": durable,
+            **(snapshots if durable == "log+snapshots" else {}),
             # Each start follows what was recorded in either mode.
             "recovery": dice.choice(["weak", "strong"]),
         }
