@@ -106,7 +106,7 @@ def test_memory_that_grows_is_noticed() -> None:
 
 def test_a_steady_run_is_watched(tmp_path: Path) -> None:
     out = tmp_path / "samples.jsonl"
-    cluster = steady.Cluster(tmp_path / "cluster", 2, [*settings(), *steady.FLAGS], steady.APP)
+    cluster = steady.Cluster(tmp_path / "cluster", 2, settings(), steady.APP, steady.FLAGS)
     try:
         with steady.Callers(cluster.url, 50, 100.0) as callers:
             found = steady.watch(cluster, callers, 6.0, 4.0, out)

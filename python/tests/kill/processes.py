@@ -43,10 +43,17 @@ class Cluster:
     """A coordinator, and workers that are started again."""
 
     def __init__(
-        self, folder: Path, workers: int, flags: list[str] | None = None, app: Path = APP
+        self,
+        folder: Path,
+        workers: int,
+        flags: list[str] | None = None,
+        app: Path = APP,
+        coordinator: list[str] | None = None,
     ) -> None:
         self.folder, self.app = folder, app
         self.flags = settings() if flags is None else flags
+        #: What means something to it alone.
+        self.coordinator_flags = coordinator or []
         folder.mkdir(parents=True)
         (folder / "secret").write_text(f"{random.SystemRandom().getrandbits(256):064x}")
         self.listen, self.http = "127.0.0.1:0", "127.0.0.1:0"
@@ -66,6 +73,7 @@ class Cluster:
             "coordinator",
             *("--listen", self.listen, "--http", self.http),
             *("--data-dir", str(self.folder / "data")),
+            *self.coordinator_flags,
         )
         self.listen = started.find(r"join at (\S+)")
         self.url = started.find(r"http +(http://\S+)")

@@ -189,7 +189,7 @@ def main() -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.unlink(missing_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="tidemill-steady-"))
-    cluster = Cluster(folder / "cluster", 2, FLAGS, app=APP)
+    cluster = Cluster(folder / "cluster", 2, [], APP, FLAGS)
     try:
         wait_for("two workers", lambda: len(workers_of(cluster.url)) == 2)
         with Callers(cluster.url, args.rows, args.rate) as callers:

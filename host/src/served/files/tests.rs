@@ -481,7 +481,8 @@ fn a_full_disk_is_waited_for() {
     let real = Env::real().clock;
     let env = Env { clock: real.clone(), ..sim.env() };
     let log = FileLog::open(&env, DIR.into(), 7, hold(&env, Path::new(DIR)).unwrap()).unwrap();
-    sim.disk.set_capacity(Some(sim.disk.used()));
+    let is_full = || sim.disk.fail_from(DiskOp::Write, 1, std::io::ErrorKind::StorageFull);
+    is_full();
     let (told, hears) = std::sync::mpsc::channel();
     let append = |told: std::sync::mpsc::Sender<Answer>| {
         let then = Box::new(move |answer| told.send(answer).unwrap());
@@ -494,11 +495,11 @@ fn a_full_disk_is_waited_for() {
     }
     assert!(log.trouble().unwrap().contains("no room"), "{:?}", log.trouble());
     assert!(hears.try_recv().is_err() && log.failed().is_none());
-    sim.disk.set_capacity(None);
+    sim.disk.clear_faults();
     assert_eq!([hears.recv().unwrap(), hears.recv().unwrap()], [Ok(0), Ok(1)]);
     assert_eq!(log.trouble(), None);
     // Who has no more use for it is not kept.
-    sim.disk.set_capacity(Some(sim.disk.used()));
+    is_full();
     let (told, hears) = std::sync::mpsc::channel();
     let then = Box::new(move |answer: Answer| told.send(answer).unwrap());
     log.append_raw(Topic::Cuts, 0, None, vec![vec![2; 300_000]], then);
