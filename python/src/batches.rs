@@ -1,8 +1,10 @@
 //! Rows between Python and batches.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_array::{Array, ArrayRef};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping, PySequence, PyString};
 use pyo3_arrow::{PyArray, PyChunkedArray, PyRecordBatch, PyTable};
@@ -47,12 +49,12 @@ pub fn from_python(
 fn from_arrow(owner: &str, schema: &Arc<Schema>, rows: &Bound<'_, PyAny>) -> PyResult<Vec<Batch>> {
     let py = rows.py();
     let rows = checked(owner, rows, "")?;
-    let not_a_table = |_| errors::to_python(py, &not_rows(owner, &rows));
+    let not_taken = |why: PyErr| not_read(&rows, why, not_rows(owner, &rows));
     let batches = match rows.hasattr("__arrow_c_stream__")? {
-        true => imported(owner, || rows.extract::<PyTable>())?.map_err(not_a_table)?.into_inner().0,
+        true => imported(owner, || rows.extract::<PyTable>())?.map_err(not_taken)?.into_inner().0,
         false => {
             let batch = imported(owner, || rows.extract::<PyRecordBatch>())?;
-            vec![batch.map_err(not_a_table)?.into_inner()]
+            vec![batch.map_err(not_taken)?.into_inner()]
         }
     };
     let mut first = 0;
@@ -83,6 +85,16 @@ fn imported<T>(owner: &str, import: impl FnOnce() -> T) -> PyResult<T> {
     })
 }
 
+/// Why what has Arrow's interface gave nothing. What is no error, an interrupt say, stays what it is.
+fn not_read(given: &Bound<'_, PyAny>, why: PyErr, mut error: Error) -> PyErr {
+    let py = given.py();
+    if !why.is_instance_of::<PyException>(py) {
+        return why;
+    }
+    error.what = format!("{} that can be read: {}", error.what, why.value(py));
+    errors::to_python(py, &error)
+}
+
 /// A column with Arrow's interface: an array or a series.
 fn arrow_column(
     owner: &str,
@@ -96,10 +108,18 @@ fn arrow_column(
     }
     let values = checked(owner, values, &column.name)?;
     let fail = |why: String| errors::to_python(py, &Error::input(format!("{owner}: {why}")));
+    let not_taken = |why: PyErr| {
+        let what = format!("{owner}: column '{}' holds no values", column.name);
+        not_read(&values, why, Error::input(what))
+    };
     let (chunks, field) = match values.hasattr("__arrow_c_stream__")? {
-        true => imported(owner, || values.extract::<PyChunkedArray>())??.into_inner(),
+        true => {
+            let chunks = imported(owner, || values.extract::<PyChunkedArray>())?;
+            chunks.map_err(not_taken)?.into_inner()
+        }
         false => {
-            let (array, field) = imported(owner, || values.extract::<PyArray>())??.into_inner();
+            let array = imported(owner, || values.extract::<PyArray>())?;
+            let (array, field) = array.map_err(not_taken)?.into_inner();
             (vec![array], field)
         }
     };
@@ -196,15 +216,17 @@ fn read_row(
 fn from_columns(owner: &str, schema: &Arc<Schema>, columns: &Bound<'_, PyDict>) -> PyResult<Batch> {
     let py = columns.py();
     let fail = |e: Error| errors::to_python(py, &e);
-    let mut len = None;
+    let (mut len, mut arrays) = (None, HashMap::new());
     for (name, values) in columns {
         let name = name.str()?.to_string();
-        if schema.index_of(&name).is_none() {
-            return Err(fail(unknown(owner, None, schema, &name)));
-        }
-        let of_column = match values.is_instance_of::<PyString>() {
-            true => Err(()),
-            false => values.len().map_err(|_| ()),
+        let array = match schema.index_of(&name).map(|index| &schema.columns[index]) {
+            Some(column) => arrow_column(owner, column, &values)?,
+            None => return Err(fail(unknown(owner, None, schema, &name))),
+        };
+        let of_column = match &array {
+            Some(array) => Ok(array.len()),
+            None if values.is_instance_of::<PyString>() => Err(()),
+            None => values.len().map_err(|_| ()),
         };
         let Ok(of_column) = of_column else {
             return Err(fail(
@@ -212,6 +234,9 @@ fn from_columns(owner: &str, schema: &Arc<Schema>, columns: &Bound<'_, PyDict>) 
                     .help("a dict gives a list for each column; for one row write [dict(...)]"),
             ));
         };
+        if let Some(array) = array {
+            arrays.insert(name.clone(), array);
+        }
         match len {
             None => len = Some(of_column),
             Some(len) if len != of_column => {
@@ -234,7 +259,7 @@ fn from_columns(owner: &str, schema: &Arc<Schema>, columns: &Bound<'_, PyDict>) 
             made.push(target.finish());
             continue;
         };
-        if let Some(array) = arrow_column(owner, column, &values)? {
+        if let Some(array) = arrays.remove(&*column.name) {
             made.push(array);
             continue;
         }

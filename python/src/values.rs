@@ -275,7 +275,9 @@ pub fn input(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, String
     }
     let value = loose(object).map_err(|fault| {
         if fault == Fault::OVERFLOW {
-            format!("{} is out of range", object.repr().map(|r| r.to_string()).unwrap_or_default())
+            // Python shows no int of thousands of digits.
+            let shown = object.repr().map_or_else(|_| format!("the {}", name()), |r| r.to_string());
+            format!("{shown} is out of range")
         } else {
             fault.to_string()
         }

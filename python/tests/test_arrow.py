@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -54,8 +55,28 @@ def test_frames_of_all_kinds() -> None:
         assert taken(app, {"n": column, "t": pl.Series(["b", None])}) == wanted
     with pytest.raises(tm.InputError, match=r"pandas\.period"):
         taken(app, pd.DataFrame({"n": pd.period_range("2024-01", periods=2, freq="M")}))
-    with pytest.raises(tm.InputError, match="no column 'm'"):
-        taken(app, frame.set_index(pd.Index([1, 2, 3], name="m")))
+    # An index with a name is a column, be its values a range or not.
+    for index in ([1, 2, 3], [1, 2, 4]):
+        with pytest.raises(tm.InputError, match="no column 'm'"):
+            taken(app, frame.set_index(pd.Index(index, name="m")))
+        numbered = frame[["t"]].set_index(pd.Index(index, name="n"))
+        assert [row["n"] for row in taken(app, numbered)] == index
+
+
+def test_what_ends_while_it_is_read_says_why() -> None:
+    app, _ = taker(n=int)
+    schema = pa.schema({"n": pa.int64()})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"n": [1]})
+        raise ValueError("the disk is gone")
+
+    with pytest.raises(tm.InputError, match="the disk is gone"):
+        taken(app, pa.RecordBatchReader.from_batches(schema, batches()))
+    with pytest.raises(tm.InputError, match="a value of type Int64Array holds no rows"):
+        taken(app, pa.array([1]))
+    with pytest.raises(tm.InputError, match=r"column 'n' holds no values.*the disk is gone"):
+        taken(app, {"n": pa.RecordBatchReader.from_batches(schema, batches())})
 
 
 def test_the_row_that_does_not_fit_is_counted_over_all_chunks() -> None:
@@ -66,26 +87,60 @@ def test_the_row_that_does_not_fit_is_counted_over_all_chunks() -> None:
             taken(app, rows)
 
 
-def strings(offsets: list[int], data: bytes, nulls: bytes | None = None) -> pa.Array:
-    made = [None if nulls is None else pa.py_buffer(nulls)]
-    made += [pa.py_buffer(struct.pack(f"{len(offsets)}i", *offsets)), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, made)
+def broken(
+    kind: pa.DataType, offsets: list[int], of: pa.Array | bytes, nulls: bytes | None, cut: int
+) -> tuple[pa.Array, Callable[[], None]]:
+    """Texts, bytes or a list with such offsets, of which ``cut`` bytes are missing. They become so
+    when one calls what comes second: pyarrow looks at whatever it makes an array or a table of."""
+    is_wide = pa.types.is_large_list(kind) or kind in (pa.large_string(), pa.large_binary())
+    packed = struct.pack(f"{len(offsets)}{'q' if is_wide else 'i'}", *offsets)
+    buffer = pa.allocate_buffer(len(packed), resizable=True)
+    inside = memoryview(buffer).cast("B")
+    inside[:] = bytes(len(packed))
+    buffers = [None if nulls is None else pa.py_buffer(nulls), buffer]
+    children = None
+    if isinstance(of, bytes):
+        buffers.append(pa.py_buffer(of))
+    else:
+        children = [of]
+
+    def breaks() -> None:
+        inside[:] = packed
+        inside.release()
+        if cut:
+            buffer.resize(len(packed) - cut)
+
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers, children=children), breaks
+
+
+def strings(offsets: list[int], data: bytes) -> pa.Array:
+    buffers = [None, pa.py_buffer(struct.pack(f"{len(offsets)}i", *offsets)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
 
 
 def test_texts_that_are_no_texts_are_refused_by_row() -> None:
     app, _ = taker(t=tm.optional(str))
-    for array, row in (
-        (strings([0, 1, 3], b"a\xff\xff"), 1),
-        (strings([0, 1, 3], "aé".encode()), None),
-        (strings([0, 2, 3], "aé".encode()), 0),
-        (strings([0, 2, 1, 3], b"abc"), 1),
-        (strings([0, 1, 3000], b"abc"), 1),
-        (strings([0, 3000, 3], b"abc"), 0),
-        (strings([0, -1, 3], b"abc"), 0),
-        (strings([5, 1, 3], b"abc"), 0),
+    forms: list[Callable[[pa.Array], Any]] = [
+        lambda array: pa.table({"t": array}),
+        lambda array: {"t": array},
+        lambda array: pa.record_batch({"t": array}),
+        lambda array: {"t": pa.chunked_array([array])},
+    ]
+    for offsets, data, is_right in (
+        ([0, 1, 3], b"a\xff\xff", False),
+        ([0, 1, 3], "aé".encode(), True),
+        ([0, 2, 3], "aé".encode(), False),
+        ([0, 2, 1, 3], b"abc", False),
+        ([0, 1, 3000], b"abc", False),
+        ([0, 3000, 3], b"abc", False),
+        ([0, -1, 3], b"abc", False),
+        ([5, 1, 3], b"abc", False),
     ):
-        for rows in (pa.table({"t": array}), {"t": array}, pa.record_batch({"t": array})):
-            if row is None:
+        for form in forms:
+            array, breaks = broken(pa.string(), offsets, data, None, 0)
+            rows = form(array)
+            breaks()
+            if is_right:
                 assert taken(app, rows) == [{"t": "a"}, {"t": "é"}]
                 continue
             with pytest.raises(tm.InputError, match=r"column 't'.*is not valid Arrow"):
@@ -123,40 +178,41 @@ def test_broken_arrays_are_refused_or_taken_and_nothing_ends() -> None:
             if dice.random() < 0.5:
                 edges[dice.randrange(length + 1)] = dice.choice([-1, 10, 2**31 - 1, 0, 4])
             wide = dice.random() < 0.3
-            packed = struct.pack(f"{length + 1}{'q' if wide else 'i'}", *edges)
-            nulls = pa.py_buffer(bytes([dice.randrange(256)])) if dice.random() < 0.3 else None
-            buffers = [nulls, pa.py_buffer(packed[: dice.choice([len(packed)] * 9 + [4])])]
+            nulls = bytes([dice.randrange(256)]) if dice.random() < 0.3 else None
+            cut = dice.choice([0] * 9 + [length * (8 if wide else 4)])
             column = dice.choice("tyl")
-            if column == "l":
-                kind = pa.large_list(pa.string()) if wide else pa.list_(pa.string())
-                items = strings([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], data)
-                array = pa.Array.from_buffers(kind, length, buffers, children=[items])
-            else:
-                narrow = {"t": pa.string(), "y": pa.binary()}
-                large = {"t": pa.large_string(), "y": pa.large_binary()}
-                kind = (large if wide else narrow)[column]
-                array = pa.Array.from_buffers(kind, length, [*buffers, pa.py_buffer(data)])
+            narrow = {"t": pa.string(), "y": pa.binary(), "l": pa.list_(pa.string())}
+            large = {
+                "t": pa.large_string(),
+                "y": pa.large_binary(),
+                "l": pa.large_list(pa.string()),
+            }
+            items = strings([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], data) if column == "l" else data
+            kind = (large if wide else narrow)[column]
+            array, breaks = broken(kind, edges, items, nulls, cut)
+            rows = pa.table({column: array})
+            breaks()
             try:
-                mill.send("s", pa.table({column: array}))
+                mill.send("s", rows)
                 outcomes.append("taken")
             except tm.InputError as error:
                 outcomes.append("refused" if f"column '{column}'" in error.what else error.what)
         mill.drain()
-        rows = len(mill.output("take").rows())
-    assert rows >= outcomes.count("taken") > 20
+        count = len(mill.output("take").rows())
+    assert count >= outcomes.count("taken") > 20
     assert outcomes.count("refused") > 20
     assert {*outcomes} == {"taken", "refused"}
 
 
 class Capsule:
-    """What no library has checked: the interface itself, over arrays of our own."""
+    """What no library has checked: the interface itself, with another number of nulls."""
 
-    def __init__(self, array: pa.Array, length: int) -> None:
+    def __init__(self, array: pa.Array, nulls: int) -> None:
         self.schema, self.array = array.__arrow_c_array__()
         get = ctypes.pythonapi.PyCapsule_GetPointer
         get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
         place = get(self.array, b"arrow_array")
-        ctypes.cast(place, ctypes.POINTER(ctypes.c_int64))[1] = length
+        ctypes.cast(place, ctypes.POINTER(ctypes.c_int64))[1] = nulls
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
         return self.schema, self.array
@@ -165,7 +221,9 @@ class Capsule:
 def test_null_counts_that_are_wrong_are_refused() -> None:
     app, _ = taker(n=tm.optional(int))
     array = pa.StructArray.from_arrays([pa.array([1, None, 3])], ["n"])
-    child = Capsule(pa.array([1, None, 3]), 3)
+    wrong = Capsule(pa.array([1, None, 3]), 3)
     with pytest.raises(tm.InputError, match="column 'n' is not valid Arrow"):
-        taken(app, {"n": child})
+        taken(app, {"n": wrong})
+    # It has no length in Python, and needs none.
+    assert len(taken(app, {"n": Capsule(pa.array([1, None, 3]), 1)})) == 3
     assert len(taken(app, pa.RecordBatch.from_struct_array(array))) == 3

@@ -95,10 +95,8 @@ def checked(owner: str, rows: Any, column: str) -> Any:
     if _is_of(rows, "pandas"):
         import pyarrow as pa
 
-        # As the frame's own interface makes it.
-        make = pa.Table.from_pandas if hasattr(rows, "columns") else pa.Array.from_pandas
         try:
-            rows = make(rows)
+            rows = _of_pandas(rows)
         except pa.ArrowException as error:
             why = "; ".join(str(part) for part in error.args)
             raise InputError(f"{owner}: {why}", "give each column one type") from None
@@ -113,19 +111,31 @@ def checked(owner: str, rows: Any, column: str) -> Any:
             except pa.ArrowInvalid as error:
                 place = re.search(r"(?:slot|index) (\d+)", str(error))
                 row = f", row {first + int(place[1])}" if place else ""
+                what = f"column '{name}'{row}: it" if name else f"the data{row}"
                 raise InputError(
-                    f"{owner}: column '{name}'{row}: it is not valid Arrow: {error}",
+                    f"{owner}: {what} is not valid Arrow: {error}",
                     "whoever has made it has made a mistake; validate(full=True) tells",
                 ) from None
             first += len(chunk)
     return rows
 
 
+def _of_pandas(rows: Any) -> Any:
+    """As a frame's own interface makes it, but for an index with a name: that is a column, be it
+    kept as numbers or as their range, which pandas chooses by the values."""
+    import pyarrow as pa
+
+    if not hasattr(rows, "columns"):
+        return pa.Array.from_pandas(rows)
+    is_named = any(name is not None for name in rows.index.names)
+    return pa.Table.from_pandas(rows, preserve_index=True if is_named else None)
+
+
 def _columns(rows: Any, column: str) -> list[tuple[str, Any]]:
     names = getattr(rows, "column_names", None)
     if names is None:
         names = getattr(getattr(rows, "schema", None), "names", None)
-    if names is None:
+    if names is None or not hasattr(rows, "columns"):
         return [(column, rows)]
     return list(zip(names, rows.columns, strict=True))
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import decimal as dec
+import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from tidemill.errors import ProgramError
@@ -226,6 +227,7 @@ def default_json(name: str, value: object, ty: DataType) -> Json:
     """A default as the engine reads it, brought to the column's type."""
     if ty.kind == "any" and value is not None:
         raise ProgramError(f"column '{name}': a column of type any has no default but None")
+    value = _plain(value)
     if (
         ty.kind == "decimal"
         and isinstance(value, int | dec.Decimal)
@@ -233,16 +235,34 @@ def default_json(name: str, value: object, ty: DataType) -> Json:
     ):
         return {"decimal": [decimal_units(dec.Decimal(value), ty.scale), ty.scale]}
     if ty.kind == "float" and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ProgramError(f"column '{name}': its default is too large for a float") from None
     try:
         found, json = constant(value)
     except TypeError as error:
         raise ProgramError(f"column '{name}': {error}") from None
-    if found is not None and found != ty and not (value == [] and ty.kind == "list"):
-        raise ProgramError(f"column '{name}' is {ty}, but its default {value!r} is {found}")
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        raise ProgramError(f"column '{name}': a default can't be {value}")
+    if isinstance(value, list | tuple) and found is None:
+        # Of no items, or of nulls alone: it fits every list, and nothing else.
+        fits, kind = ty.kind == "list", "a list"
+    else:
+        fits, kind = found is None or found == ty, str(found)
+    if not fits:
+        raise ProgramError(f"column '{name}' is {ty}, but its default {value!r} is {kind}")
+    for number in _floats(json):
+        if not math.isfinite(number):
+            raise ProgramError(f"column '{name}': a default can't be {number}")
     return json
+
+
+def _floats(json: Json) -> Iterator[float]:
+    """The floats in a constant."""
+    if isinstance(json, dict):
+        if "float" in json:
+            yield json["float"]
+        for item in json.get("list", []):
+            yield from _floats(item)
 
 
 def decimal_units(value: dec.Decimal, scale: int) -> int:
@@ -264,15 +284,24 @@ def decimal_units(value: dec.Decimal, scale: int) -> int:
         raise ProgramError(f"{value} has more than {scale} digits after the point")
     if len(kept) + shift > len(str(INT_MAX)):
         raise ProgramError(f"{value} is out of range for decimal({scale})")
-    units = int(kept) * 10**shift
-    return checked_int(-units if sign else units)
+    size: int = int(kept) * 10**shift
+    units = -size if sign else size
+    if not INT_MIN <= units <= INT_MAX:
+        raise ProgramError(f"{value} is out of range for decimal({scale})")
+    return units
 
 
 def checked_int(value: int) -> int:
     """The integer, refused when it does not fit 64 bits."""
     if not INT_MIN <= value <= INT_MAX:
-        raise ProgramError(f"{value} is outside the 64 bits of an int")
+        raise ProgramError(f"{_shown(value)} is outside the 64 bits of an int")
     return value
+
+
+def _shown(value: int) -> str:
+    """An int in an error: Python writes none of thousands of digits."""
+    bits = value.bit_length()
+    return str(value) if bits <= 256 else f"an int of {bits} bits"
 
 
 def microseconds(value: dt.datetime | dt.timedelta) -> int:
@@ -330,10 +359,21 @@ def constant(value: object) -> tuple[DataType | None, Json]:
         return ty, {"list": [json for _, json in found]}
     if type(value).__module__ == "numpy" and type(value).__name__ in ("datetime64", "timedelta64"):
         return _numpys_time(value)
-    item = getattr(value, "item", None)
-    if callable(item) and type(value).__module__.startswith("numpy"):
-        return constant(item())
+    plain = _plain(value)
+    if plain is not value:
+        return constant(plain)
     raise TypeError(f"a value of type {type(value).__name__} can't be part of a program")
+
+
+def _plain(value: Any) -> object:
+    """A number of numpy as Python's. Its arrays are no single values, whatever their length; its
+    times have a form of their own."""
+    module, name = type(value).__module__, type(value).__name__
+    if module != "numpy" or name in ("datetime64", "timedelta64") or hasattr(value, "__len__"):
+        return value
+    item: object = value.item()
+    # Some have none in Python, and give themselves.
+    return value if type(item).__module__ == "numpy" else item
 
 
 def _is_not_a_time(value: object) -> bool:
