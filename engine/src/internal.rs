@@ -296,7 +296,9 @@ mod tests {
         let before = Internal { facts, parked: Vec::new(), rings: Vec::new() };
         let Internal { facts, .. } = Internal::decode(&program, &before.encode()).unwrap();
         let end = Position { time_us: 40, source: SourceId(2), offset: 7 };
-        assert_eq!(facts.watermarks[..3], [end, end, Position::MAX]);
+        let index = |name: &str| program.streams.iter().position(|of| &*of.spec.name == name);
+        let mark = |name: &str| facts.watermarks[index(name).unwrap()];
+        assert_eq!(["left", "right", "other"].map(mark), [end, end, Position::MAX]);
         assert_eq!(facts.frontiers_us, [40]);
     }
 }

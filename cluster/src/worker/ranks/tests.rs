@@ -12,6 +12,9 @@ const SOURCES: u32 = 3;
 /// By stream in event time: what comes of it by itself, and some of it.
 const INTERVALS_US: [i64; 4] = [10, 4, 5, 20];
 const ASIDE: u32 = 9;
+/// Words of an event, behind its time and its number: the streams of which it ends an interval, and where it stands.
+const ENDS: usize = 2;
+const STANDS: usize = 3;
 
 /// Events say themselves on what they are; of stream 1 late ones are told to others.
 struct Marked(Program);
@@ -45,9 +48,12 @@ impl Functions for Marked {
         (0b01 | part) << (2 * stream)
     }
 
+    fn admitted(&self, call: Call, time_us: i64) -> Call {
+        with(call, STANDS, time_us)
+    }
+
     fn closes(&self, call: Call, streams: u64) -> Call {
-        let args = call.args.iter().cloned().chain([Value::Int(streams as i64)]).collect();
-        Call { args, ..call }
+        with(call, ENDS, streams as i64)
     }
 }
 
@@ -56,6 +62,13 @@ fn word(call: &Call, at: usize) -> i64 {
         Some(Value::Int(word)) => *word,
         _ => 0,
     }
+}
+
+/// The call with this word in that place.
+fn with(call: Call, at: usize, word: i64) -> Call {
+    let mut args = call.args.to_vec();
+    args[at] = Value::Int(word);
+    Call { args: args.into(), ..call }
 }
 
 /// A record: events with their streams and times; others are calls.
@@ -67,8 +80,8 @@ fn records() -> impl Strategy<Value = Vec<Vec<Record>>> {
     prop::collection::vec(prop::collection::vec(record, 0..12), SOURCES as usize)
 }
 
-/// An epoch: where the watermark was before it, and its calls in their order.
-type Epoch = (i64, Vec<(Tid, Call)>);
+/// The calls of an epoch in their order.
+type Epoch = Vec<(Tid, Call)>;
 
 /// Executes cuts that take so many records of each source, at so many workers.
 fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
@@ -101,7 +114,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
                     // Time goes on.
                     let time_us = time_us + 3 * record as i64;
                     at += 1;
-                    let args = [time_us, at].map(Value::Int).into();
+                    let args = [time_us, at, 0, time_us].map(Value::Int).into();
                     let target = Target::Function(*stream);
                     let call = Call { target, table: TableId(0), key: [].into(), args };
                     let request = Request { id: [].into(), call };
@@ -115,7 +128,6 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
                 }
             }
         }
-        let mark_us = times.watermarks[0].time_us;
         of.advance(&mut times, &upto);
         let (count, clock_us) = (1 << 20, 0);
         let base = epoch << 20;
@@ -145,7 +157,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
             calls.extend(parts.into_iter().flatten().map(|(tid, request)| (tid, request.call)));
         }
         calls.sort_by_key(|(tid, _)| *tid);
-        epochs.push((mark_us, calls));
+        epochs.push(calls);
     }
     epochs
 }
@@ -160,17 +172,16 @@ proptest! {
             prop_assert_eq!(&at_workers(workers, &all, step), &alone);
         }
         let functions = Marked(Builder::new("marked").finish().unwrap());
-        for (mark_us, calls) in &alone {
+        for calls in &alone {
             let on: Vec<u64> = calls.iter().map(|(_, call)| functions.intervals(call)).collect();
             for (bit, us) in INTERVALS_US.iter().enumerate() {
                 // Late ones stand where their source stood.
-                let at = |nth: usize| word(&calls[nth].1, 0).max(word(&calls[nth].1, 3));
-                let interval = |nth: usize| at(nth).max(*mark_us).div_euclid(*us);
+                let interval = |nth: usize| word(&calls[nth].1, STANDS).div_euclid(*us);
                 let is_on = |nth: &usize| on[*nth] >> bit & 1 == 1;
                 for nth in (0..calls.len()).filter(is_on) {
                     let mut behind = (nth + 1..calls.len()).filter(is_on);
                     let is_last = behind.all(|other| interval(other) != interval(nth));
-                    let ends = word(&calls[nth].1, 2) as u64;
+                    let ends = word(&calls[nth].1, ENDS) as u64;
                     prop_assert_eq!(ends >> bit & 1 == 1, is_last);
                 }
             }
