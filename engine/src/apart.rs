@@ -7,15 +7,23 @@ use tidemill_connect::FilesSettings;
 use tidemill_core::Result;
 use tidemill_env::Env;
 
+use crate::emptied::{Emptied, Purpose};
 use crate::settings::Durable;
+use crate::sides;
 use crate::spec::{AppSpec, Target};
 
 /// Refuses an app that writes what it reads, writes one file twice, or writes into a directory of the
 /// engine's: those given, and the app's own. It changes nothing.
 ///
 /// # Errors
-/// Names what is not apart, with the user's line.
+/// Names what is not apart, with the user's line. A data directory that is none comes first: of a folder
+/// with files of the user's it is the directory that is to be another one.
 pub(crate) fn check(spec: &AppSpec, directories: &[PathBuf], env: &Env) -> Result<()> {
+    let own = spec.settings.data_dir.iter().filter(|_| spec.settings.durable != Durable::None);
+    for path in own.clone() {
+        sides::for_one(&*env.disk, path)?;
+        Emptied { disk: &*env.disk, path, purpose: Purpose::Data }.check_whose()?;
+    }
     let mut written = Vec::new();
     if let Some(path) = spec.settings.log_to.as_ref().filter(|path| **path != Path::new("-")) {
         written.push(Written::new(path, "log_to", ""));
@@ -32,7 +40,6 @@ pub(crate) fn check(spec: &AppSpec, directories: &[PathBuf], env: &Env) -> Resul
         let settings = settings.map_err(|error| error.at(decl.at.clone()))?;
         read.push(Read { settings, by: format!("stream {}", decl.stream), at: decl.at.clone() });
     }
-    let own = spec.settings.data_dir.iter().filter(|_| spec.settings.durable != Durable::None);
     let directories: Vec<PathBuf> = own.chain(directories).cloned().collect();
     check_apart(&*env.disk, &written, &read, &directories)
 }

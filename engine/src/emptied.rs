@@ -85,6 +85,29 @@ impl Emptied<'_> {
         Ok(self.has(FRESH)? || has_renamed && !self.has("APP")?)
     }
 
+    /// Whether it says of itself that it is ours.
+    fn is_ours(&self) -> Result<bool> {
+        for sign in self.purpose.signs() {
+            if self.has(sign)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Refuses a folder that is somebody else's. What else may be wrong with it, who opens it finds. It
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// When it has something in it, and nothing says that it is ours.
+    pub(crate) fn check_whose(&self) -> Result<()> {
+        let is_dir = self.disk.metadata(self.path).is_ok_and(|meta| meta.is_dir);
+        match is_dir && !self.is_ours()? {
+            true => self.contents().map(drop),
+            false => Ok(()),
+        }
+    }
+
     /// The names of what would go, sorted.
     ///
     /// # Errors
@@ -94,10 +117,7 @@ impl Emptied<'_> {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             other => other.map_err(|e| self.fail(&e))?,
         };
-        let mut is_ours = false;
-        for sign in self.purpose.signs() {
-            is_ours |= self.has(sign)?;
-        }
+        let is_ours = self.is_ours()?;
         let mut names = Vec::new();
         for path in &paths {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
