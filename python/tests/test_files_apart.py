@@ -27,7 +27,7 @@ def count(tx, e):
 
 
 count.write(tm.files({sink!r}))
-s.late.write(tm.files({other!r}))
+count.aborted.write(tm.files({other!r}))
 """
 
 
@@ -89,6 +89,21 @@ def test_what_is_not_apart_is_refused_and_stays(
     done = run(folder, *flags, **files)
     refused(done, said)
     assert "app.py:" in done.stderr
+    assert tree(folder) == before
+
+
+def test_of_a_folder_of_somebody_else_the_folder_is_named_and_of_ones_own_the_file(
+    folder: Path,
+) -> None:
+    before = tree(folder)
+    done = run(folder, "--data-dir", ".", sink="a.csv")
+    refused(done, "is no data directory")
+    assert "give an empty or new folder" in done.stderr
+    assert tree(folder) == before
+    assert run(folder).returncode == 0
+    before = tree(folder)
+    done = run(folder, sink="apart.tidemill/a.csv")
+    refused(done, "apart.tidemill/a.csv (stream count) is in apart.tidemill, where the engine")
     assert tree(folder) == before
 
 
