@@ -1,4 +1,7 @@
-"""Nothing is swallowed without a word: where code drops an error, a comment beside it says why that is harmless."""
+"""Nothing is swallowed without a word.
+
+Where code drops an error, a comment beside it says why that is harmless.
+"""
 
 from __future__ import annotations
 

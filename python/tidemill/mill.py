@@ -79,6 +79,8 @@ class Mill:
             return
         if self._ended:
             if self._ending and local.transaction is None:
+                # What it ends with is for whoever called stop() or finish(), and they were
+                # interrupted: this only lets it come to its end.
                 with contextlib.suppress(Error):
                     self._native.wait(_ENDING_US)
             return
