@@ -347,7 +347,8 @@ fn files_that_have_grown_go_on() {
     }
     let events = events(&all);
     let grown = |round: i64| {
-        let of = move |event: &&Vec<Value>| matches!(event[0], Value::Int(id) if id >= 10_000 * round);
+        let of =
+            move |event: &&Vec<Value>| matches!(event[0], Value::Int(id) if id >= 10_000 * round);
         events.iter().filter(of).count()
     };
     assert_eq!((grown(1), grown(2), events.len()), (600, 300, 4_600));
