@@ -18,7 +18,7 @@ use tidemill_core::wire::{
 };
 use tidemill_core::{Batch, Error, Position, Result, SourceId, StreamId};
 use tidemill_txn::order::{ends_of, Groups, Run, SequencerState};
-use tidemill_txn::program::Program;
+use tidemill_txn::program::{Body, Handler, Program};
 
 use crate::counts::Counts;
 use crate::outlets::dead_schema;
@@ -97,11 +97,16 @@ pub(crate) struct SinkFacts {
 
 impl Facts {
     /// Where everything had ended, earlier versions left the watermark behind all that may ever come. It is where the
-    /// sources ended.
+    /// sources ended. Nobody goes on with a program as a directory has it, which is without its closures.
     fn ended(&mut self, program: &Program) -> Result<()> {
         let is_over = |mark: &Position| *mark == Position::MAX;
         let has_places = self.sources.len() == program.sources.len();
-        if !has_places || !self.watermarks.iter().any(is_over) {
+        let has_body = |handler: &Handler| match handler.body {
+            Body::Native(native) => native < program.natives.len(),
+            Body::Declared(_) | Body::Opaque(_) => true,
+        };
+        let goes_on = has_places && program.handlers.iter().all(has_body);
+        if !goes_on || !self.watermarks.iter().any(is_over) {
             return Ok(());
         }
         let ends = self.sources.iter().map(|source| (source.time_max, source.next_offset));
