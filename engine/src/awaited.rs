@@ -14,6 +14,9 @@ const LOOKS: u64 = 3;
 /// The same of a topic: brokers that come back may say for a moment that it ends earlier than it does.
 const SURE_OF_TOPICS_NS: u64 = 10_000_000_000;
 
+/// In place of the rows that have come, where all have.
+const STANDS: u64 = u64::MAX;
+
 /// What is waited for now.
 #[derive(Default)]
 pub(crate) struct Awaited(Option<Wait>);
@@ -67,6 +70,23 @@ impl Awaited {
             troubles.tell(source, &what);
         }
         Ok(())
+    }
+
+    /// All rows of a recorded cut have come, and whoever reads a source does not come back from the next read,
+    /// as on a disk that does not answer.
+    pub(crate) fn stands(&mut self, source: &str, now_ns: u64, troubles: &Troubles) {
+        let is_same = |wait: &&mut Wait| wait.source == source && wait.reached == STANDS;
+        let Some(wait) = self.0.as_mut().filter(is_same) else {
+            self.over(troubles);
+            let source = source.to_owned();
+            self.0 =
+                Some(Wait { source, reached: STANDS, since_ns: now_ns, looks: 0, is_told: false });
+            return;
+        };
+        if now_ns.saturating_sub(wait.since_ns) >= QUIET_NS && !wait.is_told {
+            wait.is_told = true;
+            troubles.tell(source, "recovering: waiting for a read that does not come back");
+        }
     }
 
     /// It has come.
@@ -129,5 +149,13 @@ mod tests {
         }
         awaited.over(&troubles);
         assert!(troubles.all().is_empty() && !awaited.is_long());
+        // A read that does not come back.
+        for second in 0..3 {
+            awaited.stands("s/f", second * QUIET_NS, &troubles);
+            assert_eq!(awaited.is_long(), second > 0);
+        }
+        assert!(troubles.all()["s/f"].contains("does not come back"));
+        awaited.over(&troubles);
+        assert!(troubles.all().is_empty());
     }
 }

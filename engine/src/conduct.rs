@@ -146,6 +146,7 @@ impl Conductor for Driver {
         }
         if closed > self.open {
             let deposit = self.gather(deposits);
+            self.awaited.over(&self.shared.troubles);
             self.open += 1;
             self.closing = false;
             self.first_row_ns = None;
@@ -162,6 +163,13 @@ impl Conductor for Driver {
         }
         if !self.replay.is_empty() && self.gives_way() {
             return Ok(Turn::Stop);
+        }
+        if self.closing && !self.replay.is_empty() {
+            let mut files = self.sources.iter().filter(|source| !source.is_push);
+            if let Some(source) = files.find(|source| !source.end_seen) {
+                let now = self.env.clock.monotonic_ns();
+                self.awaited.stands(&source.name, now, &self.shared.troubles);
+            }
         }
         if !self.closing && self.should_close(deposits)? {
             self.closing = true;

@@ -287,14 +287,15 @@ impl Row {
         }
         // SAFETY: both are objects that live as long as the call, which holds the interpreter's lock; what
         // comes back is a new reference, or null with an exception set.
-        let found = unsafe {
+        unsafe {
             let found = ffi::PyObject_GenericGetAttr(slf.as_ptr(), name.as_ptr());
             Bound::from_owned_ptr_or_err(py, found)
-        };
-        found.map_err(|error| match error.is_instance_of::<PyAttributeError>(py) {
-            true => row.no_column(py, name),
-            false => error,
-        })
+        }
+    }
+
+    /// Python asks this where the other has found nothing.
+    fn __getattr__(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<Py<PyAny>> {
+        Err(self.no_column(py, name))
     }
 
     fn __getitem__<'py>(

@@ -57,7 +57,8 @@ pub struct TableShape {
 /// Columns by name.
 type Names = HashMap<Arc<str>, usize, foldhash::fast::FixedState>;
 
-/// What rows have beside columns: the package refuses columns of such names, and all that Python has.
+/// What rows have beside columns. The package refuses columns of such names, and of those that all objects of
+/// Python have.
 const METHODS: [&str; 4] = ["delete", "exists", "over", "update"];
 
 impl Shapes {
@@ -107,10 +108,7 @@ impl TableShape {
         let names = spec.schema.columns.iter().enumerate();
         let columns: Names = names.map(|(index, column)| (column.name.clone(), index)).collect();
         let mut attributes = columns.clone();
-        attributes.retain(|name, _| {
-            let is_python_s = name.starts_with("__") && name.ends_with("__");
-            !(is_python_s || METHODS.contains(&&**name))
-        });
+        attributes.retain(|name, _| !METHODS.contains(&&**name));
         let (spec, object) = (spec.clone(), OnceLock::new());
         TableShape { spec, columns, attributes, unique, watched, object }
     }
