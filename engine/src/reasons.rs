@@ -121,7 +121,7 @@ impl Reasons {
     /// The commonest ones.
     pub(crate) fn told(&self) -> Vec<ReasonReport> {
         let mut counted: Vec<&Counted> = self.counted.iter().collect();
-        counted.sort_by(|a, b| b.count.cmp(&a.count));
+        counted.sort_by_key(|reason| std::cmp::Reverse(reason.count));
         let told = counted.iter().take(TOLD_MAX).map(|one| ReasonReport {
             handler: one.handler.clone(),
             reason: one.of_all.as_ref().unwrap_or(&one.reason).clone(),

@@ -392,7 +392,7 @@ impl Executor {
         // What it took that serial execution would have taken, too, and what else.
         let (mut done, mut vain) = (0, 0);
         let ran = match arm {
-            Arm::Serial => Err(why.into()),
+            Arm::Serial => Err(why),
             Arm::Graph => {
                 let budget = self.budget(usually);
                 let ran = self.graph(strategy, pool, tables, section, &budget, out);

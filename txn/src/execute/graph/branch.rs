@@ -49,12 +49,15 @@ impl Branch {
 
 /// Those of a graph's rows of which somebody has asked for a window.
 #[derive(Debug, Default)]
-pub(crate) struct Branches(Mutex<HashMap<(TableId, Key), Arc<RwLock<Branch>>>>);
+pub(crate) struct Branches(Mutex<HashMap<(TableId, Key), Shared>>);
+
+/// What all who write a row have of it.
+type Shared = Arc<RwLock<Branch>>;
 
 impl Branches {
     fn with<T>(
         &self,
-        run: impl FnOnce(&mut HashMap<(TableId, Key), Arc<RwLock<Branch>>>) -> T,
+        run: impl FnOnce(&mut HashMap<(TableId, Key), Shared>) -> T,
     ) -> T {
         run(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
