@@ -55,10 +55,7 @@ pub(crate) struct Branches(Mutex<HashMap<(TableId, Key), Shared>>);
 type Shared = Arc<RwLock<Branch>>;
 
 impl Branches {
-    fn with<T>(
-        &self,
-        run: impl FnOnce(&mut HashMap<(TableId, Key), Shared>) -> T,
-    ) -> T {
+    fn with<T>(&self, run: impl FnOnce(&mut HashMap<(TableId, Key), Shared>) -> T) -> T {
         run(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
