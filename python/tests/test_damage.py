@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -92,10 +93,13 @@ def wait_for_rows(path: Path, rows: int, process: subprocess.Popen[str]) -> None
         time.sleep(0.02)
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    """Those of a folder, with their bytes."""
+def files(folder: Path) -> dict[str, str]:
+    """The hash of each file of a folder."""
     found = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in found
+    }
 
 
 @pytest.mark.parametrize("harm", ["bit", "zeros", "gone"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -44,9 +45,9 @@ def refused(done: subprocess.CompletedProcess[str], said: str) -> None:
     assert said in done.stderr
 
 
-def tree(folder: Path) -> dict[str, str | bytes]:
-    """All files and links, and what is in them."""
-    found: dict[str, str | bytes] = {}
+def tree(folder: Path) -> dict[str, str]:
+    """All links and where they lead, all files and the hash of what is in them."""
+    found: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if name == "app.py":
@@ -54,7 +55,7 @@ def tree(folder: Path) -> dict[str, str | bytes]:
         if path.is_symlink():
             found[name] = os.readlink(path)
         elif path.is_file():
-            found[name] = path.read_bytes()
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,19 +56,26 @@ def one(data_dir: Path, **settings: object) -> int:
 
 
 @contextlib.contextmanager
-def several(data_dir: Path, **settings: object) -> Iterator[Coordinator]:
-    """Its coordinator."""
+def several(data_dir: Path, **settings: object) -> Iterator[None]:
+    """A coordinator runs meanwhile."""
     coordinator = Coordinator(bank(), {"data_dir": str(data_dir), **settings}, SECRET)
     try:
-        yield coordinator
+        yield
     finally:
         coordinator.stop()
+        del coordinator
+        # The thread that writes its log holds the directory until its last write.
+        with (data_dir / "cluster" / "LOCK").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    """All files of a folder, but for locks."""
+def files(folder: Path) -> dict[str, str]:
+    """The hash of each file of a folder, but for locks."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.name != "LOCK")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in found
+    }
 
 
 def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
