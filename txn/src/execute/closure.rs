@@ -27,7 +27,8 @@ enum Setting {
     /// The handler was said not to set it.
     Refused,
     /// As the first three, of frames whose writes are noted, each by itself.
-    Noted(bool),
+    Noted,
+    NotedFloat,
     NotedNothing,
 }
 
@@ -81,8 +82,8 @@ impl Places {
             let Places { near, all, .. } = &mut places;
             for position in near.iter_mut().flatten().chain(all.iter_mut()) {
                 position.setting = match position.setting {
-                    Setting::Plain => Setting::Noted(false),
-                    Setting::Float => Setting::Noted(true),
+                    Setting::Plain => Setting::Noted,
+                    Setting::Float => Setting::NotedFloat,
                     Setting::Nothing => Setting::NotedNothing,
                     other => other,
                 };
@@ -386,26 +387,13 @@ impl NativeTx<'_> {
             Setting::Plain => value as u64,
             Setting::Float => canonical(value as u64),
             Setting::Nothing | Setting::Refused => return,
-            Setting::Noted(_) | Setting::NotedNothing => match self.note(row, column, value) {
+            setting => match note(self.outs, setting, row, column, value) {
                 Some(word) => word,
                 None => return,
             },
         };
         // SAFETY: as in `get`; the version has begun.
         unsafe { at.set(usize::from(place.word), word) };
-    }
-
-    /// Notes that a column of a frame is set; the word that it becomes.
-    #[cold]
-    fn note(&mut self, row: usize, column: usize, value: i64) -> Option<u64> {
-        let word = match self.places.at(row, column).setting {
-            Setting::Noted(true) => Some(canonical(value as u64)),
-            Setting::Noted(false) => Some(value as u64),
-            _ => None,
-        };
-        let set = Noted::Set { row, set: word.map(|word| (column, word)) };
-        self.outs.noted.get_or_insert_default().push(set);
-        word
     }
 
     #[inline(always)]
@@ -479,6 +467,20 @@ impl NativeTx<'_> {
         unsafe { self.outs.push(stream, origin, self.event, words.len(), |c| words[c] as u64) };
         self.emitted += 1;
     }
+}
+
+/// Notes that a column of a frame is set; the word that it becomes. (Parts of the transaction, as of [`undo`].)
+#[cold]
+#[inline(never)]
+fn note(outs: &mut Outs, how: Setting, row: usize, column: usize, value: i64) -> Option<u64> {
+    let word = match how {
+        Setting::Noted => Some(value as u64),
+        Setting::NotedFloat => Some(canonical(value as u64)),
+        _ => None,
+    };
+    let set = Noted::Set { row, set: word.map(|word| (column, word)) };
+    outs.noted.get_or_insert_default().push(set);
+    word
 }
 
 /// The sum of a sliding window over integers, which is what most windows are: as
