@@ -149,7 +149,8 @@ def wait(what, holds):
         time.sleep(0.05)
 
 wait("a row", lambda: out.exists() and out.read_text().count("\\n"))
-source.write_text(rows)
+with source.open("a") as file:
+    file.write(rows[rows.index("\\n") + 1 :])
 wait("a reason", lambda: "no room" in (inside / "log").read_text())
 (folder / "ballast").unlink()
 wait("all rows", lambda: out.read_text().count("\\n") == 4000)
