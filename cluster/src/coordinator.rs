@@ -18,6 +18,7 @@ use foldhash::fast::FixedState;
 use tidemill_function::Fault;
 
 use self::cut::Running;
+pub use self::cut::WrongClock;
 use self::form::Forming;
 use self::prepare::Preparing;
 pub use self::quarrel::LeftOut;
@@ -193,6 +194,14 @@ impl Coordinator {
     /// The event that has come too late, where that is an error: it ends for that.
     pub fn late_event(&self) -> Option<&LateEvent> {
         self.late_event.as_ref()
+    }
+
+    /// What is wrong with the clock, as far as that can be told, and what it says.
+    pub fn wrong_clock(&self) -> Option<(WrongClock, i64)> {
+        let Stage::Running(running) = &self.stage else { return None };
+        let jump_us_max = self.settings.clock_jump_us_max;
+        let wrong = running.wrong_clock(self.clock_us, self.now_us, jump_us_max)?;
+        Some((wrong, self.clock_us))
     }
 
     /// How far the cluster has come.

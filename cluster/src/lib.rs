@@ -33,7 +33,7 @@ mod state;
 pub mod wire;
 mod worker;
 
-pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress};
+pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress, WrongClock};
 pub use effect::{Address, Effect, Input, Packet, Piece, Records, Refused, Span, Token};
 pub use event_time::{
     EventSource, EventTime, Interval, LateEvent, Rank, Ranked, ENDED_US, INTERVALS_MAX,
@@ -83,6 +83,8 @@ pub struct Settings {
     /// Where events that wait for their watermark take more, of all workers together, no more are taken of sources that
     /// are ahead of others.
     pub parked_bytes_max: u64,
+    /// A clock that is further ahead of the last cut's, in microseconds, than time has gone by since is taken for a wrong one.
+    pub clock_jump_us_max: i64,
     /// Of the protocol of functions.
     pub function: tidemill_function::Settings,
 }

@@ -22,13 +22,16 @@ use tidemill_txn::program::{Answers, Program};
 
 use crate::awaited::{ended, Awaited, Behind};
 use crate::calls::{self, Answer, Reply};
+use crate::clocks;
 use crate::counts::Counts;
 use crate::deliver::{Done, Item};
 use crate::feed::{stopped, Places};
+use crate::fingerprint::has_request_clock;
 use crate::internal::{Facts, Internal, SourceFacts};
 use crate::reasons::Reasons;
 use crate::records::Verdict;
 use crate::recover::Recorded;
+use crate::requests::HasClock;
 use crate::settings::{OnFault, Recovery, Settings};
 use crate::shared::Shared;
 use crate::snapshots::Capture;
@@ -38,6 +41,18 @@ use crate::workers::Workers;
 
 /// Bytes of rows that wait for others which are coming: some epochs of them.
 const PARKED_BYTES: usize = 8 << 20;
+
+/// Who speaks of what is tried after a death, and of the clock, among troubles.
+const CAREFUL: &str = "careful mode";
+const CLOCK: &str = "clock";
+/// How often a snapshot is taken where the process died in a recovery.
+const HURRIED_NS: u64 = 250_000_000;
+/// The longest sleep: whoever ends the engine does not wait longer.
+const STEP_US: u64 = 20_000;
+/// After a death an epoch has so many rows of each source at most; twice as many as the one before where that took
+/// less than the first time, in nanoseconds, and one where it took more than the second.
+const CAREFUL_ROWS_MAX: u64 = 1024;
+const CAREFUL_NS: (u64, u64) = (20_000_000, 100_000_000);
 
 pub(crate) struct Driver {
     pub(crate) env: Env,
@@ -72,6 +87,20 @@ pub(crate) struct Driver {
     pub(crate) trial: Option<Trial>,
     /// Epochs that were not durable when we looked last, with their transactions.
     pub(crate) on_their_way: VecDeque<(u64, u64)>,
+    /// When the process began, of the monotonic clock.
+    pub(crate) begun_ns: u64,
+    /// The last cut's clock, and when that cut was made, of the monotonic clock; or since when it is known.
+    pub(crate) last_clock_us: i64,
+    pub(crate) last_cut_ns: u64,
+    /// After a death: up to where sources are read in the open epoch, and how many rows of each the next one has; 0
+    /// where epochs are as long as ever.
+    pub(crate) limits: Option<Vec<u64>>,
+    pub(crate) careful_rows: u64,
+    /// Whether requests are kept by a clock of their own in the epoch that is executed.
+    pub(crate) has_request_clock: HasClock,
+    /// When the clock ends the next window, and whether one is open that time ends.
+    pub(crate) slides_us: Option<i64>,
+    pub(crate) is_open: bool,
     /// How snapshots are taken; not at all when absent.
     pub(crate) snapshots: Option<SnapshotPlan>,
     /// The flow's number of the epoch that is open or being closed.
@@ -176,7 +205,7 @@ impl Conductor for Driver {
             // The one behind the one that closes now.
             match self.replay.get(1) {
                 Some(next) => self.gate.open_to(self.open + 1, &next.record.cut.offsets),
-                None => self.gate.open(self.open + 1),
+                None => self.open_next(self.open + 1),
             }
             return Ok(Turn::Busy);
         }
@@ -185,6 +214,52 @@ impl Conductor for Driver {
 }
 
 impl Driver {
+    /// Opens an epoch that is not recorded. After a death it is short: so what was executed is kept when the next one
+    /// comes soon.
+    pub(crate) fn open_next(&mut self, epoch: u64) {
+        if self.careful_rows == 0 || !self.trial.as_ref().is_some_and(Trial::is_careful) {
+            self.limits = None;
+            return self.gate.open(epoch);
+        }
+        let from = match (self.replay.front(), self.limits.take()) {
+            (Some(recorded), _) => recorded.record.cut.offsets.clone(),
+            (None, Some(limits)) => limits,
+            (None, None) => self.sources.iter().map(|source| source.next_offset).collect(),
+        };
+        let recorded = self.replay.front().map(|recorded| &recorded.record.cut.ended);
+        let to = |(index, from): (usize, u64)| {
+            let has_ended = match recorded {
+                Some(ended) => ended.contains(&SourceId(index as u32)),
+                None => self.sources[index].ended,
+            };
+            // Whether a file that had ended has more is known when its end is seen again.
+            if has_ended {
+                u64::MAX
+            } else {
+                from.saturating_add(self.careful_rows)
+            }
+        };
+        let limits: Vec<u64> = from.into_iter().enumerate().map(to).collect();
+        self.gate.open_to(epoch, &limits);
+        self.limits = Some(limits);
+    }
+
+    /// What the clock says, for a cut: see [`clocks`].
+    ///
+    /// # Errors
+    /// When it is far ahead of all that it has been.
+    fn clock_us(&self) -> Result<i64> {
+        let now_us = self.env.clock.now_us();
+        let passed_ns = self.env.clock.monotonic_ns() - self.last_cut_ns;
+        let max_us = self.settings.clock_jump_us_max;
+        clocks::check(now_us, self.last_clock_us, (passed_ns / 1000) as i64, max_us)?;
+        match clocks::behind(now_us, self.last_clock_us) {
+            Some(what) => self.shared.troubles.tell(CLOCK, &what),
+            None => self.shared.troubles.clear(CLOCK),
+        }
+        Ok(now_us)
+    }
+
     /// Whether a recovery is to end before it is complete; the next start begins it anew. A stop waits for
     /// it, but not for what does not come.
     fn gives_way(&self) -> bool {
@@ -303,11 +378,13 @@ impl Driver {
             let source = &self.sources[index];
             !source.was_idle && !source.ended && self.is_idle(index, now)
         };
-        if (0..self.sources.len()).any(falls_idle) && self.sequencer.parked_rows() > 0 {
+        let may_go_on = self.is_open || self.sequencer.parked_rows() > 0;
+        if (0..self.sources.len()).any(falls_idle) && may_go_on {
             return Ok(true);
         }
-        // So does a batch that closes because time has passed.
-        Ok(self.sequencer.due_us().is_some_and(|due| self.env.clock.now_us() >= due))
+        // So do a batch that closes and a window that ends because time has passed.
+        let due_us = self.sequencer.due_us().into_iter().chain(self.slides_us).min();
+        Ok(due_us.is_some_and(|due| self.env.clock.now_us() >= due))
     }
 
     /// The drain that no cut has answered yet: its number, and the rows that it waits for.
@@ -375,7 +452,7 @@ impl Driver {
         }
         let places = self.places(recorded.as_ref())?;
         let clock_us = match &recorded {
-            None => self.env.clock.now_us(),
+            None => self.clock_us()?,
             Some(recorded) => recorded.record.cut.clock_us,
         };
         let ids = (0..self.sources.len() as u32).map(SourceId);
@@ -424,6 +501,8 @@ impl Driver {
         if others.peek().is_some() && others.all(|index| self.sources[index].ended) {
             self.shared.others_ended.store(true, Ordering::Release);
         }
+        self.last_clock_us = sequenced.cut.clock_us;
+        self.last_cut_ns = self.env.clock.monotonic_ns();
         let was_recorded = recorded.is_some();
         // Decided once: a stop that comes later gets a cut of its own.
         let is_last = self.is_done();
@@ -461,16 +540,35 @@ impl Driver {
             return answered(epoch, self.executor.run(&self.pool, tables, epoch));
         }
         let mut all: Option<Outcome> = None;
-        let order = std::mem::take(&mut epoch.order);
+        let (order, slides) = (std::mem::take(&mut epoch.order), std::mem::take(&mut epoch.slides));
         // Whatever takes an event belongs together: procedures run when all others have.
         let mut left = &order[..];
         while let Some(first) = left.first() {
             let (source, offset) = epoch.event(*first);
             let is_same = |next: &&Ranked| epoch.event(**next) == (source, offset);
             let same = left.iter().take_while(is_same).count();
-            trial.transaction(at, source, offset)?;
+            if let Some(wait_us) = trial.waits(at, source, offset)? {
+                let (begun_ns, name) =
+                    (self.env.clock.monotonic_ns(), &program.sources[source.index()].name);
+                let what = format!(
+                    "the process ended when row {offset} of source {name} was executed: it is tried again, alone, after \
+                     {} ms, to see whether something else ends the process",
+                    wait_us / 1000
+                );
+                self.shared.troubles.tell(CAREFUL, &what);
+                let waited = || (self.env.clock.monotonic_ns() - begun_ns) / 1000;
+                while waited() < wait_us && !self.shared.stop_wanted() && !self.shared.is_over() {
+                    self.env.clock.sleep_us((wait_us - waited().min(wait_us)).clamp(1, STEP_US));
+                }
+                self.shared.troubles.clear(CAREFUL);
+            }
+            let lived_us = (self.env.clock.monotonic_ns() - self.begun_ns) / 1000;
+            trial.transaction(at, source, offset, lived_us)?;
             epoch.order = left[..same].to_vec();
             left = &left[same..];
+            if left.is_empty() {
+                epoch.slides.clone_from(&slides);
+            }
             let outcome = answered(epoch, self.executor.run(&self.pool, tables, epoch))?;
             match &mut all {
                 None => all = Some(outcome),
@@ -479,6 +577,7 @@ impl Driver {
                     all.unstable.extend(outcome.unstable);
                     all.overdue.extend(outcome.overdue);
                     all.faults.extend(outcome.faults);
+                    all.aborted_slides.extend(outcome.aborted_slides);
                     all.commands.extend(outcome.commands);
                     for (total, count) in all.counts.iter_mut().zip(outcome.counts) {
                         total.committed += count.committed;
@@ -493,7 +592,7 @@ impl Driver {
                 }
             }
         }
-        epoch.order = order;
+        (epoch.order, epoch.slides) = (order, slides);
         trial.executed(at)?;
         match all {
             Some(all) => Ok(all),
@@ -556,14 +655,24 @@ impl Driver {
         self.executor.obey(overdue.unwrap_or_default());
         let commands = recorded.as_ref().and_then(|recorded| recorded.record.commands.as_ref());
         let commands = commands.map(|bytes| take_commands(&self.program, bytes)).transpose()?;
-        self.executor.follow(commands);
+        // Where something else may come of it, what it sets off then is not in the log.
+        let has_clock =
+            recorded.as_ref().is_none_or(|recorded| has_request_clock(recorded.record.fingerprint));
+        self.has_request_clock.store(has_clock, Ordering::Relaxed);
+        self.executor.follow(commands.filter(|_| !self.settings.accept_replay));
         let told = recorded.as_ref().map(|recorded| recorded.record.answers.clone());
         epoch.answers = Arc::new(Answers::of(told.unwrap_or_default()));
+        if let Some(trial) = &mut self.trial {
+            trial.is_recovering &= recorded.is_some() || shared.out.lock().snapshots == 0;
+        }
         let begun = self.env.clock.monotonic_ns();
         let mut answers = aside;
         let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch, &mut answers)?;
         let ns = self.env.clock.monotonic_ns() - begun;
         // What is executed again was told of, and answered for, the first time.
+        if recorded.is_none() {
+            crate::faults::tell_slides(&shared.life, &self.program, &outcome.aborted_slides);
+        }
         if recorded.is_none() && !outcome.faults.is_empty() {
             crate::faults::tell(&shared.life, &self.program, &outcome.faults);
             if self.settings.on_fault == OnFault::Stop {
@@ -572,6 +681,13 @@ impl Driver {
                 }
             }
         }
+        self.careful_rows = match ns {
+            ns if ns < CAREFUL_NS.0 => CAREFUL_ROWS_MAX.min(self.careful_rows * 2),
+            ns if ns > CAREFUL_NS.1 => self.careful_rows.min(1),
+            _ => self.careful_rows,
+        };
+        self.slides_us = self.executor.due_us(&state.tables);
+        self.is_open = self.executor.is_open(&state.tables);
         let noted = shared.followed.lock().note(&state.tables, self.settings.tail_rows);
         shared.recent.note(cut.epoch, epoch.order.len(), ns, self.executor.ran());
         state.executed(&cut, outcome.seq);
@@ -582,7 +698,7 @@ impl Driver {
         events.extend(crate::aside::late(&self.program, late));
         let (seq, written) = (outcome.seq, outcome.written.clone());
         let overdue = outcome.overdue.clone();
-        let faults = outcome.faults.clone();
+        let (faults, aborted_slides) = (outcome.faults.clone(), outcome.aborted_slides.clone());
         let is_strong = self.settings.recovery == Recovery::Strong && recorded.is_none();
         let commands = is_strong.then(|| put_commands(&outcome.commands));
         let told = epoch.answers.all();
@@ -604,9 +720,13 @@ impl Driver {
             ))
             .help("raise memory_bytes_max, delete rows that are no longer needed, or keep less"));
         }
+        // What was recorded is in the log; whoever died executing that again is to come further the next time.
+        let is_hurried =
+            recorded.is_some() && self.trial.as_ref().is_some_and(|trial| trial.died_recovering);
+        let every_ns = if is_hurried { HURRIED_NS } else { u64::MAX };
         let capture = match recorded {
-            Some(_) if !is_last => None,
-            _ => self.capture(&mut state.tables, &cut, seq, is_last),
+            Some(_) if !is_last && !is_hurried => None,
+            _ => self.capture(&mut state.tables, &cut, seq, (is_last, every_ns)),
         };
         let counts = self.counts.clone();
         // Of a recorded one, too: whoever made it may not have come to completing the sinks.
@@ -618,6 +738,7 @@ impl Driver {
             written,
             overdue,
             faults,
+            aborted_slides,
             commands,
             told,
             places,
@@ -638,12 +759,12 @@ impl Driver {
         tables: &mut [Table],
         cut: &Cut,
         seq: u64,
-        is_last: bool,
+        (is_last, every_ns): (bool, u64),
     ) -> Option<Box<Capture>> {
         let now = self.env.clock.monotonic_ns();
         let plan = self.snapshots.as_mut()?;
         let forced = self.shared.force.load(Ordering::Acquire);
-        plan.is_due |= forced || now.saturating_sub(plan.last_ns) >= plan.every_ns;
+        plan.is_due |= forced || now.saturating_sub(plan.last_ns) >= plan.every_ns.min(every_ns);
         if is_last {
             // The next start then has nothing to repeat.
             self.shared.wait_for_snapshot();

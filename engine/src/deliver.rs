@@ -10,11 +10,12 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
+use serde_json::json;
 use tidemill_connect::Place;
 use tidemill_core::{Batch, Cut, Error, Kind, Result, SourceId};
 use tidemill_env::Env;
 use tidemill_log::Log;
-use tidemill_txn::execute::{Faulted, Overdue};
+use tidemill_txn::execute::{AbortedSlide, Faulted, Overdue};
 use tidemill_txn::program::{Asked, Program};
 
 use crate::calls::Answer;
@@ -59,6 +60,8 @@ pub(crate) struct Done {
     pub(crate) overdue: Vec<Overdue>,
     /// Transactions whose functions failed.
     pub(crate) faults: Vec<Faulted>,
+    /// Slides whose triggers aborted.
+    pub(crate) aborted_slides: Vec<AbortedSlide>,
     /// All transactions, where recovery is strong.
     pub(crate) commands: Option<Vec<u8>>,
     /// What transactions were told from outside.
@@ -118,6 +121,10 @@ pub(crate) struct Delivery {
     pub(crate) tail: (usize, usize),
     /// What is recorded is being executed again.
     pub(crate) is_recovering: bool,
+    /// Functions of which the code is not that of the newest snapshot.
+    pub(crate) changed: Vec<String>,
+    /// What functions come to now is taken, where that is something else than what is recorded.
+    pub(crate) accepts: bool,
 }
 
 pub(crate) fn channel() -> (Sender<Item>, Receiver<Item>) {
@@ -240,7 +247,16 @@ impl Delivery {
                 logs.cuts.append(records::CUT_BEHIND, &bytes)?
             }
             Some(recorded) => {
-                compare(&self.program, &recorded.record, done)?;
+                if let Err(error) = compare(&self.program, &self.changed, &recorded.record, done) {
+                    if !self.accepts {
+                        return Err(error);
+                    }
+                    let what = format!("{}; it was told to accept that", error.what);
+                    self.shared.life.tell("accepted", json!({"what": what}));
+                    self.shared.troubles.tell("recovery", &what);
+                    // The next start is to begin behind it.
+                    self.shared.force.store(true, Ordering::Release);
+                }
                 recorded.number
             }
         };
@@ -305,6 +321,7 @@ impl Delivery {
                 events,
                 counts,
                 faults,
+                aborted_slides,
                 drained,
                 capture,
                 answers,
@@ -319,7 +336,7 @@ impl Delivery {
             events.iter().for_each(|(stream, batch)| rings.push(stream, batch));
             let kept = capture.is_some().then(|| rings.facts());
             drop(rings);
-            let reasons = self.count_aborts(&events, &faults, capture.is_some());
+            let reasons = self.count_aborts(&events, &faults, &aborted_slides, capture.is_some());
             // Outputs may have to wait for room, and nobody else with them.
             for (stream, batch) in &events {
                 self.outlets.write(stream, batch)?;
@@ -367,23 +384,25 @@ impl Delivery {
         &self,
         events: &[(Arc<str>, Batch)],
         faults: &[Faulted],
+        slides: &[AbortedSlide],
         is_wanted: bool,
     ) -> Option<Reasons> {
         let of = |(stream, batch)| Some((self.aborting.get(stream)?, batch));
         let mut aborted =
             events.iter().map(|(stream, batch)| (stream, batch)).filter_map(of).peekable();
-        if aborted.peek().is_none() && !is_wanted {
+        if aborted.peek().is_none() && slides.is_empty() && !is_wanted {
             return None;
         }
         let mut reasons = self.shared.reasons.lock();
         aborted.for_each(|(handler, batch)| reasons.count(handler, batch));
+        slides.iter().for_each(|slide| reasons.slide(&self.program, slide));
         reasons.place(&self.program, faults);
         is_wanted.then(|| reasons.clone())
     }
 }
 
 /// Refuses an epoch that has come to something else than the first time.
-fn compare(program: &Program, before: &CutRecord, now: &Done) -> Result<()> {
+fn compare(program: &Program, changed: &[String], before: &CutRecord, now: &Done) -> Result<()> {
     let what = if !before.has_written(&now.written) {
         let handlers = program.handlers.iter().enumerate();
         let others = handlers
@@ -401,9 +420,24 @@ fn compare(program: &Program, before: &CutRecord, now: &Done) -> Result<()> {
         "epoch {epoch} was executed again after a restart, and {what} are not those of the first \
          time"
     ))
-    .help(
-        "a handler is not a function of its event and of what it reads: look for the clock, \
-         random numbers, files or global variables in it (tidemill inspect names the handlers \
-         that can't be checked); --fresh starts anew",
-    ))
+    .help(differs(changed)))
+}
+
+/// What to do where functions come to something else. All that is there stays as it is.
+pub(crate) fn differs(changed: &[String]) -> String {
+    let why = match changed {
+        [] => "either the code of a function is another now, or a function is not one of its event and of what it reads: \
+               look for the clock, random numbers, files or global variables in it (tidemill inspect names the handlers \
+               that can't be checked)"
+            .to_owned(),
+        names => format!(
+            "the code of {} is not that which took the newest snapshot",
+            names.join(", ")
+        ),
+    };
+    format!(
+        "{why}. With other code: run the code from before once more, stop it in good order (Ctrl-C), and start this one. \
+         Otherwise --accept-replay (accept_replay=True) goes on with what functions come to now; what has left already \
+         stays as it is. The data directory is as it was"
+    )
 }

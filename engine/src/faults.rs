@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 use tidemill_core::Error;
-use tidemill_txn::execute::Faulted;
-use tidemill_txn::program::Program;
+use tidemill_txn::execute::{AbortedSlide, Faulted};
+use tidemill_txn::program::{slide_of, Program};
 
 use crate::life::Life;
 
@@ -23,7 +23,7 @@ pub(crate) fn tell(life: &Life, program: &Program, faults: &[Faulted]) {
             "fault",
             json!({
                 "handler": program.handlers[fault.handler].name, "source": source(program, fault),
-                "offset": fault.event.1, "what": what, "line": at, "in_this_epoch": of,
+                "offset": offset(fault), "what": what, "line": at, "in_this_epoch": of,
             }),
         );
     }
@@ -37,10 +37,9 @@ pub(crate) fn stops(program: &Program, faults: &[Faulted]) -> Option<Error> {
     let fault = faults.iter().find(|fault| !is_answered(fault))?;
     let (what, at) = fault.abort.parts();
     let error = Error::program(format!(
-        "function {} failed on row {} of source {}: {what}",
+        "function {} failed on {}: {what}",
         program.handlers[fault.handler].name,
-        fault.event.1,
-        source(program, fault),
+        event(program, fault),
     ))
     .help(
         "nothing of this event is committed: mend the function and start again, and the run goes \
@@ -50,6 +49,32 @@ pub(crate) fn stops(program: &Program, faults: &[Faulted]) -> Option<Error> {
         Some(at) => error.at(at.to_owned()),
         None => error,
     })
+}
+
+/// Tells the log of slides whose triggers aborted: no event could be told.
+pub(crate) fn tell_slides(life: &Life, program: &Program, slides: &[AbortedSlide]) {
+    for AbortedSlide { window, ends_us, abort } in slides {
+        let window = &program.windows[window.index()].name;
+        let (what, at) = abort.parts();
+        let slide = json!({"window": window, "ends": ends_us, "what": what, "line": at});
+        life.tell("slide aborted", slide);
+    }
+}
+
+/// What a function failed on, in words.
+fn event(program: &Program, fault: &Faulted) -> String {
+    match slide_of(fault.event) {
+        Some((window, ends_us)) => {
+            let window = &program.windows[window.index()].name;
+            format!("the slide of window {window} that ended at {ends_us}")
+        }
+        None => format!("row {} of source {}", fault.event.1, source(program, fault)),
+    }
+}
+
+/// The row of the event, where there is one.
+fn offset(fault: &Faulted) -> Option<u64> {
+    slide_of(fault.event).is_none().then_some(fault.event.1)
 }
 
 fn source<'p>(program: &'p Program, fault: &Faulted) -> &'p str {

@@ -4,18 +4,30 @@ use serde_json::Value;
 use tidemill_core::encode::hash128;
 use tidemill_txn::program::Program;
 
+use crate::requests::REQUESTS;
 use crate::stored::Stored;
 
 /// Raised whenever the engine would come to another outcome on the same input and cuts.
 const ENGINE: u16 = 1;
 /// The same for programs with streams in event time: in earlier versions their events were late by the cuts.
 const EVENT_TIME: u16 = 2;
+/// The same for programs with windows by time: in earlier versions the row that came next ended them.
+const WINDOWS_BY_TIME: u16 = 3;
+/// Added to it where requests are kept by a clock of their own. Cuts from before are executed again without it.
+const REQUEST_CLOCK: u16 = 1 << 8;
 
 fn engine(program: &Value) -> u16 {
-    let mut streams = program["streams"].as_array().into_iter().flatten();
-    match streams.any(|stream| stream["time"].get("event").is_some()) {
-        true => EVENT_TIME,
-        false => ENGINE,
+    let any = |of: &str, is: &dyn Fn(&Value) -> bool| {
+        program[of].as_array().into_iter().flatten().any(is)
+    };
+    let outcome = match () {
+        () if any("windows", &|window| window["extent"].get("time").is_some()) => WINDOWS_BY_TIME,
+        () if any("streams", &|stream| stream["time"].get("event").is_some()) => EVENT_TIME,
+        () => ENGINE,
+    };
+    match any("tables", &|table| table["name"] == REQUESTS) {
+        true => outcome | REQUEST_CLOCK,
+        false => outcome,
     }
 }
 
@@ -35,13 +47,24 @@ pub(crate) fn of(text: &str) -> u128 {
 /// Whether a fingerprint is of an engine that comes to the same on the same input and cuts as this one, which gives a program
 /// the fingerprint `own`.
 pub(crate) fn is_of_this_engine(fingerprint: u128, own: u128) -> bool {
-    fingerprint >> 112 == own >> 112
+    let number = |of: u128| (of >> 112) as u16 & !REQUEST_CLOCK;
+    number(fingerprint) == number(own)
+}
+
+/// Whether a cut with this fingerprint kept requests by a clock of their own.
+pub(crate) fn has_request_clock(fingerprint: u128) -> bool {
+    (fingerprint >> 112) as u16 & REQUEST_CLOCK != 0
+}
+
+/// Whether two fingerprints are of one program, whichever engine executed it.
+pub(crate) fn is_same(one: u128, other: u128) -> bool {
+    one << 16 == other << 16
 }
 
 /// Whether the app that a manifest keeps, with the meaning that it has today, is the one with
 /// this fingerprint: what a program is written as may grow from version to version.
 pub(crate) fn is_same_program(kept: &[u8], fingerprint: u128) -> bool {
-    Stored::parse(kept).is_ok_and(|kept| of(&text(&kept.program)) << 16 == fingerprint << 16)
+    Stored::parse(kept).is_ok_and(|kept| is_same(of(&text(&kept.program)), fingerprint))
 }
 
 /// Takes the lines of the user's files out.

@@ -12,7 +12,7 @@
 //! | `data_dir`, `records`, `internal`, `fingerprint` | what is in a data directory |
 //! | `snapshots` | takes snapshots in the background |
 //! | `recover` | what a data directory holds when the engine starts |
-//! | `trial` | inputs that kill the process |
+//! | `trial`, `clocks` | inputs that kill the process; clocks that are wrong |
 //! | `mill`, `view` | the handle of a running app, and what can be asked of it |
 //! | `aside` | what could not be decoded or computed, what is late |
 //! | `timers`, `external` | events that the clock sends; work outside, and its answers |
@@ -43,6 +43,7 @@ mod calls;
 mod carry;
 mod changes;
 mod clients;
+mod clocks;
 mod cluster;
 mod compare;
 mod conduct;

@@ -17,6 +17,7 @@ use tidemill_txn::order::{Groups, Sequencer};
 use crate::apart;
 use crate::awaited::Awaited;
 use crate::calls::{self, Calls, Reply, Then};
+use crate::clocks;
 use crate::conduct::{Driver, SnapshotPlan};
 use crate::counts::Counts;
 use crate::deliver::{self, Delivery, Item, Logs};
@@ -67,7 +68,9 @@ fn judge(suspect: &Suspect, last_epoch: u64, sources: &[String]) -> Result<Verdi
              again, or restore a backup",
         ));
     }
-    let reason = format!("it ended the process {deaths} times");
+    let reason = format!(
+        "it ended the process {deaths} times, each time alone; tidemill dlq replay sends it again"
+    );
     Ok(Verdict { source, offset, from_epoch: last_epoch + 1, reason })
 }
 
@@ -121,6 +124,7 @@ impl Mill {
             failed,
             troubles,
             durable,
+            has_request_clock,
         } = open(spec, &env, &items)?;
         let started_ns = env.clock.monotonic_ns();
         let internal = durable.as_ref().and_then(|d| d.recovered.internal.clone());
@@ -257,6 +261,8 @@ impl Mill {
             keep_cuts: settings.keep_cuts,
             tail: (settings.tail_rows, settings.tail_bytes),
             is_recovering,
+            changed: durable.as_ref().map(Opening::changed).unwrap_or_default(),
+            accepts: settings.accept_replay,
         };
         let (mut replay, mut verdicts, mut snapshots) = Default::default();
         let (mut dir, mut site) = (None, None);
@@ -288,9 +294,15 @@ impl Mill {
                 logged: recovered.logged,
             });
             (replay, verdicts) = (recovered.cuts, recovered.verdicts);
-            let (tried, suspect) = Trial::open(&env.disk, &held.path)?;
+            let (mut tried, suspect) = Trial::open(&env.disk, &held.path)?;
             let last = replay.back().map_or(epoch, |r: &Recorded| r.record.cut.epoch);
-            let limit = settings.poison_after.max(2);
+            let limit = settings.poison_after;
+            if let Some((source, offset)) = tried.spared {
+                let source = program_names.get(source.index());
+                let what =
+                    "the process ended while nothing was executed: something else has ended it";
+                shared.life.tell("spared", json!({"source": source, "row": offset, "what": what}));
+            }
             if let Some(suspect) = suspect.filter(|suspect| suspect.deaths >= limit) {
                 let verdict = judge(&suspect, last, &program_names).or_else(|error| {
                     // Said once: whoever starts again means to try, and may have been killed by
@@ -303,18 +315,25 @@ impl Mill {
                 items.send(Item::Verdict(record)).map_err(|_| stopped())?;
                 verdicts.push(verdict);
             }
+            tried.is_recovering = !replay.is_empty();
             trial = Some(tried);
             dir = Some(held);
         }
-        // Epochs of the flow are numbered from 1.
-        match replay.front() {
-            Some(first) => gate.open_to(1, &first.record.cut.offsets),
-            None => gate.open(1),
-        }
+        // What a dead process has executed is kept soon, should this one die, too.
+        let is_careful = trial.as_ref().is_some_and(Trial::is_careful);
+        snapshots.iter_mut().for_each(|plan| plan.is_due = is_careful);
+        let last_clock_us =
+            replay.back().map_or(clock_us, |last: &Recorded| last.record.cut.clock_us);
+        let (now_us, max_us) = (env.clock.now_us(), settings.clock_jump_us_max);
+        clocks::check(now_us, last_clock_us, 0, max_us)?;
+        let (slides_us, is_open) = {
+            let state = shared.state.lock();
+            (executor.due_us(&state.tables), executor.is_open(&state.tables))
+        };
         let named = |name: &str| program.streams.iter().position(|s| &*s.spec.name == name);
         let answers = externals.iter().filter_map(|external| named(&external.answers));
         let answers = answers.map(|stream| StreamId(stream as u16)).collect();
-        let driver = Driver {
+        let mut driver = Driver {
             env: env.clone(),
             sequencer,
             program: program.clone(),
@@ -336,6 +355,14 @@ impl Mill {
             verdicts,
             trial,
             on_their_way: VecDeque::new(),
+            begun_ns: started_ns,
+            last_clock_us,
+            last_cut_ns: started_ns,
+            limits: None,
+            careful_rows: u64::from(!was_over),
+            has_request_clock,
+            slides_us,
+            is_open,
             snapshots,
             open: 1,
             closing: false,
@@ -343,6 +370,11 @@ impl Mill {
             draining: None,
             drain_cut: 0,
         };
+        // Epochs of the flow are numbered from 1.
+        match driver.replay.front() {
+            Some(first) => gate.open_to(1, &first.record.cut.offsets),
+            None => driver.open_next(1),
+        }
         let pushed = pushed
             .into_iter()
             .map(|(name, (source, handle, known))| {

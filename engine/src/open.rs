@@ -55,6 +55,8 @@ pub(crate) struct Opened {
     /// What holds sources and sinks up.
     pub(crate) troubles: Troubles,
     pub(crate) durable: Option<Opening>,
+    /// Whether requests are kept by a clock of their own in the epoch that is executed.
+    pub(crate) has_request_clock: requests::HasClock,
 }
 
 /// What was found in the data directory.
@@ -66,6 +68,20 @@ pub(crate) struct Opening {
     pub(crate) program: Vec<u8>,
     /// What an upgrade has done.
     pub(crate) upgraded: Option<serde_json::Value>,
+}
+
+impl Opening {
+    /// The handlers and triggers of which the code is another than that which took the newest snapshot.
+    pub(crate) fn changed(&self) -> Vec<String> {
+        let before = self.recovered.manifest.as_ref().map(|m| Stored::parse(&m.head.program));
+        let (Some(Ok(before)), Ok(now)) = (before, Stored::parse(&self.program)) else {
+            return Vec::new();
+        };
+        let is_other = |(name, code): &(String, String)| {
+            before.codes.get(name).is_some_and(|before| before != code)
+        };
+        now.codes.into_iter().filter(is_other).map(|(name, _)| name).collect()
+    }
 }
 
 /// A partition's name, its source, and the handle of a pushed one.
@@ -86,17 +102,17 @@ pub(crate) struct Partition {
 
 pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Opened> {
     let mut program = spec.program.clone();
-    requests::add(&mut program)?;
+    let has_request_clock = requests::add(&mut program)?;
     program.check()?;
     let troubles = Troubles::default();
     let partitions = partitions(&program, &spec.sources, env, &troubles)?;
     // Before anything is emptied, or opened for writing.
     apart::check(&spec, &[], env)?;
-    let AppSpec { sources, sinks, keep, settings, .. } = spec;
+    let AppSpec { sources, sinks, keep, codes, settings, .. } = spec;
     program.sources = partitions.iter().map(|p| p.spec.clone()).collect();
     program.check()?;
     let program = Arc::new(program);
-    let stored = Stored { program: (*program).clone(), sources, sinks: sinks.clone() };
+    let stored = Stored { program: (*program).clone(), sources, sinks: sinks.clone(), codes };
     let durable = durable(&stored, &settings, env)?;
     let mut begins = match &durable {
         Some(opening) => Begins::read(&*env.disk, &opening.dir.path)?,
@@ -229,6 +245,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
         failed,
         troubles,
         durable,
+        has_request_clock,
     })
 }
 

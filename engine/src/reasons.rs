@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Batch, Value};
-use tidemill_txn::execute::Faulted;
+use tidemill_txn::execute::{AbortedSlide, Faulted};
 use tidemill_txn::program::Program;
 
 use crate::report::ReasonReport;
@@ -79,6 +79,13 @@ impl Reasons {
         if let Some((reason, count)) = last {
             self.add(handler, &reason, count);
         }
+    }
+
+    /// Counts a slide of a window whose triggers aborted, with those of the procedure that owns it.
+    pub(crate) fn slide(&mut self, program: &Program, slide: &AbortedSlide) {
+        let owner = program.windows[slide.window.index()].owner;
+        let handler = program.handlers[owner.index()].name.to_string();
+        self.add(&handler, &slide.abort.told(), 1);
     }
 
     fn add(&mut self, handler: &str, reason: &str, count: u64) {

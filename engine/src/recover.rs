@@ -13,7 +13,7 @@ use tidemill_table::{Loading, Table};
 use tidemill_txn::program::Program;
 
 use crate::data_dir::DataDir;
-use crate::fingerprint::{is_of_this_engine, is_same_program};
+use crate::fingerprint::{is_of_this_engine, is_same, is_same_program};
 use crate::internal::Internal;
 use crate::needed::{self, Needed};
 use crate::objects::Part;
@@ -143,7 +143,7 @@ impl Written {
     /// Refuses a cut that was made by another program, or by an engine that came to its outcomes in
     /// another way.
     pub(crate) fn check(self, cut: &CutRecord) -> Result<()> {
-        if cut.fingerprint != self.had && cut.fingerprint != self.has {
+        if !is_same(cut.fingerprint, self.had) && !is_same(cut.fingerprint, self.has) {
             return Err(other_program());
         }
         if !is_of_this_engine(cut.fingerprint, self.has) {

@@ -12,6 +12,7 @@
 //! An aborted call leaves nothing, here as everywhere: the same request runs again.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use arrow_array::new_null_array;
@@ -35,6 +36,10 @@ pub(crate) const REQUESTS: &str = "tidemill.requests";
 pub(crate) const EXPIRIES: &str = "tidemill.expiries";
 /// Where requests are answered that were known.
 const ANSWERS: &str = "tidemill.answers";
+/// In place of an id, in the row of the clock by which they are forgotten: no client sends it.
+const CLOCK: &str = "\u{1}clock";
+/// What goes by between two requests, at most.
+const HOUR_US: i64 = 3_600_000_000;
 /// So many that are to be forgotten go with each new one: more than come, so that they do go.
 const SWEEP_MAX: usize = 4;
 
@@ -58,11 +63,16 @@ pub struct Request {
     pub kept_us: i64,
 }
 
+/// Whether requests are kept by a [clock of their own](Once::kept_clock). They are, but in cuts of earlier versions that
+/// are executed again.
+pub(crate) type HasClock = Arc<AtomicBool>;
+
 /// Gives a program what requests need, if it has functions that are called.
 ///
 /// # Errors
 /// When it has names that are the engine's.
-pub(crate) fn add(program: &mut Program) -> Result<()> {
+pub(crate) fn add(program: &mut Program) -> Result<HasClock> {
+    let has_clock = HasClock::new(true.into());
     let tables = program.tables.iter().map(|t| ("table", &t.name, &t.at));
     let streams = program.streams.iter().map(|s| ("stream", &s.spec.name, &s.spec.at));
     if let Some((what, name, at)) = tables.chain(streams).find(|(_, name, _)| is_hidden(name)) {
@@ -75,7 +85,7 @@ pub(crate) fn add(program: &mut Program) -> Result<()> {
     };
     let called: Vec<usize> = (0..program.handlers.len()).filter(called).collect();
     if called.is_empty() {
-        return Ok(());
+        return Ok(has_clock);
     }
     let requests = table(program, REQUESTS, 1, request_columns());
     let expiries = table(program, EXPIRIES, 2, expiry_columns());
@@ -123,9 +133,10 @@ pub(crate) fn add(program: &mut Program) -> Result<()> {
             requests,
             expiries,
             answers,
+            has_clock: has_clock.clone(),
         });
     }
-    Ok(())
+    Ok(has_clock)
 }
 
 fn table(program: &mut Program, name: &str, key: usize, columns: Vec<Column>) -> TableId {
@@ -230,6 +241,7 @@ struct Once {
     requests: TableId,
     expiries: TableId,
     answers: StreamId,
+    has_clock: HasClock,
 }
 
 impl Opaque for Once {
@@ -246,7 +258,7 @@ impl Opaque for Once {
         let [id @ Value::Str(_), Value::Int(kept_us)] = request else {
             return self.function.call(arguments, tx);
         };
-        let now_us = tx.now_us();
+        let now_us = self.kept_clock(tx)?;
         self.sweep(now_us, tx)?;
         let hash = self.hash(arguments);
         if let Some(row) = tx.get(self.requests, std::slice::from_ref(id))? {
@@ -277,6 +289,27 @@ impl Opaque for Once {
 }
 
 impl Once {
+    /// The clock by which ids are forgotten: that of the cuts, but between two requests an hour at most goes by. So one
+    /// that was wrong once, and days ahead, does not make all ids forgotten. It is a row among those of requests.
+    fn kept_clock(&self, tx: &mut dyn Tx) -> Result<i64, Abort> {
+        let now_us = tx.now_us();
+        if !self.has_clock.load(Ordering::Relaxed) {
+            return Ok(now_us);
+        }
+        let key = Value::str(CLOCK);
+        let known = tx.get(self.requests, std::slice::from_ref(&key))?;
+        let clock_us = match known.as_deref() {
+            Some([_, Value::Bytes(last), _, Value::Timestamp(clock_us)]) => {
+                let last_us = <[u8; 8]>::try_from(&last[..]).map_or(now_us, i64::from_le_bytes);
+                clock_us.saturating_add(now_us.saturating_sub(last_us).clamp(0, HOUR_US))
+            }
+            _ => now_us,
+        };
+        let last = Value::Bytes(now_us.to_le_bytes().as_slice().into());
+        tx.put(self.requests, &[key, last, Value::Null, Value::Timestamp(clock_us)])?;
+        Ok(clock_us)
+    }
+
     /// Forgets some whose time is over.
     fn sweep(&self, now_us: i64, tx: &mut dyn Tx) -> Result<(), Abort> {
         for row in tx.scan(self.expiries, &[], &[Value::Timestamp(now_us)], SWEEP_MAX)? {

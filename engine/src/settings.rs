@@ -135,6 +135,11 @@ pub struct Settings {
     pub poison_after: u32,
     /// What becomes of the run when a function fails on an event.
     pub on_fault: OnFault,
+    /// A start goes on where functions come to something else, when what is recorded is executed again, with what they
+    /// come to now.
+    pub accept_replay: bool,
+    /// A clock that is further ahead of the last cut's, in microseconds, is taken for a wrong one, and refused.
+    pub clock_jump_us_max: i64,
     /// A call of a function that takes longer than this, in microseconds, aborts; 0 lets it take its
     /// time. Only functions that can be interrupted obey. [`Settings::deadline`] is what holds.
     pub deadline_us: Option<i64>,
@@ -209,6 +214,8 @@ impl Default for Settings {
             log_segment_bytes: 64 << 20,
             poison_after: 3,
             on_fault: OnFault::Abort,
+            accept_replay: false,
+            clock_jump_us_max: 366 * 24 * 60 * 60 * 1_000_000,
             deadline_us: None,
             tail_rows: 10_000,
             tail_bytes: 4 << 20,
@@ -260,6 +267,7 @@ impl Settings {
             ("log_segment_bytes", Some(self.log_segment_bytes), SEGMENT_BYTES_MIN, 1 << 40),
             // Whoever dies once may have died of something else.
             ("poison_after", Some(self.poison_after.into()), 2, 1_000_000),
+            ("clock_jump_us_max", us(self.clock_jump_us_max), 60_000_000, LONG_US),
             ("deadline_us", us(self.deadline_us.unwrap_or(0)), 0, LONG_US),
             ("tail_rows", rows(self.tail_rows), 1, ROWS_MAX),
             ("tail_bytes", rows(self.tail_bytes), 1, BYTES_MAX),

@@ -1,6 +1,7 @@
 //! What an app is: its program, where events come from, where outputs go, and settings. The Python
 //! package writes it as JSON; Rust programs make the same value.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,9 @@ pub struct AppSpec {
     /// Functions of entities.
     #[serde(default)]
     pub functions: Vec<FunctionDecl>,
+    /// By name of the handler or trigger: what tells the code of its function from other code, where that is known.
+    #[serde(default)]
+    pub codes: BTreeMap<String, String>,
     /// Settings.
     #[serde(default)]
     pub settings: Settings,
@@ -42,8 +46,8 @@ pub struct AppSpec {
 impl AppSpec {
     /// An app of a program and its sources, which delivers nothing anywhere, yet.
     pub fn new(program: Program, sources: Vec<SourceDecl>, settings: Settings) -> AppSpec {
-        let (sinks, keep, externals, functions) = Default::default();
-        AppSpec { program, sources, sinks, keep, externals, functions, settings }
+        let (sinks, keep, externals, functions, codes) = Default::default();
+        AppSpec { program, sources, sinks, keep, externals, functions, codes, settings }
     }
 }
 

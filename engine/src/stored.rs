@@ -1,6 +1,8 @@
 //! The app as a manifest keeps it, so that what a stopped engine has left can be read without the
 //! program's source.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidemill_connect::Troubles;
@@ -19,6 +21,9 @@ pub(crate) struct Stored {
     pub(crate) program: Program,
     pub(crate) sources: Vec<SourceDecl>,
     pub(crate) sinks: Vec<SinkDecl>,
+    /// What tells the code of functions from other code, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) codes: BTreeMap<String, String>,
 }
 
 impl Stored {
@@ -30,7 +35,8 @@ impl Stored {
         let partitions = partitions(&program, &app.sources, env, &Troubles::default())?;
         program.sources = partitions.into_iter().map(|partition| partition.spec).collect();
         program.check()?;
-        Ok(Stored { program, sources: app.sources.clone(), sinks: app.sinks.clone() })
+        let (sources, sinks) = (app.sources.clone(), app.sinks.clone());
+        Ok(Stored { program, sources, sinks, codes: app.codes.clone() })
     }
 
     /// Passwords are not kept: whoever needs them has them.

@@ -193,6 +193,24 @@ fn requests_at_once_are_executed_once() {
 }
 
 #[test]
+fn a_clock_that_runs_days_ahead_makes_no_request_forgotten() {
+    let sim = SimEnv::new(9);
+    let calls = Arc::default();
+    let mill = Mill::start(app(&calls, Some("/data"), Durable::Log), sim.env()).unwrap();
+    assert_eq!(asked(&mill, "add", "one", 1, 1, DAY_US), returned(1));
+    sim.clock.advance_us(2 * DAY_US as u64);
+    assert_eq!(asked(&mill, "add", "two", 1, 1, DAY_US), returned(2));
+    assert_eq!(asked(&mill, "add", "one", 1, 1, DAY_US), returned(1));
+    // An hour goes by between two requests at most, and in the end it is forgotten.
+    for n in 0..24 {
+        sim.clock.advance_us(2 * 3_600_000_000);
+        assert_eq!(asked(&mill, "add", &format!("hour {n}"), 1, 1, DAY_US), returned(3 + n));
+    }
+    assert_eq!(asked(&mill, "add", "one", 1, 1, DAY_US), returned(27));
+    mill.stop().unwrap();
+}
+
+#[test]
 fn requests_are_forgotten_in_time() {
     let sim = SimEnv::new(4);
     let calls = Arc::default();
@@ -209,7 +227,8 @@ fn requests_are_forgotten_in_time() {
     for n in 0..6 {
         asked(&mill, "add", &format!("new {n}"), 1, 1, DAY_US);
     }
-    assert_eq!(rows(&mill, "tidemill.requests"), 8);
+    // And the clock by which they are forgotten.
+    assert_eq!(rows(&mill, "tidemill.requests"), 9);
     assert_eq!(rows(&mill, "tidemill.expiries"), 8);
     mill.stop().unwrap();
 }

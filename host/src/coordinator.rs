@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::{
     Coordinator, Input, LateEvent, Left, LeftOut, Packet, Parked, SourceProgress, Times, Written,
+    WrongClock,
 };
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env, Handle};
@@ -56,6 +57,8 @@ pub struct Status {
     pub ended: Option<String>,
     /// The event that has come too late, where that is an error: it ends for that, as soon as it has a snapshot.
     pub late_event: Option<LateEvent>,
+    /// What is wrong with its clock, and what that says.
+    pub wrong_clock: Option<(WrongClock, i64)>,
     /// Whether it has ended in good order, and all that was executed is in a snapshot.
     pub is_whole: bool,
 }
@@ -244,6 +247,7 @@ impl Told {
                 (status.sources, status.per_s) = (found.sources, per_s);
                 (status.times, status.parked) = (found.times, found.parked);
                 status.outside = found.outside;
+                status.wrong_clock = machine.wrong_clock();
                 status.left_out = found.left_out;
             }
         }

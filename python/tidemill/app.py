@@ -826,7 +826,9 @@ class App:
         ``settings`` are those of ``tidemill.toml``: ``workers=2``, say. With ``data_dir="folder"``
         everything is durable: the next start with that folder goes on where this one ended, be it
         by a crash; ``fresh=True`` empties it and starts anew, and ``upgrade=True`` lets an app that
-        has changed go on with it. Without one everything is in memory.
+        has changed go on with it. Where functions come to something else than before a crash the
+        start is refused; ``accept_replay=True`` goes on with what they come to now. Without a
+        directory everything is in memory.
         """
         from tidemill.mill import Mill
 

@@ -100,6 +100,8 @@ SETTINGS: Final[dict[str, Setting]] = {
     "snapshot_us": _int(1, _LONG, (DIRECTORY,)),
     "log_segment_bytes": _int(1 << 16, 1 << 40, (DIRECTORY,)),
     "poison_after": _int(2, 1_000_000, (DIRECTORY,)),
+    "accept_replay": Setting(bool, (DIRECTORY,)),
+    "clock_jump_us_max": _int(60_000_000, _LONG, (DIRECTORY, *_SEVERAL)),
     "on_fault": Setting(ON_FAULT, MODES),
     "deadline_us": _int(0, _LONG, MODES),
     "tail_rows": _int(1, _ROWS, (*_ONE, *_SEVERAL)),

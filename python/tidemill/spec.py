@@ -9,6 +9,7 @@ from tidemill import units
 from tidemill.entity import Function, OpaqueFunction, calls_entities
 from tidemill.external import Outside
 from tidemill.opaque import OpaqueCall, OpaqueHandler, OpaqueProcedure, OpaqueTrigger
+from tidemill.source import code_hash
 from tidemill.types import Json
 from tidemill.writes import roles_of_outputs
 
@@ -86,9 +87,18 @@ def spec(
             for handler in app.handlers
             if isinstance(handler, Function)
         ],
+        "codes": codes(app),
         "settings": with_roles(app, settings) if served else dict(settings),
     }
     return spec, opaques
+
+
+def codes(app: App) -> dict[str, str]:
+    """What tells the code of each function from other code, by name: a start that comes to
+    something else can say whether it has changed."""
+    opaque = [handler for handler in app.handlers if handler.recorder is None]
+    callers: list[Handler | Trigger] = [*opaque, *app.triggers]
+    return {caller.name: code_hash(caller.function) for caller in callers}
 
 
 def share_emits(app: App) -> None:

@@ -7,7 +7,8 @@
 //! is tested against it, bit for bit. What it shares with them: the rules of values
 //! (`tidemill_core::rules`), the meaning of a map or filter ([`crate::program::Stage::apply`]), which streams
 //! share a watermark ([`Groups`]), whose turn it is in a round ([`crate::program::rounds`]), what a
-//! transaction is from inside (`program/inside.rs`: triggers, windows of its own, what may be written), and
+//! transaction is from inside (`program/inside.rs`: triggers, windows of its own, what may be written), which windows
+//! slide because time goes on (`program/firing.rs`), and
 //! how a closure is called on copies of its rows. All else is its own: expressions are walked from the root each
 //! time, tables are ordered maps, an abort restores a copy of all of them, the order is a sort by stamp,
 //! and watermarks are computed from the events seen so far. So it catches what goes wrong in slots,
@@ -23,6 +24,7 @@ mod rows;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 
 use tidemill_core::stamp::Admission;
 use tidemill_core::{
@@ -38,10 +40,11 @@ use self::rows::Maps;
 pub use self::rows::{between, Behind, Rows};
 pub(crate) use self::work::word_value;
 use self::work::Work;
-use crate::order::Groups;
+use crate::order::{slides, Groups};
+use crate::program::firing;
 use crate::program::inside::Transaction;
 use crate::program::rounds::{Agenda, Emitted, Given, Turns};
-use crate::program::{reasons, Answers, Body, Moment, Origin, Program};
+use crate::program::{reasons, Answers, Body, Moment, Origin, Program, Until, WindowId};
 
 /// One row of a source, decoded.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,6 +122,7 @@ pub fn run_told(
     let turns = Turns::of(program).expect("the program was checked");
     let outcome = Outcome::default();
     let open = batches::Open::new(program);
+    let timed = program.timed_windows(&groups);
     let mut machine = Machine { program, turns, clock_us: 0, open, answers, outcome };
     machine.outcome.tables = vec![BTreeMap::new(); program.tables.len()];
     machine.outcome.histories = vec![BTreeMap::new(); program.tables.len()];
@@ -223,7 +227,14 @@ pub fn run_told(
         };
         machine.open.close(program, clock, &mut coming, &is_over, &place);
         for event in coming {
+            let group = groups.of[program.sources[event.source.index()].stream.index()];
+            machine.fire(&timed[group], Until::Time(event.stamp.at.time_us));
             machine.event(event);
+        }
+        let ended = |source| cut.ended.contains(&source);
+        let until = slides::until(program, &groups, &marks, clock, &ended);
+        for (windows, until) in timed.iter().zip(until) {
+            machine.fire(windows, until);
         }
         let of_stream = groups.of.iter().map(|g| marks[*g]).collect();
         machine.outcome.watermarks.push(of_stream);
@@ -491,6 +502,46 @@ impl<'a> Machine<'a> {
                         self.hand(next, stream, &derived, &row, agenda);
                     }
                 }
+            }
+        }
+    }
+
+    /// Windows slide whose time has come, each in a transaction of its owner and with all that this sets off.
+    fn fire(&mut self, windows: &[WindowId], until: Until) {
+        loop {
+            let tables = &self.outcome.tables;
+            let mut row = |table: TableId, key: &[Value]| {
+                Ok::<_, Infallible>(tables[table.index()].get(&Key::of(key)).cloned())
+            };
+            let Ok(due) = firing::due(self.program, windows, until, &mut row);
+            let Some((window, edge)) = due else { return };
+            let owner = self.program.windows[window.index()].owner.index();
+            let stamp = firing::stamp(window, edge);
+            let moment = self.moment(&stamp, owner);
+            self.outcome.transactions += 1;
+            let before = self.outcome.tables.clone();
+            let mut emitted = Vec::new();
+            for is_quiet in [false, true] {
+                let Outcome { tables, histories, .. } = &mut self.outcome;
+                let mut rows = Maps { tables, histories };
+                let mut work = Work::new(self.program, &mut rows, owner, &moment);
+                let result = work.function(|work| work.slide_in_time(window, is_quiet));
+                if result.is_ok() {
+                    emitted = work.inside.emitted;
+                    let written = work.written;
+                    self.append(written, edge);
+                    break;
+                }
+                self.outcome.tables = before.clone();
+                self.outcome.aborts += 1;
+            }
+            let mut agenda = Agenda::default();
+            for (ordinal, (stream, row)) in emitted.into_iter().enumerate() {
+                let derived = stamp.derived(owner as u16, ordinal as u32);
+                self.emit(stream, &row, &derived, &mut agenda);
+            }
+            while let Some((turn, given)) = agenda.next() {
+                self.turn(turn, given, &stamp, &mut agenda);
             }
         }
     }

@@ -58,6 +58,8 @@ pub(super) struct Running {
     pub epoch: u64,
     durable: u64,
     clock_us: i64,
+    /// When that cut was made, by the clock that is never set; or since when it is known.
+    cut_us: u64,
     base: u64,
     /// For each source what can be read.
     pub available: Vec<Available>,
@@ -113,6 +115,7 @@ impl Running {
             epoch,
             durable: epoch,
             clock_us: last.map_or(manifest.clock_us, |cut| cut.clock_us),
+            cut_us: now_us,
             base: last.map_or(manifest.base, |cut| cut.next_base()),
             recorded: last.map_or(manifest.base, |cut| cut.next_base()),
             available,
@@ -230,6 +233,40 @@ impl Running {
     }
 }
 
+/// A clock that can't be right, or could not be when the last cut was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WrongClock {
+    /// It is far ahead of the last cut's, which was made at `last_us`: no cut is made.
+    Ahead {
+        /// In microseconds since 1970.
+        last_us: i64,
+    },
+    /// It is behind it.
+    Behind {
+        /// In microseconds since 1970.
+        last_us: i64,
+    },
+}
+
+/// A clock that is so far behind the last cut's is wrong, or that one's was.
+const BEHIND_US: i64 = 60_000_000;
+
+impl Running {
+    /// What is wrong with a clock beside that of the last cut, and the time that has gone by since that was made.
+    pub fn wrong_clock(&self, clock_us: i64, now_us: u64, jump_us_max: i64) -> Option<WrongClock> {
+        let last_us = self.clock_us;
+        let passed_us = i64::try_from(now_us.saturating_sub(self.cut_us)).unwrap_or(i64::MAX);
+        match clock_us.saturating_sub(last_us) {
+            _ if last_us == 0 => None,
+            by_us if by_us > jump_us_max.saturating_add(passed_us) => {
+                Some(WrongClock::Ahead { last_us })
+            }
+            by_us if by_us < -BEHIND_US => Some(WrongClock::Behind { last_us }),
+            _ => None,
+        }
+    }
+}
+
 impl Coordinator {
     /// Makes a cut when all have executed the one before, that one is durable, and there is something to
     /// execute. One at a time is on its way to the log: were the first of two lost and the second not, there
@@ -237,6 +274,7 @@ impl Coordinator {
     pub(super) fn try_cut(&mut self, effects: &mut Vec<Effect>) {
         let Settings { epoch_max, snapshot_every, snapshot_us, objects_max, .. } = self.settings;
         let parked_bytes_max = self.settings.parked_bytes_max;
+        let clock_jump_us_max = self.settings.clock_jump_us_max;
         let (now_us, clock_us) = (self.now_us, self.clock_us);
         let (manifest, rows) = (self.manifest.clone(), self.rows);
         let counts_records = self.is_spoiled_by(Fault::CountRecords);
@@ -250,6 +288,11 @@ impl Coordinator {
             self.is_ending |= self.late_event.is_some();
         }
         let is_ending = self.is_ending;
+        let is_ahead = running.wrong_clock(clock_us, now_us, clock_jump_us_max)
+            == Some(WrongClock::Ahead { last_us: running.clock_us });
+        if is_ahead && !is_ending {
+            return;
+        }
         let Running { form, epoch, durable, executed, .. } = &**running;
         let is_idle =
             |member| executed.get(member).copied().unwrap_or(form.manifest.epoch) == *epoch;
@@ -309,7 +352,9 @@ impl Coordinator {
             count = upto.iter().zip(&from).map(|(upto, from)| upto - from).max().unwrap_or(0);
         }
         running.epoch += 1;
-        running.clock_us = clock_us.max(running.clock_us + 1);
+        // A wrong clock does not keep it from its end.
+        let clock_us = if is_ahead { i64::MIN } else { clock_us };
+        (running.clock_us, running.cut_us) = (clock_us.max(running.clock_us + 1), now_us);
         let (epoch, clock_us, base) = (running.epoch, running.clock_us, running.base);
         let times = running.times.clone();
         let cut = Arc::new(CutRecord { epoch, clock_us, base, count, from, upto, times });

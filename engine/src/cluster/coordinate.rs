@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
-use tidemill_cluster::{EventTime, LateEvent, Output, SourceProgress, Times};
+use tidemill_cluster::{EventTime, LateEvent, Output, SourceProgress, Times, WrongClock};
 use tidemill_core::{
     Batch, Error, Key, Position, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
@@ -39,6 +39,7 @@ use super::{cuts, fingerprint, log_of, ClusterSettings};
 use crate::apart;
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, Kept, News};
+use crate::clocks;
 use crate::emptied::{Emptied, Purpose};
 use crate::followed::Changes;
 use crate::functions::AppFunctions;
@@ -286,6 +287,14 @@ impl Cluster {
         let waits = self.sinks.troubles().into_iter().chain(self.feeds.trouble());
         let waits = waits.map(|what| (COORDINATOR, what));
         status.troubles.extend(waits);
+        let clock = status.wrong_clock.map(|(wrong, now_us)| match wrong {
+            WrongClock::Behind { last_us } => clocks::is_behind(now_us, last_us),
+            WrongClock::Ahead { last_us } => {
+                let error = clocks::is_ahead(now_us, last_us, self.settings.clock_jump_us_max);
+                format!("no cuts are made: {}; {}", error.what, error.help)
+            }
+        });
+        status.troubles.extend(clock.map(|what| (COORDINATOR, what)));
         if let Some(error) = self.sinks.failed().or_else(|| self.timers.failed()) {
             status.ended.get_or_insert(error.to_string());
         }

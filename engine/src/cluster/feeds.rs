@@ -13,6 +13,7 @@ mod feed;
 mod file;
 mod marks;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
@@ -127,8 +128,9 @@ impl Feeds {
             feeds.push(feed);
             about.push(known);
         }
-        let grown: Vec<StreamId> =
-            feeds.iter().filter(|feed| feed.has_grown()).map(Feed::stream).collect();
+        let grown = feeds.iter().filter(|feed| feed.has_grown()).map(Feed::stream);
+        let grown: BTreeSet<StreamId> =
+            grown.flat_map(|stream| functions.end_together(stream)).collect();
         for (feed, decl) in feeds.iter_mut().zip(of_files(spec)) {
             if grown.contains(&feed.stream()) {
                 feed.ends_again().map_err(|error| error.at(decl.at.clone()))?;

@@ -222,6 +222,7 @@ impl ClusterSettings {
                 event_time: event_time.into(),
                 goes_on: [].into(),
                 parked_bytes_max: spec.settings.parked_bytes_max as u64,
+                clock_jump_us_max: spec.settings.clock_jump_us_max,
                 function: tidemill_function::Settings {
                     seed: spec.program.seed,
                     output_bytes_max: self.message_bytes_max,

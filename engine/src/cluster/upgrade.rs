@@ -124,7 +124,7 @@ impl Starting<'_> {
     /// When it is another's and no upgrade was asked for, or it can't be done; nothing has changed then.
     pub fn agree(&self) -> Result<Option<serde_json::Value>> {
         let (sources, sinks) = (Vec::new(), Vec::new());
-        let app = Stored { program: self.program.clone(), sources, sinks };
+        let app = Stored { program: self.program.clone(), sources, sinks, codes: BTreeMap::new() };
         let (fingerprint, topics) = (shown(self.fingerprint), self.topics.clone());
         let event_sources = self.event_sources();
         let now = Version { fingerprint, topics, event_sources, app };

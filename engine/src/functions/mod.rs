@@ -10,6 +10,7 @@ mod dead;
 mod likely;
 mod once;
 mod rows;
+mod slides;
 #[cfg(test)]
 pub(crate) mod tests;
 mod times;
@@ -35,6 +36,7 @@ use self::batches::{Batches, Last};
 use self::dead::Letters;
 use self::likely::Likely;
 use self::once::Requests;
+use self::slides::Slides;
 use self::times::Times;
 use self::whole::{What, Whole};
 use crate::calls::Reply;
@@ -75,6 +77,7 @@ pub struct AppFunctions {
     requests: Requests,
     letters: Letters,
     batches: Batches,
+    slides: Slides,
     times: Arc<Times>,
     likely: Arc<Likely>,
     /// The streams in intervals of event time: the bits of [`Functions::intervals`].
@@ -167,6 +170,7 @@ impl AppFunctions {
         let rounds = Arc::new(Rounds::of(&spec.program, &functions, open, kept, passed_on)?);
         let batches = Batches::add(&mut program);
         let intervals = by_event_time(&program).map(|(stream, _)| stream).collect();
+        let slides = Slides::add(spec, &mut program, &Groups::of(&spec.program)?);
         let letters = Letters::add(&mut program, &spec.sources);
         let groups = Groups::of(&program)?;
         let times = Arc::new(Times::add(&mut program, &groups));
@@ -225,6 +229,7 @@ impl AppFunctions {
             requests,
             letters,
             batches,
+            slides,
             times,
             likely: Arc::default(),
             intervals,
@@ -259,6 +264,9 @@ impl AppFunctions {
     /// When the row has other columns than the stream.
     pub fn event(&self, stream: StreamId, row: &[Value]) -> Result<Vec<Call>> {
         if let Some(look) = self.batches.look(&self.program, &self.rounds, stream) {
+            return Ok(vec![look]);
+        }
+        if let Some(look) = self.slides.look(&self.program, stream) {
             return Ok(vec![look]);
         }
         let is_timed_alike = self.times.has(stream) && self.program.handlers_on(stream).count() > 1;
@@ -300,7 +308,16 @@ impl AppFunctions {
         sources: usize,
         newest_us: Option<i64>,
     ) -> Vec<Call> {
-        Batches::last(&self.program, &self.rounds, stream, (sources, newest_us))
+        let mut last = Batches::last(&self.program, &self.rounds, stream, (sources, newest_us));
+        // A window takes what its owner puts there of the last batch.
+        last.extend(self.slides.last(&self.program, stream, newest_us));
+        last
+    }
+
+    /// The input streams of which something ends when their last source does, this one and others: all of their sources are
+    /// counted.
+    pub fn end_together(&self, stream: StreamId) -> BTreeSet<StreamId> {
+        self.slides.together(stream).chain([stream]).collect()
     }
 
     /// The app's timers.
@@ -496,6 +513,8 @@ impl AppFunctions {
                 | Batches::TARGET
                 | Batches::ENDING
                 | Batches::LAST
+                | Slides::TARGET
+                | Slides::LAST
         ) {
             return match outcome {
                 Ok(_) => (Reply::Returned(None), None),
@@ -568,6 +587,14 @@ impl Functions for AppFunctions {
             let last = Batches::last_of(&self.program, call).ok_or_else(unknown)?;
             return Ok(self.begin_whole(What::Last(last), call, false));
         }
+        if call.target == Slides::TARGET {
+            let stream = self.slides.of(call).ok_or_else(unknown)?;
+            return Ok(self.begin_whole(What::Slides(stream), call, false));
+        }
+        if call.target == Slides::LAST {
+            let (stream, last) = self.slides.last_of(call).ok_or_else(unknown)?;
+            return Ok(self.begin_whole(What::LastSlides(stream, last), call, false));
+        }
         if call.target == Batches::ENDING {
             let (stream, ends, event) = Batches::ending(&self.program, call).ok_or_else(unknown)?;
             return Ok(self.begin_whole(What::Ending(stream, ends), &event, false));
@@ -617,6 +644,11 @@ impl Functions for AppFunctions {
             let Last { stream, time_us, .. } = Batches::last_of(&self.program, call)?;
             let root = self.program.root_stream(stream);
             return time_us.filter(|_| self.times.has(root)).map(|time_us| (root, time_us));
+        }
+        if call.target == Slides::LAST {
+            let (_, Last { stream, time_us, .. }) = self.slides.last_of(call)?;
+            let time_us = time_us.filter(|_| self.times.has(stream));
+            return time_us.map(|time_us| (stream, time_us));
         }
         let stream = self.in_time(call)?;
         Some((stream, self.times.of(stream, &call.args)?))

@@ -30,6 +30,10 @@ pub(super) enum What {
     Due(StreamId),
     /// All that comes of the last batch of a stream, when the last of its sources has ended.
     Last(Last),
+    /// All that comes of windows by time whose time has come, of those who take a stream.
+    Slides(StreamId),
+    /// The same of all that hold rows, when the last source has ended of this stream and of others beside it.
+    LastSlides(StreamId, Last),
 }
 
 /// One that runs.
@@ -67,8 +71,9 @@ impl Whole {
             What::Round(stream)
             | What::Ending(stream, _)
             | What::Admitted(stream, ..)
-            | What::Due(stream) => stream,
-            What::Last(Last { stream, .. }) => stream,
+            | What::Due(stream)
+            | What::Slides(stream) => stream,
+            What::Last(Last { stream, .. }) | What::LastSlides(_, Last { stream, .. }) => stream,
         }
     }
 }
@@ -77,8 +82,10 @@ impl Activation for Whole {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
         let input = self.input();
         let time_us = match &self.what {
-            What::Due(_) => self.times.stands(input, None, context),
-            What::Last(Last { time_us, .. }) => self.times.stands(input, *time_us, context),
+            What::Due(_) | What::Slides(_) => self.times.stands(input, None, context),
+            What::Last(Last { time_us, .. }) | What::LastSlides(_, Last { time_us, .. }) => {
+                self.times.stands(input, *time_us, context)
+            }
             What::Admitted(.., time_us) => self.times.stands(input, Some(*time_us), context),
             _ => self.times.stands(input, self.times.of(input, &self.event), context),
         };
@@ -92,6 +99,10 @@ impl Activation for Whole {
             What::Due(stream) => rounds.due(program, *stream, when, &mut rows),
             What::Last(Last { stream, sources, .. }) => {
                 rounds.end(program, (*stream, *sources), when, &mut rows)
+            }
+            What::Slides(stream) => rounds.slide(program, *stream, when, &mut rows),
+            What::LastSlides(stream, Last { sources, .. }) => {
+                rounds.end_windows(program, (*stream, *sources), when, &mut rows)
             }
             What::Round(_) | What::Replies { .. } => {
                 rounds.run(program, input, event, &[], when, &mut rows)

@@ -42,6 +42,8 @@ fn settings() -> Settings {
         workers: 1,
         log_segment_bytes: 1 << 16,
         snapshot_us: 1 << 48,
+        // What the simulated clock has written the real one reads.
+        clock_jump_us_max: 315_576_000_000_000,
         ..Settings::default()
     }
 }

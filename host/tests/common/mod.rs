@@ -107,6 +107,7 @@ impl Site {
             event_time: Arc::default(),
             goes_on: [].into(),
             parked_bytes_max: u64::MAX,
+            clock_jump_us_max: i64::MAX,
             function: tidemill_function::Settings::default(),
         };
         let dir = tempfile::tempdir().expect("a directory");

@@ -52,6 +52,11 @@ def add(commands: Any) -> None:
         help="what to keep there (default: log+snapshots); none: everything stays in memory",
     )
     parser.add_argument("--workers", metavar="N", help="worker threads (default: one a core)")
+    parser.add_argument(
+        "--accept-replay",
+        action="store_true",
+        help="where functions come to something else than before a crash, go on with that",
+    )
     add_upgrade(parser)
     parser.add_argument(
         "--http",
@@ -133,6 +138,8 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
         given["workers"] = args.workers
     if getattr(args, "fresh", False):
         given["fresh"] = True
+    if getattr(args, "accept_replay", False):
+        given["accept_replay"] = True
     if getattr(args, "lossy", False) and not args.upgrade:
         raise SettingError("--lossy says nothing alone", "say --upgrade --lossy")
     if getattr(args, "upgrade", False):

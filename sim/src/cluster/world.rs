@@ -193,6 +193,7 @@ impl World {
             event_time,
             goes_on: [].into(),
             parked_bytes_max,
+            clock_jump_us_max: i64::MAX,
             function: tidemill_function::Settings {
                 calls_max: CALLS_MAX,
                 depth_max: DEPTH_MAX,

@@ -13,10 +13,11 @@ use tidemill_table::{Seq, Table};
 use super::general::Effects;
 use super::output::Origin;
 use super::serial::{transact, Serial, Sink};
+use super::slide;
 use super::turn;
 use crate::order::{Epoch, ADMITTED};
 use crate::program::rounds::{Emitted, Given};
-use crate::program::{Abort, Program};
+use crate::program::{firing, Abort, Program};
 
 /// A transaction, as strong recovery logs it.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +39,8 @@ pub struct Command {
 pub(crate) enum Who {
     Handler(usize),
     Turn(usize),
+    /// A window that slides because time goes on.
+    Window(usize),
 }
 
 /// Commands that are being logged, or followed.
@@ -70,6 +73,7 @@ impl Command {
         let (kind, number) = match self.who {
             Who::Handler(handler) => (0, handler),
             Who::Turn(turn) => (1, turn),
+            Who::Window(window) => (2, window),
         };
         out.push(kind);
         wire::put_u32(number as u32, out);
@@ -89,6 +93,7 @@ impl Command {
         let who = match kind {
             0 if number < program.handlers.len() => Who::Handler(number),
             1 => Who::Turn(number),
+            2 if number < program.windows.len() => Who::Window(number),
             _ => return None,
         };
         let (cause, came_to) = (wire::take_u32(input)?, wire::take_u64(input)?);
@@ -167,6 +172,7 @@ pub(crate) fn note(serial: &mut Serial, out: &mut Sink, command: impl FnOnce() -
             let handler = match command.who {
                 Who::Handler(handler) => handler,
                 Who::Turn(turn) => serial.codes.turns.all[turn].procedures[0],
+                Who::Window(window) => program.windows[window].owner.index(),
             };
             let (source, offset) = (command.event.0, command.event.1 & !ADMITTED);
             let source = program.sources.get(source.index()).map_or("", |s| &*s.name);
@@ -187,9 +193,23 @@ pub(crate) fn follow(serial: &mut Serial, tables: &mut [Table], epoch: &Epoch, o
     for (at, ranked) in epoch.order.iter().enumerate() {
         let event = epoch.round(*ranked);
         if before.replace(event) != Some(event) {
+            follow_slides(serial, tables, epoch, out);
             out.round = out.derived.len() as u32;
-            follow_cause(serial, tables, epoch, out, at, 0);
+            follow_cause(serial, tables, epoch, out, at as u32, 0);
         }
+    }
+    follow_slides(serial, tables, epoch, out);
+}
+
+/// Executes the slides of windows that come next.
+fn follow_slides(serial: &mut Serial, tables: &mut [Table], epoch: &Epoch, out: &mut Sink) {
+    let is_slide = |next: &mut Command| matches!(next.who, Who::Window(_));
+    loop {
+        let followed = serial.commands.followed.as_mut().expect("commands are followed");
+        let Some(command) = followed.pop_front_if(is_slide) else { return };
+        let Some((window, edge)) = firing::slide_of(command.event) else { return };
+        out.following = Some(command.came_to);
+        slide::run(serial, tables, epoch, out, window, edge);
     }
 }
 
@@ -199,10 +219,10 @@ pub(crate) fn follow_cause(
     tables: &mut [Table],
     epoch: &Epoch,
     out: &mut Sink,
-    root: usize,
+    root: u32,
     cause: u32,
 ) {
-    let event = epoch.round(epoch.order[root]);
+    let event = out.round_at(epoch, root);
     let is_next = |next: &Command| (next.event, next.cause) == (event, cause);
     loop {
         let followed = serial.commands.followed.as_mut().expect("commands are followed");
@@ -213,7 +233,8 @@ pub(crate) fn follow_cause(
         match who {
             Who::Handler(handler) => {
                 let cause = if cause == 0 { 0 } else { out.round + cause };
-                let origin = Origin::new(root as u32, cause, handler);
+                let cause = if cause == 0 { out.cause_at(root) } else { cause };
+                let origin = Origin::new(root, cause, handler);
                 let event = given.into_iter().next().map(|(_, _, event)| event);
                 transact(serial, tables, epoch, out, &event.unwrap_or_default(), origin);
             }
@@ -226,6 +247,8 @@ pub(crate) fn follow_cause(
                 let Some(turn) = codes.turns.all.get(number) else { continue };
                 turn::run(serial, tables, epoch, out, (number, turn), &mut all, root);
             }
+            // They come between the events of sources.
+            Who::Window(_) => {}
         }
     }
 }

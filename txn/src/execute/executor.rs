@@ -91,6 +91,8 @@ const ONE_LOCK: &str = "functions run one at a time";
 
 const LOGGED: &str = "each transaction is logged";
 
+const SLIDES: &str = "windows slide when their time has come";
+
 const ASKED: &str = "it was asked for";
 
 const GIVEN_UP: &str = "it was given up: it took too much work";
@@ -192,6 +194,16 @@ impl Executor {
         self.serial.follow(commands);
     }
 
+    /// When the clock ends the next window of those without event time, if it does.
+    pub fn due_us(&self, tables: &[Table]) -> Option<i64> {
+        self.serial.due_us(tables)
+    }
+
+    /// Whether time will end a window that has rows.
+    pub fn is_open(&self, tables: &[Table]) -> bool {
+        self.serial.is_open(tables)
+    }
+
     /// How each handler is executed.
     pub fn paths(&self) -> &[Path] {
         self.serial.paths()
@@ -218,6 +230,7 @@ impl Executor {
         (self.work, self.vain) = (0, 0);
         match self.strategy {
             _ if self.serial.commands.is_on() => self.serially(LOGGED, tables, epoch, &mut out),
+            _ if self.serial.slides() => self.serially(SLIDES, tables, epoch, &mut out),
             Strategy::Adaptive => self.adaptive(pool, tables, epoch, &mut out),
             strategy @ (Strategy::Rounds
             | Strategy::Blocks

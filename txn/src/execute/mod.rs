@@ -44,6 +44,7 @@ mod rounds;
 mod sample;
 mod segment;
 mod serial;
+mod slide;
 mod spans;
 mod tables;
 mod timing;
@@ -62,7 +63,7 @@ pub(crate) use lane::Lane;
 pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
 pub(crate) use segment::{run_native, End, Turns};
-pub use serial::{Faulted, HandlerCounts, Outcome, Overdue, Serial, Unstable};
+pub use serial::{AbortedSlide, Faulted, HandlerCounts, Outcome, Overdue, Serial, Unstable};
 pub use tables::tables;
 pub use timing::Timing;
 

@@ -16,6 +16,7 @@ use super::aborts::AbortRows;
 use super::segment::Reason;
 use crate::order::Epoch;
 use crate::pool::Pool;
+use crate::program::{firing, WindowId};
 
 /// What an output's stamp is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,10 +61,12 @@ impl Origin {
     pub(crate) fn event(self, epoch: &Epoch, derived: &[DerivedEvent]) -> Stamp {
         match self.cause() {
             0 => epoch.stamp(epoch.order[self.root() as usize]),
-            cause => {
-                let before = derived[cause as usize - 1].0;
-                before.event(epoch, derived).derived(before.handler() as u16, before.ordinal())
-            }
+            cause => match derived[cause as usize - 1] {
+                DerivedEvent::Emitted(before) => {
+                    before.event(epoch, derived).derived(before.handler() as u16, before.ordinal())
+                }
+                DerivedEvent::Fired(window, edge) => firing::stamp(window, edge),
+            },
         }
     }
 
@@ -82,8 +85,10 @@ pub struct Origins {
 
 impl Origins {
     /// The input event that the output at `index` comes from.
+    /// [`NOWHERE`] when it comes from a window that time has ended.
     pub fn event(&self, index: usize, epoch: &Epoch) -> (SourceId, u64) {
-        epoch.event(epoch.order[self.of[index].root() as usize])
+        let ranked = epoch.order.get(self.of[index].root() as usize);
+        ranked.map_or(NOWHERE, |ranked| epoch.event(*ranked))
     }
 
     /// The stamp of the output at `index`.
@@ -93,9 +98,21 @@ impl Origins {
     }
 }
 
-/// A derived event that set off transactions.
+/// An event of no source.
+pub const NOWHERE: (SourceId, u64) = (SourceId(u32::MAX), u64::MAX);
+
+/// What outputs have for the transaction of an input event where there is none.
+pub(crate) const NO_ROOT: u32 = u32::MAX;
+
+/// What set off transactions, beside input events.
 #[derive(Clone, Copy, Debug)]
-pub struct DerivedEvent(pub(crate) Origin);
+#[allow(private_interfaces)] // What it is made of is nobody else's.
+pub enum DerivedEvent {
+    /// An event that a transaction emitted.
+    Emitted(Origin),
+    /// A window that ended at a time.
+    Fired(WindowId, i64),
+}
 
 /// The output events of one stream in one epoch.
 #[derive(Clone, Debug)]

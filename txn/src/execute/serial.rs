@@ -7,10 +7,11 @@
 //! that are not at home, a tenth ranking. Asking for slots ahead of time saves a quarter.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{Error, Result, Row, SourceId, Stamp, StreamId, Value};
+use tidemill_core::{Error, Result, Row, SourceId, Stamp, StreamId, TableId, Value};
 use tidemill_table::{Opened, Seq, Table};
 
 use super::codes::{aborted, moved, Code, Codes, Path};
@@ -18,16 +19,17 @@ use super::command::{self, Command, Commands, Who};
 use super::general::{Effects, General, Rows};
 use super::lane::Lane;
 use super::native::{self, NativeCode};
-use super::output::{DerivedEvent, Origin, Output, OutputBuilder};
+use super::output::{DerivedEvent, Origin, Output, OutputBuilder, NO_ROOT};
 use super::segment::{run_words, End, InOrder, Turns};
+use super::slide;
 use super::turn;
 use super::words::{Frame, WordCode};
 use super::work::Usual;
-use crate::order::{Epoch, Ranked, Section};
+use crate::order::{Epoch, Groups, Ranked, Section};
 use crate::pool::{Alone, Pool};
 use crate::program::inside::Transaction;
 use crate::program::rounds::Agenda;
-use crate::program::{reasons, Abort, AbortKind, Body, Moment, Program};
+use crate::program::{firing, reasons, Abort, AbortKind, Body, Moment, Program, Until, WindowId};
 use crate::reference::word_value;
 
 /// Transactions of a handler.
@@ -66,13 +68,24 @@ pub struct Overdue {
 /// A transaction whose function failed: it raised what it did not mean to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faulted {
-    /// The input event: its source, and its row there.
+    /// The input event: its source, and its row there. Of a slide what [`slide_of`](crate::program::slide_of) reads.
     pub event: (SourceId, u64),
     /// The handler.
     pub handler: usize,
     /// Whether the transaction is on the input event itself, and not on what that has set off: then
     /// whoever calls is told.
     pub is_direct: bool,
+    /// Why.
+    pub abort: Abort,
+}
+
+/// A window that slid without its triggers, because one of them aborted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AbortedSlide {
+    /// The window.
+    pub window: WindowId,
+    /// When the window ended, in the time of its stream.
+    pub ends_us: i64,
     /// Why.
     pub abort: Abort,
 }
@@ -95,6 +108,8 @@ pub struct Outcome {
     pub overdue: Vec<Overdue>,
     /// Transactions whose functions failed, in stamp order.
     pub faults: Vec<Faulted>,
+    /// Slides whose triggers aborted: there is no event that could be told why.
+    pub aborted_slides: Vec<AbortedSlide>,
     /// All transactions, where they are logged.
     pub commands: Vec<Command>,
     /// The number of the last transaction.
@@ -114,6 +129,9 @@ pub struct Serial {
     prefetch: bool,
     rerun_every: u64,
     calls: u64,
+    groups: Groups,
+    /// By group of streams: the windows that time ends.
+    timed: Vec<Vec<WindowId>>,
     /// By procedure and stream: the events of batches that are not whole yet. Empty between epochs.
     open: BTreeMap<(usize, StreamId), Vec<Row>>,
     /// What took too long the first time that the epoch was executed.
@@ -131,6 +149,8 @@ impl Serial {
     /// never when 0.
     pub fn new(program: Arc<Program>, rerun_every: u64) -> Serial {
         let rooms = vec![0; program.streams.len()];
+        let groups = Groups::of(&program).expect("the program was checked");
+        let timed = program.timed_windows(&groups);
         let codes = Arc::new(Codes::new(program));
         let frames = codes.frames();
         Serial {
@@ -140,6 +160,8 @@ impl Serial {
             prefetch: true,
             rerun_every,
             calls: 0,
+            groups,
+            timed,
             open: BTreeMap::new(),
             obeyed: Vec::new(),
             commands: Commands::default(),
@@ -202,10 +224,14 @@ impl Serial {
             true => command::follow(self, tables, epoch, out),
             false => self.stretch(tables, &epoch.whole(), out),
         }
+        let until = epoch.slides.iter().enumerate();
+        until.for_each(|(group, until)| self.slide(tables, epoch, out, group, *until));
         if let Some(what) = self.commands.differs.take() {
             return Err(Error::internal(what).help(
-                "a function must do the same when it is executed again: look for clocks, random \
-                 numbers and what it keeps between calls; the data directory is as it was",
+                "either its code is another now: run the code from before once more, stop it in good order (Ctrl-C), and \
+                 start this one; or it does not do the same when it is executed again: look for clocks, random numbers \
+                 and what it keeps between calls, and go on with what it comes to now by --accept-replay \
+                 (accept_replay=True); the data directory is as it was",
             ));
         }
         Ok(())
@@ -221,11 +247,13 @@ impl Serial {
             written: BTreeMap::new(),
             overdue: Vec::new(),
             faults: Vec::new(),
+            aborted_slides: Vec::new(),
             call: None,
             commands: Vec::new(),
             following: None,
             round: 0,
             agenda: Agenda::default(),
+            fired: None,
         }
     }
 
@@ -244,6 +272,7 @@ impl Serial {
             written: out.written,
             overdue: out.overdue,
             faults: out.faults,
+            aborted_slides: out.aborted_slides,
             commands: out.commands,
             seq: self.seq,
         };
@@ -334,16 +363,24 @@ impl Serial {
         let Section { epoch, ranks } = section;
         let columns = codes.columns(epoch);
         let mut lanes = codes.lanes(epoch, &columns);
-        let mut at = ranks.start;
+        let (mut at, slides) = (ranks.start, self.slides());
         while at < ranks.end {
-            if self.commands.is_on() {
+            if self.commands.is_on() || slides {
                 let round = |at: usize| epoch.round(epoch.order[at]);
                 if at == 0 || round(at) != round(at - 1) {
+                    if slides {
+                        let ranked = epoch.order[at];
+                        let stream =
+                            epoch.runs[epoch.lanes[ranked.lane as usize].run as usize].stream;
+                        let (group, time) = (self.groups.of[stream.index()], epoch.time_us(ranked));
+                        self.slide(tables, epoch, out, group, Until::Time(time));
+                    }
                     out.round = out.derived.len() as u32;
                 }
             }
-            // While procedures wait for their turn, no other event comes.
+            // While procedures wait for their turn, no other event comes; nor before windows slide.
             let reach = match out.agenda.is_empty() {
+                true if slides => ranks.end.min(end_of_event(epoch, at)),
                 true => ranks.end.min(at + OPEN),
                 false => ranks.end.min(end_of_event(epoch, at - 1)),
             };
@@ -395,14 +432,61 @@ impl Serial {
                 }
             }
             if !out.agenda.is_empty() && at == end_of_event(epoch, at - 1) {
-                self.turns(tables, epoch, at - 1, out);
+                self.turns(tables, epoch, at as u32 - 1, out);
             }
         }
     }
 
+    /// Whether time ends windows of the program: then an event is executed when those have slid that end before it.
+    pub(crate) fn slides(&self) -> bool {
+        self.timed.iter().any(|windows| !windows.is_empty())
+    }
+
+    /// When the next window ends, by the clock, that the clock ends.
+    pub(crate) fn due_us(&self, tables: &[Table]) -> Option<i64> {
+        let by_clock = self.timed.iter().zip(&self.groups.event_time);
+        let by_clock = by_clock.filter(|(_, is_timed)| !**is_timed);
+        let first = |windows| self.next_slide(tables, windows, Until::Time(i64::MAX));
+        by_clock.filter_map(|(windows, _)| first(windows)).map(|(_, edge)| edge).min()
+    }
+
+    /// Whether a window by time has rows.
+    pub(crate) fn is_open(&self, tables: &[Table]) -> bool {
+        let first = |windows: &Vec<WindowId>| self.next_slide(tables, windows, Until::End);
+        self.timed.iter().any(|windows| first(windows).is_some())
+    }
+
+    fn next_slide(
+        &self,
+        tables: &[Table],
+        windows: &[WindowId],
+        until: Until,
+    ) -> Option<(WindowId, i64)> {
+        let mut row =
+            |table: TableId, key: &[Value]| Ok::<_, Infallible>(tables[table.index()].get(key));
+        let Ok(due) = firing::due(&self.codes.program, windows, until, &mut row);
+        due
+    }
+
+    /// Windows of a group slide whose time has come.
+    fn slide(
+        &mut self,
+        tables: &mut [Table],
+        epoch: &Epoch,
+        out: &mut Sink,
+        group: usize,
+        until: Until,
+    ) {
+        let windows = std::mem::take(&mut self.timed[group]);
+        while let Some((window, edge)) = self.next_slide(tables, &windows, until) {
+            slide::run(self, tables, epoch, out, window, edge);
+        }
+        self.timed[group] = windows;
+    }
+
     /// The procedures of a round whose event is that of the transaction at `root`, each when it is its
     /// turn.
-    fn turns(&mut self, tables: &mut [Table], epoch: &Epoch, root: usize, out: &mut Sink) {
+    pub(super) fn turns(&mut self, tables: &mut [Table], epoch: &Epoch, root: u32, out: &mut Sink) {
         while let Some((turn, mut given)) = out.agenda.next() {
             let codes = self.codes.clone();
             self.seq += 1;
@@ -528,6 +612,7 @@ pub(crate) struct Sink {
     pub(crate) written: BTreeMap<usize, u64>,
     pub(crate) overdue: Vec<Overdue>,
     pub(crate) faults: Vec<Faulted>,
+    pub(crate) aborted_slides: Vec<AbortedSlide>,
     /// The last call of a function: the event, and which of its calls it was.
     call: Option<((SourceId, u64), u32)>,
     pub(crate) commands: Vec<Command>,
@@ -537,9 +622,41 @@ pub(crate) struct Sink {
     pub(crate) round: u32,
     /// Of the round that is being executed.
     pub(crate) agenda: Agenda,
+    /// The window whose slide is being executed with all that it sets off, when it ended, and where that is among what
+    /// set off transactions.
+    pub(crate) fired: Option<(WindowId, i64, u32)>,
 }
 
 impl Sink {
+    /// The event of the transaction at `root`; of a slide what tells it from all others.
+    pub(super) fn event_at(&self, epoch: &Epoch, root: u32) -> (SourceId, u64) {
+        match self.fired {
+            Some((window, edge, _)) if root == NO_ROOT => firing::event(window, edge),
+            _ => epoch.event(epoch.order[root as usize]),
+        }
+    }
+
+    /// As [`Epoch::round`], of the transaction at `root`.
+    pub(super) fn round_at(&self, epoch: &Epoch, root: u32) -> (SourceId, u64) {
+        match self.fired {
+            Some((window, edge, _)) if root == NO_ROOT => firing::event(window, edge),
+            _ => epoch.round(epoch.order[root as usize]),
+        }
+    }
+
+    /// The same event's stamp.
+    pub(super) fn stamp_at(&self, epoch: &Epoch, root: u32) -> Stamp {
+        match self.fired {
+            Some((window, edge, _)) if root == NO_ROOT => firing::stamp(window, edge),
+            _ => epoch.stamp(epoch.order[root as usize]),
+        }
+    }
+
+    /// What set off the round of the transaction at `root`, unless it was the input event.
+    pub(super) fn cause_at(&self, root: u32) -> u32 {
+        self.fired.filter(|_| root == NO_ROOT).map_or(0, |(_, _, cause)| cause)
+    }
+
     /// How many transactions have aborted.
     pub(crate) fn aborted(&self) -> u64 {
         self.counts.iter().map(|count| count.aborted).sum()
@@ -550,7 +667,7 @@ impl Sink {
         if abort.is_fault() {
             let handler = origin.handler();
             self.counts[handler].faults += 1;
-            let event = epoch.event(epoch.order[origin.root() as usize]);
+            let event = self.event_at(epoch, origin.root());
             let (is_direct, abort) = (origin.cause() == 0, abort.clone());
             self.faults.push(Faulted { event, handler, is_direct, abort });
         }
@@ -579,10 +696,10 @@ pub(super) fn cascade(
     origin: Origin,
     but: &[usize],
 ) {
-    out.derived.push(DerivedEvent(origin));
+    out.derived.push(DerivedEvent::Emitted(origin));
     let cause = out.derived.len() as u32;
     if serial.commands.are_followed() {
-        let (root, cause) = (origin.root() as usize, cause - out.round);
+        let (root, cause) = (origin.root(), cause - out.round);
         return command::follow_cause(serial, tables, epoch, out, root, cause);
     }
     let handlers =
@@ -612,7 +729,7 @@ fn hand(
         }
         let open = serial.open.entry((handler, stream)).or_default();
         open.push(event.into());
-        let (source, offset) = epoch.event(epoch.order[origin.root() as usize]);
+        let (source, offset) = out.event_at(epoch, origin.root());
         if epoch.closings.contains(&(stream, source, offset)) {
             for event in std::mem::take(open) {
                 out.agenda.add(&serial.codes.turns, handler, stream, event);
@@ -649,7 +766,7 @@ pub(super) fn transact(
     let may_be_overdue = is_opaque || !program.triggers.is_empty();
     let result = match may_be_overdue {
         true => {
-            let event = epoch.event(epoch.order[origin.root() as usize]);
+            let event = out.event_at(epoch, origin.root());
             serial.call(event, out, || run(tables))
         }
         false => run(tables),
@@ -662,7 +779,7 @@ pub(super) fn transact(
             _ => false,
         };
         if !same && !is_overdue(&again) {
-            let stamp = epoch.stamp(epoch.order[origin.root() as usize]);
+            let stamp = out.stamp_at(epoch, origin.root());
             out.unstable.push(Unstable { handler, stamp });
         }
     }
@@ -673,8 +790,9 @@ pub(super) fn transact(
         let came_to = command::hash(result.as_ref().map(|effects| (effects, &[][..])), tables, seq);
         let cause = origin.cause().saturating_sub(out.round);
         let input = program.handlers[handler].input;
+        let round_at = out.round_at(epoch, origin.root());
         let command = || Command {
-            event: epoch.round(epoch.order[origin.root() as usize]),
+            event: round_at,
             who: Who::Handler(handler),
             cause,
             given: vec![(0, input, event.into())],
@@ -715,8 +833,8 @@ pub(super) fn is_overdue<T>(result: &Result<T, Abort>) -> bool {
 fn depth(out: &Sink, origin: Origin) -> usize {
     let (mut depth, mut cause) = (0, origin.cause());
     while cause != 0 {
-        depth += 1;
-        cause = out.derived[cause as usize - 1].0.cause();
+        let DerivedEvent::Emitted(before) = out.derived[cause as usize - 1] else { break };
+        (depth, cause) = (depth + 1, before.cause());
     }
     depth
 }

@@ -27,15 +27,15 @@ pub(super) fn run(
     out: &mut Sink,
     (number, turn): (usize, &Turn),
     given: &mut Given,
-    root: usize,
+    root: u32,
 ) {
     let program = serial.codes.program.clone();
-    let stamp = epoch.stamp(epoch.order[root]);
+    let stamp = out.stamp_at(epoch, root);
     let moment = Moment::at(epoch, stamp, turn.step);
     let time_us = moment.time_us();
     let first = turn.procedures[0];
     let perform = |given: &mut Given| perform(&program, &&*tables, turn, given, &moment);
-    let event = epoch.event(epoch.order[root]);
+    let event = out.event_at(epoch, root);
     let result = serial.call(event, out, || perform(given));
     if serial.is_compared() && !is_overdue(&result) {
         let again = perform(given);
@@ -46,7 +46,7 @@ pub(super) fn run(
                 _ => false,
             };
         if !same {
-            let stamp = epoch.stamp(epoch.order[root]);
+            let stamp = out.stamp_at(epoch, root);
             out.unstable.push(Unstable { handler: first, stamp });
         }
     }
@@ -54,7 +54,7 @@ pub(super) fn run(
         let seq = serial.seq();
         let came_to = result.as_ref().map(|done| (&done.effects, &done.emitted[..]));
         let came_to = command::hash(came_to, tables, seq);
-        let (given, event) = (given.outside(), epoch.round(epoch.order[root]));
+        let (given, event) = (given.outside(), out.round_at(epoch, root));
         let command = || Command { event, who: Who::Turn(number), cause: 0, given, came_to };
         command::note(serial, out, command);
     }
@@ -75,7 +75,7 @@ pub(super) fn run(
                 out.counts[handler].aborted += 1;
                 // All of them abort, and one has failed.
                 if nth == 0 {
-                    out.note_fault(epoch, Origin::new(root as u32, 0, handler), &abort);
+                    out.note_fault(epoch, Origin::new(root, 0, handler), &abort);
                 } else if abort.is_fault() {
                     out.counts[handler].faults += 1;
                 }
@@ -84,7 +84,7 @@ pub(super) fn run(
         }
     };
     for (place, events) in emitted {
-        let origin = Origin::new(root as u32, 0, turn.step + place);
+        let origin = Origin::new(root, out.cause_at(root), turn.step + place);
         for (ordinal, (stream, row)) in events.iter().enumerate() {
             let origin = origin.output(ordinal as u32);
             out.builders[stream.index()].push(row, origin);

@@ -11,7 +11,7 @@ use tidemill_core::{Batch, Position, SourceId, Stamp, StreamId};
 use super::batches::Closing;
 use super::merge;
 use crate::pool::{Alone, Pool};
-use crate::program::{Answers, Program};
+use crate::program::{Answers, Program, Until};
 
 /// What the row of an event that does not stand at its own place has in addition, for [`Epoch::round`].
 pub(crate) const ADMITTED: u64 = 1 << 63;
@@ -209,6 +209,8 @@ pub struct Epoch {
     pub clock_us: i64,
     /// The events that are the last of their batches.
     pub closings: BTreeSet<Closing>,
+    /// By group of streams: how far windows slide when all has been executed.
+    pub slides: Vec<Until>,
     /// What its transactions ask of outside. Whoever executes it again gives it what it was told.
     pub answers: Arc<Answers>,
 }

@@ -9,6 +9,7 @@ use tidemill_core::{
 use super::batches::{self, Cutting};
 use super::epoch::{Epoch, Run};
 use super::groups::Groups;
+use super::slides;
 use super::watermark::{come_to, Come, Holds};
 use crate::pool::Pool;
 use crate::program::{Batching, Program};
@@ -343,6 +344,9 @@ impl Sequencer {
         ready.retain(|run| !run.offsets.is_empty());
         let mut epoch = Epoch::rank_in_order(pool, &self.program, ready);
         (epoch.clock_us, epoch.closings) = (self.clock_us, closings);
+        let ended = |source| input.ended.contains(&source);
+        let marks = &self.watermarks;
+        epoch.slides = slides::until(&self.program, &self.groups, marks, self.clock_us, &ended);
         let watermarks = self.groups.of.iter().map(|g| self.watermarks[*g]).collect();
         let cut = Cut {
             epoch: self.epoch,

@@ -4,7 +4,7 @@
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
-use tidemill_core::{Row, StreamId, TableId, Value};
+use tidemill_core::{Row, StreamId, StreamTime, TableId, Value};
 
 use super::answers::{Ask, ANSWER_MAX};
 use super::groups;
@@ -208,7 +208,10 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         let mut came = |tx: &mut Self, row: Vec<Value>| -> Result<(), Abort> {
             triggers.iter().try_for_each(|trigger| tx.fire(*trigger, &row))
         };
+        let input = program.root_stream(program.handlers[owned.owner.index()].input);
+        let by_arrival = program.streams[input.index()].spec.time == StreamTime::Arrival;
         self.slide(window, |frame, tx, time_us, slid| {
+            let time_us = frame.takes(time_us, by_arrival)?;
             let came: Option<&mut Slid<'_, Self>> =
                 if triggers.is_empty() { None } else { Some(&mut came) };
             frame.insert(tx, &row, time_us, came, slid)
@@ -217,8 +220,21 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
 
     /// As [`Tx::window_advance`].
     fn advance(&mut self, window: WindowId) -> Result<(), Abort> {
-        self.inside().owned(window)?;
-        self.slide(window, |frame, tx, time_us, slid| frame.advance(tx, time_us, slid))
+        let inside = self.inside();
+        inside.count(1)?;
+        // What time has ended has slid before: for others than the owner there is nothing to do.
+        match inside.program.windows[window.index()].owner.index() == inside.handler {
+            true => self.slide(window, |frame, tx, time_us, slid| frame.advance(tx, time_us, slid)),
+            false => Ok(()),
+        }
+    }
+
+    /// A window ends at the transaction's time, and slides; without its triggers where these have aborted.
+    fn slide_in_time(&mut self, window: WindowId, is_quiet: bool) -> Result<(), Abort> {
+        if !is_quiet {
+            return self.slide(window, |frame, tx, time_us, slid| frame.advance(tx, time_us, slid));
+        }
+        self.slide(window, |frame, tx, time_us, _| frame.advance(tx, time_us, &mut |_, _| Ok(())))
     }
 
     /// As [`Tx::window_rows`].

@@ -9,7 +9,7 @@
 //!
 //! All of it is in four tables that the engine keeps: the rows, numbered as they came; the numbers where
 //! active ones begin and end, and staged ones; and the groups of active rows with what goes along, in two
-//! (`groups.rs`).
+//! (`groups.rs`). When nobody puts a row in, time ends a window all the same (`firing.rs`).
 
 use std::sync::Arc;
 
@@ -301,6 +301,29 @@ impl<'w> Frame<'w> {
         self.keep(held)
     }
 
+    /// The time at which a row counts that comes at this time. When the input ended, the window slid beyond the rows that
+    /// were there: one that comes all the same is late, or, where rows come when they arrive, is in the next window.
+    ///
+    /// # Errors
+    /// When it is late.
+    pub(crate) fn takes(&self, time_us: i64, by_arrival: bool) -> Done<i64> {
+        let (Extent::Time { slide_us, .. }, Some(edge)) = (self.window.extent, self.marks.edge)
+        else {
+            return Ok(time_us);
+        };
+        let ended = edge.saturating_sub(slide_us);
+        match time_us < ended {
+            true if !by_arrival => {
+                let name = &self.window.name;
+                let what =
+                    format!("window {name} has ended at {ended}: a row of {time_us} is late");
+                Err(Abort::refused(what))
+            }
+            true => Ok(ended),
+            false => Ok(time_us),
+        }
+    }
+
     /// By time: slides as far as a transaction at this time comes.
     pub(crate) fn advance<H: Held>(
         &mut self,
@@ -315,13 +338,9 @@ impl<'w> Frame<'w> {
             while first < self.marks.next && self.at(held, first)? < from {
                 first += 1;
             }
-            let next = match first == self.marks.next {
-                // Nothing is left: the windows in between are all empty.
-                true => behind(time_us, slide_us),
-                false => edge.saturating_add(slide_us),
-            };
-            // At the end of time there is none.
-            self.marks.edge = (next > edge).then_some(next);
+            // Nothing is left: the next row begins anew. And at the end of time there is no next one.
+            let next = edge.saturating_add(slide_us);
+            self.marks.edge = (first < self.marks.next && next > edge).then_some(next);
             self.slide(held, first, self.marks.next, edge, slid)?;
         }
         Ok(())

@@ -10,10 +10,12 @@ use tidemill_core::{
 
 use super::kept::numbered;
 use super::rows::Rows;
-use crate::program::{Abort, Batching, Program};
+use crate::program::{Abort, Batching, Extent, OwnedWindow, Program};
 
-/// What the name of a stream has before it where it is told how many of its sources have ended.
+/// What the name of a stream has before it where it is told how many of its sources have ended: for its batches, and
+/// for the windows that end then.
 const ENDED: &str = "\u{1}ended/";
+const ENDED_WINDOWS: &str = "\u{1}ended windows/";
 
 /// Tables of what waits, of each stream that comes in batches.
 #[derive(Debug, Default)]
@@ -25,11 +27,12 @@ pub struct Open {
 }
 
 impl Open {
-    /// Gives a program the tables, if any of its streams comes in batches.
+    /// Gives a program the tables, if any of its streams comes in batches, or time ends windows.
     pub fn add(program: &mut Program) -> Open {
         let batched: Vec<usize> =
             (0..program.streams.len()).filter(|at| program.streams[*at].batch.is_some()).collect();
-        if batched.is_empty() {
+        let is_timed = |window: &OwnedWindow| matches!(window.extent, Extent::Time { .. });
+        if batched.is_empty() && !program.windows.iter().any(is_timed) {
             return Open::default();
         }
         let int = |name: &str| Column::new(name, DataType::Int);
@@ -137,20 +140,47 @@ impl Open {
         let Value::Str(name) = name else { unreachable!("it is a name") };
         // No stream is called so.
         let at = [root, Value::str(&format!("{ENDED}{name}"))];
-        let ended = 1 + self.mark(&at, rows)?.map_or(0, |(ended, _)| ended);
-        if ended < sources {
-            let [root, name] = at.clone();
-            let row = [root, name, Value::Int(ended), Value::Timestamp(0)];
-            rows.write(program, self.marks, &at, Some(row.into()))?;
+        if !self.have_ended(program, at, sources, rows)? {
             return Ok(Vec::new());
-        }
-        if sources > 1 {
-            rows.write(program, self.marks, &at, None)?;
         }
         match self.mark(&key(program, stream), rows)? {
             Some(_) => self.take(program, stream, rows),
             None => Ok(Vec::new()),
         }
+    }
+
+    /// One of so many sources of a group of streams has ended, of which this stream is one; whether all have.
+    pub(super) fn ends_windows(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        sources: i64,
+        rows: &mut impl Rows,
+    ) -> Result<bool, Abort> {
+        let name = &program.streams[stream.index()].spec.name;
+        let at = Value::str(&format!("{ENDED_WINDOWS}{name}"));
+        self.have_ended(program, [at.clone(), at], sources, rows)
+    }
+
+    /// Counts one that has ended of so many; whether all have.
+    fn have_ended(
+        &self,
+        program: &Program,
+        at: [Value; 2],
+        sources: i64,
+        rows: &mut impl Rows,
+    ) -> Result<bool, Abort> {
+        let ended = 1 + self.mark(&at, rows)?.map_or(0, |(ended, _)| ended);
+        if ended < sources {
+            let [root, name] = at.clone();
+            let row = [root, name, Value::Int(ended), Value::Timestamp(0)];
+            rows.write(program, self.marks, &at, Some(row.into()))?;
+            return Ok(false);
+        }
+        if sources > 1 {
+            rows.write(program, self.marks, &at, None)?;
+        }
+        Ok(true)
     }
 
     /// How many wait, and since when; nothing where none does.

@@ -11,9 +11,12 @@ use super::kept::Kept;
 use super::open::Open;
 use super::rows::Rows;
 use super::work::{Was, Work};
+use crate::order::Groups;
 use crate::program::inside::Transaction;
 use crate::program::rounds::{Agenda, Emitted, Given, Turns};
-use crate::program::{reasons, Abort, AbortKind, Answers, Body, Handler, Origin, Program};
+use crate::program::{
+    firing, reasons, Abort, AbortKind, Answers, Body, Handler, Origin, Program, Until, WindowId,
+};
 
 /// The rounds of a program.
 #[derive(Debug)]
@@ -25,6 +28,8 @@ pub struct Rounds {
     open: Open,
     /// Versions of rows.
     kept: Kept,
+    /// By stream: the windows that time ends before an event of it.
+    timed: Vec<Vec<WindowId>>,
     /// Streams whose events are among those that are given, too, though nobody emits them.
     passed_on: BTreeSet<StreamId>,
 }
@@ -44,10 +49,14 @@ impl Rounds {
     ) -> tidemill_core::Result<Rounds> {
         let turns = Turns::of(program)?;
         let feeds = |stream: &StreamId| program.handlers_on(*stream).next().is_some();
+        let groups = Groups::of(program)?;
+        let of_group = program.timed_windows(&groups);
+        let timed: Vec<_> = groups.of.iter().map(|group| of_group[*group].clone()).collect();
         let is_needed = |number: usize| {
             let handler = &program.handlers[number];
             let keeps_versions = program.tables.iter().any(|table| table.history.is_some());
             keeps_versions
+                || !timed[handler.input.index()].is_empty()
                 || handler.is_procedure()
                 || program.streams[handler.input.index()].origin != Origin::Input
                 || program.windows.iter().any(|window| window.owner.index() == number)
@@ -60,7 +69,7 @@ impl Rounds {
                 *is_needed |= matches!(handler.body, Body::Opaque(_));
             }
         }
-        Ok(Rounds { turns, are_needed, open, kept, passed_on })
+        Ok(Rounds { turns, are_needed, open, kept, timed, passed_on })
     }
 
     /// Whether what comes of an event of an input stream is more than one transaction of each handler on it, with its
@@ -126,6 +135,7 @@ impl Rounds {
         let passed_on = views.iter().filter(|(stream, _)| self.passed_on.contains(stream));
         let out = passed_on.map(|(stream, row)| (*stream, row[..].into())).collect();
         let mut round = Round { program, turns, kept, when, answers, only, rows, out };
+        round.slide(self.timed(input), Until::Time(when.time_us))?;
         let mut agenda = Agenda::default();
         let now = views.iter().filter(|(stream, _)| !self.open.has(*stream));
         let now: Vec<_> = now.map(|(stream, row)| (*stream, &row[..])).collect();
@@ -188,13 +198,67 @@ impl Rounds {
         let (answers, only, turns, out) = (Answers::default(), None, &self.turns, Vec::new());
         let (kept, answers, mut agenda) = (&self.kept, &answers, Agenda::default());
         let mut round = Round { program, turns, kept, when, answers, only, rows, out };
+        if !batch.is_empty() {
+            round.slide(self.timed(stream), Until::Time(when.time_us))?;
+        }
         round.batch(stream, batch, &mut agenda)?;
         round.turns(agenda)
+    }
+
+    /// Windows slide whose owners take what comes of an input stream, or of one with which that shares a table, and whose time
+    /// has come: gives all events that are emitted on the way.
+    ///
+    /// # Errors
+    /// As [`Rounds::due`].
+    pub fn slide(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        when: When,
+        rows: &mut impl Rows,
+    ) -> Result<Vec<(StreamId, Row)>, Abort> {
+        self.slide_until(program, (stream, Until::Time(when.time_us)), when, rows)
+    }
+
+    /// One of so many sources of these streams has ended. With the last of them all windows slide that hold rows.
+    ///
+    /// # Errors
+    /// As [`Rounds::due`].
+    pub fn end_windows(
+        &self,
+        program: &Program,
+        (stream, sources): (StreamId, i64),
+        when: When,
+        rows: &mut impl Rows,
+    ) -> Result<Vec<(StreamId, Row)>, Abort> {
+        match self.open.ends_windows(program, stream, sources, rows)? {
+            true => self.slide_until(program, (stream, Until::End), when, rows),
+            false => Ok(Vec::new()),
+        }
+    }
+
+    fn slide_until(
+        &self,
+        program: &Program,
+        (stream, until): (StreamId, Until),
+        when: When,
+        rows: &mut impl Rows,
+    ) -> Result<Vec<(StreamId, Row)>, Abort> {
+        let (answers, only, turns, out) = (Answers::default(), None, &self.turns, Vec::new());
+        let (kept, answers) = (&self.kept, &answers);
+        let mut round = Round { program, turns, kept, when, answers, only, rows, out };
+        round.slide(self.timed(stream), until)?;
+        Ok(round.out)
     }
 
     /// The tables of events that wait to be batches: what comes with a key of one is executed there, and uses what is there.
     pub fn waiting(&self) -> impl Iterator<Item = TableId> + '_ {
         self.open.tables()
+    }
+
+    /// The windows that time ends before an event of a stream; none before those of streams that were added.
+    pub fn timed(&self, stream: StreamId) -> &[WindowId] {
+        self.timed.get(stream.index()).map_or(&[], Vec::as_slice)
     }
 
     /// The versions of rows.
@@ -227,11 +291,73 @@ impl<R: Rows> Round<'_, R> {
     }
 
     /// The turns of the procedures that have something to take; all that was emitted.
-    fn turns(mut self, mut agenda: Agenda) -> Result<Vec<(StreamId, Row)>, Abort> {
+    fn turns(mut self, agenda: Agenda) -> Result<Vec<(StreamId, Row)>, Abort> {
+        self.all_turns(agenda)?;
+        Ok(self.out)
+    }
+
+    fn all_turns(&mut self, mut agenda: Agenda) -> Result<(), Abort> {
         while let Some((turn, given)) = agenda.next() {
             self.turn(turn, given, &mut agenda)?;
         }
-        Ok(self.out)
+        Ok(())
+    }
+
+    /// Windows slide whose time has come, each in a transaction of its owner and with all that this sets off.
+    fn slide(&mut self, windows: &[WindowId], until: Until) -> Result<(), Abort> {
+        let (only, time_us) = (self.only.take(), self.when.time_us);
+        loop {
+            let (program, rows) = (self.program, &mut *self.rows);
+            let mut row = |table: TableId, key: &[Value]| rows.row(table, key);
+            let Some((window, edge)) = firing::due(program, windows, until, &mut row)? else {
+                break;
+            };
+            self.when.time_us = edge;
+            self.slide_one(window)?;
+        }
+        (self.only, self.when.time_us) = (only, time_us);
+        Ok(())
+    }
+
+    fn slide_one(&mut self, window: WindowId) -> Result<(), Abort> {
+        let (program, when) = (self.program, self.next());
+        let owner = program.windows[window.index()].owner.index();
+        let moment = when.moment(owner, self.answers);
+        let overdue = |reason| Abort { kind: AbortKind::Overdue, reason };
+        let mut verdict = self.rows.verdict()?.map(overdue);
+        let mut emitted = Vec::new();
+        for is_quiet in [false, true] {
+            let mut work = Work::new(program, self.rows, owner, &moment);
+            let result = match verdict.take() {
+                Some(abort) => Err(abort),
+                None => work
+                    .function(|work| work.slide_in_time(window, is_quiet))
+                    .inspect_err(|abort| work.judge(abort)),
+            };
+            let (undo, events) = (work.undo, work.inside.emitted);
+            match result {
+                Ok(()) => {
+                    self.kept.append(program, &undo, when.time_us, self.rows)?;
+                    emitted = events;
+                    break;
+                }
+                Err(abort) => {
+                    self.undo(undo, &abort)?;
+                    // What it has read is of several moments: whoever finds that out calls it again.
+                    if is_quiet {
+                        return Err(abort);
+                    }
+                }
+            }
+        }
+        let mut agenda = Agenda::default();
+        for (stream, row) in emitted {
+            self.out.push((stream, row[..].into()));
+            for next in program.handlers_on(stream) {
+                self.hand(next, stream, 1, &row, &mut agenda)?;
+            }
+        }
+        self.all_turns(agenda)
     }
 }
 

@@ -193,14 +193,14 @@ impl Feed {
         self.has_grown
     }
 
-    /// Ends once more, with others of its stream that have grown: what waits to be a batch is one when all of them have.
+    /// Ends once more, with others that have grown: what waits to be a batch is one, and windows end, when all of them have.
     ///
     /// # Errors
     /// As where it has grown itself.
     pub fn ends_again(&mut self) -> Result<()> {
-        let has_batches =
-            self.sources.is_some_and(|sources| sources > 1) && self.tail_records().len() > 1;
-        match self.ends_at.is_some() && has_batches {
+        let are_several = self.functions.end_together(self.stream).len() > 1;
+        let are_several = self.sources.is_some_and(|sources| sources > 1 || are_several);
+        match self.ends_at.is_some() && are_several && self.tail_records().len() > 1 {
             true => self.goes_on(),
             false => Ok(()),
         }

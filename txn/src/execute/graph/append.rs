@@ -113,7 +113,7 @@ impl Appending<'_, '_> {
             if taking.peek().is_none() {
                 continue;
             }
-            self.out.derived.push(DerivedEvent(origin));
+            self.out.derived.push(DerivedEvent::Emitted(origin));
             let cause = self.out.derived.len() as u32;
             for handler in taking {
                 self.replay(steps, Origin::new(origin.root(), cause, handler));

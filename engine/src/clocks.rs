@@ -1,0 +1,67 @@
+//! A clock that is wrong, or was: a cut's clock never goes back, so what was wrong once stays in all that follows.
+
+use tidemill_core::value::format_timestamp;
+use tidemill_core::{Error, Result};
+
+/// A clock that is so far behind the last cut's is wrong, or that one's was.
+const BEHIND_US: i64 = 60_000_000;
+
+/// Refuses a clock that is further ahead of the last cut's than time has gone by since, and this; where there is a cut.
+///
+/// # Errors
+/// When it is.
+pub(crate) fn check(now_us: i64, last_us: i64, passed_us: i64, max_us: i64) -> Result<()> {
+    match last_us != 0 && now_us.saturating_sub(last_us) > max_us.saturating_add(passed_us) {
+        true => Err(is_ahead(now_us, last_us, max_us)),
+        false => Ok(()),
+    }
+}
+
+/// What is said of a clock that is behind the last cut's, if it is.
+pub(crate) fn behind(now_us: i64, last_us: i64) -> Option<String> {
+    let is_behind = last_us != 0 && last_us.saturating_sub(now_us) > BEHIND_US;
+    is_behind.then(|| self::is_behind(now_us, last_us))
+}
+
+/// What is said of one that is ahead.
+pub(crate) fn is_ahead(now_us: i64, last_us: i64, max_us: i64) -> Error {
+    let (now, last) = (format_timestamp(now_us), format_timestamp(last_us));
+    Error::setting(format!(
+        "the clock says {now}, and the last cut of this data was made at {last}: a cut's clock never goes back, so a wrong \
+         one would stay in all that follows"
+    ))
+    .help(format!(
+        "set the clock, and start again; where it is right, start once with clock_jump_us_max above {max_us}"
+    ))
+}
+
+/// What is said of one that is behind.
+pub(crate) fn is_behind(now_us: i64, last_us: i64) -> String {
+    let (now, last) = (format_timestamp(now_us), format_timestamp(last_us));
+    format!(
+        "the clock says {now}, and the last cut was made at {last}: it was wrong then, or is now. Until it has come so far, \
+         tx.now() stays where it was"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_may_be_ahead_as_far_as_time_has_gone_by_and_the_setting_says() {
+        assert!(check(1_000, 0, 0, 1).is_ok(), "there is no cut");
+        assert!(check(1_100, 1_000, 0, 100).is_ok());
+        assert!(check(1_150, 1_000, 50, 100).is_ok());
+        let error = check(1_151, 1_000, 50, 100).unwrap_err();
+        assert!(error.to_string().contains("1970-01-01T00:00:00.001151Z"), "{error}");
+        assert!(check(i64::MAX, i64::MIN, 0, 100).is_err());
+    }
+
+    #[test]
+    fn a_minute_behind_is_said() {
+        assert_eq!(behind(5, 0), None, "there is no cut");
+        assert_eq!(behind(1, 1 + BEHIND_US), None);
+        assert!(behind(1, 2 + BEHIND_US).unwrap().contains("wrong then, or is now"));
+    }
+}

@@ -1,0 +1,155 @@
+//! Windows by time: the clock that says when they end where no event does, and that they end with their input.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_core::{Column, DataType, Late, Schema, StreamId, StreamSpec, StreamTime, Value};
+use tidemill_function::{Call, Target};
+use tidemill_txn::order::Groups;
+use tidemill_txn::program::{Extent, Origin, Program, Stream, Timer, WindowId};
+
+use super::batches::Last;
+use crate::spec::{AppSpec, SourceDecl};
+
+/// The windows by time of an app.
+pub(super) struct Slides {
+    /// Streams of the clock's firings, each with a stream whose windows it ends.
+    timers: BTreeMap<StreamId, StreamId>,
+    /// By input stream that is read from files, all of which end: a stream whose windows end with them, and how many sources
+    /// all streams have that do so.
+    ends: BTreeMap<StreamId, (StreamId, i64)>,
+    /// By stream whose windows are ended: a window.
+    windows: BTreeMap<StreamId, WindowId>,
+}
+
+/// So often within a slide somebody looks whether it has passed; no sooner, and no later.
+const LOOKS: i64 = 8;
+const PERIOD_US: (i64, i64) = (10_000, 60_000_000);
+/// So often somebody looks how far event time has come.
+const EVENT_TIME_US: i64 = 500_000;
+
+impl Slides {
+    /// What looking is.
+    pub const TARGET: Target = Target::Function(u32::MAX - 8);
+
+    /// What it is that nothing more comes by a source.
+    pub const LAST: Target = Target::Function(u32::MAX - 9);
+
+    /// Gives a program a timer for each group of streams whose owners have windows by time.
+    pub fn add(spec: &AppSpec, program: &mut Program, groups: &Groups) -> Slides {
+        let mut slides =
+            Slides { timers: BTreeMap::new(), ends: BTreeMap::new(), windows: BTreeMap::new() };
+        let timed = program.timed_windows(groups);
+        for (group, windows) in timed.iter().enumerate() {
+            let Some(first) = windows.first() else { continue };
+            let slide_us = |id: &WindowId| match program.windows[id.index()].extent {
+                Extent::Time { slide_us, .. } => slide_us,
+                Extent::Rows { .. } => i64::MAX,
+            };
+            let shortest_us = windows.iter().map(slide_us).min().unwrap_or(i64::MAX);
+            let period_us = match groups.event_time[group] {
+                true => EVENT_TIME_US,
+                false => (shortest_us / LOOKS).clamp(PERIOD_US.0, PERIOD_US.1),
+            };
+            let owner = program.windows[first.index()].owner;
+            let of = program.handlers[owner.index()].input;
+            slides.windows.insert(of, *first);
+            let (sources, inputs) =
+                ends(spec, program, |stream| groups.of[stream.index()] == group);
+            slides.ends.extend(inputs.into_iter().map(|input| (input, (of, sources))));
+            let StreamSpec { name, at, .. } = &program.streams[of.index()].spec;
+            let firings = StreamSpec {
+                name: format!("{name}.slides").into(),
+                schema: Schema::new(vec![Column::new("at", DataType::Timestamp)]).into(),
+                time: StreamTime::Arrival,
+                late: Late::default(),
+                at: at.clone(),
+            };
+            let timer = StreamId(program.streams.len() as u16);
+            program.streams.push(Stream { spec: firings, origin: Origin::Input, batch: None });
+            program.timers.push(Timer { stream: timer, period_us });
+            slides.timers.insert(timer, of);
+        }
+        program.forget();
+        slides
+    }
+
+    /// What a firing is, if it is one of these.
+    pub fn look(&self, program: &Program, firing: StreamId) -> Option<Call> {
+        let of = *self.timers.get(&firing)?;
+        self.call(program, Slides::TARGET, of, [Value::Int(of.0.into())].into())
+    }
+
+    /// What it is that nothing more comes by a source of an input stream, whose newest event had this time. It has its place
+    /// behind all events of that source.
+    pub fn last(&self, program: &Program, input: StreamId, newest_us: Option<i64>) -> Option<Call> {
+        let (of, sources) = *self.ends.get(&input)?;
+        let newest = newest_us.map_or(Value::Null, Value::Timestamp);
+        let args = [of.0.into(), input.0.into(), sources].map(Value::Int);
+        let args = args.into_iter().chain([newest]).collect();
+        self.call(program, Slides::LAST, of, args)
+    }
+
+    /// The input streams with whose last source the same windows end as with that of this one.
+    pub fn together(&self, input: StreamId) -> impl Iterator<Item = StreamId> + '_ {
+        let of = self.ends.get(&input).map(|(of, _)| *of);
+        let is_with = move |(_, (other, _)): &(&StreamId, &(StreamId, i64))| Some(*other) == of;
+        self.ends.iter().filter(is_with).map(|(stream, _)| *stream)
+    }
+
+    /// It is executed where the first window is.
+    fn call(
+        &self,
+        program: &Program,
+        target: Target,
+        of: StreamId,
+        args: Arc<[Value]>,
+    ) -> Option<Call> {
+        let window = &program.windows[self.windows.get(&of)?.index()];
+        Some(Call { target, table: window.state, key: [Value::Int(0)].into(), args })
+    }
+
+    /// The stream that a call is about. Others may have written it.
+    pub fn of(&self, call: &Call) -> Option<StreamId> {
+        let [Value::Int(number)] = call.args[..] else { return None };
+        self.windows.keys().copied().find(|stream| i64::from(stream.0) == number)
+    }
+
+    /// What a call says by which a source ends: the stream whose windows end, and by which input. Others may have written it.
+    pub fn last_of(&self, call: &Call) -> Option<(StreamId, Last)> {
+        let [Value::Int(of), Value::Int(input), Value::Int(sources), newest] = &call.args[..]
+        else {
+            return None;
+        };
+        let time_us = match newest {
+            Value::Timestamp(time_us) => Some(*time_us),
+            Value::Null => None,
+            _ => return None,
+        };
+        let stream = self.windows.keys().copied().find(|stream| i64::from(stream.0) == *of)?;
+        let input = self.ends.keys().copied().find(|stream| i64::from(stream.0) == *input)?;
+        Some((stream, Last { stream: input, sources: *sources, time_us }))
+    }
+}
+
+/// The input streams of some that are read from files, and how many sources they have together; none where a source of any
+/// of them does not end.
+fn ends(
+    spec: &AppSpec,
+    program: &Program,
+    is_of: impl Fn(StreamId) -> bool,
+) -> (i64, Vec<StreamId>) {
+    let named = |decl: &SourceDecl| {
+        let is_it = |stream: &Stream| *stream.spec.name == *decl.stream;
+        program.streams.iter().position(is_it).map(|found| StreamId(found as u16))
+    };
+    let mut inputs = Vec::new();
+    for decl in &spec.sources {
+        let Some(stream) = named(decl).filter(|stream| is_of(*stream)) else { continue };
+        if decl.files.as_ref().is_none_or(|files| files["follow"] == true) {
+            return (0, Vec::new());
+        }
+        inputs.push(stream);
+    }
+    (inputs.len() as i64, inputs)
+}
