@@ -1,0 +1,714 @@
+"""What the page of values promises, of traced functions and of those with real values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import tidemill as tm
+
+D = Decimal
+BOTH = pytest.mark.parametrize("opaque", [False, True], ids=["traced", "opaque"])
+
+
+def outcomes(app: tm.App, stream: tm.Stream, handlers: list[tm.Handler], *rows: Any) -> list[Any]:
+    """What each handler came to for each of the rows: its reason when it aborts, else its output."""
+    names = {stream.name for stream in app.streams}
+    with app.start() as mill:
+        mill.send(stream, list(rows))
+        mill.drain()
+        return [
+            [row["reason"] for row in mill.output(handler.aborted).rows()]
+            + (mill.output(handler).rows() if handler.name in names else [])
+            for handler in handlers
+        ]
+
+
+NEEDS_A_VALUE: dict[str, Callable[[Any, Any], object]] = {
+    "plus": lambda tx, e: e.x + 1,
+    "minus": lambda tx, e: 1 - e.x,
+    "times": lambda tx, e: e.x * 2,
+    "divided": lambda tx, e: e.x / 2,
+    "floor": lambda tx, e: e.x // 2,
+    "rest": lambda tx, e: 7 % e.x,
+    "negative": lambda tx, e: -e.x,
+    "less": lambda tx, e: e.x < 1,
+    "at least": lambda tx, e: e.x >= e.x,
+    "the larger": lambda tx, e: tm.max(e.x, 1),
+    "size": lambda tx, e: tm.abs(e.x),
+    "cast": lambda tx, e: tm.cast(e.x, str),
+    "and": lambda tx, e: e.flag & (e.n == 0),
+    "or": lambda tx, e: (e.n == 0) | e.flag,
+    "not": lambda tx, e: ~e.flag,
+    "where": lambda tx, e: tm.where(e.flag, 1, 2),
+    "length": lambda tx, e: tm.length(e.s),
+    "text": lambda tx, e: e.s + "a",
+}
+
+
+def test_a_null_has_no_order_and_no_arithmetic() -> None:
+    app = tm.App("nulls")
+    stream = app.stream("s", n=int, x=tm.optional(int), flag=tm.optional(bool), s=tm.optional(str))
+
+    def handler(name: str, what: Callable[[Any, Any], object]) -> tm.Handler:
+        def use(tx: Any, e: Any) -> dict[str, Any]:
+            return {"value": what(tx, e)}
+
+        use.__name__ = name.replace(" ", "_")
+        return app.transaction(stream)(use)
+
+    handlers = [handler(name, what) for name, what in NEEDS_A_VALUE.items()]
+
+    @app.transaction(stream)
+    def require(tx: Any, e: Any) -> None:
+        tx.require(e.flag, "a null is no condition")
+
+    @app.transaction(stream)
+    def when(tx: Any, e: Any) -> dict[str, Any]:
+        with tx.when(e.flag):
+            tx.require(e.n > 0, "a null is not true")
+        return {"n": e.n}
+
+    handlers += [require, when]
+    assert all(handler.path == "traced" for handler in handlers)
+    row = {"n": 0, "x": None, "flag": None, "s": None}
+    found = outcomes(app, stream, handlers, row)
+    assert found == [["null where a value is needed"]] * len(handlers)
+
+
+def test_a_null_equals_a_null_and_nothing_else() -> None:
+    app = tm.App("nulls")
+    stream = app.stream("s", x=tm.optional(int), y=tm.optional(int))
+
+    @app.transaction(stream)
+    def compare(tx: Any, e: Any) -> dict[str, Any]:
+        return {
+            "none": e.x == None,  # noqa: E711
+            "is_null": tm.is_null(e.x),
+            "same": e.x == e.y,
+            "other": e.x != e.y,
+            "either": tm.coalesce(e.x, e.y, -1),
+        }
+
+    rows = [{"x": None, "y": None}, {"x": None, "y": 0}, {"x": 0, "y": None}, {"x": 3, "y": 3}]
+    [found] = outcomes(app, stream, [compare], *rows)
+    assert [list(row.values()) for row in found] == [
+        [True, True, True, False, -1],
+        [True, True, False, True, 0],
+        [False, False, False, True, 0],
+        [False, False, True, False, 3],
+    ]
+
+
+@BOTH
+def test_a_null_is_no_key(opaque: bool) -> None:
+    app = tm.App("nulls")
+    table = app.table("t", key=("a", "b"), a=int, b=str, n=tm.column(int, default=0))
+    stream = app.stream("s", a=tm.optional(int), b=tm.optional(str))
+    out: dict[str, Any] = {"n": int}
+
+    @app.transaction(stream, opaque=opaque)
+    def write(tx: Any, e: Any) -> None:
+        table[e.a, e.b].n += 1
+
+    @app.transaction(stream, opaque=opaque, out=out)
+    def read(tx: Any, e: Any) -> dict[str, Any]:
+        return {"n": table[e.a, e.b].n}
+
+    @app.transaction(stream, opaque=opaque)
+    def insert(tx: Any, e: Any) -> None:
+        table.insert(a=e.a, b=e.b, n=1)
+
+    rows = [{"a": None, "b": "x"}, {"a": 1, "b": None}]
+    found = outcomes(app, stream, [write, read, insert], *rows)
+    assert found == [["null in the key of t"] * 2] * 3
+
+
+@BOTH
+def test_rows_that_are_missing_and_rows_that_are_there(opaque: bool) -> None:
+    app = tm.App("missing")
+    table = app.table("t", key="k", k=int, n=tm.column(int, default=7), s=str, o=tm.optional(str))
+    names = ["look", "set", "insert", "update", "upsert", "delete", "only"]
+    streams = {name: app.stream(f"to_{name}", k=int) for name in names}
+    out: dict[str, Any] = {"there": bool, "n": int, "s": tm.optional(str), "o": tm.optional(str)}
+
+    @app.transaction(streams["look"], opaque=opaque, out=out)
+    def look(tx: Any, e: Any) -> dict[str, Any]:
+        row = table[e.k]
+        return {"there": row.exists(), "n": row.n, "s": row.s, "o": row.o}
+
+    @app.transaction(streams["set"], opaque=opaque)
+    def assign(tx: Any, e: Any) -> None:
+        table[e.k].s = "set"
+
+    @app.transaction(streams["insert"], opaque=opaque)
+    def insert(tx: Any, e: Any) -> None:
+        table.insert(k=e.k, s="inserted")
+
+    @app.transaction(streams["update"], opaque=opaque)
+    def update(tx: Any, e: Any) -> None:
+        table[e.k].update(n=9)
+
+    @app.transaction(streams["upsert"], opaque=opaque)
+    def upsert(tx: Any, e: Any) -> None:
+        table.upsert(k=e.k, s="upserted")
+
+    @app.transaction(streams["delete"], opaque=opaque)
+    def delete(tx: Any, e: Any) -> None:
+        table[e.k].delete()
+
+    @app.transaction(streams["only"], opaque=opaque)
+    def only(tx: Any, e: Any) -> None:
+        table[e.k].n = 1
+
+    with app.start() as mill:
+
+        def do(name: str) -> Any:
+            """The row after an event, and the reason why that has aborted."""
+            handler = {"set": assign, "look": look, "insert": insert, "update": update}.get(name)
+            handler = handler or {"upsert": upsert, "delete": delete, "only": only}[name]
+            before = len(mill.output(handler.aborted))
+            mill.send(streams[name], [{"k": 1}])
+            mill.drain()
+            reasons = [row["reason"] for row in mill.output(handler.aborted).rows()[before:]]
+            found = [(row["n"], row["s"], row["o"]) for row in mill.table(table).rows()]
+            return reasons[0] if reasons else found[0] if found else None
+
+        assert do("look") is None
+        assert mill.output(look).rows() == [{"there": False, "n": 7, "s": None, "o": None}]
+        assert do("delete") is None
+        assert do("update") == "t[1] is missing"
+        assert do("only") == "t[1] has no value for column 's'"
+        assert mill.table(table).rows() == []
+        assert do("set") == (7, "set", None)
+        assert do("only") == (1, "set", None)
+        assert do("insert") == "t[1] exists already"
+        assert do("update") == (9, "set", None)
+        assert do("upsert") == (7, "upserted", None)
+        assert do("delete") is None
+        assert do("insert") == (7, "inserted", None)
+        assert do("delete") is None
+        assert do("upsert") == (7, "upserted", None)
+        assert do("look") == (7, "upserted", None)
+        assert mill.output(look).rows()[-1]["there"] is True
+
+
+@BOTH
+def test_values_are_computed_before_the_row_is_looked_at(opaque: bool) -> None:
+    app = tm.App("before")
+    table = app.table("t", key="k", k=int, n=int)
+    stream = app.stream("s", k=int, n=int)
+
+    @app.transaction(stream, opaque=opaque)
+    def insert(tx: Any, e: Any) -> None:
+        table.upsert(k=e.k, n=0)
+        table.insert(k=e.k, n=tm.div(e.n, 0, scale=0) if opaque else e.n // 0)
+
+    @app.transaction(stream, opaque=opaque)
+    def update(tx: Any, e: Any) -> None:
+        table[e.k].delete()
+        table[e.k].update(n=tm.div(e.n, 0, scale=0) if opaque else e.n // 0)
+
+    found = outcomes(app, stream, [insert, update], {"k": 1, "n": 1})
+    assert found == [["division by zero"]] * 2
+
+
+@BOTH
+def test_equal_keys_are_one_row_and_own_writes_are_seen(opaque: bool) -> None:
+    app = tm.App("own")
+    table = app.table("t", key="k", k=int, n=tm.column(int, default=0))
+    stream = app.stream("s", a=int, b=int)
+
+    @app.transaction(stream, opaque=opaque, out={"n": int, "there": bool})
+    def both(tx: Any, e: Any) -> dict[str, Any]:
+        one, other = table[e.a], table[e.b]
+        one.n += 1
+        other.n += 10
+        one.n *= 2
+        other.delete()
+        there = one.exists()
+        one.n += 5
+        return {"n": other.n, "there": there}
+
+    [found] = outcomes(app, stream, [both], {"a": 1, "b": 1}, {"a": 2, "b": 3})
+    assert found == [{"n": 5, "there": False}, {"n": 0, "there": True}]
+
+
+def test_casts_and_roundings() -> None:
+    app = tm.App("casts")
+    stream = app.stream("s", f=float, d=tm.decimal(3))
+    store = app.table("store", key="k", k=int, d=tm.decimal(2))
+
+    @app.transaction(stream)
+    def whole(tx: Any, e: Any) -> dict[str, Any]:
+        return {"value": tm.cast(e.f, int)}
+
+    @app.transaction(stream)
+    def exact(tx: Any, e: Any) -> dict[str, Any]:
+        return {"value": tm.cast(e.f, tm.decimal(2))}
+
+    @app.transaction(stream, out={"value": tm.decimal(2)})
+    def stored(tx: Any, e: Any) -> dict[str, Any]:
+        store[0].d = e.d
+        return {"value": store[0].d}
+
+    @app.transaction(stream)
+    def cast(tx: Any, e: Any) -> dict[str, Any]:
+        return {"value": tm.cast(e.d, tm.decimal(2))}
+
+    @app.transaction(stream)
+    def divided(tx: Any, e: Any) -> dict[str, Any]:
+        return {"value": tm.div(e.d, 1, scale=2)}
+
+    def values(handler: tm.Handler, name: str, *given: Any) -> list[Any]:
+        with app.start() as mill:
+            mill.send(stream, [{"f": 0.0, "d": 0, name: value} for value in given])
+            mill.drain()
+            assert mill.output(handler.aborted).rows() == []
+            return [row["value"] for row in mill.output(handler).rows()]
+
+    def refused(handler: tm.Handler, *given: float) -> int:
+        with app.start() as mill:
+            mill.send(stream, [{"f": value, "d": 0} for value in given])
+            mill.drain()
+            assert mill.output(handler).rows() == []
+            assert mill.status()["faults"] == 0
+            return len(mill.output(handler.aborted))
+
+    assert values(whole, "f", 1.9, -1.9, -0.0, 2.0**62) == [1, -1, 0, 2**62]
+    assert refused(whole, math.nan, math.inf, -math.inf, 2.0**63, -(2.0**63) * 1.5) == 5
+    # 2.675 is a little less than that as a float, and 0.125 and 0.375 are exact.
+    texts = [str(value) for value in values(exact, "f", 2.675, 0.125, 0.375, -0.125)]
+    assert texts == ["2.67", "0.12", "0.38", "-0.12"]
+    assert refused(exact, math.nan, math.inf, 1e17) == 3
+    halves = [D("0.125"), D("0.135"), D("-0.125"), D("-0.135"), D("0.126")]
+    for handler in (stored, cast, divided):
+        texts = [str(value) for value in values(handler, "d", *halves)]
+        assert texts == ["0.12", "0.14", "-0.12", "-0.14", "0.13"]
+
+
+def test_scales_of_decimals() -> None:
+    app = tm.App("scales")
+    stream = app.stream("s", a=tm.decimal(1), b=tm.decimal(3), n=int)
+
+    @app.transaction(stream)
+    def compute(tx: Any, e: Any) -> dict[str, Any]:
+        return {
+            "sum": e.a + e.b,
+            "difference": e.b - e.a,
+            "product": e.a * e.b,
+            "int": e.n + e.a,
+            "same": tm.cast(e.a, tm.decimal(1)) == tm.cast(e.a, tm.decimal(2)),
+        }
+
+    [[found]] = outcomes(app, stream, [compute], {"a": D("1.5"), "b": D("0.125"), "n": 2})
+    assert [str(value) for value in found.values()] == ["1.625", "-1.375", "0.1875", "3.5", "True"]
+    for scale in (0, 18):
+        assert app.table(f"t{scale}", key="k", k=int, d=tm.decimal(scale))
+    for scale in (-1, 19):
+        with pytest.raises(tm.ProgramError):
+            app.table("t", key="k", k=int, d=tm.decimal(scale))
+
+
+def test_numbers_compare_by_value() -> None:
+    app = tm.App("compare")
+    stream = app.stream("s", n=int, f=float)
+
+    @app.transaction(stream)
+    def compare(tx: Any, e: Any) -> dict[str, Any]:
+        return {"same": e.n == e.f, "less": e.n < e.f, "more": e.n > e.f}
+
+    rows = [
+        {"n": 2**53 + 1, "f": 2.0**53},
+        {"n": 2**53, "f": 2.0**53},
+        {"n": 2**63 - 1, "f": 2.0**63},
+        {"n": 0, "f": -0.0},
+        {"n": 0, "f": math.nan},
+    ]
+    [found] = outcomes(app, stream, [compare], *rows)
+    assert [tuple(row.values()) for row in found] == [
+        (False, False, True),
+        (True, False, False),
+        (False, True, False),
+        (True, False, False),
+        (False, False, False),
+    ]
+
+
+@BOTH
+def test_nan_and_minus_zero(opaque: bool) -> None:
+    app = tm.App("nan")
+    table = app.table("t", key="f", f=float, n=tm.column(int, default=0), last=tm.optional(float))
+    stream = app.stream("s", f=float)
+    out = {"same": bool, "less": bool, "zero": bool, "n": int}
+
+    @app.transaction(stream, opaque=opaque, out=out)
+    def take(tx: Any, e: Any) -> dict[str, Any]:
+        row = table[e.f]
+        row.n += 1
+        row.last = e.f
+        return {"same": e.f == row.last, "less": e.f < 1.0, "zero": e.f == 0.0, "n": row.n}
+
+    rows = [{"f": f} for f in (math.nan, -math.nan, 0.0, -0.0)]
+    with app.start() as mill:
+        mill.send(stream, rows)
+        mill.drain()
+        assert [tuple(row.values()) for row in mill.output(take).rows()] == [
+            (False, False, False, 1),
+            (False, False, False, 2),
+            (True, True, True, 1),
+            (True, True, True, 2),
+        ]
+        zero, nan = mill.table(table).rows()
+        assert math.copysign(1, zero["f"]) == 1
+        assert math.copysign(1, zero["last"]) == -1
+        assert math.isnan(nan["f"])
+        assert math.isnan(nan["last"])
+
+
+def test_order() -> None:
+    app = tm.App("order")
+    stream = app.stream("s", a=str, b=str, x=bytes, y=bytes, p=bool, q=bool)
+
+    @app.transaction(stream)
+    def compare(tx: Any, e: Any) -> dict[str, Any]:
+        return {"text": e.a < e.b, "bytes": e.x < e.y, "bool": e.p < e.q}
+
+    # In UTF-16 the first of the two texts would be the second one.
+    row = {"a": "\uffff", "b": "\U00010000", "x": b"\x7f\xff", "y": b"\x80", "p": False, "q": True}
+    [found] = outcomes(app, stream, [compare], row)
+    assert found == [{"text": True, "bytes": True, "bool": True}]
+
+
+@pytest.mark.parametrize("kind", [tm.any, tm.list(int)], ids=["any", "list"])
+def test_lists_and_any_have_no_order(kind: Any) -> None:
+    app = tm.App("order")
+    stream = app.stream("s", a=kind, b=kind)
+    with pytest.raises(tm.ProgramError):
+
+        @app.transaction(stream)
+        def less(tx: Any, e: Any) -> dict[str, Any]:
+            return {"less": e.a < e.b}
+
+    with pytest.raises(tm.ProgramError):
+
+        @app.transaction(stream)
+        def least(tx: Any, e: Any) -> dict[str, Any]:
+            return {"least": tm.min(e.a, e.b)}
+
+    @app.transaction(stream)
+    def same(tx: Any, e: Any) -> dict[str, Any]:
+        return {"same": e.a == e.b}
+
+    rows = [{"a": [1, 2], "b": [1, 2]}, {"a": [1, 2], "b": [2, 1]}]
+    assert outcomes(app, stream, [same], *rows) == [[{"same": True}, {"same": False}]]
+
+
+@BOTH
+def test_the_first_of_two_equals(opaque: bool) -> None:
+    app = tm.App("equals")
+    stream = app.stream("s", a=float, b=float)
+
+    @app.transaction(stream, opaque=opaque, out={"min": float, "max": float})
+    def take(tx: Any, e: Any) -> dict[str, Any]:
+        return {"min": tm.min(e.a, e.b), "max": tm.max(e.a, e.b)}
+
+    [found] = outcomes(app, stream, [take], {"a": 0.0, "b": -0.0}, {"a": -0.0, "b": 0.0})
+    assert [repr(value) for row in found for value in row.values()] == ["0.0"] * 2 + ["-0.0"] * 2
+
+
+def test_what_does_not_happen_is_not_evaluated() -> None:
+    app = tm.App("bad")
+    stream = app.stream("s", n=int)
+    table = app.table("t", key="k", k=int, n=tm.column(int, default=0))
+
+    @app.transaction(stream)
+    def when(tx: Any, e: Any) -> dict[str, Any]:
+        with tx.when(e.n != 0):
+            table[0].n = 1 // e.n
+        return {"n": table[0].n}
+
+    @app.transaction(stream)
+    def where(tx: Any, e: Any) -> dict[str, Any]:
+        return {"n": tm.where(e.n == 0, 5, 1 // e.n)}
+
+    @app.transaction(stream)
+    def coalesce(tx: Any, e: Any) -> dict[str, Any]:
+        return {"n": tm.coalesce(tm.where(e.n == 0, e.n, None), 1 // e.n)}
+
+    @app.transaction(stream)
+    def either(tx: Any, e: Any) -> dict[str, Any]:
+        return {"either": (e.n == 0) | (1 // e.n > 0)}
+
+    @app.transaction(stream)
+    def both(tx: Any, e: Any) -> dict[str, Any]:
+        return {"both": (e.n != 0) & (1 // e.n > 0)}
+
+    @app.transaction(stream)
+    def first(tx: Any, e: Any) -> None:
+        table[1].n = 3
+        tx.require(e.n > 0, "the first of them")
+        table[2].n = 1 // e.n
+        tx.require(e.n > 1, "the last of them")
+
+    found = outcomes(app, stream, [when, where, coalesce, either, both, first], {"n": 0})
+    assert found == [
+        [{"n": 0}],
+        [{"n": 5}],
+        [{"n": 0}],
+        ["division by zero"],
+        ["division by zero"],
+        ["the first of them"],
+    ]
+
+
+def test_inside_an_opaque_function_pythons_rules_hold() -> None:
+    app = tm.App("inside")
+    stream = app.stream("s", what=str)
+    table = app.table("t", key="k", k=int, d=tm.decimal(2), n=tm.optional(int))
+
+    @app.transaction(stream, opaque=True)
+    def f(tx: Any, e: Any) -> None:
+        row = table[0]
+        row.d = 1
+        if e.what == "large":
+            row.n = (2**63) ** 3 // (2**63) ** 3
+        elif e.what == "third":
+            row.d = D(1) / 3
+        elif e.what == "div":
+            row.d = tm.div(D(1), 3, scale=2)
+        elif e.what == "quantize":
+            row.d = (D(1) / 3).quantize(D("0.001"))
+        elif e.what == "half":
+            row.d = D("0.125")
+        elif e.what == "null":
+            table[1].n = table[1].n + 1
+
+    with app.start() as mill:
+
+        def do(what: str) -> Any:
+            before = len(mill.output(f.aborted))
+            mill.send(stream, [{"what": what}])
+            mill.drain()
+            reasons = [row["reason"] for row in mill.output(f.aborted).rows()[before:]]
+            return reasons[0] if reasons else str(mill.table(table)[0]["d"])
+
+        assert do("large") == "1.00"
+        assert mill.table(table)[0]["n"] == 1
+        assert do("div") == "0.33"
+        assert do("quantize") == "0.33"
+        assert do("half") == "0.12"
+        assert not do("third").startswith(("0", "fault"))
+        assert mill.status()["faults"] == 0
+        assert do("null").startswith("fault: TypeError")
+
+
+def windows(
+    history: object, over: Callable[[Any], Any], *rows: tuple[int, int | None]
+) -> list[list[Any]]:
+    """What windows of a row say, of traced and of opaque functions, behind writes at their times."""
+    found = []
+    for opaque in (False, True):
+        app = tm.App("windows")
+        table = app.table("t", key="k", k=int, n=tm.optional(int), history=history)
+        stream = app.stream("s", time="at", at=int, n=tm.optional(int))
+        optional = dict.fromkeys(("sum", "first", "last"), tm.optional(int))
+
+        @app.transaction(stream, opaque=opaque, out={"count": int, **optional})
+        def take(tx: Any, e: Any, table: Any = table) -> dict[str, Any]:
+            row = table[0]
+            row.n = e.n
+            window = row.over(over(tm))
+            return {
+                "count": window.count(),
+                "sum": window.n.sum(),
+                "first": window.n.first(),
+                "last": window.n.last(),
+            }
+
+        with app.start() as mill:
+            mill.send(stream, [{"at": at, "n": n} for at, n in rows])
+            mill.finish()
+            assert mill.output(take.aborted).rows() == []
+            found.append([list(row.values()) for row in mill.output(take).rows()])
+    traced, opaque_too = found
+    assert traced == opaque_too
+    return traced
+
+
+def test_where_windows_begin_and_end() -> None:
+    # Multiples are counted from 0, also of what is before.
+    rows = [(at, 10**i) for i, at in enumerate((-11, -10, -1, 0, 9, 10))]
+
+    def sums(over: Callable[[Any], Any]) -> list[Any]:
+        return [row[1] for row in windows((40, 1), over, *rows)]
+
+    # (T - 10, T]
+    assert sums(lambda tm: tm.sliding(10)) == [1, 11, 110, 1100, 11000, 110000]
+    # From the last multiple of 10 up to T.
+    assert sums(lambda tm: tm.tumbling(10)) == [1, 10, 110, 1000, 11000, 100000]
+    # [B - 10, B), B being -15, -10, -5, 0, 5 and 10.
+    assert sums(lambda tm: tm.sliding(10, slide=5)) == [0, 1, 11, 110, 1100, 11000]
+    # Neighbours are 9 apart at most.
+    assert sums(lambda tm: tm.session(9)) == [1, 11, 111, 1111, 11111, 111111]
+    assert sums(lambda tm: tm.session(8)) == [1, 11, 100, 1100, 10000, 110000]
+
+
+def test_a_session_is_no_longer_than_what_is_kept_by_time() -> None:
+    rows = [(at, 1) for at in range(0, 60, 10)]
+    found = windows((20, 100), lambda tm: tm.session(10), *rows)
+    assert [row[0] for row in found] == [1, 2, 2, 2, 2, 2]
+
+
+def test_windows_by_count() -> None:
+    rows = [(at, at) for at in range(5)]
+    last = windows(3, lambda tm: tm.last(3), *rows)
+    assert [row[1] for row in last] == [0, 1, 3, 6, 9]
+    # Versions 0 and 1, 2 and 3, 4.
+    tumbling = windows(3, lambda tm: tm.tumbling(versions=2), *rows)
+    assert [row[1] for row in tumbling] == [0, 1, 2, 5, 4]
+
+
+def test_what_is_kept_by_time_or_by_count_is_kept() -> None:
+    rows = [(0, 1), (1, 2), (2, 4), (100, 8), (200, 16)]
+    by_count = windows((2, 3), lambda tm: tm.last(3), *rows)
+    assert [row[1] for row in by_count] == [1, 3, 7, 14, 28]
+    by_time = windows((500, 1), lambda tm: tm.sliding(500), *rows)
+    assert [row[1] for row in by_time] == [1, 3, 7, 15, 31]
+
+
+def test_nulls_are_left_out_but_of_the_ends() -> None:
+    found = windows(3, lambda tm: tm.last(3), (1, None), (2, 5), (3, None), (4, None), (5, None))
+    assert found == [
+        [1, 0, None, None],
+        [2, 5, None, 5],
+        [3, 5, None, None],
+        [3, 5, 5, None],
+        [3, 0, None, None],
+    ]
+
+
+@BOTH
+def test_a_transaction_makes_one_version_and_a_deletion_none(opaque: bool) -> None:
+    app = tm.App("versions")
+    table = app.table("t", key="k", k=int, n=tm.column(int, default=0), history=10)
+    stream = app.stream("s", n=int)
+    gone = app.stream("gone", n=int)
+
+    @app.transaction(stream, opaque=opaque, out={"before": int, "count": int, "sum": int})
+    def twice(tx: Any, e: Any) -> dict[str, Any]:
+        row = table[0]
+        row.n = 100
+        before = row.over(tm.last(10)).n.sum()
+        row.n = e.n
+        window = row.over(tm.last(10))
+        return {"before": before, "count": window.count(), "sum": window.n.sum()}
+
+    @app.transaction(gone, opaque=opaque, out={"count": int, "sum": int})
+    def delete(tx: Any, e: Any) -> dict[str, Any]:
+        table[0].delete()
+        window = table[0].over(tm.last(10))
+        return {"count": window.count(), "sum": window.n.sum()}
+
+    with app.start() as mill:
+        for n, to in ((1, stream), (2, stream), (0, gone), (4, stream)):
+            mill.send(to, [{"n": n}])
+            mill.drain()
+        assert [list(row.values()) for row in mill.output(twice).rows()] == [
+            [100, 1, 1],
+            [101, 2, 3],
+            [103, 3, 7],
+        ]
+        assert mill.output(delete).rows() == [{"count": 2, "sum": 3}]
+
+
+@pytest.mark.parametrize(
+    ("opaque", "scan"),
+    [(False, False), (True, False), (False, True)],
+    ids=["window", "opaque", "range"],
+)
+def test_aggregates_follow_the_rules_of_values(opaque: bool, scan: bool) -> None:
+    app = tm.App("aggregates")
+    table = app.table(
+        "t",
+        key="k",
+        k=int,
+        n=tm.column(int, default=0),
+        d=tm.decimal(2, default=0),
+        f=tm.column(float, default=0.0),
+        history=3,
+        ordered=True,
+    )
+    write = app.stream("write", k=int, n=int, d=tm.decimal(2), f=float)
+    read = app.stream("read", k=int)
+    aggregates = {
+        "sum_n": (int, lambda rows: rows.n.sum()),
+        "avg_n": (tm.optional(float), lambda rows: rows.n.avg()),
+        "sum_d": (tm.decimal(2), lambda rows: rows.d.sum()),
+        "avg_d": (tm.optional(tm.decimal(2)), lambda rows: rows.d.avg()),
+        "sum_f": (float, lambda rows: rows.f.sum()),
+        "avg_f": (tm.optional(float), lambda rows: rows.f.avg()),
+        "min_f": (tm.optional(float), lambda rows: rows.f.min()),
+        "max_f": (tm.optional(float), lambda rows: rows.f.max()),
+    }
+
+    @app.transaction(write, opaque=opaque)
+    def put(tx: Any, e: Any) -> None:
+        row = table[e.k]
+        row.n = e.n
+        row.d = e.d
+        row.f = e.f
+
+    def reader(name: str) -> tm.Handler:
+        type, aggregate = aggregates[name]
+
+        def look(tx: Any, e: Any) -> dict[str, Any]:
+            rows = table.scan() if scan else table[e.k].over(tm.last(3))
+            return {"value": aggregate(rows)}
+
+        look.__name__ = name
+        return app.transaction(read, opaque=opaque, out={"value": type})(look)
+
+    readers = {name: reader(name) for name in aggregates}
+
+    def of(**columns: Any) -> dict[str, str]:
+        """What the aggregates of these columns say, as texts."""
+        [(name, values)] = columns.items()
+        zero = {"n": 0, "d": 0, "f": 0.0}
+        with app.start() as mill:
+            keys = range(len(values)) if scan else [0] * len(values)
+            rows = [{**zero, "k": k, name: v} for k, v in zip(keys, values, strict=True)]
+            mill.send(write, rows)
+            mill.drain()
+            mill.send(read, [{"k": 0}])
+            mill.drain()
+            found = {}
+            for which, handler in readers.items():
+                if which.endswith(f"_{name}"):
+                    reasons = [row["reason"] for row in mill.output(handler.aborted).rows()]
+                    outputs = [str(row["value"]) for row in mill.output(handler).rows()]
+                    [found[which.removesuffix(f"_{name}")]] = reasons + outputs
+        return found
+
+    # Only a result out of range is a bad value: the sum of the first two is.
+    assert of(n=[2**62, 2**62, -(2**62)])["sum"] == str(2**62)
+    assert of(n=[2**62, 2**62, 0])["sum"] == "overflow"
+    large = [291028859863088068, 543804029693342780, 2177846766610798755]
+    assert float(sum(large)) / 3 != sum(large) / 3
+    assert of(n=large)["avg"] == str(sum(large) / 3)
+    assert of(d=[D("0.01"), D("0.02")]) == {"sum": "0.03", "avg": "0.02"}
+    assert of(d=[D("0.02"), D("0.03")]) == {"sum": "0.05", "avg": "0.02"}
+    assert of(d=[D("-0.02"), D("-0.03")]) == {"sum": "-0.05", "avg": "-0.02"}
+    # One after another in their order, from 0.0.
+    assert of(f=[2.0**53, 1.0, 1.0])["sum"] == str(2.0**53)
+    assert of(f=[1.0, 1.0, 2.0**53])["sum"] == str(2.0**53 + 2)
+    assert of(f=[-0.0]) == {"sum": "0.0", "avg": "0.0", "min": "-0.0", "max": "-0.0"}
+    assert of(f=[1.0, 2.0, 2.0])["avg"] == str(5.0 / 3)
+    assert of(f=[math.nan, math.inf])["max"] == "nan"
+    assert of(f=[math.nan, math.inf])["min"] == "inf"
+    assert of(f=[0.0, -0.0])["min"] == "-0.0"
+    assert of(f=[0.0, -0.0])["max"] == "0.0"
