@@ -1,0 +1,362 @@
+"""What the guide promises: order, faults, triggers, indexes, calls, files, settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidemill as tm
+from tidemill import config
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+
+
+def settings_of_the_guide() -> dict[str, str]:
+    """The table of settings: the names, and what the guide says their defaults are."""
+    table = GUIDE[GUIDE.index("| setting | default | meaning |") :].splitlines()[2:]
+    found: dict[str, str] = {}
+    for line in table:
+        if not line.startswith("|"):
+            break
+        names, default = (cell.strip() for cell in line.split("|")[1:3])
+        defaults = default.split("; ") if names.count("`") > 2 and ";" in default else None
+        for place, name in enumerate(re.findall(r"`(\w+)`", names)):
+            found[name] = defaults[place] if defaults else default
+    return found
+
+
+def value_of(default: str) -> object:
+    """The value that the guide means."""
+    default = default.split("; `tidemill run`")[0].replace("`", "")
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "hours": 3_600_000_000}
+    if number := re.fullmatch(r"([\d,]+)(?: (\w+))?", default):
+        return int(number[1].replace(",", "")) * units.get(number[2], 1)
+    return {"none": None, "true": True, "false": False}.get(default, default)
+
+
+def test_settings_and_their_defaults_are_those_of_the_guide() -> None:
+    told = settings_of_the_guide()
+    assert set(told) == set(config.SETTINGS)
+    app = tm.App("defaults")
+    app.table("t", key="id", id=int)
+    settings = app.inspect()["settings"]
+    # Nothing is said there until it is used: ten seconds.
+    assert settings.pop("deadline_us") is None
+    assert told.pop("deadline_us") == "10,000,000"
+    for name, default in told.items():
+        found = None if settings[name] == {} else settings[name]
+        assert (found, type(found)) == (value_of(default), type(value_of(default))), name
+
+
+def kept(mill: tm.Mill, stream: Any) -> list[list[Any]]:
+    """The events of a stream, without their names."""
+    return [list(row.values()) for row in mill.output(stream).rows()]
+
+
+def test_handlers_that_feed_each_other_are_refused() -> None:
+    app = tm.App("cycle")
+    first, second = app.stream("first", n=int), app.stream("second", n=int)
+
+    @app.transaction(first)
+    def there(tx: Any, e: Any) -> None:
+        tx.emit(second, n=e.n)
+
+    @app.transaction(second)
+    def back(tx: Any, e: Any) -> None:
+        tx.emit(first, n=e.n)
+
+    with pytest.raises(tm.ProgramError, match=r"without end: there -> back|without end: back"):
+        app.start()
+
+
+def test_what_an_event_sets_off_is_before_the_next_one_depth_first() -> None:
+    app = tm.App("depth")
+    log = app.table("log", key="id", id=int, said=tm.column(str, default=""))
+    start = app.stream("start", n=str)
+    left, right = app.stream("left", n=str), app.stream("right", n=str)
+    below = app.stream("below", n=str)
+
+    @app.transaction(start)
+    def begin(tx: Any, e: Any) -> None:
+        log[0].said += "begin" + e.n + " "
+        tx.emit(left, n=e.n)
+        tx.emit(right, n=e.n)
+
+    @app.transaction(left)
+    def of_left(tx: Any, e: Any) -> None:
+        log[0].said += "left" + e.n + " "
+        tx.emit(below, n=e.n)
+
+    @app.transaction(right)
+    def of_right(tx: Any, e: Any) -> None:
+        log[0].said += "right" + e.n + " "
+        # Each part is a transaction of its own: the rest stays.
+        tx.require(e.n != "1", "no")
+
+    @app.transaction(below)
+    def of_below(tx: Any, e: Any) -> None:
+        log[0].said += "below" + e.n + " "
+
+    @app.transaction(start)
+    def last(tx: Any, e: Any) -> None:
+        log[0].said += "last" + e.n + " "
+
+    for settings in ({"workers": 1}, {"workers": 2, "epoch_rows_max": 1}):
+        with app.start(**settings) as mill:
+            mill.send(start, [{"n": "1"}, {"n": "2"}])
+            mill.drain()
+            said = mill.table(log)[0]["said"]
+            assert said == "begin1 left1 below1 last1 begin2 left2 below2 right2 last2 "
+            assert kept(mill, of_right.aborted) == [["1", "no"]]
+
+
+def test_of_two_procedures_the_one_declared_first_comes_first() -> None:
+    app = tm.App("first")
+    log = app.table("log", key="id", id=int, said=tm.column(str, default=""))
+    numbers = app.stream("numbers", n=int)
+    made = app.stream("made", n=int)
+
+    @app.procedure(made)
+    def takes(tx: Any, made: Any) -> None:
+        log[0].said += f"takes{len(made)} "
+
+    @app.procedure(numbers)
+    def one(tx: Any, numbers: Any) -> None:
+        log[0].said += "one "
+        tx.emit(made, n=1)
+
+    @app.procedure(numbers)
+    def two(tx: Any, numbers: Any) -> None:
+        log[0].said += "two "
+        tx.emit(made, n=2)
+
+    @app.procedure(numbers)
+    def three(tx: Any, numbers: Any) -> None:
+        log[0].said += "three "
+
+    with app.start() as mill:
+        mill.send(numbers, [{"n": 1}, {"n": 2}])
+        mill.drain()
+        said = mill.table(log)[0]["said"].split()
+    assert said[: len(said) // 2] == said[len(said) // 2 :]
+    of_a_round = said[: len(said) // 2]
+    assert [name for name in of_a_round if name != "takes2"] == ["one", "two", "three"]
+    assert of_a_round.index("takes2") > of_a_round.index("two")
+
+
+@pytest.mark.parametrize("opaque", [False, True], ids=["traced", "opaque"])
+def test_a_trigger_runs_once_for_each_row_that_is_another_then(opaque: bool) -> None:
+    app = tm.App("once")
+    rows = app.table("rows", key="id", id=int, n=tm.column(int, default=0))
+    start, told = app.stream("start", n=int), app.stream("told", what=str)
+
+    @app.transaction(start, opaque=opaque)
+    def write(tx: Any, e: Any) -> None:
+        rows[1].n = 5
+        rows[2].n = 7
+        # This one is then what it was.
+        rows[3].n += 1
+        rows[3].n -= 1
+        # Of this one nothing is left.
+        rows.insert(id=4, n=1)
+        rows[4].delete()
+        rows[1].n = 6
+        # Whoever goes and comes again is another row of the same key.
+        rows[5].delete()
+        rows.upsert(id=5, n=9)
+        rows[6].delete()
+
+    @app.trigger(rows)
+    def change(tx: Any, change: Any) -> None:
+        old, new = (row.n if row else None for row in (change.old, change.new))
+        tx.emit(told, what=f"{change.kind} {(change.new or change.old).id} {old} {new}")
+
+    @app.procedure
+    def fill(tx: Any) -> None:
+        for id in (3, 5, 6):
+            rows.insert(id=id, n=id)
+
+    with app.start() as mill:
+        mill.call(fill)
+        before = len(mill.output(told))
+        mill.send(start, [{"n": 1}])
+        mill.drain()
+        assert mill.output(write.aborted).rows() == []
+        assert [row["what"] for row in mill.output(told).rows()[before:]] == [
+            "insert 1 None 6",
+            "insert 2 None 7",
+            "update 5 5 9",
+            "delete 6 6 None",
+        ]
+
+
+def test_rows_with_a_null_are_not_found_by_an_index() -> None:
+    app = tm.App("nulls")
+    people = app.table("people", key="id", id=int, city=tm.optional(str), n=tm.optional(int))
+    by_city = people.index("city", "n")
+    by_n = people.index("n", unique=True)
+
+    @app.procedure
+    def put(tx: Any, id: int, city: tm.optional(str) = None, n: tm.optional(int) = None):  # type: ignore[valid-type]
+        people.upsert(id=id, city=city, n=n)
+
+    @app.procedure
+    def look(tx: Any):
+        return {
+            "all": [row.id for row in by_city.scan()],
+            "bonn": [row.id for row in by_city["Bonn"]],
+            "until": [row.id for row in by_city.scan(None, ("Bonn", 5))],
+            "limit": [row.id for row in by_city.scan(("Bonn",), limit=1)],
+            "n": [row.id for row in by_n.scan()],
+        }
+
+    with app.start() as mill:
+        mill.call(put, id=1, city="Bonn", n=4)
+        mill.call(put, id=2, city="Bonn", n=5)
+        mill.call(put, id=3, city="Bonn")
+        mill.call(put, id=4, n=6)
+        # Two nulls are no two of one.
+        mill.call(put, id=5)
+        mill.call(put, id=6)
+        found = mill.call(look)
+        assert found == {"all": [1, 2], "bonn": [1, 2], "until": [1], "limit": [1], "n": [1, 2, 4]}
+        mill.call(put, id=2)
+        assert mill.call(look)["all"] == [1]
+        assert len(mill.table("people.by_city_n").rows()) == 1
+
+
+def test_two_rows_swap_what_is_unique_by_way_of_a_third() -> None:
+    app = tm.App("swap")
+    people = app.table("people", key="id", id=int, mail=str)
+    by_mail = people.index("mail", unique=True)
+    swaps = app.stream("swaps", how=str)
+
+    @app.procedure
+    def fill(tx: Any) -> None:
+        people.insert(id=1, mail="a")
+        people.insert(id=2, mail="b")
+
+    @app.transaction(swaps, opaque=True)
+    def swap(tx: Any, e: Any) -> None:
+        one, two = people[1], people[2]
+        if e.how == "at once":
+            one.mail = "b"
+            two.mail = "a"
+        elif e.how == "third":
+            one.mail = "c"
+            two.mail = "a"
+            one.mail = "b"
+        elif e.how == "deleted":
+            one.delete()
+            two.mail = "b" if two.mail == "a" else "a"
+
+    with app.start() as mill:
+        mill.call(fill)
+        mill.send(swaps, [{"how": how} for how in ("at once", "third", "deleted")])
+        mill.drain()
+        assert kept(mill, swap.aborted) == [["at once", 'people.by_mail["b"] exists already']]
+        assert mill.table(people).rows() == [{"id": 2, "mail": "b"}]
+        assert mill.table(by_mail.entries).rows() == [{"mail": "b", "id": 2}]
+
+
+def test_what_can_not_be_computed_goes_to_the_dead_events_of_the_derived_stream() -> None:
+    app = tm.App("dead")
+    events = app.stream("events", n=int)
+    large = events.filter(10 // tm.col("n") > 1, name="large")
+    doubled = events.map(name="doubled", n=tm.col("n") * 2**62)
+    seen = app.table("seen", key="n", n=int)
+
+    @app.transaction(large)
+    def see(tx: Any, e: Any) -> None:
+        seen.insert(n=e.n)
+
+    @app.transaction(doubled)
+    def double(tx: Any, e: Any) -> None:
+        seen.insert(n=e.n)
+
+    with app.start() as mill:
+        mill.send(events, [{"n": n} for n in (0, 1, 2, 20)])
+        mill.drain()
+        assert [row["n"] for row in mill.table(seen).rows()] == [0, 1, 2, 2**62]
+        assert [row["reason"] for row in mill.output(large.dead).rows()] == ["division by zero"]
+        assert [row["reason"] for row in mill.output(doubled.dead).rows()] == ["overflow"] * 2
+        assert mill.output(events.dead).rows() == []
+
+
+def test_late_rows_are_late_by_all_rows_of_their_source() -> None:
+    app = tm.App("late")
+    events = app.stream("events", time="at", at=int, n=int)
+    small = events.filter(tm.col("n") < 10, name="small")
+    seen = app.table("seen", key="n", n=int)
+
+    @app.transaction(small)
+    def see(tx: Any, e: Any) -> None:
+        seen.insert(n=e.n)
+
+    # The row that makes the last one late is taken away by the filter.
+    rows = [{"at": 5, "n": 1}, {"at": 20, "n": 10}, {"at": 20, "n": 2}, {"at": 19, "n": 3}]
+    for settings in ({"epoch_rows_max": 1}, {"epoch_rows_max": 100}):
+        with app.start(**settings) as mill:
+            mill.send(events, rows)
+            mill.finish()
+            assert [row["n"] for row in mill.table(seen).rows()] == [1, 2]
+            assert [row["n"] for row in mill.output(events.late).rows()] == [3]
+
+
+def test_a_late_row_that_is_admitted_stands_where_its_source_stood() -> None:
+    app = tm.App("admitted")
+    events = app.stream("events", time="at", late="admit", at=int, n=int)
+    table = app.table("t", key="id", id=int, n=tm.column(int, default=0), history=(100, 1))
+
+    @app.transaction(events)
+    def take(tx: Any, e: Any) -> dict[str, Any]:
+        table[0].n = e.n
+        return {"at": e.at, "n": table[0].over(tm.sliding(5)).n.sum()}
+
+    with app.start() as mill:
+        mill.send(events, [{"at": 20, "n": 1}, {"at": 3, "n": 2}, {"at": 25, "n": 4}])
+        mill.finish()
+        # Its version has the time 20, which (20, 25] leaves out.
+        assert kept(mill, take) == [[20, 1], [3, 3], [25, 4]]
+        assert mill.output(events.late).rows() == []
+
+
+def test_the_reason_of_a_fault_has_neither_file_nor_line() -> None:
+    app = tm.App("faults")
+    events = app.stream("events", n=int)
+    kinds = [ValueError, KeyError, TypeError, IndexError, LookupError, OSError, RuntimeError]
+
+    @app.transaction(events, opaque=True)
+    def fail(tx: Any, e: Any) -> None:
+        raise kinds[e.n](f"number {e.n * 1000 + 7} of {e.n}")
+
+    with app.start() as mill:
+        mill.send(events, [{"n": n} for n in (0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6)])
+        mill.drain()
+        reasons = [row["reason"] for row in mill.output(fail.aborted).rows()]
+        assert all(reason.startswith("fault: ") for reason in reasons)
+        assert not any(".py" in reason or " line " in reason for reason in reasons)
+        summary = mill.finish()
+    assert summary["faults"] == 13
+    # The five commonest, each with its line.
+    assert [found["count"] for found in summary["reasons"]] == [4, 3, 2, 1, 1]
+    assert all("test_promises_guide.py:" in found["at"] for found in summary["reasons"])
+
+
+def test_numbers_do_not_tell_reasons_apart_in_the_summary() -> None:
+    app = tm.App("numbers")
+    events = app.stream("events", n=int)
+
+    @app.transaction(events, opaque=True)
+    def refuse(tx: Any, e: Any) -> None:
+        raise tm.Abort(f"only {e.n} are left of {e.n * 7}")
+
+    with app.start() as mill:
+        mill.send(events, [{"n": n} for n in range(9)])
+        mill.drain()
+        assert len({row["reason"] for row in mill.output(refuse.aborted).rows()}) == 9
+        [reason] = mill.finish()["reasons"]
+    assert reason["count"] == 9
