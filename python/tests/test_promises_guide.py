@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import tidemill as tm
@@ -360,3 +364,309 @@ def test_numbers_do_not_tell_reasons_apart_in_the_summary() -> None:
         assert len({row["reason"] for row in mill.output(refuse.aborted).rows()}) == 9
         [reason] = mill.finish()["reasons"]
     assert reason["count"] == 9
+
+
+class Copy:
+    """An app that copies what it reads."""
+
+    def __init__(self, given: object, out: object = None, **columns: Any) -> None:
+        columns = columns or {"n": int}
+        self.app = tm.App("copy")
+        self.rows = self.app.stream("rows", **columns)
+        self.rows.read(given)
+
+        @self.app.transaction(self.rows)
+        def copy(tx: Any, e: Any) -> dict[str, Any]:
+            return {name: getattr(e, name) for name in columns}
+
+        self.copy = copy
+        if out is not None:
+            copy.write(out)
+
+    def read(self, **settings: Any) -> list[list[Any]]:
+        """What a run copies."""
+        with self.app.start(**settings) as mill:
+            mill.finish()
+            return kept(mill, self.copy)
+
+
+def test_a_file_a_folder_and_a_pattern_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "b.csv").write_text("n\n3\n")
+    (folder / "a.csv").write_text("n\n1\n2\n")
+    (folder / "c.jsonl").write_text('{"n": 4}\n')
+    (folder / "d.csv.gz").write_bytes(gzip.compress(b"n\n5\n"))
+    (folder / "e.jsonl.gz").write_bytes(gzip.compress(b'{"n": 6}\n'))
+    (folder / "plain").write_text("n\n7\n")
+    for name, found in (
+        ("a.csv", [1, 2]),
+        ("*.csv", [1, 2, 3]),
+        ("c.jsonl", [4]),
+        ("d.csv.gz", [5]),
+        ("e.jsonl.gz", [6]),
+    ):
+        read = Copy(tm.files(folder / name)).read()
+        assert sorted(row[0] for row in read) == found, name
+    assert Copy(tm.files(folder / "plain", format="csv")).read() == [[7]]
+    for name in ("c.jsonl", "e.jsonl.gz", "plain"):
+        (folder / name).unlink()
+    assert sorted(Copy(tm.files(folder, "csv")).read()) == [[1], [2], [3], [5]]
+
+
+def test_a_row_that_can_not_be_decoded_is_kept_with_its_beginning(tmp_path: Path) -> None:
+    given = tmp_path / "in.csv"
+    given.write_text("n\n1\n" + "x" * 1024 + "\n" + "y" * 1025 + "\n")
+    copy = Copy(tm.files(given))
+    with copy.app.start() as mill:
+        mill.finish()
+        whole, long = mill.output(copy.rows.dead).rows()
+    assert (whole["line"], long["line"]) == (3, 4)
+    assert whole["origin"].endswith("in.csv")
+    assert whole["raw"] == "x" * 1024
+    assert "bytes" not in whole["reason"]
+    assert long["raw"] == "y" * 1024
+    # With the end of its line.
+    assert "raw is only the beginning of 1026 bytes" in long["reason"]
+
+
+def test_rows_of_a_parquet_file_are_whole_files_until_the_end(tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    (tmp_path / "in.csv").write_text("n\n1\n2\n")
+    copy = Copy(tm.files(tmp_path / "in.csv", follow=True), tm.files(out))
+    data = tmp_path / "data"
+    with copy.app.start(data_dir=data) as mill:
+        mill.drain()
+        assert kept(mill, copy.copy) == [[1], [2]]
+        mill.stop()
+    # A run that follows has no end: the parts are what there is.
+    assert not out.exists()
+    parts = sorted(Path(f"{out}.parts").glob("*.parquet"))
+    assert [row["n"] for part in parts for row in pq.read_table(part).to_pylist()] == [1, 2]
+    one = Copy(tm.files(tmp_path / "in.csv"), tm.files(tmp_path / "whole.parquet"))
+    assert one.read() == [[1], [2]]
+    assert pq.read_table(tmp_path / "whole.parquet").to_pylist() == [{"n": 1}, {"n": 2}]
+    assert not Path(f"{tmp_path / 'whole.parquet'}.parts").exists()
+
+
+def test_what_is_finished_takes_no_more(tmp_path: Path) -> None:
+    app = tm.App("finished")
+    table = app.table("t", key="n", n=int)
+    events = app.stream("events", n=int)
+
+    @app.transaction(events)
+    def put(tx: Any, e: Any) -> None:
+        table.upsert(n=e.n)
+
+    with app.start(data_dir=tmp_path / "data") as mill:
+        mill.send(events, [{"n": 1}], wait=True)
+        assert mill.sent(events) == 1
+        mill.finish()
+    with app.start(data_dir=tmp_path / "data") as mill:
+        assert mill.sent(events) == 1
+        with pytest.raises(tm.Error):
+            mill.send(events, [{"n": 2}], wait=True)
+        assert mill.table(table).rows() == [{"n": 1}]
+
+
+def edited(tmp_path: Path, text: str) -> tm.App:
+    """An app of a file, as a source that somebody edits has it."""
+    file = tmp_path / "app.py"
+    file.write_text(text)
+    scope: dict[str, Any] = {}
+    exec(compile(text, str(file), "exec"), scope)
+    app = scope["app"]
+    assert isinstance(app, tm.App)
+    return app
+
+
+SOURCE = """
+import tidemill as tm
+
+app = tm.App("edited")
+t = app.table("t", key="n", n=int, m=tm.column(int, default=0))
+events = app.stream("events", n=int)
+
+
+@app.transaction(events, opaque=True)
+def put(tx, e):
+    t.upsert(n=e.n, m=1)
+
+
+@app.transaction(events)
+def count(tx, e):
+    t[0].m += 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("edit", "is_refused"),
+    [
+        (lambda text: text.replace("\n\n\n", "\n\n# A comment.\n\n\n"), False),
+        (lambda text: text.replace("m=1", "m=2"), False),
+        (lambda text: text.replace("m += 1", "m += 2"), True),
+        (lambda text: text.replace("default=0", "default=1"), True),
+        (lambda text: text.replace("def put", "def puts"), True),
+        (lambda text: text.replace("opaque=True", "opaque=True, emits=[]"), False),
+        (lambda text: text.replace('"events", n=int', '"events", n=int, x=tm.optional(str)'), True),
+        (lambda text: text.replace('App("edited")', 'App("other")'), True),
+    ],
+    ids=["comment", "what it does", "step", "default", "name", "nothing", "column", "app"],
+)
+def test_only_what_an_app_is_makes_it_another(tmp_path: Path, edit: Any, is_refused: bool) -> None:
+    settings: dict[str, Any] = {"data_dir": tmp_path / "data"}
+    with edited(tmp_path, SOURCE).start(**settings) as mill:
+        mill.send("events", [{"n": 1}], wait=True)
+    text = edit(SOURCE)
+    assert text != SOURCE
+    app = edited(tmp_path, text)
+    if is_refused:
+        with pytest.raises(tm.SettingError):
+            app.start(**settings)
+    else:
+        with app.start(**settings) as mill:
+            assert mill.table("t").rows() == [{"n": 0, "m": 1}, {"n": 1, "m": 1}]
+
+
+class Counters:
+    """Entities that count, and functions of every kind that is called."""
+
+    def __init__(self) -> None:
+        app = self.app = tm.App("counters")
+        one = self.one = app.entity(
+            "one",
+            key="id",
+            id=int,
+            n=tm.column(int, default=0),
+            tags=tm.column(tm.list(str), default=[]),
+        )
+
+        class Full(tm.Abort):
+            """A counter that takes no more."""
+
+        @one.function(creates=True)
+        async def add(self: Any, ctx: tm.Context, n: int = 1) -> int:
+            self.n += n
+            if self.n > 100:
+                raise Full("enough")
+            return int(self.n)
+
+        @one.function
+        async def touch(self: Any, ctx: tm.Context) -> None:
+            self.n += 1
+
+        @one.function
+        async def goes(self: Any, ctx: tm.Context) -> list[bool]:
+            before = self.exists()
+            self.delete()
+            gone = self.exists()
+            self.n = 7
+            return [before, gone, self.exists()]
+
+        @one.function(creates=True)
+        async def told(self: Any, ctx: tm.Context, tags: tm.any) -> Any:  # type: ignore[valid-type]
+            tags.append("mine")
+            return tags
+
+        @one.function(creates=True)
+        async def keeps(self: Any, ctx: tm.Context) -> list[Any]:
+            own = ["own"]
+            there = await one[self.id + 1].told(own)
+            there.append("changed")
+            again = await one[self.id + 1].told(own)
+            return [own, there, again]
+
+        @one.function(creates=True)
+        async def unheard(self: Any, ctx: tm.Context, to: int) -> int:
+            one[to].add(5)
+            return int(await one[to].add(1))
+
+        self.add, self.touch, self.Full = add, touch, Full
+
+
+def test_an_entity_must_be_there_to_be_called() -> None:
+    app = Counters()
+    with app.app.start() as mill:
+        with pytest.raises(tm.Abort):
+            mill.call(app.touch, id=1)
+        assert mill.table("one").rows() == []
+        assert mill.call(app.add, id=1) == 1
+        mill.call(app.touch, id=1)
+        assert mill.call("one.goes", id=1) == [True, False, True]
+        assert mill.table("one")[1]["n"] == 7
+
+
+def test_arguments_and_results_are_copies() -> None:
+    app = Counters()
+    with app.app.start() as mill:
+        found = mill.call("one.keeps", id=1)
+        assert found == [["own"], ["own", "mine", "changed"], ["own", "mine"]]
+
+
+def test_a_call_that_nobody_awaits_takes_place_where_it_is_made() -> None:
+    app = Counters()
+    with app.app.start() as mill:
+        assert mill.call("one.unheard", id=1, to=2) == 6
+
+
+def test_calls_may_be_sent_as_events() -> None:
+    app = Counters()
+    with app.app.start() as mill:
+        mill.send(app.add, [{"id": 1, "n": n} for n in (60, 30, 30, 5)])
+        mill.send(app.add, {"id": [2]})
+        mill.drain()
+        assert [row["n"] for row in mill.table("one").rows()] == [95, 1]
+        assert [row["reply"] for row in mill.output("one.add").rows()] == [60, 90, 95, 1]
+        [refused] = mill.output("one.add.aborted").rows()
+        assert (refused["id"], refused["n"], refused["reason"]) == (1, 30, "Full: enough")
+        with pytest.raises(app.Full, match=r"^enough$"):
+            mill.call(app.add, id=1, n=6)
+
+
+def test_what_does_not_fit_the_parameters_is_refused_before_anything_runs() -> None:
+    app = tm.App("calls")
+    table = app.table("t", key="id", id=int, d=tm.decimal(2))
+
+    @app.procedure
+    def put(tx: Any, id: int, d: tm.decimal(2) = Decimal("0.50")) -> Any:  # type: ignore[valid-type]
+        table.upsert(id=id, d=d)
+        return {"d": d}
+
+    with app.start() as mill:
+        for wrong in ({"id": "x"}, {"id": 1, "d": Decimal("0.005")}, {}, {"id": 1, "e": 2}):
+            with pytest.raises(tm.Error) as caught:
+                mill.call(put, **wrong)
+            assert not isinstance(caught.value, tm.Abort)
+        assert mill.call(put, id=1) == {"d": Decimal("0.50")}
+        assert mill.output("put.aborted").rows() == []
+        assert len(mill.output("put").rows()) == 1
+        assert mill.table(table).rows() == [{"id": 1, "d": Decimal("0.50")}]
+
+
+def test_the_streams_of_calls_can_be_written(tmp_path: Path) -> None:
+    app = tm.App("calls")
+
+    @app.procedure
+    def half(tx: Any, n: int) -> int:
+        tx.require(n % 2 == 0, "odd")
+        return n // 2
+
+    calls, replies, refused = (tmp_path / f"{name}.jsonl" for name in ("c", "r", "a"))
+    half.input.write(tm.files(calls))
+    half.write(tm.files(replies))
+    half.aborted.write(tm.files(refused))
+    with app.start() as mill:
+        for n in (4, 5, 6):
+            if n == 5:
+                with pytest.raises(tm.Abort, match="odd"):
+                    mill.call(half, n=n)
+            else:
+                assert mill.call(half, n=n) == n // 2
+        mill.finish()
+    found = [
+        [json.loads(line) for line in file.read_text().splitlines()]
+        for file in (calls, replies, refused)
+    ]
+    assert [row["n"] for row in found[0]] == [4, 5, 6]
+    assert [row["reply"] for row in found[1]] == [2, 3]
+    assert found[2] == [{"n": 5, "reason": "odd"}]
