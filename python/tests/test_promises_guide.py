@@ -670,3 +670,183 @@ def test_the_streams_of_calls_can_be_written(tmp_path: Path) -> None:
     assert [row["n"] for row in found[0]] == [4, 5, 6]
     assert [row["reply"] for row in found[1]] == [2, 3]
     assert found[2] == [{"n": 5, "reason": "odd"}]
+
+
+@pytest.mark.parametrize(("every", "called"), [(0, 12), (1, 24), (4, 15)])
+def test_every_nth_opaque_transaction_runs_twice(every: int, called: int) -> None:
+    app = tm.App("twice")
+    table = app.table("t", key="n", n=int)
+    events = app.stream("events", n=int)
+    calls: list[int] = []
+
+    @app.transaction(events, opaque=True)
+    def put(tx: Any, e: Any) -> None:
+        calls.append(e.n)
+        table.insert(n=e.n)
+
+    with app.start(rerun_every=every, workers=1, strategy="serial") as mill:
+        mill.send(events, [{"n": n} for n in range(12)])
+        mill.drain()
+        assert len(mill.table(table)) == 12
+        assert mill.finish()["unstable"] == []
+    assert len(calls) == called
+
+
+def test_without_a_deadline_a_function_takes_its_time() -> None:
+    app = tm.App("deadline")
+
+    @app.procedure
+    def count(tx: Any, until: int) -> int:
+        n = 0
+        while n < until:
+            n += 1
+        return n
+
+    late = "the function took longer than 1000 microseconds"
+    with app.start(deadline_us=1000) as mill, pytest.raises(tm.Abort, match=late):
+        mill.call(count, until=10**9)
+    with app.start(deadline_us=0) as mill:
+        assert mill.call(count, until=10**6) == 10**6
+
+
+def test_a_row_is_late_beyond_the_disorder(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("at,n\n10,1\n8,2\n12,3\n9,4\n10,5\n")
+    for late, found in (("side", [2, 1, 5, 3]), ("admit", [2, 1, 4, 5, 3])):
+        app = tm.App("disorder")
+        events = app.stream("events", time="at", late=late, at=int, n=int)
+        events.read(tm.files(tmp_path / "in.csv"), disorder=2)
+        log = app.table("log", key="id", id=int, n=tm.column(tm.list(int), default=[]))
+
+        @app.transaction(events, opaque=True)
+        def take(tx: Any, e: Any, log: Any = log) -> None:
+            log[0].n = [*log[0].n, e.n]
+
+        for rows in (1, 100):
+            with app.start(epoch_rows_max=rows) as mill:
+                mill.finish()
+                assert mill.table(log)[0]["n"] == found
+                dropped = [] if late == "admit" else [4]
+                assert [row["n"] for row in mill.output(events.late).rows()] == dropped
+    app = tm.App("strict")
+    events = app.stream("events", time="at", late="error", at=int, n=int)
+    events.read(tm.files(tmp_path / "in.csv"), disorder=2)
+
+    @app.transaction(events)
+    def see(tx: Any, e: Any) -> None:
+        tx.require(e.n > 0)
+
+    late_row = r"row 3 of source events/.*in\.csv is late"
+    with pytest.raises(tm.InputError, match=late_row), app.start() as mill:
+        mill.finish()
+
+
+def test_another_seed_gives_other_random_numbers() -> None:
+    drawn = []
+    for seed in (7, 7, 8):
+        app = tm.App("chance", seed=seed)
+        events = app.stream("events", n=int)
+
+        @app.transaction(events, opaque=True, out={"random": float, "id": str})
+        def draw(tx: Any, e: Any) -> dict[str, Any]:
+            return {"random": tx.random(), "id": str(tx.uuid())}
+
+        with app.start() as mill:
+            mill.send(events, [{"n": 1}, {"n": 1}])
+            mill.drain()
+            drawn.append(kept(mill, draw))
+    assert drawn[0] == drawn[1]
+    assert len({str(value) for rows in drawn for row in rows for value in row}) == 8
+
+
+def test_calls_may_be_a_hundred_deep_and_a_trigger_counts_anew() -> None:
+    app = tm.App("deep")
+    one = app.entity("one", key="id", id=int, n=tm.column(int, default=0))
+    table = app.table("t", key="id", id=int, n=tm.column(int, default=0))
+
+    @one.function(creates=True)
+    async def deep(self: Any, ctx: tm.Context, n: int, writes: bool = False) -> int:
+        if n > 1:
+            return 1 + int(await one[self.id].deep(n - 1, writes))
+        self.n += 1
+        if writes:
+            table[0].n += 1
+        return 1
+
+    @app.trigger(table)
+    def again(tx: Any, change: Any) -> None:
+        one[2].deep(change.new.n * 100).result()
+
+    with app.start() as mill:
+        assert mill.call(deep, id=1, n=100) == 100
+        with pytest.raises(tm.Abort, match="calls are more than 100 deep in one another"):
+            mill.call(deep, id=1, n=101)
+        assert mill.call(deep, id=1, n=100, writes=True) == 100
+        assert mill.table(one.table)[2]["n"] == 1
+        # The second time the trigger wants two hundred.
+        with pytest.raises(tm.Abort, match="calls are more than 100 deep in one another"):
+            mill.call(deep, id=1, n=1, writes=True)
+        assert mill.table(one.table)[1]["n"] == 2
+
+
+def test_a_row_is_in_indexes_when_it_has_all_that_it_needs() -> None:
+    app = tm.App("complete")
+    people = app.table("people", key="id", id=int, city=str, mail=str)
+    by_city = people.index("city")
+
+    @app.procedure
+    def put(tx: Any, id: int):
+        def found() -> list[int]:
+            return [row.id for row in by_city["Rome"]]
+
+        row = people[id]
+        row.city = "Rome"
+        before = found()
+        row.mail = "a"
+        then = found()
+        row.city = "Bonn"
+        return [before, then, found()]
+
+    with app.start() as mill:
+        assert mill.call(put, id=1) == [[], [1], []]
+
+
+def test_a_batch_that_the_end_has_executed_stays(tmp_path: Path) -> None:
+    given, data = tmp_path / "in.csv", tmp_path / "data"
+    given.write_text("at,n\n1,1\n12,2\n")
+
+    def run() -> tuple[list[list[Any]], list[int]]:
+        app = tm.App("ended")
+        events = app.stream("events", time="at", at=int, n=int).batches(time=10)
+        events.read(tm.files(given))
+        seen = app.table("seen", key="n", n=int, with_=int)
+
+        @app.procedure(events)
+        def add(tx: Any, events: Any) -> None:
+            for e in events:
+                seen.insert(n=e.n, with_=len(events))
+
+        events.late.keep()
+        with app.start(data_dir=data) as mill:
+            mill.finish()
+            rows = [list(row.values()) for row in mill.table(seen).rows()]
+            return rows, [row["n"] for row in mill.output(events.late).rows()]
+
+    assert run() == ([[1, 1], [2, 1]], [])
+    with given.open("a") as file:
+        file.write("13,3\n21,4\n")
+    rows, late = run()
+    assert rows == [[1, 1], [2, 1], [4, 1]]
+    assert late == [3]
+
+
+def test_the_version_before_an_upgrade_is_refused_and_its_flags_do_nothing(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"data_dir": tmp_path / "data"}
+    wider = SOURCE.replace("m=tm.column(int", "o=tm.optional(str), m=tm.column(int")
+    with edited(tmp_path, SOURCE).start(**settings) as mill:
+        mill.send("events", [{"n": 1}], wait=True)
+    for _ in range(2):
+        with edited(tmp_path, wider).start(upgrade=True, **settings) as mill:
+            assert [row["m"] for row in mill.table("t").rows()] == [1, 1]
+            assert mill.sent("events") == 1
+    with pytest.raises(tm.SettingError, match="another version of this program"):
+        edited(tmp_path, SOURCE).start(**settings)
