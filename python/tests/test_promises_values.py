@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import struct
 from collections.abc import Callable
@@ -774,3 +775,222 @@ def test_any_is_equal_when_its_bytes_are() -> None:
     pairs = [([1, "x"], [1, "x"]), (1, 1.0), (D("1.5"), D("1.5")), ({"a": None}, {"a": 0})]
     [found] = outcomes(app, stream, [compare], *[{"a": a, "b": b} for a, b in pairs])
     assert [row["same"] for row in found] == [True, False, True, False]
+
+
+def test_ints_are_times_in_microseconds_and_spans_are_ints() -> None:
+    start = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+    for opaque in (False, True):
+        app = tm.App("times")
+        stream = app.stream("s", a=tm.timestamp, b=tm.timestamp)
+        table = app.table("t", key="k", k=int, span=int, then=tm.timestamp)
+
+        @app.transaction(stream, opaque=opaque, out={"span": int, "is_later": bool})
+        def take(tx: Any, e: Any, table: Any = table) -> dict[str, Any]:
+            table.upsert(k=0, span=e.b - e.a, then=e.b + (e.b - e.a))
+            return {"span": table[0].span, "is_later": e.b > e.a}
+
+        with app.start() as mill:
+            mill.send(stream, [{"a": start, "b": 1_704_067_203_500_000}])
+            mill.drain()
+            assert mill.output(take.aborted).rows() == []
+            assert mill.output(take).rows() == [{"span": 3_500_000, "is_later": True}]
+            then = start + dt.timedelta(seconds=7)
+            assert mill.table(table).rows() == [{"k": 0, "span": 3_500_000, "then": then}]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        (int, lambda e: e.f),
+        (int, lambda e: e.d),
+        (int, lambda e: e.b),
+        (float, lambda e: e.d),
+        (float, lambda e: e.b),
+        (str, lambda e: e.n),
+        (bytes, lambda e: e.s),
+        (bool, lambda e: e.n),
+        (tm.decimal(2), lambda e: e.f),
+        (tm.timestamp, lambda e: e.n),
+    ],
+)
+def test_storing_needs_a_cast(column: Any, value: Callable[[Any], Any]) -> None:
+    app = tm.App("storing")
+    stream = app.stream("s", n=int, f=float, d=tm.decimal(2), b=bool, s=str)
+    table = app.table("t", key="k", k=int, x=tm.optional(column))
+    with pytest.raises(tm.ProgramError, match=r"'x' is .*, but the value given is "):
+
+        @app.transaction(stream)
+        def traced(tx: Any, e: Any) -> None:
+            table[0].x = value(e)
+
+    @app.transaction(stream, opaque=True)
+    def put(tx: Any, e: Any) -> None:
+        table[0].x = value(e)
+
+    row = {"n": 1, "f": 1.0, "d": 1, "b": True, "s": "1"}
+    [[reason]] = outcomes(app, stream, [put], row)
+    assert "can't be stored in column 'x'" in reason
+
+
+def test_what_is_stored_is_converted() -> None:
+    app = tm.App("stored")
+    stream = app.stream("s", n=int, d=tm.decimal(3))
+    table = app.table("t", key="k", k=str, f=float, d=tm.decimal(1))
+
+    @app.transaction(stream)
+    def traced(tx: Any, e: Any) -> None:
+        table.upsert(k="traced", f=e.n, d=e.n)
+        table.upsert(k="scale", f=e.n, d=e.d)
+
+    @app.transaction(stream, opaque=True)
+    def opaque(tx: Any, e: Any) -> None:
+        table.upsert(k="opaque", f=e.n, d=e.n)
+        table.upsert(k="opaque scale", f=e.n, d=e.d)
+
+    with app.start() as mill:
+        mill.send(stream, [{"n": 7, "d": D("1.250")}])
+        mill.drain()
+        found = {row["k"]: (row["f"], str(row["d"])) for row in mill.table(table).rows()}
+    assert found["traced"] == found["opaque"] == (7.0, "7.0")
+    assert found["scale"] == found["opaque scale"] == (7.0, "1.2")
+
+
+def test_floats_divide_by_zero_badly_and_go_to_infinity() -> None:
+    app = tm.App("floats")
+    stream = app.stream("s", f=float, zero=float, large=float)
+
+    @app.transaction(stream)
+    def quotient(tx: Any, e: Any) -> dict[str, Any]:
+        return {"value": e.f / e.zero}
+
+    @app.transaction(stream)
+    def floor(tx: Any, e: Any) -> dict[str, Any]:
+        return {"value": e.f // e.zero}
+
+    @app.transaction(stream)
+    def rest(tx: Any, e: Any) -> dict[str, Any]:
+        return {"value": e.f % e.zero}
+
+    @app.transaction(stream)
+    def large(tx: Any, e: Any) -> dict[str, Any]:
+        return {"times": e.large * e.large, "plus": e.large + e.large, "minus": -e.large - e.large}
+
+    handlers = [quotient, floor, rest, large]
+    for zero in (0.0, -0.0):
+        row = {"f": 1.0, "zero": zero, "large": 1.7e308}
+        *bad, [infinite] = outcomes(app, stream, handlers, row)
+        assert bad == [["division by zero"]] * 3
+        assert list(infinite.values()) == [math.inf, math.inf, -math.inf]
+
+
+@BOTH
+def test_of_nothing_there_is_no_sum_but_zero(opaque: bool) -> None:
+    app = tm.App("nothing")
+    table = app.table(
+        "t", key="k", k=int, n=int, f=float, d=tm.decimal(2), history=10, ordered=True
+    )
+    stream = app.stream("s", k=int)
+    null = {name: tm.optional(int) for name in ("min", "max", "first", "last")}
+    means = {"avg": tm.optional(float), "avg_d": tm.optional(tm.decimal(2))}
+    out = {"count": int, "sum": int, "sum_f": float, "sum_d": tm.decimal(2), **null, **means}
+
+    @app.transaction(stream, opaque=opaque, out=out)
+    def look(tx: Any, e: Any) -> dict[str, Any]:
+        window = table[e.k].over(tm.last(5))
+        return {
+            "count": window.count(),
+            "sum": window.n.sum(),
+            "sum_f": window.f.sum(),
+            "sum_d": window.d.sum(),
+            "min": window.n.min(),
+            "max": window.n.max(),
+            "first": window.n.first(),
+            "last": window.n.last(),
+            "avg": window.n.avg(),
+            "avg_d": window.d.avg(),
+        }
+
+    [[found]] = outcomes(app, stream, [look], {"k": 1})
+    assert [str(value) for value in found.values()] == ["0", "0", "0.0", "0.00"] + ["None"] * 6
+
+
+@pytest.mark.parametrize(
+    ("history", "window", "fits"),
+    [
+        ((10, 1), tm.sliding(10), True),
+        ((10, 100), tm.sliding(11), False),
+        ((10, 1), tm.tumbling(10), True),
+        ((10, 100), tm.tumbling(11), False),
+        ((10, 1), tm.sliding(6, slide=4), True),
+        ((10, 100), tm.sliding(6, slide=5), False),
+        ((10, 1), tm.session(10), True),
+        ((10, 100), tm.session(11), False),
+        (5, tm.last(5), True),
+        ((100, 5), tm.last(6), False),
+        (5, tm.tumbling(versions=5), True),
+        ((100, 5), tm.tumbling(versions=6), False),
+    ],
+)
+@BOTH
+def test_a_window_fits_into_the_history_or_is_refused(
+    opaque: bool, history: Any, window: Any, fits: bool
+) -> None:
+    app = tm.App("fits")
+    table = app.table("t", key="k", k=int, n=tm.column(int, default=0), history=history)
+    stream = app.stream("s", time="at", at=int, k=int)
+
+    def declare() -> tm.Handler:
+        @app.transaction(stream, opaque=opaque, out={"n": int})
+        def take(tx: Any, e: Any) -> dict[str, Any]:
+            table[e.k].n += 1
+            return {"n": table[e.k].over(window).n.sum()}
+
+        return take
+
+    if not fits and not opaque:
+        with pytest.raises(tm.ProgramError, match="is longer than the history of table t"):
+            declare()
+        return
+    [found] = outcomes(app, stream, [declare()], {"at": 100, "k": 1})
+    if fits:
+        assert len(found) == 1
+        assert "n" in found[0]
+    else:
+        assert "is longer than the history of table t" in found[0]
+
+
+@BOTH
+def test_a_write_of_the_same_makes_a_version_and_what_does_not_happen_none(opaque: bool) -> None:
+    app = tm.App("same")
+    table = app.table("t", key="k", k=int, n=tm.column(int, default=0), history=10)
+    stream = app.stream("s", what=str)
+    writes = app.stream("writes", k=int)
+
+    @app.transaction(writes, opaque=opaque, out={"count": int, "first": tm.optional(int)})
+    def write(tx: Any, e: Any) -> dict[str, Any]:
+        table[e.k].n = 5
+        window = table[e.k].over(tm.last(10))
+        return {"count": window.count(), "first": window.n.first()}
+
+    @app.transaction(stream, opaque=opaque, out={"count": int})
+    def other(tx: Any, e: Any) -> dict[str, Any]:
+        if opaque:
+            if e.what == "set":
+                table[1].n = 6
+        else:
+            with tx.when(e.what == "set"):
+                table[1].n = 6
+        tx.require(e.what != "abort", "no")
+        return {"count": table[1].over(tm.last(10)).count()}
+
+    with app.start() as mill:
+        mill.send(writes, [{"k": 1}] * 3)
+        mill.drain()
+        assert [row["count"] for row in mill.output(write).rows()] == [1, 2, 3]
+        mill.send(stream, [{"what": what} for what in ("look", "abort", "look", "set", "look")])
+        mill.drain()
+        assert [row["count"] for row in mill.output(other).rows()] == [3, 3, 4, 4]
+        # Each row has its own.
+        mill.send(writes, [{"k": 2}])
+        mill.drain()
+        assert mill.output(write).rows()[-1] == {"count": 1, "first": 5}
