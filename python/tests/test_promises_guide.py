@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import gzip
 import json
 import re
+import signal
+import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -850,3 +855,93 @@ def test_the_version_before_an_upgrade_is_refused_and_its_flags_do_nothing(tmp_p
             assert mill.sent("events") == 1
     with pytest.raises(tm.SettingError, match="another version of this program"):
         edited(tmp_path, SOURCE).start(**settings)
+
+
+ENDLESS = """
+import tidemill as tm
+
+app = tm.App("endless")
+events = app.stream("events", n=int)
+events.read(tm.files("in.csv"))
+
+
+@app.transaction(events, opaque=True)
+def turn(tx, e):
+    print("turning", flush=True)
+    while True:
+        pass
+"""
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(ENDLESS)
+    (tmp_path / "in.csv").write_text("n\n1\n")
+    command = [sys.executable, "-m", "tidemill.cli", "run", "app.py", "--set", "deadline_us=0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            while "turning" not in (said := process.stdout.readline()):
+                assert said
+            process.send_signal(signal.SIGINT)
+            # What is in work is waited for.
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=0.3)
+            # Two that come before one is looked at are one.
+            for _ in range(100):
+                process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    assert process.wait(timeout=0.3) in (130, -signal.SIGINT)
+                    break
+            assert process.poll() is not None
+        finally:
+            process.kill()
+
+
+def test_while_nothing_runs_nothing_fires(tmp_path: Path) -> None:
+    def run(rows: int) -> list[dt.datetime]:
+        app = tm.App("clock")
+        fired = app.table("fired", key="at", at=tm.timestamp)
+
+        @app.every("10ms")
+        def tick(tx: Any, firing: Any) -> None:
+            fired.insert(at=firing.at)
+
+        with app.start(data_dir=tmp_path / "data") as mill:
+            while len(mill.table(fired)) < rows:
+                assert not mill.wait(0.01)
+            mill.stop()
+            return [row["at"] for row in mill.table(fired).rows()]
+
+    before = run(2)
+    start = dt.datetime.now(dt.UTC)
+    after = run(len(before) + 2)
+    assert after[: len(before)] == before
+    assert all(at >= start for at in after[len(before) :])
+
+
+def test_files_of_a_followed_folder_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name, n in (("b", 2), ("10", 0), ("a", 1), ("c", 3), ("2", 5)):
+        (tmp_path / f"{name}.csv").write_text(f"n\n{n}\n{n}\n")
+    copy = Copy(tm.files(tmp_path, "csv", follow=True))
+    with copy.app.start() as mill:
+        mill.drain()
+        assert [n for [n] in kept(mill, copy.copy)] == [0, 0, 5, 5, 1, 1, 2, 2, 3, 3]
+        mill.stop()
+
+
+def test_nothing_is_kept_where_that_is_said(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for _ in range(2):
+        app = tm.App("nothing")
+        table = app.table("t", key="n", n=int)
+        events = app.stream("events", n=int)
+
+        @app.transaction(events)
+        def put(tx: Any, e: Any, table: Any = table) -> None:
+            table.insert(n=e.n)
+
+        with app.start(data_dir=data, durable="none") as mill:
+            assert mill.sent(events) == 0
+            mill.send(events, [{"n": 1}], wait=True)
+            assert len(mill.table(table)) == 1
+        assert not data.exists()
