@@ -708,8 +708,12 @@ def test_without_a_deadline_a_function_takes_its_time() -> None:
         return n
 
     late = "the function took longer than 1000 microseconds"
-    with app.start(deadline_us=1000) as mill, pytest.raises(tm.Abort, match=late):
-        mill.call(count, until=10**9)
+    with app.start(deadline_us=1000) as mill:
+        with pytest.raises(tm.Abort, match=late) as caught:
+            mill.call(count, until=10**9)
+        # Who takes too long says no, and has made no mistake.
+        assert not isinstance(caught.value, tm.Fault)
+        assert mill.status()["faults"] == 0
     with app.start(deadline_us=0) as mill:
         assert mill.call(count, until=10**6) == 10**6
 
@@ -945,3 +949,25 @@ def test_nothing_is_kept_where_that_is_said(tmp_path: Path) -> None:
             mill.send(events, [{"n": 1}], wait=True)
             assert len(mill.table(table)) == 1
         assert not data.exists()
+
+
+def test_each_file_is_a_source_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.csv").write_text("at,n\n10,1\n12,2\n11,9\n30,3\n")
+    (folder / "b.csv").write_text("at,n\n1,4\n11,5\n12,6\n2,8\n13,7\n")
+    for rows in (1, 3, 100):
+        app = tm.App("sources")
+        events = app.stream("events", time="at", at=int, n=int)
+        events.read(tm.files(folder, "csv"))
+        log = app.table("log", key="id", id=int, n=tm.column(tm.list(int), default=[]))
+
+        @app.transaction(events, opaque=True)
+        def take(tx: Any, e: Any, log: Any = log) -> None:
+            log[0].n = [*log[0].n, e.n]
+
+        with app.start(epoch_rows_max=rows) as mill:
+            mill.finish()
+            # By time, then by source, then by row; late by the rows of the same file alone.
+            assert mill.table(log)[0]["n"] == [4, 1, 5, 2, 6, 7, 3]
+            assert sorted(row["n"] for row in mill.output(events.late).rows()) == [8, 9]

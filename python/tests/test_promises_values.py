@@ -994,3 +994,51 @@ def test_a_write_of_the_same_makes_a_version_and_what_does_not_happen_none(opaqu
         mill.send(writes, [{"k": 2}])
         mill.drain()
         assert mill.output(write).rows()[-1] == {"count": 1, "first": 5}
+
+
+def test_what_any_holds_may_be_null_inside() -> None:
+    app = tm.App("any")
+    stream = app.stream("s", x=tm.any, y=tm.optional(tm.any))
+
+    @app.transaction(stream)
+    def take(tx: Any, e: Any) -> dict[str, Any]:
+        return {"x": e.x, "y": e.y, "is_null": tm.is_null(e.y)}
+
+    with app.start() as mill:
+        with pytest.raises(tm.InputError, match="row 1, column 'x': it is None"):
+            mill.send(stream, [{"x": 1, "y": 1}, {"x": None, "y": 1}])
+        mill.send(stream, [{"x": [None, {"a": None}], "y": None}, {"x": 0, "y": [None]}])
+        mill.drain()
+        assert mill.output(take).rows() == [
+            {"x": [None, {"a": None}], "y": None, "is_null": True},
+            {"x": 0, "y": [None], "is_null": False},
+        ]
+
+
+def test_a_time_beyond_the_years_is_an_int_for_python() -> None:
+    app = tm.App("far")
+    stream = app.stream("s", at=tm.timestamp, by=int)
+    table = app.table("t", key="k", k=int, at=tm.timestamp, n=tm.column(int, default=0))
+
+    @app.transaction(stream)
+    def move(tx: Any, e: Any) -> dict[str, Any]:
+        table.upsert(k=0, at=e.at + e.by)
+        return {"at": table[0].at}
+
+    @app.transaction(move, opaque=True, out={"at": int})
+    def look(tx: Any, e: Any) -> dict[str, Any]:
+        assert e.at == table[0].at
+        # What else is in the row can be written.
+        table[0].n += 1
+        return {"at": e.at}
+
+    last = dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=dt.UTC)
+    us = (last - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+    with app.start() as mill:
+        mill.send(stream, [{"at": last, "by": by} for by in (1, 2**62, 2**63 - 1)])
+        mill.drain()
+        assert [row["at"] for row in mill.output(look).rows()] == [us + 1, us + 2**62]
+        assert mill.table(table).rows() == [{"k": 0, "at": us + 2**62, "n": 1}]
+        assert [row["reason"] for row in mill.output(move.aborted).rows()] == ["overflow"]
+        with pytest.raises(tm.InputError, match="outside of the years 1 to 9999"):
+            mill.send(stream, [{"at": us + 1, "by": 0}])
