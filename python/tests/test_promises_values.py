@@ -1042,3 +1042,47 @@ def test_a_time_beyond_the_years_is_an_int_for_python() -> None:
         assert [row["reason"] for row in mill.output(move.aborted).rows()] == ["overflow"]
         with pytest.raises(tm.InputError, match="outside of the years 1 to 9999"):
             mill.send(stream, [{"at": us + 1, "by": 0}])
+
+
+@BOTH
+@pytest.mark.parametrize("unique", [False, True])
+def test_floats_in_indexes_are_as_in_keys(opaque: bool, unique: bool) -> None:
+    app = tm.App("indexed")
+    table = app.table("t", key="k", k=int, f=float)
+    by_f = table.index("f", unique=unique)
+    stream = app.stream("s", k=int, f=float)
+
+    @app.transaction(stream, opaque=opaque)
+    def put(tx: Any, e: Any) -> None:
+        table.upsert(k=e.k, f=e.f)
+
+    @app.procedure
+    def look(tx: Any):
+        return {
+            "zero": [row.k for row in by_f[-0.0]],
+            "nan": [row.k for row in by_f[-math.nan]],
+            "all": [row.k for row in by_f.scan()],
+            "below": [row.k for row in by_f.scan(None, 0.0)],
+        }
+
+    with app.start() as mill:
+        # One that changes into an equal one stays where it is.
+        for k, f in ((1, 0.0), (1, -0.0), (1, 0.0), (2, math.nan), (2, -math.nan), (3, -1.0)):
+            mill.send(stream, [{"k": k, "f": f}])
+            mill.drain()
+        assert mill.output(put.aborted).rows() == []
+        assert mill.call(look) == {"zero": [1], "nan": [2], "all": [3, 1, 2], "below": [3]}
+        mill.send(stream, [{"k": 4, "f": -0.0}, {"k": 5, "f": math.nan}])
+        mill.drain()
+        reasons = [row["reason"] for row in mill.output(put.aborted).rows()]
+        if unique:
+            assert len(reasons) == 2
+            assert all("exists already" in reason for reason in reasons)
+        else:
+            assert reasons == []
+            assert mill.call(look) == {
+                "zero": [1, 4],
+                "nan": [2, 5],
+                "all": [3, 1, 4, 2, 5],
+                "below": [3],
+            }
