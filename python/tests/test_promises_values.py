@@ -1086,3 +1086,36 @@ def test_floats_in_indexes_are_as_in_keys(opaque: bool, unique: bool) -> None:
                 "all": [3, 1, 4, 2, 5],
                 "below": [3],
             }
+
+
+def versions_hash(history: object, *writes: tuple[int, int]) -> str:
+    """The hash of a table with a history, behind writes at their times."""
+    app = tm.App("versions")
+    table = app.table("t", key="k", k=int, n=int, history=history)
+    stream = app.stream("s", time="at", at=int, n=int)
+
+    @app.transaction(stream)
+    def put(tx: Any, e: Any) -> None:
+        table.upsert(k=0, n=e.n)
+
+    with app.start(epoch_rows_max=1) as mill:
+        for at, n in writes:
+            mill.send(stream, [{"at": at, "n": n}])
+            mill.drain()
+        found: str = mill.finish()["state_hash"]
+    return found
+
+
+def test_the_hash_is_of_the_versions_that_are_kept() -> None:
+    # By time: what is forgotten has never been.
+    by_time = (10, None)
+    kept = versions_hash(by_time, (100, 1))
+    assert versions_hash(by_time, (1, 9), (2, 8), (100, 1)) == kept
+    assert versions_hash(by_time, (91, 9), (100, 1)) != kept
+    assert versions_hash(by_time, (90, 9), (100, 1)) == kept
+    assert versions_hash(by_time, (99, 1)) != kept
+    # By count: which number a version has is how many there were.
+    assert versions_hash(2, (1, 9), (99, 5), (100, 1)) != versions_hash(2, (99, 5), (100, 1))
+    found = versions_hash(2, (1, 9), (99, 5), (100, 1))
+    assert versions_hash(2, (2, 8), (99, 5), (100, 1)) == found
+    assert versions_hash(2, (2, 8), (98, 5), (100, 1)) != found
