@@ -209,11 +209,11 @@ def test_rows_with_a_null_are_not_found_by_an_index() -> None:
     by_n = people.index("n", unique=True)
 
     @app.procedure
-    def put(tx: Any, id: int, city: tm.optional(str) = None, n: tm.optional(int) = None):  # type: ignore[valid-type]
+    def put(tx: Any, id: int, city: str | None = None, n: int | None = None) -> None:
         people.upsert(id=id, city=city, n=n)
 
     @app.procedure
-    def look(tx: Any):
+    def look(tx: Any) -> Any:
         return {
             "all": [row.id for row in by_city.scan()],
             "bonn": [row.id for row in by_city["Bonn"]],
@@ -374,7 +374,7 @@ def test_numbers_do_not_tell_reasons_apart_in_the_summary() -> None:
 class Copy:
     """An app that copies what it reads."""
 
-    def __init__(self, given: object, out: object = None, **columns: Any) -> None:
+    def __init__(self, given: Any, out: Any = None, **columns: Any) -> None:
         columns = columns or {"n": int}
         self.app = tm.App("copy")
         self.rows = self.app.stream("rows", **columns)
@@ -570,7 +570,7 @@ class Counters:
 
         @one.function(creates=True)
         async def told(self: Any, ctx: tm.Context, tags: tm.any) -> Any:  # type: ignore[valid-type]
-            tags.append("mine")
+            tags.append("mine")  # type: ignore[attr-defined]
             return tags
 
         @one.function(creates=True)
@@ -720,7 +720,8 @@ def test_without_a_deadline_a_function_takes_its_time() -> None:
 
 def test_a_row_is_late_beyond_the_disorder(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("at,n\n10,1\n8,2\n12,3\n9,4\n10,5\n")
-    for late, found in (("side", [2, 1, 5, 3]), ("admit", [2, 1, 4, 5, 3])):
+    ways: list[tuple[Any, list[int]]] = [("side", [2, 1, 5, 3]), ("admit", [2, 1, 4, 5, 3])]
+    for late, found in ways:
         app = tm.App("disorder")
         events = app.stream("events", time="at", late=late, at=int, n=int)
         events.read(tm.files(tmp_path / "in.csv"), disorder=2)
@@ -803,7 +804,7 @@ def test_a_row_is_in_indexes_when_it_has_all_that_it_needs() -> None:
     by_city = people.index("city")
 
     @app.procedure
-    def put(tx: Any, id: int):
+    def put(tx: Any, id: int) -> Any:
         def found() -> list[int]:
             return [row.id for row in by_city["Rome"]]
 

@@ -510,7 +510,7 @@ def test_inside_an_opaque_function_pythons_rules_hold() -> None:
 
 
 def windows(
-    history: object, over: Callable[[Any], Any], *rows: tuple[int, int | None]
+    history: Any, over: Callable[[Any], Any], *rows: tuple[int, int | None]
 ) -> list[list[Any]]:
     """What a window of a row says behind each write, in traced and in opaque functions."""
     found = []
@@ -647,7 +647,7 @@ def test_aggregates_follow_the_rules_of_values(opaque: bool, scan: bool) -> None
     )
     write = app.stream("write", k=int, n=int, d=tm.decimal(2), f=float)
     read = app.stream("read", k=int)
-    aggregates = {
+    aggregates: dict[str, tuple[Any, Callable[[Any], Any]]] = {
         "sum_n": (int, lambda rows: rows.n.sum()),
         "avg_n": (tm.optional(float), lambda rows: rows.n.avg()),
         "sum_d": (tm.decimal(2), lambda rows: rows.d.sum()),
@@ -744,7 +744,7 @@ def test_hashes_are_of_what_is_there() -> None:
     rows = [{"k": k, "f": k / 7, "s": None if k % 3 else str(k)} for k in range(50)]
     state, output = hashes(rows, [])
     strange = [{"k": k, "f": 1.0, "s": "x"} for k in range(100, 130)]
-    gone = [row["k"] for row in strange]
+    gone: list[Any] = [row["k"] for row in strange]
     for settings in ({"workers": 1}, {"workers": 3, "epoch_rows_max": 4}):
         found, other = hashes([*strange, *reversed(rows), *rows], gone, **settings)
         assert found == state
@@ -1057,7 +1057,7 @@ def test_floats_in_indexes_are_as_in_keys(opaque: bool, unique: bool) -> None:
         table.upsert(k=e.k, f=e.f)
 
     @app.procedure
-    def look(tx: Any):
+    def look(tx: Any) -> Any:
         return {
             "zero": [row.k for row in by_f[-0.0]],
             "nan": [row.k for row in by_f[-math.nan]],
@@ -1088,7 +1088,7 @@ def test_floats_in_indexes_are_as_in_keys(opaque: bool, unique: bool) -> None:
             }
 
 
-def versions_hash(history: object, *writes: tuple[int, int]) -> str:
+def versions_hash(history: Any, *writes: tuple[int, int]) -> str:
     """The hash of a table with a history, behind writes at their times."""
     app = tm.App("versions")
     table = app.table("t", key="k", k=int, n=int, history=history)
