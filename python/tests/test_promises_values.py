@@ -7,8 +7,10 @@ import math
 import struct
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import tidemill as tm
@@ -1119,3 +1121,80 @@ def test_the_hash_is_of_the_versions_that_are_kept() -> None:
     found = versions_hash(2, (1, 9), (99, 5), (100, 1))
     assert versions_hash(2, (2, 8), (99, 5), (100, 1)) == found
     assert versions_hash(2, (2, 8), (98, 5), (100, 1)) != found
+
+
+def test_a_float_is_the_nearest_to_what_was_given(tmp_path: Path) -> None:
+    given, nearest = 2**53 + 1, 2.0**53
+    (tmp_path / "in.csv").write_text(f"x\n{given}\n0.1\n1e400\n")
+    (tmp_path / "in.jsonl").write_text(f'{{"x": {given}}}\n{{"x": 0.1}}\n{{"x": 1e400}}\n')
+    for name in ("in.csv", "in.jsonl"):
+        app = tm.App("files")
+        stream = app.stream("s", x=float)
+        stream.read(tm.files(tmp_path / name))
+
+        @app.transaction(stream)
+        def copy(tx: Any, e: Any) -> dict[str, Any]:
+            return {"x": e.x}
+
+        with app.start() as mill:
+            mill.finish()
+            assert [row["x"] for row in mill.output(copy).rows()] == [nearest, 0.1]
+            [dead] = mill.output(stream.dead).rows()
+            assert "out of range" in dead["reason"]
+    app = tm.App("sent")
+    stream = app.stream("s", x=float)
+
+    @app.transaction(stream)
+    def take(tx: Any, e: Any) -> dict[str, Any]:
+        return {"x": e.x}
+
+    @app.procedure
+    def give(tx: Any, x: float) -> float:
+        return x
+
+    with app.start() as mill:
+        for rows in ([{"x": given}], {"x": [given]}, pa.table({"x": pa.array([given])})):
+            mill.send(stream, rows)
+        mill.drain()
+        assert [row["x"] for row in mill.output(take).rows()] == [nearest] * 3
+        assert mill.call(give, x=given) == nearest
+        for far in (2**63, 10**400, D("0.5")):
+            with pytest.raises(tm.InputError, match="column 'x'"):
+                mill.send(stream, [{"x": far}])
+
+
+@pytest.mark.parametrize(
+    ("column", "array", "found"),
+    [
+        (tm.list(int), pa.array([[1, 2], None], pa.list_(pa.int32(), 2)), [[1, 2], None]),
+        (tm.list(int), pa.array([[1, None], []], pa.large_list(pa.int8())), [[1, None], []]),
+        (str, pa.array(["a", None], pa.large_string()), ["a", None]),
+        (str, pa.array(["long enough for a view", "b"], pa.string_view()), None),
+        (bytes, pa.array([b"long enough for a view", b"b"], pa.binary_view()), None),
+        (bytes, pa.array([b"ab", None], pa.binary(2)), [b"ab", None]),
+        (tm.decimal(2), pa.array([D("1.50"), None], pa.decimal64(10, 2)), [D("1.50"), None]),
+        (int, pa.array([5, None]).dictionary_encode(), [5, None]),
+        (str, pa.nulls(2), [None, None]),
+        (tm.timestamp, pa.array([5, 6], pa.time32("s")), "a time of day"),
+        (int, pa.array([pa.MonthDayNano([1, 2, 3])] * 2), "a span of time"),
+        (tm.list(int), pa.array([[1], [2]], pa.list_view(pa.int64())), "is not supported"),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
+)
+def test_kinds_of_arrow(column: Any, array: Any, found: Any) -> None:
+    app = tm.App("arrow")
+    stream = app.stream("s", x=tm.optional(column))
+
+    @app.transaction(stream)
+    def take(tx: Any, e: Any) -> dict[str, Any]:
+        return {"x": e.x}
+
+    with app.start() as mill:
+        if isinstance(found, str):
+            with pytest.raises(tm.InputError, match=f"column 'x', row 0: .*{found}"):
+                mill.send(stream, pa.table({"x": array}))
+            return
+        mill.send(stream, pa.table({"x": array}))
+        mill.drain()
+        rows = [row["x"] for row in mill.output(take).rows()]
+        assert rows == (found or array.to_pylist())
