@@ -1,0 +1,305 @@
+"""What docs/processes.md promises of several processes, as far as none of them has to die."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tidemill as tm
+from tidemill import config
+from tidemill.cluster import Coordinator, Worker
+
+PAGE = (Path(__file__).parents[2] / "docs" / "processes.md").read_text()
+SECRET = b"0123456789abcdef"
+PATIENCE = 60.0
+
+#: A log in Kafka where nobody answers.
+NOWHERE = "127.0.0.1:1"
+
+
+def bank(more: Callable[[tm.App, tm.Stream, tm.Table], object] | None = None) -> tm.App:
+    """Accounts that events and calls change."""
+    app = tm.App("bank")
+    accounts = app.table("accounts", key="id", id=int, n=tm.column(int, default=0))
+    payments = app.stream("payments", id=int)
+
+    @app.procedure
+    def add(tx, id: int, text: str = ""):
+        accounts[id].n += 1
+        return accounts[id].n
+
+    if more is not None:
+        more(app, payments, accounts)
+    return app
+
+
+class Cluster:
+    """A coordinator and a worker, both in this process."""
+
+    def __init__(self, app: tm.App, data: Path, **settings: Any) -> None:
+        self.data = data
+        common = {"data_dir": str(data), **settings}
+        coordinator = Coordinator(app, {"http_port": 0, **common}, SECRET)
+        self.running: list[Coordinator | Worker] = [coordinator]
+        snapshots = {"cluster_snapshots": str(data / "cluster" / "snapshots")}
+        self.running.append(Worker(app, {**common, **snapshots}, SECRET, coordinator.address))
+        self.address, self.url = coordinator.address, coordinator.url
+
+    @property
+    def coordinator(self) -> Coordinator:
+        found = self.running[0]
+        assert isinstance(found, Coordinator)
+        return found
+
+    def status(self) -> dict[str, Any]:
+        return self.coordinator.status()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.coordinator.stop()
+        # One that is dropped ends at once.
+        self.running.clear()
+        # The thread that writes its log holds the directory until its last write.
+        with (self.data / "cluster" / "LOCK").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def call(cluster: Cluster, name: str, **arguments: object) -> httpx.Response:
+    return httpx.post(f"{cluster.url}/call/{name}", json=arguments, timeout=PATIENCE)
+
+
+def until(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def refused(data: Path, app: tm.App, **settings: object) -> str:
+    """Why a coordinator does not start."""
+    with pytest.raises(tm.Error) as caught:
+        Coordinator(app, {"data_dir": str(data), **settings}, SECRET)
+    return str(caught.value)
+
+
+# -- settings
+
+
+def test_the_page_has_all_settings_that_mean_something_here() -> None:
+    section = PAGE.split("\n## Settings\n")[1]
+    intro, table = section.split("| setting |")
+    listed = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?`) \|", table, re.M))))
+    assert listed == {*config.CLUSTER, "parked_bytes_max"}
+    meant = intro.split("Beside them")[1].split("mean something here")[0]
+    assert set(re.findall(r"`(\w+)(?:=\w+)?`", meant)) == {
+        name
+        for name, setting in config.SETTINGS.items()
+        if config.PROCESSES in setting.modes and not name.startswith("http_")
+    }
+    apart = intro.split("is refused. ")[1]
+    assert set(re.findall(r"`(cluster_\w+)`", apart)) == {
+        name for name, setting in config.CLUSTER.items() if config.PROCESSES not in setting.modes
+    }
+
+
+def test_what_a_process_is_told_has_the_defaults_of_the_page(tmp_path: Path) -> None:
+    # Both are named where one does not fit the default of the other.
+    assert "| `cluster_lease_us`, `cluster_beat_us` | 2,000,000, 100,000 |" in PAGE
+    said = refused(tmp_path, bank(), cluster_lease_us=299_999)
+    assert "cluster_lease_us is 299999, and cluster_beat_us 100000" in said
+    said = refused(tmp_path, bank(), cluster_beat_us=666_667)
+    assert "cluster_lease_us is 2000000, and cluster_beat_us 666667" in said
+    assert not any(tmp_path.iterdir())
+    with Cluster(bank(), tmp_path) as cluster:
+        assert cluster.address.startswith("127.0.0.1:")
+        assert "| `cluster_sources` | 8 |" in PAGE
+        until(lambda: len(cluster.status()["sources"]) == 8)
+        assert "| `cluster_message_bytes_max` | 900,000 |" in PAGE
+        # It is written twice.
+        assert call(cluster, "add", id=1, text="x" * 440_000).json() == {"reply": 1}
+        large = call(cluster, "add", id=1, text="x" * 460_000)
+        assert large.status_code == 400
+        assert "and may take 900000" in large.json()["error"]["what"]
+        assert call(cluster, "add", id=1).json() == {"reply": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"cluster_listen": "0.0.0.0:0"}, "say which: cluster_advertised"),
+        ({"cluster_listen": "here"}, "no address"),
+        ({"cluster_log": "http://x:1"}, "which is no log"),
+        ({"cluster_snapshots": "http://x"}, "which is no store"),
+        ({"cluster_certificate": "a.crt"}, "without cluster_key and cluster_authority"),
+        ({"cluster_key": "a", "cluster_authority": "b"}, "without cluster_certificate"),
+        ({"fresh": True, "cluster_log": f"kafka://{NOWHERE}"}, "can't be begun anew from here"),
+        ({"on_fault": "stop"}, "on_fault=stop"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    settings: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    assert why in refused(tmp_path, bank(), **settings)
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "LOCK"]
+    assert left == []
+
+
+def test_a_store_elsewhere_is_reached_by_https(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://192.0.2.1:1")
+    said = refused(tmp_path, bank(), cluster_snapshots="s3://bucket/bank")
+    assert "http://192.0.2.1:1 is not encrypted" in said
+    assert "snapshots_allow_http" in said
+
+
+# -- topics
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"begin": "latest"}, "leave begin= out"),
+        ({"properties": {"client.id": "x"}}, "leave properties= out"),
+        ({"brokers": "127.0.0.1:2"}, "is read with the log, which is elsewhere"),
+    ],
+)
+def test_topics_are_read_whole_and_with_the_log(
+    options: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    def reads(app: tm.App, payments: tm.Stream, accounts: tm.Table) -> None:
+        payments.read(tm.kafka("payments", **{"brokers": NOWHERE, **options}))
+
+        @app.transaction(payments)
+        def pay(tx, e):
+            accounts[e.id].n += 1
+
+    said = refused(tmp_path, bank(reads), cluster_log=f"kafka://{NOWHERE}")
+    assert why in said
+    assert "test_promises_processes.py" in said
+
+
+# -- files
+
+
+def from_files(folder: Path, sink: str, **written: Any) -> tm.App:
+    """Reads ids from a file, and writes those that could be divided by."""
+    (folder / "ids.csv").write_text("id\n1\n0\n2\n")
+
+    def reads(app: tm.App, payments: tm.Stream, accounts: tm.Table) -> None:
+        payments.read(tm.files(str(folder / "ids.csv")))
+        halves = payments.map(id=tm.col("id"), half=1 // tm.col("id"))
+
+        @app.transaction(payments)
+        def pay(tx, e):
+            accounts[e.id].n += 1
+
+        @app.transaction(halves)
+        def halve(tx, e):
+            return dict(id=e.id)
+
+        halve.write(tm.files(str(folder / sink), **written))
+
+    return bank(reads)
+
+
+def rows_of(cluster: Cluster, id: int) -> object:
+    found = httpx.get(f"{cluster.url}/tables/accounts/rows?key={id}", timeout=PATIENCE)
+    return found.json()["row"]
+
+
+def ends(cluster: Cluster) -> None:
+    """Waits until all files have been read and what they come to has been written."""
+    until(lambda: cluster.status()["input_ended"])
+    until(lambda: [sink["rows"] for sink in cluster.status()["sinks"]] == [2])
+
+
+def test_what_a_map_can_not_compute_is_refused_as_a_whole(tmp_path: Path) -> None:
+    app = from_files(tmp_path, "out.csv")
+    with Cluster(app, tmp_path / "data") as cluster:
+        ends(cluster)
+        assert [rows_of(cluster, id) for id in range(3)] == [
+            None,
+            {"id": 1, "n": 1},
+            {"id": 2, "n": 1},
+        ]
+        missing = httpx.get(f"{cluster.url}/streams/payments.map.dead")
+        assert missing.status_code == 404
+    with (tmp_path / "out.csv").open() as file:
+        assert [row["id"] for row in csv.DictReader(file)] == ["1", "2"]
+
+
+def test_parquet_stays_in_parts_until_all_input_has_ended(tmp_path: Path) -> None:
+    app = from_files(tmp_path, "out.parquet")
+    out, parts = tmp_path / "out.parquet", tmp_path / "out.parquet.parts"
+    with Cluster(app, tmp_path / "data") as cluster:
+        ends(cluster)
+    assert (out.exists(), parts.is_dir()) == (False, True)
+    with Cluster(app, tmp_path / "data") as cluster:
+        ends(cluster)
+        assert cluster.coordinator.stop(may_come=False)
+    assert (out.is_file(), parts.exists()) == (True, False)
+
+
+def test_a_file_that_is_there_is_written_over_where_that_is_said(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("mine\n")
+    said = refused(tmp_path / "data", from_files(tmp_path, "out.csv"))
+    assert "out.csv" in said
+    assert "is there already" in said
+    assert out.read_text() == "mine\n"
+    with Cluster(from_files(tmp_path, "out.csv", overwrite=True), tmp_path / "one") as cluster:
+        ends(cluster)
+    assert out.read_text().splitlines() == ["id", "1", "2"]
+    out.write_text("mine\n")
+    with Cluster(from_files(tmp_path, "out.csv"), tmp_path / "two", fresh=True) as cluster:
+        ends(cluster)
+    assert out.read_text().splitlines() == ["id", "1", "2"]
+
+
+# -- what it says of itself
+
+
+def test_a_window_of_a_procedure_is_told_to_be_slow(tmp_path: Path) -> None:
+    def windowed(app: tm.App, payments: tm.Stream, accounts: tm.Table) -> None:
+        recent = app.window("recent", rows=4, slide=2, id=int)
+
+        @app.procedure(owns=[recent])
+        def look(tx, id: int):
+            recent.insert(id=id)
+            return len(list(recent.rows()))
+
+    with Cluster(bank(windowed), tmp_path) as cluster:
+        [slow] = cluster.status()["slow"]
+        assert slow.startswith("window recent ")
+        assert "run the app in one process, or make the window shorter" in slow
+        health = httpx.get(f"{cluster.url}/health").json()
+        assert health["slow"] == [slow]
+        assert [call(cluster, "look", id=n).json()["reply"] for n in range(6)] == [0, 0, 0, 4, 4, 4]
+
+
+def test_health_and_metrics_name_each_source(tmp_path: Path) -> None:
+    with Cluster(bank(), tmp_path) as cluster:
+        assert call(cluster, "add", id=1).json() == {"reply": 1}
+        health = httpx.get(f"{cluster.url}/health").json()
+        keys = {"source", "requests", "lag", "requests_per_s", "skew", "worker"}
+        assert all(source.keys() >= keys for source in health["sources"])
+        assert [member.keys() for member in health["members"]] == [{"worker", "address"}]
+        assert (health["left_out"], health["refused"], health["troubles"]) == ([], [], [])
+        metrics = httpx.get(f"{cluster.url}/metrics").text
+        assert "\ntidemill_cluster_processes_in_trouble 0\n" in metrics
+        for name in ("lag", "skew"):
+            found = re.findall(rf'^tidemill_cluster_source_{name}{{source="(\d)"}}', metrics, re.M)
+            assert found == [str(n) for n in range(8)]
