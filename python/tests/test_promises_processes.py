@@ -194,12 +194,12 @@ def test_topics_are_read_whole_and_with_the_log(
 # -- files
 
 
-def from_files(folder: Path, sink: str, **written: Any) -> tm.App:
+def from_files(folder: Path, sink: str, source: str = "ids.csv", **written: Any) -> tm.App:
     """Reads ids from a file, and writes those that could be divided by."""
     (folder / "ids.csv").write_text("id\n1\n0\n2\n")
 
     def reads(app: tm.App, payments: tm.Stream, accounts: tm.Table) -> None:
-        payments.read(tm.files(str(folder / "ids.csv")))
+        payments.read(tm.files(str(folder / source)))
         halves = payments.map(id=tm.col("id"), half=1 // tm.col("id"))
 
         @app.transaction(payments)
@@ -303,3 +303,44 @@ def test_health_and_metrics_name_each_source(tmp_path: Path) -> None:
         for name in ("lag", "skew"):
             found = re.findall(rf'^tidemill_cluster_source_{name}{{source="(\d)"}}', metrics, re.M)
             assert found == [str(n) for n in range(8)]
+
+
+# -- its end
+
+
+def test_without_workers_a_coordinator_ends_and_the_next_start_executes_again(
+    tmp_path: Path,
+) -> None:
+    with Cluster(bank(), tmp_path, cluster_snapshot_us=60_000_000) as cluster:
+        assert call(cluster, "add", id=1).json() == {"reply": 1}
+        until(lambda: cluster.status()["epoch"] > 0)
+        cluster.running.pop()
+        cluster.coordinator.stop()
+        assert cluster.status()["snapshot_epoch"] == 0
+    with Cluster(bank(), tmp_path) as cluster:
+        assert rows_of(cluster, 1) == {"id": 1, "n": 1}
+        assert call(cluster, "add", id=1).json() == {"reply": 2}
+
+
+def test_in_good_order_all_is_in_a_snapshot(tmp_path: Path) -> None:
+    with Cluster(bank(), tmp_path, cluster_snapshot_us=60_000_000) as cluster:
+        assert call(cluster, "add", id=1).json() == {"reply": 1}
+        assert cluster.coordinator.stop()
+        status = cluster.status()
+        assert status["snapshot_epoch"] == status["epoch"] > 0
+
+
+def test_what_is_another_log_or_reads_other_files_is_refused(tmp_path: Path) -> None:
+    app = from_files(tmp_path, "out.csv")
+    with Cluster(app, tmp_path / "data") as cluster:
+        ends(cluster)
+    said = refused(tmp_path / "data", app, cluster_name="other")
+    assert "the log of another app" in said
+    (tmp_path / "more.csv").write_text("id\n1\n0\n2\n3\n")
+    said = refused(tmp_path / "data", from_files(tmp_path, "out.csv", source="more.csv"))
+    assert "reads the files more.csv, and when its log was begun it read ids.csv" in said
+    assert "--fresh" in said
+    # Others that say when and how often things happen may be other ones.
+    with Cluster(app, tmp_path / "data", cluster_epoch_rows_max=7) as cluster:
+        ends(cluster)
+        assert call(cluster, "add", id=1).json() == {"reply": 2}
