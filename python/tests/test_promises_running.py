@@ -368,6 +368,123 @@ def test_files_that_are_sources_or_sinks_are_in_no_backup(tmp_path: Path) -> Non
     assert sink.read_text().splitlines() == ["word", "source-of-rows"]
 
 
+def test_four_mebibytes_are_kept_where_nobody_says_how_many(tmp_path: Path) -> None:
+    app = tm.App("long")
+    given = app.stream("given", text=str)
+
+    @app.transaction(given)
+    def keep(tx, e):
+        return dict(text=e.text)
+
+    with app.start(data_dir=tmp_path) as mill:
+        for _ in range(6):
+            mill.send(given, {"text": ["x" * (1 << 20)]}, wait=True)
+        [only] = ask(tmp_path, {"do": "tail", "stream": "keep", "from": 0, "follow": False})
+        assert 2 <= only["first"] <= 3
+        assert only["next"] == 6
+        kept = ask(tmp_path, {"do": "tail", "stream": "keep", "from": 3, "follow": False})
+        assert [line["row"] for line in kept[1:-1]] == [3, 4, 5]
+
+
+def test_ten_thousand_late_rows_are_kept_and_a_thousand_shown(tmp_path: Path) -> None:
+    app = tm.App("late")
+    timed = app.stream("timed", time="at", at=int, n=int)
+
+    @app.transaction(timed)
+    def keep(tx, e):
+        return dict(n=e.n)
+
+    with app.start(data_dir=tmp_path) as mill:
+        mill.send(timed, {"at": [1_000], "n": [0]}, wait=True)
+        late = 10_001
+        mill.send(timed, {"at": [1] * late, "n": list(range(late))}, wait=True)
+        [*rows, end] = ask(tmp_path, {"do": "dlq_ls"})
+        assert [row["row"] for row in rows] == list(range(late - 1_000, late))
+        assert end["streams"]["timed.late"] == {"rows": late, "dropped": 1}
+        [*rows, _] = ask(tmp_path, {"do": "dlq_ls", "stream": "timed.late", "limit": 20_000})
+        assert (rows[0]["row"], len(rows)) == (1, 10_000)
+
+
+def test_the_summary_and_the_program_are_those_of_the_commands(tmp_path: Path) -> None:
+    bank = Bank()
+    with bank.app.start(data_dir=tmp_path, workers=1) as mill:
+        mill.send(bank.payments, [{"id": 1}, {"id": 2}], wait=True)
+        [end] = ask(tmp_path, {"do": "summary"})
+        assert end["summary"].keys() == mill.summary().keys()
+        assert end["summary"]["committed"] == mill.summary()["committed"] == 2
+        [end] = ask(tmp_path, {"do": "inspect"})
+        spec, functions = bank.app.spec({}, keep_all=True, push=True)
+        program = json.loads(_native.inspect(json.dumps(spec), functions))
+        for name in ("app", "handlers", "streams"):
+            assert end["inspect"][name] == program[name], name
+        counts = {"sources", "dead", "late", "outputs", "tables", "status"}
+        assert end["inspect"].keys() >= counts
+        tables = [{k: v for k, v in t.items() if k != "rows"} for t in end["inspect"]["tables"]]
+        assert tables == [{k: v for k, v in t.items() if k != "rows"} for t in program["tables"]]
+
+
+# -- what changes
+
+
+def diff(app: tm.App, data: Path, **settings: Any) -> dict[str, Any]:
+    spec, functions = app.spec(settings, keep_all=False, push=True)
+    found: dict[str, Any] = json.loads(_native.schema_diff(json.dumps(spec), functions, str(data)))
+    return found
+
+
+def test_a_diff_works_while_an_engine_runs_and_writes_nothing(tmp_path: Path) -> None:
+    bank = Bank()
+    for _ in range(2):
+        with bank.app.start(data_dir=tmp_path) as mill:
+            mill.send(bank.payments, [{"id": 1}], wait=True)
+    with bank.app.start(data_dir=tmp_path):
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+        assert diff(bank.app, tmp_path) == {
+            "same": True,
+            "possible": True,
+            "why": [],
+            "changes": [],
+        }
+        other = Bank(procedures=False).app
+        other.table("more", key="id", id=int)
+        found = diff(other, tmp_path)
+        assert (found["same"], found["possible"]) == (False, True)
+        added = {"what": "table", "change": "added", "name": "more"}
+        [change] = [c for c in found["changes"] if added.items() <= c.items()]
+        assert change.keys() >= {"upgrade", "lossless"}
+        assert change["lossless"] is True
+        with pytest.raises(tm.SettingError, match="nothing"):
+            diff(other, tmp_path, data_dir=str(tmp_path), upgrade=True, renames={"nothing": "more"})
+        after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+        assert after == before
+    with pytest.raises(tm.SettingError, match="belongs to app 'bank'"):
+        diff(tm.App("other"), tmp_path)
+
+
+def test_a_sink_that_an_upgrade_begins_is_no_file_that_is_there(tmp_path: Path) -> None:
+    def app(*sinks: str) -> tm.App:
+        bank = Bank(procedures=False)
+        [pay] = bank.app.handlers
+        for name in sinks:
+            pay.write(tm.files(str(tmp_path / name)))
+        return bank.app
+
+    data = tmp_path / "data"
+    with app("one.csv").start(data_dir=data) as mill:
+        mill.send("payments", [{"id": 1}], wait=True)
+    (tmp_path / "two.csv").write_text("mine\n")
+    with pytest.raises(tm.SettingError, match="upgrade"):
+        app("one.csv", "two.csv").start(data_dir=data)
+    with pytest.raises(tm.Error, match="is there already"):
+        app("one.csv", "two.csv").start(data_dir=data, upgrade=True)
+    assert (tmp_path / "two.csv").read_text() == "mine\n"
+    (tmp_path / "two.csv").unlink()
+    with app("one.csv", "two.csv").start(data_dir=data, upgrade=True) as mill:
+        mill.send("payments", [{"id": 2}], wait=True)
+    assert (tmp_path / "one.csv").read_text().splitlines() == ["id", "1", "2"]
+    assert (tmp_path / "two.csv").read_text().splitlines() == ["id", "2"]
+
+
 # -- over HTTP
 
 
@@ -503,9 +620,6 @@ def test_the_end_of_events_has_no_id_and_a_healthy_app_is_ready() -> None:
         [end] = [event for event in events if "event: end" in event]
         assert end is events[-1]
         assert not any(line.startswith("id") for line in end)
-
-
-# -- what changes
 
 
 def test_replies_that_are_remembered_are_lost_with_the_last_procedure(tmp_path: Path) -> None:
