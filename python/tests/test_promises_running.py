@@ -680,3 +680,62 @@ def test_what_life_tells_of_its_events(tmp_path: Path) -> None:
     assert all(event["seconds"] >= 0 for event in ended)
     [snapshot] = [event for event in events if event["event"] == "snapshot"]
     assert snapshot["epoch"] == ask(data, {"do": "status"})[0]["status"]["snapshot_epoch"]
+
+
+# -- following
+
+
+def test_who_reads_too_slowly_is_told_what_is_gone() -> None:
+    app = tm.App("long")
+    given = app.stream("given", text=str)
+
+    @app.transaction(given)
+    def keep(tx, e):
+        return dict(text=e.text)
+
+    count = 40
+    with app.start(http_port=0) as mill, socket.socket() as sock:
+        assert mill.url is not None
+        host, port = mill.url.removeprefix("http://").split(":")
+        # So little is on its way that all others wait in the engine, or are gone.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        sock.settimeout(30)
+        sock.connect((host, int(port)))
+        request = (
+            b"GET /streams/keep?from=0 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+        sock.sendall(request)
+        for _ in range(count):
+            mill.send(given, {"text": ["x" * (1 << 20)]}, wait=True)
+        with sock.makefile("rb") as file:
+            # It ends by itself.
+            lines = [line.strip() for line in file]
+        ids = [int(line[4:]) for line in lines if line.startswith(b"id: ")]
+        *sent, last = [id for id in ids if id >= 0]
+        assert sent == list(range(len(sent)))
+        # Whoever comes again with this id is told the same.
+        assert last == sent[-1]
+        gone = lines[lines.index(b"event: gone") :]
+        [data] = [line for line in gone if line.startswith(b"data: ")]
+        said = json.loads(data[6:])
+        assert len(sent) < said["first"] < said["next"] <= count
+
+
+def test_a_row_is_asked_for_by_a_key_for_each_key_column() -> None:
+    app = tm.App("pairs")
+    pairs = app.table("pairs", key=("a", "b"), a=int, b=str, n=int)
+
+    @app.procedure
+    def put(tx, a: int, b: str, n: int):
+        pairs.upsert(a=a, b=b, n=n)
+
+    with app.start(http_port=0) as mill:
+        mill.call(put, a=1, b="x y", n=5)
+        url = f"{mill.url}/tables/pairs/rows"
+        assert httpx.get(f"{url}?key=1&key=x%20y").json() == {"row": {"a": 1, "b": "x y", "n": 5}}
+        assert httpx.get(f"{url}?key=1&key=x").json() == {"row": None}
+        for wrong in ("key=1", "key=1&key=x&key=y", "key=x&key=1", ""):
+            assert httpx.get(f"{url}?{wrong}").status_code == 400, wrong
+        metrics = httpx.get(f"{mill.url}/metrics").text
+        assert "\ntidemill_troubles 0\n" in metrics
+        assert "\ntidemill_transactions_total 1\n" in metrics
