@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import json
 import re
 import time
 from collections.abc import Callable
@@ -344,3 +345,37 @@ def test_what_is_another_log_or_reads_other_files_is_refused(tmp_path: Path) -> 
     with Cluster(app, tmp_path / "data", cluster_epoch_rows_max=7) as cluster:
         ends(cluster)
         assert call(cluster, "add", id=1).json() == {"reply": 2}
+
+
+def test_streams_can_be_written_as_they_come_and_as_stages_leave_them(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("id\n3\n1\n")
+    (tmp_path / "in" / "b.csv").write_text("id\n2\nnone\n0\n")
+
+    def reads(app: tm.App, payments: tm.Stream, accounts: tm.Table) -> None:
+        # Without event time files are read one after the other.
+        payments.read(tm.files(str(tmp_path / "in" / "*.csv")))
+        large = payments.filter(tm.col("id") > 1, name="large")
+        twice = large.map(n=tm.col("id") * 2, name="twice")
+        for stream in (payments, large, twice, payments.dead):
+            stream.write(tm.files(str(tmp_path / f"{stream.name}.jsonl")))
+
+        @app.transaction(payments)
+        def pay(tx, e):
+            tx.require(e.id > 0, "nobody")
+            accounts[e.id].n += 1
+
+        pay.aborted.write(tm.files(str(tmp_path / "refused.jsonl")))
+
+    def lines(name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+
+    with Cluster(bank(reads), tmp_path / "data") as cluster:
+        until(lambda: cluster.status()["input_ended"])
+        assert cluster.coordinator.stop(may_come=False)
+    assert lines("payments.jsonl") == [{"id": id} for id in (3, 1, 2, 0)]
+    assert lines("large.jsonl") == [{"id": id} for id in (3, 2)]
+    assert lines("twice.jsonl") == [{"n": n} for n in (6, 4)]
+    assert lines("refused.jsonl") == [{"id": 0, "reason": "nobody"}]
+    [dead] = lines("payments.dead.jsonl")
+    assert (dead["raw"], dead["line"]) == ("none", 3)
