@@ -6,8 +6,9 @@ import csv
 import fcntl
 import json
 import re
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,16 @@ def bank(more: Callable[[tm.App, tm.Stream, tm.Table], object] | None = None) ->
 class Cluster:
     """A coordinator and a worker, both in this process."""
 
-    def __init__(self, app: tm.App, data: Path, **settings: Any) -> None:
+    def __init__(
+        self, app: tm.App, data: Path, worker: Mapping[str, Any] | None = None, **settings: Any
+    ) -> None:
         self.data = data
         common = {"data_dir": str(data), **settings}
         coordinator = Coordinator(app, {"http_port": 0, **common}, SECRET)
         self.running: list[Coordinator | Worker] = [coordinator]
         snapshots = {"cluster_snapshots": str(data / "cluster" / "snapshots")}
-        self.running.append(Worker(app, {**common, **snapshots}, SECRET, coordinator.address))
+        own = {**common, **snapshots, **(worker or {})}
+        self.running.append(Worker(app, own, SECRET, coordinator.address))
         self.address, self.url = coordinator.address, coordinator.url
 
     @property
@@ -294,7 +298,10 @@ def test_a_window_of_a_procedure_is_told_to_be_slow(tmp_path: Path) -> None:
 def test_health_and_metrics_name_each_source(tmp_path: Path) -> None:
     with Cluster(bank(), tmp_path) as cluster:
         assert call(cluster, "add", id=1).json() == {"reply": 1}
+        # What it says of itself comes a moment later.
+        until(lambda: sum(source["requests"] for source in cluster.status()["sources"]) == 1)
         health = httpx.get(f"{cluster.url}/health").json()
+        assert len(health["sources"]) == 8
         keys = {"source", "requests", "lag", "requests_per_s", "skew", "worker"}
         assert all(source.keys() >= keys for source in health["sources"])
         assert [member.keys() for member in health["members"]] == [{"worker", "address"}]
@@ -379,3 +386,37 @@ def test_streams_can_be_written_as_they_come_and_as_stages_leave_them(tmp_path: 
     assert lines("refused.jsonl") == [{"id": 0, "reason": "nobody"}]
     [dead] = lines("payments.dead.jsonl")
     assert (dead["raw"], dead["line"]) == ("none", 3)
+
+
+# -- certificates
+
+
+def certificate(folder: Path, name: str, by: str) -> dict[str, str]:
+    """The settings of a process with a certificate of an authority, which is made where needed."""
+
+    def openssl(*args: str) -> None:
+        new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+        command = ["openssl", "req", "-x509", *new, *args]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+    openssl("-subj", f"/CN={by}", "-keyout", f"{by}.key", "-out", f"{by}.crt")
+    openssl(
+        *("-CA", f"{by}.crt", "-CAkey", f"{by}.key", "-subj", f"/CN={name}"),
+        *("-addext", "basicConstraints=critical,CA:FALSE"),
+        *("-keyout", f"{name}.key", "-out", f"{name}.crt"),
+    )
+    files = {"certificate": f"{name}.crt", "key": f"{name}.key", "authority": "both.crt"}
+    return {f"cluster_{what}": str(folder / file) for what, file in files.items()}
+
+
+def test_the_old_and_the_new_authority_may_sign_meanwhile(tmp_path: Path) -> None:
+    old, new = certificate(tmp_path, "one", "old"), certificate(tmp_path, "two", "new")
+    both = [(tmp_path / f"{by}.crt").read_text() for by in ("old", "new")]
+    (tmp_path / "both.crt").write_text("".join(both))
+    with Cluster(bank(), tmp_path / "data", worker=new, **old) as cluster:
+        assert call(cluster, "add", id=1).json() == {"reply": 1}
+    # With the new one alone the old certificate is nobody's.
+    (tmp_path / "both.crt").write_text(both[1])
+    assert "not of the authority" in refused(tmp_path / "data", bank(), **old)
+    with Cluster(bank(), tmp_path / "data", **new) as cluster:
+        assert call(cluster, "add", id=1).json() == {"reply": 2}
