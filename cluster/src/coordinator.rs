@@ -196,6 +196,23 @@ impl Coordinator {
         self.late_event.as_ref()
     }
 
+    /// Whether all that is recorded is in the snapshot that counts, and has left, where somebody writes that.
+    pub fn is_whole(&self) -> bool {
+        match &self.stage {
+            Stage::Running(running) => {
+                running.epoch == self.manifest.epoch && self.has_left(running)
+            }
+            // Of what is in no snapshot nobody can tell, nor whether all of it has left.
+            _ => self.cuts.is_empty() && (!self.settings.tells_left || self.manifest.epoch == 0),
+        }
+    }
+
+    /// Whether all that is in the snapshot has left, where somebody writes what leaves.
+    fn has_left(&self, running: &Running) -> bool {
+        let left = || running.left().is_some_and(|left| left.base >= self.manifest.base);
+        !self.settings.tells_left || left()
+    }
+
     /// What is wrong with the clock, as far as that can be told, and what it says.
     pub fn wrong_clock(&self) -> Option<(WrongClock, i64)> {
         let Stage::Running(running) = &self.stage else { return None };

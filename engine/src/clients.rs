@@ -67,6 +67,11 @@ pub trait App: Send + Sync {
     /// When no rows of such a stream are kept.
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<Kept>;
 
+    /// Whether changes of tables can be followed.
+    fn follows_tables(&self) -> bool {
+        true
+    }
+
     /// What has changed in a table behind an epoch. The table is followed from the first question on.
     ///
     /// # Errors

@@ -35,8 +35,11 @@ pub(crate) async fn changes(
     });
     // Behind an epoch that is not there nobody knows what has changed.
     let mut at: u64 = behind.unwrap_or(u64::MAX);
+    // Where changes can't be followed that is said at once.
+    let mut first = Some(face.app.changes(&table, at).map_err(Refusal::of)?);
     let of = face.clone();
-    let look = move || match of.app.changes(&table, at) {
+    let look = move || match first.take().map_or_else(|| of.app.changes(&table, at), Ok) {
+        // A table that was there stays.
         Err(_) => Found::Nothing,
         Ok(Changes::Unknown(epoch)) => {
             at = epoch;

@@ -55,7 +55,9 @@ pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value
             },
         });
         let path = sent(&about, &change, vec![last_id()], access.role(&what));
-        paths.insert(format!("/{what}/changes"), path);
+        if app.follows_tables() {
+            paths.insert(format!("/{what}/changes"), path);
+        }
         let key = json!({
             "name": "key", "in": "query", "required": true, "style": "form", "explode": true,
             "description": "A value for each key column, in their order.",

@@ -140,7 +140,7 @@ impl CoordinatorProcess {
             (status.epoch, status.snapshot) =
                 (status.epoch.max(found.epoch), status.snapshot.max(found.snapshot));
             status.late_event = machine.late_event().cloned();
-            status.is_whole = why.is_none() && status.ended.is_none();
+            status.is_whole = why.is_none() && status.ended.is_none() && machine.is_whole();
             status.ended.get_or_insert_with(|| why.unwrap_or_else(|| ENDED.into()));
             drop(status);
             own.end.notify_all();

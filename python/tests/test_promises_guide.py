@@ -972,3 +972,37 @@ def test_each_file_is_a_source_of_its_own(tmp_path: Path) -> None:
             # By time, then by source, then by row; late by the rows of the same file alone.
             assert mill.table(log)[0]["n"] == [4, 1, 5, 2, 6, 7, 3]
             assert sorted(row["n"] for row in mill.output(events.late).rows()) == [8, 9]
+
+
+def test_a_scan_of_less_than_no_rows_is_refused() -> None:
+    app = tm.App("scans")
+    t = app.table("t", key="id", id=int, n=int, ordered=True)
+    by_n = t.index("n")
+    found = app.stream("found", how_many=int)
+
+    @app.procedure
+    def look(tx: Any, limit: int, of_index: bool) -> None:
+        t.upsert(id=1, n=1)
+        rows = by_n.scan(0, 9, limit=limit) if of_index else t.scan(0, 9, limit=limit)
+        tx.emit(found, how_many=len(rows))
+
+    with app.start() as mill:
+        for of_index in (False, True):
+            with pytest.raises(tm.Fault, match="limit is a number of rows, not -1"):
+                mill.call(look, limit=-1, of_index=of_index)
+            mill.call(look, limit=0, of_index=of_index)
+        assert [row["how_many"] for row in mill.output(found).rows()] == [0, 0]
+
+
+def test_a_table_is_found_by_its_entity() -> None:
+    app = tm.App("found")
+    account = app.entity("account", key="id", id=int, n=tm.column(int, default=0))
+
+    @account.function(creates=True)
+    async def add(self: Any, ctx: Any) -> int:
+        self.n += 1
+        return self.n
+
+    with app.start() as mill:
+        mill.call("account.add", id=1)
+        assert mill.table(account)[1] == mill.table("account")[1] == {"id": 1, "n": 1}

@@ -420,3 +420,36 @@ def test_the_old_and_the_new_authority_may_sign_meanwhile(tmp_path: Path) -> Non
     assert "not of the authority" in refused(tmp_path / "data", bank(), **old)
     with Cluster(bank(), tmp_path / "data", **new) as cluster:
         assert call(cluster, "add", id=1).json() == {"reply": 2}
+
+
+def test_another_number_of_sources_is_another_log(tmp_path: Path) -> None:
+    with Cluster(bank(), tmp_path, cluster_sources=3) as cluster:
+        assert call(cluster, "add", id=1).json() == {"reply": 1}
+    for other in (2, 4, 8):
+        assert "the number of sources of the log" in refused(
+            tmp_path, bank(), cluster_sources=other
+        )
+    with Cluster(bank(), tmp_path, cluster_sources=3) as cluster:
+        assert call(cluster, "add", id=1).json() == {"reply": 2}
+
+
+def test_a_coordinator_without_workers_says_that_it_has_no_snapshot(tmp_path: Path) -> None:
+    cluster = Cluster(bank(), tmp_path, cluster_snapshot_us=60_000_000)
+    assert call(cluster, "add", id=1).json() == {"reply": 1}
+    until(lambda: cluster.status()["epoch"] > 0)
+    cluster.running.pop()
+    assert cluster.status()["snapshot_epoch"] == 0
+    assert not cluster.coordinator.stop()
+    cluster.__exit__()
+    with Cluster(bank(), tmp_path) as again:
+        assert rows_of(again, 1) == {"id": 1, "n": 1}
+
+
+def test_changes_of_a_table_are_refused(tmp_path: Path) -> None:
+    with Cluster(bank(), tmp_path) as cluster:
+        with httpx.stream("GET", f"{cluster.url}/tables/accounts/changes", timeout=2) as answer:
+            assert answer.status_code >= 400
+        assert (
+            "/tables/accounts/changes"
+            not in httpx.get(f"{cluster.url}/openapi.json").json()["paths"]
+        )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.context import current, local
 from tidemill.errors import ProgramError
+from tidemill.limits import check_limit
 from tidemill.source import here
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ class Index:
         """The rows whose columns are not before ``start`` and are before ``end``, in their order;
         without bound where it is None. A bound may be a tuple of the leading columns."""
         bounds = [() if bound is None else self._bound(bound) for bound in (start, end)]
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-            raise ProgramError(f"limit is a number of rows, not {limit!r}", "", here())
+        check_limit(limit)
         return current(f"{self} is read").find(self, bounds[0], bounds[1], limit)
 
     def _bound(self, key: object) -> tuple[object, ...]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidemill.app import App
+    from tidemill.entity import Entity
 
 #: So long one is waited for that Ctrl-C has not let end, in microseconds.
 _ENDING_US = 3_000_000
@@ -248,10 +249,10 @@ class Mill:
         """What has been done so far."""
         return self._summary(self._open("summary").summary())
 
-    def table(self, table: Table | str) -> TableView:
-        """A table, as the last finished epoch left it."""
+    def table(self, table: Table | Entity | str) -> TableView:
+        """A table, or that of an entity, as the last finished epoch left it."""
         self._open("table")
-        name = table.name if isinstance(table, Table) else table
+        name = table if isinstance(table, str) else table.name
         if name not in self.app.tables:
             raise ProgramError(f"there is no table '{name}'", _known(name, self.app.tables), here())
         return TableView(self, self.app.tables[name])

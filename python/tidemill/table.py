@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidemill.context import current, local
 from tidemill.errors import ProgramError
+from tidemill.limits import check_limit
 from tidemill.names import check, of_rows
 from tidemill.source import here
 from tidemill.types import Json, Schema
@@ -95,8 +96,7 @@ class Table:
                 "declare it with ordered=True",
                 here(),
             )
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-            raise ProgramError(f"limit is a number of rows, not {limit!r}", "", here())
+        check_limit(limit)
         bounds = []
         for bound in (start, end):
             values = () if bound is None else bound if isinstance(bound, tuple) else (bound,)

@@ -529,15 +529,11 @@ impl Coordinator {
     pub(super) fn try_end(&mut self, effects: &mut Vec<Effect>) {
         let may_end = match &self.stage {
             Stage::Running(running) => {
-                let has_left = || {
-                    let left = running.left();
-                    left.is_some_and(|left| left.base >= self.manifest.base)
-                };
                 running.taking.is_none()
                     && running.epoch == running.durable
                     && running.epoch == self.manifest.epoch
                     // Somebody writes what leaves, all of it.
-                    && (!self.settings.tells_left || has_left())
+                    && self.has_left(running)
             }
             _ => self.has_read && self.seen.is_empty(),
         };

@@ -508,6 +508,10 @@ impl App for Cluster {
         serve::ring(&self.told.rings.lock(), stream).map(|ring| ring.kept(from, rows_max))
     }
 
+    fn follows_tables(&self) -> bool {
+        false
+    }
+
     fn changes(&self, table: &str, _: u64) -> Result<Changes> {
         Err(Error::program(format!(
             "changes of table {table} can't be followed on several processes yet"

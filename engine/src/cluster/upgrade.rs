@@ -143,6 +143,7 @@ impl Starting<'_> {
         }
         // Before anything is written: it may be another log than that of the upgrade.
         self.check_log(&is, found.manifest.as_deref())?;
+        self.check_sources(&is, found.manifest.as_deref())?;
         if was_interrupted {
             self.write(&Written { is: is.clone(), becomes: None })?;
         }
@@ -319,6 +320,28 @@ impl Starting<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Refuses another number of sources for requests than the log has: which request is in which follows from it.
+    fn check_sources(&self, is: &Version, manifest: Option<&Manifest>) -> Result<()> {
+        let read = |topics: &[(String, u32)]| topics.iter().map(|(_, of)| of).sum::<u32>();
+        let all = manifest.map_or(0, |manifest| manifest.inputs.len() as u32);
+        // Earlier versions may have left none.
+        let Some(had) = all.checked_sub(read(&is.topics)).filter(|_| all > 0) else {
+            return Ok(());
+        };
+        let has = self.sources - read(&self.topics);
+        if had == has {
+            return Ok(());
+        }
+        let what = format!(
+            "cluster_sources is {has}, and the number of sources of the log of the cluster {} is {had}",
+            self.prefix
+        );
+        Err(Error::setting(what).help(format!(
+            "start it with cluster_sources={had}: a log keeps the number that it began with; another number needs a new \
+             directory, and with a log elsewhere another cluster_name"
+        )))
     }
 
     /// Says in a new log of which program it is.

@@ -42,6 +42,9 @@ impl Lines {
                 let mut line = std::mem::replace(&mut self.buffer, rest);
                 self.seen = 0;
                 line.pop();
+                if line.len() > self.max {
+                    return Err(ErrorKind::InvalidData.into());
+                }
                 return Ok(Some(line));
             }
             self.seen = self.buffer.len();
