@@ -61,7 +61,7 @@ impl Gateway {
         };
         app.answers_at(&address.to_string());
         let closing = watch::Sender::new(false);
-        let routes = routes::of(face.clone());
+        let routes = routes::of(&face);
         runtime.spawn(server::serve(listener, tls, routes, face.clone(), closing.subscribe()));
         Ok(Gateway { address, face, closing, running: Mutex::new(Some((runtime, thread))) })
     }

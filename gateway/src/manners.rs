@@ -60,10 +60,13 @@ fn closing(refusal: Refusal) -> Response {
 }
 
 /// Refuses what can be read in two ways.
-fn check(request: &Request) -> Result<(), Refusal> {
+pub(crate) fn check<B>(request: &Request<B>) -> Result<(), Refusal> {
     host(request)?;
-    for name in SINGLE {
-        if request.headers().get_all(&name).iter().nth(1).is_some() {
+    let headers = request.headers();
+    // Mostly there are none that are there twice.
+    let are_single = headers.len() == headers.keys_len();
+    for name in SINGLE.iter().filter(|_| !are_single) {
+        if headers.get_all(name).iter().nth(1).is_some() {
             let what = format!("there are two headers {name}");
             return Err(Refusal::wrong(what, "send one"));
         }
@@ -80,7 +83,7 @@ fn check(request: &Request) -> Result<(), Refusal> {
 }
 
 /// There is one, it is a name or an address, and that of the target is the same.
-fn host(request: &Request) -> Result<(), Refusal> {
+fn host<B>(request: &Request<B>) -> Result<(), Refusal> {
     let help = "send one header Host with the name or address that was connected to";
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let (host, another) = (hosts.next(), hosts.next());
@@ -94,6 +97,9 @@ fn host(request: &Request) -> Result<(), Refusal> {
             _ => Err(Refusal::wrong("there is no header Host", help)),
         };
     };
+    if request.uri().authority().is_none() && is_plain(host.as_bytes()) {
+        return Ok(());
+    }
     let host = host.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
     let Some(host) = host.filter(|host| !host.host().is_empty() && !host.as_str().contains('@'))
     else {
@@ -108,8 +114,22 @@ fn host(request: &Request) -> Result<(), Refusal> {
     }
 }
 
+/// Whether it is a name or an address of IPv4, with a port or without one: most are.
+fn is_plain(host: &[u8]) -> bool {
+    let end = host.iter().position(|byte| *byte == b':').unwrap_or(host.len());
+    let (name, port) = host.split_at(end);
+    let is_of_name = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
+    let is_port = port.is_empty()
+        || (2..=6).contains(&port.len()) && port[1..].iter().all(u8::is_ascii_digit);
+    !name.is_empty() && name.iter().all(is_of_name) && is_port
+}
+
 /// Whether all that is escaped is, and comes to UTF-8.
 fn escapes(text: &str) -> Result<(), &'static str> {
+    // A text of an address has no byte 0.
+    if !text.contains('%') {
+        return Ok(());
+    }
     let (mut bytes, mut decoded) = (text.bytes(), Vec::with_capacity(text.len()));
     let digit = |byte: Option<u8>| byte.and_then(|b| char::from(b).to_digit(16));
     while let Some(byte) = bytes.next() {
@@ -131,6 +151,16 @@ fn escapes(text: &str) -> Result<(), &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_plain_is_a_host() {
+        for plain in ["localhost", "127.0.0.1:8080", "a.b-c:1"] {
+            assert!(is_plain(plain.as_bytes()) && plain.parse::<Authority>().is_ok(), "{plain}");
+        }
+        for other in ["", ":80", "a:", "a:b", "[::1]:80", "a@b", "a/b", "a:1:2", "a:123456", "é"] {
+            assert!(!is_plain(other.as_bytes()), "{other}");
+        }
+    }
 
     #[test]
     fn escapes_are_whole_and_utf8() {

@@ -27,8 +27,24 @@ const PATHS: [&str; 7] = [
     "/metrics",
 ];
 
+/// All of them, for those who are known and have manners, and for all others. Who asks many times is known from the first
+/// answer on, and pays for nothing but the answer.
+#[derive(Clone)]
+pub(crate) struct Routes {
+    pub(crate) known: Router,
+    pub(crate) others: Router,
+}
+
 /// All of them.
-pub(crate) fn of(face: Arc<Face>) -> Router {
+pub(crate) fn of(face: &Arc<Face>) -> Routes {
+    let admitted = all().layer(from_fn_with_state(face.clone(), manners::admit));
+    let with = |routes: Router<Arc<Face>>| {
+        routes.layer(from_fn_with_state(face.clone(), rest::pass)).with_state(face.clone())
+    };
+    Routes { known: with(all()), others: with(admitted) }
+}
+
+fn all() -> Router<Arc<Face>> {
     let [call, stream, changes, rows, openapi, health, metrics] = PATHS;
     Router::new()
         .route(call, post(call::call))
@@ -40,9 +56,6 @@ pub(crate) fn of(face: Arc<Face>) -> Router {
         .route(metrics, get(health::metrics))
         .method_not_allowed_fallback(other_method)
         .fallback(nothing)
-        .layer(from_fn_with_state(face.clone(), manners::admit))
-        .layer(from_fn_with_state(face.clone(), rest::pass))
-        .with_state(face)
 }
 
 async fn nothing(State(face): State<Arc<Face>>, request: Request) -> Result<(), Refusal> {

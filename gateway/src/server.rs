@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use futures_util::future::{select, Either};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -21,7 +20,9 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::face::{Counted, Face};
+use crate::manners;
 use crate::patience::Patient;
+use crate::routes::Routes;
 use crate::seats::{Seat, Seats};
 
 /// Bytes of a request's head, and what is read ahead of a body.
@@ -33,7 +34,7 @@ const NO_HANDLE: Duration = Duration::from_millis(10);
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
-    routes: Router,
+    routes: Routes,
     face: Arc<Face>,
     closing: watch::Receiver<bool>,
 ) {
@@ -73,7 +74,7 @@ pub(crate) async fn serve(
 async fn connection(
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
-    routes: Router,
+    routes: Routes,
     face: &Face,
     (seat, closing): (Arc<Seat>, watch::Receiver<bool>),
 ) {
@@ -92,16 +93,20 @@ async fn connection(
 
 async fn talk<S>(
     stream: S,
-    routes: Router,
+    routes: Routes,
     face: &Face,
     (seat, mut closing): (Arc<Seat>, watch::Receiver<bool>),
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let routes = TowerToHyperService::new(routes);
+    let Routes { known, others } = routes;
+    let (known, others) = (TowerToHyperService::new(known), TowerToHyperService::new(others));
     let answer = service_fn(move |mut request: Request<Incoming>| {
+        if seat.is_known() && manners::check(&request).is_ok() {
+            return known.call(request);
+        }
         request.extensions_mut().insert(seat.clone());
-        routes.call(request)
+        others.call(request)
     });
     let io = TokioIo::new(Patient::new(stream, face.limits.idle));
     let talking = http1::Builder::new()
