@@ -373,8 +373,10 @@ impl Source {
             Ok(unit) => (unit, true),
             Err(_) => (Unit::default(), false),
         };
-        budget.spend(unit.work);
-        let Committed { seen, .. } = committed;
+        let Committed { seen, steps, is_over, .. } = committed;
+        budget.spend(unit.work.max(steps.get()));
+        // One that was cut short is not what it comes to.
+        let is_whole = is_whole && !is_over.get();
         // One that aborts would have written some of what it has read, had it gone on.
         let aborts = |table: TableId| {
             let mut aborted = unit.steps.iter().filter(|step| step.result.is_err());
