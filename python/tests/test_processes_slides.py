@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,8 +117,12 @@ def test_the_end_of_input_ends_what_is_open(tmp_path: Path, flags: list[str]) ->
     assert candles(tmp_path) == [(60, 3, 4), (120, 2, 2)]
     # A file that has grown. A slide whose trigger aborts leaves nothing, and the next one comes.
     add(tmp_path / "trades.csv", "at,price", "181,1", "241,9")
-    run(tmp_path, flags)
+    said = run(tmp_path, flags)
     assert candles(tmp_path) == [(60, 3, 4), (120, 2, 2), (300, 1, 9)]
+    assert "nobody trades at four" in said
+    if flags:
+        assert re.search(r"^aborted_slides +1$", said, re.M)
+        assert "a trigger of a window has aborted: window minute, which ended at 240" in said
 
 
 @WAYS

@@ -252,7 +252,9 @@ class Mill:
     def table(self, table: Table | Entity | str) -> TableView:
         """A table, or that of an entity, as the last finished epoch left it."""
         self._open("table")
-        name = table if isinstance(table, str) else table.name
+        name = table if isinstance(table, str) else getattr(table, "name", None)
+        if not isinstance(name, str):
+            raise ProgramError(f"{table!r} is no table", "give a table, or its name", here())
         if name not in self.app.tables:
             raise ProgramError(f"there is no table '{name}'", _known(name, self.app.tables), here())
         return TableView(self, self.app.tables[name])

@@ -42,6 +42,7 @@ use crate::clients::{App, Health, Kept, News};
 use crate::clocks;
 use crate::emptied::{Emptied, Purpose};
 use crate::followed::Changes;
+use crate::functions::slides::ABORTED;
 use crate::functions::AppFunctions;
 use crate::requests::{is_hidden, Request};
 use crate::rings::Rings;
@@ -91,6 +92,8 @@ struct Told {
     more: Condvar,
     /// Transactions whose function failed, of those that have left since it began to read.
     faults: AtomicU64,
+    /// Windows that have slid without their triggers since then, and the last one in words.
+    slides: Mutex<(u64, Option<String>)>,
 }
 
 impl Cluster {
@@ -207,6 +210,7 @@ impl Cluster {
             count: Mutex::new(0),
             more: Condvar::new(),
             faults: AtomicU64::new(0),
+            slides: Mutex::default(),
         });
         let (hears, of) = (told.clone(), functions.clone());
         let listener = move |_: u32, output: &Output| hears.take(of.program(), output);
@@ -331,6 +335,7 @@ impl Cluster {
         let Status {
             generation, members, epoch, snapshot, left_out, troubles, refused, ended, ..
         } = status;
+        let slides = self.told.slides.lock().clone();
         let rounded = |x: f64| (x * 100.0).round() / 100.0;
         let source = |(nth, source): (usize, SourceProgress)| {
             json!({
@@ -364,6 +369,7 @@ impl Cluster {
             "event_time": event_time, "parked": parked.events, "parked_bytes": parked.bytes,
             "late": parked.late, "outside": outside,
             "faults": self.told.faults.load(Ordering::Relaxed),
+            "aborted_slides": slides.0, "aborted_slide": slides.1,
             "input_ended": self.has_input_ended(),
             "requests_open": self.desk.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
@@ -453,12 +459,27 @@ fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
 }
 
 impl Told {
+    /// Counts a slide whose triggers aborted.
+    fn note_slide(&self, stream: &str, row: &[Value]) {
+        let (ABORTED, [Value::Str(window), Value::Int(end), Value::Str(why)]) = (stream, row)
+        else {
+            return;
+        };
+        if why.starts_with(FAULT) {
+            self.faults.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut slides = self.slides.lock();
+        slides.0 += 1;
+        slides.1 = Some(format!("window {window}, which ended at {end}: {why}"));
+    }
+
     fn take(&self, program: &Program, output: &Output) {
         if is_fault(program, output) {
             self.faults.fetch_add(1, Ordering::Relaxed);
         }
         if let Output::Event { stream, row, .. } = output {
             if let Some(stream) = program.streams.get(stream.index()) {
+                self.note_slide(&stream.spec.name, row);
                 let batch = Batch::from_rows(stream.spec.schema.clone(), [&row[..]]);
                 self.rings.lock().push(&stream.spec.name, &batch);
             }
@@ -500,7 +521,9 @@ impl App for Cluster {
     }
 
     fn streams(&self) -> Vec<(String, Arc<Schema>)> {
-        self.told.rings.lock().streams()
+        let mut streams = self.told.rings.lock().streams();
+        streams.retain(|(name, _)| !is_hidden(name));
+        streams
     }
 
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<Kept> {

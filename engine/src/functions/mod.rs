@@ -10,7 +10,7 @@ mod dead;
 mod likely;
 mod once;
 mod rows;
-mod slides;
+pub(crate) mod slides;
 #[cfg(test)]
 pub(crate) mod tests;
 mod times;
@@ -167,10 +167,11 @@ impl AppFunctions {
         let mut program = program.clone();
         let (open, kept) = (Open::add(&mut program), Kept::add(&mut program));
         let passed_on = told::passed_on(&spec.program, &spec.sinks);
-        let rounds = Arc::new(Rounds::of(&spec.program, &functions, open, kept, passed_on)?);
+        let slides = Slides::add(spec, &mut program, &Groups::of(&spec.program)?);
+        let rounds = Rounds::of(&spec.program, &functions, open, kept, passed_on)?;
+        let rounds = Arc::new(rounds.telling(slides.aborted));
         let batches = Batches::add(&mut program);
         let intervals = by_event_time(&program).map(|(stream, _)| stream).collect();
-        let slides = Slides::add(spec, &mut program, &Groups::of(&spec.program)?);
         let letters = Letters::add(&mut program, &spec.sources);
         let groups = Groups::of(&program)?;
         let times = Arc::new(Times::add(&mut program, &groups));

@@ -20,7 +20,12 @@ pub(super) struct Slides {
     ends: BTreeMap<StreamId, (StreamId, i64)>,
     /// By stream whose windows are ended: a window.
     windows: BTreeMap<StreamId, WindowId>,
+    /// Where it is told which have slid without their triggers.
+    pub aborted: Option<StreamId>,
 }
+
+/// The name of that stream: the window, when it ended, and why.
+pub(crate) const ABORTED: &str = "tidemill.aborted_slides";
 
 /// So often within a slide somebody looks whether it has passed; no sooner, and no later.
 const LOOKS: i64 = 8;
@@ -37,9 +42,29 @@ impl Slides {
 
     /// Gives a program a timer for each group of streams whose owners have windows by time.
     pub fn add(spec: &AppSpec, program: &mut Program, groups: &Groups) -> Slides {
-        let mut slides =
-            Slides { timers: BTreeMap::new(), ends: BTreeMap::new(), windows: BTreeMap::new() };
+        let mut slides = Slides {
+            timers: BTreeMap::new(),
+            ends: BTreeMap::new(),
+            windows: BTreeMap::new(),
+            aborted: None,
+        };
         let timed = program.timed_windows(groups);
+        if timed.iter().any(|windows| !windows.is_empty()) {
+            let columns = vec![
+                Column::new("window", DataType::Str),
+                Column::new("end", DataType::Int),
+                Column::new("reason", DataType::Str),
+            ];
+            let spec = StreamSpec {
+                name: ABORTED.into(),
+                schema: Schema::new(columns).into(),
+                time: StreamTime::Arrival,
+                late: Late::default(),
+                at: String::new(),
+            };
+            slides.aborted = Some(StreamId(program.streams.len() as u16));
+            program.streams.push(Stream { spec, origin: Origin::Emitted, batch: None });
+        }
         for (group, windows) in timed.iter().enumerate() {
             let Some(first) = windows.first() else { continue };
             let slide_us = |id: &WindowId| match program.windows[id.index()].extent {

@@ -32,6 +32,8 @@ pub struct Rounds {
     timed: Vec<Vec<WindowId>>,
     /// Streams whose events are among those that are given, too, though nobody emits them.
     passed_on: BTreeSet<StreamId>,
+    /// Where it is told which windows have slid without their triggers: the window, when it ended, and why.
+    told: Option<StreamId>,
 }
 
 impl Rounds {
@@ -69,7 +71,13 @@ impl Rounds {
                 *is_needed |= matches!(handler.body, Body::Opaque(_));
             }
         }
-        Ok(Rounds { turns, are_needed, open, kept, timed, passed_on })
+        Ok(Rounds { turns, are_needed, open, kept, timed, passed_on, told: None })
+    }
+
+    /// The same, and slides whose triggers abort are told on this stream.
+    #[must_use]
+    pub fn telling(self, slides: Option<StreamId>) -> Rounds {
+        Rounds { told: slides, ..self }
     }
 
     /// Whether what comes of an event of an input stream is more than one transaction of each handler on it, with its
@@ -134,7 +142,8 @@ impl Rounds {
         let (turns, answers, kept) = (&self.turns, &answers, &self.kept);
         let passed_on = views.iter().filter(|(stream, _)| self.passed_on.contains(stream));
         let out = passed_on.map(|(stream, row)| (*stream, row[..].into())).collect();
-        let mut round = Round { program, turns, kept, when, answers, only, rows, out };
+        let mut round =
+            Round { program, turns, kept, when, answers, only, rows, out, told: self.told };
         round.slide(self.timed(input), Until::Time(when.time_us))?;
         let mut agenda = Agenda::default();
         let now = views.iter().filter(|(stream, _)| !self.open.has(*stream));
@@ -197,7 +206,8 @@ impl Rounds {
     ) -> Result<Vec<(StreamId, Row)>, Abort> {
         let (answers, only, turns, out) = (Answers::default(), None, &self.turns, Vec::new());
         let (kept, answers, mut agenda) = (&self.kept, &answers, Agenda::default());
-        let mut round = Round { program, turns, kept, when, answers, only, rows, out };
+        let mut round =
+            Round { program, turns, kept, when, answers, only, rows, out, told: self.told };
         if !batch.is_empty() {
             round.slide(self.timed(stream), Until::Time(when.time_us))?;
         }
@@ -246,7 +256,8 @@ impl Rounds {
     ) -> Result<Vec<(StreamId, Row)>, Abort> {
         let (answers, only, turns, out) = (Answers::default(), None, &self.turns, Vec::new());
         let (kept, answers) = (&self.kept, &answers);
-        let mut round = Round { program, turns, kept, when, answers, only, rows, out };
+        let mut round =
+            Round { program, turns, kept, when, answers, only, rows, out, told: self.told };
         round.slide(self.timed(stream), until)?;
         Ok(round.out)
     }
@@ -313,19 +324,19 @@ impl<R: Rows> Round<'_, R> {
                 break;
             };
             self.when.time_us = edge;
-            self.slide_one(window)?;
+            self.slide_one(window, edge)?;
         }
         (self.only, self.when.time_us) = (only, time_us);
         Ok(())
     }
 
-    fn slide_one(&mut self, window: WindowId) -> Result<(), Abort> {
+    fn slide_one(&mut self, window: WindowId, edge: i64) -> Result<(), Abort> {
         let (program, when) = (self.program, self.next());
         let owner = program.windows[window.index()].owner.index();
         let moment = when.moment(owner, self.answers);
         let overdue = |reason| Abort { kind: AbortKind::Overdue, reason };
         let mut verdict = self.rows.verdict()?.map(overdue);
-        let mut emitted = Vec::new();
+        let (mut emitted, mut aborted) = (Vec::new(), None);
         for is_quiet in [false, true] {
             let mut work = Work::new(program, self.rows, owner, &moment);
             let result = match verdict.take() {
@@ -347,8 +358,14 @@ impl<R: Rows> Round<'_, R> {
                     if is_quiet {
                         return Err(abort);
                     }
+                    aborted = Some(abort);
                 }
             }
+        }
+        if let (Some(told), Some(abort)) = (self.told, aborted) {
+            let name = Value::str(&program.windows[window.index()].name);
+            let row = [name, Value::Int(edge), Value::str(&abort.told())];
+            self.out.push((told, row.into()));
         }
         let mut agenda = Agenda::default();
         for (stream, row) in emitted {
@@ -395,6 +412,8 @@ struct Round<'a, R> {
     only: Option<usize>,
     rows: &'a mut R,
     out: Vec<(StreamId, Row)>,
+    /// As in [`Rounds`].
+    told: Option<StreamId>,
 }
 
 impl<R: Rows> Round<'_, R> {
