@@ -88,8 +88,10 @@ fn who_ends_in_good_order_leaves_all_in_a_snapshot() {
     found.retain(|_, balance| *balance != OPENING);
     assert_eq!(found, balances);
     drop(workers);
-    // Where nobody is left who could take one, there is nothing to wait for.
-    assert!(coordinator.process.leave(60_000_000));
+    // Where nobody is left who could take one, there is nothing to wait for, and it says so.
+    let is_whole = coordinator.process.leave(60_000_000);
+    let ended = coordinator.process.status();
+    assert_eq!(is_whole, ended.snapshot == ended.epoch, "{ended:?}");
 }
 
 /// What has left, by who asked: each reply once.

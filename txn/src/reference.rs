@@ -232,7 +232,7 @@ pub fn run_told(
             machine.event(event);
         }
         let ended = |source| cut.ended.contains(&source);
-        let until = slides::until(program, &groups, &marks, clock, &ended);
+        let until = slides::until(program, &groups, &marks, (clock, &|_| None), &ended);
         for (windows, until) in timed.iter().zip(until) {
             machine.fire(windows, until);
         }

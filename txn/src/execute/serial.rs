@@ -452,7 +452,8 @@ impl Serial {
 
     /// Whether a window by time has rows.
     pub(crate) fn is_open(&self, tables: &[Table]) -> bool {
-        let first = |windows: &Vec<WindowId>| self.next_slide(tables, windows, Until::End);
+        let first =
+            |windows: &Vec<WindowId>| self.next_slide(tables, windows, Until::End(i64::MIN));
         self.timed.iter().any(|windows| first(windows).is_some())
     }
 

@@ -346,7 +346,9 @@ impl Sequencer {
         (epoch.clock_us, epoch.closings) = (self.clock_us, closings);
         let ended = |source| input.ended.contains(&source);
         let marks = &self.watermarks;
-        epoch.slides = slides::until(&self.program, &self.groups, marks, self.clock_us, &ended);
+        let newest_us = |source: SourceId| input.times_max[source.index()];
+        let times = (self.clock_us, &newest_us as &dyn Fn(SourceId) -> Option<i64>);
+        epoch.slides = slides::until(&self.program, &self.groups, marks, times, &ended);
         let watermarks = self.groups.of.iter().map(|g| self.watermarks[*g]).collect();
         let cut = Cut {
             epoch: self.epoch,

@@ -5,13 +5,13 @@ use tidemill_core::{Position, SourceId, StreamTime};
 use super::groups::Groups;
 use crate::program::{Program, Until};
 
-/// By group of streams: until its watermark, or where it has no event time until the clock; all that hold rows where
-/// its input has ended.
+/// By group of streams: until its watermark, or where it has no event time until the clock. Where its input has ended, until
+/// the newest time of all its rows, and all that hold rows.
 pub(crate) fn until(
     program: &Program,
     groups: &Groups,
     watermarks: &[Position],
-    clock_us: i64,
+    (clock_us, newest_us): (i64, &dyn Fn(SourceId) -> Option<i64>),
     ended: &dyn Fn(SourceId) -> bool,
 ) -> Vec<Until> {
     let of = |group: usize| {
@@ -21,9 +21,12 @@ pub(crate) fn until(
                 program.streams[source.stream.index()].spec.time == StreamTime::Arrival;
             groups.of[source.stream.index()] == group && !(by_arrival && is_timed)
         });
-        let mut sources = sources.map(|(id, _)| SourceId(id as u32)).peekable();
+        let sources: Vec<SourceId> = sources.map(|(id, _)| SourceId(id as u32)).collect();
         match () {
-            () if sources.peek().is_some() && sources.all(ended) => Until::End,
+            () if !sources.is_empty() && sources.iter().all(|source| ended(*source)) => {
+                let newest_us = sources.iter().filter_map(|source| newest_us(*source)).max();
+                Until::End(if is_timed { newest_us.unwrap_or(i64::MIN) } else { clock_us })
+            }
             () if is_timed => Until::Time(watermarks[group].time_us),
             () => Until::Time(clock_us),
         }

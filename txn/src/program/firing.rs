@@ -19,8 +19,8 @@ use super::Program;
 pub enum Until {
     /// Those that end no later.
     Time(i64),
-    /// All that hold rows: no more will come.
-    End,
+    /// Those that end no later, and all that hold rows: no more will come.
+    End(i64),
 }
 
 /// The first source of firings; each window has one.
@@ -65,7 +65,8 @@ pub(crate) fn due<E>(
         let (Value::Int(next), Value::Int(edge)) = (&state[3], &state[4]) else { continue };
         let is_due = match until {
             Until::Time(time_us) => *edge <= time_us,
-            Until::End => {
+            Until::End(time_us) if *edge <= time_us => true,
+            Until::End(_) => {
                 let last = row(window.rows, &[Value::Int(next - 1)])?;
                 last.is_some_and(|last| match last[1] {
                     Value::Int(at) => at >= edge.saturating_sub(size_us),

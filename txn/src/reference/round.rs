@@ -242,7 +242,7 @@ impl Rounds {
         rows: &mut impl Rows,
     ) -> Result<Vec<(StreamId, Row)>, Abort> {
         match self.open.ends_windows(program, stream, sources, rows)? {
-            true => self.slide_until(program, (stream, Until::End), when, rows),
+            true => self.slide_until(program, (stream, Until::End(when.time_us)), when, rows),
             false => Ok(Vec::new()),
         }
     }
