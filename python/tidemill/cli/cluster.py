@@ -172,6 +172,15 @@ class Troubles:
 COUNTED = ("epoch", "snapshot_epoch", "sinks", "faults", "aborted_slides", "aborted_slide")
 
 
+def _slides(status: dict[str, Any], before: int) -> int:
+    """Says that triggers of windows have aborted, if more have than before; how many have."""
+    count = int(status["aborted_slides"])
+    if count > before:
+        what = f"{status['aborted_slide']} ({count} so far)"
+        print(f"a trigger of a window has aborted: {what}", file=sys.stderr, flush=True)
+    return count
+
+
 def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) -> dict[str, Any]:
     """Waits for a signal, for the end of the coordinator, or for that of the input if nothing
     can come any more then; gives the last status."""
@@ -191,16 +200,14 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
         if now != seen and now[0]:
             print(f"generation {now[0]}: {now[1]} workers", file=sys.stderr, flush=True)
             seen = now
-        if status["aborted_slides"] > slides:
-            slides = status["aborted_slides"]
-            what = f"{status['aborted_slide']} ({slides} so far)"
-            print(f"a trigger of a window has aborted: {what}", file=sys.stderr, flush=True)
+        slides = _slides(status, slides)
         for who, what in troubles.new({t["process"]: t["what"] for t in status["troubles"]}):
             print(f"{who} waits: {what}", file=sys.stderr, flush=True)
     print("the last snapshot is taken", file=sys.stderr, flush=True)
     if not coordinator.stop(may_come=signals.asked is not None or not ends):
         print("it could not be: the next start executes again", file=sys.stderr, flush=True)
     after = coordinator.status()
+    _slides(after, slides)
     return status | {name: after[name] for name in COUNTED}
 
 
