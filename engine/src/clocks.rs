@@ -1,26 +1,25 @@
 //! A clock that is wrong, or was: a cut's clock never goes back, so what was wrong once stays in all that follows.
 
+use tidemill_cluster::WrongClock;
 use tidemill_core::value::format_timestamp;
 use tidemill_core::{Error, Result};
 
-/// A clock that is so far behind the last cut's is wrong, or that one's was.
-const BEHIND_US: i64 = 60_000_000;
-
-/// Refuses a clock that is further ahead of the last cut's than time has gone by since, and this; where there is a cut.
+/// Refuses a clock that is too far ahead of the last cut's, and gives what is said of one that is behind it; see
+/// [`WrongClock::of`].
 ///
 /// # Errors
-/// When it is.
-pub(crate) fn check(now_us: i64, last_us: i64, passed_us: i64, max_us: i64) -> Result<()> {
-    match last_us != 0 && now_us.saturating_sub(last_us) > max_us.saturating_add(passed_us) {
-        true => Err(is_ahead(now_us, last_us, max_us)),
-        false => Ok(()),
+/// When it is too far ahead.
+pub(crate) fn check(
+    now_us: i64,
+    last_us: i64,
+    passed_us: u64,
+    max_us: i64,
+) -> Result<Option<String>> {
+    match WrongClock::of(now_us, last_us, passed_us, max_us) {
+        None => Ok(None),
+        Some(WrongClock::Behind { last_us }) => Ok(Some(is_behind(now_us, last_us))),
+        Some(WrongClock::Ahead { last_us }) => Err(is_ahead(now_us, last_us, max_us)),
     }
-}
-
-/// What is said of a clock that is behind the last cut's, if it is.
-pub(crate) fn behind(now_us: i64, last_us: i64) -> Option<String> {
-    let is_behind = last_us != 0 && last_us.saturating_sub(now_us) > BEHIND_US;
-    is_behind.then(|| self::is_behind(now_us, last_us))
 }
 
 /// What is said of one that is ahead.
@@ -60,8 +59,9 @@ mod tests {
 
     #[test]
     fn a_minute_behind_is_said() {
+        let behind = |now_us, last_us| check(now_us, last_us, 0, i64::MAX).unwrap();
         assert_eq!(behind(5, 0), None, "there is no cut");
-        assert_eq!(behind(1, 1 + BEHIND_US), None);
-        assert!(behind(1, 2 + BEHIND_US).unwrap().contains("wrong then, or is now"));
+        assert_eq!(behind(1, 60_000_001), None);
+        assert!(behind(1, 60_000_002).unwrap().contains("wrong then, or is now"));
     }
 }

@@ -252,8 +252,7 @@ impl Driver {
         let now_us = self.env.clock.now_us();
         let passed_ns = self.env.clock.monotonic_ns() - self.last_cut_ns;
         let max_us = self.settings.clock_jump_us_max;
-        clocks::check(now_us, self.last_clock_us, (passed_ns / 1000) as i64, max_us)?;
-        match clocks::behind(now_us, self.last_clock_us) {
+        match clocks::check(now_us, self.last_clock_us, passed_ns / 1000, max_us)? {
             Some(what) => self.shared.troubles.tell(CLOCK, &what),
             None => self.shared.troubles.clear(CLOCK),
         }

@@ -251,11 +251,11 @@ pub enum WrongClock {
 /// A clock that is so far behind the last cut's is wrong, or that one's was.
 const BEHIND_US: i64 = 60_000_000;
 
-impl Running {
-    /// What is wrong with a clock beside that of the last cut, and the time that has gone by since that was made.
-    pub fn wrong_clock(&self, clock_us: i64, now_us: u64, jump_us_max: i64) -> Option<WrongClock> {
-        let last_us = self.clock_us;
-        let passed_us = i64::try_from(now_us.saturating_sub(self.cut_us)).unwrap_or(i64::MAX);
+impl WrongClock {
+    /// What is wrong with a clock beside that of the last cut, 0 where there is none: it may be ahead by the time that has
+    /// gone by since that cut was made, and by so much.
+    pub fn of(clock_us: i64, last_us: i64, passed_us: u64, jump_us_max: i64) -> Option<WrongClock> {
+        let passed_us = i64::try_from(passed_us).unwrap_or(i64::MAX);
         match clock_us.saturating_sub(last_us) {
             _ if last_us == 0 => None,
             by_us if by_us > jump_us_max.saturating_add(passed_us) => {
@@ -264,6 +264,13 @@ impl Running {
             by_us if by_us < -BEHIND_US => Some(WrongClock::Behind { last_us }),
             _ => None,
         }
+    }
+}
+
+impl Running {
+    /// What is wrong with a clock beside that of the last cut.
+    pub fn wrong_clock(&self, clock_us: i64, now_us: u64, jump_us_max: i64) -> Option<WrongClock> {
+        WrongClock::of(clock_us, self.clock_us, now_us.saturating_sub(self.cut_us), jump_us_max)
     }
 }
 

@@ -204,10 +204,8 @@ impl Rounds {
         when: When,
         rows: &mut impl Rows,
     ) -> Result<Vec<(StreamId, Row)>, Abort> {
-        let (answers, only, turns, out) = (Answers::default(), None, &self.turns, Vec::new());
-        let (kept, answers, mut agenda) = (&self.kept, &answers, Agenda::default());
-        let mut round =
-            Round { program, turns, kept, when, answers, only, rows, out, told: self.told };
+        let (answers, mut agenda) = (Answers::default(), Agenda::default());
+        let mut round = self.round(program, when, &answers, rows);
         if !batch.is_empty() {
             round.slide(self.timed(stream), Until::Time(when.time_us))?;
         }
@@ -254,12 +252,22 @@ impl Rounds {
         when: When,
         rows: &mut impl Rows,
     ) -> Result<Vec<(StreamId, Row)>, Abort> {
-        let (answers, only, turns, out) = (Answers::default(), None, &self.turns, Vec::new());
-        let (kept, answers) = (&self.kept, &answers);
-        let mut round =
-            Round { program, turns, kept, when, answers, only, rows, out, told: self.told };
+        let answers = Answers::default();
+        let mut round = self.round(program, when, &answers, rows);
         round.slide(self.timed(stream), until)?;
         Ok(round.out)
+    }
+
+    /// A round that no event of a client has begun.
+    fn round<'a, R: Rows>(
+        &'a self,
+        program: &'a Program,
+        when: When,
+        answers: &'a Answers,
+        rows: &'a mut R,
+    ) -> Round<'a, R> {
+        let (turns, kept, told) = (&self.turns, &self.kept, self.told);
+        Round { program, turns, kept, when, answers, only: None, rows, out: Vec::new(), told }
     }
 
     /// The tables of events that wait to be batches: what comes with a key of one is executed there, and uses what is there.
