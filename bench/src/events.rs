@@ -74,10 +74,9 @@ impl Arrivals {
             runs: input.runs.clone(),
             offsets: input.offsets.clone(),
             times_max: input.times_max.clone(),
-            late: Vec::new(),
             clock_us: input.clock_us,
-            idle: Vec::new(),
             ended: input.ended.clone(),
+            ..CutInput::default()
         };
         self.0.iter().map(copy).collect::<Vec<_>>().into_iter()
     }
@@ -108,10 +107,9 @@ pub(crate) fn cuts<'a, E: Events>(
             runs: runs.filter_map(|(s, (side, i))| side.finish(SourceId(s as u32), i.0)).collect(),
             offsets: offsets.clone(),
             times_max: times_max.clone(),
-            late: Vec::new(),
             clock_us: index as i64,
-            idle: Vec::new(),
             ended,
+            ..CutInput::default()
         }
     })
 }

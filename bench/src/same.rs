@@ -50,6 +50,7 @@ pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option
         clock_us: 0,
         idle: Vec::new(),
         ended: (0..sources.len() as u32).map(SourceId).collect(),
+        ..CutAt::default()
     };
     let outcome = reference::run(&program, &sources, &[cut]);
     assert_eq!(outcome.transactions, transactions as u64);

@@ -101,6 +101,8 @@ pub(crate) struct Driver {
     /// When the clock ends the next window, and whether one is open that time ends.
     pub(crate) slides_us: Option<i64>,
     pub(crate) is_open: bool,
+    /// Whether event time could be further without more rows: the next cut does not wait for any.
+    pub(crate) is_held: bool,
     /// How snapshots are taken; not at all when absent.
     pub(crate) snapshots: Option<SnapshotPlan>,
     /// The flow's number of the epoch that is open or being closed.
@@ -341,7 +343,7 @@ impl Driver {
         if !self.replay.is_empty() {
             return self.is_complete(deposits);
         }
-        if self.shared.stop_wanted() || self.sources.is_empty() {
+        if self.shared.stop_wanted() || self.sources.is_empty() || self.is_held {
             return Ok(true);
         }
         if self.snapshots.is_some() && self.shared.snapshot_is_forced() {
@@ -405,7 +407,7 @@ impl Driver {
     }
 
     fn has_ended(&self) -> bool {
-        self.sources.iter().all(|s| s.ended)
+        !self.is_held && self.sources.iter().all(|s| s.ended)
     }
 
     /// Makes a cut and executes it; whether it was the last.
@@ -454,7 +456,6 @@ impl Driver {
             None => self.clock_us()?,
             Some(recorded) => recorded.record.cut.clock_us,
         };
-        let ids = (0..self.sources.len() as u32).map(SourceId);
         let runs = deposit.parcels.into_iter().map(|p| Run {
             stream: p.stream,
             source: p.source,
@@ -464,15 +465,9 @@ impl Driver {
             admitted: None,
         });
         let runs = runs.collect();
-        let input = CutInput {
-            runs,
-            offsets: self.sources.iter().map(|s| s.next_offset).collect(),
-            times_max: self.sources.iter().map(|s| s.time_max).collect(),
-            late,
-            clock_us,
-            idle,
-            ended: ids.filter(|s| self.sources[s.index()].ended).collect(),
-        };
+        let watermarks_max = recorded.as_ref().map(|r| r.record.cut.watermarks.clone());
+        let input =
+            CutInput { runs, late, clock_us, idle, watermarks_max, ..come_so_far(&self.sources) };
         let sequenced = self.sequencer.cut(self.executor.awake(&self.pool), input)?;
         if let Some(Recorded { record, .. }) = &recorded {
             if record.cut != sequenced.cut {
@@ -483,6 +478,15 @@ impl Driver {
                 .help("the input is not what it was: restore the files; --fresh starts anew"));
             }
         }
+        self.is_held = sequenced.is_held;
+        // Whoever drains wants all of it.
+        let draining = match self.is_held {
+            true => {
+                self.draining = draining;
+                None
+            }
+            false => draining,
+        };
         let stream = |index: usize| self.program.sources[index].stream;
         let is_timer =
             |index: &usize| self.program.timers.iter().any(|timer| timer.stream == stream(*index));
@@ -637,7 +641,7 @@ impl Driver {
         recorded: Option<Recorded>,
         is_last: bool,
     ) -> Result<Box<Done>> {
-        let Sequenced { cut, mut epoch, late } = sequenced;
+        let Sequenced { cut, mut epoch, late, .. } = sequenced;
         let (undecoded, mut bad) = (bad.len(), bad);
         crate::aside::set_aside(&self.verdicts, cut.epoch, &mut epoch, &mut bad);
         let aside = bad[undecoded..]
@@ -874,6 +878,17 @@ impl Driver {
         let max = self.settings.parked_bytes_max;
         let comes = behind.any(|source| self.sources[source.index()].gives);
         Some(if comes { max.min(PARKED_BYTES) } else { max })
+    }
+}
+
+/// What a cut is told where nothing has come since the last one.
+pub(crate) fn come_so_far(sources: &[SourceState]) -> CutInput {
+    let ids = (0..sources.len() as u32).map(SourceId);
+    CutInput {
+        offsets: sources.iter().map(|source| source.next_offset).collect(),
+        times_max: sources.iter().map(|source| source.time_max).collect(),
+        ended: ids.filter(|id| sources[id.index()].ended).collect(),
+        ..CutInput::default()
     }
 }
 

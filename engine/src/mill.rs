@@ -18,7 +18,7 @@ use crate::apart;
 use crate::awaited::Awaited;
 use crate::calls::{self, Calls, Reply, Then};
 use crate::clocks;
-use crate::conduct::{Driver, SnapshotPlan};
+use crate::conduct::{come_so_far, Driver, SnapshotPlan};
 use crate::counts::Counts;
 use crate::deliver::{self, Delivery, Item, Logs};
 use crate::external;
@@ -134,8 +134,14 @@ impl Mill {
         };
         let epoch = internal.as_ref().map_or(0, |i| i.facts.epoch);
         let last = durable.as_ref().and_then(|d| d.recovered.cuts.back());
-        let was_over =
-            internal.is_some() && last.is_none() && sources.iter().all(|source| source.ended);
+        let sequencer = match &internal {
+            Some(internal) => Sequencer::restore(program.clone(), internal.sequencer())?,
+            None => Sequencer::new(program.clone())?,
+        };
+        let is_held =
+            internal.is_some() && last.is_none() && sequencer.is_held(&come_so_far(&sources));
+        let has_ended = internal.is_some() && sources.iter().all(|source| source.ended);
+        let was_over = has_ended && last.is_none() && !is_held;
         let over: Vec<SourceId> = match last {
             Some(last) => last.record.cut.ended.clone(),
             None => {
@@ -233,16 +239,12 @@ impl Mill {
         if settings.recovery == Recovery::Strong && durable.is_some() {
             executor = executor.logging();
         }
+        if internal.is_some() {
+            executor = executor.after(seq);
+        }
         let pool = Workers::start(&env, workers)?;
         let paths = executor.paths().iter().map(|p| path_words(p).0.to_string()).collect();
         let has_followed = sources.iter().any(|source| source.is_followed);
-        let sequencer = match &internal {
-            Some(internal) => {
-                executor = executor.after(internal.facts.seq);
-                Sequencer::restore(program.clone(), internal.sequencer())?
-            }
-            None => Sequencer::new(program.clone())?,
-        };
         let wanted = outlets.by_name.iter().filter(|(name, outlet)| {
             let of = program.streams.iter().find(|s| *s.spec.name == ***name);
             let passes = of.is_some_and(|s| !s.is_output());
@@ -363,6 +365,7 @@ impl Mill {
             has_request_clock,
             slides_us,
             is_open,
+            is_held,
             snapshots,
             open: 1,
             closing: false,

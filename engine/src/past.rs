@@ -353,6 +353,7 @@ impl<'a> Replay<'a> {
             clock_us: cut.clock_us,
             idle: cut.idle.clone(),
             ended: cut.ended.clone(),
+            watermarks_max: Some(cut.watermarks.clone()),
         };
         let other = |what: &str| {
             Error::internal(format!("epoch {} was made again, and {what}", cut.epoch))

@@ -119,7 +119,13 @@ fn check(seed: u64, workers: usize) {
     let cuts: Vec<CutAt> = mill
         .cuts()
         .into_iter()
-        .map(|c| CutAt { offsets: c.offsets, clock_us: c.clock_us, idle: c.idle, ended: c.ended })
+        .map(|c| CutAt {
+            offsets: c.offsets,
+            clock_us: c.clock_us,
+            idle: c.idle,
+            ended: c.ended,
+            ..CutAt::default()
+        })
         .collect();
     let wanted = reference::run(&program, &sources, &cuts);
     let watermarks: Vec<_> = mill.cuts().into_iter().map(|c| c.watermarks).collect();

@@ -54,6 +54,7 @@ pub fn run_reference<'py>(
             clock_us: 0,
             idle: Vec::new(),
             ended: (0..sources.len() as u32).map(SourceId).collect(),
+            ..CutAt::default()
         };
         Ok::<_, Error>(reference::run(&program, &sources, &[cut]))
     })?;

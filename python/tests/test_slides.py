@@ -192,3 +192,67 @@ def test_a_row_of_a_window_that_has_ended_is_late(tmp_path: Path) -> None:
     with candles.app.start(data_dir=tmp_path / "data") as mill:
         mill.finish()
         assert [row[0] for row in candles.found(mill)][-1] == 180
+
+
+class Sparse:
+    """Rows that are far apart for a window that slides often: each slides it 50,000 times."""
+
+    TIMES = (0, 60_000, 120_000, 180_000)
+
+    def __init__(self) -> None:
+        app = self.app = tm.App("sparse")
+        self.pings = app.stream("pings", time="at", at=int)
+        window = app.window("recent", time=50_000, slide=1, at=int)
+
+        @app.procedure(self.pings, owns=[window])
+        def follow(tx, pings):
+            for ping in pings:
+                window.insert(at=ping.at)
+
+    def rows(self) -> list[dict[str, int]]:
+        return [{"at": at} for at in self.TIMES]
+
+    def slid(self, mill: tm.Mill) -> int:
+        """How often the window has slid."""
+        return mill.status()["transactions"] - len(self.TIMES)
+
+
+def test_an_epoch_has_so_many_slides_at_most() -> None:
+    sparse = Sparse()
+    with sparse.app.start() as mill:
+        mill.send(sparse.pings, sparse.rows())
+        mill.drain()
+        # It has slid up to the newest row, once more for each when it ran empty.
+        assert sparse.slid(mill) == 3 * 50_001
+        mill.finish()
+        assert sparse.slid(mill) == 3 * 50_001 + 50_000
+        assert mill.summary()["epochs"] >= 4
+
+
+def test_a_start_goes_on_between_two_slides(tmp_path: Path) -> None:
+    sparse = Sparse()
+    with sparse.app.start() as mill:
+        mill.send(sparse.pings, sparse.rows())
+        mill.finish()
+        wanted = mill.summary()["state_hash"], sparse.slid(mill)
+    sparse = Sparse()
+    with sparse.app.start(data_dir=tmp_path / "data") as mill:
+        mill.send(sparse.pings, sparse.rows())
+    for _ in range(3):
+        with Sparse().app.start(data_dir=tmp_path / "data"):
+            pass
+    sparse = Sparse()
+    with sparse.app.start(data_dir=tmp_path / "data") as mill:
+        mill.finish()
+        assert (mill.summary()["state_hash"], sparse.slid(mill)) == wanted
+
+
+def test_a_window_slides_so_often_for_a_row_at_most() -> None:
+    app = tm.App("often")
+    app.window("most", time=100_000, slide=1, n=int)
+    app.window("more", time="1000000s", slide="10s", n=int)
+    for size, slide in ((100_001, 1), (2**63 - 1, 10)):
+        with pytest.raises(tm.ProgramError, match="each row would slide it"):
+            app.window("too often", time=size, slide=slide, n=int)
+    with pytest.raises(tm.ProgramError, match="100001 times; at most 100000"):
+        app.window("too often", n=int, time="1d", slide="863999us")

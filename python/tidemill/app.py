@@ -16,7 +16,7 @@ from tidemill.external import External
 from tidemill.given import kept_of, parameters_of, span
 from tidemill.index import Index
 from tidemill.opaque import check_function
-from tidemill.owned import Aggregates, OwnedWindow, declared
+from tidemill.owned import SLIDES_MAX, Aggregates, OwnedWindow, declared
 from tidemill.source import blocking, globals_changed, globals_written, here
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
@@ -256,6 +256,12 @@ class App:
                 raise ProgramError(
                     f"its size is {size} and its slide {by}: a slide is at least 1, and at most "
                     "the size"
+                )
+            if rows is None and -(-size // by) > SLIDES_MAX:
+                raise ProgramError(
+                    f"each row would slide it {-(-size // by)} times; at most {SLIDES_MAX} are "
+                    "allowed",
+                    "make slide= longer, or time= shorter",
                 )
         except ProgramError as error:
             raise ProgramError(f"{owner}: {error.what}", error.help, at) from None

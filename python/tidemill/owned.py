@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: and how many of them have just come.
 SLIDE = ("end", "rows", "came")
 
+#: So often a window by time slides at most while a row is in it: each slide is a transaction.
+SLIDES_MAX = 100_000
+
 
 #: What goes along with the groups of a window's active rows: from the rows of one to names and what
 #: is made of its columns.

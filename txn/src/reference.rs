@@ -56,7 +56,7 @@ pub struct InputRow {
 }
 
 /// A cut, as far as it is an input of the outcome; watermarks follow from it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CutAt {
     /// Per source: the offset of the first row beyond the cut.
     pub offsets: Vec<u64>,
@@ -66,6 +66,8 @@ pub struct CutAt {
     pub idle: Vec<SourceId>,
     /// Sources that have ended.
     pub ended: Vec<SourceId>,
+    /// Per stream: event time goes no further at this cut, though rows may. None where it goes as far as they do.
+    pub watermarks_max: Option<Vec<Position>>,
 }
 
 /// A version of a row: its number among the versions of the row, its time, and the row.
@@ -142,8 +144,15 @@ pub fn run_told(
             }
         }
         let before = marks.clone();
+        let mut is_held = vec![false; groups.len];
         for (group, mark) in marks.iter_mut().enumerate() {
-            *mark = watermark(program, &groups, group, sources, cut).max(*mark);
+            let come = watermark(program, &groups, group, sources, cut).max(*mark);
+            let max = cut.watermarks_max.as_ref().and_then(|of_stream| {
+                let of_stream = groups.of.iter().zip(of_stream);
+                of_stream.filter(|(of, _)| **of == group).map(|(_, max)| *max).next()
+            });
+            *mark = max.unwrap_or(come).min(come).max(*mark);
+            is_held[group] = *mark < come;
         }
         // Each event's place, if it is ready now.
         let mut ready: Vec<(Stamp, SourceId, &InputRow)> = Vec::new();
@@ -231,7 +240,7 @@ pub fn run_told(
             machine.fire(&timed[group], Until::Time(event.stamp.at.time_us));
             machine.event(event);
         }
-        let ended = |source| cut.ended.contains(&source);
+        let ended = |group: usize, source| cut.ended.contains(&source) && !is_held[group];
         let until = slides::until(program, &groups, &marks, (clock, &|_| None), &ended);
         for (windows, until) in timed.iter().zip(until) {
             machine.fire(windows, until);

@@ -89,7 +89,8 @@ fn closures_act_in_the_order_of_their_program() {
     };
     let sources = [events.iter().enumerate().map(row).collect::<Vec<_>>()];
     let ended = vec![SourceId(0)];
-    let cut = CutAt { offsets: vec![4], clock_us: 0, idle: Vec::new(), ended };
+    let cut =
+        CutAt { offsets: vec![4], clock_us: 0, idle: Vec::new(), ended, ..Default::default() };
     let wanted = reference::run(&program, &sources, std::slice::from_ref(&cut));
     assert_eq!(wanted.aborts, 1, "what another row has can't be taken");
     let people: Vec<Vec<Value>> = wanted.tables[0].values().map(|row| row.to_vec()).collect();

@@ -99,7 +99,13 @@ fn a_function_that_does_something_else_is_named() {
     let program = Arc::new(b.finish().unwrap());
     let row = |offset: u64| InputRow { offset, values: vec![Value::Int(offset as i64)] };
     let sources = [vec![row(0), row(1)]];
-    let cut = CutAt { offsets: vec![2], clock_us: 0, idle: Vec::new(), ended: vec![SourceId(0)] };
+    let cut = CutAt {
+        offsets: vec![2],
+        clock_us: 0,
+        idle: Vec::new(),
+        ended: vec![SourceId(0)],
+        ..Default::default()
+    };
     let mut followed: Option<Vec<u8>> = None;
     let mut said = None;
     for _ in 0..2 {

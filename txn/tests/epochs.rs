@@ -105,6 +105,7 @@ fn parse(text: &str) -> (Program, Vec<CutAt>) {
         clock_us: 0,
         idle: (end..count).map(|i| SourceId(i as u32)).collect(),
         ended: (0..end).map(|i| SourceId(i as u32)).collect(),
+        ..Default::default()
     });
     (b.finish().unwrap(), cuts.collect())
 }
@@ -148,6 +149,7 @@ fn run(program: &Arc<Program>, cuts: &[CutAt], execute: &mut Execute<'_>) -> Str
             clock_us: cut.clock_us,
             idle: cut.idle.clone(),
             ended: cut.ended.clone(),
+            ..CutInput::default()
         };
         before.clone_from(&cut.offsets);
         let epoch = sequencer.cut(&Alone, input).unwrap().epoch;

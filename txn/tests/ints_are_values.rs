@@ -106,7 +106,7 @@ proptest! {
             InputRow { offset, values: values.to_vec() }
         };
         let sources = [(0..rows).map(row).collect::<Vec<_>>()];
-        let half = CutAt { offsets: vec![rows / 2], clock_us: 0, idle: Vec::new(), ended: Vec::new() };
+        let half = CutAt { offsets: vec![rows / 2], clock_us: 0, idle: Vec::new(), ended: Vec::new(), ..Default::default() };
         let end = CutAt { offsets: vec![rows], ended: vec![SourceId(0)], ..half.clone() };
         let cuts = [half, end];
         let wanted = reference::run(&program, &sources, &cuts);

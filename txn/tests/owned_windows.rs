@@ -248,8 +248,7 @@ proptest! {
             offsets: vec![rows.len() as u64],
             clock_us: 0,
             idle: Vec::new(),
-            ended: vec![tidemill_core::SourceId(0)],
-        };
+            ended: vec![tidemill_core::SourceId(0)], ..Default::default() };
         let outcome = reference::run(&program, &[input.collect()], &[cut]);
         let (mut wanted, mut wanted_groups, mut wanted_each) = (vec![], vec![], vec![]);
         for come in 1..=rows.len() {
@@ -324,7 +323,7 @@ fn at_the_end_of_time_windows_slide_no_further() {
         let input: Vec<InputRow> = times.iter().enumerate().map(row).collect();
         let offsets = vec![times.len() as u64];
         let ended = vec![tidemill_core::SourceId(0)];
-        let cut = CutAt { offsets, clock_us: 0, idle: Vec::new(), ended };
+        let cut = CutAt { offsets, clock_us: 0, idle: Vec::new(), ended, ..Default::default() };
         let outcome = reference::run(&program, &[input], &[cut]);
         assert_eq!(outcome.aborts, 0);
     }
@@ -359,7 +358,8 @@ fn others_can_not_see_it_and_triggers_can_not_fill_it() {
     let aborted = [owner, other].map(|handler| b.aborted(handler));
     let program = b.finish().unwrap();
     let row = InputRow { offset: 0, values: vec![Value::Int(0); 3] };
-    let cut = CutAt { offsets: vec![1], clock_us: 0, idle: vec![], ended: vec![] };
+    let cut =
+        CutAt { offsets: vec![1], clock_us: 0, idle: vec![], ended: vec![], ..Default::default() };
     let outcome = reference::run(&program, &[vec![row]], &[cut]);
     let reason = |stream| outcome.outputs[&stream][0].1.last().unwrap().to_string();
     assert!(
@@ -403,7 +403,8 @@ fn only_a_sum_that_is_read_may_be_out_of_range() {
         values: vec![Value::Int(*look), Value::Int(*v)],
     };
     let input: Vec<InputRow> = given.iter().enumerate().map(row).collect();
-    let cut = CutAt { offsets: vec![7], clock_us: 0, idle: vec![], ended: vec![] };
+    let cut =
+        CutAt { offsets: vec![7], clock_us: 0, idle: vec![], ended: vec![], ..Default::default() };
     let outcome = reference::run(&program, &[input], &[cut]);
     let sums: Vec<i64> = outcome.outputs[&sums].iter().map(|(_, row)| int(&row[0])).collect();
     assert_eq!(sums, [i64::MAX - 7]);
@@ -491,7 +492,8 @@ fn a_slide_whose_trigger_aborts_is_one_without_it() {
     };
     let input: Vec<InputRow> = [1, 11, 21, 29].iter().enumerate().map(row).collect();
     let ended = vec![tidemill_core::SourceId(0)];
-    let cut = CutAt { offsets: vec![4], clock_us: 0, idle: Vec::new(), ended };
+    let cut =
+        CutAt { offsets: vec![4], clock_us: 0, idle: Vec::new(), ended, ..Default::default() };
     let outcome = reference::run(&program, &[input], &[cut]);
     let ends: Vec<i64> = outcome.outputs[&slides].iter().map(|(_, row)| int(&row[0])).collect();
     assert_eq!((ends, outcome.aborts), (vec![10, 30], 1));

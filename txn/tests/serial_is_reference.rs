@@ -76,7 +76,11 @@ proptest! {
         let shape = Shape { plain: dice.chance(50), orderly: false, histories: true, words: false };
         let program = Arc::new(random::program(&mut dice, shape));
         let sources = random::sources(&mut dice, &program, shape);
-        let cuts = random::cuts(&mut dice, &sources, shape);
+        let mut cuts = random::cuts(&mut dice, &sources, shape);
+        if dice.chance(50) {
+            let slides_max = 1 + dice.below(4) as i64;
+            cuts = drive::held_back(&program, &sources, &cuts, &mut dice, slides_max);
+        }
         let wanted = reference::run(&program, &sources, &cuts);
         for how in [How::Fast, How::Interpreted, How::General] {
             same(&wanted, &run_serial(&program, &sources, &cuts, how, &mut dice));
@@ -91,12 +95,30 @@ proptest! {
         let sources = random::sources(&mut dice, &program, shape);
         let cuts = random::cuts(&mut dice, &sources, shape);
         let others = random::cuts(&mut dice, &sources, shape);
+        let slides_max = 1 + dice.below(4) as i64;
+        let others = drive::held_back(&program, &sources, &others, &mut dice, slides_max);
         let wanted = reference::run(&program, &sources, &cuts);
         let other = reference::run(&program, &sources, &others);
         prop_assert_eq!(without_cuts(&wanted), without_cuts(&other));
         let serial = run_serial(&program, &sources, &others, How::Fast, &mut dice);
         prop_assert_eq!(without_cuts(&wanted), without_cuts(&serial));
     }
+}
+
+/// Nor would it be if event time were never held back.
+#[test]
+fn event_time_is_held_back_in_random_programs() {
+    let mut held = 0;
+    for seed in 0..300 {
+        let mut dice = Dice(seed);
+        let shape = Shape { plain: false, orderly: false, histories: true, words: false };
+        let program = Arc::new(random::program(&mut dice, shape));
+        let sources = random::sources(&mut dice, &program, shape);
+        let cuts = random::cuts(&mut dice, &sources, shape);
+        let more = drive::held_back(&program, &sources, &cuts, &mut dice, 1);
+        held += usize::from(more.len() > cuts.len());
+    }
+    assert!(held > 20, "only {held} of 300");
 }
 
 /// The comparison above would be worth little if random programs never took the fast paths.
@@ -150,6 +172,7 @@ fn a_function_without_end_aborts() {
         clock_us: 0,
         idle: Vec::new(),
         ended: vec![SourceId(0)],
+        ..Default::default()
     };
     let (sources, cuts) = ([rows], [cut]);
     let wanted = reference::run(&program, &sources, &cuts);

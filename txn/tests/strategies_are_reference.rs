@@ -43,7 +43,11 @@ fn check_within(seed: u64, strategies: &[Executed], limit: Option<u64>) -> usize
     let shape = Shape { plain: words || dice.chance(70), orderly: false, histories, words };
     let program = Arc::new(random::program(&mut dice, shape));
     let sources = random::sources(&mut dice, &program, shape);
-    let cuts = random::cuts(&mut dice, &sources, shape);
+    let mut cuts = random::cuts(&mut dice, &sources, shape);
+    if dice.chance(50) {
+        let slides_max = 1 + dice.below(4) as i64;
+        cuts = drive::held_back(&program, &sources, &cuts, &mut dice, slides_max);
+    }
     let wanted = reference::run(&program, &sources, &cuts);
     let in_parallel = std::cell::Cell::new(0);
     let mut sums: Option<BTreeMap<usize, u64>> = None;
@@ -230,6 +234,7 @@ fn aborts_that_depend_on_aborts() {
         clock_us: 0,
         idle: Vec::new(),
         ended: if until == 2400 { vec![SourceId(0)] } else { Vec::new() },
+        ..Default::default()
     };
     let (sources, cuts) = ([rows], [cut(800), cut(810), cut(2400)]);
     let wanted = reference::run(&program, &sources, &cuts);
@@ -362,6 +367,7 @@ fn functions_that_go_astray() {
         clock_us: 0,
         idle: Vec::new(),
         ended: if until == 1500 { vec![SourceId(0)] } else { Vec::new() },
+        ..Default::default()
     };
     let (sources, cuts) = ([rows], [cut(400), cut(410), cut(800), cut(1500)]);
     let wanted = reference::run(&program, &sources, &cuts);

@@ -91,7 +91,13 @@ fn compare(mill: &Mill, env: &Env, program: &Program, inputs: &[Vec<InputRow>], 
     let at: Vec<CutAt> = cuts
         .iter()
         .cloned()
-        .map(|c| CutAt { offsets: c.offsets, clock_us: c.clock_us, idle: c.idle, ended: c.ended })
+        .map(|c| CutAt {
+            offsets: c.offsets,
+            clock_us: c.clock_us,
+            idle: c.idle,
+            ended: c.ended,
+            ..CutAt::default()
+        })
         .collect();
     let mut compared = 0;
     let step = 1 + at.len() / 12;

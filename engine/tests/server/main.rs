@@ -155,7 +155,7 @@ impl Case {
             let end = |rows: &Vec<InputRow>| rows.last().map_or(0, |row| row.offset + 1);
             let offsets = self.rows.iter().map(end).collect();
             let idle = (0..self.rows.len() as u32).map(SourceId).collect();
-            vec![CutAt { offsets, clock_us: 0, idle, ended: Vec::new() }]
+            vec![CutAt { offsets, clock_us: 0, idle, ended: Vec::new(), ..Default::default() }]
         } else {
             let cuts = mill.cuts();
             // Without a snapshot the last life repeats all that those before it have recorded.
@@ -166,6 +166,7 @@ impl Case {
                 clock_us: cut.clock_us,
                 idle: cut.idle,
                 ended: cut.ended,
+                ..Default::default()
             });
             at.collect()
         };

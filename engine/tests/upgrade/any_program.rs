@@ -79,7 +79,13 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
     let summary = mill.summary().unwrap();
     let cuts: Vec<CutAt> = cuts
         .into_iter()
-        .map(|c| CutAt { offsets: c.offsets, clock_us: c.clock_us, idle: c.idle, ended: c.ended })
+        .map(|c| CutAt {
+            offsets: c.offsets,
+            clock_us: c.clock_us,
+            idle: c.idle,
+            ended: c.ended,
+            ..CutAt::default()
+        })
         .collect();
     let wanted = reference::run(&new, &inputs, &cuts);
     for (table, wanted) in new.tables.iter().zip(&wanted.tables) {

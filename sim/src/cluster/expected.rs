@@ -71,7 +71,13 @@ impl Expected {
                 tids.push(*tid);
             }
             let (offsets, clock_us) = (vec![rows.len() as u64], epoch.clock_us);
-            cuts.push(CutAt { offsets, clock_us, idle: Vec::new(), ended: Vec::new() });
+            cuts.push(CutAt {
+                offsets,
+                clock_us,
+                idle: Vec::new(),
+                ended: Vec::new(),
+                ..CutAt::default()
+            });
         }
         let tids: Vec<Option<Tid>> = tids.into_iter().map(Some).collect();
         let (program, streams) = script.for_reference(&[], &tids, told);
@@ -106,7 +112,7 @@ impl Expected {
             offsets.extend(sources.iter().map(upto));
             let idle = cut.idle.iter().map(|nth| SourceId(nth + 1)).collect();
             let ended = cut.ended.iter().map(|nth| SourceId(nth + 1)).collect();
-            cuts.push(CutAt { offsets, clock_us: cut.clock_us, idle, ended });
+            cuts.push(CutAt { offsets, clock_us: cut.clock_us, idle, ended, ..CutAt::default() });
         }
         let cuts = ended(cuts);
         // Places follow from watermarks, which no function changes; what functions were told goes by places.

@@ -10,7 +10,7 @@ use super::batches::{self, Cutting};
 use super::epoch::{Epoch, Run};
 use super::groups::Groups;
 use super::slides;
-use super::watermark::{come_to, Come, Holds};
+use super::watermark::{at, come_to, over, Come, Holds};
 use crate::pool::Pool;
 use crate::program::{Batching, Program};
 
@@ -32,6 +32,8 @@ pub struct CutInput {
     pub idle: Vec<SourceId>,
     /// Sources that have ended.
     pub ended: Vec<SourceId>,
+    /// Per stream: how far event time came, where this cut was made before. None where the sequencer decides.
+    pub watermarks_max: Option<Vec<Position>>,
 }
 
 /// What a cut decided.
@@ -43,7 +45,14 @@ pub struct Sequenced {
     pub epoch: Epoch,
     /// What came too late, for the side stream of its input stream: by stream, source and row.
     pub late: Vec<Run>,
+    /// Whether a watermark could be further, but the epoch would have too many slides of windows: the next
+    /// cut goes on, without waiting for rows.
+    pub is_held: bool,
 }
+
+/// A window by time slides about so often in an epoch at most. A slide is a transaction, so this bounds how long an
+/// epoch takes, and what it holds in memory, where rows are far apart in event time.
+const SLIDES_MAX: i64 = 65_536;
 
 /// Makes cuts. Its state (what waits, the watermarks) is a function of the events and the cuts so
 /// far.
@@ -61,6 +70,7 @@ pub struct Sequencer {
     watermarks: Vec<Position>,
     /// Each in stamp order: it is looked at at every cut until its events are ready.
     parked: Vec<Run>,
+    slides_max: i64,
 }
 
 /// What a sequencer must be given back to go on where another one stopped.
@@ -137,7 +147,13 @@ impl Sequencer {
             epoch: 0,
             clock_us: i64::MIN,
             parked: Vec::new(),
+            slides_max: SLIDES_MAX,
         })
+    }
+
+    /// The same with another bound on the slides of an epoch, which decides where cuts are, and not what they come to.
+    pub fn with_slides_max(self, slides_max: i64) -> Sequencer {
+        Sequencer { slides_max, ..self }
     }
 
     /// Its state after the last cut.
@@ -200,6 +216,40 @@ impl Sequencer {
         self.program.sources.iter().enumerate().filter_map(come)
     }
 
+    /// Whether a watermark could be further than it is, as nothing more has come than this.
+    pub fn is_held(&self, input: &CutInput) -> bool {
+        self.new_watermarks(input).iter().zip(&self.watermarks).any(|(new, now)| new > now)
+    }
+
+    /// The same watermarks, but no further than they were before, or than an epoch may have slides.
+    fn held_back(&self, input: &CutInput, marks: &[Position]) -> Vec<Position> {
+        if let Some(max) = &input.watermarks_max {
+            let of_stream = self.groups.of.iter().zip(max);
+            let mut held = marks.to_vec();
+            for (group, max) in of_stream {
+                held[*group] = held[*group].min(*max).max(self.watermarks[*group]);
+            }
+            return held;
+        }
+        let mut held = marks.to_vec();
+        for (group, slide_us) in slides::shortest_us(&self.program, &self.groups) {
+            let (before, mark) = (self.watermarks[group], marks[group]);
+            let is_of =
+                |run: &&Run| self.groups.of[run.stream.index()] == group && run.admitted.is_none();
+            let is_ready = |time_us: &i64| (before.time_us..=mark.time_us).contains(time_us);
+            // What waits is in order, and not late.
+            let waiting = self.parked.iter().filter(is_of).filter_map(|run| run.times.first());
+            let new = input.runs.iter().filter(is_of).flat_map(|run| &run.times);
+            let first = waiting.chain(new).copied().filter(is_ready).min();
+            // Without rows windows run empty, and then no longer slide.
+            let Some(first_us) = first else { continue };
+            let span_us = slide_us.saturating_mul(self.slides_max);
+            held[group] =
+                mark.min(over(at(first_us.saturating_add(span_us)), self.units_us[group]));
+        }
+        held
+    }
+
     /// The new watermark of each group: everything before it has come.
     fn new_watermarks(&self, input: &CutInput) -> Vec<Position> {
         let mut has_source = vec![false; self.groups.len];
@@ -220,7 +270,9 @@ impl Sequencer {
         input.late.sort_unstable_by_key(|(source, row)| (*source, row.offset));
         self.refuse_late(&input.late)?;
         let ends = self.ends(&input);
-        let marks = self.new_watermarks(&input);
+        let come = self.new_watermarks(&input);
+        let marks = self.held_back(&input, &come);
+        let is_held = |group: usize| marks[group] < come[group];
         self.epoch += 1;
         // Strictly rising, so that arrivals of two cuts can never have one time.
         self.clock_us = input.clock_us.max(self.clock_us.saturating_add(1));
@@ -340,15 +392,15 @@ impl Sequencer {
         };
         let closings = cutting.batches(&mut ready, &mut parked);
         self.parked = parked;
-        self.watermarks = marks;
+        self.watermarks.clone_from(&marks);
         ready.retain(|run| !run.offsets.is_empty());
         let mut epoch = Epoch::rank_in_order(pool, &self.program, ready);
         (epoch.clock_us, epoch.closings) = (self.clock_us, closings);
         let ended = |source| input.ended.contains(&source);
-        let marks = &self.watermarks;
         let newest_us = |source: SourceId| input.times_max[source.index()];
         let times = (self.clock_us, &newest_us as &dyn Fn(SourceId) -> Option<i64>);
-        epoch.slides = slides::until(&self.program, &self.groups, marks, times, &ended);
+        let is_over = |group, source| ended(source) && !is_held(group);
+        epoch.slides = slides::until(&self.program, &self.groups, &marks, times, &is_over);
         let watermarks = self.groups.of.iter().map(|g| self.watermarks[*g]).collect();
         let cut = Cut {
             epoch: self.epoch,
@@ -358,7 +410,7 @@ impl Sequencer {
             idle: input.idle,
             ended: input.ended,
         };
-        Ok(Sequenced { cut, epoch, late })
+        Ok(Sequenced { cut, epoch, late, is_held: (0..marks.len()).any(is_held) })
     }
 
     /// Per stream in event time: the place behind all of its rows, once all of its sources have ended.

@@ -132,7 +132,7 @@ fn whole(mark: Position, unit_us: i64) -> Position {
 }
 
 /// The first multiple of a unit of time behind a position; the position itself where the unit is 0.
-fn over(mark: Position, unit_us: i64) -> Position {
+pub(super) fn over(mark: Position, unit_us: i64) -> Position {
     match unit_us {
         0 => mark,
         unit => at(mark.time_us.div_euclid(unit).saturating_add(1).saturating_mul(unit)),
@@ -140,7 +140,7 @@ fn over(mark: Position, unit_us: i64) -> Position {
 }
 
 /// Before all events of a time.
-fn at(time_us: i64) -> Position {
+pub(super) fn at(time_us: i64) -> Position {
     Position { time_us, source: SourceId(0), offset: 0 }
 }
 

@@ -96,6 +96,9 @@ pub struct OwnedWindow {
 /// Rows by count are at most so many.
 const ROWS_MAX: u64 = 1 << 24;
 
+/// A row is in so many windows by time at most, one after the other: each of its slides is a transaction.
+const SLIDES_MAX: i64 = 100_000;
+
 impl OwnedWindow {
     /// No table of queues: groups are held in another form, and can't be gone on with.
     pub const NO_QUEUES: TableId = TableId(u16::MAX);
@@ -160,6 +163,9 @@ impl OwnedWindow {
         };
         if size <= 0 || slide <= 0 || slide > size {
             return wrong(format!("its size is {size} and its slide {slide}: a slide is at least 1, and at most the size"));
+        }
+        if matches!(self.extent, Extent::Time { .. }) && (size - 1) / slide >= SLIDES_MAX {
+            return wrong(format!("with a size of {size} and a slide of {slide} each row slides it more than {SLIDES_MAX} times"));
         }
         if matches!(self.extent, Extent::Rows { size, .. } if size > ROWS_MAX) {
             return wrong(format!("it has at most {ROWS_MAX} rows"));

@@ -65,6 +65,90 @@ impl<F: FnMut(&mut [Table], &Epoch) -> execute::Outcome> Execute for F {
     }
 }
 
+/// What a sequencer is told of the sources at one cut after the other.
+struct Feed<'a> {
+    program: &'a Program,
+    sources: &'a [Vec<InputRow>],
+    taken: Vec<usize>,
+    newest: Vec<Newest>,
+}
+
+impl<'a> Feed<'a> {
+    fn new(program: &'a Program, sources: &'a [Vec<InputRow>]) -> Feed<'a> {
+        let newest = program.sources.iter().map(|of| Newest::behind(None, of.disorder_us));
+        Feed { program, sources, taken: vec![0; sources.len()], newest: newest.collect() }
+    }
+
+    fn cut(&mut self, cut: &CutAt, dice: &mut Dice) -> CutInput {
+        let (mut runs, mut late) = (Vec::new(), Vec::new());
+        let mut times_max = Vec::new();
+        for (index, rows) in self.sources.iter().enumerate() {
+            let spec = &self.program.sources[index];
+            let stream = &self.program.streams[spec.stream.index()].spec;
+            let time = |row: &InputRow| match stream.time {
+                StreamTime::Arrival => 0,
+                StreamTime::Event { column } => match row.values[column] {
+                    Value::Timestamp(t) => t,
+                    _ => unreachable!(),
+                },
+            };
+            let seen = rows.iter().take_while(|r| r.offset < cut.offsets[index]);
+            times_max.push(seen.clone().map(time).max());
+            let fresh: Vec<&InputRow> = seen.skip(self.taken[index]).collect();
+            self.taken[index] += fresh.len();
+            // Batches of any size come from a source.
+            let mut fresh = &fresh[..];
+            while !fresh.is_empty() {
+                let (some, rest) = fresh.split_at(1 + dice.below(fresh.len() as u64) as usize);
+                fresh = rest;
+                if stream.time != StreamTime::Arrival {
+                    let offsets: Vec<u64> = some.iter().map(|row| row.offset).collect();
+                    let times: Vec<i64> = some.iter().map(|row| time(row)).collect();
+                    let own = self.newest[index].take_all(&offsets, &times).into_iter();
+                    late.extend(own.map(|row| (SourceId(index as u32), row)));
+                }
+                runs.extend(views(self.program, spec.stream, some, index as u32, &time));
+            }
+        }
+        CutInput {
+            runs,
+            offsets: cut.offsets.clone(),
+            times_max,
+            late,
+            clock_us: cut.clock_us,
+            idle: cut.idle.clone(),
+            ended: cut.ended.clone(),
+            watermarks_max: cut.watermarks_max.clone(),
+        }
+    }
+}
+
+/// The cuts that a sequencer makes of these where an epoch may have so many slides.
+#[allow(dead_code)] // Not all tests hold event time back.
+pub fn held_back(
+    program: &Arc<Program>,
+    sources: &[Vec<InputRow>],
+    cuts: &[CutAt],
+    dice: &mut Dice,
+    slides_max: i64,
+) -> Vec<CutAt> {
+    let mut sequencer = Sequencer::new(program.clone()).unwrap().with_slides_max(slides_max);
+    let mut feed = Feed::new(program, sources);
+    let mut held = Vec::new();
+    for (index, cut) in cuts.iter().enumerate() {
+        loop {
+            let sequenced = sequencer.cut(&Alone, feed.cut(cut, dice)).unwrap();
+            let watermarks_max = Some(sequenced.cut.watermarks);
+            held.push(CutAt { watermarks_max, ..cut.clone() });
+            // All of it is executed in the end.
+            if !sequenced.is_held || index + 1 < cuts.len() {
+                break;
+            }
+        }
+    }
+    held
+}
+
 /// Runs the sequencer and an executor, and says what they came to as the reference would. `after`
 /// makes an executor that goes on behind a transaction.
 pub fn run<E: Execute>(
@@ -81,54 +165,9 @@ pub fn run<E: Execute>(
     tables.iter_mut().for_each(Table::track);
     let mut stored = vec![Stored::default(); tables.len()];
     let mut outcome = Outcome::default();
-    let mut taken = vec![0; sources.len()];
-    let mut newest: Vec<Newest> =
-        program.sources.iter().map(|source| Newest::behind(None, source.disorder_us)).collect();
+    let mut feed = Feed::new(program, sources);
     for cut in cuts {
-        let (mut runs, mut late) = (Vec::new(), Vec::new());
-        let mut times_max = Vec::new();
-        for (index, rows) in sources.iter().enumerate() {
-            let spec = &program.sources[index];
-            let stream = &program.streams[spec.stream.index()].spec;
-            let time = |row: &InputRow| match stream.time {
-                StreamTime::Arrival => 0,
-                StreamTime::Event { column } => match row.values[column] {
-                    Value::Timestamp(t) => t,
-                    _ => unreachable!(),
-                },
-            };
-            let seen = rows.iter().take_while(|r| r.offset < cut.offsets[index]);
-            times_max.push(seen.clone().map(time).max());
-            let fresh: Vec<&InputRow> = seen.skip(taken[index]).collect();
-            taken[index] += fresh.len();
-            // Batches of any size come from a source.
-            let mut fresh = &fresh[..];
-            while !fresh.is_empty() {
-                let (some, rest) = fresh.split_at(1 + dice.below(fresh.len() as u64) as usize);
-                fresh = rest;
-                if stream.time != StreamTime::Arrival {
-                    let offsets: Vec<u64> = some.iter().map(|row| row.offset).collect();
-                    let times: Vec<i64> = some.iter().map(|row| time(row)).collect();
-                    let own = newest[index].take_all(&offsets, &times).into_iter();
-                    late.extend(own.map(|row| (SourceId(index as u32), row)));
-                }
-                runs.extend(views(program, spec.stream, some, index as u32, &time));
-            }
-        }
-        let sequenced = sequencer
-            .cut(
-                &Alone,
-                CutInput {
-                    runs,
-                    offsets: cut.offsets.clone(),
-                    times_max,
-                    late,
-                    clock_us: cut.clock_us,
-                    idle: cut.idle.clone(),
-                    ended: cut.ended.clone(),
-                },
-            )
-            .unwrap();
+        let sequenced = sequencer.cut(&Alone, feed.cut(cut, dice)).unwrap();
         for run in sequenced.late {
             outcome.late.entry(run.stream).or_default().extend(run.batch.rows());
         }

@@ -878,8 +878,15 @@ pub fn cuts(dice: &mut Dice, sources: &[Vec<InputRow>], shape: Shape) -> Vec<Cut
             clock_us: dice.below(1000) as i64,
             idle,
             ended: Vec::new(),
+            ..Default::default()
         });
     }
-    cuts.push(CutAt { offsets: ends, clock_us: 0, idle: Vec::new(), ended: ids().collect() });
+    cuts.push(CutAt {
+        offsets: ends,
+        clock_us: 0,
+        idle: Vec::new(),
+        ended: ids().collect(),
+        ..Default::default()
+    });
     cuts
 }
