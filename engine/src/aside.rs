@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use tidemill_core::{Batch, SourceId, StreamId, Value};
 use tidemill_flow::Bad;
+use tidemill_txn::execute::Overdue;
 use tidemill_txn::order::{Epoch, Run};
-use tidemill_txn::program::Program;
+use tidemill_txn::program::{slide_of, Program};
 
 use crate::outlets::dead_schema;
 use crate::records::Verdict;
@@ -40,6 +41,19 @@ pub(crate) fn set_aside(
         }
     }
     epoch.leave_out(&told);
+}
+
+/// The slides on which there is a verdict in epoch number `at`: their triggers are not set off.
+pub(crate) fn slides(verdicts: &[Verdict], at: u64) -> Vec<Overdue> {
+    let is_slide = |verdict: &&Verdict| {
+        verdict.from_epoch <= at && slide_of((verdict.source, verdict.offset)).is_some()
+    };
+    let slide = |Verdict { source, offset, reason, .. }: &Verdict| Overdue {
+        event: (*source, *offset),
+        call: 0,
+        reason: reason.clone(),
+    };
+    verdicts.iter().filter(is_slide).map(slide).collect()
 }
 
 /// The rows that could not be decoded, and the events that a stage could not compute, up to a cut

@@ -17,11 +17,12 @@ use tidemill_env::Env;
 use tidemill_flow::{Bad, Conductor, Deposit, Deposits, Gate, Report, Turn};
 use tidemill_table::{Changed, Table};
 use tidemill_txn::execute::{put_commands, take_commands, Executor, Outcome};
-use tidemill_txn::order::{CutInput, Epoch, Ranked, Run, Sequenced, Sequencer};
+use tidemill_txn::order::{CutInput, Epoch, Run, Sequenced, Sequencer};
 use tidemill_txn::program::{Answers, Program};
 
+use crate::aside;
 use crate::awaited::{ended, Awaited, Behind};
-use crate::calls::{self, Answer, Reply};
+use crate::calls::Reply;
 use crate::clocks;
 use crate::counts::Counts;
 use crate::deliver::{Done, Item};
@@ -42,13 +43,10 @@ use crate::workers::Workers;
 /// Bytes of rows that wait for others which are coming: some epochs of them.
 const PARKED_BYTES: usize = 8 << 20;
 
-/// Who speaks of what is tried after a death, and of the clock, among troubles.
-const CAREFUL: &str = "careful mode";
+/// Who speaks of the clock among troubles.
 const CLOCK: &str = "clock";
 /// How often a snapshot is taken where the process died in a recovery.
 const HURRIED_NS: u64 = 250_000_000;
-/// The longest sleep: whoever ends the engine does not wait longer.
-const STEP_US: u64 = 20_000;
 /// After a death an epoch has so many rows of each source at most; twice as many as the one before where that took
 /// less than the first time, in nanoseconds, and one where it took more than the second.
 const CAREFUL_ROWS_MAX: u64 = 1024;
@@ -518,91 +516,6 @@ impl Driver {
         Ok(is_last)
     }
 
-    /// Executes an epoch, one transaction at a time where that is wise.
-    fn run(
-        &mut self,
-        tables: &mut [Table],
-        at: u64,
-        epoch: &mut Epoch,
-        answers: &mut Vec<Answer>,
-    ) -> Result<Outcome> {
-        let program = self.program.clone();
-        let mut answered = |epoch: &Epoch, outcome: Result<Outcome>| {
-            let outcome = outcome?;
-            answers.extend(calls::answers(&program, epoch, &outcome));
-            Ok(outcome)
-        };
-        let Some(trial) = &mut self.trial else {
-            return answered(epoch, self.executor.run(&self.pool, tables, epoch));
-        };
-        let durable = self.shared.left();
-        self.on_their_way.retain(|(epoch, _)| *epoch > durable);
-        self.on_their_way.push_back((at, epoch.order.len() as u64));
-        if !trial.is_careful() {
-            trial.epoch(at, self.on_their_way.iter().map(|(_, count)| count).sum())?;
-            return answered(epoch, self.executor.run(&self.pool, tables, epoch));
-        }
-        let mut all: Option<Outcome> = None;
-        let (order, slides) = (std::mem::take(&mut epoch.order), std::mem::take(&mut epoch.slides));
-        // Whatever takes an event belongs together: procedures run when all others have.
-        let mut left = &order[..];
-        while let Some(first) = left.first() {
-            let (source, offset) = epoch.event(*first);
-            let is_same = |next: &&Ranked| epoch.event(**next) == (source, offset);
-            let same = left.iter().take_while(is_same).count();
-            if let Some(wait_us) = trial.waits(at, source, offset)? {
-                let (begun_ns, name) =
-                    (self.env.clock.monotonic_ns(), &program.sources[source.index()].name);
-                let what = format!(
-                    "the process ended when row {offset} of source {name} was executed: it is tried again, alone, after \
-                     {} ms, to see whether something else ends the process",
-                    wait_us / 1000
-                );
-                self.shared.troubles.tell(CAREFUL, &what);
-                let waited = || (self.env.clock.monotonic_ns() - begun_ns) / 1000;
-                while waited() < wait_us && !self.shared.stop_wanted() && !self.shared.is_over() {
-                    self.env.clock.sleep_us((wait_us - waited().min(wait_us)).clamp(1, STEP_US));
-                }
-                self.shared.troubles.clear(CAREFUL);
-            }
-            let lived_us = (self.env.clock.monotonic_ns() - self.begun_ns) / 1000;
-            trial.transaction(at, source, offset, lived_us)?;
-            epoch.order = left[..same].to_vec();
-            left = &left[same..];
-            if left.is_empty() {
-                epoch.slides.clone_from(&slides);
-            }
-            let outcome = answered(epoch, self.executor.run(&self.pool, tables, epoch))?;
-            match &mut all {
-                None => all = Some(outcome),
-                Some(all) => {
-                    all.outputs.extend(outcome.outputs);
-                    all.unstable.extend(outcome.unstable);
-                    all.overdue.extend(outcome.overdue);
-                    all.faults.extend(outcome.faults);
-                    all.aborted_slides.extend(outcome.aborted_slides);
-                    all.commands.extend(outcome.commands);
-                    for (total, count) in all.counts.iter_mut().zip(outcome.counts) {
-                        total.committed += count.committed;
-                        total.aborted += count.aborted;
-                        total.faults += count.faults;
-                    }
-                    for (handler, hash) in outcome.written {
-                        let sum = all.written.entry(handler).or_default();
-                        *sum = sum.wrapping_add(hash);
-                    }
-                    all.seq = outcome.seq;
-                }
-            }
-        }
-        (epoch.order, epoch.slides) = (order, slides);
-        trial.executed(at)?;
-        match all {
-            Some(all) => Ok(all),
-            None => self.executor.run(&self.pool, tables, epoch),
-        }
-    }
-
     /// Where sources stand at the cut that is being made, as far as that has changed.
     fn places(&mut self, recorded: Option<&Recorded>) -> Result<Vec<(SourceId, Place)>> {
         let mut changed = Vec::new();
@@ -643,7 +556,7 @@ impl Driver {
     ) -> Result<Box<Done>> {
         let Sequenced { cut, mut epoch, late, .. } = sequenced;
         let (undecoded, mut bad) = (bad.len(), bad);
-        crate::aside::set_aside(&self.verdicts, cut.epoch, &mut epoch, &mut bad);
+        aside::set_aside(&self.verdicts, cut.epoch, &mut epoch, &mut bad);
         let aside = bad[undecoded..]
             .iter()
             .map(|(source, bad)| ((*source, bad.offset), Reply::Aborted(bad.reason.clone())));
@@ -655,7 +568,8 @@ impl Driver {
         let mut state = shared.state.lock();
         state.release(shared.left());
         let overdue = recorded.as_ref().map(|recorded| recorded.record.overdue.clone());
-        self.executor.obey(overdue.unwrap_or_default());
+        let overdue = overdue.unwrap_or_else(|| aside::slides(&self.verdicts, cut.epoch));
+        self.executor.obey(overdue);
         let commands = recorded.as_ref().and_then(|recorded| recorded.record.commands.as_ref());
         let commands = commands.map(|bytes| take_commands(&self.program, bytes)).transpose()?;
         // Where something else may come of it, what it sets off then is not in the log.
@@ -694,11 +608,11 @@ impl Driver {
         let noted = shared.followed.lock().note(&state.tables, self.settings.tail_rows);
         shared.recent.note(cut.epoch, epoch.order.len(), ns, self.executor.ran());
         state.executed(&cut, outcome.seq);
-        let dead = crate::aside::dead(&self.program, &self.failed, &cut.offsets, bad);
+        let dead = aside::dead(&self.program, &self.failed, &cut.offsets, bad);
         let dead_rows = dead.iter().map(|(_, batch)| batch.len()).sum();
         self.counts.add(&self.program, &epoch, &outcome, &late, undecoded, dead_rows);
         events.extend(dead);
-        events.extend(crate::aside::late(&self.program, late));
+        events.extend(aside::late(&self.program, late));
         let (seq, written) = (outcome.seq, outcome.written.clone());
         let overdue = outcome.overdue.clone();
         let (faults, aborted_slides) = (outcome.faults.clone(), outcome.aborted_slides.clone());

@@ -39,7 +39,7 @@ pub(crate) fn stops(program: &Program, faults: &[Faulted]) -> Option<Error> {
     let error = Error::program(format!(
         "function {} failed on {}: {what}",
         program.handlers[fault.handler].name,
-        event(program, fault),
+        program.event_named(fault.event),
     ))
     .help(
         "nothing of this event is committed: mend the function and start again, and the run goes \
@@ -58,17 +58,6 @@ pub(crate) fn tell_slides(life: &Life, program: &Program, slides: &[AbortedSlide
         let (what, at) = abort.parts();
         let slide = json!({"window": window, "ends": ends_us, "what": what, "line": at});
         life.tell("slide aborted", slide);
-    }
-}
-
-/// What a function failed on, in words.
-fn event(program: &Program, fault: &Faulted) -> String {
-    match slide_of(fault.event) {
-        Some((window, ends_us)) => {
-            let window = &program.windows[window.index()].name;
-            format!("the slide of window {window} that ended at {ends_us}")
-        }
-        None => format!("row {} of source {}", fault.event.1, source(program, fault)),
     }
 }
 

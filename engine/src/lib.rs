@@ -40,6 +40,7 @@ mod ask;
 mod awaited;
 mod begins;
 mod calls;
+mod careful;
 mod carry;
 mod changes;
 mod clients;

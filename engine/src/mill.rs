@@ -13,6 +13,7 @@ use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Groups, Sequencer};
+use tidemill_txn::program::{slide_of, Program};
 
 use crate::apart;
 use crate::awaited::Awaited;
@@ -51,26 +52,29 @@ const LOOK_US: u64 = 1_000_000;
 /// How long an idle worker parks at most.
 const PARK_US: u64 = 1_000;
 
-/// The verdict on an input that has killed the process too often.
+/// The verdict on an input, or a slide of a window, that has killed the process too often.
 ///
 /// # Errors
 /// When it was executed before and answered for: leaving it out would change that.
-fn judge(suspect: &Suspect, last_epoch: u64, sources: &[String]) -> Result<Verdict> {
-    let Suspect { source, offset, deaths, epoch } = *suspect;
-    let name = sources.get(source.index()).map_or("", String::as_str);
+fn judge(suspect: &Suspect, last_epoch: u64, program: &Program) -> Result<Verdict> {
+    let Suspect { event: (source, offset), deaths, epoch } = *suspect;
     if epoch <= last_epoch {
+        let what = program.event_named((source, offset));
         return Err(Error::internal(format!(
-            "row {offset} of source {name} ends the process when it is executed again ({deaths} \
-             times now); it was executed in epoch {epoch} before, and answered for"
+            "{what} ends the process when it is executed again ({deaths} times now); it was executed in epoch {epoch} \
+             before, and answered for"
         ))
         .help(
             "look for what differs now: memory, versions of libraries, the machine; then start \
              again, or restore a backup",
         ));
     }
-    let reason = format!(
-        "it ended the process {deaths} times, each time alone; tidemill dlq replay sends it again"
-    );
+    let reason = match slide_of((source, offset)) {
+        Some(_) => format!("it ended the process {deaths} times, each time alone"),
+        None => format!(
+            "it ended the process {deaths} times, each time alone; tidemill dlq replay sends it again"
+        ),
+    };
     Ok(Verdict { source, offset, from_epoch: last_epoch + 1, reason })
 }
 
@@ -269,9 +273,7 @@ impl Mill {
         let (mut replay, mut verdicts, mut snapshots) = Default::default();
         let (mut dir, mut site) = (None, None);
         let mut trial = None;
-        let program_names: Vec<String> =
-            program.sources.iter().map(|source| source.name.to_string()).collect();
-        if let Some(Opening { dir: held, recovered, fingerprint, program, .. }) = durable {
+        if let Some(Opening { dir: held, recovered, fingerprint, program: text, .. }) = durable {
             site = Some((held.site(), fingerprint));
             if settings.durable == Durable::LogAndSnapshots {
                 let keeper = Keeper::start(
@@ -280,7 +282,7 @@ impl Mill {
                     recovered.store,
                     held.app,
                     fingerprint,
-                    program,
+                    text,
                 )?;
                 delivery.keeper = Some(keeper);
                 snapshots = Some(SnapshotPlan {
@@ -299,14 +301,24 @@ impl Mill {
             let (mut tried, suspect) = Trial::open(&env.disk, &held.path)?;
             let last = replay.back().map_or(epoch, |r: &Recorded| r.record.cut.epoch);
             let limit = settings.poison_after;
-            if let Some((source, offset)) = tried.spared {
-                let source = program_names.get(source.index());
+            if let Some(event) = tried.spared {
                 let what =
                     "the process ended while nothing was executed: something else has ended it";
-                shared.life.tell("spared", json!({"source": source, "row": offset, "what": what}));
+                let mut said = match slide_of(event) {
+                    Some((window, end)) => {
+                        let window = program.windows.get(window.index()).map(|of| &*of.name);
+                        json!({"window": window, "ends": end})
+                    }
+                    None => {
+                        let source = program.sources.get(event.0.index()).map(|of| &*of.name);
+                        json!({"source": source, "row": event.1})
+                    }
+                };
+                said["what"] = what.into();
+                shared.life.tell("spared", said);
             }
             if let Some(suspect) = suspect.filter(|suspect| suspect.deaths >= limit) {
-                let verdict = judge(&suspect, last, &program_names).or_else(|error| {
+                let verdict = judge(&suspect, last, &program).or_else(|error| {
                     // Said once: whoever starts again means to try, and may have been killed by
                     // something else.
                     tried.forget(&suspect)?;

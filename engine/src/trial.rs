@@ -1,11 +1,11 @@
-//! Inputs that kill the process. What is being executed is noted in the data directory before it is,
+//! Inputs that kill the process, and slides of windows that do. What is being executed is noted in the data directory before it is,
 //! so that the next start knows what to be careful with.
 //!
 //! The note is the file `trial`, written but not synced: it must survive the death of the process,
 //! not of the machine. Normally it says how many transactions are on their way, epoch by epoch.
 //! After a death the next run executes so many, and some more, one at a time, and notes each before.
 //! Should the process die again, one is known by name; when that has happened often enough, a
-//! verdict is logged, and the event goes to the dead-letter stream instead.
+//! verdict is logged, and the event goes to the dead-letter stream instead; of a slide the triggers are not set off.
 //!
 //! Whoever kills from outside kills while something is executed, too, and when that is slow always the same. So only such
 //! deaths count of which nothing else can be the reason: before an event is tried again at which the process has died, the
@@ -26,6 +26,7 @@ use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64, take_u8};
 use tidemill_core::{Error, Result, SourceId};
 use tidemill_env::Disk;
+use tidemill_txn::program::slide_of;
 
 use crate::patient::is_full;
 
@@ -124,8 +125,8 @@ pub(crate) struct Trial {
 
 /// What the last run died of, as far as that is known.
 pub(crate) struct Suspect {
-    pub(crate) source: SourceId,
-    pub(crate) offset: u64,
+    /// What was executed alone: a row of a source, or a [slide](tidemill_txn::program::slide_of).
+    pub(crate) event: (SourceId, u64),
     pub(crate) deaths: u32,
     pub(crate) epoch: u64,
 }
@@ -166,7 +167,8 @@ impl Trial {
         let count = deaths.entry(name).or_default();
         *count += 1;
         trial.wait = Some(((source, offset), note.lived_us.min(WAIT_US_MAX)));
-        let suspect = Suspect { source, offset, deaths: *count, epoch: note.epoch };
+        let event = (source, offset);
+        let suspect = Suspect { event, deaths: *count, epoch: note.epoch };
         let text = serde_json::to_vec(&deaths).expect("counts are JSON");
         match trial.replace("deaths", &text) {
             // A start needs no room. This death is not counted by the next one.
@@ -180,7 +182,7 @@ impl Trial {
     pub(crate) fn forget(&self, suspect: &Suspect) -> Result<()> {
         let deaths = self.read("deaths")?.unwrap_or_default();
         let mut deaths: Deaths = serde_json::from_slice(&deaths).unwrap_or_default();
-        deaths.remove(&format!("{}:{}", suspect.source.0, suspect.offset));
+        deaths.remove(&format!("{}:{}", suspect.event.0 .0, suspect.event.1));
         let text = serde_json::to_vec(&deaths).expect("counts are JSON");
         self.replace("deaths", &text).map_err(|e| self.io(&e))
     }
@@ -221,31 +223,28 @@ impl Trial {
 
     /// For how long nothing is done before an event is tried again, if the last process died at it. Whoever dies
     /// meanwhile has not died of it.
-    pub(crate) fn waits(
-        &mut self,
-        epoch: u64,
-        source: SourceId,
-        offset: u64,
-    ) -> Result<Option<u64>> {
-        let Some((_, wait_us)) = self.wait.take_if(|(event, _)| *event == (source, offset)) else {
+    pub(crate) fn waits(&mut self, epoch: u64, event: (SourceId, u64)) -> Result<Option<u64>> {
+        let Some((_, wait_us)) = self.wait.take_if(|(of, _)| *of == event) else {
             return Ok(None);
         };
-        let (event, transactions) = (Some((source, offset)), self.careful_from);
-        self.note(Note { waits: true, ..self.of(epoch, event, transactions) })?;
+        let transactions = self.careful_from;
+        self.note(Note { waits: true, ..self.of(epoch, Some(event), transactions) })?;
         Ok(Some(wait_us))
     }
 
-    /// One transaction is about to be executed, by a process that has lived for so long.
+    /// One transaction is about to be executed, by a process that has lived for so long. Slides do not count among
+    /// those that are executed alone: how many came before a death is not known.
     pub(crate) fn transaction(
         &mut self,
         epoch: u64,
-        source: SourceId,
-        offset: u64,
+        event: (SourceId, u64),
         lived_us: u64,
     ) -> Result<()> {
-        self.careful = self.careful.saturating_sub(1);
-        let (event, transactions) = (Some((source, offset)), self.careful_from);
-        self.note(Note { lived_us, ..self.of(epoch, event, transactions) })
+        if slide_of(event).is_none() {
+            self.careful = self.careful.saturating_sub(1);
+        }
+        let transactions = self.careful_from;
+        self.note(Note { lived_us, ..self.of(epoch, Some(event), transactions) })
     }
 
     /// The transactions of an epoch that were executed one at a time are done: whoever dies now has
@@ -294,24 +293,24 @@ mod tests {
             let (trial, suspect) = Trial::open(&disk, dir).unwrap();
             (trial, suspect.map(|s| s.deaths))
         };
-        open().0.transaction(1, SourceId(0), 7, 5).unwrap();
+        open().0.transaction(1, (SourceId(0), 7), 5).unwrap();
         assert_eq!(open().1, Some(1));
         assert_eq!(open().1, None, "nothing was executed by the run before");
         let (mut trial, _) = open();
         assert!(trial.is_careful());
-        trial.transaction(1, SourceId(0), 7, 5).unwrap();
+        trial.transaction(1, (SourceId(0), 7), 5).unwrap();
         trial.executed(1).unwrap();
         let (mut trial, deaths) = open();
         assert_eq!(deaths, None);
-        trial.transaction(1, SourceId(0), 7, 5).unwrap();
+        trial.transaction(1, (SourceId(0), 7), 5).unwrap();
         let (trial, suspect) = Trial::open(&disk, dir).unwrap();
         let suspect = suspect.unwrap();
         assert_eq!(suspect.deaths, 2);
         trial.forget(&suspect).unwrap();
-        open().0.transaction(1, SourceId(0), 7, 5).unwrap();
+        open().0.transaction(1, (SourceId(0), 7), 5).unwrap();
         assert_eq!(open().1, Some(1), "counted anew");
-        open().0.transaction(1, SourceId(0), 8, 5).unwrap();
-        open().0.transaction(1, SourceId(0), 7, 5).unwrap();
+        open().0.transaction(1, (SourceId(0), 8), 5).unwrap();
+        open().0.transaction(1, (SourceId(0), 7), 5).unwrap();
         assert_eq!(open().1, Some(1), "in a row only");
     }
 
@@ -322,13 +321,13 @@ mod tests {
         disk.create_dir_all(dir).unwrap();
         let open = || Trial::open(&disk, dir).unwrap();
         for lived_us in [300, 1 << 40] {
-            open().0.transaction(1, SourceId(0), 7, lived_us).unwrap();
+            open().0.transaction(1, (SourceId(0), 7), lived_us).unwrap();
             let (mut trial, suspect) = open();
             assert_eq!(suspect.map(|s| s.deaths), Some(1));
-            assert_eq!(trial.waits(1, SourceId(0), 6).unwrap(), None);
-            let wait_us = trial.waits(1, SourceId(0), 7).unwrap();
+            assert_eq!(trial.waits(1, (SourceId(0), 6)).unwrap(), None);
+            let wait_us = trial.waits(1, (SourceId(0), 7)).unwrap();
             assert_eq!(wait_us, Some(lived_us.min(WAIT_US_MAX)));
-            assert_eq!(trial.waits(1, SourceId(0), 7).unwrap(), None, "once");
+            assert_eq!(trial.waits(1, (SourceId(0), 7)).unwrap(), None, "once");
             let (trial, suspect) = open();
             assert_eq!((trial.spared, suspect.is_none()), (Some((SourceId(0), 7)), true));
         }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -256,3 +259,71 @@ def test_a_window_slides_so_often_for_a_row_at_most() -> None:
             app.window("too often", time=size, slide=slide, n=int)
     with pytest.raises(tm.ProgramError, match="100001 times; at most 100000"):
         app.window("too often", n=int, time="1d", slide="863999us")
+
+
+KILLS = """
+import os, sys
+import tidemill as tm
+
+app = tm.App("kills")
+pings = app.stream("pings", time="at", at=int)
+seen = app.table("seen", key=["w", "end"], w=str, end=int, n=int)
+
+
+def watched(name, kills):
+    window = app.window(name, time=60, at=int)
+
+    @app.trigger(window, name=f"see_{name}")
+    def see(tx, slide):
+        seen.upsert(w=name, end=slide.end, n=slide.rows)
+        if kills and slide.end == 120:
+            if "abort" in sys.argv:
+                tx.require(False, "no more")
+            os._exit(7)
+
+    return window
+
+
+windows = [watched("first", False), watched("second", True)]
+
+
+@app.procedure(pings, owns=windows)
+def follow(tx, pings):
+    for ping in pings:
+        for window in windows:
+            window.insert(at=ping.at)
+
+
+with app.start(data_dir=sys.argv[1], recovery=sys.argv[2], log_to="life") as mill:
+    mill.send(pings, [{"at": at} for at in range(0, 300, 7)][mill.sent(pings) :])
+    mill.finish()
+    summary = mill.summary()
+    print(summary["state_hash"], [row["reason"] for row in summary["reasons"]])
+"""
+
+
+@pytest.mark.parametrize("recovery", ["weak", "strong"])
+def test_a_slide_that_ends_the_process_is_one_without_its_triggers(
+    recovery: str, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(KILLS)
+
+    def run(*args: str) -> tuple[int, str]:
+        command = [sys.executable, "app.py", *args]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout.strip() or done.stderr
+
+    code, wanted = run("aborts", recovery, "abort")
+    assert (code, wanted[32:]) == (0, " ['no more']")
+    said = [run("dies", recovery) for _ in range(5)]
+    assert [code for code, _ in said] == [7, 7, 7, 7, 0], said
+    reason = "it ended the process 3 times, each time alone"
+    assert said[-1][1] == f"{wanted[:32]} ['{reason}']"
+    aborted = [json.loads(line) for line in (tmp_path / "life").read_text().splitlines()]
+    aborted = [line for line in aborted if line["event"] == "slide aborted"]
+    assert [(line["window"], line["ends"], line["what"]) for line in aborted] == [
+        ("second", 120, "no more"),
+        ("second", 120, reason),
+    ]
+    # What was decided is recorded: another start comes to the same.
+    assert run("dies", recovery)[1] == said[-1][1]

@@ -174,13 +174,13 @@ pub(crate) fn note(serial: &mut Serial, out: &mut Sink, command: impl FnOnce() -
                 Who::Turn(turn) => serial.codes.turns.all[turn].procedures[0],
                 Who::Window(window) => program.windows[window].owner.index(),
             };
-            let (source, offset) = (command.event.0, command.event.1 & !ADMITTED);
-            let source = program.sources.get(source.index()).map_or("", |s| &*s.name);
-            serial.commands.differs = Some(format!(
-                "{} came to something else when it was executed again, on row {offset} of source \
-                 {source}",
-                program.handlers[handler].name
-            ));
+            let at = match firing::slide_of(command.event) {
+                Some(_) => program.event_named(command.event),
+                None => program.event_named((command.event.0, command.event.1 & !ADMITTED)),
+            };
+            let name = &program.handlers[handler].name;
+            serial.commands.differs =
+                Some(format!("{name} came to something else when it was executed again, on {at}"));
         }
     } else if serial.commands.logs {
         out.commands.push(command());

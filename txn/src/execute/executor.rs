@@ -16,11 +16,12 @@ use super::lists::Lists;
 use super::rounds::Rounds;
 use super::sample::Sample;
 use super::serial::{Outcome, Overdue, Serial, Sink};
+use super::slide;
 use super::timing::Timing;
 use super::work::{Budget, Ledger, TIMES};
 use crate::order::{Epoch, Lane, Section};
 use crate::pool::{Alone, Pool};
-use crate::program::Program;
+use crate::program::{Program, Until, WindowId};
 use crate::schedule::{slower, Arm, Choice, Chooser, Expected, Properties, Strategy, Took};
 
 /// How an epoch was executed.
@@ -202,6 +203,31 @@ impl Executor {
     /// Whether time will end a window that has rows.
     pub fn is_open(&self, tables: &[Table]) -> bool {
         self.serial.is_open(tables)
+    }
+
+    /// The next slide of a group's windows that is due; none either where an epoch is what commands say.
+    pub fn due_slide(
+        &self,
+        tables: &[Table],
+        group: usize,
+        until: Until,
+    ) -> Option<(WindowId, i64)> {
+        match self.serial.commands.are_followed() {
+            true => None,
+            false => self.serial.due_slide(tables, group, until),
+        }
+    }
+
+    /// Executes one slide in an epoch, and all that it sets off, and nothing else of it.
+    pub fn slide(
+        &mut self,
+        tables: &mut [Table],
+        epoch: &Epoch,
+        (window, edge): (WindowId, i64),
+    ) -> Outcome {
+        let mut out = self.serial.sink();
+        slide::run(&mut self.serial, tables, epoch, &mut out, window, edge);
+        self.serial.finish(&Alone, epoch, out)
     }
 
     /// How each handler is executed.

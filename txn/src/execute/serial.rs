@@ -457,6 +457,16 @@ impl Serial {
         self.timed.iter().any(|windows| first(windows).is_some())
     }
 
+    /// The next slide of a group's windows that is due.
+    pub(crate) fn due_slide(
+        &self,
+        tables: &[Table],
+        group: usize,
+        until: Until,
+    ) -> Option<(WindowId, i64)> {
+        self.next_slide(tables, &self.timed[group], until)
+    }
+
     fn next_slide(
         &self,
         tables: &[Table],
@@ -632,7 +642,7 @@ impl Sink {
     /// The event of the transaction at `root`; of a slide what tells it from all others.
     pub(super) fn event_at(&self, epoch: &Epoch, root: u32) -> (SourceId, u64) {
         match self.fired {
-            Some((window, edge, _)) if root == NO_ROOT => firing::event(window, edge),
+            Some((window, edge, _)) if root == NO_ROOT => firing::event_of_slide(window, edge),
             _ => epoch.event(epoch.order[root as usize]),
         }
     }
@@ -640,7 +650,7 @@ impl Sink {
     /// As [`Epoch::round`], of the transaction at `root`.
     pub(super) fn round_at(&self, epoch: &Epoch, root: u32) -> (SourceId, u64) {
         match self.fired {
-            Some((window, edge, _)) if root == NO_ROOT => firing::event(window, edge),
+            Some((window, edge, _)) if root == NO_ROOT => firing::event_of_slide(window, edge),
             _ => epoch.round(epoch.order[root as usize]),
         }
     }

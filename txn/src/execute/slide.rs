@@ -26,7 +26,7 @@ pub(super) fn run(
     out.derived.push(DerivedEvent::Fired(window, edge));
     let cause = out.derived.len() as u32;
     out.fired = Some((window, edge, cause));
-    let (event, stamp) = (firing::event(window, edge), firing::stamp(window, edge));
+    let (event, stamp) = (firing::event_of_slide(window, edge), firing::stamp(window, edge));
     let moment = Moment::at(epoch, stamp.clone(), owner);
     let perform = |tables: &dyn Rows, is_quiet: bool| -> Result<Effects, Abort> {
         let mut tx = General::new(&program, tables, owner, &moment);

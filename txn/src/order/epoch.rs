@@ -292,6 +292,11 @@ impl Epoch {
         run.admitted.map_or(run.times[ranked.row as usize], |(at, _)| at.time_us)
     }
 
+    /// The stream of a transaction's event.
+    pub fn stream(&self, ranked: Ranked) -> StreamId {
+        self.runs[self.lanes[ranked.lane as usize].run as usize].stream
+    }
+
     /// A transaction's input event: its source, and its row there.
     pub fn event(&self, ranked: Ranked) -> (SourceId, u64) {
         let run = &self.runs[self.lanes[ranked.lane as usize].run as usize];

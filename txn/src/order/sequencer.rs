@@ -185,6 +185,11 @@ impl Sequencer {
         Ok(sequencer)
     }
 
+    /// Which streams share a watermark.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
     /// Bytes of events that wait for their watermark.
     pub fn parked_bytes(&self) -> usize {
         self.parked.iter().map(|r| r.batch.bytes() + r.offsets.len() * 16).sum()

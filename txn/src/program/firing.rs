@@ -27,7 +27,7 @@ pub enum Until {
 const SOURCES: u32 = 1 << 31;
 
 /// What tells a firing from all others: a source and an offset, as events have.
-pub(crate) fn event(window: WindowId, edge: i64) -> (SourceId, u64) {
+pub fn event_of_slide(window: WindowId, edge: i64) -> (SourceId, u64) {
     (SourceId(SOURCES + u32::from(window.0)), edge.cast_unsigned())
 }
 
@@ -39,7 +39,7 @@ pub fn slide_of((source, offset): (SourceId, u64)) -> Option<(WindowId, i64)> {
 
 /// The stamp of a firing: just before all events of its time.
 pub(crate) fn stamp(window: WindowId, edge: i64) -> Stamp {
-    let (source, offset) = event(window, edge);
+    let (source, offset) = event_of_slide(window, edge);
     let at = Position { time_us: edge, source: SourceId(0), offset: 0 };
     Stamp::admitted(at, Admission { epoch: 0, source, offset })
 }
@@ -82,6 +82,20 @@ pub(crate) fn due<E>(
 }
 
 impl Program {
+    /// How people call an event: a row of a source, or a slide of a window.
+    pub fn event_named(&self, (source, offset): (SourceId, u64)) -> String {
+        match slide_of((source, offset)) {
+            Some((window, edge)) => {
+                let name = self.windows.get(window.index()).map_or("", |window| &window.name);
+                format!("the slide of window {name} that ended at {edge}")
+            }
+            None => {
+                let name = self.sources.get(source.index()).map_or("", |source| &source.name);
+                format!("row {offset} of source {name}")
+            }
+        }
+    }
+
     /// The windows by time whose owners take what comes of streams of each group.
     pub fn timed_windows(&self, groups: &crate::order::Groups) -> Vec<Vec<WindowId>> {
         let mut of = vec![Vec::new(); groups.len];

@@ -32,7 +32,7 @@ pub use crate::execute::NativeTx;
 pub use answers::{Answers, Ask, Asked};
 pub use build::{Builder, HandlerBuilder, RowHandle};
 pub use expr::{evaluate, Block, Expr, ExprId, Node, Scope};
-pub use firing::{slide_of, Until};
+pub use firing::{event_of_slide, slide_of, Until};
 pub use footprint::{Access, Footprint, RowUse};
 pub use groups::GroupAggregate;
 pub(crate) use handler::NativeBody;
