@@ -45,6 +45,7 @@ mod rows;
 mod seats;
 mod sent;
 mod server;
+mod targets;
 mod tls;
 
 pub use access::digest;

@@ -15,7 +15,10 @@ use crate::face::{Counted, Face};
 use crate::refusal::Refusal;
 use crate::routes::HEALTH;
 use crate::seats::Seat;
+use crate::targets::Fragment;
 
+/// The last port.
+const PORT_MAX: u32 = 65_535;
 /// Headers that say one thing.
 const SINGLE: [HeaderName; 5] = [
     header::AUTHORIZATION,
@@ -72,6 +75,10 @@ pub(crate) fn check<B>(request: &Request<B>) -> Result<(), Refusal> {
         }
     }
     let uri = request.uri();
+    if request.extensions().get::<Fragment>().is_some() {
+        let help = "leave out what begins with #: it is for whoever shows the answer";
+        return Err(Refusal::wrong("the address has a fragment", help));
+    }
     for (part, text) in [("path", uri.path()), ("query", uri.query().unwrap_or_default())] {
         escapes(text).map_err(|why| {
             let help = "write each byte of UTF-8 that is no letter or digit as % and two \
@@ -101,8 +108,12 @@ fn host<B>(request: &Request<B>) -> Result<(), Refusal> {
         return Ok(());
     }
     let host = host.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
-    let Some(host) = host.filter(|host| !host.host().is_empty() && !host.as_str().contains('@'))
-    else {
+    let is_one = |host: &Authority| {
+        let port = host.as_str().strip_prefix(host.host());
+        !host.host().is_empty()
+            && port.is_some_and(|port| port.is_empty() || is_port(port.as_bytes()))
+    };
+    let Some(host) = host.filter(is_one) else {
         return Err(Refusal::wrong("the header Host is no name or address", help));
     };
     match request.uri().authority() {
@@ -119,9 +130,18 @@ fn is_plain(host: &[u8]) -> bool {
     let end = host.iter().position(|byte| *byte == b':').unwrap_or(host.len());
     let (name, port) = host.split_at(end);
     let is_of_name = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
-    let is_port = port.is_empty()
-        || (2..=6).contains(&port.len()) && port[1..].iter().all(u8::is_ascii_digit);
-    !name.is_empty() && name.iter().all(is_of_name) && is_port
+    let has_port = port.len() > 1 && is_port(port);
+    !name.is_empty() && name.iter().all(is_of_name) && (port.is_empty() || has_port)
+}
+
+/// Whether it is a colon with the number of a port, or without one.
+fn is_port(text: &[u8]) -> bool {
+    let Some((b':', digits)) = text.split_first() else { return false };
+    let add = |port: u32, digit: &u8| match digit {
+        b'0'..=b'9' => Some(port * 10 + u32::from(digit - b'0')).filter(|port| *port <= PORT_MAX),
+        _ => None,
+    };
+    digits.iter().try_fold(0, add).is_some()
 }
 
 /// Whether all that is escaped is, and comes to UTF-8.
@@ -154,12 +174,16 @@ mod tests {
 
     #[test]
     fn what_is_plain_is_a_host() {
-        for plain in ["localhost", "127.0.0.1:8080", "a.b-c:1"] {
+        for plain in ["localhost", "127.0.0.1:8080", "a.b-c:1", "a:65535", "a:000080"] {
             assert!(is_plain(plain.as_bytes()) && plain.parse::<Authority>().is_ok(), "{plain}");
         }
-        for other in ["", ":80", "a:", "a:b", "[::1]:80", "a@b", "a/b", "a:1:2", "a:123456", "é"] {
+        for other in ["", ":80", "a:", "a:b", "[::1]:80", "a@b", "a/b", "a:1:2", "a:65536", "é"] {
             assert!(!is_plain(other.as_bytes()), "{other}");
         }
+        for none in ["", "80", ":a", ":+1", ":-1", ":65536", ":99999999999999999999", "::1"] {
+            assert!(!is_port(none.as_bytes()), "{none}");
+        }
+        assert!(is_port(b":") && is_port(b":0"));
     }
 
     #[test]

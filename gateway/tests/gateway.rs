@@ -499,6 +499,47 @@ fn requests_have_one_meaning() {
     app.stop();
 }
 
+/// Ports and targets are what they are for those who are known, too.
+#[test]
+fn hosts_have_ports_and_targets_have_no_fragments() {
+    let app = App::start(settings());
+    let known = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let call = "POST /call/add HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+                Content-Length: 19\r\n\r\n{\"id\":1,\"note\":\"#\"}";
+    // Nobody is known by asking for this.
+    let health = "GET /health HTTP/1.1\r\nHost: localhost\r\nNote: #\r\n\r\n";
+    for before in ["", known, health, call] {
+        let begun = usize::from(!before.is_empty());
+        let ask = |target: &str, host: &str| {
+            let head = "Connection: close\r\n\r\n";
+            app.raw(format!("{before}GET {target} HTTP/1.1\r\nHost: {host}\r\n{head}").as_bytes())
+        };
+        for (target, host, words) in [
+            ("/metrics", "localhost:abc", "no name or address"),
+            ("/metrics", "localhost:65536", "no name or address"),
+            ("/metrics", "localhost:99999", "no name or address"),
+            ("/metrics", "localhost:+80", "no name or address"),
+            ("/metrics", "[::1]:99999", "no name or address"),
+            ("http://localhost:abc/metrics", "localhost:abc", "no name or address"),
+            ("/metrics#now", "localhost", "has a fragment"),
+            ("/metrics#", "localhost", "has a fragment"),
+            ("/tables/accounts/rows?key=1#x", "localhost", "has a fragment"),
+            ("http://localhost/metrics#x", "localhost", "has a fragment"),
+            ("/health#x", "localhost", "has a fragment"),
+        ] {
+            let answer = ask(target, host);
+            assert_eq!(answer.matches("HTTP/1.1 ").count(), begun + 1, "{answer}");
+            assert_eq!(answer.matches("HTTP/1.1 400 ").count(), 1, "{before}{target}: {answer}");
+            assert!(answer.contains(words), "{before}{target} {host}: {answer}");
+        }
+        for host in ["localhost", "localhost:", "localhost:65535", "[::1]", "[::1]:0"] {
+            let answer = ask("/metrics", host);
+            assert_eq!(answer.matches("HTTP/1.1 200 ").count(), begun + 1, "{host}: {answer}");
+        }
+    }
+    app.stop();
+}
+
 /// Who is refused before the body has been read asks on, on the same connection, or is told that it is
 /// closed.
 #[test]
